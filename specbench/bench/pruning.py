@@ -22,7 +22,7 @@ from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode
 from specbench.models.library_errors import EXPECTED_ERRORS
-from specbench.records import NO_DRAFTER, BlockRecord, Condition
+from specbench.records import NO_DRAFTER, BlockRecord, Condition, lengths
 from specbench.runs import RunStore
 from specbench.stats.intervals import interval, speedup_ratio
 from specbench.stats.spread import MIN_UNITS
@@ -134,8 +134,8 @@ class BudgetPruner:
         first = [cell for group in groups for cell in _spread(group, max(each, 1))]
         later = frozenset(c.key.id for group in groups for c in group if c not in first)
         if later and each >= 1:
-            text = f"within the budget: {MIN_UNITS} prompts without speculation (K = 0) and at "
-            text += f"{_names(first)} first; K next to the best follow if time is left"
+            text = f"the budget fits {MIN_UNITS} prompts at K = 0 and {_names(first)}; "
+            text += "K next to the best follow if time is left"
             self._info(block, text)
         elif each < 1:
             needed_s = cell_s * MIN_UNITS * (num_unpruned + len(groups)) / self._share(block)
@@ -276,7 +276,7 @@ def _is_slower(cell: CellData) -> bool:
 
 
 def _names(cells: Collection[Cell]) -> str:
-    return "; ".join(
-        f"{group[0].key.source} K={', '.join(cell.key.draft.length.label for cell in group)}"
+    return " and ".join(
+        f"{group[0].key.source} K={lengths(cell.key.draft.length for cell in group)}"
         for group in _groups(cells)
     )

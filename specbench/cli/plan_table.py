@@ -20,8 +20,7 @@ from specbench.cli.hardware import this_machine
 from specbench.cli.preflight import planned_setups, setup_of
 from specbench.fit.demand import demand, gib
 from specbench.fit.memory_plan import DeploymentSpec
-from specbench.records import CellPlan, Length, ServerRecord
-from specbench.report.numbers import lengths
+from specbench.records import CellPlan, Length, ServerRecord, lengths
 from specbench.settings import RunSettings
 
 if TYPE_CHECKING:

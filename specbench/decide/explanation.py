@@ -9,7 +9,7 @@ from typing import Literal
 
 from specbench.methods import METHODS
 from specbench.metrics.registry import number_of
-from specbench.records import CellSummary, Interval
+from specbench.records import CellSummary, Interval, Length, lengths
 from specbench.stats.crossed import MIN_CYCLES
 from specbench.stats.rounds import break_even_acceptance
 from specbench.stats.spread import MIN_UNITS, UPPER, student_t
@@ -185,11 +185,11 @@ def reasons_for(
         facts += why(confirmed or leader, is_synthetic=is_synthetic)
         facts += standing
         facts += _evidence(leader, confirmed)
-    facts += (
-        f"{k_text(cell)} excluded: {'; '.join(cell.invalid_reasons)}"
-        for cell in cells
-        if not cell.valid
-    )
+    excluded: dict[str, list[Length]] = {}
+    for cell in cells:
+        if not cell.valid:
+            excluded.setdefault("; ".join(cell.invalid_reasons), []).append(cell.key.draft.length)
+    facts += (f"excluded: K = {lengths(ks)}: {reason}" for reason, ks in excluded.items())
     return tuple(facts)
 
 

@@ -18,7 +18,7 @@ from specbench.decide.explanation import (
     what_would_narrow,
 )
 from specbench.metrics.registry import number_of
-from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval
+from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval, lengths
 from specbench.stats.spread import MIN_UNITS
 
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
@@ -202,12 +202,12 @@ def _standing(choice: LeadingCell) -> Iterator[str]:
     leader, usable = choice.leader, [cell for cell in choice.cells if _is_usable(cell)]
     if leader is None or len(usable) < 2:
         return
-    tried = ", ".join(cell.key.draft.length.label for cell in usable)
+    tried = lengths(cell.key.draft.length for cell in usable)
     judged = deciding(choice.cells)
     if choice.to_confirm is not None:
         yield f"exploration phase: {k_text(leader)} had the highest lower bound of K = {tried}"
         if pruned := [cell for cell in usable if cell not in judged]:
-            left = ", ".join(cell.key.draft.length.label for cell in pruned)
+            left = lengths(cell.key.draft.length for cell in pruned)
             yield f"not measured: K = {left} (dropped before it had an interval)"
         return
     lost = [
@@ -215,7 +215,7 @@ def _standing(choice: LeadingCell) -> Iterator[str]:
     ]
     is_open = judge(leader.speedup) is not SpeedupVerdict.GAINS_NOTHING
     if is_open and any(_estimate(cell) > _estimate(leader) for cell in lost):
-        shown = ", ".join(cell.key.draft.length.label for cell in lost)
+        shown = lengths(cell.key.draft.length for cell in lost)
         yield f"undecided: {k_text(leader)} looks best so far"
         yield f"no speedup: K = {shown}"
     else:

@@ -203,8 +203,7 @@ def _too_few_rounds(cell: CellData) -> Iterator[str]:
         # The rounds that the tokens of a check would have taken at least.
         spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
         if known + spared < MIN_ROUNDS:
-            checks = f" and predicted-output checks replacing {spared}" if spared else ""
-            yield f"{known} rounds{checks}, fewer than {MIN_ROUNDS}"
+            yield f"fewer than {MIN_ROUNDS} rounds"
 
 
 def _throttled_servers(cell: CellData) -> Iterator[str]:

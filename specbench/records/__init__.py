@@ -23,6 +23,8 @@ from specbench.records.keys import (
     DraftConfig,
     Fixed,
     Length,
+    lengths,
+    ranges,
 )
 from specbench.records.lossy import SIMULATED, LossyRule, acceptance_rule
 from specbench.records.measured import (
@@ -131,5 +133,7 @@ __all__ = [
     "acceptance_rule",
     "chosen_threads",
     "ids_sha256",
+    "lengths",
     "no_template",
+    "ranges",
 ]

@@ -5,7 +5,7 @@ are compared share their condition. A new axis is a field of `Condition` or `Dra
 row of AXES: ids, files, columns, `check --allow-different` and sentences follow from it.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -58,6 +58,25 @@ class Auto:
 
 
 Length = Fixed | Auto
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers with consecutive ones joined: 1, 3..5, 8."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+
+
+def lengths(all_lengths: Iterable[Length]) -> str:
+    """Draft lengths, each once: `0..4, 8, auto`."""
+    ordered = sorted(set(all_lengths), key=lambda length: length.order)
+    fixed = ranges([length.most for length in ordered if isinstance(length, Fixed)])
+    adaptive = (length.label for length in ordered if not isinstance(length, Fixed))
+    return ", ".join(filter(None, dict.fromkeys((fixed, *adaptive))))
 
 
 REQUIRED = object()  # the default of an axis that every file has

@@ -113,7 +113,7 @@ def has_undecided(document: Document) -> bool:
 
 
 def answer_lines(document: Document) -> list[str]:
-    """A sentence per question; below it, indented, the drafters that it does not quote.
+    """A sentence per setting; below it, indented, the drafters that it does not quote.
 
     `code: K=6, 1.90x faster [1.80, 2.00]` with one drafter; with several the sentence names
     the best of them: `code: demo/draft, K=6, 1.90x faster [1.80, 2.00]`.

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.forecast.forecast_check import CheckedForecast
-from specbench.records import ForecastPoint, ForecastRecord
+from specbench.records import ForecastPoint, ForecastRecord, ranges
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
-from specbench.report.numbers import interval_text, ranges, value_text
+from specbench.report.numbers import interval_text, value_text
 from specbench.report.sections import drafter_of, setting_name
 
 _RULES = {"exact": "", "greedy_draft": "drafts greedily"}

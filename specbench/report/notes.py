@@ -7,9 +7,9 @@ from functools import partial
 from specbench.decide.explanation import units_of
 from specbench.metrics.machine import is_noise, with_results
 from specbench.metrics.summary import import_warnings
-from specbench.records import CellKey, CellSummary, Environment, no_template
+from specbench.records import CellKey, CellSummary, Environment, lengths, no_template
 from specbench.report.document import Document, is_cut_short
-from specbench.report.numbers import lengths
+from specbench.report.numbers import listed
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
 from specbench.stats.spread import MIN_UNITS
@@ -90,7 +90,7 @@ def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[s
 
 
 def _key_lines(texts: Iterable[tuple[str, CellKey, str]]) -> list[str]:
-    """Lines such as `demo/draft K=2..4 on chat; code: text`, one per text."""
+    """Lines such as `demo/draft K=2..4 (chat and code): text`, one per text."""
     keys: dict[tuple[str, str, str], list[CellKey]] = {}
     for title, key, text in texts:
         keys.setdefault((title, key.source, text), []).append(key)
@@ -100,7 +100,7 @@ def _key_lines(texts: Iterable[tuple[str, CellKey, str]]) -> list[str]:
         titles.setdefault((label, ks, text), []).append(title)
     cells: dict[str, list[str]] = {}
     for (label, ks, text), names in titles.items():
-        cells.setdefault(text, []).append(f"{label} K={ks} on {'; '.join(names)}")
+        cells.setdefault(text, []).append(f"{label} K={ks} ({listed(names)})")
     return [f"{'; '.join(names)}: {text}" for text, names in cells.items()]
 
 
@@ -163,9 +163,8 @@ def _unlike_prompts(document: Document) -> Iterator[str]:
             ranges.setdefault(f"{nums[0]} to {nums[-1]}", []).append(section.title)
     for prompts, titles in ranges.items():
         yield (
-            f"{'; '.join(titles)}: cells have {prompts} prompts. Each speedup is over its row's "
-            "prompts, which are the same at K = 0; tok/s and rates of rows with different prompts "
-            "are not comparable"
+            f"{listed(titles)}: cells have {prompts} prompts. A speedup compares the same prompts "
+            "at K and at K = 0; tok/s and rates of rows with different prompts are not comparable"
         )
 
 

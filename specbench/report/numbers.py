@@ -1,11 +1,11 @@
 """Numbers as a reader sees them: three significant digits and a unit fit for the screen."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from specbench.decide.explanation import LARGEST_EFFECT, speedup_text
-from specbench.records import Fixed, Interval, Length
+from specbench.records import Interval
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
@@ -83,22 +83,3 @@ def listed(names: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Numbers with consecutive ones joined: 1, 3..5, 8."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
-
-
-def lengths(all_lengths: Iterable[Length]) -> str:
-    """Draft lengths, each once: `0..4, 8, auto`."""
-    ordered = sorted(set(all_lengths), key=lambda length: length.order)
-    fixed = ranges([length.most for length in ordered if isinstance(length, Fixed)])
-    adaptive = (length.label for length in ordered if not isinstance(length, Fixed))
-    return ", ".join(filter(None, dict.fromkeys((fixed, *adaptive))))

@@ -4,10 +4,10 @@ import shlex
 from typing import NamedTuple
 
 from specbench.metrics.registry import all_metrics
-from specbench.records import EngineRecord, Environment, KernelChoice
+from specbench.records import EngineRecord, Environment, KernelChoice, lengths
 from specbench.report.document import Document
 from specbench.report.grids import Grid
-from specbench.report.numbers import lengths, listed, measured, plural
+from specbench.report.numbers import listed, measured, plural
 from specbench.report.sessions import deployment_facts
 from specbench.settings import SamplingSettings
 

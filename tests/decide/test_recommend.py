@@ -142,7 +142,7 @@ def test_an_invalid_cell_is_named_and_never_used(summarized):
     ]
     decision = decide(choose(cells))
     assert decision.draft.k == 2
-    assert decision.reasons == ("K=8 excluded: throttled; 29 rounds",)
+    assert decision.reasons == ("excluded: K = 8: throttled; 29 rounds",)
 
 
 def test_when_every_cell_is_invalid_nothing_is_shown(summarized):
@@ -152,7 +152,7 @@ def test_when_every_cell_is_invalid_nothing_is_shown(summarized):
     assert re.fullmatch(expected, decision.sentence)
     alone = decide(choose(cells[1:]))
     assert re.fullmatch(r"code: undecided: .*\(K=4: throttled\)", alone.sentence)
-    assert decision.reasons == ("K=2 excluded: throttled", "K=4 excluded: throttled")
+    assert decision.reasons == ("excluded: K = 2, 4: throttled",)
     assert decision.leader.pairing == "demo/draft"
     assert decision.speedup is None
 

@@ -180,7 +180,7 @@ def test_a_server_at_its_gpus_power_cap_is_noted(cell):
 
 def test_few_counted_rounds_and_counts_that_cannot_be_make_a_cell_invalid(cell):
     few = replace(cell, requests=cell.requests[:3])
-    assert "24 rounds, fewer than 30" in judge_cell(few)
+    assert "fewer than 30 rounds" in judge_cell(few)
     wrong = counted(cell, lambda own: replace(own, num_accepted=40))
     assert any("mean acceptance length" in reason for reason in judge_cell(wrong))
     torn = counted(cell, lambda own: replace(own, num_rounds=5))

@@ -111,7 +111,7 @@ def test_a_device_that_does_not_tell_is_no_reason(steady):
 
 def test_thirty_rounds_are_needed(steady):
     assert judge_cell(replace(steady, requests=steady.requests[:5])) == ()
-    assert only_reason(replace(steady, requests=steady.requests[:4])) == "24 rounds, fewer than 30"
+    assert only_reason(replace(steady, requests=steady.requests[:4])) == "fewer than 30 rounds"
 
 
 def test_an_engine_that_reports_no_rounds_is_not_held_to_their_number(steady):
@@ -216,7 +216,7 @@ def test_requests_that_a_check_completes_are_judged_without_rounds(steady):
     whole = replace(steady, requests=done[:8])
     assert judge_cell(whole) == ()
     few = replace(whole, requests=done[:7])
-    assert re.fullmatch("0 rounds .* 28, .* 30", only_reason(few))
+    assert only_reason(few) == "fewer than 30 rounds"
     (summary,) = summarize([whole])
     assert "mean_acceptance_length" not in summary.metrics
     assert summary.metrics["num_checked_at_once"] == 12

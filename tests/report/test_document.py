@@ -122,7 +122,7 @@ def test_a_k_that_a_budget_did_not_pay_for_is_told_and_is_no_gap(stored: StoredR
         assert document.missing == (key,)
         assert document.is_skipped_for_budget(key) is not gap
         told = "\n".join(run_warnings(document))
-        assert ("demo/draft K=4 on code: " in told) is not gap
+        assert ("demo/draft K=4 (code): " in told) is not gap
         assert ("1 of 14 cells" in told) is gap
         with pytest.raises(typer.Exit) if gap else nullcontext():
             require_complete(document)

@@ -69,7 +69,7 @@ def test_failures_invalid_cells_and_warnings_have_their_place(
 ) -> None:
     failed = "demo/broken: failed while loading: no such folder: models/broken"
     assert f"### Not measured\n\n- {failed}" in to_markdown([cpu_document])
-    assert "### Invalid cells\n\n- demo/draft K=4 on code" in to_markdown([gpu_document])
+    assert "### Invalid cells\n\n- demo/draft K=4 (code" in to_markdown([gpu_document])
     assert "### Warnings\n\n- incomplete: interrupted" in to_markdown([interrupted_document])
     assert "### Invalid cells" not in to_markdown([cpu_document])
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from specbench.report.numbers import listed, measured, plural, ranges, significant
+from specbench.records import ranges
+from specbench.report.numbers import listed, measured, plural, significant
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     (one,) = picks
     lines = recommendation_lines(document, picks, Objective())
     assert lines[0].startswith("code: undecided: no valid ")
-    assert any(line.startswith("  demo/draft: K=1 excluded: ") for line in lines)
+    assert any(line.startswith("  demo/draft: excluded: K = 1: ") for line in lines)
     assert lines[-1] == "chat: no answer: not measured"
     assert "do not speculate" not in lines[0]
     assert candidate_grid(document, one, Objective()).rows[0][-1] == "not compared"

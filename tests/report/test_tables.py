@@ -108,7 +108,7 @@ def test_the_chosen_and_the_invalid_are_marked_in_words(
     invalid = [line for line in printed(gpu_document).splitlines() if line.endswith("invalid")]
     assert len(invalid) == 2 * 2 * 2
     text = " ".join(printed(gpu_document).split())
-    assert re.search("demo/draft K=4 on code, .*0; creative, .*0: throttled .*6 of 12", text)
+    assert re.search("demo/draft K=4 \\(code, .*0 and creative, .*0\\): throttled .*6 of 12", text)
 
 
 def test_a_row_shows_what_was_measured(cpu_document: Document) -> None:
