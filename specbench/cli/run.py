@@ -13,7 +13,7 @@ DEFAULT_KS = DraftSettings(num_speculative_tokens=tuple(range(9)), is_default_ra
 def run(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
     """Measure pairings and say per workload whether to speculate.
 
-    Exit code 3 if undecided.
+    To find the best K, use sweep-k. Exit code 3 if undecided.
     """
     measure(checked(settings), pair, call)
 
@@ -21,7 +21,7 @@ def run(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
 def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
     """Measure a range of K and report the best per workload.
 
-    Exit code 3 if undecided.
+    To measure only a pairing's own K, use run. Exit code 3 if undecided.
     """
     draft = DEFAULT_KS if settings.draft == DraftSettings() else settings.draft
     measure(checked(replace(settings, command="sweep-k", draft=draft)), pair, call)
