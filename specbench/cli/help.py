@@ -123,6 +123,8 @@ class Grouped(TyperCommand):
             message = getattr(error, "message", "")
             if message.startswith("Got unexpected extra argument"):
                 ctx.fail("".join([message, *_hints_to_repeat(self.params, words)]))
+            if hasattr(error, "param_type"):  # MissingParameter, of an argument or option
+                error.message = self.epilog
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -153,8 +155,7 @@ def _hints_to_repeat(parameters: Iterable[Any], words: Sequence[str]) -> Iterato
 def record_of(parameter: Any, ctx: Any) -> tuple[str, str]:
     """The names with a placeholder, then the help with bounds and default in words."""
     if parameter.param_type_name == "argument":
-        dots = "..." if parameter.nargs != 1 and parameter.metavar is None else ""
-        typed = (parameter.metavar or parameter.name.upper()) + dots
+        typed = parameter.metavar + ("..." if parameter.nargs != 1 else "")
     else:
         names = sorted(parameter.opts, key=lambda name: name.startswith("--"))
         typed = " ".join([", ".join(names), *_placeholder(parameter)])

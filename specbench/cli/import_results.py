@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _Files = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE[#k=K]...",
+        metavar="FILE[#k=K]",
         help=(
             "Results of vllm bench, aiperf, guidellm, SGLang, trtllm-bench or specdec_bench, "
             "folders, or acceptance files; #k=4 gives K, #thinking_on chooses a curve."

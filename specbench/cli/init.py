@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 _Folder = Annotated[
     Path,
-    typer.Argument(help="Folder to write to; files there are kept.", show_default="this folder"),
+    typer.Argument(
+        metavar="FOLDER",
+        help="Folder to write to; files there are kept.",
+        show_default="this folder",
+    ),
 ]
 
 PAIRINGS, PROMPTS, WORKFLOW = "pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml"

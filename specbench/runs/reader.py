@@ -166,7 +166,8 @@ def find_run(run_id: str, root: Path, *, also_empty: bool = False) -> Path:
         return root / matching[0]
     if matching:
         raise StoreError(f"{run_id!r} may be any of these runs in {root}: {', '.join(matching)}")
-    raise StoreError(f"no run {run_id!r} in {root}; runs there: {', '.join(known) or 'none yet'}")
+    none = "none yet. Measure one: specbench run; or name another folder: --runs-dir DIR"
+    raise StoreError(f"no run {run_id!r} in {root}; runs there: {', '.join(known) or none}")
 
 
 def is_run_id(text: str) -> bool:

@@ -155,6 +155,7 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         ),
         (["list", "pairing"], "list 'pairing', did you mean 'pairings'?"),
         (["list"], "Missing argument"),
+        (["check"], "Missing argument 'BASELINE'. Example: specbench check baseline.json latest"),
         (["walk"], "walk"),
         (["report", "no-such-run"], "no run 'no-such-run' in reports; runs there: none yet"),
         (["report"], "no run 'latest' in reports; runs there: none yet"),
