@@ -86,7 +86,7 @@ BROKEN_WORKLOADS = [
     _lines("an array without its end", 1, "closing ] is missing", '[{"prompt": "a"}'),
     _lines("a comma too many", 1, "item 2: not JSON", '[{"prompt": "a"},]'),
     _lines("more after an array", 1, "something follows", '[{"prompt": "a"}]\n[]'),
-    _lines("an array of texts", 1, "item 1: an object is needed", '["a"]'),
+    _lines("an array of texts", 1, "item 1: expected an object", '["a"]'),
     _lines(
         "an item that is wrong",
         3,
@@ -94,7 +94,7 @@ BROKEN_WORKLOADS = [
         '[{"prompt": "a"},\n\n{"prompt": ""}]',
     ),
     _lines("an object over lines", 1, "one object per line, or one array", '{\n"prompt": "a"}'),
-    _lines("a bare string", 1, "an object is needed, not text", '"hello"\n'),
+    _lines("a bare string", 1, "expected an object, not text", '"hello"\n'),
     _lines(
         "no known key",
         1,
@@ -122,7 +122,7 @@ BROKEN_WORKLOADS = [
     _named("test.bin", "pandas.read_parquet('test.bin')", b"PAR1\x15\x04"),
     _lines("an empty object", 1, "it has: none", "{}\n"),
     _lines("an empty prompt", 2, "prompt: is empty", '{"prompt": "a"}\n{"prompt": " "}\n'),
-    _lines("a prompt that is a number", 1, "text is needed, not a number", '{"prompt": 3}\n'),
+    _lines("a prompt that is a number", 1, "expected text, not a number", '{"prompt": 3}\n'),
     _lines("no turns", 1, "not an empty list", '{"turns": []}\n'),
     _lines("turns that are text", 1, "turns: a list of at least one", '{"turns": "a"}\n'),
     _lines("an empty second turn", 1, "turns: is empty", '{"turns": ["a", ""]}\n'),
@@ -154,7 +154,7 @@ BROKEN_WORKLOADS = [
     ),
     _lines("tools that are text", 1, "tools: a list", '{"prompt": "a", "tools": "t"}\n'),
     _lines("tools in a list", 1, "a list of objects", '{"prompt": "a", "tools": ["t"]}\n'),
-    _lines("template_args", 1, "an object is needed", '{"prompt": "a", "template_args": [1]}\n'),
+    _lines("template_args", 1, "expected an object", '{"prompt": "a", "template_args": [1]}\n'),
     _lines(
         "a replay of questions", 1, "recorded answers", '{"turns": ["a", "b"], "replay": true}\n'
     ),

@@ -47,7 +47,7 @@ Codes 1 and 4 take precedence.
 
 | command | verdicts |
 | --- | --- |
-| `run`, `sweep-k`, `recommend` | one per [setting](concepts.md#measuring): that of its best pairing |
+| `run`, `sweep-k`, `recommend` | one per [setting](concepts.md#measuring), of its best pairing |
 | `pair`, `export` | one per target |
 | `verify`, `check` | one |
 | `report`, `history`, `list`, `import`, `--dry-run` | none, so never 3 |"""

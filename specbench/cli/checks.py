@@ -58,7 +58,7 @@ def checked(settings: RunSettings) -> RunSettings:
             "--forecast" if forecasting.forecast else f"--time-budget of --engine {min(in_process)}"
         )
         raise UsageError(
-            f"{option} leaves K out by their speed, --slo chooses by goodput; drop one of them, "
+            f"{option} drops K by speed, but --slo chooses by goodput; drop one of them, "
             "or limit the run with --num-prompts"
         )
     if load.num_samples > 1:
@@ -119,7 +119,7 @@ def _with_acceptance(settings: RunSettings) -> DecoderSettings:
     acceptance = acceptance_by_k(cells) if isinstance(given, str) else given
     if isinstance(acceptance, Mapping) and not {*(ks or (-1,))} <= {0, *acceptance}:
         known = ",".join(map(str, acceptance))
-        raise UsageError(f"--simulate-acceptance {given}: name K that the file has: -k 0,{known}")
+        raise UsageError(f"--simulate-acceptance {given}: use K that the file has: -k 0,{known}")
     decoder = replace(settings.decoder, acceptance=acceptance)
     if not isinstance(given, str):
         return decoder
@@ -147,8 +147,8 @@ def _require_samples(settings: RunSettings) -> None:
         raise UsageError(f"--best-of {n} needs the built-in decoder; leave out --engine")
     if settings.decoder.acceptance is not None:
         raise UsageError(
-            f"--best-of {n} picks the likeliest text, but --simulate-acceptance makes texts up; "
-            "use one of them"
+            f"--best-of {n} picks the likeliest text, but simulated text has no meaning; drop "
+            "--best-of or --simulate-acceptance"
         )
 
 

@@ -274,7 +274,7 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     num_ready = sum(row["ready"] for row in document["pairings"])
     console.print(f"{num_ready} of {len(document['pairings'])} pairings can run on this machine.")
     if not in_full:
-        console.print("`specbench doctor PAIRING` says more about one.")
+        console.print("Details of one: `specbench doctor PAIRING`.")
 
 
 def _gpu_lines(document: dict[str, Any]) -> "Iterator[str]":

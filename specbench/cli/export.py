@@ -156,9 +156,9 @@ def export(
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
 ) -> None:
-    """Print the winner as a serving engine's flags, or its acceptance as a file.
+    """Print the winner as flags of a serving engine, or write its acceptance to a file.
 
-    A config file comes first. Exit code 3 if undecided.
+    Exit code 3 if undecided.
     """
     from specbench.engines.deployment import Deployment, Tier, find_exporter
     from specbench.export.winner import Selection, export_as_measured

@@ -32,7 +32,7 @@ specbench {version}: does speculative decoding pay off for your model, GPU and t
 
 Three things to do next:
   specbench sweep-k demo/draft --time-budget 2m
-      try it: the embedded pair needs no download
+      try it: the bundled pair needs no download
   specbench pair MODEL --draft DRAFT --dry-run
       does your draft fit your model and this memory? (folders or hub ids)
   specbench run --target MODEL --draft DRAFT

@@ -38,7 +38,7 @@ _Allowed = Annotated[
     str,
     typer.Option(
         "--allow-different",
-        help="Include runs that differ in hardware,model,workload ...",
+        help="Include runs that differ in these: hardware, model, workload ...; comma-separated.",
         show_default="nothing",
         metavar="KEYS",
     ),
@@ -58,9 +58,9 @@ def history(
     runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Show metrics across runs, with change points.
+    """Show metrics across runs, with change points and trends.
 
-    Shows trends as well; interrupted runs, and runs that are not comparable, are left out.
+    Leaves out runs that were interrupted or are not comparable.
     """
     from specbench.cli.answer import print_part
     from specbench.cli.baseline import parse_allowed

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _Prompt = Annotated[
     str | None,
     typer.Option(
-        "--prompt", "-p", help="What to ask; - reads it from standard input.", metavar="TEXT"
+        "--prompt", "-p", help="The prompt; - reads it from standard input.", metavar="TEXT"
     ),
 ]
 _Temperature = Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")]
@@ -82,7 +82,7 @@ def inspect_rounds(
     temperature: _Temperature = 0.0,
     skip_memory_check: options.SkipMemoryCheck = False,
 ) -> None:
-    """Show which drafts of one output are accepted, round by round.
+    """Show round by round which draft tokens of one output are accepted.
 
     Nothing is stored. Decoding is slower than in `run`, which measures speed.
     """

@@ -37,7 +37,7 @@ _Write = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="With --check-hub: a copy of the file, filled in.",
+        help="With --check-hub: write a filled-in copy of the pairings file here.",
         show_default=False,
     ),
 ]
@@ -131,7 +131,7 @@ def _require_together(
     if fits and check_hub:
         raise UsageError("--check-hub looks at every pairing; leave out --fits")
     if gpu is not None and not fits:
-        raise UsageError("--gpu names what pairings are to fit; add --fits")
+        raise UsageError("--gpu names the GPU that pairings must fit into; add --fits")
     if write is not None and not check_hub:
         raise UsageError("--output stores the facts from the hub; add --check-hub")
 
@@ -316,7 +316,7 @@ def fitting(pairings: "Sequence[Pairing]", gpu: str | None) -> "tuple[Pairing, .
     num_large = len(judged) - len(kept) - num_unknown
     lines = [
         f"{machine.name}, {memory / GIB:.1f} GiB: the weights of {len(kept)} pairings fit, those "
-        f"of {num_large} do not, of {num_unknown} the file does not state them."
+        f"of {num_large} do not, and those of {num_unknown} are unknown."
     ]
     if device == "cpu":
         lines.append(

@@ -60,7 +60,7 @@ _Target = Annotated[
 
 
 def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
-    """Rank drafts and methods for a target by fit, cost and gain.
+    """Rank drafters for a target by fit, cost and gain.
 
     Exit code 3 if undecided.
     """
@@ -105,7 +105,7 @@ def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
         if too_large := [c.drafter for c in prepared.candidates if not c.is_refused]:
             missing = shortage(chosen, too_large[:1], machine.setup)
             raise UsageError(
-                f"{reason}: {too_large[0].name} {missing}. --skip-memory-check tries all the same"
+                f"{reason}: {too_large[0].name} {missing}. --skip-memory-check tries anyway"
             )
         raise CompatibilityError(f"{reason}; see the reasons above")
     if call.dry_run:

@@ -312,7 +312,7 @@ def _undecided(ranked: Sequence[Ranked]) -> str | None:
         for entry in ranked
         for setting, gain in entry.gains.items()
         if gain.basis == "measured"
-        and judge(gain.speedup) is SpeedupVerdict.NOT_SHOWN
+        and judge(gain.speedup) is SpeedupVerdict.UNDECIDED
         and gain.speedup
     ]
     if not open_gains:

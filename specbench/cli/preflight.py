@@ -102,9 +102,9 @@ def require_memory(plans: "Sequence[TargetPlan]", settings: RunSettings, *, skip
     """Raises UsageError, or warns, if a target and its drafters need more memory than is free."""
     missing = "; ".join(shortages(plans, settings))
     if missing and skip:
-        typer.echo(f"warning: {missing}; started all the same (--skip-memory-check)", err=True)
+        typer.echo(f"warning: {missing}; started anyway (--skip-memory-check)", err=True)
     elif missing:
-        raise UsageError(f"{missing}. --skip-memory-check starts it all the same")
+        raise UsageError(f"{missing}. --skip-memory-check starts it anyway")
 
 
 def shortages(plans: "Sequence[TargetPlan]", settings: RunSettings) -> Iterator[str]:

@@ -27,8 +27,8 @@ def recommend(
     slo: Annotated[
         str | None,
         typer.Option(
-            help="Limits to meet: tpot=30ms,ttft=0.5s,tpot_p95=50ms; of goodput those of each "
-            "request.",
+            help="Limits to meet, such as tpot=30ms,ttft=0.5s,tpot_p95=50ms; for goodput, limits "
+            "of each request.",
             show_default=False,
             metavar="LIMITS",
         ),

@@ -25,7 +25,7 @@ def report(
         str | None,
         typer.Option(
             help="Choose K by goodput within these limits, such as ttft=200ms,tpot=20ms.",
-            show_default="as the run was asked",
+            show_default="those of the run",
             metavar="LIMITS",
         ),
     ] = None,

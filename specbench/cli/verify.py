@@ -74,8 +74,8 @@ _Detect = Annotated[
     str | None,
     typer.Option(
         "--detect",
-        help="As many tokens as it takes to find, in 80% of calls, a fault that displaces this "
-        "share of them, such as 1%.",
+        help="Sample enough tokens to find, with 80% power, a fault that displaces this share of "
+        "them, such as 1%.",
         show_default=False,
         metavar="PERCENT",
     ),
@@ -89,8 +89,7 @@ _Budget = Annotated[
     str | None,
     typer.Option(
         "--time-budget",
-        help="Time within which it samples as many tokens as a verdict needs, such as 1h; not of "
-        "servers.",
+        help="Time limit for sampling what a verdict needs, such as 1h. Not for servers.",
         show_default=BUDGET,
         metavar="DURATION",
     ),
@@ -142,7 +141,7 @@ def verify(
     skip_memory_check: options.SkipMemoryCheck = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Test that output is the target's own.
+    """Test that speculation does not change the output.
 
     Exit code 1 if a pairing's is not, 3 if undecided.
     """

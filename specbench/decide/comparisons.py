@@ -258,7 +258,7 @@ def compare_adaptive(
 
 
 def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
-    """The fixed K with the highest decode speedup among one question's cells; K = 0 is at 1.
+    """The fixed K with the highest decode speedup among the cells of one setting; K = 0 is at 1.
 
     Valid cells win over invalid ones, then the smaller K over a larger one of equal speedup. None
     without a speedup of a fixed K.

@@ -82,9 +82,9 @@ def break_even_text(value: Interval) -> str:
 
 def _answer(decision: Decision) -> str:
     verdict = judge(decision.speedup)
-    if verdict is SpeedupVerdict.HELPS:
+    if verdict is SpeedupVerdict.FASTER:
         return decision.leader.draft.length.named
-    return "do not speculate" if verdict is SpeedupVerdict.GAINS_NOTHING else "undecided"
+    return "do not speculate" if verdict is SpeedupVerdict.NO_SPEEDUP else "undecided"
 
 
 def by_context(

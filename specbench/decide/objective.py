@@ -97,7 +97,7 @@ def find_shared_k(
     cells = [cell for cell in cells if cell.key.draft.is_fixed]
     groups = {across_workloads(cell.key) for cell in cells}
     if len(groups) > 1:
-        raise ValueError(f"one pairing and setting is needed, got {len(groups)}")
+        raise ValueError(f"expected one pairing and setting, got {len(groups)}")
     speedups: dict[str, dict[int, float]] = {}
     best_k: dict[str, int] = {}
     for group in by_question(cells):
@@ -331,7 +331,7 @@ def _helping(
         cell, speedup = by_key.get(decision.leader), decision.speedup
         if cell is None or speedup is None or speedup.low is None:
             continue
-        if judge(speedup) is SpeedupVerdict.HELPS:
+        if judge(speedup) is SpeedupVerdict.FASTER:
             gains = [_gain(cell, x, objective) for x in (speedup.estimate, speedup.low)]
             first = cell.speedup.estimate if cell.speedup else speedup.estimate
             pace = first / speedup.estimate  # time per token relative to the exploration phase

@@ -149,7 +149,7 @@ def _forecast(record: ForecastRecord) -> Gain:
     k = record.best or _nearest(record)
     point = next(p for p in record.points if p.num_speculative_tokens == k)
     return Gain(
-        num_speculative_tokens=record.best if judge(point.speedup) is SpeedupVerdict.HELPS else 0,
+        num_speculative_tokens=record.best if judge(point.speedup) is SpeedupVerdict.FASTER else 0,
         speedup=point.speedup,
         mean_acceptance_length=point.mean_acceptance_length,
         basis="forecast",

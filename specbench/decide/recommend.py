@@ -30,9 +30,9 @@ Option = TypeVar("Option")
 class SpeedupVerdict(Enum):
     """The answer for one drafter."""
 
-    HELPS = "helps"
-    GAINS_NOTHING = "hurts or gains nothing"
-    NOT_SHOWN = "not shown to help"
+    FASTER = "faster"
+    NO_SPEEDUP = "no speedup"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,20 +57,20 @@ def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], 
 
 
 def choose(cells: Sequence[CellSummary]) -> LeadingCell:
-    """The leader of the exploration phase of one question, among valid cells.
+    """The leader of the exploration phase in one setting, among valid cells.
 
     A single K was not picked from many, so it needs no confirmation run. Raises ValueError without
     a K > 0 and for several questions.
     """
     groups = by_question(cells)
     if len(groups) != 1:
-        raise ValueError(f"expected the K > 0 cells of one question, got {len(groups)} questions")
+        raise ValueError(f"expected the K > 0 cells of one setting, got {len(groups)} settings")
     candidates = tuple(sorted(groups[0], key=_plainness))
     judged = deciding(candidates)
     if not judged:
         return LeadingCell(cells=candidates, leader=None, to_confirm=None)
     # The answer is "do not speculate" only if no K is undecided.
-    promising = [cell for cell in judged if judge(cell.speedup) is not SpeedupVerdict.GAINS_NOTHING]
+    promising = [cell for cell in judged if judge(cell.speedup) is not SpeedupVerdict.NO_SPEEDUP]
     wins = any(lower_bound(cell) > BEATS_BASELINE for cell in promising)
     # Without a winner the best estimate leads: a narrow interval does not make a K better.
     leader = min(
@@ -141,24 +141,24 @@ def _decide(
     leader = choice.leader
     if leader is None:
         return _decision(
-            choice, SpeedupVerdict.NOT_SHOWN, f"undecided: {_nothing_valid(choice.cells)}"
+            choice, SpeedupVerdict.UNDECIDED, f"undecided: {_nothing_valid(choice.cells)}"
         )
     if confirmed is not None and confirmed.key != leader.key:
         raise ValueError(f"the confirmation run is of {confirmed.key.id}, not {leader.key.id}")
     if choice.to_confirm is not None and confirmed is None:
         text = f"undecided: {k_text(leader)} led the exploration phase, but has no confirmation run"
-        return _decision(choice, SpeedupVerdict.NOT_SHOWN, text)
+        return _decision(choice, SpeedupVerdict.UNDECIDED, text)
     evidence = confirmed or leader
     if not evidence.valid or evidence.speedup is None:
         text = f"undecided: the confirmation run of {k_text(evidence)} is not valid"
-        return _decision(choice, SpeedupVerdict.NOT_SHOWN, text)
+        return _decision(choice, SpeedupVerdict.UNDECIDED, text)
     if is_imported and evidence.speedup.low is None:
         text = (
             f"undecided: {speedup_text(evidence.speedup, ' over K=0')} at {k_text(evidence)}, "
             "without an interval, which needs repeats at each K, or the times of "
             f"{MIN_UNITS} prompts sent one at a time"
         )
-        return _decision(choice, SpeedupVerdict.NOT_SHOWN, text, evidence.speedup)
+        return _decision(choice, SpeedupVerdict.UNDECIDED, text, evidence.speedup)
     verdict = judge(evidence.speedup)
     text = _answer(verdict, evidence, evidence.speedup, workload_prompts, is_cut_short=is_cut_short)
     return _decision(choice, verdict, text, evidence.speedup)
@@ -167,15 +167,15 @@ def _decide(
 def judge(speedup: Interval | None) -> SpeedupVerdict:
     """The verdict that a speedup's interval supports."""
     if speedup is None or speedup.low is None or speedup.high is None:
-        return SpeedupVerdict.NOT_SHOWN
+        return SpeedupVerdict.UNDECIDED
     if speedup.high <= GAINS_NOTHING:
-        return SpeedupVerdict.GAINS_NOTHING
-    return SpeedupVerdict.HELPS if speedup.low > BEATS_BASELINE else SpeedupVerdict.NOT_SHOWN
+        return SpeedupVerdict.NO_SPEEDUP
+    return SpeedupVerdict.FASTER if speedup.low > BEATS_BASELINE else SpeedupVerdict.UNDECIDED
 
 
 def is_undecided(decision: Decision) -> bool:
     """Whether the interval allows both a gain and a loss."""
-    return judge(decision.speedup) is SpeedupVerdict.NOT_SHOWN
+    return judge(decision.speedup) is SpeedupVerdict.UNDECIDED
 
 
 def lower_bound(of: CellSummary | Decision) -> float:
@@ -210,10 +210,8 @@ def _standing(choice: LeadingCell) -> Iterator[str]:
             left = lengths(cell.key.draft.length for cell in pruned)
             yield f"not measured: K = {left} (dropped before it had an interval)"
         return
-    lost = [
-        c for c in judged if judge(c.speedup) is SpeedupVerdict.GAINS_NOTHING and c is not leader
-    ]
-    is_open = judge(leader.speedup) is not SpeedupVerdict.GAINS_NOTHING
+    lost = [c for c in judged if judge(c.speedup) is SpeedupVerdict.NO_SPEEDUP and c is not leader]
+    is_open = judge(leader.speedup) is not SpeedupVerdict.NO_SPEEDUP
     if is_open and any(_estimate(cell) > _estimate(leader) for cell in lost):
         shown = lengths(cell.key.draft.length for cell in lost)
         yield f"undecided: {k_text(leader)} looks best so far"
@@ -249,9 +247,9 @@ def _answer(
     is_cut_short: bool,
 ) -> str:
     within = f" requests within {cell.goodput.limits}" if cell.goodput else ""
-    if verdict is SpeedupVerdict.HELPS:
+    if verdict is SpeedupVerdict.FASTER:
         return f"{k_text(cell)}, {speedup_text(speedup, f' more{within}' if within else ' faster')}"
-    if verdict is SpeedupVerdict.GAINS_NOTHING:
+    if verdict is SpeedupVerdict.NO_SPEEDUP:
         return f"no speedup: {k_text(cell)} measured {speedup_text(speedup, within)}"
     shares = [number_of(cell.metrics, f"slo_attainment{of}") for of in ("", "_of_baseline")]
     if within and not any(shares):
@@ -274,7 +272,7 @@ def _decision(
     unused = replace(key.draft, method=NO_DRAFTER, length=Fixed(0))
     return Decision(
         leader=key,
-        draft=key.draft if verdict is SpeedupVerdict.HELPS else unused,
+        draft=key.draft if verdict is SpeedupVerdict.FASTER else unused,
         speedup=speedup,
         sentence=f"{key.condition.workload_label}: {text}{lossy_mark(key)}",
         reasons=(),

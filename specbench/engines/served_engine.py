@@ -41,7 +41,7 @@ class StartOptions:
     python: Path | None = None
     host: str = "127.0.0.1"
     port: int
-    most_at_once: int  # concurrent requests
+    max_concurrency: int  # requests
     context: int | None = None  # most tokens of a request with its answer; None: engine's default
     keeps_prefixes: bool = False  # of earlier prompts, in its cache
     constrains_output: bool = False  # whether requests have a response format

@@ -193,9 +193,9 @@ def _at_concurrency(
         return Tier(concurrency, decisions[0].draft.k), reasons
     if len(decisions) == 1:
         leader = next((choose(group).leader for group in by_question(same)), None)
-        verdict = judge(leader.speedup) if leader else SpeedupVerdict.NOT_SHOWN
-        if leader is None or verdict is not SpeedupVerdict.HELPS:
-            tier = None if verdict is SpeedupVerdict.NOT_SHOWN else Tier(concurrency, 0)
+        verdict = judge(leader.speedup) if leader else SpeedupVerdict.UNDECIDED
+        if leader is None or verdict is not SpeedupVerdict.FASTER:
+            tier = None if verdict is SpeedupVerdict.UNDECIDED else Tier(concurrency, 0)
             return tier, [*reasons, _NO_FIXED_K]
         k = leader.key.draft.k
         best = f"engines take a fixed K: the best fixed one is K={k}"

@@ -215,7 +215,7 @@ def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
         )
     if t2d is not None and {i for i, is_said in enumerate(t2d) if is_said} != set(ids):
         raise ModelError(
-            f"{files.source}: d2t and t2d name different tokens; one is of another head"
+            f"{files.source}: d2t and t2d name different tokens; one belongs to another head"
         )
     return ids
 

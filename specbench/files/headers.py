@@ -50,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no mapping of settings")
+        raise ModelError(f"{path} is not a JSON object")
     return content
 
 

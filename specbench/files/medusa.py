@@ -102,7 +102,7 @@ def _numbers(files: HeadFiles[Any]) -> set[tuple[int, int]]:
     numbers = {(int(match[1]), int(match[2])) for match in matches if match}
     if not numbers:
         raise ModelError(
-            f"{files.source} holds no Medusa heads; their tensors are named like "
+            f"{files.source} has no Medusa heads; their tensors are named like "
             "0.0.linear.weight or blocks.0.layers.0.weight"
         )
     return numbers
@@ -245,7 +245,9 @@ def _accuracies(files: HeadFiles[Any]) -> tuple[tuple[float, ...], ...]:
             f"{files.source}: {ACCURACIES} has to list shares from 0 to 1 for every head"
         )
     if not rates or not any(rates[0]):
-        raise ModelError(f"{files.source}: by its {ACCURACIES} the first head is never right")
+        raise ModelError(
+            f"{files.source}: according to its {ACCURACIES}, the first head is never right"
+        )
     return tuple(map(tuple, rates))
 
 

@@ -392,7 +392,7 @@ def require_weights(model: ModelFiles) -> None:
     if is_tied and head and table and not same_bytes(tensors[head], tensors[table], _MOST_PIECES):
         raise ModelError(
             f"{source}: config.json: tie_word_embeddings is true, and {head} differs from {table}: "
-            "which of them is the head is not clear; set it to false to use both"
+            "it is unclear which of them is the output head; set it to false to use both"
         )
     if model.dense_kind is not None:
         _require_dense(model, tensors)

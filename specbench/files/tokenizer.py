@@ -112,8 +112,8 @@ class Difference(NamedTuple):
         """The unknown tokens by name, and how they are treated."""
         named, more = ", ".join(map(repr, self.unknown[:3])), len(self.unknown) - 3
         return (
-            f"the draft does not know {len(self.unknown):,} of the target's tokens ({named}"
-            f"{f' and {more:,} more' if more > 0 else ''}) and is not expected to draft them"
+            f"the draft model lacks {len(self.unknown):,} of the target's tokens ({named}"
+            f"{f' and {more:,} more' if more > 0 else ''}) and cannot draft them"
         )
 
     @property
@@ -159,8 +159,8 @@ class Overlap(NamedTuple):
         number = len(self.draft_ids)
         of_draft = number / max(self.draft_size, 1)
         return (
-            f"{number:,} tokens in common, {100 * self.share:.1f} % of the target's and "
-            f"{100 * of_draft:.1f} % of the draft's"
+            f"{number:,} tokens in common, {100 * self.share:.1f}% of the target's and "
+            f"{100 * of_draft:.1f}% of the draft model's"
         )
 
 
@@ -178,8 +178,8 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
 
 
 def mismatch_words(target: Vocabulary, draft: Vocabulary, difference: Difference) -> str:
-    """Which ids of a draft model mean something else, and what can be done with it."""
-    wrong = f"{len(difference.wrong):,} ids mean something else ({difference.shown})"
+    """Which ids of a draft model stand for different tokens, and what can be done with it."""
+    wrong = f"{len(difference.wrong):,} token ids stand for different tokens ({difference.shown})"
     common = common_tokens(target, draft)
     if not common.draft_ids:
         return f"{wrong}; {_ANOTHER}"

@@ -215,7 +215,7 @@ def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitF
         reason = "every id means the same token: draft_model drafts the same without the host"
         yield finding("tokenizer", "warning", *sizes, reason)
     else:
-        cost = "every round waits for the host, which encodes new text for the draft (in draft_s)"
+        cost = "every round waits for the host, which encodes the draft model's input (in draft_s)"
         yield finding("tokenizer", "warning", *sizes, f"{common.in_words}; {cost}")
 
 
@@ -263,7 +263,7 @@ def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Fi
     if target_template == draft_template:
         yield finding("chat_template", "ok", *shown, "the same")
         return
-    reason = "prompts use the target's chat template; the draft was trained with another"
+    reason = "prompts use the target's chat template; the draft model was trained with another"
     yield finding("chat_template", "warning", *shown, reason)
 
 
@@ -294,14 +294,18 @@ def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFindi
     known = draft.vocabulary.num_ids if draft.vocabulary else num_ids
     if draft_rows < min(num_ids, known):
         reason = (
-            f"the draft has rows for {draft_rows:,} of the target's {num_ids:,} ids "
-            f"({draft_rows / num_ids:.0%}): it never drafts the others, and reads each as its "
-            "last one"
+            f"the draft model has {draft_rows:,} embeddings for the target's {num_ids:,} ids "
+            f"({draft_rows / num_ids:.0%}): it never drafts the other ids, and reads each of them "
+            "as its last one"
         )
         yield finding("vocab_size", "warning", rows, draft_rows, reason)
     elif draft_rows < num_ids:
         yield finding(
-            "vocab_size", "ok", rows, draft_rows, "a row for every token that the draft knows"
+            "vocab_size",
+            "ok",
+            rows,
+            draft_rows,
+            "an embedding for every token that the draft model knows",
         )
     elif rows != draft_rows:
         reason = f"padding of {num_ids:,} ids, and is cut or masked"
@@ -315,11 +319,11 @@ def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFindi
     limit, draft_limit = target.longest_context, draft.longest_context
     if draft_limit is not None and (limit is None or draft_limit < limit):
         reason = (
-            f"beyond {draft_limit:,} tokens the draft is past its trained context and accepted less"
+            f"trained on at most {draft_limit:,} tokens: beyond them, fewer drafts are accepted"
         )
         yield finding("context", "warning", limit, draft_limit, reason)
     else:
-        yield finding("context", "ok", limit, draft_limit, "the draft reaches as far")
+        yield finding("context", "ok", limit, draft_limit, "the draft model reads as much")
 
 
 def _ids(ids: set[int]) -> str:

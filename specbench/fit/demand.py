@@ -147,7 +147,7 @@ def _advice(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSp
         return "what would fit: " + ", or ".join(f"{r.words} ({gib(r.total)})" for r in fitting)
     fewest = min((remedy.total for remedy in tried), default=0)
     helps = 0 < fewest < run.demand.total
-    at_best = f"; the least that settings get it to is {gib(fewest)}" if helps else ""
+    at_best = f"; the smallest that other settings reach is {gib(fewest)}" if helps else ""
     return f"choose a smaller model or a larger machine{at_best}"
 
 

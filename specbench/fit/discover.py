@@ -156,7 +156,7 @@ def _in_folder(root: Path) -> Iterator[ModelSpec]:
             yield ModelSpec(source=str(path), folder=path)
         if number >= _MAX_FOLDERS:
             raise UsageError(
-                f"--search-dir {root}: more than {_MAX_FOLDERS} folders; name one below it"
+                f"--search-dir {root}: more than {_MAX_FOLDERS} folders; name a subfolder"
             )
 
 

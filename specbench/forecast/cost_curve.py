@@ -107,7 +107,7 @@ def left_out(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]
     known = {c.num_speculative_tokens for c in costs if c.concurrency == concurrency} - {0}
     ends = dict.fromkeys((min(known), max(known))) if known else ()
     span = f"K = 0 and {'..'.join(map(str, ends))}" if ends else "only K = 0"
-    at = f" at {concurrency} requests at once" if concurrency > 1 else ""
+    at = f" at {concurrency} concurrent requests" if concurrency > 1 else ""
     return (
         f"K = {', '.join(missing)} left out: the costs of {describe(costs)} cover {span}{at}; "
         "add what these K cost"

@@ -92,7 +92,7 @@ def _cost(row: YamlMapping, source: str) -> EngineCost:
     else:
         k = row.must("k", whole(0, _MOST_TOKENS - 1))
     if factor is None and k == 0 and cost != 1:
-        row.entries["cost"].fail(f"a step without speculation is 1 step, not {cost:g}")
+        row.entries["cost"].fail(f"in units of steps, the cost at K = 0 must be 1, not {cost:g}")
     return EngineCost(
         source=source,
         engine=row.may("engine", lambda value: str(value.scalar()), "your engine"),
@@ -111,7 +111,7 @@ def _positive(value: Value) -> float:
 def _from_zero(value: Value) -> float:
     amount = number()(_as_number(value))
     if amount < 0:
-        value.fail(f"0 or more is needed, not {amount:g}")
+        value.fail(f"expected 0 or more, not {amount:g}")
     return amount
 
 
@@ -161,7 +161,7 @@ def _result_cost(result: Mapping[str, Any], source: str, line: int) -> EngineCos
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
-            fail(f"{name}: a number is needed, not {str(value)[:40]!r}")
+            fail(f"{name}: expected a number, not {str(value)[:40]!r}")
         return float(value)
 
     completed, output = number("completed"), number("total_output_tokens")
@@ -223,7 +223,7 @@ def _decode_s(
     if isinstance(gaps, list) and gaps and all(isinstance(part, list) for part in gaps):
         spent = [gap for part in gaps for gap in part]
         if not all(type(gap) in (int, float) and 0 <= gap < inf for gap in spent):
-            fail("itls: lists of seconds are needed")
+            fail("itls: expected lists of seconds")
         return float(sum(spent))
     return tpot_ms / 1000 * after_first
 

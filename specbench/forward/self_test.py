@@ -78,7 +78,7 @@ def make_checked_runner(
         if forward == "fused":
             raise ModelError(
                 f"{type(model).__name__} cannot run with the fused forward: {reason}; "
-                "ask for the forward auto or stock"
+                "use --model-impl auto or stock"
             )
         notes = (f"stock forward instead of the fused one: {reason}",)
     stepped = _stepped(model, tokens_BT) if state_layers(model) else plain
@@ -263,7 +263,7 @@ def check_layers(layers: LayerStack, forward: ModelImplementation, name: str) ->
         return ()
     if forward == "fused":
         raise ModelError(
-            f"{name}: its layers cannot run fused: {reason}; ask for the forward auto or stock"
+            f"{name}: its layers cannot run fused: {reason}; use --model-impl auto or stock"
         )
     layers.run_stock(reason)
     return (f"{name}: stock layers instead of fused ones: {reason}",)

@@ -106,7 +106,7 @@ class DecisionRow(NamedTuple):
 _VERDICT: TableColumn[DecisionRow] = TableColumn(
     name="verdict",
     unit="",
-    meaning="`helps`, `hurts or gains nothing` or `not shown to help`",
+    meaning="`faster`, `no speedup` or `undecided`",
     dtype="category",
     value=lambda row: judge(row.decision.speedup).value,
 )

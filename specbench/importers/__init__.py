@@ -92,7 +92,7 @@ def import_files(
                 f"different models: {models}; import each model by itself, or name the one that "
                 "they are with --pairing target/drafter"
             )
-        note(f"different models, taken for one as --pairing says: {models}")
+        note(f"different models, treated as one because of --pairing: {models}")
     for cells in repeats.values():
         if len(cells) > 1:
             note(

@@ -206,7 +206,7 @@ def _totals(counters: JsonObject, name: str, label: str) -> dict[str, float]:
         labels, stats = series.section("labels"), series.section("stats")
         value = (labels.text(label) if labels else None) or "0"
         if not (value.isdecimal() and len(value) < 6):
-            series.fail(f"labels.{label}", f"a small number is needed, not {value[:40]!r}")
+            series.fail(f"labels.{label}", f"expected a small number, not {value[:40]!r}")
         totals[value] = totals.get(value, 0.0) + ((stats.number("total") if stats else None) or 0.0)
     return totals
 
@@ -219,7 +219,7 @@ def _per_position(result: JsonObject, k: int | None) -> tuple[float, ...] | None
     most = MAX_K if k is None else k
     for key in histogram.values:
         if not (key.isdecimal() and len(key) < 6 and int(key) <= most):
-            histogram.fail(key, f"a number of accepted tokens from 0 to {most} is needed")
+            histogram.fail(key, f"expected a number of accepted tokens from 0 to {most}")
     by_accepted = {int(key): histogram.whole(key) or 0 for key in histogram.values}
     rounds = sum(by_accepted.values())
     reached = [sum(n for a, n in by_accepted.items() if a >= i) for i in range(1, (k or 0) + 1)]

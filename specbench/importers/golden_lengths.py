@@ -68,10 +68,10 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
     model, mode, key = result.values[_CELL]
     curve = result.inner(model, mode)
     if not (key.isdecimal() and len(key) < 6 and 0 < int(key) <= MAX_K):
-        curve.fail(key, f"K from 1 to {MAX_K} is needed")
+        curve.fail(key, f"expected K from 1 to {MAX_K}")
     k, length = int(key), curve.number(key, low=1)
     if length is None or length > k + 1:
-        curve.fail(key, f"a length from 1 to {k + 1} is needed")
+        curve.fail(key, f"expected a length from 1 to {k + 1}")
     about = result.inner(METADATA)
     comments = result.items(COMMENTS) or ()
     return ParsedResult(

@@ -40,7 +40,7 @@ class JsonObject:
         if value is None:
             return None
         if not isinstance(value, dict):
-            self.fail(key, f"an object is needed, not {_kind(value)}")
+            self.fail(key, f"expected an object, not {_kind(value)}")
         return replace(self, key=self._dotted(key), values=value)
 
     def inner(self, *keys: str) -> "JsonObject":
@@ -54,7 +54,7 @@ class JsonObject:
         """A list of anything; None if it is absent or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
-            self.fail(key, f"a list is needed, not {_kind(value)}")
+            self.fail(key, f"expected a list, not {_kind(value)}")
         return value
 
     def sections(self, key: str) -> "tuple[JsonObject, ...]":
@@ -66,7 +66,7 @@ class JsonObject:
     def text(self, key: str) -> str | None:
         value = self.values.get(key)
         if value is not None and not isinstance(value, str):
-            self.fail(key, f"text is needed, not {_kind(value)}")
+            self.fail(key, f"expected text, not {_kind(value)}")
         if value is not None and not value.isprintable():
             self.fail(key, "holds control characters")
         return value or None
@@ -94,7 +94,7 @@ class JsonObject:
         if value is None:
             return None
         if value != int(value) or value >= _MAX_WHOLE:
-            self.fail(key, f"a whole number is needed, not {value:g}")
+            self.fail(key, f"expected a whole number, not {value:g}")
         return int(value)
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
@@ -110,7 +110,7 @@ class JsonObject:
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(item, list) for item in value):
-            self.fail(key, f"a list of lists is needed, not {_kind(value)}")
+            self.fail(key, f"expected a list of lists, not {_kind(value)}")
         return tuple(
             tuple(self._number(f"{key}[{i}][{j}]", x, 0.0) for j, x in enumerate(item))
             for i, item in enumerate(value)
@@ -118,10 +118,10 @@ class JsonObject:
 
     def _number(self, key: str, value: Any, low: float) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail(key, f"a number is needed, not {_kind(value)}")
+            self.fail(key, f"expected a number, not {_kind(value)}")
         number = float(value) if abs(value) < _MAX_WHOLE else math.inf
         if not math.isfinite(number) or number < low:
-            self.fail(key, f"a finite number from {low:g} is needed, not {str(value)[:40]}")
+            self.fail(key, f"expected a finite number from {low:g}, not {str(value)[:40]}")
         return number
 
     def _dotted(self, key: str) -> str:
@@ -187,7 +187,7 @@ def _parse(place: str, text: str) -> Any:
 
 def _result(place: str, name: str, digest: str, values: Any) -> JsonObject:
     if not isinstance(values, dict):
-        raise UsageError(f"{place}: a JSON object is needed, not {_kind(values)}")
+        raise UsageError(f"{place}: expected a JSON object, not {_kind(values)}")
     return JsonObject(place=place, file_name=name, sha256=digest, key="", values=values)
 
 

@@ -13,7 +13,7 @@ from specbench.importers.result_file import JsonObject
 
 TOOL = "specdec_bench"
 
-CHUNKS = "specdec_bench takes each chunk for a round, also the first token: lengths are too short"
+CHUNKS = "specdec_bench counts each chunk as a round, even the first token: lengths are too low"
 ENGINES = {"TRTLLM": "tensorrt_llm", "VLLM": "vllm", "SGLANG": "sglang"}
 _HISTOGRAM = "Acceptance_Length_Histogram"
 # Keys of the files of a folder; `join` adds the others under these names to each histogram.
@@ -74,7 +74,7 @@ def _acceptance(result: JsonObject, k: int | None) -> Figures:
     histogram = result.inner(_HISTOGRAM)
     for key in histogram.values:
         if k is not None and key not in map(str, range(1, k + 2)):
-            histogram.fail(key, f"from 1 to {k + 1} tokens per chunk are needed at K = {k}")
+            histogram.fail(key, f"expected 1 to {k + 1} tokens per chunk at K = {k}")
     chunks = {int(key): histogram.whole(key) or 0 for key in histogram.values} if k else {}
     num = sum(chunks.values())
     if k is None or not num:

@@ -57,7 +57,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         result.fail("measured", "false: a placeholder without a measurement; take another file")
     k = result.whole(_K)
     if k is None or not 0 < k <= MAX_K:
-        result.fail(_K, f"a whole number from 1 to {MAX_K} is needed")
+        result.fail(_K, f"expected a whole number from 1 to {MAX_K}")
     measured_with = result.inner("measurement_conditions")
     engine = measured_with.text("engine") or "unknown"
     is_of_chunks = result.text("producer") is None and result.has(_HISTOGRAM)
@@ -85,7 +85,7 @@ def _figures(result: JsonObject, k: int) -> Figures:
         marginal = tuple(joint_rates(conditional))
     if marginal is None:
         if length is None or length > k + 1:
-            result.fail(_LENGTH, f"a number from 1 to {k + 1} is needed without rates")
+            result.fail(_LENGTH, f"without rates, expected a number from 1 to {k + 1}")
         return {"mean_acceptance_length": length, **_counts(result, k)}
     for i, (before, rate) in enumerate(pairwise((1.0, *marginal))):
         if rate > before:
@@ -113,7 +113,7 @@ def _rates(result: JsonObject, key: str, k: int) -> tuple[float, ...] | None:
         result.fail(key, f"{len(rates)} rates for K = {k}")
     for i, rate in enumerate(rates or ()):
         if rate > 1:
-            result.fail(f"{key}[{i}]", f"a share from 0 to 1 is needed, not {rate:g}")
+            result.fail(f"{key}[{i}]", f"expected a share from 0 to 1, not {rate:g}")
     return rates
 
 
@@ -122,14 +122,14 @@ def _counts(result: JsonObject, k: int) -> Figures:
     histogram = result.inner(_HISTOGRAM)
     for key in histogram.values:
         if key not in map(str, range(1, k + 2)):
-            histogram.fail(key, f"a length from 1 to {k + 1} is needed at K = {k}")
+            histogram.fail(key, f"expected a length from 1 to {k + 1} at K = {k}")
     counts = tuple(float(histogram.whole(str(i + 1)) or 0) for i in range(k + 1))
     return {"acceptance_histogram": counts, "num_rounds": sum(counts)} if any(counts) else {}
 
 
 def _k_of(by_k: JsonObject, key: str) -> int:
     if not (key.isdecimal() and len(key) < 6 and 0 < int(key) <= MAX_K):
-        by_k.fail(key, f"K from 1 to {MAX_K} is needed")
+        by_k.fail(key, f"expected K from 1 to {MAX_K}")
     return int(key)
 
 

@@ -164,8 +164,8 @@ def _named(value: Value) -> list[tuple[str, Value]]:
 
 
 def _workloads(value: Value) -> Path:
-    is_embedded = value.text() == "demo"
-    return PACKAGE / "demo" / "workloads" if is_embedded else read_folder(value)
+    is_demo = value.text() == "demo"
+    return PACKAGE / "demo" / "workloads" if is_demo else read_folder(value)
 
 
 def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:
@@ -212,7 +212,7 @@ def _origin(keys: YamlMapping) -> Origin | None:
 def _address(value: Value) -> str:
     address = value.text()
     if not _ADDRESS.fullmatch(address):
-        value.fail(f"{address[:80]!r} is not an address; https://... of the page is needed")
+        value.fail(f"{address[:80]!r} is not an address; expected https://... of the page")
     return address
 
 
@@ -221,4 +221,4 @@ def _date(value: Value) -> date:
     try:
         return date.fromisoformat(day)
     except ValueError:
-        value.fail(f'{day[:40]!r} is not a day; one such as "2026-11-23", in quotes, is needed')
+        value.fail(f'{day[:40]!r} is not a day; expected one such as "2026-11-23", in quotes')

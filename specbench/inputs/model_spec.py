@@ -64,21 +64,21 @@ def model_spec(source: str) -> ModelSpec:
         known = sorted(path.parent.name for path in _DEMO_MODELS.glob("*/config.json"))
         if name not in known:
             raise UsageError(
-                f"no embedded model {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+                f"no demo model {name!r}{nearest(name, known)}; allowed: {', '.join(known)}"
             )
         return ModelSpec(source=source, folder=_DEMO_MODELS / name)
     if source.startswith(("./", "../", "/", "~/")):
         folder = Path(source).expanduser()
         if not (folder / "config.json").is_file():
             missing = (
-                "has no config.json, so it holds no model" if folder.is_dir() else "does not exist"
+                "has no config.json, so it is not a model" if folder.is_dir() else "does not exist"
             )
             raise UsageError(f"the folder {source} {missing}")
         return ModelSpec(source=source, folder=folder.absolute())
     if not _HUB_ID.fullmatch(source):
         raise UsageError(
             f"{source!r} is not a target in pairings.yaml, a Hugging Face id (owner/name), a "
-            "folder (./ ../ / ~/) or an embedded model (demo:NAME)"
+            "folder (./ ../ / ~/) or a demo model (demo:NAME)"
         )
     if _holds_a_model(Path(source)):
         return ModelSpec(source=source, folder=Path(source).absolute())
@@ -137,18 +137,18 @@ def _model_folder(value: Value) -> Path | None:
         value.fail(complaint)
     kind, _, name = source.partition(":")
     if kind == "demo":
-        return _shipped_model(value, name, _DEMO_MODELS, "embedded model")
+        return _shipped_model(value, name, _DEMO_MODELS, "demo model")
     if kind == "shape":
         return _shipped_model(value, name, _SHAPES, "shape")
     if source.startswith(("./", "../", "/", "~/")):
         folder = read_folder(value)
         if not any(folder.glob("config.json")):
-            value.fail(f"the folder {source} has no config.json, so it holds no model")
+            value.fail(f"the folder {source} has no config.json, so it is not a model")
         return folder
     if not _HUB_ID.fullmatch(source):
         value.fail(
             f"{source!r} is not a Hugging Face id (owner/name), a folder (./ ../ / ~/), "
-            "an embedded model (demo:NAME) or a shape (shape:NAME)"
+            "a demo model (demo:NAME) or a shape (shape:NAME)"
         )
     beside = value.file.parent / source
     if _holds_a_model(beside):

@@ -194,7 +194,7 @@ def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
     except ValueError as wrong:  # ours below, and numbers of thousands of digits
         row.fail(f"not usable JSON: {wrong}")
     if not isinstance(entry, dict):
-        row.fail(f"an object is needed, not {kind(entry)}")
+        row.fail(f"expected an object, not {kind(entry)}")
     if not is_text:
         row.fail("holds half a surrogate pair, which is not text")
     return without_nulls(entry)
@@ -215,35 +215,35 @@ def filled(value: Any, name: str, refuse: Refuse) -> str:
 def text(value: Any, name: str, refuse: Refuse) -> str:
     """Text, which may be empty."""
     if not isinstance(value, str):
-        refuse(f"{name}: text is needed, not {kind(value)}")
+        refuse(f"{name}: expected text, not {kind(value)}")
     return value
 
 
 def flag(value: Any, name: str, refuse: Refuse) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        refuse(f"{name}: true or false is needed, not {kind(value)}")
+        refuse(f"{name}: expected true or false, not {kind(value)}")
     return value
 
 
 def items(value: Any, name: str, refuse: Refuse) -> list[Any]:
     """A list of at least one item."""
     if not isinstance(value, list) or not value:
-        refuse(f"{name}: a list of at least one item is needed, not {kind(value)}")
+        refuse(f"{name}: expected a list of at least one item, not {kind(value)}")
     return value
 
 
 def objects(value: Any, name: str, refuse: Refuse) -> list[Mapping[str, Any]]:
     """A list of objects, which may be empty."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        refuse(f"{name}: a list of objects is needed, not {kind(value)}")
+        refuse(f"{name}: expected a list of objects, not {kind(value)}")
     return value
 
 
 def mapping(value: Any, name: str, refuse: Refuse) -> Mapping[str, Any]:
     """An object."""
     if not isinstance(value, dict):
-        refuse(f"{name}: an object is needed, not {kind(value)}")
+        refuse(f"{name}: expected an object, not {kind(value)}")
     return value
 
 

@@ -64,7 +64,7 @@ class Value:
         With `any_key` a number or a word such as `no` is also a key, as it is written.
         """
         if not isinstance(self.node, yaml.MappingNode):
-            self.fail(f"a mapping (key: value) is needed, not {self.kind}")
+            self.fail(f"expected a mapping (key: value), not {self.kind}")
         entries: dict[str, Value] = {}
         for key_node, value_node in self.node.value:
             line = _line_of(key_node)
@@ -86,11 +86,11 @@ class Value:
     def text(self) -> str:
         """Text of at least one character; `no`, `3` and dates need quotes to be text."""
         if not isinstance(self.node, yaml.ScalarNode) or self.node.tag != _TAG + "str":
-            self.fail(f"text is needed, not {self.kind}{self._quoted_hint()}")
+            self.fail(f"expected text, not {self.kind}{self._quoted_hint()}")
         if _NOT_TEXT.search(self.node.value):
-            self.fail("holds control characters or half a surrogate pair; plain text is needed")
+            self.fail("contains control characters or half a surrogate pair; expected plain text")
         if not self.node.value.strip():
-            self.fail("is empty; text is needed")
+            self.fail("is empty; expected text")
         return str(self.node.value)
 
     def plain(self) -> Any:
@@ -108,7 +108,7 @@ class Value:
 
     def flag(self) -> bool:
         if self.node.tag != _TAG + "bool":
-            self.fail(f"true or false is needed, not {self.kind}")
+            self.fail(f"expected true or false, not {self.kind}")
         return str(self.node.value).lower() in ("true", "yes", "on")
 
     def scalar(self) -> str | int | float | bool:
@@ -182,7 +182,7 @@ def whole(low: int, high: int) -> Callable[[Value], int]:
     """Reads a whole number from `low` to `high`."""
 
     def read(value: Value) -> int:
-        wanted = f"a whole number from {low} to {high} is needed"
+        wanted = f"expected a whole number from {low} to {high}"
         if value.node.tag != _TAG + "int":
             value.fail(f"{wanted}, not {value.kind}")
         digits = str(value.node.value)
@@ -199,7 +199,7 @@ def number(above: float = -math.inf, most: float = math.inf) -> Callable[[Value]
     def read(value: Value) -> float:
         bounds = "" if above == -math.inf else f" above {above:g}"
         bounds += "" if most == math.inf else f" and up to {most:g}"
-        wanted = f"a number{bounds} is needed"
+        wanted = f"expected a number{bounds}"
         if value.node.tag not in (_TAG + "int", _TAG + "float"):
             value.fail(f"{wanted}, not {value.kind}")
         try:

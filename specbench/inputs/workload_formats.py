@@ -196,7 +196,7 @@ def _id(entry: Mapping[str, Any], known: KnownSet, row: Row) -> str:
     given = [key for key in known.id if key in entry]
     value = entry[given[0]] if given else row.number
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        row.fail(f"{given[0]}: text or a whole number is needed, not {kind(value)}")
+        row.fail(f"{given[0]}: expected text or a whole number, not {kind(value)}")
     return str(value)
 
 
@@ -250,7 +250,7 @@ def _questions(entry: Mapping[str, Any], known: KnownSet, refuse: Refuse) -> lis
 def _replayed(turns: tuple[_Messages, ...], refuse: Refuse) -> Iterator[_Messages]:
     """A turn per recorded answer of a history; each later turn begins with the answer before it."""
     if len(turns) > 1:
-        refuse("replay: messages or conversations are needed, which have recorded answers")
+        refuse("replay needs recorded answers: add messages or conversations")
     turn: list[Message] = []
     for message in turns[0]:
         if message.role == "assistant" and turn and turn[-1].role in ("user", "tool"):

@@ -253,7 +253,7 @@ def _card_settings(value: Value) -> Mapping[str, Any]:
 def _digest(value: Value) -> str:
     digest = value.text()
     if not _SHA256.fullmatch(digest):
-        value.fail("64 digits of 0-9 and a-f are needed")
+        value.fail("expected 64 digits of 0-9 and a-f")
     return digest
 
 
@@ -280,7 +280,7 @@ def _strict_prompts(path: Path, settings: Mapping[str, Any] | None) -> tuple[Pro
 
 def _some(prompts: Sequence[Prompt], path: Path, notes: Sequence[str] = ()) -> tuple[Prompt, ...]:
     if not prompts:
-        Row(file=path, line=1).fail("; ".join(("the file holds no prompts", *notes)))
+        Row(file=path, line=1).fail("; ".join(("the file has no prompts", *notes)))
     return tuple(prompts)
 
 

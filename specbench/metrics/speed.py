@@ -311,9 +311,9 @@ def saturation(cell: CellData) -> str:
     if first is None or last is None or last <= GROWTH * first:
         return ""
     return (
-        f"saturated, or nearly: {cell.key.condition.request_rate:g} requests per second are more "
-        f"than it takes; the first third waited {first:.3g} s for the first token, the last third "
-        f"at least {last:.3g} s, and more requests would wait longer"
+        f"saturated, or nearly: requests arrive faster ({cell.key.condition.request_rate:g} per "
+        f"second) than they are served. The first third waited {first:.3g} s for the first token, "
+        f"the last third at least {last:.3g} s, and more requests would wait longer"
     )
 
 

@@ -45,7 +45,7 @@ def raise_if_device_lost(error: BaseException) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError:
-        message = f"the GPU fails at everything since: {first_line(error)}"
+        message = f"the GPU has failed at everything since: {first_line(error)}"
         raise DeviceLostError(message) from error
 
 

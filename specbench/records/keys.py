@@ -344,7 +344,7 @@ class Condition:
             return f"best of {self.num_samples} samples"
         if self.concurrency == 1:
             return "one request at a time"
-        return f"{self.concurrency} requests at once"
+        return f"{self.concurrency} concurrent requests"
 
     @property
     def label(self) -> str:

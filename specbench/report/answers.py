@@ -19,11 +19,6 @@ from specbench.report.memory import memory_left
 from specbench.report.numbers import listed, measured
 from specbench.report.sections import Section, sections, verdict_of
 
-VERDICT_WORDS = {
-    SpeedupVerdict.HELPS: "faster",
-    SpeedupVerdict.GAINS_NOTHING: "no speedup",
-    SpeedupVerdict.NOT_SHOWN: "undecided",
-}
 _NOT_MEASURED = "not measured"
 
 
@@ -32,7 +27,7 @@ class VerdictCard:
     """The verdict on one pairing and workload."""
 
     title: str
-    verdict: str  # one of VERDICT_WORDS, or "not measured"
+    verdict: str  # of a SpeedupVerdict, or "not measured"
     figure: str  # the speedup, or its range if undecided; empty without an interval
     text: str  # the sentence without the verdict
     facts: tuple[str, ...]  # why
@@ -54,11 +49,11 @@ def answer(section: Section) -> SectionAnswer:
     """The best drafter of a section, or why there is none."""
     quoted = section.best
     if quoted is not None:
-        verdict = SpeedupVerdict.HELPS
+        verdict = SpeedupVerdict.FASTER
     else:
         verdicts = {verdict_of(decision) for decision in section.decisions}
-        nothing = verdicts == {SpeedupVerdict.GAINS_NOTHING}
-        verdict = SpeedupVerdict.GAINS_NOTHING if nothing else SpeedupVerdict.NOT_SHOWN
+        nothing = verdicts == {SpeedupVerdict.NO_SPEEDUP}
+        verdict = SpeedupVerdict.NO_SPEEDUP if nothing else SpeedupVerdict.UNDECIDED
         if len(section.decisions) == 1:
             (quoted,) = section.decisions
     unquoted = tuple(decision for decision in section.decisions if decision is not quoted)
@@ -77,9 +72,9 @@ def answer(section: Section) -> SectionAnswer:
 
 def _card(section: Section, decision: Decision) -> VerdictCard:
     verdict, speedup = verdict_of(decision), decision.speedup
-    figure, word = "", VERDICT_WORDS[verdict]
+    figure, word = "", verdict.value
     if speedup is not None and speedup.low is not None:
-        is_open = verdict is SpeedupVerdict.NOT_SHOWN
+        is_open = verdict is SpeedupVerdict.UNDECIDED
         figure = range_text(speedup) if is_open else f"{speedup.estimate:.2f}x"
     return VerdictCard(
         title=f"{decision.leader.source}, {section.title}",
@@ -92,7 +87,7 @@ def _card(section: Section, decision: Decision) -> VerdictCard:
 
 def _card_without_pairing(section: Section, headline: str) -> VerdictCard:
     word, _, rest = headline.partition(": ")
-    is_verdict = word in (*VERDICT_WORDS.values(), _NOT_MEASURED)
+    is_verdict = word in (*(v.value for v in SpeedupVerdict), _NOT_MEASURED)
     return VerdictCard(
         title=section.title,
         verdict=word if is_verdict else _NOT_MEASURED,
@@ -105,7 +100,7 @@ def _card_without_pairing(section: Section, headline: str) -> VerdictCard:
 def has_undecided(document: Document) -> bool:
     """Whether an answer is undecided or has no valid K = 0, apart from sections with only K = 0."""
     return any(
-        answer(section).verdict is SpeedupVerdict.NOT_SHOWN
+        answer(section).verdict is SpeedupVerdict.UNDECIDED
         if section.decisions
         else section.baseline is not None and not section.baseline.valid
         for section in sections(document)
@@ -131,7 +126,7 @@ def shared_k_lines(document: Document) -> list[str]:
     helping = {
         across_workloads(d.leader)
         for d in document.decisions
-        if verdict_of(d) is SpeedupVerdict.HELPS
+        if verdict_of(d) is SpeedupVerdict.FASTER
     }
     settings = {shared.key.condition.without("target") for shared in document.shared_k}
     lines = []
@@ -183,7 +178,7 @@ def _quote(section: Section, decision: Decision) -> str:
 
 def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
     if section.decisions:
-        nothing = verdict is SpeedupVerdict.GAINS_NOTHING
+        nothing = verdict is SpeedupVerdict.NO_SPEEDUP
         return (
             "no speedup with any drafter"
             if nothing

@@ -390,7 +390,7 @@ def _verdict_text(decision: Decision | None) -> str:
     if decision.speedup is None:
         return "undecided"
     k, verdict = decision.leader.draft.length.named, verdict_of(decision)
-    if verdict is SpeedupVerdict.NOT_SHOWN:
+    if verdict is SpeedupVerdict.UNDECIDED:
         return f"undecided: {k}, {range_text(decision.speedup)}"
-    answer = "no speedup: " if verdict is SpeedupVerdict.GAINS_NOTHING else ""
+    answer = "no speedup: " if verdict is SpeedupVerdict.NO_SPEEDUP else ""
     return f"{answer}{k}, {speedup_text(decision.speedup)}"

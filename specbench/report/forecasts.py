@@ -124,9 +124,9 @@ def _verdict_text(point: ForecastPoint) -> str:
     """The words of a measured answer."""
     at, speedup = f"K={point.num_speculative_tokens}", point.speedup
     verdict = judge(speedup)
-    if speedup is None or verdict is SpeedupVerdict.NOT_SHOWN:
+    if speedup is None or verdict is SpeedupVerdict.UNDECIDED:
         return f"undecided: {range_text(speedup) if speedup else 'no interval'} at {at}"
-    if verdict is SpeedupVerdict.GAINS_NOTHING:
+    if verdict is SpeedupVerdict.NO_SPEEDUP:
         return f"no speedup: {at}, {speedup_text(speedup)}"
     return f"{at}, {speedup_text(speedup, ' faster')}"
 

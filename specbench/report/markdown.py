@@ -62,7 +62,7 @@ def _run(report: RunReport) -> Iterator[str]:
 
 
 def _answer(answer: SectionAnswer) -> Iterator[str]:
-    mark = "**" if answer.verdict is SpeedupVerdict.HELPS else ""
+    mark = "**" if answer.verdict is SpeedupVerdict.FASTER else ""
     yield f"- {mark}{escape(answer.title)}: {escape(answer.headline)}{mark}"
     yield from (f"  - {escape(reason)}" for reason in answer.reasons)
     for decision in answer.unquoted:

@@ -175,7 +175,7 @@ def kernel_text(choice: KernelChoice) -> str:
         return f"{choice.chosen} (as requested)"
     took = {kernel.name: kernel.seconds for kernel in choice.contenders if kernel.seconds}
     slower = (
-        f"{name} takes {seconds / took[choice.chosen]:.2g} times as long"
+        f"{name} takes {seconds / took[choice.chosen]:.1f} times as long"
         for name, seconds in took.items()
         if name != choice.chosen and choice.chosen in took
     )

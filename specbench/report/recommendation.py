@@ -23,7 +23,7 @@ from specbench.decide.recommend import SpeedupVerdict, is_undecided, judge
 from specbench.doc import Doc, docs_of, several, type_of
 from specbench.records import CellKey, Condition, Decision, Interval
 from specbench.records.keys import AXES, FlatKey
-from specbench.report.answers import VERDICT_WORDS, context_lines
+from specbench.report.answers import context_lines
 from specbench.report.comparisons import variant_lines
 from specbench.report.document import Document
 from specbench.report.grids import Grid
@@ -179,7 +179,7 @@ def _runner_up(document: Document, plain: CellKey) -> Iterator[str]:
     if decisions:
         undecided = [pair for pair in decisions if is_undecided(pair[1])]
         speedup, best = _most_promising(document, undecided or decisions)
-        is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.GAINS_NOTHING
+        is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
         which = "runner-up" if is_lost else "best undecided"
         figure = range_text(speedup) if undecided else speedup_text(speedup)
         yield f"{which}: {_method(best.leader)}, {figure}"
@@ -460,7 +460,7 @@ def _by_context_json(document: Document, entry: ContextDecisions) -> dict[str, A
             {
                 "context": decision.condition.context,
                 **_key_json(decision.key),
-                "verdict": VERDICT_WORDS[judge(decision.speedup)],
+                "verdict": judge(decision.speedup).value,
                 "speedup": decision.speedup,
                 "memory_left_tokens": tokens_left(document, decision.key),
             }

@@ -41,7 +41,7 @@ class Section:
 
         A lossy drafter counts only if no lossless one helps.
         """
-        helping = [d for d in self.decisions if verdict_of(d) is SpeedupVerdict.HELPS]
+        helping = [d for d in self.decisions if verdict_of(d) is SpeedupVerdict.FASTER]
         lossless = [d for d in helping if d.leader.draft.lossy is None]
         return max(lossless or helping, key=lower_bound, default=None)
 

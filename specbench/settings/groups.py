@@ -334,7 +334,7 @@ class ForecastSettings:
         AcceptanceRule | None,
         Option(
             is_rare=True,
-            help="How that engine drafts above temperature 0: exact (sampled from the draft's "
+            help="How that engine drafts above temperature 0: exact (sampled from the drafter's "
             "distribution) or greedy_draft.",
             shown="greedy_draft for vLLM, exact for others",
         ),
@@ -507,7 +507,7 @@ class ServerSettings:
             names=("--warmup",),
             min=0,
             max=100_000,
-            help="Requests before each session and concurrency that are not counted.",
+            help="Uncounted requests before each session and concurrency.",
             shown="by concurrency",
         ),
     ] = None

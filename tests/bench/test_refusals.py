@@ -31,7 +31,7 @@ def names_of(run):
 @pytest.mark.parametrize(
     "error",
     [
-        CompatibilityError("7 token ids mean something else"),
+        CompatibilityError("7 token ids stand for different tokens"),
         ModelError("owner/small: cannot be loaded: no such file"),
         UsageError("the built-in decoder has no method 'eagle3' in this version"),
         torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),

@@ -186,7 +186,7 @@ def test_the_costs_of_a_running_server(tiny):
     ("options", "said"),
     [
         (("--step-times", "none.csv"), "none.csv: cannot be read"),
-        (("--step-times", "bad.csv"), "bad.csv:3: cost: a number above 0 is needed"),
+        (("--step-times", "bad.csv"), "bad.csv:3: cost: expected a number above 0"),
         (
             ("--step-times", "rows.csv", "--concurrency", "4"),
             ("no data for 4 concurrent requests; it has 1"),

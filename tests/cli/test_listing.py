@@ -203,7 +203,7 @@ targets:
 """
     )
     same, other = json.loads(specbench("doctor", "--json", cwd=tmp_path).out)["pairings"]
-    share = "258 tokens in common, 99.6 % of the target's and 99.6 % of the draft's"
+    share = "258 tokens in common, 99.6% of the target's and 99.6% of the draft model's"
     assert f"{share}: method token_intersection" in same["problems"][0]
     assert (other["ready"], other["problems"]) == (True, [])
     (note,) = other["notes"]

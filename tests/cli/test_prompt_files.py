@@ -8,7 +8,7 @@ from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 
-NOTE = "ShareGPT.json: 1 of 3 rows skipped: conversations: a list of at least one item is needed"
+NOTE = "ShareGPT.json: 1 of 3 rows skipped: conversations: expected a list of at least one item"
 
 
 def share_gpt(tiny: Path, folder: Path) -> None:

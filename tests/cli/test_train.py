@@ -104,7 +104,7 @@ def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
             "no target 'tinny' in pairings.yaml, did you mean 'tiny'?",
         ),
         (["eagle", "--target", "./nowhere"], "./nowhere does not exist"),
-        (["eagle", "--target", "demo:targett"], "no embedded model 'targett', did you mean"),
+        (["eagle", "--target", "demo:targett"], "no demo model 'targett', did you mean"),
         (["eagle", "--target", "a b/c"], "'a b/c' is not a target in pairings.yaml"),
         (["eagle", "--output", "."], "is not empty; resume its training with --resume"),
         (

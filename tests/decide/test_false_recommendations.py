@@ -81,7 +81,7 @@ def says_helps(sweep: Sweep) -> bool:
 
 def best_of_many_says_helps(sweep: Sweep) -> bool:
     """Negative control: the first pass's winner, quoted as it is."""
-    return judge(leader(sweep).speedup) is SpeedupVerdict.HELPS
+    return judge(leader(sweep).speedup) is SpeedupVerdict.FASTER
 
 
 def leader(sweep: Sweep) -> CellSummary:

@@ -196,19 +196,19 @@ def test_a_question_is_one_pairing_workload_and_setting(summarized):
     cells = [baseline, code, chat, warm, poor, more]
     assert by_question(cells) == ((code, more), (chat,), (warm,), (poor,))
     for mixed in (cells, [baseline], []):
-        with pytest.raises(ValueError, match="one question"):
+        with pytest.raises(ValueError, match="one setting"):
             choose(mixed)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
-        (0.90, 1.02, SpeedupVerdict.GAINS_NOTHING),
-        (0.90, 1.021, SpeedupVerdict.NOT_SHOWN),
-        (1.012, 1.02, SpeedupVerdict.GAINS_NOTHING),  # surely faster, and by too little to matter
-        (1.01, 1.5, SpeedupVerdict.NOT_SHOWN),
-        (1.011, 1.5, SpeedupVerdict.HELPS),
-        (None, None, SpeedupVerdict.NOT_SHOWN),
+        (0.90, 1.02, SpeedupVerdict.NO_SPEEDUP),
+        (0.90, 1.021, SpeedupVerdict.UNDECIDED),
+        (1.012, 1.02, SpeedupVerdict.NO_SPEEDUP),  # surely faster, and by too little to matter
+        (1.01, 1.5, SpeedupVerdict.UNDECIDED),
+        (1.011, 1.5, SpeedupVerdict.FASTER),
+        (None, None, SpeedupVerdict.UNDECIDED),
     ],
 )
 def test_the_three_answers(low, high, verdict):
@@ -216,7 +216,7 @@ def test_the_three_answers(low, high, verdict):
 
 
 def test_no_speedup_at_all_is_not_shown_to_help():
-    assert judge(None) is SpeedupVerdict.NOT_SHOWN
+    assert judge(None) is SpeedupVerdict.UNDECIDED
 
 
 def auto(cell, mean_k=3.14):

@@ -96,7 +96,7 @@ def undecided_runs(rng, num_prompts, speedup, prompts_sd, noise):
         spec_s = base_s / speedup * np.exp(rng.normal(0.0, prompts_sd, num_prompts))
         times = (side * np.exp(rng.normal(0.0, noise, num_prompts)) for side in (base_s, spec_s))
         ratio = speedup_ratio(*times)
-        if judge(found := interval(ratio)) is SpeedupVerdict.NOT_SHOWN:
+        if judge(found := interval(ratio)) is SpeedupVerdict.UNDECIDED:
             yield found, minimum_detectable_effect(ratio)
 
 

@@ -28,4 +28,4 @@ def test_a_draft_with_another_tokenizer_is_made_and_fits(
         "strings": "warning",
     }
     texts = [one.text for one in by_name["strings"].of_level("warning")]
-    assert any("60.2 % of the target's" in text for text in texts), texts
+    assert any("60.2% of the target's" in text for text in texts), texts

@@ -60,7 +60,7 @@ def test_an_id_that_means_another_token_is_refused_with_both_tokens(target, draf
     found = only(check(target, change_tokenizer(draft, swap)), "refused")
     a = target.vocabulary.ids_by_token["A"]
     assert found.field == "tokenizer"
-    assert re.search(rf"2 ids .*\({a}: 'A' .*'B', {a + 1}: 'B' .*'A'\)", found.text)
+    assert re.search(rf"2 token ids .*\({a}: 'A' .*'B', {a + 1}: 'B' .*'A'\)", found.text)
     assert (found.target, found.draft) == ("259 tokens", "259 tokens")
 
 

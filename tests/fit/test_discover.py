@@ -154,7 +154,7 @@ def test_a_word_names_a_drafter(word, name, method):
         ("eagle", "the method needs weights; name their folder"),
         ("eagle=./head", "eagle=./head: write ./head; the method follows from its files"),
         ("./nowhere", "the folder ./nowhere does not exist"),
-        ("demo:nothing", "no embedded model 'nothing'"),
+        ("demo:nothing", "no demo model 'nothing'"),
         ("a b", "is not a target in pairings.yaml"),
     ],
 )

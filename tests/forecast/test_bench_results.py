@@ -82,7 +82,7 @@ def test_k_is_what_the_file_says_else_its_positions_else_the_mean():
     [
         ({"completed": 0}, "no request was completed"),
         ({"max_concurrency": None}, "--max-concurrency"),
-        ({"mean_tpot_ms": "fast"}, "mean_tpot_ms: a number is needed"),
+        ({"mean_tpot_ms": "fast"}, "mean_tpot_ms: expected a number"),
         ({"total_output_tokens": 10}, "no rounds"),
         ({"num_speculative_tokens": "3"}, "how many rounds there were is not known"),
     ],

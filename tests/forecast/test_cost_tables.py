@@ -68,9 +68,9 @@ def test_json_says_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "line", "reason"),
     [
-        ("a.csv", "k,cost\n0,1\n3,fast\n", 3, "a number above 0 is needed"),
-        ("a.csv", "k,cost\n0,1\n3,-2\n", 3, "a number above 0 is needed"),
-        ("a.csv", "k,cost\n0,1\n3,nan\n", 3, "a number above 0 is needed"),
+        ("a.csv", "k,cost\n0,1\n3,fast\n", 3, "expected a number above 0"),
+        ("a.csv", "k,cost\n0,1\n3,-2\n", 3, "expected a number above 0"),
+        ("a.csv", "k,cost\n0,1\n3,nan\n", 3, "expected a number above 0"),
         ("a.csv", "k,seconds\n0,1\n", 1, "unknown column 'seconds'"),
         ("a.csv", "k,cost\n0,1,2\n", 2, "3 values for 2 columns"),
         ("a.csv", "cost\n1\n", 2, "give `k`"),
@@ -78,7 +78,7 @@ def test_json_says_the_same(tmp_path):
         ("a.csv", "k\n1\n", 2, "the key `cost` is missing"),
         ("a.csv", "k,cost\n2.5,1\n", 2, "a whole number from 0"),
         ("a.csv", "k,cost,unit\n0,1,hours\n", 2, "unknown 'hours'"),
-        ("a.csv", "k,cost,unit\n0,2,steps\n", 2, "is 1 step, not 2"),
+        ("a.csv", "k,cost,unit\n0,2,steps\n", 2, "must be 1, not 2"),
         ("a.csv", "tokens,cost,draft\n2,1,-1\n", 2, "0 or more"),
         ("a.csv", "", 1, "no costs"),
         ("a.csv", "k,cost\n", 1, "no costs"),

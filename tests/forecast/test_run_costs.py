@@ -31,7 +31,7 @@ def kept(root, stored):
 def test_each_cell_of_the_first_pass_is_a_cost_with_what_came_of_it(tmp_path, sweep):
     costs = read_file(kept(tmp_path, sweep))
     cells = summarize(aggregate_run(sweep))
-    assert len(costs) == len(cells) == 6  # K = 0, 2, 4 at 1 and 4 requests at once
+    assert len(costs) == len(cells) == 6  # K = 0, 2, 4 at concurrency 1 and 4
     for cost, cell in zip(costs, cells, strict=True):
         assert cost.cost == cell.metrics["round_s"]
         assert cost.mean_acceptance_length == cell.metrics.get("mean_acceptance_length")

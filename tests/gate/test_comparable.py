@@ -160,7 +160,7 @@ def test_a_refusal_distinguishes_cells_of_the_same_name():
     [
         ({}, "demo/draft K=4 on code"),
         ({"adaptive": True}, "demo/draft K=auto on code"),
-        ({"concurrency": 4}, "demo/draft K=4 on code, 4 requests at once"),
+        ({"concurrency": 4}, "demo/draft K=4 on code, 4 concurrent requests"),
         ({"temperature": 0.7}, "demo/draft K=4 on code, temperature 0.7"),
     ],
 )

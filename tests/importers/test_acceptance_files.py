@@ -106,16 +106,22 @@ def test_a_curve_is_chosen_by_mode_or_model_and_keeps_its_comments(tmp_path):
     [
         ({"schema_version": "2.0"}, "schema_version: 1.0 is read"),
         ({"measured": False}, "measured: false"),
-        ({"num_speculative_tokens": None}, "num_speculative_tokens: a whole number"),
+        ({"num_speculative_tokens": None}, "num_speculative_tokens: expected a whole number"),
         ({"num_speculative_tokens": 4}, "marginal_accept_rates: 3 rates for K = 4"),
         ({"marginal_accept_rates": [0.8, 0.9, 0.1]}, r"marginal_accept_rates\[1\]: 0.9 rises"),
         ({"marginal_accept_rates": [0.8, 0.8, 0.8]}, "conditional_accept_rates: contradicts"),
-        ({"conditional_accept_rates": [1.5, 0.7, 0.6]}, r"conditional_accept_rates\[0\]: a share"),
+        (
+            {"conditional_accept_rates": [1.5, 0.7, 0.6]},
+            r"conditional_accept_rates\[0\]: expected a share",
+        ),
         ({"mean_accept_length": 1.696}, "mean_accept_length: 1.696 contradicts"),
-        ({"mean_accept_length": 0.5}, "mean_accept_length: a finite number from 1"),
-        ({"acceptance_length_histogram": {"0": 4}}, "acceptance_length_histogram.0: a length"),
-        ({"accept_length_by_k": {"two": 2.0}}, "accept_length_by_k.two: K from 1"),
-        ({"measurement_conditions": "mt_bench"}, "measurement_conditions: an object is needed"),
+        ({"mean_accept_length": 0.5}, "mean_accept_length: expected a finite number from 1"),
+        (
+            {"acceptance_length_histogram": {"0": 4}},
+            "acceptance_length_histogram.0: expected a length",
+        ),
+        ({"accept_length_by_k": {"two": 2.0}}, "accept_length_by_k.two: expected K from 1"),
+        ({"measurement_conditions": "mt_bench"}, "measurement_conditions: expected an object"),
     ],
 )
 def test_errors_in_a_profile_name_file_and_key(tmp_path, values, key):
@@ -127,17 +133,19 @@ def test_without_rates_a_profile_needs_its_length(tmp_path):
     none = {"marginal_accept_rates": None, "conditional_accept_rates": None}  # block verification
     (cell,) = import_files([profile(tmp_path, **none)], GIVEN)
     assert cell.acceptance_rates == (1.0, 0.696, 0.0)
-    with pytest.raises(UsageError, match="mean_accept_length: a number from 1 to 4"):
+    with pytest.raises(
+        UsageError, match="mean_accept_length: without rates, expected a number from 1 to 4"
+    ):
         import_files([profile(tmp_path, **none, mean_accept_length=5.0)], GIVEN)
 
 
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("m:\n  thinking_on: {0: 1.5}\n", "m.thinking_on.0: K from 1"),
-        ("m:\n  thinking_on: {2: 3.5}\n", "m.thinking_on.2: a length from 1 to 3"),
-        ("m:\n  thinking_on: {2: fast}\n", "m.thinking_on.2: a number is needed"),
-        ("m:\n  thinking_on: [1, 2]\n", "m.thinking_on: an object is needed"),
+        ("m:\n  thinking_on: {0: 1.5}\n", "m.thinking_on.0: expected K from 1"),
+        ("m:\n  thinking_on: {2: 3.5}\n", "m.thinking_on.2: expected a length from 1 to 3"),
+        ("m:\n  thinking_on: {2: fast}\n", "m.thinking_on.2: expected a number"),
+        ("m:\n  thinking_on: [1, 2]\n", "m.thinking_on: expected an object"),
         ("m:\n  thinking_on:\n    2: 1.5\n    2: 1.6\n", "4: m.thinking_on.2: given twice"),
         ("m:\n  on: {2: 1.5}\n", "not a result file of a known tool"),
         ("m: [1\n", "expected"),

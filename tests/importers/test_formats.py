@@ -245,7 +245,7 @@ def test_server_metrics_of_another_benchmark_are_refused(tmp_path):
 
 
 def test_a_histogram_beyond_k_names_its_entry():
-    with pytest.raises(UsageError, match=r"pooled_spec_decode_acceptance_histogram\.4: .* 3 "):
+    with pytest.raises(UsageError, match=r"pooled_spec_decode_acceptance_histogram\.4: .* 3$"):
         import_files([f"{FILES / 'aiperf.json'}#k=3"], ImportOverrides(method="eagle3"))
 
 

@@ -49,7 +49,7 @@ def test_the_adaptive_table_names_the_best_fixed_k_and_what_was_picked(served: D
     assert first[0] == "code, one request at a time"
     assert (first[2], first[4], first[6]) == ("4", "4.7", "6 prompts")
     assert first[3].startswith("0.92x [")  # 0.60 against 0.65 s
-    assert (second[0], second[6]) == ("code, 2 requests at once", "6 passes")
+    assert (second[0], second[6]) == ("code, 2 concurrent requests", "6 passes")
     assert third[2] == "0"  # four rows: not speculating is best
     assert "geometric mean" not in grid.title  # nothing was measured again
 

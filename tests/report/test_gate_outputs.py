@@ -121,7 +121,7 @@ def test_a_row_shows_what_was_decided_and_by_what(gate):
 def test_cells_are_named_by_what_tells_them_apart():
     assert key().label == "demo/draft K=4 on code"
     assert (key(temperature=0.7, concurrency=4, context=512)).label == (
-        "demo/draft K=4 on code, 4 requests at once, temperature 0.7, context 512"
+        "demo/draft K=4 on code, 4 concurrent requests, temperature 0.7, context 512"
     )
     assert (key(num_samples=4)).label == "demo/draft K=4 on code, best of 4 samples"
     assert (key(4, request_rate=2.0)).label.endswith("up to 1 at once, 2 requests per second")

@@ -87,7 +87,7 @@ def test_a_verdict_per_pairing_and_workload_comes_first(html: str, cpu_document:
     assert sorted(title for _, title in cards) == sorted(
         f"{d.leader.source}, {d.condition.workload}" for d in cpu_document.decisions
     )
-    colors = {SpeedupVerdict.HELPS: "good", SpeedupVerdict.GAINS_NOTHING: "bad"}
+    colors = {SpeedupVerdict.FASTER: "good", SpeedupVerdict.NO_SPEEDUP: "bad"}
     for d in cpu_document.decisions:
         card = (colors.get(verdict_of(d), "open"), f"{d.leader.source}, {d.condition.workload}")
         assert card in cards

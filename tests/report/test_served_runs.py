@@ -35,8 +35,8 @@ def test_sections_are_told_apart_by_rows_and_engine(served: Document) -> None:
     assert [section.title for section in sections(served)][:4] == [
         "code, one request at a time, builtin",
         "code, one request at a time, transformers",
-        "code, 2 requests at once, builtin",
-        "code, 4 requests at once, builtin",
+        "code, 2 concurrent requests, builtin",
+        "code, 4 concurrent requests, builtin",
     ]
 
 
@@ -137,7 +137,7 @@ def test_the_setting_of_the_run_is_said_above_everything(
 ) -> None:
     said = setup(served)
     assert "K = 0, 2, 4, 20, auto;" in said
-    assert "one request at a time, 2 requests at once and 4 requests at once" in said
+    assert "one request at a time, 2 concurrent requests and 4 concurrent requests" in said
     assert "; 512 and 4,096 tokens of context;" in setup(lengths)
 
 

@@ -1,4 +1,4 @@
-"""A server for many requests at once, in an event loop; a prompt says what becomes of its answer.
+"""A server for many concurrent requests, in an event loop; the prompt says how to answer.
 
 It streams as real ones do: HTTP/1.1 over connections that are kept, a chunk an event.
 `python -m tests.servers.crowd_server EVENTS PAUSE_S` is one by itself, and prints its address.

@@ -1,4 +1,4 @@
-"""Many requests at once to a server with faults: every one is accounted for, and nothing grows."""
+"""Many concurrent requests to a server with faults: all are accounted for, and nothing grows."""
 
 import asyncio
 import gc

@@ -277,7 +277,7 @@ def test_an_effect_of_the_detectable_size_is_found_in_four_of_five_sweeps():
 
 
 def together(cells: Cells) -> Cells:
-    """As many requests at once give them: one figure a cycle."""
+    """Concurrent requests give one figure per cycle."""
     return Cells(*(np.nansum(column, axis=-1, keepdims=True) for column in cells))
 
 

@@ -139,7 +139,7 @@ class ManagedServers:
                 python=self._options.engine_python,
                 host=LOOPBACK,
                 port=port,
-                most_at_once=max(self._plan.settings.load.concurrency),
+                max_concurrency=max(self._plan.settings.load.concurrency),
                 context=context_needed(self._plan, session.cells),
                 keeps_prefixes=self._options.prefix_cache,
                 constrains_output=any(

@@ -92,9 +92,9 @@ def launch(start: StartOptions) -> StartCommand:
     if start.python is not None:
         command[0] = str(start.python)
     command += ["--host", start.host, "--port", str(start.port), "--seed", str(start.seed)]
-    command += ["--metrics", "--parallel", str(start.most_at_once)]
+    command += ["--metrics", "--parallel", str(start.max_concurrency)]
     if start.context is not None:  # slots share it evenly
-        command += ["--ctx-size", str(start.context * start.most_at_once)]
+        command += ["--ctx-size", str(start.context * start.max_concurrency)]
     if not start.keeps_prefixes:
         command += ["--cache-ram", "0", "--no-cache-prompt"]
     return StartCommand(command=(*command, *start.arguments))

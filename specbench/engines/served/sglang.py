@@ -101,8 +101,8 @@ def launch(start: StartOptions) -> StartCommand:
     """`exported` is `python -m sglang.launch_server ...`."""
     command = [str(start.python) if start.python else start.exported[0], *start.exported[1:]]
     command += ["--host", start.host, "--port", str(start.port), "--random-seed", str(start.seed)]
-    # With speculation it would take fewer requests at once than without.
-    command += ["--max-running-requests", str(start.most_at_once), "--enable-metrics"]
+    # With speculation it would take fewer concurrent requests than without.
+    command += ["--max-running-requests", str(start.max_concurrency), "--enable-metrics"]
     command += [] if start.keeps_prefixes else ["--disable-radix-cache"]
     program = ("python", "-m", "sglang.launch_server")
     return StartCommand(command=(*command, *start.arguments), num_program=len(program))

@@ -204,7 +204,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         *deployment.dtype_lost,
     ]
     if target.revision:
-        lost.append(f"revision {target.revision} of the target: serve a folder that holds it")
+        lost.append(f"revision {target.revision} of the target: serve a folder with it")
     if target.trust_remote_code:
         command.append("--trust_remote_code")
     settings: dict[str, Any] = {"dtype": deployment.served_dtype} if deployment.served_dtype else {}
@@ -294,9 +294,7 @@ def _lost(deployment: Deployment, release: Release) -> list[str]:
             f"above {last.num_rows} concurrent requests, not measured: TensorRT-LLM keeps K={k}"
         )
     if deployment.drafter is not None and deployment.drafter.revision:
-        lost.append(
-            f"revision {deployment.drafter.revision} of the drafter: name a folder that holds it"
-        )
+        lost.append(f"revision {deployment.drafter.revision} of the drafter: name a folder with it")
     if deployment.method == "ngram" and deployment.setting("min_ngram") != 1:
         lost.append(f"min_ngram {deployment.setting('min_ngram')}: suffixes of one token match")
     if deployment.temperature > 0:

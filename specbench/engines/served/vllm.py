@@ -114,8 +114,8 @@ def launch(start: StartOptions) -> StartCommand:
         num_program = len((start.python, *module))
     command += ["--host", start.host, "--port", str(start.port), "--seed", str(start.seed)]
     command += [f"--{'' if start.keeps_prefixes else 'no-'}enable-prefix-caching"]
-    if start.most_at_once > _DEFAULT_CONCURRENCY:
-        command += ["--max-num-seqs", str(start.most_at_once)]
+    if start.max_concurrency > _DEFAULT_CONCURRENCY:
+        command += ["--max-num-seqs", str(start.max_concurrency)]
     if SPECULATION in command:  # the flag is refused without it
         command += ["--per-request-spec-decode-metrics", "detailed"]
     command = _with_fields(command, start.arguments)

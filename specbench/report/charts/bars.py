@@ -62,8 +62,8 @@ def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
     panels.set_x(0, max(c.key.draft.k for c in cells), "K, drafted tokens per round")
     panels.name_y("baseline steps")
     panels.label_ends([_part_names(section.fixed(label)) for section in drawn])
-    setting = f"{label}: {drawn[0].condition.label}"
-    return panels.chart("Where the round time goes", setting, _ROUND_TIME)
+    title = f"Where the round time goes: {label}"
+    return panels.chart(title, drawn[0].condition.label, _ROUND_TIME)
 
 
 def parts(cell: CellSummary) -> tuple[RoundPart, ...]:

@@ -354,7 +354,7 @@ def _answers_chart(
                     decision.speedup,
                     style,
                     size=6,
-                    valid=verdict_of(decision) is SpeedupVerdict.HELPS,
+                    valid=verdict_of(decision) is SpeedupVerdict.FASTER,
                     name=f"run {run + 1}, {name}, {decision.leader.draft.length.named}",
                 )
                 ends = [end for end in ends if end.text != name]

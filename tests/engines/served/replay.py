@@ -50,4 +50,4 @@ def answer(engine: str, pages: Mapping[str, str], request: Request = REQUEST) ->
 
 
 def start(folder: Path, *exported: str, **changed: Any) -> StartOptions:
-    return StartOptions(exported=exported, folder=folder, port=8000, most_at_once=8, **changed)
+    return StartOptions(exported=exported, folder=folder, port=8000, max_concurrency=8, **changed)

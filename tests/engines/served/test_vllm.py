@@ -48,7 +48,7 @@ def test_prefixes_are_not_kept_unless_they_are_to_be(tmp_path):
 def test_only_more_requests_than_it_takes_by_itself_are_said(tmp_path):
     few = start(tmp_path, *SPECULATIVE)
     assert "--max-num-seqs" not in VLLM.launch(few).command
-    command = VLLM.launch(replace(few, most_at_once=200)).command
+    command = VLLM.launch(replace(few, max_concurrency=200)).command
     assert command[command.index("--max-num-seqs") + 1] == "200"
 
 
