@@ -71,5 +71,5 @@ def test_every_run_of_a_workflow_names_its_number_of_threads():
 
 
 def test_every_word_of_allow_different_is_there():
-    listed = " ".join(TEXT.split()).partition("The words are ")[2].partition(". ")[0]
+    listed = " ".join(TEXT.split()).partition("The allowed words are ")[2].partition(". ")[0]
     assert [re.sub(r" \(.*\)", "", word) for word in listed.split(", ")] == list(WORDS)

@@ -106,7 +106,7 @@ targets:
     assert ran.code == 0, ran.err
     problems = {row["pairing"]: row["problems"] for row in json.loads(ran.out)["pairings"]}
     assert re.match("needs .*900,001 GiB .*float32", problems["tiny/draft"][0])
-    assert "tokenizer: 1 ids " in problems["tiny/draft"][1]
+    assert "tokenizer: 1 token ids " in problems["tiny/draft"][1]
     for name in ("tiny/far", "tiny/head"):
         at_least, not_here = problems[name]
         assert "at least 900,000 GiB" in at_least

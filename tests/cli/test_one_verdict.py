@@ -453,9 +453,9 @@ WARNED = {
         ),
         ("<think>", "</think>"),
     ),
-    "a short context": ("x", configure(max_position_embeddings=16), ("trained context", "16")),
-    "a head's context": ("x", configure(max_position_embeddings=16), ("trained context", "16")),
-    "a short table": ("x", fewer_rows, ("77 of", "(30%)")),
+    "a short context": ("x", configure(max_position_embeddings=16), ("trained on", "16")),
+    "a head's context": ("x", configure(max_position_embeddings=16), ("trained on", "16")),
+    "a short table": ("x", fewer_rows, ("77 embeddings", "(30%)")),
     "an empty d2t": ("x", small_vocabulary(ZEROS, None), ("d2t is all 0",)),
 }
 

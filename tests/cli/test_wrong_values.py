@@ -105,7 +105,7 @@ from tests.importers.test_acceptance_files import PROFILE
             "--base-url measures what runs, which cannot be made to simulate",
         ),
         (["--simulate-acceptance", "absent.json"], "absent.json: cannot be read"),
-        (["--simulate-acceptance", str(PROFILE)], "name K that the file has: -k 0,3"),
+        (["--simulate-acceptance", str(PROFILE)], "use K that the file has: -k 0,3"),
         (
             ["--engine", "llama_cpp", "--engine-args", "--spec-synth-rates 0.5"],
             "--engine-args --spec-synth-rates: simulated acceptance would pass for the real one",
