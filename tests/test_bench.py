@@ -11,7 +11,7 @@ from benchmarks import auto, bench, forecast
 from benchmarks.turns import Sample, median_ratio, take_turns
 
 
-def test_everyone_has_a_turn_in_every_round_and_nobody_is_always_first() -> None:
+def test_every_candidate_runs_in_every_round_in_changing_order() -> None:
     order: list[str] = []
 
     def measure(name: str) -> Sample:
@@ -86,7 +86,7 @@ def test_bench_compares_the_same_work_and_says_where_it_comes_from(
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_auto_is_held_against_the_best_fixed_k_of_every_workload(tmp_path: Path) -> None:
+def test_auto_is_compared_with_the_best_fixed_k_of_every_workload(tmp_path: Path) -> None:
     out = tmp_path / "auto.json"
     arguments = ["--prompts", "1", "--repeats", "1", "--concurrency", "1"]
     auto.main([*arguments, "--out", str(out), "--runs", str(tmp_path / "runs")])

@@ -175,7 +175,7 @@ def after_failures_of(graphs: FakeGraphs) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_failed_captures_are_told_from_what_runs_after_them() -> None:
+def test_failed_captures_are_reported_separately_from_later_errors() -> None:
     found = after_failures_of(StrictGraphs())
     assert [one["holds"] for one in found["claims"]] == [True, True]
     assert "not permitted" in found["ways"]["waits in every capture"]["graph_reason"]
@@ -258,7 +258,7 @@ class LLM:
 
 
 @pytest.mark.slow
-def test_vllm_is_asked_in_a_process_of_its_own(
+def test_vllm_is_queried_in_a_separate_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "vllm"

@@ -70,7 +70,7 @@ def test_logits_of_a_forward_that_forgets_the_last_token_are_too_far_off(
 
 
 @pytest.mark.slow
-def test_a_verifier_that_accepts_all_is_told_by_the_texts(
+def test_a_verifier_that_accepts_everything_is_detected_by_its_texts(
     small: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafting, "Decoder", partial(Decoder, verifier=accept_all))

@@ -151,7 +151,7 @@ def _without_figures(sections: dict[str, Any]) -> set[str]:
     return {name for name, found in sections.items() if "reason" in found}
 
 
-def test_a_refusal_is_recorded_and_the_rest_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_is_recorded_and_the_rest_continues(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(_: Machine) -> machine.Json:
         raise torch.OutOfMemoryError("no room")
 
@@ -245,7 +245,7 @@ def test_read_bytes_leave_out_a_table_that_is_only_looked_up() -> None:
     assert models.read_bytes(tied) == everything - table  # one matrix, and it is the output's
 
 
-def test_a_distribution_of_equal_texts_is_told_from_one_that_never_says_a_token() -> None:
+def test_a_distribution_that_lacks_a_token_is_detected() -> None:
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(
         0, distribution.VOCAB_SIZE, (5000, distribution.NUM_TOKENS), generator=generator

@@ -47,7 +47,7 @@ def test_what_somebody_froze_stays_frozen():
     assert gc.get_freeze_count() == num_frozen
 
 
-def test_a_collector_that_somebody_stopped_stays_stopped():
+def test_a_stopped_garbage_collector_stays_stopped():
     gc.disable()
     try:
         assert not is_collecting()

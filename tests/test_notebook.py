@@ -87,7 +87,7 @@ def test_tables_join(run: specbench.LoadedRun) -> None:
     assert set(run.rounds["cell_id"]) == set(run.requests["cell_id"]) == set(run.cells["cell_id"])
 
 
-def test_columns_tell_units_without_a_run() -> None:
+def test_columns_state_units_without_a_run() -> None:
     told = specbench.LoadedRun.columns("rounds").set_index("name")
     assert told.loc["round_s", "unit"] == "s"
     assert (

@@ -17,7 +17,7 @@ MODULES = 350  # 228 in November 2026, Python's own among them
 HEAVY = ("torch", "transformers", "numpy", "pandas", "matplotlib", "scipy", "jinja2", "httpx")
 
 
-def test_the_version_is_written_once_and_told_alike_everywhere():
+def test_the_version_is_written_once_and_the_same_everywhere():
     assert "version" in PROJECT["project"]["dynamic"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "specbench/__init__.py"
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")

@@ -81,7 +81,7 @@ def test_what_is_not_kept_is_long() -> None:
     assert params([case for case in everything if not case.marks]) == params(made(marks=[SAMPLED]))
 
 
-def test_a_case_that_is_long_anyway_is_no_part_of_the_sample() -> None:
+def test_a_long_case_is_not_sampled() -> None:
     cases = made(marks=[SAMPLED], num_long=8)
     assert len(cases) == 2
     assert all(case.params["a"] >= 4 for case in cases)
@@ -92,7 +92,7 @@ def test_of_a_test_that_is_long_one_case_is_made_and_deselected_later() -> None:
     assert [case.marks for case in made(num_long=16)] == [[LONG]]
 
 
-def test_a_case_that_is_named_runs() -> None:
+def test_a_named_case_runs() -> None:
     cases = made(marks=[SAMPLED], named="tests/test_f.py::test_f[1-0]")
     assert len(cases) == 16
     assert not any(case.marks for case in cases)

@@ -170,7 +170,7 @@ def test_a_budget_too_small_for_five_prompts_says_so_and_measures_one_k(tmp_path
 
 
 @pytest.mark.parametrize("num_blocks", [2, 7, 11])
-def test_a_resumed_run_keeps_to_the_k_that_it_began_with(tmp_path, num_blocks):
+def test_a_resumed_run_keeps_its_original_k(tmp_path, num_blocks):
     settings = changed(WIDE, budget_s=1_900.0)
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
@@ -195,7 +195,7 @@ def test_a_resumed_run_keeps_to_the_k_that_it_began_with(tmp_path, num_blocks):
     assert len({block.block_id for block in run.blocks}) == len(run.blocks)
 
 
-def test_a_budget_that_pays_for_every_k_puts_none_off(tmp_path):
+def test_a_budget_large_enough_for_every_k_defers_none(tmp_path):
     plan = make_plan(tmp_path, changed(WIDE, budget_s=4_000.0), TWENTY)
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)
     assert asked(run)[0] == list(range(1, 9))

@@ -144,7 +144,7 @@ def exhaustive(tmp_path_factory) -> StoredRun:
     return run(tmp_path_factory.mktemp("exhaustive"), changed(FORECAST, exhaustive=True))
 
 
-def test_an_exhaustive_run_measures_every_k_beside_its_forecast(exhaustive, whole):
+def test_validating_a_forecast_measures_every_k(exhaustive, whole):
     assert exhaustive.is_complete
     ks = {("none", 0)} | {(name, k) for name in ("good", "bad") for k in (1, 2, 4)}
     assert cells_run(exhaustive) == ks
@@ -164,7 +164,7 @@ def test_there_costs_are_measured_between_blocks_as_their_share_of_the_time_come
 @pytest.mark.parametrize(
     ("share", "repeats", "expected"), [(0.06, 2, [*range(1, 13)]), (0.0, 1, [6] * 6)]
 )
-def test_visits_lie_between_blocks_while_they_keep_to_their_share(
+def test_timing_repetitions_are_spread_between_blocks_within_their_share(
     tmp_path, monkeypatch, share, repeats, expected
 ):
     """Blocks take seconds of the fake clock, repetitions none; what is missing the end makes up.
@@ -189,7 +189,7 @@ class Stop(KeyboardInterrupt):
 
 
 @pytest.mark.parametrize("num_traces", [1, 5, 12])
-def test_a_run_killed_while_tracing_goes_on_where_it_was(tmp_path, whole, num_traces):
+def test_a_run_killed_while_tracing_resumes_where_it_was(tmp_path, whole, num_traces):
     calls = []
 
     def until_killed(*given, **named):

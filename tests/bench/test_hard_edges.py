@@ -95,9 +95,7 @@ class VanishingNvml(FakeNvml):
 
 
 @pytest.mark.parametrize("num_answers", [0, 7, 300])
-def test_an_nvml_that_vanishes_takes_its_figures_along_and_nothing_else(
-    num_answers, sound, tmp_path
-):
+def test_if_nvml_disappears_only_its_figures_are_missing(num_answers, sound, tmp_path):
     whole, _ = sound
     gpu = FakeGpu()
     nvml = VanishingNvml(gpu, num_answers)

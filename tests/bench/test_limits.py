@@ -156,7 +156,7 @@ def test_cells_that_differ_in_workload_or_load_share_one_count():
     assert {limit.launches_per_round for limit in told} == {4.0}
 
 
-def test_what_cannot_be_told_is_not_recorded():
+def test_unknown_facts_are_not_recorded():
     silent: Any = SizedEngine(shows_rounds=False)
     assert list(count_launches(silent, (cell(0),), REQUEST, GPU, silent.counted)) == []
 

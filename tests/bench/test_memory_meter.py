@@ -72,13 +72,13 @@ def test_what_stayed_of_an_earlier_one_is_not_charged_to_the_next(meter, allocat
     assert pair.peak_allocated_bytes == TARGET + PASS
 
 
-def test_what_was_given_back_in_between_is_charged_to_nobody(meter, allocator):
+def test_memory_freed_in_between_is_not_attributed(meter, allocator):
     """As blocks that torch keeps for later and a removed drafter makes it give back."""
     allocator.now -= 11
     pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS + 11))
     assert pair.peak_allocated_bytes == TARGET + PASS
 
 
-def test_a_smaller_pass_is_no_gain(meter, allocator):
+def test_a_smaller_pass_is_not_a_gain(meter, allocator):
     pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS // 2))
     assert pair.peak_allocated_bytes == TARGET + PASS

@@ -46,7 +46,7 @@ def test_k_0_alone_is_a_plan_too(tmp_path):
     assert [ks_of(block) for block in plan.explore_blocks()] == [[("none", 0)]] * 2
 
 
-def test_a_drafter_without_a_k_of_its_own_gets_4(tmp_path):
+def test_a_drafter_without_its_own_k_gets_4(tmp_path):
     settings = changed(SETTINGS, num_speculative_tokens=None, pairings=("big/bad",))
     assert ks_of(next(make_plan(tmp_path, settings).explore_blocks())) == [("none", 0), ("bad", 4)]
 
@@ -81,7 +81,7 @@ def test_every_cell_comes_first_about_as_often(tmp_path):
     assert all(abs(count - 100) < 45 for count in firsts.values())
 
 
-def test_ten_prompts_once_is_what_is_measured_unless_told(tmp_path):
+def test_ten_prompts_once_is_the_default(tmp_path):
     blocks = list(make_plan(tmp_path, SETTINGS, PROMPTS).explore_blocks())
     assert len(blocks) == len({block.prompt_id for block in blocks}) == 10
 

@@ -71,7 +71,7 @@ def test_an_adaptive_k_is_warmed_up_as_deep_as_it_goes(tmp_path: Path) -> None:
     assert warmed_up == {0, 1, 2}
 
 
-def test_a_default_k_is_no_deeper_than_the_drafter(tmp_path: Path) -> None:
+def test_a_default_k_is_at_most_the_drafters_maximum(tmp_path: Path) -> None:
     document = measured(UNSAID, tmp_path, good=2, bad=2)  # `bad` names no K, `good` names 3
     assert ks_of(document, "bad") == {2}
     assert {p.key.draft.k for p in document.run.cells} == {0, 2, 3}
@@ -113,7 +113,7 @@ def test_alone_with_nothing_like_it_is_refused(tmp_path: Path) -> None:
         planned(tmp_path, "transformers", names=("big/head",))
 
 
-def test_beside_ours_it_is_a_warning(tmp_path: Path) -> None:
+def test_with_our_counts_it_is_a_warning(tmp_path: Path) -> None:
     both = planned(tmp_path, "builtin", "transformers", names=("big",))
     (warning,) = plan_warnings(both)
     assert "big/head: only builtin" in warning

@@ -86,7 +86,7 @@ def test_a_k_that_does_not_fit_is_left_out_and_the_smaller_ones_run(tmp_path):
     assert names_of(run) == {("none", 0), ("good", 1), ("good", 2)}
 
 
-def test_an_error_without_words_is_told_by_its_kind(tmp_path):
+def test_an_error_without_text_is_named_by_its_type(tmp_path):
     engine = FakeEngine(FakeClock(), refuses={"bad": torch.OutOfMemoryError()})
     run = measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)
     assert [failure.reason for failure in run.failures] == ["OutOfMemoryError"]
@@ -156,7 +156,7 @@ def test_all_turns_of_a_conversation_count_with_answers_of_full_length(tmp_path,
     assert {block.prompt_id for block in run.blocks} == asked
 
 
-def test_a_prompt_that_the_template_refuses_is_told_where_it_is_asked(tmp_path):
+def test_a_prompt_that_the_template_refuses_is_a_located_error(tmp_path):
     plan = make_plan(tmp_path, SETTINGS, ["short", REFUSED])
     run = measure(plan, FakeEngine(FakeClock(), context=300), tmp_path)
     assert run.failures == ()

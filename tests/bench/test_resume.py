@@ -45,7 +45,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_blocks", range(1, 7))
-def test_a_run_interrupted_after_any_block_goes_on_to_the_same_end(
+def test_a_run_interrupted_after_any_block_resumes_to_the_same_result(
     tmp_path, uninterrupted, num_blocks
 ):
     plan = make_plan(tmp_path, SETTINGS, SIX)
@@ -122,7 +122,7 @@ def test_a_failure_met_in_every_session_is_stored_once(tmp_path):
     assert len(run.failures) == 1
 
 
-def test_a_drafter_that_is_gone_on_resume_leaves_its_blocks_and_the_run_goes_on(tmp_path):
+def test_a_drafter_missing_on_resume_is_skipped_and_the_run_continues(tmp_path):
     settings = changed(SETTINGS, pairings=("big/good",))
     plan = make_plan(tmp_path, settings, SIX)
     with pytest.raises(Interrupted):

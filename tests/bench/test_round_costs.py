@@ -133,7 +133,7 @@ def test_a_machine_that_starts_slowly_is_seen_to():
     assert costs[4].of_answers([3])[0] == pytest.approx(2.4)
 
 
-def test_on_a_quiet_machine_a_few_visits_are_enough():
+def test_on_a_quiet_machine_a_few_timing_repetitions_are_enough():
     engine = engine_of()
     costs = measure(engine, [timed(0), timed(1), timed(4)])
     assert {k: cost.seconds for k, cost in costs.items()} == pytest.approx({0: 1, 1: 1.1, 4: 1.4})
@@ -141,7 +141,7 @@ def test_on_a_quiet_machine_a_few_visits_are_enough():
     assert {cost.context for cost in costs.values()} == {3 + 12}
 
 
-def test_a_visit_is_as_many_tokens_at_every_k_and_in_another_order_each_time():
+def test_each_timing_repetition_has_equal_tokens_per_k_in_a_new_order():
     engine = engine_of()
     measure(engine, [timed(0), timed(1), timed(4)])
     assert {call.request.max_new_tokens for call in engine.calls} == {25}
@@ -168,7 +168,7 @@ def test_deep_ones_have_some_rounds_all_the_same():
     assert costs[15].num_rounds >= 3 * FEWEST_REPETITIONS
 
 
-def test_a_noisy_machine_is_visited_more_often():
+def test_a_noisy_machine_is_timed_more_often():
     costs = measure(engine_of(0.2), [timed(0), timed(4)])
     assert len(costs[0].visits_s) > FEWEST_REPETITIONS
     noisy = measure(engine_of(5.0), [timed(0), timed(4)])
@@ -181,12 +181,12 @@ def test_costs_take_a_small_share_of_what_they_save():
     assert len(costs[0].visits_s) == FEWEST_REPETITIONS
 
 
-def test_no_visit_after_the_first_where_time_is_up():
+def test_there_is_no_second_timing_repetition_if_time_is_up():
     costs = measure(engine_of(), [timed(0), timed(4)], should_continue=lambda: False)
     assert {len(cost.visits_s) for cost in costs.values()} == {1}
 
 
-def test_every_row_has_a_text_of_its_own():
+def test_every_row_has_its_own_text():
     engine = engine_of()
     cells = [timed(0, concurrency=3), timed(4, concurrency=3)]
     costs = measure(engine, cells)

@@ -32,7 +32,7 @@ def test_without_speculation_a_round_is_a_token():
     assert [c.cost for c in costs] == pytest.approx([0.004] * len(costs))
 
 
-def test_rounds_that_keep_more_cost_the_same():
+def test_rounds_that_accept_more_cost_the_same():
     """The cost of a round must not shrink with what it keeps."""
     found = []
     for kept in (0, 3):
@@ -63,7 +63,7 @@ def test_a_model_without_a_chat_template_is_asked_for_a_completion():
     assert fake.asked[0]["prompt"] == "Hello"
 
 
-def test_a_server_that_counts_nothing_must_be_said_to_run_at_k_0():
+def test_for_a_server_without_counters_k_0_must_be_stated():
     with serving(FakeServer(k=0, has_metrics=False)) as url:
         with pytest.raises(UsageError, match="#k=0"):
             time_servers([url], PROMPTS)
@@ -81,7 +81,7 @@ def test_a_server_that_counts_nothing_must_be_said_to_run_at_k_0():
         (FakeServer(models_page="[" * 100_000), "/v1/models is not JSON"),
     ],
 )
-def test_a_server_that_tells_too_little_is_named(fake, reason):
+def test_a_server_that_reports_too_little_is_named(fake, reason):
     with serving(fake) as url, pytest.raises(UsageError, match=reason) as wrong:
         time_servers([url], PROMPTS)
     assert url in str(wrong.value)
@@ -107,7 +107,7 @@ def test_a_server_that_speculates_is_not_timed_as_k_0():
     assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}
 
 
-def test_a_server_whose_rounds_stand_still_is_no_division_by_zero():
+def test_a_server_without_new_rounds_does_not_divide_by_zero():
     fake = SglangServer()
     fake.tells = False
     with serving(fake) as url:
@@ -124,7 +124,7 @@ def test_nobody_there():
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:b", "http://a#fast", "x://y"])
-def test_what_is_no_address_is_refused_before_anything_is_asked(url):
+def test_a_malformed_address_is_refused_before_any_request(url):
     with pytest.raises(UsageError, match="--step-times"):
         check_sources([url])
 

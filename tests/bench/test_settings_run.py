@@ -175,7 +175,7 @@ def test_k_auto_keeps_a_time_line_in_one_row(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("acceptance", [(1.0, 1.0, 0.0), {3: (1.0, 1.0, 0.0)}])
-def test_drawn_acceptance_keeps_what_it_was_told(acceptance, tiny, tmp_path):
+def test_simulated_acceptance_matches_the_given_rates(acceptance, tiny, tmp_path):
     run = measure(tiny, tmp_path, acceptance=acceptance, num_repeats=3)
 
     cells = aggregate_cells([plan.key for plan in run.run.cells], run.blocks)

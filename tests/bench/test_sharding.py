@@ -18,7 +18,7 @@ def test_each_piece_is_in_one_shard() -> None:
 
 
 @pytest.mark.parametrize("num_processes", [1, 3])
-def test_what_is_found_comes_in_order_and_is_told_once(num_processes: int) -> None:
+def test_findings_are_ordered_and_reported_once(num_processes: int) -> None:
     watch = RecordingWatch()
     assert run_sharded(squares, num_processes, watch) == [0, 1, 4, 9, 16, 25, 36]
     assert watch.warnings == ["too warm"]
@@ -30,12 +30,12 @@ def test_one_that_refuses_ends_all() -> None:
         run_sharded(refusing, 2, RecordingWatch())
 
 
-def test_one_that_dies_is_told() -> None:
+def test_a_server_that_dies_is_reported() -> None:
     with pytest.raises(DeviceError, match="code -9"):
         run_sharded(killed, 2, RecordingWatch())
 
 
-def test_what_its_modules_log_while_they_are_imported_is_not_told(
+def test_logs_during_imports_are_silenced(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     from tests.bench.talkative_work import nothing

@@ -45,7 +45,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def test_reading_weights_reports_tensors_of_how_many(said: list[str]) -> None:
+def test_reading_weights_reports_tensors_and_their_total(said: list[str]) -> None:
     loaded = load_model(model_spec("demo:draft"), torch.device("cpu"))
     total = len(dict(loaded.model.named_parameters()))
     counts = [text for text in said if text]

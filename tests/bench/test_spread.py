@@ -127,7 +127,7 @@ def test_a_node_that_leaves_gets_no_work_any_more(tmp_path):
     assert cluster.begun[2:].count("a") == 1
 
 
-def test_a_unit_that_kills_every_worker_is_given_up_and_the_rest_goes_on(tmp_path):
+def test_a_unit_that_kills_every_worker_fails_and_the_rest_continues(tmp_path):
     cluster = FakeCluster({"a": 1}, deaths=(0,) * MAX_ATTEMPTS)
     stored, watch = spread_over(cluster, tmp_path, [InTwoPasses(units(2), [])])
     assert re.search("u0: failed 3 times", stored[0])

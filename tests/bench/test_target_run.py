@@ -147,7 +147,7 @@ def test_a_next_turn_follows_the_targets_own_answer(tmp_path, temperature):
     assert {r.num_prompt_tokens for r in requests_of(run) if r.turn} == {len(second)}
 
 
-def test_the_winner_is_measured_again_on_fresh_repeats_beside_k_0(tmp_path):
+def test_the_winner_is_confirmed_on_new_repeats_with_k_0(tmp_path):
     run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
 
     assert len(explored(run)) == len(confirmed(run)) == 6
@@ -158,7 +158,7 @@ def test_the_winner_is_measured_again_on_fresh_repeats_beside_k_0(tmp_path):
         assert names == {"bigk0", "big/goodk4"}
 
 
-def test_a_decision_quotes_the_second_measurement(tmp_path):
+def test_a_decision_quotes_the_confirmation_run(tmp_path):
     document = build_document(
         measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
     )
@@ -183,7 +183,7 @@ def test_too_few_prompts_for_an_interval_confirm_nothing(tmp_path):
     assert run.is_complete
 
 
-def test_memory_is_recorded_for_the_target_alone_and_beside_each_drafter(tmp_path):
+def test_memory_is_recorded_for_the_target_and_with_each_drafter(tmp_path):
     run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock()), tmp_path)
     weights = {m.drafter: (m.weights_bytes, m.kv_bytes_per_token) for m in run.memory}
     assert weights == {"none": (1000, 64), "good": (1100, 72), "bad": (1100, 72)}
@@ -191,7 +191,7 @@ def test_memory_is_recorded_for_the_target_alone_and_beside_each_drafter(tmp_pat
     assert all(m.peak_allocated_bytes is None for m in run.memory)  # no CUDA, and never 0
 
 
-def test_an_engine_in_another_process_is_measured_by_its_answers_alone(tmp_path):
+def test_an_engine_in_another_process_is_measured_only_by_its_answers(tmp_path):
     watch = RecordingWatch()
     run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeServer(FakeClock()), tmp_path, watch)
     assert (run.memory, run.forwards, run.limits) == ((), (), ())
@@ -225,7 +225,7 @@ def test_the_target_is_run_alone_before_any_drafter_is_loaded(tmp_path):
     assert set(num_calls["bad"]) == {"none", "good"}
 
 
-def test_a_round_is_held_against_its_model_forwards(tmp_path):
+def test_a_round_is_compared_with_its_model_forwards(tmp_path):
     run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
     # All rounds after the first four: 12 where all is kept, but for an answer's end.
     counted = {

@@ -93,7 +93,7 @@ def test_what_cannot_run_is_a_stored_failure_that_says_why(refusing, pairing, st
     assert reason in failure.reason
 
 
-def test_what_can_run_beside_it_is_measured(refusing):
+def test_the_rest_is_measured(refusing):
     assert len(refusing.failures) == 7
     cells = build_document(refusing).cells
     assert {cell.key.pairing for cell in cells} == {"tiny", "tiny/ngram"}
@@ -129,7 +129,7 @@ def test_prompts_that_are_all_longer_than_the_context_are_refused_before_a_run(t
     assert not (tmp_path / "reports").exists()
 
 
-def test_prompts_that_are_all_longer_with_their_template_fail_in_words(tiny, tmp_path):
+def test_if_all_prompts_are_too_long_with_their_template_the_error_says_so(tiny, tmp_path):
     prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 248, "y" * 247])
     settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
     (failure,) = run_on(tiny, settings, tmp_path).failures
@@ -137,7 +137,7 @@ def test_prompts_that_are_all_longer_with_their_template_fail_in_words(tiny, tmp
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:99", "mps", ""])
-def test_a_device_that_is_not_there_is_refused_with_what_is(name):
+def test_a_missing_device_is_refused_with_the_available_ones(name):
     with pytest.raises(UsageError, match=r"--device .*(auto, cpu|try cpu)"):
         find_device(name)
 

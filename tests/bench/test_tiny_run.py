@@ -93,7 +93,7 @@ def test_the_records_add_up(run):
         assert request.ttft_s + request.decode_s == pytest.approx(request.total_s)
 
 
-def test_memory_tells_the_target_from_the_pair(run):
+def test_memory_is_given_for_the_target_and_for_the_pair(run):
     memory = {record.drafter: record for record in run.memory}
     assert set(memory) == {"none", "draft", "ngram"}
     # Weights in float32: 4 bytes a parameter; ngram has none.
@@ -106,7 +106,7 @@ def test_memory_tells_the_target_from_the_pair(run):
     assert (alone.kv_bytes_per_token, pair.kv_bytes_per_token) == (4 * 2 * 16 * 4, 5 * 2 * 16 * 4)
 
 
-def test_every_cell_is_held_against_its_model_forwards(run):
+def test_every_cell_is_compared_with_its_model_forwards(run):
     shapes = {
         (c.cell_id.split("|")[3], c.role, c.num_tokens, c.num_per_round) for c in run.forwards
     }
@@ -190,7 +190,7 @@ def test_a_run_that_is_not_there_cannot_go_on(tiny, tmp_path):
         run_on(tiny, settings_for(tiny), tmp_path, resume="other")
 
 
-def test_an_answer_ends_at_its_end_token_unless_it_is_told_to_go_on(tiny):
+def test_an_answer_ends_at_its_end_token_unless_eos_is_ignored(tiny):
     engine = BuiltinEngine(load_pairings(tiny / "pairings.yaml").targets[0], ModelPool(CPU))
     request = Request(
         prompt_ids=(40, 41, 42), max_new_tokens=8, sampling=Sampling(), seed=0, stop_at_eos=False

@@ -80,7 +80,7 @@ def page_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme", "medium"), LOOKS)
-def test_it_says_nothing_asks_nobody_and_fits(
+def test_it_prints_nothing_contacts_no_host_and_fits(
     chromium: Tab, page: Path, width: int, scheme: str, medium: str
 ) -> None:
     chromium.look(width, scheme=scheme, medium=medium)

@@ -182,9 +182,7 @@ def test_the_pairings_file_goes_before_runs_and_the_latest_run_before_others(
 
 
 @pytest.mark.slow
-def test_a_model_that_is_gone_and_a_name_that_is_almost_right_are_said(
-    measured: Path, tmp_path: Path
-):
+def test_a_missing_model_and_a_similar_name_are_reported(measured: Path, tmp_path: Path):
     folder = tmp_path / "copy"
     shutil.copytree(measured, folder)
     ran = specbench("export", "big/smal", "--engine", "vllm", cwd=folder)

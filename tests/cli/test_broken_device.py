@@ -72,7 +72,7 @@ def failed_requests(run: StoredRun) -> list[tuple[str, str | None]]:
 
 
 # The 40th round at K = 2 is in a block: after loading and warming up, before the last prompt.
-def test_an_error_of_cuda_in_a_round_fails_its_request_and_the_run_goes_on(
+def test_a_cuda_error_in_a_round_fails_its_request_and_the_run_continues(
     tiny: Path, tmp_path: Path, break_at: Break
 ) -> None:
     break_at(40, RuntimeError(REFUSED), sticky=False)

@@ -42,7 +42,7 @@ def test_the_newest_run_decides(tiny, finished):
 
 
 @pytest.mark.slow
-def test_a_target_alone_means_its_best_drafter(tiny, finished):
+def test_a_target_without_a_drafter_means_its_best_one(tiny, finished):
     assert finished.is_complete
     ran = specbench("export", "tiny", "--engine", "vllm", "--json", cwd=tiny)
     assert ran.code in (0, 3)
@@ -142,7 +142,7 @@ def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairi
         (("tiny/draft", "--engine", "vllm", "-k", "3", "--output", "no/such/dir"), "cannot write"),
     ],
 )
-def test_mistakes_are_told_with_exit_code_2(tiny, finished, arguments, complaint):
+def test_mistakes_are_errors_with_exit_code_2(tiny, finished, arguments, complaint):
     assert finished.is_complete
     ran = specbench("export", *arguments, cwd=tiny)
     assert (ran.code, ran.out) == (2, "")

@@ -54,7 +54,7 @@ def test_run_can_forecast_too(tiny):
 
 
 @pytest.mark.long
-def test_an_exhaustive_run_measures_every_k_beside_what_was_forecast(tiny):
+def test_validating_a_forecast_measures_every_forecast_k(tiny):
     options = ("-k", "0..3", "--forecast", "--validate-forecast", "--runs-dir", "exhaustive")
     ran = specbench(*ASKED, *options, cwd=tiny)
     assert ran.is_complete, ran.err

@@ -97,7 +97,7 @@ def test_bounds_and_defaults_are_in_words(tmp_path):
     assert "METHOD Method whose head is trained, such as eagle3. Required." in required
 
 
-def test_every_value_but_a_number_has_a_placeholder_of_its_own(tmp_path):
+def test_every_value_except_numbers_has_its_own_placeholder(tmp_path):
     numbers = set()
     for command in COMMANDS:
         out = specbench(command, "--help-all", cwd=tmp_path).out

@@ -76,7 +76,7 @@ def test_too_few_runs_are_not_said_to_hold_no_step(nightly):
     assert re.match("no series .*8 runs, ", ran.out.splitlines()[-1])
 
 
-def test_a_damaged_run_is_named_and_passed_over(nightly, tmp_path):
+def test_a_damaged_run_is_named_and_skipped(nightly, tmp_path):
     copy = shutil.copytree(nightly / "reports", tmp_path / "reports")
     runs = sorted(path.parent for path in copy.glob("*/run.json"))
     lines = (runs[2] / "records.jsonl").read_bytes().splitlines(keepends=True)
@@ -129,7 +129,7 @@ def test_the_page_is_written_where_asked(nightly, tmp_path):
         (("--html", "no/such/folder/h.html", *METRIC), "cannot write"),
     ],
 )
-def test_mistakes_are_told_with_exit_code_2(nightly, arguments, complaint):
+def test_mistakes_are_errors_with_exit_code_2(nightly, arguments, complaint):
     ran = specbench("history", *arguments, cwd=nightly)
     assert (ran.code, ran.out) == (2, "")
     assert complaint in ran.err

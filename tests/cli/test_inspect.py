@@ -126,7 +126,7 @@ def test_what_cannot_be_shown_says_what_can(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_what_is_told_is_the_answer(temperature: float, tiny: Path) -> None:
+def test_the_callback_gets_the_result(temperature: float, tiny: Path) -> None:
     from specbench.bench.generation import watched_generation
 
     told: list[WatchedRound] = []

@@ -46,7 +46,7 @@ def test_drafters_are_listed_with_their_parameters(tmp_path):
     assert ngram["model"] == "refused"
 
 
-def test_runs_say_how_far_they_came(tiny, finished):
+def test_runs_report_their_progress(tiny, finished):
     assert finished.is_complete
     rows = json.loads(specbench("list", "runs", "--json", cwd=tiny).out)
     assert rows[0]["state"] == "complete"
@@ -54,7 +54,7 @@ def test_runs_say_how_far_they_came(tiny, finished):
     assert rows[0]["workloads"] == ["prompts.jsonl"]
 
 
-def test_no_runs_are_none(tmp_path):
+def test_an_empty_folder_lists_no_runs(tmp_path):
     ran = specbench("list", "runs", cwd=tmp_path)
     assert (ran.out, ran.err) == ("", "none\n")
     assert specbench("list", "runs", "--json", cwd=tmp_path).out == "[]\n"
@@ -160,7 +160,7 @@ def test_doctor_says_what_loading_would_say(tmp_path, model_type, words):
     assert words in row["problems"][0]
 
 
-def test_doctor_of_one_pairing_looks_at_that_alone(tiny):
+def test_doctor_of_one_pairing_checks_only_that_one(tiny):
     ran = specbench("doctor", "tiny/ngram", "--json", cwd=tiny)
     assert ran.code == 0
     document = json.loads(ran.out)

@@ -40,9 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda command: command[0],
 )
-def test_the_beginning_of_an_id_is_enough_where_it_is_of_one_run_alone(
-    command: list[str], folder: Path
-) -> None:
+def test_a_unique_prefix_of_an_id_is_enough(command: list[str], folder: Path) -> None:
     ran = specbench(*command, cwd=folder)
     assert ran.code != 2, ran.err
     both = [word.replace("20261230", "20261121") for word in command]
@@ -92,7 +90,7 @@ def test_a_file_that_is_not_there_and_a_metric_that_is_not_get_a_suggestion(fold
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "transformers"])
-def test_a_cpus_float32_is_no_setting_of_a_gpu_engine(engine: str, folder: Path) -> None:
+def test_float32_of_a_cpu_is_not_exported_to_a_gpu_engine(engine: str, folder: Path) -> None:
     export = ("export", "demo/draft", "--engine", engine)
     ran = specbench(*export, "-w", "code", "--concurrency", "4", cwd=folder)
     assert ran.code == 0, ran.err + ran.out

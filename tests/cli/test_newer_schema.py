@@ -56,7 +56,7 @@ def test_a_command_names_the_version_and_ends_with_exit_code_2(arguments, root: 
 
 
 @pytest.mark.parametrize("command", ["history", "list runs"])
-def test_what_looks_at_all_runs_names_it_and_goes_on(command: str, root: Path) -> None:
+def test_commands_over_all_runs_name_a_broken_one_and_continue(command: str, root: Path) -> None:
     ran = specbench(*command.split(), cwd=root.parent)
     assert ran.code == 0
     assert "schema version 99" in " ".join((ran.out + ran.err).split())

@@ -37,7 +37,7 @@ def plan(*arguments: str, cwd: Path):
     return specbench("pair", *arguments, "--dry-run", cwd=cwd)
 
 
-def test_a_dry_run_tells_refusals_warnings_and_memory(shelf):
+def test_a_dry_run_prints_refusals_warnings_and_memory(shelf):
     ran = plan(
         "tiny",
         "--draft",

@@ -34,7 +34,7 @@ def interrupted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return out, shlex.split(command)
 
 
-def test_the_hint_goes_on_and_ranks(tiny, interrupted):
+def test_the_hinted_command_resumes_and_ranks(tiny, interrupted):
     out, command = interrupted
     assert not load_run("latest", out, also_empty=True).is_complete
     ran = specbench(*command, "--json", cwd=tiny)
@@ -84,7 +84,7 @@ def test_the_hint_names_the_file_that_has_the_target(tiny, tmp_path):
     assert [one["drafter"] for one in json.loads(again.out)["ranking"]] == ["ngram"]
 
 
-def test_a_run_that_is_no_ranking_is_named_with_its_own_command(tiny, tmp_path):
+def test_a_run_of_another_command_is_refused_with_the_right_command(tiny, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TargetRun, "measure", interrupt)
         specbench(

@@ -55,9 +55,7 @@ def test_without_a_file_it_is_a_whole_one(work: Path) -> None:
 
 @pytest.mark.parametrize("word", ["mine", "../models/mine"])
 @pytest.mark.parametrize("file", ["pairings.yaml", "own/pairings.yaml"])
-def test_a_target_of_the_file_gets_a_drafter_beside_the_others(
-    word: str, file: str, work: Path
-) -> None:
+def test_a_target_of_the_file_gets_another_drafter(word: str, file: str, work: Path) -> None:
     path = Path(file)
     models = "../models" if path.parent == Path() else "../../models"
     path.write_text(FILE.replace("../models", models))
@@ -70,7 +68,7 @@ def test_a_target_of_the_file_gets_a_drafter_beside_the_others(
     assert model.folder.resolve() == work / "work/heads/first"
 
 
-def test_another_target_gets_an_entry_of_its_own(work: Path) -> None:  # noqa: ARG001
+def test_another_target_gets_a_separate_entry(work: Path) -> None:  # noqa: ARG001
     Path("pairings.yaml").write_text(FILE)
     where, lines = entry("../models/other")
     assert where.endswith("under `targets:` in pairings.yaml")

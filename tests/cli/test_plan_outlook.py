@@ -53,14 +53,14 @@ def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> No
     assert re.search("MiB .*float32, of ", words)
 
 
-def test_time_counts_the_requests_of_a_pass_and_not_the_prompts_alone(tmp_path: Path) -> None:
+def test_time_counts_the_requests_of_a_pass_rather_than_prompts(tmp_path: Path) -> None:
     words = ("demo/draft", "-w", "chat", "-k", "4", "--concurrency", "4", "--num-prompts", "4")
     few, more = (outlook(tmp_path, *words, "--num-requests", num) for num in ("8", "32"))
     begin_s = 15
     assert (more["seconds"] - begin_s) == pytest.approx(4 * (few["seconds"] - begin_s), rel=0.05)
 
 
-def test_an_earlier_run_tells_what_a_token_takes(tmp_path: Path) -> None:
+def test_an_earlier_run_gives_the_time_per_token(tmp_path: Path) -> None:
     stored = served_run()
     run = replace(stored.run, run_id="earlier", schema_version=SCHEMA_VERSION)
     with create_run(tmp_path / "reports", run) as writer:
@@ -83,7 +83,7 @@ def test_an_earlier_run_tells_what_a_token_takes(tmp_path: Path) -> None:
     assert least < plan["estimates"][0]["seconds"] < 15.1 + 1.3 * 2.5 * least
 
 
-def test_a_run_that_failed_tells_nothing(tmp_path: Path) -> None:
+def test_a_failed_run_gives_no_estimate(tmp_path: Path) -> None:
     stored = served_run()
     failed = [
         replace(block, requests=tuple(replace(r, error="no") for r in block.requests))
@@ -97,7 +97,7 @@ def test_a_run_that_failed_tells_nothing(tmp_path: Path) -> None:
     assert not outlook(tmp_path, "demo/draft", "-w", "chat", "-k", "4")["seconds_are_measured"]
 
 
-def test_a_server_takes_the_checkpoints_dtype_and_llama_cpp_starts_soon(tmp_path: Path) -> None:
+def test_a_server_uses_the_checkpoints_dtype_and_llama_cpp_starts_quickly(tmp_path: Path) -> None:
     words = ("run", "demo/draft", "-w", "chat", "-k", "4", "--dry-run", "--json")
     found = {}
     for engine in ("vllm", "llama_cpp"):

@@ -61,7 +61,7 @@ def test_the_bar_of_a_budget_is_of_time_and_full_at_its_end() -> None:
     assert task.completed == task.total
 
 
-def test_what_is_left_is_estimated_from_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remaining_time_is_estimated_from_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading took 100 s, each block 2 s; a second pass begins anew."""
     with ProgressWatch() as watch:
         task = watch._progress.tasks[watch._task]
@@ -77,7 +77,7 @@ def test_what_is_left_is_estimated_from_blocks_alone(monkeypatch: pytest.MonkeyP
             assert task.fields["left"] == expected
 
 
-def test_a_slow_step_is_shown_with_its_stage_until_the_next_or_the_end(
+def test_a_slow_step_shows_its_stage_until_the_next_step_or_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "MINUTE_S", 0.02)

@@ -20,7 +20,7 @@ def share_gpt(tiny: Path, folder: Path) -> None:
     (folder / "ShareGPT.json").write_text(json.dumps(rows, indent=1))
 
 
-def test_skipped_rows_are_told_in_the_plan_in_the_run_and_in_what_it_stores(tiny, tmp_path):
+def test_skipped_rows_are_reported_in_the_plan_the_run_and_its_record(tiny, tmp_path):
     share_gpt(tiny, tmp_path)
     words = (
         "run",

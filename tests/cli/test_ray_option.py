@@ -44,7 +44,7 @@ def test_what_makes_no_sense_is_refused(ray, gpus, said):
         Nodes.parsed(ray, gpus)
 
 
-def test_running_servers_are_not_spread(tmp_path):
+def test_running_servers_are_not_distributed_over_nodes(tmp_path):
     words = ("--engine", "vllm", "--base-url", "http://localhost:1", "--ray")
     done = specbench("run", "demo/draft", *words, cwd=tmp_path)
     assert done.code == 2

@@ -29,7 +29,7 @@ def test_the_answer_is_the_last_thing_on_stdout(finished):
     assert re.match(r"  tiny/(draft|ngram): (.*[\d.]+x|undecided: no valid)", second)
 
 
-def test_the_reports_are_written_and_their_paths_told(finished, tiny):
+def test_the_reports_are_written_and_their_paths_printed(finished, tiny):
     folder = run_folder(finished, tiny)
     told = re.findall(r"^report: (.*)$", finished.out, re.MULTILINE)
     assert [tiny / path for path in told] == [
@@ -182,7 +182,7 @@ def test_k_0_alone_says_that_nothing_else_was_measured(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pairing_that_cannot_run_is_told_and_exits_4(tiny, tmp_path):
+def test_a_pairing_that_cannot_run_is_reported_with_exit_code_4(tiny, tmp_path):
     pairings = (tiny / "pairings.yaml").read_text() + "      head: {method: eagle3, model: o/h}\n"
     (tiny / "more.yaml").write_text(pairings)
     ran = specbench(

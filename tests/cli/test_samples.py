@@ -82,7 +82,7 @@ def test_a_block_takes_the_seconds_of_its_passes_and_not_the_sum_of_its_requests
         assert block_seconds(block) == pytest.approx(passes)
 
 
-def test_the_first_sample_is_the_answer_of_one_alone(stored):
+def test_the_first_sample_equals_a_single_answer(stored):
     """The noise is the same, so without drafts the text is, too; its cost is what is compared."""
 
     def texts(num_samples):
@@ -96,7 +96,7 @@ def test_the_first_sample_is_the_answer_of_one_alone(stored):
     assert texts(1) == texts(N) != {}
 
 
-def test_the_document_tells_cost_and_gain_and_keeps_its_schema(document):
+def test_the_document_has_cost_and_gain_and_keeps_its_schema(document):
     VALIDATOR.validate(document)
     base, speculative = document["best_of"]
     assert base["speedup"] is None

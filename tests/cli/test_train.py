@@ -76,7 +76,7 @@ def test_a_pairing_names_the_folder_and_run_drafts_with_it(tiny_with_head):
     assert "tiny/trained" in ran.out
 
 
-def test_medusa_tells_its_tree_how_often_each_rank_is_right(tiny):
+def test_medusa_gives_its_tree_the_accuracy_of_each_rank(tiny):
     ran = trained("medusa", "heads/medusa", "--num-heads", "2", cwd=tiny)
 
     rates = json.loads((tiny / "heads" / "medusa" / "config.json").read_text())

@@ -56,7 +56,7 @@ def test_without_a_winner_no_rival_is_named(basis):
     assert verdict([])
 
 
-def test_a_figure_without_an_interval_is_told_from_nothing():
+def test_a_figure_without_an_interval_differs_from_a_missing_one():
     said = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None)))
     assert said.startswith("small ")
     assert "1.10x" in said

@@ -201,7 +201,7 @@ def test_ks_are_a_number_a_range_or_a_list(text, ks):
 @pytest.mark.parametrize(
     ("text", "ks"), [("auto", ()), ("0..2,auto", (0, 1, 2)), (" auto , 4", (4,))]
 )
-def test_auto_stands_alone_or_beside_numbers(text, ks):
+def test_auto_is_allowed_with_or_without_numbers(text, ks):
     assert parse_ks(text) == (ks, True)
 
 

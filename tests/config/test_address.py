@@ -37,7 +37,7 @@ def test_a_hosts_own_key_goes_before_the_general_one():
     assert Address.at("https://other.org", "--step-times").key(own) is None
 
 
-def test_what_is_no_address_at_all_is_refused_without_repeating_it():
+def test_a_malformed_address_is_refused_without_repeating_it():
     with pytest.raises(UsageError, match=r"--step-times: .*such as http://localhost:8000") as wrong:
         Address.at("http://me:secret@[::1", "--step-times")
     assert "secret" not in str(wrong.value)

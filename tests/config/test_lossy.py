@@ -50,7 +50,7 @@ def rule_of(folder: Path, text: str) -> LossyRule | None:
         ),
     ],
 )
-def test_a_rule_has_all_its_parameters_and_a_name_that_tells_the_unusual_ones(
+def test_a_rule_has_all_its_parameters_and_its_name_shows_unusual_ones(
     text: str, name: str, parameters: dict[str, float], told: str, tmp_path: Path
 ) -> None:
     rule = rule_of(tmp_path, text)
@@ -81,16 +81,14 @@ def test_without_the_key_a_drafter_is_lossless(tmp_path: Path) -> None:
         ("{}", "the key `rule` is missing"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line_and_what_is_allowed(
-    text: str, says: str, tmp_path: Path
-) -> None:
+def test_an_error_has_its_line_and_what_is_allowed(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as wrong:
         rule_of(tmp_path, text)
     assert "pairings.yaml:7: targets.big.drafters.copy.lossy" in str(wrong.value)
     assert says in str(wrong.value)
 
 
-def test_a_lossy_drafter_is_taken_by_its_own_name_alone(tmp_path: Path) -> None:
+def test_a_lossy_drafter_runs_only_if_named(tmp_path: Path) -> None:
     path = tmp_path / "pairings.yaml"
     path.write_text(FILE.format("typical") + "      exact:\n        method: ngram\n")
     pairings = load_pairings(path)

@@ -151,7 +151,7 @@ def test_a_model_folder_is_found_from_the_file_that_names_it(tmp_path: Path) -> 
     assert model.location == str(tmp_path / "weights")
 
 
-def test_a_folder_above_the_file_is_told_without_the_way_to_it(tmp_path: Path) -> None:
+def test_a_parent_folder_is_named_without_its_path(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").touch()
     (tmp_path / "reports" / "pairings").mkdir(parents=True)
@@ -160,7 +160,7 @@ def test_a_folder_above_the_file_is_told_without_the_way_to_it(tmp_path: Path) -
     assert (model.source, model.location) == ("../../weights", str(tmp_path / "weights"))
 
 
-def test_a_target_may_have_a_folder_of_its_own_workloads(tmp_path: Path) -> None:
+def test_a_target_can_have_its_own_workload_folder(tmp_path: Path) -> None:
     (tmp_path / "prompts").mkdir()
     text = "targets: {b: {model: o/b, workloads: prompts, drafters: {copy: {method: ngram}}}}"
     assert read(tmp_path, text).targets[0].workloads == tmp_path / "prompts"
@@ -263,7 +263,7 @@ def test_a_hub_id_is_never_an_empty_folder_of_that_name(tmp_path, monkeypatch, w
         load_pairings(file)
 
 
-def test_a_model_that_lies_beside_the_file_is_that_folder(tmp_path, monkeypatch):
+def test_a_model_named_like_a_folder_next_to_the_file_is_that_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "there" / "models" / "target"
     folder.mkdir(parents=True)
@@ -292,6 +292,6 @@ def test_a_file_adds_to_the_shipped_pairings_and_wins_by_name(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("name", ["owner/model", "./folder", "demo:target"])
-def test_a_model_that_is_no_pairing_is_answered_with_how_to_measure_it(name):
+def test_a_model_without_a_pairing_gets_a_hint_how_to_measure_it(name):
     with pytest.raises(UsageError, match=f"specbench run --target {name} --draft DRAFT"):
         load_pairings().select([name])

@@ -45,7 +45,7 @@ def only(comparisons: tuple[AdaptiveComparison, ...]) -> AdaptiveComparison:
     return comparison
 
 
-def test_auto_is_held_against_the_fastest_fixed_k():
+def test_auto_is_compared_with_the_fastest_fixed_k():
     found = only(compare_adaptive(explored(2.0, 0.8, k2=1.25, k4=1.0, k8=1.6)))
     assert found.best_fixed.draft.k == 4
     assert found.decode.estimate == pytest.approx(1.0 / 0.8)
@@ -78,7 +78,7 @@ def test_an_invalid_k_is_not_the_best():
     assert only(compare_adaptive(cells)).best_fixed.draft.k == 2
 
 
-def test_decoding_alone_says_which_fixed_k_is_best_and_whole_requests_are_told_beside_it():
+def test_decoding_decides_the_best_fixed_k_and_whole_requests_are_shown_too():
     plain, k2, k4, auto = explored(2.0, 0.8, k2=1.0, k4=1.25)
     # Whole requests: 2.1 s without a draft, 5 s at K = 2, 1.35 s at K = 4 and 0.9 s at auto.
     found = only(compare_adaptive([plain, prefilled(k2, 4.0), k4, auto]))
@@ -118,14 +118,14 @@ def test_above_one_row_passes_are_the_unit():
     assert found.minimum_detectable_effect > found.decode.estimate / found.decode.low - 1
 
 
-def test_few_prompts_tell_neither_an_interval_nor_what_would_be_detected():
+def test_few_prompts_give_no_interval_and_no_detectable_effect():
     plain = cell(BASE, [2.0] * 4)
     auto = against(cell(AUTO, [1.0, 1.1, 1.2, 1.3]), plain)
     found = only(compare_adaptive([plain, auto]))
     assert (found.decode.low, found.minimum_detectable_effect) == (None, None)
 
 
-def test_another_method_or_setting_is_no_rival():
+def test_another_method_or_setting_does_not_compete():
     cells = explored(2.0, 1.0, k4=1.5)
     lookup = cell(draft(4, method="ngram", pairing="demo/ngram"), [0.1] * 6)
     longer = cell(draft(4, context=512), [0.1] * 6)
@@ -137,7 +137,7 @@ def test_without_an_adaptive_cell_there_is_nothing_to_compare():
     assert compare_adaptive(explored(2.0, 1.0, k4=1.5)[:2]) == ()
 
 
-def test_the_best_fixed_k_of_a_question_is_no_adaptive_one(summarized):
+def test_the_best_fixed_k_of_a_setting_is_not_adaptive(summarized):
     cells = [summarized(2, 1.1, 1.2, 1.3), summarized(4, 1.0, 1.5, 2.0)]
     auto = summarized(8, 1.8, 1.9, 2.0)
     auto = replace(auto, key=with_axes(auto.key, adaptive=True))

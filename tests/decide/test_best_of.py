@@ -152,7 +152,7 @@ def test_the_gain_is_paired_by_prompt(compared: tuple[BestOf, ...]) -> None:
         assert best.gain.high == pytest.approx(0.5 + 2.5706 * (2 / 5 / 6) ** 0.5, rel=1e-4)
 
 
-def test_metrics_are_there_for_samples_alone(gathered: tuple[CellData, ...]) -> None:
+def test_metrics_of_samples_exist_only_for_samples(gathered: tuple[CellData, ...]) -> None:
     one, _, many, _ = gathered
     assert best_of_s(many) == pytest.approx(2.6)
     assert scoring_s(many) == pytest.approx(0.1)

@@ -47,7 +47,7 @@ def test_more_of_what_makes_the_interval_wide_is_asked_for(
     assert less not in sentence
 
 
-def test_requests_served_together_ask_for_cycles_alone(summarized):
+def test_for_concurrent_requests_only_more_cycles_are_suggested(summarized):
     metrics = {"num_cycles": 4, "num_passes": 8, "cycle_deviation": 0.08, "prompt_error": 0.0}
     cell = undecided(summarized, metrics)
     cell = replace(cell, key=with_axes(cell.key, concurrency=4))
@@ -62,7 +62,7 @@ def test_requests_served_together_ask_for_cycles_alone(summarized):
         (4, 1, "from 4 cycles; at least 4 more prompts needed for an interval"),
     ],
 )
-def test_what_is_missing_for_an_interval_is_told(cycles, prompts, found):
+def test_what_is_missing_for_an_interval_is_said(cycles, prompts, found):
     sweep = Sweep(ks=(4,), cycles=cycles, num_prompts=prompts, rows=(1,), confirmed=None)
     (decision,) = build_document(served_sweep(sweep)).decisions
     assert decision.sentence.endswith(found)
@@ -89,7 +89,7 @@ def own_cells(engine_s: float) -> list:
     return found
 
 
-def test_beside_a_server_there_are_estimates_alone():
+def test_compared_with_a_server_there_are_only_estimates():
     served = aggregate_run(served_sweep(Sweep(wobble=0.0, differing=0.0)))
     base, four = side_by_side([*own_cells(engine_s=0.06), *served])
     assert (base.peer, four.peer) == (key_of(0), key_of(4))
@@ -111,7 +111,7 @@ def test_only_prompts_that_both_served_are_compared():
     assert pair.decode.estimate == pytest.approx(sum(both) / len(both) / 24 / (0.06 / 12))
 
 
-def test_texts_are_not_called_different_where_one_side_tells_no_tokens():
+def test_texts_are_not_called_different_if_one_side_has_no_tokens():
     served = aggregate_run(served_sweep())
     told, *_ = side_by_side([*own_cells(0.06), *served])
     assert told.equal_text == 0.0  # 13 tokens are not 25

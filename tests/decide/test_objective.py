@@ -75,7 +75,7 @@ def test_where_many_rows_gain_nothing_not_speculating_wins(measured):
     assert best(cells, THROUGHPUT) == (64, 0)
 
 
-def test_a_speedup_that_is_not_shown_is_no_candidate(measured):
+def test_an_undecided_speedup_is_no_candidate(measured):
     cells = measured(1, 100, 100, {4: (0.9, 1.5, 2.5)})
     assert best(cells, LATENCY) == (1, 0)
 
@@ -111,7 +111,7 @@ def test_rates_within_one_percent_go_to_not_speculating_first(measured):
     assert best(equal, THROUGHPUT) == (1, 0)
 
 
-def test_one_way_for_all_workloads_gives_up_least_where_it_gives_up_most(measured):
+def test_the_shared_configuration_minimizes_the_largest_regret(measured):
     cells = [
         *measured(1, 100, 100, {2: (1.4, 1.5, 1.6), 8: (1.1, 1.2, 1.3)}, workload="chat"),
         *measured(1, 100, 100, {2: (1.7, 1.8, 1.9), 8: (2.2, 2.4, 2.6)}, workload="code"),
@@ -124,7 +124,7 @@ def test_one_way_for_all_workloads_gives_up_least_where_it_gives_up_most(measure
     assert joint_recommendation(picks[:1]) is None
 
 
-def test_no_workload_gives_up_anything_for_the_way_of_its_own_answer(measured):
+def test_no_workload_loses_with_the_configuration_of_its_own_answer(measured):
     # On chat K = 7 is the answer, by its lower bound; K = 8 has the higher estimate.
     cells = [
         *measured(1, 100, 100, {7: (1.30, 1.38, 1.46), 8: (1.05, 1.48, 2.08)}, workload="chat"),

@@ -69,7 +69,7 @@ def test_a_limit_that_is_just_kept_is_kept():
     assert one.best is not None
 
 
-def test_a_cell_that_is_not_valid_is_no_way():
+def test_an_invalid_cell_is_no_candidate():
     found = cells(1, 100, 100, {4: (1.8, 2.0, 2.2)})
     bad = replace(found[1], valid=False, invalid_reasons=("throttled",))
     (one,) = recommend_for([found[0], bad], [], LATENCY)
@@ -129,7 +129,7 @@ def test_nothing_bounds_an_adaptive_k():
 
 
 @pytest.mark.parametrize(("again", "broken"), [(2.0, True), (2.5, False)])
-def test_a_limit_on_a_token_is_held_against_what_was_measured_again(again, broken):
+def test_a_limit_on_tpot_is_compared_with_the_confirmation_run(again, broken):
     """The first pass says 4.4 ms at 2.2x; the second one, which is quoted, another speedup."""
     found = cells(1, 100, 100, {4: (2.1, 2.2, 2.3)})
     found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.0044})
@@ -141,7 +141,7 @@ def test_a_limit_on_a_token_is_held_against_what_was_measured_again(again, broke
 
 
 @pytest.mark.parametrize(("objective", "broken"), [(LATENCY, False), (THROUGHPUT, True)])
-def test_a_limit_on_a_token_is_held_against_the_time_that_is_shown(objective, broken):
+def test_a_limit_on_tpot_is_compared_with_the_shown_time(objective, broken):
     """Its own requests took 6 ms a token: of other prompts than those of K = 0, which took 10."""
     found = cells(1, 100, 100, {4: (2.4, 2.5, 2.6)})
     found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.006})

@@ -95,5 +95,5 @@ def test_texts_that_differ_are_counted():
     assert pair.equal_text == pytest.approx(5 / 6)
 
 
-def test_nothing_in_common_is_no_comparison():
+def test_runs_without_common_cells_are_not_compared():
     assert side_by_side([cell(BASE, SECONDS), cell(peer("generate"), SECONDS, repeat=1)]) == ()

@@ -24,7 +24,7 @@ def test_a_pruned_k_of_a_higher_estimate_is_said_to_be_dropped(summarized):
 
 
 @pytest.mark.parametrize("name", ["latency", "throughput", "cost"])
-def test_a_pruned_k_is_no_way_to_serve(name):
+def test_a_pruned_k_is_no_candidate(name):
     price = {"price_per_hour": 1.0} if name == "cost" else {}
     found = cells(1, 100, 100, {4: (1.4, 1.5, 1.6), 8: (None, 3.0, None)})
 

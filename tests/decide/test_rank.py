@@ -123,7 +123,7 @@ def test_bounds_of_several_workloads_are_known_where_all_of_them_are():
 
 
 @pytest.mark.parametrize(("other", "apart"), [(1.50, True), (1.52, False)])
-def test_drafters_are_told_apart_whichever_comes_first(other, apart):
+def test_drafters_are_distinguished_in_any_order(other, apart):
     pair = interval(1.55), interval(other)
     assert are_distinct(*pair) is are_distinct(*pair[::-1]) is apart
 

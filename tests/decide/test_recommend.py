@@ -157,7 +157,7 @@ def test_when_every_cell_is_invalid_nothing_is_shown(summarized):
     assert decision.speedup is None
 
 
-def test_a_second_measurement_that_is_invalid_shows_nothing(summarized):
+def test_an_invalid_confirmation_run_proves_nothing(summarized):
     choice = choose([summarized(2, 1.4, 1.5, 1.6), summarized(6, 1.9, 2.1, 2.3)])
     decision = decide(choice, summarized(6, 1.9, 2.0, 2.1, invalid=("throttled",)))
     assert re.fullmatch("code: undecided: .*K=6 .*not valid", decision.sentence)
@@ -171,7 +171,7 @@ def test_measuring_another_cell_again_is_a_mistake(summarized):
         decide(choice, summarized(2, 1.4, 1.5, 1.6))
 
 
-def test_what_could_have_been_detected_and_what_looks_odd_is_said(summarized):
+def test_the_detectable_effect_and_oddities_are_printed(summarized):
     cell = replace(
         summarized(4, 1.8, 1.9, 2.0),
         minimum_detectable_effect=0.0412,
@@ -245,7 +245,7 @@ def test_a_tie_goes_to_the_fixed_k(summarized):
     assert choose(cells).leader == cells[1]
 
 
-def test_the_fixed_ks_can_be_chosen_among_alone(summarized):
+def test_the_choice_can_be_limited_to_fixed_k(summarized):
     cells = [summarized(4, 1.5, 1.6, 1.7), auto(summarized(8, 1.8, 1.9, 2.0))]
     fixed = [cell for cell in cells if not cell.key.draft.is_adaptive]
     assert choose(fixed).leader == cells[0]

@@ -53,7 +53,7 @@ def test_a_gain_at_more_rows_is_one_whatever_fewer_show(summarized):
     assert only(crossovers(cells[:2])).concurrency is None
 
 
-def test_without_an_interval_nothing_is_said(summarized):
+def test_without_an_interval_there_is_no_sentence(summarized):
     few = [at(summarized, 1, 1.2, 1.5, 1.8), at(summarized, 4, None, 0.5, None)]
     assert only(crossovers(few)).concurrency is None
     # The point between is by the estimates, and is not an answer.

@@ -79,7 +79,7 @@ def test_an_answer_that_was_measured_again_counts(summarized):
     assert dict(found.best_k) == {"code": 0, "chat": 4}
 
 
-def test_where_nothing_is_decided_the_k_that_is_spoken_of_is_a_workloads_own(summarized):
+def test_without_a_decision_the_quoted_k_is_the_workloads_own(summarized):
     code = sweep(summarized, "code", k2=1.01, k4=1.05)
     undecided = decide(choose(code))
     assert undecided.draft.k == 0
@@ -135,7 +135,7 @@ def test_without_a_valid_cell_there_is_no_shared_k(summarized):
     assert find_shared_k([]) is None
 
 
-def test_an_adaptive_k_is_no_k_for_all_workloads(summarized):
+def test_an_adaptive_k_is_never_the_shared_k(summarized):
     code = sweep(summarized, "code", k2=1.5)
     auto = [
         replace(c, key=with_axes(c.key, adaptive=True)) for c in sweep(summarized, "code", k8=3.0)

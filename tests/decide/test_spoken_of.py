@@ -8,7 +8,7 @@ from specbench.decide.recommend import choose, decide
 FAST = {"mean_acceptance_length": 3.12, "break_even_length": 1.64}
 
 
-def test_without_a_winner_the_best_estimate_is_spoken_of_and_the_reasons_are_its_own(summarized):
+def test_without_a_winner_the_best_estimate_and_its_reasons_are_quoted(summarized):
     # K = 2 has the higher lower bound only because it was measured more precisely.
     cells = [
         summarized(1, 0.37, 0.97, 2.63, metrics=FAST),

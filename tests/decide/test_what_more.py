@@ -39,7 +39,7 @@ def test_above_a_doubling_no_number_of_prompts_is_promised(summarized):
     assert numbers(advice(replace(cell, minimum_detectable_effect=1.0)))[0] == IN_ALL
 
 
-def test_the_number_named_is_what_the_workload_has_and_the_width_that_of_so_many(summarized):
+def test_the_verdict_names_the_available_prompts_and_the_width_they_give(summarized):
     cell = summarized(4, 0.9, 1.0, 1 / 0.9, num_prompts=8)
     # Half width of the log: 10.5 % * sqrt(8 / 40) * t(39) / t(7) = 4.0 %.
     narrower = math.log(1 / 0.9) * math.sqrt(8 / 40) * student_t(39, UPPER) / student_t(7, UPPER)

@@ -64,7 +64,7 @@ def test_where_nothing_helps_the_sentence_says_so(measured):
     assert re.fullmatch(r"code: no speedup: K=2 .*0\.80x \[0\.75, 0\.85\]", only)
 
 
-def test_k_0_for_want_of_evidence_is_told_from_one_that_was_shown(measured):
+def test_k_0_without_evidence_differs_from_a_decided_k_0(measured):
     lost, open_ = measured({2: 0.8, 4: 0.7}), measured({2: 0.8, 4: 1.03}, workload="edit")
     assert not found([lost]).is_undecided
     assert found([open_]).is_undecided
@@ -203,7 +203,7 @@ def test_a_number_of_requests_that_was_asked_for_says_nothing_of_others(measured
     assert "beyond 4 concurrent requests" in found(parts).basis[-1]
 
 
-def test_what_was_not_measured_is_refused_in_words(measured):
+def test_asking_for_what_was_not_measured_is_a_clear_error(measured):
     parts = [measured({4: 1.5})]
     with pytest.raises(UsageError, match=r"demo/draft.*chat"):
         found(parts, Selection(workload="chat"))

@@ -110,7 +110,7 @@ def as_its_page_says(
 
 
 @pytest.mark.parametrize("window", [None, 7])
-def test_flash_attn_is_told_lengths_and_windows_as_its_page_has_them(window, monkeypatch):
+def test_flash_attn_gets_lengths_and_windows_as_documented(window, monkeypatch):
     module = type("flash_attn", (), {"flash_attn_with_kvcache": staticmethod(as_its_page_says)})
     monkeypatch.setattr(implementations, "import_module", lambda _: module)
     inputs = Inputs(of(HEADS[1], torch.float16, window, False), BatchShape(3, 5, 60, 128))
@@ -153,7 +153,7 @@ def flash_as_torch_calls_it(
 
 
 @pytest.mark.parametrize("window", [None, 7])
-def test_torchs_flash_is_told_where_every_token_begins_and_ends(window, monkeypatch):
+def test_torchs_flash_gets_the_bounds_of_every_sequence(window, monkeypatch):
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_as_torch_calls_it)
     inputs = Inputs(of(HEADS[3], torch.float16, window, False), BatchShape(3, 5, 60, 128))
     assert error(VarlenFlash(), inputs) < BOUNDS[torch.float16]

@@ -148,7 +148,7 @@ def test_one_that_raises_is_refused_with_its_first_line():
     assert re.search("RuntimeError: no kernel", lost.refusal)
 
 
-def test_where_none_is_right_nobody_wins():
+def test_if_no_candidate_is_correct_none_wins():
     assert held(CASE, Raises("raises"))[0] is None
 
 

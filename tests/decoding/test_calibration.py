@@ -165,7 +165,7 @@ def test_the_first_time_of_catching_up_is_left_out(script: dict[int, int]) -> No
     assert costs.catch_up_s(16) == pytest.approx(7)
 
 
-def test_the_round_of_k_1_that_catching_up_is_held_against_is_warm() -> None:
+def test_the_round_of_k_1_that_catching_up_is_compared_with_is_warm() -> None:
     """Right drafts: seven rounds, of which six are at the median 3.5 slower than the first."""
     cost = Seconds(catch_up=60.0, per_round_before=1.0)
     costs = calibrate(cost, script=RIGHT).costs

@@ -53,7 +53,7 @@ def test_a_failure_in_a_shared_pool_leaves_the_graphs_that_share_it(driver: Fake
         captured.replay()
 
 
-def test_what_the_function_raised_is_told_and_not_how_the_capture_ended(
+def test_the_functions_error_is_reported_rather_than_the_captures(
     driver: FakeDriver,
 ) -> None:
     driver.fails = "operation failed due to a previous error during capture"
@@ -68,7 +68,7 @@ def test_what_the_function_raised_is_told_and_not_how_the_capture_ended(
     assert driver.underway == []
 
 
-def test_a_capture_that_ended_lets_go_of_its_own_pool_once(driver: FakeDriver) -> None:
+def test_an_ended_capture_releases_its_pool_once(driver: FakeDriver) -> None:
     """An error of the function that the stream never saw: torch ends the capture itself."""
 
     def broken() -> None:

@@ -68,7 +68,7 @@ def test_every_layout_is_read_as_it_was_written(layout: str, folder: Path) -> No
         assert torch.equal(read.tensors[name], tensor)
 
 
-def test_a_heads_own_file_goes_before_the_model_that_lies_beside_it(folder: Path) -> None:
+def test_a_heads_own_file_takes_precedence_over_a_model_next_to_it(folder: Path) -> None:
     save_file({"model.embed_tokens.weight": torch.zeros(1)}, folder / "model.safetensors")
     torch.save(TENSORS, folder / "medusa_lm_head.pt")
     assert set(read_checkpoint(str(folder)).tensors) == set(TENSORS)
@@ -198,14 +198,14 @@ def test_a_folder_that_cannot_be_trusted_is_refused_by_name(case: str, folder: P
         dict(read_checkpoint(str(folder)).tensors)
 
 
-def test_a_config_that_is_no_config_by_its_size_is_not_read(folder, monkeypatch) -> None:
+def test_a_file_too_large_to_be_a_config_is_not_read(folder, monkeypatch) -> None:
     save_file(TENSORS, folder / "model.safetensors")
     monkeypatch.setattr(headers, "LARGEST_JSON", 10)
     with pytest.raises(ModelError, match="more than 10 bytes"):
         read_checkpoint(str(folder))
 
 
-def test_the_hubs_cache_may_keep_files_beside_its_snapshots(tmp_path: Path) -> None:
+def test_the_hubs_cache_may_keep_files_outside_its_snapshots(tmp_path: Path) -> None:
     blobs, folder = tmp_path / "blobs", tmp_path / "snapshots" / ("a" * 40)
     blobs.mkdir()
     folder.mkdir(parents=True)
@@ -237,7 +237,7 @@ def test_whatever_bytes_a_file_holds_it_is_read_or_refused(
     assert num_refused > num_inputs // 4
 
 
-def test_a_tokenizer_of_its_own_is_noticed(folder: Path) -> None:
+def test_a_separate_tokenizer_is_noticed(folder: Path) -> None:
     assert not has_tokenizer(str(folder))
     (folder / "tokenizer.json").write_text("{}")
     assert has_tokenizer(str(folder))

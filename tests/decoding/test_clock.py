@@ -47,7 +47,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-def test_a_round_is_told_to_the_microsecond_after_an_hour(device: Device) -> None:
+def test_a_round_has_microsecond_resolution_after_an_hour(device: Device) -> None:
     clock = DeviceClock()
     for _ in range(int(HOUR_S / 0.5)):
         device.now_s += 0.5

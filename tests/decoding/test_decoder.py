@@ -129,7 +129,7 @@ def test_slots_left_by_a_longer_batch_do_not_leak_into_the_next(llama: Subject) 
     assert acceptance_rate(results) == 1
 
 
-def test_slots_of_another_number_of_rows_are_made_anew(llama: Subject) -> None:
+def test_slots_are_rebuilt_for_another_number_of_rows(llama: Subject) -> None:
     drafter = make_drafter("draft_model", llama.target, llama.stranger)
 
     decode(llama.target, drafter, requests()[:1], k=2)
@@ -176,7 +176,7 @@ def sampled_alone(target: StockRunner, method: str, draft: StockRunner, k: int) 
     ("method", "k"),
     [("none", 0), ("ngram", 1), ("ngram", 4), ("draft_model", 1), ("draft_model", 4)],
 )
-def test_a_sampled_text_is_the_same_alone_and_beside_others_in_any_row(
+def test_a_sampled_text_does_not_depend_on_its_row_or_neighbors(
     llama: Subject, method: str, k: int
 ) -> None:
     alone = sampled_alone(llama.target, method, llama.stranger, k)
@@ -205,7 +205,7 @@ def test_another_seed_gives_another_text_and_the_same_seed_the_same(llama: Subje
     assert first.output_ids == third.output_ids != second.output_ids
 
 
-def test_decoding_leaves_the_models_weights_alone(llama: Subject) -> None:
+def test_decoding_does_not_change_the_models_weights(llama: Subject) -> None:
     before = [p.clone() for p in llama.target.model.parameters()]
 
     decode(llama.target, NoDrafter(), requests(4), k=0)

@@ -81,7 +81,7 @@ def test_no_round_on_kernels_of_ours_syncs_or_copies(name: str, variant: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [FlashAttn, VarlenFlash, PlainAttention])
-def test_no_attention_that_is_told_lengths_syncs_or_copies(
+def test_attention_with_given_lengths_neither_syncs_nor_copies(
     kernel: type[Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -86,7 +86,7 @@ def test_one_that_is_wrong_or_fails_loses_to_torch(monkeypatch, drawing, module,
     assert said in lost.refusal
 
 
-def test_what_a_replay_does_not_draw_anew_loses():
+def test_a_replay_without_new_draws_loses():
     def frozen(run):
         run()
         return lambda: None

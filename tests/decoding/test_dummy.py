@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_others():
     assert not any(torch.equal(first.get_parameter(name), others[name]) for name in drawn)
 
 
-def test_the_callers_random_numbers_are_left_alone():
+def test_the_callers_random_state_is_unchanged():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)

@@ -162,7 +162,7 @@ def test_a_forward_longer_than_what_is_kept_is_as_right(runner: FusedRunner) -> 
 
 
 @torch.no_grad()
-def test_a_copied_row_goes_on_as_its_source(runner: FusedRunner, expected_1TV: Tensor) -> None:
+def test_a_copied_row_continues_like_its_source(runner: FusedRunner, expected_1TV: Tensor) -> None:
     runner.forward(TOKENS_1T[:, :9], positions(0, 9), 64)
 
     runner.copy_row(0, 2, 7)
@@ -185,7 +185,7 @@ def test_what_was_made_in_inference_mode_can_be_used_outside(expected_1TV: Tenso
 
 
 @torch.no_grad()
-def test_room_that_the_first_layers_make_is_for_all() -> None:
+def test_memory_freed_by_the_first_layers_is_available_to_all() -> None:
     runner = FusedRunner(tiny_llama())
     runner.first_layers(1).allocate(1, 64)
     assert len(runner.cache.layers) == 2

@@ -51,7 +51,7 @@ def test_one_graph_serves_all_rounds_of_a_bucket_in_every_pass(llama: Subject) -
     assert bench.graphs.num_captures == bench.launcher.num_captures == 1
 
 
-def test_each_number_of_rows_and_each_k_has_a_graph_of_its_own(llama: Subject) -> None:
+def test_each_batch_size_and_k_has_its_own_graph(llama: Subject) -> None:
     bench = Bench(llama, llama.drafter("draft_model"))
     lengths = (6, 12, 12, 24, 24, 24)  # 6 rows, then 5, 3 and none: the first report is late
     requests = [
@@ -166,7 +166,7 @@ def on_two_cards(drafter: str, draft_layer: int | None = None) -> tuple[Subject,
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_a_draft_model_on_one_card_is_captured_beside_a_target_on_two(sampling: Sampling) -> None:
+def test_a_draft_model_on_one_card_is_captured_with_a_target_on_two(sampling: Sampling) -> None:
     subject, bench = on_two_cards("draft_model")
     requests = some_requests(3)
     texts = eager_texts(subject, subject.drafter("draft_model"), requests, FixedK(4), 3, sampling)

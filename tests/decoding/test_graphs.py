@@ -85,7 +85,7 @@ def test_a_drafter_catches_up_before_its_round_is_replayed(
     assert acceptance_rate(results) == 1  # its drafts are the target's own words
 
 
-def test_a_conversation_goes_on_from_keys_that_idle_rows_kept(llama: Subject) -> None:
+def test_a_conversation_continues_from_the_keys_that_idle_rows_kept(llama: Subject) -> None:
     drafter = make_drafter("draft_model", llama.target, llama.own_draft)
     (short,) = one_request(num_tokens=4)
     (text,) = eager_texts(llama, drafter, [short], FixedK(3), 1)
@@ -198,7 +198,7 @@ def test_a_capture_leaves_texts_and_keys_as_they_are(llama: Subject, graph: Grap
 
 
 @pytest.mark.parametrize(("graph", "half_s"), [("round", None), ("step", 1.0)])
-def test_two_graphs_tell_drafting_from_checking_and_one_does_not(
+def test_two_graphs_separate_drafting_and_verification_and_one_does_not(
     llama: Subject, graph: GraphKind, half_s: float | None
 ) -> None:
     # The clock's marks are a second apart.

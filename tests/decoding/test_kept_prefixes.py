@@ -20,7 +20,7 @@ from tests.decoding.test_serving import (
 __all__ = ["runner"]
 
 
-def test_a_conversation_goes_on_in_its_row_and_only_new_tokens_are_fed() -> None:
+def test_a_conversation_continues_in_its_row_and_only_new_tokens_are_fed() -> None:
     first = Request(prompt_ids=tuple(range(1, 11)), max_new_tokens=5, conversation="a")
     then = Request(prompt_ids=tuple(range(1, 19)), max_new_tokens=5, conversation="a")
     other = Request(prompt_ids=(50,), max_new_tokens=30)
@@ -58,7 +58,7 @@ def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(
     assert_every_round_kept_the_deepest(served.results[:2], [k] * 12)
 
 
-def test_a_row_that_another_moved_into_keeps_nothing_of_the_text_before() -> None:
+def test_a_row_that_is_reused_forgets_the_earlier_text() -> None:
     plain, prompt = exact_llama(seed=0), random_prompt(9, seed=1)
     first, again = (
         Request(

@@ -88,7 +88,7 @@ def test_purposes_are_independent(a: Purpose, b: Purpose) -> None:
 
 
 @pytest.mark.slow
-def test_a_draft_tells_nothing_about_the_targets_draw_or_its_own_acceptance() -> None:
+def test_a_draft_is_independent_of_the_targets_draw_and_its_acceptance() -> None:
     V = 20
     draft_NV, target_NV = (
         uniformised(exponential(SEED_1, POSITIONS_1N, purpose, V))[0]

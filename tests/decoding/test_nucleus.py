@@ -195,7 +195,7 @@ def test_what_is_not_a_number_stays_none() -> None:
     assert probs_NV.isnan().all()
 
 
-def test_rows_are_cut_alike_whatever_lies_beside_them() -> None:
+def test_rows_are_cut_the_same_whatever_their_neighbors() -> None:
     scores_NV = of_all_kinds(torch.Generator().manual_seed(0), 8, 1_030)
     wider_NV = torch.cat([scores_NV, scores_NV.flip(0)], 1)[:, :1_030]  # not contiguous
     whole_NV = scores_NV.softmax(-1)

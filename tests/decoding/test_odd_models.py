@@ -23,7 +23,7 @@ from specbench.models.library_errors import errors_translated
 from tests.decoding.models import build, tiny_llama
 
 
-def test_layers_without_keys_of_their_own_are_left_alone() -> None:
+def test_layers_that_share_keys_are_unchanged() -> None:
     cache = SlotCache(2, 1, 4)
     cache.index.select(torch.tensor([[0, 1]]), 2, 0)
     cache.update(torch.arange(4.0).view(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
@@ -86,7 +86,7 @@ def test_each_kind_of_layer_looks_as_far_back_as_its_config_says() -> None:
         ),
     ],
 )
-def test_beside_states_windows_go_by_the_names_that_masks_go_by(
+def test_windows_of_hybrids_use_the_names_of_masks(
     kinds: list[str], expected: dict[str, Reach]
 ) -> None:
     assert reaches_beside_states(SimpleNamespace(layer_types=kinds, sliding_window=7)) == expected
@@ -139,7 +139,9 @@ def test_a_window_that_a_models_code_does_not_heed_is_refused() -> None:
     assert model.config.sliding_window == 4096
 
 
-def test_what_a_models_code_raises_is_a_refusal_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_models_code_are_refusals_with_a_clear_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = build(tiny_llama().config)
 
     def fail(*_: Any, **__: Any) -> None:

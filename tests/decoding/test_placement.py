@@ -110,7 +110,7 @@ def four_gib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         ("meta", "int8", "bfloat16"),
     ],
 )
-def test_four_gib_load_with_less_than_a_gib_beside_the_weights(four_gib, device, scheme, dtype):
+def test_four_gib_load_with_less_than_a_gib_above_the_weights(four_gib, device, scheme, dtype):
     assert beyond_weights(four_gib, device, scheme, dtype) < GIB
 
 

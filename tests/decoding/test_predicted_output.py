@@ -267,7 +267,7 @@ def test_samples_of_one_prompt_are_checked_each_for_itself() -> None:
     assert results[1].answer_check == check_of(10, 10, 11)
 
 
-def test_a_conversation_goes_on_in_the_row_that_a_check_completed() -> None:
+def test_a_conversation_continues_in_the_row_that_a_check_completed() -> None:
     model = exact_llama(seed=0)
     first = generated(model, PROMPTS[2], 12)
     turn = (*PROMPTS[2], *first, *random_prompt(6, seed=9))

@@ -91,7 +91,7 @@ def test_tokens_are_those_that_torch_draws(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("temperature", [None, 1.0])
-def test_what_is_no_number_wins_and_a_token_is_never_out_of_bounds(
+def test_nan_logits_never_give_a_token_out_of_bounds(
     temperature: float | None,
 ) -> None:
     """That would be a sticky error on a GPU."""

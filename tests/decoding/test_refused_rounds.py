@@ -61,7 +61,7 @@ def test_a_failed_capture_counts_as_one_so_that_its_pass_is_done_over(llama: Sub
     assert bench.decoder.num_captures == 1
 
 
-def test_many_refused_buckets_are_told_in_short(llama: Subject) -> None:
+def test_many_refused_buckets_are_summarized(llama: Subject) -> None:
     bench = Bench(llama, llama.drafter("draft_model"), graphs=FailingGraphs(*range(2, 9)))
 
     for k in range(7):

@@ -67,7 +67,7 @@ def test_tokens_of_one_text_are_in_common_however_they_are_spelt():
     assert re.match(r"4 tokens .*80\.0 % .*66\.7 % ", found.in_words)
 
 
-def test_a_special_token_is_in_common_with_a_special_one_alone():
+def test_a_special_token_matches_only_a_special_token():
     target, draft = vocabulary("<s>", "a", special=1), vocabulary("a", "<s>", special=1)
     assert common_tokens(target, draft).draft_ids == {}
     with pytest.raises(CompatibilityError, match="no token"):
@@ -78,7 +78,7 @@ def test_tokens_that_add_nothing_are_not_in_common():
     assert common_tokens(vocabulary("", "a"), vocabulary("a", "")).draft_ids == {1: 0}
 
 
-def test_tokens_whose_text_is_not_told_are_not_in_common():
+def test_tokens_without_a_known_text_are_not_in_common():
     told, untold = vocabulary("a", "b"), vocabulary("a", "b", spelling=None)
     assert common_tokens(told, untold).draft_ids == {}
     with pytest.raises(CompatibilityError, match="does not give the text"):

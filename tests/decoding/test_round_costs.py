@@ -51,7 +51,7 @@ def test_a_slower_machine_slows_every_k_also_those_that_are_not_run():
     assert costs.round_s(1, 0) == pytest.approx(1.5, rel=0.01)
 
 
-def test_a_k_measured_wrongly_at_the_start_is_put_right_by_running_it_beside_another():
+def test_a_wrongly_measured_k_is_corrected_by_running_it_in_alternation():
     costs = RoundCostModel.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.4,) * 4})
     for _ in range(20):
         for k, seconds in ((0, 1.0), (4, 2.0)):
@@ -100,7 +100,7 @@ def test_with_nothing_seen_a_draft_is_kept_as_often_as_not():
     assert AcceptanceTracker(3, memory_rounds=40).expected_tokens() == [1.0, 1.5, 1.75, 1.875]
 
 
-def test_acceptance_is_read_by_position_and_goes_on_where_k_did_not_reach():
+def test_acceptance_by_position_is_extrapolated_beyond_k():
     seen = AcceptanceTracker(3, memory_rounds=1e9)
     for _ in range(1000):
         seen.observe(2, [2, 2, 1, 0])  # 3 of 4 keep the first, 2 of those 3 the second

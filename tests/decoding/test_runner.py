@@ -68,7 +68,9 @@ def test_a_slot_that_is_written_again_holds_only_the_new_token(
 
 
 @torch.no_grad()
-def test_a_row_range_of_the_cache_is_used_alone(runner: Runner, expected_1TV: Tensor) -> None:
+def test_a_row_range_of_the_cache_can_be_used_on_its_own(
+    runner: Runner, expected_1TV: Tensor
+) -> None:
     for row in range(3):
         runner.forward(TOKENS_1T[:, :6] + row, positions(0, 6), 64, first_row=row)
 

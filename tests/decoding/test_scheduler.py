@@ -42,7 +42,7 @@ def test_a_request_does_not_start_before_it_arrives() -> None:
     assert scheduler.next_arrival_s is None
 
 
-def test_a_request_that_waited_for_a_row_arrived_when_it_said() -> None:
+def test_a_request_that_waited_for_a_row_keeps_its_arrival_time() -> None:
     scheduler = Scheduler([arrival(at_s=0.0), arrival(at_s=1.0)], num_rows=1)
     scheduler.admit(0.0)
     scheduler.finish(0, 9.0)
@@ -89,7 +89,7 @@ def test_a_request_that_has_not_come_in_has_no_arrival() -> None:
         Scheduler(closed(1), num_rows=1).arrived_s(0)
 
 
-def test_no_rows_serve_nobody() -> None:
+def test_zero_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="0 rows"):
         Scheduler(closed(1), num_rows=0)
 

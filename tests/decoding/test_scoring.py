@@ -96,7 +96,7 @@ def test_scores_do_not_depend_on_what_the_rows_held_before(make_runner: MakeRunn
     assert_plain(runner, expected, PROMPT)
 
 
-def test_decoding_goes_on_as_if_nothing_had_been_scored(make_runner: MakeRunner) -> None:
+def test_scoring_does_not_change_decoding(make_runner: MakeRunner) -> None:
     runner = make_runner(tiny_llama(seed=0))
     drafter = make_drafter("ngram", runner)
     before = decode(runner, drafter, samples(), k=3, sampling=WARM)

@@ -228,7 +228,7 @@ def test_logits_that_are_not_numbers_are_refused():
 
 
 @pytest.mark.parametrize(("window", "is_said"), [(8, False), (9, True), (4096, True)])
-def test_a_window_longer_than_the_test_is_said(window, is_said):
+def test_a_window_longer_than_the_self_test_gets_a_note(window, is_said):
     config = ARCHITECTURES["Mistral + window"]()
     config.sliding_window = window
     _, notes = make_checked_runner(build(config))

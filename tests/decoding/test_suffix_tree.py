@@ -106,7 +106,7 @@ def test_texts_that_grow_side_by_side_in_one_tree_are_all_counted() -> None:
                     assert node is known or node.children is None
 
 
-def test_a_cursor_finds_the_longest_strings_that_occur_whatever_becomes_of_the_tree() -> None:
+def test_a_cursor_finds_the_longest_matches_while_the_tree_changes() -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
         tree = SuffixTree(DEPTH)
@@ -176,7 +176,7 @@ def test_a_match_may_be_followed_by_as_many_tokens_as_it_may() -> None:
     assert draft.tokens == [3, 5]  # two tokens, 1 2, match
 
 
-def test_a_text_that_repeats_one_token_goes_on_with_it() -> None:
+def test_a_text_that_repeats_one_token_continues_with_it() -> None:
     assert drafted([7, 7, 7, 7], limit=1).tokens == [7]
 
 
@@ -185,7 +185,7 @@ def test_new_text_drafts_nothing(text: list[int]) -> None:
     assert drafted(text) == Continuation([], 0.0)
 
 
-def test_a_match_as_long_as_the_tree_is_deep_goes_on_as_the_text_did() -> None:
+def test_a_match_as_deep_as_the_tree_continues_like_the_text() -> None:
     assert drafted([1, 2, 3, 4, 5, 6, 7, 1, 2, 3], depth=3).tokens == [4, 5, 6, 7]
 
 

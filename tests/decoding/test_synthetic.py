@@ -132,7 +132,7 @@ def test_without_drafts_the_target_says_one_token() -> None:
     assert verdict.tokens_BT.unique().tolist() == [TARGET]
 
 
-def test_its_noise_is_no_other_purposes() -> None:
+def test_its_noise_differs_from_that_of_other_purposes() -> None:
     draws = {
         purpose: uniform(torch.tensor([7]), torch.arange(50)[None], purpose) for purpose in Purpose
     }

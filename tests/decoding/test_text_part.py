@@ -119,7 +119,7 @@ def test_transformers_does_not_warn_of_the_parts_that_were_left_out(
     assert not said
 
 
-def test_made_up_weights_are_of_the_text_part_alone(whole: tuple[Any, Path]) -> None:
+def test_dummy_weights_cover_only_the_text_part(whole: tuple[Any, Path]) -> None:
     made = load_model(ModelSpec(source=str(whole[1]), folder=whole[1]), CPU, dummy=True)
     assert made.dropped == DROPPED
 

@@ -135,7 +135,7 @@ DOUBLED = (
     ("template", "what"),
     [(ENDLESS, "0.3 s of processor time"), (DOUBLED, "0.0625 GiB of memory")],
 )
-def test_a_template_that_does_not_end_is_told_in_words(template, what, tmp_path, monkeypatch):
+def test_an_endless_template_is_a_clear_error(template, what, tmp_path, monkeypatch):
     seconds = 0.3 if template == ENDLESS else 60.0
     monkeypatch.setattr("specbench.models.tokenizer.MOST_S", seconds)
     monkeypatch.setattr("specbench.models.tokenizer.MOST_GROWTH", 2**26)
@@ -190,7 +190,7 @@ def test_a_broken_or_missing_tokenizer_is_a_model_error(tmp_path, content):
         load(tmp_path)
 
 
-def test_a_missing_tokenizer_and_a_wrong_config_are_told_apart(tmp_path):
+def test_a_missing_tokenizer_and_a_wrong_config_give_different_errors(tmp_path):
     write(tmp_path)
     for file in tmp_path.iterdir():
         file.unlink()
@@ -235,7 +235,7 @@ def test_a_token_that_the_draft_lacks_fits_and_is_named(tmp_path):
     assert require_same_vocabulary(draft, target) == ((), (), ())
 
 
-def test_special_tokens_of_other_names_fit_and_are_told(tmp_path):
+def test_special_tokens_with_other_names_fit_and_are_reported(tmp_path):
     def rename(content):
         vocab = content["model"]["vocab"]
         vocab["<|turn|>"] = vocab.pop("<|im_end|>")

@@ -73,7 +73,7 @@ def test_a_node_sees_its_ancestors_and_itself() -> None:
     assert tree.path_to(torch.tensor([5])).tolist() == [[0, 2, 5, 0]]
 
 
-def test_a_node_sees_committed_slots_and_its_own_branch_alone() -> None:
+def test_a_node_sees_only_committed_slots_and_its_own_branch() -> None:
     positions_BN, branches = branches_of(tree_of(), torch.tensor([[4]]))
 
     seen_1NS = visible(positions_BN, torch.arange(14), window=None, branches=branches)
@@ -107,7 +107,7 @@ def test_a_chunk_counts_positions_not_slots() -> None:
 
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @torch.no_grad()
-def test_every_branch_has_the_logits_of_its_own_text_and_the_path_goes_on(make: Any) -> None:
+def test_every_branch_has_the_logits_of_its_text_and_the_path_continues(make: Any) -> None:
     """Two ragged rows; after it the accepted path lies where a chain would have put it."""
     model = exact_llama(seed=0)  # stays as it is: a runner changes its model's attention
     generator = torch.Generator().manual_seed(1)
@@ -176,7 +176,7 @@ def test_a_match_below_a_mismatch_is_not_kept() -> None:
     assert verdict.tokens_BT[0, 0].tolist() == 8
 
 
-def test_of_two_equal_branches_the_one_that_goes_on_is_kept() -> None:
+def test_of_two_equal_branches_the_longer_one_is_kept() -> None:
     verdict = verdict_of([2, 2, 3, 4, 5, 6], says={0: 2, 1: 3, 2: 3, 3: 6, 6: 8})
 
     assert verdict.num_accepted_B.tolist() == [3]

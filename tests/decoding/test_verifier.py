@@ -181,7 +181,7 @@ def test_equal_distributions_never_refuse_a_draft() -> None:
     assert int((verdict.num_accepted_B == 0).sum()) <= 1
 
 
-def test_a_refusal_without_any_residual_falls_back_to_the_targets_distribution() -> None:
+def test_a_rejection_without_a_residual_samples_from_the_target() -> None:
     # q exceeds p everywhere by rounding only; an empty residual would always give token 0.
     p = torch.tensor([0.0, 0.5, 0.5, 0.0])
     q = p * (1 + 1e-3)

@@ -16,7 +16,7 @@ def test_the_corpus_is_the_one_the_shipped_models_were_trained_on(card: dict) ->
 
 
 @pytest.mark.parametrize("register", REGISTERS)
-def test_a_sample_depends_on_its_arguments_alone(register: str) -> None:
+def test_a_sample_depends_only_on_its_arguments(register: str) -> None:
     assert sample(register, 7, 0) == sample(register, 7, 0)
     assert sample(register, 7, 0) != sample(register, 8, 0)
     assert sample(register, 7, 0) != sample(register, 7, 1)
@@ -82,7 +82,7 @@ def test_choices_slots_and_articles_are_filled_in() -> None:
     assert text == "an apple and a hat"
 
 
-def test_a_sentence_begins_with_a_capital_but_words_after_a_quoted_question_do_not() -> None:
+def test_a_sentence_begins_with_a_capital_except_after_a_quoted_question() -> None:
     text = prose('she left. "why?" he asked. "go." nobody went.', Dice("x"), {})
     assert text == 'She left. "Why?" he asked. "Go." Nobody went.'
 

@@ -34,7 +34,7 @@ def test_the_card_page_is_generated_from_the_card_data(card: dict) -> None:
     assert (ROOT / "MODEL_CARD.md").read_text(encoding="utf-8") == model_card(card, head_facts())
 
 
-def test_the_card_page_tells_of_heads_what_their_training_says(card: dict) -> None:
+def test_the_model_card_states_how_the_heads_were_trained(card: dict) -> None:
     heads = head_facts()
     page = model_card(card, heads)
     for name, head in heads.items():

@@ -121,9 +121,7 @@ def test_of_pickled_heads_the_names_are_read_and_no_values(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("read_head", [headers_on_this_machine, read_shapes])
-def test_files_that_are_not_here_or_cannot_be_used_tell_no_limit(
-    read_head: ReadHead, tmp_path: Path
-) -> None:
+def test_missing_or_unusable_files_have_no_known_limit(read_head: ReadHead, tmp_path: Path) -> None:
     own = pairing(tmp_path, target(96), "medusa", {}, new_head("medusa", target(96)))
     (tmp_path / "head" / "model.safetensors").write_bytes(b"nothing")
     assert deepest(own, read_head, dummy=False) is None
@@ -131,7 +129,7 @@ def test_files_that_are_not_here_or_cannot_be_used_tell_no_limit(
     assert deepest(own, read_head, dummy=False) is None
 
 
-def test_a_head_of_the_hub_that_was_not_downloaded_tells_no_limit_yet(tmp_path: Path) -> None:
+def test_a_head_that_is_not_downloaded_has_no_known_limit(tmp_path: Path) -> None:
     head = ModelSpec(source="nobody/has-this-head")
     own = pairing(tmp_path, target(96), "medusa", {}, None)
     drafter = DrafterSpec(name="one", method="medusa", model=head)

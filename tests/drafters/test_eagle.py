@@ -107,7 +107,7 @@ def test_rotary_frequencies_that_old_files_have_are_left_out() -> None:
     torch.testing.assert_close(spoken(old), spoken(new()))
 
 
-def test_an_embedding_of_its_own_is_used_and_a_copy_of_the_targets_is_not_kept() -> None:
+def test_a_separate_embedding_is_used_and_a_copy_of_the_targets_is_dropped() -> None:
     own_VF = target().model.get_input_embeddings().weight.clone()
     copy = with_tensors(new(), embed_tokens__weight=own_VF)
     other = with_tensors(new(), embed_tokens__weight=own_VF.flip(0))

@@ -99,7 +99,7 @@ def test_the_first_names_of_the_norms_of_states_are_those_of_today() -> None:
 @pytest.mark.parametrize(
     "option", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
 )
-def test_every_norm_that_a_config_asks_for_changes_what_is_said(option: str) -> None:
+def test_every_norm_in_a_config_changes_the_output(option: str) -> None:
     assert not torch.allclose(spoken(new(**{option: True})), spoken(new()))
 
 
@@ -129,7 +129,7 @@ def test_a_head_without_its_own_lm_head_speaks_through_the_targets() -> None:
     torch.testing.assert_close(said_V, spoken(with_tensors(whole, lm_head__weight=own_VF)))
 
 
-def test_an_embedding_of_its_own_is_used_and_a_copy_of_the_targets_is_not_kept() -> None:
+def test_a_separate_embedding_is_used_and_a_copy_of_the_targets_is_dropped() -> None:
     own_VF = target().model.get_input_embeddings().weight.clone()
     copy = with_tensors(new(), embed_tokens__weight=own_VF)
     other = with_tensors(new(), embed_tokens__weight=own_VF.flip(0))
@@ -208,7 +208,7 @@ def test_ids_in_a_section_of_their_own_that_begin_with_2_are_those_of_inputs() -
     assert Eagle3Head(replace(new(), config=config), target()).features == (2, 4, 5)
 
 
-def test_a_table_of_said_tokens_that_nobody_filled_in_is_not_looked_at() -> None:
+def test_an_unfilled_table_of_draftable_tokens_is_ignored() -> None:
     whole = new(target_ids=())
     unfilled = with_tensors(
         whole, d2t=torch.zeros(97, dtype=torch.long), t2d=torch.zeros(97, dtype=torch.bool)

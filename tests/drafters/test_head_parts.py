@@ -217,7 +217,7 @@ def test_a_part_reads_the_tensors_that_it_names_and_no_others(case: Case) -> Non
 
 
 @torch.no_grad()
-def test_a_layer_with_experts_and_a_head_of_its_own_does_not_read_the_targets() -> None:
+def test_a_layer_with_experts_and_its_own_head_does_not_read_the_targets() -> None:
     own = subject(Case("mtp", 2, (), family="deepseek_v3"))
     parts = own.drafter.resources.head_parts
     assert len(parts) > 1

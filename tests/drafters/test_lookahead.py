@@ -231,7 +231,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("num_rounds", [0, 3])
-def test_a_row_that_is_done_stays_as_it_was_and_one_that_is_copied_is_the_other(
+def test_a_finished_row_is_unchanged_and_a_copied_row_equals_its_source(
     num_rounds: int,
 ) -> None:
     target = CountingRunner()

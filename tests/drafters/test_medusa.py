@@ -200,7 +200,7 @@ def test_measured_accuracies_shape_the_tree_unless_another_is_asked_for() -> Non
         ([[0.0], [1.0]], "the first head is never right"),
     ],
 )
-def test_accuracies_that_are_none_are_refused(rates: object, complaint: str) -> None:
+def test_invalid_accuracies_are_refused(rates: object, complaint: str) -> None:
     config = {} if rates is None else {ACCURACIES: rates}
     with pytest.raises((UsageError, ModelError), match=complaint):
         drafter_of(replace(heads(), config=config), tree="fitted")

@@ -81,7 +81,7 @@ def test_where_it_looks_depends_on_where_rounds_began() -> None:
     assert two.then([b]) == [[n]]
 
 
-def test_a_replaced_token_is_stepped_over() -> None:
+def test_a_replaced_token_is_skipped() -> None:
     answer = Answer([1, 2, 3, 4, 5, 6])
     assert answer.then([1, 2, 50]) == [[4, 5, 6]]
     assert answer.then([51]) == [[5, 6]]
@@ -93,7 +93,7 @@ def test_what_was_left_out_is_skipped() -> None:
     assert answer.then([1, 5]) == [[6, 7]]
 
 
-def test_after_inserted_tokens_the_reference_goes_on_where_it_was_left() -> None:
+def test_after_inserted_tokens_the_reference_continues_where_it_stopped() -> None:
     answer = Answer([1, 2, 3, 4, 5, 6, 3, 9])
     answer.then([1, 2, 50])
     answer.then([51])

@@ -75,7 +75,7 @@ def test_a_cache_that_grew_is_empty_and_reads_the_text_again(method: str) -> Non
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", METHODS)
-def test_a_row_that_stands_further_back_ends_in_its_own_last_word(method: str) -> None:
+def test_a_row_with_a_shorter_text_ends_in_its_own_last_word(method: str) -> None:
     made = filled(method, 9, 20)
     drafter, state = made.rows.drafter, made.rows.state.rows(0, 2)
     assert isinstance(drafter, RetokenizedModel)
@@ -86,7 +86,7 @@ def test_a_row_that_stands_further_back_ends_in_its_own_last_word(method: str) -
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", METHODS)
-def test_a_row_that_begins_again_reads_its_new_text_alone(method: str) -> None:
+def test_a_restarted_row_reads_only_its_new_text(method: str) -> None:
     used, fresh = filled(method, 9), filled(method, 9)
     prompt = random_prompt(20, 7)
     readings = []

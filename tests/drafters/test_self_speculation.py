@@ -140,7 +140,7 @@ def logs(results: list[Result]) -> list[Any]:
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @pytest.mark.parametrize("tree", [(), (3, 2)])
 @pytest.mark.parametrize("k", [1, 4])
-def test_it_drafts_as_a_truncated_model_with_a_cache_of_its_own_does(
+def test_it_drafts_like_a_truncated_model_with_its_own_cache(
     make: Any, tree: tuple[int, ...], k: int
 ) -> None:
     model = deep_llama(later=0.3)
@@ -168,7 +168,7 @@ def test_all_layers_keep_every_draft_and_fewer_keep_the_more_the_less_is_left_ou
     assert accepted(1, 1) < accepted(0.1, 1) < 1
 
 
-def test_a_quarter_of_the_layers_drafts_unless_told_otherwise() -> None:
+def test_a_quarter_of_the_layers_drafts_by_default() -> None:
     target = StockRunner(tiny_llama(num_hidden_layers=9))
 
     assert make_drafter("self_speculation", target).runner.num_layers == 2

@@ -128,7 +128,7 @@ def test_the_oldest_answers_are_forgotten_first() -> None:
     assert num_rounds(forgotten) == num_rounds(none) == 11
 
 
-def test_a_conversation_goes_on_with_the_tree_of_its_row() -> None:
+def test_a_conversation_continues_with_the_tree_of_its_row() -> None:
     trees = []
 
     class Watched(Suffix):
@@ -150,9 +150,7 @@ def llama() -> Subject:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_rows_that_move_or_are_filled_anew_draft_as_one_row_does(
-    llama: Subject, sampling: Sampling
-) -> None:
+def test_moved_or_refilled_rows_draft_like_a_single_row(llama: Subject, sampling: Sampling) -> None:
     requests = [
         Request(
             prompt_ids=random_prompt(4, seed=i // 3) * (2 + i // 3),
@@ -223,7 +221,7 @@ def test_samples_keep_their_texts_and_more_of_what_is_drafted(llama: Subject) ->
 
 
 @pytest.mark.parametrize("k", [1, 4])
-def test_long_prompts_rows_that_move_and_rows_filled_anew_keep_the_text(k: int) -> None:
+def test_long_prompts_moved_rows_and_refilled_rows_keep_the_text(k: int) -> None:
     model = exact_llama(seed=0)
     requests = [
         Request(prompt_ids=random_prompt(5 + i % 3, seed=i) * 3, max_new_tokens=3 + 5 * (i % 4))
@@ -240,7 +238,7 @@ def test_long_prompts_rows_that_move_and_rows_filled_anew_keep_the_text(k: int) 
     assert_texts(in_turn, texts)
 
 
-def test_a_row_that_moved_goes_on_with_its_text_and_one_that_was_copied_reads_it_anew() -> None:
+def test_a_moved_row_keeps_its_text_and_a_copied_one_reads_it_again() -> None:
     state = State.allocate(2, 16, [], torch.device("cpu"))
     state.tokens_BC[0, :5] = torch.tensor([1, 2, 9, 1, 2])
     state.length_B1[0], state.budget_B[0] = 4, 5

@@ -198,7 +198,7 @@ def counting(**parameters: Any) -> TokenRecycling:
     return drafter
 
 
-def test_with_a_warm_start_a_pass_goes_on_from_the_one_before() -> None:
+def test_with_a_warm_start_a_pass_continues_from_the_previous_one() -> None:
     drafter = counting(warm_start=True)
 
     assert kept(drafter, 3) == [(0,) * 11]  # it meets every number for the first time
@@ -211,7 +211,7 @@ def test_without_a_warm_start_a_pass_is_like_the_first() -> None:
     assert kept(drafter, 3) == kept(drafter, 3) == [(0,) * 11]
 
 
-def test_a_row_learns_from_its_neighbour() -> None:
+def test_a_row_learns_from_its_neighbor() -> None:
     """The second row comes to 13 when the first has been at 13 .. 21, and is not at 22 yet."""
     ahead, behind = kept(counting(), 13, 4)
 

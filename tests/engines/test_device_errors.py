@@ -44,7 +44,7 @@ def sound_device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
     ids=str,
 )
-def test_an_error_of_cuda_is_a_refusal_where_the_device_goes_on(
+def test_a_cuda_error_is_a_refusal_if_the_device_still_works(
     error: RuntimeError, sound_device: list[str]
 ) -> None:
     with pytest.raises(DeviceError) as raised:

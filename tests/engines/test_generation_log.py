@@ -56,7 +56,7 @@ def test_without_a_drafter_every_token_is_a_round():
     assert counts(log.rounds((5, 5, 5), k=0)) == [(0, 0, 1), (0, 0, 1)]
 
 
-def test_rounds_that_drafted_beyond_k_are_not_told():
+def test_rounds_that_drafted_beyond_k_are_not_reported():
     log = log_of(fed=[[1, 2], [3, 4, 5, 6]], put=[1, 2])
     assert log.rounds((3, 4, 0), k=2) is None
 

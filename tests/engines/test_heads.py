@@ -104,7 +104,7 @@ def test_the_heads_that_a_k_needs_are_part_of_a_round_and_of_what_it_reads(
     assert cached == 200 * engine.kv_bytes_per_token("none")
 
 
-def test_a_head_that_does_not_tell_its_forwards_has_no_lower_bound(
+def test_a_head_that_does_not_state_its_forwards_has_no_lower_bound(
     pair: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
@@ -127,7 +127,7 @@ def test_an_adaptive_k_goes_as_deep_as_it_can(engine: BuiltinEngine) -> None:
     assert served.results[0].output_ids == engine.generate(REQUEST, engine.baseline).output_ids
 
 
-def test_only_a_tokenizer_of_its_own_is_compared(pair: Target, tmp_path: Path) -> None:
+def test_only_a_separate_tokenizer_is_compared(pair: Target, tmp_path: Path) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     write_head(tmp_path / "head", AutoConfig.from_pretrained(pair.model.folder))
     make_tokenizer().save_pretrained(tmp_path / "head")
@@ -201,7 +201,7 @@ def test_levels_of_a_tree_that_are_equally_wide_are_one_kind_of_forward(pair: Ta
     assert (others.num_tokens, others.times) == (2, 3)
 
 
-def test_a_head_that_was_trained_for_another_target_is_told(pair: Target) -> None:
+def test_a_head_trained_for_another_target_is_reported(pair: Target) -> None:
     own = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     head = head_of(pair)
     place = Path(head.model.location) / "training.json"

@@ -131,7 +131,7 @@ def test_a_cache_that_cannot_be_read_is_as_if_there_were_none(content, held, tmp
     assert file.read_text().count('"chosen"') == 3
 
 
-def test_a_choice_of_what_is_not_here_is_made_anew(held, monkeypatch):
+def test_a_stored_choice_that_is_missing_here_is_made_again(held, monkeypatch):
     first = choices()
     first.choose(FusedRunner(tiny_llama()), "auto", "big")
     made = first.autotuner.choices
@@ -160,7 +160,7 @@ GONE = [(FUSED_TRITON, "forward"), ("flash_attn", "attention of big, chain")]
 
 
 @pytest.mark.parametrize(("chosen", "of"), GONE)
-def test_a_kept_choice_that_no_longer_runs_is_made_anew(chosen, of, held, monkeypatch):
+def test_a_stored_choice_that_no_longer_runs_is_made_again(chosen, of, held, monkeypatch):
     for choice in stored_as(chosen, of, monkeypatch):
         keep_choice(choice)
     again = choices()
@@ -188,7 +188,7 @@ def test_a_forward_of_another_size_competes_and_equal_attention_does_not(held):
     assert held == ["chain", "tree", "forward", "forward"]
 
 
-def test_forwards_compete_anew_where_others_take_part(held):
+def test_forwards_are_autotuned_again_with_other_candidates(held):
     for forward in ("auto", "fused", "auto"):
         choices().choose(FusedRunner(tiny_llama()), forward, "big")
     assert held == ["chain", "tree", "forward", "forward"]
@@ -212,7 +212,7 @@ def test_a_cache_that_cannot_be_written_costs_only_the_next_tuning(held, monkeyp
     assert len(held) == 3
 
 
-def test_a_run_that_is_resumed_goes_on_with_its_own_choice(held, monkeypatch):
+def test_a_resumed_run_keeps_its_choice(held, monkeypatch):
     first = choices()
     first.choose(FusedRunner(tiny_llama()), "auto", "big")
     stored = [replace(choice, chosen="torch") for choice in first.autotuner.choices.values()]
@@ -234,7 +234,7 @@ def test_one_can_be_forced_and_is_checked():
     assert not any(choice.is_forced for choice in autotune._known.values())
 
 
-def test_where_nobody_is_right_the_model_is_refused_and_nothing_is_kept(monkeypatch):
+def test_if_no_candidate_is_correct_the_model_is_refused_and_nothing_stored(monkeypatch):
     lost = [Contender(name="plain", refusal="it is wrong: off by 2 of the output's size")]
     monkeypatch.setattr(kernel_choices, "autotune_attention", lambda *_: (None, lost))
     with pytest.raises(ModelError, match=r"big, chain: .*plain: .*off by 2 .*--model-impl stock"):

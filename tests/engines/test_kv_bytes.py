@@ -18,9 +18,7 @@ ROWS = 3
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", [pytest.param("chain", marks=pytest.mark.long), "dynamic"])
-def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
-    tmp_path: Path, tree: str
-) -> None:
+def test_the_target_and_a_head_with_extra_beam_slots_are_counted(tmp_path: Path, tree: str) -> None:
     files = write_model(tmp_path / "target")
     head = write_head(tmp_path / "head", "eagle", files)
     target = Target(name="tiny", model=files.spec, drafters=())

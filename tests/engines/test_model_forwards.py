@@ -92,7 +92,7 @@ def test_a_shape_is_captured_once_and_replayed_from_then_on():
     assert {span for *_, span in whose.fed} == {256}
 
 
-def test_a_replay_is_told_where_its_tokens_stand():
+def test_a_replay_gets_the_positions_of_its_tokens():
     whose = Recorder(Cache(max_len=256))
     bare = ModelForwards(Replays(), CountingClock())
     bare.seconds(whose, 2, 100)
@@ -126,7 +126,7 @@ def test_what_a_replay_reads_lives_as_long_as_the_graph():
     assert whose.tokens[0]() is None
 
 
-def test_a_cache_that_was_replaced_is_captured_anew():
+def test_a_replaced_cache_is_captured_again():
     graphs, whose = Replays(), Recorder()
     bare = ModelForwards(graphs, CountingClock())
     bare.seconds(whose, 1, 100)
@@ -137,7 +137,7 @@ def test_a_cache_that_was_replaced_is_captured_anew():
     assert graphs.num_captures == 2
 
 
-def test_graphs_of_what_is_gone_are_given_back_and_nobody_is_kept_alive():
+def test_graphs_of_released_drafters_are_freed():
     bare = ModelForwards(Replays(), CountingClock())
     gone, stays = Recorder(), Recorder()
     bare.seconds(gone, 1, 100)

@@ -30,13 +30,13 @@ def test_a_model_stays_while_one_holder_is_left(pool, target):
     assert model() is None
 
 
-def test_a_released_model_is_loaded_anew(pool, target):
+def test_a_released_model_is_loaded_again(pool, target):
     first = pool.load(target.model)
     pool.release(target.model)
     assert pool.load(target.model) is not first
 
 
-def test_releasing_what_nobody_holds_is_a_bug(pool, target):
+def test_releasing_an_unused_model_is_a_bug(pool, target):
     with pytest.raises(KeyError):
         pool.release(target.model)
 

@@ -43,7 +43,9 @@ def drafter_of(pair: Target, method: str) -> DrafterSpec:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_is_loaded_told_apart_and_leaves_the_text_as_it_is(pair: Target, method: str) -> None:
+def test_it_is_loaded_and_recognized_and_leaves_the_text_unchanged(
+    pair: Target, method: str
+) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     identity = engine.add_drafter(drafter_of(pair, method))
 

@@ -85,7 +85,7 @@ def by_kind(module, _output):
         (STATIC, "_supported_generation_modes", (), "cannot run generate_static on .* only supp"),
     ],
 )
-def test_what_transformers_refuses_is_told_and_the_rest_goes_on(
+def test_what_transformers_refuses_is_reported_and_the_rest_continues(
     own_engine, work, attribute, value, words
 ):
     setattr(own_engine._module, attribute, value)

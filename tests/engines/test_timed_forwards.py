@@ -74,7 +74,7 @@ def test_a_pass_done_over_leaves_the_samples_of_its_last(builtin, monkeypatch):
     assert len(seconds) == len(timed.round_s) == REQUEST.max_new_tokens - 1
 
 
-def test_a_context_longer_than_the_rows_takes_their_last_slots(builtin):
+def test_a_context_longer_than_the_rows_uses_their_last_slots(builtin):
     builtin.generate(REQUEST, PLAIN)
     cache = builtin._runner.cache
     assert builtin.forward_seconds("none", RoundForward(role="target", num_tokens=4, times=1), 999)

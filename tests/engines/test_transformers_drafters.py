@@ -51,7 +51,7 @@ def test_one_method_leaves_no_setting_behind_for_the_next(engine):
     assert forwards_of(engine, DEFAULT) == alone
 
 
-def test_the_librarys_defaults_are_told(engine):
+def test_the_librarys_defaults_are_recorded(engine):
     (note,) = [note for note in engine.record.notes if note.startswith("draft:")]
     assert {"20", "(constant),"} <= set(note.split())
     assert "0.4" in note

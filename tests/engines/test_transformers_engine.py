@@ -80,7 +80,7 @@ def test_rounds_emit_what_was_accepted_and_one_more(engine):
     assert sum(rounds.num_accepted) > 0
 
 
-def test_prefill_is_told_only_where_it_stands_alone(engine):
+def test_prefill_is_reported_only_if_it_runs_separately(engine):
     alone = engine.generate(request(), BASELINE)
     assert alone.prefill_s == alone.ttft_s
     assert engine.generate(request(), ASSISTED).prefill_s is None

@@ -41,7 +41,7 @@ def told_dtype(engine, dtype):
 
 
 @pytest.mark.parametrize("engine", SERVERS)
-def test_every_server_is_told_the_dtype_that_was_measured(engine):
+def test_every_server_gets_the_measured_dtype(engine):
     assert [told_dtype(engine, dtype) for dtype in KNOWN] == list(KNOWN)
     assert (told_dtype(engine, "float64"), told_dtype(engine, None)) == (None, None)
 

@@ -52,7 +52,7 @@ def test_vllm_takes_k_per_batch_size_without_gaps():
     assert re.search("more than 16 concurrent requests", lost(made))
 
 
-def test_a_token_tree_goes_to_vllm_as_a_chain_of_its_depth_and_that_is_said():
+def test_a_token_tree_is_exported_to_vllm_as_a_chain_with_a_note():
     made = exported("vllm", deployment("eagle3", 6))
     assert config_of(made)["num_speculative_tokens"] == 6
     assert "chain of depth K=6" in lost(made)
@@ -61,7 +61,7 @@ def test_a_token_tree_goes_to_vllm_as_a_chain_of_its_depth_and_that_is_said():
     assert chain.not_expressed == ()
 
 
-def test_vllm_is_told_to_draw_drafts_where_the_measured_ones_were_drawn():
+def test_vllm_samples_drafts_if_the_measured_ones_were_sampled():
     drawn = exported("vllm", deployment("draft_model", temperature=0.7))
     assert config_of(drawn)["draft_sample_method"] == "probabilistic"
     assert drawn.acceptance_rule == REJECTION
@@ -138,7 +138,7 @@ def test_tensorrt_llm_grows_trees_from_1_3_on():
     assert "chain of depth K=5" in lost(older)
 
 
-def test_tensorrt_llm_1_2_is_told_that_one_model_drafters_may_sample():
+def test_tensorrt_llm_1_2_lets_one_model_drafters_sample():
     warm = deployment("eagle3", temperature=0.7, tree="chain")
     assert speculative(exported("tensorrt_llm", warm))["allow_advanced_sampling"] is True
     assert "allow_advanced" not in exported("tensorrt_llm", warm, "1.3").config.text
@@ -231,7 +231,7 @@ def test_versions_that_are_not_known_are_refused(engine, version, complaint):
         exported(engine, deployment("draft_model"), version)
 
 
-def test_a_newer_release_is_written_for_as_the_newest_known_and_that_is_said():
+def test_a_newer_release_is_exported_as_the_newest_known_with_a_note():
     made = exported("vllm", deployment("draft_model"), "0.34.1")
     (note,) = made.not_expressed
     assert re.match(r"0\.34\.1 .*0\.33, ", note)

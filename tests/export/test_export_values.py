@@ -69,7 +69,7 @@ def test_sglang_counts_the_current_token_among_the_drafts():
     assert flag(exported("sglang", deployment("ngram", 5)), "--speculative-num-draft-tokens") == "6"
 
 
-def test_sglang_is_told_the_lossless_rule_above_temperature_0():
+def test_sglang_gets_the_lossless_rule_above_temperature_0():
     drawn = exported("sglang", deployment("draft_model", temperature=0.7))
     assert flag(drawn, "--speculative-accept-threshold-single") == "1.0"
     assert flag(drawn, "--speculative-accept-threshold-acc") == "1.0"

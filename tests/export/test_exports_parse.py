@@ -84,7 +84,7 @@ def test_medusa_goes_to_the_last_vllm_that_had_it():
 
 
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
-def test_llama_cpp_before_may_2026_is_told_in_its_own_dialect(method):
+def test_llama_cpp_before_may_2026_gets_its_own_flags(method):
     old = "llama_cpp_before_2026_05_16"
     for version in ("2026-05-15", "2026-04", "b8000"):
         parse(exported("llama_cpp", deployment(method), version), old)

@@ -29,7 +29,9 @@ def served(folder: Path, k: int = 3, **config: object) -> Deployment:
         ("tensorrt_llm", "no source that was read says"),
     ],
 )
-def test_each_server_says_what_becomes_of_the_state(engine: str, said: str, tmp_path: Path) -> None:
+def test_each_engine_says_how_it_rolls_back_the_state(
+    engine: str, said: str, tmp_path: Path
+) -> None:
     told = "\n".join(exported(engine, served(tmp_path)).not_expressed)
     assert "org/Hybrid has recurrent layers" in told
     assert said in told
@@ -47,5 +49,5 @@ def test_transformers_is_refused_where_generate_takes_no_drafts(tmp_path: Path) 
     assert "recurrent layers" in "".join(exported("transformers", convolutions).not_expressed)
 
 
-def test_of_a_target_that_is_not_here_nothing_is_said() -> None:
+def test_a_missing_target_gets_no_notes() -> None:
     assert "recurrent" not in "".join(exported("vllm", deployment("ngram", 3)).not_expressed)

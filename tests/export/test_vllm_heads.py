@@ -42,14 +42,14 @@ def test_the_embedded_heads_and_new_ones_lose_nothing(method: str, tmp_path: Pat
     assert lost(method, MODELS / method) == lost(method, tmp_path) == ()
 
 
-def test_a_head_that_names_no_class_is_refused_there_and_that_is_said(tmp_path: Path) -> None:
+def test_a_head_that_names_no_class_gets_a_note_in_the_export(tmp_path: Path) -> None:
     (of_none,) = lost("eagle3", written(tmp_path / "none", {}))
     assert "names no class" in of_none
 
     assert not lost("eagle3", written(tmp_path / "named", {"architectures": ["LlamaForCausalLM"]}))
 
 
-def test_a_bias_that_the_config_tells_of_is_taken_for_another(tmp_path: Path) -> None:
+def test_a_bias_in_the_config_is_read_as_the_attentions(tmp_path: Path) -> None:
     config = json.loads((MODELS / "eagle" / "config.json").read_text())
 
     (told,) = lost("eagle", written(tmp_path / "told", {**config, "bias": True}))
@@ -104,7 +104,7 @@ def test_one_matrix_for_all_heads_and_few_tokens_have_fields_of_their_own(tmp_pa
     assert '"original_lm_head": true' in said
 
 
-def test_of_files_that_are_not_here_or_cannot_be_read_nothing_is_said(tmp_path: Path) -> None:
+def test_missing_or_unreadable_files_get_no_notes(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     for method in HEADS:
         assert lost(method, tmp_path) == ()

@@ -110,7 +110,7 @@ def head(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_head_that_nobody_changed_is_loaded_and_planned(engine, folder, method):
+def test_an_unchanged_head_is_loaded_and_planned(engine, folder, method):
     spec = ModelSpec(source=f"./{method}", folder=folder / method)
     engine.add_drafter(DrafterSpec(name=method, method=method, model=spec))
     engine.remove_drafter(method)

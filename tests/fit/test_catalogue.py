@@ -104,7 +104,7 @@ def hub(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hub")
-def test_the_hub_tells_revision_license_and_the_size_of_what_would_be_loaded() -> None:
+def test_the_hub_gives_revision_license_and_size() -> None:
     assert hub_facts("org/big", None) == HubFacts(
         source="org/big",
         revision=REVISION,
@@ -118,7 +118,7 @@ def test_the_hub_tells_revision_license_and_the_size_of_what_would_be_loaded() -
 
 
 @pytest.mark.usefixtures("hub")
-def test_what_is_not_there_is_told_and_a_hub_that_is_not_there_is_an_error(
+def test_a_missing_model_is_reported_and_an_unreachable_hub_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert (hub_facts("org/nothing", None).problem or "").startswith("not on")
@@ -177,7 +177,7 @@ def test_checking_names_entries_that_the_hub_contradicts(tmp_path: Path) -> None
     assert REVISION[:12] in ran.out
 
 
-def test_an_entry_is_filled_in_beside_its_keys_above_and_below() -> None:
+def test_an_entry_is_filled_in_next_to_its_keys() -> None:
     entry = (
         "  a:\n    quantization: int8\n    model: org/a\n  b:\n    model: org/a\n    revision: v1\n"
     )

@@ -122,7 +122,7 @@ def test_other_ends_of_text_are_a_warning(target, draft):
     assert "end the text" in found.reason
 
 
-def test_padding_of_the_embedding_is_allowed_and_told(tmp_path, target):
+def test_padding_of_the_embedding_is_allowed_and_reported(tmp_path, target):
     draft = write_model(tmp_path / "padded", num_hidden_layers=1, vocab_size=320)
     checked = check(target, draft)
     assert checked.level == "ok"
@@ -197,7 +197,7 @@ def test_code_that_transformers_does_not_have_is_refused_and_never_run(target, d
     assert not (tmp_path / "ran").exists()
 
 
-def test_code_beside_a_known_architecture_is_told_and_not_run(target, draft):
+def test_code_of_a_known_architecture_is_reported_and_not_run(target, draft):
     changed = change_config(draft, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
     found = only(check(target, changed), "warning")
     assert "was not run" in found.reason

@@ -52,7 +52,7 @@ def test_what_nothing_here_helps_says_so():
     assert "133.9 GiB" in told
 
 
-def test_a_model_that_is_not_here_is_no_smaller_for_being_packed():
+def test_a_missing_model_is_planned_without_packing():
     spec = model_spec("owner/far-away")
     target = Target(name="far", model=replace(spec, weights_gib=48.0), drafters=())
     told = shortage(target, [], HERE) or ""

@@ -70,7 +70,7 @@ def test_methods_without_a_draft_are_always_there(target):
     assert found.left_out == ()
 
 
-def test_what_can_draft_for_nobody_is_told_with_its_reason(target, pool):
+def test_a_model_that_cannot_draft_is_refused_with_a_reason(target, pool):
     reasons = {Path(out.source).name: out.reason for out in find(target, pool).left_out}
     assert set(reasons) == {"huge", "bert", "t5", "broken"}
     assert "not smaller" in reasons["huge"]

@@ -70,7 +70,7 @@ def test_a_cpu_needs_twice_the_room_where_it_loads_float32(
     assert fits(copy, DeploymentSpec(device="cpu", memory_bytes=needed * GIB - 1)) is False
 
 
-def test_a_targets_note_stands_beside_the_first_that_is_listed(tmp_path: Path) -> None:
+def test_a_targets_note_is_next_to_its_first_pairing(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(
         "targets: {t: {model: org/a, weights_gib: 1, note: Slow., drafters: "
         "{big: {method: eagle3, model: org/b, weights_gib: 99}, "

@@ -134,7 +134,7 @@ def test_a_head_of_another_method_is_refused_with_both_methods(target, tmp_path,
     assert refusals(check(target, head, asked)) == [("kind", asked, wrote)]
 
 
-def test_a_whole_model_is_no_head(target):
+def test_a_whole_model_is_not_a_head(target):
     checked = check(target, target, "eagle")
     assert refusals(checked) == [("kind", "eagle", "draft_model")]
 
@@ -170,7 +170,7 @@ def test_a_head_whose_authors_name_another_target_is_a_warning_with_both(target,
     assert check(target, same, "eagle").level == "ok"
 
 
-def test_a_pickled_head_is_told_of_and_not_opened(target, tmp_path):
+def test_a_pickled_head_is_reported_and_not_opened(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
     changed = change_config(changed, architectures=["LlamaForCausalLMEagle"])
@@ -189,7 +189,7 @@ def test_of_a_pickled_head_nothing_is_refused_that_hangs_on_its_tensors(target, 
     assert [one.field for one in found.of_level("warning")] == ["weights"]
 
 
-def test_a_pickled_head_whose_config_is_that_of_any_model_is_told_of(target, tmp_path):
+def test_a_pickled_head_with_a_plain_models_config_is_reported(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
     found = check(target, change_config(changed, architectures=["LlamaForCausalLM"]), "eagle")

@@ -41,7 +41,7 @@ def test_an_ngram_needs_no_room_for_distributions():
     assert plans[1].peak.rest - plans[0].peak.rest == needed
 
 
-def test_an_embedding_of_its_own_is_held_and_looked_up_but_not_read(target, tmp_path):  # noqa: F811
+def test_a_separate_embedding_is_stored_and_looked_up_but_not_streamed(target, tmp_path):  # noqa: F811
     from safetensors.torch import load_file, save_file
 
     head = write_head(tmp_path / "head", "eagle", target)

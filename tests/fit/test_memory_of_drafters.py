@@ -46,7 +46,7 @@ def planned(tiny, drafter, place=PLACE):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_a_drafter_keeps_besides_keys_is_planned(tiny, method, parameters):
+def test_memory_of_a_drafter_other_than_keys_is_planned(tiny, method, parameters):
     """Against n-grams, which keep nothing, in as many rows of as many slots."""
     drafter = tiny.drafter(method, **parameters)
     drafting = tiny.decoded(drafter, K)._drafters[drafter.name]
@@ -72,7 +72,7 @@ def test_what_a_drafter_keeps_besides_keys_is_planned(tiny, method, parameters):
 
 
 @pytest.mark.parametrize("beam", BEAMS, ids=str)
-def test_a_beam_has_slots_of_its_own_in_the_heads_cache(tiny, beam):
+def test_a_beam_has_separate_slots_in_the_heads_cache(tiny, beam):
     drafter = tiny.drafter("eagle3", tree="dynamic", **beam)
     engine = tiny.decoded(drafter, K)
     (cache,) = (b for b in engine._drafters["eagle3"].buffers if isinstance(b, JoinedCache))
@@ -85,7 +85,7 @@ def test_a_beam_has_slots_of_its_own_in_the_heads_cache(tiny, beam):
     assert three.peak.kv_cache == 3 * plan.peak.kv_cache
 
 
-def test_a_chain_has_no_slots_of_its_own(tiny):
+def test_a_chain_has_no_extra_slots(tiny):
     drafter = tiny.drafter("eagle3", tree="chain")
     engine = tiny.decoded(drafter, K)
     whole = engine._runner.cache.max_len * engine.kv_bytes_per_token("eagle3")
@@ -105,7 +105,7 @@ def test_drafts_of_a_round_need_slots_too(tiny, num_drafts):
 
 
 @torch.no_grad()
-def test_latent_attention_keeps_what_all_heads_unfold_alone(tmp_path):
+def test_latent_attention_caches_only_the_latents(tmp_path):
     model = build(family_of("deepseek_v3").config)
     model.save_pretrained(tmp_path)
     runner = StockRunner(model)

@@ -28,7 +28,7 @@ KEPT += 4096 * 2 * 2 * (128 + 64)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_what_a_round_and_a_prefill_take_beside_weights_and_keys(rows):
+def test_workspace_of_a_round_and_a_prefill_is_counted(rows):
     plan = plan_pair(open_model(shape("llama-8b")), DRAFT, replace(PLACE, concurrency=rows))
     # Five tokens checked, two drafted from; a mask of four query heads by 4096 slots; logits.
     checked = 2 * rows * (5 * (4096 + 14336) + 4 * 5 * 4096 + 5 * 128256)

@@ -85,7 +85,7 @@ def test_the_lower_bound_is_bytes_over_bandwidth(target):
     assert pair(target, replace(H100, bytes_per_s=None)).break_even_length is None
 
 
-def test_a_context_fits_exactly_up_to_the_one_that_is_told(target):
+def test_the_reported_context_is_the_largest_that_fits(target):
     place = replace(H100, memory_bytes=24 * GIB)
     for plan in (pair(target, place), plan_target(target, place)):
         most = plan.max_context

@@ -50,7 +50,7 @@ def test_an_equal_tokenizer_needs_no_such_method(target, draft):
     assert re.search("draft_model .*without the host", found.reason)
 
 
-def test_a_tokenizer_that_does_not_tell_its_tokens_texts_is_refused(target, draft):
+def test_a_tokenizer_without_the_texts_of_its_tokens_is_refused(target, draft):
     changed = change_tokenizer(draft, lambda content: content.update(decoder=None))
     found = only(with_method(target, changed, "token_intersection"), "refused")
     assert "does not give" in found.reason

@@ -91,7 +91,7 @@ def stored(folder: Path, *, is_tied: bool = False) -> ModelFiles:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_checkpoint_that_lies_packed_takes_its_files_bytes(tmp_path, dtype):
+def test_a_packed_checkpoint_takes_the_bytes_of_its_files(tmp_path, dtype):
     counted = model_weights(stored(tmp_path), dtype)
     table, packed, scales = 97 * 32 * 2, 4 * 48 * 4, 48 * 2
     assert counted is not None
@@ -110,7 +110,7 @@ def test_a_tied_head_of_a_packed_checkpoint_is_read_and_counted_once(tmp_path):
     assert counted.nbytes == counted.read_bytes == 97 * 32 * 2 + 4 * 48 * 4 + 48 * 2
 
 
-def test_a_packed_checkpoint_without_its_files_tells_nothing(tmp_path):
+def test_a_packed_checkpoint_without_its_files_has_no_known_size(tmp_path):
     files = stored(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     assert model_weights(files_of(files.folder), "float16") is None

@@ -71,7 +71,7 @@ def test_medusa_reads_its_own_heads_once_and_no_keys(tiny):
     assert drafting_bytes(tiny, medusa, longer) == K * one
 
 
-def test_eagle3_has_a_head_of_its_own_and_does_not_read_the_targets(tiny):
+def test_eagle3_has_its_own_head_and_does_not_read_the_targets(tiny):
     """A step short of exact: the matrix that joins three layers' states is read once a round."""
     drafter = tiny.drafter("eagle3", tree="chain")
     engine = tiny.decoded(drafter, K)
@@ -94,7 +94,7 @@ def test_dflash_says_its_block_through_the_targets_head(tiny):
 
 
 @pytest.mark.parametrize("method", ["ngram", "lookahead", "token_recycling"])
-def test_without_layers_of_its_own_drafting_reads_nothing(tiny, method):
+def test_drafting_without_own_layers_reads_nothing(tiny, method):
     assert drafting_bytes(tiny, tiny.drafter(method)) == 0
 
 

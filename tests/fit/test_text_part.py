@@ -36,7 +36,7 @@ def files(names: str, **config: Any) -> Any:
         ),
     ],
 )
-def test_text_needs_what_lies_beside_its_embedding(
+def test_text_needs_the_weights_next_to_its_embedding(
     text: str, beside: str, left_out: tuple[str, ...]
 ) -> None:
     kept, others = text_tensors(files(f"{beside} {text}", text_config={}))

@@ -47,7 +47,7 @@ def saved(folder: Path, make: Any) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", DENSE)
-def test_bytes_of_the_llama_family_are_exact_from_the_config_alone(tmp_path, name, dtype):
+def test_bytes_of_the_llama_family_follow_exactly_from_the_config(tmp_path, name, dtype):
     folder = saved(tmp_path, DENSE[name])
     source = ModelSpec(source=str(folder), folder=folder, dtype=dtype)
     loaded = load_model(source, torch.device("cpu"))

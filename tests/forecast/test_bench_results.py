@@ -87,7 +87,7 @@ def test_k_is_what_the_file_says_else_its_positions_else_the_mean():
         ({"num_speculative_tokens": "3"}, "how many rounds there were is not known"),
     ],
 )
-def test_a_result_that_tells_no_cost_is_named(changes, reason):
+def test_a_result_without_a_cost_is_named(changes, reason):
     with pytest.raises(UsageError, match=reason) as wrong:
         read(PLAIN, {**PLAIN, **changes})
     assert str(wrong.value).startswith("r.json:2:")

@@ -109,7 +109,7 @@ def test_of_equal_forecasts_the_smaller_k_is_best():
     assert record.best == 2  # 2.0x like K = 3
 
 
-def test_a_k_that_is_no_more_than_a_little_faster_is_not_measured():
+def test_a_k_forecast_as_barely_faster_is_not_measured():
     record = forecast(KEY, [right(p) for p in PROMPTS], curve(CLEAR), range(5))
     assert record.to_measure == (2,)
 

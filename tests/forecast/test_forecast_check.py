@@ -43,7 +43,7 @@ def test_a_forecast_that_came_true_is_off_by_nothing():
     assert measured.mean_acceptance_length == pytest.approx(2)
 
 
-def test_a_planted_wrong_cost_is_caught_as_an_error_of_the_speedup_alone():
+def test_a_planted_wrong_cost_is_caught_only_as_an_error_of_the_speedup():
     """The cost of a round taken for two thirds of what it is: 50 % too fast."""
     found = checked({0: STEP_S, 1: STEP_S}, 6 * 1.5 * STEP_S)
     measured = found.measured[1]
@@ -51,7 +51,7 @@ def test_a_planted_wrong_cost_is_caught_as_an_error_of_the_speedup_alone():
     assert measured.length_error == pytest.approx(0)
 
 
-def test_a_forecast_is_held_to_the_prompts_that_were_measured():
+def test_a_forecast_is_compared_on_the_measured_prompts():
     """Of twelve prompts that were traced the six easy ones were measured."""
     cells = measured_cells(0.9)
     easy, hard = traces(), [trace(f"q{i}", [False] * 12, depth=2) for i in range(6)]

@@ -26,7 +26,7 @@ def test_of_six_that_may_all_be_as_fast_three_are_measured():
     assert len(choose(points, noisy)[1]) == 3
 
 
-def test_a_busy_moment_that_hits_every_k_of_a_visit_leaves_no_doubt():
+def test_a_busy_moment_that_hits_every_k_alike_adds_no_error():
     busy = (1.0, 3.0, 1.0, 2.0, 1.5, 4.0)
     visits = {0: busy, 2: tuple(1.5 * b for b in busy)}
     here = CostCurve(visits=visits).ratio(2, 0)

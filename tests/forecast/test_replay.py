@@ -113,7 +113,7 @@ def test_starts_count_by_how_often_rounds_begin_there_and_not_alike():
     assert got.mean_acceptance_length == 2.0 != uniform
 
 
-def test_a_round_that_keeps_the_end_of_text_as_a_draft_emits_no_more():
+def test_a_round_that_accepts_the_end_of_text_emits_no_more():
     """The sampled text ended before its budget: all three are drafted, two are of the text."""
     ended = replace(TRACE, output_ids=(1, 2, 3), num_drafted=(3, 3), chances=((1.0, 0.5), (1.0,)))
 

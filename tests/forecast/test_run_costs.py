@@ -95,7 +95,7 @@ def test_the_curve_has_what_was_measured_there(tmp_path, sweep):
     assert curve.round_s(4) == pytest.approx(0.24 / 8, rel=0.1)
 
 
-def test_a_run_of_no_server_and_what_is_no_run_are_refused(tmp_path, sweep):
+def test_a_run_without_a_server_or_a_non_run_is_refused(tmp_path, sweep):
     ours = kept(tmp_path, replace(sweep, servers=()))
     with pytest.raises(UsageError, match="no valid cell"):
         read_file(ours)

@@ -29,7 +29,7 @@ def read(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text)))
 
 
-def test_a_script_that_reads_cells_csv_goes_on_working() -> None:
+def test_a_script_that_reads_cells_csv_keeps_working() -> None:
     before = read(WRITTEN_BY_0_1_0.read_text(encoding="utf-8"))
     after = read(cells_csv([build_document(stored_run(WISH))]))
     kept = [name for name in after[0] if name in before[0]]

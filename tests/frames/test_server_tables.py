@@ -42,11 +42,11 @@ def test_a_request_names_its_session_and_says_its_text():
     assert set(drafted["counted_num_by_accepted"]) == {(4, 4, 4)}
 
 
-def test_a_server_tells_no_single_round():
+def test_a_server_reports_no_single_rounds():
     assert rounds_frame([STORED]).empty
 
 
-def test_a_session_is_a_row_with_what_it_told_and_counted():
+def test_a_session_is_a_row_with_its_facts_and_counts():
     sessions = servers_frame([STORED])
     assert len(sessions) == len(STORED.servers)
     first = sessions[sessions["num_speculative_tokens"] == 4].iloc[0]

@@ -55,7 +55,7 @@ def test_rounds_of_a_request_that_failed_half_way_are_left_out_as_in_metrics() -
     assert len(rounds) == 8 + 22 - 3
 
 
-def test_parts_of_a_round_that_are_not_told_are_absent(rounds: pd.DataFrame) -> None:
+def test_unreported_parts_of_a_round_are_absent(rounds: pd.DataFrame) -> None:
     own = rounds[rounds["num_speculative_tokens"] == 3]
     assert own.loc[own["prompt_id"] == "a", "draft_s"].tolist() == [0.03, 0.03, 0.0] * 2
     assert own.loc[own["prompt_id"] == "b", ["draft_s", "verify_s"]].isna().all(axis=None)

@@ -69,7 +69,7 @@ def test_a_small_share_is_not_named():
     assert found.slower == ()
 
 
-def test_acceptance_that_rose_is_no_cause():
+def test_higher_acceptance_is_no_cause():
     assert causes(figures(length=3.3, verify_s=0.020)) == (Cause.VERIFICATION,)
 
 
@@ -244,7 +244,7 @@ def test_only_a_change_of_the_cells_own_target_or_workload_is_its_cause(name, ow
         assert changed(RunDifference(name, others, others[:-1])) == ()
 
 
-def test_an_engine_that_ran_another_target_otherwise_is_no_cause():
+def test_an_engine_change_on_another_target_is_no_cause():
     names = ("builtin of demo", "builtin of large", "server vllm of large, version")
     models = {"demo": "a" * 64, "large": "b" * 64}
     found = changed(

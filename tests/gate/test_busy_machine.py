@@ -179,7 +179,7 @@ def regressions(slower: float, lost: float, share: float | None, num: int = GATE
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("load", [0.0, 0.05, 0.09, 0.11, 0.14, 0.16, 0.24, 0.4, 0.6])
-def test_load_on_the_candidates_gpu_host_is_no_regression_however_light(load):
+def test_load_on_the_candidates_gpu_host_is_never_a_regression(load):
     """A/A: load takes a share of the CPU, which slows all; no run was warned as noisy."""
     assert regressions(load, 0.0, 0.99 * (1 - load)) <= MOST_FALSE_ALARMS
 

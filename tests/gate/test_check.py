@@ -153,7 +153,7 @@ def test_the_gate_has_the_gravest_verdict_and_lists_counts_first():
     assert gate.verdict is GateVerdict.REGRESSION
 
 
-def test_a_share_of_zero_is_no_share():
+def test_a_share_of_zero_is_left_out():
     assert judged("num_failed", 0.0, 0.0).verdict is GateVerdict.PASS
     assert judged("num_failed", 0.0, 3.0).verdict is GateVerdict.REGRESSION
     assert judged("acceptance_rate", 0.0, 0.5).verdict is GateVerdict.PASS

@@ -325,7 +325,7 @@ def test_another_cpu_is_refused_for_seconds_whatever_its_threads():
         )
 
 
-def test_runs_of_other_numbers_of_threads_are_pooled_and_have_no_seconds_to_compare():
+def test_runs_with_other_thread_counts_are_pooled_without_absolute_times():
     pooled = pool([side(cell(FIGURES), **THREADS), side(cell(FIGURES), name="b", **FEWER)])
     assert pooled.fingerprint.hardware["threads"] == "2 | 1"
     assert any("--threads" in line for line in baseline_lines(pooled))

@@ -97,7 +97,7 @@ def test_a_run_that_is_named_twice_after_another_is_refused():
         pool([run("a"), run("b"), run("a")])
 
 
-def test_a_pairing_that_only_one_run_has_is_no_difference_in_drafts():
+def test_a_pairing_of_only_one_run_is_not_a_changed_draft():
     both, one = (
         side(cell({"decode_speedup": figure(2.0)}), name=name, drafters=drafters, entries=drafters)
         for name, drafters in (

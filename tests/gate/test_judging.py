@@ -24,7 +24,7 @@ def verdict(loss: float, tolerance: float) -> GateVerdict:
     return check(before, after, [Tolerance(metric="decode_speedup", share=tolerance)]).verdict
 
 
-def test_a_cell_passes_only_if_a_loss_of_as_much_again_would_be_detected():
+def test_a_cell_passes_only_if_twice_the_tolerance_would_be_detected():
     # Detectable: 2.486 * 0.01414 = 0.0352. Of 2 % lost 0.0202 + 0.0233 is beyond both limits,
     # 0.0367 and 0.0346, so that what could be found is what decides.
     assert verdict(0.02, 0.036) is GateVerdict.PASS

@@ -41,7 +41,7 @@ def test_a_run_with_a_link_in_it_is_not_resumed(name: str, root: Path) -> None:
         assert load_run(RUN_ID, root).run  # it can be read
 
 
-def test_a_link_to_what_is_no_run_loses_nothing(root: Path) -> None:
+def test_a_link_to_something_other_than_a_run_loses_nothing(root: Path) -> None:
     records = root / RUN_ID / "records.jsonl"
     records.unlink()
     records.symlink_to(root.parent / "precious")
@@ -63,7 +63,7 @@ def test_a_report_takes_the_place_of_a_link(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["records.jsonl", "run.json"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_never_ends_is_no_file_of_a_run(kind: str, name: str, root: Path) -> None:
+def test_an_endless_file_is_refused_in_a_run(kind: str, name: str, root: Path) -> None:
     place = root / RUN_ID / name
     place.unlink()
     if kind == "pipe":

@@ -37,7 +37,7 @@ def most_memory() -> int:
 
 @pytest.mark.parametrize("num_inputs", [8, pytest.param(1000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", READERS)
-def test_damaged_copies_are_read_or_refused_in_words(name, num_inputs, tmp_path: Path):
+def test_damaged_copies_are_read_or_give_a_clear_error(name, num_inputs, tmp_path: Path):
     case = READERS[name](tmp_path)
     case.file.write_bytes(case.content)
     case.read()

@@ -66,7 +66,7 @@ def test_a_plan_counts_the_keys_and_states_that_the_decoder_keeps(
     assert plan.peak.kv_cache == 2 * capacity * plan.target.kv_bytes_per_token + states
 
 
-def test_a_hybrid_is_no_reason_to_refuse_and_a_tree_over_it_is(tmp_path: Path) -> None:
+def test_a_hybrid_is_accepted_but_a_tree_over_it_is_refused(tmp_path: Path) -> None:
     files = written(tmp_path, "LFM2")
 
     assert not [f for f in check_target(files) if f.level == "refused"]

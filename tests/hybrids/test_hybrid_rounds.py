@@ -128,7 +128,7 @@ def test_a_tree_is_refused_by_the_targets_name() -> None:
         decode(of.target, drafter, [request], k=2)
 
 
-def test_a_hybrid_is_held_to_its_steps_where_its_scan_computes_otherwise() -> None:
+def test_a_hybrid_is_compared_with_its_steps_if_its_scan_differs() -> None:
     # Zamba 2 bounds its time steps in a scan alone: so tightly here that the two part.
     model = tiny_hybrid("Zamba2", time_step_min=1.0)
     prompt = ragged_prompts()[1]

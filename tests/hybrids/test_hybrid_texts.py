@@ -39,7 +39,7 @@ def test_a_controller_may_pick_k(family: str) -> None:
 
 
 @of_every_family("LFM2")
-def test_a_second_turn_goes_on_from_the_state_of_the_first(family: str) -> None:
+def test_a_second_turn_continues_from_the_state_of_the_first(family: str) -> None:
     of = subject(family)
     check_second_turn(of, of.near)
     check_second_turn(of, of.own, ks=(4, 0, 0))
@@ -51,5 +51,5 @@ def test_a_prompt_in_chunks_has_the_text_of_one_that_is_whole(family: str) -> No
 
 
 @of_every_family("LFM2")
-def test_a_hybrid_drafts_for_a_target_with_attention_alone(family: str) -> None:
+def test_a_hybrid_drafts_for_an_attention_only_target(family: str) -> None:
     check_as_draft(subject(family))

@@ -35,7 +35,7 @@ def test_a_token_is_fed_only_after_a_state_that_is_held() -> None:
     assert fed(slots, 1, 2) == [True, True]  # rolled back
 
 
-def test_a_token_that_is_not_fed_leaves_the_next_rows_state_alone() -> None:
+def test_a_token_that_is_not_fed_does_not_change_the_next_rows_state() -> None:
     slots = StateSlots(num_rows=2, num_slots=4, device=CPU)
     slots.point(torch.arange(4).expand(2, -1), 0)
     for piece in slots.pieces:
@@ -66,7 +66,7 @@ def test_products_of_a_round_run_once_over_all_of_its_tokens() -> None:
     assert [one for one in seen if one[0] != "conv"] == [("in_proj", 4), ("out_proj", 4)]
 
 
-def test_a_cache_is_made_anew_for_more_drafts_than_it_has_states_for() -> None:
+def test_a_cache_is_rebuilt_for_more_drafts_than_it_has_states() -> None:
     runner = StockRunner(tiny_hybrid("LFM2"))
     for most_drafts in ((1,), (4, 2)):
         for num_drafts in most_drafts:

@@ -28,7 +28,7 @@ def cost(cell_id: str) -> ForwardCost:
     )
 
 
-def test_a_cell_is_gathered_with_the_baseline_of_its_own_blocks(cell: CellData, baseline_cell):
+def test_a_cell_is_aggregated_with_the_baseline_of_its_blocks(cell: CellData, baseline_cell):
     spec_a, spec_b = cell.requests
     base_a, base_b = cell.baseline
     other_key = with_axes(cell.key, pairing="demo/poor", drafter="poor")
@@ -97,7 +97,7 @@ def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
     ]
 
 
-def test_another_temperature_is_no_baseline(cell, baseline_cell):
+def test_another_temperature_is_not_the_baseline(cell, baseline_cell):
     warm = with_axes(cell.key, temperature=1.0)
     spec = replace(cell.requests[0], cell_id=warm.id)
     (_, sampled) = aggregate_cells(
@@ -131,7 +131,7 @@ def test_repeats_and_turns_are_paired_like_with_like(cell):
 
 
 @pytest.mark.parametrize("change", [{"context": 4096}, {"request_rate": 2.0}, {"concurrency": 4}])
-def test_another_setting_is_no_baseline(cell, baseline_cell, change):
+def test_another_setting_is_not_the_baseline(cell, baseline_cell, change):
     key = with_axes(cell.key, **change)
     spec = replace(cell.requests[0], cell_id=key.id)
     (_, other) = aggregate_cells(
@@ -175,6 +175,6 @@ def test_generate_is_the_baseline_of_its_engine_and_its_static_cache_is_compared
     assert [key.is_baseline for key in keys] == [True, False, True, False]
 
 
-def test_any_two_cells_can_be_held_against_each_other(cell, baseline_cell):
+def test_any_two_cells_can_be_compared(cell, baseline_cell):
     swapped = against(baseline_cell, cell)
     assert [(p.base, p.spec) for p in swapped.pairs] == [(p.spec, p.base) for p in cell.pairs]

@@ -46,7 +46,7 @@ def test_a_client_that_cannot_keep_up_makes_the_cell_invalid(changed, is_bound):
     assert [reason.startswith("client-bound") for reason in reasons] == [True] * is_bound
 
 
-def test_a_client_bound_baseline_makes_every_speedup_over_it_invalid():
+def test_a_client_bound_baseline_invalidates_every_speedup():
     stored = served_sweep()
     base = cell_of(stored, 0).key.id
     slow = replace(stored, servers=tuple(bound(s, base, cpu_s=9.0) for s in stored.servers))
@@ -56,7 +56,7 @@ def test_a_client_bound_baseline_makes_every_speedup_over_it_invalid():
     assert f"baseline: {own}" == reason
 
 
-def test_another_cells_load_is_not_held_against_this_one():
+def test_another_cells_load_does_not_count_against_this_one():
     stored = served_sweep()
     other = cell_of(stored, 4, rows=4).key.id
     slow = replace(stored, servers=tuple(bound(s, other, cpu_s=9.0) for s in stored.servers))
@@ -88,7 +88,7 @@ def bound_in(k: int, cycles: Collection[int]) -> StoredRun:
 
 
 @pytest.mark.parametrize("k", [0, 4])
-def test_a_cycle_in_which_either_side_was_bound_is_left_out_and_that_is_said(k):
+def test_a_client_bound_cycle_is_left_out_with_a_warning(k):
     found = cell_of(bound_in(k, [1]), 4)
     assert set(found.cycles.values()) == {0, 2, 3}
     assert not judge_cell(found)

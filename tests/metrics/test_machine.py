@@ -29,7 +29,7 @@ def block(second: int, *requests: RequestRecord) -> BlockRecord:
     )
 
 
-def test_a_run_is_told_moment_by_moment() -> None:
+def test_a_run_reports_its_progress() -> None:
     found = moments(
         [
             block(0, request(BASE_KEY.id, "p0"), request(DRAFTED.id, "p0", clock=900)),
@@ -53,7 +53,7 @@ def test_very_many_requests_are_few_moments() -> None:
 
 
 @pytest.mark.parametrize("blocks", [[], [block(0, request(BASE_KEY.id, "p0"))]])
-def test_one_moment_is_no_time_line(blocks: Sequence[BlockRecord]) -> None:
+def test_one_sample_makes_no_time_line(blocks: Sequence[BlockRecord]) -> None:
     assert moments(blocks, [BASE_KEY], []) == ()
     assert machine_chart((), "cpu") is None
 

@@ -23,7 +23,7 @@ PAIR = MemoryRecord(
 )
 
 
-def test_a_cell_shows_the_pair_and_the_baseline_the_target_alone(cell, baseline_cell):
+def test_a_cell_shows_the_pair_and_the_baseline_only_the_target(cell, baseline_cell):
     pair = measure(replace(cell, memory_target=TARGET, memory_pair=PAIR))
     alone = measure(replace(baseline_cell, memory_target=TARGET))
     assert (pair["weights_bytes"], alone["weights_bytes"]) == (1200, 1000)
@@ -44,7 +44,7 @@ def test_without_the_cuda_allocator_the_process_is_compared_like_with_like(cell)
     assert given["speculation_cost_bytes"] == 100
 
 
-def test_a_peak_nobody_measured_is_absent_and_never_zero(cell):
+def test_an_unmeasured_peak_is_absent_and_never_zero(cell):
     given = measure(replace(cell, memory_target=TARGET))
     assert not [name for name in given if name.endswith("_bytes")]
     unmeasured = replace(TARGET, peak_allocated_bytes=None, process_peak_bytes=None)

@@ -66,7 +66,7 @@ def test_four_passes_give_no_interval(rows):
         ({"num_emitted": (5, 4, 4, 4, 4, 4)}, "tokens on the time line"),
     ],
 )
-def test_a_time_line_that_cannot_be_breaks_an_identity(rows, columns, text):
+def test_an_impossible_time_line_breaks_an_identity(rows, columns, text):
     (reason,) = judge_cell(with_first_pass(rows, **columns))
     assert reason.startswith(f"identity broken: {text}")
     assert reason.endswith("(1 of 6 passes)")

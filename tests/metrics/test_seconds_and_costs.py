@@ -148,7 +148,7 @@ def test_speedup_is_the_acceptance_length_over_its_break_even(cell):
     )
 
 
-def test_costs_that_cannot_be_told_apart_are_absent(cell):
+def test_indistinguishable_costs_are_absent(cell):
     whole = tuple(
         replace(r, rounds=replace(r.rounds, draft_s=None, verify_s=None)) for r in cell.requests
     )
@@ -176,7 +176,7 @@ def test_a_95th_percentile_needs_20_rounds(cell, request_of):
     assert round_s_p95(replace(cell, requests=(request_of("a", log),))) == pytest.approx(19.0)
 
 
-def test_overhead_is_held_against_the_model_forwards_of_a_round(cell):
+def test_overhead_is_relative_to_the_model_forwards_of_a_round(cell):
     one_block = (forward("target", 4, 0.10), forward("drafter", 1, 0.01, count=3))
     assert overhead_ratio(replace(cell, forwards=one_block)) == pytest.approx(0.16 / 0.13)
 
@@ -187,14 +187,14 @@ def test_rounds_and_forwards_of_several_blocks_count_by_their_medians(cell):
     assert overhead_ratio(replace(cell, forwards=blocks)) == pytest.approx(0.12 / 0.10)
 
 
-def test_a_round_faster_than_its_own_forwards_tells_of_the_machine_alone(cell):
+def test_a_round_faster_than_its_forwards_only_indicates_a_noisy_machine(cell):
     unsteady = (forward("target", 4, 0.10, round_s=0.094),)
     steady = (forward("target", 4, 0.10, round_s=0.096),)
     assert overhead_ratio(replace(cell, forwards=unsteady)) is None
     assert overhead_ratio(replace(cell, forwards=steady)) == pytest.approx(0.96)
 
 
-def test_a_run_that_kept_no_rounds_beside_its_forwards_has_no_overhead(cell):
+def test_a_run_without_timed_rounds_has_no_overhead(cell):
     old = (forward("target", 4, 0.10, round_s=None),)
     assert overhead_ratio(replace(cell, forwards=old)) is None
 

@@ -159,7 +159,7 @@ def test_a_user_sees_the_speed_of_one_row(stream):
     assert measure(stream)["user_tokens_per_s"] == pytest.approx(20.0)
 
 
-def test_padding_is_what_was_computed_for_nobody(stream):
+def test_padding_is_computed_but_unused(stream):
     assert measure(stream)["padding_efficiency"] == pytest.approx(7 / 8)
 
 
@@ -183,7 +183,7 @@ def test_a_pass_is_the_unit_and_is_paired_with_its_own_block(stream):
     assert paired_cpu(stream) is None
 
 
-def test_arrivals_that_set_the_pace_leave_the_speedup_to_the_seconds_per_token(stream):
+def test_with_arrivals_at_a_rate_the_speedup_is_over_seconds_per_token(stream):
     spec = replace(stream, key=with_axes(STREAM, request_rate=2.0))
     # Decoding: 0.8 + 1.3 + 0.8 s against 0.2 + 0.4 + 0.2 s, 14 tokens each.
     assert measure(spec)["decode_speedup"] == pytest.approx(2.9 / 0.8)
@@ -194,7 +194,7 @@ def test_arrivals_that_set_the_pace_leave_the_speedup_to_the_seconds_per_token(s
     assert seconds.spec_s == pytest.approx([0.8, 0.8])  # a pass is still the unit
 
 
-def test_a_request_that_does_not_say_when_it_began_leaves_no_busy_rate(stream):
+def test_a_request_without_a_start_time_leaves_no_busy_rate(stream):
     first = stream.passes[0]
     silent = tuple(replace(r, arrived_s=None) for r in first.requests)
     alone = replace(stream, passes=(first._replace(requests=silent),))
@@ -277,7 +277,7 @@ def test_waiting_counts_from_arrival(stream):
     assert measure(replace(stream, requests=waits))["queue_s"] == 0.1
 
 
-def test_the_mean_k_is_told_where_k_is_adaptive(stream):
+def test_the_mean_k_is_shown_for_an_adaptive_k(stream):
     assert "mean_num_speculative_tokens" not in measure(stream)
     adaptive = replace(stream, key=with_axes(STREAM, adaptive=True))
     changed = with_timeline(adaptive, num_speculative_tokens=(0, 1, 2, 3))

@@ -59,7 +59,7 @@ def test_the_noise_between_sessions_widens_the_interval():
     assert noisy.high / noisy.low > 1.3 * quiet.high / quiet.low
 
 
-def test_requests_served_together_are_one_figure_a_cycle_with_an_interval():
+def test_requests_served_together_give_one_figure_per_cycle_with_an_interval():
     cell = cell_of(served_sweep(), 4, rows=4)
     assert [column.shape for column in paired_decode(cell)] == [(4, 1)] * 4
     (summary,) = summarize([cell])
@@ -98,7 +98,7 @@ def test_a_lost_baseline_takes_its_cycle_from_every_k():
         assert set(cell_of(stored, k).cycles.values()) == {0, 2, 3}
 
 
-def test_half_a_cycle_on_both_sides_is_no_whole_one():
+def test_two_half_cycles_are_not_a_whole_one():
     """A drift would not cancel in it."""
     stored = served_sweep(Sweep(lost=((0, 1, 0), (4, 1, 0))))
     assert set(cell_of(stored, 4).cycles.values()) == {0, 2, 3}
@@ -171,7 +171,7 @@ def test_a_cycle_counts_on_one_node_alone_the_last_of_those_that_held_as_much():
     assert usable_sessions(on_a + on_b).keys() == {server.session for server in on_b}
 
 
-def test_a_cycle_that_is_held_again_has_no_session_of_its_first_attempt():
+def test_a_repeated_cycle_has_no_session_of_its_first_attempt():
     """K = 0 of a quiet hour is no baseline of a K that was cut and measured again in a busy one."""
     first = [server for server in served_sweep().servers if server.cycle == 0]
     again = [replace(s, attempt=2, session=f"{s.session} again") for s in first]
@@ -246,7 +246,7 @@ def test_sessions_that_differ_by_more_than_noise_are_named_with_how_far(rows):
     assert differing(slowed(started, 2.5), rows=rows)
 
 
-def test_requests_that_failed_and_prompts_that_differ_are_no_difference_of_sessions():
+def test_failed_requests_and_other_prompts_do_not_make_sessions_differ():
     stored = served_sweep(Sweep(is_attached=True, wobble=0.0, differing=0.5))
     assert not differing(stored)
     first = stored.blocks[0]

@@ -60,7 +60,7 @@ def test_an_invalid_cell_keeps_its_metrics_and_says_why(steady):
     assert "round_s" in summary.metrics
 
 
-def test_a_cell_where_everything_failed_has_counts_only(steady):
+def test_a_cell_with_only_failures_has_only_counts(steady):
     failed = tuple(
         replace(r, finish_reason="failed", error="refused", output_ids=()) for r in steady.requests
     )

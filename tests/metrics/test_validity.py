@@ -103,7 +103,7 @@ def test_another_process_on_the_gpu_is_a_reason(steady):
     assert judge_cell(with_device(steady, num_other_processes=0)) == ()
 
 
-def test_a_device_that_does_not_tell_is_no_reason(steady):
+def test_an_unreported_device_is_no_reason(steady):
     silent = DeviceSample(num_samples=0)
     assert judge_cell(with_first(steady, device=silent)) == ()
     assert judge_cell(with_first(steady, device=None)) == ()
@@ -114,7 +114,7 @@ def test_thirty_rounds_are_needed(steady):
     assert only_reason(replace(steady, requests=steady.requests[:4])) == "fewer than 30 rounds"
 
 
-def test_an_engine_that_reports_no_rounds_is_not_held_to_their_number(steady):
+def test_an_engine_without_round_counts_needs_no_minimum_of_rounds(steady):
     silent = tuple(replace(request, rounds=None) for request in steady.requests)
     assert judge_cell(replace(steady, requests=silent)) == ()
 
@@ -230,7 +230,7 @@ def test_decode_time_is_the_rounds_time(steady):
     assert re.search(r"rounds .*4\.5 s, decoding 5\.5 s", reason)
 
 
-def test_the_baseline_is_held_to_the_identities_of_k_0(steady):
+def test_the_baseline_must_satisfy_the_identities_of_k_0(steady):
     wrong = replace(steady.baseline[0], output_ids=(1,))
     reasons = judge_cell(replace(steady, baseline=(wrong, *steady.baseline[1:])))
     assert re.match("baseline: .*output tokens", reasons[0])
@@ -290,7 +290,7 @@ def test_half_precision_says_how_far_apart_the_two_logits_were_at_most(steady):
     assert "`specbench verify`" in warning
 
 
-def test_sampled_text_may_differ_yet_should_be_as_long_and_have_three_seeds(steady):
+def test_sampled_text_may_differ_but_needs_similar_lengths_and_three_seeds(steady):
     warm = replace(steady, key=with_axes(steady.key, temperature=1.0))
     short = with_first(warm, output_ids=(1, 2))
     assert any(re.search(" 11 tokens, 13 at K = 0", warning) for warning in cell_warnings(short))
@@ -299,7 +299,7 @@ def test_sampled_text_may_differ_yet_should_be_as_long_and_have_three_seeds(stea
     assert not any("seeds" in text for text in cell_warnings(replace(warm, requests=thrice)))
 
 
-def test_rounds_started_otherwise_than_the_baselines_are_never_compared_in_silence(steady):
+def test_rounds_launched_differently_from_the_baseline_get_a_warning(steady):
     graphed = [replace(r, graph="round") for r in steady.baseline]
     alike = [replace(r, graph="round") for r in steady.requests]
     other = [replace(alike[0], graph="off"), *alike[1:]]

@@ -60,7 +60,7 @@ def test_a_copy_takes_the_time_of_a_copy():
     assert 0.4 < measured / by_hand < 2.5
 
 
-def test_kernels_graphs_and_waits_are_told_apart():
+def test_kernels_graphs_and_syncs_are_counted_separately():
     names = [
         "aten::mm",
         "cudaLaunchKernel",
@@ -94,7 +94,7 @@ def test_what_neither_starts_a_kernel_nor_waits_is_not_counted():
     assert calls_of(names) == HostCalls(launches=0, graph_launches=0, syncs=0)
 
 
-def test_without_a_gpu_nothing_is_told_and_the_work_is_done():
+def test_without_a_gpu_nothing_is_reported_and_the_work_is_done():
     done = []
 
     assert count_host_calls(lambda: done.append(torch.ones(3).sum())) is None

@@ -121,7 +121,7 @@ def test_the_cpu_goes_by_its_model_name_else_by_its_architecture(tmp_path: Path)
     assert cpu_model(cpu_info) == cpu_model(tmp_path / "absent") != ""
 
 
-def test_the_commit_of_a_checkout_is_told_with_its_state(fake_git: Path):
+def test_the_commit_of_a_checkout_is_recorded_with_its_state(fake_git: Path):
     (fake_git / "answers.json").write_text('{"ls-files": "a.py", "describe": "ab12"}')
     assert git_commit(fake_git) == "ab12"
     changed = '{"ls-files": "a.py", "describe": "ab12", "status": " M a.py"}'
@@ -129,7 +129,7 @@ def test_the_commit_of_a_checkout_is_told_with_its_state(fake_git: Path):
     assert git_commit(fake_git) == "ab12-dirty"
 
 
-def test_the_working_folder_stands_in_for_a_package_that_is_no_checkout(fake_git: Path):
+def test_outside_a_checkout_the_working_folder_is_used(fake_git: Path):
     (fake_git / "answers.json").write_text('{"ls-files": "a.py", "describe": "ab12"}')
 
     def described() -> Environment:

@@ -88,7 +88,7 @@ def test_throttle_bits_are_pynvmls_own():
     assert pynvml.nvmlClocksEventReasonGpuIdle == GPU_IDLE
 
 
-def test_a_gpu_that_tells_everything_is_read_in_our_units():
+def test_a_gpu_that_reports_everything_is_read_in_our_units():
     gpu = FakeGpu(processes=[OWN, OTHER], reasons=0x4)
 
     assert probe_of(gpu).read() == GpuReading(
@@ -180,7 +180,7 @@ def test_a_gpu_that_refuses_everything_gives_none_everywhere_and_raises_nothing(
         ("nvmlDeviceGetTemperature", "temperature_c"),
     ],
 )
-def test_what_a_gpu_refuses_is_none_and_the_rest_is_still_told(refused: str, field: str):
+def test_what_a_gpu_does_not_report_is_none_and_the_rest_is_recorded(refused: str, field: str):
     seen = probe_of(FakeGpu(processes=[OWN]), refused=(refused,)).read()
 
     assert [name for name in GpuReading._fields if getattr(seen, name) is None] == [field]
@@ -265,7 +265,7 @@ def test_a_sample_has_peaks_mean_power_lowest_clock_and_every_reason():
     )
 
 
-def test_the_clock_of_an_idle_gpu_is_not_held_against_the_work():
+def test_the_clock_of_an_idle_gpu_does_not_invalidate_the_work():
     idle = reading(sm_clock_mhz=345, event_reasons=GPU_IDLE)
     busy = reading(sm_clock_mhz=1_700, event_reasons=0)
 
@@ -395,7 +395,7 @@ def test_a_uuid_that_nvml_does_not_know_is_refused():
         find_gpu(0, "9999", EQUAL, {})
 
 
-def test_different_gpus_are_told_apart_only_in_pci_order_or_by_uuid():
+def test_different_gpus_are_identified_only_in_pci_order_or_by_uuid():
     with pytest.raises(GpuNotFoundError, match="set CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         find_gpu(0, None, MIXED, {})
 
@@ -436,10 +436,10 @@ def test_power_and_memory_are_summed_over_all_of_them():
     assert use_of(gpus_that_tell(SAMPLE, other)) == GpuUse(2, 400.0, 15, ("hw_slowdown",))
 
 
-def test_what_one_of_them_does_not_tell_is_not_known_of_all():
+def test_what_one_file_does_not_state_is_unknown_for_all():
     assert use_of(gpus_that_tell(SAMPLE, replace(SAMPLE, power_w=None))) == GpuUse(2, None, 20, ())
     assert use_of(gpus_that_tell(SAMPLE, None)) == GpuUse(2, None, None, ())
 
 
-def test_a_machine_without_a_gpu_tells_nothing():
+def test_a_machine_without_a_gpu_reports_nothing():
     assert use_of(gpus_that_tell()) == GpuUse(None, None, None, ())

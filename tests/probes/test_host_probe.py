@@ -87,7 +87,7 @@ def test_a_new_start_forgets_the_peak_before_it(readings):
     assert second.process_peak_bytes < first.process_peak_bytes - BALLAST_BYTES + TOLERANCE_BYTES
 
 
-def test_each_peak_is_the_most_of_its_own(monkeypatch):
+def test_each_peak_is_the_maximum_of_its_own_process(monkeypatch):
     seen = iter([(10, 400), (30, 200)])  # at the start and at the end
     monkeypatch.setattr(host, "_read", lambda: next(seen))
     probe = HostProbe(interval_s=3_600)
@@ -115,7 +115,7 @@ def test_what_is_in_use_and_what_is_available_are_all_there_is(monkeypatch):
     assert host_available_bytes() == at_once.available
 
 
-def test_a_cgroups_limit_is_what_is_left_of_it(tmp_path):
+def test_the_memory_of_a_cgroup_is_what_remains_of_its_limit(tmp_path):
     own = tmp_path / "own"
 
     def write(folder, **files):

@@ -21,7 +21,7 @@ from tests.conftest import host_load
 QUIET = HostLoad(num_cores=2, others_cores=0.1, steal_share=0.0, load_average=1.1)
 
 
-def test_a_quiet_machine_is_not_spoken_of():
+def test_a_quiet_machine_gets_no_warning():
     assert busy_facts(QUIET, num_needed=2) == ()
     assert busy_now(2) == ()
 
@@ -64,11 +64,11 @@ def test_stolen_time_and_load_are_said_by_themselves(changed, said):
 
 
 @pytest.mark.parametrize("limit", [None, (2700, 3000), (3000, 3000)])
-def test_a_clock_that_is_hardly_limited_is_not_spoken_of(limit):
+def test_a_barely_limited_clock_is_not_mentioned(limit):
     assert busy_facts(QUIET._replace(clock_limit=limit), num_needed=2) == ()
 
 
-def test_the_most_limited_core_is_told_where_the_system_tells(tmp_path):
+def test_the_most_limited_core_is_reported_if_known(tmp_path):
     assert clock_limit(tmp_path / "nowhere") is None
     told = {"cpu0": (3_000_000, 4_000_000), "cpu1": (2_000_000, 2_500_000), "cpu10": (1, 0)}
     for name, (limit, most) in told.items():

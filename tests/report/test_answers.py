@@ -60,7 +60,7 @@ def test_one_undecided_drafter_leaves_the_question_open(cpu_document: Document) 
     assert answer_lines(document)[3].startswith("creative: undecided: ")
 
 
-def test_temperatures_are_told_apart_when_there_are_several(gpu_document: Document) -> None:
+def test_several_temperatures_are_distinguished(gpu_document: Document) -> None:
     titles = [line.split(":")[0] for line in answer_lines(gpu_document) if line[0] != " "]
     assert titles == [
         "code, temperature 0",
@@ -70,7 +70,7 @@ def test_temperatures_are_told_apart_when_there_are_several(gpu_document: Docume
     ]
 
 
-def test_targets_are_told_apart_when_there_are_several(cpu_document: Document) -> None:
+def test_several_targets_are_distinguished(cpu_document: Document) -> None:
     def rename(cell: CellSummary) -> CellSummary:
         return replace(cell, key=with_axes(cell.key, target="other", pairing="other"))
 
@@ -87,7 +87,7 @@ def test_targets_are_told_apart_when_there_are_several(cpu_document: Document) -
     assert lines[-1].startswith("other, creative: only K=0 ")
 
 
-def test_without_a_drafter_the_speed_of_the_target_is_said(baseline_document: Document) -> None:
+def test_without_a_drafter_the_speed_of_the_target_is_printed(baseline_document: Document) -> None:
     (line,) = answer_lines(baseline_document)
     assert re.match(r"code: only K=0 .* tokens/s\).* -k 0\.\.8", line)
 

@@ -135,7 +135,7 @@ def test_the_machine_document_holds_the_comparisons(served: Document, lengths: D
     assert [point["at"] for point in curve["points"]] == [512, 4096]
 
 
-def test_the_csv_tells_adaptive_cells_and_contexts(served: Document) -> None:
+def test_the_csv_has_adaptive_cells_and_contexts(served: Document) -> None:
     header, *rows = cells_csv([served]).splitlines()
     assert {"adaptive", "context", "request_rate", "busy_tokens_per_s"} <= set(header.split(","))
     assert len(rows) == len(served.cells)

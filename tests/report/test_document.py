@@ -104,7 +104,7 @@ def test_planned_cells_without_a_request_are_missing(stored: StoredRun) -> None:
     assert re.match(".* 7 of 14 cells: demo on creative, demo/draft on creative, ", warning)
 
 
-def test_a_k_that_a_budget_did_not_pay_for_is_told_and_is_no_gap(stored: StoredRun) -> None:
+def test_a_k_skipped_for_the_budget_is_reported_but_not_missing(stored: StoredRun) -> None:
     (key,) = (
         key
         for key in stored.run.keys
@@ -199,7 +199,7 @@ def test_the_longest_context_is_prompt_and_output_together(cpu_document: Documen
     assert cpu_document.longest_context == {"demo": 40 + NUM_TOKENS}
 
 
-def test_prompts_that_a_target_has_no_context_for_are_none_that_could_still_be_asked() -> None:
+def test_prompts_too_long_for_the_context_do_not_count_as_available() -> None:
     stored = stored_run(SMALL)
     condition = stored.run.cells[0].key.condition
     number = {condition.workload: 10}

@@ -84,7 +84,7 @@ def test_equal_documents_give_equal_bytes(
     assert pictures(cpu_document).all == cpu_charts
 
 
-def test_lines_are_named_where_they_end_and_the_chosen_k_is_written_beside_its_point(
+def test_lines_are_labeled_at_their_ends_and_the_chosen_k_at_its_point(
     cpu_document: Document, cpu_charts: tuple[Chart, ...]
 ) -> None:
     speedup = texts(cpu_charts[0])
@@ -93,7 +93,7 @@ def test_lines_are_named_where_they_end_and_the_chosen_k_is_written_beside_its_p
     assert {text for text in speedup if text.startswith("K=")} == set(chosen) - {"K=0"}
 
 
-def test_a_round_that_cannot_be_told_apart_is_one_part(
+def test_a_round_without_timed_parts_is_one_part(
     cpu_document: Document, gpu_document: Document
 ) -> None:
     cells = cpu_document.cells
@@ -135,7 +135,7 @@ def test_text_takes_the_page_color_and_every_reference_is_answered(
     assert "<style" not in svg
 
 
-def test_a_chart_is_no_wider_than_a_phone(cpu_charts: tuple[Chart, ...]) -> None:
+def test_a_chart_fits_on_a_phone(cpu_charts: tuple[Chart, ...]) -> None:
     """In 1/72 inch: 390 pixels without the page's margins, text at its full size."""
     widths = [re.search(r'viewBox="0 0 ([\d.]+)', p) for c in cpu_charts for p in c.panels]
     assert max(float(width[1]) for width in widths if width) <= 0.75 * 358
@@ -154,7 +154,7 @@ def test_a_long_name_loses_its_middle_and_no_figure() -> None:
     assert max(map(len, every)) <= 52
 
 
-def test_the_pointer_is_told_what_it_is_on(cpu_document: Document) -> None:
+def test_a_chart_point_has_hover_text(cpu_document: Document) -> None:
     (proof,) = drawn(cpu_document).proof
     cells = [cell for cell in cpu_document.cells if cell.speedup]
     told = {f"{c.key.draft.drafter}, K={c.key.draft.k}: {speedup_text(c.speedup)}" for c in cells}

@@ -118,7 +118,7 @@ def test_a_row_shows_what_was_decided_and_by_what(gate):
     assert shown["mean_acceptance_length"][-1] == "pass"
 
 
-def test_cells_are_named_by_what_tells_them_apart():
+def test_cells_are_named_by_what_distinguishes_them():
     assert key().label == "demo/draft K=4 on code"
     assert (key(temperature=0.7, concurrency=4, context=512)).label == (
         "demo/draft K=4 on code, 4 concurrent requests, temperature 0.7, context 512"
@@ -127,7 +127,7 @@ def test_cells_are_named_by_what_tells_them_apart():
     assert (key(4, request_rate=2.0)).label.endswith("up to 1 at once, 2 requests per second")
 
 
-def test_chance_is_only_spoken_of_where_there_is_some(gate):
+def test_chance_is_mentioned_only_for_noisy_figures(gate):
     assert re.match(r"1 comparison .*\(Holm\)", chance_note(gate))
     counts = side(cell({"mean_acceptance_length": figure(3.0)}))
     assert chance_note(check(counts, counts)).startswith("No false alarms ")

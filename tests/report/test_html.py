@@ -173,7 +173,7 @@ def test_the_chosen_rows_are_marked(html: str, cpu_document: Document) -> None:
 
 
 @pytest.mark.slow
-def test_failures_and_invalid_cells_are_told(two_runs: str) -> None:
+def test_failures_and_invalid_cells_are_reported(two_runs: str) -> None:
     assert re.search("demo/broken: .*loading: .*: models/broken", two_runs)
     assert two_runs.count('<tr class="invalid">') == 8
     assert re.search("demo/poor K=4 \\(code, .*0 and creative, .*0\\): throttled", two_runs)

@@ -144,7 +144,7 @@ def test_where_only_a_lossy_drafter_helps_the_answer_says_so(marked: Document) -
     assert headline.endswith(f"[lossy: {RULE}]")
 
 
-def test_another_text_than_that_of_k_0_is_no_surprise() -> None:
+def test_a_text_that_differs_from_k_0_is_expected() -> None:
     stored = with_rule(renamed(stored_run(SMALL), "draft", "bold"), "bold")
     blocks = tuple(
         replace(

@@ -152,7 +152,7 @@ def test_a_workload_that_is_undecided_alone_is_not_said_to_do_without() -> None:
     assert "do not speculate" not in told
 
 
-def test_a_valid_cell_is_spoken_of_before_a_faster_one_that_is_not() -> None:
+def test_a_valid_cell_is_quoted_before_a_faster_invalid_one() -> None:
     stored = stored_run(replace(SMALL, ks=(0, 1), workloads=("code",), is_complete=False))
     fast = {plan.key.id for plan in stored.run.cells if plan.key.draft.drafter == "draft"}
     first, *others = stored.blocks
@@ -201,7 +201,7 @@ def point(at: int, estimate: float, *, is_sure: bool = True) -> Point:
         (replace(point(1, 1.5), valid=False), {}, False),
     ],
 )
-def test_where_it_saturates_is_told_of_the_same_setting(
+def test_saturation_is_reported_for_the_same_setting(
     served: Document, first: Point, changed: dict[str, object], is_told: bool
 ) -> None:
     one = recommendations_of(served, Objective(name="throughput"))[0]
@@ -216,7 +216,7 @@ def test_where_it_saturates_is_told_of_the_same_setting(
     assert any("no speedup at 4" in text for text in told) is is_told
 
 
-def test_picks_of_several_temperatures_are_told_apart(served: Document) -> None:
+def test_recommendations_name_their_temperature(served: Document) -> None:
     warm = tuple(replace(c, key=with_axes(c.key, temperature=1.0)) for c in served.cells)
     both = replace(served, cells=(*served.cells, *warm))
     picks = recommendations_of(both, Objective())

@@ -30,7 +30,7 @@ def test_a_setting_is_named_by_what_the_others_have_otherwise(others, parts):
     assert ONE.distinct_parts([ONE, replace(ONE, **others)], also="workload") == parts
 
 
-def test_rates_of_one_number_of_rows_are_told_apart():
+def test_rates_at_one_batch_size_are_distinguished():
     several = [replace(ONE, concurrency=64, request_rate=rate) for rate in (2.0, 4.0, 8.0)]
     titles = {one.distinct_parts(several, also="workload") for one in several}
     assert titles == {("code", f"{rate:g} requests per second") for rate in (2.0, 4.0, 8.0)}

@@ -31,7 +31,7 @@ def test_all_cells_are_valid_and_none_is_missing(served: Document, lengths: Docu
         assert document.missing == ()
 
 
-def test_sections_are_told_apart_by_rows_and_engine(served: Document) -> None:
+def test_sections_are_distinguished_by_concurrency_and_engine(served: Document) -> None:
     assert [section.title for section in sections(served)][:4] == [
         "code, one request at a time, builtin",
         "code, one request at a time, transformers",
@@ -59,7 +59,7 @@ def test_every_engine_has_its_own_baseline_and_what_is_compared_with_it(served: 
     ]
 
 
-def test_a_result_table_of_many_rows_shows_what_serving_is_about(served: Document) -> None:
+def test_a_result_table_with_concurrency_shows_serving_metrics(served: Document) -> None:
     section = sections(served)[2]
     grid = result_grid(section)
     wanted = {
@@ -101,7 +101,7 @@ def test_engines_are_part_of_the_provenance(served: Document) -> None:
     assert re.match("demo; draft: 20 tokens ", facts["engine transformers"])
 
 
-def test_graphs_and_their_seconds_are_told(served: Document) -> None:
+def test_graphs_and_their_seconds_are_reported(served: Document) -> None:
     ours, peer = served.engines
     graphed = replace(ours, graph="round", num_captures=12, capture_s=6.5)
     facts = {fact.name: fact.value for fact in provenance(replace(served, engines=(graphed, peer)))}
@@ -126,7 +126,9 @@ def test_charts_of_rows_context_engines_and_the_time_line(
 
 
 @pytest.mark.slow
-def test_acceptance_is_drawn_for_the_fewest_rows_alone(served_charts: tuple[Chart, ...]) -> None:
+def test_acceptance_is_plotted_only_at_the_lowest_concurrency(
+    served_charts: tuple[Chart, ...],
+) -> None:
     drawn = [c.setting for c in served_charts if c.title == "Acceptance per position"]
     assert len(drawn) == 2
     assert all("one request at a time" in setting for setting in drawn)
@@ -146,7 +148,7 @@ def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
     assert setting.requests == "up to 8 at once, 2.5 requests per second"
 
 
-def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> None:
+def test_limits_are_next_to_the_round_they_bound(cpu_document: Document) -> None:
     limits = {"roofline_round_s": 0.004, "roofline_ratio": 1.25, "bandwidth_utilisation": 0.8}
     host = {"launches_per_round": 1.0, "syncs_per_round": 0.0, "device_idle_s": 0.0015}
     cells = tuple(
@@ -160,7 +162,7 @@ def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> Non
     assert row["idle ms"] == "1.50"
 
 
-def test_the_time_line_has_the_corners_of_its_steps_alone() -> None:
+def test_the_time_line_has_only_the_corners_of_its_steps() -> None:
     rounds = RoundTimeline(
         at_s=(0.0, 0.1, 0.2, 0.4),
         seconds=(0.1, 0.1, 0.1, 0.2),

@@ -55,7 +55,7 @@ def test_a_row_is_an_engine_at_one_k(sessions: Document) -> None:
     assert (rows[0]["prefixes"], rows[0]["sees others"]) == ("off", "yes")
 
 
-def test_what_a_server_does_not_tell_is_absent_and_not_zero() -> None:
+def test_what_a_server_does_not_report_is_absent_and_not_zero() -> None:
     unknown = {"kv_tokens": None, "num_preemptions": None, "queue_s": None, "power_w": None}
     stored = served_sweep()
     mute = replace(stored, servers=tuple(replace(s, **unknown) for s in stored.servers))
@@ -80,13 +80,13 @@ def test_every_report_has_the_table_the_loss_and_the_rule(shown: str, sessions: 
 
 
 @pytest.mark.parametrize("shown", SHOWN)
-def test_a_run_without_servers_has_no_such_table(shown: str, baseline_document: Document) -> None:
+def test_a_run_without_servers_has_no_server_table(shown: str, baseline_document: Document) -> None:
     text = SHOWN[shown](baseline_document)
     assert "starts" not in text
     assert "acceptance rule of" not in text
 
 
-def test_the_command_of_the_best_k_is_told_with_version_and_settings(plain: Document) -> None:
+def test_the_command_of_the_best_k_has_version_and_settings(plain: Document) -> None:
     found = facts(plain)
     assert found["vllm of demo, version"] == "0.32.1"
     assert found["vllm of demo, settings"] == "dtype float32, block_size 16"
@@ -134,7 +134,7 @@ def test_a_server_says_the_date_of_its_template_and_is_left_out_if_every_start_f
     assert not [name for name in found if "K=2" in name or "K=4" in name]
 
 
-def test_a_kept_prefix_cache_and_warnings_of_sessions_are_told_once() -> None:
+def test_a_kept_prefix_cache_and_session_warnings_are_reported_once() -> None:
     stored = served_sweep()
     warned = tuple(
         replace(s, prefix_cache="on", warnings=("counts differ",) if i < 3 else ())
@@ -160,7 +160,7 @@ def test_charts_are_drawn_and_say_what_their_intervals_are_over(plain: Document)
     assert re.search("95% [a-z]+ over cycles", many)
 
 
-def test_the_built_in_decoder_stands_beside_the_engine_without_an_interval() -> None:
+def test_the_built_in_decoder_is_compared_with_the_engine_without_an_interval() -> None:
     stored = served_sweep()
     own = own_cells(0.06)
     blocks = tuple(

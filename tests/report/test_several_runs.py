@@ -10,7 +10,7 @@ from specbench.report.document import Document
 from tests.report.test_figures import texts
 
 
-def test_a_run_alone_has_nothing_beside_it(cpu_document: Document) -> None:
+def test_a_single_run_has_no_comparison(cpu_document: Document) -> None:
     assert not side_by_side_part([cpu_document]).blocks
     assert list(answers_charts([cpu_document])) == []
 

@@ -98,7 +98,7 @@ def test_long_names_and_wide_numbers_still_fit() -> None:
     assert name in column.replace("drafter", "")
 
 
-def test_the_chosen_and_the_invalid_are_marked_in_words(
+def test_chosen_and_invalid_rows_are_marked_in_words(
     cpu_document: Document, gpu_document: Document
 ) -> None:
     code = printed(cpu_document).split("creative")[0]
@@ -111,7 +111,7 @@ def test_the_chosen_and_the_invalid_are_marked_in_words(
     assert re.search("demo/draft K=4 \\(code, .*0 and creative, .*0\\): throttled .*6 of 12", text)
 
 
-def test_a_row_shows_what_was_measured(cpu_document: Document) -> None:
+def test_a_row_shows_the_measurement(cpu_document: Document) -> None:
     cell = cpu_document.cells[1]
     assert cell.speedup is not None
     row = next(line for line in printed(cpu_document).splitlines() if line.startswith("draft "))

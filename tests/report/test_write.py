@@ -61,7 +61,9 @@ def test_a_report_is_replaced_whole(stored: StoredRun, tmp_path: Path) -> None:
     assert reader.read_text(encoding="utf-8") == "an older report"  # not written over in place
 
 
-def test_a_refusing_disk_is_named_and_leaves_no_draft(stored: StoredRun, tmp_path: Path) -> None:
+def test_a_disk_error_names_the_path_and_leaves_no_partial_file(
+    stored: StoredRun, tmp_path: Path
+) -> None:
     (tmp_path / "cells.csv").mkdir()  # cannot be replaced by a file
     with pytest.raises(StoreError, match=r"cells\.csv"):
         written([stored], ["csv"], tmp_path)

@@ -141,7 +141,7 @@ def test_text_that_is_not_json_is_distinguished_from_a_wrong_record(text: bytes)
 
 
 @pytest.mark.parametrize("text", [b"[]", b"null", b"{}", b'{"type":"colour","data":{}}'])
-def test_json_that_is_no_record_is_refused(text: bytes):
+def test_json_that_is_not_a_record_is_refused(text: bytes):
     with pytest.raises(ValueError, match=r"line|type|colour"):
         decode_line(text)
 

@@ -93,7 +93,7 @@ def test_a_resumed_run_knows_its_finished_blocks_and_continues(tmp_path: Path):
 
 
 @pytest.mark.parametrize("is_set", [False, True])
-def test_a_run_that_was_begun_with_a_removed_setting_is_not_resumed(tmp_path: Path, is_set: bool):
+def test_a_run_with_a_removed_setting_is_not_resumed(tmp_path: Path, is_set: bool):
     create_run(tmp_path, run()).close()
     path = tmp_path / RUN_ID / "run.json"
     document = json.loads(path.read_text())
@@ -195,7 +195,7 @@ def test_a_line_cut_at_any_byte_is_dropped_and_nothing_else(tmp_path: Path):
 
 
 @pytest.mark.parametrize("tail", [b'{"type":"blo\0\0\0\0\n', b"\0\0\0\0", b"\n"])
-def test_a_last_line_that_is_no_json_is_dropped(tmp_path: Path, tail: bytes):
+def test_a_last_line_that_is_not_json_is_dropped(tmp_path: Path, tail: bytes):
     with create_run(tmp_path, run()) as store:
         store.append(block("a"))
         file = records_file(store)

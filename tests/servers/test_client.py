@@ -103,7 +103,7 @@ def test_what_goes_wrong_with_an_answer_is_named_and_the_next_one_is_right(promp
     assert isinstance(wrong.value, RefusedError) == (prompt == "500")
 
 
-def test_the_limit_of_silence_is_said():
+def test_the_limit_of_silence_is_printed():
     with pytest.raises(ServerError, match=r"nothing for 0\.1 s"):
         asked(CrowdServer(), "hang", silence_s=0.1)
 
@@ -124,7 +124,7 @@ def test_the_limit_of_silence_is_said():
         (b"HTTP/1.1 503 Busy\r\n\r\n<html>", "/v1/completions answered 503: Busy"),
     ],
 )
-def test_what_is_no_answer_of_such_a_server_is_a_message(reply, reason):
+def test_a_malformed_response_is_a_clear_error(reply, reason):
     assert reason in failure_of(lambda _: reply)
 
 

@@ -74,7 +74,7 @@ def test_nothing_of_the_environment_leads_elsewhere(monkeypatch, tmp_path):
     assert server.asked == ["a"]
 
 
-def test_a_server_whose_certificate_nobody_vouches_for_is_not_asked(monkeypatch):
+def test_a_server_with_an_untrusted_certificate_gets_no_request(monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(UNVOUCHED))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(UNVOUCHED)
@@ -94,7 +94,7 @@ def test_a_server_whose_certificate_nobody_vouches_for_is_not_asked(monkeypatch)
     assert not asked
 
 
-def test_a_server_without_tls_is_not_asked_with_it_and_that_is_said():
+def test_a_server_without_tls_is_an_error_with_a_hint():
     with serving(FakeServer(k=0)) as url:
         client = client_of(url.replace("http://", "https://"))
         with pytest.raises(ServerError, match="http://"):

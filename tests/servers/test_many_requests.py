@@ -159,7 +159,7 @@ def test_after_a_restart_requests_are_answered_again():
     assert counted.spans_restart
 
 
-def test_what_a_server_counts_for_others_is_seen_beside_the_answers():
+def test_tokens_that_a_server_counts_for_others_are_noticed():
     server = CrowdServer()
 
     def others(_):

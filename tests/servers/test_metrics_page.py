@@ -41,7 +41,7 @@ def test_pages_of_other_engines():
     assert read_counters("# nothing\nother:thing 3\n").engine is None
 
 
-def test_counters_are_told_apart_from_what_was_before():
+def test_counters_are_differences_from_their_start():
     before, after = (
         read_counters(FakeServer().page()),
         read_counters(FakeServer(total_rounds=1010).page()),
@@ -78,7 +78,7 @@ def test_a_server_that_counts_from_nothing_again_was_restarted():
     assert not before.since(after).spans_restart
 
 
-def test_what_is_no_page_of_counters_is_an_error():
+def test_a_malformed_page_of_counters_is_an_error():
     with pytest.raises(ValueError, match="invalid metric name"):
         read_counters("<html> not found\n")
 

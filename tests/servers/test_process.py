@@ -109,7 +109,7 @@ def test_a_server_serves_and_is_stopped_with_all_its_children(tmp_path, family, 
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_exception_stops_it_and_goes_on(tmp_path, family, error):
+def test_an_exception_stops_it_and_propagates(tmp_path, family, error):
     processes = []
 
     def fail() -> None:
@@ -254,7 +254,7 @@ def test_a_server_that_ends_while_it_is_waited_for_is_not_waited_for_longer(tmp_
         wait_until_healthy(process, free_port(), timeout_s=10 * PATIENCE_S)
 
 
-def test_a_command_that_cannot_be_found_says_which_options_name_another(tmp_path):
+def test_a_missing_command_suggests_the_options_for_another(tmp_path):
     with (
         started(["no-such-engine"], environment={}, log=tmp_path / "server.log") as process,
         pytest.raises(ServerError, match=r"127:\n.*\n.*--engine-python.*--engine-command") as ended,
@@ -278,7 +278,7 @@ def test_the_environment_is_ours_and_more_without_our_keys(tmp_path, monkeypatch
     assert "s3cret" not in seen.values()
 
 
-def test_a_log_that_exists_is_continued_and_only_the_new_part_is_told(tmp_path):
+def test_an_existing_log_is_continued_and_only_its_new_part_is_read(tmp_path):
     log = tmp_path / "server.log"
     log.write_text("address already in use\n")
     with (

@@ -130,7 +130,7 @@ def test_a_failure_is_accounted_for_and_ends_only_its_own_conversation():
     assert load.num_events == 2
 
 
-def test_nobody_asks_nothing():
+def test_an_empty_prompt_is_refused():
     with pytest.raises(ValueError, match="concurrency is 0"):
         asyncio.run(send_all([request(0)], [PacedClient()], concurrency=0))
 

@@ -78,7 +78,7 @@ class Two:
     kind: str = "tea"  # not an option
 
 
-def test_a_command_may_have_defaults_of_its_own_for_a_group():
+def test_a_command_can_have_its_own_defaults_for_a_group():
     heard: list[Two] = []
     hers = Two(num_cups=5, kind="coffee")
 
@@ -93,6 +93,6 @@ def test_a_command_may_have_defaults_of_its_own_for_a_group():
     assert "default: 5; x>=1" in CliRunner().invoke(app, ["--help"]).output
 
 
-def test_a_stored_acceptance_that_is_a_text_is_refused_in_words() -> None:
+def test_a_stored_acceptance_that_is_a_text_is_a_clear_error() -> None:
     with pytest.raises(UsageError, match=r"'x\.json'"):
         _ = DecoderSettings(acceptance="x.json").simulated

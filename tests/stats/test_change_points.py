@@ -112,7 +112,7 @@ def test_the_rarest_order_of_all_that_were_drawn_counts_as_one_itself():
     assert analyze_series([2.5] * 9 + [2.4] * 9).steps[0].p_value == pytest.approx(1 / 1000)
 
 
-def test_orders_that_split_as_clearly_count_though_rounding_tells_them_apart():
+def test_permutations_that_tie_up_to_rounding_are_counted():
     exact, rounded = (analyze_series([3 * unit] * 3 + [unit] * 5).steps[0] for unit in (1.0, 0.1))
     assert exact.p_value == rounded.p_value
 
@@ -133,7 +133,7 @@ def test_equal_series_give_equal_answers():
     ]
 
 
-def test_the_rates_that_are_told_are_the_simulated_ones():
+def test_the_reported_rates_are_the_simulated_ones():
     root = Path(__file__).parents[2]
     simulated = json.loads((root / "benchmarks" / "change_points.json").read_text())
     page = (root / "docs" / "history.md").read_text()

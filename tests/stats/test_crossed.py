@@ -281,7 +281,7 @@ def together(cells: Cells) -> Cells:
     return Cells(*(np.nansum(column, axis=-1, keepdims=True) for column in cells))
 
 
-def test_prompts_served_together_have_an_interval_over_cycles_alone():
+def test_prompts_served_together_have_an_interval_over_cycles_only():
     found = crossed_speedup(*together(cells(cycles=4, prompts=6)))
     logs = np.log([c.sum(axis=1) for c in cells(cycles=4, prompts=6)])
     of_cycles = logs[0] - logs[1] - logs[2] + logs[3]

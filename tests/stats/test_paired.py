@@ -29,14 +29,14 @@ def test_of_few_pairs_no_spread_is_claimed() -> None:
     assert (found.log, found.standard_error) == (pytest.approx(math.log(3)), None)
 
 
-def test_one_busy_visit_is_left_out() -> None:
+def test_one_disturbed_timing_repetition_is_left_out() -> None:
     """A repetition of three times the time: the mean would be off by a third."""
     busy = paired_log_ratio([1.6, 1.6, 4.8, 1.6, 1.6, 1.6], [1.0] * 6)
     assert math.exp(busy.log) == pytest.approx(1.6)
     assert busy.num_prompts == 5
 
 
-def test_a_busy_visit_of_five_is_left_out_and_four_have_no_spread() -> None:
+def test_one_disturbed_timing_of_five_is_left_out_and_four_have_no_spread() -> None:
     found = paired_log_ratio([1.6, 1.6, 4.8, 1.6, 1.6], 1.0)
     assert (math.exp(found.log), found.spread) == (pytest.approx(1.6), None)
 

@@ -46,7 +46,7 @@ def test_by_hand():
     assert found.regret == pytest.approx({"a": 0.1, "b": 1 / 12})
 
 
-def test_a_rate_above_the_best_is_no_reason_to_take_what_is_less_plain():
+def test_a_rate_within_the_tie_does_not_justify_a_less_simple_choice():
     found = minimax_regret([{"a": 1.0}, {"a": 1.1}], {"a": 1.0}, tie=0.01)
     assert found == (0, {"a": 0.0})
 

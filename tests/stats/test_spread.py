@@ -111,7 +111,7 @@ def test_margins_by_the_table():
     assert spread(2.0, 4.0).detectable(0.95, 0.9) == pytest.approx(2 * (2.1318 + 1.5332), rel=1e-4)
 
 
-def test_what_does_not_vary_is_no_matter_of_chance():
+def test_what_does_not_vary_has_no_chance_of_error():
     sure = spread(0.0, math.inf)
     assert (sure.p_value(1e-9), sure.p_value(0.0), sure.p_value(-1.0)) == (0.0, 1.0, 1.0)
     assert sure.margin() == sure.detectable() == 0.0

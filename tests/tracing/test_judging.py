@@ -59,7 +59,7 @@ def test_a_tree_is_walked_along_the_text():
     assert found.num_drafted == {0: 5, 3: 6}
 
 
-def test_a_sampled_chain_has_the_chances_of_the_tokens_of_the_text():
+def test_a_sampled_chain_has_the_probabilities_of_the_texts_tokens():
     probs = torch.full((2, 3, 16), 0.01)
     probs[0, 0, 11], probs[0, 1, 12], probs[0, 2, 13], probs[1, 0, 14] = 0.2, 0.9, 0.0, 0.3
     drafts = torch.tensor([[11, 12, 13], [14, 0, 0]])

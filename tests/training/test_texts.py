@@ -45,7 +45,7 @@ def silent(done: int, total: int) -> None:
 
 
 @pytest.mark.slow
-def test_corpus_prompts_are_none_of_the_embedded_workloads(tokenizer):
+def test_corpus_prompts_are_not_in_the_bundled_workloads(tokenizer):
     asked = corpus_questions(tokenizer, 400, seed=0, end=9300)
     first_turns = {
         tokenizer.prompt_ids(prompt.turns[0])
@@ -65,7 +65,7 @@ def load(path: Path):
 
 
 @pytest.mark.slow
-def test_a_twentieth_is_held_out_by_the_prompt_alone(tokenizer):
+def test_a_twentieth_is_held_out_depending_only_on_the_prompt(tokenizer):
     one, other = (corpus_questions(tokenizer, 400, seed, end=9300).questions for seed in (0, 1))
 
     held_out = {question.ids for question in one if question.is_held_out}
@@ -129,7 +129,7 @@ def test_few_prompts_are_asked_again_only_where_answers_differ(tmp_path):
     assert len(greedy) == len(QUESTIONS)
 
 
-def test_a_killed_run_goes_on_with_the_answers_it_has(tmp_path):
+def test_a_killed_run_resumes_with_its_stored_answers(tmp_path):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     texts = answered(whole)
     content = whole.read_bytes()
@@ -140,7 +140,7 @@ def test_a_killed_run_goes_on_with_the_answers_it_has(tmp_path):
     assert cut.read_bytes() == content
 
 
-def test_a_file_that_is_no_texts_is_left_as_it_is(tmp_path):
+def test_a_file_without_training_texts_is_left_unchanged(tmp_path):
     path = tmp_path / "notes.md"
     path.write_text("a line\nand a last one without an end")
 
@@ -177,7 +177,7 @@ def test_fewer_answers_are_the_first_of_more(tmp_path):
         ("[" * 100_000, ":2: .*remove the file"),
     ],
 )
-def test_a_line_that_is_no_text_is_refused(line, says, tmp_path):
+def test_a_line_that_is_not_text_is_refused(line, says, tmp_path):
     path = tmp_path / "texts.jsonl"
     path.write_text(f"{json.dumps(ORIGIN)}\n{line}\n")
 

@@ -75,7 +75,7 @@ def test_gradients_reach_every_weight(method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_killed_training_goes_on_to_the_same_bits(method, tmp_path):
+def test_a_killed_training_resumes_to_the_same_bits(method, tmp_path):
     at_once, in_two, killer = lab().student(method), lab().student(method), killed_after(5)
     whole = trained(at_once, tmp_path / "whole")
 
@@ -90,7 +90,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(method, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_beside_a_target_in_bfloat16_weights_stay_in_float32(method, tmp_path):
+def test_weights_stay_in_float32_with_a_bfloat16_target(method, tmp_path):
     half = StockRunner(
         tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3).requires_grad_(False).bfloat16()
     )
@@ -121,7 +121,7 @@ def test_of_a_large_vocabulary_a_head_learns_the_tokens_that_are_said_most(tmp_p
     assert measure_acceptance(written, bench.teacher(written), bench.held_out, 1).contexts > 0
 
 
-def test_a_loss_that_is_no_number_ends_the_training(tmp_path):
+def test_a_nan_loss_ends_the_training(tmp_path):
     student = lab().student("medusa")
     next(iter(student.parameters.values())).data.fill_(torch.nan)
 
@@ -166,7 +166,7 @@ def test_a_budget_shortens_the_schedule_to_its_own_end(tmp_path):
     assert progress.step == progress.steps == 20
 
 
-def test_a_budget_holds_for_a_training_that_goes_on_as_well(tmp_path):
+def test_a_budget_also_limits_a_resumed_training(tmp_path):
     bench, path = lab(), tmp_path / "state"
 
     def stop(step: int, steps: int, loss: float) -> None:  # noqa: ARG001

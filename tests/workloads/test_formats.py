@@ -59,7 +59,7 @@ def test_sharegpt_names_of_speakers_are_understood(tmp_path: Path) -> None:
     assert roles_and_texts(prompt) == [expected]
 
 
-def test_a_system_prompt_beside_messages_is_put_before_them_only_once(tmp_path: Path) -> None:
+def test_a_system_prompt_is_put_before_messages_only_once(tmp_path: Path) -> None:
     user, system = {"role": "user", "content": "A"}, {"role": "system", "content": "inner"}
     without, with_own = read(
         tmp_path,

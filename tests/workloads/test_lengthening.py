@@ -196,7 +196,7 @@ def test_answers_of_a_history_are_text_and_system_messages_are_not():
     assert next(source.texts(QUESTION)) == "Why?\n\nBecause.\n\n42"
 
 
-def test_used_up_text_goes_on_with_other_workloads_and_then_in_another_order():
+def test_used_up_text_continues_with_other_workloads_and_then_in_another_order():
     own = workload_of("own", QUESTION, *(asked(f"own {i}", f"own {i}") for i in range(6)))
     more = workload_of("more", *(asked(f"more {i}", f"more {i}") for i in range(6)))
     texts = source_of(own, more).texts(QUESTION)

@@ -35,7 +35,7 @@ def load(folder: Path, *rows: Mapping[str, Any], card: str | None = "", **option
     return load_workload("own", folder=folder, **options)
 
 
-def test_a_row_has_settings_of_its_own_and_those_of_its_card(tmp_path: Path) -> None:
+def test_a_row_has_its_own_settings_and_those_of_its_card(tmp_path: Path) -> None:
     card = 'request:\n  stop: ["\\n\\n"]\n  thinking: true\n  extra_body: {min_tokens: 3}\n'
     plain, changed = load(
         tmp_path,

@@ -39,7 +39,7 @@ def test_a_workload_carries_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("id_key", ["id", "question_id"])
-def test_both_names_of_an_id_are_known_beside_a_card(
+def test_both_names_of_an_id_are_allowed_with_a_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, id_key: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -67,7 +67,7 @@ def test_a_pairings_own_folder_comes_first_then_the_working_folder(
     assert text_of(load_workload("extra", folder=own)) == "only here"
 
 
-def test_a_pairings_own_folder_is_listed_alone(
+def test_only_a_pairings_own_folder_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ def test_the_flags_stand_where_the_template_says_or_at_its_end():
     assert line("run 'two words'") == ["run", "two words", *ARGS]
 
 
-def test_the_port_is_filled_in_anywhere_and_json_is_left_alone():
+def test_the_port_is_filled_in_anywhere_and_json_is_unchanged():
     assert line("""run -p{port}:{port} '{"k": 3}' {args}""") == [
         "run",
         "-p8123:8123",

@@ -106,7 +106,7 @@ def test_a_cycle_goes_from_k_0_up_and_back(stored):
     assert len({s.place for s in sessions}) == 6
 
 
-def test_every_attempt_at_a_session_has_a_name_of_its_own(stored):
+def test_every_attempt_at_a_session_has_its_own_name(stored):
     first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
     assert next_name(first, stored.store.stored).endswith("explore|c0.0#1")
     # Killed before its record: a block of it is stored all the same.
@@ -205,7 +205,7 @@ def test_as_many_cycles_as_asked_and_the_winner_as_often_again(stored):
     assert stored.run.next_unit(0) is None
 
 
-def test_a_stored_cycle_is_not_held_again(stored):
+def test_a_stored_cycle_is_not_measured_again(stored):
     stored.hold_cycle()
     resumed = ServedRun(stored.plan, "vllm", (), stored.store, stored.deadline)
     assert resumed.next_unit(0).number == 1
@@ -233,7 +233,7 @@ def test_a_budget_begins_no_cycle_that_would_not_end_in_time(tmp_path):
         assert budget.run.next_unit(0) is None
 
 
-def test_a_budget_counts_the_cycles_that_run_beside_it(tmp_path):
+def test_a_budget_counts_cycles_that_run_in_parallel(tmp_path):
     """160 s to explore in, of which 60 are spent: one cycle more, not two at once."""
     budget = Stored(tmp_path, budget_s=200.0, cycles=None)
     with budget.store:
@@ -249,7 +249,7 @@ def test_a_k_that_was_given_up_is_not_started_again_in_a_later_cycle(stored):
     assert host.opened == [0, 2, 2, 0]
 
 
-def test_a_cycle_that_was_begun_is_held_again_as_a_whole(stored):
+def test_an_interrupted_cycle_is_measured_again_as_a_whole(stored):
     host, unit = Broken(k0="a", k2="b", k4="c"), stored.run.next_unit(0)
     for session in unit.sessions[:-1]:
         stored.hold(session)

@@ -194,7 +194,7 @@ def test_counts_of_requests_are_compared_with_the_servers(accepted, rounds, said
     assert not [*count_warnings(some, counted)]
 
 
-def test_a_server_that_drafts_is_no_baseline():
+def test_a_server_that_drafts_is_not_a_baseline():
     (problem,) = problems(requests(3), 0, num_draft_tokens=12.0)
     assert {"12", "0;"} <= set(problem.split())
     assert problems(requests(3), 4, num_draft_tokens=12.0) == ()

@@ -164,7 +164,7 @@ def test_a_server_that_is_slow_at_first_is_warmed_up_until_it_is_not(tmp_path):
 @pytest.mark.parametrize(
     ("root", "may_spin"), [("http://127.0.0.1:1", True), ("http://10.0.0.1:1", False)]
 )
-def test_only_servers_of_this_machine_spin_beside_a_session(root, may_spin):
+def test_only_local_servers_spin_during_a_session(root, may_spin):
     facts = ServerFacts(version="1", model="m", k=0, settings={})
     beside = ServerHandle(clients=(Client(Address(root=root)),), facts=facts)
     assert beside.may_spin == may_spin
@@ -189,7 +189,7 @@ def test_a_session_is_warmed_up_with_as_many_requests_as_asked(tmp_path, num):
     assert {len({(r.prompt_id, r.repeat) for r in b.requests}) for b in stored.blocks} == {4}
 
 
-def test_every_k_is_asked_the_same_in_the_same_order_and_every_session_anew(attached):
+def test_every_k_gets_the_same_requests_in_the_same_order_in_each_session(attached):
     for rows in (1, ROWS):
         asked = {k: [_asked(b) for b in attached.blocks(k, rows)] for k in (0, 2)}
         by_leg = {k: {b.repeat: _asked(b) for b in attached.blocks(k, rows)} for k in (0, 2)}
@@ -307,7 +307,7 @@ def test_the_round_of_a_server_is_its_decode_seconds_over_its_rounds(attached):
         assert found == pytest.approx(sum(r.decode_s for r in own) / rounds)
 
 
-def test_the_winner_is_measured_again_in_cycles_of_its_own(attached):
+def test_the_winner_is_confirmed_in_separate_cycles(attached):
     by_purpose = defaultdict(set)
     for block in attached.stored.blocks:
         by_purpose[block.purpose].add(block.cycle)
@@ -383,7 +383,7 @@ def test_a_server_of_another_engine_is_refused_by_its_counters():
         looked(server.url, engine="sglang")
 
 
-def test_what_is_believed_of_a_server_and_not_told_by_it_is_said():
+def test_assumptions_about_a_server_are_printed():
     target = Target(name="big", model=ModelSpec(source="org/Llama-3-8B"), drafters=())
 
     def said(model, *, is_k_known=True, ks=(0, 4)):

@@ -52,7 +52,7 @@ def test_sessions_go_up_and_down_and_all_of_it_is_recorded(sound):
     assert cells[2].speedup.low is not None
 
 
-def test_acceptance_is_cut_at_the_end_and_the_engines_own_is_named_beside_it(sound):
+def test_acceptance_stops_at_the_end_and_the_engines_figure_is_shown_too(sound):
     stored, _ = sound
     for cell in build_document(stored).cells:
         k = cell.key.draft.k
@@ -102,7 +102,7 @@ def test_what_an_engine_does_not_have_is_left_out_and_named(tmp_path, monkeypatc
         ("deaf", "was not healthy"),
     ],
 )
-def test_a_session_that_fails_is_recorded_the_rest_goes_on_and_resuming_completes(
+def test_a_failed_session_is_recorded_the_rest_continues_and_resuming_completes(
     tmp_path, monkeypatch, fault, said
 ):
     fake(monkeypatch, tmp_path, {3: fault})
@@ -148,7 +148,7 @@ def test_many_at_once_are_served_in_the_same_start(tmp_path, monkeypatch):
     assert cells[1].speedup.low is not None
 
 
-def test_a_workload_with_a_format_is_measured_and_named_beside_another(tmp_path, monkeypatch):
+def test_a_workload_with_a_response_format_is_measured_and_named(tmp_path, monkeypatch):
     fake(monkeypatch, tmp_path)
     form = {"response_format": {"type": "json_object"}, "stop": "x"}
     rows = ({"id": f"p{i}", "prompt": f"Number {i}", **form} for i in range(5))

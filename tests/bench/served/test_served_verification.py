@@ -174,7 +174,7 @@ def test_what_k_0_does_wrong_is_not_blamed_on_speculation(tiny: Tiny) -> None:
     assert "without speculation" in of_drafts
 
 
-def test_a_fault_of_speculation_is_found_beside_a_wrong_k_0(tiny: Tiny) -> None:
+def test_a_fault_of_speculation_is_found_even_if_k_0_is_wrong(tiny: Tiny) -> None:
     found = findings_of(tiny, tiny.server(warmer, 1), tiny.server(right, 2), (TEMPERATURE,))
     assert [finding.verdict for finding in found] == ["mismatch", "mismatch"]
     assert "at K = 0" in found[1].reason
@@ -203,7 +203,7 @@ def test_a_target_that_is_not_here_leaves_k_0_to_compare_with(tiny: Tiny, has_id
         assert found[3].not_scored_because.startswith("owner/far ")
 
 
-def test_a_near_tie_is_no_fault_and_stands_in_the_document(tiny: Tiny) -> None:
+def test_a_near_tie_is_not_a_fault_but_is_in_the_document(tiny: Tiny) -> None:
     swaps = {tiny.tied: tiny.other}
     found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
     assert [finding.verdict for finding in found] == ["identical", "near_tie"]
@@ -229,7 +229,7 @@ def test_a_greedy_divergence_that_rounding_does_not_explain_is_a_fault(tiny: Tin
     assert re.search("NOT lossless: .*K = 0 in ", sentences(found)[1])
 
 
-def test_without_its_logits_a_divergence_is_told_and_not_judged(tiny: Tiny) -> None:
+def test_without_logits_a_divergence_is_reported_but_not_judged(tiny: Tiny) -> None:
     """K = 0 itself is not the target that is here: its logits would prove nothing."""
     own = tiny.server(right, 1, {tiny.tied: 150})
     found = findings_of(tiny, own, tiny.server(right, 2), (0.0,))

@@ -278,7 +278,7 @@ def test_the_date_of_a_chat_template_is_sent_if_it_takes_one(
     assert request_of(plan, cell, own, **PLACE).template_args == today
 
 
-def test_every_temperature_has_starts_of_its_own(tmp_path):
+def test_every_temperature_has_its_own_server_starts(tmp_path):
     """An engine may be told the temperature when it starts."""
     plan = plan_of(tmp_path, temperatures=(0.0, 0.7), num_speculative_tokens=(0, 2))
     up = list(cycle_of(served_cells(plan, "vllm"), 0))[:4]

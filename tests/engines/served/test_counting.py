@@ -29,7 +29,7 @@ def test_what_the_last_round_accepted_past_the_end_is_not_counted():
     assert counts.num_rejecting == 0  # the text ended inside the drafts of the second
 
 
-def test_a_draft_that_ends_the_text_is_no_other_than_what_is_past_the_end():
+def test_a_draft_that_ends_the_text_equals_what_is_past_the_end():
     """As of our decoder, which drafts all but the last token of an answer that is known."""
     ended = Streamed(num_tokens=1 + 5 + 2, finish_reason="stop")
     assert (
@@ -43,7 +43,7 @@ def test_tokens_that_no_drafting_round_emitted_came_from_rounds_without_drafts()
     assert counts.num_by_accepted == (7, 0, 1, 0, 0)
 
 
-def test_an_engine_may_tell_what_went_past_the_end_beside_rounds_without_drafts():
+def test_an_engine_can_report_acceptance_past_the_end_and_undrafted_rounds():
     """3 rounds without drafts, then one that accepts 4 of which the last ends the text."""
     rounds = [DraftedRound(4, 4)]
     assert counts_of_rounds(of(1 + 3 + 4), rounds, K4).num_overshot == 0
@@ -51,7 +51,7 @@ def test_an_engine_may_tell_what_went_past_the_end_beside_rounds_without_drafts(
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (4, 3, 1)
 
 
-def test_sums_are_cut_likewise_and_tell_nothing_by_position():
+def test_sums_are_cut_the_same_way_and_have_no_positions():
     counts = counts_of_sums(of(1 + 5 + 2), num_accepted=7, num_drafted=8, num_drafting=2)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (2, 5, 2)
     assert counts.num_by_accepted is counts.num_rejecting is None

@@ -56,7 +56,7 @@ def test_the_program_may_be_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("file", ["models/t.gguf", "models/t/t.gguf", "models/t/any-q8.gguf"])
-def test_a_gguf_file_is_found_beside_its_model_or_in_it(tmp_path, file):
+def test_a_gguf_file_is_found_next_to_its_model_or_in_it(tmp_path, file):
     with_model(tmp_path, file)
     model = tmp_path / "models" / "t"
     command = LLAMA.launch(start(tmp_path, *DRAFTED[:3], models=(model,))).command
@@ -93,7 +93,7 @@ def test_what_a_server_says_of_itself():
     assert found.prefix_cache == "by request"
 
 
-def test_k_is_told_by_slots_that_do_not_speculate_and_by_counters_after_a_draft():
+def test_k_is_read_from_idle_slots_or_from_counters_after_a_draft():
     off = SERVER["/slots"].replace("true", "false")
     page = "llamacpp:tokens_predicted_total 0\n"
     assert facts("llama_cpp", SERVER | {"/slots": off, "/metrics": page}).k == 0
@@ -127,7 +127,7 @@ def test_the_ids_of_the_conversation_are_what_is_answered():
     assert answer("llama_cpp", ANSWERS, kept).asked[-1]["cache_prompt"]
 
 
-def test_a_token_that_ends_no_character_is_not_told_and_so_no_ids_are():
+def test_a_token_that_ends_no_character_is_unreported_and_so_are_the_ids():
     """Sums remain, in which rounds that drafted nothing hide what went past the end."""
     events = ANSWERS["/completion"].split("\n\n")
     said = answer("llama_cpp", ANSWERS | {"/completion": "\n\n".join(events[:3] + events[4:])})
@@ -137,7 +137,7 @@ def test_a_token_that_ends_no_character_is_not_told_and_so_no_ids_are():
     assert counts.num_by_accepted is counts.num_drafting is None
 
 
-def test_drafts_are_told_apart_from_rounds_without_any():
+def test_rounds_without_drafts_are_counted_separately():
     """One token from prefill, two plain rounds, then a round of 3 drafts of which 1 is accepted."""
     steps = [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 3, 1), (5, 3, 1)]
     told = [LLAMA._TokenStep(*step) for step in steps]

@@ -55,7 +55,7 @@ def test_what_a_server_says_of_itself():
     [(PAGE.replace('spec_enabled="true"', 'spec_enabled="false"'), 0), ("", None)],
     ids=["not speculating", "no counters"],
 )
-def test_k_where_there_is_none_or_nothing_tells_it(page, k):
+def test_k_is_refused_if_absent_or_unknown(page, k):
     assert facts("tensorrt_llm", {"/prometheus/metrics": page}).k == k
 
 

@@ -38,14 +38,14 @@ def test_counts_per_request_are_asked_for_where_they_are_not_refused(tmp_path):
     assert flags[0] not in VLLM.launch(start(tmp_path, "vllm", "serve", "m")).command
 
 
-def test_prefixes_are_not_kept_unless_they_are_to_be(tmp_path):
+def test_prefixes_are_kept_only_if_enabled(tmp_path):
     assert "--no-enable-prefix-caching" in VLLM.launch(start(tmp_path, *SPECULATIVE)).command
     kept = VLLM.launch(start(tmp_path, *SPECULATIVE, keeps_prefixes=True)).command
     assert "--enable-prefix-caching" in kept
     assert "--no-enable-prefix-caching" not in kept
 
 
-def test_only_more_requests_than_it_takes_by_itself_are_said(tmp_path):
+def test_concurrency_is_passed_only_beyond_the_engines_default(tmp_path):
     few = start(tmp_path, *SPECULATIVE)
     assert "--max-num-seqs" not in VLLM.launch(few).command
     command = VLLM.launch(replace(few, max_concurrency=200)).command
@@ -104,7 +104,7 @@ def test_a_server_without_counters_of_drafts_does_not_speculate():
     assert facts("vllm", SERVER | {"/metrics": ""}).k is None
 
 
-def test_an_older_server_tells_its_blocks():
+def test_an_older_server_reports_its_blocks():
     page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
     found = facts("vllm", SERVER | {"/metrics": page + page.replace("1\n", "1.0\n")})
     assert found.kv_tokens == 2 * 1600  # two ranks
