@@ -94,7 +94,7 @@ def test_ratios_points_and_tables_are_shown() -> None:
     interval = {"estimate": 5.25, "low": None, "high": None}
     ratio = {"own": "builtin", "peer": "vLLM", "decode": None, "end_to_end": interval}
     point = {"name": "K=0", "tokens_per_s": 1234.5, "round_s": 0.002, "idle_share": 0.01}
-    point |= {"bandwidth_utilisation": None, "graph": "round"}
+    point |= {"bandwidth_utilization": None, "graph": "round"}
     table = {"columns": ["T", "flash"], "rows": [[1, 2.5], [5, None]]}
     text = page(document(a={"ratios": [ratio]}, b={"points": [point]}, c={"table": table}))
     assert re.search(r"- a: builtin .*5\.25x .*vLLM \[-, -\]", text)

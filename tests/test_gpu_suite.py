@@ -144,7 +144,7 @@ def test_sweep_changes_one_factor_at_a_time(printed: Any) -> None:
     assert rows == [(4, 2), (0, 2), (4, 1), (0, 1)]
     points = [point for section in found.values() for point in section["points"]]
     assert all(point["tokens_per_round"] == 1 for point in points if point["k"] == 0)
-    assert all(point["bandwidth_utilisation"] is None for point in points)
+    assert all(point["bandwidth_utilization"] is None for point in points)
 
 
 def _without_figures(sections: dict[str, Any]) -> set[str]:

@@ -149,7 +149,7 @@ def _points(own: Json) -> list[str]:
             one["tokens_per_s"],
             one["round_s"] * 1e6,
             one["idle_share"],
-            one["bandwidth_utilisation"],
+            one["bandwidth_utilization"],
             one["graph"],
         ]
         for one in own["points"]

@@ -38,7 +38,7 @@ def plain_steps(stage: Stage, machine: Machine) -> Json:
     claims = [
         claim(
             f"share of copy bandwidth, {one['name']}",
-            one["bandwidth_utilisation"],
+            one["bandwidth_utilization"],
             at_least=SHARE,
             reason=machine.shows_nothing,
         )

@@ -77,7 +77,7 @@ class Measured:
     idle_share: float  # of a span between the end of a round and the start of the next
     warm_up_s: float  # the first pass, with what is captured in it
     roofline_s: float | None  # bytes a round must read over the copy bandwidth
-    bandwidth_utilisation: float | None
+    bandwidth_utilization: float | None
 
 
 class _Span(NamedTuple):
@@ -154,5 +154,5 @@ def _measured(
         warm_up_s=warm_up_s,
         roofline_s=least_s,
         # What fits a CPU's cache is read faster than memory: no such figure there.
-        bandwidth_utilisation=least_s / round_s if least_s and machine.is_cuda else None,
+        bandwidth_utilization=least_s / round_s if least_s and machine.is_cuda else None,
     )

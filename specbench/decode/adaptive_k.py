@@ -14,7 +14,7 @@ from specbench.decode.decoder import Decoder
 from specbench.decode.policy import FixedK, ObservedRound
 from specbench.decode.sampling import Sampler
 from specbench.records import Request
-from specbench.stats.rounds import amortised_goodput, expected_tokens_by_k, goodput
+from specbench.stats.rounds import amortized_goodput, expected_tokens_by_k, goodput
 
 _PACE_GAIN = 0.05  # the machine's pace is a mean over about 20 rounds
 _LARGEST_SURPRISE = 0.2  # of log seconds: a round of three times the time counts as one of 1.2
@@ -276,7 +276,7 @@ class Controller:
         return 0.0 if self._is_probing else _DOUBT * self._acceptance.relative_error(tokens)
 
     def _repays_catching_up(self, rate: dict[int, float], k: int, num_rows: int) -> bool:
-        drafting = amortised_goodput(
+        drafting = amortized_goodput(
             rate[k],
             stay_s=_STAY_ROUNDS * self._costs.round_s(num_rows, k),
             once_s=self._costs.catch_up_s(self._behind),

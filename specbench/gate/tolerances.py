@@ -41,7 +41,7 @@ _KIND_OF_UNIT = {
 _EXCEPTIONS = {  # seconds over seconds, in a unit that is also a count's
     "break_even_length": MetricKind.RATIO,
     "busy_share": MetricKind.RATIO,
-    "bandwidth_utilisation": MetricKind.RATIO,
+    "bandwidth_utilization": MetricKind.RATIO,
 }
 
 # Relative deviation between identical runs, for single runs. Counts and torch's live tensors repeat

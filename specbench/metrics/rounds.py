@@ -187,7 +187,7 @@ def roofline_ratio(cell: CellData) -> float | None:
 
 
 @metric(unit="fraction", better="higher", label="bandwidth")
-def bandwidth_utilisation(cell: CellData) -> float | None:
+def bandwidth_utilization(cell: CellData) -> float | None:
     """Used share of the copy bandwidth: bytes that a round must read / (round_s_p50 * bytes
     copied per second, read + written); only on a GPU.
     """

@@ -193,7 +193,7 @@ PAGE_COLUMNS = (
         "measured copy bandwidth; and the median round as a multiple of it",
         roofline,
     ),
-    _metric("bandwidth_utilisation"),
+    _metric("bandwidth_utilization"),
     CellColumn(
         "launches, syncs",
         "kernel or graph launches and host syncs per round",

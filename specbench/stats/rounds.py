@@ -225,7 +225,7 @@ def goodput(tokens: float, *, num_live: int, round_s: float) -> float:
     return num_live * tokens / round_s
 
 
-def amortised_goodput(rate: float, *, stay_s: float, once_s: float) -> float:
+def amortized_goodput(rate: float, *, stay_s: float, once_s: float) -> float:
     """Tokens per second that remain of `rate` over `stay_s`, if `once_s` is paid once for it."""
     return rate * stay_s / (stay_s + once_s)
 

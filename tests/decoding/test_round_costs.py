@@ -6,7 +6,7 @@ from math import exp
 import pytest
 
 from specbench.decode.adaptive_k import AcceptanceTracker, RoundCostModel
-from specbench.stats.rounds import amortised_goodput, goodput
+from specbench.stats.rounds import amortized_goodput, goodput
 
 
 def test_goodput_is_the_tokens_of_all_live_rows_over_the_time_of_a_round():
@@ -14,7 +14,7 @@ def test_goodput_is_the_tokens_of_all_live_rows_over_the_time_of_a_round():
 
 
 def test_a_catch_up_of_a_quarter_of_the_stay_leaves_four_fifths_of_the_rate():
-    assert amortised_goodput(100.0, stay_s=4.0, once_s=1.0) == pytest.approx(80.0)
+    assert amortized_goodput(100.0, stay_s=4.0, once_s=1.0) == pytest.approx(80.0)
 
 
 def test_a_cost_is_the_median_of_its_samples_and_rows_between_lie_on_a_line():

@@ -17,7 +17,7 @@ STARTED = LimitRecord(cell_id=KEY.id, device="cuda:0", launches_per_round=1.0, s
 NAMES = {
     "roofline_round_s",
     "roofline_ratio",
-    "bandwidth_utilisation",
+    "bandwidth_utilization",
     "launches_per_round",
     "syncs_per_round",
 }
@@ -27,14 +27,14 @@ def test_the_roofline_is_the_bytes_of_a_round_over_the_bandwidth(cell):
     given = measure(replace(cell, limits=(READ,)))
     assert given["roofline_round_s"] == pytest.approx(0.12)
     assert given["roofline_ratio"] == pytest.approx(0.16 / 0.12)
-    assert given["bandwidth_utilisation"] == pytest.approx(0.75)
+    assert given["bandwidth_utilization"] == pytest.approx(0.75)
 
 
 def test_a_baseline_step_is_compared_with_its_own_bytes(baseline_cell):
     # 6 GB at 100 GB/s are 0.06 s of a step of 0.10 s.
     own = replace(READ, cell_id=BASE_KEY.id, bytes_per_round=6_000_000_000)
     given = measure(replace(baseline_cell, limits=(own,)))
-    assert given["bandwidth_utilisation"] == pytest.approx(0.6)
+    assert given["bandwidth_utilization"] == pytest.approx(0.6)
 
 
 def test_of_several_blocks_the_median_counts(cell):
@@ -47,7 +47,7 @@ def test_of_several_blocks_the_median_counts(cell):
 def test_a_cpu_has_a_roofline_but_no_bandwidth_utilization(cell):
     given = measure(replace(cell, limits=(replace(READ, device="cpu"),)))
     assert given["roofline_ratio"] == pytest.approx(0.16 / 0.12)
-    assert "bandwidth_utilisation" not in given
+    assert "bandwidth_utilization" not in given
 
 
 def test_launches_and_waits_come_from_the_blocks_that_counted_them(cell):

@@ -54,7 +54,7 @@ def share(load: float, **changes: int) -> float:
 def test_more_than_the_server_can_take_is_saturation_and_names_the_rate():
     cell = stream(2.0)
     found = saturation(cell)
-    assert ": 16 requests " in found
+    assert "(16 per second)" in found
     assert found in cell_warnings(cell)
     assert share(2.0) > 0.99
     assert share(1.5, num=24, passes=8) > 0.95

@@ -149,7 +149,7 @@ def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
 
 
 def test_limits_are_next_to_the_round_they_bound(cpu_document: Document) -> None:
-    limits = {"roofline_round_s": 0.004, "roofline_ratio": 1.25, "bandwidth_utilisation": 0.8}
+    limits = {"roofline_round_s": 0.004, "roofline_ratio": 1.25, "bandwidth_utilization": 0.8}
     host = {"launches_per_round": 1.0, "syncs_per_round": 0.0, "device_idle_s": 0.0015}
     cells = tuple(
         replace(cell, metrics={**cell.metrics, **limits, **host}) for cell in cpu_document.cells
