@@ -25,9 +25,7 @@ AllowDifferent = Annotated[
 
 
 def baseline(
-    runs: Annotated[
-        list[str], typer.Argument(metavar="RUN", help="Run ids or folders, ideally five or more.")
-    ],
+    runs: Annotated[list[str], typer.Argument(help="Run ids or folders, ideally five or more.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
         "baseline.json"
     ),

@@ -32,16 +32,10 @@ _FailOn = Annotated[
 
 def check(
     baseline: Annotated[
-        str,
-        typer.Argument(
-            metavar="BASELINE", help="File of `specbench baseline`, or a run: id, folder or latest."
-        ),
+        str, typer.Argument(help="File of `specbench baseline`, or a run: id, folder or latest.")
     ],
     candidate: Annotated[
-        str,
-        typer.Argument(
-            metavar="CANDIDATE", help="Run to judge, or a baseline file pooling several runs."
-        ),
+        str, typer.Argument(help="Run to judge, or a baseline file pooling several runs.")
     ],
     fail_on: _FailOn = None,
     allow_different: AllowDifferent = None,

@@ -106,6 +106,12 @@ class Commands(TyperGroup):
 class Grouped(TyperCommand):
     """A command whose help lists options in groups, the rare ones only with --help-all."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                parameter.metavar = parameter.metavar or parameter.name.upper()
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """--help-all is --help with all options; an option that was renamed suggests its new
         name."""

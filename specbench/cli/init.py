@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 _Folder = Annotated[
     Path,
-    typer.Argument(
-        metavar="FOLDER",
-        help="Folder to write to; files there are kept.",
-        show_default="this folder",
-    ),
+    typer.Argument(help="Folder to write to; files there are kept.", show_default="this folder"),
 ]
 
 PAIRINGS, PROMPTS, WORKFLOW = "pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml"

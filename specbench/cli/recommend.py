@@ -13,7 +13,7 @@ from specbench.errors import ExitCode, UsageError
 def recommend(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Run id or folder.", show_default="latest"),
+        typer.Argument(help="Run id or folder.", show_default="latest"),
     ] = None,
     objective: Annotated[
         str,

@@ -16,7 +16,7 @@ FORMATS = ("html", "md", "csv", "parquet")
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN", help="Run ids or folders.", show_default="latest"),
+        typer.Argument(help="Run ids or folders.", show_default="latest"),
     ] = None,
     formats: Annotated[
         str, typer.Option("--format", help="html, md, csv, parquet, or a list such as html,md,csv.")

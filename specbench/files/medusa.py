@@ -245,9 +245,7 @@ def _accuracies(files: HeadFiles[Any]) -> tuple[tuple[float, ...], ...]:
             f"{files.source}: {ACCURACIES} has to list shares from 0 to 1 for every head"
         )
     if not rates or not any(rates[0]):
-        raise ModelError(
-            f"{files.source}: according to its {ACCURACIES}, the first head is never right"
-        )
+        raise ModelError(f"{files.source}: {ACCURACIES}: the first head is never right")
     return tuple(map(tuple, rates))
 
 

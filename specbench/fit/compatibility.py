@@ -300,13 +300,7 @@ def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFindi
         )
         yield finding("vocab_size", "warning", rows, draft_rows, reason)
     elif draft_rows < num_ids:
-        yield finding(
-            "vocab_size",
-            "ok",
-            rows,
-            draft_rows,
-            "an embedding for every token that the draft model knows",
-        )
+        yield finding("vocab_size", "ok", rows, draft_rows, "an embedding per token that it knows")
     elif rows != draft_rows:
         reason = f"padding of {num_ids:,} ids, and is cut or masked"
         yield finding("vocab_size", "ok", rows, draft_rows, reason)

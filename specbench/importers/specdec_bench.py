@@ -13,7 +13,7 @@ from specbench.importers.result_file import JsonObject
 
 TOOL = "specdec_bench"
 
-CHUNKS = "specdec_bench counts each chunk as a round, even the first token: lengths are too low"
+CHUNKS = "specdec_bench counts each chunk as one round, even the first token: lengths are too low"
 ENGINES = {"TRTLLM": "tensorrt_llm", "VLLM": "vllm", "SGLANG": "sglang"}
 _HISTOGRAM = "Acceptance_Length_Histogram"
 # Keys of the files of a folder; `join` adds the others under these names to each histogram.

@@ -110,16 +110,10 @@ def test_a_curve_is_chosen_by_mode_or_model_and_keeps_its_comments(tmp_path):
         ({"num_speculative_tokens": 4}, "marginal_accept_rates: 3 rates for K = 4"),
         ({"marginal_accept_rates": [0.8, 0.9, 0.1]}, r"marginal_accept_rates\[1\]: 0.9 rises"),
         ({"marginal_accept_rates": [0.8, 0.8, 0.8]}, "conditional_accept_rates: contradicts"),
-        (
-            {"conditional_accept_rates": [1.5, 0.7, 0.6]},
-            r"conditional_accept_rates\[0\]: expected a share",
-        ),
+        ({"conditional_accept_rates": [1.5, 0.7, 0.6]}, r"conditional_accept_rates\[0\]: expected"),
         ({"mean_accept_length": 1.696}, "mean_accept_length: 1.696 contradicts"),
         ({"mean_accept_length": 0.5}, "mean_accept_length: expected a finite number from 1"),
-        (
-            {"acceptance_length_histogram": {"0": 4}},
-            "acceptance_length_histogram.0: expected a length",
-        ),
+        ({"acceptance_length_histogram": {"0": 4}}, "acceptance_length_histogram.0: expected"),
         ({"accept_length_by_k": {"two": 2.0}}, "accept_length_by_k.two: expected K from 1"),
         ({"measurement_conditions": "mt_bench"}, "measurement_conditions: expected an object"),
     ],
@@ -133,9 +127,7 @@ def test_without_rates_a_profile_needs_its_length(tmp_path):
     none = {"marginal_accept_rates": None, "conditional_accept_rates": None}  # block verification
     (cell,) = import_files([profile(tmp_path, **none)], GIVEN)
     assert cell.acceptance_rates == (1.0, 0.696, 0.0)
-    with pytest.raises(
-        UsageError, match="mean_accept_length: without rates, expected a number from 1 to 4"
-    ):
+    with pytest.raises(UsageError, match=r"mean_accept_length: without rates, .* from 1 to 4"):
         import_files([profile(tmp_path, **none, mean_accept_length=5.0)], GIVEN)
 
 

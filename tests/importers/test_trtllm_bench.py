@@ -41,7 +41,5 @@ def test_errors_name_the_missing_option_and_the_broken_key(tmp_path):
     assert imported(tmp_path, replace(GIVEN, num_speculative_tokens=0), mode=None).key.is_baseline
     with pytest.raises(UsageError, match="--concurrency 8"):
         imported(tmp_path, ImportOverrides(temperature=0.0))
-    with pytest.raises(
-        UsageError, match=r"acceptance_length_percentiles\.average: expected a number"
-    ):
+    with pytest.raises(UsageError, match=r"acceptance_length_percentiles\.average: expected"):
         imported(tmp_path, acceptance_length_percentiles={"average": "long"})
