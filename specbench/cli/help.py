@@ -129,7 +129,7 @@ class Grouped(TyperCommand):
             message = getattr(error, "message", "")
             if message.startswith("Got unexpected extra argument"):
                 ctx.fail("".join([message, *_hints_to_repeat(self.params, words)]))
-            if hasattr(error, "param_type"):  # MissingParameter, of an argument or option
+            if hasattr(error, "param_type") and hasattr(error, "message"):  # MissingParameter
                 error.message = self.epilog
             raise
 

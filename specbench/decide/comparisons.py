@@ -73,7 +73,9 @@ class SideBySide:
             high=1,
         ),
     ]
-    valid: Annotated[bool, Doc("`false`: one of the cells is invalid, and nothing follows")]
+    valid: Annotated[
+        bool, Doc("`false`: one of the cells is invalid, so no conclusion is possible")
+    ]
 
 
 def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
@@ -229,7 +231,9 @@ class AdaptiveComparison:
             "which favors the fixed K"
         ),
     ]
-    valid: Annotated[bool, Doc("`false`: one of the cells is invalid, and nothing follows")]
+    valid: Annotated[
+        bool, Doc("`false`: one of the cells is invalid, so no conclusion is possible")
+    ]
 
 
 class Pooled(NamedTuple):

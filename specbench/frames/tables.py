@@ -133,10 +133,10 @@ def decision_columns() -> tuple[TableColumn[Any], ...]:
 _COUNTERS = {
     "num_rounds": Doc("rounds that drafted, by the server's counters", "rounds"),
     "num_draft_tokens": Doc("drafted in them", "tokens"),
-    "num_accepted": Doc("of them accepted, also past the ends of answers", "tokens"),
-    "num_tokens": Doc("emitted, for whatever client", "tokens"),
-    "num_prompt_tokens": Doc("read, for whatever client", "tokens"),
-    "num_requests": Doc("finished, for whatever client", "requests"),
+    "num_accepted": Doc("of them accepted, also past the ends of outputs", "tokens"),
+    "num_tokens": Doc("output tokens, of all clients", "tokens"),
+    "num_prompt_tokens": Doc("prompt tokens, of all clients", "tokens"),
+    "num_requests": Doc("finished requests, of all clients", "requests"),
 }
 
 
@@ -202,7 +202,7 @@ _START: tuple[TableColumn[ServerRow], ...] = (
     TableColumn(
         name="command",
         unit="",
-        meaning="its command, as a shell takes it; empty if it was running",
+        meaning="its command, quoted for a shell; empty if it was running",
         dtype=TEXT,
         value=lambda row: shlex.join(row.server.command),
     ),

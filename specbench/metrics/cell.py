@@ -230,7 +230,7 @@ def finished(requests: Iterable[RequestRecord]) -> tuple[RequestRecord, ...]:
 
 
 def num_within(requests: Iterable[RequestRecord], slo: Mapping[str, float]) -> int:
-    """Finished requests that keep every limit; without a second token, TPOT is 0."""
+    """Finished requests that meet every limit; without a second token, TPOT is 0."""
     num = 0
     for request in finished(requests):
         known = {

@@ -264,7 +264,7 @@ def _rate(spans: list[Span]) -> float | None:
 
 @metric(unit="requests/s", better="higher", low=0, label="goodput")
 def goodput_requests_per_s(cell: CellData) -> float | None:
-    """Requests per second that keep every limit of --slo: their number / the seconds of
+    """Requests per second that meet every limit of --slo: their number / the seconds of
     requests_per_s, as the goodput of `vllm bench serve` and aiperf; absent without --slo.
     """
     seconds = serving_seconds(cell)
@@ -282,7 +282,7 @@ def goodput_ratio(cell: CellData) -> float | None:
 
 @metric(unit="fraction", better="higher", low=0, high=1)
 def slo_attainment(cell: CellData) -> float | None:
-    """Requests that keep every limit of --slo / all requests, failed ones included."""
+    """Requests that meet every limit of --slo / all requests, failed ones included."""
     return num_within(cell.requests, cell.slo) / len(cell.requests) if cell.slo else None
 
 
