@@ -132,7 +132,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
 
     words = [part for word in call.drafts or () for part in word.split(",") if part]
     are_files = bool(words) and all(word.lower().endswith(".gguf") for word in words)
-    if not are_files or call.discover or call.catalogue or call.resume or call.write:
+    if not are_files or call.discover or call.published or call.resume or call.write:
         advice = f"compare with --draft FILE.gguf, or measure: {gguf_complaint(target)}"
         raise UsageError(f"{target}: {advice}")
     chosen = Target(name=plain_name(target), model=ModelSpec(source=target), drafters=())
@@ -228,14 +228,14 @@ def _prepare(
     if call.folders and not call.discover:
         raise UsageError("--search-dir names folders to search; add --discover")
     drafters = list(named_drafters(call.drafts or (), known))
-    published = catalog_drafters(target.model.source) if call.catalogue else ()
+    published = catalog_drafters(target.model.source) if call.published else ()
     discovered = discover(files, call.folders or ()) if call.discover else None
     for added in (published, discovered.drafters if discovered else ()):
         kinds = {(d.method, d.model) for d in drafters}
         drafters += [d for d in added if (d.method, d.model) not in kinds]
     if call.resume is not None:
         drafters += known
-    elif not call.drafts and not call.discover and not call.catalogue:
+    elif not call.drafts and not call.discover and not call.published:
         lossless = tuple(drafter for drafter in known if drafter.lossy is None)
         drafters += lossless or tuple(draftless(files))
     prepared = prepare(

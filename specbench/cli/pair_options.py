@@ -45,7 +45,7 @@ _Drafts = Annotated[
 _Discover = Annotated[
     bool, typer.Option("--discover", help="Search the hub's cache and the --search-dir folders.")
 ]
-_Catalogue = Annotated[
+_Published = Annotated[
     bool,
     typer.Option(
         "--published", help="The published drafts and heads that specbench knows for this model."
@@ -106,7 +106,7 @@ class PairOptions:
 
     drafts: _Drafts = None
     discover: _Discover = False
-    catalogue: _Catalogue = False
+    published: _Published = False
     folders: _In = None
     workloads: Workloads
     prompt_field: PromptField = None

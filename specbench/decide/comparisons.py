@@ -73,9 +73,7 @@ class SideBySide:
             high=1,
         ),
     ]
-    valid: Annotated[
-        bool, Doc("`false`: one of the cells is invalid, so no conclusion is possible")
-    ]
+    valid: Annotated[bool, Doc("`false`: a cell is invalid, so nothing can be concluded")]
 
 
 def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
@@ -231,9 +229,7 @@ class AdaptiveComparison:
             "which favors the fixed K"
         ),
     ]
-    valid: Annotated[
-        bool, Doc("`false`: one of the cells is invalid, so no conclusion is possible")
-    ]
+    valid: Annotated[bool, Doc("`false`: a cell is invalid, so nothing can be concluded")]
 
 
 class Pooled(NamedTuple):

@@ -358,7 +358,7 @@ KEYS: Mapping[str, Key] = {
         "metric to the share that it may be worse (0.02: 2%)",
         lambda gate: {t.metric: t.share for t in gate.tolerances},
     ),
-    "judgements": Key(
+    "judgments": Key(
         several(_JUDGMENT),
         "one metric of one cell each, counts before seconds",
         lambda gate: [{**asdict(j), "cell": j.cell.id} for j in gate.judgments],

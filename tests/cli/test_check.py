@@ -154,7 +154,7 @@ def test_a_run_that_was_warned_as_noisy_exits_3_and_says_why(
     ran = specbench("check", *sides, "--json", "--junit", junit, cwd=made)
     document = json.loads(ran.out)
     assert (ran.code, document["verdict"]) == (3, "inconclusive")
-    verdicts = {j["metric"]: j["verdict"] for j in document["judgements"]}
+    verdicts = {j["metric"]: j["verdict"] for j in document["judgments"]}
     assert verdicts["decode_tokens_per_s"] == "inconclusive"
     assert verdicts["decode_speedup"] == "pass"
     assert fact in document[side]["runs"][0]["noise"][0]

@@ -82,7 +82,7 @@ def gate(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def verdicts(document: dict[str, Any]) -> dict[str, str]:
-    return {judgement["metric"]: judgement["verdict"] for judgement in document["judgements"]}
+    return {judgement["metric"]: judgement["verdict"] for judgement in document["judgments"]}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_counts_and_text_of_a_second_run_are_the_same(place: Path, usual: str) -
     assert code == 0
     assert document["num_tests"] == 0
     assert verdicts(document) == {"mean_acceptance_length": "pass", "output_tokens": "pass"}
-    (length,) = (j for j in document["judgements"] if j["metric"] == "mean_acceptance_length")
+    (length,) = (j for j in document["judgments"] if j["metric"] == "mean_acceptance_length")
     assert length["baseline"] == length["candidate"] > 3
 
 

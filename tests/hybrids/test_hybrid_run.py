@@ -67,5 +67,5 @@ def test_a_hybrid_is_measured_reported_and_gated(place: Path, size: tuple[str, .
     assert first["run_id"] in report.out
     gated = specbench("check", first["run_id"], second["run_id"], *COUNTS, "--json", cwd=place)
     assert gated.code == 0, gated.out + gated.err
-    lengths = [j for j in json.loads(gated.out)["judgements"] if j["metric"] == "output_tokens"]
+    lengths = [j for j in json.loads(gated.out)["judgments"] if j["metric"] == "output_tokens"]
     assert {judgment["verdict"] for judgment in lengths} == {"pass"}

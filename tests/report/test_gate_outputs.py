@@ -181,7 +181,7 @@ def test_the_table_prints_brackets_as_they_are(gate, capsys):
 
 def test_the_json_has_the_declared_keys(gate):
     document = json.loads(json.dumps(gate_json(gate), allow_nan=False))
-    assert document["judgements"]
+    assert document["judgments"]
     assert document["attributions"]
     assert document["changes"]
     jsonschema.validate(document, schema_of(DOCUMENTS["Check"]))
