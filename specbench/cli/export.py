@@ -268,18 +268,12 @@ def _acceptance(
     one_of("--format", file_format, *FORMATS)
     document = build_document(stored)
     _require_real(document.run)
-    measured = measured_acceptance(pairing, document.cells, aggregate_run(stored), selection)
-    machine = document.run.environment
-    conditions = {
-        "hardware": machine.gpu or machine.cpu,
-        "run": document.run.run_id,
-        "specbench": machine.specbench_version,
-        "measured_at": machine.created_at,
-    }
+    measured = measured_acceptance(
+        pairing, document.run, document.cells, aggregate_run(stored), selection
+    )
     if thinking is not None:
-        return golden_lengths(measured, one_of("--thinking", thinking, "on", "off"), conditions)
-    profile = speculation_profile(measured, k, conditions)
-    return json.dumps(profile, indent=2, allow_nan=False) + "\n"
+        return golden_lengths(measured, one_of("--thinking", thinking, "on", "off"))
+    return json.dumps(speculation_profile(measured, k), indent=2, allow_nan=False) + "\n"
 
 
 def _require_real(run: "RunRecord") -> None:

@@ -21,7 +21,7 @@ from specbench.inputs.pairing import Pairing
 from specbench.methods import find_method
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import number_of
-from specbench.records import CellSummary, Interval
+from specbench.records import CellSummary, Interval, RunRecord
 from specbench.stats.intervals import interval, log_ratio
 from specbench.stats.rounds import conditional_rates
 
@@ -35,21 +35,15 @@ class MeasuredAcceptance:
     pairing: Pairing
     cells: Mapping[int, CellSummary]  # by K, rising
     data: Mapping[int, CellData]  # without those of an imported run
-
-    @property
-    def conditions(self) -> dict[str, Any]:
-        condition = next(iter(self.cells.values())).key.condition
-        return {
-            "dataset": condition.workload,
-            "temperature": condition.temperature,
-            "concurrency": condition.concurrency,
-            "engine": condition.engine,
-            "dtype": condition.dtype,
-        }
+    conditions: Mapping[str, Any]
 
 
 def measured_acceptance(
-    pairing: Pairing, summaries: Sequence[CellSummary], cells: Sequence[CellData], at: Selection
+    pairing: Pairing,
+    run: RunRecord,
+    summaries: Sequence[CellSummary],
+    cells: Sequence[CellData],
+    at: Selection,
 ) -> MeasuredAcceptance:
     """The cells that `at` selects, at the first setting of them; UsageError if that is none, or
     if they are of several workloads."""
@@ -79,6 +73,17 @@ def measured_acceptance(
     chosen = {c.key.draft.k: c for c in valid if c.key.condition == first}
     return MeasuredAcceptance(
         pairing=pairing,
+        conditions={
+            "dataset": first.workload,
+            "temperature": first.temperature,
+            "concurrency": first.concurrency,
+            "engine": first.engine,
+            "dtype": first.dtype,
+            "hardware": run.environment.gpu or run.environment.cpu,
+            "run": run.run_id,
+            "specbench": run.environment.specbench_version,
+            "measured_at": run.environment.created_at,
+        },
         cells=dict(sorted(chosen.items())),
         data={cell.k: cell for cell in cells if cell.key in {c.key for c in chosen.values()}},
     )
@@ -107,9 +112,7 @@ def _over_prompts(cell: CellData | None, *, when_drafted: bool) -> Interval | No
     return interval(log_ratio([emitted], [num_rounds]))
 
 
-def speculation_profile(
-    measured: MeasuredAcceptance, k: int | None, conditions: Mapping[str, Any]
-) -> dict[str, Any]:
+def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str, Any]:
     """Model Optimizer's profile of K, the deepest if None. The format has no place for an
     interval, so it is among the conditions."""
     lengths = {str(k): _length(cell) for k, cell in measured.cells.items()}
@@ -140,7 +143,6 @@ def speculation_profile(
         and {str(i): int(num) for i, num in enumerate(counts, start=1)},
         "measurement_conditions": {
             **measured.conditions,
-            **conditions,
             "num_samples": measured.cells[k].num_requests,
             "num_prompts": measured.cells[k].num_prompts,
             "mean_accept_length_95_interval": length and [length.low, length.high],
@@ -148,12 +150,10 @@ def speculation_profile(
     }
 
 
-def golden_lengths(
-    measured: MeasuredAcceptance, mode: str, conditions: Mapping[str, Any]
-) -> str:  # fmt: skip
+def golden_lengths(measured: MeasuredAcceptance, mode: str) -> str:
     """InferenceX's lengths of a thinking mode (on, off); conditions and intervals as comments."""
     lengths = {k: _length(cell, "_when_drafted") for k, cell in measured.cells.items()}
-    about = " | ".join(f"{k}: {v}" for k, v in {**measured.conditions, **conditions}.items())
+    about = " | ".join(f"{k}: {v}" for k, v in measured.conditions.items())
     comments = ["acceptance length = 1 + accepted / rounds that drafted, by K", about]
     for k, cell in measured.data.items():
         length = _over_prompts(cell, when_drafted=True)

@@ -1,8 +1,8 @@
 """Result files of other tools as records: one file per format, recognized by its keys.
 
-A format has `TOOL`, `recognizes(result)` and `read(result, given)`. Metrics that a file does not
-contain are absent; facts that a cell's key needs are given as options. Open `imported_cell.py`
-first.
+A format has `TOOL`, `recognizes(result)` and `read(result, given)`, and `join(results)` if a file
+is not one result. Metrics that a file does not contain are absent; facts that a cell's key needs
+are given as options. Open `imported_cell.py` first.
 """
 
 import pkgutil
@@ -13,19 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from specbench.errors import UsageError
-from specbench.importers import (
-    aiperf,
-    golden_lengths,
-    guidellm,
-    specdec_bench,
-    speculation_profile,
-)
-from specbench.importers.imported_cell import Format, ImportedCell, ImportOverrides, to_cell
-from specbench.importers.repeats import pool
+from specbench.importers import golden_lengths
+from specbench.importers.imported_cell import Format, ImportedCell, ImportOverrides, pool, to_cell
 from specbench.importers.result_file import JsonObject, read_results
 from specbench.settings.words import MAX_K
 
-_NOT_FORMATS = ("imported_cell", "repeats", "result_file")
+_NOT_FORMATS = ("imported_cell", "result_file")
 
 
 def formats() -> tuple[Format, ...]:
@@ -59,14 +52,9 @@ def import_files(
     repeats: dict[str, list[ImportedCell]] = {}
     seen: list[tuple[int | None, Mapping[str, Any]]] = []
     targets: dict[str, str] = {}
-    for join in (
-        aiperf.join,
-        guidellm.join,
-        specdec_bench.join,
-        golden_lengths.join,
-        speculation_profile.join,
-    ):
-        results = join(results)
+    for known in formats():
+        if (join := getattr(known, "join", None)) is not None:
+            results = join(results)
     for result in results:
         known = _format_of(result)
         k = given_k[result.place]

@@ -67,9 +67,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
     """The mode stands for the workload unless one is given."""
     model, mode, key = result.values[_CELL]
     curve = result.inner(model, mode)
-    if not (key.isdecimal() and len(key) < 6 and 0 < int(key) <= MAX_K):
-        curve.fail(key, f"expected K from 1 to {MAX_K}")
-    k, length = int(key), curve.number(key, low=1)
+    k, length = curve.k_of(key), curve.number(key, low=1)
     if length is None or length > k + 1:
         curve.fail(key, f"expected a length from 1 to {k + 1}")
     about = result.inner(METADATA)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from specbench.errors import UsageError
 from specbench.inputs.strict_yaml import read_yaml
+from specbench.settings.words import MAX_K
 
 COMMENTS = "#"  # the key of a YAML file's comments before its first key
 MAX_BYTES = 256 * 2**20  # files with every token's time and every text are large
@@ -96,6 +97,12 @@ class JsonObject:
         if value != int(value) or value >= _MAX_WHOLE:
             self.fail(key, f"expected a whole number, not {value:g}")
         return int(value)
+
+    def k_of(self, key: str) -> int:
+        """The K that a key is; UsageError if it is none."""
+        if not (key.isdecimal() and len(key) < 6 and 0 < int(key) <= MAX_K):
+            self.fail(key, f"expected K from 1 to {MAX_K}")
+        return int(key)
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
         """A list of finite numbers from 0; None if it is absent or null."""

@@ -43,7 +43,7 @@ def join(results: Sequence[JsonObject]) -> list[JsonObject]:
             for key in by_k.values:
                 if key != str(result.values.get(_K)):
                     kept = {k: v for k, v in result.values.items() if k not in _OF_ONE_K}
-                    about = {_K: _k_of(by_k, key), _LENGTH: by_k.number(key, low=1)}
+                    about = {_K: by_k.k_of(key), _LENGTH: by_k.number(key, low=1)}
                     joined.append(replace(result, values={**kept, **about}))
     return joined
 
@@ -125,12 +125,6 @@ def _counts(result: JsonObject, k: int) -> Figures:
             histogram.fail(key, f"expected a length from 1 to {k + 1} at K = {k}")
     counts = tuple(float(histogram.whole(str(i + 1)) or 0) for i in range(k + 1))
     return {"acceptance_histogram": counts, "num_rounds": sum(counts)} if any(counts) else {}
-
-
-def _k_of(by_k: JsonObject, key: str) -> int:
-    if not (key.isdecimal() and len(key) < 6 and 0 < int(key) <= MAX_K):
-        by_k.fail(key, f"expected K from 1 to {MAX_K}")
-    return int(key)
 
 
 def _model(result: JsonObject, key: str) -> str | None:
