@@ -23,11 +23,11 @@ from specbench.cli.import_results import import_results
 from specbench.cli.init import init
 from specbench.cli.inspect_rounds import inspect_rounds
 from specbench.cli.listing import list_things
+from specbench.cli.measure import run, sweep_k
 from specbench.cli.options import spread
 from specbench.cli.pair import pair
 from specbench.cli.recommend import recommend
 from specbench.cli.report import report
-from specbench.cli.run import run, sweep_k
 from specbench.cli.train import train
 from specbench.cli.verify import verify
 from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError

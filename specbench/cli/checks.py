@@ -12,7 +12,6 @@ from specbench.errors import UsageError
 from specbench.inputs.address import KEY, Address
 from specbench.settings import (
     BUILTIN,
-    EXPORTED,
     OPENAI,
     SERVED,
     TRANSFORMERS,
@@ -75,8 +74,8 @@ def checked(settings: RunSettings) -> RunSettings:
 
 
 def read_acceptance(
-    given: "tuple[float, ...] | Mapping[int, tuple[float, ...]] | str",
-) -> "tuple[float, ...] | Mapping[int, tuple[float, ...]]":
+    given: tuple[float, ...] | Mapping[int, tuple[float, ...]] | str,
+) -> tuple[float, ...] | Mapping[int, tuple[float, ...]]:
     """The acceptance to simulate; of a file, by K. UsageError if it has none, or several curves."""
     if not isinstance(given, str):
         return given
@@ -106,9 +105,7 @@ def _with_acceptance(settings: RunSettings) -> DecoderSettings:
     from specbench.importers import acceptance_by_k
 
     given, ks = settings.decoder.acceptance, settings.draft.num_speculative_tokens
-    unable = {*settings.load.engines} - {BUILTIN, *EXPORTED} | {*settings.load.engines} & {
-        TRANSFORMERS
-    }
+    unable = {*settings.load.engines} & {TRANSFORMERS, OPENAI}
     if unable or settings.servers.base_urls:
         reason = "--base-url measures what runs" if settings.servers.base_urls else min(unable)
         raise UsageError(

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,8 +35,6 @@ def find_machine(
 ) -> MachineSummary:
     """The named GPU without CUDA's own share, else this machine's GPU, else its memory;
     UsageError."""
-    from dataclasses import replace
-
     from specbench.fit.gpus import RESERVED_BYTES, find_gpu, parse_bandwidth, parse_bytes
 
     if gpu is None and gpu_memory is None and gpu_bandwidth is not None:
@@ -62,8 +61,6 @@ def this_machine(setup: "DeploymentSpec", device: str) -> MachineSummary:
 
     Nothing is said of the memory of a GPU that its driver does not let us see. Without torch.
     """
-    from dataclasses import replace
-
     from specbench.fit.gpus import RESERVED_BYTES, UnknownGpu, find_gpu
     from specbench.probes.gpu import open_probe
     from specbench.probes.host import host_available_bytes

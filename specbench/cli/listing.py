@@ -17,8 +17,6 @@ from specbench.settings.words import one_of
 from specbench.untrusted import inert_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from specbench.inputs.pairing import DrafterSpec, Pairing, Pairings
 
 

@@ -1,4 +1,4 @@
-"""The common part of `run` and `sweep-k`: nodes, the plan, a new or resumed run, the answer."""
+"""`specbench run` and `sweep-k`: nodes, the plan, a new or resumed run, the answer."""
 
 import json
 import re
@@ -16,9 +16,10 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.adhoc_pairing import AdhocPairing, adhoc_file, known_pairings, yaml_snippet
+from specbench.cli.checks import checked
 from specbench.cli.preflight import preflight, require_device_and_out, require_loadable
 from specbench.errors import DeviceLostError, ExitCode, UsageError
-from specbench.settings import RunSettings, WorkloadSettings
+from specbench.settings import DraftSettings, RunSettings, WorkloadSettings
 from specbench.settings.groups import DEFAULT_WORKLOADS
 from specbench.settings.option import choices_of, leaves
 from specbench.settings.words import parse_names
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from specbench.runs import StoredRun
 
 
+DEFAULT_KS = DraftSettings(num_speculative_tokens=tuple(range(9)), is_default_range=True)
+_FAR_OVER = 1.5  # times the budget
 _ADDRESS = re.compile(r"auto|local|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
 
 
@@ -68,9 +71,6 @@ class Nodes(NamedTuple):
         return ray_cluster(self.address, self.gpus_per_task, settings.machine)
 
 
-_FAR_OVER = 1.5  # times the budget
-
-
 def read_methods(methods: str | None) -> tuple[str, ...]:
     """The named methods; empty for all. UsageError for an unknown one."""
     from specbench.methods import all_methods
@@ -94,6 +94,23 @@ class RunOptions:
     skip_memory_check: options.SkipMemoryCheck = False
     as_json: options.AsJson = False
     verbose: options.Verbose = False
+
+
+def run(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
+    """Measure pairings and say per workload whether to speculate.
+
+    To find the best K, use sweep-k. Exit code 3 if undecided.
+    """
+    measure(checked(settings), pair, call)
+
+
+def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
+    """Measure a range of K and report the best per workload.
+
+    To measure only a pairing's own K, use run. Exit code 3 if undecided.
+    """
+    draft = DEFAULT_KS if settings.draft == DraftSettings() else settings.draft
+    measure(checked(replace(settings, command="sweep-k", draft=draft)), pair, call)
 
 
 def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.measure import require_same_settings
-from specbench.cli.run import DEFAULT_KS
+from specbench.cli.measure import DEFAULT_KS, require_same_settings
 from specbench.errors import UsageError
 from specbench.settings import DraftSettings, MachineSettings, RunSettings
 from specbench.settings.groups import (
@@ -139,8 +138,6 @@ class PairOptions:
 
 def interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | None":
     """The run to resume; UsageError if it is not of `pair` or has other settings."""
-    from dataclasses import replace
-
     from specbench.runs import load_run
 
     if call.resume is None:

@@ -22,6 +22,7 @@ from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines
 from specbench.report.numbers import ABSENT, measured, plural, significant, value_text
+from specbench.report.sections import setting_name
 
 _WORDS = {"True": "yes", "False": "no", "None": "none"}
 _WHAT_DECIDES = "use more --num-prompts or a quieter machine"
@@ -290,8 +291,8 @@ def _where(entry: Ranked, gain: Gain) -> str:
     if len(entry.gains) < 2:
         return ""
     setting = next(setting for setting, other in entry.gains.items() if other is gain)
-    parts = ", ".join(setting.distinct_parts(list(entry.gains), also="workload"))
-    return f" on {parts}; {entry.speedup:.2f}x over all {len(entry.gains)} settings"
+    name = setting_name(setting, entry.gains)
+    return f" on {name}; {entry.speedup:.2f}x over all {len(entry.gains)} settings"
 
 
 def has_evidence(ranked: Sequence[Ranked]) -> bool:
@@ -320,7 +321,7 @@ def _undecided(ranked: Sequence[Ranked]) -> str | None:
     estimate, best, setting, gain = max(open_gains, key=lambda entry: entry[0])
     at = f" at {gain.at}" if gain.at else ""
     if len(best.gains) > 1:
-        at += f" on {', '.join(setting.distinct_parts(list(best.gains), also='workload'))}"
+        at += f" on {setting_name(setting, best.gains)}"
     standing = "looks best" if estimate > 1 else "comes nearest to a gain"
     text = range_text(gain.speedup) if gain.speedup else ""
     return f"Undecided: {text} with {best.drafter}{at}, which {standing}; {_WHAT_DECIDES}."

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -22,10 +22,6 @@ from specbench.fit.demand import demand, gib
 from specbench.fit.memory_plan import DeploymentSpec
 from specbench.records import CellPlan, Length, ServerRecord, lengths
 from specbench.settings import RunSettings
-
-if TYPE_CHECKING:
-    from specbench.bench.plan import TargetPlan
-
 
 # The first keys of a planned cell in JSON; the other axes follow.
 _FIRST = (
@@ -176,7 +172,7 @@ class PlanOutlook(ExpectedTime):
 
 
 def plan_outlook(
-    plans: "Sequence[TargetPlan]", settings: RunSettings, runs_dir: Path
+    plans: Sequence[TargetPlan], settings: RunSettings, runs_dir: Path
 ) -> list[PlanOutlook]:
     """One estimate per target of this process, and one per engine that is started."""
     outlooks = [
@@ -193,7 +189,7 @@ def plan_outlook(
 
 
 def _outlook(
-    plan: "TargetPlan", setup: DeploymentSpec, time: ExpectedTime, server: str | None = None
+    plan: TargetPlan, setup: DeploymentSpec, time: ExpectedTime, server: str | None = None
 ) -> PlanOutlook:
     needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], setup)
     return PlanOutlook(

@@ -14,8 +14,7 @@ import pytest
 from rich.console import Console
 
 from specbench.cli.console import WIDTH
-from specbench.cli.live_cells import LiveCells
-from specbench.cli.progress import ProgressWatch, _LiveProgress
+from specbench.cli.progress import LiveCells, ProgressWatch, _LiveProgress
 from specbench.records import DeviceSample, RoundLog
 from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import specbench

@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 from typing import Any, cast
 
-from specbench.cli.live_cells import MOST_LINES, FinishedCells, LiveCells
+from specbench.cli.progress import MOST_LINES, FinishedCells, LiveCells
 from specbench.records import Fixed, PassRecord, RoundLog
 from tests.cell_keys import BASE_KEY, KEY
 from tests.made_records import made_block, made_request, steps
