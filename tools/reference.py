@@ -17,12 +17,13 @@ from typer.main import get_command
 from specbench.cli import app
 from specbench.cli.help import panel_of, record_of
 from specbench.errors import ExitCode
-from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, MAX_K, TARGET_KEYS
+from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, TARGET_KEYS
 from specbench.inputs.model_spec import DTYPES, MODEL_KEYS, QUANTIZATIONS
 from specbench.inputs.workloads import CARD_KEYS, MAX_NEW_TOKENS
 from specbench.methods import Method, Parameter, all_methods
 from specbench.metrics.registry import all_metrics
 from specbench.records.lossy import RULES
+from specbench.settings.words import MAX_K
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS, YAML, METRICS = DOCS / "commands.md", DOCS / "yaml.md", DOCS / "metrics.md"

@@ -36,9 +36,9 @@ class Fields:
             self.fail(name, f"a whole number, {least} {upper}")
         return int(value)
 
-    def must(self, name: str, least: int = 0, most: int | None = None) -> int:
+    def must(self, name: str, least: int = 0) -> int:
         """A whole number; ModelError if it is missing."""
-        value = self.whole(name, least, most)
+        value = self.whole(name, least)
         if value is None:
             self.lacks(name)
         return value

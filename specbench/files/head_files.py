@@ -15,6 +15,7 @@ SPECULATORS = "speculators_model_type"
 TOKEN_MAP = "token_map"
 ID_TABLES = ("d2t", "t2d", TOKEN_MAP)  # of whole numbers, not weights
 OLD_ROTARY = "rotary_emb.inv_freq"  # old transformers stored what follows from the config
+_MOST_NAMES = 12  # of tensors, in an error
 
 
 class Shaped(Protocol):
@@ -122,10 +123,10 @@ def new_name(name: str, rename: Mapping[str, str]) -> str:
     return name
 
 
-def _listed(names: list[str], most: int = 12) -> str:
+def _listed(names: list[str]) -> str:
     """The names with commas; only the first ones of very many."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def header_of(tensors: Mapping[str, Shaped], name: str) -> Shaped:

@@ -148,12 +148,12 @@ class MedusaLayout:
         outs = [names.out.format(i=i, num_layers=num_layers) for i in heads]
         if _SHARED in tensors:  # one for all heads
             outs = [_SHARED]
-        map_shape = files.shape(TOKEN_MAP) if TOKEN_MAP in tensors else ()
-        num_tokens = map_shape[0] if map_shape else target.vocab_size
+        num_known = count_tokens(files)
+        num_tokens = target.vocab_size if num_known is None else num_known
         shapes: dict[str, tuple[int, ...]] = {n: (size, size) for of in weights for n in of}
         shapes |= {n: (size,) for of in biases for n in of}
         shapes |= {n: (num_tokens, size) for n in outs}
-        if map_shape:
+        if num_known is not None:
             shapes[TOKEN_MAP] = (num_tokens,)
         return cls(
             num_heads=len(heads),

@@ -128,10 +128,6 @@ class ModelFiles:
         return self.must("vocab_size")
 
     @property
-    def head_size(self) -> int:
-        return self.size("head_dim") or self.hidden_size // self.must("num_attention_heads")
-
-    @property
     def experts(self) -> Experts | None:
         """The experts of a mixture of experts; None for other models."""
         return Experts.of(self.field("num_experts"), self.field("num_experts_per_tok"))

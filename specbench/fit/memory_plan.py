@@ -211,7 +211,7 @@ def plan_target(
     target: ModelFiles, setup: DeploymentSpec, count: CountWeights | None = None
 ) -> MemoryPlan | None:
     """The plan of a target without a drafter; None if its weights cannot be counted. ModelError."""
-    model = _model(target, setup, setup.dtype, count)
+    model = _model(target, setup, count)
     if model is None:
         return None
     return _plan(target, model, None, DrafterSpec(name="none", method="none"), setup)
@@ -224,7 +224,7 @@ def plan_pair(
     count: CountWeights | None = None,
 ) -> MemoryPlan | None:
     """The plan of a drafter with its target; None if weights cannot be counted. ModelError."""
-    model = _model(target, setup, setup.dtype, count)
+    model = _model(target, setup, count)
     if model is None:
         return None
     head = find_method(drafter.method).head
@@ -240,19 +240,14 @@ def plan_pair(
                     layers = _layers(draft_files, target.vocab_size, setup, dtype)
                 draft = _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
         else:
-            draft = _model(draft_files, setup, setup.dtype, count)
+            draft = _model(draft_files, setup, count)
         if draft is None:
             return None
     return _plan(target, model, draft, drafter, setup)
 
 
-def _model(
-    files: ModelFiles,
-    setup: DeploymentSpec,
-    requested_dtype: str | None,
-    count: CountWeights | None,
-) -> _Model | None:
-    dtype = planned_dtype(files, setup.device, requested_dtype)
+def _model(files: ModelFiles, setup: DeploymentSpec, count: CountWeights | None) -> _Model | None:
+    dtype = planned_dtype(files, setup.device, setup.dtype)
     weights = model_weights(files, dtype)
     if weights is None or is_hybrid(files.field):
         # Some of a hybrid's layers keep keys, others a state: only building it shows which.

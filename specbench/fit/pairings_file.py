@@ -25,12 +25,7 @@ def write_pairings(
     written."""
     text = pairings_text(target, drafters, path.parent)
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
-    try:
-        write_new(path, lines + text)
-    except FileExistsError:
-        raise UsageError(f"--output {path}: file exists; name a new one") from None
-    except OSError as error:
-        raise UsageError(f"--output {path}: {error.strerror}") from error
+    _write(path, lines + text)
 
 
 def pairings_text(target: Target, drafters: Sequence[DrafterSpec], folder: Path) -> str:
@@ -169,8 +164,12 @@ def _is_inside(line: str, indent: int) -> bool:
 
 def write_filled(file: Path, path: Path, facts: Mapping[str, HubFacts]) -> None:
     """A copy of a pairings file with facts of the hub; UsageError if it cannot be written."""
+    _write(path, filled(file.read_text(encoding="utf-8"), facts))
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        write_new(path, filled(file.read_text(encoding="utf-8"), facts))
+        write_new(path, text)
     except FileExistsError:
         raise UsageError(f"--output {path}: file exists; name a new one") from None
     except OSError as error:

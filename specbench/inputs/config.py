@@ -43,9 +43,8 @@ from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, rea
 from specbench.methods import Method, Setting, all_methods
 from specbench.records import NO_DRAFTER, LossyRule
 from specbench.records.lossy import RULES
+from specbench.settings.words import MAX_K
 from specbench.shipped import PACKAGE, shipped
-
-MAX_K = 64
 
 
 def load_pairings(path: Path | None = None) -> Pairings:
