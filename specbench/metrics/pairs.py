@@ -18,7 +18,7 @@ from specbench.metrics.cell import (
     once_a_cell,
     paired_requests,
 )
-from specbench.records import RequestRecord, RoundTimeline
+from specbench.records import RequestRecord
 from specbench.stats.crossed import crossed_speedup
 from specbench.stats.intervals import with_half_count
 
@@ -87,7 +87,7 @@ def busy_span(served: Pass, num_rows: int) -> Span | None:
     known = [(at_s, tokens) for at_s, tokens in given if at_s is not None]
     if not full or len(known) < len(given):
         return None
-    began_s, ended_s = rounds.at_s[full[0]], _end_s(rounds, full[-1])
+    began_s, ended_s = rounds.at_s[full[0]], rounds.at_s[full[-1]] + rounds.seconds[full[-1]]
     emitted = sum(rounds.num_emitted[full[0] : full[-1] + 1])
     emitted += sum(tokens for at_s, tokens in known if began_s < at_s <= ended_s)
     return Span(ended_s - began_s, emitted)
@@ -132,10 +132,6 @@ def whole_span(served: Pass) -> Span:
     """
     tokens = sum(request.num_output_tokens for request in finished(served.requests))
     return Span(served.seconds, tokens)
-
-
-def _end_s(rounds: RoundTimeline, i: int) -> float:
-    return rounds.at_s[i] + rounds.seconds[i]
 
 
 U = TypeVar("U", bound=Hashable)
