@@ -328,7 +328,6 @@ def _show_plan(
 
 
 def _earlier_sessions(runs_dir: Path) -> "tuple[ServerRecord, ...]":
-    """Server sessions of all runs in `runs_dir`."""
     from specbench.runs import list_runs, load_run
 
     readable = [listing.run_id for listing in list_runs(runs_dir) if not listing.problem]

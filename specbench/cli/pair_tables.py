@@ -52,7 +52,6 @@ def print_gguf(files: Mapping[str, GgufFile]) -> None:
 
 
 def gguf_json(file: GgufFile) -> dict[str, Any]:
-    """The facts of a GGUF file."""
     return {
         "architecture": file.architecture,
         "layers": file.num_layers,

@@ -90,8 +90,6 @@ _WHOLE = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B", "BOOL": "?"}
 
 
 class TensorHeader(NamedTuple):
-    """One tensor of a file."""
-
     dtype: str  # the format's own word: F32, BF16, I64 ...
     shape: tuple[int, ...]
     file: Path

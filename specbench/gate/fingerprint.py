@@ -87,7 +87,6 @@ def fingerprint_of(
     imported: Sequence[ImportedRecord] = (),
     servers: Sequence[ServerRecord] = (),
 ) -> Fingerprint:
-    """The fingerprint of a run."""
     targets = {plan.key.condition.target for plan in run.cells}
     settings, environment = run.settings, run.environment
     sampling = settings.sampling

@@ -336,7 +336,6 @@ KNOWN_SETS = (
 
 
 def _known_set(entry: Mapping[str, Any]) -> KnownSet | None:
-    """The set that the row is of; None if it is of none."""
     return next((known for known in KNOWN_SETS if known.fits(entry)), None)
 
 

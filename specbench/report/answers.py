@@ -35,8 +35,6 @@ class VerdictCard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionAnswer:
-    """The answer of one section."""
-
     title: str
     verdict: SpeedupVerdict
     headline: str  # the answer without the title

@@ -155,7 +155,6 @@ class RunReport:
 
 
 def run_report(document: Document) -> RunReport:
-    """The report about a run."""
     every = sections(document)
     answers = tuple(map(answer, every))
     run_notes = notes(document)

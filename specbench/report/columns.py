@@ -227,7 +227,6 @@ def terminal_columns(section: Section) -> tuple[CellColumn, ...]:
 
 
 def page_columns(section: Section) -> tuple[CellColumn, ...]:
-    """The columns of a section on a page."""
     return PAGE_STREAM_COLUMNS if section.is_stream else PAGE_COLUMNS
 
 

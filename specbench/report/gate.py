@@ -287,7 +287,6 @@ def gate_report(gate: Gate) -> ReportPart:
 
 
 def _grid(judgments: Sequence[Judgment]) -> Grid:
-    """The judgments of one cell."""
     return Grid(
         title=judgments[0].cell.label,
         headers=("metric", "before", "after", "change +- 95%", "limit", "MDE", "verdict"),

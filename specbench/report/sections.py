@@ -137,5 +137,4 @@ def drafter_of(label: str) -> str:
 
 
 def verdict_of(decision: Decision) -> SpeedupVerdict:
-    """The verdict of a decision."""
     return judge(decision.speedup)

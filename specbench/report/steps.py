@@ -94,8 +94,6 @@ _MOST_ROUNDS = 150  # more are tiring to read
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownRound:
-    """A round on the page."""
-
     hover_text: str
     accepted: str
     bonus: str
@@ -105,8 +103,6 @@ class ShownRound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownGeneration:
-    """A generation on the page."""
-
     title: str
     before: str  # the text before the first round
     steps: tuple[ShownRound, ...]
