@@ -142,10 +142,10 @@ def _requests(result: JsonObject) -> Iterator[RequestRecord]:
     for line in result.sections(_REQUESTS):
         about = line.section("metadata") or line.fail("metadata", "is missing")
         if about.text("benchmark_phase") in (None, "profiling"):
-            lines.append((about.number("request_start_ns") or 0.0, about, line.section("metrics")))
+            lines.append((about.number("request_start_ns") or 0.0, about, line.inner("metrics")))
     for index, (_, about, metrics) in enumerate(sorted(lines, key=lambda line: line[0])):
         prompt, latency, first, tokens = (
-            _figure(metrics, tag, "value", units) if metrics else None
+            _figure(metrics, tag, "value", units)
             for tag, units in (
                 ("input_sequence_length", _COUNTS),
                 ("request_latency", _SECONDS),
@@ -165,8 +165,8 @@ def _requests(result: JsonObject) -> Iterator[RequestRecord]:
 
 def _num_speculative_tokens(result: JsonObject) -> int | None:
     """vLLM has a counter per position, and no such counter without speculation."""
-    counters = result.section(_COUNTERS)
-    if counters is None or not any(name.startswith("vllm:") for name in counters.values):
+    counters = result.inner(_COUNTERS)
+    if not any(name.startswith("vllm:") for name in counters.values):
         return None
     return len(_totals(counters, f"{_ACCEPTED}_per_pos", "position"))
 
@@ -201,21 +201,17 @@ def _acceptance(result: JsonObject, given: ImportOverrides, k: int | None) -> Fi
 def _totals(counters: JsonObject, name: str, label: str) -> dict[str, float]:
     """A counter's increase over the profiling phase, by one of its labels; {} without it."""
     totals: dict[str, float] = {}
-    metric = counters.section(name)
-    for series in metric.sections("series") if metric else ():
-        labels, stats = series.section("labels"), series.section("stats")
-        value = (labels.text(label) if labels else None) or "0"
+    for series in counters.inner(name).sections("series"):
+        value = series.inner("labels").text(label) or "0"
         if not (value.isdecimal() and len(value) < 6):
             series.fail(f"labels.{label}", f"expected a small number, not {value[:40]!r}")
-        totals[value] = totals.get(value, 0.0) + ((stats.number("total") if stats else None) or 0.0)
+        totals[value] = totals.get(value, 0.0) + (series.inner("stats").number("total") or 0.0)
     return totals
 
 
 def _per_position(result: JsonObject, k: int | None) -> tuple[float, ...] | None:
     """Shares of the rounds that accepted at least 1, 2 .. K tokens, from the pooled histogram."""
-    histogram = result.section(_HISTOGRAM)
-    if histogram is None:
-        return None
+    histogram = result.inner(_HISTOGRAM)
     most = MAX_K if k is None else k
     for key in histogram.values:
         if not (key.isdecimal() and len(key) < 6 and int(key) <= most):
@@ -229,9 +225,9 @@ def _per_position(result: JsonObject, k: int | None) -> tuple[float, ...] | None
 def _figure(
     result: JsonObject, tag: str, statistic: str, units: Mapping[str, float]
 ) -> float | None:
-    metric = result.section(tag)
-    value = metric.number(statistic) if metric else None
-    if metric is None or value is None:
+    metric = result.inner(tag)
+    value = metric.number(statistic)
+    if value is None:
         return None
     unit = metric.text("unit") or ""
     if unit.lower() not in units:
@@ -241,10 +237,10 @@ def _figure(
 
 def _options(result: JsonObject) -> list[tuple[str, str]]:
     """The options of its command line with their values; empty if the file has no command line."""
-    holders = (result.section("run_info"), result.section("input_config"))
-    lines = [line for holder in holders if holder and (line := holder.text("cli_command"))]
+    holders = (result.inner("run_info"), result.inner("input_config"))
+    line = next(filter(None, (holder.text("cli_command") for holder in holders)), "")
     try:
-        words = shlex.split(lines[0]) if lines else []
+        words = shlex.split(line)
     except ValueError:  # an open quote: the line was cut
         words = []
     options, name = [], ""
@@ -258,7 +254,7 @@ def _options(result: JsonObject) -> list[tuple[str, str]]:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() and 0 < len(text) < 7 else None
+    return int(text) if text and text.isdecimal() and len(text) < 7 else None
 
 
 def _finite(text: str | None) -> float | None:

@@ -28,19 +28,19 @@ def recognizes(result: JsonObject) -> bool:
 
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
     length = result.number("accept_length")
-    server = result.section("server_info")
+    server = result.inner("server_info")
     model = result.text("model_id") or result.text("model")
     completed, errors = result.whole("completed"), result.items("errors")
     failed = None if errors is None else sum(map(bool, errors))
     dataset = result.text("dataset_name")
     return ParsedResult(
         engine="sglang",
-        model=model or (server.text("model_path") if server else None),
+        model=model or server.text("model_path"),
         workload=dataset,
         num_speculative_tokens=_depth(server),
         concurrency=result.whole("max_concurrency"),
         request_rate=result.rate("request_rate"),
-        tool_version=server.text("version") if server else None,
+        tool_version=server.text("version"),
         num_requests=None if completed is None else completed + (failed or 0),
         num_failed=failed,
         figures={
@@ -56,9 +56,9 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
     )
 
 
-def _depth(server: JsonObject | None) -> int | None:
+def _depth(server: JsonObject) -> int | None:
     """K from the arguments of the server."""
-    if server is None or not server.has("speculative_algorithm"):
+    if not server.has("speculative_algorithm"):
         return None
     return depth(
         server.text("speculative_algorithm"),
