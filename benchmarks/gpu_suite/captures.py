@@ -13,10 +13,10 @@ from specbench.decode.cuda_graphs import CudaGraphs
 from specbench.decode.decoder import Decoder, MakeLauncher
 from specbench.decode.graphs import Launchers
 from specbench.decode.launcher import GraphKind, Launcher, RoundLaunch
-from specbench.decode.policy import FixedK
 from specbench.decode.round import Verifier
 from specbench.decode.rows import Rows
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.probes.device import count_host_calls
 
 K = 4

@@ -20,9 +20,9 @@ from specbench.decode.decoder import Decoder, MakeLauncher
 from specbench.decode.drafter import Drafter, NoDrafter
 from specbench.decode.graphs import Launchers
 from specbench.decode.launcher import GraphKind
-from specbench.decode.policy import FixedK
 from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.decode.verifier import verify
 from specbench.engines.kernel_choices import FORWARDS, KernelChoices
 from specbench.forward.fused_runner import FusedRunner

@@ -16,7 +16,7 @@ from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, NoDrafter
 from specbench.decode.graphs import Launchers
-from specbench.decode.policy import FixedK
+from specbench.decode.scheduler import FixedK
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.files.medusa import ACCURACIES, NEW_HEADS
 from specbench.forward.runner import Runner

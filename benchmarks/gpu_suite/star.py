@@ -11,7 +11,7 @@ from benchmarks.gpu_suite.models import forward_bytes, make_model
 from benchmarks.gpu_suite.timing import Point, measure_points
 from specbench.decode.decoder import Decoder
 from specbench.decode.launcher import GraphKind
-from specbench.decode.synthetic import SyntheticVerifier
+from specbench.decode.lossy import SyntheticVerifier
 from specbench.probes.device import measure_copy_bandwidth
 
 ACCEPTANCE = 0.7  # of each draft, once those before it were accepted

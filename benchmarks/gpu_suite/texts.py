@@ -16,9 +16,9 @@ from benchmarks.gpu_suite.distribution import (
     tiny,
 )
 from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
-from specbench.decode.policy import FixedK
 from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.decode.verifier import verify
 from specbench.engines.kernel_choices import FORWARDS
 from specbench.engines.transformers_engine import make_peer

@@ -12,8 +12,8 @@ from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import random_prompt
 from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
-from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.decode.serving import ServedRequests
 from specbench.records import Request, Sampling
 from specbench.stats.rounds import roofline_s

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from specbench.bench.blocks import Block, Cell, request_seed, work_of
 from specbench.bench.plan import TargetPlan
-from specbench.decode.stopping import text_before
+from specbench.decode.serving import text_before
 from specbench.engines.engine import Engine, Load, ServedPass
 from specbench.errors import DeviceLostError, ModelError, WorkloadError, first_line
 from specbench.forward.scoring import likeliest

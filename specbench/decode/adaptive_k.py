@@ -11,8 +11,8 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from specbench.decode.decoder import Decoder
-from specbench.decode.policy import FixedK, ObservedRound
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK, ObservedRound
 from specbench.records import Request
 from specbench.stats.rounds import amortized_goodput, expected_tokens_by_k, goodput
 
@@ -47,28 +47,24 @@ class RoundCostModel:
     chosen among cells of the same rows, and rows that come and go would wear out one K.
     """
 
-    def __init__(self, cells: Mapping[tuple[int, int], Sequence[float]], catch_up: CatchUp) -> None:
-        self._cells = {key: _CostCell(samples) for key, samples in cells.items()}
-        self._rows = sorted({rows for rows, _ in cells})
-        self._catch_up = catch_up
-        self._pace = 1.0
-        self._last: tuple[int, int] | None = None
-        self._rounds_at_k = 0
-        self._rounds_at_rows = _STEADY_ROUNDS
-
-    @classmethod
-    def from_samples(
-        cls,
+    def __init__(
+        self,
         round_s: Mapping[tuple[int, int], Sequence[float]],
         *,
         catch_up_s: Sequence[tuple[int, float]] = (),
-    ) -> "RoundCostModel":
+    ) -> None:
         """Costs from a calibration: `round_s[num_rows, k]` holds the seconds of a few rounds.
 
         `catch_up_s` holds (tokens that each row is behind, seconds); a line is fitted, and none
         means that catching up is free.
         """
-        return cls(round_s, _line(catch_up_s))
+        self._cells = {key: _CostCell(samples) for key, samples in round_s.items()}
+        self._rows = sorted({rows for rows, _ in round_s})
+        self._catch_up = _line(catch_up_s)
+        self._pace = 1.0
+        self._last: tuple[int, int] | None = None
+        self._rounds_at_k = 0
+        self._rounds_at_rows = _STEADY_ROUNDS
 
     def round_s(self, num_rows: int, k: int) -> float:
         """Seconds of a round now; between two measured numbers of rows they lie on a line."""
@@ -364,7 +360,7 @@ def measure_round_costs(
         # Every round at K = 1 here catches up; the second one is warm.
         caught_up = seconds[2 * away + 1 :: away + 1]
         catch_up_s.append((away, max(median(caught_up) - one_draft_s, 0.0)))
-    return Calibration(RoundCostModel.from_samples(round_s, catch_up_s=catch_up_s), spent_s)
+    return Calibration(RoundCostModel(round_s, catch_up_s=catch_up_s), spent_s)
 
 
 def _buckets(num_rows: int) -> list[int]:

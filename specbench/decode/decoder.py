@@ -7,10 +7,10 @@ import torch
 from specbench.decode.clock import Clock
 from specbench.decode.drafter import Drafter
 from specbench.decode.launcher import Launcher
-from specbench.decode.policy import FixedK, Policy
 from specbench.decode.round import Verifier
 from specbench.decode.rows import Rows
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK, Policy
 from specbench.decode.serving import ServedRequests, Serving
 from specbench.decode.verifier import verify
 from specbench.footprint import PREFILL_CHUNK, row_slots

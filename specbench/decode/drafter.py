@@ -168,10 +168,6 @@ class CachedLayers(Protocol):
     def cache(self) -> KvCache: ...
 
 
-def _no_forwards(k: int) -> tuple[OwnForward, ...]:  # noqa: ARG001
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Resources:
     """Memory of a drafter in addition to the target's, and its forwards per round."""
@@ -184,7 +180,7 @@ class Resources:
     head_parts: Mapping[str, HeadPart] = field(default_factory=dict)
     # The minimum forwards of a round at K, including those of `observe`; the same kind may occur
     # several times.
-    forwards: Callable[[int], tuple[OwnForward, ...]] = _no_forwards
+    forwards: Callable[[int], tuple[OwnForward, ...]] = lambda _: ()
 
     @property
     def has_model(self) -> bool:

@@ -1,5 +1,8 @@
 """The loop over rounds: it admits requests, advances all rows, and reuses finished rows.
 
+A request ends at an end-of-text token, at its budget, or at a stop string, which may begin in one
+token and end in another.
+
 A predicted output is verified right after the prefill of its prompt, and rounds continue from the
 first difference. Source: SPEC-RL (arXiv:2509.23232), which verifies an earlier answer to the same
 prompt in one pass and decodes from its longest valid prefix.
@@ -16,13 +19,11 @@ import torch
 from specbench.decode.clock import Clock, Mark
 from specbench.decode.drafter import PredictsOutput
 from specbench.decode.launcher import GraphKind, Launcher, RoundLaunch
-from specbench.decode.policy import ObservedRound, Policy
 from specbench.decode.round import Verifier, finish_round
 from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
-from specbench.decode.scheduler import Admission, Scheduler
+from specbench.decode.scheduler import Admission, ObservedRound, Policy, Scheduler
 from specbench.decode.state import FURTHEST
-from specbench.decode.stopping import length_to_stop
 from specbench.footprint import PREFILL_LOGITS, rounded_up
 from specbench.records import AnswerCheck, Request, Result, RoundLog, RoundTimeline
 
@@ -386,3 +387,32 @@ class Serving:
             num_rows=tuple(r.num_rows for r in self._rounds),
             num_emitted=tuple(r.num_emitted for r in self._rounds),
         )
+
+
+_TOKENS_PER_CHARACTER = 4  # at most: a token has at least one byte of UTF-8
+
+
+def length_to_stop(
+    ids: Sequence[int], num_new: int, stop: Sequence[str], text: Callable[[Sequence[int]], str]
+) -> int | None:
+    """The tokens of an answer up to the one that completes a stop string.
+
+    None unless one of the last `num_new` tokens does. `text` decodes ids.
+    """
+    if not stop:
+        return None
+    first_new = len(ids) - num_new
+    begin = max(first_new - _TOKENS_PER_CHARACTER * max(map(len, stop)), 0)
+
+    def is_stopped(end: int) -> bool:
+        window = text(ids[begin:end])
+        return any(string in window for string in stop)
+
+    if not is_stopped(len(ids)):
+        return None
+    return next(end for end in range(first_new + 1, len(ids) + 1) if is_stopped(end))
+
+
+def text_before(stop: Sequence[str], text: str) -> str:
+    """The text before its first stop string."""
+    return text[: min((text.find(string) for string in stop if string in text), default=len(text))]

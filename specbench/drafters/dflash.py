@@ -181,27 +181,6 @@ def spread_layers(num_layers: int, count: int) -> list[int]:
     return sorted({round(first + i * (last - first) / (count - 1)) for i in range(count)})
 
 
-def new_dflash_checkpoint(
-    config: Any, seed: int, *, num_layers: int, block_size: int
-) -> Checkpoint:
-    """Random layers for a target with this config; its last token is taken for the mask."""
-    text = config.get_text_config()
-    target_layer_ids = spread_layers(text.num_hidden_layers, num_layers)
-    fields = new_layer_fields(config, DFLASH_ARCHITECTURE) | {
-        "model_type": "qwen3",
-        "num_hidden_layers": num_layers,
-        "num_target_layers": text.num_hidden_layers,
-        "block_size": block_size,
-        "dflash_config": {
-            "target_layer_ids": target_layer_ids,
-            "mask_token_id": text.vocab_size - 1,
-        },
-    }
-    empty = Checkpoint(source="a new DFlash head", config=fields, tensors={})
-    layers = make_layers(make_config(empty, None), len(target_layer_ids))
-    return replace(empty, tensors=drawn(layers, seed, fields["initializer_range"]))
-
-
 @drafter("dflash")
 class DFlash(Drafter):
     """Drafts with a block of masks, which one forward fills in.
@@ -220,8 +199,23 @@ class DFlash(Drafter):
     def new_checkpoint(
         config: Any, seed: int, *, num_layers: int = 5, block_size: int = NEW_BLOCK_SIZE
     ) -> Checkpoint:
-        """A head with random weights for a target with this transformers config."""
-        return new_dflash_checkpoint(config, seed, num_layers=num_layers, block_size=block_size)
+        """A head with random weights for a target with this transformers config, whose last token
+        is taken for the mask."""
+        text = config.get_text_config()
+        target_layer_ids = spread_layers(text.num_hidden_layers, num_layers)
+        fields = new_layer_fields(config, DFLASH_ARCHITECTURE) | {
+            "model_type": "qwen3",
+            "num_hidden_layers": num_layers,
+            "num_target_layers": text.num_hidden_layers,
+            "block_size": block_size,
+            "dflash_config": {
+                "target_layer_ids": target_layer_ids,
+                "mask_token_id": text.vocab_size - 1,
+            },
+        }
+        empty = Checkpoint(source="a new DFlash head", config=fields, tensors={})
+        layers = make_layers(make_config(empty, None), len(target_layer_ids))
+        return replace(empty, tensors=drawn(layers, seed, fields["initializer_range"]))
 
     @cached_property
     def resources(self) -> Resources:

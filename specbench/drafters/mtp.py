@@ -302,23 +302,6 @@ def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
     return (tensor.shape, tensor.dtype) == (other.shape, other.dtype) and torch.equal(tensor, other)
 
 
-def new_mtp_checkpoint(config: Any, seed: int, *, num_layers: int) -> Checkpoint:
-    """Random MTP layers for a target with this config; in MiMo's layout if its family has none."""
-    text = config.get_text_config()
-    family = family_name(config.model_type)
-    fields = text.to_dict() if family in FAMILIES else new_layer_fields(config, _MIMO)
-    family = family if family in FAMILIES else "mimo"
-    fields |= {"model_type": family, "num_hidden_layers": text.num_hidden_layers}
-    fields |= {"num_nextn_predict_layers": num_layers}
-    empty = Checkpoint(source=f"new {family} MTP layers", config=fields, tensors={})
-    layers, _ = make_layers(empty)
-    weights = drawn(layers, seed, fields.get("initializer_range") or 0.02)
-    tensors: dict[str, Tensor] = {}
-    for name in layer_shapes(layers, FAMILIES[family]):
-        tensors |= split_experts(file_name(empty, name), weights[name])
-    return replace(empty, tensors=tensors)
-
-
 @drafter("mtp")
 class Mtp(FeatureDrafter):
     """Drafts with the target's MTP layers, each over its own keys and values.
@@ -332,18 +315,31 @@ class Mtp(FeatureDrafter):
     """
 
     open_head = MtpHead
+    head: MtpHead
 
     def __init__(self, parts: Parts) -> None:
         head = self.open_head(parts.checkpoint(), parts.target)
         super().__init__(head, TreePlan())
-        self._mtp = head
         # A later layer needs the states of the one before it, which only a row's end has.
         self.capabilities = replace(self.capabilities, keeps_prefix=head.num_layers == 1)
 
     @staticmethod
     def new_checkpoint(config: Any, seed: int, *, num_layers: int = 1) -> Checkpoint:
-        """Random MTP layers for a target with this transformers config, named as in its files."""
-        return new_mtp_checkpoint(config, seed, num_layers=num_layers)
+        """Random MTP layers for a target with this transformers config, named as in its files; in
+        MiMo's layout if its family has none."""
+        text = config.get_text_config()
+        family = family_name(config.model_type)
+        fields = text.to_dict() if family in FAMILIES else new_layer_fields(config, _MIMO)
+        family = family if family in FAMILIES else "mimo"
+        fields |= {"model_type": family, "num_hidden_layers": text.num_hidden_layers}
+        fields |= {"num_nextn_predict_layers": num_layers}
+        empty = Checkpoint(source=f"new {family} MTP layers", config=fields, tensors={})
+        layers, _ = make_layers(empty)
+        weights = drawn(layers, seed, fields.get("initializer_range") or 0.02)
+        tensors: dict[str, Tensor] = {}
+        for name in layer_shapes(layers, FAMILIES[family]):
+            tensors |= split_experts(file_name(empty, name), weights[name])
+        return replace(empty, tensors=tensors)
 
     def prefill(self, state: State, chunk: Chunk) -> None:
         states_BTF = self._see(
@@ -386,7 +382,7 @@ class Mtp(FeatureDrafter):
         first_row: int = 0,
     ) -> Tensor:
         """All layers' states after known tokens [B, T, L * F]; they follow those `before`."""
-        head = self._mtp
+        head = self.head
         states_BTF, made = head.fuse(features), []
         for i in range(head.num_layers):
             states_BTF = head.step(
@@ -397,7 +393,7 @@ class Mtp(FeatureDrafter):
         return torch.cat(made, -1)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        head, states_BLF = self._mtp, self._kept(state)
+        head, states_BLF = self.head, self._kept(state)
         depth, tokens_BW, states_BWF = 0, state.tokens_BC[:, :0], states_BLF[:, :0]
 
         def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:  # noqa: ARG001
@@ -419,7 +415,7 @@ class Mtp(FeatureDrafter):
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
         """`observe` is all layers over known tokens, `layer i` that one over drafts."""
-        head, L = self._mtp, self._mtp.num_layers
+        head, L = self.head, self.head.num_layers
         (state_11F,) = blank_states(head, head.feature_size)
 
         def observe(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> Tensor:
@@ -448,10 +444,10 @@ class Mtp(FeatureDrafter):
         return parts
 
     def _forwards(self, k: int) -> tuple[OwnForward, ...]:
-        L = self._mtp.num_layers
+        L = self.head.num_layers
         drafts = (OwnForward(min(depth, L), f"layer {depth % L}") for depth in range(1, k))
         return (OwnForward(k + 1, "observe"), *drafts)
 
     def _kept(self, state: State) -> Tensor:
         """Each layer's state after the row's last token [B, L, F]."""
-        return state.rows_of(self._last_RF).view(state.num_rows, self._mtp.num_layers, -1)
+        return state.rows_of(self._last_RF).view(state.num_rows, self.head.num_layers, -1)

@@ -15,10 +15,10 @@ from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter
 from specbench.decode.graphs import Launchers
 from specbench.decode.launcher import GraphKind, Launcher
-from specbench.decode.policy import FixedK, ObservedFixedK, Policy
+from specbench.decode.lossy import SyntheticVerifier
 from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
-from specbench.decode.synthetic import SyntheticVerifier
+from specbench.decode.scheduler import FixedK, ObservedFixedK, Policy
 from specbench.engines.engine import (
     Instrumented,
     Load,

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import is_sklearn_available
 
-from specbench.decode.stopping import length_to_stop
+from specbench.decode.serving import length_to_stop
 from specbench.engines.engine import InProcess, Load, ServedPass, Work
 from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.model_pool import ModelPool, identity

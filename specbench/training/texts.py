@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import NoDrafter
-from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.demo.corpus import DRAFT_START, END, training_conversations
 from specbench.demo.corpus import SEED as CORPUS_SEED
 from specbench.errors import StoreError, UsageError, WorkloadError

@@ -9,8 +9,8 @@ from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter
 from specbench.decode.graphs import GraphLauncher
 from specbench.decode.launcher import GraphKind
-from specbench.decode.policy import FixedK, Policy
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK, Policy
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Result, Sampling
 from tests.decoding.fake_graphs import FakeGraphs, LateClock, LateCopies, graphed

@@ -11,7 +11,7 @@ from math import exp
 from statistics import mean
 
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
-from specbench.decode.policy import ObservedRound
+from specbench.decode.scheduler import ObservedRound
 
 KS = default_ks(8)
 # Seconds of a round by K, in the shape measured on a CPU pair: one row, a few, many.
@@ -92,7 +92,7 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
         return seconds * exp(clock.gauss(0, 0.05)) * (3 if clock.random() < 0.02 else 1)
 
     samples = {(num_rows, k): [shown(cost[k]) for _ in range(4)] for k in KS}
-    controller = make(RoundCostModel.from_samples(samples, catch_up_s=CATCH_UP_S))
+    controller = make(RoundCostModel(samples, catch_up_s=CATCH_UP_S))
     rows = [Row(rates, f"{seed} {i}") for i, rates in enumerate(texts)]
     emitted, seconds, behind = 0, 0.0, 0
     while emitted < num_tokens:

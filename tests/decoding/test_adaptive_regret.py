@@ -24,7 +24,7 @@ def never_probing(costs: RoundCostModel) -> Controller:
 
 
 def ignoring_cost(costs: RoundCostModel) -> Controller:  # noqa: ARG001
-    return Controller(KS, RoundCostModel.from_samples({(16, k): (1.0,) for k in KS}))
+    return Controller(KS, RoundCostModel({(16, k): (1.0,) for k in KS}))
 
 
 @pytest.mark.sampled(one_in=3, every=["num_rows", "alpha"])

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
-from specbench.decode.policy import ObservedRound
+from specbench.decode.scheduler import ObservedRound
 from tests.decoding.simulated_texts import COSTS, KS
 
 
 def exact_costs(catch_up_s: float = 0.0) -> RoundCostModel:
-    return RoundCostModel.from_samples(
+    return RoundCostModel(
         {(rows, k): (seconds,) for rows in COSTS for k, seconds in COSTS[rows].items()},
         catch_up_s=((1, catch_up_s),),
     )
@@ -48,7 +48,7 @@ def test_the_set_of_k_is_dense_where_it_matters_and_ends_at_the_largest():
 @pytest.mark.parametrize("ks", [(), (0,), (1, 2), (0, 2, 1), (0, 1, 1)])
 def test_a_set_without_zero_or_out_of_order_is_refused(ks):
     with pytest.raises(ValueError, match="ascend from 0"):
-        Controller(ks, RoundCostModel.from_samples({(1, 0): (1.0,)}))
+        Controller(ks, RoundCostModel({(1, 0): (1.0,)}))
 
 
 def test_drafts_that_are_always_kept_ask_for_the_largest_k():

@@ -9,8 +9,8 @@ from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.graphs import GraphLauncher, Launchers
-from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.decode.state import State
 from specbench.drafters.ngram import Ngram
 from specbench.forward.runner import StockRunner

@@ -13,8 +13,8 @@ from specbench.decode.decoder import Decoder, MakeLauncher
 from specbench.decode.drafter import NoDrafter
 from specbench.decode.graphs import Launchers
 from specbench.decode.launcher import Launcher
-from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.footprint import span_bucket
 from specbench.forward.runner import Output, StockRunner
 from specbench.records import Request, Sampling

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from specbench.decode.drafter import Capabilities, Drafter
 from specbench.decode.launcher import GraphKind, catch_up
-from specbench.decode.policy import FixedK
 from specbench.decode.round import run_round
 from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.decode.verifier import verify
 from specbench.drafters.ngram import Ngram
 from specbench.forward.runner import StockRunner

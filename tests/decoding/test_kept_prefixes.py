@@ -3,7 +3,7 @@
 import pytest
 
 from specbench.decode.drafter import NoDrafter
-from specbench.decode.policy import FixedK
+from specbench.decode.scheduler import FixedK
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request
 from tests.decoding.fakes import CountingRunner

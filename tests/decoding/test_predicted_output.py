@@ -11,11 +11,11 @@ import pytest
 
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Proposal
-from specbench.decode.policy import FixedK
+from specbench.decode.lossy import SyntheticVerifier
 from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.decode.state import State
-from specbench.decode.synthetic import SyntheticVerifier
 from specbench.decode.verifier import verify
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specbench.decode.graphs import GraphLauncher
 from specbench.decode.launcher import Launcher
-from specbench.decode.policy import FixedK
+from specbench.decode.scheduler import FixedK
 from tests.decoding.fake_graphs import EarlyCopies, LateClock, LateCopies
 from tests.decoding.graph_bench import (
     Bench,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbench.decode.drafter import NoDrafter
-from specbench.decode.policy import FixedK
+from specbench.decode.scheduler import FixedK
 from tests.decoding.fake_graphs import FailingGraphs
 from tests.decoding.graph_bench import (
     Bench,

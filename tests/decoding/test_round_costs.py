@@ -18,7 +18,7 @@ def test_a_catch_up_of_a_quarter_of_the_stay_leaves_four_fifths_of_the_rate():
 
 
 def test_a_cost_is_the_median_of_its_samples_and_rows_between_lie_on_a_line():
-    costs = RoundCostModel.from_samples({(1, 0): (1.0, 9.0, 2.0), (4, 0): (3.5,)})
+    costs = RoundCostModel({(1, 0): (1.0, 9.0, 2.0), (4, 0): (3.5,)})
 
     assert costs.round_s(1, 0) == 2.0
     assert costs.round_s(2, 0) == pytest.approx(2.5)
@@ -26,7 +26,7 @@ def test_a_cost_is_the_median_of_its_samples_and_rows_between_lie_on_a_line():
 
 
 def test_catching_up_costs_a_fixed_part_and_a_part_for_each_token():
-    costs = RoundCostModel.from_samples({(1, 0): (1.0,)}, catch_up_s=((10, 2.0), (20, 3.0)))
+    costs = RoundCostModel({(1, 0): (1.0,)}, catch_up_s=((10, 2.0), (20, 3.0)))
 
     assert costs.catch_up_s(0) == 0.0
     assert costs.catch_up_s(30) == pytest.approx(4.0)
@@ -37,13 +37,13 @@ def test_catching_up_costs_a_fixed_part_and_a_part_for_each_token():
     [((), 0.0), (((10, 2.0),), 2.0), (((10, 3.0), (30, 1.0)), 2.0), (((10, 0.5), (20, 2.0)), 3.3)],
 )
 def test_neither_part_of_catching_up_is_below_zero(points, at_40):
-    costs = RoundCostModel.from_samples({(1, 0): (1.0,)}, catch_up_s=points)
+    costs = RoundCostModel({(1, 0): (1.0,)}, catch_up_s=points)
 
     assert costs.catch_up_s(40) == pytest.approx(at_40, rel=0.02)
 
 
 def test_a_slower_machine_slows_every_k_also_those_that_are_not_run():
-    costs = RoundCostModel.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
+    costs = RoundCostModel({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
     for i in range(200):
         costs.observe(1, 4, 2.0 if i < 20 else 3.0)
 
@@ -52,7 +52,7 @@ def test_a_slower_machine_slows_every_k_also_those_that_are_not_run():
 
 
 def test_a_wrongly_measured_k_is_corrected_by_running_it_in_alternation():
-    costs = RoundCostModel.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.4,) * 4})
+    costs = RoundCostModel({(1, 0): (1.0,) * 4, (1, 4): (2.4,) * 4})
     for _ in range(20):
         for k, seconds in ((0, 1.0), (4, 2.0)):
             for _ in range(10):
@@ -63,7 +63,7 @@ def test_a_wrongly_measured_k_is_corrected_by_running_it_in_alternation():
 
 def test_drift_under_alternating_k_does_not_change_how_they_compare():
     rng = random.Random(0)
-    costs = RoundCostModel.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
+    costs = RoundCostModel({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
     pace = 1.0
     for _ in range(100):
         for k, seconds in ((0, 1.0), (4, 2.0)):
@@ -78,7 +78,7 @@ def test_rows_that_come_and_go_do_not_change_how_two_k_compare():
     """Passes that fill 16 rows at K = 8 and drain: measured too dear where rows are few."""
     seconds = {0: 1.0, 8: 2.0}
     dear = {1: 1.3, 4: 1.2, 16: 1.0}
-    costs = RoundCostModel.from_samples(
+    costs = RoundCostModel(
         {(rows, k): (dear[rows] * rows * seconds[k],) * 6 for rows in dear for k in seconds}
     )
     for _ in range(30):
@@ -89,7 +89,7 @@ def test_rows_that_come_and_go_do_not_change_how_two_k_compare():
 
 
 def test_one_round_of_three_times_the_time_moves_a_cost_by_about_a_hundredth():
-    costs = RoundCostModel.from_samples({(1, 0): (1.0,) * 4})
+    costs = RoundCostModel({(1, 0): (1.0,) * 4})
 
     costs.observe(1, 0, 3.0)
 

@@ -9,8 +9,8 @@ import pytest
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, NoDrafter
-from specbench.decode.policy import FixedK, ObservedRound, Policy
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK, ObservedRound, Policy
 from specbench.decode.serving import ServedRequests
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
@@ -85,7 +85,7 @@ def test_greedy_texts_do_not_depend_on_a_controller_that_picks_k(
     drafter = make_drafter("draft_model", target, runner(exact_llama(seed=1)))
     ks = default_ks(6)
     # A stranger's drafts are seldom right; rounds of every K cost the same, so it keeps trying.
-    costs = RoundCostModel.from_samples({(rows, k): [1.0] for rows in (1, 6) for k in ks})
+    costs = RoundCostModel({(rows, k): [1.0] for rows in (1, 6) for k in ks})
     controller = Controller(ks, costs)
 
     served = serve(target, drafter, some_requests(24), controller, num_rows)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specbench.decode.drafter import NoDrafter
-from specbench.decode.policy import FixedK
+from specbench.decode.scheduler import FixedK
 from specbench.forward.runner import StockRunner
 from specbench.records import Request
 from tests.decoding.models import tiny_llama

@@ -8,9 +8,9 @@ import pytest
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import NoDrafter
 from specbench.decode.launcher import Launcher
-from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
-from specbench.decode.stopping import length_to_stop, text_before
+from specbench.decode.scheduler import FixedK
+from specbench.decode.serving import length_to_stop, text_before
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request, RequestSettings, Result, Sampling
 from tests.decoding.fakes import CountingClock

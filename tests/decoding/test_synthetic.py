@@ -12,8 +12,8 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from specbench.decode.drafter import Proposal
+from specbench.decode.lossy import SyntheticVerifier, acceptance_rates
 from specbench.decode.sampling import Purpose, Sampler, uniform
-from specbench.decode.synthetic import SyntheticVerifier, acceptance_rates
 from specbench.decode.verifier import Verdict
 from specbench.errors import UsageError
 from specbench.forward.tree import StaticTree

@@ -12,8 +12,8 @@ import torch
 
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, Proposal
-from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.decode.state import State
 from specbench.drafters.medusa import Medusa, MedusaHeads
 from specbench.drafters.registry import build_drafter

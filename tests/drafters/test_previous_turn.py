@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from specbench.decode.decoder import Decoder
-from specbench.decode.policy import FixedK
 from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.drafters.previous_turn import PreviousTurn
 from specbench.drafters.registry import build_drafter
 from specbench.forward.runner import StockRunner

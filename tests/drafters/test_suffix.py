@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from specbench.decode.decoder import Decoder
-from specbench.decode.policy import FixedK
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK
 from specbench.decode.state import State
 from specbench.drafters.suffix import Suffix
 from specbench.errors import UsageError

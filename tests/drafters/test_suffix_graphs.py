@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import pytest
 
 from specbench.decode.decoder import Decoder
-from specbench.decode.policy import FixedK, Policy
 from specbench.decode.sampling import Sampler
+from specbench.decode.scheduler import FixedK, Policy
 from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter
 from specbench.drafters.suffix import Suffix

@@ -23,7 +23,7 @@ def measured(monkeypatch):
 
     def measure(_, prompt_ids, ks, num_rows, sampler):  # noqa: ARG001
         found.append(num_rows)
-        costs = RoundCostModel.from_samples({(num_rows, k): (1.0 + k,) for k in ks})
+        costs = RoundCostModel({(num_rows, k): (1.0 + k,) for k in ks})
         return Calibration(costs, 1.0)
 
     monkeypatch.setattr(builtin, "measure_round_costs", measure)

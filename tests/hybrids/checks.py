@@ -115,7 +115,7 @@ def check_adaptive_k(of: Subject) -> None:
     """The real controller picks K: it goes up while drafts are right, gives drafting up when they
     turn wrong, and tries again, which shows a draft what it has not seen of its rows."""
     ks = default_ks(4)
-    costs = RoundCostModel.from_samples({(rows, k): [1 + 0.2 * k] for rows in (1, 2) for k in ks})
+    costs = RoundCostModel({(rows, k): [1 + 0.2 * k] for rows in (1, 2) for k in ks})
     controller = Controller(ks, costs, probe_share=0.5)
     requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
     chosen: list[int] = []

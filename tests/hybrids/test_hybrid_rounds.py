@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specbench.decode.drafter import NoDrafter
-from specbench.decode.policy import FixedK
+from specbench.decode.scheduler import FixedK
 from specbench.errors import ModelError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
