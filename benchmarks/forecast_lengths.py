@@ -34,8 +34,7 @@ from specbench.records import Message, Request, RoundLog, Sampling
 from specbench.shipped import shipped
 from specbench.stats.intervals import log_ratio
 from specbench.stats.rounds import RoundCounts, mean_length
-from specbench.tracing.text import TargetText
-from specbench.tracing.trace import trace_conversation
+from specbench.tracing.trace import TargetText, trace_conversation
 
 DRAFTERS = ("draft", "ngram", "medusa", "eagle")
 # How often a prompt is decoded where drafts are drawn: about as many tokens of every workload.

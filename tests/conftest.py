@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specbench.probes import load
+from specbench.probes import host as load
 from tests.sampling import make_only_what_runs
 
 # Before Triton is imported: on a machine without a GPU its kernels run in its interpreter.

@@ -24,7 +24,7 @@ from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
 from specbench.metrics.machine import noise_warning
-from specbench.probes.load import busy_now
+from specbench.probes.host import busy_now
 from specbench.records import EngineCost, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,

@@ -33,7 +33,7 @@ from specbench.records.forecasts import Drafting
 from specbench.runs import RunStore
 from specbench.settings import BUILTIN, AcceptanceRule
 from specbench.stats.rounds import RoundCounts
-from specbench.tracing.text import TargetText
+from specbench.tracing.trace import TargetText
 
 _ALIKE = 256  # tokens of context: up to it, and within each doubling beyond, costs are shared
 

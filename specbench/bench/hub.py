@@ -14,7 +14,7 @@ from specbench.files.hub_facts import HubFacts, gated_advice, hub_facts
 from specbench.files.model import has_weights, is_here
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.demand import gib
-from specbench.models.progress import report_progress
+from specbench.models.library_output import report_progress
 
 PATIENCE_S = 5.0  # for the hub's response
 # The base class of the hub's errors depends on its HTTP client, which differs by release.

@@ -13,7 +13,7 @@ from specbench.engines.engine import Engine, Load, ServedPass
 from specbench.records import Request, RoundCost
 from specbench.records.forecasts import later_s
 from specbench.stats.intervals import paired_log_ratio
-from specbench.tracing.text import TargetText
+from specbench.tracing.trace import TargetText
 
 # A timing repetition decodes the same number of tokens at every K. After a prompt a machine needs
 # some rounds to reach its steady speed: the first half of a repetition shows their cost, the second

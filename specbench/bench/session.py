@@ -38,7 +38,7 @@ from specbench.records import (
     ids_sha256,
 )
 from specbench.runs import RunStore
-from specbench.tracing.text import TargetText
+from specbench.tracing.trace import TargetText
 
 _FENCED = re.compile(r"^(```+|~~~+)[^\n]*\n.*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 

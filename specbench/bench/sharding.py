@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from specbench.bench.units import RemoteReporter, Reporter, ReporterCall
 from specbench.errors import DeviceError, SpecbenchError
-from specbench.models import library_log
+from specbench.models import library_output
 
 
 class Shard(NamedTuple):
@@ -77,7 +77,7 @@ def _in_order(results: Sequence[Results]) -> list[Any]:
 
 
 def _process(pickled: bytes, shard: Shard, to: Connection) -> None:
-    library_log.silence()  # before the work imports libraries that log
+    library_output.silence()  # before the work imports libraries that log
     work: Work = pickle.loads(pickled)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process
     try:

@@ -39,11 +39,11 @@ from specbench.inputs.pairing import Pairing, Target
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.models.loading import planned_dtype
-from specbench.probes import load as host
+from specbench.probes import host
 from specbench.probes.device import cuda_uuid, find_device
 from specbench.probes.environment import cpu_model, describe_environment
 from specbench.probes.gpu import open_probe
-from specbench.probes.load import HostLoad, idle_cores, num_cores, others_fact, physical_cores
+from specbench.probes.host import HostLoad, idle_cores, num_cores, others_fact, physical_cores
 from specbench.records import Contender, Environment, KernelChoice, Request
 from specbench.runs import RunStore
 from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings

@@ -18,7 +18,7 @@ from specbench.records import Condition, Prompt, TraceRecord
 from specbench.records.forecasts import Drafting
 from specbench.runs import RunStore
 from specbench.stats.spread import MIN_UNITS
-from specbench.tracing.text import TargetText
+from specbench.tracing.trace import TargetText
 
 TRACING_SHARE = 0.3  # of the time that exploring may take
 MAX_TRACING_SHARE = 0.5  # for the first five prompts, to leave time for measuring the leaders

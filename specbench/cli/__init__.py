@@ -31,7 +31,7 @@ from specbench.cli.report import report
 from specbench.cli.train import train
 from specbench.cli.verify import verify
 from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError
-from specbench.models import library_log
+from specbench.models import library_output
 from specbench.untrusted import plain
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -137,7 +137,7 @@ def main() -> None:
 
     Typer handles Ctrl-C (exit code 130) and closed pipes, as in `| head`.
     """
-    library_log.silence()
+    library_output.silence()
     with plain_streams():
         _run()
 

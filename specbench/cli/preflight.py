@@ -71,7 +71,7 @@ def require_device_and_out(settings: RunSettings, runs_dir: Path | None) -> None
 
 def require_machine(machine: MachineSettings) -> None:
     """Raises UsageError for a GPU without a driver, or more threads than this process has cores."""
-    from specbench.probes.load import num_cores
+    from specbench.probes.host import num_cores
 
     if machine.device.startswith("cuda") and sys.platform == "linux" and not has_gpu_driver():
         raise UsageError(

@@ -28,7 +28,7 @@ from specbench.decide.explanation import speedup_text
 from specbench.errors import ExitCode
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
-from specbench.models.progress import listeners
+from specbench.models.library_output import listeners
 from specbench.records import BlockRecord, CellKey, Condition, Interval, RequestRecord
 from specbench.report.numbers import plural
 

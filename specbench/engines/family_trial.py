@@ -16,7 +16,7 @@ from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.library_errors import errors_translated
-from specbench.models.library_log import quiet
+from specbench.models.library_output import quiet
 from specbench.models.loading import load_config, refusing
 from specbench.models.parts import keep_text_part, text_class
 from specbench.models.quantization import named_format

@@ -14,6 +14,7 @@ from specbench.errors import ModelError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.kernels.availability import DEVICES
 from specbench.models.checkpoint import WEIGHT_KINDS, Checkpoint, has_tokenizer, read_checkpoint
+from specbench.models.library_output import report_compiling
 from specbench.models.loading import (
     LoadedModel,
     first_not_finite,
@@ -22,7 +23,6 @@ from specbench.models.loading import (
     weights_sha256,
 )
 from specbench.models.parts import layers_of
-from specbench.models.progress import report_compiling
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.models.weights import give_back_host_memory
 from specbench.records import ModelIdentity

@@ -23,7 +23,7 @@ from torch import Tensor
 from specbench import __version__
 from specbench.errors import ModelError
 from specbench.models.library_errors import failure_reason
-from specbench.models.progress import report_progress
+from specbench.models.library_output import report_progress
 from specbench.records import Contender, KernelChoice
 from specbench.whole_file import write_whole
 

@@ -21,9 +21,8 @@ from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import require_loadable
 from specbench.fit.weights import planned_dtype as dtype_of
 from specbench.models.library_errors import is_of_device, load_advice
-from specbench.models.library_log import quiet
+from specbench.models.library_output import quiet, report_progress
 from specbench.models.parts import keep_text_part, text_class
-from specbench.models.progress import report_progress
 from specbench.models.quantization import (
     inner_tensors,
     require_packable,

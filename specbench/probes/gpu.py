@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from specbench.probes.sampler import PeriodicReader
+from specbench.probes.host import PeriodicReader
 from specbench.records import DeviceSample
 
 

@@ -1,10 +1,13 @@
 """An asynchronous client of one server with an OpenAI-compatible API.
 
-Every fault of a server, from another protocol to silence, is raised as a ServerError.
+Every fault of a server, from another protocol to silence, is raised as a ServerError. A server that
+stops responding is warned of long before a request times out.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
@@ -18,7 +21,7 @@ from specbench.servers.metrics_page import CounterPage, Counters, read_counters
 from specbench.servers.streamed import EventData, Payload, Streamed, invalid_field
 from specbench.untrusted import parse_json
 
-CONNECT_S, SILENCE_S = 10.0, 120.0  # how long a server may take to answer, and between two chunks
+SILENCE_S = 120.0  # how long a server may take to answer, and between two chunks
 HEALTH_S = 3.0  # how long its health check may take
 LONGEST_REASON = 200  # characters of a server's error message
 LARGEST_PAGE = 2**26  # bytes, more than any engine's page has
@@ -41,7 +44,7 @@ class Client:
         self._has_template = True  # until the server reports that its model has none
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            transport=Connections(connect_s=CONNECT_S, silence_s=silence_s),
+            transport=Connections(silence_s=silence_s),
             follow_redirects=False,
         )
 
@@ -269,3 +272,59 @@ def _reason(error: object) -> str:
 
 def _path(url: str) -> str:
     return httpx.URL(url).path
+
+
+NOTICE_S = 10.0  # without an event while requests are open
+TICK_S = 0.5
+
+
+@dataclass(kw_only=True, slots=True)
+class Stall:
+    """A time in which a server sent nothing on any stream."""
+
+    root: str
+    seconds: float
+    fault: str  # of its health check; empty: healthy
+
+    def __str__(self) -> str:
+        health = f"and {self.fault}" if self.fault else "though its health check succeeds"
+        return f"{self.root} sent nothing for {self.seconds:.0f} s, {health}"
+
+
+@asynccontextmanager
+async def watch_for_stalls(
+    clients: Sequence[Client], health: str, warn: Callable[[str], None]
+) -> AsyncIterator[list[Stall]]:
+    """Collect the stalls; each is warned of after `NOTICE_S`, with the result of `health`."""
+    stalls: list[Stall] = []
+    tasks = [asyncio.create_task(_listen(client, health, warn, stalls)) for client in clients]
+    try:
+        yield stalls
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _listen(
+    client: Client, health: str, warn: Callable[[str], None], stalls: list[Stall]
+) -> None:
+    clock = asyncio.get_running_loop().time
+    stall, silent_s, last_counts = None, 0.0, (0, 0)
+    while True:
+        began_s = clock()
+        await asyncio.sleep(TICK_S)
+        # A pause of this process itself does not count as the server's silence.
+        silent_s += min(clock() - began_s, 2 * TICK_S)
+        counts = client.num_events, client.num_closed
+        if counts != last_counts or not client.num_open:
+            stall, silent_s, last_counts = None, 0.0, counts
+        elif stall is not None:
+            stall.seconds = silent_s
+        elif silent_s >= NOTICE_S:
+            began_s = clock()
+            stall = Stall(root=client.address.root, seconds=silent_s, fault="")
+            stall.fault = await client.why_unhealthy(health)
+            silent_s += clock() - began_s
+            stalls.append(stall)
+            warn(f"{stall}; waiting for it for up to {SILENCE_S:.0f} s")

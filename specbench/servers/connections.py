@@ -17,19 +17,19 @@ import httpx
 # A request that is sent while the server closes the connection is lost. uvicorn, which most engines
 # use, closes an idle one after 5 s; llama.cpp's server immediately, despite its keep-alive header.
 SETTLED_S, STALE_S = 0.02, 2.0
+CONNECT_S = 10.0
 READ_BYTES = 65_536
 HEAD_BYTES = 100_000  # a longer one is refused
 
 
 class Connections(httpx.AsyncBaseTransport):
-    """A pool that opens a connection, within `connect_s`, if none is idle.
+    """A pool that opens a connection, within `CONNECT_S`, if none is idle.
 
     A server may be silent for `silence_s` before and within a response. If it closes an idle
     connection while a request is sent, the request is sent again on a new one.
     """
 
-    def __init__(self, *, connect_s: float, silence_s: float) -> None:
-        self._connect_s = connect_s
+    def __init__(self, *, silence_s: float) -> None:
         self._silence_s = silence_s
         self._idle: deque[_Connection] = deque()  # idle for longest first
 
@@ -72,14 +72,14 @@ class Connections(httpx.AsyncBaseTransport):
     async def _open(self, url: httpx.URL) -> "_Connection":
         is_tls = url.scheme == "https"
         try:
-            async with asyncio.timeout(self._connect_s):
+            async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_connection(
                     url.host,
                     url.port or (443 if is_tls else 80),
                     ssl=self._ssl_context if is_tls else None,
                 )
         except TimeoutError as error:
-            raise httpx.ConnectTimeout(f"no connection within {self._connect_s:g} s") from error
+            raise httpx.ConnectTimeout(f"no connection within {CONNECT_S:g} s") from error
         except (OSError, UnicodeError) as error:
             raise httpx.ConnectError(str(error)) from error
         return _Connection(reader, writer, self._silence_s)

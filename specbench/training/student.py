@@ -23,7 +23,6 @@ from specbench.forward.runner import Runner
 from specbench.methods import Recipe, all_methods, find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.stats.rounds import mean_length_from_rates
-from specbench.training.optimizer import Schedule
 from specbench.training.teacher import Batch, Lesson, Teacher, head_rows
 from specbench.training.texts import TrainingText
 
@@ -341,7 +340,6 @@ def measure_acceptance(
     )
 
 
-_WIDTH = 128  # of the target that the rates were found on; wider ones take smaller steps
 _MOST_DRAFTED = 32_000  # tokens of a larger vocabulary that an EAGLE-3 head can draft
 
 
@@ -352,12 +350,6 @@ def recipe_of(method: str) -> Recipe:
         trained = [m.name for m in all_methods() if m.head and m.head.recipe]
         raise UsageError(f"no head of {method!r} can be trained; allowed: {', '.join(trained)}")
     return head.recipe
-
-
-def schedule(recipe: Recipe, steps: int, hidden_size: int) -> Schedule:
-    """Learning rates for a target of that width."""
-    scale = min(1.0, _WIDTH / hidden_size)
-    return Schedule(steps=steps, muon_lr=recipe.muon_lr * scale, adamw_lr=recipe.adamw_lr * scale)
 
 
 def new_student(

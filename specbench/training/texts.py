@@ -27,7 +27,7 @@ from specbench.inputs.workloads import find_workloads, load_workload
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Message, Prompt, Request, Sampling
 from specbench.records.requests import TEMPLATE_SETTINGS
-from specbench.training.replacing import not_written
+from specbench.training.settings import not_written
 
 HELD_OUT_ONE_IN = 20
 

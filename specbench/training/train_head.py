@@ -22,8 +22,7 @@ from specbench.models.loading import LoadedModel, weights_sha256
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.probes.environment import cpu_model, git_commit, package_versions, program_name
 from specbench.shipped import PACKAGE
-from specbench.training.replacing import replaced
-from specbench.training.settings import TrainSettings
+from specbench.training.settings import TrainSettings, replaced
 from specbench.training.student import (
     Acceptance,
     Student,
@@ -31,7 +30,6 @@ from specbench.training.student import (
     new_student,
     open_student,
     recipe_of,
-    schedule,
 )
 from specbench.training.teacher import Batch, Teacher, batches_of
 from specbench.training.texts import (
@@ -43,7 +41,7 @@ from specbench.training.texts import (
     plan_answers,
     workload_questions,
 )
-from specbench.training.trainer import Plan, TrainingProgress, train
+from specbench.training.trainer import Plan, TrainingProgress, schedule, train
 
 
 def training_card(

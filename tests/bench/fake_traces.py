@@ -5,7 +5,7 @@ from typing import Any
 
 from specbench.records import TraceRecord
 from specbench.records.forecasts import Drafting
-from specbench.tracing.text import TargetText
+from specbench.tracing.trace import TargetText
 from tests.forecast.traces import trace
 
 

@@ -13,7 +13,7 @@ from specbench.errors import ModelError
 from specbench.files.model import has_weights
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.model_spec import model_spec
-from specbench.models import progress
+from specbench.models import library_output
 from specbench.models.checkpoint import read_checkpoint
 from specbench.models.loading import load_model
 from specbench.shipped import PACKAGE
@@ -29,7 +29,7 @@ PICKLED = ModelSpec(source="org/pickled")
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is reported of slow steps, while the hub may be asked."""
     texts: list[str] = []
-    monkeypatch.setattr(progress, "listeners", [texts.append])
+    monkeypatch.setattr(library_output, "listeners", [texts.append])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return texts
 

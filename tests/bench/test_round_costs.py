@@ -16,7 +16,7 @@ from specbench.bench.round_costs import (
 )
 from specbench.engines.engine import ServedPass
 from specbench.records import RoundCost, RoundTimeline, Sampling
-from specbench.tracing.text import TargetText
+from specbench.tracing.trace import TargetText
 from tests.bench.fakes import FakeClock, FakeEngine
 from tests.cell_keys import BASE_KEY, with_axes
 

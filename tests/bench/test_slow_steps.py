@@ -10,7 +10,7 @@ from transformers.utils.logging import tqdm
 
 from specbench.forward import autotune
 from specbench.inputs.model_spec import model_spec
-from specbench.models import progress
+from specbench.models import library_output
 from specbench.models.loading import load_model
 from specbench.records import Contender
 
@@ -19,7 +19,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from specbench.forward.kernels import layer_steps
-from specbench.models.progress import listeners, report_compiling
+from specbench.models.library_output import listeners, report_compiling
 
 def build(capability):
     names = layer_steps._gated.arg_names
@@ -41,7 +41,7 @@ for capability in (80, 89, 90):
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
-    monkeypatch.setattr(progress, "listeners", [texts.append])
+    monkeypatch.setattr(library_output, "listeners", [texts.append])
     return texts
 
 

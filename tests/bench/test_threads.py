@@ -22,8 +22,8 @@ from specbench.engines.engine import Work
 from specbench.errors import ModelError
 from specbench.forward import autotune
 from specbench.gate.fingerprint import fingerprint_of, thread_difference
-from specbench.probes import load
-from specbench.probes.load import HostLoad
+from specbench.probes import host as load
+from specbench.probes.host import HostLoad
 from specbench.records import Contender, Request, Result
 from specbench.report.document import build_document
 from specbench.report.provenance import provenance

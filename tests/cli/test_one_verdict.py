@@ -374,7 +374,7 @@ def test_more_threads_than_cores_are_refused_with_the_number_of_cores(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
-    monkeypatch.setattr("specbench.probes.load.num_cores", lambda: 3)
+    monkeypatch.setattr("specbench.probes.host.num_cores", lambda: 3)
     asked = (*RUN, "--threads", "4")
     for command in ("run", "sweep-k"):
         ran = specbench(command, "case/x", *asked, cwd=folder)

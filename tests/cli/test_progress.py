@@ -6,7 +6,7 @@ import pytest
 
 from specbench.cli import progress
 from specbench.cli.progress import ProgressWatch, duration
-from specbench.models.progress import report_progress
+from specbench.models.library_output import report_progress
 
 PATIENCE_S = 20.0
 

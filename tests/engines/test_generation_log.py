@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specbench.engines.generation_log import GenerationLog, timeline
+from specbench.engines.transformers_engine import GenerationLog, timeline
 from specbench.records import Result, RoundLog
 
 

@@ -10,7 +10,7 @@ from specbench.gate.baseline import Snapshot, pool, read_baseline, snapshot, wri
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.judging import GateVerdict
 from specbench.metrics.machine import noise_warning
-from specbench.probes.load import HostLoad, busy_facts
+from specbench.probes.host import HostLoad, busy_facts
 from specbench.report.gate import baseline_lines, detail_lines
 from specbench.runs import load_run
 from tests.gate.gate_sides import cell, figure, side

@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from specbench.metrics.machine import noise_warning
-from specbench.probes import load
-from specbench.probes.load import (
+from specbench.probes import host as load
+from specbench.probes.host import (
     HostLoad,
     busy_facts,
     busy_now,

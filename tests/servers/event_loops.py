@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from specbench.servers import client_load, traffic
+from specbench.servers import traffic
 from tests.servers.crowd_server import CrowdServer
 
 Found = TypeVar("Found")
@@ -68,14 +68,13 @@ def in_virtual_time(work: Coroutine[Any, Any, Found]) -> Found:
     now = lambda: asyncio.get_running_loop().time()  # noqa: E731
     with (
         patch.object(traffic, "perf_counter", now),
-        patch.object(client_load, "perf_counter", now),
-        patch.object(client_load, "ticking", _ticking),
+        patch.object(traffic, "ticking", _ticking),
     ):
         return in_loop(VirtualLoop, work)
 
 
 @contextmanager
-def _ticking(on_tick: client_load.OnTick) -> Iterator[None]:
+def _ticking(on_tick: traffic.OnTick) -> Iterator[None]:
     """No thread knows this time: the loop's own timers, which are exact here."""
     loop = asyncio.get_running_loop()
     due_s = loop.time()
@@ -84,7 +83,7 @@ def _ticking(on_tick: client_load.OnTick) -> Iterator[None]:
         nonlocal due_s, timer
         while due_s <= loop.time():
             loop.call_soon(on_tick, due_s)
-            due_s += client_load.TICK_S
+            due_s += traffic.TICK_S
         timer = loop.call_at(due_s, send)
 
     timer = loop.call_at(due_s, send)

@@ -16,7 +16,7 @@ from specbench.inputs.workloads import load_workload
 from specbench.records import Message, Prompt, Request, RoundLog, Sampling
 from specbench.shipped import shipped
 from specbench.stats.rounds import RoundCounts
-from specbench.tracing.text import TargetText
+from specbench.tracing.trace import TargetText
 
 WORKLOADS = ("chat", "code", "creative", "qa", "edit")
 Conversation = list[TargetText]

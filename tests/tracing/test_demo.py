@@ -11,8 +11,7 @@ import pytest
 from specbench.engines.builtin import BuiltinEngine
 from specbench.forecast.forecast import replay_one, serves
 from specbench.records import TraceRecord
-from specbench.tracing.text import TargetText
-from specbench.tracing.trace import trace_conversation
+from specbench.tracing.trace import TargetText, trace_conversation
 from tests.tracing.answers import (
     WORKLOADS,
     Asked,

@@ -19,8 +19,7 @@ from specbench.records import Request, Sampling, TraceRecord
 from specbench.records.forecasts import Drafting
 from specbench.stats.rounds import RoundCounts
 from specbench.tracing import trace as trace_module
-from specbench.tracing.text import TargetText
-from specbench.tracing.trace import TraceNames, trace
+from specbench.tracing.trace import TargetText, TraceNames, trace
 from tests.decoding.lossless import (
     GREEDY,
     SAMPLED_PROMPT,

@@ -12,7 +12,7 @@ from specbench.decode.verifier import verify
 from specbench.errors import UsageError
 from specbench.forward.tree import Tree, ancestors_of
 from specbench.records import Sampling
-from specbench.tracing.text import NOTHING, ProposalMatches, kept_given_text, refuse_drawn_tree
+from specbench.tracing.trace import NOTHING, ProposalMatches, kept_given_text, refuse_drawn_tree
 
 # Prompt of two tokens, then the output 10 11 12 13 14; rows stand at starts 0 and 3.
 TEXT = torch.tensor([1, 2, 10, 11, 12, 13, 14, *[NOTHING] * 9])

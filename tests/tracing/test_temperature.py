@@ -17,9 +17,8 @@ import pytest
 from specbench.forecast.forecast import replay_one
 from specbench.records import Request, Sampling, TraceRecord
 from specbench.stats.rounds import RoundCounts
-from specbench.tracing import text as text_module
-from specbench.tracing.text import TargetText
-from specbench.tracing.trace import TraceNames, trace, trace_conversation
+from specbench.tracing import trace as trace_module
+from specbench.tracing.trace import TargetText, TraceNames, trace, trace_conversation
 from tests.decoding.lossless import SAMPLED_PROMPT, WARM, decode
 from tests.drafters.variants import VARIANTS, Variant
 from tests.tracing.answers import Asked, answered, conversations, counted, open_demo
@@ -128,7 +127,7 @@ def test_replayed_rounds_of_the_demo_pair_equal_measured_ones():
 
 def test_planted_the_ratio_the_wrong_way_round_would_be_seen(monkeypatch):
     """min(1, p/q) is the verifier's own chance, before it is known what comes out."""
-    monkeypatch.setattr(text_module, "kept_given_text", lambda q, p: min(1.0, p / q) if q else 1.0)
+    monkeypatch.setattr(trace_module, "kept_given_text", lambda q, p: min(1.0, p / q) if q else 1.0)
 
     assert abs(on_tiny_models("draft_model", WARM).z) > 5
 
@@ -136,11 +135,11 @@ def test_planted_the_ratio_the_wrong_way_round_would_be_seen(monkeypatch):
 @pytest.mark.long
 def test_planted_starts_shifted_by_one_would_be_seen(monkeypatch):
     """The distribution of a draft held against the token after it."""
-    honest = text_module.ProposalMatches.add
+    honest = trace_module.ProposalMatches.add
 
     def shifted(found, starts, proposal, length_B1, text_C, size):
         honest(found, starts, proposal, length_B1, text_C.roll(-1), size - 1)
 
-    monkeypatch.setattr(text_module.ProposalMatches, "add", shifted)
+    monkeypatch.setattr(trace_module.ProposalMatches, "add", shifted)
 
     assert abs(on_the_embedded_pair().z) > 5

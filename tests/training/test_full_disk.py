@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specbench.errors import StoreError
-from specbench.training.replacing import replaced
+from specbench.training.settings import replaced
 from specbench.training.texts import TextFile, TrainingText
 from specbench.training.train_head import write_head
 from tests.full_disk import file_size_limit

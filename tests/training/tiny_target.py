@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import torch
 
 from specbench.forward.runner import StockRunner
-from specbench.training.optimizer import Schedule
 from specbench.training.student import Student, new_student
 from specbench.training.teacher import Batch, Teacher, batches_of
 from specbench.training.texts import TrainingText, is_held_out
-from specbench.training.trainer import Plan
+from specbench.training.trainer import Plan, Schedule
 from tests.decoding.models import random_prompt, tiny_llama
 
 SETTINGS = {"method": "any", "seed": 0}

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFas
 from specbench.demo.corpus import DRAFT_START, END, SEED, training_conversations
 from specbench.demo.corpus.grammar import Dice
 from specbench.shipped import PACKAGE
-from specbench.training.optimizer import MuonAdamW, Schedule, one_by_one
+from specbench.training.trainer import MuonAdamW, Schedule, one_by_one
 from tools.demo.documents import batches, encode
 from tools.demo.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, TURN_END, TURN_START
 from tools.demo.trainer import answer_loss

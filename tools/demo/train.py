@@ -20,7 +20,7 @@ from specbench.demo.corpus import (
     training_conversations,
 )
 from specbench.demo.corpus.grammar import Dice
-from specbench.training.optimizer import Schedule
+from specbench.training.trainer import Schedule
 from tools.demo.architecture import draft_model, poor_model, target_model
 from tools.demo.documents import Batch, batches, encode
 from tools.demo.tokenizer import train_tokenizer

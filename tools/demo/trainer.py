@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from specbench.training.optimizer import MuonAdamW, Schedule
+from specbench.training.trainer import MuonAdamW, Schedule
 from tools.demo.documents import Batch
 from tools.demo.optimizer import together
 

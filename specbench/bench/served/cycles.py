@@ -40,8 +40,8 @@ from specbench.metrics.summary import summarize
 from specbench.probes.gpu import Gpus
 from specbench.records import BlockPurpose, BlockRecord, ServerRecord
 from specbench.runs import RunStore, StoredRecord, StoredRun
+from specbench.servers.client import watch_for_stalls
 from specbench.servers.server_log import EngineError
-from specbench.servers.silence import watch_for_stalls
 from specbench.stats.crossed import (
     FEWEST_PLANNED,
     MIN_CYCLES,

@@ -30,9 +30,8 @@ from specbench.records import (
     ServerRecord,
     ids_sha256,
 )
-from specbench.servers.client import Client
+from specbench.servers.client import Client, Stall
 from specbench.servers.metrics_page import Counters
-from specbench.servers.silence import Stall
 from specbench.servers.streamed import Streamed
 from specbench.servers.traffic import Traffic, send_all
 from specbench.stats.summaries import median_of

@@ -15,9 +15,8 @@ from specbench.errors import LostError, ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
 from specbench.records import Request
-from specbench.servers.client import Client
+from specbench.servers.client import NOTICE_S, Client
 from specbench.servers.process import ServerProcess
-from specbench.servers.silence import NOTICE_S
 from specbench.servers.streamed import Streamed
 from specbench.servers.traffic import send_all
 from specbench.settings import SERVED, RunSettings

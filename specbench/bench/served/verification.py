@@ -52,7 +52,7 @@ from specbench.bench.served.sessions import UP, Answers, Session, cycle_of, requ
 from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError, SpecbenchError
 from specbench.records import DraftConfig, Prompt, Request
-from specbench.servers.silence import watch_for_stalls
+from specbench.servers.client import watch_for_stalls
 from specbench.servers.streamed import Streamed
 from specbench.verify.evidence import CONTROL
 from specbench.verify.two_samples import ServedText

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from specbench.forward.attention.masks import additive_mask, visible
-from specbench.models.library_log import quiet
+from specbench.models.library_output import quiet
 
 NAME = "specbench_slots"
 

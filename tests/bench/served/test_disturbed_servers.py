@@ -10,7 +10,7 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.report.document import build_document
-from specbench.servers import connections, silence
+from specbench.servers import client, connections
 from specbench.servers.client import Client
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.fake_vllm import Handler
@@ -56,7 +56,7 @@ class Disturbance:
 def impatient():
     """For the disturbed run alone: on a loaded machine others may seem to hang, too."""
     with (
-        patch.multiple(silence, NOTICE_S=0.2, TICK_S=0.02),
+        patch.multiple(client, NOTICE_S=0.2, TICK_S=0.02),
         patch.dict(Client.__init__.__kwdefaults__, silence_s=SILENCE_S),
     ):
         yield
