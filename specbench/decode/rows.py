@@ -122,12 +122,9 @@ class Rows:
         """
         if not self.drafter.capabilities.keeps_prefix:
             return 0
-        pairs = enumerate(zip(text, prompt_ids, strict=False))
-        end = min(len(text), len(prompt_ids))
-        num_shared = next((i for i, (a, b) in pairs if a != b), end)
         # A head's entry for a token also contains the next token: that of the last shared one may
         # be the old text's.
-        num_cached = max(min(num_shared - 1, num_seen, len(prompt_ids) - 1), 0)
+        num_cached = max(min(num_shared(text, prompt_ids) - 1, num_seen, len(prompt_ids) - 1), 0)
         if not self._have_states:
             return num_cached
         # A state is that of all tokens before it; older ones may be those of rejected drafts.
@@ -219,6 +216,12 @@ class Rows:
             fill.row: (token, left == 0)
             for fill, (token, left) in zip(start.group, seen, strict=True)
         }
+
+
+def num_shared(left: Sequence[int], right: Sequence[int]) -> int:
+    """Leading tokens that two texts have in common."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 class _Prefilled(NamedTuple):

@@ -4,13 +4,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
-
-import torch
+from typing import NamedTuple
 
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks, measure_round_costs
 from specbench.decode.clock import make_clock
-from specbench.decode.cuda_graphs import CudaGraphs
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter
 from specbench.decode.graphs import Launchers
@@ -61,17 +58,6 @@ def graph_kind(launched: DrafterLaunchers) -> GraphKind:
     plain = [launcher for name, launcher in launched if name == NO_DRAFTER]
     drafting = sorted((la for _, la in launched), key=lambda la: la.reason is not None)
     return next((launcher.graph for launcher in (*plain, *drafting)), "off")
-
-
-def graph_facts(
-    launched: DrafterLaunchers, graphs: CudaGraphs | None, device: torch.device
-) -> dict[str, Any]:
-    """Fields of an EngineRecord: the kind of graphs, and the number and seconds of captures."""
-    return {
-        "graph": graph_kind(launched) if device.type == "cuda" else "off",
-        "num_captures": graphs.num_captures if graphs else None,
-        "capture_s": graphs.capture_s if graphs else None,
-    }
 
 
 def graph_notes(launched: DrafterLaunchers) -> Iterator[str]:
@@ -163,11 +149,14 @@ class BuiltinEngine(Instrumented):
     def record(self) -> EngineRecord:
         """Complete once a round has run: some choices are made only then."""
         launched = [(n, d.launcher) for (n, _), d in self._decoders.items() if d.launcher]
+        graphs = self._launchers.graphs
         return EngineRecord(
             target=self._name,
             engine=self.name,
             forward=self._runner.kind,
-            **graph_facts(launched, self._launchers.graphs, self._pool.device),
+            graph=graph_kind(launched) if self._pool.device.type == "cuda" else "off",
+            num_captures=graphs.num_captures if graphs else None,
+            capture_s=graphs.capture_s if graphs else None,
             attention=self._attention(),
             kernels=tuple(self._kernels.autotuner.choices.values()),
             quantization=self._target.quantization,
@@ -263,7 +252,7 @@ class BuiltinEngine(Instrumented):
 
     def lossy_option(self, work: Work) -> str | None:
         """The lossy rule of the drafter of `work`; None if verification is lossless."""
-        rule = self._drafters.lossy_rule(work.drafter)
+        rule = self._drafters.rules.get(work.drafter)
         return None if rule is None else str(rule)
 
     def weights_bytes(self, drafter: str) -> int:

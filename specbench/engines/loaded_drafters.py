@@ -93,7 +93,7 @@ class LoadedDrafters:
         self._kernels = kernels
         self._methods: dict[str, Drafter] = {NO_DRAFTER: NoDrafter()}
         self._models: dict[str, PooledModel] = {}
-        self._rules: dict[str, LossyRule] = {}
+        self.rules: dict[str, LossyRule] = {}  # that replace the lossless verifier
         self._trees: dict[str, str] = {}  # the tree that limits K, by drafter
         self.max_ks: dict[str, int] = {}  # the limit of K by drafter, also of removed drafters
         self.notes = target.notes
@@ -140,7 +140,7 @@ class LoadedDrafters:
             self._pool.give_back()  # the matrices that were joined into larger ones
         self._methods[drafter.name] = method
         if drafter.lossy is not None:
-            self._rules[drafter.name] = drafter.lossy
+            self.rules[drafter.name] = drafter.lossy
         if method.capabilities.max_k is not None:
             self.max_ks[drafter.name] = method.capabilities.max_k
             self._trees[drafter.name] = _in_tree(drafter)
@@ -166,7 +166,7 @@ class LoadedDrafters:
     def remove(self, name: str) -> None:
         """Remove the drafter, and free its model's memory unless it is used elsewhere."""
         self._methods.pop(name, None)
-        self._rules.pop(name, None)
+        self.rules.pop(name, None)
         if held := self._models.pop(name, None):
             spec = held.spec
             del held
@@ -174,13 +174,9 @@ class LoadedDrafters:
         else:
             self._pool.collect()
 
-    def lossy_rule(self, name: str) -> LossyRule | None:
-        """The rule that replaces the lossless verifier; None if there is none."""
-        return self._rules.get(name)
-
     def verifier(self, name: str) -> Verifier:
         """The verifier of the named drafter."""
-        rule = self._rules.get(name)
+        rule = self.rules.get(name)
         return verify if rule is None else LossyVerifier(rule)
 
     def depth(self, work: Work) -> int:
@@ -198,7 +194,9 @@ class LoadedDrafters:
     def weights_bytes(self, name: str) -> int:
         """Bytes of the drafter's model or head."""
         held = self._models.get(name)
-        return held.loaded.weights_bytes if held else self._head_bytes(name)
+        if held is not None:
+            return held.loaded.weights_bytes
+        return sum(tensor.nbytes for tensor in self._methods[name].resources.weights)
 
     def forwards(self, name: str, part: str) -> Forwards:
         """The runner of a part of the drafter's head, or of its model."""
@@ -220,9 +218,6 @@ class LoadedDrafters:
         assert first is not None, f"{name} counts forwards and has no runner"
         kv = whole.cache.bytes_per_token * first.num_layers // whole.num_layers
         return bytes_read(self._target.loaded, first.num_layers), kv
-
-    def _head_bytes(self, name: str) -> int:
-        return sum(tensor.nbytes for tensor in self._methods[name].resources.weights)
 
     def _head(self, drafter: DrafterSpec) -> Checkpoint:
         """A head's files, which may be part of the target's; random ones for dummy weights."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers.utils import is_sklearn_available
 
+from specbench.decode.rows import num_shared
 from specbench.decode.serving import length_to_stop
 from specbench.engines.engine import InProcess, Load, ServedPass, Work
 from specbench.engines.model_pool import ModelPool, identity
@@ -92,7 +93,7 @@ class GenerationLog:
             if not emitted:
                 continue
             num_drafted.append(len(drafts))
-            num_accepted.append(_num_equal(drafts, emitted))
+            num_accepted.append(num_shared(drafts, emitted))
             num_emitted.append(len(emitted))
             round_s.append(self._put_s[i + 1] - self._put_s[i] if i > 0 else 0.0)
         if max(num_drafted, default=0) > k:
@@ -133,16 +134,6 @@ def timeline(results: Sequence[Result], k: int) -> RoundTimeline:
         num_rows=ones,
         num_emitted=tuple(num_emitted),
     )
-
-
-def _num_equal(drafts: Sequence[int], emitted: Sequence[int]) -> int:
-    """The number of leading drafts that equal the emitted tokens."""
-    num = 0
-    for draft, token in zip(drafts, emitted, strict=False):
-        if draft != token:
-            break
-        num += 1
-    return num
 
 
 _MERGED = (

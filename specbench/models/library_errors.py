@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -76,24 +76,17 @@ def model_failure(error: BaseException) -> ModelFailure | None:
     while trace is not None:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
-    model_frames = [frame for frame in frames if _package(frame) in _PACKAGES]
+    model_frames = [
+        frame
+        for frame in frames
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in _PACKAGES
+    ]
     if not model_frames:
         return None
-    owners = (
-        type(f.f_locals["self"]).__name__
-        for f in model_frames
-        if _is_module(f.f_locals.get("self"))
-    )
-    name = next(owners, "the model")
+    owners = (frame.f_locals.get("self") for frame in model_frames)
+    names = (type(owner).__name__ for owner in owners if isinstance(owner, torch.nn.Module))
+    name = next(names, "the model")
     return ModelFailure(name, f"its code raises {type(error).__name__}: {first_line(error)}")
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-def _is_module(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module)
 
 
 # By words in what transformers raises: its own text is about arguments that are not passed here.

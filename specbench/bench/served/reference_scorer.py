@@ -87,9 +87,8 @@ class ReferenceScorer:
 
 
 def _dtype(plan: TargetPlan) -> str:
-    """The dtype of the servers: the requested one, else the checkpoint's."""
-    dtype = plan.settings.machine.dtype or plan.target.model.dtype
-    return open_model(plan.target.model).stored_dtype if dtype == "auto" else dtype
+    """The dtype of the servers: the planned one, or the checkpoint's for `auto`."""
+    return open_model(plan.target.model).stored_dtype if plan.dtype == "auto" else plan.dtype
 
 
 def _require_memory(plan: TargetPlan, dtype: str, device: torch.device) -> None:

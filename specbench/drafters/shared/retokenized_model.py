@@ -5,7 +5,6 @@ Shape suffixes: B rows, T tokens, D the draft's vocabulary.
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from specbench.decode.drafter import (
     Resources,
     RowBuffer,
 )
+from specbench.decode.rows import num_shared
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts
 from specbench.footprint import PREFILL_CHUNK, rounded_up
@@ -103,7 +103,7 @@ class RetokenizedModel(Drafter):
         span = min(rounded_up(longest), self.runner.cache.max_len)
         # The last token is always fed: its logits are wanted.
         num_new = max(
-            len(ids) - min(_num_equal(row.fed, ids), len(ids) - 1)
+            len(ids) - min(num_shared(row.fed, ids), len(ids) - 1)
             for row, ids in zip(rows, texts, strict=True)
         )
         for begin in range(num_new, 0, -PREFILL_CHUNK):
@@ -146,9 +146,3 @@ class RetokenizedModel(Drafter):
 
     def _numbers(self, state: State) -> range:
         return range(state.first_row, state.first_row + state.num_rows)
-
-
-def _num_equal(left: list[int], right: list[int]) -> int:
-    """Leading tokens that two texts share."""
-    pairs = zip(left, right, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
