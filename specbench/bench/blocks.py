@@ -133,6 +133,14 @@ def confirm_block(explored: Block, cells: Sequence[Cell], first_repeat: int) -> 
     )
 
 
+def with_baselines(cells: Sequence[Cell], ids: Collection[str]) -> tuple[Cell, ...]:
+    """The cells with these ids, after the baselines of their conditions."""
+    chosen = [cell for cell in cells if cell.key.id in ids]
+    conditions = {cell.key.condition for cell in chosen}
+    baselines = [c for c in cells if c.drafter == NO_DRAFTER and c.key.condition in conditions]
+    return (*baselines, *(cell for cell in chosen if cell not in baselines))
+
+
 def request_seed(seed: int, prompt_id: str, repeat: int, turn: int, sample: int = 0) -> int:
     """The seed of one request's noise, the same for every K; a first sample has that of a single
     one."""

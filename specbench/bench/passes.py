@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
-from specbench.bench.blocks import Block, Cell, confirm_block
+from specbench.bench.blocks import Block, Cell, confirm_block, with_baselines
 from specbench.bench.budget import Deadline, block_seconds
-from specbench.bench.extensions import Extensions, winners, with_baselines
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
 from specbench.bench.plan import TargetPlan
-from specbench.bench.pruning import BudgetPruner
+from specbench.bench.pruning import BudgetPruner, Extensions
 from specbench.bench.session import OpenTarget
 from specbench.bench.units import Reporter, RunLoop
-from specbench.decide.recommend import by_question, choose
+from specbench.decide.recommend import by_question, choose, winners
 from specbench.engines.engine import Engine, Instrumented
 from specbench.errors import first_line
 from specbench.metrics.aggregate import aggregate_cells

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
+from specbench.decide.comparisons import best_fixed
 from specbench.decide.explanation import (
     k_text,
     range_text,
@@ -81,6 +82,22 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
         leader=leader,
         to_confirm=leader.key if wins and sum(map(_is_usable, candidates)) > 1 else None,
     )
+
+
+def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
+    """Ids of the cells to confirm, since the best of many estimates is biased upward.
+
+    They are the winner of each question, and in those with K = auto also that and the best fixed K.
+    """
+    for group in by_question(cells):
+        winner = choose(group).to_confirm
+        if winner is not None:
+            yield winner.id
+        adaptive = [cell.key.id for cell in group if cell.key.draft.is_adaptive]
+        yield from adaptive
+        best = best_fixed(group) if adaptive else None
+        if best is not None:
+            yield best.id
 
 
 def deciding(cells: Sequence[CellSummary]) -> list[CellSummary]:

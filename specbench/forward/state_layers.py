@@ -63,7 +63,6 @@ class LinearState(LayerState):
     """The state of lightning attention, whose model defines a separate cache class."""
 
     def __init__(self, cache_class: type[Cache], layer: int) -> None:
-        self._class = cache_class
         self._index = layer
         self.cache: Any = cache_class()
 

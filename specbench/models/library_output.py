@@ -1,4 +1,4 @@
-"""What libraries show: log lines that a user cannot act on are silenced, without importing them
+"""Output of libraries: log lines that a user cannot act on are silenced, without importing them
 early; progress of slow steps (downloading, reading weights, compiling) goes to a display.
 """
 

@@ -12,9 +12,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from specbench.bench.blocks import Cell
+from specbench.bench.blocks import Cell, with_baselines
 from specbench.bench.budget import Deadline, mean_session_s
-from specbench.bench.extensions import winners, with_baselines
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.host import Host, host_of
 from specbench.bench.served.open_session import OpenSession, broken_off, entered, unusable
@@ -30,6 +29,7 @@ from specbench.bench.served.sessions import (
     was_held,
 )
 from specbench.bench.units import Machine, Reporter, RunLoop
+from specbench.decide.recommend import winners
 from specbench.engines.served_engine import find_served
 from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address
