@@ -45,8 +45,9 @@ Stage = Literal["load", "warm_up"]
 WARM_UP_TOKENS = 12
 MAX_EXAMINED = 3  # outputs per cell that differ from K = 0
 NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
-# Loads a target in the engines of a run and returns them by name, in order. Raises ModelError.
-OpenEngines = Callable[[], Mapping[str, Engine]]
+# Loads a target in the engines of a run; returns them by name, in order, and the choice of their
+# threads, if any. Raises ModelError.
+OpenEngines = Callable[[], tuple[Mapping[str, Engine], KernelChoice | None]]
 
 
 class TargetRun:
@@ -69,7 +70,6 @@ class TargetRun:
         self._reporter = reporter
         self._deadline = deadline
         self._trace = trace
-        self.threads: KernelChoice | None = None  # of the engines; known once they are open
         self._left_out: set[tuple[str, str]] = set()  # an engine and a drafter that it cannot load
 
     def measure(self, open_engines: OpenEngines) -> None:
@@ -78,7 +78,7 @@ class TargetRun:
         self._reporter.stage(f"{target}: loading")
         try:
             with errors_translated():
-                engines = open_engines()
+                engines, self._threads = open_engines()
         except EXPECTED_ERRORS as error:
             self._fail(target, "load", error, self._plan.all_cells)
             return
@@ -222,7 +222,7 @@ class TargetRun:
         for engine in engines.values():
             for note in engine.record.notes:
                 self._reporter.warn(note)
-            record = replace(engine.record, threads=self.threads)
+            record = replace(engine.record, threads=self._threads)
             if record not in self._store.stored.engines:
                 self._store.append(record)
 

@@ -195,22 +195,22 @@ class ThisProcess:
         remember_choices(choice for engine in store.stored.engines for choice in engine.kernels)
         meter = MemoryMeter(plan.target.name, str(self._device), self._probe)
         target_run = TargetRun(plan, store, self._probe, meter, reporter, deadline)
-        target_run.measure(partial(self._open, plan, store, reporter, target_run))
+        target_run.measure(partial(self._open, plan, store, reporter))
 
     def _open(
-        self, plan: TargetPlan, store: RunStore, reporter: Reporter, target_run: TargetRun
-    ) -> dict[str, Engine]:
-        """The engines; their kernels are chosen with the threads that they run with."""
+        self, plan: TargetPlan, store: RunStore, reporter: Reporter
+    ) -> tuple[dict[str, Engine], KernelChoice | None]:
+        """The engines, whose kernels are chosen with the threads that they run with; and the
+        choice of these threads, if their number was not set."""
         settings = plan.settings
         machine, dummy = settings.machine, settings.decoder.dummy_weights
         pool = ModelPool(self._device, machine.dtype, dummy=dummy)
-        opened = partial(open_engines, plan.target, self._device, settings, pool)
+        opened = partial(open_engines, plan.target, settings, pool)
         records = (record for record in store.stored.engines if record.target == plan.target.name)
         earlier = next((r.threads for r in records if r.threads is not None), None)
         if number := store.run.environment.threads or (earlier and int(earlier.chosen)):
             torch.set_num_threads(number)
-            target_run.threads = earlier  # chosen by an earlier session of this run
-            return opened()
+            return opened(), earlier  # chosen by an earlier session of this run
         loaded, load = pool.load(plan.target.model), settings.load
         facts = loaded.content_sha256, loaded.dtype, load.engines[0], load.concurrency[0]
 
@@ -219,19 +219,15 @@ class ThisProcess:
             engine = next(iter(opened().values()))
             return autotune_for_plan(plan, engine, load.concurrency[0], numbers)
 
-        target_run.threads = choose_threads(plan.target.name, facts, autotune)
+        threads = choose_threads(plan.target.name, facts, autotune)
         pool.collect()  # the engine that autotuning opened
-        return opened()
+        return opened(), threads
 
 
-def open_engines(
-    target: Target, device: torch.device, settings: RunSettings, pool: ModelPool | None = None
-) -> dict[str, Engine]:
-    """The engines of a run over one set of weights, from `pool` if given; ModelError."""
-    decoder = settings.decoder
-    pool = pool or ModelPool(device, settings.machine.dtype, dummy=decoder.dummy_weights)
+def open_engines(target: Target, settings: RunSettings, pool: ModelPool) -> dict[str, Engine]:
+    """The engines of a run over one set of weights; ModelError."""
     make: dict[str, Callable[[], Engine]] = {
-        BUILTIN: lambda: BuiltinEngine(target, pool, decoder),
+        BUILTIN: lambda: BuiltinEngine(target, pool, settings.decoder),
         TRANSFORMERS: lambda: TransformersEngine(target, pool),
     }
     # The built-in engine is always first, since it decodes the references.

@@ -121,7 +121,7 @@ def _collect(
         reporter.stage(f"{plan.target.name}: loading")
         pool = ModelPool(device, settings.machine.dtype)
         try:
-            engines = open_engines(plan.target, device, settings, pool)
+            engines = open_engines(plan.target, settings, pool)
             rows = {name: num_rows if name == BUILTIN else 1 for name in engines}
             reference = ReferenceModel(pool.load(plan.target.model).model)
             first = next(iter(engines.values()))

@@ -125,7 +125,6 @@ class Streamed:
     finish_reason: str | None = None
     is_done: bool = False  # [DONE] came
     metrics: Mapping[str, Any] | None = None  # the server's own, of this request
-    num_events: int = 0  # with tokens
     first_s: float | None = None  # when the first event with tokens came
     last_s: float | None = None  # when the last token came; an end-of-text token is one
     num_first: int | None = None  # tokens of the first event; None: not reported
@@ -147,7 +146,7 @@ class Streamed:
         self.prompt_ids = event.prompt_token_ids or self.prompt_ids
         if usage.completion_tokens is not None:
             self.num_tokens, self.num_prompt_tokens = usage.completion_tokens, usage.prompt_tokens
-        if text or ids or (choice.finish_reason and self.num_events):
+        if text or ids or (choice.finish_reason and self.last_s is not None):
             now_s = perf_counter()
             if self.last_s is None:
                 self.first_s = now_s
@@ -155,7 +154,11 @@ class Streamed:
             else:
                 self.chunk_s.append(now_s - self.last_s)
             self.last_s = now_s
-            self.num_events += 1
+
+    @property
+    def num_events(self) -> int:
+        """Events with tokens."""
+        return 0 if self.last_s is None else len(self.chunk_s) + 1
 
     @property
     def is_cut(self) -> bool:

@@ -10,6 +10,8 @@ from specbench.errors import StoreError
 from specbench.files.model_spec import ModelSpec
 from specbench.whole_file import replaced as replaced_whole
 
+MAX_TOKENS = 1024  # of a text
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
@@ -24,7 +26,6 @@ class TrainSettings:
     num_texts: int = 2000
     temperatures: tuple[float, ...] = (0.0, 0.7)
     max_new_tokens: int = 192
-    max_tokens: int = 1024  # of a text
     steps: int = 800
     tokens_per_batch: int = 2048
     num_heads: int = 4  # of Medusa
@@ -44,7 +45,7 @@ class TrainSettings:
             "tokens_per_batch": self.tokens_per_batch,
             "num_heads": self.num_heads,
             "mtp_layers": self.mtp_layers,
-            "max_tokens": self.max_tokens,
+            "max_tokens": MAX_TOKENS,
             "seed": self.seed,
         }
 

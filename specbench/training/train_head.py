@@ -22,7 +22,7 @@ from specbench.models.loading import LoadedModel, weights_sha256
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.probes.environment import cpu_model, git_commit, package_versions, program_name
 from specbench.shipped import PACKAGE
-from specbench.training.settings import TrainSettings, replaced
+from specbench.training.settings import MAX_TOKENS, TrainSettings, replaced
 from specbench.training.student import (
     Acceptance,
     Student,
@@ -212,7 +212,7 @@ def batches_for(
 ) -> list[Batch]:
     """The texts to train on, or those to measure on."""
     chosen = [text for text in texts if text.is_held_out is held_out]
-    return batches_of(chosen, settings.tokens_per_batch, settings.max_tokens, settings.seed, device)
+    return batches_of(chosen, settings.tokens_per_batch, MAX_TOKENS, settings.seed, device)
 
 
 def _seconds_left(settings: TrainSettings, began: float) -> float | None:
@@ -238,7 +238,7 @@ def _check_folder(settings: TrainSettings) -> None:
 def _questions(
     settings: TrainSettings, tokenizer: ChatTokenizer, runner: Runner, watch: TrainingReporter
 ) -> TrainingPrompts:
-    most = settings.max_tokens
+    most = MAX_TOKENS
     if runner.max_position is not None:
         most = min(most, runner.max_position)
     most -= min(settings.max_new_tokens, most // 2)

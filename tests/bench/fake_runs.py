@@ -123,7 +123,7 @@ def measure(
         for cost in costs:
             writer.append(cost)
         TargetRun(plan, writer, probe, meter, watch or RecordingWatch(), deadline, trace).measure(
-            lambda: {engine.name: engine}
+            lambda: ({engine.name: engine}, None)
         )
         writer.finish()
     return load_run(RUN_ID, root, also_empty=True)

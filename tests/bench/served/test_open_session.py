@@ -30,7 +30,6 @@ SAID = Streamed(
     num_tokens=5,
     num_prompt_tokens=7,
     finish_reason="stop",
-    num_events=3,
     first_s=100.5,
     last_s=102.0,
     num_first=2,
