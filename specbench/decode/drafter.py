@@ -263,9 +263,6 @@ class Drafter:
 class NoDrafter(Drafter):
     """Drafts nothing, so that rounds are plain decoding: the K = 0 baseline."""
 
-    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
-        raise ValueError(f"NoDrafter was asked for {k} drafts")
-
 
 @runtime_checkable
 class PredictsOutput(Protocol):
