@@ -30,12 +30,12 @@ class Disturbance:
 
     def disturb(self):
         self.num += 1
+        if self.kind == "broken" and self.num >= 3 and not self.released.is_set():
+            raise ConnectionResetError  # again and again: the client sends a request once more
         if self.num != 3:
             return
         if self.kind == "full":
             self.engine.num_to_refuse, self.engine.refusal_status = 1, 429
-        elif self.kind == "broken":
-            raise ConnectionResetError
         elif self.kind == "replaced":
             self.engine.k, self.engine.started_s = 0, self.engine.started_s + 60
         else:
