@@ -78,6 +78,7 @@ class OpenSession:
         self._engine = find_served(session.engine)
         self._loads: list[ClientLoad] = []
         self._counted: list[Counters] = []
+        self._is_answered = False  # any measured request
         self._problems: dict[str, None] = {}
         self._warnings: dict[str, None] = {}
 
@@ -139,6 +140,7 @@ class OpenSession:
     def check(self, block: Block, record: BlockRecord) -> None:
         """Compare a block with the server's counters. LostError if a request was lost."""
         self._traffic.require_no_loss()
+        self._is_answered |= any(request.error is None for request in record.requests)
         counted = self._run(self._idle_counters()).since(self._before)
         load = self._traffic.load
         self._counted.append(counted)
@@ -162,7 +164,12 @@ class OpenSession:
         self._warnings |= dict.fromkeys(count_warnings(record.requests, counted))
 
     def record(self, used: GpuUse) -> ServerRecord:
-        """The record of a completed session; `used`: the GPU use of the whole session."""
+        """The record of a completed session; `used`: the GPU use of the whole session.
+
+        ServerError if no request of any block was answered.
+        """
+        if self._counted and not self._is_answered:
+            raise ServerError(next(iter(self._problems)))
         names = dict.fromkeys(chain.from_iterable(load.counters for load in self._loads))
         counters = {n: sum(load.counters.get(n, 0.0) for load in self._loads) for n in names}
         preemptions = counters.get("num_preemptions")

@@ -35,6 +35,7 @@ class Engine:
         self.k, self.fault = k, fault
         self.version = "0.32.0"
         self.num_to_refuse = 0  # requests, the next ones
+        self.refuses_measured = False  # all but warm-up requests
         self.refusal_status = 400
         self.num_slow = 0  # answers, the next ones, each slower by a half than the one after it
         self.health_status = 200
@@ -157,11 +158,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.engine.asked.append(body)
-        if self.engine.num_to_refuse:
-            self.engine.num_to_refuse -= 1
+        prompt = "\n".join(message["content"] for message in body["messages"])
+        if self.engine.num_to_refuse or (self.engine.refuses_measured and WARM_UP not in prompt):
+            self.engine.num_to_refuse = max(0, self.engine.num_to_refuse - 1)
             self._send(self.engine.refusal_status, "not this one")
             return
-        prompt = "\n".join(message["content"] for message in body["messages"])
         self.engine.go_wrong(prompt)
         if WARM_UP not in prompt:
             self.engine.before_answer()

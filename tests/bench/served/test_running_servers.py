@@ -360,6 +360,19 @@ def test_a_server_that_answers_no_warm_up_is_not_measured(tmp_path, num_refused,
     assert [told.problems for told in others] == [()] * 3
 
 
+@pytest.mark.parametrize("num_refusing", [1, 2])
+def test_a_run_ends_when_no_request_of_two_sessions_is_answered(tmp_path, num_refusing):
+    """Its two servers at K = 0 and 2 have a cycle of four sessions."""
+    with running(0, 2) as servers:
+        for server in servers[:num_refusing]:
+            server.engine.refuses_measured = True
+        urls = [server.url for server in servers]
+        stored = measured(tmp_path, running_settings(tmp_path, *urls))
+    problems = [text for server in stored.servers for text in server.problems]
+    assert len(problems) == 2
+    assert all("no request was answered" in text and "not this one" in text for text in problems)
+
+
 def looked(*urls: str, engine: str = "vllm"):
     return asyncio.run(describe_servers(engine, urls))
 
