@@ -212,14 +212,14 @@ def _require_servers(settings: RunSettings) -> None:
     words = (*arguments, *(settings.servers.launch or "").split())
     for word in filter(_SECRET.match, words):
         raise UsageError(
-            f"{word.partition('=')[0]} in arguments of the engine or its command would be stored, "
-            "and seen in the list of processes; set it in the environment, which a started engine "
-            f"inherits (VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for asking the server"
+            f"{word.partition('=')[0]} in the engine's arguments would be stored, and shown in the "
+            "list of processes; set it in the environment, which a started engine inherits "
+            f"(VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for specbench's own requests"
         )
     for word in arguments:
         if _SIMULATES.search(word):
             raise UsageError(
-                f"{word} for the engine: simulated acceptance would pass for the real one; use "
+                f"{word} in the engine's arguments: simulated acceptance would pass for real; use "
                 "--simulate-acceptance of `run` and `sweep-k`, which mark the run"
             )
         if word.partition("=")[0] in _OURS:

@@ -76,12 +76,12 @@ from tests.importers.test_acceptance_files import PROFILE
             ["--engine", "vllm", "--engine-command", "serve {args} 'x"],
             "--engine-command serve {args} 'x: No clos",
         ),
-        (["--engine", "vllm", "--engine-args", "--api-key s"], "--api-key in --engine-args or"),
+        (["--engine", "vllm", "--engine-args", "--api-key s"], "--api-key in the engine"),
         (
             ["--engine", "vllm", "--engine-command", "env A_KEY=s3 vllm {args}"],
-            "A_KEY in --engine-args or",
+            "A_KEY in the engine",
         ),
-        (["--engine", "vllm", "--engine-args", "--hf-token=s"], "--hf-token in --engine-args or"),
+        (["--engine", "vllm", "--engine-args", "--hf-token=s"], "--hf-token in the engine"),
         (["--engine", "vllm", "--engine-args", "--port 99"], "the address of a started server"),
         (["--engine", "vllm", "--engine-python", "/nope/python"], "--engine-python: the program"),
         (["--engine", "vllm", "--engine-args", "'"], '--engine-args "\'": No closing quotation'),
@@ -108,7 +108,7 @@ from tests.importers.test_acceptance_files import PROFILE
         (["--simulate-acceptance", str(PROFILE)], "use K that the file has: -k 0,3"),
         (
             ["--engine", "llama_cpp", "--engine-args", "--spec-synth-rates 0.5"],
-            "--engine-args --spec-synth-rates: simulated acceptance would pass for the real one",
+            "--spec-synth-rates in the engine's arguments: simulated acceptance",
         ),
         (
             ["--simulate-acceptance", "most"],
