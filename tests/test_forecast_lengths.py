@@ -21,7 +21,7 @@ def lucky_texts(num: int, true_share: float = 1.0) -> list[Compared]:
     return [Compared(i, counts(50 * x, 50), counts(50, 50)) for i, x in enumerate(luck)]
 
 
-def test_equal_counts_are_no_error_at_all():
+def test_equal_counts_have_no_error():
     same = [Compared(i, counts(10 + i, 7), counts(10 + i, 7)) for i in range(6)]
     assert judge(same, 0.0) == (0.0, pytest.approx(0, abs=1e-12), False, False)
 

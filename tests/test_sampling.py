@@ -87,7 +87,7 @@ def test_a_long_case_is_not_sampled() -> None:
     assert all(case.params["a"] >= 4 for case in cases)
 
 
-def test_of_a_test_that_is_long_one_case_is_made_and_deselected_later() -> None:
+def test_a_long_test_collects_one_case_that_is_deselected() -> None:
     assert params(made(marks=[LONG])) == params(made()[:1])
     assert [case.marks for case in made(num_long=16)] == [[LONG]]
 

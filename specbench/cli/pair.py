@@ -52,7 +52,7 @@ _Target = Annotated[
     str | None,
     typer.Option(
         "--target",
-        help="TARGET by the name that `run` has for it.",
+        help="Another way to name TARGET, as in `run`.",
         show_default=False,
         metavar="MODEL",
     ),

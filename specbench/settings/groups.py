@@ -476,8 +476,8 @@ class ServerSettings:
             is_repeated=True,
             is_rare=True,
             read=parse_variants,
-            help="Further engine arguments under a name, such as eager='--enforce-eager'. Every K "
-            "is measured with each set; one set is compared with none (default).",
+            help="A named set of further engine arguments, such as eager='--enforce-eager'. Every "
+            "K is measured with each set; a single set is compared with none.",
             shown=False,
             placeholder="NAME=ARGS",
         ),

@@ -96,7 +96,7 @@ def test_every_prompt_is_traced_once_for_each_drafter(whole):
     assert forecast_of(whole, "big/good").trace_s == pytest.approx(6 * 0.25)
 
 
-def test_of_ten_prompts_all_are_traced_and_six_measured(tmp_path):
+def test_all_ten_prompts_are_traced_and_six_measured(tmp_path):
     prompts = [f"prompt {i}" for i in range(12)]
     stored = run(tmp_path, prompts=prompts)
     assert len({trace.prompt_id for trace in stored.traces}) == 10
@@ -121,7 +121,7 @@ def test_a_drafter_that_cannot_be_traced_is_measured_at_every_k(tmp_path):
     assert watch.warnings.count("bad: cannot be forecast") == 1
 
 
-def test_a_refusal_at_one_temperature_is_none_at_another(tmp_path):
+def test_a_refusal_at_one_temperature_does_not_affect_another(tmp_path):
     def only_greedy(engine, drafter, method, texts, ks, drafting="own"):
         if drafter == "bad" and texts[0].sampling.temperature:
             raise UsageError("bad: forecast it at temperature 0")

@@ -132,7 +132,7 @@ def test_pickled_weights_of_the_hub_are_not_read(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("said")
-def test_a_model_that_is_not_here_is_to_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_needs_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=rf"{FAR.source}: .*`hf download`"):
         load_model(FAR, torch.device("cpu"))

@@ -125,7 +125,7 @@ def test_every_row_has_a_cache_to_read():
 
 
 @pytest.mark.parametrize("k", [0, 4])
-def test_prefill_and_the_profilers_own_wait_are_no_part_of_a_round(k):
+def test_prefill_and_the_profilers_own_sync_do_not_count_in_a_round(k):
     engine: Any = SizedEngine()
 
     (limit,) = count_launches(engine, (cell(k),), REQUEST, GPU, engine.counted)

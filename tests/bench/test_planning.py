@@ -42,7 +42,7 @@ def ks_of(document: Document, drafter: str) -> set[int]:
     return {cell.key.draft.k for cell in cells}
 
 
-def test_of_a_default_range_only_what_can_be_drafted_is_measured(tmp_path: Path) -> None:
+def test_a_default_range_is_limited_to_what_can_be_drafted(tmp_path: Path) -> None:
     document = measured(changed(KS, is_default_range=True), tmp_path)
 
     assert ks_of(document, "good") == {2, 4}
@@ -128,7 +128,7 @@ def plan_of(folder, running_ks, **changes):
     return plan
 
 
-def test_of_a_default_range_the_running_k_are_measured_and_nothing_is_said_of_the_others(tmp_path):
+def test_a_default_range_measures_only_the_running_k(tmp_path):
     plan = plan_of(tmp_path, (0, 4), is_default_range=True)
     assert {cell.key.draft.k for cell in plan.all_cells} == {DraftConfig.none.k, 4}
     assert not list(plan.left_out)

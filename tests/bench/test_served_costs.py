@@ -41,7 +41,7 @@ def test_rounds_that_accept_more_cost_the_same():
     assert found == pytest.approx([0.01] * len(found))
 
 
-def test_several_requests_at_once_and_what_is_asked():
+def test_several_concurrent_requests_and_their_contents():
     fake = FakeServer()
     with serving(fake) as url:
         costs = time_servers([url], PROMPTS, concurrencies=(3,), temperature=0.7, max_tokens=17)

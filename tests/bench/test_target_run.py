@@ -92,7 +92,7 @@ def test_greedy_cells_emit_as_many_tokens_as_the_targets_own_answer(tmp_path):
     assert not any(call.request.stop_at_eos for call in measured)
 
 
-def test_a_limit_on_new_tokens_cuts_the_answer_and_every_cell_alike(tmp_path):
+def test_a_limit_on_new_tokens_cuts_every_cell_the_same(tmp_path):
     plan = make_plan(tmp_path, changed(SETTINGS, max_new_tokens=20))
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)
     assert {r.num_output_tokens for r in requests_of(run)} == {20}

@@ -94,7 +94,7 @@ def test_the_fastest_number_is_chosen(fastest, engine, tmp_path):
     assert times["1" if fastest != 1 else "8"] == pytest.approx(2 * times[str(fastest)])
 
 
-def test_of_numbers_that_are_as_fast_the_smallest_is_chosen(engine, tmp_path):
+def test_the_smallest_of_equally_fast_thread_counts_is_chosen(engine, tmp_path):
     engine.seconds_of = {1: 1.04, 4: 1.0, 8: 1.0}
     assert chosen(engine, tmp_path).chosen == "1"
 

@@ -185,7 +185,7 @@ def test_a_run_whose_work_has_changed_cannot_go_on(tiny, tmp_path, run):
     assert (tmp_path / run.folder.name / "records.jsonl").read_bytes() == records
 
 
-def test_a_run_that_is_not_there_cannot_go_on(tiny, tmp_path):
+def test_a_missing_run_cannot_be_resumed(tiny, tmp_path):
     with pytest.raises(StoreError, match=r"'other'.*none yet"):
         run_on(tiny, settings_for(tiny), tmp_path, resume="other")
 

@@ -77,7 +77,7 @@ def test_an_undecided_answer_is_3(code, command):
 
 
 @pytest.mark.parametrize("command", [*MEASURING, *READING])
-def test_of_several_workloads_one_undecided_is_3_unless_the_answer_is_one_for_all(code, command):
+def test_one_undecided_workload_exits_3_unless_one_answer_covers_all(code, command):
     expected = GOOD if command in ONE_PER_TARGET else UNDECIDED
     assert code(command, of_three_prompts("creative")) == expected
 
@@ -99,6 +99,6 @@ def test_a_run_of_k_0_alone_asks_for_no_answer(code):
 
 @pytest.mark.parametrize("engine", ["vllm", "builtin"])
 @pytest.mark.parametrize(("wobble", "expected"), [(0.01, GOOD), (1.0, UNDECIDED)])
-def test_a_server_and_the_built_in_decoder_end_alike(code, engine, wobble, expected):
+def test_a_server_and_the_built_in_decoder_end_outputs_the_same(code, engine, wobble, expected):
     sweep = Sweep(rows=(1,), wobble=wobble, engine=engine)
     assert code("sweep-k", served_sweep(sweep)) == expected

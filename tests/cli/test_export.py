@@ -87,7 +87,7 @@ def test_out_takes_the_config_and_the_command_names_it(tiny, tmp_path):
     assert ran.out.splitlines()[-1] == f"# written: {file}"
 
 
-def test_out_takes_the_command_where_there_is_no_config(tiny, tmp_path):
+def test_output_writes_the_command_without_a_config(tiny, tmp_path):
     file = tmp_path / "serve.sh"
     printed = specbench("export", "tiny/ngram", "--engine", "vllm", *BY_HAND, cwd=tiny).out
     assert (

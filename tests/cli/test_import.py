@@ -35,7 +35,7 @@ def test_an_import_is_a_complete_run_with_its_files_hashes(tmp_path):
     assert stored.run.environment.threads is None
 
 
-def test_the_machine_document_keeps_to_its_schema(tmp_path):
+def test_the_machine_document_matches_its_schema(tmp_path):
     VALIDATOR.validate(document(tmp_path, *VLLM))
 
 
@@ -82,7 +82,7 @@ def test_requests_one_at_a_time_give_an_interval_over_their_prompts(tmp_path):
     assert best["num_speculative_tokens"] == 4
 
 
-def test_requests_at_once_or_of_other_prompts_give_no_interval(tmp_path):
+def test_concurrent_requests_or_other_prompts_give_no_interval(tmp_path):
     seconds = [1.0, 1.2, 0.9, 1.1, 1.0]
     files = [detailed(tmp_path, k, seconds, num_at_once=4) for k in (0, 4)]
     at_once = document(tmp_path, *files, told=TOLD)["cells"][1]

@@ -122,7 +122,7 @@ targets:
     assert text.out.splitlines()[-1].startswith("0 of 4 pairings ")
 
 
-def test_doctor_counts_models_that_are_not_here_as_this_machine_would_load_them(tmp_path):
+def test_doctor_counts_missing_models_as_this_machine_would_load_them(tmp_path):
     (tmp_path / "pairings.yaml").write_text(
         "targets:\n  far:\n    model: owner/far\n    weights_gib: 900000\n"
         "    drafters:\n      near: {method: draft_model, model: owner/near, weights_gib: 1}\n"

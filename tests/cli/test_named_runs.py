@@ -81,7 +81,7 @@ def test_on_a_terminal_nothing_is_cut_either(
     assert max(map(len, out.splitlines())) <= columns
 
 
-def test_a_file_that_is_not_there_and_a_metric_that_is_not_get_a_suggestion(folder: Path) -> None:
+def test_a_missing_file_and_an_unknown_metric_get_a_suggestion(folder: Path) -> None:
     ran = specbench("check", "baseline.jsn", "latest", cwd=folder)
     assert ran.code == 2
     assert "did you mean 'baseline.json'?" in ran.err

@@ -125,7 +125,7 @@ def test_what_fits_is_measured_ranked_and_written(shelf):
     assert again.is_complete, again.err
 
 
-def test_a_folder_that_is_not_there_is_refused_before_anything_is_read(shelf):
+def test_a_missing_folder_is_refused_before_anything_is_read(shelf):
     ran = specbench("pair", "./target", "--output", "nowhere/best.yaml", *HERE, cwd=shelf)
     assert (ran.code, ran.out) == (2, "")
     assert "--output nowhere/best.yaml" in ran.err
@@ -225,7 +225,7 @@ def test_the_last_line_is_one_of_three_answers(low, high, k, said):
     assert verdict([ranked]).startswith(said)
 
 
-def test_of_several_settings_the_last_line_says_which_and_what_all_give():
+def test_with_several_settings_the_last_line_names_them_and_the_mean():
     from specbench.cli.pair_tables import verdict
     from specbench.decide.rank import Gain, Ranked
     from specbench.records import Interval

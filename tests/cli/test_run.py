@@ -107,7 +107,7 @@ def test_json_is_one_document_with_progress_on_stderr(as_json):
     assert {decision["workload"] for decision in document["decisions"]} == {"talk.jsonl"}
 
 
-def test_json_keeps_to_its_schema(as_json):
+def test_json_matches_its_schema(as_json):
     VALIDATOR.validate(json.loads(as_json.out))
 
 

@@ -175,7 +175,7 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_other_commands_and_options_refuse_alike(arguments, says, empty_folder):
+def test_other_commands_and_options_give_the_same_kind_of_error(arguments, says, empty_folder):
     ran = specbench(*arguments, cwd=empty_folder)
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err

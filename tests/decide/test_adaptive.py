@@ -152,7 +152,7 @@ def test_the_best_fixed_k_is_0_where_every_other_slows_down(summarized):
 
 
 @pytest.mark.parametrize("ks", [(2, 4), (4, 2)])
-def test_of_equally_fast_fixed_k_the_smaller_is_the_best(summarized, ks):
+def test_the_smaller_of_equally_fast_fixed_k_is_best(summarized, ks):
     key = best_fixed([summarized(k, 1.1, 1.2, 1.3) for k in ks])
     assert key.draft.k == 2
 

@@ -51,7 +51,7 @@ def test_the_lower_bound_wins_and_not_the_estimate():
     assert best([*sure, *bold], LATENCY) == ("sure", 1, 4)
 
 
-def test_of_equal_rates_fewer_rows_go_before_a_smaller_k():
+def test_with_equal_rates_the_smaller_batch_precedes_the_smaller_k():
     few = cells(2, 50, 100, {8: (1.5, 1.6, 1.7)})
     many = cells(4, 25, 100, {2: (1.5, 1.6, 1.7)})
     assert best([*few, *many], THROUGHPUT) == ("draft", 2, 8)

@@ -120,7 +120,7 @@ def test_the_best_drafter_is_the_one_whose_worst_workload_is_best(measured):
     assert best.pairing.name == "demo/uneven"
 
 
-def test_of_drafters_that_help_on_some_workloads_alone_the_better_one_is_taken(measured):
+def test_the_better_of_drafters_that_help_on_some_workloads_is_chosen(measured):
     other = {"pairing": "demo/other", "drafter": "other"}
     parts = [
         measured({4: 0.8}),
@@ -235,7 +235,7 @@ def test_samples_of_the_same_run_are_another_setting(measured):
     assert found([*parts, *several]).tiers == (Tier(None, 4),)
 
 
-def test_a_peers_own_defaults_are_no_k_to_export(measured):
+def test_an_engines_own_defaults_are_not_exported_as_a_k(measured):
     peer = {"engine": "transformers"}
     parts = [
         measured({2: 1.3, 4: 1.6}, method="assisted", **peer),

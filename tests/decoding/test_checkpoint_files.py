@@ -74,7 +74,7 @@ def test_a_heads_own_file_takes_precedence_over_a_model_next_to_it(folder: Path)
     assert set(read_checkpoint(str(folder)).tensors) == set(TENSORS)
 
 
-def test_of_many_shards_only_the_one_that_is_asked_for_is_opened(folder: Path) -> None:
+def test_only_the_requested_shard_is_opened(folder: Path) -> None:
     save_shards(folder, TENSORS)
     (folder / "model-1.safetensors").unlink()
 

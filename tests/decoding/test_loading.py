@@ -54,7 +54,7 @@ def test_tied_weights_take_their_memory_once(tmp_path):
 
 
 @pytest.mark.parametrize(("asked", "got"), [("auto", "float32"), ("bfloat16", "bfloat16")])
-def test_on_a_cpu_dtype_is_float32_unless_asked_otherwise(tmp_path, asked, got):
+def test_dtype_on_a_cpu_is_float32_by_default(tmp_path, asked, got):
     tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
     loaded = load_model(source(tmp_path, dtype=asked), CPU)
     assert loaded.dtype == got
@@ -120,7 +120,7 @@ def test_a_config_that_lost_its_size_is_refused_before_memory_is_taken(folder, m
         load_model(source(folder), CPU)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(ModelError, match="gone: cannot"):
         load_model(source(tmp_path / "gone"), CPU)
     with pytest.raises(ModelError, match="gone: cannot"):
@@ -279,7 +279,7 @@ def test_a_wrong_value_is_named_with_what_to_do(folder, changed, words):
         (None, "the file model-00001.safetensors is missing; download the whole model$"),
     ],
 )
-def test_weights_that_are_not_there_are_said_by_their_file(folder, content, words):
+def test_missing_weights_are_named_by_their_file(folder, content, words):
     damage(folder, "model.safetensors", content)
     if content is None:
         index = {"weight_map": {"a": "model-00001.safetensors"}}

@@ -117,7 +117,7 @@ def test_a_draft_that_was_not_meant_is_not_kept() -> None:
     assert tokens == [0, own[1]]
 
 
-def test_of_a_tree_the_longest_path_is_kept_and_of_equals_the_likeliest() -> None:
+def test_a_tree_keeps_its_longest_path_and_of_equals_the_likeliest() -> None:
     # The first child (0.5) has two untypical children, the second (0.15) a typical one.
     tokens, own = judged(TYPICAL, [0, 2, 3, 3, 1], [PROBS] * 6, topology=TREE)
     assert tokens == [2, 1, own[5]]

@@ -93,7 +93,7 @@ def test_without_ties_it_is_transformers_own(top_p):
     torch.testing.assert_close(nucleus(scores_NV, top_p), theirs)
 
 
-def test_of_equal_tokens_at_the_cut_transformers_keeps_some_and_we_all():
+def test_transformers_keeps_some_ties_at_the_cut_and_we_keep_all():
     scores_NV = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     top_p = float(scores_NV.softmax(-1)[0, :2].sum()) - 0.01  # the second of five reaches it
     assert (TopPLogitsWarper(top_p)(None, scores_NV).softmax(-1) > 0).sum() == 2

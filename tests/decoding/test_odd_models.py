@@ -51,7 +51,7 @@ def test_attention_is_contiguous_for_models_that_take_a_view_of_it(mask: torch.T
     assert out.is_contiguous()
 
 
-def test_a_field_that_differs_from_layer_to_layer_is_none() -> None:
+def test_a_field_that_differs_between_layers_is_none() -> None:
     class PerLayer:
         @property
         def head_dim(self) -> int:

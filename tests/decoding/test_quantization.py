@@ -184,7 +184,7 @@ def test_a_layer_that_int4_groups_do_not_fit_is_refused_not_left_as_it_is(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["Qwen3-MoE", "GPT-2"])
-def test_a_model_whose_weights_are_no_linear_layers_is_refused(name):
+def test_a_model_without_linear_layers_is_refused(name):
     with pytest.raises(ModelError, match="outside linear layers"):
         packable(build(ARCHITECTURES[name]()))
 

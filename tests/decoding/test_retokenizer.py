@@ -86,7 +86,7 @@ def test_tokens_without_a_known_text_are_not_in_common():
 
 
 @pytest.mark.parametrize(("source", "destination"), [("bytes", "pieces"), ("pieces", "bytes")])
-def test_a_text_read_in_pieces_is_encoded_as_one_read_at_once(tokenizers, source, destination):
+def test_a_text_read_in_pieces_is_encoded_as_a_whole(tokenizers, source, destination):
     own, other = tokenizers[source], tokenizers[destination]
     retokenizer = Retokenizer(own, other)
     rng = random.Random(0)

@@ -17,7 +17,7 @@ def test_a_catch_up_of_a_quarter_of_the_stay_leaves_four_fifths_of_the_rate():
     assert amortized_goodput(100.0, stay_s=4.0, once_s=1.0) == pytest.approx(80.0)
 
 
-def test_a_cost_is_the_median_of_its_samples_and_rows_between_lie_on_a_line():
+def test_a_cost_is_the_median_of_its_samples_and_interpolated_between_rows():
     costs = RoundCostModel({(1, 0): (1.0, 9.0, 2.0), (4, 0): (3.5,)})
 
     assert costs.round_s(1, 0) == 2.0

@@ -141,11 +141,11 @@ def test_the_most_frequent_follower_is_drafted_with_its_share() -> None:
     assert drafted([1, 2, 1, 2, 3, 1, 3, 0, 1], limit=1) == Continuation([2], 2 / 3)
 
 
-def test_of_equally_frequent_followers_the_later_one_is_drafted() -> None:
+def test_the_later_of_equally_frequent_followers_is_drafted() -> None:
     assert drafted([1, 2, 0, 1, 3, 0, 5, 1], limit=1).tokens == [3]
 
 
-def test_a_draft_ends_where_it_is_no_longer_likely_enough() -> None:
+def test_a_draft_ends_when_it_is_no_longer_likely_enough() -> None:
     text = [1, 2, 3, 0, 1, 2, 4, 0, 5, 1]
     assert drafted(text, min_prob=0.6) == Continuation([2], 1.0)
     assert drafted(text, limit=2, min_prob=0.5) == Continuation([2, 4], 1.5)

@@ -59,7 +59,7 @@ def test_a_tree_with_a_gap_cannot_be_drawn() -> None:
 
 
 @pytest.mark.parametrize("paths", [[(0, 0)], [(0,), (0,)], [()], [(0,), (0, -1)]])
-def test_a_tree_that_is_none_is_refused(paths: list[tuple[int, ...]]) -> None:
+def test_an_invalid_tree_is_refused(paths: list[tuple[int, ...]]) -> None:
     with pytest.raises(UsageError, match="tree"):
         Topology.of_paths(paths)
 
@@ -176,7 +176,7 @@ def test_a_match_below_a_mismatch_is_not_kept() -> None:
     assert verdict.tokens_BT[0, 0].tolist() == 8
 
 
-def test_of_two_equal_branches_the_longer_one_is_kept() -> None:
+def test_the_longer_of_two_equal_branches_is_kept() -> None:
     verdict = verdict_of([2, 2, 3, 4, 5, 6], says={0: 2, 1: 3, 2: 3, 3: 6, 6: 8})
 
     assert verdict.num_accepted_B.tolist() == [3]

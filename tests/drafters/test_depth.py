@@ -107,7 +107,7 @@ def test_accuracies_that_a_heads_config_has_end_its_tree(tmp_path: Path) -> None
     assert deepest(own, headers_on_this_machine, dummy=False) == 2
 
 
-def test_of_pickled_heads_the_names_are_read_and_no_values(tmp_path: Path) -> None:
+def test_only_names_of_pickled_heads_are_read(tmp_path: Path) -> None:
     head = new_head("medusa", target(96), num_heads=3)
     assert head is not None
     own = pairing(tmp_path, target(96), "medusa", {}, head)

@@ -145,7 +145,7 @@ def test_a_head_is_not_packed(pair: Target, engine: BuiltinEngine) -> None:
         engine.add_drafter(replace(head_of(pair, quantization="int8"), name="packed"))
 
 
-def test_a_removed_head_is_gone(pair: Target) -> None:
+def test_a_removed_head_frees_its_memory(pair: Target) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     engine.add_drafter(head_of(pair))
     engine.generate(REQUEST, work(2))

@@ -45,7 +45,7 @@ def test_rounds_decode_the_same_text_with_forwards_between_them(builtin, work):
     )
 
 
-def test_a_text_checked_at_once_does_not_hide_where_the_row_stands(target):
+def test_a_text_checked_in_one_forward_keeps_the_rows_position(target):
     drafter = DrafterSpec(
         name="said", method="previous_turn", parameters={"verify_prediction_first": True}
     )

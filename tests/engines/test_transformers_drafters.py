@@ -41,7 +41,7 @@ def test_a_fixed_k_drafts_k_tokens_every_round(engine, k):
     assert len(rounds) - len(whole) <= k
 
 
-def test_left_to_itself_it_drafts_otherwise(engine):
+def test_by_default_it_drafts_differently(engine):
     assert forwards_of(engine, DEFAULT) != forwards_of(engine, replace(ASSISTED, k=20))
 
 

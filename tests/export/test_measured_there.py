@@ -90,7 +90,7 @@ def both_engines() -> StoredRun:
     return replace(there, run=run, blocks=(*blocks, *there.blocks))
 
 
-def test_of_several_engines_the_exported_one_decides(tmp_path):
+def test_the_exported_engine_decides(tmp_path):
     stored = both_engines()
     ks = {d.condition.engine: d.draft.k for d in build_document(stored).decisions}
     assert ks == {"builtin": 2, "vllm": 4}

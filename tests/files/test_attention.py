@@ -32,7 +32,7 @@ def test_a_familys_own_kind_of_layer_is_known_in_that_family() -> None:
     ("kinds", "is_one"),
     [(["attention", "full_attention"], False), (["conv", "full_attention"], True), (None, True)],
 )
-def test_a_class_of_hybrids_with_attention_alone_is_none(
+def test_a_hybrid_class_with_only_attention_is_not_a_hybrid(
     kinds: list[str] | None, is_one: bool
 ) -> None:
     fields = {"model_type": "granitemoehybrid", "layer_types": kinds}

@@ -66,7 +66,7 @@ def test_damaged_files_of_heads_that_the_demo_lacks_are_findings(target, tmp_pat
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]"])
-def test_a_header_that_is_none_is_a_model_error(tmp_path, content):
+def test_an_invalid_header_is_a_model_error(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match="cannot be read"):
         read_headers(tmp_path / "model.safetensors")

@@ -188,7 +188,7 @@ def test_an_entry_is_filled_in_next_to_its_keys() -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_every_revision_is_asked_for_and_one_that_is_not_there_fails(tmp_path: Path) -> None:
+def test_every_revision_is_requested_and_a_missing_one_fails(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(
         "targets:\n  a: {model: org/bare, revision: v9, drafters: {copy: {method: ngram}}}\n"
         "  b: {model: org/bare, drafters: {copy: {method: ngram}}}\n"

@@ -225,7 +225,7 @@ def test_a_damaged_config_is_refused(target, draft, content):
     assert check(target, files_of(draft.folder)).level == "refused"
 
 
-def test_a_model_that_is_not_here_is_refused_with_what_to_do(target):
+def test_a_missing_model_is_refused_with_what_to_do(target):
     spec = ModelSpec(source="nobody/has-this-draft")
     checked = check_drafter(target, DrafterSpec(name="far", method="draft_model", model=spec))
     assert re.search("hub's cache .*download", only(checked, "refused").text)

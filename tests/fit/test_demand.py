@@ -59,7 +59,7 @@ def test_a_missing_model_is_planned_without_packing():
     assert re.match(r"needs .*least 96\.0 GiB, .*21\.0 GiB free; .*smaller model", told)
 
 
-def test_a_cpu_holds_all_drafters_at_once_and_a_gpu_one_after_the_other():
+def test_a_cpu_holds_all_drafters_together_and_a_gpu_one_at_a_time():
     target, (drafter,) = shape("8b")
     other = replace(drafter, name="other", model=replace(target.model, weights_gib=5.0))
     small, large = (demand(target, [one], HERE).weights for one in (drafter, other))
@@ -69,7 +69,7 @@ def test_a_cpu_holds_all_drafters_at_once_and_a_gpu_one_after_the_other():
     assert demand(target, [drafter, other], on_gpu).weights == large
 
 
-def test_a_model_that_is_not_here_takes_at_least_what_the_file_says():
+def test_a_missing_model_takes_at_least_what_the_file_says():
     (pairing,) = load_pairings().select(["llama-3.1-8b/eagle3"])
     told = shortage(pairing.target, [pairing.drafter], replace(HERE, memory_bytes=GIB)) or ""
     assert told.startswith("needs at least ")

@@ -127,7 +127,7 @@ def test_the_hubs_cache_is_looked_through(tmp_path):
     assert json.loads(done.stdout) == [["draft", "draft_model", "owner/draft"]]
 
 
-def test_a_folder_that_is_none_is_a_usage_error(target, tmp_path):
+def test_a_path_that_is_not_a_folder_is_a_usage_error(target, tmp_path):
     with pytest.raises(UsageError, match=r"--search-dir .*nowhere"):
         find(target, tmp_path / "nowhere")
 

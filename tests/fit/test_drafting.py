@@ -51,7 +51,7 @@ def test_a_drafters_own_layers_run_as_often_as_is_planned(tiny, method, k, param
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 @pytest.mark.parametrize(("k", "num_drafts"), [(1, 4), (2, 12), (3, 20), (4, 23), (5, 25)])
-def test_of_eagles_static_tree_there_are_the_levels_that_k_reaches(tiny, method, k, num_drafts):
+def test_eagles_static_tree_is_cut_to_k_levels(tiny, method, k, num_drafts):
     shape = drafting(tiny.drafter(method, tree="static"), k)
 
     assert shape == RoundShape(num_drafts, k)

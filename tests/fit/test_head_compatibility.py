@@ -139,7 +139,7 @@ def test_a_whole_model_is_not_a_head(target):
     assert refusals(checked) == [("kind", "eagle", "draft_model")]
 
 
-def test_a_head_of_a_method_that_is_not_here_is_refused(target, tmp_path):
+def test_a_missing_head_is_refused(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = change_config(head, speculators_model_type="peagle")
     (found,) = check(target, changed, "eagle3").of_level("refused")
@@ -179,7 +179,7 @@ def test_a_pickled_head_is_reported_and_not_opened(target, tmp_path):
     assert "not opened" in found.reason
 
 
-def test_of_a_pickled_head_nothing_is_refused_that_hangs_on_its_tensors(target, tmp_path):
+def test_a_pickled_head_is_not_refused_for_its_unread_tensors(target, tmp_path):
     """It may have an embedding and a head of its own, for fewer tokens than the target has."""
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})

@@ -12,7 +12,7 @@ from tests.fit.test_memory_plan import H100, pair, shape
 from tests.tiny_models import change_config, replace_weights, write_head
 
 
-def test_of_a_pickled_head_of_another_width_nothing_is_refused(target, tmp_path):  # noqa: F811
+def test_a_pickled_head_of_another_width_is_not_refused(target, tmp_path):  # noqa: F811
     """It may have an input projection of its own."""
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})

@@ -93,7 +93,7 @@ def test_a_result_without_a_cost_is_named(changes, reason):
     assert str(wrong.value).startswith("r.json:2:")
 
 
-def test_other_files_are_no_results(tmp_path):
+def test_other_files_are_not_results(tmp_path):
     assert read_results("k,cost\n0,1\n", "costs.csv") is None
     assert read_results('[{"k": 0, "cost": 1}]', "costs.json") is None
     path = tmp_path / "result.json"

@@ -114,7 +114,7 @@ def cost(k: int, value: float, **changes) -> EngineCost:
     return EngineCost(num_speculative_tokens=k, cost=value, **{**known, **changes})
 
 
-def test_between_two_k_costs_lie_on_a_line_and_beyond_them_nowhere():
+def test_costs_are_interpolated_between_two_k_and_not_extrapolated():
     found = curve_from([cost(0, 1.0), cost(2, 1.4), cost(5, 2.0)], concurrency=1, ks=range(9))
     assert found.visits == {
         k: (pytest.approx(c),) for k, c in {0: 1.0, 2: 1.4, 3: 1.6, 4: 1.8, 5: 2.0}.items()

@@ -104,7 +104,7 @@ def test_a_tree_serves_its_own_depth_and_is_counted_once_at_k_0():
     assert rounds.num_rounds.tolist() == [12] * 6
 
 
-def test_of_equal_forecasts_the_smaller_k_is_best():
+def test_with_equal_forecasts_the_smaller_k_is_best():
     record = forecast(KEY, [right(p) for p in PROMPTS], curve(COSTS), range(5))
     assert record.best == 2  # 2.0x like K = 3
 
@@ -114,7 +114,7 @@ def test_a_k_forecast_as_barely_faster_is_not_measured():
     assert record.to_measure == (2,)
 
 
-def test_of_equal_forecasts_both_are_measured():
+def test_two_equal_forecasts_are_both_measured():
     """Costs are of all workloads together: a workload's own may put either of them first."""
     record = forecast(KEY, [right(p) for p in PROMPTS], curve(COSTS), range(5))
     assert record.to_measure == (2, 3)

@@ -12,7 +12,7 @@ from tests.forecast.traces import curve, right
 PROMPTS = "abcdef"
 
 
-def test_of_six_that_may_all_be_as_fast_three_are_measured():
+def test_three_of_six_equal_candidates_are_measured():
     """Costs of K + 1 steps, so that every K is as fast as K = 0; each K's repetitions differ."""
     visits = {0: (1.0,) * 6}
     for k in range(1, 7):

@@ -95,7 +95,7 @@ def test_at_k_0_every_token_is_a_round():
     assert got.mean_acceptance_length == 1
 
 
-def test_starts_count_by_how_often_rounds_begin_there_and_not_alike():
+def test_starts_are_weighted_by_how_often_rounds_begin_there():
     """Four tokens in a row are easy, and the drafter passes over them in one round: uniform
     starts would see them in every second place."""
     easy_then_hard = replace(
@@ -125,7 +125,7 @@ def test_a_round_that_accepts_the_end_of_text_emits_no_more():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_chances_are_followed_all_at_once(seed):
+def test_joint_chances_are_followed(seed):
     rng = random.Random(seed)
     trace = random_trace(rng.randrange(1, 12), rng.randrange(1, 6), rng)
     for k in range(1, trace.num_speculative_tokens + 1):

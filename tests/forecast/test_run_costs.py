@@ -76,7 +76,7 @@ def test_an_invalid_cell_and_an_open_loop_say_nothing(tmp_path, sweep):
     }
 
 
-def test_of_a_run_on_two_engines_none_is_chosen(tmp_path, sweep):
+def test_a_run_on_two_engines_needs_a_choice(tmp_path, sweep):
     other = served_sweep(Sweep(engine="sglang"))
     both = replace(
         sweep,

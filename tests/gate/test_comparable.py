@@ -74,7 +74,7 @@ def test_a_different_cell_is_refused_with_the_axis_that_differs(changed, told):
 
 
 @pytest.mark.parametrize(("template", "name"), [("f", "chat template of demo:"), ("b", "demo")])
-def test_a_tokenizer_differs_in_its_chat_template_or_otherwise(template: str, name: str) -> None:
+def test_a_tokenizer_differs_in_its_chat_template_or_elsewhere(template: str, name: str) -> None:
     before, after = (
         side(cell(FIGURES), tokenizers={"demo": mark * 64}, templates={"demo": of * 64})
         for mark, of in (("b", "b"), ("f", template))
@@ -213,7 +213,7 @@ def test_other_hardware_is_refused_only_for_absolute_times():
     assert check(one, other, speed, {"hardware"}).verdict is GateVerdict.PASS
 
 
-def test_every_difference_is_named_at_once():
+def test_all_differences_are_named_together():
     one = side(cell(FIGURES))
     other = side(cell(FIGURES), name="b", sampling="top-k 5, top-p 1", models={"demo": "f" * 64})
     told = refused(one, other)

@@ -137,7 +137,7 @@ def test_a_pass_that_serves_each_prompt_twice_is_one_unit_and_its_noise_is_kept(
     assert without[0] == pytest.approx(expected, rel=1e-6)
 
 
-def test_descriptions_are_no_figures(steady):
+def test_descriptions_are_not_metrics(steady):
     assert "num_rounds" not in cell_figures(steady).figures
 
 

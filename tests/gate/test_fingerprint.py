@@ -98,7 +98,7 @@ def test_runs_with_other_kernels_are_not_repeats(engine):
     assert [found.name for found in software_changes(one, other, AROUND)] == ["builtin of demo"]
 
 
-def test_other_packages_are_no_repeat_and_another_commit_is_one():
+def test_other_packages_make_no_repeat_but_another_commit_does():
     packages = {**RUN.environment.packages, "torch": "9.9"}
     other = replace(RUN.environment, git_commit="e" * 40, driver="999", python="3.99")
     assert not software_changes(

@@ -88,7 +88,7 @@ def test_runs_of_another_fingerprint_are_left_out_and_listed():
     assert len(kept.series[0].points) == len(STEPPED) + 2
 
 
-def test_invalid_cells_and_absent_metrics_are_no_points():
+def test_invalid_cells_and_absent_metrics_are_left_out():
     mixed = [run(1, cell(1.5, valid=False)), run(2, cell(1.5)), run(3), run(4, cell(1.6))]
     (series,) = history(mixed, ["decode_speedup", "joules_per_token"]).series
     assert [point.run_id for point in series.points] == ["run-02", "run-04"]
@@ -246,7 +246,7 @@ def test_an_end_to_end_speedup_has_its_own_interval():
     assert (series.points[0].low, series.points[0].high) == (1.15, 1.25)
 
 
-def test_of_ten_series_half_a_one_steps_by_accident():
+def test_one_in_twenty_series_steps_by_chance():
     found = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
     assert len(found.series) == 1
     assert re.search(r"of 1 series .*\b0\.1 ", found.false_alarms)

@@ -82,7 +82,7 @@ def test_text_of_another_dtype_or_target_need_not_be_the_same(changed):
     assert "not a regression" in first.reason
 
 
-def test_runs_of_different_drafts_are_no_one_baseline():
+def test_runs_of_different_drafts_are_not_pooled():
     """The draft is what is tested: pooled with another one it would be averaged away."""
     from specbench.errors import UsageError
     from specbench.gate.baseline import pool
@@ -96,7 +96,7 @@ def test_runs_of_different_drafts_are_no_one_baseline():
     assert pool([one, other], {"drafter"}).num_runs == 2
 
 
-def test_runs_of_a_drafter_with_other_parameters_are_no_one_baseline():
+def test_runs_with_other_drafter_parameters_are_not_pooled():
     """An n-gram drafter has no weights that could tell."""
     from specbench.errors import UsageError
     from specbench.gate.baseline import pool
@@ -160,7 +160,7 @@ def test_an_invalid_baseline_cannot_cause_a_regression():
     assert re.fullmatch("not valid .*baseline: throttled", found.reason)
 
 
-def test_of_two_devices_the_noisier_one_counts():
+def test_the_noisier_of_two_devices_counts():
     # A GPU's 1 % and a CPU's, the same figures: what is a loss on a GPU is noise beside a CPU.
     before, after = (cell({"decode_speedup": figure(v)}) for v in (2.0, 1.8))
     asked = [Tolerance(metric="decode_speedup", share=0.05)]

@@ -121,7 +121,7 @@ def test_the_interval_has_the_noise_between_processes():
     assert width == pytest.approx(2.447 * error, rel=0.01)  # Student's t of 6
 
 
-def test_more_cycles_are_no_other_prompts():
+def test_more_cycles_do_not_replace_prompts():
     more = replace(ONE_ROW, cycles=6)
     found = gate(served_sweep(ONE_ROW), served_sweep(more), SPEEDUP)
     assert found.verdict is GateVerdict.PASS

@@ -37,7 +37,7 @@ def test_a_baseline_step_is_compared_with_its_own_bytes(baseline_cell):
     assert given["bandwidth_utilization"] == pytest.approx(0.6)
 
 
-def test_of_several_blocks_the_median_counts(cell):
+def test_the_median_of_several_blocks_counts(cell):
     slow = replace(READ, copy_bytes_per_s=50e9)  # 0.24 s
     fast = replace(READ, copy_bytes_per_s=200e9)  # 0.06 s
     given = measure(replace(cell, limits=(slow, READ, fast)))

@@ -60,7 +60,7 @@ def test_more_than_the_server_can_take_is_saturation_and_names_the_rate():
     assert share(1.5, num=24, passes=8) > 0.95
 
 
-def test_half_of_what_it_can_take_is_none_and_near_all_of_it_seldom():
+def test_half_the_capacity_is_not_saturation_and_nearly_all_seldom_is():
     """Waiting comes and goes by chance. Seen in eight passes: 0.07."""
     assert share(0.5) <= 0.02
     assert share(0.9, num=24, passes=8) <= 0.16
@@ -84,7 +84,7 @@ def _arrival(request):
     return request.arrived_s
 
 
-def test_later_turns_that_take_longer_are_no_queue():
+def test_longer_later_turns_are_not_a_queue():
     """They come when all first turns have been, so that the last third is of them alone."""
     assert not saturation(stream(0.3, turns=3))
 

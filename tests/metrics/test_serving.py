@@ -264,7 +264,7 @@ def test_a_chunk_is_a_round_of_our_decoder_and_what_streamed_of_a_server(cell):
     )
 
 
-def test_where_requests_overlap_rounds_are_no_chunks(stream):
+def test_rounds_of_overlapping_requests_are_not_chunks(stream):
     """Between two rounds of one request, others are prefilled."""
     assert "inter_chunk_latency_s" not in measure(stream)
 

@@ -201,7 +201,7 @@ def test_a_session_that_the_counted_attempt_does_not_have_is_lost():
     assert all("K=2, cycle 1" in failure.reason for failure in (one, other))
 
 
-def test_of_two_attempts_at_a_session_the_last_one_makes_the_figures():
+def test_the_last_attempt_at_a_session_counts():
     stored = served_sweep()
     first = stored.servers[0]
     again = replace(first, session=f"{first.session} again")

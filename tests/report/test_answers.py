@@ -34,7 +34,7 @@ def test_one_pairing_needs_no_name(interrupted_document: Document) -> None:
     assert answer_lines(document) == ["code: K=4 [1.8, 2.0]", "creative: no [0.9, 1.0]"]
 
 
-def test_of_several_drafters_the_one_with_the_highest_lower_bound_is_best(
+def test_the_drafter_with_the_highest_lower_bound_is_best(
     cpu_document: Document,
 ) -> None:
     document = with_speedups(

@@ -255,7 +255,7 @@ def test_every_prompt_is_named_with_the_speed_that_its_answer_quotes(
     assert middle == pytest.approx(winner.speedup.estimate, rel=0.1)
 
 
-def test_of_very_many_prompts_an_even_choice_is_drawn() -> None:
+def test_very_many_prompts_are_sampled_evenly() -> None:
     shown = list(dots({f"p{i}": float(i) for i in range(1000)}))
     assert len(shown) == 250
     assert [speedup for _, speedup in shown[:3]] == [0.0, 4.0, 8.0]

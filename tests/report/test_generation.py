@@ -41,7 +41,7 @@ def test_every_piece_is_accepted_or_the_targets_own() -> None:
     assert [own.num_rejected for own in one.rounds] == [1, 3, 0]
 
 
-def test_what_was_checked_at_once_is_in_no_round() -> None:
+def test_tokens_of_a_predicted_output_are_in_no_round() -> None:
     check = AnswerCheck(num_drafted=4, num_accepted=1, num_emitted=2, seconds=0.1)
     log = replace(ROUNDS, num_emitted=(2, 1, 1), num_accepted=(1, 0, 1))
     request = made_request(KEY.id, "p", log, output_ids=tuple(range(7)), answer_check=check)

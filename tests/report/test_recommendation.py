@@ -86,7 +86,7 @@ def test_the_machine_form_names_best_candidates_and_reasons(served: Document) ->
         assert rates == sorted(rates, reverse=True)
 
 
-def test_of_not_speculating_it_says_why_the_best_that_was_tried_lost() -> None:
+def test_do_not_speculate_says_why_the_best_k_lost() -> None:
     document = build_document(stored_run(replace(SMALL, drafters=("poor",))))
     for one in recommendations_of(document, Objective()):
         assert one.best.key.draft.k == 0

@@ -26,7 +26,7 @@ ONE = KEY.condition
         ({"context": 512}, ("code", "prompts unchanged")),
     ],
 )
-def test_a_setting_is_named_by_what_the_others_have_otherwise(others, parts):
+def test_a_setting_is_named_by_what_differs_from_the_others(others, parts):
     assert ONE.distinct_parts([ONE, replace(ONE, **others)], also="workload") == parts
 
 

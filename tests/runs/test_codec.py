@@ -75,7 +75,7 @@ def test_the_type_of_a_line_is_known_without_decoding_it():
     assert line_type(b"{}\n") is None
 
 
-def test_keys_that_are_no_longer_stored_are_ignored_in_their_place_only():
+def test_removed_keys_are_ignored_only_in_their_place():
     document = json.loads(encode_run(run()))
     document["settings"]["compile"] = False
     assert decode_run(json.dumps(document).encode()) == run()
@@ -89,7 +89,7 @@ def test_keys_that_are_no_longer_stored_are_ignored_in_their_place_only():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_number_that_is_none_is_refused_when_writing(value: float):
+def test_nan_is_refused_when_writing(value: float):
     request = dataclasses.replace(REQUEST, ttft_s=value)
 
     with pytest.raises(ValueError, match="cannot be stored"):

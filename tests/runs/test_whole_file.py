@@ -49,7 +49,7 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_new_file(tmp_path: Path, write)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_that_write_at_once_do_not_mix(tmp_path: Path) -> None:
+def test_two_concurrent_writers_do_not_mix(tmp_path: Path) -> None:
     place = tmp_path / "a.json"
     with replaced(place) as one, replaced(place) as other:
         one.write(b"one, which is long")

@@ -171,7 +171,7 @@ def test_a_version_page_for_browsers_says_nothing():
     assert asyncio.run(ask(b'HTTP/1.1 200 OK\r\n\r\n{"version": "1.2"}')) == "1.2"
 
 
-def test_requests_at_once_have_a_connection_each_and_none_waits():
+def test_concurrent_requests_have_a_connection_each():
     server = CrowdServer()
 
     async def ask():

@@ -166,7 +166,7 @@ def test_an_exit_status_may_say_it_all(tmp_path, status, advice):
     assert advice in remedy
 
 
-def test_of_a_long_log_the_end_is_read_and_of_a_long_line_the_beginning(tmp_path):
+def test_a_long_log_is_read_from_its_end_and_a_long_line_from_its_start(tmp_path):
     lines = explained(tmp_path, "out of memory\n" + "x" * READ_BYTES)
     assert lines[1:-1] == ["  " + "x" * LONGEST_LINE]
 

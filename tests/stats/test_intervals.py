@@ -73,7 +73,7 @@ def test_with_equal_lengths_seconds_per_token_say_the_same_as_seconds():
     assert per_token.log == pytest.approx(speedup_ratio(base, spec).log, abs=0.03)
 
 
-def test_at_temperature_above_0_longer_texts_are_no_slowdown():
+def test_above_temperature_0_longer_texts_are_not_a_slowdown():
     # Twice the tokens in the same time on the speculative side.
     measured = speedup_interval([1.0] * 5, [1.0] * 5, [10] * 5, [20] * 5)
     assert measured.estimate == pytest.approx(2.0)

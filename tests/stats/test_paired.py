@@ -24,7 +24,7 @@ def test_the_ratio_is_that_of_the_means_by_hand() -> None:
     assert found.spread.degrees_of_freedom == 4
 
 
-def test_of_few_pairs_no_spread_is_claimed() -> None:
+def test_few_pairs_have_no_spread() -> None:
     found = paired_log_ratio([2.0, 4.0], [1.0, 1.0])
     assert (found.log, found.standard_error) == (pytest.approx(math.log(3)), None)
 

@@ -104,7 +104,7 @@ def test_prompts_that_are_all_too_long_are_a_usage_error(tokenizer, tmp_path):
         workload_questions((str(path),), tokenizer, 100, seed=0)
 
 
-def test_a_file_that_is_not_there_is_a_workload_error(tokenizer):
+def test_a_missing_file_is_a_workload_error(tokenizer):
     with pytest.raises(WorkloadError, match="no-such"):
         workload_questions(("./no-such.jsonl",), tokenizer, 100, seed=0)
 

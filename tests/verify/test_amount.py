@@ -80,7 +80,7 @@ class Served:
         return SimpleNamespace(results=results)
 
 
-def test_texts_are_the_same_however_many_are_asked_for_at_once():
+def test_texts_do_not_depend_on_the_concurrency():
     reference = cast(Any, SimpleNamespace(vocab_size=1000))
     collector = Collector(reference, TALK, seed=0)
     work = cast(Any, SimpleNamespace(method="ngram", k=4))

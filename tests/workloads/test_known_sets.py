@@ -248,7 +248,7 @@ def test_any_field_can_be_named_as_the_prompt(
     assert said(only(load_workload(path, field=field))) == turns
 
 
-def test_a_field_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_field_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
     path = str(write(tmp_path, "own.jsonl", lines({"story": "A", "meta": {"text": "B"}})))
     with pytest.raises(WorkloadError, match=r"--prompt-field tale.*story, meta\.text"):
         load_workload(path, field="tale")

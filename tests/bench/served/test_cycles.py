@@ -280,6 +280,6 @@ def test_the_weights_of_a_model_are_read_and_nothing_else(tmp_path):
     assert read_once(tmp_path / "c.gguf") == 3
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path):
+def test_a_missing_model_is_named(tmp_path):
     with pytest.raises(ModelError, match=r"absent\.gguf"):
         read_once(tmp_path / "absent.gguf")

@@ -68,7 +68,7 @@ def test_without_ids_tokens_are_those_of_the_usage(tmp_path):
     assert one.finish_reason == "length"
 
 
-def test_many_at_once_have_arrived_since_the_first_of_them_was_sent(tmp_path):
+def test_concurrent_requests_arrive_when_the_first_is_sent(tmp_path):
     sent_s = (SENT_S + 0.25, SENT_S)
     answers = [replace(SAID, sent_s=s) for i, s in enumerate(sent_s)]
     found = recorded(tmp_path, *answers, concurrency=2)

@@ -121,7 +121,7 @@ def test_replicas_share_the_requests_and_their_counters_are_summed(attached):
         assert (server.start_s, server.num_gpus, server.command) == (None, None, ())
 
 
-def test_a_session_is_warmed_up_twice_as_many_at_once_as_it_will_have(attached):
+def test_a_session_is_warmed_up_with_twice_its_concurrency(attached):
     *plain, drafting = attached.servers
     sessions = Counter(server.num_speculative_tokens for server in attached.stored.servers)
     for k, servers in ((0, plain), (2, [drafting])):
@@ -254,7 +254,7 @@ def test_the_acceptance_is_what_the_engine_drew_cut_at_the_end_of_each_answer(at
         assert found == pytest.approx(1 + accepted / rounds)
 
 
-def test_the_rates_of_many_at_once_are_what_the_stored_times_make_them(attached):
+def test_rates_of_concurrent_requests_follow_from_stored_times(attached):
     for k in (0, 2):
         tokens = seconds = busy_tokens = busy_s = 0.0
         for block in attached.blocks(k, ROWS):
@@ -287,7 +287,7 @@ def _busy(requests):
     return ended_s - began_s, tokens
 
 
-def test_the_cycles_of_speedups_at_many_at_once_are_of_busy_seconds(attached):
+def test_speedups_of_concurrent_requests_use_busy_seconds(attached):
     logs = []
     for cycle in (0, 1):
         pace = {}

@@ -136,7 +136,7 @@ def test_counts_that_differ_are_a_warning(tmp_path, monkeypatch):
     assert "by the server's" in " ".join(told.warnings)
 
 
-def test_many_at_once_are_served_in_the_same_start(tmp_path, monkeypatch):
+def test_concurrent_requests_are_served_by_the_same_start(tmp_path, monkeypatch):
     fake(monkeypatch, tmp_path)
     settings = settings_for(tmp_path, concurrency=(1, 3), num_speculative_tokens=(0, 2))
     stored = measured(tmp_path, settings)

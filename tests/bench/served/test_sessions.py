@@ -122,7 +122,7 @@ def test_the_context_has_room_for_every_turn_its_answers_and_tools(tmp_path):
         ({"launch": None, "engine_python": "/nowhere/python"}, "/nowhere/python"),
     ],
 )
-def test_a_program_that_is_not_here_is_refused_with_what_to_name(tmp_path, changes, named):
+def test_a_missing_program_is_refused_with_the_options_for_it(tmp_path, changes, named):
     plan = plan_of(tmp_path, **changes)
     with pytest.raises(UsageError, match=f"{named}") as refused:
         require_startable([plan])

@@ -63,7 +63,7 @@ def test_a_gguf_file_is_found_next_to_its_model_or_in_it(tmp_path, file):
     assert command[2] == str(tmp_path / file)
 
 
-def test_of_several_in_a_folder_that_of_its_name_is_taken(tmp_path):
+def test_the_file_named_like_the_folder_is_used(tmp_path):
     with_model(tmp_path, "t/t.gguf", "t/a.gguf")
     command = LLAMA.launch(start(tmp_path, *DRAFTED[:3], models=(tmp_path / "t",))).command
     assert command[2] == str(tmp_path / "t" / "t.gguf")

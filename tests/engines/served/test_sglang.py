@@ -18,7 +18,7 @@ def says(info: dict[str, object]) -> dict[str, str]:
     return {"/server_info": json.dumps(INFO | info)}
 
 
-def test_as_many_requests_at_once_with_speculation_as_without(tmp_path):
+def test_concurrency_is_the_same_with_and_without_speculation(tmp_path):
     plain = start(tmp_path, "python", "-m", "sglang.launch_server", "--model-path", "m")
     command = SGLANG.launch(plain).command
     assert command[:5] == plain.exported
