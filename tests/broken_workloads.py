@@ -72,8 +72,8 @@ _PLACEHOLDER = json.dumps(
 _EMBEDDING = json.dumps({"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "a"}})
 
 BROKEN_WORKLOADS = [
-    _lines("an empty file", 1, "the file holds no prompts", ""),
-    _lines("only blank lines", 1, "the file holds no prompts", "\n\n \n"),
+    _lines("an empty file", 1, "the file has no prompts", ""),
+    _lines("only blank lines", 1, "the file has no prompts", "\n\n \n"),
     _lines("not JSON", 2, "not JSON: ", '{"prompt": "a"}\nhello\n'),
     _lines(
         "a line cut off",
@@ -81,7 +81,7 @@ BROKEN_WORKLOADS = [
         "not JSON: Invalid control character at column 14;",
         '{"prompt": "a\n',
     ),
-    _lines("an empty JSON array", 1, "the file holds no prompts", "[ ]\n"),
+    _lines("an empty JSON array", 1, "the file has no prompts", "[ ]\n"),
     _lines("an array cut off", 2, "item 2: the JSON array is cut off", '[{"prompt": "a"},\n{"pr'),
     _lines("an array without its end", 1, "closing ] is missing", '[{"prompt": "a"}'),
     _lines("a comma too many", 1, "item 2: not JSON", '[{"prompt": "a"},]'),
@@ -124,7 +124,7 @@ BROKEN_WORKLOADS = [
     _lines("an empty prompt", 2, "prompt: is empty", '{"prompt": "a"}\n{"prompt": " "}\n'),
     _lines("a prompt that is a number", 1, "expected text, not a number", '{"prompt": 3}\n'),
     _lines("no turns", 1, "not an empty list", '{"turns": []}\n'),
-    _lines("turns that are text", 1, "turns: a list of at least one", '{"turns": "a"}\n'),
+    _lines("turns that are text", 1, "turns: expected a list of at least one", '{"turns": "a"}\n'),
     _lines("an empty second turn", 1, "turns: is empty", '{"turns": ["a", ""]}\n'),
     _lines(
         "an unknown role",
@@ -152,13 +152,13 @@ BROKEN_WORKLOADS = [
         "no user message to answer",
         '{"messages": [{"role": "system", "content": "a"}]}\n',
     ),
-    _lines("tools that are text", 1, "tools: a list", '{"prompt": "a", "tools": "t"}\n'),
+    _lines("tools that are text", 1, "tools: expected a list", '{"prompt": "a", "tools": "t"}\n'),
     _lines("tools in a list", 1, "a list of objects", '{"prompt": "a", "tools": ["t"]}\n'),
     _lines("template_args", 1, "expected an object", '{"prompt": "a", "template_args": [1]}\n'),
     _lines(
         "a replay of questions", 1, "recorded answers", '{"turns": ["a", "b"], "replay": true}\n'
     ),
-    _lines("a prediction", 1, "list of at least one item is", '{"prompt": "a", "prediction": 1}\n'),
+    _lines("a prediction", 1, "expected a list of at least one item", '{"prompt": "a", "prediction": 1}\n'),
     _lines("an empty prediction", 1, "is empty", '{"prompt": "a", "prediction": " "}\n'),
     _lines(
         "a prediction too many",
@@ -172,7 +172,7 @@ BROKEN_WORKLOADS = [
         "a repeated id; '1' is already on line 1",
         '{"id": 1, "prompt": "a"}\n\n{"question_id": "1", "prompt": "b"}\n',
     ),
-    _lines("an id that is a list", 1, "id: text or a whole", '{"id": [1], "prompt": "a"}\n'),
+    _lines("an id that is a list", 1, "id: expected text or a whole", '{"id": [1], "prompt": "a"}\n'),
     _lines("a key twice", 1, "'prompt' is given twice", '{"prompt": "a", "prompt": "b"}\n'),
     _lines("NaN", 1, "NaN is not a number", '{"prompt": "a", "x": NaN}\n'),
     _lines("infinity", 1, "1e999 is not a number", '{"prompt": "a", "x": 1e999}\n'),

@@ -150,7 +150,7 @@ def test_a_budget_first_pays_for_five_prompts_at_spread_k_and_then_at_those_next
     assert asked(run)[:5] == [[2, 5, 7]] * 5
     assert asked(run)[5:10] == [[7, 8]] * 5
     assert {7} <= set.intersection(*map(set, asked(run)))
-    (said,) = [w for w in watch.told if "within the budget" in w]
+    (said,) = [w for w in watch.told if "the budget fits" in w]
     assert "K=2, 5, 7" in said
     (decision,) = build_document(run).decisions
     assert decision.leader.draft.k in (7, 8)

@@ -79,7 +79,7 @@ targets:
         ("tiny/gone", "load", "gone-draft"),
         ("tiny/mamba", "load", "Mamba2ForCausalLM keeps recurrent state that cannot be rolled"),
         ("tiny/own-masks", "load", "OpenAIGPTLMHeadModel: its code raises RuntimeError: "),
-        ("tiny/head", "load", "draft holds no Medusa heads; their tensors are named like"),
+        ("tiny/head", "load", "draft has no Medusa heads; their tensors are named like"),
         ("tiny/range", "load", "ngram: min_ngram 5, max_ngram 2; 1 <= min <= max is allowed"),
     ],
 )

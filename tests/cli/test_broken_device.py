@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 FEW = ("--num-prompts", "3", "--max-new-tokens", "12", "--threads", "1", "--device", "cpu")
 REFUSED = "CUDA error: too many resources requested for launch"
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
-LOST = f"the GPU fails at everything since: {ILLEGAL}"
+LOST = f"the GPU has failed at everything since: {ILLEGAL}"
 
 Break = Callable[..., None]
 

@@ -161,7 +161,7 @@ def test_a_dry_run_shows_the_rows(tiny):
         (["--temperature", "1", "--engine", "builtin,transformers"], "needs the built-in decoder"),
         (
             ["--temperature", "1", "--simulate-acceptance", "0.5"],
-            "but --simulate-acceptance makes texts up",
+            "but simulated text has no meaning",
         ),
     ],
 )

@@ -138,7 +138,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "not a config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
     "a broken config": (lambda f: write(f, "config.json", b"{"), "config.json cannot be read"),
     "a deep config": (lambda f: write(f, "config.json", b"[" * 99_999), "config.json"),
-    "a list": (lambda f: write(f, "config.json", b"[]"), "holds no mapping"),
+    "a list": (lambda f: write(f, "config.json", b"[]"), "config.json is not a JSON object"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights found; one of medusa"),
     "a huge header": (
         lambda f: write(f, "model.safetensors", struct.pack("<Q", 2**40) + b"{}"),

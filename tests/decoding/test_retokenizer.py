@@ -64,7 +64,7 @@ def test_tokens_of_one_text_are_in_common_however_they_are_spelt():
     # The piece `a`, not the byte that SentencePiece falls back to.
     assert found.draft_ids == {0: 0, 1: 3, 2: 4, 4: 2}
     assert found.share == 4 / 5
-    assert re.match(r"4 tokens .*80\.0 % .*66\.7 % ", found.in_words)
+    assert re.match(r"4 tokens .*80\.0% .*66\.7% ", found.in_words)
 
 
 def test_a_special_token_matches_only_a_special_token():

@@ -222,7 +222,7 @@ def test_another_token_under_an_id_does_not_fit_and_the_first_three_are_shown(tm
     with pytest.raises(CompatibilityError) as refused:
         require_same_vocabulary(target, draft)
     text = str(refused.value)
-    assert "4 ids " in text
+    assert "4 token ids " in text
     assert re.search(rf"\({a}: 'A' .*'D', {a + 1}: 'B' .*'A', {a + 2}: 'C' .*'B'\)", text)
     assert "(ngram)" in text
 

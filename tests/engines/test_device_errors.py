@@ -59,7 +59,7 @@ def test_an_error_that_stays_is_the_end_of_the_process_and_no_refusal() -> None:
     with pytest.raises(DeviceLostError) as raised:
         told(RuntimeError(ILLEGAL))
     assert not isinstance(raised.value, EXPECTED_ERRORS)
-    assert str(raised.value).startswith("the GPU fails ")
+    assert str(raised.value).startswith("the GPU has failed ")
     assert str(raised.value).endswith(": CUDA error: an illegal memory access was encountered")
 
 
