@@ -158,7 +158,12 @@ BROKEN_WORKLOADS = [
     _lines(
         "a replay of questions", 1, "recorded answers", '{"turns": ["a", "b"], "replay": true}\n'
     ),
-    _lines("a prediction", 1, "expected a list of at least one item", '{"prompt": "a", "prediction": 1}\n'),
+    _lines(
+        "a prediction",
+        1,
+        "expected a list of at least one item",
+        '{"prompt": "a", "prediction": 1}\n',
+    ),
     _lines("an empty prediction", 1, "is empty", '{"prompt": "a", "prediction": " "}\n'),
     _lines(
         "a prediction too many",
@@ -172,7 +177,9 @@ BROKEN_WORKLOADS = [
         "a repeated id; '1' is already on line 1",
         '{"id": 1, "prompt": "a"}\n\n{"question_id": "1", "prompt": "b"}\n',
     ),
-    _lines("an id that is a list", 1, "id: expected text or a whole", '{"id": [1], "prompt": "a"}\n'),
+    _lines(
+        "an id that is a list", 1, "id: expected text or a whole", '{"id": [1], "prompt": "a"}\n'
+    ),
     _lines("a key twice", 1, "'prompt' is given twice", '{"prompt": "a", "prompt": "b"}\n'),
     _lines("NaN", 1, "NaN is not a number", '{"prompt": "a", "x": NaN}\n'),
     _lines("infinity", 1, "1e999 is not a number", '{"prompt": "a", "x": 1e999}\n'),
