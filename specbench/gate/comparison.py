@@ -74,7 +74,7 @@ def compare(
     before, after = baseline.figures[name], candidate.figures[name]
     values = (before.value, after.value, *(before.without or ()), *(after.without or ()))
     is_log = min(values) > 0
-    if not is_log and before.value == 0:
+    if before.value == 0:
         return None
     scale: Callable[[float], float] = math.log if is_log else _shares_of(before.value)
     sign = -1.0 if higher_is_better else 1.0
