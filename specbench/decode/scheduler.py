@@ -25,7 +25,7 @@ class Scheduler:
     def __init__(self, arrivals: Sequence[Request], num_rows: int) -> None:
         if num_rows < 1:
             raise ValueError(f"{num_rows} rows cannot serve anything")
-        self._row_of_conversation: dict[str, int] = {}
+        self._row_of_conversation: dict[str | None, int] = {}
         self._arrivals = tuple(arrivals)
         self._requests: list[int | None] = [None] * num_rows  # by row
         self._next_of, is_follow_up = _chains(arrivals)
@@ -103,11 +103,10 @@ class Scheduler:
         return moves
 
     def _free_row(self, conversation: str | None) -> int:
-        if conversation is not None:
-            row = self._row_of_conversation.get(conversation)
-            if row is not None and self._requests[row] is None:
-                return row
-        return self._requests.index(None)
+        row = self._row_of_conversation.get(conversation)
+        if row is None or self._requests[row] is not None:
+            return self._requests.index(None)
+        return row
 
 
 def _chains(arrivals: Sequence[Request]) -> tuple[dict[int, int], set[int]]:

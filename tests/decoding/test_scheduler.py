@@ -62,6 +62,26 @@ def test_the_next_turn_waits_for_the_answer_and_gets_its_row_before_others() -> 
     assert scheduler.arrived_s(2) == 2.0
 
 
+def test_the_next_turn_runs_in_the_row_that_holds_its_text_although_another_is_free() -> None:
+    scheduler = Scheduler([arrival(), *[arrival(conversation="a")] * 2], num_rows=2)
+    scheduler.admit(0.0)
+    scheduler.finish(0, 1.0)
+    scheduler.finish(1, 1.0)
+
+    assert scheduler.admit(1.0) == [(1, 2)]
+
+
+def test_the_next_turn_takes_a_free_row_if_another_request_has_moved_into_its_own() -> None:
+    scheduler = Scheduler(
+        [arrival(), arrival(conversation="a"), arrival(), arrival(conversation="a")], num_rows=3
+    )
+    scheduler.admit(0.0)
+    scheduler.finish(1, 1.0)
+    assert scheduler.pack() == [(2, 1)]
+
+    assert scheduler.admit(1.0) == [(2, 3)]
+
+
 def test_a_next_turn_comes_in_with_the_answer_whatever_time_it_names() -> None:
     turns = [arrival(at_s=1.0, conversation="a"), arrival(at_s=50.0, conversation="a")]
     scheduler = Scheduler([*turns, arrival(at_s=1.5)], num_rows=1)
