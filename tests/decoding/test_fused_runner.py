@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from specbench.forward.fused_layers import _KEPT_SHAPES, _keep
 from specbench.forward.fused_runner import FusedRunner
@@ -181,6 +182,19 @@ def test_what_was_made_in_inference_mode_can_be_used_outside(expected_1TV: Tenso
 
     logits = runner.forward(TOKENS_1T, positions(0, 12), 64).logits
 
+    torch.testing.assert_close(logits, expected_1TV, **CLOSE)
+
+
+@torch.no_grad()
+def test_released_rows_leave_no_tensor_alive(runner: FusedRunner, expected_1TV: Tensor) -> None:
+    runner.forward(TOKENS_1T, positions(0, 12), 64)
+    storages = [StorageWeakRef(layer.untyped_storage()) for layer in runner.cache.layers]
+
+    runner.release()
+
+    assert [storage.expired() for storage in storages] == [True, True]
+    runner.allocate(3, 64)
+    logits = runner.forward(TOKENS_1T, positions(0, 12), 64).logits
     torch.testing.assert_close(logits, expected_1TV, **CLOSE)
 
 
