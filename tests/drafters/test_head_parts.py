@@ -272,3 +272,9 @@ def test_a_drafter_without_a_head_has_no_parts() -> None:
 
     assert ngram.resources.head_parts == {}
     assert OwnForward(2).part == ""
+
+
+def test_a_part_is_timed_on_the_device_of_its_weights() -> None:
+    weights = (torch.empty(2, 3, device="meta"),)
+
+    assert HeadPart(run=lambda *_: None, weights=weights).device == torch.device("meta")
