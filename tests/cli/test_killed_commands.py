@@ -1,24 +1,29 @@
 """`kill -9` at random moments of commands, then `--resume`: nothing is lost, nothing doubled."""
 
 import json
+import math
 import random
 import shlex
 import shutil
 import sys
 import time
 from collections import Counter
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
 import pytest
 
+from specbench.bench.served.cycles import FIRST_CONFIRMING
 from specbench.inputs.config import load_pairings
+from specbench.metrics import aggregate
 from specbench.metrics.aggregate import aggregate_run
 from specbench.records import SESSIONS_PER_K
 from specbench.report.document import build_document
 from specbench.runs import load_run
+from specbench.servers import traffic
 from tests.bench.fake_runs import write_prompts
-from tests.bench.served.fake_vllm import __file__ as fake_engine
+from tests.bench.served import fake_vllm
 from tests.bench.served.running import running
 from tests.cli.calls import specbench
 from tests.cli.sessions import session
@@ -140,11 +145,11 @@ def wait_until_ended(engine):
         time.sleep(0.02)
 
 
-def served_requests(run):
+def served_requests(run, purpose="explore"):
     """How often each request counts in the analysis, with the tokens of its answer."""
     return Counter(
         (r.cell_id, r.prompt_id, r.turn, r.repeat, r.num_output_tokens)
-        for cell in aggregate_run(run)
+        for cell in aggregate_run(run, purpose)
         for r in cell.requests
     )
 
@@ -159,6 +164,22 @@ def served_cells(run):
         )
         for cell in build_document(run).cells
     }
+
+
+def whole_cycles(run, cycles):
+    """Those of the cycles of two K that have all sessions, each in only one of its attempts.
+
+    A cycle with a missing session is measured again, all of it; a whole one never.
+    """
+    attempts = Counter((server.cycle, server.attempt) for server in run.servers)
+    whole = [cycle for (cycle, _), num in attempts.items() if num == 2 * SESSIONS_PER_K]
+    assert len(set(whole)) == len(whole)
+    return set(whole).intersection(cycles)
+
+
+def recommended(run):
+    """K of each recommendation in the report."""
+    return [decision.draft.k for decision in build_document(run).decisions]
 
 
 @pytest.mark.slow
@@ -179,7 +200,7 @@ def test_kills_of_served_runs_lose_no_session_and_double_none(is_started, num_ki
     )
     turns = [f"prompt {i}" for i in range(3)] + [["Say hello", "And again"]]
     prompts = write_prompts(tmp_path / "short.jsonl", turns)
-    engine = str(shutil.copy(fake_engine, tmp_path / "engine.py"))
+    engine = str(shutil.copy(fake_vllm.__file__, tmp_path / "engine.py"))
     num_cycles = num_kills + 1  # a kill comes at the latest before the second cycle of a command
     root, whole = tmp_path / "out", tmp_path / "whole"
     resume = ("sweep-k", "--runs-dir", str(root), "--resume")
@@ -220,12 +241,52 @@ def test_kills_of_served_runs_lose_no_session_and_double_none(is_started, num_ki
     assert {cell[:2] for cell in cells.values()} == {(4, num_requests)}
     assert all(num_tokens > num_requests for *_, num_tokens in cells.values())
     assert len({block.block_id for block in run.blocks}) == len(run.blocks)
-    # A cycle with a missing session is measured again, all of it; a whole one never.
-    attempts = Counter((server.cycle, server.attempt) for server in run.servers)
-    size = SESSIONS_PER_K * len(SERVED_KS)
-    held = Counter(cycle for (cycle, _), num in attempts.items() if num == size)
-    assert set(range(num_cycles)) <= set(held)
-    assert set(held.values()) == {1}
+    assert whole_cycles(run, range(num_cycles)) == set(range(num_cycles))
+
+
+@pytest.mark.long
+def test_kills_while_a_served_winner_is_confirmed_keep_the_answer(tmp_path, monkeypatch):
+    """Every command but the first starts from the same exploration, so the winner is the same."""
+    monkeypatch.setattr(fake_vllm, "ROUND_S", 0.02)
+    monkeypatch.setattr(traffic, "fmean", lambda _: 0.0)  # tests beside this one make it lag
+    monkeypatch.setattr(aggregate, "MAX_CLIENT_LAG", math.inf)
+    rng = random.Random(0)
+    write_pair(tmp_path)
+    prompts = write_prompts(tmp_path / "short.jsonl", [f"prompt {i}" for i in range(5)])
+    root, whole = tmp_path / "out", tmp_path / "whole"
+    resume = ("sweep-k", "--runs-dir", str(root), "--resume")
+    with running(0, 2, 4) as servers:
+        urls = [word for server in servers for word in ("--base-url", server.url)]
+        start = (*SERVED, *urls, "-w", prompts, "--restart-cycles", "3", "--runs-dir", str(whole))
+        uninterrupted = specbench(*start, cwd=tmp_path)
+        assert uninterrupted.is_complete, uninterrupted.err
+        lines = stored_lines(whole).splitlines(keepends=True)
+        explored = list(takewhile(lambda line: b'"purpose":"confirm"' not in line, lines))
+        assert len(explored) < len(lines), uninterrupted.out
+        shutil.copytree(whole, root)
+        next(root.glob("*/records.jsonl")).write_bytes(stored := b"".join(explored))
+
+        # A cycle stores eight lines. The first kill comes before any, while the command starts.
+        for num_lines in (0, 3, 9, 1, 8, 2):
+            kill_in(resume, tmp_path, root, num_lines, rng.uniform(0, MOST_SESSION_S))
+            now = stored_lines(root)
+            assert now.startswith(stored)
+            assert b'{"type":"done"' not in now
+            stored = now
+        last = specbench(*resume, cwd=tmp_path)
+    assert last.is_complete, last.err
+    assert stored_lines(root).startswith(stored)
+
+    run, expected = load_run("latest", root), load_run("latest", whole)
+    requests = served_requests(run, "confirm")
+    assert requests == served_requests(expected, "confirm")
+    assert set(requests.values()) == {1}
+    assert len(requests) == 2 * 5 * SESSIONS_PER_K * 3  # of K = 0 and the winner, in three cycles
+    assert served_cells(run) == served_cells(expected)
+    assert recommended(run) == recommended(expected) == [4]
+    confirming = range(FIRST_CONFIRMING, FIRST_CONFIRMING + 3)
+    assert whole_cycles(run, confirming) == set(confirming)
+    assert len({block.block_id for block in run.blocks}) == len(run.blocks)
 
 
 @pytest.mark.long
