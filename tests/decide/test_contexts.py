@@ -60,6 +60,13 @@ def test_the_interval_is_quoted_if_both_ends_are_shown(answers):
     assert entry.break_even_text == "break-even with K=4: 2,000 tokens [1,600, 2,500]"
 
 
+def test_the_break_even_is_undecided_without_a_loss_at_the_longest_context(answers):
+    (entry,) = answers({512: {4: GAIN}, 4_096: {4: (0.7, 0.9, 1.2)}})
+    assert (entry.break_even.low is None, entry.break_even.high) == (False, None)
+    assert entry.break_even_text.startswith("break-even with K=4: undecided, about 2,")
+    assert entry.break_even_text.endswith(", ?]")
+
+
 def test_one_answer_at_every_length_is_a_range(answers):
     (gains,) = answers({512: {4: GAIN}, 4_096: {4: GAIN}})
     assert gains.text == "K=4 from 512 to 4,096 tokens"
