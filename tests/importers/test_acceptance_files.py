@@ -86,6 +86,12 @@ def test_golden_lengths_are_a_cell_per_k():
     assert acceptance_by_k(cells) == {1: (0.8,), 2: (1.0, 0.3), 3: (1.0, 0.6, 0.0)}
 
 
+def test_a_result_without_acceptance_has_no_rates_for_its_k():
+    cells = import_files([f"{FILES / 'guidellm_k4.json'}#k=4"], GIVEN)
+    assert {cell.key.draft.k for cell in cells} == {4}
+    assert acceptance_by_k(cells) == {}
+
+
 def test_a_curve_is_chosen_by_mode_or_model_and_keeps_its_comments(tmp_path):
     file = golden(tmp_path, TWO_CURVES)
     modes = [cell.key.condition.workload for cell in import_files([file], GIVEN)]
