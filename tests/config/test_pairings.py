@@ -275,6 +275,15 @@ def test_a_model_named_like_a_folder_next_to_the_file_is_that_folder(tmp_path, m
     assert model_spec("models/target").folder == folder
 
 
+def test_the_only_files_that_are_models_are_gguf_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("weights.safetensors", "weights.GGUF"):
+        Path(name).touch()
+    assert model_spec("./weights.GGUF").folder == tmp_path / "weights.GGUF"
+    with pytest.raises(UsageError, match=r"\./weights\.safetensors"):
+        model_spec("./weights.safetensors")
+
+
 def test_a_file_adds_to_the_shipped_pairings_and_wins_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = "targets: {mine: {model: o/b, drafters: {copy: {method: ngram}}}}"
