@@ -16,14 +16,14 @@ from specbench.errors import UsageError
 from specbench.export.winner import Selection
 from specbench.files.model_spec import ModelSpec
 from specbench.importers.golden_lengths import DRAFT_MODEL, METADATA, MODE
-from specbench.importers.speculation_profile import CHAIN, PER_K, SCHEMA_VERSION
+from specbench.importers.speculation_profile import CHAIN, PER_K, SCHEMA_VERSION, TOLERANCE
 from specbench.inputs.pairing import Pairing
 from specbench.methods import find_method
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import number_of
 from specbench.records import CellSummary, Interval, RunRecord
 from specbench.stats.intervals import interval, log_ratio
-from specbench.stats.rounds import conditional_rates
+from specbench.stats.rounds import conditional_rates, mean_length_from_rates
 
 FORMATS = ("speculation-profile", "golden")
 
@@ -131,6 +131,7 @@ def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str
         "draft_checkpoint": _about(drafter.model),
         "target_model": _about(measured.pairing.target.model),
         "num_speculative_tokens": k,
+        "block_size": None,
         "max_supported_k": k,
         "verification_method": "longest_prefix",
         "conditional_accept_rates": marginal and list(conditional_rates(marginal)),
@@ -141,12 +142,34 @@ def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str
         "accept_length_by_k": lengths,
         "acceptance_length_histogram": counts
         and {str(i): int(num) for i, num in enumerate(counts, start=1)},
+        "per_category": None,
         "measurement_conditions": {
             **measured.conditions,
             "num_samples": measured.cells[k].num_requests,
             "num_prompts": measured.cells[k].num_prompts,
             "mean_accept_length_95_interval": length and [length.low, length.high],
         },
+        "validation": marginal and _validation(marginal, lengths[str(k)]),
+    }
+
+
+def _validation(marginal: Sequence[float], mean_length: float) -> dict[str, Any]:
+    """The format's own checks: the rates give the mean length, and none is above the one before."""
+    implied = mean_length_from_rates(marginal)
+    rises = [
+        {"position": i, "value": rate, "previous": marginal[i - 1]}
+        for i, rate in enumerate(marginal)
+        if i and rate > marginal[i - 1] + 1e-9
+    ]
+    return {
+        "mean_consistency": {
+            "implied_mean_accept_length": implied,
+            "reported_mean_accept_length": mean_length,
+            "abs_delta": abs(implied - mean_length),
+            "tolerance": TOLERANCE,
+            "passed": abs(implied - mean_length) <= TOLERANCE,
+        },
+        "marginal_monotonicity": {"passed": not rises, "violations": rises},
     }
 
 

@@ -19,7 +19,7 @@ TOOL = "speculation_profile.json"
 SCHEMA_VERSION = "1.0"
 CHAIN, PER_K = "chain_analytic", "measured_per_k"  # of accept_length_model
 
-_TOLERANCE = 0.02  # of the format's own check of its mean
+TOLERANCE = 0.02  # of the format's own check of its mean
 _LENGTH, _BY_K, _K = "mean_accept_length", "accept_length_by_k", "num_speculative_tokens"
 _MARGINAL, _CONDITIONAL = "marginal_accept_rates", "conditional_accept_rates"
 _HISTOGRAM = "acceptance_length_histogram"
@@ -134,4 +134,4 @@ def _model(result: JsonObject, key: str) -> str | None:
 
 
 def _differ(length: float, other: float) -> bool:
-    return abs(length - other) > _TOLERANCE
+    return abs(length - other) > TOLERANCE

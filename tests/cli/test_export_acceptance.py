@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from specbench.export.acceptance import _validation
 from specbench.importers import acceptance_by_k, import_files
 from specbench.importers.imported_cell import ImportOverrides
 from specbench.report.document import build_document
@@ -83,6 +84,22 @@ def test_a_profile_has_conditions_and_an_interval(folder):
     ) == pytest.approx(profile["mean_accept_length"])  # lengths have the bonus token
     assert profile["conditional_accept_rates"][0] == profile["marginal_accept_rates"][0]
     assert profile["conditional_accept_rates"][1] > profile["marginal_accept_rates"][1]
+    checks = profile["validation"]
+    assert checks["marginal_monotonicity"] == {"passed": True, "violations": []}
+    consistency = checks["mean_consistency"]
+    assert consistency["passed"] is True
+    assert consistency["implied_mean_accept_length"] == pytest.approx(
+        1 + sum(profile["marginal_accept_rates"])
+    )
+
+
+def test_a_profile_says_which_of_its_numbers_contradict_each_other():
+    checks = _validation([0.5, 0.6], 2.5)
+    assert checks["marginal_monotonicity"]["violations"] == [
+        {"position": 1, "value": 0.6, "previous": 0.5}
+    ]
+    assert checks["mean_consistency"]["abs_delta"] == pytest.approx(0.4)
+    assert not any(check["passed"] for check in checks.values())
 
 
 def test_measured_golden_lengths_read_back_with_equal_numbers(folder, tmp_path):
