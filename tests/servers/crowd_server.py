@@ -124,6 +124,11 @@ class CrowdServer:
         if prompt in CLOSED and self.asked.count(prompt) == 1:
             CLOSED[prompt](writer)
             raise ConnectionAbortedError
+        if prompt == "begun":  # and closed before its status line ends
+            writer.write(HEAD[:10])
+            await writer.drain()
+            writer.close()
+            raise ConnectionAbortedError
         writer.write(HEAD)
         _send(writer, EVENT)
         if prompt == "error":

@@ -82,6 +82,21 @@ def test_a_request_whose_new_connection_is_closed_is_not_sent_again(prompt):
     assert server.asked == [prompt]
 
 
+def test_a_request_whose_answer_has_begun_is_not_sent_again():
+    server = CrowdServer()
+
+    async def ask():
+        async with server.serving() as url, client_of(url) as client:
+            await client.stream("completions", {"prompt": "a"})
+            asyncio.get_running_loop().skipped_s += 0.5  # its connection is used again
+            with pytest.raises(LostError, match="broke off"):
+                await client.stream("completions", {"prompt": "begun"})
+
+    in_loop(SkippingLoop, ask())
+    assert server.asked == ["a", "begun"]
+    assert server.num_connections == 1
+
+
 @pytest.mark.parametrize("prompt", FAULTS)
 def test_what_goes_wrong_with_an_answer_is_named_and_the_next_one_is_right(prompt):
     server = CrowdServer()
