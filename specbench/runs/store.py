@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import secrets
 import shlex
 from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack, suppress
@@ -42,8 +41,8 @@ _TIMED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # ids of new_run_id
 
 
 def new_run_id(now: datetime) -> str:
-    """A run id that sorts by time: `20261121-010203-a1b2`, UTC."""
-    return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    """A run id that sorts by time: `20261121-010203-a1b2`, UTC; at the end 1/65536 of a second."""
+    return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{now.microsecond * 0x10000 // 10**6:04x}"
 
 
 def dated_later(root: Path, run_id: str) -> str | None:
