@@ -33,7 +33,7 @@ def test_at_temperature_0_one_round_more_is_off_however_few():
     assert not judge(one_more, 0.02).is_beyond
 
 
-def test_luck_is_not_called_off_and_a_bias_is():
+def test_chance_is_not_reported_as_bias_and_a_bias_is():
     fair = judge(lucky_texts(100), 0.02)
     assert abs(fair.error) < 3 * 0.005
     # AL is 1 + 50 / rounds: 5 % of luck in the rounds is half as much in it, over 10 = sqrt(100).

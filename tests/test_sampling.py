@@ -14,7 +14,7 @@ CASES = [
 ]
 
 
-def test_as_many_are_kept_as_are_asked_for() -> None:
+def test_keeps_the_requested_number() -> None:
     assert len(kept_cases(CASES, one_in=3, seed="a")) == 5
     assert len(kept_cases(CASES, one_in=4, seed="a")) == 4
     assert len(kept_cases(CASES[:1], one_in=9, seed="a")) == 1

@@ -171,7 +171,7 @@ def test_what_is_here_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not constants.is_offline_mode()
 
 
-def test_weights_are_here_if_every_shard_is(tmp_path: Path) -> None:
+def test_weights_are_local_if_every_shard_is(tmp_path: Path) -> None:
     spec = ModelSpec(source="./m", folder=tmp_path)
     shutil.copy(DEMO / "config.json", tmp_path)
     assert not has_weights(spec)

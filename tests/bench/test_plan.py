@@ -41,7 +41,7 @@ def test_the_arrivals_of_a_pass_fit_into_a_budget(tmp_path, rate):
     assert arriving_s(3600.0) == plain_s
 
 
-def test_k_0_alone_is_a_plan_too(tmp_path):
+def test_a_plan_may_have_only_k_0(tmp_path):
     plan = make_plan(tmp_path, changed(SETTINGS, num_speculative_tokens=(0,)))
     assert [ks_of(block) for block in plan.explore_blocks()] == [[("none", 0)]] * 2
 

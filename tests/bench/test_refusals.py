@@ -60,7 +60,7 @@ def test_without_any_drafter_there_is_nothing_to_compare_and_nothing_is_measured
     assert len(run.failures) == 2
 
 
-def test_a_drafter_that_does_not_even_fit_alone_is_a_failure(tmp_path):
+def test_a_drafter_that_fits_with_no_other_loaded_either_is_a_failure(tmp_path):
     run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), room=0), tmp_path)
     assert [(f.pairing, f.stage, f.reason) for f in run.failures] == [
         ("big/good", "load", "CUDA out of memory"),

@@ -210,7 +210,7 @@ def test_an_engine_that_offers_no_drafters_is_measured_without_a_forecast(tmp_pa
     assert len(explored(run)) == 6
 
 
-def test_the_target_is_run_alone_before_any_drafter_is_loaded(tmp_path):
+def test_the_target_runs_before_any_drafter_is_loaded(tmp_path):
     engine = FakeEngine(FakeClock())
     num_calls = {}
 

@@ -13,7 +13,7 @@ from tests.bench.test_lossy import with_rule
 from tests.settings.flat_settings import changed
 
 
-def test_a_lossy_drafter_is_said_once_not_to_be_forecast(tmp_path):
+def test_a_lossy_drafter_has_one_warning_that_it_is_not_forecast(tmp_path):
     settings = changed(FORECAST, temperatures=(0.5, 1.0))
     watch = RecordingWatch()
     plan = with_rule(make_plan(tmp_path, settings, SIX), "bad")

@@ -100,7 +100,7 @@ def test_it_prints_nothing_contacts_no_host_and_fits(
 
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "dark"), (390, "light")])
-def test_so_do_other_kinds_of_runs(
+def test_other_kinds_of_runs_fit_the_screen(
     chromium: Tab, tmp_path: Path, kind: str, width: int, scheme: str
 ) -> None:
     place = tmp_path / "report.html"

@@ -132,7 +132,7 @@ def exported(folder: Path, name: str = "big/small") -> str:
 
 
 @pytest.mark.slow
-def test_its_name_is_known_to_every_command_that_takes_one(measured: Path):
+def test_every_command_knows_an_ad_hoc_pairing_by_name(measured: Path):
     for command in (
         ["inspect", "big/small", "--prompt", "Hello", "--max-new-tokens", "4", "-k", "1"],
         ["doctor", "big/small"],

@@ -65,7 +65,7 @@ def table(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_wide_terminal_is_used_as_wide_as_it_is(named):
+def test_a_wide_terminal_is_used_in_full(named):
     lines = table(on_a_terminal(200, *DRY, LONG, cwd=named))
     assert len(lines) == 3  # header, target, draft: nothing is folded
     assert WIDTH < max(map(len, lines)) <= 200

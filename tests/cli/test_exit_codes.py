@@ -93,7 +93,7 @@ def test_what_is_missing_comes_before_what_is_undecided(code, command):
     assert code(command, replace(stored, failures=(BROKEN,))) == INCOMPLETE
 
 
-def test_a_run_of_k_0_alone_asks_for_no_answer(code):
+def test_a_run_of_only_k_0_needs_no_answer(code):
     assert code("run", stored_run(replace(DRAFT, ks=(0,)))) == GOOD
 
 

@@ -47,7 +47,7 @@ def test_at_temperature_0_the_replayed_rounds_are_the_measured_ones(tiny, foreca
     assert all(abs(one["length_error"]) < 1e-9 for one in measured)
 
 
-def test_run_can_forecast_too(tiny):
+def test_run_can_also_forecast(tiny):
     ran = specbench("run", *ASKED[1:], "-k", "2", "--forecast", "--runs-dir", "run", cwd=tiny)
     assert ran.is_complete, ran.err
     assert load_run("latest", tiny / "run").forecasts[0].to_measure == (2,)

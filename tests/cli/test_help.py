@@ -126,7 +126,7 @@ def test_every_command_explains_itself_within_80_columns(command, tmp_path):
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
-def test_every_option_says_what_it_does(tmp_path):
+def test_every_option_has_a_description(tmp_path):
     for command in COMMANDS:
         lines = specbench(command, "--help", cwd=tmp_path).out.splitlines()
         options = [line for line in lines if line.startswith("  -")]

@@ -69,7 +69,7 @@ def test_a_history_can_end_earlier(nightly):
     assert len(json.loads(ran.out)["series"][0]["points"]) == 4
 
 
-def test_too_few_runs_are_not_said_to_hold_no_step(nightly):
+def test_too_few_runs_are_not_reported_as_free_of_steps(nightly):
     ran = specbench("history", *METRIC, "--json", cwd=nightly)
     fourth = json.loads(ran.out)["series"][0]["points"][3]["run_id"]
     ran = specbench("history", *METRIC, "--run", fourth, cwd=nightly)

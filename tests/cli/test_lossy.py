@@ -92,7 +92,7 @@ def test_lossy_texts_end_where_they_end_and_differ(ran) -> None:
     assert re.search("outputs differ .*K = 0 .*rule typical", said)
 
 
-def test_samples_are_drawn_with_a_rule_too(lossy: Path, tmp_path: Path) -> None:
+def test_samples_are_also_drawn_under_a_lossy_rule(lossy: Path, tmp_path: Path) -> None:
     asked = ("-w", "prompts.jsonl", "-k", "2", "--temperature", "0.8", "--best-of", "3")
     sizes = ("--num-prompts", "2", "--repeats", "1", "--runs-dir", tmp_path)
     done = specbench("run", "tiny/bold", *asked, *sizes, *SMALL, "--json", cwd=lossy)

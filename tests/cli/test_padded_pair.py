@@ -28,7 +28,7 @@ def test_pair_names_the_engines_that_do_something_special(folder: Path):
     assert not {"vllm", "sglang"} & {one["field"] for one in drafter["findings"]}
 
 
-def test_a_plan_of_served_cells_says_what_the_engine_does(folder: Path):
+def test_a_plan_of_served_cells_states_what_the_engine_does(folder: Path):
     plan = ("run", "padded/draft", "-k", "4", "--dry-run", "--json", "--engine")
     ran = specbench(*plan, "vllm", cwd=folder)
     assert ran.code == 0, ran.err

@@ -175,7 +175,7 @@ def test_a_users_mistake_is_a_message_and_exit_code_2(shelf, arguments, said):
     assert "Traceback" not in ran.err
 
 
-def test_a_context_that_is_cut_says_whose_limit_it_is(shelf):
+def test_a_truncated_context_names_the_limit(shelf):
     longest = json.loads((shelf / "target" / "config.json").read_text())["max_position_embeddings"]
     arguments = ("tiny", "--draft", "ngram", "--gpu", "L4", "--plan-context")
     cut = plan(*arguments, str(4 * longest), cwd=shelf)

@@ -54,7 +54,7 @@ for command in {commands!r}:
 """
 
 
-def test_what_is_wrong_is_said_without_torch(tmp_path: Path) -> None:
+def test_errors_are_reported_without_torch(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = subprocess.run(
         [sys.executable, "-c", COMMANDS.format(commands=list(WRONG))],

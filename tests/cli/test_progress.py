@@ -20,7 +20,7 @@ def said(capsys: pytest.CaptureFixture[str], what: str) -> str:
     return text
 
 
-def test_without_a_terminal_a_line_each_minute_says_how_far_it_is(
+def test_without_a_terminal_one_line_a_minute_reports_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "MINUTE_S", 0.02)
@@ -34,7 +34,7 @@ def test_without_a_terminal_a_line_each_minute_says_how_far_it_is(
     assert line.endswith(" left")
 
 
-def test_without_a_terminal_nothing_is_said_before_a_minute_or_after_the_end(
+def test_without_a_terminal_nothing_is_printed_before_a_minute_or_after_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ProgressWatch() as watch:

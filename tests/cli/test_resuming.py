@@ -37,7 +37,7 @@ def test_others_than_its_own_names_and_settings_are_refused(
 
 
 @pytest.mark.slow
-def test_its_own_may_be_repeated(run_id: str, tiny: Path) -> None:
+def test_resume_accepts_the_runs_parameters(run_id: str, tiny: Path) -> None:
     own = ("tiny", "-w", "prompts.jsonl", "-k", "2", *SMALL)
     assert specbench("run", *own, "--resume", run_id, cwd=tiny).is_complete
 

@@ -117,7 +117,7 @@ def test_json_goes_through_a_pipe(as_json):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_json_is_what_report_prints_too(as_json, tiny):
+def test_json_equals_what_report_prints(as_json, tiny):
     run_id = json.loads(as_json.out)["run_id"]
     assert specbench("report", run_id, "--json", cwd=tiny).out == as_json.out
 
@@ -171,7 +171,7 @@ def test_a_dry_run_in_json_lists_the_cells(tiny):
     assert {(cell["num_prompts"], cell["num_repeats"]) for cell in cells} == {(2, 1)}
 
 
-def test_k_0_alone_says_that_nothing_else_was_measured(tiny, tmp_path):
+def test_a_run_of_only_k_0_reports_that_nothing_else_was_measured(tiny, tmp_path):
     words = ("run", "tiny/ngram", "-k", "0", "-w", "talk.jsonl", *SMALL, "--runs-dir", tmp_path)
     for _ in range(3):  # a few milliseconds of decoding: a busy machine can make them invalid
         ran = specbench(*words, cwd=tiny)

@@ -42,7 +42,7 @@ def test_a_forecast_among_them_is_called_one():
     assert "1.45x [1.30, 1.55] (forecast)" in said
 
 
-def test_nothing_is_said_of_an_order_that_is_known():
+def test_a_known_order_has_no_warning():
     assert rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.1, 1.2, 1.39))) == ""
     assert rival(ranked("big", (1.4, 1.5, 1.6))) == ""
 
@@ -87,7 +87,7 @@ class NothingFailed:
     servers = ()
 
 
-def test_what_is_slower_than_nothing_is_never_said_to_look_best():
+def test_a_drafter_slower_than_none_never_looks_best():
     both = [ranked("slow", (0.5, 0.7, 1.1)), ranked("ngram", (0.6, 0.85, 1.2))]
     said = verdict(both)
     assert "looks best" not in said

@@ -62,7 +62,7 @@ def test_a_later_turn_follows_the_targets_own_answer(
     assert second.prompt_ids == tokenizer.prompt_ids(history)
 
 
-def test_sampled_turns_follow_the_distribution_too(tiny: Path) -> None:
+def test_sampled_turns_also_follow_the_distribution(tiny: Path) -> None:
     ran = specbench(
         *("verify", "tiny/draft", "-k", "2", "--temperature", "0.7", "--num-tokens", "1000"),
         *TALK,
@@ -71,7 +71,7 @@ def test_sampled_turns_follow_the_distribution_too(tiny: Path) -> None:
     assert ran.code == 0, ran.out
 
 
-def test_a_later_turn_that_is_too_long_is_left_out_and_said(
+def test_a_later_turn_that_is_too_long_is_omitted_with_a_warning(
     tiny: Path, asked: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve = BuiltinEngine.serve

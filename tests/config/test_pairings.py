@@ -195,7 +195,7 @@ def test_an_unknown_embedded_model_is_refused(tmp_path: Path) -> None:
         read(tmp_path, "targets: {b: {model: demo:drat, drafters: {copy: {method: ngram}}}}")
 
 
-def test_a_shape_is_a_config_alone_and_borrows_the_embedded_targets_tokenizer(
+def test_a_shape_is_only_a_config_and_uses_the_embedded_targets_tokenizer(
     tmp_path: Path,
 ) -> None:
     text = "targets: {b: {model: shape:llama-8b, drafters: {copy: {method: ngram}}}}"

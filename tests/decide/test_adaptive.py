@@ -78,7 +78,7 @@ def test_an_invalid_k_is_not_the_best():
     assert only(compare_adaptive(cells)).best_fixed.draft.k == 2
 
 
-def test_decoding_decides_the_best_fixed_k_and_whole_requests_are_shown_too():
+def test_decoding_decides_the_best_fixed_k_and_whole_requests_are_also_shown():
     plain, k2, k4, auto = explored(2.0, 0.8, k2=1.0, k4=1.25)
     # Whole requests: 2.1 s without a draft, 5 s at K = 2, 1.35 s at K = 4 and 0.9 s at auto.
     found = only(compare_adaptive([plain, prefilled(k2, 4.0), k4, auto]))
@@ -157,7 +157,7 @@ def test_the_smaller_of_equally_fast_fixed_k_is_best(summarized, ks):
     assert key.draft.k == 2
 
 
-def test_invalid_cells_give_the_best_fixed_k_only_where_no_valid_one_does(summarized):
+def test_invalid_cells_give_the_best_fixed_k_only_if_no_valid_cell_does(summarized):
     fast, faster = (summarized(k, 1.9, k / 2, 2.1, invalid=("throttled",)) for k in (4, 8))
     valid = summarized(2, 1.0, 1.1, 1.2)
     unmeasured = replace(summarized(3, 1.0, 9.0, 10.0), speedup=None)

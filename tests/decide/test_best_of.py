@@ -97,7 +97,7 @@ def test_the_speedup_is_over_the_seconds_until_one_is_picked(compared: tuple[Bes
     assert speculative.speedup.low is not None
 
 
-def test_decoding_alone_lasts_until_the_last_sample_has_ended(
+def test_decoding_lasts_until_the_last_sample_has_ended(
     gathered: tuple[CellData, ...],
 ) -> None:
     seconds = paired_decode(gathered[3])

@@ -201,7 +201,7 @@ def test_one_row_pays_for_its_prefills_as_many_rows_do(measured):
     assert 1 / found.best.value == pytest.approx(200)
 
 
-def test_for_latency_the_way_for_all_is_sought_among_the_fewest_rows_too(measured):
+def test_for_latency_one_setting_for_all_is_also_searched_among_the_fewest_rows(measured):
     cells = [
         cell
         for workload in ("chat", "code")

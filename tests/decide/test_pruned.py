@@ -16,7 +16,7 @@ def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_p
     assert choose([won]).to_confirm is None
 
 
-def test_a_pruned_k_of_a_higher_estimate_is_said_to_be_dropped(summarized):
+def test_a_pruned_k_with_a_higher_estimate_is_reported_as_dropped(summarized):
     won, left = summarized(4, 1.4, 1.5, 1.6), summarized(8, None, 1.9, None)
     led, dropped = decide(choose([won, left]), won).reasons[-3:-1]
     assert re.match("exploration phase: K=4 .*K = 4, 8$", led)

@@ -88,7 +88,7 @@ def test_without_a_decision_the_quoted_k_is_the_workloads_own(summarized):
     assert dict(found.best_k) == {"code": 4, "chat": 4}
 
 
-def test_an_answer_without_interval_on_the_other_workload_is_not_said_to_lose_there(summarized):
+def test_an_answer_without_interval_elsewhere_is_no_loss(summarized):
     # As under a budget: each workload has the prompts of an interval at its own K only.
     code = [*sweep(summarized, "code", k5=2.4), summarized(7, None, 2.2, None, workload="code")]
     chat = [*sweep(summarized, "chat", k7=2.0), summarized(5, None, 1.8, None, workload="chat")]

@@ -58,7 +58,7 @@ def test_a_round_measured_a_little_faster_than_its_forwards_has_no_overhead():
     assert at.verify == pytest.approx(math.log(2) * verifying / (drafting + verifying))
 
 
-def test_nothing_is_said_of_a_cell_that_does_not_tell():
+def test_a_cell_without_draft_counts_has_no_losses():
     assert losses({"mean_acceptance_length": 3.0}, 4) is None
     assert losses(metrics(), 0) is None
 

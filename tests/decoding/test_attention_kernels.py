@@ -57,7 +57,7 @@ def error(kernel: Kernel, inputs: Inputs) -> float:
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.name)
-def test_it_is_the_plain_one_over_random_lengths_buckets_and_windows(
+def test_kernels_equal_the_plain_one_over_random_lengths_buckets_and_windows(
     kernel, heads, is_tree, num_trials, monkeypatch
 ):
     draws = random.Random(f"{heads}{is_tree}")
@@ -75,7 +75,7 @@ def test_it_is_the_plain_one_over_random_lengths_buckets_and_windows(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", HERE[:2], ids=lambda kernel: kernel.name)
-def test_so_are_torchs_in_other_dtypes(kernel, dtype):
+def test_torchs_kernels_equal_the_plain_one_in_other_dtypes(kernel, dtype):
     for is_tree in (False, True):
         inputs = Inputs(of(HEADS[3], dtype, None, is_tree), BatchShape(2, 5, 100, 256))
         assert error(kernel, inputs) < BOUNDS[dtype]

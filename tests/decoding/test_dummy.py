@@ -151,7 +151,7 @@ def test_tied_matrices_stay_one():
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
-def test_a_folder_with_a_config_alone_becomes_a_model_that_is_called_dummy(folder):
+def test_a_folder_with_only_a_config_becomes_a_model_labeled_dummy(folder):
     loaded = load_model(source(folder), CPU, dummy=True)
     assert loaded.dtype == "float32"
     assert not any(p.requires_grad for p in loaded.model.parameters())
@@ -163,7 +163,7 @@ def test_a_folder_with_a_config_alone_becomes_a_model_that_is_called_dummy(folde
         load_model(ModelSpec(source=str(folder), folder=folder), CPU)
 
 
-def test_its_hash_follows_the_config_and_the_seed_and_not_the_place(folder, tmp_path_factory):
+def test_the_hash_depends_on_config_and_seed_but_not_on_the_folder(folder, tmp_path_factory):
     first = load_model(source(folder), CPU, dummy=True).content_sha256
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.copy(folder / "config.json", elsewhere)

@@ -104,7 +104,7 @@ def test_graphs_end_when_another_decoder_lets_the_cache_grow() -> None:
     assert one.graphs.num_captures == 2
 
 
-def test_graphs_end_when_the_drafters_cache_alone_grows(llama: Subject) -> None:
+def test_graphs_end_when_only_the_drafters_cache_grows(llama: Subject) -> None:
     draft = StockRunner(exact_llama(seed=1))
     bench = Bench(llama, make_drafter("draft_model", llama.target, draft))
     bench.serve(one_request(), FixedK(4))

@@ -60,7 +60,7 @@ def test_what_stays_is_what_a_sort_leaves(width):
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("width", ROWS)
-def test_of_the_likeliest_those_stay_that_a_sort_leaves(width):
+def test_top_k_and_top_p_keep_what_a_sort_keeps(width):
     generator = torch.Generator().manual_seed(width)
     near = wrong = 0
     for top_k, top_p in itertools.product((1, 6, width // 2), (0.01, 0.3, 0.9, 0.999)):

@@ -103,7 +103,7 @@ def test_what_cannot_be_timed_has_a_reason_and_no_ratio():
         ({}, None),
     ],
 )
-def test_slower_is_said_in_one_sentence_with_the_ratios(ratios, said):
+def test_slower_is_one_sentence_with_the_ratios(ratios, said):
     sentence = "fp8 weights are slower than bfloat16 here: a large linear layer takes "
     expected = None if said is None else sentence + said
     assert slower_note("fp8", "bfloat16", ratios) == expected

@@ -107,7 +107,7 @@ def test_only_samples_with_nothing_kept_and_an_equal_prompt_share_a_prefill() ->
     assert rows_fed(fills([first] * 3, num_cached=4)) == 3
 
 
-def test_rows_apart_from_one_another_take_copies_too(make_runner: MakeRunner) -> None:
+def test_rows_that_are_not_adjacent_can_be_copied(make_runner: MakeRunner) -> None:
     first, second, third = ragged_prompts()
     runner = make_runner(exact_llama(seed=0))
     wanted = fills([first, second, first, first, third, second])

@@ -213,7 +213,7 @@ def test_rope_that_depends_on_the_current_length_is_refused() -> None:
         StockRunner(model)
 
 
-def test_rope_that_depends_on_the_current_length_is_found_in_one_kind_of_layer_too() -> None:
+def test_rope_that_depends_on_the_current_length_is_found_even_in_one_kind_of_layer() -> None:
     config = ARCHITECTURES["Gemma3 + window"]()
     config.rope_parameters["full_attention"] = {
         "rope_type": "dynamic",

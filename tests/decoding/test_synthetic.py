@@ -70,7 +70,7 @@ def p_value(found: list[int], rates: tuple[float, ...]) -> float:
     ],
     ids=["alpha", "list", "steep list"],
 )
-def test_as_many_drafts_are_kept_as_was_asked(
+def test_keeps_the_requested_number_of_drafts(
     acceptance: tuple[float, ...], rates: tuple[float, ...]
 ) -> None:
     assert p_value(histogram(acceptance, 3), rates) > ALARM
@@ -107,7 +107,7 @@ def test_all_means_all_and_none_means_none(share: float, kept: int) -> None:
     assert judged((share,), 4).num_accepted_B.unique().tolist() == [kept]
 
 
-def test_past_the_end_of_a_list_nothing_is_kept_and_a_longer_one_is_cut() -> None:
+def test_a_position_beyond_the_list_keeps_nothing_and_a_longer_list_is_cut() -> None:
     assert judged((1.0, 1.0), 4).num_accepted_B.unique().tolist() == [2]
     assert judged((1.0, 1.0, 1.0), 2).num_accepted_B.unique().tolist() == [2]
 
@@ -132,7 +132,7 @@ def test_without_drafts_the_target_says_one_token() -> None:
     assert verdict.tokens_BT.unique().tolist() == [TARGET]
 
 
-def test_its_noise_differs_from_that_of_other_purposes() -> None:
+def test_noise_of_one_purpose_differs_from_that_of_others() -> None:
     draws = {
         purpose: uniform(torch.tensor([7]), torch.arange(50)[None], purpose) for purpose in Purpose
     }

@@ -73,7 +73,7 @@ def new_head(method: str, runner: StockRunner, **size: Any) -> Checkpoint | None
 @pytest.mark.parametrize("read_head", [headers_on_this_machine, read_shapes])
 @pytest.mark.parametrize("vocab_size", [7, 96])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_of_every_drafter_as_it_is_loaded_or_made_up(
+def test_the_depth_is_that_of_every_drafter_loaded_or_dummy(
     variant: Variant, vocab_size: int, read_head: ReadHead, tmp_path: Path
 ) -> None:
     runner = target(vocab_size)
@@ -85,7 +85,7 @@ def test_of_every_drafter_as_it_is_loaded_or_made_up(
 
 
 @pytest.mark.parametrize(("method", "size", "parameters"), SIZES)
-def test_of_heads_of_several_sizes(
+def test_the_depth_is_that_of_heads_of_several_sizes(
     method: str, size: dict[str, int], parameters: dict[str, Any], tmp_path: Path
 ) -> None:
     runner = target(96)

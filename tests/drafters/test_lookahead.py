@@ -192,7 +192,7 @@ def drafted_and_kept(*batches: list[Request], prefill_chunk: int = 512) -> list[
     return [(result.rounds.num_drafted, result.rounds.num_accepted) for result in results]
 
 
-def test_a_row_drafts_as_if_it_were_alone_and_used_for_the_first_time() -> None:
+def test_a_row_drafts_as_in_a_fresh_batch_of_one() -> None:
     alone = [drafted_and_kept([request])[0] for request in repetitive()]
 
     assert drafted_and_kept(repetitive()) == alone

@@ -212,7 +212,7 @@ def test_greedy_text_is_that_of_generate_whatever_was_predicted(k: int, num_rows
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_replayed_rounds_draft_from_the_reference_too(sampling: Sampling) -> None:
+def test_replayed_rounds_also_draft_from_the_reference(sampling: Sampling) -> None:
     subject = make_subject()
     drafter = build_drafter("previous_turn", parts_of(subject.target), {})
     prompts = [random_prompt(6, seed=i) for i in range(5)]

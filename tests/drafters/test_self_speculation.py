@@ -115,7 +115,7 @@ def test_first_layers_say_what_a_truncated_model_says(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @torch.no_grad()
-def test_slots_are_the_targets_after_it_had_to_grow_them_too(make: Any) -> None:
+def test_slots_are_still_the_targets_after_they_grew(make: Any) -> None:
     """The prompt goes through the target alone, and the first layers go on from it."""
     model = deep_llama()
     expected = plain_logits(truncated(model, 2), TOKENS_2T)

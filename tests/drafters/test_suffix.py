@@ -96,7 +96,7 @@ def test_earlier_answers_of_a_pass_are_drafted_from_and_not_later_passes() -> No
     assert num_rounds(again) == 11
 
 
-def test_the_last_tokens_of_an_answer_are_kept_too() -> None:
+def test_the_last_tokens_of_an_answer_are_kept() -> None:
     # 10 .. 21, then an answer that needs 20 and 21 alone.
     _, second = counted_up(suffix(max_spec_factor=9.0), [50, 9], [60, 18])
     assert sum(second.rounds.num_accepted) == 2

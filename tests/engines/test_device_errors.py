@@ -74,7 +74,7 @@ def test_an_error_that_stays_is_the_end_of_the_process_and_no_refusal() -> None:
     ],
     ids=str,
 )
-def test_every_other_error_stays_what_it_is(error: Exception) -> None:
+def test_every_other_error_is_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as raised:
         told(error)
     assert raised.value is error

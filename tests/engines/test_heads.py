@@ -155,7 +155,7 @@ def test_a_removed_head_frees_its_memory(pair: Target) -> None:
     engine.remove_drafter("medusa")
 
 
-def test_made_up_weights_make_up_the_head_too(pair: Target) -> None:
+def test_dummy_weights_include_the_head(pair: Target) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu"), dummy=True))
     identity = engine.add_drafter(head_of(pair))
     assert identity is not None

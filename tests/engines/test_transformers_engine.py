@@ -201,7 +201,7 @@ def test_a_method_that_is_not_transformers_own_is_a_bug(engine, work):
         engine.generate(request(), work)
 
 
-def test_its_bytes_are_known_and_its_rounds_cannot_be_taken_apart(engine):
+def test_bytes_are_known_and_rounds_cannot_be_split_into_parts(engine):
     assert isinstance(engine, InProcess)
     assert not isinstance(engine, Instrumented)
 

@@ -183,14 +183,14 @@ def test_a_shape_cannot_be_served(engine):
 
 
 @pytest.mark.parametrize("engine", EXPORTED)
-def test_weights_packed_on_loading_are_said_to_be_lost(engine):
+def test_weights_packed_on_loading_are_reported_as_lost(engine):
     packed = replace(TARGET, model=ModelSpec(source="org/Big-8B", quantization="int4"))
     for method in METHODS[engine]:
         assert "int4 weights" in lost(exported(engine, drafting(method, packed)))
 
 
 @pytest.mark.parametrize(("engine", "method"), HAVING_A_MODEL)
-def test_revisions_reach_the_engine_or_are_said_to_be_lost(engine, method):
+def test_revisions_reach_the_engine_or_are_reported_as_lost(engine, method):
     pinned = replace(TARGET, model=ModelSpec(source="org/Big-8B", revision="abc1"))
     made = with_draft(drafting(method, pinned), revision="def2")
     found = exported(engine, made)
@@ -201,7 +201,7 @@ def test_revisions_reach_the_engine_or_are_said_to_be_lost(engine, method):
         assert "def2" not in lost(exported(engine, replace(made, tiers=(Tier(None, 0),))))
 
 
-def test_a_dtype_that_no_server_knows_is_left_out_and_said():
+def test_a_dtype_that_no_server_knows_is_omitted_with_a_warning():
     for engine in ("vllm", "sglang", "tensorrt_llm"):
         made = exported(engine, deployment("ngram", dtype="float64"))
         assert "float64" not in made.command_line + (made.config.text if made.config else "")
@@ -277,7 +277,7 @@ def test_sglang_has_the_threshold_rule_above_temperature_0():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_lossy_rule_is_said_and_said_to_be_lost(temperature):
+def test_a_lossy_rule_is_named_and_reported_as_lost(temperature):
     made = deployment("eagle3", temperature=temperature)
     made = with_rule(made, "typical", threshold=0.09, alpha=0.3)
     for engine in ("vllm", "sglang", "tensorrt_llm", "llama_cpp"):

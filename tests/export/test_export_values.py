@@ -110,7 +110,7 @@ def test_llama_cpp_says_that_it_has_no_rejection_sampling():
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llama_cpp", "transformers"])
-def test_the_tree_of_a_draft_model_is_said_to_be_lost(engine):
+def test_the_tree_of_a_draft_model_is_reported_as_lost(engine):
     made = exported(engine, deployment("draft_model", tree="4,2"))
     assert any("tree" in said for said in made.not_expressed)
 

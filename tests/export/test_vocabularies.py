@@ -90,7 +90,7 @@ def test_transformers_is_given_a_draft_of_the_targets_size():
     assert "resize" not in exported("transformers", padded(ROWS)).config.text
 
 
-def test_a_size_that_is_not_known_is_said_once_and_only_of_draft_models():
+def test_an_unknown_size_is_reported_once_and_only_for_draft_models():
     for engine in (name for name in EXPORTED if "draft_model" in METHODS[name]):
         notes = exported(engine, with_draft(deployment("draft_model"), vocab_size=None))
         (note,) = (one for one in notes.not_expressed if "vocab_size" in one)

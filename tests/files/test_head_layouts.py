@@ -28,7 +28,7 @@ SPECFORGES_EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"]}
         ("medusa", {}, "0.0.linear.weight", "FasterDecoding"),
     ],
 )
-def test_a_layout_is_known_by_what_its_author_alone_writes(
+def test_a_layout_is_recognized_by_keys_that_only_its_author_writes(
     method: str, config: dict[str, Any], tensor: str, author: str
 ) -> None:
     facts = find_method(method).head

@@ -91,7 +91,7 @@ def with_header(header: str, num_bytes: int) -> bytes:
         '{"x": 3}',
     ],
 )
-def test_a_tensor_that_cannot_be_where_it_is_said_to_be_is_a_model_error(tmp_path, header):
+def test_a_tensor_with_an_impossible_offset_is_a_model_error(tmp_path, header):
     (tmp_path / "model.safetensors").write_bytes(with_header(header, 8))
     with pytest.raises(ModelError, match="read: x"):
         read_headers(tmp_path / "model.safetensors")

@@ -34,7 +34,7 @@ def test_a_cpu_takes_float32_and_bfloat16_would_fit():
     assert shortage(target, drafters, replace(HERE, memory_bytes=None)) is None
 
 
-def test_fewer_rows_and_shorter_texts_are_said_where_they_help():
+def test_fewer_rows_and_shorter_texts_are_suggested_if_they_help():
     target, drafters = shape("8b")
     many = replace(HERE, dtype="bfloat16", concurrency=64, context=8000)
     told = shortage(target, drafters, many) or ""

@@ -59,7 +59,7 @@ def test_eagles_static_tree_is_cut_to_k_levels(tiny, method, k, num_drafts):
     assert EAGLE_STATIC.depth == 5
 
 
-def test_past_its_last_level_a_static_tree_has_no_more_drafts(tiny):
+def test_a_static_tree_drafts_nothing_beyond_its_last_level(tiny):
     static = tiny.drafter("eagle", tree="static")
     assert drafting(static, 9) == drafting(static, 5)
 

@@ -44,7 +44,7 @@ def test_text_needs_the_weights_next_to_its_embedding(
     assert others == left_out
 
 
-def test_a_model_of_text_alone_needs_all_of_its_tensors() -> None:
+def test_a_text_only_model_needs_all_of_its_tensors() -> None:
     names = "model.embed_tokens.weight other.weight"
     assert text_tensors(files(names)) == (tuple(names.split()), ())
     assert text_tensors(files("other.weight", text_config={})) == (("other.weight",), ())

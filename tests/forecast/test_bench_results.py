@@ -47,7 +47,7 @@ def test_the_engine_is_vllm_unless_another_server_is_named():
     assert read({**PLAIN, "backend": "sglang"})[0].engine == "sglang"
 
 
-def test_rounds_without_a_draft_count_too():
+def test_rounds_without_a_draft_also_count():
     """N-gram: 100 rounds drafted and kept 200 drafts; 800 rounds there were."""
     (found,) = read(
         {

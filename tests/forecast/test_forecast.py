@@ -127,7 +127,7 @@ def test_a_k_is_measured_that_may_be_faster_by_the_error_of_the_costs():
     assert set(record.to_measure) == {2, 3}
 
 
-def test_the_spread_over_prompts_alone_asks_for_no_measurement():
+def test_the_spread_over_prompts_suggests_no_measurement():
     """Measuring the same prompts would show the same rounds."""
     traces = [right("a"), wrong("b"), right("c", 40), wrong("d", 30), right("e"), right("f")]
     record = forecast(KEY, traces, curve(COSTS), range(5))

@@ -71,7 +71,7 @@ def test_the_last_of_two_forecasts_counts():
     assert found.forecast == records[1]
 
 
-def test_a_forecast_alone_has_nothing_measured():
+def test_a_run_with_only_a_forecast_has_no_measurement():
     record = forecast(draft(1), traces(), curve({0: STEP_S, 1: STEP_S}), (1,))
     (found,) = check_forecasts([record], traces(), (), ())
     assert found.measured == {}

@@ -130,7 +130,7 @@ def test_a_pool_and_its_file_keep_which_run_was_noisy(tmp_path):
 
 
 @pytest.mark.parametrize(("others", "num"), [(0.0, 0), (3.0, 2)])
-def test_limited_clocks_alone_do_not_make_a_machine_busy(tmp_path, others, num):
+def test_limited_clocks_do_not_make_a_machine_busy(tmp_path, others, num):
     stored = load_run(RUNS / "stored_sweep" / "sweep", tmp_path)
     load = HostLoad(4, others, 0.0, load_average=3.3, clock_limit=(2000, 4000))
     facts = busy_facts(load, num_needed=2)

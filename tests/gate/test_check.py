@@ -250,7 +250,7 @@ def test_a_speed_up_that_fell_since_everything_got_faster_is_an_improvement(spee
 @pytest.mark.parametrize(
     ("speed", "verdict"), [(200.0, GateVerdict.PASS), (101.0, GateVerdict.INCONCLUSIVE)]
 )
-def test_nor_does_a_speed_up_whose_fall_is_uncertain_hold_up_an_improvement(speed, verdict):
+def test_an_uncertain_loss_of_speedup_does_not_block_an_improvement(speed, verdict):
     before = {"decode_speedup": figure(4.0, 0.2), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.6, 0.2), "decode_tokens_per_s": figure(speed)}
     others = cell(after, units=("q1", "q2", "q3", "q4", "q5"))

@@ -38,7 +38,7 @@ def written(folder: Path, family: str) -> ModelFiles:
     return files_of(folder)
 
 
-def test_attention_alone_keeps_no_state_in_a_class_that_may_keep_some() -> None:
+def test_a_model_with_only_attention_has_no_state_in_a_class_that_allows_it() -> None:
     assert not has_other_state(tiny_hybrid("Granite, all attention"))
 
 

@@ -80,7 +80,7 @@ def test_an_adaptive_k_may_go_below_its_largest_and_not_above(rows):
     assert "the cell's K" in judge_cell(above)[0]
 
 
-def test_the_baselines_passes_are_judged_too(rows):
+def test_the_baselines_passes_are_also_judged(rows):
     swapped = with_first_pass(replace(rows, passes=rows.baseline_passes), num_emitted=(3,) * 12)
     wrong = replace(rows, baseline_passes=swapped.passes)
     assert {"baseline:", "time", "line"} <= set(judge_cell(wrong)[0].split())

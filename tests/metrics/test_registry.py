@@ -68,7 +68,7 @@ def test_a_metric_without_a_formula_is_refused():
         metric(unit="fraction", better=None)(nameless)
 
 
-def test_a_metric_that_is_not_finite_is_a_bug_and_said_so(cell):
+def test_a_metric_that_is_not_finite_is_reported_as_a_bug(cell):
     endless = replace(cell.requests[0], ttft_s=float("inf"))
     with pytest.raises(ArithmeticError, match=r"ttft_s of demo/draft\|code"):
         measure(replace(cell, requests=(endless,)))

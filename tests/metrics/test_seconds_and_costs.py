@@ -212,6 +212,6 @@ def test_overhead_is_absent_where_no_forward_was_measured(cell):
     assert overhead_ratio(cell) is None
 
 
-def test_the_baseline_has_an_overhead_too(baseline_cell):
+def test_the_baseline_also_has_an_overhead(baseline_cell):
     cell = replace(baseline_cell, forwards=(forward("target", 1, 0.08, round_s=0.10),))
     assert overhead_ratio(cell) == pytest.approx(0.10 / 0.08)

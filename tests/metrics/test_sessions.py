@@ -68,13 +68,13 @@ def test_requests_served_together_give_one_figure_per_cycle_with_an_interval():
     assert paired_end_to_end(cell).base_tokens.sum() == 4 * 2 * 12 * 25
 
 
-def test_one_prompt_alone_has_no_interval_however_many_cycles():
+def test_a_single_prompt_has_no_interval_however_many_cycles():
     (summary,) = summarize([cell_of(served_sweep(Sweep(num_prompts=1, cycles=6)), 4)])
     assert summary.speedup.low is None
     assert summary.speedup_end_to_end.low is None
 
 
-def test_a_session_with_a_problem_is_left_out_and_its_cycle_of_speedups_too():
+def test_a_session_with_a_problem_is_excluded_with_its_cycle_of_speedups():
     whole, short = served_sweep(), served_sweep(Sweep(lost=(LOST,)))
     before, after = cell_of(whole, 4), cell_of(short, 4)
     assert len(before.requests) - len(after.requests) == 6
@@ -161,7 +161,7 @@ def test_a_pass_that_never_was_full_has_no_busy_time():
     assert busy_tokens_per_s(cell_of(stored, 0, rows=16)) is None
 
 
-def test_a_cycle_counts_on_one_node_alone_the_last_of_those_that_held_as_much():
+def test_a_cycle_counts_on_one_node_the_last_with_the_most_records():
     own = [server for server in served_sweep().servers if server.cycle == 0]
     on_a = [replace(server, node="a") for server in own]
     on_b = [replace(server, node="b", session=f"{server.session} again") for server in own]

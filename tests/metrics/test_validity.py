@@ -127,7 +127,7 @@ def test_a_failed_request_is_counted_with_its_error(steady):
     assert re.fullmatch("1 of 7 .*failed: out of memory", reason)
 
 
-def test_a_cell_where_everything_failed_is_judged_too(steady):
+def test_a_cell_in_which_everything_failed_is_also_judged(steady):
     failed = tuple(
         replace(r, finish_reason="failed", error="refused", output_ids=()) for r in steady.requests
     )

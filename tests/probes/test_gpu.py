@@ -356,7 +356,7 @@ MIXED = FakeNvml(FakeGpu(uuid="GPU-slow", name="Small"), FakeGpu(uuid="GPU-fast"
         (0, "GPU-ab", B),
     ],
 )
-def test_cuda_visible_devices_is_followed_as_cuda_does(
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(
     index: int, visible: str | None, gpu: FakeGpu
 ):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}

@@ -68,7 +68,7 @@ def test_no_text_is_other_than_without_speculation(served):
         assert not texts_other_than_without_speculation(served, drafter, K)
 
 
-def test_its_own_figure_is_never_below_ours(served):
+def test_the_engines_figure_is_never_below_ours(served):
     """It counts past the ends of answers, and only rounds that drafted."""
     for drafter in DRAFTERS:
         for workload in WORKLOADS:

@@ -92,7 +92,7 @@ def test_without_a_drafter_the_speed_of_the_target_is_printed(baseline_document:
     assert re.match(r"code: only K=0 .* tokens/s\).* -k 0\.\.8", line)
 
 
-def test_without_a_valid_baseline_nothing_is_said_of_its_speed(baseline_document: Document) -> None:
+def test_without_a_valid_baseline_no_speed_is_reported(baseline_document: Document) -> None:
     cells = tuple(replace(cell, valid=False) for cell in baseline_document.cells)
     (line,) = answer_lines(replace(baseline_document, cells=cells))
     assert line == "code: undecided: no valid measurement of K=0"
@@ -104,7 +104,7 @@ def test_a_question_that_was_not_reached_is_named() -> None:
     assert answer_lines(document) == ["code: not measured", "creative: not measured"]
 
 
-def test_one_k_for_all_is_said_only_of_pairings_that_help(cpu_document: Document) -> None:
+def test_one_k_for_all_is_reported_only_for_pairings_that_help(cpu_document: Document) -> None:
     (line,) = shared_k_lines(cpu_document)
     (shared, _) = cpu_document.shared_k
     assert shared.key.pairing == "demo/draft"

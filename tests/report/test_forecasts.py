@@ -189,7 +189,7 @@ def test_a_forecast_that_saves_nothing_says_what_it_takes(here):
     assert "-" not in forecast_text(dear).rpartition("measured")[2]
 
 
-def test_what_was_not_measured_is_not_said_to_be(here):
+def test_unmeasured_cells_are_not_reported_as_measured(here):
     (good, _) = here.forecasts
     cut = replace(good, measured={})
     assert re.search(r"of K = 1\.\.2, 4 .*measure 4, ", forecast_text(cut))

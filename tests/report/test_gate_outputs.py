@@ -133,7 +133,7 @@ def test_chance_is_mentioned_only_for_noisy_figures(gate):
     assert chance_note(check(counts, counts)).startswith("No false alarms ")
 
 
-def test_what_has_no_interval_is_not_said_to_repeat_exactly():
+def test_a_metric_without_interval_is_not_reported_as_repeating_exactly():
     aggregate = cell({"mean_acceptance_length": Figure(value=3.0)}, units=())
     imported = check(side(aggregate), side(aggregate, name="b"))
     assert headline(imported).startswith("INCONCLUSIVE: ")

@@ -32,12 +32,12 @@ def reported(root: Path, num_requests: int) -> tuple[float, int]:
     return done - began, len(page)
 
 
-def test_its_page_is_small(tmp_path: Path) -> None:
+def test_the_page_is_small(tmp_path: Path) -> None:
     _, num_bytes = reported(tmp_path, 100_000)
     assert num_bytes < MOST_BYTES
 
 
-def test_its_time_grows_with_the_requests(tmp_path: Path) -> None:
+def test_time_grows_with_the_number_of_requests(tmp_path: Path) -> None:
     reported(tmp_path, 100)  # what is done once a process
     once, _ = reported(tmp_path, 20_000)
     twice, _ = reported(tmp_path, 40_000)

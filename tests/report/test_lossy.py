@@ -112,7 +112,7 @@ def test_csv_has_the_rule_in_a_column(marked: Document) -> None:
     assert {row["drafter"]: row["lossy"] for row in rows} == {"none": "", "bold": RULE, "poor": ""}
 
 
-def test_a_warning_says_what_it_is(marked: Document) -> None:
+def test_a_warning_is_labeled_as_one(marked: Document) -> None:
     (warning,) = [text for text in run_warnings(marked) if "lossy" in text]
     assert re.match(rf"demo/bold .*lossy .*\(rule {re.escape(RULE)}\): ", warning)
 

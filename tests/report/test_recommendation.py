@@ -144,7 +144,7 @@ def test_without_a_decided_workload_nothing_is_advised_for_all() -> None:
     assert all(re.search(": undecided: demo/draft, .*K=", line) for line in answers)
 
 
-def test_a_workload_that_is_undecided_alone_is_not_said_to_do_without() -> None:
+def test_a_workload_that_is_undecided_is_not_reported_as_better_without_drafts() -> None:
     shared = JointRecommendation(key=KEY, regret={"chat": 0.0}, best_by_workload={"chat": BASE_KEY})
     assert re.fullmatch(r"nothing .*chat \(.*not speculate\)", _losses(shared, []))
     told = _losses(shared, ["chat"])
@@ -173,7 +173,7 @@ def test_a_valid_cell_is_quoted_before_a_faster_invalid_one() -> None:
     assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("K=0", "undecided", "")
 
 
-def test_a_unit_is_said_once(served: Document) -> None:
+def test_a_unit_appears_once(served: Document) -> None:
     picks = recommendations_of(served, Objective())
     assert "s/token" in recommendation_lines(served, picks, Objective())[0]
     assert "/token per token" not in "".join(recommendation_lines(served, picks, Objective()))

@@ -88,7 +88,7 @@ def test_the_answer_names_rows_engine_and_method(served: Document) -> None:
     assert any(re.match("code, 4 .*builtin: ", line) for line in lines)
 
 
-def test_one_k_for_all_workloads_is_said_for_each_load(served: Document) -> None:
+def test_one_k_for_all_workloads_is_reported_for_each_load(served: Document) -> None:
     """Only where a decision helps; nothing was measured again here, so single Ks alone do."""
     assisted, usual = shared_k_lines(served)
     assert re.fullmatch("demo/draft, assisted, one .*transformers, .*K=4; loses nothing", assisted)
@@ -134,7 +134,7 @@ def test_acceptance_is_plotted_only_at_the_lowest_concurrency(
     assert all("one request at a time" in setting for setting in drawn)
 
 
-def test_the_setting_of_the_run_is_said_above_everything(
+def test_the_setting_of_the_run_stands_above_everything(
     served: Document, lengths: Document
 ) -> None:
     said = setup(served)

@@ -47,7 +47,7 @@ def test_it_has_the_cells_and_the_report_that_it_had() -> None:
     assert in_order == [list(cell) for cell in (*then["cells"], *then["decisions"])]
 
 
-def test_its_plan_is_stored_again_entry_for_entry() -> None:
+def test_a_plan_is_stored_again_entry_by_entry() -> None:
     stored = load_run(RUNS / "sweep", RUNS)
     then = json.loads((RUNS / "sweep" / "run.json").read_bytes())
     del then["settings"]["compile"]  # of a removed option

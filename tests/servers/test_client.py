@@ -206,7 +206,7 @@ def test_concurrent_requests_have_a_connection_each():
     assert server.num_connections in (30, 31)
 
 
-def test_what_is_asked_goes_to_the_server_as_it_is():
+def test_requests_reach_the_server_unchanged():
     heads = []
 
     async def ask():

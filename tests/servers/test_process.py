@@ -215,7 +215,7 @@ def test_processes_that_do_not_end_are_named(tmp_path, family, monkeypatch):
     assert not left_of(processes)
 
 
-def test_a_port_that_is_taken_is_said_after_the_start(tmp_path):
+def test_a_port_in_use_is_reported_after_the_start(tmp_path):
     with (
         socket.create_server((LOOPBACK, 0)) as other,
         engine(tmp_path, port=other.getsockname()[1]) as process,

@@ -199,7 +199,7 @@ class RaisingClient(PacedClient):
         raise ValueError("a bug")
 
 
-def test_the_thread_ends_with_what_it_watches_whatever_that_does():
+def test_the_thread_ends_even_after_an_error():
     with pytest.raises(ExceptionGroup):
         asyncio.run(send_all([request(0)], [RaisingClient()], concurrency=1))
     assert not [thread for thread in threading.enumerate() if thread.name == "ticks"]

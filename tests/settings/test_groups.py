@@ -59,7 +59,7 @@ def test_methods_choose_pairings_and_are_not_stored():
     assert settings.stored == SETTINGS.stored
 
 
-def test_nothing_said_is_the_default_of_every_group():
+def test_without_options_every_group_has_its_default():
     assert said() == settings_of(pairings=(), workloads=("chat", "code", "creative"))
 
 

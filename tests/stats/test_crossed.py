@@ -130,7 +130,7 @@ def test_impossible_entries_are_refused(wrong):
         crossed_speedup(*measured)
 
 
-def test_columns_of_other_shapes_and_of_failures_alone_are_refused():
+def test_columns_of_other_shapes_or_with_only_failures_are_refused():
     with pytest.raises(ValueError, match="cycles and prompts"):
         crossed_speedup(*(column[0] for column in cells()))
     with pytest.raises(ValueError, match="no request"):
@@ -221,7 +221,7 @@ def with_freedom_by_satterthwaite(*columns: np.ndarray) -> LogRatio:
     return replace(crossed_speedup(*columns), spread=combined(cycles, noise.prompts))
 
 
-def test_an_interval_over_prompts_alone_is_far_too_narrow():
+def test_an_interval_over_only_prompts_is_far_too_narrow():
     covered, helps = simulated("loaded CPU", 4, 40, over_prompts_alone)
     assert covered < 0.75
     assert helps > 0.10
@@ -295,7 +295,7 @@ def test_prompts_served_together_have_an_interval_over_cycles_only():
 @pytest.mark.parametrize(
     ("cycles", "name"), [(2, "loaded CPU"), (4, "loaded CPU"), (4, "quiet GPU")]
 )
-def test_an_interval_over_cycles_alone_covers_other_starts(cycles, name):
+def test_an_interval_over_cycles_covers_other_starts(cycles, name):
     rng = np.random.default_rng(cycles)
     same_prompts = replace(NOISES[name], prompt=0.0)
     [sweeps] = same_prompts.sweeps(rng, SWEEPS, cycles, 10)
@@ -317,7 +317,7 @@ def called_different(session_sd: float, num_sessions: int, *, slowdown: float, a
 
 @pytest.mark.parametrize("session_sd", [RUNNING_SD, CYCLE_SD])
 @pytest.mark.parametrize("num_sessions", [2, 3, 5])
-def test_sessions_that_differ_by_chance_are_hardly_ever_said_to_differ(session_sd, num_sessions):
+def test_sessions_that_differ_by_chance_are_rarely_reported_as_different(session_sd, num_sessions):
     alarms = called_different(session_sd, num_sessions, slowdown=1.0, allowed=session_sd)
     assert alarms <= 0.003
     # Negative control: as if only single requests were noisy.

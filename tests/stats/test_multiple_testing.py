@@ -16,7 +16,7 @@ def rejected(p_values: list[float], alpha: float) -> set[int]:
     return found
 
 
-def test_adjusted_p_values_reject_what_the_procedure_does():
+def test_adjusted_p_values_reject_the_same_as_the_procedure():
     for seed in range(400):
         rng = np.random.default_rng(seed)
         p_values = (rng.random(rng.integers(0, 20)) ** rng.integers(1, 6)).tolist()

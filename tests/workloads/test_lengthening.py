@@ -240,7 +240,7 @@ def test_no_tokens_at_all_is_a_mistake(num_tokens):
         lengthen(QUESTION, num_tokens, source_of(POOL), words)
 
 
-def test_a_prompt_alone_in_the_world_cannot_be_lengthened():
+def test_a_single_prompt_cannot_be_lengthened():
     source = source_of(workload_of("w", QUESTION))
     with pytest.raises(WorkloadError, match="prompt q"):
         lengthen(QUESTION, 500, source, words)

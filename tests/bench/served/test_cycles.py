@@ -161,7 +161,7 @@ def test_a_reason_met_twice_that_leaves_nothing_to_compare_ends_the_run(
     assert all(sum(w.endswith(f": {r}") for w in watch.warnings) == 1 for r in printed)
 
 
-def test_a_k_that_alone_does_not_start_leaves_the_others_to_be_measured():
+def test_a_k_that_does_not_start_leaves_the_others_to_be_measured():
     draft = {k: DraftConfig(drafter="lookup", method="ngram", length=Fixed(k)) for k in (2, 4)}
     plain, two, four = ((config, None) for config in (DraftConfig.none, draft[2], draft[4]))
     assert not is_over({four: ["b", "b"]}, {plain, two, four})
@@ -196,7 +196,7 @@ def test_a_session_takes_its_start_and_its_requests(stored):
     assert mean_session_s([server]) is None
 
 
-def test_as_many_cycles_as_asked_and_the_winner_as_often_again(stored):
+def test_runs_the_requested_cycles_and_confirms_the_winner_with_as_many(stored):
     assert [stored.hold_cycle().number for _ in range(2)] == [0, 1]
     again = stored.run.next_unit(0)
     assert (again.number, again.purpose) == (100, "confirm")

@@ -52,7 +52,7 @@ def test_sessions_go_up_and_down_and_all_of_it_is_recorded(sound):
     assert cells[2].speedup.low is not None
 
 
-def test_acceptance_stops_at_the_end_and_the_engines_figure_is_shown_too(sound):
+def test_acceptance_stops_at_the_end_and_the_engines_figure_is_also_shown(sound):
     stored, _ = sound
     for cell in build_document(stored).cells:
         k = cell.key.draft.k
@@ -71,7 +71,7 @@ def test_acceptance_stops_at_the_end_and_the_engines_figure_is_shown_too(sound):
         )
 
 
-def test_the_second_turn_follows_what_was_said_without_speculation(sound):
+def test_the_second_turn_follows_the_answer_without_speculation(sound):
     stored, _ = sound
     texts = {(r.turn, r.text) for b in stored.blocks for r in b.requests if r.prompt_id == "p5"}
     assert Counter(turn for turn, _ in texts) == {0: 1, 1: 1}  # the same at every K

@@ -291,7 +291,7 @@ def test_a_server_without_speculation_must_be_among_them(tiny: Tiny) -> None:
             )
 
 
-def test_a_server_that_refuses_is_not_verified_and_the_rest_is(tiny: Tiny) -> None:
+def test_a_server_that_refuses_is_not_verified_but_the_others_are(tiny: Tiny) -> None:
     broken = tiny.server(right, 2)
     broken.is_broken = True
     found = findings_of(tiny, tiny.server(right, 1), broken, (0.0,))

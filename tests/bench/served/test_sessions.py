@@ -170,13 +170,13 @@ def test_a_model_folder_must_be_complete(tmp_path):
         ({"engines": ("llama_cpp",), "launch": "true {args}"}, "big.gguf is not in"),
     ],
 )
-def test_what_is_missing_or_mistyped_is_said_before_anything_is_started(tmp_path, changes, said):
+def test_missing_or_mistyped_values_are_reported_before_anything_starts(tmp_path, changes, said):
     with pytest.raises(UsageError, match=re.escape(said)):
         require_startable([plan_of(tmp_path, **changes)])
     assert not (tmp_path / "servers").exists()
 
 
-def test_one_k_alone_is_not_measured_again_and_that_is_not_said(tmp_path, capsys):
+def test_a_single_k_is_not_measured_again_and_has_no_warning(tmp_path, capsys):
     print_plan([plan_of(tmp_path)])
     assert "measured again" in " ".join(capsys.readouterr().out.split())
     print_plan([plan_of(tmp_path, num_speculative_tokens=(0, 4), cycles=None)])

@@ -225,7 +225,7 @@ def test_a_gate_matches_variants_by_name_and_reports_other_arguments(slower_eage
     assert (difference.baseline, difference.candidate) == ("absent", "given")
 
 
-def test_a_variant_of_k_0_alone_is_exported_for_no_speculation(tmp_path):
+def test_a_variant_with_only_k_0_is_exported_without_speculation(tmp_path):
     """The decision against drafts is also about one set of arguments."""
     settings_for(tmp_path)
     (pairing,) = load_pairings(tmp_path / "pairings.yaml").select(["big/lookup"])
