@@ -47,7 +47,7 @@ def test_every_command_and_option_exists(page: Path) -> None:
             understood(words)
 
 
-def test_there_are_examples_to_test() -> None:
+def test_the_pages_contain_examples_to_test() -> None:
     """A change of the pages' form shall not leave this file without work."""
     shell = [one for page in PAGES for one in examples(page) if one.language == "sh"]
     assert sum(len(one.commands) for one in shell) > 50

@@ -176,7 +176,7 @@ def test_a_bug_keeps_its_traceback_and_what_was_measured_is_printed(
     assert "KeyError" in kept["b"]["reason"]
 
 
-def test_what_no_time_is_left_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sections_skipped_at_the_time_limit_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     document = machine.run_part("x", {"a": lambda _: {}}, [*SMALL, "--limit-s", "0"])
     assert document["sections"]["a"] == {"value": None, "reason": "no time was left for it"}
     late = Machine(device=CPU, small=True, ends_s=time.monotonic() - 1)
@@ -188,7 +188,7 @@ def test_what_no_time_is_left_for_is_named(capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
 
 
-def test_what_compiles_longest_comes_after_what_shows_most() -> None:
+def test_gpu_sections_that_compile_longest_run_last() -> None:
     order = list(correct.SECTIONS)
     early = ("identity", "sampling_law", "host_calls", "failed_captures")
     late = ("own_kernels", "other_cases")  # other heads and dtypes: each compiles its kernels

@@ -35,12 +35,12 @@ def made_inside() -> list[list[object]]:
 
 
 @pytest.mark.usefixtures("nothing_frozen")
-def test_what_was_made_inside_is_spared_the_next_collection_of_the_youngest():
+def test_objects_made_with_collection_off_skip_the_young_generations():
     made = made_inside()[0]
     assert not any(one is made for young in (0, 1) for one in gc.get_objects(generation=young))
 
 
-def test_what_somebody_froze_stays_frozen():
+def test_objects_frozen_by_the_caller_stay_frozen():
     gc.freeze()
     num_frozen = gc.get_freeze_count()
     made_inside()

@@ -125,7 +125,7 @@ def test_a_notebook_shows_the_sentences(run: specbench.LoadedRun) -> None:
     assert run._repr_html_().startswith(f"<p>run {run.id}</p><pre>{run.answers[0]}")
 
 
-def test_what_a_notebook_shows_is_escaped_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_notebook_html_is_escaped_and_marks_an_incomplete_run(tmp_path: Path) -> None:
     stored = stored_run(replace(SMALL, workloads=("code",), is_complete=False))
     named = tuple(
         replace(plan, key=with_axes(plan.key, workload="<b>code</b>")) for plan in stored.run.cells

@@ -30,14 +30,14 @@ def test_pipx_run_finds_the_command_by_the_packages_name():
     assert {"specbench", PROJECT["project"]["name"]} == set(PROJECT["project"]["scripts"])
 
 
-def test_what_is_shipped_stays_small():
+def test_shipped_files_stay_below_the_size_limit():
     files = [ROOT / "pairings.yaml", *(ROOT / "workloads").iterdir()]
     files += [f for f in (ROOT / "specbench").rglob("*") if "__pycache__" not in f.parts]
     assert (ROOT / "specbench" / "py.typed") in files
     assert sum(file.stat().st_size for file in files if file.is_file()) < SHIPPED_MIB * 2**20
 
 
-def test_what_the_sdist_includes_exists():
+def test_every_path_in_the_sdist_include_list_exists():
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
     assert all((ROOT / name).exists() for name in included)
     needed = {path.name for path in ROOT.iterdir() if path.suffix in (".md", ".cff", ".txt")}

@@ -121,5 +121,5 @@ def test_a_fault_is_found(text: str, fault: str) -> None:
         + "|\n- item\n- item\n- item\n- item\n- item\n- item\n- item",
     ],
 )
-def test_what_is_allowed(text: str) -> None:
+def test_code_blocks_and_comments_are_exempt_from_style_rules(text: str) -> None:
     assert not list(faults(text))

@@ -16,7 +16,7 @@ def test_no_number_rose() -> None:
     assert not rose, "; ".join(rose)
 
 
-def test_what_is_counted(tmp_path: Path) -> None:
+def test_the_ratchet_counts_lines_private_words_and_bad_names(tmp_path: Path) -> None:
     for folder in ("specbench", "tests"):
         (tmp_path / folder).mkdir()
     (tmp_path / "README.md").write_text("Nobody is told `told`.\n```\ntold\n```\n")

@@ -21,7 +21,7 @@ def test_keeps_the_requested_number() -> None:
     assert kept_cases([], one_in=3, seed="a") == set()
 
 
-def test_the_same_are_kept_every_time_and_others_of_another_test() -> None:
+def test_sampled_cases_depend_only_on_the_test_name() -> None:
     first, again, other = (kept_cases(CASES, one_in=3, seed=seed) for seed in ("a", "a", "b"))
     assert first == again
     assert first != other
@@ -66,7 +66,7 @@ def params(cases: Sequence[SimpleNamespace]) -> list[dict[str, int]]:
     return [case.params for case in cases]
 
 
-def test_what_is_not_kept_is_not_made_and_tests_are_sampled_apart() -> None:
+def test_unsampled_cases_are_not_generated_and_each_test_samples_apart() -> None:
     first, second = made("f", [SAMPLED]), made("g", [SAMPLED])
     for cases in (first, second):
         assert len(cases) == 4
@@ -75,7 +75,7 @@ def test_what_is_not_kept_is_not_made_and_tests_are_sampled_apart() -> None:
     assert len(made()) == 16
 
 
-def test_what_is_not_kept_is_long() -> None:
+def test_unsampled_cases_are_marked_long() -> None:
     everything = made(marks=[SAMPLED], expression="long")
     assert len(everything) == 16
     assert params([case for case in everything if not case.marks]) == params(made(marks=[SAMPLED]))

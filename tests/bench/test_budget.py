@@ -215,7 +215,7 @@ def test_exploring_gets_four_fifths_of_the_budget_and_confirming_the_rest():
     assert deadline.is_over("confirm")
 
 
-def test_it_counts_from_when_it_was_made():
+def test_a_deadline_counts_from_its_creation():
     clock = FakeClock()
     clock.now_s = 500.0
     assert Deadline(10.0, clock).seconds_left("confirm") == 10.0
@@ -242,7 +242,7 @@ def test_without_a_budget_it_is_never_over():
 @pytest.mark.parametrize(
     ("spent_s", "explore_s", "confirm_s"), [(30.0, 50.0, 70.0), (90.0, -10.0, 10.0)]
 )
-def test_what_earlier_sessions_spent_is_taken_from_both_phases(spent_s, explore_s, confirm_s):
+def test_time_spent_before_a_resume_counts_for_both_phases(spent_s, explore_s, confirm_s):
     # A run killed while it confirmed (90 of 100 s) goes on confirming: exploring is over.
     deadline = Deadline(100.0, FakeClock(), spent_s=spent_s)
     assert deadline.seconds_left("explore") == explore_s

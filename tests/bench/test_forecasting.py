@@ -67,7 +67,7 @@ def test_only_the_best_k_of_each_drafter_is_measured_and_k_0(whole):
     assert "no speedup" in hurt.sentence
 
 
-def test_what_was_forecast_comes_true_to_the_digit(whole):
+def test_forecast_length_and_speedup_match_the_measurement_exactly(whole):
     (good, _) = build_document(whole).forecasts
     measured = good.measured[4]
     assert set(good.measured) == {4}
@@ -156,7 +156,7 @@ def test_validating_a_forecast_measures_every_k(exhaustive, whole):
     assert [point.speedup_error for point in good.measured.values()] == pytest.approx([0] * 3)
 
 
-def test_there_costs_are_measured_between_blocks_as_their_share_of_the_time_comes_up(exhaustive):
+def test_with_validation_round_costs_are_measured_between_blocks(exhaustive):
     kinds = [type(record).__name__ for record in read_records(exhaustive.folder).records]
     assert kinds.index("BlockRecord") < kinds.index("RoundCost") < kinds.index("ForecastRecord")
 

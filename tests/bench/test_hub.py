@@ -165,7 +165,7 @@ def test_an_unreachable_hub_is_warned_of_and_tried_once(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("said")
-def test_what_is_here_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_models_need_no_request_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "_is_reachable", lambda: pytest.fail("asked the hub"))
     hub.download_missing([model_spec("demo:target")], pytest.fail)
     assert not constants.is_offline_mode()

@@ -134,7 +134,7 @@ def test_prefill_and_the_profilers_own_sync_do_not_count_in_a_round(k):
     assert (limit.cell_id, limit.device) == (cell(k).key.id, "cuda:0")
 
 
-def test_what_is_profiled_is_the_cells_own_work_at_a_fixed_length():
+def test_profiling_runs_the_work_of_the_cell_at_a_fixed_length():
     engine: Any = SizedEngine()
 
     list(count_launches(engine, (cell(4),), REQUEST, GPU, engine.counted))

@@ -57,7 +57,7 @@ def test_a_drafter_that_holds_nothing_costs_nothing(meter, allocator):
     assert pair.peak_allocated_bytes == TARGET + PASS
 
 
-def test_what_it_holds_and_what_its_pass_needs_more_are_its_cost(meter, allocator):
+def test_a_drafters_peak_includes_its_weights_and_the_extra_of_its_pass(meter, allocator):
     def load_and_run() -> None:
         allocator.take(DRAFT)
         allocator.run(PASS + 7)
@@ -66,7 +66,7 @@ def test_what_it_holds_and_what_its_pass_needs_more_are_its_cost(meter, allocato
     assert pair.peak_allocated_bytes == TARGET + PASS + DRAFT + 7
 
 
-def test_what_stayed_of_an_earlier_one_is_not_charged_to_the_next(meter, allocator):
+def test_memory_that_an_earlier_drafter_left_is_not_charged_to_the_next(meter, allocator):
     allocator.take(11)
     pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS))
     assert pair.peak_allocated_bytes == TARGET + PASS

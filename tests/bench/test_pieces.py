@@ -44,7 +44,7 @@ def test_a_word_keeps_the_space_before_it() -> None:
     assert text_pieces(of_words, []) == ()
 
 
-def test_it_decodes_few_tokens_at_a_time() -> None:
+def test_text_pieces_decode_at_most_six_tokens_at_a_time() -> None:
     longest: list[int] = []
 
     def counted(ids: Sequence[int]) -> str:

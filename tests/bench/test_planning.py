@@ -108,7 +108,7 @@ def planned(folder: Path, *engines: str, names: tuple[str, ...]) -> TargetPlan:
     return plan
 
 
-def test_alone_with_nothing_like_it_is_refused(tmp_path: Path) -> None:
+def test_a_method_that_the_only_engine_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"transformers.*eagle.*big/head"):
         planned(tmp_path, "transformers", names=("big/head",))
 

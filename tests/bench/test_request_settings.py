@@ -47,7 +47,7 @@ def plan_of(folder: Path, *rows: Mapping[str, Any], **changes: Any) -> TargetPla
         (("llama_cpp",), {**TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "vllm"),
     ],
 )
-def test_what_an_engine_cannot_do_is_refused_with_the_way_out(
+def test_an_unsupported_request_setting_is_refused_with_the_remedy(
     tmp_path: Path, engines: tuple[str, ...], row: Mapping[str, Any], name: str, able: str
 ) -> None:
     rows = {"prompt": "A"}, {"prompt": "B", **row}
@@ -68,7 +68,7 @@ def test_what_an_engine_cannot_do_is_refused_with_the_way_out(
         (("sglang", "tensorrt_llm"), {**TOOLS, **FORMAT, "tool_choice": "required"}),
     ],
 )
-def test_what_the_engines_can_do_is_in_their_keys(
+def test_supported_request_settings_are_in_the_cell_keys(
     tmp_path: Path, engines: tuple[str, ...], row: Mapping[str, Any]
 ) -> None:
     plan = plan_of(tmp_path, {"prompt": "A", **row}, engines=engines, **STARTED)

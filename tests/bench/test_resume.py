@@ -150,7 +150,7 @@ def test_the_seconds_spent_are_those_of_this_targets_stored_requests(tmp_path):
         assert spent_s(writer.stored, "other") == 0.0
 
 
-def test_what_was_dropped_stays_dropped_whatever_the_rule_says_later(tmp_path, monkeypatch):
+def test_a_dropped_cell_stays_dropped_on_resume_even_if_the_rule_changed(tmp_path, monkeypatch):
     plan = make_plan(tmp_path, changed(SETTINGS, budget_s=3600.0), TWENTY)
     with pytest.raises(Interrupted):
         measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(7))

@@ -181,7 +181,7 @@ def test_costs_take_a_small_share_of_what_they_save():
     assert len(costs[0].visits_s) == FEWEST_REPETITIONS
 
 
-def test_there_is_no_second_timing_repetition_if_time_is_up():
+def test_no_second_timing_repetition_starts_if_time_is_up():
     costs = measure(engine_of(), [timed(0), timed(4)], should_continue=lambda: False)
     assert {len(cost.visits_s) for cost in costs.values()} == {1}
 

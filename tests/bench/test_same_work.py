@@ -40,7 +40,7 @@ def pairing(folder: Path, text: str) -> Pairing:
         ("owner/small", "owner/small, lossy: typical"),
     ],
 )
-def test_whatever_its_figures_follow_from_is_in_the_hash(
+def test_the_pairing_hash_covers_every_field_that_affects_results(
     before: str, after: str, tmp_path: Path
 ) -> None:
     own = pairing(tmp_path, OWN).sha256

@@ -116,7 +116,7 @@ def test_a_server_without_new_rounds_does_not_divide_by_zero():
             time_servers([f"{url}#k=3"], PROMPTS)
 
 
-def test_nobody_there():
+def test_an_address_without_a_server_is_an_error():
     with serving(FakeServer()) as url:
         pass
     with pytest.raises(UsageError, match="cannot be reached"):

@@ -25,7 +25,7 @@ def test_findings_are_ordered_and_reported_once(num_processes: int) -> None:
     assert set(watch.stages) == {f"share {first}" for first in range(num_processes)}
 
 
-def test_one_that_refuses_ends_all() -> None:
+def test_an_error_in_one_shard_ends_the_sharded_run() -> None:
     with pytest.raises(ModelError, match="no such model"):
         run_sharded(refusing, 2, RecordingWatch())
 

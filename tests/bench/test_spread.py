@@ -103,7 +103,7 @@ def test_every_record_of_every_unit_is_stored_once_and_no_node_has_more_than_its
     assert any("(node b)" in stage for stage in watch.stages)
 
 
-def test_what_comes_next_is_asked_when_all_of_the_first_pass_is_stored(tmp_path):
+def test_the_second_pass_is_planned_after_the_first_is_stored(tmp_path):
     first, second = units(4), [Words("again", ("again.0",))]
     job = InTwoPasses(first, second)
     stored, _ = spread_over(FakeCluster({"a": 1, "b": 1}), tmp_path, [job])

@@ -73,7 +73,7 @@ def test_a_device_that_is_lost_ends_its_worker_and_another_resumes(tmp_path, mon
     assert there.failures == ()
 
 
-def test_what_a_cluster_left_is_completed_without_it(tmp_path):
+def test_a_run_interrupted_on_a_cluster_completes_on_one_machine(tmp_path):
     settings = two_targets(tmp_path)
     here = run_on(tmp_path, settings, tmp_path / "runs")
 

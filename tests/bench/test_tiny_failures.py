@@ -83,7 +83,7 @@ targets:
         ("tiny/range", "load", "ngram: min_ngram 5, max_ngram 2; 1 <= min <= max is allowed"),
     ],
 )
-def test_what_cannot_run_is_a_stored_failure_that_says_why(refusing, pairing, stage, reason):
+def test_a_pairing_that_cannot_run_is_stored_as_a_failure(refusing, pairing, stage, reason):
     (failure,) = [f for f in refusing.failures if f.pairing == pairing]
     assert failure.stage == stage
     assert reason in failure.reason

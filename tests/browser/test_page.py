@@ -80,7 +80,7 @@ def page_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme", "medium"), LOOKS)
-def test_it_prints_nothing_contacts_no_host_and_fits(
+def test_the_page_logs_nothing_contacts_no_host_and_fits_the_screen(
     chromium: Tab, page: Path, width: int, scheme: str, medium: str
 ) -> None:
     chromium.look(width, scheme=scheme, medium=medium)
@@ -118,7 +118,7 @@ def test_other_kinds_of_runs_fit_the_screen(
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "light"), (390, "dark")])
-def test_axe_finds_nothing_serious(
+def test_axe_finds_no_serious_accessibility_violation(
     chromium: Tab, page_of_one: Path, width: int, scheme: str
 ) -> None:
     assert SCRIPT.exists(), HOW
@@ -136,7 +136,7 @@ def test_axe_finds_nothing_serious(
     assert [text for text in told if text.startswith(GRAVE)] == []
 
 
-def test_axe_would_find_it(chromium: Tab, page_of_one: Path) -> None:
+def test_axe_finds_a_planted_low_contrast_heading(chromium: Tab, page_of_one: Path) -> None:
     chromium.look(1440)
     chromium.open(page_of_one)
     chromium.unfold()
@@ -166,7 +166,7 @@ def test_on_a_phone_charts_are_one_a_row_and_legible(chromium: Tab, page: Path) 
     assert min(heights) >= LEGIBLE_PX
 
 
-def test_what_scrolls_shows_it_and_is_reached_by_keyboard(chromium: Tab, page: Path) -> None:
+def test_scrollable_boxes_are_marked_and_reachable_by_keyboard(chromium: Tab, page: Path) -> None:
     chromium.look(390)
     chromium.open(page)
     chromium.unfold()
@@ -295,7 +295,7 @@ def test_on_paper_nothing_is_folded_or_cut(chromium: Tab, page: Path) -> None:
     assert chromium.value("getComputedStyle(document.querySelector('.steps')).maxHeight") == "none"
 
 
-def test_it_prints_as_pages(chromium: Tab, page: Path) -> None:
+def test_the_report_prints_on_more_than_three_pages(chromium: Tab, page: Path) -> None:
     chromium.look(PAPER_PX, medium="print")
     chromium.open(page)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)

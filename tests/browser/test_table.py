@@ -88,7 +88,7 @@ def test_few_rows_need_no_filter(chromium: Tab, tmp_path: Path) -> None:
         assert found == (num_rows == 8)
 
 
-def test_what_gets_too_narrow_shows_that_it_scrolls(table: Tab) -> None:
+def test_a_table_in_a_narrow_window_is_marked_as_scrollable(table: Tab) -> None:
     is_cut = "document.querySelector('.wide').matches('.cut')"
     assert not table.value(is_cut)
     table.look(390)

@@ -82,7 +82,7 @@ def test_a_dry_run_writes_nothing(tiny: Path, tmp_path: Path):
     ],
 )
 @pytest.mark.parametrize("command", ["run", "sweep-k"])
-def test_what_cannot_be_meant_is_refused(tiny: Path, command: str, words: list[str], said: str):
+def test_bad_model_options_are_refused(tiny: Path, command: str, words: list[str], said: str):
     ran = specbench(command, *words, cwd=tiny)
     assert ran.code == 2
     assert said in ran.err
@@ -149,7 +149,7 @@ def test_every_command_knows_an_ad_hoc_pairing_by_name(measured: Path):
 
 
 @pytest.mark.slow
-def test_what_is_exported_of_it_is_found_from_the_working_folder(measured: Path):
+def test_model_paths_in_an_exported_command_exist_in_the_working_folder(measured: Path):
     words = shlex.split(exported(measured))
     config = json.loads(words[words.index("--speculative-config") + 1])
     for model, name in ((words[2], "big"), (config["model"], "small")):

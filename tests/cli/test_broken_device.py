@@ -117,7 +117,7 @@ def test_a_device_that_is_lost_ends_the_run_and_a_new_process_completes_it(
     assert failed_requests(after) == []
 
 
-def test_what_loses_the_device_twice_is_left_out_by_the_third_process(
+def test_a_drafter_that_lost_the_device_twice_is_skipped_on_resume(
     tiny: Path, tmp_path: Path, break_at: Break
 ) -> None:
     break_at(1, RuntimeError(ILLEGAL), sticky=True)

@@ -216,7 +216,7 @@ def test_cells_that_were_not_measured_exit_4(made: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_compared_exits_2(arguments: list[str], says: str, made: Path) -> None:
+def test_check_exits_2_for_incomparable_runs(arguments: list[str], says: str, made: Path) -> None:
     ran = specbench("check", *arguments, cwd=made)
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
@@ -224,7 +224,7 @@ def test_what_cannot_be_compared_exits_2(arguments: list[str], says: str, made: 
     assert "Traceback" not in ran.err
 
 
-def test_what_differs_is_compared_where_it_is_allowed(made: Path) -> None:
+def test_allow_different_compares_runs_despite_the_named_difference(made: Path) -> None:
     ran = specbench("check", "usual", "other-k", "--allow-different", "k", cwd=made)
     assert ran.code == 0
     assert re.search("allowed .*: K: 4 .*baseline, 5 ", ran.out)

@@ -79,7 +79,7 @@ def test_in_a_narrow_terminal_no_figure_is_cut(named):
 
 
 @pytest.mark.parametrize("variable", ["COLUMNS", "FORCE_COLOR"])
-def test_what_is_piped_has_one_width_everywhere(named, monkeypatch, variable):
+def test_piped_output_has_the_same_width_in_every_environment(named, monkeypatch, variable):
     usual = specbench(*DRY, LONG, cwd=named).out
     assert max(map(len, table(usual))) <= WIDTH
     monkeypatch.setenv("NO_COLOR", "1")

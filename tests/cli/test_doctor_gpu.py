@@ -163,7 +163,7 @@ def test_triton_without_pythons_headers_says_what_to_install(tmp_path, monkeypat
     availability._launch_failure.cache_clear()
 
 
-def test_what_needs_accelerate_is_not_ready_without_it(tmp_path, monkeypatch):
+def test_a_pairing_that_needs_accelerate_is_not_ready_without_it(tmp_path, monkeypatch):
     module = import_module("specbench.files.model")
     (tmp_path / "pairings.yaml").write_text(
         "targets:\n  a:\n    model: demo:target\n    drafters:\n"

@@ -88,7 +88,7 @@ def test_no_speedup_is_a_decision(code, command):
 
 
 @pytest.mark.parametrize("command", MEASURING)
-def test_what_is_missing_comes_before_what_is_undecided(code, command):
+def test_a_failed_pairing_takes_precedence_over_an_undecided_verdict(code, command):
     stored = of_three_prompts("code", "creative")
     assert code(command, replace(stored, failures=(BROKEN,))) == INCOMPLETE
 

@@ -50,7 +50,7 @@ def test_a_target_without_a_drafter_means_its_best_one(tiny, finished):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "llama_cpp", "transformers"])
-def test_what_is_printed_is_a_script_that_ends_with_the_command(tiny, engine, tmp_path):
+def test_export_prints_a_shell_script_that_ends_with_the_command(tiny, engine, tmp_path):
     ran = specbench("export", "tiny/draft", "--engine", engine, *BY_HAND, cwd=tiny)
     assert (ran.code, ran.err) == (0, "")
     document = json.loads(

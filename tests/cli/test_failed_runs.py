@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_they_are_listed_as_failed(folder: Path) -> None:
+def test_failed_runs_are_listed_as_failed(folder: Path) -> None:
     rows = json.loads(specbench("list", "runs", "--json", cwd=folder).out)
     states = {row["run"]: row["state"] for row in rows}
     assert states == {GOOD: "complete", **dict.fromkeys(FAILED, "failed")}
@@ -95,7 +95,7 @@ def test_a_run_that_its_budget_ended_is_not_resumed(folder: Path, name, remedy, 
     assert [option for option in options if option in message] == [remedy]
 
 
-def test_where_all_have_failed_latest_says_so(tmp_path: Path) -> None:
+def test_latest_is_refused_with_the_state_if_every_run_failed(tmp_path: Path) -> None:
     with create_run(tmp_path / "reports", run()) as store:
         store.append(BROKEN)
         store.finish()

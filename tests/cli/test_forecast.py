@@ -152,7 +152,7 @@ def test_a_k_beyond_the_costs_is_named_once(tiny, file, told_ks, ks, shown, said
         assert "warning: " + said.format(f"the costs of your engine ({file})") in ran.err
 
 
-def test_it_goes_on_without_the_file(tiny, told):
+def test_a_forecast_run_resumes_without_its_costs_file(tiny, told):
     assert told.is_complete
     stored = load_run("latest", tiny / "told")
     lines = (stored.folder / "records.jsonl").read_text().splitlines(keepends=True)

@@ -25,7 +25,7 @@ def test_a_project_of_the_demo_pair_is_ready_to_run(tmp_path: Path) -> None:
     assert "  cd " not in ran.out
 
 
-def test_what_comes_next_begins_in_the_folder_that_was_written(tmp_path: Path) -> None:
+def test_init_advises_to_change_into_the_new_folder_first(tmp_path: Path) -> None:
     ran = specbench("init", "my gate", cwd=tmp_path)
     advice, *commands = ran.out.splitlines()[-3:]
     assert "my gate/prompts.jsonl" in advice
@@ -35,7 +35,7 @@ def test_what_comes_next_begins_in_the_folder_that_was_written(tmp_path: Path) -
     ]
 
 
-def test_ones_own_pair_is_named_in_all_files(tiny: Path, tmp_path: Path) -> None:
+def test_init_writes_the_given_pair_into_every_file(tiny: Path, tmp_path: Path) -> None:
     ran = specbench("init", tmp_path, "--target", "./target", "--draft", "./draft", cwd=tiny)
     assert (ran.code, ran.err) == (0, "")
     (pairing,) = load_pairings(tmp_path / "pairings.yaml").all

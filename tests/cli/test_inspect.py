@@ -118,7 +118,7 @@ def test_k_is_the_one_asked_for_else_the_pairings_else_what_the_drafter_can(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_shown_says_what_can(
+def test_inspect_refuses_bad_arguments_and_lists_valid_pairings(
     words: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     ran = specbench(*words, cwd=tmp_path)

@@ -88,7 +88,7 @@ class TestResume:
 
     @pytest.mark.sampled(one_in=5)
     @pytest.mark.parametrize("how", ["alone", "before another option", "latest", "id", "folder"])
-    def test_it_goes_on(self, how, root, tiny):
+    def test_an_interrupted_run_resumes_by_every_way_of_naming_it(self, how, root, tiny):
         (folder,) = root.iterdir()
         resume = {
             "alone": ["--runs-dir", str(root), "--resume"],

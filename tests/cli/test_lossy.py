@@ -134,7 +134,7 @@ def test_the_peer_leaves_it_to_the_builtin_decoder(lossy: Path) -> None:
         (["--engine", "transformers"], "that only the built-in decoder has; add --engine builtin"),
     ],
 )
-def test_what_a_rule_cannot_do_is_refused(
+def test_options_that_contradict_the_acceptance_rule_are_refused(
     arguments: list[str], says: str, lossy: Path, tmp_path: Path
 ) -> None:
     asked = ("-w", "prompts.jsonl", *SMALL, "--runs-dir", tmp_path)

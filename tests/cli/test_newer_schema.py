@@ -105,7 +105,7 @@ def test_a_run_with_a_choice_that_is_gone_is_read_like_others(
     assert "damaged" not in ran.out + ran.err
 
 
-def test_it_is_compared_and_its_choice_is_kept_as_it_was(with_gone_choice: Path) -> None:
+def test_a_run_with_a_removed_kernel_is_compared_and_unchanged(with_gone_choice: Path) -> None:
     checks = [
         specbench("check", *names, "--json", cwd=with_gone_choice.parent)
         for names in (("kept", "kept"), ("kept", "gone"))
@@ -116,7 +116,7 @@ def test_it_is_compared_and_its_choice_is_kept_as_it_was(with_gone_choice: Path)
     assert gone.run.settings.decoder.kernels == "flex"
 
 
-def test_it_cannot_be_resumed_and_the_choice_is_named(with_gone_choice: Path) -> None:
+def test_a_run_with_a_removed_kernel_cannot_be_resumed(with_gone_choice: Path) -> None:
     before = (with_gone_choice / "gone" / "records.jsonl").read_bytes()
     ran = specbench("sweep-k", "--resume", "gone", cwd=with_gone_choice.parent)
     assert ran.code == 2

@@ -400,7 +400,7 @@ def test_prompts_beyond_the_context_are_named_by_every_dry_run(models: Path, tmp
     assert all(plain(note) in plain(ran.out) for ran in (run, pair))
 
 
-def test_what_is_not_loaded_here_needs_no_reader_here(models: Path, tmp_path: Path):
+def test_a_format_for_a_server_needs_no_local_reader(models: Path, tmp_path: Path):
     folder = write_case(models, tmp_path, CASES["target: a format without its reader"])
     commands = {
         ("run", "case/x", *RUN, "--dry-run"): 2,
@@ -422,7 +422,7 @@ def test_what_is_not_loaded_here_needs_no_reader_here(models: Path, tmp_path: Pa
         ("device_map: auto", ("device_map auto", "pip install accelerate")),
     ],
 )
-def test_what_an_entry_asks_for_needs_its_package(
+def test_a_missing_optional_package_is_reported_by_every_command(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, words: tuple[str]
 ):
     folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))

@@ -92,7 +92,7 @@ def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
 
 
 @pytest.mark.slow
-def test_what_fits_is_measured_ranked_and_written(shelf):
+def test_pair_measures_ranks_and_writes_the_drafts_that_fit(shelf):
     ran = specbench(
         *(
             "pair",

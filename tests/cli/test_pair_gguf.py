@@ -160,7 +160,7 @@ OTHER_WORDS += tuple(f"d.gguf --draft {more}" for more in ("ngram", "d.gguf --di
 
 
 @pytest.mark.parametrize("words", [*OTHER_WORDS, "d.gguf --draft d.gguf --output new.yaml"])
-def test_what_cannot_be_compared_is_exit_code_2(tmp_path: Path, words: str) -> None:
+def test_pair_exits_2_for_gguf_files_that_cannot_be_compared(tmp_path: Path, words: str) -> None:
     content = write_gguf(tmp_path / "d.gguf").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(content[:100])
     ran = specbench("pair", *words.split(), cwd=tmp_path)

@@ -62,7 +62,7 @@ def test_the_hinted_command_resumes_and_ranks(tiny, interrupted):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_the_run_was_not_asked_for_is_refused(tiny, interrupted, arguments, said):
+def test_resume_refuses_drafts_that_the_run_did_not_request(tiny, interrupted, arguments, said):
     out, _ = interrupted
     ran = specbench("pair", *arguments, "--runs-dir", str(out), "--resume", "latest", cwd=tiny)
     assert ran.code == 2

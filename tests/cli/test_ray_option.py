@@ -19,7 +19,7 @@ def test_without_ray_it_says_how_to_install_it(monkeypatch):
         nodes.connected(settings_of(pairings=(), workloads=()))
 
 
-def test_alone_it_means_the_cluster_that_this_machine_is_part_of():
+def test_ray_without_a_value_means_auto():
     assert _with_latest(["run", "--ray"]) == ["run", "--ray", "auto"]
     assert _with_latest(["run", "--ray", "--resume"]) == [
         *("run", "--ray", "auto", "--resume", "latest"),
@@ -39,7 +39,7 @@ def test_addresses(address):
         (None, 2, r"--gpus-per-task .*: add --ray"),
     ],
 )
-def test_what_makes_no_sense_is_refused(ray, gpus, said):
+def test_invalid_ray_options_are_refused(ray, gpus, said):
     with pytest.raises(UsageError, match=said):
         Nodes.parsed(ray, gpus)
 

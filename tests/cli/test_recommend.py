@@ -103,7 +103,7 @@ def test_limits_that_nothing_meets_are_a_failed_judgment(folder: Path) -> None:
         (["no-such-run"], "no run"),
     ],
 )
-def test_what_cannot_be_answered_says_what_can(folder: Path, arguments, words) -> None:
+def test_recommend_refuses_bad_arguments_with_a_hint(folder: Path, arguments, words) -> None:
     ran = specbench("recommend", *arguments, cwd=folder)
     assert ran.code == 2
     assert words in ran.err

@@ -36,7 +36,7 @@ def test_without_a_browser_it_says_so_and_the_page_is_there(
     assert (kept / "reports/made/report.html").exists()
 
 
-def test_there_must_be_a_page_to_open(kept: Path) -> None:
+def test_open_is_refused_if_no_html_page_is_written(kept: Path) -> None:
     ran = specbench("report", "made", "--open", "--format", "md,csv", cwd=kept)
     assert ran.code == 2
     assert "--format 'md,csv'" in ran.err

@@ -28,7 +28,7 @@ def run_id(finished: Ran) -> str:
         (["--num-prompts", "5", "--temperature", "1"], "(--temperature, --num-prompts)"),
     ],
 )
-def test_others_than_its_own_names_and_settings_are_refused(
+def test_resume_refuses_other_pairings_and_settings(
     beside: list[str], says: str, run_id: str, tiny: Path
 ) -> None:
     ran = specbench("run", *beside, "--resume", run_id, cwd=tiny)

@@ -51,7 +51,7 @@ def test_progress_is_on_stderr_and_one_line_a_stage_in_a_log(finished):
     assert len(lines) == len(set(lines))
 
 
-def test_what_is_piped_has_no_escape_codes(finished):
+def test_piped_output_has_no_escape_codes(finished):
     assert ESCAPE not in finished.out + finished.err
 
 

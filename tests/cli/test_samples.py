@@ -165,7 +165,7 @@ def test_a_dry_run_shows_the_rows(tiny):
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, says, tiny, tmp_path):
+def test_several_samples_at_temperature_0_are_refused(arguments, says, tiny, tmp_path):
     ran = specbench(
         "run", "tiny/draft", "--best-of", "3", *arguments, "--runs-dir", tmp_path, cwd=tiny
     )

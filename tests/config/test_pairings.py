@@ -69,7 +69,7 @@ def test_a_drafter_takes_dtype_and_device_map_from_its_target_unless_it_has_its_
     assert (heads.model.dtype, heads.model.device_map) == ("float16", "cuda:1")
 
 
-def test_what_a_target_or_drafter_leaves_open_comes_from_the_defaults(tmp_path: Path) -> None:
+def test_unset_fields_of_targets_and_drafters_come_from_the_defaults(tmp_path: Path) -> None:
     small = read(tmp_path, TWO_TARGETS).targets[1]
     assert (small.model.dtype, small.model.device_map) == ("float32", "cpu")
     assert small.drafters[0].num_speculative_tokens == 3

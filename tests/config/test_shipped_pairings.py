@@ -69,7 +69,7 @@ def test_an_entry_of_the_catalogue_has_a_page_that_names_it_and_runs_no_foreign_
 
 
 @pytest.mark.parametrize("name", [*EMBEDDED, *SHAPES])
-def test_what_comes_with_the_package_says_what_memory_it_needs(name: str) -> None:
+def test_every_shipped_pairing_states_its_weight_memory(name: str) -> None:
     (pairing,) = PAIRINGS.select([name])
     assert pairing.weights_gib is not None
 

@@ -83,7 +83,7 @@ def compared(gathered: tuple[CellData, ...]) -> tuple[BestOf, ...]:
     return compare_best_of(gathered)
 
 
-def test_there_is_one_for_each_k_with_several_samples(compared: tuple[BestOf, ...]) -> None:
+def test_best_of_is_computed_for_each_k_with_several_samples(compared: tuple[BestOf, ...]) -> None:
     assert [best.key for best in compared] == KEYS[2:]
     assert [best.num_prompts for best in compared] == [6, 6]
 

@@ -62,7 +62,7 @@ def test_for_concurrent_requests_only_more_cycles_are_suggested(summarized):
         (4, 1, "from 4 cycles; at least 4 more prompts needed for an interval"),
     ],
 )
-def test_what_an_interval_needs_is_reported(cycles, prompts, found):
+def test_cycles_and_prompts_missing_for_an_interval_are_reported(cycles, prompts, found):
     sweep = Sweep(ks=(4,), cycles=cycles, num_prompts=prompts, rows=(1,), confirmed=None)
     (decision,) = build_document(served_sweep(sweep)).decisions
     assert decision.sentence.endswith(found)

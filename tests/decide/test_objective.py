@@ -67,7 +67,7 @@ def test_latency_takes_the_fewest_rows_and_throughput_the_most_tokens(measured):
     assert best(cells, COST) == (16, 4)
 
 
-def test_where_many_rows_gain_nothing_not_speculating_wins(measured):
+def test_k_0_wins_if_speculation_gains_nothing_at_the_best_throughput(measured):
     cells = [
         *measured(1, 100, 100, {4: (1.8, 2.0, 2.2)}),
         *measured(64, 40, 2560, {4: (0.6, 0.7, 0.8)}),

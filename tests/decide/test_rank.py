@@ -90,7 +90,7 @@ def test_measured_goes_before_forecast_for_one_drafter():
     assert gain.mean_acceptance_length == 2.5
 
 
-def test_those_that_gain_nothing_are_ranked_by_how_far_they_fall_short():
+def test_drafters_without_a_speedup_are_ranked_by_their_best_forecast():
     ranked = rank([], [], [forecast("awful", {1: 0.5}), forecast("bad", {1: 0.9, 2: 0.8})])
     assert places(ranked) == ["bad", "awful"]
     assert [one.num_speculative_tokens for one in ranked] == [0, 0]

@@ -98,7 +98,7 @@ def test_no_gain_means_do_not_speculate(summarized):
     assert decision.speedup == Interval(estimate=0.97, low=0.94, high=1.00)
 
 
-def test_do_not_speculate_is_not_the_answer_while_one_k_is_undecided(summarized):
+def test_the_decision_is_undecided_while_one_k_is_undecided(summarized):
     cells = [summarized(1, 0.98, 0.99, 1.00), summarized(8, 0.80, 0.95, 1.12)]
     decision = decide(choose(cells))
     assert re.match(r"code: undecided: 0\.80x .*1\.12x at K=8", decision.sentence)

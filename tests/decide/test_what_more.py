@@ -47,7 +47,7 @@ def test_the_verdict_names_the_available_prompts_and_the_width_they_give(summari
     assert numbers(advice(cell)) == [IN_ALL, 4]
 
 
-def test_what_a_time_budget_cut_short_needs_a_longer_one(summarized):
+def test_a_run_cut_short_by_its_budget_is_advised_a_longer_budget(summarized):
     cell = summarized(4, None, 1.5, None, num_prompts=1)
     assert numbers(advice(cell)) == [4]
     text = what_would_narrow(cell, IN_ALL, is_cut_short=True)

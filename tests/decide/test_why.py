@@ -63,7 +63,7 @@ def test_a_cell_without_draft_counts_has_no_losses():
     assert losses(metrics(), 0) is None
 
 
-def test_what_rolling_states_back_takes_is_named(summarized):
+def test_the_cost_of_rolling_back_recurrent_states_is_reported(summarized):
     states = metrics(state_bytes_per_row=3 * 2**20)
     (line,) = [x for x in why(summarized(4, 1.4, 1.3, 1.5, metrics=states)) if "states" in x]
     assert re.match(r"recurrent layers: 3\.0 MiB .*1\.40 steps$", line)

@@ -57,7 +57,7 @@ def test_one_question_gives_its_own_k(measured):
     assert (made.temperature, made.dtype) == (0.0, "float32")
 
 
-def test_where_nothing_helps_the_sentence_says_so(measured):
+def test_the_winner_is_k_0_with_the_reason_if_no_k_is_faster(measured):
     made = found([measured({2: 0.8, 4: 0.7})])
     assert made.k == 0
     (only,) = made.basis
@@ -219,7 +219,7 @@ def test_a_winner_without_interval_does_not_help(measured):
     assert decision.draft.k == 4
 
 
-def test_where_only_an_adaptive_k_helps_none_is_exported(measured, summarized):
+def test_k_0_is_exported_if_only_an_adaptive_k_helps(measured, summarized):
     cells, _ = measured({2: 0.9, 4: 0.8})
     auto = at(summarized(8, 1.15, 1.2, 1.25), adaptive=True)
     decision = decide(choose([*cells, auto]), auto)

@@ -57,7 +57,7 @@ def test_short_passes_lose_what_a_few_rounds_of_finding_out_cost():
     assert sum(lost) / len(lost) < 0.02
 
 
-def test_where_the_text_changes_no_fixed_k_is_as_fast():
+def test_adaptive_k_beats_every_fixed_k_on_text_that_changes():
     assert regret(adaptive, blocks_of(0.2, 0.9, 150), 300) < 0
     assert regret(adaptive, blocks_of(0.2, 0.9, 400), 300, num_passes=120) < -0.05
 

@@ -159,7 +159,7 @@ def test_torchs_flash_gets_the_bounds_of_every_sequence(window, monkeypatch):
     assert error(VarlenFlash(), inputs) < BOUNDS[torch.float16]
 
 
-def test_what_is_not_installed_or_has_no_mask_refuses():
+def test_an_attention_kernel_gives_its_reason_for_unsupported_inputs():
     half = replace(of(HEADS[3], torch.bfloat16, None, False), device=torch.device("cuda"))
     assert "not installed" in (FlashAttn().unsupported_reason(half) or "")
     assert "no mask" in (FlashAttn().unsupported_reason(replace(half, is_tree=True)) or "")

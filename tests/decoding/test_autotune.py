@@ -136,13 +136,13 @@ def test_a_wrong_one_loses_however_fast_it_is_and_the_record_says_why(wrong, cas
     assert (won.refusal, won.seconds > 0) == (None, True)
 
 
-def test_one_that_leaves_the_results_of_another_loses():
+def test_a_kernel_that_writes_no_output_loses():
     winner, (_, lost) = held(CASE, PlainAttention(), WritesNothing("idle"))
     assert winner == "plain"
     assert lost.refusal.startswith("it is wrong: off by nan")
 
 
-def test_one_that_raises_is_refused_with_its_first_line():
+def test_a_kernel_that_raises_loses_with_the_first_line_of_the_error():
     winner, (lost, _) = held(CASE, Raises("raises"), PlainAttention())
     assert winner == "plain"
     assert re.search("RuntimeError: no kernel", lost.refusal)
@@ -172,7 +172,7 @@ def test_within_5_percent_the_order_decides(second_s, winner):
 
 
 @pytest.mark.parametrize(("ready_s", "takes_part"), [(210.0, True), (330.0, False)])
-def test_what_it_takes_to_run_once_is_not_what_it_takes_to_get_ready(ready_s, takes_part):
+def test_setup_time_counts_apart_from_run_time_in_the_autotune_limit(ready_s, takes_part):
     meter = Metered()
     candidate = KernelCandidate("slow", meter.run_of(100.0), ready_s=ready_s)  # the limit is 120 s
     winner, (slow,) = fastest([candidate], Timing(meter.seconds))
@@ -192,7 +192,7 @@ def test_the_median_of_several_turns_decides():
     assert lucky.seconds == pytest.approx(0.1)
 
 
-def test_what_is_right_when_called_and_wrong_when_replayed_loses():
+def test_a_kernel_that_is_wrong_when_replayed_loses():
     meter = Metered()
 
     winner, (lost,) = autotune_attention(
@@ -312,7 +312,7 @@ class Fails(Masked):
 
 @pytest.mark.parametrize("at", [0, 3, 20])  # at once, at a later shape, while it is timed
 @pytest.mark.parametrize("error", ESCAPED, ids=lambda error: type(error).__name__)
-def test_whatever_a_candidate_raises_it_has_lost_with_its_reason(error, at):
+def test_a_candidate_that_raises_any_error_loses_with_the_reason(error, at):
     winner, (lost, won) = held(CASE, Fails(error, at), PlainAttention())
     assert (winner, won.refusal) == ("plain", None)
     assert lost.seconds is None

@@ -92,7 +92,7 @@ def test_two_tensors_that_get_one_name_are_refused() -> None:
         both.renamed({"a.": ""})
 
 
-def test_what_does_not_fit_is_listed_by_name() -> None:
+def test_missing_extra_and_misshapen_tensors_are_listed_by_name() -> None:
     read = Checkpoint(source="mine", config={}, tensors=TENSORS)
     read.require({"fc.weight": (2, 3), "d2t": (3,), "t2d": (9,)}, frozenset({"t2d"}))
     differences = r"^mine .*missing: norm\.weight; .*: d2t; fc\.weight .*\(2, 3\), .*\(3, 2\)$"
@@ -222,7 +222,7 @@ def test_the_hubs_cache_may_keep_files_outside_its_snapshots(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("num_inputs", [20, pytest.param(1000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", ["one file", "shards", "a pickle", "a pickle as of old"])
-def test_whatever_bytes_a_file_holds_it_is_read_or_refused(
+def test_a_checkpoint_of_random_damage_is_read_or_refused(
     layout: str, num_inputs: int, folder: Path
 ) -> None:
     LAYOUTS[layout](folder, TENSORS)

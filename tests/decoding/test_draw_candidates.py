@@ -69,14 +69,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
-def test_those_that_are_right_win(drawing):
+def test_correct_triton_sampling_kernels_win(drawing):
     winner, contenders = held(drawing)
     assert winner == "triton"
     assert [one.refusal for one in contenders] == [None, None]
 
 
 @pytest.mark.parametrize(("drawing", "module", "name", "wrong", "said"), WRONG, ids=range(6))
-def test_one_that_is_wrong_or_fails_loses_to_torch(monkeypatch, drawing, module, name, wrong, said):
+def test_a_wrong_or_failing_kernel_loses_to_torch(monkeypatch, drawing, module, name, wrong, said):
     from specbench.decode import sampling
 
     kernels = SimpleNamespace(**{**vars(noise), **vars(race), name: wrong})
@@ -144,7 +144,7 @@ def test_a_triton_that_cannot_launch_draws_nothing_though_it_won_before(monkeypa
         availability._launch_failure.cache_clear()
 
 
-def test_where_triton_has_no_kernels_nothing_is_asked(monkeypatch):
+def test_nothing_is_autotuned_on_a_device_without_triton(monkeypatch):
     monkeypatch.setattr(kernel_choices, "DEVICES", {"cuda"})
     choices = KernelChoices("auto", Clock(), None)
     choices.choose(StockRunner(tiny_llama()), "stock", "big")

@@ -187,7 +187,7 @@ def test_the_decoder_decodes_it_to_its_own_greedy_text(folder):
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
-def test_it_can_be_packed_while_it_is_made(folder, scheme):
+def test_dummy_weights_can_be_quantized_on_creation(folder, scheme):
     plain, packed = (
         load_model(source(folder), CPU, dummy=True),
         load_model(source(folder, quantization=scheme), CPU, dummy=True),
@@ -199,7 +199,7 @@ def test_it_can_be_packed_while_it_is_made(folder, scheme):
     assert (near - logits).std() < 0.6 * logits.std()
 
 
-def test_what_made_up_weights_cannot_stand_in_for_is_refused(folder):
+def test_dummy_weights_refuse_a_device_map_and_stored_quantization(folder):
     with pytest.raises(ModelError, match="device_map balanced"):
         load_model(source(folder, device_map="balanced"), CPU, dummy=True)
     rewrite(folder, quantization_config={"quant_method": "gptq", "bits": 4})

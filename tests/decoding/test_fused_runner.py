@@ -174,7 +174,7 @@ def test_a_copied_row_continues_like_its_source(runner: FusedRunner, expected_1T
 
 
 @torch.no_grad()
-def test_what_was_made_in_inference_mode_can_be_used_outside(expected_1TV: Tensor) -> None:
+def test_a_runner_made_in_inference_mode_works_outside_of_it(expected_1TV: Tensor) -> None:
     with torch.inference_mode():
         runner = FusedRunner(tiny_llama())
         runner.allocate(1, 64)
@@ -205,7 +205,7 @@ def test_memory_freed_by_the_first_layers_is_available_to_all() -> None:
     assert len(runner.cache.layers) == 2
 
 
-def test_what_was_made_for_many_shapes_is_not_all_kept() -> None:
+def test_the_cache_by_shape_is_bounded() -> None:
     known: dict[int, int] = {}
     for shape in range(3 * _KEPT_SHAPES):
         _keep(known, shape, shape)

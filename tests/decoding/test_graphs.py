@@ -122,7 +122,7 @@ def test_idle_rows_of_an_earlier_longer_pass_stay_within_their_capacity(llama: S
         ("round", AssertionError("no kernel image is available")),  # as Triton raises
     ],
 )
-def test_what_cannot_be_captured_runs_eagerly_and_says_why(
+def test_a_graph_that_cannot_be_captured_runs_eagerly_with_the_reason(
     llama: Subject, graph: GraphKind, error: Exception
 ) -> None:
     requests, drafter = some_requests(), llama.drafter("draft_model")

@@ -87,7 +87,7 @@ MOST_SHARED = {"80": 163 * 1024, "86": 99 * 1024, "89": 99 * 1024, "90": 227 * 1
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_they_compile_and_fit_the_shared_memory_of_every_capability(dtype):
+def test_kernels_compile_and_fit_the_shared_memory_of_every_capability(dtype):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CHILD, dtype, *MOST_SHARED],

@@ -96,7 +96,7 @@ def test_the_temperature_of_the_sampling_is_the_distributions() -> None:
     assert tokens == [own[0]]
 
 
-def test_what_top_k_excludes_is_never_kept() -> None:
+def test_a_draft_token_outside_top_k_is_never_accepted() -> None:
     cut = Sampling(temperature=1.0, top_k=2)
     tokens, own = judged(TYPICAL, [2], [PROBS] * 2, sampling=cut)
     assert tokens == [own[0]]
@@ -131,7 +131,7 @@ def test_a_tree_keeps_its_longest_path_and_of_equals_the_likeliest() -> None:
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("rule", [TYPICAL, QUARTER], ids=lambda rule: rule.name)
-def test_it_is_what_a_plain_loop_over_all_paths_says(rule: LossyRule, sampling: Sampling) -> None:
+def test_lossy_tree_acceptance_equals_a_plain_loop(rule: LossyRule, sampling: Sampling) -> None:
     generator = torch.Generator().manual_seed(0)
     for seed in range(200):
         probs = list((4 * torch.rand(6, 4, generator=generator)).softmax(-1))
@@ -184,7 +184,7 @@ DRAFTERS = [("draft_model", {}), ("draft_model", {"tree": (3, 2)}), ("ngram", {}
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("method", "parameters"), DRAFTERS, ids=str)
-def test_where_nothing_passes_the_text_is_that_of_plain_decoding(
+def test_a_rule_that_accepts_nothing_gives_the_text_of_plain_decoding(
     method: str, parameters: dict[str, object], sampling: Sampling
 ) -> None:
     results = decoded(NOTHING, method, 3, sampling, **parameters)
@@ -194,7 +194,7 @@ def test_where_nothing_passes_the_text_is_that_of_plain_decoding(
 
 
 @pytest.mark.parametrize("parameters", [{}, {"tree": (3, 2)}], ids=str)
-def test_where_all_passes_every_round_keeps_its_depth(parameters: dict[str, object]) -> None:
+def test_a_rule_that_accepts_everything_keeps_all_k_drafts(parameters: dict[str, object]) -> None:
     for result in decoded(ANYTHING, "draft_model", 3, WARM, **parameters):
         *rounds, _ = result.rounds.num_accepted
         assert set(rounds) == {3}

@@ -41,7 +41,7 @@ def of_all_kinds(generator: torch.Generator, num: int, width: int) -> Tensor:
 
 
 @pytest.mark.parametrize("width", ROWS)
-def test_what_stays_is_what_a_sort_leaves(width):
+def test_nucleus_keeps_the_tokens_that_a_sort_keeps(width):
     generator = torch.Generator().manual_seed(width)
     near = wrong = 0
     for part in range(ROWS[width] // 200):
@@ -109,7 +109,7 @@ def test_any_leading_shape_and_any_sign_and_nothing_but_one_token():
     assert nucleus(torch.tensor([-5.0]), 0.1).tolist() == [1.0]
 
 
-def test_what_is_not_a_number_raises_nothing_that_would_end_a_gpu():
+def test_nan_logits_give_nan_without_an_index_out_of_bounds():
     """An index out of bounds is a sticky error there."""
     scores_NV = torch.tensor([[1.0, torch.nan, 2.0], [torch.inf, 1.0, 2.0]])
     assert nucleus(scores_NV, 0.5).isnan().any(-1).tolist() == [True, True]
@@ -120,7 +120,7 @@ def test_what_is_not_a_number_raises_nothing_that_would_end_a_gpu():
     ("num_rows", "ratio"),
     [pytest.param(8, 2, marks=pytest.mark.slow), pytest.param(72, 3, marks=pytest.mark.long)],
 )
-def test_it_is_several_times_as_fast_as_a_sort(num_rows, ratio):
+def test_nucleus_is_at_least_twice_as_fast_as_a_sort(num_rows, ratio):
     """Over 128,000 tokens, in turns; seen: 4."""
 
     def sort(scores_NV: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def test_it_is_several_times_as_fast_as_a_sort(num_rows, ratio):
 @pytest.mark.sampled(one_in=5)
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "num"), [(1, 4), (7, 8), (97, 8), (1_025, 4), (9_001, 2)])
-def test_what_stays_is_what_a_sort_leaves_and_as_likely_as_by_torch(width: int, num: int) -> None:
+def test_the_nucleus_kernel_equals_torch_in_tokens_and_probs(width: int, num: int) -> None:
     generator = torch.Generator().manual_seed(width)
     near = wrong = 0
     for top_p in (0.01, 0.5, 0.9, 0.999):
@@ -184,12 +184,12 @@ def test_numbers_differ_by_their_last_bit_and_zeros_not_by_their_sign(
     assert (kernel.nucleus(torch.tensor([[first, second]]), half_NV, 0.4) > 0).tolist() == [stays]
 
 
-def test_what_the_likelier_tokens_fill_to_the_brim_has_no_room_for_another() -> None:
+def test_top_p_reached_exactly_admits_no_further_token() -> None:
     scores_NV, whole_NV = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[0.5, 0.25, 0.25]])
     assert kernel.nucleus(scores_NV, whole_NV, 0.5).tolist() == [[1.0, 0.0, 0.0]]
 
 
-def test_what_is_not_a_number_stays_none() -> None:
+def test_nan_logits_stay_nan_in_the_nucleus_kernel() -> None:
     scores_NV = torch.tensor([[1.0, torch.nan, 2.0], [torch.inf, 1.0, 2.0]])
     probs_NV = kernel.nucleus(scores_NV, scores_NV.softmax(-1), 0.5)
     assert probs_NV.isnan().all()

@@ -198,7 +198,7 @@ def test_a_model_that_gives_no_hidden_states_is_refused_if_a_head_reads_them() -
     ("changed", "value", "words"),
     [("find_spec", lambda _: None, "Triton is not installed"), ("which", lambda _: None, "no C ")],
 )
-def test_what_triton_lacks_is_named(
+def test_a_missing_triton_requirement_is_reported(
     changed: str, value: object, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = availability._missing.__wrapped__  # not the answer that is kept

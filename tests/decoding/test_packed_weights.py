@@ -67,7 +67,7 @@ def test_a_ratio_is_that_of_all_timed_layers_and_the_asked_scheme_runs():
     assert times_as_long(tuple(contenders)) == 3.0
 
 
-def test_where_rounds_are_captured_replays_are_timed():
+def test_packed_layers_are_timed_by_graph_replay_if_captured():
     model, captured = packed_model(), []
 
     def capture(run: Run) -> Run:
@@ -80,7 +80,7 @@ def test_where_rounds_are_captured_replays_are_timed():
     assert [one.seconds for one in contenders] == [1.0, 1.0]
 
 
-def test_what_cannot_be_timed_has_a_reason_and_no_ratio():
+def test_a_failed_capture_gives_a_reason_instead_of_a_ratio():
     def capture(run: Run) -> Run:  # noqa: ARG001
         raise RuntimeError("CUDA out of memory\nand more")
 

@@ -167,7 +167,7 @@ def test_special_tokens_become_those_of_the_same_name_or_nothing(tokenizers):
     assert tuple(reading.ids) == expected
 
 
-def test_what_a_model_expects_before_a_text_is_put_there_once(tokenizers):
+def test_the_draft_models_start_token_is_prepended_once(tokenizers):
     target, draft = tokenizers["bytes"], tokenizers["pieces"]
     retokenizer = Retokenizer(target, draft)
     start = draft.ids_by_token[SPECIALS[0]]

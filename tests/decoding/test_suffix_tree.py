@@ -132,7 +132,7 @@ def drafted(text: list[int], limit: int = 4, min_prob: float = 0.0, depth: int =
     return growth.tree.draft(growth.ends, lambda _: limit, min_prob)
 
 
-def test_what_followed_before_follows_again() -> None:
+def test_the_continuation_of_an_earlier_match_is_drafted() -> None:
     assert drafted([1, 2, 3, 9, 1, 2]) == Continuation([3, 9, 1, 2], 4.0)
 
 

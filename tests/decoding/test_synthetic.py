@@ -83,7 +83,7 @@ def test_rates_that_are_a_little_off_would_be_seen() -> None:
     assert p_value(found, (0.8, 0.4, 0.36)) < ALARM  # 0.5 taken for a conditional rate
 
 
-def test_what_a_row_keeps_in_one_round_says_nothing_about_the_next() -> None:
+def test_simulated_acceptance_is_independent_between_rounds() -> None:
     first, second = (judged((0.5,), 1, first=n).num_accepted_B for n in (10, 12))
     pairs = torch.stack([(first == a) & (second == b) for a in (0, 1) for b in (0, 1)])
 
@@ -151,7 +151,7 @@ def test_one_value_is_each_drafts_chance_and_several_are_shares_of_rounds() -> N
 @pytest.mark.parametrize(
     "values", [(), (1.1,), (-0.1,), (0.5, 0.6), (0.5, float("nan")), (0.5, -0.1)]
 )
-def test_what_no_rounds_can_show_is_refused(values: tuple[float, ...]) -> None:
+def test_impossible_simulated_acceptance_rates_are_refused(values: tuple[float, ...]) -> None:
     with pytest.raises(UsageError, match="0 to 1"):
         SyntheticVerifier(values)
 

@@ -65,14 +65,14 @@ def test_modules_without_weights_stay_where_they_are(whole: tuple[Any, Path]) ->
     assert isinstance(model.model.scale, torch.nn.Identity)
 
 
-def test_what_images_need_is_left_out_and_named(loaded: LoadedModel) -> None:
+def test_vision_modules_are_dropped_and_listed_in_a_note(loaded: LoadedModel) -> None:
     assert loaded.dropped == DROPPED
     (note,) = loaded.notes
     assert re.search(r"text part .*LlavaForConditionalGeneration .*\(LlamaModel\); ", note)
     assert note.endswith(": " + ", ".join(DROPPED))
 
 
-def test_what_is_left_out_counts_neither_as_parameters_nor_as_bytes(
+def test_dropped_vision_modules_count_neither_as_parameters_nor_as_bytes(
     whole: tuple[Any, Path], loaded: LoadedModel
 ) -> None:
     towers = (whole[0].model.vision_tower, whole[0].model.multi_modal_projector)

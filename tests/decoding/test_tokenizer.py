@@ -92,7 +92,7 @@ def test_tools_arguments_and_further_fields_reach_the_template(tokenizer):
     assert PLAIN.decode(ids) == "now;user=A;assistant=<now>;thinking="
 
 
-def test_what_the_template_refuses_is_a_workload_error_with_its_reason(tokenizer):
+def test_a_chat_template_error_is_a_workload_error_with_its_reason(tokenizer):
     with pytest.raises(WorkloadError, match="no tools, please"):
         tokenizer.prompt_ids([said("user", "A"), said("tool", "12:00")])
 

@@ -41,7 +41,7 @@ def test_a_rank_may_be_right_more_often_than_a_better_one() -> None:
     assert Topology.of_accuracies([[0.1, 0.4]], 1).paths == ((1,),)
 
 
-def test_what_is_never_right_is_left_out() -> None:
+def test_a_tree_omits_ranks_with_accuracy_0() -> None:
     assert Topology.of_accuracies([[0.5, 0.0], [0.0]], 10).paths == ((0,),)
     with pytest.raises(UsageError, match="ever right"):
         Topology.of_accuracies([[0.0], [1.0]], 3)

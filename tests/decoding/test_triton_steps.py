@@ -60,7 +60,7 @@ def after(steps, sizes, dtype, head_norm, rounded_to):
 @pytest.mark.parametrize("head_norm", [False, True], ids=["plain", "head norm"])
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: f"{sizes.head}")
-def test_they_do_what_torchs_operations_do(sizes, dtype, head_norm):
+def test_triton_steps_equal_torch_operations(sizes, dtype, head_norm):
     exact = after(TorchSteps(sizes, EPS, mirrored=False), sizes, torch.float32, head_norm, dtype)
     got = after(TritonSteps(sizes, EPS), sizes, dtype, head_norm, dtype)
     for ours, theirs in zip(got, exact, strict=True):

@@ -142,7 +142,7 @@ def test_a_later_draft_that_is_refused_leaves_its_own_residual() -> None:
     assert close(float(shares[1]), 0.2)
 
 
-def test_where_nothing_was_drafted_the_token_has_the_targets_own_distribution() -> None:
+def test_a_round_without_drafts_samples_from_the_target_distribution() -> None:
     accepted_N, tokens_N = rejected_or_kept(0, num_drafted=0)
 
     assert accepted_N.sum() == 0

@@ -44,7 +44,7 @@ def style_of(**config: Any) -> DFlashStyle:
     return DFlashStyle.of(HeadFiles(source="a head", config=values, tensors={}))
 
 
-def test_what_configs_leave_out_is_what_their_libraries_take_it_for() -> None:
+def test_fields_missing_in_a_dflash_config_get_the_library_defaults() -> None:
     own = style_of(target_layer_ids=[0, 2], num_hidden_layers=2)
     assert (own.layer_ids, own.block_size, own.depth) == ((0, 2), 16, 15)
     assert not own.reads_bare_output
@@ -195,7 +195,7 @@ def test_a_row_that_does_not_begin_at_0_sees_its_own_context() -> None:
     assert_blocks(case.plain, watched.seen)
 
 
-def test_it_drafts_one_token_less_than_a_block_has() -> None:
+def test_max_k_of_dflash_is_the_block_size_minus_one() -> None:
     assert subject().drafter().capabilities.max_k == BLOCK_SIZE - 1
 
 

@@ -39,7 +39,7 @@ def filled(target: Any, drafter: Lookahead, *prompts: tuple[int, ...]) -> Rows:
     return rows
 
 
-def test_what_the_nodes_of_a_small_round_see() -> None:
+def test_the_lookahead_attention_mask_of_a_small_round() -> None:
     shape = round_shape(num_levels=3, window=2, num_guesses=2, depth=2, device=CPU)
 
     # x is the current token and stands at the head of level 0.

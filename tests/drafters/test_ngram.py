@@ -31,7 +31,7 @@ def lookups(*texts: list[int], k: int = 2, **parameters: int) -> list[list[int]]
     return [tokens[:num_drafted] for tokens, num_drafted in rows]
 
 
-def test_what_followed_the_same_tokens_earlier_is_copied() -> None:
+def test_tokens_after_an_earlier_match_are_drafted() -> None:
     assert lookups([1, 2, 3, 9, 7, 1, 2, 3]) == [[9, 7]]
 
 

@@ -201,7 +201,7 @@ class Deaf(Wrapped):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", METHODS)
-def test_behind_graphs_it_drafts_what_it_drafts_without(method: str, sampling: Sampling) -> None:
+def test_drafts_of_another_tokenizer_equal_under_graphs(method: str, sampling: Sampling) -> None:
     llama = make_subject()
     requests = some_requests()
     eager = make_drafter(method, llama.target, llama.stranger)

@@ -69,7 +69,7 @@ def test_the_reference_is_drafted_from_its_beginning_as_long_as_it_agrees() -> N
     assert answer.then([6, 7]) == [[]]
 
 
-def test_where_it_looks_depends_on_where_rounds_began() -> None:
+def test_a_lookup_depends_on_where_earlier_rounds_began() -> None:
     """Why a replay of it is an approximation: `a b` is in the reference twice."""
     x, a, b, m, n, z = range(1, 7)
     reference = [x, a, b, a, m, a, b, n]
@@ -88,7 +88,7 @@ def test_a_replaced_token_is_skipped() -> None:
     assert answer.then([5]) == [[6]]
 
 
-def test_what_was_left_out_is_skipped() -> None:
+def test_tokens_missing_from_the_new_text_are_skipped_in_the_reference() -> None:
     answer = Answer([1, 2, 3, 4, 5, 6, 7])
     assert answer.then([1, 5]) == [[6, 7]]
 

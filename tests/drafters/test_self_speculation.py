@@ -140,7 +140,7 @@ def logs(results: list[Result]) -> list[Any]:
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @pytest.mark.parametrize("tree", [(), (3, 2)])
 @pytest.mark.parametrize("k", [1, 4])
-def test_it_drafts_like_a_truncated_model_with_its_own_cache(
+def test_self_speculation_drafts_like_a_truncated_draft_model(
     make: Any, tree: tuple[int, ...], k: int
 ) -> None:
     model = deep_llama(later=0.3)
@@ -176,7 +176,7 @@ def test_a_quarter_of_the_layers_drafts_by_default() -> None:
 
 
 @pytest.mark.parametrize(("tree", "num_tokens"), [((), [1, 1, 1, 1]), ((3, 2), [1, 3, 6, 6])])
-def test_it_takes_one_forward_of_its_layers_for_each_level(
+def test_self_speculation_runs_one_forward_per_tree_level(
     tree: tuple[int, ...], num_tokens: list[int]
 ) -> None:
     drafter = make_drafter("self_speculation", StockRunner(tiny_llama()), tree=tree)

@@ -61,7 +61,7 @@ class ReplaysOfTheDevice(FakeGraphs):
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("policy", [lambda: FixedK(4), lambda: Cycle(4, 0, 0, 0, 4, 0, 1, 2)])
-def test_behind_graphs_it_drafts_what_it_drafts_without(
+def test_suffix_decoding_drafts_the_same_with_and_without_graphs(
     llama: Subject, policy: Callable[[], Policy], num_rows: int, sampling: Sampling
 ) -> None:
     repeating = (Request(prompt_ids=random_prompt(3, i) * 6, max_new_tokens=30) for i in range(4))

@@ -103,7 +103,7 @@ def test_every_draft_is_the_successor_of_its_parent_that_its_path_says() -> None
         assert known[path] == int(table(drafter)[known[path[:-1]], path[-1]])
 
 
-def test_what_follows_an_unknown_token_is_not_meant() -> None:
+def test_drafts_after_an_unknown_token_are_inactive() -> None:
     drafter = recycling(max_drafts=4)
     drafter.observe(state_at(1), outcome([[1]], [[[5, 6]]], [1]))
 

@@ -55,7 +55,7 @@ def test_workloads_share_the_costs_of_rounds_and_not_the_controller(measured):
     ],
     ids=["context", "k", "drafter", "sampling", "rows"],
 )
-def test_what_changes_the_cost_of_a_round_is_measured_again(measured, other):
+def test_a_change_that_affects_round_cost_recalibrates_the_controller(measured, other):
     made = Controllers()
     first, _ = opened(made)
     second, seconds = opened(made, **other)

@@ -28,7 +28,7 @@ def test_a_rejected_first_draft_leaves_no_round_before_the_second():
     assert counts(log.rounds((3, 4, 5, 0), k=3)) == [(3, 2, 3)]
 
 
-def test_what_the_prompts_forward_verifies_beyond_the_first_token_is_a_round_without_time():
+def test_drafts_verified_in_prefill_form_a_round_of_zero_time():
     # Drafts 3 4 9: the first is prefill's token, 4 is accepted, 5 replaces 9.
     log = log_of(fed=[[1, 2, 3, 4, 9], [5, 6, 7, 8]], put=[3, 4])
     rounds = log.rounds((3, 4, 5, 6, 7, 8, 0), k=3)

@@ -224,7 +224,7 @@ def test_a_resumed_run_keeps_its_choice(held, monkeypatch):
     assert len(held) == 3
 
 
-def test_one_can_be_forced_and_is_checked():
+def test_a_forced_attention_kernel_is_still_checked():
     made = choices("plain")
     runner = made.choose(FusedRunner(tiny_llama()), "fused", "big")
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
@@ -253,7 +253,7 @@ def test_an_option_that_a_stock_forward_ignores_is_noted_once():
     assert asks_for_nothing.notes == []
 
 
-def test_what_no_cpu_runs_is_refused_with_what_it_runs():
+def test_flash_attention_on_a_cpu_is_refused():
     with pytest.raises(UsageError, match=r"--attention-backend flash.*CUDA"):
         require_kernel("flash", torch.device("cpu"))
     require_kernel("auto", torch.device("cpu"))

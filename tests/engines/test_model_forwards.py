@@ -113,7 +113,7 @@ def test_two_that_share_a_cache_do_not_share_graphs():
     assert len(whole.fed) == len(first.fed) == 2  # before the capture, and in it
 
 
-def test_what_a_replay_reads_lives_as_long_as_the_graph():
+def test_tensors_read_by_a_graph_live_as_long_as_the_graph():
     whose = Recorder()
     bare = ModelForwards(Replays(), CountingClock())
 
@@ -152,7 +152,7 @@ def test_graphs_of_released_drafters_are_freed():
     assert stays.tokens[0]() is not None
 
 
-def test_what_cannot_be_captured_is_tried_once_and_runs_eagerly():
+def test_a_forward_that_cannot_be_captured_is_tried_once_then_runs_eagerly():
     graphs, whose = Replays(fails=True), Recorder()
     bare = ModelForwards(graphs, CountingClock())
 

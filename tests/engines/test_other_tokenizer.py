@@ -43,7 +43,7 @@ def drafter_of(pair: Target, method: str) -> DrafterSpec:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_is_loaded_and_recognized_and_leaves_the_text_unchanged(
+def test_a_draft_with_another_tokenizer_loads_and_leaves_the_text_unchanged(
     pair: Target, method: str
 ) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))

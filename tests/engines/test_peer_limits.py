@@ -85,7 +85,7 @@ def by_kind(module, _output):
         (STATIC, "_supported_generation_modes", (), "cannot run generate_static on .* only supp"),
     ],
 )
-def test_what_transformers_refuses_is_reported_and_the_rest_continues(
+def test_a_mode_refused_by_transformers_is_reported_and_others_run(
     own_engine, work, attribute, value, words
 ):
     setattr(own_engine._module, attribute, value)

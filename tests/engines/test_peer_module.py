@@ -111,7 +111,7 @@ def test_a_fused_runner_and_a_peer_hold_one_set_of_weights(name, is_ours_first):
 
 
 @pytest.mark.parametrize("name", ["Gemma2 + window", "GPT-OSS + window"])
-def test_what_the_kernel_cannot_do_runs_eagerly(name):
+def test_attention_that_the_kernel_lacks_runs_eagerly(name):
     assert attention_of(make_peer(build(ARCHITECTURES[name]()))) == "eager"
 
 

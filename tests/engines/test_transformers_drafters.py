@@ -57,7 +57,7 @@ def test_the_librarys_defaults_are_recorded(engine):
     assert "0.4" in note
 
 
-def test_what_the_checkpoint_says_about_drafting_is_its_default(engine, tmp_path):
+def test_the_checkpoints_assistant_settings_are_the_default(engine, tmp_path):
     _, draft = make_pair()
     draft.generation_config.num_assistant_tokens = 2
     draft.generation_config.assistant_confidence_threshold = 0.0

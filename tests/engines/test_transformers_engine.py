@@ -99,7 +99,7 @@ def test_only_the_static_baseline_has_a_static_cache(engine, work):
     assert caches == {StaticCache if work is STATIC else DynamicCache}
 
 
-def test_what_the_checkpoint_says_about_sampling_is_left_out(engine, target, pool, tmp_path):
+def test_sampling_settings_of_the_checkpoint_are_ignored(engine, target, pool, tmp_path):
     model, _ = make_pair()
     model.generation_config.do_sample = True
     model.generation_config.temperature = 3.0

@@ -29,7 +29,7 @@ def exported(
     return found
 
 
-def test_what_was_measured_there_is_exported_as_it_was_started(tmp_path):
+def test_a_configuration_measured_on_a_server_is_exported_as_started(tmp_path):
     stored = served_sweep(ONE_ROW)
     found = exported(stored, tmp_path)
     assert found["written_for"] == "0.32.1"

@@ -68,7 +68,7 @@ def test_a_bias_of_eagle3_is_dropped(tmp_path: Path) -> None:
     assert "fc.bias" in said
 
 
-def test_what_a_config_of_medusa_lacks_is_named_with_its_value(tmp_path: Path) -> None:
+def test_fields_missing_in_a_medusa_config_are_listed_with_their_values(tmp_path: Path) -> None:
     shutil.copytree(MODELS / "medusa", tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     gone = ("model_type", "hidden_size", "vocab_size", "medusa_fc_bias")

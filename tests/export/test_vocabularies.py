@@ -73,7 +73,7 @@ def test_an_engine_that_would_not_draft_is_refused_with_both_sizes(engine, num_r
     exported(engine, padded(ROWS, temperature))
 
 
-def test_what_an_engine_takes_is_exported_as_it_is():
+def test_a_padded_vocabulary_that_the_engine_accepts_is_exported_unchanged():
     for num_rows in (PADDED, 2 * ROWS - PADDED):
         assert exported("llama_cpp", padded(num_rows)).command == (
             exported("llama_cpp", padded(ROWS)).command

@@ -56,7 +56,7 @@ def test_the_page_has_every_decoder_of_the_registry() -> None:
     assert transformers.__version__ != NEWEST or set(families()) <= known
 
 
-def test_what_differs_between_versions_has_a_row_each() -> None:
+def test_verdicts_that_differ_between_versions_get_separate_rows() -> None:
     one, other = Verdict(IDENTICAL, "stock"), Verdict(REFUSED, "has no head; choose another")
     page = render(
         {"1.0": {"same": one, "new": one, "worse": one}, "2.0": {"same": one, "worse": other}}

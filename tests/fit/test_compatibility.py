@@ -250,7 +250,7 @@ def test_self_speculation_has_as_many_layers_as_the_target(target, layers, level
     assert found.draft == str(layers or 1)
 
 
-def test_what_is_refused_here_is_also_refused_by_loading(target, draft):
+def test_a_pair_refused_by_the_check_is_also_refused_on_loading(target, draft):
     """The same rule stands behind both: nothing is refused that would run."""
     from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 

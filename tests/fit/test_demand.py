@@ -45,7 +45,7 @@ def test_fewer_rows_and_shorter_texts_are_suggested_if_they_help():
     assert shortage(target, drafters, replace(few, concurrency=4)) is not None
 
 
-def test_what_nothing_here_helps_says_so():
+def test_a_shortage_without_a_remedy_suggests_a_smaller_model():
     target, drafters = shape("70b")
     told = shortage(target, drafters, HERE) or ""
     assert "smaller model" in told

@@ -107,7 +107,7 @@ def test_speculation_costs_context_and_more_rows_cost_more(target):
     assert pair(target, four).max_context < with_draft.max_context
 
 
-def test_what_does_not_fit_has_no_context_and_negative_headroom(target):
+def test_a_pair_that_does_not_fit_has_no_context_and_negative_headroom(target):
     plan = pair(target, replace(H100, memory_bytes=8 * GIB))
     assert plan.fits is False
     assert plan.headroom_bytes < 0

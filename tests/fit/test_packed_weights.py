@@ -64,7 +64,7 @@ def test_int4_takes_half_a_byte_a_weight_and_a_scale_and_an_offset_a_group(tmp_p
     assert plain.nbytes - packed.nbytes == 2 * weights - weights // 2 - weights // 128 * (2 + 2)
 
 
-def test_what_torchao_does_not_reach_is_refused_as_loading_refuses_it(tmp_path):
+def test_weights_outside_linear_layers_are_refused_for_int4(tmp_path):
     files = config_alone(tmp_path, _config("GPT2", **WIDE)(), "int4")
     with pytest.raises(ModelError, match="outside linear layers"):
         built_weights(files, "bfloat16")

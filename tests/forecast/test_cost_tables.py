@@ -145,7 +145,7 @@ def test_steps_need_no_step():
     assert found.round_s(3) is None
 
 
-def test_what_costs_do_not_say_is_an_error():
+def test_step_times_without_k_0_or_the_batch_size_are_an_error():
     with pytest.raises(UsageError, match="K = 0"):
         curve_from([cost(3, 1.5)], concurrency=1, ks=(3,))
     with pytest.raises(UsageError, match=r"4.*1, 8"):

@@ -206,7 +206,7 @@ def test_chances_between_0_and_1_are_expectations():
     ("method", "rows", "is_exact"),
     [("suffix", 1, True), ("suffix", 4, False), ("ngram", 4, True)],
 )
-def test_what_learns_from_other_requests_is_an_approximation_among_several(method, rows, is_exact):
+def test_a_replay_is_inexact_if_requests_learn_from_each_other(method, rows, is_exact):
     key = with_axes(KEY, method=method, concurrency=rows)
     record = forecast(key, [right(p) for p in PROMPTS], curve(COSTS), range(5))
     assert record.is_exact is is_exact

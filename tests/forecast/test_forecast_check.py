@@ -77,7 +77,7 @@ def test_a_run_with_only_a_forecast_has_no_measurement():
     assert found.measured == {}
 
 
-def test_what_a_forecast_left_out_is_not_missed():
+def test_a_cell_that_the_forecast_excluded_is_not_missing():
     record = forecast(draft(2), traces(), curve({0: 0.1, 1: 0.15, 2: 0.5}), (1, 2))
     assert record.to_measure == (1,)
     assert not is_left_out(BASE, [record])

@@ -181,7 +181,7 @@ def cell_of(drafted: Sequence[int], accepted: Sequence[int], k: int) -> CellData
     return CellData(key=key, requests=(request,))
 
 
-def test_what_is_derived_has_the_formulas_of_the_metrics():
+def test_replayed_metrics_follow_the_formulas_of_measured_ones():
     """Rounds (d, a) = (3, 3) (3, 1) (0, 0) (2, 0), one after the other."""
     drafted, accepted = (3, 3, 0, 2), (3, 1, 0, 0)
     chances: dict[int, tuple[float, ...]] = {0: (1.0,) * 3, 4: (1.0, 0.0), 6: (), 7: (0.0,)}

@@ -134,7 +134,7 @@ def test_files_are_recognized_and_fit(library: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("library", "name"), HEADS)
-def test_it_drafts_without_changing_the_text(library: str, name: str) -> None:
+def test_a_foreign_head_drafts_without_changing_the_text(library: str, name: str) -> None:
     written = opened(library, name)
     prompts, rounds = [tuple(written.tokens[:9]), tuple(written.tokens[3:17])], [3, 3, 1, 3, 3]
     texts = {}

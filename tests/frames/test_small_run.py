@@ -72,7 +72,7 @@ def test_a_request_is_a_row(requests: pd.DataFrame) -> None:
     assert b["finish_reason"] == "length"
 
 
-def test_what_a_request_does_not_have_is_absent(requests: pd.DataFrame) -> None:
+def test_values_that_a_request_lacks_are_missing_in_the_frame(requests: pd.DataFrame) -> None:
     a = requests[(requests["prompt_id"] == "a")]
     assert (
         a[["energy_j", "device_num_samples", "cpu_s", "check_seconds", "error"]]
@@ -99,7 +99,7 @@ def test_a_cell_is_a_row_of_the_first_pass(cells: pd.DataFrame) -> None:
     assert (base["drafter"], base["num_speculative_tokens"]) == ("none", 0)
 
 
-def test_what_a_cell_does_not_have_is_absent(cells: pd.DataFrame) -> None:
+def test_values_that_a_cell_lacks_are_missing_in_the_frame(cells: pd.DataFrame) -> None:
     base, cell = (row for _, row in cells.iterrows())
     assert base[["speedup", "speedup_low", "mean_acceptance_length"]].isna().all()
     assert cell[["speedup_low", "speedup_high"]].isna().all()  # two prompts give no interval

@@ -76,7 +76,7 @@ def test_an_endless_file_is_refused_in_a_run(kind: str, name: str, root: Path) -
     assert f"{name}: not a file" in listing.problem
 
 
-def test_what_the_user_names_may_be_a_link(root: Path) -> None:
+def test_paths_given_by_the_user_may_be_symbolic_links(root: Path) -> None:
     folder = root.parent
     (folder / "real").mkdir()
     (folder / "real" / "p.jsonl").write_text('{"id": "a", "turns": ["One"]}\n')

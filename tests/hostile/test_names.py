@@ -47,7 +47,7 @@ COMMANDS = ("report --format csv", "recommend", "list runs", f"check {RUN_ID} {R
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_is_printed_does_no_more_than_be_read(command: str, root: Path) -> None:
+def test_hostile_names_are_printed_without_escapes_or_formulas(command: str, root: Path) -> None:
     ran = specbench(*command.split(), "--runs-dir", root, cwd=root.parent)
     assert ran.code in (0, 1, 3), ran.err
     assert not ACTIVE.search(ran.out + ran.err)

@@ -48,7 +48,7 @@ def test_a_cell_is_aggregated_with_the_baseline_of_its_blocks(cell: CellData, ba
     assert base.baseline == ()
 
 
-def test_what_is_made_of_a_baseline_is_made_once_for_all_cells_that_have_it(cell, baseline_cell):
+def test_values_derived_from_a_baseline_are_computed_once_per_baseline(cell, baseline_cell):
     spec_a, spec_b = cell.requests
     base_a, base_b = cell.baseline
     far_key = with_axes(cell.key, num_speculative_tokens=8)

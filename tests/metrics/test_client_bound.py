@@ -102,7 +102,7 @@ def test_a_client_bound_k_leaves_the_cycles_of_other_k_whole():
     assert len(set(cell_of(bound_in(4, [1]), 2).cycles.values())) == 4
 
 
-def test_where_the_client_is_bound_as_a_rule_nothing_is_left_out_and_the_cell_is_invalid():
+def test_a_client_bound_in_most_cycles_invalidates_the_cell():
     found = cell_of(bound_in(4, [0, 1, 3]), 4)
     assert found.num_bound_cycles == 3  # for the plan: as many more cycles
     assert len(set(found.cycles.values())) == 4

@@ -82,7 +82,7 @@ def test_a_gpu_is_idle_between_its_rounds(cell):
     assert "device_idle_s" not in measure(replace(late, key=busy))
 
 
-def test_what_was_not_measured_is_absent_and_never_zero(cell):
+def test_unmeasured_limits_are_absent_and_not_zero(cell):
     assert not NAMES & measure(cell).keys()
     unknown = LimitRecord(cell_id=KEY.id, device="cuda:0")
     assert not NAMES & measure(replace(cell, limits=(unknown,))).keys()

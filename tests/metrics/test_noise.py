@@ -61,7 +61,7 @@ def test_both_measurements_of_a_winner_are_looked_at():
     assert re.match(r"K = 0 .*1\.60 ", sign)
 
 
-def test_what_was_measured_once_says_nothing_of_drift():
+def test_a_prompt_measured_once_is_ignored_in_the_drift_check():
     once = [plain(1.0, key=with_axes(BASE_KEY, workload=name)) for name in ("chat", "creative")]
     (said,) = noise_signs([plain(1.0, 1.5), *once], device="cpu")
     assert re.match(r"K = 0 .*1\.50 ", said)
@@ -71,11 +71,11 @@ def test_a_process_that_waits_for_a_gpu_is_not_disturbed():
     assert noise_signs([plain(1.0, cpu_share=0.2)], device="cuda:0") == ()
 
 
-def test_what_is_drafted_may_differ_as_it_likes():
+def test_varying_times_of_drafted_cells_are_no_noise_signs():
     assert noise_signs([plain(1.0, 3.0, key=KEY)], device="cpu") == ()
 
 
-def test_there_is_one_warning_of_start_and_results():
+def test_noise_at_start_and_in_results_gives_a_single_warning():
     early = noise_warning(["load average 5.2 on 2 cores"])
     signs = ("K = 0 drifted by a factor of 1.60 between blocks of one prompt",)
     assert with_results(["few prompts", early], ()) == ["few prompts", early]

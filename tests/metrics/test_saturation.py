@@ -93,5 +93,5 @@ def test_few_requests_show_no_trend():
     assert not saturation(stream(3.0, num=MIN_REQUESTS - 1))
 
 
-def test_where_the_next_one_comes_when_one_ends_there_is_none():
+def test_a_closed_loop_is_never_reported_as_saturated():
     assert not saturation(replace(stream(3.0), key=KEY))

@@ -64,7 +64,7 @@ def test_cpu_speedup_is_absent_until_cpu_time_is_measured(cell):
     assert cpu_speedup(timed) == pytest.approx(2.5)
 
 
-def test_where_lengths_differ_the_speedup_is_per_output_token(cell):
+def test_the_speedup_is_per_output_token_if_lengths_differ(cell):
     # Twice the tokens after the first, in twice the time: no faster and no slower than before.
     longer = tuple(
         replace(

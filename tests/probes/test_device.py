@@ -76,7 +76,7 @@ def test_kernels_graphs_and_syncs_are_counted_separately():
     assert calls_of(names) == HostCalls(launches=4, graph_launches=2, syncs=3)
 
 
-def test_what_neither_starts_a_kernel_nor_waits_is_not_counted():
+def test_calls_that_neither_launch_nor_sync_are_not_counted():
     names = [
         "cudaMemcpyAsync",
         "cudaMemsetAsync",

@@ -180,7 +180,7 @@ def test_a_gpu_that_refuses_everything_gives_none_everywhere_and_raises_nothing(
         ("nvmlDeviceGetTemperature", "temperature_c"),
     ],
 )
-def test_what_a_gpu_does_not_report_is_none_and_the_rest_is_recorded(refused: str, field: str):
+def test_a_value_that_the_gpu_does_not_report_is_none(refused: str, field: str):
     seen = probe_of(FakeGpu(processes=[OWN]), refused=(refused,)).read()
 
     assert [name for name in GpuReading._fields if getattr(seen, name) is None] == [field]
@@ -317,7 +317,7 @@ class NoPermission(FakeNvml):
         ("cpu", FakeNvml(FakeGpu()), "none (NVML supports NVIDIA GPUs only)"),
     ],
 )
-def test_where_nothing_can_be_measured_the_probe_says_why_and_gives_no_zero(
+def test_a_probe_without_a_gpu_gives_a_reason_and_none_instead_of_zero(
     device: str, nvml: FakeNvml, reason: str
 ):
     probe = open_probe(device, nvml=nvml, environment={})
@@ -436,7 +436,7 @@ def test_power_and_memory_are_summed_over_all_of_them():
     assert use_of(gpus_that_tell(SAMPLE, other)) == GpuUse(2, 400.0, 15, ("hw_slowdown",))
 
 
-def test_what_one_file_does_not_state_is_unknown_for_all():
+def test_a_total_over_gpus_is_unknown_if_one_gpu_does_not_report_it():
     assert use_of(gpus_that_tell(SAMPLE, replace(SAMPLE, power_w=None))) == GpuUse(2, None, 20, ())
     assert use_of(gpus_that_tell(SAMPLE, None)) == GpuUse(2, None, None, ())
 

@@ -108,7 +108,7 @@ def test_memory_in_use_now_is_never_nothing():
     assert host_used_bytes() > 2**20
 
 
-def test_what_is_in_use_and_what_is_available_are_all_there_is(monkeypatch):
+def test_used_and_available_host_memory_sum_to_the_total(monkeypatch):
     at_once = psutil.virtual_memory()  # other processes take and give between two readings
     monkeypatch.setattr(psutil, "virtual_memory", lambda: at_once)
     assert host_used_bytes() + host_available_bytes() == at_once.total

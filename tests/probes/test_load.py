@@ -26,7 +26,7 @@ def test_a_quiet_machine_gets_no_warning():
     assert busy_now(2) == ()
 
 
-def test_others_are_named_only_where_they_leave_too_few_cores():
+def test_other_processes_are_listed_only_if_too_few_cores_are_left():
     busy = QUIET._replace(others_cores=1.2, busiest=(("cc1plus", 0.8), ("chrome", 0.4)))
     assert busy_facts(busy, num_needed=1) == ()
     others, load = busy_facts(busy, num_needed=2)
@@ -86,7 +86,7 @@ def test_the_warning_says_what_noise_does_and_what_to_do():
     assert "stop other programs" in told
 
 
-def test_this_process_is_not_among_the_others(monkeypatch):
+def test_host_load_excludes_this_process(monkeypatch):
     """Counted by hand: of 4 s of CPU time in 2 s this process took 1, another 2."""
     clock = iter((10.0, 12.0))
     own, times = iter((5.0, 6.0)), iter((100.0, 104.0))

@@ -97,7 +97,7 @@ def test_the_context_table_has_speedups_and_the_kv_cache(lengths: Document) -> N
     assert row[6] == "48.9 MiB"
 
 
-def test_there_is_no_table_without_a_comparison(cpu_document: Document) -> None:
+def test_a_report_without_comparisons_has_no_comparison_table(cpu_document: Document) -> None:
     assert comparison_grids(cpu_document) == ()
 
 

@@ -179,7 +179,7 @@ def test_a_resume_under_other_conditions_is_a_warning(stored: StoredRun) -> None
     assert re.fullmatch(r".*2026-11-22 .*: torch 2\.13\.0 -> 2\.14\.0, threads 1 -> 2", warning)
 
 
-def test_what_a_resume_states_again_is_listed_once(stored: StoredRun) -> None:
+def test_models_recorded_again_on_resume_are_listed_once(stored: StoredRun) -> None:
     newer = tuple(replace(record, weights_bytes=1) for record in stored.memory)
     document = build_document(
         replace(stored, models=stored.models * 2, memory=stored.memory + newer)

@@ -71,7 +71,7 @@ def why(html: str) -> str:
 
 
 @pytest.mark.slow
-def test_it_is_in_the_order_of_a_reader(html: str) -> None:
+def test_the_page_starts_with_the_answer_and_ends_with_provenance(html: str) -> None:
     text = Page(html).text
     parts = ("Read before", "Speedup against K", "Why", "What it costs", "Evidence", "Provenance")
     places = [text.index(part) for part in parts]
@@ -133,7 +133,7 @@ def test_the_template_renders_every_kind_of_block() -> None:
     assert {kind for kind in kinds if f'"{kind}"' not in template} == set()
 
 
-def test_it_needs_nothing_from_anywhere(html: str) -> None:
+def test_the_page_loads_no_external_resources(html: str) -> None:
     page = Page(html)
     assert "://" not in html
     assert not {"link", "img", "iframe", "object", "base"} & page.tags

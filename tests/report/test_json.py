@@ -129,7 +129,7 @@ def test_the_baseline_has_no_speedup_and_no_vllm_counts(cpu_document: Document) 
     assert speculative["vllm"]["num_spec_tokens"] == 1
 
 
-def test_what_a_cpu_cannot_report_is_absent_and_not_zero(
+def test_gpu_metrics_are_absent_in_a_cpu_run_and_not_zero(
     cpu_document: Document, gpu_document: Document
 ) -> None:
     gpu_only = {"joules_per_token", "peak_allocated_bytes", "device_peak_bytes"}

@@ -94,7 +94,7 @@ def test_a_name_without_the_mark_would_be_found(show, unmarked: Document) -> Non
     assert "lossy" not in text
 
 
-def test_it_fits_80_columns(marked: Document) -> None:
+def test_a_report_of_a_lossy_run_fits_80_columns(marked: Document) -> None:
     assert max(map(len, printed(marked).splitlines())) <= 80
 
 
@@ -138,7 +138,7 @@ def test_the_answer_is_lossless_where_any_lossless_drafter_helps(marked: Documen
     assert line.endswith(f"[lossy: {RULE}]")
 
 
-def test_where_only_a_lossy_drafter_helps_the_answer_says_so(marked: Document) -> None:
+def test_the_headline_marks_a_lossy_winner(marked: Document) -> None:
     headline = answer(sections(marked)[0]).headline
     assert headline.startswith("demo/bold (lossy), K=")
     assert headline.endswith(f"[lossy: {RULE}]")

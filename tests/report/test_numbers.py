@@ -53,6 +53,6 @@ def test_neighbours_are_joined() -> None:
     assert ranges([0]) == "0"
 
 
-def test_one_is_singular() -> None:
+def test_a_count_of_1_takes_the_singular() -> None:
     assert plural(1, "prompt") == "1 prompt"
     assert plural(1200, "prompt") == "1,200 prompts"

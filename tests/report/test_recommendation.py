@@ -86,7 +86,7 @@ def test_the_machine_form_names_best_candidates_and_reasons(served: Document) ->
         assert rates == sorted(rates, reverse=True)
 
 
-def test_do_not_speculate_says_why_the_best_k_lost() -> None:
+def test_a_k_0_recommendation_explains_why_the_best_k_lost() -> None:
     document = build_document(stored_run(replace(SMALL, drafters=("poor",))))
     for one in recommendations_of(document, Objective()):
         assert one.best.key.draft.k == 0
@@ -129,7 +129,7 @@ def test_a_plan_without_a_measured_draft_says_which_is_missing() -> None:
     assert any(re.search("demo/draft .*K = 1, 2 and 4$", line) for line in reasons(document, one))
 
 
-def test_what_is_not_shown_to_help_has_not_lost() -> None:
+def test_an_unconfirmed_winner_is_listed_as_best_undecided() -> None:
     wish = replace(SMALL, drafters=("draft",), workloads=("code",), is_complete=False)
     document = build_document(stored_run(wish))  # the winner was not measured again
     (one,) = recommendations_of(document, Objective())

@@ -55,7 +55,7 @@ def test_a_row_is_an_engine_at_one_k(sessions: Document) -> None:
     assert (rows[0]["prefixes"], rows[0]["sees others"]) == ("off", "yes")
 
 
-def test_what_a_server_does_not_report_is_absent_and_not_zero() -> None:
+def test_values_that_a_server_does_not_report_are_dashes() -> None:
     unknown = {"kv_tokens": None, "num_preemptions": None, "queue_s": None, "power_w": None}
     stored = served_sweep()
     mute = replace(stored, servers=tuple(replace(s, **unknown) for s in stored.servers))

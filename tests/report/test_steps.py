@@ -56,7 +56,7 @@ def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() ->
     assert list(map(int, told)) == [step.num_rejected for step in every if step.num_rejected]
 
 
-def test_where_none_helps_the_one_nearest_to_it_is_shown() -> None:
+def test_the_drafter_nearest_to_a_speedup_is_shown_if_none_helps() -> None:
     document = with_text(SMALL, [" word"])
     speedups = {
         "draft": Interval(estimate=0.9, low=0.85, high=0.95),

@@ -33,7 +33,7 @@ def printed(document: Document, width: int = 80) -> str:
 @pytest.mark.parametrize(
     "name", ["cpu_document", "gpu_document", "interrupted_document", "baseline_document"]
 )
-def test_it_fits_80_columns_and_cuts_nothing(name: str, request: pytest.FixtureRequest) -> None:
+def test_tables_fit_80_columns_untruncated(name: str, request: pytest.FixtureRequest) -> None:
     text = printed(request.getfixturevalue(name))
     assert max(map(len, text.splitlines())) <= 80
     assert "\N{HORIZONTAL ELLIPSIS}" not in text

@@ -22,7 +22,7 @@ from tests.served_sessions import served_sweep
 from tests.settings.flat_settings import changed
 
 
-def test_there_is_an_example_of_every_record():
+def test_every_record_type_has_an_example():
     assert {type(record) for record in EVERY_KIND} == set(get_args(StoredRecord))
 
 

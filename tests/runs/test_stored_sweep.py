@@ -34,7 +34,7 @@ def of_then(now: Any, then: Any) -> Any:
     return now
 
 
-def test_it_has_the_cells_and_the_report_that_it_had() -> None:
+def test_a_stored_sweep_gives_the_same_cells_and_report_as_before() -> None:
     stored = load_run(RUNS / "sweep", RUNS)
     assert [key.id for key in stored.run.keys] == EXPECTED["ids"]
     then = EXPECTED["report"]

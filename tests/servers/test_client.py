@@ -60,7 +60,7 @@ def test_a_connection_is_used_again_once_it_is_known_to_stay_open():
     assert connections_of("aaa", idle_s=3.0) == [1, 2, 3]
 
 
-def test_what_comes_after_an_answer_is_not_the_next_one():
+def test_bytes_after_a_response_are_not_taken_for_the_next_one():
     assert connections_of(["more", "a"], idle_s=0.5) == [1, 2]
 
 
@@ -98,7 +98,7 @@ def test_a_request_whose_answer_has_begun_is_not_sent_again():
 
 
 @pytest.mark.parametrize("prompt", FAULTS)
-def test_what_goes_wrong_with_an_answer_is_named_and_the_next_one_is_right(prompt):
+def test_a_faulty_response_is_an_error_and_the_next_request_works(prompt):
     server = CrowdServer()
 
     async def ask():
@@ -161,7 +161,7 @@ def test_a_last_line_without_an_end_is_read():
         ("client.LARGEST_PAGE", lambda c: c.json(c.address.root), "has more than"),
     ],
 )
-def test_what_a_server_sends_without_end_is_not_held_in_memory(limit, call, reason, monkeypatch):
+def test_an_endless_response_is_cut_off(limit, call, reason, monkeypatch):
     monkeypatch.setattr(f"specbench.servers.{limit}", 2**10)
     reply = b"HTTP/1.1 200 OK\r\n\r\ndata: " + b"9" * 2**12
     assert reason in failure_of(lambda _: reply, call)

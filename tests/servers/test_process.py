@@ -172,7 +172,7 @@ def test_a_supervisor_that_is_killed_takes_the_engine_with_it(tmp_path, family):
         wait_until_dead(root)
 
 
-def test_what_wants_to_end_the_supervisor_ends_the_engine(tmp_path, family):
+def test_a_signal_to_the_supervisor_ends_the_engine(tmp_path, family):
     with engine(tmp_path, grace_s=PATIENCE_S, family=str(family)) as process:
         processes = processes_of(family)
         os.kill(processes[0].ppid(), signal.SIGTERM)

@@ -58,7 +58,7 @@ def test_an_answer_knows_when_its_tokens_came_and_how_many_with_the_first_event(
     assert answer.text == "a" * 8
 
 
-def test_where_a_server_gives_no_ids_its_first_event_has_an_unknown_number(monkeypatch):
+def test_the_first_event_without_token_ids_has_an_unknown_token_count(monkeypatch):
     def word(text):
         return {"choices": [{"delta": {"content": text}}]}
 
@@ -83,7 +83,7 @@ def test_an_answer_without_tokens_has_come_at_no_time():
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "content"])
-def test_what_is_thought_aloud_is_text(monkeypatch, name):
+def test_reasoning_content_counts_as_text(monkeypatch, name):
     event = {"choices": [{"delta": {"role": "assistant", name: "well", "tool_calls": []}}]}
     assert taken(monkeypatch, (1.0, event)).text == "well"
 

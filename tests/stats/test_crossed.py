@@ -103,7 +103,7 @@ def test_a_failed_request_counts_on_neither_side():
     assert found.log == pytest.approx(np.log(base_s / base_tokens / (spec_s / spec_tokens)).mean())
 
 
-def test_what_hardly_was_served_is_as_if_it_had_not_been_asked():
+def test_prompts_and_cycles_with_too_few_requests_are_ignored():
     whole = cells(cycles=5, prompts=7)
     left = [np.delete(np.delete(column, 3, axis=1), 2, axis=0) for column in whole]
     whole.base_s[[0, 1, 3, 4], 3] = np.nan  # a prompt that was served in one cycle alone
@@ -171,7 +171,7 @@ def test_the_noise_of_every_k_is_pooled():
     assert cycles_needed([lucky, lucky], 0.3) == FEWEST_PLANNED
 
 
-def test_where_prompts_differ_too_much_cycles_are_not_wasted_on_it():
+def test_no_extra_cycles_are_planned_if_prompts_dominate_the_noise():
     prompts = spread(0.11, 39.0)
     allowed = SessionNoise(cycle_sd=0.0, prompts=prompts).detectable_effect(MOST_PLANNED)
     noise = SessionNoise(cycle_sd=0.2, prompts=prompts)

@@ -41,7 +41,7 @@ def test_one_disturbed_timing_of_five_is_left_out_and_four_have_no_spread() -> N
     assert (math.exp(found.log), found.spread) == (pytest.approx(1.6), None)
 
 
-def test_what_is_as_far_off_as_all_others_stays() -> None:
+def test_a_ratio_within_the_common_spread_is_kept() -> None:
     spread = [0.5, 0.7, 1.0, 1.4, 2.0, 2.8]
     assert paired_log_ratio(spread, 1.0).num_prompts == 6
 
@@ -76,7 +76,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_claims() -> None:
     assert 0.93 <= share <= 0.97
 
 
-def test_what_hits_both_of_a_pair_does_not_widen_it() -> None:
+def test_noise_shared_by_both_sides_of_a_pair_does_not_widen_the_interval() -> None:
     rng = np.random.default_rng(1)
     shared, own = rng.lognormal(0, 0.5, NUM_PAIRS), rng.lognormal(0, 0.02, NUM_PAIRS)
     together = paired_log_ratio(1.6 * shared * own, shared).standard_error

@@ -51,6 +51,6 @@ def test_a_rate_within_the_tie_does_not_justify_a_less_simple_choice():
     assert found == (0, {"a": 0.0})
 
 
-def test_there_must_be_an_option():
+def test_minimax_regret_needs_at_least_one_option():
     with pytest.raises(ValueError, match="empty"):
         minimax_regret([], {}, tie=0.01)

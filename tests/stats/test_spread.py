@@ -45,7 +45,7 @@ def test_spreads_are_combined_as_in_welchs_t_test():
         assert both.standard_error == pytest.approx((one.mean() - other.mean()) / welch.statistic)
 
 
-def test_what_is_known_exactly_adds_nothing():
+def test_an_exact_value_adds_no_error_to_a_combined_spread():
     known = combined(spread(0.3, 7.0), spread(0.0, math.inf))
     assert (known.standard_error, known.degrees_of_freedom) == pytest.approx((0.3, 7.0))
     assert combined(spread(0.0, math.inf), spread(0.3, 7.0)) == known
@@ -111,7 +111,7 @@ def test_margins_by_the_table():
     assert spread(2.0, 4.0).detectable(0.95, 0.9) == pytest.approx(2 * (2.1318 + 1.5332), rel=1e-4)
 
 
-def test_what_does_not_vary_has_no_chance_of_error():
+def test_a_spread_of_zero_gives_p_values_of_0_or_1():
     sure = spread(0.0, math.inf)
     assert (sure.p_value(1e-9), sure.p_value(0.0), sure.p_value(-1.0)) == (0.0, 1.0, 1.0)
     assert sure.margin() == sure.detectable() == 0.0

@@ -129,7 +129,7 @@ def test_a_nan_loss_ends_the_training(tmp_path):
         trained(student, tmp_path / "state")
 
 
-def test_what_is_measured_on_is_not_trained_on():
+def test_held_out_texts_are_not_trained_on():
     texts = lab().texts
     settings = TrainSettings(method="eagle", target=ModelSpec(source="any"), out=Path("any"))
     rows = [

@@ -130,7 +130,7 @@ LOGITS_NV = torch.randn(50, 40, generator=torch.Generator().manual_seed(0)) * 3
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_it_is_the_distribution_of_transformers_and_of_our_sampler(sampling: Sampling) -> None:
+def test_token_distribution_equals_transformers_and_our_sampler(sampling: Sampling) -> None:
     scores_NV = TemperatureLogitsWarper(sampling.temperature)(None, LOGITS_NV.double())
     if sampling.top_k:
         scores_NV = TopKLogitsWarper(sampling.top_k)(None, scores_NV)

@@ -138,7 +138,7 @@ def test_a_batch_file_is_read_as_what_it_asks_for(tmp_path: Path) -> None:
     assert said(workload.prompts[1]) == [[("system", "Be kind."), ("user", "Hello")]]
 
 
-def test_what_a_batch_file_asks_for_is_applied_or_named(tmp_path: Path) -> None:
+def test_settings_of_a_batch_file_are_applied_or_reported(tmp_path: Path) -> None:
     asked = {"temperature": 0.7, "stop": ["x"], "new_setting": 1, "model": "m", "stream": True}
     body = {**BATCH["body"], **asked, "chat_template_kwargs": {"enable_thinking": False}}
     plain = {"custom_id": "request-2", "body": {"prompt": "Once"}}

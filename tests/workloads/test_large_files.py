@@ -48,7 +48,7 @@ def prompt(number: int, length: int) -> Prompt:
     return Prompt(id=str(number), turns=((Message(role="user", content="x" * length),),))
 
 
-def test_what_is_held_depends_on_the_prompts_and_not_on_their_order() -> None:
+def test_a_sample_of_prompts_does_not_depend_on_their_order() -> None:
     rng = random.Random(0)
     many = [(prompt(i, rng.randrange(9_000)), f"{rng.getrandbits(64):x}") for i in range(300)]
     kept = []

@@ -180,7 +180,7 @@ def test_a_start_between_two_failures_is_another_chance(stored):
     assert stored.run._failures()[up.start] == ("nor now",)
 
 
-def test_one_that_went_on_to_its_end_and_cannot_be_used_was_held(stored):
+def test_a_finished_session_that_is_unusable_counts_as_run(stored):
     first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
     server = unusable(first, "one", ("another client was served meanwhile",))
     assert not was_held(server)

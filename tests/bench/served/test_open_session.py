@@ -82,7 +82,7 @@ def test_concurrent_requests_arrive_when_the_first_is_sent(tmp_path):
         (Streamed(sent_s=SENT_S), "the answer has no token"),
     ],
 )
-def test_what_has_no_answer_has_failed(tmp_path, answered, error):
+def test_a_request_without_a_complete_response_is_recorded_as_failed(tmp_path, answered, error):
     (one,) = recorded(tmp_path, answered)
     assert (one.finish_reason, one.error) == ("failed", error)
     assert one.ttft_s is one.decode_s is one.total_s is None

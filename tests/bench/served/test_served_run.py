@@ -77,7 +77,7 @@ def test_the_second_turn_follows_the_answer_without_speculation(sound):
     assert Counter(turn for turn, _ in texts) == {0: 1, 1: 1}  # the same at every K
 
 
-def test_what_an_engine_does_not_have_is_left_out_and_named(tmp_path, monkeypatch):
+def test_a_method_that_the_engine_lacks_is_skipped_with_a_warning(tmp_path, monkeypatch):
     fake(monkeypatch, tmp_path)
     watch = RecordingWatch()
     named = {"pairings": ("big/lookup", "big/turn"), "num_speculative_tokens": (0, 2)}

@@ -164,7 +164,7 @@ def test_sampling_that_is_wrong_at_later_positions_is_found_there(tiny: Tiny) ->
     assert "by chance" in sentence
 
 
-def test_what_k_0_does_wrong_is_not_blamed_on_speculation(tiny: Tiny) -> None:
+def test_a_mismatch_at_k_0_is_not_blamed_on_speculation(tiny: Tiny) -> None:
     found = findings_of(tiny, tiny.server(warmer, 1), tiny.server(warmer, 2), (TEMPERATURE,))
     assert [finding.verdict for finding in found] == ["mismatch", "matches_baseline"]
     assert exit_code(found) == 1

@@ -22,7 +22,7 @@ def test_rounds_and_accepted_drafts_are_the_tokens_after_the_first():
     assert (counts.num_drafting, counts.num_rejecting, counts.num_overshot) == (3, 2, 0)
 
 
-def test_what_the_last_round_accepted_past_the_end_is_not_counted():
+def test_drafts_accepted_past_the_end_of_the_text_are_not_counted():
     counts = counts_of_rounds(of(1 + 5 + 2), [DraftedRound(4, 4), DraftedRound(4, 3)], K4)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (2, 5, 2)
     assert counts.num_by_accepted == (0, 1, 0, 0, 1)

@@ -84,7 +84,7 @@ def test_a_file_that_the_user_names_is_not_looked_for(tmp_path, monkeypatch):
     assert LLAMA.launch(start(tmp_path, *DRAFTED, arguments=own)).command[-2:] == own
 
 
-def test_what_a_server_says_of_itself():
+def test_facts_of_a_llama_cpp_server_are_read_from_its_pages():
     found = facts("llama_cpp", SERVER)
     assert (found.version, found.model, found.k) == ("b1-0c1e570", "target.gguf", 4)
     assert (found.settings["n_ctx"], found.settings["total_slots"]) == ("1024", "2")

@@ -47,12 +47,12 @@ def test_a_server_listens_on_loopback_and_the_user_has_the_last_word(name, tmp_p
     assert command[place : place + 4] == ("--host", "127.0.0.1", "--port", "8000")
 
 
-def test_one_that_runs_already_cannot_be_started(tmp_path):
+def test_an_openai_server_cannot_be_started_and_needs_base_url(tmp_path):
     with pytest.raises(UsageError, match="--base-url"):
         find_served(OPENAI).launch(start(tmp_path))
 
 
-def test_none_of_them_needs_torch():
+def test_no_served_engine_imports_torch():
     names = ", ".join(f"specbench.engines.served.{name}" for name in SERVED)
     script = f"import sys, {names}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

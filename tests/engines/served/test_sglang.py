@@ -29,7 +29,7 @@ def test_concurrency_is_the_same_with_and_without_speculation(tmp_path):
     assert "--disable-radix-cache" not in kept
 
 
-def test_what_a_server_says_of_itself():
+def test_facts_of_an_sglang_server_are_read_from_its_pages():
     found = facts("sglang", says({"context_length": 512}))
     assert (found.version, found.model) == ("0.5.23", "tiny")
     assert (found.k, found.kv_tokens, found.context) == (3, 120_000, 512)
@@ -71,7 +71,7 @@ def test_an_answer_with_ids_and_counts_that_come_after_it():
     assert SGLANG.counts(said, 0) is None
 
 
-def test_what_is_asked():
+def test_the_request_body_sent_to_sglang():
     [asked] = answer("sglang", ANSWERS).asked
     assert asked["return_spec_tokens_details"]
     assert asked["return_output_ids_in_sglext"]

@@ -43,7 +43,7 @@ def test_without_a_config_file_there_is_one_with_counters(tmp_path):
     assert launch.environment["TRTLLM_NO_USAGE_STATS"] == "1"
 
 
-def test_what_a_server_says_of_itself():
+def test_facts_of_a_tensorrt_llm_server_are_read_from_its_metrics():
     found = facts("tensorrt_llm", {"/prometheus/metrics": PAGE})
     assert (found.k, found.kv_tokens) == (3, 16_000)
     assert (found.version, found.prefix_cache) == ("0.32.0", "off")

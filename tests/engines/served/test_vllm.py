@@ -89,7 +89,7 @@ def test_fields_that_specbench_sets_are_refused(tmp_path, words, said):
         VLLM.launch(start(tmp_path, *exported, arguments=words))
 
 
-def test_what_a_server_says_of_itself():
+def test_facts_of_a_vllm_server_are_read_from_its_pages():
     found = facts("vllm", SERVER)
     assert (found.version, found.model, found.k) == ("0.32.0", "demo/target", 4)
     assert (found.kv_tokens, found.prefix_cache, found.context) == (58240, "off", 1024)
@@ -139,7 +139,7 @@ def test_an_answer_without_any_draft_has_a_round_for_each_token():
     assert (counts.num_rounds, counts.num_by_accepted) == (4, (4, 0, 0))
 
 
-def test_what_is_asked():
+def test_the_request_body_sent_to_vllm():
     tool = {"type": "function", "function": {"name": "add"}}
     request = replace(
         REQUEST,
@@ -166,5 +166,5 @@ def test_a_prefix_is_found_again_only_where_it_may_be():
 
 
 @pytest.mark.parametrize("name", ["tools", "chat_template_kwargs"])
-def test_what_is_empty_is_not_sent(name):
+def test_empty_fields_are_not_sent(name):
     assert name not in json.dumps(answer("vllm", ANSWERS).asked)
