@@ -42,7 +42,7 @@ def test_the_median_ratio_is_of_neighbours_and_its_ends_are_order_statistics() -
     assert (same.estimate, same.low, same.high) == (2.0, 2.0, 2.0)
 
 
-def test_few_samples_give_no_interval() -> None:
+def test_five_timing_samples_give_no_interval() -> None:
     interval = median_ratio([2.0] * 5, [1.0] * 5)
     assert (interval.estimate, interval.low, interval.high) == (2.0, None, None)
 

@@ -63,7 +63,7 @@ def printed(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("printed", ["correct"], indirect=True)
-def test_correct_finds_what_is_right(printed: Any) -> None:
+def test_the_gpu_correctness_sections_pass(printed: Any) -> None:
     found = printed["sections"]
     assert _without_figures(found) == NEEDS_GPU
     ways = [way for ways in found["identity"]["models"].values() for way in ways]

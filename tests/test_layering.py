@@ -127,7 +127,7 @@ def test_imports_point_downwards():
         assert not names & {"tools", "tests", "benchmarks"}, path  # not in the wheel
 
 
-def test_no_files_import_one_another():
+def test_there_is_no_import_cycle():
     sources = {dotted(path): source for path, source in FILES_OF_OURS.items()}
     imported = {name: files_imported(source, sources) for name, source in sources.items()}
     assert len(imported) > 100
@@ -168,7 +168,7 @@ def methods_named(source: str) -> set[str]:
     return found
 
 
-def test_no_other_file_compares_or_lists_the_names_of_methods():
+def test_method_names_occur_only_in_the_allowed_files():
     for path, source in FILES_OF_OURS.items():
         place = path.relative_to(PACKAGE)
         if not any(place.match(pattern) for pattern in NAMES_METHODS):

@@ -12,7 +12,7 @@ def is_collecting() -> bool:
     return gc.isenabled()
 
 
-def test_nothing_is_collected_inside_and_all_is_as_before_afterwards():
+def test_garbage_collection_is_off_inside_and_on_afterwards():
     for _ in range(2):  # a decorated function is paused at every call
         assert not is_collecting()
         assert gc.isenabled()

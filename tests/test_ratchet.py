@@ -8,7 +8,7 @@ from tests.ratchet import ROOT, STORED, lowered, measure, stored
 LIMITS = {"lines in specbench": 20, "private words": 3}
 
 
-def test_no_number_rose() -> None:
+def test_no_ratchet_number_rose() -> None:
     limits = json.loads(STORED.read_text(encoding="utf-8"))
     numbers = measure(ROOT)
     assert numbers.keys() == limits.keys()

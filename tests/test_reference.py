@@ -28,7 +28,7 @@ def test_every_exit_code_is_explained():
     assert all(f"| {int(code)} | " in page for code in ExitCode)
 
 
-def test_no_k_pays_off_where_one_draft_does_not():
+def test_no_k_pays_off_if_k_1_does_not():
     for cost in break_even.COSTS:
         assert break_even.best(cost - 0.001, cost) == (1.0, 0)
         speedup, k = break_even.best(cost + 0.02, cost)

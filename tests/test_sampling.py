@@ -28,7 +28,7 @@ def test_sampled_cases_depend_only_on_the_test_name() -> None:
 
 
 @pytest.mark.parametrize("seed", [str(i) for i in range(20)])
-def test_every_value_that_matters_is_among_them(seed: str) -> None:
+def test_a_sample_of_cases_contains_every_listed_value(seed: str) -> None:
     every = ["method", "k", "how.is_tree"]
     kept = [CASES[i] for i in kept_cases(CASES, one_in=15, every=every, seed=seed)]
     assert {case["method"] for case in kept} == {"eagle", "mtp", "ngram"}

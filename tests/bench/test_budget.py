@@ -50,7 +50,7 @@ def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp
     assert lefts == sorted(lefts[: len(explored(run))], reverse=True) + lefts[len(explored(run)) :]
 
 
-def test_nothing_reads_the_stored_records_again_while_it_is_measured(tmp_path, monkeypatch):
+def test_stored_records_are_not_read_again_during_a_run(tmp_path, monkeypatch):
     files = (write_prompts(tmp_path / "a.jsonl", TWENTY),)
     settings = changed(SETTINGS, workloads=files, budget_s=3000.0, precision=0.02)
     num_read = 0
@@ -231,7 +231,7 @@ def test_a_part_of_it_gets_a_share_of_what_is_left():
     assert Deadline(None, clock).part(0.25).seconds_left("confirm") is None
 
 
-def test_without_a_budget_it_is_never_over():
+def test_a_deadline_without_a_budget_never_passes():
     clock = FakeClock()
     deadline = Deadline(None, clock, spent_s=1e9)
     clock.now_s = 1e9

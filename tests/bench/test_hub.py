@@ -89,7 +89,7 @@ def test_the_size_is_named_before_the_download_and_bytes_are_counted_to_the_last
 
 
 @pytest.mark.usefixtures("address")
-def test_with_a_config_in_the_cache_the_weights_are_still_named_and_fetched(
+def test_weights_are_fetched_although_the_config_is_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hub, "has_weights", lambda _: False)

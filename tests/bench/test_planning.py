@@ -113,7 +113,7 @@ def test_a_method_that_the_only_engine_lacks_is_refused(tmp_path: Path) -> None:
         planned(tmp_path, "transformers", names=("big/head",))
 
 
-def test_with_our_counts_it_is_a_warning(tmp_path: Path) -> None:
+def test_a_method_that_one_of_two_engines_lacks_is_a_warning(tmp_path: Path) -> None:
     both = planned(tmp_path, "builtin", "transformers", names=("big",))
     (warning,) = plan_warnings(both)
     assert "big/head: only builtin" in warning

@@ -53,7 +53,7 @@ def test_a_drafter_that_is_refused_is_a_stored_failure_and_the_others_run(tmp_pa
     assert missing == {("bad", 2), ("bad", 4)}
 
 
-def test_without_any_drafter_there_is_nothing_to_compare_and_nothing_is_measured(tmp_path):
+def test_nothing_is_measured_if_every_drafter_is_refused(tmp_path):
     refuses = {name: ModelError("no") for name in ("good", "bad")}
     run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), refuses=refuses), tmp_path)
     assert names_of(run) == set()

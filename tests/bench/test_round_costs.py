@@ -133,7 +133,7 @@ def test_a_machine_that_starts_slowly_is_seen_to():
     assert costs[4].of_answers([3])[0] == pytest.approx(2.4)
 
 
-def test_on_a_quiet_machine_a_few_timing_repetitions_are_enough():
+def test_few_timing_repetitions_suffice_on_a_quiet_machine():
     engine = engine_of()
     costs = measure(engine, [timed(0), timed(1), timed(4)])
     assert {k: cost.seconds for k, cost in costs.items()} == pytest.approx({0: 1, 1: 1.1, 4: 1.4})
@@ -162,7 +162,7 @@ def test_k_0_comes_as_often_as_the_root_of_the_others_and_spread_among_them():
     assert {len(cost.visits_s[0]) for cost in costs.values() if cost.seconds == 1} == {24}
 
 
-def test_deep_ones_have_some_rounds_all_the_same():
+def test_a_large_k_is_timed_over_a_minimum_of_rounds():
     engine = engine_of()
     costs = measure(engine, [timed(0), timed(15)])
     assert costs[15].num_rounds >= 3 * FEWEST_REPETITIONS

@@ -214,7 +214,7 @@ def test_a_key_is_of_the_environment_and_shown_nowhere(monkeypatch):
         assert "s3cret" not in repr(time_servers([url], PROMPTS))
 
 
-def test_no_other_host_is_asked_whatever_the_server_says():
+def test_a_redirect_to_another_host_is_refused():
     other = FakeServer()
     with (
         serving(other) as elsewhere,

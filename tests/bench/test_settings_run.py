@@ -59,7 +59,7 @@ def explored(run: StoredRun):
     return [block for block in run.blocks if block.purpose == "explore"]
 
 
-def test_above_one_row_a_block_is_a_pass_of_the_whole_list_by_every_cell(stream):
+def test_with_concurrency_a_block_is_one_pass_by_every_cell(stream):
     assert [block.prompt_id for block in explored(stream)] == [ALL_PROMPTS] * 2
     ids = {plan.key.id for plan in stream.run.cells}
     assert {plan.key.draft.is_adaptive for plan in stream.run.cells} == {False, True}

@@ -135,7 +135,7 @@ def test_a_unit_that_kills_every_worker_fails_and_the_rest_continues(tmp_path):
     assert len(watch.warnings) == MAX_ATTEMPTS
 
 
-def test_without_a_node_the_run_ends_and_says_how_to_go_on(tmp_path):
+def test_a_run_that_lost_every_node_ends_with_the_resume_command(tmp_path):
     cluster = FakeCluster({"a": 1}, deaths=(2,), leaves=("a",))
     with pytest.raises(SpecbenchError, match="--resume a-run"):
         spread_over(cluster, tmp_path, [InTwoPasses(units(2), [])])

@@ -55,7 +55,7 @@ def test_every_planned_block_is_stored_once_with_the_order_it_ran_in(tmp_path):
         assert [request.cell_id for request in stored.requests] == list(stored.order)
 
 
-def test_another_seed_is_another_order(tmp_path):
+def test_another_seed_gives_another_block_order(tmp_path):
     orders = []
     for seed in (0, 0, 1):
         root = tmp_path / str(len(orders))
@@ -313,7 +313,7 @@ def test_the_watch_hears_of_every_block(tmp_path):
     assert watch.warnings == []
 
 
-def test_one_answer_of_a_workload_is_stored_piece_by_piece(tmp_path):
+def test_the_text_of_one_reference_per_workload_is_stored_in_pieces(tmp_path):
     run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
     told = [reference for reference in run.references if reference.pieces]
     assert [(r.workload, r.prompt_id) for r in told] == [
@@ -497,7 +497,7 @@ def test_logits_are_compared_once_after_everything_is_measured(examined):
 @pytest.mark.parametrize(
     ("dtype", "changes"), [("float32", lambda call: call.k == 4), ("bfloat16", lambda _: False)]
 )
-def test_nothing_is_compared_in_full_precision_or_if_no_output_differs(examined, dtype, changes):
+def test_logits_are_not_compared_in_float32_or_if_outputs_are_equal(examined, dtype, changes):
     engine = NearTies(FakeClock(), changes=changes)
     run = examined(engine, dtype)
     assert (run.differences, engine.looked_at) == ((), [])

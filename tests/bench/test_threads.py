@@ -115,7 +115,7 @@ def test_the_trial_is_interleaved_bounded_and_decodes_with_and_without_drafts(en
     ("others", "numbers"),
     [(0.0, [1, 4, 8]), (0.2, [1, 4, 8]), (1.0, [1, 4]), (4.0, [1, 4]), (4.5, [1]), (9.0, [1])],
 )
-def test_no_more_threads_are_tried_than_cores_are_idle(others, numbers, machine, engine, tmp_path):
+def test_threads_above_the_idle_cores_are_not_tried(others, numbers, machine, engine, tmp_path):
     machine(others)
     engine.seconds_of = {1: 4.0, 4: 2.0, 8: 1.0}
     choice = chosen(engine, tmp_path)

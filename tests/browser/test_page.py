@@ -257,7 +257,7 @@ def test_the_keyboard_walks_down_the_page(chromium: Tab, page: Path) -> None:
     assert places == sorted(set(places))
 
 
-def test_without_scripts_nothing_is_missing(chromium: Tab, page: Path) -> None:
+def test_the_page_is_complete_without_javascript(chromium: Tab, page: Path) -> None:
     chromium.look(1440)
     chromium.open(page)
     rows = chromium.value("document.querySelectorAll('tr').length")
@@ -270,7 +270,7 @@ def test_without_scripts_nothing_is_missing(chromium: Tab, page: Path) -> None:
         chromium.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
-def test_on_paper_nothing_is_folded_or_cut(chromium: Tab, page: Path) -> None:
+def test_the_printed_page_is_unfolded_and_uncut(chromium: Tab, page: Path) -> None:
     chromium.look(PAPER_PX, medium="print")
     chromium.open(page)
     below = chromium.value(  # the height of what a summary folds

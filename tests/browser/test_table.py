@@ -66,7 +66,7 @@ def test_numbers_sort_by_what_they_are_worth(table: Tab) -> None:
     assert pressed(table, "name") == ["run 10", "Run 9", "run 1"]
 
 
-def test_one_column_at_a_time_says_that_it_is_sorted(table: Tab) -> None:
+def test_only_the_last_sorted_column_has_aria_sort(table: Tab) -> None:
     sorts = "[...table.tHead.rows[0].cells].map((head) => head.getAttribute('aria-sort'))"
     pressed(table, "size")
     pressed(table, "name")
@@ -81,7 +81,7 @@ def test_a_filter_reads_capitals_as_small_letters_and_counts(table: Tab) -> None
     assert table.value(count) == ""
 
 
-def test_few_rows_need_no_filter(chromium: Tab, tmp_path: Path) -> None:
+def test_a_table_of_few_rows_has_no_filter(chromium: Tab, tmp_path: Path) -> None:
     for num_rows in (8, 7):
         opened(chromium, tmp_path, ROWS[:num_rows])
         found = chromium.value("document.querySelectorAll('.filter').length")

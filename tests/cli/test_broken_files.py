@@ -53,6 +53,6 @@ def test_a_pairings_file_that_is_a_folder_is_refused(empty_folder):
     assert re.fullmatch("error: pairings.yaml: .*directory\n", ran.err)
 
 
-def test_no_two_broken_files_have_one_name():
+def test_broken_files_have_distinct_names():
     names = [f"{broken.workload}/{broken.name}" for broken in BROKEN_PAIRINGS + BROKEN_WORKLOADS]
     assert len(set(names)) == len(names) > 50

@@ -95,7 +95,7 @@ def test_a_container_that_hides_its_gpus_is_measured_on_its_cpu(tmp_path, monkey
     assert document["pairings"][0]["ready"]
 
 
-def test_without_a_gpu_no_process_is_started_and_torch_is_not_imported(tmp_path):
+def test_doctor_on_a_cpu_starts_no_process_and_imports_no_torch(tmp_path):
     code = (
         "import sys, subprocess\n"
         "from specbench.cli import gpu_check, main\n"

@@ -77,13 +77,13 @@ def test_an_undecided_answer_is_3(code, command):
 
 
 @pytest.mark.parametrize("command", [*MEASURING, *READING])
-def test_one_undecided_workload_exits_3_unless_one_answer_covers_all(code, command):
+def test_an_undecided_workload_exits_3_unless_the_answer_is_joint(code, command):
     expected = GOOD if command in ONE_PER_TARGET else UNDECIDED
     assert code(command, of_three_prompts("creative")) == expected
 
 
 @pytest.mark.parametrize("command", ["run", "sweep-k", "pair", "recommend"])
-def test_no_speedup_is_a_decision(code, command):
+def test_no_speedup_exits_0_as_a_decision(code, command):
     assert code(command, nothing_gained()) == GOOD
 
 

@@ -104,7 +104,7 @@ def test_latest_is_refused_with_the_state_if_every_run_failed(tmp_path: Path) ->
     assert "20261121-010203-a1b2 (failed)" in ran.err
 
 
-def test_one_measured_request_is_enough_not_to_have_failed(tmp_path: Path) -> None:
+def test_a_run_with_one_measured_request_is_not_failed(tmp_path: Path) -> None:
     measured: BlockRecord = block("a")
     with create_run(tmp_path / "reports", run()) as store:
         store.append(replace(measured, requests=(FAILED_REQUEST, *measured.requests)))

@@ -38,7 +38,7 @@ def explored(run):
     ("command", "num_writes"),
     [("run", 2), *(pytest.param(name, 20, marks=pytest.mark.long) for name in COMMANDS)],
 )
-def test_nothing_is_lost_or_doubled_and_a_sentence_says_what_to_do(
+def test_a_full_disk_loses_no_block_and_the_error_gives_the_remedy(
     command, num_writes, tiny, finished, tmp_path
 ):
     assert finished.is_complete

@@ -55,7 +55,7 @@ def test_init_writes_the_given_pair_into_every_file(tiny: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("taken", FILES)
-def test_nothing_is_written_over(taken: str, tmp_path: Path) -> None:
+def test_init_does_not_overwrite_an_existing_file(taken: str, tmp_path: Path) -> None:
     file = tmp_path / taken
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("mine")

@@ -44,7 +44,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> str:
     return out.getvalue()
 
 
-def test_in_a_pipe_each_round_is_a_line_of_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_output_shows_each_round_as_a_line_of_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     legend, prefill, first, second = shown(monkeypatch, is_terminal=False).splitlines()
     assert re.match(r"\+ accepted .*, - rejected .*, = ", legend)
     assert prefill == "prefill: ='H'"

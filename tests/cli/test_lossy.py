@@ -171,7 +171,7 @@ def test_verify_calls_it_lossy_by_choice_and_exits_1(lossy: Path) -> None:
     )
 
 
-def test_without_the_mark_verify_finds_it_by_its_statistics(
+def test_verify_detects_an_unmarked_lossy_drafter_by_statistics(
     lossy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BuiltinEngine, "lossy_option", lambda *_: None)

@@ -54,7 +54,7 @@ def test_an_id_that_begins_another_is_itself(folder: Path) -> None:
     assert "no run '9'" in specbench("report", "9", cwd=folder).err
 
 
-def test_in_a_pipe_lists_are_tabs_and_nothing_is_cut(folder: Path) -> None:
+def test_piped_lists_are_tab_separated_and_untruncated(folder: Path) -> None:
     header, *rows = specbench("list", "runs", cwd=folder).out.splitlines()
     assert header.split("\t") == ["run", "state", "blocks", "pairings", "workloads"]
     assert [row.split("\t")[0] for row in rows] == [FIRST, SECOND, OTHER]

@@ -41,7 +41,7 @@ def trained(file: Path) -> Pairing:
     return next(p for p in load_pairings(file).all if p.drafter.name == "first")
 
 
-def test_without_a_file_it_is_a_whole_one(work: Path) -> None:
+def test_the_entry_is_a_complete_file_if_no_file_exists(work: Path) -> None:
     where, lines = entry("../models/mine")
     assert where.endswith("write this to pairings.yaml")
     Path("pairings.yaml").write_text(lines)

@@ -56,7 +56,7 @@ def test_piped_output_has_no_escape_codes(finished):
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_no_color_is_respected_on_a_terminal(finished, tiny, monkeypatch, no_color):
+def test_the_no_color_variable_is_respected_on_a_terminal(finished, tiny, monkeypatch, no_color):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)

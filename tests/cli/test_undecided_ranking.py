@@ -48,7 +48,7 @@ def test_a_known_order_has_no_warning():
 
 
 @pytest.mark.parametrize("basis", ["measured", "forecast"])
-def test_without_a_winner_no_rival_is_named(basis):
+def test_the_verdict_names_no_rival_without_a_winner(basis):
     """Neither gains, or nothing was measured: the order decides nothing."""
     bounds = (0.8, 0.9, 1.0) if basis == "measured" else (1.4, 1.5, 1.6)
     said = verdict([ranked(name, bounds, basis=basis) for name in ("big", "small")])

@@ -58,7 +58,7 @@ def test_a_rule_has_all_its_parameters_and_its_name_shows_unusual_ones(
     assert str(rule) == told
 
 
-def test_without_the_key_a_drafter_is_lossless(tmp_path: Path) -> None:
+def test_a_drafter_without_the_lossy_key_is_lossless(tmp_path: Path) -> None:
     path = tmp_path / "pairings.yaml"
     path.write_text(FILE.replace("        lossy: {}\n", ""))
     assert load_pairings(path).all[0].drafter.lossy is None

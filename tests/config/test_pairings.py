@@ -75,7 +75,7 @@ def test_unset_fields_of_targets_and_drafters_come_from_the_defaults(tmp_path: P
     assert small.drafters[0].num_speculative_tokens == 3
 
 
-def test_without_defaults_the_choice_is_left_to_the_program(tmp_path: Path) -> None:
+def test_fields_without_defaults_are_automatic(tmp_path: Path) -> None:
     only = "targets: {big: {model: owner/big, drafters: {copy: {method: ngram}}}}"
     target = read(tmp_path, only).targets[0]
     assert (target.model.dtype, target.model.device_map) == ("auto", None)
@@ -131,7 +131,7 @@ def test_a_bare_target_means_all_its_drafters_and_each_pairing_runs_once(tmp_pat
     assert names == ["small/copy", "big/heads", "big/draft", "big/copy"]
 
 
-def test_no_names_mean_the_default_and_without_one_the_first_target(tmp_path: Path) -> None:
+def test_no_names_select_the_default_pairing_or_the_first_target(tmp_path: Path) -> None:
     assert [p.name for p in read(tmp_path, TWO_TARGETS).select()] == ["small/copy"]
     no_default = TWO_TARGETS.replace("default: small/copy", "")
     assert [p.target.name for p in read(tmp_path, no_default).select()] == ["big"] * 3

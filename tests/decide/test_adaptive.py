@@ -53,7 +53,7 @@ def test_auto_is_compared_with_the_fastest_fixed_k():
     assert (found.num_units, found.is_confirmed, found.valid) == (6, False, True)
 
 
-def test_not_speculating_is_one_of_the_fixed():
+def test_k_0_counts_as_a_fixed_k():
     found = only(compare_adaptive(explored(1.0, 1.0, k2=1.5, k4=2.0)))
     assert found.best_fixed == BASE
     assert found.decode.estimate == pytest.approx(1.0)
@@ -97,7 +97,7 @@ def test_a_comparison_is_valid_where_both_of_its_sides_are():
     assert [comparison.valid for comparison in found] == [True, False, False]
 
 
-def test_above_one_row_passes_are_the_unit():
+def test_passes_are_the_unit_with_concurrent_requests():
     base, k4 = with_axes(BASE, **ROWS), draft(4, **ROWS)
     auto = with_axes(AUTO, **ROWS)
     fixed_s, auto_s = [1.0, 1.1, 1.0, 1.2, 1.1, 1.0], [0.8, 0.9, 0.8, 0.9, 0.8, 0.8]
@@ -118,7 +118,7 @@ def test_above_one_row_passes_are_the_unit():
     assert found.minimum_detectable_effect > found.decode.estimate / found.decode.low - 1
 
 
-def test_few_prompts_give_no_interval_and_no_detectable_effect():
+def test_four_prompts_give_no_interval_and_no_detectable_effect():
     plain = cell(BASE, [2.0] * 4)
     auto = against(cell(AUTO, [1.0, 1.1, 1.2, 1.3]), plain)
     found = only(compare_adaptive([plain, auto]))

@@ -138,7 +138,7 @@ def test_the_cost_is_over_one_answer_at_the_same_k(compared: tuple[BestOf, ...])
     assert [best.scoring_share for best in compared] == pytest.approx([0.1 / 2.6, 0.1 / 1.4])
 
 
-def test_without_single_answers_there_is_no_cost(gathered: tuple[CellData, ...]) -> None:
+def test_best_of_has_no_cost_without_single_answers(gathered: tuple[CellData, ...]) -> None:
     assert [best.cost for best in compare_best_of(gathered[2:])] == [None, None]
 
 

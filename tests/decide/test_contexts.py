@@ -67,7 +67,7 @@ def test_the_break_even_is_undecided_without_a_loss_at_the_longest_context(answe
     assert entry.break_even_text.endswith(", ?]")
 
 
-def test_one_answer_at_every_length_is_a_range(answers):
+def test_equal_answers_at_every_length_form_one_range(answers):
     (gains,) = answers({512: {4: GAIN}, 4_096: {4: GAIN}})
     assert gains.text == "K=4 from 512 to 4,096 tokens"
     assert gains.break_even_text == "break-even with K=4: none up to 4,096 tokens"

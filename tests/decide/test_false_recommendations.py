@@ -94,7 +94,7 @@ def log_error(cell: CellSummary, true_speedup: float) -> float:
     return math.log(cell.speedup.estimate / true_speedup)
 
 
-def test_nothing_is_recommended_where_nothing_is_gained(summarized):
+def test_false_speedups_are_recommended_in_at_most_5_percent(summarized):
     null = sweeps(summarized, 1.0)
     confirmed = np.mean([says_helps(sweep) for sweep in null])
     unconfirmed = np.mean([best_of_many_says_helps(sweep) for sweep in null])

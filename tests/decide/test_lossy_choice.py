@@ -31,7 +31,7 @@ def test_a_lossy_way_is_taken_only_where_no_lossless_one_helps(lossless, lossy, 
     assert one.best.key.draft.drafter == chosen
 
 
-def test_no_lossy_way_is_the_one_for_all_workloads():
+def test_a_lossy_drafter_is_never_the_joint_recommendation():
     found = [*cells(1.5, 2.5, "chat"), *cells(1.5, 2.5, "code")]
     shared = joint_recommendation(recommend_for(found, decisions(found), Objective()))
     assert shared.key.draft.drafter == "draft"

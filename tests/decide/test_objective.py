@@ -124,7 +124,7 @@ def test_the_shared_configuration_minimizes_the_largest_regret(measured):
     assert joint_recommendation(picks[:1]) is None
 
 
-def test_no_workload_loses_with_the_configuration_of_its_own_answer(measured):
+def test_a_workloads_own_configuration_has_no_regret(measured):
     # On chat K = 7 is the answer, by its lower bound; K = 8 has the higher estimate.
     cells = [
         *measured(1, 100, 100, {7: (1.30, 1.38, 1.46), 8: (1.05, 1.48, 2.08)}, workload="chat"),
@@ -138,7 +138,7 @@ def test_no_workload_loses_with_the_configuration_of_its_own_answer(measured):
     assert shared.best_by_workload == {}
 
 
-def test_no_way_is_shared_where_none_keeps_the_limits_everywhere(measured):
+def test_no_joint_recommendation_if_a_limit_fails_in_one_workload(measured):
     cells = [
         *measured(1, 100, 100, {}, workload="chat", ttft_s=2.0),
         *measured(1, 100, 100, {}, workload="code"),
@@ -147,7 +147,7 @@ def test_no_way_is_shared_where_none_keeps_the_limits_everywhere(measured):
     assert joint_recommendation(recommend_for(cells, [], limited)) is None
 
 
-def test_not_speculating_is_shared_only_if_the_answers_had_a_say_everywhere(measured):
+def test_k_0_is_joint_only_if_every_answer_ran_in_every_workload(measured):
     chat = measured(1, 100, 100, {7: (1.9, 2.0, 2.1)}, workload="chat")
     code = measured(1, 100, 100, {5: (2.2, 2.4, 2.6)}, workload="code")
     decisions = [decide(choose(own), choose(own).leader) for own in (chat, code)]
@@ -171,7 +171,7 @@ def test_a_limit_given_twice_is_refused():
     assert len(parse_limits("tpot=30ms,tpot_p95=50ms", LIMITS)) == 2
 
 
-def test_in_open_loop_arrivals_fix_the_throughput(measured):
+def test_the_arrival_rate_fixes_the_throughput_in_open_loop(measured):
     cells = [
         replace(cell, key=with_axes(cell.key, request_rate=2.0))
         for cell in measured(8, 50, 100, {4: (1.4, 1.5, 1.6)})
@@ -183,7 +183,7 @@ def test_in_open_loop_arrivals_fix_the_throughput(measured):
     assert one.best.key.draft.k == 4
 
 
-def test_one_row_pays_for_its_prefills_as_many_rows_do(measured):
+def test_throughput_at_concurrency_1_includes_prefill(measured):
     """100 tokens a second while decoding are 60 over whole requests, of which the drafter's
     prefill takes a part, too."""
     one, two = measured(1, 100, 100, {4: (1.8, 2.0, 2.2)}), measured(2, 60, 80, {})

@@ -115,7 +115,7 @@ def test_a_target_is_too_small_from_three_tenths_of_a_step_on(cost, said):
     assert any("too small" in line for line in why(cell)) is said
 
 
-def test_nothing_bounds_an_adaptive_k():
+def test_an_adaptive_k_has_no_bottleneck_line():
     metrics = {
         "mean_acceptance_length": 3.0,
         "break_even_length": 2.0,

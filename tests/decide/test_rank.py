@@ -156,6 +156,6 @@ def test_forecasts_made_before_take_part_and_stay_as_they_are():
     assert known.to_measure == (2,)
 
 
-def test_without_a_limit_all_are_measured():
+def test_every_forecast_is_measured_without_a_limit():
     forecasts = [forecast("a", {2: 1.5}), forecast("b", {2: 0.5})]
     assert shortlist(forecasts, [], None) == tuple(forecasts)

@@ -90,7 +90,7 @@ def test_a_win_that_does_not_repeat_is_taken_back(summarized):
     assert {lost.draft.method, unclear.draft.method} == {"none"}
 
 
-def test_no_gain_means_do_not_speculate(summarized):
+def test_k_0_is_recommended_if_no_k_gains(summarized):
     cells = [summarized(1, 0.94, 0.97, 1.00), summarized(4, 0.7, 0.8, 0.9)]
     decision = decide(choose(cells))
     assert re.fullmatch(r"code: no speedup: K=1 .*0\.97x \[0\.94, 1\.00\]", decision.sentence)
@@ -145,7 +145,7 @@ def test_an_invalid_cell_is_named_and_never_used(summarized):
     assert decision.reasons == ("excluded: K = 8: throttled; 29 rounds",)
 
 
-def test_when_every_cell_is_invalid_nothing_is_shown(summarized):
+def test_the_decision_is_undecided_if_every_cell_is_invalid(summarized):
     cells = [summarized(k, 1.5, 1.6, 1.7, invalid=("throttled",)) for k in (2, 4)]
     decision = decide(choose(cells))
     expected = r"code: undecided: .*\(K=2: throttled; 1 more .*\)"
@@ -215,7 +215,7 @@ def test_the_three_answers(low, high, verdict):
     assert judge(Interval(estimate=1.0, low=low, high=high)) is verdict
 
 
-def test_no_speedup_at_all_is_not_shown_to_help():
+def test_a_missing_speedup_is_undecided():
     assert judge(None) is SpeedupVerdict.UNDECIDED
 
 

@@ -44,7 +44,7 @@ def test_an_answer_that_could_not_compete_is_named(summarized):
     assert left_out_in_words([]) == ""
 
 
-def test_no_workload_loses_at_the_k_of_its_own_answer(summarized):
+def test_a_workloads_own_k_has_no_regret(summarized):
     # On chat K = 7 has the highest lower bound and is the answer; K = 8 only looks faster.
     chat = [
         summarized(7, 1.30, 1.38, 1.46, workload="chat"),
@@ -95,7 +95,7 @@ def test_an_answer_without_interval_elsewhere_is_no_loss(summarized):
     assert find_shared_k([*code, *chat]) is None
 
 
-def test_not_speculating_takes_part(summarized):
+def test_k_0_is_a_candidate_for_the_shared_k(summarized):
     cells = [
         *sweep(summarized, "code", k2=1.05),
         *sweep(summarized, "creative", k2=0.5),

@@ -31,7 +31,7 @@ def test_the_range_comes_before_the_estimate_and_what_would_narrow_it(summarized
     assert "2.01" not in sentence
 
 
-def test_above_a_doubling_no_number_of_prompts_is_promised(summarized):
+def test_no_prompt_count_is_advised_for_an_effect_above_100_percent(summarized):
     cell = summarized(4, 0.60, 2.01, 6.60, num_prompts=5)
     loud = advice(replace(cell, minimum_detectable_effect=1.01))
     assert numbers(loud) == []
@@ -56,7 +56,7 @@ def test_a_run_cut_short_by_its_budget_is_advised_a_longer_budget(summarized):
 
 
 @pytest.mark.parametrize("in_all", [0, 3, 8])
-def test_without_more_prompts_none_are_asked_for(summarized, in_all):
+def test_repeats_are_advised_if_no_more_prompts_exist(summarized, in_all):
     text = advice(summarized(4, 0.9, 1.0, 1.1, num_prompts=8), in_all)
     assert numbers(text) == []
     assert "--repeats" in text

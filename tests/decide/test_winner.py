@@ -48,7 +48,7 @@ def found(parts, asked=Selection(), names=("draft",)):  # noqa: B008
     return winner([pairing(name) for name in names], decisions, cells, asked)
 
 
-def test_one_question_gives_its_own_k(measured):
+def test_a_single_setting_exports_its_winning_k(measured):
     made = found([measured({2: 1.3, 4: 1.6, 8: 1.4})])
     assert made.tiers == (Tier(None, 4),)
     here, beyond = made.basis

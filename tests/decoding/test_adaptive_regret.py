@@ -30,7 +30,7 @@ def ignoring_cost(costs: RoundCostModel) -> Controller:  # noqa: ARG001
 @pytest.mark.sampled(one_in=3, every=["num_rows", "alpha"])
 @pytest.mark.parametrize("num_rows", [1, 4, 16])
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
-def test_on_an_even_text_it_costs_little_more_than_the_best_fixed_k(alpha, num_rows):
+def test_adaptive_k_is_close_to_the_best_fixed_k_on_steady_text(alpha, num_rows):
     assert regret(adaptive, [steady(alpha)] * num_rows, 300) < TOLERANCE
 
 

@@ -40,7 +40,7 @@ def test_the_reference_text_does_not_loop(subject: Subject) -> None:
 
 
 @pytest.mark.sampled(one_in=2)
-def test_without_drafts_the_text_is_that_of_generate(subject: Subject) -> None:
+def test_text_without_drafts_equals_generate(subject: Subject) -> None:
     baseline = make_drafter("none", subject.target)
 
     assert_texts(decode(subject.target, baseline, REQUESTS, k=0), subject.texts)
@@ -48,7 +48,7 @@ def test_without_drafts_the_text_is_that_of_generate(subject: Subject) -> None:
 
 @pytest.mark.sampled(one_in=4, every=["k"])
 @pytest.mark.parametrize("k", [1, 8])
-def test_when_every_draft_is_right_the_text_is_that_of_generate(subject: Subject, k: int) -> None:
+def test_text_with_perfect_drafts_equals_generate(subject: Subject, k: int) -> None:
     drafter = make_drafter("draft_model", subject.target, subject.own_draft)
 
     results = decode(subject.target, drafter, REQUESTS, k=k)
@@ -59,7 +59,7 @@ def test_when_every_draft_is_right_the_text_is_that_of_generate(subject: Subject
 
 @pytest.mark.sampled(one_in=2, every=["subject", "k"])
 @pytest.mark.parametrize("k", [1, 8])
-def test_when_most_drafts_are_wrong_the_text_is_that_of_generate(subject: Subject, k: int) -> None:
+def test_text_with_mostly_wrong_drafts_equals_generate(subject: Subject, k: int) -> None:
     drafter = make_drafter("draft_model", subject.target, subject.stranger)
 
     results = decode(subject.target, drafter, REQUESTS, k=k)

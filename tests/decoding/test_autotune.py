@@ -162,7 +162,7 @@ def test_a_slow_one_is_not_chosen_though_it_is_first():
 
 
 @pytest.mark.parametrize(("second_s", "winner"), [(0.96, "first"), (0.94, "second")])
-def test_within_5_percent_the_order_decides(second_s, winner):
+def test_candidates_within_5_percent_are_chosen_by_order(second_s, winner):
     meter = Metered()
     candidates = [
         KernelCandidate("first", meter.run_of(1.0)),
@@ -238,7 +238,7 @@ def test_a_forward_that_is_right_when_replayed_takes_part():
     assert autotune_forward(FusedRunner(tiny_llama()), ("stock",), timing)[0] == "stock"
 
 
-def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):
+def test_whole_forwards_are_autotuned_and_a_wrong_one_loses(monkeypatch):
     wrong = lambda runner: ForgetsAToken(runner.model)  # noqa: E731
     monkeypatch.setitem(kernel_choices.FORWARDS, "wrong", wrong)
     meter = Metered()

@@ -195,7 +195,7 @@ def test_drafts_without_a_distribution_leave_every_sampled_token_as_it_was(llama
         assert sampled_alone(llama.target, "ngram", llama.stranger, k) == baseline
 
 
-def test_another_seed_gives_another_text_and_the_same_seed_the_same(llama: Subject) -> None:
+def test_sampled_text_depends_on_the_seed(llama: Subject) -> None:
     prompt = ragged_prompts()[0]
     seeds = (1, 2, 1)
     same_prompt = [Request(prompt_ids=prompt, max_new_tokens=24, seed=s) for s in seeds]

@@ -47,7 +47,7 @@ def test_a_round_of_the_baseline_neither_syncs_nor_copies() -> None:
 @pytest.mark.sampled(one_in=8)
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", TRACED)
-def test_no_architectures_forward_syncs_or_copies(architecture: str) -> None:
+def test_a_baseline_forward_neither_syncs_nor_copies(architecture: str) -> None:
     trace_round("none", 0, make_runner=lambda: StockRunner(build(ARCHITECTURES[architecture]())))
 
 
@@ -55,7 +55,7 @@ def test_no_architectures_forward_syncs_or_copies(architecture: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "k"), [("none", 0), ("draft_model", 4)])
 @pytest.mark.parametrize("name", FUSED)
-def test_no_fused_forward_syncs_or_copies(name: str, method: str, k: int) -> None:
+def test_a_fused_forward_neither_syncs_nor_copies(name: str, method: str, k: int) -> None:
     trace_round(method, k, make_runner=lambda: FusedRunner(family(name)))
 
 
@@ -74,7 +74,7 @@ def on_triton(name: str) -> FusedRunner:
         *product(["Llama"], ("eagle", "eagle, chain", "eagle3", "eagle3, static", "mtp", "dflash")),
     ],
 )
-def test_no_round_on_kernels_of_ours_syncs_or_copies(name: str, variant: str) -> None:
+def test_a_round_on_our_kernels_neither_syncs_nor_copies(name: str, variant: str) -> None:
     (chosen,) = (one for one in VARIANTS if str(one) == variant)
     trace_round(chosen.method, 3, make_runner=lambda: on_triton(name), **chosen.parameters)
 

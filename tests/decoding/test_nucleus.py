@@ -87,7 +87,7 @@ def test_a_cut_that_is_planted_one_token_off_would_be_seen():
 
 
 @pytest.mark.parametrize("top_p", [0.2, 0.5, 0.9])
-def test_without_ties_it_is_transformers_own(top_p):
+def test_nucleus_equals_transformers_without_ties(top_p):
     scores_NV = torch.randn(500, 313, generator=torch.Generator().manual_seed(1)) * 3
     theirs = TopPLogitsWarper(top_p)(None, scores_NV).softmax(-1)
     torch.testing.assert_close(nucleus(scores_NV, top_p), theirs)
@@ -100,7 +100,7 @@ def test_transformers_keeps_some_ties_at_the_cut_and_we_keep_all():
     assert (nucleus(scores_NV, top_p) > 0).tolist() == [[True, True, True, True, False]]
 
 
-def test_any_leading_shape_and_any_sign_and_nothing_but_one_token():
+def test_nucleus_takes_any_leading_shape_and_a_single_token():
     scores = torch.randn(2, 3, 5, 11, generator=torch.Generator().manual_seed(2))
     whole = nucleus(scores, 0.7)
     assert whole.shape == scores.shape

@@ -92,7 +92,7 @@ def test_windows_of_hybrids_use_the_names_of_masks(
     assert reaches_beside_states(SimpleNamespace(layer_types=kinds, sliding_window=7)) == expected
 
 
-def test_whole_masks_have_one_row_for_each_token_and_are_never_left_out() -> None:
+def test_whole_masks_have_one_row_per_token_and_are_never_omitted() -> None:
     config = tiny_llama().config
     assert config.num_attention_heads == 2 * config.num_key_value_heads
     places_13 = torch.arange(3)[None]

@@ -94,7 +94,7 @@ def test_rounds_go_on_in_the_prediction_where_the_two_part() -> None:
 
 
 @pytest.mark.parametrize("predicted", [(), (90, 91, 92), (90, *COUNTED[1:])])
-def test_nothing_is_checked_where_the_first_token_is_not_expected(
+def test_no_check_runs_if_the_first_token_differs_from_the_prediction(
     predicted: tuple[int, ...],
 ) -> None:
     result = count(*predicted)
@@ -165,7 +165,7 @@ def test_the_last_token_of_a_budget_is_left_to_a_round() -> None:
     assert result.rounds.num_emitted == (1,)
 
 
-def test_nothing_is_checked_at_k_0() -> None:
+def test_predicted_output_is_not_checked_at_k_0() -> None:
     result = count(*COUNTED, policy=FixedK(0))
     assert result.answer_check is None
     assert result.rounds.num_emitted == (1,) * 25

@@ -170,7 +170,7 @@ def test_a_dtype_without_kernels_is_refused_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize("dummy", [False, True])
-def test_without_torchao_the_command_that_installs_it_is_named(saved, monkeypatch, dummy):
+def test_quantization_without_torchao_names_the_install_command(saved, monkeypatch, dummy):
     monkeypatch.setitem(sys.modules, "torchao", None)
     spec = ModelSpec(source=str(saved), folder=saved, quantization="int8")
     with pytest.raises(ModelError, match=r"int8.*pip install torchao"):

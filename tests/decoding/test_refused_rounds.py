@@ -27,7 +27,7 @@ def llama() -> Subject:
     return make_subject()
 
 
-def test_no_memory_at_the_third_bucket_leaves_the_first_two_replaying(llama: Subject) -> None:
+def test_graphs_captured_before_an_out_of_memory_error_stay_in_use(llama: Subject) -> None:
     texts = eager_texts(llama, llama.drafter("draft_model"), one_request(), FixedK(0), 1)
     bench = Bench(llama, llama.drafter("draft_model"), graphs=FailingGraphs(3, error=NO_MEMORY))
 

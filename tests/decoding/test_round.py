@@ -55,7 +55,7 @@ def test_a_wrong_draft_ends_the_round_with_the_targets_token() -> None:
     assert columns(result) == [(3, 1, 2), (3, 3, 4)]
 
 
-def test_when_every_draft_is_wrong_each_round_emits_one_token() -> None:
+def test_a_round_emits_one_token_if_every_draft_is_wrong() -> None:
     result = counted(k=3, wrong=range(60), num_tokens=5)
 
     assert result.output_ids == tuple(range(6, 11))
@@ -129,7 +129,7 @@ def test_an_end_of_text_that_was_drafted_and_refused_is_ignored() -> None:
     assert not result.hit_eos
 
 
-def test_any_of_several_end_of_text_ids_ends_the_text() -> None:
+def test_each_of_several_end_of_text_ids_ends_the_text() -> None:
     assert counted(k=4, eos_ids=(50, 8, 51)).output_ids == (6, 7, 8)
 
 

@@ -96,7 +96,7 @@ def test_one_round_of_three_times_the_time_moves_a_cost_by_about_a_hundredth():
     assert costs.round_s(1, 0) == pytest.approx(1.01, rel=0.001)
 
 
-def test_with_nothing_seen_a_draft_is_kept_as_often_as_not():
+def test_the_prior_acceptance_rate_is_one_half():
     assert AcceptanceTracker(3, memory_rounds=40).expected_tokens() == [1.0, 1.5, 1.75, 1.875]
 
 

@@ -84,7 +84,7 @@ def filled(runner: Runner, wanted: Sequence[PrefillRequest], **changes: Any) -> 
 
 
 @pytest.mark.parametrize("prefill_chunk", [512, 4])
-def test_one_row_is_fed_and_the_others_copy_it(prefill_chunk: int) -> None:
+def test_a_shared_prompt_is_prefilled_once_and_copied(prefill_chunk: int) -> None:
     runner = CountingRunner()
     prompt = tuple(range(10))
 

@@ -104,7 +104,7 @@ def test_the_slots_of_an_accepted_branch_move_within_their_own_row(
 
 
 @torch.no_grad()
-def test_one_position_a_row_is_answered_where_only_the_last_is_asked_for(
+def test_logits_can_be_limited_to_one_position_per_row(
     runner: Runner, expected_1TV: Tensor
 ) -> None:
     tokens_3T = TOKENS_1T.expand(3, -1)

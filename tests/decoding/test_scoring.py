@@ -68,7 +68,7 @@ def test_logits_of_the_next_token_are_those_of_a_plain_forward(
 
 
 @pytest.mark.parametrize("most_logits", [1, 4 * 5 * VOCAB_SIZE])
-def test_chunks_change_nothing(
+def test_scores_do_not_depend_on_the_chunk_size(
     make_runner: MakeRunner, most_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_llama(seed=0)

@@ -196,7 +196,7 @@ def test_a_right_runner_passes_in_every_dtype(dtype, forward):
 
 
 @pytest.mark.parametrize("forward", ["stock", "fused"])
-def test_one_row_has_no_room_for_the_two_of_the_test(forward):
+def test_the_self_test_does_not_change_an_allocation_of_one_row(forward):
     runner, _ = make_checked_runner(tiny_llama(), forward)
     runner.allocate(1, 128)
     rows = runner.cache if forward == "fused" else runner.cache.index

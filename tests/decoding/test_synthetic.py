@@ -103,7 +103,7 @@ def test_the_same_seeds_and_places_keep_the_same_whatever_the_row() -> None:
 
 
 @pytest.mark.parametrize(("share", "kept"), [(1.0, 4), (0.0, 0)])
-def test_all_means_all_and_none_means_none(share: float, kept: int) -> None:
+def test_acceptance_rates_of_1_and_0_accept_all_and_none(share: float, kept: int) -> None:
     assert judged((share,), 4).num_accepted_B.unique().tolist() == [kept]
 
 
@@ -125,7 +125,7 @@ def test_drafts_are_emitted_as_they_are_and_the_target_speaks_at_the_stop(sample
         assert tokens[: kept + 1].tolist() == [DRAFT] * kept + [TARGET]
 
 
-def test_without_drafts_the_target_says_one_token() -> None:
+def test_a_simulated_round_without_drafts_emits_one_token() -> None:
     verdict = judged((0.7,), 0)
 
     assert verdict.num_accepted_B.unique().tolist() == [0]
@@ -141,7 +141,7 @@ def test_noise_of_one_purpose_differs_from_that_of_others() -> None:
     assert not any(torch.equal(own, other) for other in draws.values())
 
 
-def test_one_value_is_each_drafts_chance_and_several_are_shares_of_rounds() -> None:
+def test_one_rate_is_conditional_and_several_are_per_position() -> None:
     assert acceptance_rates((0.5,), 3) == (0.5, 0.25, 0.125)
     assert acceptance_rates((0.5, 0.4), 3) == (0.5, 0.4, 0.0)
     assert acceptance_rates((0.5, 0.4, 0.3), 2) == (0.5, 0.4)

@@ -209,7 +209,7 @@ def test_equal_vocabularies_fit_whatever_their_templates(tmp_path):
     assert require_same_vocabulary(one, other) == ((), (), ())
 
 
-def test_another_token_under_an_id_does_not_fit_and_the_first_three_are_shown(tmp_path):
+def test_differing_token_ids_are_refused_with_the_first_three(tmp_path):
     def shift(content):
         vocab = content["model"]["vocab"]
         a, b, c, d = (vocab[letter] for letter in "ABCD")

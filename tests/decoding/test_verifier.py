@@ -52,7 +52,7 @@ def test_a_draft_that_was_not_meant_does_not_count_even_if_right() -> None:
     assert judged_greedily([1, 2, 3], target=[1, 2, 3, 0], num_drafted=1) == [1, 2]
 
 
-def test_without_drafts_the_target_says_one_token() -> None:
+def test_a_round_without_drafts_emits_one_target_token() -> None:
     assert judged_greedily([], target=[3]) == [3]
 
 
@@ -66,7 +66,7 @@ def test_every_row_is_judged_by_itself() -> None:
     assert [own_tokens(verdict, row) for row in range(3)] == [[1, 2, 3], [1, 2], [1]]
 
 
-def test_one_hot_distributions_accept_exactly_the_targets_tokens() -> None:
+def test_one_hot_distributions_accept_only_the_targets_tokens() -> None:
     # Rejection at temperature 0 is the same rule as matching: p is 1 or 0.
     drafts = torch.tensor([[1, 0]])
     q = torch.nn.functional.one_hot(drafts, 4).float()

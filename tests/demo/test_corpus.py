@@ -29,7 +29,7 @@ def test_most_prompts_of_a_register_are_different(register: str) -> None:
 
 
 @pytest.mark.parametrize("register", ["chat", "creative", "qa"])
-def test_no_template_is_left_unfilled(register: str) -> None:
+def test_prompt_templates_are_completely_filled_in(register: str) -> None:
     for index in range(300):
         for message in sample(register, index, 0).messages():
             assert not re.search(r"[\[\]{}|]|a\* ", message["content"])

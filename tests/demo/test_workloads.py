@@ -33,7 +33,7 @@ def test_prompts_and_ids_are_different(register: str) -> None:
 
 
 @pytest.mark.parametrize("register", REGISTERS)
-def test_no_prompt_is_among_a_sample_of_the_training_conversations(register: str) -> None:
+def test_workload_prompts_are_absent_from_training_conversations(register: str) -> None:
     trained = training_conversations(SEED, 0, 1500, (register,))
     seen = {conversation.turns[0][0] for conversation in trained}
     assert len(seen) > 1000

@@ -88,7 +88,7 @@ def test_layers_without_a_bias_add_none() -> None:
     torch.testing.assert_close(logits_of(bare), logits_of(zero))
 
 
-def test_one_product_may_serve_all_heads() -> None:
+def test_medusa_heads_may_share_one_output_matrix() -> None:
     own = dict(heads().tensors)
     shared = {name: tensor for name, tensor in as_vllm(own).items() if "lm_heads" not in name}
     own |= {f"{i}.1.weight": own["0.1.weight"] for i in range(NUM_HEADS)}

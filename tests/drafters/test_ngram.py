@@ -69,7 +69,7 @@ def test_a_match_may_overlap_the_tokens_it_explains() -> None:
     assert lookups([7, 7, 7, 7], k=4) == [[7]]
 
 
-def test_nothing_behind_the_newest_token_is_looked_at() -> None:
+def test_a_lookup_ignores_garbage_after_the_newest_token() -> None:
     # The garbage behind the text is 2, 3, 8: it must not answer for 2 or for (2, 3).
     assert lookups([1, 3, 2]) == [[]]
     assert lookups([6, 2, 3]) == [[]]
@@ -79,7 +79,7 @@ def test_rows_of_different_lengths_are_looked_up_by_themselves() -> None:
     assert lookups([1, 2, 1], [5, 6, 7, 8, 5], [1, 2, 3]) == [[2, 1], [6, 7], []]
 
 
-def test_nothing_stands_before_the_first_token() -> None:
+def test_a_lookup_does_not_match_padding_before_the_first_token() -> None:
     # Padding of 0 before the text would make its first token end in (0, 5), as the last does.
     assert lookups([5, 7, 5, 8, 0, 5]) == [[8, 0]]
 
@@ -88,7 +88,7 @@ def test_a_first_token_that_matches_needs_nothing_before_it() -> None:
     assert lookups([2, 9, 8, 2], max_ngram=3) == [[9, 8]]
 
 
-def test_no_drafts_are_made_where_none_are_asked_for() -> None:
+def test_a_lookup_with_k_0_drafts_nothing() -> None:
     assert lookups([1, 2, 1], k=0) == [[]]
 
 

@@ -80,6 +80,6 @@ def test_every_other_error_is_unchanged(error: Exception) -> None:
     assert raised.value is error
 
 
-def test_without_a_gpu_nothing_is_asked_of_one() -> None:
+def test_a_device_error_without_a_gpu_is_not_probed() -> None:
     with pytest.raises(DeviceError):
         told(RuntimeError(REFUSED))

@@ -52,7 +52,7 @@ def test_k_0_decides_though_a_drafter_has_all_that_was_asked_for():
     assert list(graph_notes(launched)) == ["graphs of none: off, no room"]
 
 
-def test_one_reason_for_two_kinds_of_graph_is_reported_for_each():
+def test_a_shared_reason_against_graphs_is_noted_for_each_kind():
     launched = [("none", Launcher("off", "no room")), ("draft", Launcher("step", "no room"))]
     assert list(graph_notes(launched)) == [
         "graphs of none: off, no room",

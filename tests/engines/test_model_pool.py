@@ -9,7 +9,7 @@ from specbench.engines.model_pool import ModelPool, identity
 from tests.decoding.models import random_prompt
 
 
-def test_everybody_gets_the_same_model(pool, target):
+def test_the_model_pool_returns_the_same_model(pool, target):
     assert pool.load(target.model) is pool.load(target.model)
 
 
@@ -41,7 +41,7 @@ def test_releasing_an_unused_model_is_a_bug(pool, target):
         pool.release(target.model)
 
 
-def test_one_dtype_for_every_model(pool, target):
+def test_a_dtype_given_to_the_pool_applies_to_every_model(pool, target):
     assert ModelPool(pool.device, "float64").load(target.model).dtype == "float64"
 
 

@@ -62,7 +62,7 @@ def test_a_draft_with_another_tokenizer_loads_and_leaves_the_text_unchanged(
     assert engine.weights_bytes("other") > engine.weights_bytes("none")
 
 
-def test_as_an_ordinary_draft_model_it_is_refused_with_what_can_use_it(pair: Target) -> None:
+def test_a_draft_with_another_tokenizer_is_refused_as_draft_model(pair: Target) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     with pytest.raises(CompatibilityError, match="method token_intersection drafts these"):
         engine.add_drafter(drafter_of(pair, "draft_model"))

@@ -41,11 +41,11 @@ def test_a_fixed_k_drafts_k_tokens_every_round(engine, k):
     assert len(rounds) - len(whole) <= k
 
 
-def test_by_default_it_drafts_differently(engine):
+def test_default_assisted_generation_drafts_differently(engine):
     assert forwards_of(engine, DEFAULT) != forwards_of(engine, replace(ASSISTED, k=20))
 
 
-def test_one_method_leaves_no_setting_behind_for_the_next(engine):
+def test_a_method_leaves_no_setting_for_the_next(engine):
     alone = forwards_of(engine, DEFAULT)
     forwards_of(engine, ASSISTED)
     assert forwards_of(engine, DEFAULT) == alone
@@ -131,7 +131,7 @@ def test_a_target_that_drafts_for_itself_is_in_memory_once(engine, target):
 
 
 @pytest.mark.parametrize(("parameters", "copied"), [({}, 60), ({"max_ngram": 3}, 70)])
-def test_how_long_a_suffix_is_looked_up_comes_from_the_pairing(engine, parameters, copied):
+def test_the_ngram_length_comes_from_the_pairing(engine, parameters, copied):
     # 3 4 was followed by 60 first, 7 3 4 by 70; the library alone looks up two tokens.
     prompt = (8, 3, 4, 60, 61, 7, 3, 4, 70, 71, 9, 7, 3, 4)
     engine.add_drafter(DrafterSpec(name="n", method="ngram", parameters=parameters))

@@ -45,7 +45,7 @@ def test_greedy_text_is_the_targets_own(engine, target, work):
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("work", ALL, ids=by_method)
 @pytest.mark.parametrize("num_tokens", [1, 2, 19])
-def test_exactly_as_many_tokens_as_asked_for(engine, work, num_tokens):
+def test_every_mode_generates_the_requested_number_of_tokens(engine, work, num_tokens):
     assert len(engine.generate(request(num_tokens), work).output_ids) == num_tokens
 
 
@@ -151,7 +151,7 @@ def logged():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_nothing_is_printed_or_logged(engine, logged, capfd, temperature):
+def test_transformers_generation_prints_and_logs_nothing(engine, logged, capfd, temperature):
     for work in ALL:
         engine.generate(request(temperature=temperature, stop_at_eos=True), work)
     assert not logged

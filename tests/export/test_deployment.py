@@ -82,7 +82,7 @@ def test_drafts_of_a_tree_that_is_drawn_are_judged_by_their_probs(method, parame
         ("tensorrt_llm", "1.3", "eagle3"),  # it grows trees of its own, but has none that is given
     ],
 )
-def test_no_server_has_eagles_static_tree_and_each_says_so(engine, version, method):
+def test_every_server_export_notes_the_missing_static_tree(engine, version, method):
     static = exported(engine, deployment(method, tree="static"), version)
     chain = exported(engine, deployment(method, tree="chain"), version)
 

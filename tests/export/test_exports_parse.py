@@ -68,7 +68,7 @@ def test_every_shipped_pairing_is_taken_or_refused_with_what_comes_nearest(engin
 
 
 @pytest.mark.parametrize("engine", SERVERS)
-def test_not_speculating_is_the_plain_command(engine):
+def test_k_0_is_exported_as_the_plain_command(engine):
     made = exported(engine, deployment("draft_model", 0))
     assert made.acceptance_rule is None
     assert "spec" not in made.command_line

@@ -79,7 +79,7 @@ def test_transformers_has_no_such_thing_and_names_what_has():
 
 
 @pytest.mark.parametrize("engine", EXPORTED)
-def test_nothing_is_simulated_without_drafts_or_without_being_asked(engine):
+def test_acceptance_is_simulated_only_on_request_and_above_k_0(engine):
     plain = deployment("draft_model", 3)
     without = simulated("draft_model", 0)
     for made in (export(engine, plain), export(engine, without)):

@@ -95,7 +95,7 @@ def test_sizes_of_another_model_are_named_like_missing_ones(tmp_path: Path) -> N
     assert said.endswith('add "hidden_size": 4')
 
 
-def test_one_matrix_for_all_heads_and_few_tokens_have_fields_of_their_own(tmp_path: Path) -> None:
+def test_a_shared_head_matrix_and_token_map_set_medusa_fields(tmp_path: Path) -> None:
     tensors = ("0.0.linear.weight", "0.0.linear.bias", "lm_head.weight", "token_map")
     (said,) = lost("medusa", written(tmp_path / "head", {"model_type": "medusa"}, *tensors))
 

@@ -45,7 +45,7 @@ def test_a_family_is_what_the_page_says(family: str) -> None:
     assert transformers.__version__ != NEWEST or told()[family, NEWEST] == found.shown
 
 
-def test_no_family_gives_another_text_and_every_refusal_has_words() -> None:
+def test_no_family_changes_the_text_and_refusals_give_a_remedy() -> None:
     assert {state for state, _ in told().values()} == {IDENTICAL, REFUSED, NOT_BUILT, ABSENT}
     refusals = [why for state, why in told().values() if state == REFUSED]
     assert all(re.search(r"; (measure|choose)", why) for why in refusals)

@@ -139,7 +139,7 @@ def test_a_dry_run_names_the_field_and_ends_with_exit_code_2(folder, head, metho
 @pytest.mark.sampled(one_in=6)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_any_value_of_any_field_is_read_or_refused(folder, head, method):
+def test_a_head_config_with_any_wrong_value_is_read_or_refused(folder, head, method):
     target, model = files_of(folder / "target"), tiny_llama(vocab_size=VOCAB_SIZE)
     runner = StockRunner(model)
     whole: Checkpoint = drafter_class(method).new_checkpoint(model.config, 0)

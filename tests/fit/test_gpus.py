@@ -20,7 +20,7 @@ from specbench.fit.gpus import RESERVED_BYTES, find_gpu
         ("NVIDIA H200", 143_771),
     ],
 )
-def test_no_more_is_planned_with_than_there_is(name, mib):
+def test_planned_gpu_memory_is_below_the_total(name, mib):
     left = find_gpu(name).memory_bytes - RESERVED_BYTES
     assert 0.94 * mib < left / 2**20 < mib
 

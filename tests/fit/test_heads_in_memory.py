@@ -21,7 +21,7 @@ def test_a_pickled_head_of_another_width_is_not_refused(target, tmp_path):  # no
     assert "hidden_size" not in [field for field, *_ in refusals(found)]
 
 
-def test_any_models_config_is_refused_where_no_pickle_hides_what_it_is(target, tmp_path):  # noqa: F811
+def test_a_model_config_is_refused_as_a_head_without_a_pickle(target, tmp_path):  # noqa: F811
     head = write_head(tmp_path / "head", "eagle", target)
     changed = change_config(head, architectures=["LlamaForCausalLM"])
     for file in head.folder.glob("*.safetensors*"):
@@ -41,7 +41,7 @@ def test_an_ngram_needs_no_room_for_distributions():
     assert plans[1].peak.rest - plans[0].peak.rest == needed
 
 
-def test_a_separate_embedding_is_stored_and_looked_up_but_not_streamed(target, tmp_path):  # noqa: F811
+def test_a_separate_embedding_is_looked_up_but_not_streamed(target, tmp_path):  # noqa: F811
     from safetensors.torch import load_file, save_file
 
     head = write_head(tmp_path / "head", "eagle", target)

@@ -38,7 +38,7 @@ def test_a_refused_tokenizer_says_which_methods_can_use_it_and_what_is_in_common
 
 
 @pytest.mark.parametrize("method", ["token_intersection", "string_match"])
-def test_another_tokenizer_fits_with_what_is_in_common_and_what_it_costs(target, draft, method):
+def test_another_tokenizer_fits_with_a_warning_on_common_tokens(target, draft, method):
     found = only(with_method(target, renamed(draft, 102), method), "warning")
     assert (found.field, found.target, found.draft) == ("tokenizer", "259 tokens", "259 tokens")
     assert re.match(r"157 tokens .*60\.6% ", found.reason)

@@ -141,7 +141,7 @@ def test_every_drafter_of_the_embedded_pair_takes_what_is_planned():
         assert plan.num_drafts == nodes, drafter.name
 
 
-def test_how_a_model_of_several_parts_is_stored_stands_at_the_top_of_its_config(tmp_path):
+def test_dtype_and_quantization_are_read_from_the_top_level_config(tmp_path):
     """As transformers reads it, whatever the config of the part that writes text says."""
     text = {"num_hidden_layers": 2, "hidden_size": 8, "dtype": "float32"}
     whole = {"text_config": text, "torch_dtype": "bfloat16"}

@@ -65,7 +65,7 @@ def test_turns_of_a_prompt_are_one_unit():
     assert rounds.num_emitted.tolist() == [24, 12]
 
 
-def test_below_five_prompts_there_is_no_interval():
+def test_fewer_than_five_prompts_give_no_interval():
     record = forecast(KEY, [right(p) for p in "abcd"], curve(COSTS), range(5))
     assert all(p.speedup.low is p.speedup.high is None for p in record.points if p.speedup)
 
@@ -150,7 +150,7 @@ def test_an_approximate_replay_has_an_error_though_prompts_agree():
         assert end == pytest.approx(2.0 * math.exp(sign * 1.96 * INEXACT), rel=1e-3)
 
 
-def test_at_most_three_are_measured():
+def test_at_most_three_k_are_measured_after_a_forecast():
     shaky = CostCurve(
         visits={k: tuple(c * f for f in (1, 1.5, 0.7, 1.2, 0.8, 1)) for k, c in COSTS.items()}
     )

@@ -65,5 +65,5 @@ def test_forecasts_cover_the_truth(num_prompts: int) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_costs_own_error_they_would_not() -> None:
+def test_forecast_intervals_are_too_narrow_without_the_cost_error() -> None:
     assert coverage(40, joins_costs=False) < 0.88

@@ -79,7 +79,7 @@ def test_a_round_starts_where_the_one_before_it_ended():
 
 
 @pytest.mark.parametrize(("k", "drafted", "rejecting"), [(1, 2, 0), (2, 3, 1), (3, 4, 1)])
-def test_one_chain_serves_every_smaller_k(k, drafted, rejecting):
+def test_a_trace_replays_every_smaller_k(k, drafted, rejecting):
     got = replay_one(TRACE, k)
 
     assert (got.num_rounds, got.num_accepted, got.num_drafted) == (2, 2, drafted)

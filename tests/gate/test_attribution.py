@@ -150,7 +150,7 @@ def test_some_metrics_imply_their_cause(metric, cause):
     assert causes(figures(), metric) == (cause,)
 
 
-def test_without_rounds_no_cause_is_made_up():
+def test_a_change_without_round_counts_has_no_cause():
     bare = cell({"decode_tokens_per_s": figure(100.0)})
     found = attribute(bare, bare, ["decode_tokens_per_s"], same_hardware=True)
     assert found.causes == ()

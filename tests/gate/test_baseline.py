@@ -30,12 +30,12 @@ def test_several_runs_are_their_geometric_mean_and_the_deviation_of_their_logari
     assert pooled.num_runs == 2
 
 
-def test_one_run_is_itself_and_shows_no_deviation():
+def test_a_pool_of_one_run_has_no_deviation():
     pooled = pool([run(2.0, "a")])
     assert pooled.cells[0].figures["decode_speedup"].deviation is None
 
 
-def test_counts_that_repeat_stay_the_same_number():
+def test_equal_counts_are_pooled_unchanged():
     value = 2.123456789
     same = [side(cell({"mean_acceptance_length": figure(value)}), name=n) for n in "abc"]
     found = pool(same).cells[0].figures["mean_acceptance_length"]

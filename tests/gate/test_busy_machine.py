@@ -185,7 +185,7 @@ def test_load_on_the_candidates_gpu_host_is_never_a_regression(load):
 
 
 @pytest.mark.parametrize("load", [0.16, 0.24, 0.4])
-def test_without_the_share_of_the_cpu_such_load_is_a_false_alarm(load):
+def test_load_is_a_false_alarm_without_the_cpu_share(load):
     """Negative control."""
     assert regressions(load, 0.0, None) > 0.5
 

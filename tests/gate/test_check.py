@@ -78,7 +78,7 @@ def test_a_metric_declares_whether_less_is_better():
     assert judged("round_s", 0.010, 0.007, **tolerances).verdict is GateVerdict.PASS
 
 
-def test_counts_that_repeat_exactly_need_no_luck():
+def test_exact_counts_are_judged_without_a_statistical_test():
     # No spread between prompts, none between runs: 2.1 % is a regression, 1.9 % is not.
     assert (
         judged("mean_acceptance_length", 1.0, 0.979, tolerance=0.02).verdict

@@ -227,7 +227,7 @@ def test_another_drafter_is_tested_and_is_not_different_work():
     assert have_same_arithmetic(one, other)
 
 
-def test_another_version_of_torch_may_change_text_and_is_not_refused():
+def test_another_torch_version_is_allowed_but_changes_arithmetic():
     one, other = fingerprint(), fingerprint(torch="2.14.0")
     assert differences(one, other) == ()
     assert not have_same_arithmetic(one, other)
@@ -315,7 +315,7 @@ def test_only_seconds_at_another_number_of_threads_are_refused_unless_hardware_m
     assert check(*sides, seconds, {"hardware"}).verdict is GateVerdict.REGRESSION
 
 
-def test_another_cpu_is_refused_for_seconds_whatever_its_threads():
+def test_absolute_times_on_another_cpu_are_refused():
     other = {"hardware": {**FEWER["hardware"], "CPU": "another, 2 cores"}}
     with pytest.raises(UsageError, match="hardware: CPU"):
         pair_up(

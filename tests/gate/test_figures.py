@@ -215,7 +215,7 @@ def test_kinds_are_those_that_a_slower_clock_shows(steady):
     assert seen > 15
 
 
-def test_counts_need_no_floor_and_times_the_largest():
+def test_the_deviation_floor_is_0_for_counts_and_largest_for_times():
     for device in ("cpu", "cuda", "something else"):
         floors = [deviation_floor(kind, device) for kind in MetricKind]
         assert floors[0] == 0

@@ -118,7 +118,7 @@ def test_a_target_packed_on_loading_is_another_model():
     assert found.candidate == f"demo int8 of {TARGET.content_sha256[:12]}"
 
 
-def test_another_version_of_an_imported_tool_is_a_change():
+def test_another_version_of_an_imported_tool_is_reported():
     record = ImportedRecord(
         cell_id="c",
         tool="vllm bench serve",

@@ -246,7 +246,7 @@ def test_an_end_to_end_speedup_has_its_own_interval():
     assert (series.points[0].low, series.points[0].high) == (1.15, 1.25)
 
 
-def test_one_in_twenty_series_steps_by_chance():
+def test_the_history_reports_a_5_percent_false_alarm_rate():
     found = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
     assert len(found.series) == 1
     assert re.search(r"of 1 series .*\b0\.1 ", found.false_alarms)

@@ -156,7 +156,7 @@ def test_without_intervals_alarms_rise(greedy, monkeypatch):
 
 
 @pytest.mark.long
-def test_without_the_deviation_between_runs_alarms_rise(greedy, monkeypatch):
+def test_ignoring_the_deviation_between_runs_raises_false_alarms(greedy, monkeypatch):
     """Negative control: prompts of one run share its clocks, and do not show them."""
     close = {"decode_tokens_per_s": between_runs(greedy, of_ratio=False) / 4}
     assert run_gates("close, with deviations", greedy, close, None, RECIPE).alarms <= 0.05
@@ -165,7 +165,7 @@ def test_without_the_deviation_between_runs_alarms_rise(greedy, monkeypatch):
 
 
 @pytest.mark.long
-def test_without_holm_alarms_rise(greedy, monkeypatch):
+def test_ignoring_holm_raises_false_alarms(greedy, monkeypatch):
     """Negative control, at the limit: every cell lost just what is tolerated."""
     at_limit = slower(RECIPE_SPEEDUP["decode_speedup"])
     held = run_gates("at the limit, Holm", greedy, RECIPE_SPEEDUP, at_limit, RECIPE).alarms

@@ -189,7 +189,7 @@ def test_text_that_differs_between_cycles_is_not_compared():
     assert cell_figures(cell_of(served_sweep(), 4, rows=4), set()).texts == {}
 
 
-def test_another_version_is_reported_and_no_repeat_and_its_text_may_differ():
+def test_another_server_version_is_reported_and_not_pooled():
     before, after = served_sweep(ONE_ROW), served_sweep(replace(ONE_ROW, version="0.33.0"))
     one, other = fingerprint(before), fingerprint(after)
     assert differences(one, other) == ()

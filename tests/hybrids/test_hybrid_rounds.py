@@ -114,7 +114,7 @@ def test_a_second_turn_feeds_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -
         ),
     ],
 )
-def test_no_hybrids_round_syncs_or_copies(family: str, method: str, k: int) -> None:
+def test_a_round_of_a_hybrid_neither_syncs_nor_copies(family: str, method: str, k: int) -> None:
     # Experts are left out, as in test_device_program.py.
     trace_round(method, k, make_runner=lambda: StockRunner(tiny_hybrid(family)))
 

@@ -84,7 +84,7 @@ def test_the_speedup_of_repeats_has_an_interval_over_them(tmp_path):
 
 
 @pytest.mark.parametrize("rates", [(640.0,), (640.0, 640.0)], ids=["one run", "equal runs"])
-def test_one_run_or_equal_ones_say_nothing_of_the_deviation(tmp_path, rates):
+def test_one_run_or_equal_runs_give_no_deviation(tmp_path, rates):
     base = stored(tmp_path / "base.json", runs(BASE, 390.0, 400.0, 410.0))
     cells, _ = imported(base, stored(tmp_path / "spec.json", runs(SPEC, *rates)))
     _, summary = summarize_imported([c.key for c in cells], [c.record for c in cells])

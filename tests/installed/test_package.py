@@ -43,7 +43,7 @@ def said(bin_folder: Path, words: str, cwd: Path) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=clean())
 
 
-def test_both_have_the_version_that_the_program_says(built, bin_folder, tmp_path):
+def test_sdist_and_wheel_have_the_version_of_the_program(built, bin_folder, tmp_path):
     assert built.sdist.name == f"specbench_llm-{__version__}.tar.gz"
     assert built.wheel.name == f"specbench_llm-{__version__}-py3-none-any.whl"
     assert said(bin_folder, "--version", tmp_path).stdout == f"specbench {__version__}\n"

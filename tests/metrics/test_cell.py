@@ -97,7 +97,7 @@ def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
     ]
 
 
-def test_another_temperature_is_not_the_baseline(cell, baseline_cell):
+def test_a_cell_at_another_temperature_is_no_baseline(cell, baseline_cell):
     warm = with_axes(cell.key, temperature=1.0)
     spec = replace(cell.requests[0], cell_id=warm.id)
     (_, sampled) = aggregate_cells(

@@ -56,7 +56,7 @@ def test_a_client_bound_baseline_invalidates_every_speedup():
     assert f"baseline: {own}" == reason
 
 
-def test_another_cells_load_does_not_count_against_this_one():
+def test_client_load_of_another_cell_is_ignored():
     stored = served_sweep()
     other = cell_of(stored, 4, rows=4).key.id
     slow = replace(stored, servers=tuple(bound(s, other, cpu_s=9.0) for s in stored.servers))
@@ -64,7 +64,7 @@ def test_another_cells_load_does_not_count_against_this_one():
     assert judge_cell(cell_of(slow, 4, rows=4))
 
 
-def test_why_a_client_is_bound_says_how_far():
+def test_the_client_bound_reason_states_the_lag():
     idle = ClientLoad(cell_id="", seconds=0.0, cpu_s=0.0, num_events=0, mean_lag_s=0.0)
     assert why_bound(idle, 0.01) == ""
     late = ClientLoad(cell_id="", seconds=1.0, cpu_s=0.1, num_events=9, mean_lag_s=0.002)

@@ -56,7 +56,7 @@ def test_launches_and_waits_come_from_the_blocks_that_counted_them(cell):
     assert given["roofline_round_s"] == pytest.approx(0.12)
 
 
-def test_no_wait_at_all_is_a_count_and_not_absent(cell):
+def test_zero_syncs_per_round_are_reported_as_0(cell):
     given = measure(replace(cell, limits=(replace(STARTED, syncs_per_round=0.0),)))
     assert given["syncs_per_round"] == 0.0
 

@@ -53,7 +53,7 @@ def test_very_many_requests_are_few_moments() -> None:
 
 
 @pytest.mark.parametrize("blocks", [[], [block(0, request(BASE_KEY.id, "p0"))]])
-def test_one_sample_makes_no_time_line(blocks: Sequence[BlockRecord]) -> None:
+def test_a_single_sample_gives_no_time_line(blocks: Sequence[BlockRecord]) -> None:
     assert moments(blocks, [BASE_KEY], []) == ()
     assert machine_chart((), "cpu") is None
 

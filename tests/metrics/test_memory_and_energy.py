@@ -38,7 +38,7 @@ def test_speculation_costs_the_difference_of_the_peaks_in_tokens_of_the_targets_
     assert given["speculation_cost_tokens"] == 40
 
 
-def test_without_the_cuda_allocator_the_process_is_compared_like_with_like(cell):
+def test_process_memory_is_compared_without_the_cuda_allocator(cell):
     pair = replace(PAIR, peak_allocated_bytes=None)
     given = measure(replace(cell, memory_target=TARGET, memory_pair=pair))
     assert given["speculation_cost_bytes"] == 100
@@ -67,6 +67,6 @@ def test_tokens_checked_at_once_are_a_mean_over_all_requests(cell):
     assert measure(checked)["num_checked_at_once"] == 2.5
 
 
-def test_counts(cell):
+def test_rounds_output_tokens_and_failures_are_counted(cell):
     given = measure(cell)
     assert (given["num_rounds"], given["num_output_tokens"], given["num_failed"]) == (5, 13, 0)

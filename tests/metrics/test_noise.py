@@ -56,7 +56,7 @@ def test_each_sign_is_found_by_itself(cell, device, said):
     assert noise_signs([cell], device=device) == (said,)
 
 
-def test_both_measurements_of_a_winner_are_looked_at():
+def test_drift_between_both_measurements_of_a_winner_is_a_noise_sign():
     (sign,) = noise_signs([plain(1.0), plain(1.6)], device="cpu")
     assert re.match(r"K = 0 .*1\.60 ", sign)
 

@@ -89,7 +89,7 @@ def test_longer_later_turns_are_not_a_queue():
     assert not saturation(stream(0.3, turns=3))
 
 
-def test_few_requests_show_no_trend():
+def test_fewer_requests_than_the_minimum_show_no_saturation():
     assert not saturation(stream(3.0, num=MIN_REQUESTS - 1))
 
 

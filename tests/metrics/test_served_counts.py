@@ -178,7 +178,7 @@ def test_a_server_at_its_gpus_power_cap_is_noted(cell):
     assert any("power cap" in warning for warning in cell_warnings(capped))
 
 
-def test_few_counted_rounds_and_counts_that_cannot_be_make_a_cell_invalid(cell):
+def test_few_rounds_or_impossible_counts_make_a_cell_invalid(cell):
     few = replace(cell, requests=cell.requests[:3])
     assert "fewer than 30 rounds" in judge_cell(few)
     wrong = counted(cell, lambda own: replace(own, num_accepted=40))

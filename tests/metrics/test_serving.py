@@ -201,7 +201,7 @@ def test_a_request_without_a_start_time_leaves_no_busy_rate(stream):
     assert "busy_tokens_per_s" not in measure(alone)
 
 
-def test_one_request_at_a_time_has_no_passes_to_speak_of(cell):
+def test_a_cell_at_concurrency_1_has_no_pass_metrics(cell):
     given = measure(cell)
     absent = "busy_tokens_per_s aggregate_tokens_per_s busy_share padding_efficiency num_passes"
     assert not set(absent.split()) & set(given)
@@ -241,7 +241,7 @@ def test_a_failed_request_took_its_time_and_counts_nowhere_else(stream):
         assert given[name] == pytest.approx(share * whole[name])
 
 
-def test_one_request_at_a_time_serves_as_many_as_its_latencies_allow(cell):
+def test_requests_per_s_at_concurrency_1_follow_from_latency(cell):
     given = measure(cell)
     total_s = [request.total_s for request in cell.requests]
     assert given["requests_per_s"] == pytest.approx(len(total_s) / sum(total_s))

@@ -258,7 +258,7 @@ def test_failed_requests_and_other_prompts_do_not_make_sessions_differ():
         assert not differing(replace(stored, blocks=(cut, *stored.blocks[1:])), k=0)
 
 
-def test_few_prompts_or_arrivals_at_random_say_nothing_about_sessions():
+def test_sessions_are_not_compared_with_few_prompts_or_in_open_loop():
     slow = slowed(served_sweep(Sweep(is_attached=True, num_prompts=4)), 2.5)
     assert not differing(slow)
     cell = cell_of(slowed(served_sweep(Sweep(is_attached=True)), 2.5), 4, rows=4)

@@ -94,7 +94,7 @@ def test_calls_that_neither_launch_nor_sync_are_not_counted():
     assert calls_of(names) == HostCalls(launches=0, graph_launches=0, syncs=0)
 
 
-def test_without_a_gpu_nothing_is_reported_and_the_work_is_done():
+def test_host_calls_are_not_reported_without_a_gpu():
     done = []
 
     assert count_host_calls(lambda: done.append(torch.ones(3).sum())) is None

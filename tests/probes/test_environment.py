@@ -80,7 +80,7 @@ def test_a_gpu_is_described_through_the_probe():
     assert environment.probe == "NVML"
 
 
-def test_no_host_user_or_folder_is_named():
+def test_the_environment_contains_no_host_user_or_folder():
     argv = ["/home/someone/bin/specbench", "run", "--out", "my/folder"]
 
     environment = describe_environment("cpu", 1, argv, Probe("none"))

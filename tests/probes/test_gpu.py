@@ -147,7 +147,7 @@ def test_a_start_without_a_stop_leaves_no_second_thread():
     assert sampling_threads() == []
 
 
-def test_even_the_shortest_request_is_seen_at_its_start_and_its_end():
+def test_a_short_request_has_a_gpu_sample_at_start_and_end():
     probe = NvmlProbe(gpu := FakeGpu(), nvml=FakeNvml(gpu), interval_s=3_600)
 
     probe.start()

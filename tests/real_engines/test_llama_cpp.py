@@ -74,7 +74,7 @@ def test_every_session_counts_and_its_two_counts_agree(drafting, others):
     assert min(drafted) > 0
 
 
-def test_no_text_is_other_than_without_speculation(drafting, others):
+def test_drafts_leave_the_text_of_llama_cpp_unchanged(drafting, others):
     assert not texts_other_than_without_speculation(drafting, "draft", 2)
     assert not texts_other_than_without_speculation(drafting, "draft", K)
     assert not texts_other_than_without_speculation(others, "eagle3", K)
@@ -87,7 +87,7 @@ def test_a_sweep_answers_for_each_workload(drafting):
     assert ("undecided" in drafting.ran.out) == (drafting.ran.code == UNDECIDED)
 
 
-def test_as_much_is_accepted_as_by_our_decoder(drafting, others, builtin):
+def test_llama_cpp_accepts_as_many_drafts_as_our_decoder(drafting, others, builtin):
     print_table(drafting, builtin, "llama.cpp", ("draft",))
     print_table(others, builtin, "llama.cpp", ("eagle3", "ngram"))
     for engine, drafter in ((drafting, "draft"), (others, "eagle3")):

@@ -53,7 +53,7 @@ def test_every_session_counts(served):
     assert not [(s.place, s.problems) for s in served.run.servers if s.problems]
 
 
-def test_as_much_is_accepted_as_by_our_decoder(served, builtin):
+def test_vllm_accepts_as_many_drafts_as_our_decoder(served, builtin):
     """Of ngram the texts alone: vLLM looks for other n-grams, and where ours have none, too."""
     print_table(served, builtin, "vLLM", DRAFTERS)
     for drafter in MODELS:
@@ -63,7 +63,7 @@ def test_as_much_is_accepted_as_by_our_decoder(served, builtin):
             assert (same.rounds, same.accepted) == (same.own_rounds, same.own_accepted)
 
 
-def test_no_text_is_other_than_without_speculation(served):
+def test_drafts_leave_the_text_of_vllm_unchanged(served):
     for drafter in DRAFTERS:
         assert not texts_other_than_without_speculation(served, drafter, K)
 

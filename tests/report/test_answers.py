@@ -27,7 +27,7 @@ def with_speedups(document: Document, speedups: dict[str, tuple[float, float]]) 
     return replace(document, decisions=tuple(map(decide, document.decisions)))
 
 
-def test_one_pairing_needs_no_name(interrupted_document: Document) -> None:
+def test_the_answer_omits_the_name_of_a_single_pairing(interrupted_document: Document) -> None:
     document = with_speedups(
         interrupted_document, {"demo/draft code": (1.8, 2.0), "demo/draft creative": (0.9, 1.0)}
     )
@@ -52,7 +52,7 @@ def test_the_drafter_with_the_highest_lower_bound_is_best(
     assert others == ["  demo/draft: no [0.8, 0.9]", "  demo/poor: no [0.5, 1.02]"]
 
 
-def test_one_undecided_drafter_leaves_the_question_open(cpu_document: Document) -> None:
+def test_an_undecided_drafter_leaves_the_workload_undecided(cpu_document: Document) -> None:
     undecided = dict.fromkeys(
         ("demo/draft code", "demo/poor code", "demo/draft creative"), (0.9, 1.0)
     )
@@ -104,7 +104,7 @@ def test_a_question_that_was_not_reached_is_named() -> None:
     assert answer_lines(document) == ["code: not measured", "creative: not measured"]
 
 
-def test_one_k_for_all_is_reported_only_for_pairings_that_help(cpu_document: Document) -> None:
+def test_a_shared_k_is_reported_only_for_pairings_that_help(cpu_document: Document) -> None:
     (line,) = shared_k_lines(cpu_document)
     (shared, _) = cpu_document.shared_k
     assert shared.key.pairing == "demo/draft"

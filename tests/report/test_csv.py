@@ -15,7 +15,7 @@ def read(*documents: Document) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(cells_csv(documents)))
 
 
-def test_one_row_a_cell_and_a_column_a_metric(
+def test_the_csv_has_one_row_per_cell_and_one_column_per_metric(
     cpu_document: Document, gpu_document: Document
 ) -> None:
     table = read(cpu_document, gpu_document)
@@ -42,7 +42,7 @@ def test_absent_values_are_empty(cpu_document: Document) -> None:
     assert "nan" not in cells_csv([cpu_document]).lower()
 
 
-def test_why_a_cell_is_invalid_is_in_its_row(gpu_document: Document) -> None:
+def test_the_row_of_an_invalid_cell_has_the_reason(gpu_document: Document) -> None:
     table = read(gpu_document)
     invalid = table[~table["valid"]]
     assert set(invalid["num_speculative_tokens"]) == {4}

@@ -75,7 +75,7 @@ def test_the_baseline_is_one_cell_for_each_workload(cpu_document: Document) -> N
     assert {c.speedup for c in baselines} == {None}
 
 
-def test_one_decision_for_each_pairing_workload_and_temperature(gpu_document: Document) -> None:
+def test_each_pairing_workload_and_temperature_has_one_decision(gpu_document: Document) -> None:
     asked = [
         (d.leader.pairing, d.leader.condition.workload, d.leader.condition.temperature)
         for d in gpu_document.decisions

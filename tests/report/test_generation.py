@@ -64,7 +64,7 @@ def test_the_first_request_with_a_stored_text_is_shown() -> None:
     assert [own.num_drafted for own in one.rounds] == [3, 3, 2]
 
 
-def test_without_a_text_that_is_the_targets_own_nothing_is_shown() -> None:
+def test_no_generation_is_shown_without_the_targets_own_text() -> None:
     cell = CellData(key=KEY, requests=(REQUEST,))
     assert generation_of(cell, [replace(REFERENCE, pieces=None)]) is None
     assert generation_of(cell, [replace(REFERENCE, workload="other")]) is None

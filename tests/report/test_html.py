@@ -99,7 +99,7 @@ def test_a_verdict_without_pairing_is_not_measured(baseline_document: Document) 
     assert "<h2>Why</h2>" not in page
 
 
-def test_all_but_the_answer_its_chart_and_reasons_is_folded(html: str) -> None:
+def test_sections_other_than_the_answer_chart_and_reasons_are_folded(html: str) -> None:
     shown = re.sub(r"<details.*?</details>", "", html, flags=re.DOTALL)
     assert "<table" not in shown[: shown.index("<h2>Evidence</h2>")]
     titles = re.findall(r'<details class="part"><summary><h\d>(.*?)</h\d>', html)

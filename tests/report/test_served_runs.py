@@ -88,7 +88,7 @@ def test_the_answer_names_rows_engine_and_method(served: Document) -> None:
     assert any(re.match("code, 4 .*builtin: ", line) for line in lines)
 
 
-def test_one_k_for_all_workloads_is_reported_for_each_load(served: Document) -> None:
+def test_a_shared_k_of_a_served_run_is_reported_for_each_load(served: Document) -> None:
     """Only where a decision helps; nothing was measured again here, so single Ks alone do."""
     assisted, usual = shared_k_lines(served)
     assert re.fullmatch("demo/draft, assisted, one .*transformers, .*K=4; loses nothing", assisted)

@@ -29,7 +29,7 @@ def test_every_question_and_drafter_has_a_row_with_the_answer_of_each_run(
     assert rows["creative", "poor"][1] == "-"  # that run has no such drafter
 
 
-def test_only_what_differs_is_listed(cpu_document: Document) -> None:
+def test_only_differing_settings_of_several_runs_are_listed(cpu_document: Document) -> None:
     faster = replace(cpu_document.run.environment, cpu="Other CPU", git_commit=None)
     other = replace(cpu_document, run=replace(cpu_document.run, run_id="b", environment=faster))
     grid = differences_grid([cpu_document, other])

@@ -56,7 +56,7 @@ def test_every_answer_ends_with_the_mark(wish: Wish, settings: dict[str, object]
         assert line.count("[synthetic]") == 1
 
 
-def test_how_models_match_is_reported_only_for_what_was_decoded() -> None:
+def test_mismatched_models_are_not_reported_for_synthetic_runs() -> None:
     poor = replace(SMALL, drafters=("poor",))
     for settings in ({}, DRAWN, DUMMY):
         (*_, decision) = document_of(poor, **settings).decisions

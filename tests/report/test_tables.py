@@ -135,7 +135,7 @@ def test_failures_and_warnings_are_below_the_tables(interrupted_document: Docume
     assert "interrupted" in text
 
 
-def test_nothing_measured_prints_no_table(cpu_document: Document) -> None:
+def test_a_run_without_measurements_prints_no_table(cpu_document: Document) -> None:
     empty = replace(cpu_document, cells=(), decisions=(), shared_k=(), failures=())
     assert printed(empty).strip() == ""
 

@@ -33,7 +33,7 @@ def test_each_format_is_a_file_in_the_folder(stored: StoredRun, tmp_path: Path) 
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
-def test_only_what_was_asked_for_is_written(stored: StoredRun, tmp_path: Path) -> None:
+def test_only_the_requested_report_formats_are_written(stored: StoredRun, tmp_path: Path) -> None:
     written([stored, stored], ["csv"], tmp_path)
     (path,) = tmp_path.iterdir()
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1 + 2 * 8

@@ -130,7 +130,7 @@ def test_memory_equals_the_disk_after_every_record(tmp_path: Path):
         assert store.stored == load_run(RUN_ID, tmp_path)
 
 
-def test_nothing_that_the_disk_refused_is_in_memory(
+def test_a_record_that_the_disk_refused_is_not_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def full(descriptor: int) -> None:  # noqa: ARG001

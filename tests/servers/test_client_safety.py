@@ -50,7 +50,7 @@ def test_a_key_that_cannot_be_sent_is_refused_before_anything_is_asked(monkeypat
     assert KEY not in str(wrong.value)
 
 
-def test_nothing_of_the_environment_leads_elsewhere(monkeypatch, tmp_path):
+def test_the_client_ignores_proxies_netrc_and_certificate_variables(monkeypatch, tmp_path):
     """No proxy, no password of a .netrc, no certificates of somebody else."""
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password wrong")

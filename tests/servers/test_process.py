@@ -136,7 +136,7 @@ def parent_of_a_deaf_engine(tmp_path, family, grace_s=0.1):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_we_are_ended_no_process_is_left_behind(tmp_path, family, number):
+def test_no_engine_process_outlives_its_parent(tmp_path, family, number):
     with parent_of_a_deaf_engine(tmp_path, family) as parent:
         processes = processes_of(family)
         supervisor = processes[0].parent()

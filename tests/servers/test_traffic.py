@@ -48,7 +48,7 @@ def request(number, seconds=1.0, conversation=None):
     return posted(path="completions", body=body, conversation=conversation)
 
 
-def test_in_closed_loop_the_next_one_starts_when_one_ends():
+def test_in_closed_loop_a_request_starts_when_another_ends():
     client = PacedClient()
     seconds = [4, 1, 1, 3]
     requests = [request(i, s) for i, s in enumerate(seconds)]
@@ -61,7 +61,7 @@ def test_in_closed_loop_the_next_one_starts_when_one_ends():
     assert (load.num_events, load.wall_s) == (4, pytest.approx(5))
 
 
-def test_in_open_loop_they_come_at_their_times_whatever_is_unanswered():
+def test_in_open_loop_requests_start_at_their_arrival_times():
     client = PacedClient()
     requests = [request(i, 100.0) for i in range(20)]
     answers, _ = in_virtual_time(send_all(requests, [client], request_rate=4.0, seed=7))
@@ -220,7 +220,7 @@ def test_a_pause_at_the_end_in_which_no_thread_can_run_is_seen_whole():
     assert load.mean_lag_s > 0.8 * 0.16
 
 
-def test_nothing_runs_on_when_all_is_answered():
+def test_no_task_remains_after_the_last_response():
     async def ask():
         await send_all([request(0)], [PacedClient()], concurrency=2)
         return asyncio.all_tasks() - {asyncio.current_task()}

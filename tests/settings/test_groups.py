@@ -49,7 +49,7 @@ def test_groups_come_back_from_what_is_stored():
     assert RunSettings.of(settings.stored) == settings
 
 
-def test_no_value_is_lost_on_the_way_to_its_group_and_back():
+def test_settings_survive_grouping_and_flattening():
     stored = StoredSettings(**{leaf.name: f"the {leaf.name}" for leaf in leaves(RunSettings)})
     assert RunSettings.of(stored).stored == stored
 
@@ -59,7 +59,7 @@ def test_methods_choose_pairings_and_are_not_stored():
     assert settings.stored == SETTINGS.stored
 
 
-def test_without_options_every_group_has_its_default():
+def test_every_settings_group_has_defaults():
     assert said() == settings_of(pairings=(), workloads=("chat", "code", "creative"))
 
 

@@ -82,7 +82,7 @@ def test_a_step_is_not_taken_for_a_drift():
     assert sum(one.trend is not None for one in found) <= 15
 
 
-def test_few_runs_and_constant_ones_say_nothing():
+def test_short_and_constant_series_have_no_change_point():
     assert analyze_series([1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0]) == ((), None)
     assert MIN_RUNS == 8
     assert analyze_series([1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0]).steps[0].run_index == 4

@@ -134,7 +134,7 @@ def test_an_effect_of_the_minimum_detectable_size_is_found_in_four_of_five_runs(
     assert found / RUNS == pytest.approx(0.80, abs=0.04)
 
 
-def test_one_long_prompt_is_not_taken_for_many():
+def test_a_dominant_prompt_lowers_the_degrees_of_freedom():
     # 20 prompts of which one takes 90 % of the time: far fewer than 20 independent facts.
     base = np.array([171.0] + [1.0] * 19)
     ratio = log_ratio([base], [base])

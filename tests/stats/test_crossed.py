@@ -336,7 +336,7 @@ def test_sessions_that_differ_by_chance_are_rarely_reported_as_different(session
         (CYCLE_SD, 2.5, 0.9, 1.0),
     ],
 )
-def test_one_slow_session_of_three_is_noticed(session_sd, slowdown, least, most):
+def test_a_slow_session_of_three_is_detected(session_sd, slowdown, least, most):
     noticed = called_different(session_sd, 3, slowdown=slowdown, allowed=session_sd)
     print(f"one of 3 sessions of {session_sd} slower by {slowdown}: {noticed:.1%}")
     assert least <= noticed <= most

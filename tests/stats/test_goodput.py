@@ -45,7 +45,7 @@ def test_the_interval_covers_the_truth(n, shares):
     assert coverage(n, shares) >= 0.92
 
 
-def test_without_the_noise_of_the_added_half_it_would_not():
+def test_goodput_intervals_need_the_noise_of_the_added_half():
     assert coverage(20, (0.05, 0.9), has_noise=False) < 0.8
 
 
@@ -59,7 +59,7 @@ def test_equal_goodput_is_rarely_called_more():
     assert num_more < 18
 
 
-def test_nothing_within_the_limits_on_both_sides_decides_nothing():
+def test_goodput_of_zero_on_both_sides_is_undecided():
     none, seconds = np.zeros(20), np.ones(20)
     found = goodput(seconds, seconds / 2, none, none)
     assert found.estimate == pytest.approx(2)

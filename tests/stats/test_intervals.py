@@ -65,7 +65,7 @@ def test_units_and_the_order_of_prompts_do_not_matter():
     assert milliseconds.standard_error == pytest.approx(speedup_ratio(base, spec).standard_error)
 
 
-def test_with_equal_lengths_seconds_per_token_say_the_same_as_seconds():
+def test_with_equal_lengths_both_speedup_ratios_agree():
     base, spec, tokens = [3.0, 1.0, 4.0, 1.5, 5.0], [2.0, 1.1, 2.5, 1.4, 2.0], [9, 3, 12, 5, 14]
     assert speedup_ratio(base, spec, tokens, tokens) == speedup_ratio(base, spec)
     # And nearly the same where one text is a token longer.
@@ -142,5 +142,5 @@ def test_a_first_one_without_error_leaves_none():
     assert found.spread is None
 
 
-def test_no_error_at_all_keeps_the_freedom_of_the_prompts():
+def test_a_product_of_exact_ratios_keeps_the_degrees_of_freedom():
     assert product(ratio(0.5, 0.0, 8.0), ratio(0.2, 0.0, 5.0)).spread.degrees_of_freedom == 8.0

@@ -24,19 +24,19 @@ def test_the_ratio_is_that_of_the_means_by_hand() -> None:
     assert found.spread.degrees_of_freedom == 4
 
 
-def test_few_pairs_have_no_spread() -> None:
+def test_two_pairs_give_a_ratio_without_a_standard_error() -> None:
     found = paired_log_ratio([2.0, 4.0], [1.0, 1.0])
     assert (found.log, found.standard_error) == (pytest.approx(math.log(3)), None)
 
 
-def test_one_disturbed_timing_repetition_is_left_out() -> None:
+def test_an_outlying_timing_repetition_is_excluded() -> None:
     """A repetition of three times the time: the mean would be off by a third."""
     busy = paired_log_ratio([1.6, 1.6, 4.8, 1.6, 1.6, 1.6], [1.0] * 6)
     assert math.exp(busy.log) == pytest.approx(1.6)
     assert busy.num_prompts == 5
 
 
-def test_one_disturbed_timing_of_five_is_left_out_and_four_have_no_spread() -> None:
+def test_four_timings_left_after_an_outlier_give_no_spread() -> None:
     found = paired_log_ratio([1.6, 1.6, 4.8, 1.6, 1.6], 1.0)
     assert (math.exp(found.log), found.spread) == (pytest.approx(1.6), None)
 

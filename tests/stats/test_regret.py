@@ -19,7 +19,7 @@ def drawn(seed: int) -> tuple[list[dict[str, float]], dict[str, float]]:
     return options, best
 
 
-def test_no_option_has_a_smaller_worst_regret_and_no_earlier_one_as_small():
+def test_the_first_option_of_least_worst_regret_is_chosen():
     for seed in range(400):
         options, best = drawn(seed)
         tie = (0.0, 0.01, 0.1)[seed % 3]
@@ -39,7 +39,7 @@ def test_the_unit_of_a_case_does_not_matter():
         assert minimax_regret(scaled, {**best, "code": 64 * best["code"]}, tie=0.01) == once
 
 
-def test_by_hand():
+def test_minimax_regret_of_a_worked_example():
     options = [{"a": 1.0, "b": 1.0}, {"a": 1.8, "b": 1.1}, {"a": 2.0, "b": 0.6}]
     found = minimax_regret(options, {"a": 2.0, "b": 1.2}, tie=0.01)
     assert found.option == 1

@@ -85,7 +85,7 @@ def test_two_logs_together_are_one_long_log():
         one._replace(k=2).counts + other._replace(k=3).counts
 
 
-def test_without_rounds_or_drafts_nothing_is_divided():
+def test_rates_without_rounds_or_drafts_are_none():
     none = RoundCounts.of_rounds([], [], [], 2)
     assert none.mean_acceptance_length is none.acceptance_rate is none.alpha is None
     assert none.acceptance_rate_per_position == none.conditional_acceptance_rate == ()
@@ -146,7 +146,7 @@ def test_at_break_even_acceptance_a_round_emits_what_it_costs():
         assert expected_tokens_iid(rate, k) == pytest.approx(steps, abs=1e-9)
 
 
-def test_no_acceptance_pays_for_a_round_dearer_than_all_it_can_emit():
+def test_no_acceptance_breaks_even_above_a_round_cost_of_k_plus_1():
     assert break_even_acceptance(4, 5.01) is None
     assert break_even_acceptance(4, 5.0) == pytest.approx(1.0)
     assert break_even_acceptance(4, 5.0 - 1e-9) < 1
@@ -156,5 +156,5 @@ def test_a_round_that_costs_no_more_than_a_step_pays_without_any():
     assert break_even_acceptance(4, 1.0) == break_even_acceptance(4, 0.7) == 0.0
 
 
-def test_one_draft_must_be_kept_as_often_as_its_round_costs_more():
+def test_break_even_acceptance_at_k_1_is_the_extra_round_cost():
     assert break_even_acceptance(1, 1.3) == pytest.approx(0.3)

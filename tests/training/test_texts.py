@@ -119,7 +119,7 @@ def test_held_out_prompts_are_answered_greedily_as_transformers_does(tmp_path):
     assert [text.is_held_out for text in texts] == [True] * 3 + [False] * 12
 
 
-def test_few_prompts_are_asked_again_only_where_answers_differ(tmp_path):
+def test_repeated_prompts_need_sampled_training_answers(tmp_path):
     texts = answered(tmp_path / "sampled.jsonl", num_texts=30)
     greedy = plan_answers(QUESTIONS, (0.0,), 30, seed=0)
 

@@ -281,7 +281,7 @@ def test_the_number_of_tokens_is_the_one_asked_for(tiny: Bench) -> None:
     assert evidence.num_texts >= 777 // 64
 
 
-def test_how_many_tokens_a_verdict_needs_is_the_same_for_a_broken_sampler(
+def test_the_tokens_needed_do_not_depend_on_the_sampler(
     tiny: Bench, plant: Callable[[str], None]
 ) -> None:
     """No sampled token enters: the number cannot prefer a verdict."""

@@ -105,7 +105,7 @@ def test_a_text_may_end_with_eos_or_with_the_last_requested_token(text):
         ((BEST,) * (MOST + 1), MOST, "the text runs past its end"),
     ],
 )
-def test_any_other_end_is_a_mismatch(text, position, says):
+def test_a_text_that_ends_elsewhere_is_a_mismatch(text, position, says):
     for baseline in (None, (WORSE,) * MOST):
         found = greedy(text, baseline)
         assert (found.verdict, found.first_divergence.position) == ("mismatch", position)

@@ -128,7 +128,7 @@ def test_each_token_has_its_place_in_the_targets_distribution(reference: Referen
         assert below - 1e-5 <= u <= below + float(probs_NV[at, token]) + 1e-5
 
 
-def test_no_more_answers_are_asked_for_than_count(reference: ReferenceModel) -> None:
+def test_the_scorer_requests_no_more_answers_than_it_counts(reference: ReferenceModel) -> None:
     taken: list[str] = []
 
     def lazily() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:

@@ -79,7 +79,7 @@ def log_likelihoods(probs_V: Floats, tokens_N: Floats) -> dict[float, float]:
     return found
 
 
-def test_another_temperature_is_seen_and_the_right_one_is_not() -> None:
+def test_the_temperature_test_detects_only_another_temperature() -> None:
     rng = np.random.default_rng(0)
     probs_V = rng.dirichlet(np.ones(20))
     cold_V = probs_V**1.25 / (probs_V**1.25).sum()
@@ -153,7 +153,7 @@ def test_the_mean_ratio_of_all_counts_is_one() -> None:
     assert (chances / p_values)[p_values < 1].sum() <= 1
 
 
-def test_another_distribution_of_short_texts_is_seen() -> None:
+def test_another_distribution_of_short_texts_is_detected() -> None:
     rng = np.random.default_rng(0)
     probs_C = rng.dirichlet(np.ones(100))
     cold_C = probs_C**1.2 / (probs_C**1.2).sum()

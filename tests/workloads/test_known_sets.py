@@ -198,7 +198,7 @@ def test_share_gpt_skips_what_cannot_be_asked_and_says_how_much(tmp_path: Path) 
         assert reason in note
 
 
-def test_one_conversation_of_many_users_stays_one_turn(tmp_path: Path) -> None:
+def test_consecutive_user_messages_form_one_turn(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": c} for c in "AB"]
     prompt = only(load_workload(str(write(tmp_path, "chat.jsonl", lines({"messages": messages})))))
     assert said(prompt) == [[("user", "A"), ("user", "B")]]
@@ -241,7 +241,7 @@ def test_content_in_parts_is_its_text(tmp_path: Path) -> None:
         ("chat", {"chat": [{"role": "user", "content": "A"}]}, [[("user", "A")]]),
     ],
 )
-def test_any_field_can_be_named_as_the_prompt(
+def test_a_nested_field_can_be_named_as_the_prompt(
     tmp_path: Path, field: str, row: object, turns: object
 ) -> None:
     path = str(write(tmp_path, "own.jsonl", lines(row)))

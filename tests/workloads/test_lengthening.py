@@ -150,7 +150,7 @@ def test_another_seed_gives_another_context():
     assert len({context_of(one, QUESTION) for one in longer}) > 1
 
 
-def test_no_two_prompts_of_a_workload_begin_with_the_same_text():
+def test_prompts_of_a_workload_are_lengthened_with_different_texts():
     workload = load_workload("summarize", folder=GENERAL)
     source = TextSource.starting_with(workload, seed=3)
     starts = {next(source.texts(prompt)) for prompt in workload.prompts}
@@ -235,7 +235,7 @@ def test_a_first_turn_without_a_user_message_is_unchanged():
 
 
 @pytest.mark.parametrize("num_tokens", [0, -512])
-def test_no_tokens_at_all_is_a_mistake(num_tokens):
+def test_a_context_of_no_tokens_is_refused(num_tokens):
     with pytest.raises(UsageError, match=f"{num_tokens} tokens.*1"):
         lengthen(QUESTION, num_tokens, source_of(POOL), words)
 

@@ -113,7 +113,7 @@ def test_a_draw_is_spread_over_the_categories_whatever_their_size(seed: int) -> 
     assert {prompt.category for prompt in workload.take(3, seed)} == {"a", "b", "c"}
 
 
-def test_another_seed_draws_other_prompts_and_the_same_seed_the_same() -> None:
+def test_the_prompt_sample_depends_on_the_seed() -> None:
     workload = workload_of("a" * 100)
     assert workload.take(5, seed=1) == workload.take(5, seed=1)
     assert workload.take(5, seed=1) != workload.take(5, seed=2)

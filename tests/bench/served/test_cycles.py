@@ -212,7 +212,7 @@ def test_a_stored_cycle_is_not_measured_again(stored):
 
 
 @pytest.mark.parametrize(("wobble", "cycles"), [(0.001, FEWEST_PLANNED), (0.3, MOST_PLANNED)])
-def test_without_a_number_there_are_as_many_cycles_as_the_noise_asks_for(tmp_path, wobble, cycles):
+def test_the_noise_sets_the_number_of_cycles_by_default(tmp_path, wobble, cycles):
     noisy = Stored(tmp_path, cycles=None)
     with noisy.store:
         held = 0

@@ -61,7 +61,7 @@ def test_a_prompt_is_known_by_its_token_ids_if_the_server_gives_them(tmp_path):
     assert unknown is None
 
 
-def test_without_ids_tokens_are_those_of_the_usage(tmp_path):
+def test_the_token_count_comes_from_usage_without_token_ids(tmp_path):
     silent = replace(SAID, token_ids=array("i"), num_first=None, finish_reason="length")
     (one,) = recorded(tmp_path, replace(silent, sent_s=SENT_S))
     assert (one.output_ids, one.num_output_tokens, one.num_first) == ((), 5, 1)

@@ -128,7 +128,7 @@ def test_a_failed_session_is_recorded_the_rest_continues_and_resuming_completes(
     assert cells[4].metrics["num_cycles"] == 2
 
 
-def test_counts_that_differ_are_a_warning(tmp_path, monkeypatch):
+def test_counts_that_differ_from_the_servers_are_a_warning(tmp_path, monkeypatch):
     fake(monkeypatch, tmp_path, {2: "hides"})
     small = {"num_speculative_tokens": (0, 2), "num_prompts": 2}
     stored = measured(tmp_path, settings_for(tmp_path, **small))

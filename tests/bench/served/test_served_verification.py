@@ -312,7 +312,7 @@ def test_a_server_that_breaks_off_is_asked_nothing_more_and_gets_no_verdict(tiny
     assert broken.num_asked < 5 + 4  # those that were under way
 
 
-def test_cycles_have_no_meaning_here(tmp_path: Path) -> None:
+def test_verify_refuses_restart_cycles(tmp_path: Path) -> None:
     ran = specbench(
         "verify", "demo/draft", "--engine", "vllm", "--restart-cycles", "4", cwd=tmp_path
     )

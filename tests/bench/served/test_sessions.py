@@ -65,7 +65,7 @@ def test_a_sweep_takes_what_sessions_of_this_target_and_engine_took_before(tmp_p
     assert (one.session_s, one.is_measured) == (50.0, True)
 
 
-def test_few_prompts_show_nothing(tmp_path):
+def test_fewer_than_five_prompts_give_no_detectable_effect(tmp_path):
     (one,) = estimate_sessions(plan_of(tmp_path, num_prompts=4), [])
     assert one.detectable is None
 

@@ -70,7 +70,7 @@ def test_a_single_token_has_no_rounds():
     ],
     ids=["more rounds than tokens", "an end before the last round", "a round of no token"],
 )
-def test_counts_of_another_answer_are_refused(num_tokens, rounds):
+def test_counts_that_do_not_fit_the_response_are_refused(num_tokens, rounds):
     with pytest.raises(ServerError, match="cannot be"):
         counts_of_rounds(of(num_tokens), rounds, K4)
 

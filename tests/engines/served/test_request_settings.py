@@ -68,7 +68,7 @@ def test_llama_cpp_gets_them_in_its_template_and_its_completion():
 
 
 @pytest.mark.parametrize("engine", SERVED)
-def test_without_settings_none_are_sent(engine):
+def test_a_request_without_settings_sends_none(engine):
     names = {"stop", "response_format", "json_schema", "reasoning_effort", "tool_choice"}
     assert not names & asked(engine, RequestSettings())[-1].keys()
 

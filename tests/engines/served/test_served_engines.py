@@ -28,7 +28,7 @@ def test_only_a_running_server_of_any_kind_is_not_exported_to():
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_each_has_all_of_the_protocol(name):
+def test_every_served_engine_implements_the_protocol(name):
     engine = find_served(name)
     assert {*ServedEngine.__annotations__, "launch", "facts", "answer", "counts"} <= {*vars(engine)}
     assert engine.HEALTH.startswith("/")

@@ -76,7 +76,7 @@ def test_a_mean_below_one_token_an_iteration_cannot_be():
         TRTLLM.counts(said, 3)
 
 
-def test_no_field_is_sent_that_it_would_refuse():
+def test_only_fields_that_tensorrt_llm_accepts_are_sent():
     [asked] = answer("tensorrt_llm", ANSWERS).asked
     own = {"top_k", "stream_options", "stream"}
     common = {"model", "max_tokens", "temperature", "top_p", "seed", "messages"}
