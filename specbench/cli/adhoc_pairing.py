@@ -90,7 +90,8 @@ def known_pairings(
 
     pairings = load_pairings(file)
     known = {name for p in pairings.known for name in (p.name, p.target.name)}
-    of_runs = [_target_of_run(name, runs_dir) for name in names if name not in known]
+    unknown = [name for name in names if name not in known and runs_dir.is_dir()]
+    of_runs = [_target_of_run(name, runs_dir) for name in unknown]
     return replace(pairings, shipped=(*pairings.shipped, *filter(None, of_runs)))
 
 

@@ -169,7 +169,7 @@ _TAGS: dict[type, str] = {
 # Paths of keys, in run.json and in lines, that this layout once had and no code reads.
 _REMOVED = (("settings", "compile"), ("data", "compile_s"))
 
-_CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 _LINE: TypeAdapter[Any] = TypeAdapter(
     Annotated[_AnyLine, Field(discriminator="type")], config=_CONFIG
 )
