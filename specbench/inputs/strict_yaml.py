@@ -229,8 +229,10 @@ def read_yaml(file: Path, error: type[SpecbenchError]) -> Value:
     """The top value of a file; raises `error` with the line of a fault."""
     text = _read_text(file, error)
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
+        try:
+            node = _compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except yaml.YAMLError:  # libyaml's messages name less
+            node = _compose(text, yaml.SafeLoader)
     except yaml.reader.ReaderError as wrong:
         line = text.count("\n", 0, wrong.position) + 1
         raise error(f"{file}:{line}: holds the control character {wrong.character:#04x}") from wrong
@@ -238,8 +240,6 @@ def read_yaml(file: Path, error: type[SpecbenchError]) -> Value:
         mark = wrong.problem_mark or wrong.context_mark
         line = mark.line + 1 if mark else 1
         raise error(f"{file}:{line}: {wrong.problem or wrong.context}") from wrong
-    except (ValueError, OverflowError) as wrong:  # PyYAML's answer to escapes beyond Unicode
-        raise error(f"{file}:{loader.line + 1}: not YAML: {wrong}") from wrong
     if node is None:
         raise error(f"{file}:1: the file is empty")
     return Value(file=file, key="", line=_line_of(node), node=node, error=error)
@@ -264,25 +264,24 @@ def _read_text(file: Path, error: type[SpecbenchError]) -> str:
         raise error(f"{file}:{line}: not UTF-8 text; save the file as UTF-8") from wrong
 
 
-class _Loader(yaml.SafeLoader):
-    """Composes nodes of limited depth without anchors, aliases and tags."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            self._refuse("anchors (&) and aliases (*) are not allowed; write the value out", event)
-        if getattr(event, "tag", None) is not None:
-            self._refuse(f"tags such as {event.tag!r} are not allowed; leave it out", event)
-        if self.depth == MAX_DEPTH:
-            self._refuse(f"nested deeper than {MAX_DEPTH} levels", event)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    @staticmethod
-    def _refuse(reason: str, event: yaml.Event) -> NoReturn:
-        mark = event.start_mark  # the pure Python parser's; the stubs also allow libyaml's
+def _compose(text: str, loader: type[yaml.SafeLoader | yaml.CSafeLoader]) -> yaml.Node | None:
+    """The node of a text of limited depth without anchors, aliases and tags; YAMLError."""
+    depth, reason, mark = 0, None, None
+    try:
+        for event in yaml.parse(text, loader):
+            mark = event.start_mark
+            if getattr(event, "anchor", None) is not None:
+                reason = "anchors (&) and aliases (*) are not allowed; write the value out"
+            elif (tag := getattr(event, "tag", None)) is not None:
+                reason = f"tags such as {tag!r} are not allowed; leave it out"
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                reason = f"nested deeper than {MAX_DEPTH} levels"
+            if reason:
+                break
+    except (ValueError, OverflowError) as wrong:  # PyYAML's answer to escapes beyond Unicode
+        reason = f"not YAML: {wrong}"
+    if reason:
         raise yaml.MarkedYAMLError(problem=reason, problem_mark=mark)  # type: ignore[arg-type]
+    return yaml.compose(text, loader)
