@@ -43,7 +43,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wide_target_is_larger_and_says_the_same(wide: Path):
+def test_the_wide_target_is_larger_with_equal_outputs(wide: Path):
     plain = AutoModelForCausalLM.from_pretrained(
         PACKAGE / "demo" / "models" / "target", dtype=torch.float32
     )

@@ -41,7 +41,7 @@ def first_lines(**sections: Any) -> list[str]:
     return text.partition("## Look at first\n\n")[2].partition("\n\n")[0].splitlines()
 
 
-def test_a_page_says_where_it_was_measured() -> None:
+def test_the_gpu_page_states_where_it_was_measured() -> None:
     text = page(document())
     assert re.match(r"# GPU suite: speed\n\nA card, torch 2\.11, .*abcabcabcabc, 301 s ", text)
     assert "show nothing" not in text
@@ -69,7 +69,7 @@ def test_a_missed_claim_comes_first_and_one_that_holds_does_not() -> None:
     assert "| steps | times as fast | at least 5 | - | not both were measured |" in text
 
 
-def test_a_page_without_failures_says_so_then_what_won_and_what_takes_the_time() -> None:
+def test_the_gpu_page_lists_failures_winners_and_time_by_class() -> None:
     contenders = [
         {"name": "flash", "seconds": 12e-6, "refusal": None},
         {"name": "cudnn", "seconds": None, "refusal": "it is wrong: off by 2 | of"},
@@ -109,7 +109,7 @@ def test_a_claim_holds_within_its_bounds(measured: float, holds: bool) -> None:
     assert claim("it", measured, at_least=1, at_most=1.5)["holds"] is holds
 
 
-def test_a_claim_with_a_reason_is_neither_held_nor_missed() -> None:
+def test_a_claim_with_a_reason_neither_passes_nor_fails() -> None:
     open_ = claim("it", 3, at_least=5, reason="no CUDA device")
     assert (open_["measured"], open_["holds"]) == (None, None)
     assert all_of("texts", 3, 3)["holds"]

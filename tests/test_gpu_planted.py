@@ -48,7 +48,7 @@ def test_an_attention_that_is_off_by_one_is_named(
 
 
 @pytest.mark.slow
-def test_logits_of_a_forward_that_forgets_the_last_token_are_too_far_off(
+def test_a_forward_without_the_last_token_fails_the_logit_check(
     small: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_runner = numerics.make_runner

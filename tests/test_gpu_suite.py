@@ -203,7 +203,7 @@ def test_each_section_prints_its_seconds(capsys: pytest.CaptureFixture[str]) -> 
     assert f"a: {document['sections']['a']['seconds']:g} s\n" in capsys.readouterr().err
 
 
-def test_a_large_pair_says_how_much_memory_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_pair_reports_the_needed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full shapes, of which only skeletons are made, on a card of 80 GiB."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (78 * 2**30, 80 * 2**30))
     card = Machine(device=torch.device("cuda"), small=False, ends_s=math.inf)
@@ -221,7 +221,7 @@ def test_requests_without_time_are_listed() -> None:
     assert found["left_out_for_time"] == ["request 2", "request 3"]
 
 
-def test_the_draft_agrees_as_often_as_asked_and_shares_no_memory() -> None:
+def test_the_draft_agrees_at_the_requested_rate_and_shares_no_memory() -> None:
     target = models.make_model(models.medium(4, small()), torch.float32, CPU)
     draft = models.make_draft(target, 1)
     scale, agreed = models.agree(target, draft, 0.7, num_tokens=200)
@@ -234,7 +234,7 @@ def test_the_draft_agrees_as_often_as_asked_and_shares_no_memory() -> None:
     assert torch.equal(first, draft.model.layers[0].mlp.down_proj.weight)
 
 
-def test_read_bytes_leave_out_a_table_that_is_only_looked_up() -> None:
+def test_read_bytes_exclude_the_embedding_table() -> None:
     config = models.medium(1, small())
     untied = models.make_model(config, torch.float32, CPU)
     table = 512 * 64 * 4

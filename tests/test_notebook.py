@@ -106,7 +106,7 @@ def test_reports_are_those_of_the_command(run: specbench.LoadedRun, root: Path) 
     assert run.report() == to_html([document])
 
 
-def test_a_report_is_written_where_asked(run: specbench.LoadedRun, tmp_path: Path) -> None:
+def test_a_report_is_written_to_the_given_path(run: specbench.LoadedRun, tmp_path: Path) -> None:
     path = tmp_path / "answer.md"
     assert run.report("markdown", path) == path.read_text(encoding="utf-8")
     assert list(tmp_path.iterdir()) == [path]
@@ -154,5 +154,5 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["set()", "False True"]
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_the_package_has_a_py_typed_marker() -> None:
     assert Path(specbench.__file__).with_name("py.typed").is_file()

@@ -18,7 +18,7 @@ def fenced(language: str) -> str:
     return block
 
 
-def test_the_example_prints_what_the_page_says(
+def test_the_notebook_example_prints_the_output_on_its_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = stored_run(SMALL)
@@ -31,11 +31,11 @@ def test_the_example_prints_what_the_page_says(
     assert Path("report.md").read_text(encoding="utf-8").startswith("# ")
 
 
-def test_the_tables_are_what_the_columns_say() -> None:
+def test_the_tables_of_the_notebook_page_match_the_columns() -> None:
     assert notebooks.rewritten(TEXT) == TEXT
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_of_the_notebook_page_exists() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", TEXT)
     assert links
     assert all((notebooks.PAGE.parent / link).exists() for link in links)

@@ -39,7 +39,7 @@ def test_the_first_screen_has_a_pair_that_wins_and_one_that_loses():
 
 
 @pytest.mark.parametrize("page", [readme.README, readme.RESULTS], ids=lambda page: page.name)
-def test_strokes_are_explained_only_where_something_is_struck_out(page):
+def test_strikethrough_is_explained_only_on_pages_that_use_it(page):
     text = page.read_text(encoding="utf-8")
     assert ("~~" in text) == bool(re.search("struck (out|through)", text, re.IGNORECASE))
 
@@ -63,7 +63,7 @@ def test_every_drafter_is_named():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_into_the_project_leads_somewhere(page):
+def test_every_link_to_a_file_or_heading_exists(page):
     """Files, and headings of pages."""
     text = page.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", text):

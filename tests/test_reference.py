@@ -10,16 +10,16 @@ from specbench.stats.rounds import expected_tokens_iid
 from tools import reference
 
 
-def test_the_reference_of_commands_is_what_the_program_says():
+def test_the_command_reference_is_generated_from_the_program():
     page = reference.COMMANDS.read_text(encoding="utf-8")
     assert page == reference.commands_page(), "run `make docs`"
 
 
-def test_the_reference_of_yaml_is_what_the_program_says():
+def test_the_yaml_reference_is_generated_from_the_program():
     assert reference.YAML.read_text(encoding="utf-8") == reference.yaml_page(), "run `make docs`"
 
 
-def test_the_reference_of_metrics_is_what_the_program_says():
+def test_the_metric_reference_is_generated_from_the_program():
     assert reference.METRICS.read_text(encoding="utf-8") == reference.metrics_page()
 
 

@@ -103,7 +103,7 @@ def test_drafters_that_take_turns_share_the_budget_and_each_has_five_prompts(tmp
     assert min(map(len, sizes.values())) > 5
 
 
-def test_a_budget_too_small_for_anything_still_ends_well(tmp_path):
+def test_a_budget_too_small_for_any_block_ends_without_an_error(tmp_path):
     plan = make_plan(tmp_path, changed(SETTINGS, budget_s=1.0))
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)
     assert run.blocks == ()
@@ -156,7 +156,7 @@ def test_a_budget_first_pays_for_five_prompts_at_spread_k_and_then_at_those_next
     assert decision.leader.draft.k in (7, 8)
 
 
-def test_a_budget_too_small_for_five_prompts_says_so_and_measures_one_k(tmp_path):
+def test_a_budget_too_small_for_five_prompts_warns_and_measures_one_k(tmp_path):
     watch = RecordingWatch()
     plan = make_plan(tmp_path, changed(WIDE, budget_s=300.0), TWENTY)
     run = measure(plan, FakeEngine(FakeClock()), tmp_path, watch)

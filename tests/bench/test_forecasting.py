@@ -103,7 +103,7 @@ def test_all_ten_prompts_are_traced_and_six_measured(tmp_path):
     assert len({block.prompt_id for block in stored.blocks}) == 6
 
 
-def test_prompts_that_were_asked_for_are_all_measured(tmp_path):
+def test_every_requested_prompt_is_measured(tmp_path):
     prompts = [f"prompt {i}" for i in range(9)]
     stored = run(tmp_path, changed(FORECAST, num_prompts=8), prompts)
     assert len({block.prompt_id for block in stored.blocks}) == 8
@@ -189,7 +189,7 @@ class Stop(KeyboardInterrupt):
 
 
 @pytest.mark.parametrize("num_traces", [1, 5, 12])
-def test_a_run_killed_while_tracing_resumes_where_it_was(tmp_path, whole, num_traces):
+def test_a_run_killed_while_tracing_resumes_at_the_next_trace(tmp_path, whole, num_traces):
     calls = []
 
     def until_killed(*given, **named):

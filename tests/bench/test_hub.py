@@ -197,7 +197,7 @@ def test_a_hub_that_does_not_answer_cannot_be_reached(
     close_session()
 
 
-def test_a_bug_of_ours_is_not_reported_as_an_unreachable_hub(
+def test_an_internal_error_is_not_reported_as_an_unreachable_hub(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hub, "get_session", lambda: None)

@@ -18,7 +18,7 @@ def ks_of(block):
 
 
 @pytest.mark.parametrize("ks", [(4,), (0, 4), None])
-def test_k_0_is_always_measured_whatever_was_asked_for(tmp_path, ks):
+def test_k_0_is_always_measured(tmp_path, ks):
     plan = make_plan(tmp_path, changed(SETTINGS, num_speculative_tokens=ks, pairings=("big/good",)))
     for block in plan.explore_blocks():
         # The pairing's own K is 3.
@@ -148,7 +148,7 @@ def test_a_block_without_one_of_its_cells_is_another_block(tmp_path):
     assert replace(block, cells=block.cells[:-1]).id != block.id
 
 
-def test_a_confirming_block_repeats_the_prompt_afresh(tmp_path):
+def test_a_confirmation_block_repeats_the_prompt_with_a_new_number(tmp_path):
     block = replace(next(make_plan(tmp_path, SETTINGS).explore_blocks()), repeat=2)
     again = confirm_block(block, block.cells[:2], 3)
     assert (again.prompts, again.condition) == (block.prompts, block.condition)

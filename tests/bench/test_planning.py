@@ -53,7 +53,7 @@ def test_a_default_range_is_limited_to_what_can_be_drafted(tmp_path: Path) -> No
     assert re.match("big/good .*K = 6 ", note)
 
 
-def test_a_k_that_was_asked_for_is_a_failure_and_the_others_are_measured(tmp_path: Path) -> None:
+def test_a_requested_k_that_is_too_large_fails_and_others_are_measured(tmp_path: Path) -> None:
     document = measured(KS, tmp_path)
 
     assert ks_of(document, "good") == {2, 4}
@@ -134,6 +134,6 @@ def test_a_default_range_measures_only_the_running_k(tmp_path):
     assert not list(plan.left_out)
 
 
-def test_a_k_that_was_asked_for_and_runs_nowhere_is_refused(tmp_path):
+def test_a_requested_k_that_no_server_runs_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"-k 2.*K = 0, 4"):
         plan_of(tmp_path, (4, 0))

@@ -63,7 +63,7 @@ def test_a_first_turn_quotes_and_a_later_one_has_the_answer_before(tmp_path: Pat
     assert len(before) == ANSWER_TOKENS
 
 
-def test_a_workload_may_say_it_for_every_turn_or_for_some(tmp_path: Path) -> None:
+def test_predictions_may_cover_every_turn_or_some(tmp_path: Path) -> None:
     turns = ["One", "Two", "Three"]
     first, _, third = predictions(
         tmp_path, {"turns": turns, "prediction": ["said", None, "said last"]}

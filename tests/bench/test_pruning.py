@@ -40,7 +40,7 @@ def num_prompts(run):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("budget_s", [800.0, 1_500.0, 3_000.0])
-def test_every_k_has_five_prompts_or_a_line_that_says_why_not(tmp_path, seed, budget_s):
+def test_a_k_with_fewer_than_five_prompts_has_a_budget_warning(tmp_path, seed, budget_s):
     run, _ = measured(tmp_path / "run", curve(seed), seed, budget_s)
     document = build_document(run)
     lines = [line for line in warning_lines(document) if "budget" in line]
@@ -130,7 +130,7 @@ def test_without_intervals_the_best_k_would_often_be_dropped(tmp_path, monkeypat
     assert times_the_best_was_dropped(tmp_path) > 2
 
 
-def test_a_k_that_a_budget_stopped_after_few_passes_has_a_line_that_says_so(tmp_path):
+def test_a_k_with_few_passes_under_a_budget_has_a_warning(tmp_path):
     settings = changed(
         SETTINGS,
         pairings=("big/good",),

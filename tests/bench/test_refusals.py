@@ -163,7 +163,7 @@ def test_a_prompt_that_the_template_refuses_is_a_located_error(tmp_path):
     assert {request.prompt_id for request in failed_of(run)} == {"p1"}
 
 
-def test_a_context_too_short_for_every_prompt_is_one_failure_of_the_target(tmp_path):
+def test_a_context_too_short_for_every_prompt_fails_the_target_once(tmp_path):
     run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), context=20), tmp_path)
     (failure,) = run.failures
     assert (failure.pairing, failure.stage) == ("big", "warm_up")
@@ -194,7 +194,7 @@ def test_a_template_that_refuses_every_prompt_is_one_failure_of_the_target(tmp_p
     assert run.is_failed
 
 
-def test_a_bug_is_not_taken_for_a_refusal(tmp_path):
+def test_an_internal_error_in_the_engine_is_raised(tmp_path):
     engine = FakeEngine(FakeClock(), breaks=lambda _: RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
         measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)

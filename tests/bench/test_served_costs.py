@@ -56,7 +56,7 @@ def test_several_concurrent_requests_and_their_contents():
     assert {a["messages"][0]["content"] for a in fake.asked} == set(PROMPTS)
 
 
-def test_a_model_without_a_chat_template_is_asked_for_a_completion():
+def test_a_server_without_a_chat_template_gets_completion_requests():
     fake = FakeServer(has_chat=False)
     with serving(fake) as url:
         assert time_servers([f"{url}/v1"], PROMPTS)
@@ -81,7 +81,7 @@ def test_for_a_server_without_counters_k_0_must_be_stated():
         (FakeServer(models_page="[" * 100_000), "/v1/models is not JSON"),
     ],
 )
-def test_a_server_that_reports_too_little_is_named(fake, reason):
+def test_an_incomplete_server_response_is_an_error_with_the_address(fake, reason):
     with serving(fake) as url, pytest.raises(UsageError, match=reason) as wrong:
         time_servers([url], PROMPTS)
     assert url in str(wrong.value)

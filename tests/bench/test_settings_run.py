@@ -129,7 +129,7 @@ def test_prompts_are_lengthened_and_every_context_is_a_cell(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_engines_share_blocks_and_say_the_same(tiny, tmp_path):
+def test_blocks_are_shared_by_engines_with_equal_texts(tiny, tmp_path):
     run = measure(
         tiny,
         tmp_path,

@@ -76,7 +76,7 @@ def test_kernels_that_are_compiled_are_counted_and_those_of_the_cache_are_not(tm
     assert all("_gated" in line and "cached" in line for line in lines)
 
 
-def test_autotuning_says_what_it_compares(said: list[str], monkeypatch) -> None:
+def test_autotuning_shows_what_it_compares(said: list[str], monkeypatch) -> None:
     monkeypatch.setattr(autotune, "keep_choice", lambda _: None)
     autotune._tuned("key", "attention of big", lambda: ("torch", [Contender(name="torch")]))
     assert said[0].endswith(": attention of big")

@@ -93,7 +93,7 @@ def test_a_part_of_a_character_is_shown_as_its_token(monkeypatch: pytest.MonkeyP
     ("asked", "own", "deepest", "k"),
     [(3, 5, 9, 3), (None, 5, 3, 5), (None, None, None, 4), (None, None, 9, 4), (None, None, 2, 2)],
 )
-def test_k_is_the_one_asked_for_else_the_pairings_else_what_the_drafter_can(
+def test_k_falls_back_from_the_option_to_the_pairing_to_the_drafter(
     asked: int | None,
     own: int | None,
     deepest: int | None,

@@ -33,7 +33,7 @@ def wait_for_blocks(root, num_blocks, process):
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_keep_what_is_done_and_say_how_to_resume(tiny, tmp_path, number, code):
+def test_ctrl_c_and_sigterm_keep_blocks_and_print_the_resume_command(tiny, tmp_path, number, code):
     out = tmp_path / "my runs"
     many = ("--repeats", "2")
     arguments = (

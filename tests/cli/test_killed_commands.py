@@ -290,7 +290,7 @@ def test_kills_while_a_served_winner_is_confirmed_keep_the_answer(tmp_path, monk
 
 
 @pytest.mark.long
-def test_a_report_that_is_killed_is_there_whole_or_not_at_all(finished, tiny):
+def test_a_killed_report_leaves_whole_files_or_none(finished, tiny):
     assert finished.is_complete
     folder = load_run("latest", tiny / "reports").folder
     measured = (folder / "records.jsonl").read_bytes()

@@ -80,7 +80,7 @@ def test_doctor_checks_the_pairings_of_this_folder(tiny):
     ]
 
 
-def test_doctor_says_what_is_missing(tiny, tmp_path):
+def test_doctor_reports_what_is_missing(tiny, tmp_path):
     tokenizer = json.loads((tiny / "draft" / "tokenizer.json").read_text())
     for name in ("target", "draft"):
         (tmp_path / name).mkdir()
@@ -145,7 +145,7 @@ def test_doctor_counts_missing_models_as_this_machine_would_load_them(tmp_path):
         ("moshi", "the decoder's logits differ"),
     ],
 )
-def test_doctor_says_what_loading_would_say(tmp_path, model_type, words):
+def test_doctor_reports_the_error_that_loading_would_raise(tmp_path, model_type, words):
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(model_type)
@@ -184,7 +184,7 @@ def test_drafters_are_listed_with_what_each_parameter_may_be(tmp_path):
     assert medusa["allowed"]["tree"] == "auto, chain, published, stage2 or fitted"
 
 
-def test_doctor_says_what_another_tokenizer_has_in_common(tiny, tmp_path):
+def test_doctor_reports_the_tokens_in_common_with_another_tokenizer(tiny, tmp_path):
     for name in ("target", "draft"):
         shutil.copytree(tiny / name, tmp_path / name)
     file = tmp_path / "draft" / "tokenizer.json"
@@ -229,7 +229,7 @@ targets:
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "", "pip install gptqmodel"),
     ],
 )
-def test_doctor_is_not_ready_where_loading_would_fail(tiny, tmp_path, changed, gone, words):
+def test_doctor_reports_not_ready_if_loading_would_fail(tiny, tmp_path, changed, gone, words):
     shutil.copytree(tiny / "target", tmp_path / "target")
     file = tmp_path / "target" / "config.json"
     config = json.loads(file.read_text()) | changed

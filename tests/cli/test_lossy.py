@@ -52,7 +52,7 @@ def ran(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Pat
     ), out
 
 
-def test_a_run_keeps_the_rule_in_its_cells_and_says_so_in_every_answer(ran, lossy: Path) -> None:
+def test_a_lossy_run_stores_the_rule_and_names_it_in_every_output(ran, lossy: Path) -> None:
     done, out = ran
     assert done.is_complete
     (folder,) = out.iterdir()
@@ -77,7 +77,7 @@ def test_a_run_keeps_the_rule_in_its_cells_and_says_so_in_every_answer(ran, loss
     assert document["adaptive_comparisons"]
 
 
-def test_lossy_texts_end_where_they_end_and_differ(ran) -> None:
+def test_lossy_texts_stop_at_their_own_end_and_differ_from_k_0(ran) -> None:
     done, out = ran
     (folder,) = out.iterdir()
     stored = load_run(folder, out)

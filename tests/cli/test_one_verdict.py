@@ -351,7 +351,7 @@ def test_every_command_refuses_what_loading_refuses(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_planning_and_loading_say_it_in_the_same_words(
+def test_planning_and_loading_give_the_same_reason(
     models: Path, sound: BuiltinEngine, tmp_path: Path, name: str
 ):
     case = CASES[name]

@@ -184,7 +184,7 @@ def test_a_truncated_context_names_the_limit(shelf):
     assert "the target's config.json" not in plan(*arguments, str(longest), cwd=shelf).out
 
 
-def test_a_lossy_drafter_is_planned_where_it_is_named(tmp_path):
+def test_a_lossy_drafter_is_planned_only_if_named(tmp_path):
     lines = plan("demo", cwd=tmp_path).out.splitlines()
     named = plan("demo", "--draft", "medusa-typical", cwd=tmp_path).out.splitlines()
     assert not any(line.startswith("medusa-typical") for line in lines)

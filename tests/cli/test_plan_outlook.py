@@ -143,7 +143,7 @@ def test_prompts_that_may_all_exceed_a_servers_context_are_planned_and_not_calle
     assert "left out" not in warning
 
 
-def test_a_plan_says_that_the_target_has_no_chat_template(tmp_path: Path) -> None:
+def test_the_plan_reports_a_target_without_a_chat_template(tmp_path: Path) -> None:
     shutil.copytree(DEMO_MODELS / "target", tmp_path / "bare")
     words = ("run", "--target", "./bare", "--draft", "demo:draft", "-w", "chat", "--dry-run")
     assert "chat template" not in specbench(*words, "--device", "cpu", cwd=tmp_path).err

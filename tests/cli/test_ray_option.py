@@ -11,7 +11,7 @@ from tests.cli.calls import specbench
 from tests.settings.flat_settings import settings_of
 
 
-def test_without_ray_it_says_how_to_install_it(monkeypatch):
+def test_the_ray_option_without_ray_gives_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "specbench.bench.on_ray", raising=False)
     nodes = Nodes.parsed("auto", None)

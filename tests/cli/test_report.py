@@ -26,7 +26,7 @@ def test_the_page_is_opened_in_the_browser(kept: Path, monkeypatch: pytest.Monke
     assert opened == [(kept / "reports" / "made" / "report.html").as_uri()]
 
 
-def test_without_a_browser_it_says_so_and_the_page_is_there(
+def test_the_report_is_written_although_no_browser_opens(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda _: False)

@@ -143,12 +143,12 @@ def test_a_dry_run_prints_the_plan_and_measures_nothing(command, tiny, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_under_a_budget_says_that_it_may_end_earlier(tiny):
+def test_a_dry_run_under_a_budget_notes_an_earlier_end(tiny):
     ran = specbench("run", "-w", "prompts.jsonl", "--time-budget", "3m", "--dry-run", cwd=tiny)
     assert re.search("cells .*; --time-budget .*--margin-of-error ", ran.out.replace("\n", " "))
 
 
-def test_a_dry_run_says_once_what_all_rows_have_and_cuts_no_name(tiny):
+def test_a_dry_run_prints_common_values_once_and_truncates_no_name(tiny):
     words = ("run", "tiny", "-w", "prompts.jsonl", "--dry-run")
     same = specbench(*words, cwd=tiny).out
     head, *rows = same.splitlines()

@@ -37,7 +37,7 @@ def test_every_head_that_has_a_recipe_is_trained_in_the_tests():
     assert {m.name for m in all_methods() if m.head and m.head.recipe} == {*METHODS}
 
 
-def test_the_card_says_what_a_head_was_made_from_and_how_well_it_drafts(eagle, tiny):
+def test_the_training_card_has_the_sources_and_the_acceptance(eagle, tiny):
     card = json.loads(eagle.out)
 
     assert eagle.code == 0, eagle.err

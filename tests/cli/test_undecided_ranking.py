@@ -87,7 +87,7 @@ class NothingFailed:
     servers = ()
 
 
-def test_a_drafter_slower_than_none_never_looks_best():
+def test_a_drafter_slower_than_k_0_is_never_called_best():
     both = [ranked("slow", (0.5, 0.7, 1.1)), ranked("ngram", (0.6, 0.85, 1.2))]
     said = verdict(both)
     assert "looks best" not in said

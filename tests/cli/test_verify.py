@@ -173,7 +173,7 @@ def test_a_near_text_agrees_but_for_every_eighth_token() -> None:
     assert nearly((5,)) == (5,)
 
 
-def test_ctrl_c_says_that_nothing_is_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_verify_prints_no_verdict(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

@@ -6,7 +6,7 @@ from specbench.errors import UsageError
 from specbench.inputs.address import Address
 
 
-def test_an_address_says_where_and_perhaps_which_k():
+def test_an_address_is_parsed_with_an_optional_k():
     address = Address.at("http://host:8000/v1/#k=5", "--step-times")
     assert (address.root, address.api, address.k) == ("http://host:8000", "http://host:8000/v1", 5)
     assert Address.at("https://a.org/models/v1", "--step-times").root == "https://a.org/models"

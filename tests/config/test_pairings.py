@@ -49,7 +49,7 @@ def test_a_pairing_is_named_target_slash_drafter_in_the_order_of_the_file(tmp_pa
     assert [p.name for p in pairings.all] == ["big/draft", "big/copy", "big/heads", "small/copy"]
 
 
-def test_a_target_and_its_draft_model_carry_what_the_file_says(tmp_path: Path) -> None:
+def test_fields_of_target_and_draft_model_come_from_the_file(tmp_path: Path) -> None:
     pairing = read(tmp_path, TWO_TARGETS).select(["big/draft"])[0]
     target, draft = pairing.target.model, pairing.drafter.model
     assert draft is not None

@@ -59,7 +59,7 @@ def test_k_0_counts_as_a_fixed_k():
     assert found.decode.estimate == pytest.approx(1.0)
 
 
-def test_fresh_repeats_are_what_counts_where_there_are_any():
+def test_the_confirmation_run_counts_if_there_is_one():
     """The first pass picks the K, by luck too fast; the repeats say what it is worth."""
     first = explored(2.0, 1.0, k2=1.2, k4=0.9)
     plain = cell(BASE, [2.0] * 6, repeat=9)
@@ -88,7 +88,7 @@ def test_decoding_decides_the_best_fixed_k_and_whole_requests_are_also_shown():
     assert found.end_to_end.estimate == pytest.approx(5.0 / 0.9)
 
 
-def test_a_comparison_is_valid_where_both_of_its_sides_are():
+def test_a_comparison_is_valid_only_if_both_sides_are():
     first = explored(2.0, 0.8, k4=1.0)
     plain, fixed, auto = (cell(key, [1.0] * 6, repeat=9) for key in (BASE, draft(4), AUTO))
     sides = [[fixed, auto], [broken(fixed), auto], [fixed, broken(auto)]]
@@ -145,7 +145,7 @@ def test_the_best_fixed_k_of_a_setting_is_not_adaptive(summarized):
     assert best_fixed([auto]) is None
 
 
-def test_the_best_fixed_k_is_0_where_every_other_slows_down(summarized):
+def test_the_best_fixed_k_is_0_if_every_other_is_slower(summarized):
     plain, slow = summarized(0, None, 1.0, None), summarized(2, 0.8, 0.9, 1.0)
     assert best_fixed([slow, plain]) == plain.key
     assert best_fixed([slow]) == slow.key

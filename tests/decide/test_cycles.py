@@ -36,7 +36,7 @@ def undecided(
         (PROMPTS_DIFFER, 20, "add prompts", "all 20"),
     ],
 )
-def test_more_of_what_makes_the_interval_wide_is_asked_for(
+def test_the_advice_names_cycles_or_prompts_by_the_larger_noise(
     summarized, metrics, workload_prompts, more, less
 ):
     sentence = decide(

@@ -103,7 +103,7 @@ def test_false_speedups_are_recommended_in_at_most_5_percent(summarized):
     assert unconfirmed > 0.05
 
 
-def test_a_real_gain_is_found_and_quoted_without_flattery(summarized):
+def test_a_true_speedup_is_found_and_quoted_without_bias(summarized):
     """The first pass flatters its winner; the second measurement does not."""
     real = sweeps(summarized, 1.3)
     found = np.mean([says_helps(sweep) for sweep in real])

@@ -25,7 +25,7 @@ def decisions(found):
 @pytest.mark.parametrize(
     ("lossless", "lossy", "chosen"), [(1.5, 2.5, "draft"), (0.9, 2.5, "bold"), (0.9, 0.8, "none")]
 )
-def test_a_lossy_way_is_taken_only_where_no_lossless_one_helps(lossless, lossy, chosen):
+def test_a_lossy_drafter_is_recommended_only_if_no_lossless_one_helps(lossless, lossy, chosen):
     found = cells(lossless, lossy)
     (one,) = recommend_for(found, decisions(found), Objective())
     assert one.best.key.draft.drafter == chosen

@@ -80,7 +80,7 @@ def test_an_undecided_speedup_is_no_candidate(measured):
     assert best(cells, LATENCY) == (1, 0)
 
 
-def test_limits_rule_ways_out_and_say_by_how_much(measured):
+def test_configurations_beyond_a_limit_are_excluded_with_the_excess(measured):
     cells = [
         *measured(1, 100, 100, {4: (1.8, 2.0, 2.2)}),
         *measured(16, 20, 320, {4: (1.1, 1.2, 1.3)}),
@@ -160,7 +160,7 @@ def test_limits_are_read_with_their_units():
 
 
 @pytest.mark.parametrize("text", ["tpot", "tpot=30", "speed=3ms", "tpot=-1ms", ""])
-def test_a_limit_that_says_nothing_is_refused_with_what_is_allowed(text):
+def test_a_malformed_limit_is_refused_with_the_allowed_names(text):
     with pytest.raises(UsageError, match="ttft, tpot, request_latency"):
         parse_limits(text, LIMITS)
 

@@ -39,7 +39,7 @@ def best(found, objective):
     return key.draft.drafter, key.condition.concurrency, key.draft.k
 
 
-def test_latency_is_compared_among_the_fewest_rows_whatever_more_rows_showed():
+def test_latency_is_compared_only_at_the_lowest_concurrency():
     """Two rows that came out faster for one user are an accident."""
     found = [*cells(1, 100, 100, {}), *cells(2, 120, 240, {4: (1.4, 1.5, 1.6)})]
     assert best(found, LATENCY) == ("none", 1, 0)
@@ -88,7 +88,7 @@ def test_shared_ways_within_one_percent_go_to_the_plainer_one():
     assert shared.key.draft.k == 2
 
 
-def test_a_verification_cheaper_than_a_step_is_nothing_lost():
+def test_a_verification_cheaper_than_a_step_loses_nothing():
     found = losses(
         {
             "mean_acceptance_length": 3.0,
@@ -110,7 +110,7 @@ def test_a_draft_is_mismatched_below_one_half(kept, said):
 
 
 @pytest.mark.parametrize(("cost", "said"), [(0.29, False), (0.31, True)])
-def test_a_target_is_too_small_from_three_tenths_of_a_step_on(cost, said):
+def test_a_draft_cost_above_0_3_steps_reports_a_too_small_target(cost, said):
     cell = summary(2, 1.1, 1.2, 1.3, metrics={"draft_cost_ratio": cost})
     assert any("too small" in line for line in why(cell)) is said
 

@@ -67,7 +67,7 @@ def test_another_setting_is_not_compared(change):
     assert names((BASE, with_axes(peer("generate"), **change))) == []
 
 
-def test_the_ratio_is_of_the_peers_seconds_over_ours_on_the_same_prompts():
+def test_the_peer_ratio_is_its_seconds_over_ours_on_equal_prompts():
     twice = [2 * s for s in SECONDS]
     (pair,) = side_by_side([cell(BASE, SECONDS), cell(peer("generate"), twice)])
     assert pair.decode.estimate == pytest.approx(2.0)

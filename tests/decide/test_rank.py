@@ -57,7 +57,7 @@ def places(ranked) -> list[str]:
     return [one.drafter for one in ranked]
 
 
-def test_the_fastest_comes_first_whatever_its_figure_comes_from():
+def test_measured_and_forecast_drafters_are_ranked_together_by_speed():
     ranked = rank(
         [decided("slow", 2, 1.2), decided("fast", 4, 1.9)],
         [],
@@ -114,7 +114,7 @@ def test_over_several_workloads_the_geometric_mean_counts():
     assert ranked[1].speedup == pytest.approx(1.9)
 
 
-def test_bounds_of_several_workloads_are_known_where_all_of_them_are():
+def test_a_joint_interval_has_bounds_only_if_every_workload_has():
     lone = replace(
         cell("draft", 4, 1.5, "chat"), speedup=Interval(estimate=1.5, low=None, high=None)
     )

@@ -251,7 +251,7 @@ def test_the_choice_can_be_limited_to_fixed_k(summarized):
     assert choose(fixed).leader == cells[0]
 
 
-def test_an_adaptive_cell_is_not_taken_for_the_fixed_one_measured_again(summarized):
+def test_an_adaptive_cell_cannot_confirm_a_fixed_k(summarized):
     cells = [summarized(8, 1.5, 1.6, 1.7), auto(summarized(8, 1.8, 1.9, 2.0))]
     with pytest.raises(ValueError, match=r"k8.*kauto"):
         decide(choose(cells), cells[0])

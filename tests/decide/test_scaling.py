@@ -46,7 +46,7 @@ def test_speculation_that_never_paid_crosses_at_the_first(summarized):
     assert (found.concurrency, found.estimated) == (1, None)
 
 
-def test_a_gain_at_more_rows_is_one_whatever_fewer_show(summarized):
+def test_the_crossover_ignores_gaps_at_lower_concurrency(summarized):
     lows = {1: 0.97, 2: 1.1, 4: 0.99, 8: 0.8}
     cells = [at(summarized, c, low, low + 0.1, low + 0.2) for c, low in lows.items()]
     assert only(crossovers(cells)).concurrency == 4

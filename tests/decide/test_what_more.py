@@ -62,7 +62,7 @@ def test_repeats_are_advised_if_no_more_prompts_exist(summarized, in_all):
     assert "--repeats" in text
 
 
-def test_a_run_that_does_not_say_what_its_workload_has_asks_for_nothing(summarized):
+def test_no_advice_is_given_for_a_workload_of_unknown_size(summarized):
     assert advice(summarized(4, 0.9, 1.0, 1.1, num_prompts=8), None) == ""
 
 
@@ -104,7 +104,7 @@ def undecided_runs(rng, num_prompts, speedup, prompts_sd, noise):
     ("num_prompts", "speedup", "prompts_sd", "noise", "most"),
     [(5, 1.3, 0.15, 0.2, 3.5), (10, 1.1, 0.1, 0.1, 2.0), (20, 1.1, 0.15, 0.2, 2.0)],
 )
-def test_equal_runs_say_the_same(summarized, num_prompts, speedup, prompts_sd, noise, most):
+def test_equal_runs_get_equal_advice(summarized, num_prompts, speedup, prompts_sd, noise, most):
     """Four equal runs name one number of prompts, and widths within a factor of `most`.
 
     The control is the number of prompts that would decide: it varies by a factor of tens.

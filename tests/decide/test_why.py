@@ -80,7 +80,7 @@ def test_a_mismatched_draft_is_called_so(summarized):
     assert not any("mismatched" in line for line in why(summarized(2, 0.8, 0.9, 1.0, metrics=good)))
 
 
-def test_made_up_acceptance_says_nothing_of_how_models_match(summarized):
+def test_synthetic_acceptance_does_not_report_mismatched_models(summarized):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
     cell = summarized(2, 0.8, 0.9, 1.0, metrics=poor)
     for is_synthetic in (False, True):
@@ -95,7 +95,7 @@ def test_a_target_too_small_for_a_draft_model_is_called_so(summarized):
     assert any("too small for" in line for line in lines)
 
 
-def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarized):
+def test_the_reason_states_the_steps_if_a_round_costs_more_than_k_plus_1(summarized):
     lines = list(why(summarized(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
     assert any(re.search(r"3\.20 steps; K=2 ", line) for line in lines)
 

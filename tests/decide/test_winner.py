@@ -142,7 +142,7 @@ def test_drafters_are_compared_on_the_workloads_that_they_share(measured):
     assert found([*both, apart], names=names).pairing.name == "demo/draft"
 
 
-def test_the_lowest_temperature_is_meant_unless_another_is_asked_for(measured):
+def test_the_lowest_temperature_is_exported_by_default(measured):
     parts = [measured({4: 1.2}, temperature=1.0), measured({2: 1.5})]
     assert (found(parts).temperature, found(parts).k) == (0.0, 2)
     warm = found(parts, Selection(temperature=1.0))
@@ -196,7 +196,7 @@ def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarized):
     assert "no fixed K" in made.basis[-1]
 
 
-def test_a_number_of_requests_that_was_asked_for_says_nothing_of_others(measured):
+def test_a_selected_concurrency_has_no_note_on_higher_ones(measured):
     parts = [measured({4: 1.5}, concurrency=rows) for rows in (1, 4)]
     basis = found(parts, Selection(concurrency=1)).basis
     assert not any("not measured beyond" in text for text in basis)

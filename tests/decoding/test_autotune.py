@@ -127,7 +127,7 @@ def held(case, *kernels):
         (SeesOneMore, replace(CASE, dtype=torch.bfloat16, head_size=128)),
     ],
 )
-def test_a_wrong_one_loses_however_fast_it_is_and_the_record_says_why(wrong, case):
+def test_a_wrong_kernel_loses_with_the_reason_recorded(wrong, case):
     winner, contenders = held(case, wrong("wrong"), PlainAttention())
     assert winner == "plain"
     lost, won = contenders
@@ -268,7 +268,7 @@ class Counts(PlainAttention):
         super().attend(work, kept, look)
 
 
-def test_many_layers_looks_once_and_reads_other_memory_in_each():
+def test_metadata_is_built_once_for_many_layers_of_separate_memory():
     kernel = Counts()
     inputs = Inputs(CASE, BatchShape(1, 5, 100, 256))
     placed = inputs.placed(CASE, 8)

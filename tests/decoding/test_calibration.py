@@ -178,7 +178,7 @@ def test_a_drafter_that_keeps_nothing_catches_up_for_free() -> None:
     assert calibrate(Seconds()).costs.catch_up_s(9) == 0
 
 
-def test_a_machine_that_speeds_up_does_not_make_catching_up_cheaper_than_nothing() -> None:
+def test_the_catch_up_cost_is_never_negative() -> None:
     costs = calibrate(Seconds(per_round_before=-1 / 64), script=RIGHT).costs
     assert costs.catch_up_s(2) == costs.catch_up_s(16) == 0
 

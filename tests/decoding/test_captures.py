@@ -111,7 +111,7 @@ def test_memory_outside_the_allocator_counts_and_ends_with_its_graph(driver: Fak
     assert driver.reserved == 1000 + 2 * GRAPH_BYTES
 
 
-def test_the_cache_is_emptied_only_where_memory_is_short(driver: FakeDriver) -> None:
+def test_the_cuda_cache_is_emptied_only_if_memory_is_low(driver: FakeDriver) -> None:
     graphs = CudaGraphs()
     graphs.capture(nothing)
     assert "empty_cache" not in driver.log
@@ -123,7 +123,7 @@ def test_the_cache_is_emptied_only_where_memory_is_short(driver: FakeDriver) -> 
 
 
 @pytest.mark.parametrize("num_warm_ups", [1, 3])
-def test_a_function_warms_up_as_often_as_asked_before_it_is_captured(
+def test_a_function_runs_the_requested_warm_ups_before_capture(
     driver: FakeDriver, num_warm_ups: int
 ) -> None:
     calls: list[bool] = []

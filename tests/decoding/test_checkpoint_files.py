@@ -264,6 +264,6 @@ def test_shapes_are_known_without_reading_a_tensor(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.float32])
-def test_weights_say_their_dtype_if_the_config_does_not(tmp_path, dtype):
+def test_the_dtype_is_read_from_the_weights_if_the_config_lacks_it(tmp_path, dtype):
     model = write_files(tmp_path, {}, {"model.norm.weight": torch.zeros(4, dtype=dtype)})
     assert f"torch.{model.stored_dtype}" == str(dtype)

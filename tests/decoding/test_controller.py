@@ -37,7 +37,7 @@ def saw(controller: Controller, k: int, num_accepted: int) -> None:
     )
 
 
-def test_the_set_of_k_is_dense_where_it_matters_and_ends_at_the_largest():
+def test_the_default_k_values_are_dense_up_to_4_and_end_at_the_largest():
     assert default_ks(1) == (0, 1)
     assert default_ks(3) == (0, 1, 2, 3)
     assert default_ks(5) == (0, 1, 2, 3, 4, 5)
@@ -51,7 +51,7 @@ def test_a_set_without_zero_or_out_of_order_is_refused(ks):
         Controller(ks, RoundCostModel({(1, 0): (1.0,)}))
 
 
-def test_drafts_that_are_always_kept_ask_for_the_largest_k():
+def test_adaptive_k_picks_the_largest_k_if_every_draft_is_accepted():
     assert settled([4] * 60).choose(1, 1, 10_000) == 8
 
 
@@ -97,7 +97,7 @@ def test_drafting_is_not_taken_up_again_for_less_than_the_catch_up_costs():
     assert k_after_zero(0.035) == 0
 
 
-def test_a_round_that_caught_up_does_not_make_its_k_look_slow():
+def test_a_round_with_a_catch_up_is_not_counted_in_its_k():
     costs = exact_costs()
     controller = settled([4] * 20, costs)
     saw(controller, 0, 0)

@@ -80,7 +80,7 @@ class ReadsAnItem(Ngram):
         return proposal
 
 
-def test_a_round_that_waits_for_the_device_runs_eagerly_and_says_why(
+def test_a_round_that_syncs_runs_eagerly_with_the_reason(
     target: StockRunner, draft: StockRunner
 ) -> None:
     drafter = ReadsAnItem(parts_of(target, draft), max_ngram=3, min_ngram=1)

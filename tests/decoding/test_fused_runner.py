@@ -153,7 +153,7 @@ def test_an_answer_outlives_the_next_forward(runner: FusedRunner, expected_1TV: 
 
 
 @torch.no_grad()
-def test_a_forward_longer_than_what_is_kept_is_as_right(runner: FusedRunner) -> None:
+def test_a_forward_longer_than_the_cached_shapes_is_correct(runner: FusedRunner) -> None:
     tokens_3T = torch.tensor([random_prompt(100, seed=3)]).expand(3, -1)
     runner.allocate(3, 128)
 

@@ -117,7 +117,7 @@ def test_seeds_near_each_other_are_independent_also_in_their_upper_half() -> Non
     assert abs(correlation(noise, shifted)) <= 5 / math.sqrt(noise.numel())
 
 
-def test_a_seed_and_a_position_do_not_stand_for_each_other() -> None:
+def test_noise_differs_if_seed_and_position_are_swapped() -> None:
     # seed s at position p and seed p at position s must be different draws.
     noise = tokens_noise(torch.arange(300), 300, 5)
     swapped = noise.transpose(0, 1)

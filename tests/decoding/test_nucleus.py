@@ -195,7 +195,7 @@ def test_nan_logits_stay_nan_in_the_nucleus_kernel() -> None:
     assert probs_NV.isnan().all()
 
 
-def test_rows_are_cut_the_same_whatever_their_neighbors() -> None:
+def test_the_nucleus_of_a_row_does_not_depend_on_its_batch() -> None:
     scores_NV = of_all_kinds(torch.Generator().manual_seed(0), 8, 1_030)
     wider_NV = torch.cat([scores_NV, scores_NV.flip(0)], 1)[:, :1_030]  # not contiguous
     whole_NV = scores_NV.softmax(-1)

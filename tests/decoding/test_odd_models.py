@@ -61,7 +61,7 @@ def test_a_field_that_differs_between_layers_is_none() -> None:
     assert field(PerLayer(), "other") is None
 
 
-def test_each_kind_of_layer_looks_as_far_back_as_its_config_says() -> None:
+def test_each_kind_of_layer_has_the_window_of_its_config() -> None:
     kinds = ["chunked_attention", "full_attention", "sliding_attention"]
     config = SimpleNamespace(layer_types=kinds, sliding_window=7, attention_chunk_size=5)
     assert reaches(config) == {

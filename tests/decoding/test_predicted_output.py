@@ -78,14 +78,14 @@ def test_an_answer_that_is_as_expected_takes_one_forward_and_no_round() -> None:
     assert (result.first_token_s, result.total_s) == (1.0, 2.0)
 
 
-def test_rounds_go_on_behind_a_prediction_that_is_too_short() -> None:
+def test_rounds_continue_after_a_prediction_that_is_too_short() -> None:
     result = count(*COUNTED[:10])
     assert result.answer_check == check_of(9, 9, 10)
     assert result.rounds.num_drafted == (0,) * 15
     assert result.rounds.num_emitted == (1,) * 15
 
 
-def test_rounds_go_on_in_the_prediction_where_the_two_part() -> None:
+def test_rounds_continue_drafting_from_the_prediction_after_a_mismatch() -> None:
     # 16 is said to be 90: five drafts and the target's own token, then 17 .. 35 by rounds.
     result = count(*COUNTED[:6], 90, *COUNTED[7:])
     assert result.answer_check == check_of(24, 5, 6)
@@ -102,7 +102,7 @@ def test_no_check_runs_if_the_first_token_differs_from_the_prediction(
     assert sum(result.rounds.num_emitted) == 25
 
 
-def test_a_first_token_that_stands_later_begins_the_check_there() -> None:
+def test_the_check_starts_at_the_first_match_in_the_prediction() -> None:
     result = count(90, 91, *COUNTED)
     assert result.answer_check == check_of(24, 24, 25)
 
@@ -219,7 +219,7 @@ def requests(texts: Sequence[tuple[int, ...]], **changes: Any) -> list[Request]:
 @pytest.mark.parametrize("make_runner", [StockRunner, FusedRunner])
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
 @pytest.mark.parametrize("ks", [(1,), (4,), (0, 3, 0, 0, 1)])
-def test_greedy_texts_are_those_of_generate_whatever_was_expected(
+def test_greedy_text_equals_generate_for_any_predicted_output(
     make_runner: type[StockRunner | FusedRunner], num_rows: int, ks: tuple[int, ...]
 ) -> None:
     model = exact_llama(seed=0)
@@ -239,7 +239,7 @@ def test_greedy_texts_are_those_of_generate_whatever_was_expected(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_replayed_rounds_go_on_from_a_check_and_sampled_texts_are_the_same(
+def test_replayed_rounds_after_a_check_leave_the_text_unchanged(
     sampling: Sampling,
 ) -> None:
     subject = make_subject()

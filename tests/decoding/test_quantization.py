@@ -318,7 +318,7 @@ def test_a_stored_format_is_placed_by_its_reader_and_not_moved_again(stored, mon
     assert {parameter.device for parameter in loaded.model.parameters()} == {CPU}
 
 
-def test_a_forward_that_lacks_its_kernels_says_what_to_install(stored, monkeypatch):
+def test_a_forward_without_its_kernels_names_the_package_to_install(stored, monkeypatch):
     def lacks_kernels(_: Any) -> None:
         raise ImportError("finegrained-fp8 kernel unavailable: pip install kernels")
 

@@ -55,7 +55,7 @@ def vocabulary(*tokens: str, special: int = 0, spelling="bytes") -> Vocabulary:
     return Vocabulary(ids, frozenset(range(special)), spelling)
 
 
-def test_tokens_of_one_text_are_in_common_however_they_are_spelt():
+def test_common_tokens_are_matched_by_text_and_not_by_spelling():
     target = vocabulary("<s>", "Ġthe", "a", "Ċ", "cat", special=1)
     draft = vocabulary("<s>", "<0x61>", "cat", "▁the", "a", "dog", special=1, spelling="pieces")
 
@@ -141,7 +141,7 @@ class Prepending(NamedTuple):
         return tuple(self.vocabulary.ids_by_token[letter] for letter in spelt)
 
 
-def test_a_space_put_before_every_text_is_not_doubled_where_there_is_one() -> None:
+def test_an_existing_leading_space_is_not_doubled() -> None:
     encoder = Encoder(Prepending(vocabulary("\u2581", "a", "b", spelling="pieces")))
     assert encoder.encode(b"a b") == [0, 1, 0, 2]
 
@@ -178,7 +178,7 @@ def test_the_draft_models_start_token_is_prepended_once(tokenizers):
         assert tuple(reading.ids) == (start, *draft.ids(" the fox"))
 
 
-def test_a_tokenizer_says_what_its_model_expects_before_a_text(tokenizers, tmp_path: Path):
+def test_a_tokenizer_reports_the_prefix_its_model_expects(tokenizers, tmp_path: Path):
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 

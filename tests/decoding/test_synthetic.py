@@ -118,7 +118,7 @@ def test_only_drafts_that_were_meant_are_kept() -> None:
 
 
 @pytest.mark.parametrize("sampler", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_drafts_are_emitted_as_they_are_and_the_target_speaks_at_the_stop(sampler: Sampler) -> None:
+def test_simulated_drafts_are_emitted_until_a_target_token_ends_the_round(sampler: Sampler) -> None:
     verdict = judged((0.6,), 3, sampler=sampler)
 
     for kept, tokens in zip(verdict.num_accepted_B.tolist(), verdict.tokens_BT, strict=True):

@@ -58,7 +58,7 @@ def test_a_model_of_images_with_an_encoder_of_text_writes_none() -> None:
         text_class(Florence2Config())
 
 
-def test_modules_without_weights_stay_where_they_are(whole: tuple[Any, Path]) -> None:
+def test_modules_without_weights_are_kept(whole: tuple[Any, Path]) -> None:
     model = deepcopy(whole[0])
     model.model.scale = torch.nn.Identity()
     assert keep_text_part(model) == DROPPED
@@ -96,7 +96,7 @@ def test_a_plan_counts_what_is_loaded_and_names_what_is_not(
     assert not shown or left_out == [", ".join(DROPPED_FILES)]
 
 
-def test_the_text_part_says_what_the_whole_says(
+def test_the_text_part_has_the_logits_of_the_whole_model(
     whole: tuple[Any, Path], loaded: LoadedModel
 ) -> None:
     tokens_BT = torch.arange(1, 20)[None]

@@ -204,7 +204,7 @@ def test_a_missing_tokenizer_and_a_wrong_config_give_different_errors(tmp_path):
     assert "tokenizer" not in str(refused.value).replace(str(tmp_path), "")
 
 
-def test_equal_vocabularies_fit_whatever_their_templates(tmp_path):
+def test_equal_vocabularies_fit_despite_different_templates(tmp_path):
     one, other = write(tmp_path / "one"), write(tmp_path / "other", template=None)
     assert require_same_vocabulary(one, other) == ((), (), ())
 

@@ -108,7 +108,7 @@ def test_a_draft_is_kept_with_chance_p_over_q(draft: int, chance: float) -> None
     assert close(float(accepted_N.float().mean()), chance)
 
 
-def test_a_draft_that_the_target_would_never_say_is_refused_whatever_its_q() -> None:
+def test_a_draft_of_target_probability_0_is_always_rejected() -> None:
     q = torch.tensor([1.0, 0.0, 0.0, 0.0])
     proposal = Proposal(torch.full((N, 1), 3), torch.ones(N).long(), q.expand(N, 1, -1))
 

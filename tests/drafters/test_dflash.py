@@ -135,7 +135,7 @@ SEEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_layers_see_of_context_and_block_what_the_config_says(name: str) -> None:
+def test_dflash_layers_attend_to_what_the_config_allows(name: str) -> None:
     target, checkpoint, plain, texts = subject()
     fields, facts = SEEN[name]
     own = {**checkpoint.config["dflash_config"], **fields.get("dflash_config", {})}

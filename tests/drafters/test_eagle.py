@@ -83,7 +83,7 @@ def test_a_config_of_speculators_is_read() -> None:
     torch.testing.assert_close(spoken(theirs), spoken(plain))
 
 
-def test_a_new_head_adds_no_bias_and_says_so_for_servers_drop_it() -> None:
+def test_a_new_eagle_head_has_no_bias_in_config_and_tensors() -> None:
     assert new().config["bias"] is False
     assert not any(name.endswith(".bias") for name in new().tensors)
 
@@ -129,7 +129,7 @@ def test_files_that_are_as_the_target_is_are_not_copied() -> None:
     assert {tensor.data_ptr() for tensor in weights} == held
 
 
-def test_a_head_may_have_more_layers_and_biases_where_the_files_have_them() -> None:
+def test_an_eagle_head_may_have_two_layers_and_biases() -> None:
     first = {n: t for n, t in new().tensors.items() if n.startswith("layers.0.")}
     second = {name.replace("layers.0.", "layers.1."): tensor for name, tensor in first.items()}
     deep = replace(new(), tensors={**new().tensors, **second})
@@ -145,7 +145,7 @@ def test_a_head_may_have_more_layers_and_biases_where_the_files_have_them() -> N
     assert not torch.allclose(spoken(deep), spoken(new()))
 
 
-def test_the_head_may_look_as_far_as_its_target() -> None:
+def test_a_head_may_attend_as_far_as_its_target() -> None:
     short = with_config(new(), max_position_embeddings=8)
 
     torch.testing.assert_close(spoken(short), spoken(new()))

@@ -103,7 +103,7 @@ def test_every_norm_in_a_config_changes_the_output(option: str) -> None:
     assert not torch.allclose(spoken(new(**{option: True})), spoken(new()))
 
 
-def test_differences_lead_to_the_targets_tokens() -> None:
+def test_d2t_offsets_map_draft_ids_to_target_ids() -> None:
     small, whole = new(), new(target_ids=())
     ids_D = torch.tensor(IDS)
     same = with_tensors(whole, **{
@@ -120,7 +120,7 @@ def test_differences_lead_to_the_targets_tokens() -> None:
     assert int((said_V > -torch.inf).sum()) == len(IDS)
 
 
-def test_a_head_without_its_own_lm_head_speaks_through_the_targets() -> None:
+def test_a_head_without_an_lm_head_uses_that_of_the_target() -> None:
     whole = new(target_ids=())
     own_VF = target().model.lm_head.weight
 
@@ -139,12 +139,12 @@ def test_a_separate_embedding_is_used_and_a_copy_of_the_targets_is_dropped() -> 
     assert not torch.allclose(spoken(other), spoken(new()))
 
 
-def test_logits_of_a_head_with_its_own_vocabulary_are_scaled_as_its_config_says() -> None:
+def test_logits_of_a_reduced_vocabulary_take_the_configs_scale() -> None:
     scaled_V = spoken(with_config(new(), logit_scale=0.5))
     torch.testing.assert_close(scaled_V, 0.5 * spoken(new()))
 
 
-def test_a_bias_is_used_where_the_files_have_one() -> None:
+def test_a_bias_in_the_files_changes_the_logits() -> None:
     biased = with_tensors(new(), fc__bias=torch.ones(32), layers__0__self_attn__q_proj__bias=None)
 
     assert not torch.allclose(spoken(biased), spoken(new()))

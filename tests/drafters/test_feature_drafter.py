@@ -43,7 +43,7 @@ def test_chains_are_the_plain_heads_after_any_number_of_kept_drafts(method: str)
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("method", METHODS)
-def test_static_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -> None:
+def test_static_trees_equal_the_reference_for_every_accepted_branch(method: str) -> None:
     case = subject(method)
 
     seen, kept = case.rounds([4] * 8, tree="static")
@@ -54,7 +54,7 @@ def test_static_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("method", METHODS)
-def test_dynamic_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -> None:
+def test_dynamic_trees_equal_the_reference_for_every_accepted_branch(method: str) -> None:
     case = subject(method)
 
     seen, kept = case.rounds([4] * 8, tree="dynamic", **BEAM)

@@ -85,7 +85,7 @@ def test_a_window_larger_than_the_text_changes_nothing_but_a_small_one_does() ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_windowed", [False, True])
-def test_peagle_drafts_what_masks_say_after_any_number_of_kept_drafts(is_windowed: bool) -> None:
+def test_peagle_drafts_equal_the_reference_for_any_acceptance(is_windowed: bool) -> None:
     case = windowed("peagle") if is_windowed else subject("peagle")
 
     seen, kept = case.rounds([4, 0, 0, 4, 1, *[4] * 5])

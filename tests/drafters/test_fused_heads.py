@@ -146,7 +146,7 @@ def test_wrong_fused_layers_are_caught_when_the_head_is_loaded(
         check_layers(made[1], "fused", "h")
 
 
-def test_layers_that_are_asked_for_stock_run_stock() -> None:
+def test_head_layers_run_stock_on_request() -> None:
     layers = make_drafter("eagle", target_of(torch.float32)).head.layers
     assert check_layers(layers, "stock", "h") == ()
     assert layers.fused is None
@@ -178,7 +178,7 @@ UNFUSED = {
 
 
 @pytest.mark.parametrize("name", UNFUSED)
-def test_layers_that_cannot_be_fused_run_stock_and_say_why(name: str) -> None:
+def test_head_layers_that_cannot_be_fused_run_stock_with_a_note(name: str) -> None:
     make, reason = UNFUSED[name]
     layers = make(target_of(torch.float32))
     (note,) = check_layers(layers, "auto", "h")
@@ -192,7 +192,7 @@ def test_layers_that_cannot_be_fused_run_stock_and_say_why(name: str) -> None:
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.slow  # the interpreter runs program by program
 @pytest.mark.parametrize("kind", [KINDS["eagle3"], Kind("dflash", {"num_layers": 1})])
-def test_layers_on_kernels_of_ours_pass(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_head_layers_pass_their_check(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains, trees, and keys and values alone."""
     monkeypatch.setattr(layer_stack, "is_mirrored", lambda _: False)
     monkeypatch.setattr(layer_stack, "FusedLayers", interpreted)

@@ -245,7 +245,7 @@ def test_a_parts_bytes_are_those_of_its_sizes() -> None:
 
 
 @torch.no_grad()
-def test_only_layers_that_look_at_the_context_read_its_keys_and_values() -> None:
+def test_only_parts_that_attend_to_the_context_read_its_kv_cache() -> None:
     _, mtp = subject(CASES["mtp, more layers than drafts"])
     _, dflash = subject(CASES["dflash"])
     for drafter in (mtp, dflash):

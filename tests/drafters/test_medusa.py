@@ -161,7 +161,7 @@ def test_the_reference_finds(bug: str, plant: Plant) -> None:
         assert_drafts_are_the_papers()
 
 
-def test_the_published_trees_are_cut_to_the_heads_there_are_and_to_the_drafts_asked_for() -> None:
+def test_published_medusa_trees_are_cut_to_heads_and_max_drafts() -> None:
     assert [len(paths) for paths in (MC_SIM_7B_63, VICUNA_7B_STAGE2)] == [63, 63]
     assert by_depth(drafter_of(heads())) == [10, 28, 23, 2]
     assert by_depth(drafter_of(heads(), tree="stage2")) == [10, 23, 23, 7]
@@ -178,7 +178,7 @@ def by_depth(drafter: Medusa) -> list[int]:
     return [len(level.ranks) for level in drafter.trees[4].topology.levels]
 
 
-def test_measured_accuracies_shape_the_tree_unless_another_is_asked_for() -> None:
+def test_measured_accuracies_shape_the_tree_by_default() -> None:
     measured = replace(heads(), config={ACCURACIES: [[0.6, 0.2], [0.5, 0.1]]})
     auto = drafter_of(measured, max_drafts=4)
     assert auto.trees is not None

@@ -96,7 +96,7 @@ def test_medusa_heads_may_share_one_output_matrix() -> None:
     torch.testing.assert_close(logits_of(shared), logits_of(own))
 
 
-def test_heads_that_know_few_tokens_say_the_targets_ids() -> None:
+def test_medusa_heads_of_a_reduced_vocabulary_draft_target_ids() -> None:
     few = torch.tensor([90, 3, 41, 7])
     own = as_vllm(heads().tensors)
     few_rows = {name: t[few] if "lm_head" in name else t for name, t in own.items()}

@@ -64,7 +64,7 @@ def check_layout(name: str, *, tolerance: float = 2e-4) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_familys_layer_says_what_the_plain_facts_say(name: str) -> None:
+def test_an_mtp_layer_equals_the_reference_in_every_family(name: str) -> None:
     check_layout(name)
 
 

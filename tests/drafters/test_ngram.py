@@ -61,7 +61,7 @@ def test_a_text_of_one_token_drafts_nothing() -> None:
     assert lookups([5]) == [[]]
 
 
-def test_a_copy_ends_where_the_text_ends() -> None:
+def test_a_lookup_ends_at_the_end_of_the_text() -> None:
     assert lookups([4, 5, 6, 5], k=4) == [[6, 5]]
 
 
@@ -75,7 +75,7 @@ def test_a_lookup_ignores_garbage_after_the_newest_token() -> None:
     assert lookups([6, 2, 3]) == [[]]
 
 
-def test_rows_of_different_lengths_are_looked_up_by_themselves() -> None:
+def test_a_lookup_treats_rows_of_different_lengths_separately() -> None:
     assert lookups([1, 2, 1], [5, 6, 7, 8, 5], [1, 2, 3]) == [[2, 1], [6, 7], []]
 
 

@@ -36,7 +36,7 @@ def test_a_bucket_keeps_the_newest_ngrams() -> None:
     assert found(grams, 7) == [[7, 7, 7]]
 
 
-def test_an_ngram_that_is_there_or_comes_twice_takes_one_place() -> None:
+def test_a_repeated_ngram_takes_one_slot_of_the_pool() -> None:
     grams = pool(size=3)
     add(grams, (1, 2, 3), (1, 2, 3), (1, 4, 5))
     add(grams, (1, 4, 5), (1, 2, 3))

@@ -225,7 +225,7 @@ def test_drafts_of_another_tokenizer_equal_under_graphs(method: str, sampling: S
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_text_that_is_longer_in_the_drafts_tokens_gets_room(method: str, tmp_path: Path) -> None:
+def test_a_text_of_more_draft_tokens_enlarges_the_draft_cache(method: str, tmp_path: Path) -> None:
     own = write_byte_level(tmp_path / "merged", 420)
     other = write_byte_level(tmp_path / "bytes", 258)  # bytes and nothing else
     model = exact_llama(seed=0, vocab_size=len(own.ids_by_token))

@@ -93,14 +93,14 @@ def test_tokens_missing_from_the_new_text_are_skipped_in_the_reference() -> None
     assert answer.then([1, 5]) == [[6, 7]]
 
 
-def test_after_inserted_tokens_the_reference_continues_where_it_stopped() -> None:
+def test_the_reference_continues_after_inserted_tokens() -> None:
     answer = Answer([1, 2, 3, 4, 5, 6, 3, 9])
     answer.then([1, 2, 50])
     answer.then([51])
     assert answer.then([3]) == [[4, 5, 6]]
 
 
-def test_tokens_that_agreed_are_not_looked_for_again() -> None:
+def test_a_lookup_starts_after_the_tokens_that_agreed() -> None:
     # 1 2 3 agreed, and the next 2 is the one ahead, not the one just passed.
     answer = Answer([1, 2, 3, 4, 2, 8, 9])
     assert answer.then([1, 2, 3, 2]) == [[8, 9]]
@@ -124,7 +124,7 @@ def test_an_earlier_match_is_used_if_none_is_ahead() -> None:
 
 
 @pytest.mark.parametrize("longer", [[5, 6, 5, 9], [5, 6, 7, 5, 9]])
-def test_garbage_behind_the_reference_is_never_drafted_nor_matched(longer: list[int]) -> None:
+def test_garbage_after_the_reference_is_neither_drafted_nor_matched(longer: list[int]) -> None:
     answer = Answer(longer)
     answer.drafter.begin(answer.state, [[5, 6]])  # what is left of the longer one is garbage
     assert answer.then([5]) == [[6]]
@@ -194,7 +194,7 @@ def predicted(
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("num_rows", [2, 5])
-def test_greedy_text_is_that_of_generate_whatever_was_predicted(k: int, num_rows: int) -> None:
+def test_greedy_text_with_previous_turn_equals_generate(k: int, num_rows: int) -> None:
     model = exact_llama(seed=0)
     prompts = [random_prompt(5 + 4 * i, seed=i) for i in range(5)]
     texts = [generated(model, prompt, 14 + 3 * i) for i, prompt in enumerate(prompts)]

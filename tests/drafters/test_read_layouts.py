@@ -113,7 +113,7 @@ def in_files(folder: Path, head: Checkpoint, read: str, method: str) -> Checkpoi
 
 
 @pytest.mark.parametrize("name", EAGLE_LAYOUTS)
-def test_an_eagle_head_in_a_layout_that_was_read_says_what_the_plain_head_says(
+def test_an_eagle_head_in_every_known_layout_drafts_like_the_reference(
     name: str, tmp_path: Path
 ) -> None:
     method, source, written = EAGLE_LAYOUTS[name]
@@ -128,7 +128,7 @@ def test_an_eagle_head_in_a_layout_that_was_read_says_what_the_plain_head_says(
     assert_chains(case.plain, seen)
 
 
-def test_z_labs_dflash_says_what_the_plain_blocks_say(tmp_path: Path) -> None:
+def test_z_labs_dflash_layout_drafts_like_the_reference(tmp_path: Path) -> None:
     case = test_dflash.subject()
     head = z_lab_dflash(case.checkpoint)
     read = in_files(tmp_path / "head", head, "z-lab/dflash at 1012959", "dflash")
@@ -143,7 +143,7 @@ def test_z_labs_dflash_says_what_the_plain_blocks_say(tmp_path: Path) -> None:
     ("source", "is_vllms"),
     [("FasterDecoding/Medusa at e2a5d20", False), ("vllm-project/vllm at 01dbb08", True)],
 )
-def test_medusa_heads_say_the_same_in_either_layout(
+def test_medusa_heads_have_equal_logits_in_either_layout(
     source: str, is_vllms: bool, tmp_path: Path
 ) -> None:
     own = test_medusa.heads()

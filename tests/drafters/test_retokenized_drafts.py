@@ -129,7 +129,7 @@ def test_spaces_that_come_one_by_one_are_one_words() -> None:
     assert reading.ids == retokenizer.encoder.encode(b"  a") == [0, 2]
 
 
-def test_drafts_go_on_with_the_open_word_where_a_space_is_put_before_every_text() -> None:
+def test_drafts_continue_the_open_word_despite_a_leading_space() -> None:
     pieces = {"\u2581": 0, "a": 1, "b": 2, "c": 3}
     target = Prepending(Vocabulary(pieces, frozenset(), "pieces"))
     runners = (CountingRunner(4), CountingRunner(3))  # after ` a` come `b`, `c`, ` a`

@@ -159,7 +159,7 @@ def test_proposals_after_rounds_of_any_k_are_those_of_a_fresh_prefill(variant: V
 
 @pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_drafts_have_probs_where_the_method_says_that_it_draws_them(variant: Variant) -> None:
+def test_drafts_have_probabilities_if_the_method_samples_them(variant: Variant) -> None:
     seen, _ = served(variant, SAMPLED_PROMPT)
     draws = {drafted.probs is not None for drafted in seen if drafted.k}
     assert draws == {deployment(variant.method, **variant.parameters).draws_drafts}

@@ -102,7 +102,7 @@ def test_first_layers_are_found_behind_a_module_without_a_config() -> None:
 
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @torch.no_grad()
-def test_first_layers_say_what_a_truncated_model_says(make: Any) -> None:
+def test_first_layers_have_the_logits_of_a_truncated_model(make: Any) -> None:
     model = deep_llama()
     expected = plain_logits(truncated(model, 2), TOKENS_2T)
     first = make(model).first_layers(2)

@@ -61,7 +61,7 @@ def test_the_likeliest_paths_make_the_tree() -> None:
     assert likeliest_tree((0.6, 0.3), 4).paths == ((0,), (1,), (0, 0), (0, 0, 0))
 
 
-def test_the_default_tree_is_deeper_where_ranks_are_better() -> None:
+def test_the_default_recycling_tree_is_deeper_for_better_ranks() -> None:
     paths = recycling()._trees[6].topology.paths
 
     deepest = [max(len(p) for p in paths if p[0] == rank) for rank in range(8)]
@@ -91,7 +91,7 @@ def test_the_drafts_are_read_from_the_table_rank_by_rank() -> None:
     assert proposal.depth == 3
 
 
-def test_every_draft_is_the_successor_of_its_parent_that_its_path_says() -> None:
+def test_each_recycled_draft_is_the_successor_its_path_selects() -> None:
     drafter = counting()
     generator = torch.Generator().manual_seed(0)
     table(drafter)[:-1] = torch.rand(100, 100, generator=generator).topk(R).indices

@@ -219,7 +219,7 @@ def test_a_head_trained_for_another_target_is_reported(pair: Target) -> None:
 
 
 @pytest.mark.parametrize("forward", ["auto", "stock"])
-def test_a_heads_layers_run_as_the_forward_says(
+def test_a_heads_layers_follow_the_model_implementation(
     tmp_path: Path, forward: ModelImplementation
 ) -> None:
     files = write_model(tmp_path / "target")

@@ -84,7 +84,7 @@ def narrow_target():
     return FusedRunner(tiny_llama(num_key_value_heads=1))
 
 
-def test_a_heads_layers_are_stock_where_that_is_asked_for(held):
+def test_a_heads_layers_run_stock_on_request(held):
     layers = make_drafter("eagle", FusedRunner(tiny_llama())).head.layers
     assert choices().choose_for_layers(layers, "stock", "head") == ()
     assert layers.fused is None
@@ -175,7 +175,7 @@ def test_a_stored_choice_that_no_longer_runs_is_made_again(chosen, of, held, mon
 
 @pytest.mark.parametrize(("chosen", "of"), GONE)
 @pytest.mark.usefixtures("held")
-def test_a_resumed_run_says_that_what_it_began_with_no_longer_runs(chosen, of, monkeypatch):
+def test_a_resumed_run_names_the_kernel_that_no_longer_runs(chosen, of, monkeypatch):
     remember_choices(stored_as(chosen, of, monkeypatch))
     with pytest.raises(ModelError, match=f"{of}.*'{chosen}'") as e:
         choices().choose(FusedRunner(tiny_llama()), "auto", "big")

@@ -45,7 +45,7 @@ def test_the_mode_is_that_of_k_0_and_others_are_named(
     assert list(graph_notes(launched)) == notes
 
 
-def test_k_0_decides_though_a_drafter_has_all_that_was_asked_for():
+def test_the_graph_kind_is_that_of_k_0():
     plain = Launcher("off", "no room")
     launched = [("draft", Launcher("round")), ("none", plain)]
     assert graph_kind(launched) == "off"

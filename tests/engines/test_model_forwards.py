@@ -74,7 +74,7 @@ def test_a_forward_is_fed_tokens_after_its_context_and_timed_sample_by_sample():
     assert whose.rooms == [(1, 128)]
 
 
-def test_rows_that_have_their_room_keep_it():
+def test_a_cache_that_is_large_enough_is_not_reallocated():
     whose = Recorder(Cache(max_len=64))
     ModelForwards(None, CountingClock()).seconds(whose, 3, 100)
     assert whose.fed == [(3, [61, 62, 63], 64)]

@@ -55,7 +55,7 @@ def test_tied_weights_stay_tied():
 
 
 @pytest.mark.parametrize("is_ours_first", [True, False])
-def test_our_attention_does_not_reach_the_peer_nor_its_own_us(is_ours_first):
+def test_our_attention_and_that_of_the_peer_stay_separate(is_ours_first):
     model = tiny_llama()
     expected = plain_logits(model, PROMPT_1T)
     if is_ours_first:

@@ -50,7 +50,7 @@ def test_every_mode_generates_the_requested_number_of_tokens(engine, work, num_t
 
 
 @pytest.mark.parametrize("work", ALL, ids=by_method)
-def test_the_end_of_text_ends_it_only_when_asked(engine, work):
+def test_the_end_of_text_ends_generation_only_on_request(engine, work):
     whole = engine.generate(request(), BASELINE).output_ids
     first_end = whole.index(0)  # the tiny pair's only end-of-text id
     assert 5 < first_end < NUM_TOKENS - 1
@@ -206,7 +206,7 @@ def test_bytes_are_known_and_rounds_cannot_be_split_into_parts(engine):
     assert not isinstance(engine, Instrumented)
 
 
-def test_plans_can_ask_for_the_peers_methods_without_torch():
+def test_the_methods_of_transformers_are_listed_without_torch():
     assert COUNTERPARTS == {
         "draft_model": ("assisted", "assisted_default"),
         "ngram": ("prompt_lookup",),

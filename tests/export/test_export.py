@@ -248,7 +248,7 @@ def test_engines_are_found_by_their_files():
 
 @pytest.mark.parametrize("tree", ["chain", "static"])
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_sglang_rejects_from_what_was_drawn_also_where_a_tree_became_a_chain(method, tree):
+def test_sglang_uses_rejection_sampling_for_chains(method, tree):
     made = exported("sglang", deployment(method, temperature=0.7, tree=tree))
     assert "--speculative-use-rejection-sampling" in made.command
     assert flag(made, "--speculative-eagle-topk") == "1"

@@ -102,7 +102,7 @@ def test_the_first_build_that_is_known_to_be_new_is_new():
     assert "--spec-draft-n-max" in made.command
 
 
-def test_llama_cpp_says_that_it_has_no_rejection_sampling():
+def test_the_llama_cpp_export_notes_missing_rejection_sampling():
     drawn = exported("llama_cpp", deployment("draft_model", temperature=0.7))
     assert any("rejection sampling" in said for said in drawn.not_expressed)
     greedy = exported("llama_cpp", deployment("draft_model"))
@@ -126,14 +126,14 @@ def test_tensorrt_llm_takes_the_tree_and_the_lookup_as_they_were_measured():
     assert (lookup["max_matching_ngram_size"], lookup["is_use_oldest"]) == (5, False)
 
 
-def test_tensorrt_llm_says_what_it_does_beyond_the_last_tier():
+def test_the_tensorrt_llm_export_notes_k_beyond_the_last_tier():
     rising = deployment("draft_model", tiers=SEVERAL[:2])
     for version, k in (("1.2", 3), ("1.3", 0)):
         said = " ".join(exported("tensorrt_llm", rising, version).not_expressed)
         assert re.search(f"above 4 concurrent requests.*TensorRT-LLM keeps K={k}", said)
 
 
-def test_sglang_says_how_it_counts_a_batch_where_k_depends_on_it():
+def test_the_sglang_export_notes_batch_padding_if_k_has_tiers():
     tiered = exported("sglang", deployment("eagle3", tree="chain", tiers=SEVERAL))
     flat = exported("sglang", deployment("eagle3", tree="chain"))
     assert ["padded to" in " ".join(made.not_expressed) for made in (tiered, flat)] == [True, False]
@@ -167,7 +167,7 @@ def test_a_draft_of_another_vocabulary_drafts_greedily_in_vllm():
 @pytest.mark.parametrize(
     ("method", "temperature"), [("string_match", 0.0), ("token_intersection", 0.7)]
 )
-def test_generate_is_given_both_tokenizers_where_they_differ(method, temperature):
+def test_the_transformers_export_passes_both_tokenizers_if_they_differ(method, temperature):
     text = exported("transformers", deployment(method, temperature=temperature)).config.text
     assert "assistant_tokenizer = AutoTokenizer.from_pretrained('org/Other-1B')" in text
     assert "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer)" in text

@@ -134,7 +134,7 @@ def test_the_recorded_parser_refuses_what_the_engine_would():
             parse(changed)
 
 
-def test_schemas_say_what_they_were_recorded_from():
+def test_recorded_schemas_name_their_versions_and_source():
     for schema in SCHEMAS.values():
         assert schema["versions"]
         assert schema["source"]

@@ -29,7 +29,7 @@ def served(folder: Path, k: int = 3, **config: object) -> Deployment:
         ("tensorrt_llm", "no source that was read says"),
     ],
 )
-def test_each_engine_says_how_it_rolls_back_the_state(
+def test_each_export_notes_how_recurrent_state_is_rolled_back(
     engine: str, said: str, tmp_path: Path
 ) -> None:
     told = "\n".join(exported(engine, served(tmp_path)).not_expressed)
@@ -41,7 +41,7 @@ def test_each_engine_says_how_it_rolls_back_the_state(
     assert "recurrent" not in "".join(dense.not_expressed)
 
 
-def test_transformers_is_refused_where_generate_takes_no_drafts(tmp_path: Path) -> None:
+def test_the_transformers_export_refuses_targets_with_recurrent_state(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"org/Hybrid.*-k 0"):
         exported("transformers", served(tmp_path))
     exported("transformers", served(tmp_path, k=0))

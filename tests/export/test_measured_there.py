@@ -59,9 +59,7 @@ def test_flags_of_a_running_server_are_not_known(tmp_path):
         ("0.32.1", ("--engine-version", "0.31"), "0.31"),
     ],
 )
-def test_the_release_is_the_measured_one_unless_it_is_unknown_or_another_is_asked_for(
-    tmp_path, version, options, written_for
-):
+def test_the_export_is_for_the_measured_release_if_known(tmp_path, version, options, written_for):
     found = exported(served_sweep(replace(ONE_ROW, version=version)), tmp_path, *options)
     assert found["written_for"] == written_for
 

@@ -40,7 +40,7 @@ def told() -> dict[tuple[str, str], tuple[str, str]]:
 @pytest.mark.sampled(one_in=5)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SAMPLE)
-def test_a_family_is_what_the_page_says(family: str) -> None:
+def test_the_verdict_on_a_family_matches_the_page(family: str) -> None:
     found = verdict(family)
     assert transformers.__version__ != NEWEST or told()[family, NEWEST] == found.shown
 
@@ -69,7 +69,7 @@ def test_verdicts_that_differ_between_versions_get_separate_rows() -> None:
 
 @pytest.mark.models
 @pytest.mark.parametrize(("version", "python"), [(OLDEST, PYTHON), (NEWEST, Path(sys.executable))])
-def test_all_families_are_what_the_page_says(version: str, python: Path, tmp_path: Path) -> None:
+def test_all_family_verdicts_match_the_page(version: str, python: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [python, "-m", "tools.families", "--rows", rows]

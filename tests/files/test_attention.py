@@ -39,7 +39,7 @@ def test_a_hybrid_class_with_only_attention_is_not_a_hybrid(
     assert is_hybrid(fields.get) is is_one
 
 
-def test_context_ends_where_queries_begin_to_be_scaled() -> None:
+def test_the_context_ends_before_attention_temperature_scaling() -> None:
     fields = {"max_position_embeddings": 9000, "floor_scale": 8192}
     assert longest_context(fields.get) == 9000
     fields["attn_temperature_tuning"] = True

@@ -189,7 +189,7 @@ FP8, INT4 = ({"weights": {"type": kind, "num_bits": n}} for kind, n in (("float"
         ),
     ],
 )
-def test_only_groups_that_all_say_fp8_are_fp8(groups, is_fp8):
+def test_a_checkpoint_is_fp8_only_if_every_group_is(groups, is_fp8):
     stored = {"quant_method": "compressed-tensors", "config_groups": groups}
     assert is_all_fp8(stored) is is_fp8
     assert not is_all_fp8({**stored, "quant_method": "gptq"})

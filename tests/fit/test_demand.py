@@ -69,7 +69,7 @@ def test_a_cpu_holds_all_drafters_together_and_a_gpu_one_at_a_time():
     assert demand(target, [drafter, other], on_gpu).weights == large
 
 
-def test_a_missing_model_takes_at_least_what_the_file_says():
+def test_a_missing_model_needs_at_least_the_stated_weights():
     (pairing,) = load_pairings().select(["llama-3.1-8b/eagle3"])
     told = shortage(pairing.target, [pairing.drafter], replace(HERE, memory_bytes=GIB)) or ""
     assert told.startswith("needs at least ")
@@ -105,7 +105,7 @@ def test_sizes_that_no_model_has_are_refused(name: str, value: object, tmp_path:
 
 
 @pytest.mark.parametrize("command", ["run", "sweep-k", "pair", "doctor"])
-def test_every_command_asks_the_same(
+def test_every_command_checks_memory_the_same_way(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbench.probes.host.host_available_bytes", lambda: 21 * GIB)

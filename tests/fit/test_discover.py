@@ -100,7 +100,7 @@ def test_a_config_of_a_billion_layers_is_listed_with_the_reason(target, tmp_path
     assert "num_hidden_layers is 1000000000" in left_out.reason
 
 
-def test_the_hubs_cache_is_looked_through(tmp_path):
+def test_draft_models_are_found_in_the_hub_cache(tmp_path):
     """As huggingface_hub lays it out, in a process that is told where it lies."""
     home = tmp_path / "home"
     commit = "a" * 40
@@ -168,7 +168,7 @@ def test_equal_names_get_numbers():
     assert names == ["ngram", "ngram-2", "ngram-3"]
 
 
-def test_mtp_is_offered_where_the_targets_own_files_have_its_layers(tmp_path):
+def test_mtp_is_offered_if_the_targets_files_have_its_layers(tmp_path):
     import torch
 
     shape = {

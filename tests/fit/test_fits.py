@@ -41,7 +41,7 @@ targets:
     assert "float32" not in ran.err
 
 
-def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:
+def test_fits_uses_the_weights_stated_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(
         "targets: {big: {model: org/big, weights_gib: 15.1, drafters: "
         "{head: {method: eagle3, model: org/head}, copy: {method: ngram}}}}"
@@ -59,9 +59,7 @@ def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:
         ("weights_gib: 3, quantization: int8", 3),
     ],
 )
-def test_a_cpu_needs_twice_the_room_where_it_loads_float32(
-    tmp_path: Path, entry: str, needed: int
-) -> None:
+def test_a_cpu_needs_twice_the_memory_for_float32(tmp_path: Path, entry: str, needed: int) -> None:
     (tmp_path / "pairings.yaml").write_text(
         f"targets: {{t: {{model: org/a, {entry}, drafters: {{copy: {{method: ngram}}}}}}}}"
     )

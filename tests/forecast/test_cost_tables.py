@@ -100,7 +100,7 @@ def test_a_wrong_table_names_its_line(tmp_path, name, text, line, reason):
     assert reason in str(wrong.value)
 
 
-def test_files_that_cannot_be_read_say_so(tmp_path):
+def test_unreadable_step_time_files_are_refused(tmp_path):
     for name in ("no.csv", "no.json", "no.yaml"):
         with pytest.raises(UsageError, match="cannot be read"):
             check_sources([str(tmp_path / name)])

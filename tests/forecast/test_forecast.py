@@ -70,7 +70,7 @@ def test_fewer_than_five_prompts_give_no_interval():
     assert all(p.speedup.low is p.speedup.high is None for p in record.points if p.speedup)
 
 
-def test_equal_prompts_and_costs_leave_no_doubt():
+def test_equal_prompts_and_costs_give_an_interval_of_zero_width():
     record = forecast(KEY, [right(p) for p in PROMPTS], curve(COSTS), range(5))
     speedup = record.points[2].speedup
     assert speedup == Interval(
@@ -109,7 +109,7 @@ def test_with_equal_forecasts_the_smaller_k_is_best():
     assert record.best == 2  # 2.0x like K = 3
 
 
-def test_a_k_forecast_as_barely_faster_is_not_measured():
+def test_a_k_forecast_as_slightly_faster_is_not_measured():
     record = forecast(KEY, [right(p) for p in PROMPTS], curve(CLEAR), range(5))
     assert record.to_measure == (2,)
 
@@ -135,7 +135,7 @@ def test_the_spread_over_prompts_suggests_no_measurement():
     assert len(record.to_measure) == 1
 
 
-def test_an_approximate_replay_asks_for_a_measurement_of_close_ones():
+def test_close_k_values_of_an_approximate_replay_are_measured():
     traces = [right(p, is_exact=False) for p in PROMPTS]
     record = forecast(KEY, traces, curve(COSTS), range(5))
     assert not record.is_exact
@@ -163,7 +163,7 @@ def test_at_most_three_k_are_measured_after_a_forecast():
     assert len(to_measure) == 3
 
 
-def test_costs_of_another_engine_ask_for_no_measurement_here():
+def test_step_times_of_another_engine_need_no_measurement():
     theirs = replace(curve(COSTS), source="vllm (costs.csv)")
     record = forecast(KEY, [right(p) for p in PROMPTS], theirs, range(5), rule="greedy_draft")
     assert record.to_measure == ()

@@ -66,7 +66,7 @@ def recursed(trace: TraceRecord, k: int, start: int) -> list[float]:
     return total
 
 
-def test_a_round_starts_where_the_one_before_it_ended():
+def test_a_replayed_round_starts_at_the_end_of_the_previous_one():
     assert replay_one(TRACE, 3) == RoundCounts(
         num_rounds=2,
         num_drafted=4,

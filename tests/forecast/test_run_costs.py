@@ -44,7 +44,7 @@ def test_each_cell_of_the_first_pass_is_a_cost_with_what_came_of_it(tmp_path, sw
     }
 
 
-def test_a_cost_says_nothing_of_another_drafter_workload_temperature_or_target(tmp_path, sweep):
+def test_a_cost_applies_only_to_its_drafter_workload_and_target(tmp_path, sweep):
     costs = read_file(kept(tmp_path, sweep))
     at = KEY.condition
 
@@ -58,7 +58,7 @@ def test_a_cost_says_nothing_of_another_drafter_workload_temperature_or_target(t
         assert not of(**other)
 
 
-def test_an_invalid_cell_and_an_open_loop_say_nothing(tmp_path, sweep):
+def test_invalid_and_open_loop_cells_give_no_step_times(tmp_path, sweep):
     own = next(plan.key.id for plan in sweep.run.cells if plan.key.draft.k == 4)
     servers = tuple(
         replace(

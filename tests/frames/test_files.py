@@ -41,7 +41,7 @@ def test_a_script_that_reads_cells_csv_keeps_working() -> None:
     assert [[row[i] for i in places] for row in after] == before
 
 
-def test_parquet_reads_back_or_says_what_to_install() -> None:
+def test_parquet_reads_back_or_names_the_package_to_install() -> None:
     table = rounds_frame([small_run()])
     if find_spec("pyarrow") is None:
         with pytest.raises(UsageError, match="pip install pyarrow"):
@@ -51,7 +51,7 @@ def test_parquet_reads_back_or_says_what_to_install() -> None:
         pd.testing.assert_frame_equal(found, table, check_categorical=False)
 
 
-def test_report_writes_parquet_or_says_what_to_install_and_writes_nothing(tmp_path: Path) -> None:
+def test_report_writes_parquet_or_names_the_package_to_install(tmp_path: Path) -> None:
     folder = keep(tmp_path / "reports", "small", small_run())
     before = set(folder.iterdir())
     ran = specbench("report", "small", "--format", "csv,parquet", cwd=tmp_path)

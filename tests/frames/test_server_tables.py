@@ -29,7 +29,7 @@ def test_counts_of_requests_give_the_metrics_of_the_report():
         assert cells.loc[key.id, "num_rounds"] == rounds == known
 
 
-def test_a_request_names_its_session_and_says_its_text():
+def test_the_request_table_has_the_session_and_the_text():
     requests = requests_frame([STORED])
     joined = requests.merge(servers_frame([STORED]), on=["run_id", "session"], validate="m:1")
     assert len(joined) == len(requests)

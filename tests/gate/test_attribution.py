@@ -73,7 +73,7 @@ def test_higher_acceptance_is_no_cause():
     assert causes(figures(length=3.3, verify_s=0.020)) == (Cause.VERIFICATION,)
 
 
-def test_a_slower_k_0_is_named_before_verification_is_blamed():
+def test_a_slower_k_0_is_attributed_to_the_machine():
     # Twice as slow a machine: verification alone would seem to take most of the loss.
     after = figures(step=0.012, draft_s=0.004, verify_s=0.014, other_s=0.002)
     found = attribute(figures(), after, ["decode_tokens_per_s"], same_hardware=True)
@@ -82,7 +82,7 @@ def test_a_slower_k_0_is_named_before_verification_is_blamed():
     assert "6.00 -> 12.0 ms" in cause_text(found)
 
 
-def test_on_a_slower_machine_a_swapped_drafter_is_blamed_only_for_its_share():
+def test_on_a_slower_machine_a_drafter_is_blamed_only_for_its_share():
     # The machine is twice as slow, and drafting takes three times as long again.
     after = figures(length=2.0, step=0.012, draft_s=0.012, verify_s=0.014, other_s=0.002)
     ratio = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
@@ -255,7 +255,7 @@ def test_an_engine_change_on_another_target_is_no_cause():
     assert [d.name for _, d in found] == ["builtin of demo"]
 
 
-def test_a_draft_is_not_blamed_for_a_slower_k_0():
+def test_a_slower_k_0_is_not_attributed_to_the_draft_model():
     """It does not take part in it; packages do."""
     after = figures(step=0.012, draft_s=0.004, verify_s=0.014, other_s=0.002)
     both = changed(**NEW_WEIGHTS, **NEW_PACKAGE)

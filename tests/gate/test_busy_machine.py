@@ -196,7 +196,7 @@ def test_a_true_loss_on_quiet_machines_is_found(slower, lost):
     assert regressions(slower, lost, 0.99) >= POWER
 
 
-def test_a_process_that_always_waited_for_its_gpu_is_not_taken_for_a_busy_machine():
+def test_waiting_for_the_gpu_is_not_mistaken_for_a_busy_machine():
     rng = np.random.default_rng(1)
     before, after = sides(60.0)
     waiting = [

@@ -36,7 +36,7 @@ def test_a_value_without_a_prompt_is_that_of_a_cell_without_it(steady):
     assert figures.value("mean_acceptance_length") == 2.0
 
 
-def test_only_first_turns_say_whether_prompts_are_the_same(steady):
+def test_prompts_are_compared_by_their_first_turns(steady):
     """What a later turn asks depends on what the target answered."""
     turns = (
         replace(request, turn=turn, prompt_sha256=f"{request.prompt_id}-{turn}")
@@ -243,7 +243,7 @@ def seen(monkeypatch):
     return found
 
 
-def test_a_pass_is_left_out_of_both_sides_whatever_their_repeats(seen):
+def test_an_excluded_pass_is_removed_from_both_sides(seen):
     stream = stream_cell()
     base = tuple(
         p._replace(requests=tuple(replace(r, repeat=r.repeat + 100) for r in p.requests))

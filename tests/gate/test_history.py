@@ -71,7 +71,7 @@ def test_a_step_names_the_run_it_came_with():
     assert line.endswith(": worse")
 
 
-def test_points_are_in_time_whatever_the_order_and_the_ids_of_the_runs():
+def test_history_points_are_sorted_by_time():
     shuffled = [replace(one, run_id=f"z{90 - i}") for i, one in enumerate(runs(STEPPED))][::-1]
     (series,) = history(shuffled, ["decode_speedup"]).series
     assert series.values == tuple(STEPPED)

@@ -91,7 +91,7 @@ def test_paths_given_by_the_user_may_be_symbolic_links(root: Path) -> None:
     assert load_run(folder / "run", root).run == load_run(RUN_ID, root).run
 
 
-def test_a_file_that_the_user_names_is_written_where_its_link_leads(tmp_path: Path) -> None:
+def test_output_to_a_symbolic_link_is_written_to_its_target(tmp_path: Path) -> None:
     shared, own = tmp_path / "shared" / "a.json", tmp_path / "a.json"
     shared.parent.mkdir()
     own.symlink_to(shared)

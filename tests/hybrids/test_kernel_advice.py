@@ -11,7 +11,7 @@ from tests.cli.calls import specbench
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_kernels_are_advised_where_there_is_a_gpu(
+def test_missing_kernels_are_advised_only_with_a_gpu(
     has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)

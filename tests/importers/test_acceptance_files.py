@@ -50,7 +50,7 @@ def test_a_profile_has_rates_of_one_k_and_its_conditions():
     assert acceptance_by_k([cell]) == {3: (0.8, 0.56, 0.336)}
 
 
-def test_only_a_profile_of_a_chain_says_what_a_smaller_k_accepts(tmp_path):
+def test_only_a_chain_profile_gives_acceptance_at_smaller_k(tmp_path):
     cells = import_files([profile(tmp_path, accept_length_model="chain_analytic")], GIVEN)
     assert acceptance_by_k(cells) == {1: (0.8,), 2: (0.8, 0.56), 3: (0.8, 0.56, 0.336)}
 

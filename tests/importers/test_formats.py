@@ -275,7 +275,7 @@ def test_a_file_name_may_end_like_a_k(tmp_path):
     assert found.key.draft.k == 2
 
 
-def test_a_folder_stands_for_its_results_and_other_files_are_reported(tmp_path):
+def test_importing_a_folder_reads_its_results_and_reports_other_files(tmp_path):
     (tmp_path / "inner").mkdir()
     for name in ("vllm_base.json", "inner/vllm_spec.json"):
         (tmp_path / name).write_bytes((FILES / Path(name).name).read_bytes())

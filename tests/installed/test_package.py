@@ -75,7 +75,7 @@ def test_the_sdist_has_all_that_its_tests_need(built):
     assert not set(kept) - names
 
 
-def test_the_metadata_says_python_license_and_entry_point(built):
+def test_package_metadata_has_python_version_license_and_entry_point(built):
     told = metadata(built)
     assert told["Requires-Python"] == ">=3.11"
     assert told["License-Expression"] == "Apache-2.0"
@@ -84,7 +84,7 @@ def test_the_metadata_says_python_license_and_entry_point(built):
     assert "specbench = specbench.cli:main" in entry
 
 
-def test_the_readme_of_the_package_has_no_link_that_leads_nowhere(built, tmp_path):
+def test_the_package_readme_has_no_broken_links(built, tmp_path):
     def links(of: Built) -> set[str]:
         return set(re.findall(r"\]\(([^)]+)\)", str(metadata(of).get_payload())))
 
@@ -101,7 +101,7 @@ def test_the_readme_of_the_package_has_no_link_that_leads_nowhere(built, tmp_pat
 
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
-def test_other_pythons_look_measure_nothing_and_read_runs(python, built, bin_folder, tmp_path):
+def test_other_python_versions_compile_the_code_and_read_runs(python, built, bin_folder, tmp_path):
     """Without torch: every file compiles, first commands answer, a run of the first is read."""
     other = light(built.wheel, python, metadata(built).get_all("Requires-Dist") or [])
     every = [

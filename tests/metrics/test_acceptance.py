@@ -60,7 +60,7 @@ def test_joint_and_conditional_rates_per_position(cell):
     assert conditional_acceptance_rate(cell) == pytest.approx((3 / 5, 2 / 3, 1 / 2))
 
 
-def test_conditional_rates_end_where_no_round_arrives(cell):
+def test_conditional_rates_end_at_the_last_reached_position(cell):
     stuck = with_rounds(cell, drafted=(3, 3), accepted=(1, 0))
     assert conditional_acceptance_rate(stuck) == (0.5, 0.0)
     assert acceptance_rate_per_position(stuck) == (0.5, 0.0, 0.0)

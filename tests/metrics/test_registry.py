@@ -43,12 +43,12 @@ def test_a_new_metric_is_one_file(cell):
     assert added.formula == "Distinct prompts of the cell."
 
 
-def test_every_metric_says_its_unit_and_formula():
+def test_every_metric_has_a_unit_and_a_formula():
     assert all(known.unit and known.formula for known in all_metrics().values())
     assert "1 + sum(a) / N" in all_metrics()["mean_acceptance_length"].formula
 
 
-def test_metrics_come_in_one_order_whoever_imports_first():
+def test_metrics_are_sorted_by_name():
     assert list(all_metrics()) == sorted(all_metrics())
 
 

@@ -60,7 +60,7 @@ def test_more_than_the_server_can_take_is_saturation_and_names_the_rate():
     assert share(1.5, num=24, passes=8) > 0.95
 
 
-def test_half_the_capacity_is_not_saturation_and_nearly_all_seldom_is():
+def test_half_the_capacity_is_rarely_reported_as_saturation():
     """Waiting comes and goes by chance. Seen in eight passes: 0.07."""
     assert share(0.5) <= 0.02
     assert share(0.9, num=24, passes=8) <= 0.16

@@ -208,7 +208,7 @@ def test_parts_of_a_head_are_forwards_of_their_own(cell):
     assert overhead_ratio(replace(cell, forwards=costs)) == pytest.approx(0.16 / 0.13)
 
 
-def test_overhead_is_absent_where_no_forward_was_measured(cell):
+def test_overhead_is_absent_without_timed_forwards(cell):
     assert overhead_ratio(cell) is None
 
 

@@ -118,7 +118,7 @@ def test_without_counts_and_counters_there_is_no_figure_of_rounds(cell):
     assert round_s(cell_of(served_sweep(), 0)) is not None
 
 
-def test_a_failed_request_of_ours_leaves_the_rounds_per_token_of_the_counters(cell):
+def test_a_failed_request_keeps_the_counters_rounds_per_token(cell):
     """Counters have 48 requests, of which one failed at our end."""
     plain = without_counts(cell)
     first, *rest = plain.requests
@@ -144,7 +144,7 @@ def test_tokens_that_came_with_the_first_one_took_no_decode_seconds():
     assert round_s(early) == pytest.approx(0.24 / (8 * 21 / 24))
 
 
-def test_speculation_takes_room_in_the_kv_cache(cell):
+def test_speculation_reduces_the_kv_cache_capacity(cell):
     assert memory.kv_capacity_tokens(cell) == 18_000
     assert memory.kv_capacity_lost_tokens(cell) == 2_000
     assert memory.kv_capacity_lost_tokens(cell_of(served_sweep(), 0)) is None
@@ -160,7 +160,7 @@ def test_preemptions_are_summed_over_sessions(cell):
     )
 
 
-def test_an_engine_of_ours_has_no_figures_of_a_server(steady):
+def test_the_built_in_engine_has_no_server_metrics(steady):
     (summary,) = summarize([steady])
     assert not {"num_cycles", "num_preemptions", "kv_capacity_tokens"} & set(summary.metrics)
 
@@ -187,7 +187,7 @@ def test_few_rounds_or_impossible_counts_make_a_cell_invalid(cell):
     assert any("more rounds" in reason for reason in judge_cell(torn))
 
 
-def test_texts_are_compared_where_a_server_gives_no_ids(cell):
+def test_texts_are_compared_if_a_server_returns_no_token_ids(cell):
     def untold(requests):
         return tuple(replace(r, output_ids=(), num_tokens=25) for r in requests)
 

@@ -51,7 +51,7 @@ def test_the_baseline_has_metrics_and_no_speedup(steady_baseline):
     assert summary.metrics["decode_tokens_per_s"] == pytest.approx(10.0)
 
 
-def test_an_invalid_cell_keeps_its_metrics_and_says_why(steady):
+def test_an_invalid_cell_keeps_its_metrics_and_has_a_reason(steady):
     (summary,) = summarize([replace(steady, requests=steady.requests[:4])])
     assert not summary.valid
     assert summary.invalid_reasons == ("fewer than 30 rounds",)

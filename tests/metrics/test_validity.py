@@ -78,7 +78,7 @@ def at_the_cap(cell: CellData, clock: int, base_clock: int) -> CellData:
 
 
 @pytest.mark.parametrize(("clock", "base_clock"), [(900, 900), (900, 985), (985, 900)])
-def test_a_card_at_its_power_cap_gives_an_answer_that_says_so(steady, clock, base_clock):
+def test_a_gpu_at_its_power_cap_gives_a_warning(steady, clock, base_clock):
     capped = at_the_cap(steady, clock, base_clock)
     assert judge_cell(capped) == ()
     (warning,) = cell_warnings(capped)
@@ -268,7 +268,7 @@ def test_outputs_that_differ_from_the_baseline_are_a_warning_at_temperature_0(st
     assert "`specbench verify`" in warning
 
 
-def test_half_precision_says_how_far_apart_the_two_logits_were_at_most(steady):
+def test_the_half_precision_warning_states_the_largest_logit_gap(steady):
     other = with_first(steady, output_ids=tuple(range(100, 113)))
     near, far = (
         FirstDifference(

@@ -51,7 +51,7 @@ def fake_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_environment_says_what_ran_on_what():
+def test_the_environment_records_versions_packages_and_hardware():
     environment = describe_environment("cpu", 2, ["specbench", "run"], Probe("no GPU here"))
 
     assert environment.specbench_version == __version__

@@ -62,7 +62,7 @@ class WatchedNvml(FakeNvml):
         assert self._was_read.wait(PATIENCE_S), "the GPU was not read"
 
 
-def test_every_name_that_is_asked_of_nvml_exists_in_pynvml():
+def test_every_nvml_name_in_use_exists_in_pynvml():
     asked = {
         node.attr
         for source in Path(specbench.probes.__file__).parent.glob("*.py")
@@ -211,7 +211,7 @@ def test_energy_is_a_counter_in_joules():
     assert probe.energy_j() == 7_001.75
 
 
-def test_an_old_driver_is_asked_for_throttle_reasons_under_their_old_name():
+def test_throttle_reasons_of_an_old_driver_use_the_old_name():
     gpu = FakeGpu(reasons=0x8)
 
     seen = probe_of(gpu, refused=("nvmlDeviceGetCurrentClocksEventReasons",)).read()
@@ -236,7 +236,7 @@ def test_without_a_default_clock_the_highest_clock_is_the_default():
     ],
     ids=["alone", "beside another", "memory untold", "nobody listed", "only strangers listed"],
 )
-def test_other_processes_are_counted_only_where_this_one_is_listed(
+def test_other_gpu_processes_are_counted_only_if_ours_is_listed(
     processes: list[Process], own_bytes: int | None, num_others: int | None
 ):
     seen = probe_of(FakeGpu(processes=processes)).read()
@@ -288,7 +288,7 @@ def test_throttle_reasons_have_names(bits: list[int], names: tuple[str, ...]):
     assert throttle_names(bits) == names
 
 
-def test_the_opened_probe_watches_the_gpu_that_was_asked_for():
+def test_the_probe_watches_the_requested_gpu():
     gpus = FakeGpu(uuid="GPU-a", used=1), FakeGpu(uuid="GPU-b", used=2)
 
     probe = open_probe("cuda:1", nvml=FakeNvml(*gpus), environment={})
@@ -383,7 +383,7 @@ def test_cudas_own_uuid_settles_it():
         (0, "MIG-1234", "only of whole GPUs"),
     ],
 )
-def test_a_device_that_names_no_gpu_says_why(index: int, visible: str | None, complaint: str):
+def test_an_index_without_a_gpu_has_a_reason(index: int, visible: str | None, complaint: str):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
 
     with pytest.raises(GpuNotFoundError, match=complaint):

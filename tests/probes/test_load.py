@@ -80,7 +80,7 @@ def test_the_most_limited_core_is_reported_if_known(tmp_path):
     assert clock_limit(tmp_path) == (3000, 4000)
 
 
-def test_the_warning_says_what_noise_does_and_what_to_do():
+def test_the_noise_warning_states_the_cause_and_the_remedy():
     told = noise_warning(["load average 5.2 on 2 cores"])
     assert re.match(r"noisy .*: load average 5\.2 on 2 cores\. ", told)
     assert "stop other programs" in told

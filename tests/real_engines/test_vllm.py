@@ -77,7 +77,7 @@ def test_the_engines_figure_is_never_below_ours(served):
             assert engines >= float(cell["mean_acceptance_length"])
 
 
-def test_a_draft_model_takes_room_for_context(served):
+def test_a_draft_model_reduces_the_kv_cache_capacity_of_vllm(served):
     for workload in WORKLOADS:
         assert int(served.cells["draft", workload, K]["kv_capacity_lost_tokens"]) > 0
 

@@ -22,7 +22,7 @@ from tests.report.test_json import VALIDATOR
 from tests.report.test_tables import printed
 
 
-def test_the_crossover_table_says_where_it_stops(served: Document) -> None:
+def test_the_crossover_table_states_where_the_speedup_ends(served: Document) -> None:
     grid = crossover_grid(served)
     assert grid is not None
     assert grid.headers == (
@@ -54,7 +54,7 @@ def test_the_adaptive_table_names_the_best_fixed_k_and_what_was_picked(served: D
     assert "geometric mean" not in grid.title  # nothing was measured again
 
 
-def test_the_adaptive_table_says_how_many_settings_its_mean_is_over(served: Document) -> None:
+def test_the_adaptive_table_states_the_number_of_settings_in_its_mean(served: Document) -> None:
     first, *others = served.adaptive
     again = replace(served, adaptive=(replace(first, is_confirmed=True), *others))
     grid = adaptive_grid(again)

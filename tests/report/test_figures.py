@@ -183,7 +183,7 @@ def test_points_of_fewer_than_five_prompts_are_pale(cpu_document: Document) -> N
     assert pale == {title for _, title in points if "K=2:" in title}
 
 
-def test_invalid_points_are_hollow_and_say_so(gpu_document: Document) -> None:
+def test_invalid_points_are_hollow_and_labeled(gpu_document: Document) -> None:
     (proof,) = drawn(gpu_document).proof
     found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
     points = [one for panel in proof.panels for one in found.findall(panel)]
@@ -266,7 +266,7 @@ def test_panels_of_a_page_share_no_id(cpu_charts: tuple[Chart, ...]) -> None:
     assert len(ids) == len(set(ids)) > 10
 
 
-def test_names_are_text_whatever_they_hold() -> None:
+def test_hostile_names_in_charts_are_plain_text() -> None:
     stored = stored_run(replace(SMALL, drafters=("draft",)))
     hostile = renamed(renamed(stored, "creative", "<b>$\\frac{$</b>&"), "draft", "\u732b\"'")
     found = drawn(build_document(hostile)).all

@@ -81,11 +81,11 @@ def test_every_format_shows_it(here):
     assert "Forecast against measured" in [chart.title for chart in drawn(here).all]
 
 
-def test_the_terminal_has_room_for_it(here):
+def test_the_forecast_table_fits_80_columns(here):
     assert max(map(len, printed(here).splitlines())) <= 80
 
 
-def test_the_legend_is_of_the_columns_that_are_there(here, there):
+def test_the_forecast_legend_covers_only_the_shown_columns(here, there):
     legend = forecast_legend(here)
     assert [word for word, _ in legend.entries] == [
         *("AL", "forecast", "measured", "off", "round costs")
@@ -97,7 +97,7 @@ def test_the_legend_is_of_the_columns_that_are_there(here, there):
     assert "in steps of K=0" not in terminal
 
 
-def test_a_sentence_says_what_was_chosen_and_saved(here):
+def test_a_forecast_line_states_the_chosen_k_and_the_time_saved(here):
     good, bad = forecast_lines(here)
     assert re.match(
         r"big/good .*own\.jsonl: .*K=4, 3\.57x .*\[3\.57, 3\.57\]; of K = 1\.\.2, 4 ", good
@@ -173,7 +173,7 @@ def test_a_run_without_a_forecast_has_no_such_section(cpu_document):
     assert to_json(cpu_document)["forecasts"] == []
 
 
-def test_a_forecast_says_that_it_is_an_approximation_and_what_it_would_have_measured(here):
+def test_an_approximate_forecast_is_marked_with_what_it_would_measure(here):
     (good, _) = here.forecasts
     assert "approximation" not in forecast_text(good)
     rough = replace(good, forecast=replace(good.forecast, is_exact=False))
@@ -182,7 +182,7 @@ def test_a_forecast_says_that_it_is_an_approximation_and_what_it_would_have_meas
     assert "would measure 4" in forecast_text(every)
 
 
-def test_a_forecast_that_saves_nothing_says_what_it_takes(here):
+def test_a_forecast_that_saves_nothing_states_the_extra_time(here):
     (good, _) = here.forecasts
     dear = replace(good, forecast=replace(good.forecast, trace_s=2 * good.forecast.sweep_s))
     assert " more time than " in forecast_text(dear)

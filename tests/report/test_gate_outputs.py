@@ -103,7 +103,7 @@ def test_an_undecided_answer_names_changed_weights_in_every_format():
     assert not check(before, other, [Tolerance(metric="decode_speedup", share=0.01)]).attributions
 
 
-def test_a_pass_says_what_it_tolerates():
+def test_the_headline_of_a_pass_states_the_tolerance():
     same = side(cell({"decode_speedup": figure(2.0)}), hardware={"device": "cpu"})
     text = headline(check(same, same))
     assert text.startswith("PASS")

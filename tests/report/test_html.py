@@ -120,7 +120,7 @@ def test_every_verdict_has_its_reasons_and_at_most_five_of_them_unfolded(
     assert max(text.count("<li>") for text in lists[: len(document.decisions)]) <= MOST_FACTS
 
 
-def test_a_chip_and_its_sentence_do_not_say_the_same_twice(html: str) -> None:
+def test_a_verdict_label_is_not_repeated_in_its_sentence(html: str) -> None:
     cards = re.findall(r'<span class="chip">([\w ]+)</span>.*?<p>(.*?)</p>', html, re.DOTALL)
     assert cards
     assert not [text for word, text in cards if text.startswith(word)]
@@ -146,7 +146,7 @@ def test_the_page_loads_no_external_resources(html: str) -> None:
     assert not re.search(r"@import|url\((?!#)", html)
 
 
-def test_every_table_and_chart_is_there(html: str, cpu_document: Document) -> None:
+def test_the_page_contains_every_chart_and_metric(html: str, cpu_document: Document) -> None:
     assert html.count("<svg ") == 14  # six charts of two workloads, memory and the machine
     rows = html.count("<tr") - html.count("<thead>")
     assert rows > len(cpu_document.cells)
@@ -181,7 +181,7 @@ def test_failures_and_invalid_cells_are_reported(two_runs: str) -> None:
     assert "rely on it: 2 invalid-cell notes<" in two_runs
 
 
-def test_an_interrupted_run_says_so(interrupted_document: Document) -> None:
+def test_the_page_marks_an_interrupted_run(interrupted_document: Document) -> None:
     text = Page(to_html([interrupted_document])).text
     assert "interrupted" in text
     assert "no confirmation run" in text

@@ -105,7 +105,7 @@ def test_every_property_of_a_schema_is_explained() -> None:
         assert set(properties(schema)) - documented == set()
 
 
-def test_the_keys_that_were_promised_are_there(cpu_document: Document) -> None:
+def test_the_json_report_has_every_documented_key(cpu_document: Document) -> None:
     found = to_json(cpu_document)
     cell, decision = found["cells"][1], found["decisions"][0]
     assert {"schema_version", "run_id", "environment", "cells", "decisions"} <= found.keys()

@@ -117,7 +117,7 @@ def test_a_warning_is_labeled_as_one(marked: Document) -> None:
     assert re.match(rf"demo/bold .*lossy .*\(rule {re.escape(RULE)}\): ", warning)
 
 
-def test_the_answer_is_lossless_where_any_lossless_drafter_helps(marked: Document) -> None:
+def test_the_headline_prefers_a_lossless_drafter_that_helps(marked: Document) -> None:
     def both_help(document: Document) -> Document:
         speedups = {"demo/bold": Interval(estimate=3, low=2.9, high=3.1)}
         slower = Interval(estimate=1.2, low=1.1, high=1.3)

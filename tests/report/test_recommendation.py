@@ -66,7 +66,7 @@ def test_broken_limits_leave_a_terminal_its_other_columns(served: Document, caps
     assert printed.count("above") == 2 * len(pick.candidates)
 
 
-def test_rows_and_workloads_can_be_asked_for(served: Document) -> None:
+def test_recommendations_can_be_limited_to_a_concurrency_and_workload(served: Document) -> None:
     rows = max(cell.key.condition.concurrency for cell in served.cells)
     workload = served.cells[0].key.condition.workload
     (one,) = recommendations_of(served, Objective(), concurrency=rows, workloads=[workload])
@@ -120,7 +120,7 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     assert only["without_recommendation"] == {}
 
 
-def test_a_plan_without_a_measured_draft_says_which_is_missing() -> None:
+def test_a_recommendation_names_the_planned_k_without_measurements() -> None:
     wish = replace(SMALL, drafters=("draft",), workloads=("code",), is_complete=False)
     stored = stored_run(replace(wish, ks=(0,)))
     run = replace(stored.run, cells=stored_run(wish).run.cells)
@@ -275,7 +275,7 @@ def test_memory_that_is_used_up_is_not_a_number_of_tokens(served: Document) -> N
     assert not [line for line in reasons(packed, at_context) if line.startswith("memory left")]
 
 
-def test_without_a_configuration_within_the_limits_the_fastest_says_what_it_exceeds(
+def test_the_fastest_is_named_if_no_configuration_meets_the_limits(
     served: Document,
 ) -> None:
     objective = Objective(limits={"ttft_s": 1e-9})

@@ -134,7 +134,7 @@ def test_acceptance_is_plotted_only_at_the_lowest_concurrency(
     assert all("one request at a time" in setting for setting in drawn)
 
 
-def test_the_setting_of_the_run_stands_above_everything(
+def test_the_report_starts_with_the_settings_of_the_run(
     served: Document, lengths: Document
 ) -> None:
     said = setup(served)
@@ -192,14 +192,14 @@ def test_an_adaptive_cell_is_chosen_and_not_the_fixed_k_of_its_size(served: Docu
     assert not chosen.is_chosen(with_axes(adaptive, adaptive=False))
 
 
-def test_the_speed_up_chart_says_what_it_draws(served_charts: tuple[Chart, ...]) -> None:
+def test_the_speedup_chart_caption_defines_the_ratio(served_charts: tuple[Chart, ...]) -> None:
     drawn = [chart for chart in served_charts if chart.title == "Speedup against K"]
     said = {"one request at a time" in c.setting: c.caption.partition(".")[0] for c in drawn}
     assert re.match("Decode seconds .*K=0 / .* K, ", said[True])
     assert re.match("Tokens per second .*K / .*K=0 ", said[False])
 
 
-def test_speedups_of_arrivals_say_their_rate_and_what_is_divided(served: Document) -> None:
+def test_open_loop_charts_state_the_arrival_rate_and_the_ratio(served: Document) -> None:
     section = sections(served)[0]
     arriving = replace(section.condition, request_rate=2.5)
     styles = {label: SeriesStyle(color="#000000", marker="o") for label in section.series}

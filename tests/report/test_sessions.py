@@ -119,7 +119,7 @@ def test_a_running_server_that_was_not_restarted_and_may_have_served_others(
     assert facts(attached)["vllm of demo, K=0"] == "was running at http://localhost:8000"
 
 
-def test_a_server_says_the_date_of_its_template_and_is_left_out_if_every_start_failed() -> None:
+def test_server_facts_have_the_template_date_and_omit_failed_servers() -> None:
     stored = served_sweep()
     dated = tuple(
         replace(
@@ -149,7 +149,7 @@ def test_a_drafter_of_a_server_is_called_by_its_pairing(plain: Document) -> None
     assert {cell.key.source for cell in plain.cells} == {"demo", "demo/draft"}
 
 
-def test_charts_are_drawn_and_say_what_their_intervals_are_over(plain: Document) -> None:
+def test_chart_captions_state_what_the_intervals_are_over(plain: Document) -> None:
     found = drawn(plain).all
     titles = [chart.title for chart in found]
     assert titles.count("Speedup against K") == 2

@@ -90,7 +90,7 @@ def test_a_run_without_stored_text_has_no_such_view(cpu_document: Document) -> N
     assert shown_generations(cpu_document) == ()
 
 
-def test_a_very_long_generation_is_cut_and_says_so() -> None:
+def test_a_very_long_generation_is_truncated_with_a_note() -> None:
     document = with_text(SMALL, ["x"])
     long = {key: replace(one, rounds=one.rounds * 100) for key, one in document.generations.items()}
     code, _ = shown_generations(replace(document, generations=long))
@@ -98,7 +98,7 @@ def test_a_very_long_generation_is_cut_and_says_so() -> None:
     assert code.more.endswith("more rounds")
 
 
-def test_the_page_marks_every_part_of_a_round_and_says_it_under_the_pointer() -> None:
+def test_the_page_marks_every_part_of_a_round_with_hover_text() -> None:
     document = with_text(SMALL, [" The", " quick", " fox,\n", " jumps"])
     long = {key: replace(one, rounds=one.rounds * 40) for key, one in document.generations.items()}
     document = replace(document, generations=long)

@@ -33,7 +33,7 @@ def synthetic() -> Document:
     return document_of(**DRAWN, **DUMMY)
 
 
-def test_the_first_warning_says_what_is_made_up(synthetic: Document) -> None:
+def test_the_first_warning_names_synthetic_weights_or_acceptance(synthetic: Document) -> None:
     assert run_warnings(synthetic)[0].startswith(NOTICE)
     assert run_warnings(document_of(**DRAWN))[0].startswith(
         "simulated acceptance 0.7, 0.5: timings"

@@ -160,7 +160,7 @@ def test_a_trees_share_is_of_nodes_and_a_chains_is_a_rate(cpu_document: Document
     assert "of nodes" not in printed(cpu_document)  # chains alone have no such column
 
 
-def test_rows_over_different_prompts_say_over_how_many(cpu_document: Document) -> None:
+def test_the_number_of_prompts_is_shown_if_rows_differ_in_it(cpu_document: Document) -> None:
     assert "prompts" not in table_headers(printed(cpu_document))
     first, *others = cpu_document.cells
     fewer = [replace(cell, num_prompts=3) if cell.key.draft.k else cell for cell in others]

@@ -80,7 +80,7 @@ def test_the_error_for_an_unknown_run_lists_the_known_ones(three_runs: Path):
 
 
 @pytest.mark.parametrize("name", ["c", LATEST])
-def test_the_error_says_that_no_run_is_stored(tmp_path: Path, name: str):
+def test_the_error_states_that_no_run_is_stored(tmp_path: Path, name: str):
     assert list_runs(tmp_path / "absent") == ()
     with pytest.raises(StoreError, match=f"'{name}'.*none yet"):
         load_run(name, tmp_path / "absent")

@@ -190,7 +190,7 @@ def test_trees_drawn_from_a_distribution_are_refused_above_temperature_0(name: s
 
 
 @pytest.mark.parametrize("name", sorted(APPROXIMATE))
-def test_a_trace_says_whether_it_depends_on_where_rounds_begin(name: str):
+def test_traces_that_depend_on_round_starts_are_marked_inexact(name: str):
     variant = next(variant for variant in VARIANTS if variant.name == name)
 
     assert not any(record.is_exact for record in traced(variant, texts()[0]))

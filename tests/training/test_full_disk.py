@@ -31,7 +31,7 @@ def refused(path: Path, num_bytes: int) -> Iterator[None]:
     assert "\n" not in said
 
 
-def test_steps_that_were_saved_are_gone_on_from(tmp_path):
+def test_training_resumes_from_the_last_saved_step(tmp_path):
     path, whole = tmp_path / "state.ckpt", lab().student("medusa")
     trained(whole, tmp_path / "whole.ckpt")
     with pytest.raises(Killed):
@@ -74,7 +74,7 @@ def test_a_first_line_cut_short_is_begun_again(tmp_path):
     assert TextFile(path, ORIGIN, VOCAB_SIZE).texts == [TEXT]
 
 
-def test_a_head_is_there_as_a_whole_or_not_at_all(tmp_path):
+def test_a_head_is_written_completely_or_not_at_all(tmp_path):
     head = lab().student("medusa").checkpoint()
     with refused(tmp_path / "model.safetensors", 1000):
         write_head(tmp_path, head)

@@ -21,7 +21,7 @@ DEPTH = 4
 
 
 @pytest.mark.parametrize(("method", "plain"), [("eagle", PlainEagle), ("eagle3", PlainEagle3)])
-def test_a_pass_says_what_a_plain_head_says_after_as_many_drafts(method, plain):
+def test_training_logits_equal_the_reference_at_every_depth(method, plain):
     model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
     bench = lab()
     student = bench.student(method)
@@ -85,7 +85,7 @@ def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
     assert len(right) == (num_heads or 3)
 
 
-def test_a_head_is_opened_as_its_methods_whatever_its_config_says():
+def test_a_head_is_opened_by_its_method_and_not_by_its_config():
     """Configs of EAGLE heads may have a draft vocabulary: vLLM writes one into them."""
     bench = lab()
     head = bench.student("eagle").checkpoint()

@@ -234,7 +234,7 @@ def damage(path: Path, kind: str) -> None:
         "a word for a step",
     ],
 )
-def test_a_file_that_cannot_be_gone_on_from_is_refused(kind, tmp_path, capsys):
+def test_a_damaged_training_checkpoint_is_refused(kind, tmp_path, capsys):
     path = tmp_path / "state"
     trained(lab().student("medusa"), path, steps=3)
     damage(path, kind)
@@ -245,7 +245,7 @@ def test_a_file_that_cannot_be_gone_on_from_is_refused(kind, tmp_path, capsys):
     assert "ran" not in capsys.readouterr().out
 
 
-def test_a_training_that_was_asked_for_otherwise_is_not_gone_on_with(tmp_path):
+def test_training_with_other_settings_cannot_be_resumed(tmp_path):
     bench, student, path = lab(), lab().student("medusa"), tmp_path / "state"
     trained(student, path, steps=3)
 

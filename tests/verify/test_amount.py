@@ -111,7 +111,7 @@ def test_only_missing_tokens_are_requested_after_short_outputs():
     assert engine.num_decoded == 1400
 
 
-def test_an_engine_at_k_0_is_not_asked_twice_but_within_conversations():
+def test_k_0_is_not_generated_again_except_in_conversations():
     answer = KnownOutput("builtin", (7,) * 40)
     talk = [replace(one, answer=answer) for one in TALK]
     collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk, seed=0)

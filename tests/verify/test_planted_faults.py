@@ -170,7 +170,7 @@ def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("temperature", [0.2, 0.7])
-def test_a_drafter_that_seldom_agrees_changes_nothing(temperature: float, stranger: Bench) -> None:
+def test_low_acceptance_keeps_the_distribution(temperature: float, stranger: Bench) -> None:
     assert stranger.sampled(temperature=temperature).verdict == "matches_distribution"
 
 
@@ -275,7 +275,7 @@ def test_too_few_tokens_decide_nothing(tiny: Bench) -> None:
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
 
 
-def test_the_number_of_tokens_is_the_one_asked_for(tiny: Bench) -> None:
+def test_evidence_has_the_requested_number_of_tokens(tiny: Bench) -> None:
     evidence = tiny.make(0).sampled(tiny.who(), WARM, 777)
     assert len(evidence.surprise_N) == len(evidence.identity_N) == 777
     assert evidence.num_texts >= 777 // 64

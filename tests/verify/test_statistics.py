@@ -38,7 +38,7 @@ def test_sound_tokens_raise_no_more_alarms_than_stated(p_value: Callable[[Floats
         assert alarms < alpha + 4 * (alpha / NUM_CALLS) ** 0.5
 
 
-def test_p_values_pay_for_all_that_was_looked_at() -> None:
+def test_p_values_are_corrected_for_every_tested_share() -> None:
     """Four tokens in the least likely 2^-20: 20 shares, on two sides each; the mean of ratios."""
     assert tail_p_value(np.full(4, 2.0**-21)) == pytest.approx(2 * 20 * 2.0**-80)
     ratios = {0.8: np.log(8), 1.0: 0.0, 1.25: np.log(8)}

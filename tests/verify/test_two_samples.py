@@ -45,7 +45,7 @@ class Source:
     ids=["one coin", "few", "many"],
 )
 @pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
-def test_false_alarms_are_as_seldom_as_stated(test, source):
+def test_two_sample_tests_have_the_stated_false_alarm_rate(test, source):
     """A seeded simulation: 600 pairs of sound sets; at a share of 0.05 up to 0.085 are within
     four standard deviations."""
     found = []

@@ -158,7 +158,7 @@ def test_messages_count_before_the_prompt_they_began_with(tmp_path: Path) -> Non
     assert roles_and_texts(prompt) == [[("user", "A, in full")]]
 
 
-def test_a_gzipped_file_gives_the_same_prompts_whatever_its_name(tmp_path: Path) -> None:
+def test_a_gzipped_workload_is_recognized_by_content(tmp_path: Path) -> None:
     plain = read(tmp_path, {"prompt": "A"}, {"prompt": "B"})
     packed = tmp_path / "packed.jsonl"
     packed.write_bytes(gzip.compress((tmp_path / "prompts.jsonl").read_bytes()))

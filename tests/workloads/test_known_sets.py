@@ -123,7 +123,7 @@ def test_a_set_is_read_as_it_is_published(
     assert said(prompt) == [[("user", turn)] for turn in turns]
 
 
-def test_a_batch_file_is_read_as_what_it_asks_for(tmp_path: Path) -> None:
+def test_a_batch_file_is_read_as_chat_or_response_requests(tmp_path: Path) -> None:
     response = {
         "custom_id": "request-2",
         "url": "/v1/responses",
@@ -155,7 +155,7 @@ def test_settings_of_a_batch_file_are_applied_or_reported(tmp_path: Path) -> Non
         assert value in note
 
 
-def test_rows_that_are_requests_themselves_ask_for_the_same(tmp_path: Path) -> None:
+def test_request_fields_in_workload_rows_are_applied_or_reported(tmp_path: Path) -> None:
     """Columns of any other name are not settings."""
     message = {"role": "user", "content": "Hi"}
     row = {"messages": [message], "max_tokens": 5, "answer": "no setting", "topic": "greetings"}
@@ -175,7 +175,7 @@ def test_template_arguments_of_a_batch_file_are_an_object(tmp_path: Path) -> Non
         load_workload(str(file))
 
 
-def test_share_gpt_skips_what_cannot_be_asked_and_says_how_much(tmp_path: Path) -> None:
+def test_unusable_sharegpt_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     def row(id_: str, *speech: tuple[str, str]) -> Mapping[str, object]:
         return {"id": id_, "conversations": [{"from": who, "value": what} for who, what in speech]}
 

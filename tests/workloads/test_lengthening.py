@@ -224,7 +224,7 @@ def test_a_long_prompt_is_unchanged_after_one_count():
         assert counter.calls == 1
 
 
-def test_a_prompt_without_room_for_the_words_around_the_text_is_unchanged():
+def test_a_context_too_short_for_the_wrapper_leaves_the_prompt_unchanged():
     assert lengthen(QUESTION, 12, source_of(POOL), words) is QUESTION  # 9 + 3, and no text
     assert words(lengthen(QUESTION, 13, source_of(POOL), words)) == 13
 
@@ -266,7 +266,7 @@ def test_text_ends_with_a_paragraph_else_a_sentence_else_a_word():
         assert ends(word_list, QUESTION, num_tokens).endswith(" letters")
 
 
-def test_a_script_without_spaces_is_cut_where_it_must():
+def test_text_without_spaces_is_cut_at_the_exact_length():
     for num_tokens in (*range(31, 50), 1500):  # 30 without text; below 50 each one counts
         text = ends("\u6587" * 2000, asked("q", "Why?"), num_tokens)
         assert re.fullmatch("\u6587+", text)

@@ -59,7 +59,7 @@ def test_template_arguments_of_a_row_win_over_its_settings(tmp_path: Path) -> No
     assert prompt.template_args == args
 
 
-def test_settings_of_any_other_file_are_those_of_the_api_and_ours_of_the_right_type(
+def test_only_valid_request_settings_are_read_from_other_files(
     tmp_path: Path,
 ) -> None:
     rows = {"prompt": "A", "stop": ["x"], "thinking": "I think"}, {"prompt": "B", "thinking": True}

@@ -17,7 +17,7 @@ SPEC_BENCH = Path(
 )
 
 
-def test_the_general_and_the_embedded_workloads_are_there() -> None:
+def test_the_general_and_the_bundled_workloads_are_shipped() -> None:
     assert find_workloads(shipped("workloads")) == GENERAL
     assert find_workloads(PACKAGE / "demo" / "workloads") == EMBEDDED
 

@@ -106,7 +106,7 @@ def test_a_smaller_draw_is_the_beginning_of_a_larger_one(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_draw_is_spread_over_the_categories_whatever_their_size(seed: int) -> None:
+def test_a_sample_of_prompts_is_balanced_over_categories(seed: int) -> None:
     workload = workload_of("a" * 90 + "bbb" + "c")
     drawn = Counter(prompt.category for prompt in workload.take(6, seed))
     assert drawn == {"a": 3, "b": 2, "c": 1} or drawn == {"a": 2, "b": 3, "c": 1}

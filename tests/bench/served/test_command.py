@@ -15,7 +15,7 @@ def test_without_a_template_the_flags_follow_the_engines_own_command():
     assert line(None) == [*DEFAULT, *ARGS]
 
 
-def test_the_flags_stand_where_the_template_says_or_at_its_end():
+def test_flags_replace_the_args_placeholder_or_follow_the_template():
     assert line("run '{args}' --last") == ["run", *ARGS, "--last"]
     assert line("run 'two words'") == ["run", "two words", *ARGS]
 

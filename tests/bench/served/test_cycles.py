@@ -129,7 +129,7 @@ class Broken:
         yield
 
 
-def test_a_k_is_given_up_after_two_starts_that_failed_one_after_the_other(stored):
+def test_a_k_is_abandoned_after_two_failed_starts_in_a_row(stored):
     host = Broken(k0="a", k2="b", k4="c")
     unit = stored.run.next_unit(0)
     stored.measure(unit, host)
@@ -242,7 +242,7 @@ def test_a_budget_counts_cycles_that_run_in_parallel(tmp_path):
         assert budget.run.next_unit(0).number == 1
 
 
-def test_a_k_that_was_given_up_is_not_started_again_in_a_later_cycle(stored):
+def test_an_abandoned_k_is_not_started_in_a_later_cycle(stored):
     host, unit = Broken(k0="a", k2="b"), stored.run.next_unit(0)
     start = next(s.start for s in unit.sessions if s.draft.k == 4)
     stored.measure(replace(unit, failures={start: ["c", "d"]}), host)

@@ -110,7 +110,7 @@ def test_a_disturbed_server_is_named_and_resuming_ends_in_the_undisturbed_answer
     assert figures_of(again) == undisturbed
 
 
-def test_a_session_asks_nothing_more_after_a_request_without_an_answer(tmp_path):
+def test_a_session_ends_after_a_request_without_a_response(tmp_path):
     with running(0, 2) as servers:
         settings = running_settings(tmp_path, *(server.url for server in servers))
         disturbance = Disturbance("hung", servers[1].engine)

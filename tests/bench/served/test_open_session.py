@@ -128,7 +128,7 @@ def problems(some, k=0, **counted):
         (None, None),
     ],
 )
-def test_output_tokens_beyond_ours_are_another_clients(num_tokens, said):
+def test_extra_output_tokens_indicate_another_client(num_tokens, said):
     assert [said in text for text in problems(requests(3), num_tokens=num_tokens)] == (
         [True] if said else []
     )
@@ -148,12 +148,12 @@ def test_output_tokens_beyond_ours_are_another_clients(num_tokens, said):
         ({"num_in_progress": 1.0}, True),
     ],
 )
-def test_prefill_and_requests_beyond_ours_are_another_clients(counted, is_foreign):
+def test_extra_prompt_tokens_or_requests_indicate_another_client(counted, is_foreign):
     found = problems(requests(3), num_tokens=30.0, **counted)
     assert [FOREIGN in text for text in found] == [True] * is_foreign
 
 
-def test_a_server_that_does_not_report_prompt_tokens_per_request_is_not_accused():
+def test_missing_prompt_token_counts_are_not_taken_for_another_client():
     some = [replace(request, num_prompt_tokens=0) for request in requests(3)]
     assert problems(some, num_prompt_tokens=900.0) == ()
 

@@ -53,7 +53,7 @@ def test_a_plan_counts_on_the_context_that_servers_report(monkeypatch, context):
     assert running_context([larger, *servers]) == (context or 10**6)
 
 
-def test_prompts_that_no_server_has_room_for_are_left_out_at_every_k(tmp_path):
+def test_prompts_beyond_the_servers_context_are_skipped_at_every_k(tmp_path):
     """The target's context is 1,024: of 3 prompts, what is beyond that and beyond 300 tokens."""
     own = {"pairings": ("demo/draft",), "workloads": (write_prompts(tmp_path / "p.jsonl", LONG),)}
     settings = settings_for(tmp_path, **own, max_new_tokens=16)
@@ -171,7 +171,7 @@ def test_only_local_servers_spin_during_a_session(root, may_spin):
 
 
 @pytest.mark.parametrize("num", [0, 5])
-def test_a_session_is_warmed_up_with_as_many_requests_as_asked(tmp_path, num):
+def test_a_session_sends_the_requested_number_of_warm_up_requests(tmp_path, num):
     with running(0, 2) as servers:
         settings = running_settings(
             tmp_path,
@@ -377,7 +377,7 @@ def looked(*urls: str, engine: str = "vllm"):
     return asyncio.run(describe_servers(engine, urls))
 
 
-def test_k_is_what_the_address_says_or_else_the_server():
+def test_k_comes_from_the_address_or_else_from_the_server():
     with running(0, 2) as (plain, drafting):
         found = looked(drafting.url, f"{plain.url}#k=0", plain.url)
         assert [(one.address.root, one.address.k, one.is_k_known) for one in found] == [
@@ -415,7 +415,7 @@ def test_assumptions_about_a_server_are_printed():
     assert re.match("2 servers .*K = 0: ", note)
 
 
-def test_a_server_that_does_not_say_what_it_is_is_warned_of():
+def test_a_server_of_unknown_engine_gives_a_warning():
     target = Target(name="big", model=ModelSpec(source="big"), drafters=())
     address = Address(root="http://a", k=0)
     one = RunningServer(address=address, model="big", is_k_known=True, is_engine_known=False)

@@ -238,7 +238,7 @@ def test_without_logits_a_divergence_is_reported_but_not_judged(tiny: Tiny) -> N
     assert re.search("not scored, .*K = 0 ", divergence_lines(found)[0])
 
 
-def test_the_prompts_of_another_template_are_not_looked_at(tiny: Tiny) -> None:
+def test_prompts_of_another_template_are_not_scored(tiny: Tiny) -> None:
     servers = [tiny.server(right, i) for i in (1, 2)]
     for server in servers:
         server.num_prompt_tokens = lambda _: 7
@@ -252,7 +252,7 @@ def test_the_prompts_of_another_template_are_not_looked_at(tiny: Tiny) -> None:
     ]
 
 
-def test_the_command_says_it_and_exits_as_it_says(tiny: Tiny) -> None:
+def test_verify_on_a_server_prints_the_verdicts_and_exits_1(tiny: Tiny) -> None:
     servers = [tiny.server(right, 1), tiny.server(wrong_later, 2)]
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(one)) for one in servers]
@@ -302,7 +302,7 @@ def test_a_server_that_refuses_is_not_verified_but_the_others_are(tiny: Tiny) ->
     assert "K = 0 " in found[1].reason
 
 
-def test_a_server_that_breaks_off_is_asked_nothing_more_and_gets_no_verdict(tiny: Tiny) -> None:
+def test_a_server_that_breaks_off_gets_no_verdict_and_no_more_requests(tiny: Tiny) -> None:
     broken = tiny.server(right, 2)
     broken.breaks_off_at = 5
     found = findings_of(tiny, tiny.server(right, 1), broken, (TEMPERATURE,))

@@ -34,7 +34,7 @@ from tests.made_records import made_request
 from tests.settings.flat_settings import changed
 
 
-def test_a_sweep_takes_its_sessions_starts_and_tokens_where_none_was_held(tmp_path):
+def test_the_first_estimate_of_a_sweep_uses_starts_and_tokens(tmp_path):
     (one,) = estimate_sessions(plan_of(tmp_path, concurrency=(1, 3)), [])
     # Seven requests one after the other, and three at once those of nine prompts.
     plan = plan_of(tmp_path, concurrency=(1, 3))
@@ -70,7 +70,7 @@ def test_fewer_than_five_prompts_give_no_detectable_effect(tmp_path):
     assert one.detectable is None
 
 
-def test_repeats_of_a_prompt_in_one_pass_are_asked_with_seeds_of_their_own(tmp_path):
+def test_repeats_of_a_prompt_in_one_pass_have_different_seeds(tmp_path):
     plan = plan_of(tmp_path, concurrency=(4,))  # twelve prompts of six
     sessions = list(cycle_of(served_cells(plan, "vllm"), 1))
     for session in sessions:
@@ -103,7 +103,7 @@ def test_prompts_and_requests_are_two_numbers(tmp_path):
     assert sorted(prompts.values()) == [3, 3, 4]
 
 
-def test_the_context_has_room_for_every_turn_its_answers_and_tools(tmp_path):
+def test_the_needed_context_covers_all_turns_outputs_and_tools(tmp_path):
     plan = plan_of(tmp_path)
     cells = served_cells(plan, "vllm")
     longest = sum(len(text) for text in SIX[5]) // 2 + 2 * MAX_NEW_TOKENS + TEMPLATE_TOKENS
@@ -185,7 +185,7 @@ def test_a_single_k_is_not_measured_again_and_has_no_warning(tmp_path, capsys):
     assert re.search("4 cycles, .*of 4 sessions", told)
 
 
-def test_the_engine_is_exported_for_the_version_that_its_own_python_tells(tmp_path):
+def test_the_export_version_comes_from_the_engines_python(tmp_path):
     python, silent = tmp_path / "python", tmp_path / "silent"
     _program(python, "echo 0.31.2")
     _program(silent, "exit 1")

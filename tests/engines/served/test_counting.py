@@ -75,7 +75,7 @@ def test_counts_that_do_not_fit_the_response_are_refused(num_tokens, rounds):
         counts_of_rounds(of(num_tokens), rounds, K4)
 
 
-def test_rounds_that_would_have_emitted_more_than_the_engine_says_went_past_the_end_are_refused():
+def test_rounds_with_more_tokens_than_the_engine_reports_are_refused():
     with pytest.raises(ServerError, match="cannot be"):
         counts_of_rounds(of(3), [DraftedRound(4, 1), DraftedRound(4, 1)], K4, num_overshot=0)
 

@@ -43,7 +43,7 @@ def test_every_slot_has_the_context_of_one_request(tmp_path, monkeypatch):
     assert "--no-cache-prompt" in command
 
 
-def test_prefixes_are_kept_where_they_are_to_be(tmp_path, monkeypatch):
+def test_llama_cpp_keeps_its_prompt_cache_on_request(tmp_path, monkeypatch):
     monkeypatch.chdir(with_model(tmp_path, "t.gguf", "d.gguf"))
     command = LLAMA.launch(start(tmp_path, *DRAFTED, keeps_prefixes=True)).command
     assert not {"--no-cache-prompt", "--cache-ram", "--ctx-size"} & {*command}
@@ -69,7 +69,7 @@ def test_the_file_named_like_the_folder_is_used(tmp_path):
     assert command[2] == str(tmp_path / "t" / "t.gguf")
 
 
-def test_a_missing_gguf_file_is_a_message_that_says_how_to_make_it(tmp_path, monkeypatch):
+def test_a_missing_gguf_file_is_an_error_with_the_convert_command(tmp_path, monkeypatch):
     monkeypatch.chdir(with_model(tmp_path, "t/a.gguf", "t/b.gguf"))
     with pytest.raises(UsageError, match=r"t\.gguf is not in") as error:
         LLAMA.launch(start(tmp_path, *DRAFTED, models=(tmp_path / "t",)))
@@ -78,7 +78,7 @@ def test_a_missing_gguf_file_is_a_message_that_says_how_to_make_it(tmp_path, mon
     assert "--engine-args '--model FILE'" in str(error.value)
 
 
-def test_a_file_that_the_user_names_is_not_looked_for(tmp_path, monkeypatch):
+def test_a_gguf_file_given_by_the_user_is_not_searched_for(tmp_path, monkeypatch):
     monkeypatch.chdir(with_model(tmp_path, "d.gguf"))
     own = ("--model", "/mine.gguf")
     assert LLAMA.launch(start(tmp_path, *DRAFTED, arguments=own)).command[-2:] == own

@@ -10,7 +10,7 @@ from specbench.records import Sampling
 from tests.engines.served.replay import REQUEST, answer, facts
 
 
-def test_k_is_what_the_address_says():
+def test_k_of_an_openai_server_comes_from_the_address():
     assert facts("openai", {}, "#k=3").k == 3
     found = facts("openai", {})
     assert (found.k, found.model, found.prefix_cache) == (None, "tiny", "unknown")
@@ -34,6 +34,6 @@ def test_an_answer_by_its_usage_and_no_counts():
     assert {*replayed.asked[0]} == common | {"stream", "stream_options"}
 
 
-def test_a_top_k_that_is_wanted_is_asked_for():
+def test_a_requested_top_k_is_sent():
     wanted = replace(REQUEST, sampling=Sampling(temperature=1.0, top_k=40))
     assert answer("openai", {}, wanted).asked[0]["top_k"] == 40

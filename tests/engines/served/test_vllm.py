@@ -32,7 +32,7 @@ def test_a_server_is_started_by_its_command_or_by_the_python_of_its_environment(
     assert python.command[3:7] == module
 
 
-def test_counts_per_request_are_asked_for_where_they_are_not_refused(tmp_path):
+def test_per_request_counts_are_enabled_only_with_speculation(tmp_path):
     flags = ("--per-request-spec-decode-metrics", "detailed")
     assert VLLM.launch(start(tmp_path, *SPECULATIVE)).command[-2:] == flags
     assert flags[0] not in VLLM.launch(start(tmp_path, "vllm", "serve", "m")).command
@@ -158,7 +158,7 @@ def test_the_request_body_sent_to_vllm():
     assert asked["return_token_ids"]
 
 
-def test_a_prefix_is_found_again_only_where_it_may_be():
+def test_cached_prefixes_are_shared_only_on_request():
     salts = [answer("vllm", ANSWERS).asked[0]["cache_salt"] for _ in range(2)]
     assert salts[0] != salts[1]
     kept = replace(REQUEST, keeps_prefixes=True)
