@@ -11,14 +11,7 @@ from specbench.cli import options
 from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.cli.preflight import preflight, require_loadable
 from specbench.errors import UsageError
-from specbench.settings import (
-    DecoderSettings,
-    DraftSettings,
-    MachineSettings,
-    RunSettings,
-    SamplingSettings,
-    WorkloadSettings,
-)
+from specbench.settings import DraftSettings, MachineSettings, RunSettings
 from specbench.settings.groups import (
     DEFAULT_K,
     DEFAULT_WORKLOADS,
@@ -61,19 +54,6 @@ class Inspected:
     seed: Seed = 0
     pairings_file: PairingsFile = None
 
-    def settings(self, temperature: float) -> RunSettings:
-        return RunSettings(
-            workload=WorkloadSettings(pairings=self.pairings, workloads=DEFAULT_WORKLOADS[:1]),
-            draft=self.draft,
-            sampling=SamplingSettings(
-                temperatures=(temperature,), max_new_tokens=self.max_new_tokens or MAX_NEW_TOKENS
-            ),
-            decoder=DecoderSettings(forward=self.forward, graph="off"),
-            machine=self.machine,
-            seed=self.seed,
-            pairings_file=self.pairings_file,
-        )
-
 
 def inspect_rounds(
     pair: AdhocPairing,
@@ -88,7 +68,15 @@ def inspect_rounds(
     """
     from specbench.cli.checks import checked
 
-    settings = checked(call.settings(temperature))
+    settings = checked(
+        RunSettings.with_options(
+            call,
+            workloads=DEFAULT_WORKLOADS[:1],
+            temperatures=(temperature,),
+            max_new_tokens=call.max_new_tokens or MAX_NEW_TOKENS,
+            graph="off",
+        )
+    )
     pairing = _chosen(settings, pair)
     k = _k(settings, pairing)
     question = sys.stdin.read() if prompt == "-" else prompt

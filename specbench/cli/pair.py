@@ -21,15 +21,7 @@ from specbench.cli.measure import (
 from specbench.cli.pair_options import PairOptions, command_words, drafters_of, interrupted_run
 from specbench.cli.preflight import require_device_and_out
 from specbench.errors import CompatibilityError, UsageError, WorkloadError
-from specbench.settings import (
-    EXPORTED,
-    EffortSettings,
-    ForecastSettings,
-    LoadSettings,
-    RunSettings,
-    SamplingSettings,
-    WorkloadSettings,
-)
+from specbench.settings import EXPORTED, ForecastSettings, RunSettings
 from specbench.settings.words import parse_contexts
 
 if TYPE_CHECKING:
@@ -159,23 +151,8 @@ def _settings(call: PairOptions) -> RunSettings:
     if call.draft.adaptive or not any(call.draft.num_speculative_tokens or ()):
         raise UsageError("-k: ranking needs fixed K above 0, such as 1..8")
     return checked(
-        RunSettings(
-            command="sweep-k",
-            workload=WorkloadSettings(
-                pairings=(),
-                workloads=call.workloads,
-                prompt_field=call.prompt_field,
-                ignore_request_settings=call.ignore_request_settings,
-            ),
-            draft=call.draft,
-            sampling=SamplingSettings(
-                temperatures=call.temperatures, max_new_tokens=call.max_new_tokens
-            ),
-            effort=EffortSettings(num_prompts=call.num_prompts, budget_s=call.budget_s),
-            load=LoadSettings(concurrency=(call.concurrency,)),
-            machine=call.machine,
-            seed=call.seed,
-            pairings_file=call.pairings_file,
+        RunSettings.with_options(
+            call, command="sweep-k", pairings=(), concurrency=(call.concurrency,)
         )
     )
 

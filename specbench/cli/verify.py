@@ -16,9 +16,7 @@ from specbench.errors import UsageError
 from specbench.settings import (
     BUILTIN,
     SERVED,
-    DecoderSettings,
     DraftSettings,
-    EffortSettings,
     LoadSettings,
     MachineSettings,
     RunSettings,
@@ -115,21 +113,6 @@ class VerifyOptions:
     seed: Seed = 0
     pairings_file: PairingsFile = None
 
-    @property
-    def settings(self) -> RunSettings:
-        return RunSettings(
-            workload=self.workload,
-            draft=self.draft,
-            sampling=self.sampling,
-            effort=EffortSettings(num_prompts=self.num_prompts),
-            load=LoadSettings(engines=self.engines),
-            servers=self.servers,
-            decoder=DecoderSettings(forward=self.forward, graph=self.graph, kernels=self.kernels),
-            machine=self.machine,
-            seed=self.seed,
-            pairings_file=self.pairings_file,
-        )
-
 
 def verify(
     pair: AdhocPairing,
@@ -145,7 +128,7 @@ def verify(
 
     Exit code 1 if a pairing's is not, 3 if undecided.
     """
-    settings = checked(call.settings)
+    settings = checked(RunSettings.with_options(call))
     if settings.draft.adaptive:
         raise UsageError(
             "-k auto: verify tests fixed K, and auto only picks among them; name them, as in "

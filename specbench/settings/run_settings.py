@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, make_dataclass
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 from specbench.doc import Doc
@@ -54,6 +55,11 @@ class RunSettings:
         """The settings of a run.json."""
         settings: RunSettings = grouped(cls, stored)
         return settings
+
+    @classmethod
+    def with_options(cls, options: object, **more: Any) -> "RunSettings":
+        """The settings that a command's options have, by their names; defaults for the others."""
+        return cls.of(SimpleNamespace(**{**flat(options), **more}))
 
     @classmethod
     def __get_pydantic_core_schema__(
