@@ -143,7 +143,9 @@ def _as_typer(
     elif option.read is not None or choices_of(kind):
         kind, default = str | None, _typed(default)
     if option.is_argument:
-        made = typer.Argument(help=option.help, show_default=option.shown, metavar="PAIRING")
+        made = typer.Argument(
+            help=option.help, show_default=option.shown, metavar=option.placeholder
+        )
         return Annotated[kind, made], default
     made = typer.Option(
         *option.names_of(name),

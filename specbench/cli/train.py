@@ -4,15 +4,16 @@ import json
 import sys
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from specbench.cli import options
 from specbench.cli.preflight import require_machine, require_writable
 from specbench.settings import MachineSettings
-from specbench.settings.groups import PairingsFile, PromptField, Seed
-from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, parse_temperatures
+from specbench.settings.groups import PairingsFile
+from specbench.settings.words import one_of
+from specbench.training.settings import TrainOptions, TrainSettings
 
 if TYPE_CHECKING:
     from specbench.files.model_spec import ModelSpec
@@ -21,81 +22,10 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-_Method = Annotated[
-    str, typer.Argument(help="Method whose head is trained, such as eagle3.", metavar="METHOD")
-]
-_Target = Annotated[
-    str,
-    typer.Option(help="Target in pairings.yaml, hub id, folder or demo:target.", metavar="MODEL"),
-]
-_Output = Annotated[
-    Path,
-    typer.Option(
-        "--output",
-        "-o",
-        help="Folder for the head; name it as `model:` in a pairing.",
-        metavar="DIR",
-    ),
-]
-_Prompts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--workload",
-        "-w",
-        help="Workloads or files of prompts; may be repeated.",
-        show_default="its corpus for demo:target, else all shipped workloads",
-    ),
-]
-_Texts = Annotated[
-    Path | None,
-    typer.Option(
-        help=("File of the target's answers, which several heads can share."), show_default=False
-    ),
-]
-_NumTexts = Annotated[int, typer.Option(min=20, max=10**7, help="Number of answers to train on.")]
-_Temperature = Annotated[
-    str, typer.Option(help="Temperatures of the answers, mixed; 0 is greedy.", metavar="N")
-]
-_Tokens = Annotated[int, typer.Option(min=2, max=131072, help="Maximum tokens per answer.")]
-_Steps = Annotated[int, typer.Option(min=1, max=10**7, help="Number of training batches.")]
-_Batch = Annotated[int, typer.Option(min=32, max=10**7, help="Approximate tokens per batch.")]
-_Heads = Annotated[int, typer.Option(min=1, max=16, help="Number of Medusa heads.")]
-_Layers = Annotated[int, typer.Option(min=1, max=8, help="Number of MTP layers.")]
-_Rows = Annotated[
-    int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Answers decoded at the same time.")
-]
-_Budget = Annotated[
-    str | None,
-    typer.Option(
-        "--time-budget",
-        help=("Time to spend, such as 5m; reduces the steps."),
-        show_default=False,
-        metavar="DURATION",
-    ),
-]
-_Resume = Annotated[bool, typer.Option("--resume", help="Resume the training in --output.")]
-
 
 def train(
-    method: _Method,
-    target: _Target,
-    output: _Output,
-    prompts: _Prompts = None,
-    prompt_field: PromptField = None,
-    texts: _Texts = None,
-    num_texts: _NumTexts = 2000,
-    temperature: _Temperature = "0,0.7",
-    max_new_tokens: _Tokens = 192,
-    steps: _Steps = 800,
-    tokens_per_batch: _Batch = 2048,
-    num_heads: _Heads = 4,
-    mtp_layers: _Layers = 1,
-    rows: _Rows = 32,
-    *,
+    call: TrainOptions,
     machine: MachineSettings,
-    seed: Seed = 0,
-    budget: _Budget = None,
-    resume: _Resume = False,
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
 ) -> None:
@@ -105,14 +35,12 @@ def train(
     """
     from specbench.methods import all_methods
 
-    one_of("METHOD", method, *(m.name for m in all_methods() if m.head and m.head.recipe))
+    one_of("METHOD", call.method, *(m.name for m in all_methods() if m.head and m.head.recipe))
     if machine.dtype is not None:
         one_of("--dtype", machine.dtype, *DTYPES)
-    temperatures = parse_temperatures(temperature)
-    budget_s = parse_seconds(budget) if budget is not None else None
-    spec = _spec(target, pairings_file)
+    spec = _spec(call.target, pairings_file)
     require_machine(machine)
-    require_writable(output, "--output")
+    require_writable(call.out, "--output")
 
     from specbench.cli.progress import ProgressWatch
 
@@ -123,30 +51,10 @@ def train(
         from specbench.bench.hub import download_missing
         from specbench.bench.this_process import idle_threads
         from specbench.probes.device import find_device
-        from specbench.training.settings import TrainSettings
         from specbench.training.train_head import train_head
 
         torch.set_num_threads(machine.threads or idle_threads())
-        settings = TrainSettings(
-            method=method,
-            target=spec,
-            out=output,
-            prompts=tuple(name.strip() for item in prompts or () for name in item.split(",")),
-            prompt_field=prompt_field,
-            texts=texts,
-            num_texts=num_texts,
-            temperatures=temperatures,
-            max_new_tokens=max_new_tokens,
-            steps=steps,
-            tokens_per_batch=tokens_per_batch,
-            num_heads=num_heads,
-            mtp_layers=mtp_layers,
-            rows=rows,
-            dtype=machine.dtype,
-            seed=seed,
-            budget_s=budget_s,
-            resume=resume,
-        )
+        settings = TrainSettings(**vars(call), spec=spec, dtype=machine.dtype)
         try:
             download_missing([spec], watch.warn)
             card = train_head(settings, find_device(machine.device), tuple(sys.argv), watch)
@@ -161,9 +69,9 @@ def train(
     if as_json:
         typer.echo(json.dumps(card, indent=2))
     else:
-        _print(card, output)
+        _print(card, call.out)
         typer.echo("")
-        typer.echo(pairing_entry(method, output, target, spec, pairings_file))
+        typer.echo(pairing_entry(call.method, call.out, call.target, spec, pairings_file))
 
 
 def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":

@@ -51,6 +51,7 @@ PairingNames = Annotated[
         is_repeated=True,
         read=tuple,
         help="target/drafter, or a target for all its drafters.",
+        placeholder="PAIRING",
         shown="the pairings that the file names",
     ),
 ]

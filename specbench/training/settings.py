@@ -4,37 +4,105 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from specbench.errors import StoreError
 from specbench.files.model_spec import ModelSpec
+from specbench.settings.groups import PromptField, Seed
+from specbench.settings.option import Option
+from specbench.settings.words import MAX_CONCURRENCY, parse_seconds, parse_temperatures
 from specbench.whole_file import replaced as replaced_whole
 
 MAX_TOKENS = 1024  # of a text
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """Settings of a training that a user can choose."""
+def _names(items: list[str]) -> tuple[str, ...]:
+    return tuple(name.strip() for item in items for name in item.split(","))
 
-    method: str
-    target: ModelSpec
-    out: Path
-    prompts: tuple[str, ...] = ()
-    prompt_field: str | None = None  # of the rows of files
-    texts: Path | None = None  # a file of texts to share between heads of one target
-    num_texts: int = 2000
-    temperatures: tuple[float, ...] = (0.0, 0.7)
-    max_new_tokens: int = 192
-    steps: int = 800
-    tokens_per_batch: int = 2048
-    num_heads: int = 4  # of Medusa
-    mtp_layers: int = 1
-    rows: int = 32
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """A head and its training."""
+
+    method: Annotated[
+        str,
+        Option(
+            is_argument=True,
+            help="Method whose head is trained, such as eagle3.",
+            placeholder="METHOD",
+        ),
+    ]
+    target: Annotated[
+        str,
+        Option(help="Target in pairings.yaml, hub id, folder or demo:target.", placeholder="MODEL"),
+    ]
+    out: Annotated[
+        Path,
+        Option(
+            names=("--output", "-o"),
+            help="Folder for the head; name it as `model:` in a pairing.",
+            placeholder="DIR",
+        ),
+    ]
+    prompts: Annotated[
+        tuple[str, ...],
+        Option(
+            names=("--workload", "-w"),
+            is_repeated=True,
+            read=_names,
+            help="Workloads or files of prompts; may be repeated.",
+            shown="its corpus for demo:target, else all shipped workloads",
+        ),
+    ] = ()
+    prompt_field: PromptField = None
+    texts: Annotated[
+        Path | None,
+        Option(help="File of the target's answers, which several heads can share.", shown=False),
+    ] = None
+    num_texts: Annotated[int, Option(min=20, max=10**7, help="Number of answers to train on.")] = (
+        2000
+    )
+    temperatures: Annotated[
+        tuple[float, ...],
+        Option(
+            names=("--temperature",),
+            read=parse_temperatures,
+            help="Temperatures of the answers, mixed; 0 is greedy.",
+            placeholder="N",
+        ),
+    ] = (0.0, 0.7)
+    max_new_tokens: Annotated[int, Option(min=2, max=131072, help="Maximum tokens per answer.")] = (
+        192
+    )
+    steps: Annotated[int, Option(min=1, max=10**7, help="Number of training batches.")] = 800
+    tokens_per_batch: Annotated[
+        int, Option(min=32, max=10**7, help="Approximate tokens per batch.")
+    ] = 2048
+    num_heads: Annotated[int, Option(min=1, max=16, help="Number of Medusa heads.")] = 4
+    mtp_layers: Annotated[int, Option(min=1, max=8, help="Number of MTP layers.")] = 1
+    rows: Annotated[
+        int, Option(min=1, max=MAX_CONCURRENCY, help="Answers decoded at the same time.")
+    ] = 32
+    seed: Seed = 0
+    budget_s: Annotated[
+        float | None,
+        Option(
+            names=("--time-budget",),
+            read=parse_seconds,
+            help="Time to spend, such as 5m; reduces the steps.",
+            shown=False,
+            placeholder="DURATION",
+        ),
+    ] = None
+    resume: Annotated[bool, Option(help="Resume the training in --output.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(TrainOptions):
+    """The options of a training, with the model that its target names."""
+
+    spec: ModelSpec
     dtype: str | None = None
-    seed: int = 0
-    budget_s: float | None = None
-    resume: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:

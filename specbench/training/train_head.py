@@ -63,7 +63,7 @@ def training_card(
         "method": settings.method,
         "command": [program_name(command[0]), *command[1:]],
         "target": {
-            "source": settings.target.source,
+            "source": settings.spec.source,
             "sha256": loaded.content_sha256,
             "dtype": loaded.dtype,
         },
@@ -149,7 +149,7 @@ def train_head(
             return _train_head(settings, device, command, watch)
     except torch.OutOfMemoryError as error:
         raise ModelMemoryError(
-            f"{settings.target.source} and the training of its head do not fit on {device}: choose "
+            f"{settings.spec.source} and the training of its head do not fit on {device}: choose "
             "a smaller --tokens-per-batch or --rows, or a smaller target"
         ) from error
 
@@ -162,7 +162,7 @@ def _train_head(
     _check_folder(settings)
     watch.stage("loading the target")
     pool = ModelPool(device, settings.dtype)
-    loaded, tokenizer = pool.load(settings.target), pool.tokenizer(settings.target)
+    loaded, tokenizer = pool.load(settings.spec), pool.tokenizer(settings.spec)
     runner, notes = make_checked_runner(loaded.model)
     for note in notes:
         watch.warn(note)
@@ -242,7 +242,7 @@ def _questions(
     if runner.max_position is not None:
         most = min(most, runner.max_position)
     most -= min(settings.max_new_tokens, most // 2)
-    if settings.prompts or settings.target.source != "demo:target":
+    if settings.prompts or settings.spec.source != "demo:target":
         if not settings.prompts:
             watch.warn("trains on the shipped workloads: measure the head on other prompts")
         prompts = workload_questions(

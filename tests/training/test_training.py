@@ -131,7 +131,9 @@ def test_a_nan_loss_ends_the_training(tmp_path):
 
 def test_held_out_texts_are_not_trained_on():
     texts = lab().texts
-    settings = TrainSettings(method="eagle", target=ModelSpec(source="any"), out=Path("any"))
+    settings = TrainSettings(
+        method="eagle", target="any", spec=ModelSpec(source="any"), out=Path("any")
+    )
     rows = [
         {
             tuple(row)
