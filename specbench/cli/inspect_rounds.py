@@ -86,17 +86,12 @@ def inspect_rounds(
     preflight(settings, [pairing], skip_memory_check=skip_memory_check)
     from specbench.cli.progress import ProgressWatch
 
-    with ProgressWatch() as progress:
+    with ProgressWatch(lambda _: "\ninterrupted") as progress:
         progress.stage("starting")
-        try:
-            from specbench.bench.generation import watched_generation
+        from specbench.bench.generation import watched_generation
 
-            show = _Shown(progress.close)
-            done = watched_generation(settings, pairing, question or "", k, progress, show)
-        except KeyboardInterrupt:
-            progress.close()
-            typer.echo("\ninterrupted", err=True)
-            raise typer.Exit(progress.interrupted) from None
+        show = _Shown(progress.close)
+        done = watched_generation(settings, pairing, question or "", k, progress, show)
     typer.echo("\n" + summary(done, k))
 
 

@@ -193,7 +193,12 @@ def run_settings(
     `again`: the command to resume with, if it is not that of the settings."""
     from specbench.cli.progress import ProgressWatch
 
-    with ProgressWatch() as watch:
+    def last_words(run_id: str | None) -> str:
+        if run_id is None:
+            return "interrupted before anything was measured"
+        return f"interrupted; {_to_resume(settings, runs_dir, run_id, again, nodes)}"
+
+    with ProgressWatch(last_words) as watch:
         watch.stage("starting")
         try:
             from specbench.bench.benchmark import run_benchmark
@@ -202,13 +207,6 @@ def run_settings(
                 return run_benchmark(
                     settings, pairings, runs_dir, watch, resume=resume, cluster=cluster
                 )
-        except KeyboardInterrupt:
-            watch.close()
-            text = "interrupted before anything was measured"
-            if watch.id is not None:
-                text = f"interrupted; {_to_resume(settings, runs_dir, watch.id, again, nodes)}"
-            typer.echo(text, err=True)
-            raise typer.Exit(watch.interrupted) from None
         except DeviceLostError as error:
             watch.close()
             if watch.id is None:

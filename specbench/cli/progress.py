@@ -2,12 +2,13 @@
 
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from threading import Event, Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, Self
 
+import typer
 from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
@@ -195,11 +196,15 @@ class _Count(MofNCompleteColumn):
 
 class ProgressWatch:
     """Shows the progress of a run: a live display on a terminal, else a line per stage, cell and
-    minute. SIGTERM raises KeyboardInterrupt, as Ctrl-C does; `interrupted` is the exit code."""
+    minute. SIGTERM raises KeyboardInterrupt, as Ctrl-C does.
 
-    def __init__(self) -> None:
+    A `with` block that is interrupted prints `last_words`, which gets the run's id, and exits.
+    """
+
+    def __init__(self, last_words: Callable[[str | None], str] = lambda _: "interrupted") -> None:
         self.id: str | None = None
-        self.interrupted = ExitCode.INTERRUPTED
+        self._last_words = last_words
+        self._exit_code = ExitCode.INTERRUPTED
         # A terminal wraps sentences between words; a log has one line per sentence.
         self._console = open_console(stderr=True, soft_wrap=not is_terminal(stderr=True))
         self._cells, self._finished = LiveCells(), FinishedCells()
@@ -231,13 +236,16 @@ class ProgressWatch:
             self._before = signal.signal(signal.SIGTERM, self._terminate)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.close()
         if current_thread() is main_thread():
             signal.signal(signal.SIGTERM, self._before)
+        if isinstance(error, KeyboardInterrupt):
+            typer.echo(self._last_words(self.id), err=True)
+            raise typer.Exit(self._exit_code) from None
 
     def _terminate(self, _number: int, _frame: FrameType | None) -> None:
-        self.interrupted = ExitCode.TERMINATED
+        self._exit_code = ExitCode.TERMINATED
         raise KeyboardInterrupt
 
     def close(self) -> None:

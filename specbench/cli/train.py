@@ -44,7 +44,11 @@ def train(
 
     from specbench.cli.progress import ProgressWatch
 
-    with ProgressWatch() as watch:
+    last_words = (
+        "interrupted; answers and every hundredth step are kept. Resume with the same command "
+        "plus --resume"
+    )
+    with ProgressWatch(lambda _: last_words) as watch:
         watch.stage("starting")
         import torch
 
@@ -55,17 +59,8 @@ def train(
 
         torch.set_num_threads(machine.threads or idle_threads())
         settings = TrainSettings(**vars(call), spec=spec, dtype=machine.dtype)
-        try:
-            download_missing([spec], watch.warn)
-            card = train_head(settings, find_device(machine.device), tuple(sys.argv), watch)
-        except KeyboardInterrupt:
-            watch.close()
-            typer.echo(
-                "interrupted; answers and every hundredth step are kept. Resume with the same "
-                "command plus --resume",
-                err=True,
-            )
-            raise typer.Exit(watch.interrupted) from None
+        download_missing([spec], watch.warn)
+        card = train_head(settings, find_device(machine.device), tuple(sys.argv), watch)
     if as_json:
         typer.echo(json.dumps(card, indent=2))
     else:

@@ -160,16 +160,12 @@ def verify(
     preflight(settings, chosen, skip_memory_check=skip_memory_check)
     from specbench.cli.progress import ProgressWatch
 
-    with ProgressWatch() as watch:
+    last_words = "interrupted: evidence is judged as a whole, so nothing was kept"
+    with ProgressWatch(lambda _: last_words) as watch:
         watch.stage("starting")
-        try:
-            if share is not None:
-                tokens = enough_tokens(share, settings, chosen)
-            evidence = _collect(settings, chosen, watch, tokens, budget_s, concurrency)
-        except KeyboardInterrupt:
-            watch.close()
-            typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)
-            raise typer.Exit(watch.interrupted) from None
+        if share is not None:
+            tokens = enough_tokens(share, settings, chosen)
+        evidence = _collect(settings, chosen, watch, tokens, budget_s, concurrency)
     from specbench.verify.judge import judge
     from specbench.verify.report import document, exit_code, sentences
 
