@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import psutil
 import torch
 
 from specbench.bench.plan import TargetPlan
@@ -12,6 +11,7 @@ from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.fit.weights import model_weights
 from specbench.probes.device import find_device
+from specbench.probes.host import host_available_bytes
 from specbench.records import Request, Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
 from specbench.verify.reference_model import ReferenceModel
@@ -94,11 +94,11 @@ def _dtype(plan: TargetPlan) -> str:
 def _require_memory(plan: TargetPlan, dtype: str, device: torch.device) -> None:
     """Raise ModelError if the weights would take more than WEIGHTS_SHARE of the free memory."""
     weights = model_weights(open_model(plan.target.model), dtype)
-    free = psutil.virtual_memory().available
+    free, where = host_available_bytes(), "this machine"
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        free, where = torch.cuda.mem_get_info(device)[0], "this GPU"
     if weights is not None and weights.nbytes > WEIGHTS_SHARE * free:
         raise ModelError(
             f"{plan.target.name}: its weights need {weights.nbytes / 2**30:.1f} GiB in {dtype}, "
-            f"and free GPU memory is {free / 2**30:.1f} GiB"
+            f"and {where} has {free / 2**30:.1f} GiB free"
         )

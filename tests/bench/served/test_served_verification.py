@@ -318,3 +318,12 @@ def test_verify_refuses_restart_cycles(tmp_path: Path) -> None:
     )
     assert ran.code == 2
     assert "--restart-cycles: " in ran.err
+
+
+def test_a_target_that_does_not_fit_into_the_memory_of_the_container_is_not_scored(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "specbench.bench.served.reference_scorer.host_available_bytes"
+    monkeypatch.setattr(name, lambda: 1000)
+    found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2), (0.0,))
+    assert all("this machine has 0.0 GiB free" in finding.not_scored_because for finding in found)
