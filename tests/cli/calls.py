@@ -1,5 +1,6 @@
 """The command line called inside this process, with what it printed and its exit code."""
 
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
@@ -36,14 +37,16 @@ class Ran(NamedTuple):
         return self.code in MEASURED
 
 
-def specbench(*arguments: str | Path, cwd: Path, in_full: bool = False) -> Ran:
-    """`specbench ARGUMENTS` as a shell in `cwd` would run it, entry point and all.
+def specbench(command: str = "", *arguments: str | Path, cwd: Path, in_full: bool = False) -> Ran:
+    """`specbench COMMAND ARGUMENTS` as a shell in `cwd` would run it, entry point and all.
+
+    The command may have several words, as they are typed.
 
     Its HTML page has charts, and forwards are timed beside more than one block, only `in_full`.
     """
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, chdir(cwd):
-        patch.setattr(sys, "argv", ["specbench", *map(str, arguments)])
+        patch.setattr(sys, "argv", ["specbench", *shlex.split(command), *map(str, arguments)])
         patch.setattr(typer.main, "get_command", get_command)
         if not in_full:
             patch.setattr(html, "pictures", lambda _: Pictures((), (), ()))

@@ -24,9 +24,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(tiny: Path) -> Ran:
     """`specbench run` on the tiny pair, through to its answer."""
-    return specbench(
-        "run", "tiny", "-w", "prompts.jsonl", "-k", "2", *SMALL, cwd=tiny, in_full=True
-    )
+    return specbench("run tiny -w prompts.jsonl -k 2", *SMALL, cwd=tiny, in_full=True)
 
 
 @pytest.fixture

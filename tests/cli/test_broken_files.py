@@ -41,7 +41,7 @@ def test_a_broken_workload_is_a_message_and_exit_code_2(broken, dry, empty_folde
 
 def test_a_pairings_file_given_by_name_is_read_instead(empty_folder):
     (empty_folder / "pairings.yaml").write_text(PAIRINGS)
-    ran = specbench("list", "pairings", "--config", "other.yaml", cwd=empty_folder)
+    ran = specbench("list pairings --config other.yaml", cwd=empty_folder)
     assert ran.code == 2
     assert re.fullmatch("error: other.yaml: .*: No such file .*\n", ran.err)
 

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 def test_recommend_ends_with_k_by_context(folder: Path) -> None:
     ran = specbench("recommend", "made", cwd=folder)
     assert "K=4 up to 16,384 tokens; do not speculate from 65,536" in " ".join(ran.out.split())
-    (entry,) = json.loads(specbench("recommend", "made", "--json", cwd=folder).out)["by_context"]
+    (entry,) = json.loads(specbench("recommend made --json", cwd=folder).out)["by_context"]
     assert [at["num_speculative_tokens"] for at in entry["contexts"]] == [4, 4, 0]
     assert entry["break_even_k"] == 4
 
@@ -46,14 +46,14 @@ def test_an_acceptance_file_is_of_a_length(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--prompt-tokens", "4k"), "no decision .* with prompts of 4,096 tokens"),
-        (("--prompt-tokens", "512,64k"), "one length is allowed"),
-        (("--prompt-tokens", "many"), "expected tokens such as"),
-        (("--prompt-tokens", "512", "-k", "4"), "-k sets K by hand"),
+        ("--prompt-tokens 4k", "no decision .* with prompts of 4,096 tokens"),
+        ("--prompt-tokens 512,64k", "one length is allowed"),
+        ("--prompt-tokens many", "expected tokens such as"),
+        ("--prompt-tokens 512 -k 4", "-k sets K by hand"),
     ],
 )
 def test_a_length_that_cannot_be_exported_is_refused(folder: Path, options, message) -> None:
-    ran = specbench(*EXPORT, *options, cwd=folder)
+    ran = specbench(*EXPORT, *options.split(), cwd=folder)
     assert ran.code == 2
     assert re.search(message, " ".join(ran.err.split()))
 

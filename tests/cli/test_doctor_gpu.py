@@ -64,7 +64,7 @@ def test_a_gpu_that_torch_cannot_use_makes_no_pairing_ready(tmp_path, monkeypatc
     preload.mkdir()
     (preload / "sitecustomize.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(preload)
-    ran = specbench("doctor", "demo/ngram", "--json", cwd=tmp_path)
+    ran = specbench("doctor demo/ngram --json", cwd=tmp_path)
     assert (ran.code, ran.err) == (1, "")
     document = json.loads(ran.out)
     assert (document["device"], document["gpu"], document["driver"]) == ("cuda:0", GPU, "550.54")
@@ -89,7 +89,7 @@ def test_a_gpu_that_works_is_shown_with_its_libraries(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("gpu")
 def test_a_container_that_hides_its_gpus_is_measured_on_its_cpu(tmp_path, monkeypatch):
     planted(monkeypatch, {"device": "cpu"})
-    document = json.loads(specbench("doctor", "demo/ngram", "--json", cwd=tmp_path).out)
+    document = json.loads(specbench("doctor demo/ngram --json", cwd=tmp_path).out)
     assert document["device"] == "cpu"
     assert document["free_gib"] < 80 * 100
     assert document["pairings"][0]["ready"]
@@ -173,7 +173,7 @@ def test_a_pairing_that_needs_accelerate_is_not_ready_without_it(tmp_path, monke
 
     def problems(found):
         monkeypatch.setattr(module, "find_spec", lambda _: found)
-        rows = json.loads(specbench("doctor", "a", "--json", cwd=tmp_path).out)["pairings"]
+        rows = json.loads(specbench("doctor a --json", cwd=tmp_path).out)["pairings"]
         return {row["pairing"]: "; ".join(row["problems"]) for row in rows}
 
     without = problems(None)
@@ -205,7 +205,7 @@ def test_a_stored_format_needs_accelerate_on_a_gpu(tmp_path, monkeypatch):
 
 def test_the_hub_is_shown_without_the_token_itself(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    ran = specbench("doctor", "demo/ngram", "--json", cwd=tmp_path)
+    ran = specbench("doctor demo/ngram --json", cwd=tmp_path)
     hub = json.loads(ran.out)["hub"]
     assert hub["has_token"]
     assert hub["free_disk_gib"] >= 0

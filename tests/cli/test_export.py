@@ -44,17 +44,17 @@ def test_the_newest_run_decides(tiny, finished):
 @pytest.mark.slow
 def test_a_target_without_a_drafter_means_its_best_one(tiny, finished):
     assert finished.is_complete
-    ran = specbench("export", "tiny", "--engine", "vllm", "--json", cwd=tiny)
+    ran = specbench("export tiny --engine vllm --json", cwd=tiny)
     assert ran.code in (0, 3)
     assert json.loads(ran.out)["pairing"] in ("tiny/draft", "tiny/ngram")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "llama_cpp", "transformers"])
 def test_export_prints_a_shell_script_that_ends_with_the_command(tiny, engine, tmp_path):
-    ran = specbench("export", "tiny/draft", "--engine", engine, *BY_HAND, cwd=tiny)
+    ran = specbench("export tiny/draft --engine", engine, *BY_HAND, cwd=tiny)
     assert (ran.code, ran.err) == (0, "")
     document = json.loads(
-        specbench("export", "tiny/draft", "--engine", engine, *BY_HAND, "--json", cwd=tiny).out
+        specbench("export tiny/draft --engine", engine, *BY_HAND, "--json", cwd=tiny).out
     )
     assert ran.out.splitlines()[-1] == document["command_line"]
     # The shell runs it with a stand-in for the engine: its words arrive as they were meant.
@@ -77,9 +77,7 @@ def test_export_prints_a_shell_script_that_ends_with_the_command(tiny, engine, t
 
 def test_out_takes_the_config_and_the_command_names_it(tiny, tmp_path):
     file = tmp_path / "my file.yaml"
-    ran = specbench(
-        "export", "tiny/draft", "--engine", "tensorrt_llm", *BY_HAND, "--output", file, cwd=tiny
-    )
+    ran = specbench("export tiny/draft --engine tensorrt_llm", *BY_HAND, "--output", file, cwd=tiny)
     assert ran.code == 0
     assert "decoding_type: Draft_Target" in file.read_text()
     command = ran.out.splitlines()[-2]
@@ -89,12 +87,9 @@ def test_out_takes_the_config_and_the_command_names_it(tiny, tmp_path):
 
 def test_output_writes_the_command_without_a_config(tiny, tmp_path):
     file = tmp_path / "serve.sh"
-    printed = specbench("export", "tiny/ngram", "--engine", "vllm", *BY_HAND, cwd=tiny).out
+    printed = specbench("export tiny/ngram --engine vllm", *BY_HAND, cwd=tiny).out
     assert (
-        specbench(
-            "export", "tiny/ngram", "--engine", "vllm", *BY_HAND, "--output", file, cwd=tiny
-        ).code
-        == 0
+        specbench("export tiny/ngram --engine vllm", *BY_HAND, "--output", file, cwd=tiny).code == 0
     )
     assert file.read_text() == printed
 
@@ -123,28 +118,22 @@ def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairi
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("nobody/draft", "--engine", "vllm"), "no pairing 'nobody/draft'"),
-        (("tiny/draft", "--engine", "ollama"), "allowed are llama_cpp"),
-        (("tiny/draft", "--engine", "vllm", "--engine-version", "0.1"), "before 0.30"),
-        (("tiny", "--engine", "vllm", "-k", "3"), "-k 3: name one drafter"),
-        (("tiny/draft", "--engine", "vllm", "-k", "3", "--run", "x"), "exclude each other"),
-        (("tiny/draft", "--engine", "vllm", "-k", "3", "-w", "poems"), "-w selects among"),
-        (
-            ("tiny/draft", "--engine", "vllm", "-k", "3", "--concurrency", "2"),
-            "--concurrency selects",
-        ),
-        (("tiny/draft", "--engine", "vllm", "--run", "no-run"), "no run 'no-run'"),
-        (("tiny/draft", "--engine", "vllm", "-w", "poems"), "no decision for tiny/draft on poems"),
-        (
-            ("tiny/draft", "--engine", "vllm", "--runs-dir", "elsewhere"),
-            "no run in elsewhere measured",
-        ),
-        (("tiny/draft", "--engine", "vllm", "-k", "3", "--output", "no/such/dir"), "cannot write"),
+        ("nobody/draft --engine vllm", "no pairing 'nobody/draft'"),
+        ("tiny/draft --engine ollama", "allowed are llama_cpp"),
+        ("tiny/draft --engine vllm --engine-version 0.1", "before 0.30"),
+        ("tiny --engine vllm -k 3", "-k 3: name one drafter"),
+        ("tiny/draft --engine vllm -k 3 --run x", "exclude each other"),
+        ("tiny/draft --engine vllm -k 3 -w poems", "-w selects among"),
+        ("tiny/draft --engine vllm -k 3 --concurrency 2", "--concurrency selects"),
+        ("tiny/draft --engine vllm --run no-run", "no run 'no-run'"),
+        ("tiny/draft --engine vllm -w poems", "no decision for tiny/draft on poems"),
+        ("tiny/draft --engine vllm --runs-dir elsewhere", "no run in elsewhere measured"),
+        ("tiny/draft --engine vllm -k 3 --output no/such/dir", "cannot write"),
     ],
 )
 def test_mistakes_are_errors_with_exit_code_2(tiny, finished, arguments, complaint):
     assert finished.is_complete
-    ran = specbench("export", *arguments, cwd=tiny)
+    ran = specbench(f"export {arguments}", cwd=tiny)
     assert (ran.code, ran.out) == (2, "")
     assert complaint in ran.err
 
@@ -156,6 +145,6 @@ def test_a_run_without_real_texts_decides_nothing(tiny, finished, tmp_path):
     shutil.copytree(source, copy)
     text = (copy / "run.json").read_text()
     (copy / "run.json").write_text(text.replace('"dummy_weights": false', '"dummy_weights": true'))
-    ran = specbench("export", "tiny/draft", "--engine", "vllm", "--runs-dir", copy.parent, cwd=tiny)
+    ran = specbench("export tiny/draft --engine vllm --runs-dir", copy.parent, cwd=tiny)
     assert ran.code == 2
     assert "which K" in ran.err

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported(folder, form, *options, run="made"):
-    ran = specbench("export", "demo/draft", "--format", form, "--run", run, *options, cwd=folder)
+    ran = specbench("export demo/draft --format", form, "--run", run, *options, cwd=folder)
     assert (ran.code, ran.err) == (0, "")
     return ran.out
 

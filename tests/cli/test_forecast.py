@@ -40,7 +40,7 @@ def test_the_answer_comes_from_what_was_measured(tiny, forecast):
 
 def test_at_temperature_0_the_replayed_rounds_are_the_measured_ones(tiny, forecast):
     assert forecast.is_complete
-    ran = specbench("report", "--runs-dir", "forecasts", "--json", cwd=tiny)
+    ran = specbench("report --runs-dir forecasts --json", cwd=tiny)
     (found,) = json.loads(ran.out)["forecasts"]
     measured = [p["measured"] for p in found["points"] if p["measured"]]
     assert measured
@@ -159,7 +159,7 @@ def test_a_forecast_run_resumes_without_its_costs_file(tiny, told):
     kept = [line for line in lines if not line.startswith(('{"type":"forecast"', '{"type":"done"'))]
     (stored.folder / "records.jsonl").write_text("".join(kept))
     (tiny / "costs.csv").rename(tiny / "gone.csv")
-    ran = specbench("sweep-k", "--runs-dir", "told", "--resume", "latest", cwd=tiny)
+    ran = specbench("sweep-k --runs-dir told --resume latest", cwd=tiny)
     assert ran.is_complete, ran.err
     (again,) = load_run("latest", tiny / "told").forecasts
     assert again.points == stored.forecasts[0].points
@@ -185,31 +185,27 @@ def test_the_costs_of_a_running_server(tiny):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--step-times", "none.csv"), "none.csv: cannot be read"),
-        (("--step-times", "bad.csv"), "bad.csv:3: cost: expected a number above 0"),
-        (
-            ("--step-times", "rows.csv", "--concurrency", "4"),
-            ("no data for 4 concurrent requests; it has 1"),
-        ),
-        (("--step-times", "no_step.csv"), "a step without speculation (K = 0)"),
-        (("--step-times", "http://127.0.0.1:9"), "cannot be reached"),
-        (("--step-times", "gopher://x"), "expected an address"),
-        (("--forecast", "--acceptance-rule", "exact"), "add --step-times"),
-        (("--step-times", "rows.csv", "--acceptance-rule", "lossy"), "exact, greedy_draft"),
-        (("--forecast", "--engine", "builtin,transformers"), "leave out --engine"),
-        (("--forecast", "--request-rate", "2"), "drop --request-rate"),
-        (("--forecast", "--best-of", "2", "--temperature", "1"), "drop --best-of"),
-        (("--forecast", "--simulate-acceptance", "0.7"), "drop --simulate-acceptance"),
-        (("--validate-forecast",), "add --forecast"),
-        (("--validate-forecast", "--step-times", "rows.csv"), "use one of them"),
+        ("--step-times none.csv", "none.csv: cannot be read"),
+        ("--step-times bad.csv", "bad.csv:3: cost: expected a number above 0"),
+        ("--step-times rows.csv --concurrency 4", "no data for 4 concurrent requests; it has 1"),
+        ("--step-times no_step.csv", "a step without speculation (K = 0)"),
+        ("--step-times http://127.0.0.1:9", "cannot be reached"),
+        ("--step-times gopher://x", "expected an address"),
+        ("--forecast --acceptance-rule exact", "add --step-times"),
+        ("--step-times rows.csv --acceptance-rule lossy", "exact, greedy_draft"),
+        ("--forecast --engine builtin,transformers", "leave out --engine"),
+        ("--forecast --request-rate 2", "drop --request-rate"),
+        ("--forecast --best-of 2 --temperature 1", "drop --best-of"),
+        ("--forecast --simulate-acceptance 0.7", "drop --simulate-acceptance"),
+        ("--validate-forecast", "add --forecast"),
+        ("--validate-forecast --step-times rows.csv", "use one of them"),
     ],
-    ids=lambda value: " ".join(value)[:32] if isinstance(value, tuple) else "",
 )
 def test_mistakes_end_with_2_before_anything_is_measured(tiny, options, said):
     (tiny / "rows.csv").write_text(COSTS)
     (tiny / "bad.csv").write_text("k,cost\n0,1\n3,much\n")
     (tiny / "no_step.csv").write_text("k,cost\n3,1\n")
-    ran = specbench(*ASKED, *options, "--runs-dir", "mistakes", cwd=tiny)
+    ran = specbench(*ASKED, *options.split(), "--runs-dir", "mistakes", cwd=tiny)
     assert ran.code == 2
     assert said in ran.err
     assert "Traceback" not in ran.err

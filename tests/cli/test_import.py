@@ -112,7 +112,7 @@ def test_a_ratio_of_aggregates_is_shown_but_decides_nothing(tmp_path):
 
 def test_every_report_format_takes_an_import(tmp_path):
     document(tmp_path, *VLLM)
-    assert specbench("report", "--format", "html,md,csv", cwd=tmp_path).code == 0
+    assert specbench("report --format html,md,csv", cwd=tmp_path).code == 0
     folder = load_run("latest", tmp_path / "reports").folder
     page = (folder / "report.html").read_text()
     assert "vllm_spec.json" in page

@@ -29,7 +29,7 @@ def test_every_kind_is_listed_for_machines(kind, tiny, finished):
 
 
 def test_pairings_are_those_of_the_working_folder(tiny):
-    rows = json.loads(specbench("list", "pairings", "--json", cwd=tiny).out)
+    rows = json.loads(specbench("list pairings --json", cwd=tiny).out)
     assert [(row["pairing"], row["method"], row["draft"]) for row in rows[:3]] == [
         ("tiny/draft", "draft_model", "./draft"),
         ("tiny/ngram", "ngram", None),
@@ -40,7 +40,7 @@ def test_pairings_are_those_of_the_working_folder(tiny):
 
 
 def test_drafters_are_listed_with_their_parameters(tmp_path):
-    rows = json.loads(specbench("list", "methods", "--json", cwd=tmp_path).out)
+    rows = json.loads(specbench("list methods --json", cwd=tmp_path).out)
     ngram = next(row for row in rows if row["method"] == "ngram")
     assert ngram["parameters"] == {"max_ngram": 3, "min_ngram": 1}
     assert ngram["model"] == "refused"
@@ -48,7 +48,7 @@ def test_drafters_are_listed_with_their_parameters(tmp_path):
 
 def test_runs_report_their_progress(tiny, finished):
     assert finished.is_complete
-    rows = json.loads(specbench("list", "runs", "--json", cwd=tiny).out)
+    rows = json.loads(specbench("list runs --json", cwd=tiny).out)
     assert rows[0]["state"] == "complete"
     assert rows[0]["blocks"] >= 6
     assert rows[0]["workloads"] == ["prompts.jsonl"]
@@ -57,14 +57,14 @@ def test_runs_report_their_progress(tiny, finished):
 def test_an_empty_folder_lists_no_runs(tmp_path):
     ran = specbench("list", "runs", cwd=tmp_path)
     assert (ran.out, ran.err) == ("", "none\n")
-    assert specbench("list", "runs", "--json", cwd=tmp_path).out == "[]\n"
+    assert specbench("list runs --json", cwd=tmp_path).out == "[]\n"
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong(tmp_path):
     folder = tmp_path / "reports" / "a-run"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    (row,) = json.loads(specbench("list", "runs", "--json", cwd=tmp_path).out)
+    (row,) = json.loads(specbench("list runs --json", cwd=tmp_path).out)
     assert "damaged" in row["state"]
 
 
@@ -127,7 +127,7 @@ def test_doctor_counts_missing_models_as_this_machine_would_load_them(tmp_path):
         "targets:\n  far:\n    model: owner/far\n    weights_gib: 900000\n"
         "    drafters:\n      near: {method: draft_model, model: owner/near, weights_gib: 1}\n"
     )
-    ran = specbench("doctor", "far", "--json", cwd=tmp_path)
+    ran = specbench("doctor far --json", cwd=tmp_path)
     told = json.loads(ran.out)
     (row,) = told["pairings"]
     gib = 900_001 * (2 if told["device"] == "cpu" else 1)  # a CPU loads them in float32
@@ -161,14 +161,14 @@ def test_doctor_reports_the_error_that_loading_would_raise(tmp_path, model_type,
 
 
 def test_doctor_of_one_pairing_checks_only_that_one(tiny):
-    ran = specbench("doctor", "tiny/ngram", "--json", cwd=tiny)
+    ran = specbench("doctor tiny/ngram --json", cwd=tiny)
     assert ran.code == 0
     document = json.loads(ran.out)
     assert [row["pairing"] for row in document["pairings"]] == ["tiny/ngram"]
 
 
 def test_doctor_says_whose_layout_a_head_has_and_that_no_published_one_was_tested(tmp_path):
-    (eagle,) = json.loads(specbench("doctor", "demo/eagle", "--json", cwd=tmp_path).out)["pairings"]
+    (eagle,) = json.loads(specbench("doctor demo/eagle --json", cwd=tmp_path).out)["pairings"]
     (note,) = eagle["notes"]
     assert note.startswith("SafeAILab's layout")
     assert "never tested" in note
@@ -179,7 +179,7 @@ def test_doctor_says_whose_layout_a_head_has_and_that_no_published_one_was_teste
 def test_drafters_are_listed_with_what_each_parameter_may_be(tmp_path):
     text = " ".join(specbench("list", "methods", cwd=tmp_path).out.split())
     assert "max_ngram=3 (a" in text
-    rows = json.loads(specbench("list", "methods", "--json", cwd=tmp_path).out)
+    rows = json.loads(specbench("list methods --json", cwd=tmp_path).out)
     medusa = next(row for row in rows if row["method"] == "medusa")
     assert medusa["allowed"]["tree"] == "auto, chain, published, stage2 or fitted"
 
@@ -241,7 +241,7 @@ def test_doctor_reports_not_ready_if_loading_would_fail(tiny, tmp_path, changed,
     (tmp_path / "pairings.yaml").write_text(
         "targets:\n  one:\n    model: ./target\n    drafters:\n      ngram: {method: ngram}\n"
     )
-    ran = specbench("doctor", "one/ngram", "--json", cwd=tmp_path)
+    ran = specbench("doctor one/ngram --json", cwd=tmp_path)
     (row,) = json.loads(ran.out)["pairings"]
     assert not row["ready"]
     (problem,) = row["problems"]
@@ -252,6 +252,6 @@ def test_doctor_reports_not_ready_if_loading_would_fail(tiny, tmp_path, changed,
 def test_doctor_of_many_pairings_takes_a_line_for_each_and_cuts_no_name(tmp_path):
     ran = specbench("doctor", cwd=tmp_path)
     rows = [line for line in ran.out.splitlines() if "/" in line.partition(" ")[0]]
-    listed = json.loads(specbench("list", "pairings", "--json", cwd=tmp_path).out)
+    listed = json.loads(specbench("list pairings --json", cwd=tmp_path).out)
     assert [row.split()[0] for row in rows] == [one["pairing"] for one in listed]
     assert "`specbench doctor PAIRING`" in ran.out.splitlines()[-1]

@@ -102,12 +102,10 @@ def test_samples_are_also_drawn_under_a_lossy_rule(lossy: Path, tmp_path: Path) 
 
 
 def test_lists_and_plans_mark_it(lossy: Path) -> None:
-    listed = specbench("list", "pairings", "--config", "lossy.yaml", cwd=lossy).out
+    listed = specbench("list pairings --config lossy.yaml", cwd=lossy).out
     marks = {line.split()[0]: "(lossy)" in line for line in listed.splitlines()[1:]}
     assert marks == {"tiny/copy": False, "tiny/wild": True, "tiny/bold": True}
-    rows = json.loads(
-        specbench("list", "pairings", "--config", "lossy.yaml", "--json", cwd=lossy).out
-    )
+    rows = json.loads(specbench("list pairings --config lossy.yaml --json", cwd=lossy).out)
     assert [row["lossy"] for row in rows] == [None, "typical threshold=0.01", "typical"]
     dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--config", "lossy.yaml")
     plan = specbench(*dry, cwd=lossy).out
@@ -127,21 +125,18 @@ def test_the_peer_leaves_it_to_the_builtin_decoder(lossy: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (
-            ["--simulate-acceptance", "0.7"],
-            "--simulate-acceptance: tiny/wild, tiny/bold ",
-        ),
-        (["--engine", "transformers"], "that only the built-in decoder has; add --engine builtin"),
+        ("--simulate-acceptance 0.7", "--simulate-acceptance: tiny/wild, tiny/bold "),
+        ("--engine transformers", "that only the built-in decoder has; add --engine builtin"),
     ],
 )
 def test_options_that_contradict_the_acceptance_rule_are_refused(
-    arguments: list[str], says: str, lossy: Path, tmp_path: Path
+    arguments: str, says: str, lossy: Path, tmp_path: Path
 ) -> None:
     asked = ("-w", "prompts.jsonl", *SMALL, "--runs-dir", tmp_path)
-    done = specbench("run", *ALL, *asked, *arguments, cwd=lossy)
+    done = specbench("run", *ALL, *asked, *arguments.split(), cwd=lossy)
     assert (done.code, done.out) == (2, "")
     assert says in done.err
-    fine = specbench("run", "tiny/copy", *asked, *arguments, "--dry-run", cwd=lossy)
+    fine = specbench("run", "tiny/copy", *asked, *arguments.split(), "--dry-run", cwd=lossy)
     assert fine.code == 0
 
 
@@ -154,7 +149,7 @@ def verdicts(done: Ran) -> dict[tuple[str, float], str]:
 
 
 def test_verify_calls_it_lossy_by_choice_and_exits_1(lossy: Path) -> None:
-    done = specbench("verify", "tiny/copy", "tiny/wild", *VERIFY, *SMALL, cwd=lossy)
+    done = specbench("verify tiny/copy tiny/wild", *VERIFY, *SMALL, cwd=lossy)
     assert done.code == 1
     assert verdicts(done) == {
         **{("tiny", 0.0): "identical", ("tiny", 0.7): "matches_distribution"},

@@ -41,7 +41,7 @@ def test_the_warning_of_the_report_comes_with_advice(folder: Path, arguments) ->
 
 
 def test_the_noise_warning_is_a_comment_before_the_exported_command(folder: Path) -> None:
-    ran = specbench("export", "demo/draft", "--engine", "vllm", "--run", "noisy", cwd=folder)
+    ran = specbench("export demo/draft --engine vllm --run noisy", cwd=folder)
     *lines, command = ran.out.splitlines()
     assert f"# {EARLY}" in lines
     assert command.startswith("vllm serve")

@@ -302,7 +302,7 @@ def doors(folder: Path) -> dict[str, Ran]:
         "pair": specbench(*pair, cwd=folder),
         "doctor": specbench("doctor", "case/x", cwd=folder),
         "dry run": specbench("run", "case/x", *RUN, "--dry-run", cwd=folder),
-        "export": specbench("export", "case/x", "--engine", "vllm", "-k", "2", cwd=folder),
+        "export": specbench("export case/x --engine vllm -k 2", cwd=folder),
         "run": specbench("run", "case/x", *RUN, cwd=folder),
     }
 

@@ -17,13 +17,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pair_names_the_engines_that_do_something_special(folder: Path):
-    ran = specbench("pair", "padded", "--draft", "draft", "--dry-run", "--json", cwd=folder)
+    ran = specbench("pair padded --draft draft --dry-run --json", cwd=folder)
     assert ran.code == 0, ran.err
     (drafter,) = json.loads(ran.out)["drafters"]
     notes = {one["field"]: one for one in drafter["findings"] if TARGET in one["reason"]}
     assert set(notes) == {"vllm", "sglang", "tensorrt_llm", "transformers"}
     assert "use_heterogeneous_vocab" in notes["vllm"]["reason"]
-    equal = specbench("pair", "demo", "--draft", "draft", "--dry-run", "--json", cwd=folder)
+    equal = specbench("pair demo --draft draft --dry-run --json", cwd=folder)
     (drafter,) = json.loads(equal.out)["drafters"]
     assert not {"vllm", "sglang"} & {one["field"] for one in drafter["findings"]}
 

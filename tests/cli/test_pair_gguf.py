@@ -20,7 +20,7 @@ def swapped(token_id: int) -> tuple[str, ...]:
 
 
 def pair(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    ran = specbench("pair", "t.gguf", "--draft", "d.gguf", *arguments, "--json", cwd=folder)
+    ran = specbench("pair t.gguf --draft d.gguf", *arguments, "--json", cwd=folder)
     return ran.code, json.loads(ran.out)
 
 
@@ -86,8 +86,8 @@ def test_files_in_a_pairings_file_are_planned_and_examined(tmp_path: Path) -> No
     words = made.out.split()
     files = [words[words.index(flag) + 1] for flag in ("--model", "--model-draft")]
     assert [(tmp_path / file).resolve() for file in files] == [tmp_path / "t.gguf", draft]
-    assert specbench("export", "mine/small", "--engine", "vllm", cwd=tmp_path).code == 2
-    ran = specbench("doctor", "mine", "--json", cwd=tmp_path)
+    assert specbench("export mine/small --engine vllm", cwd=tmp_path).code == 2
+    ran = specbench("doctor mine --json", cwd=tmp_path)
     assert [row["ready"] for row in json.loads(ran.out)["pairings"]] == [True, False, True]
     assert ran.code == 1
     words = ("mine/small", *LLAMA_CPP, "--dry-run", "--json")

@@ -53,18 +53,17 @@ def test_the_hinted_command_resumes_and_ranks(tiny, interrupted):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("./target", "--draft", "ngram"), "leave out --draft, --discover and --dry-run"),
-        (("./target", "--discover"), "leave out --draft, --discover and --dry-run"),
-        (("./target", "--dry-run"), "leave out --draft, --discover and --dry-run"),
-        (("./target", "--measure-top", "2"), "was started with 1; leave it out"),
-        (("./target", "--seed", "5"), "started with different settings (--seed)"),
-        (("./draft",), "ranks drafters for target, not for draft"),
+        ("./target --draft ngram", "leave out --draft, --discover and --dry-run"),
+        ("./target --discover", "leave out --draft, --discover and --dry-run"),
+        ("./target --dry-run", "leave out --draft, --discover and --dry-run"),
+        ("./target --measure-top 2", "was started with 1; leave it out"),
+        ("./target --seed 5", "started with different settings (--seed)"),
+        ("./draft", "ranks drafters for target, not for draft"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_resume_refuses_drafts_that_the_run_did_not_request(tiny, interrupted, arguments, said):
     out, _ = interrupted
-    ran = specbench("pair", *arguments, "--runs-dir", str(out), "--resume", "latest", cwd=tiny)
+    ran = specbench(f"pair {arguments} --resume latest --runs-dir", out, cwd=tiny)
     assert ran.code == 2
     assert said in ran.err
 
@@ -90,6 +89,6 @@ def test_a_run_of_another_command_is_refused_with_the_right_command(tiny, tmp_pa
         specbench(
             "run", "tiny", *HERE[:2], "-k", "1", *SMALL, "--runs-dir", str(tmp_path), cwd=tiny
         )
-    ran = specbench("pair", "tiny", "--runs-dir", str(tmp_path), "--resume", "latest", cwd=tiny)
+    ran = specbench("pair tiny --runs-dir", str(tmp_path), "--resume", "latest", cwd=tiny)
     assert ran.code == 2
     assert "`specbench run --resume" in ran.err

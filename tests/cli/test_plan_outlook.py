@@ -46,7 +46,7 @@ def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> No
     short = outlook(tmp_path, "demo/draft", "-w", "chat", "--time-budget", "5s")
     assert short["is_ended_by_budget"]
     assert short["seconds"] == pytest.approx(begin_s + 5, rel=0.05)
-    ran = specbench("run", "demo/draft", "-w", "chat", "--dry-run", "--device", "cpu", cwd=tmp_path)
+    ran = specbench("run demo/draft -w chat --dry-run --device cpu", cwd=tmp_path)
     assert "demo: about " in ran.out
     words = " ".join(ran.out.split())  # where lines break depends on the free memory's digits
     assert re.search(r"\(a guess .*three times", words)
@@ -73,8 +73,8 @@ def test_an_earlier_run_gives_the_time_per_token(tmp_path: Path) -> None:
     num_tokens = sum(r.num_output_tokens for b in stored.blocks for r in b.requests)
     plan = json.loads(
         specbench(
-            *("run", "demo/draft", "-w", "chat", "--num-prompts", "10", "-k", "4"),
-            *("--max-new-tokens", "100", "--dry-run", "--json", "--device", "cpu"),
+            "run demo/draft -w chat --num-prompts 10 -k 4 --max-new-tokens 100 --dry-run --json "
+            "--device cpu",
             cwd=tmp_path,
         ).out
     )
@@ -154,7 +154,7 @@ def test_the_plan_reports_a_target_without_a_chat_template(tmp_path: Path) -> No
     (tmp_path / "pairings.yaml").write_text(
         "targets: {mine: {model: ./bare, drafters: {n: {method: ngram}}}}\n"
     )
-    ran = specbench("doctor", "mine/n", "--json", cwd=tmp_path)
+    ran = specbench("doctor mine/n --json", cwd=tmp_path)
     (row,) = json.loads(ran.out)["pairings"]
     assert (ran.code, row["ready"]) == (0, True)
     assert any("no chat template" in note for note in row["notes"])

@@ -57,7 +57,7 @@ def test_the_field_of_a_file_is_an_option_that_a_resumed_run_keeps(tiny, tmp_pat
     assert ran.is_complete, ran.err
     stored = load_run("latest", tmp_path / "reports").run
     assert stored.settings.workload.prompt_field == "story"
-    again = specbench("run", "--resume", "latest", "--prompt-field", "title", cwd=tmp_path)
+    again = specbench("run --resume latest --prompt-field title", cwd=tmp_path)
     assert again.code == 2
     assert "(--prompt-field)" in again.err
 
@@ -65,7 +65,7 @@ def test_the_field_of_a_file_is_an_option_that_a_resumed_run_keeps(tiny, tmp_pat
 def test_a_workload_that_no_engine_of_the_run_can_answer_is_refused_before_it(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     for more in ((), ("--dry-run",)):
-        ran = specbench("run", "tiny/ngram", "-w", "json", "-k", "1", *more, cwd=tmp_path)
+        ran = specbench("run tiny/ngram -w json -k 1", *more, cwd=tmp_path)
         assert ran.code == 2
         words = " ".join(ran.err.split())
         for part in ("json.jsonl, prompt json-001: response_format", "builtin", "vllm"):

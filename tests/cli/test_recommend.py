@@ -42,19 +42,15 @@ def test_an_slo_of_the_run_changes_no_answer_about_speed(folder: Path) -> None:
         writer.finish()
     args = ("--objective", "throughput", "--json")
     plain = json.loads(specbench("recommend", "served", *args, cwd=folder).out)
-    limited = json.loads(
-        specbench("recommend", "limited", "--runs-dir", "limited", *args, cwd=folder).out
-    )
+    limited = json.loads(specbench("recommend limited --runs-dir limited", *args, cwd=folder).out)
     assert limited["picks"] == plain["picks"]
-    report = json.loads(
-        specbench("report", "limited", "--runs-dir", "limited", "--json", cwd=folder).out
-    )
+    report = json.loads(specbench("report limited --runs-dir limited --json", cwd=folder).out)
     assert any("requests within" in decision["sentence"] for decision in report["decisions"])
     slo = ("--slo", "ttft=10s,request_latency=1s")
     given = json.loads(specbench("report", "served", *slo, "--json", cwd=folder).out)
     assert given["decisions"] == report["decisions"]
     goodput = ("--objective", "goodput", "--json")
-    by_run = specbench("recommend", "limited", "--runs-dir", "limited", *goodput, cwd=folder)
+    by_run = specbench("recommend limited --runs-dir limited", *goodput, cwd=folder)
     by_option = specbench("recommend", "served", *goodput, *slo, cwd=folder)
     assert json.loads(by_option.out)["picks"] == json.loads(by_run.out)["picks"]
     rates = [
@@ -73,9 +69,7 @@ def test_an_slo_of_the_run_changes_no_answer_about_speed(folder: Path) -> None:
 
 
 def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
-    ran = specbench(
-        "recommend", "served", "--objective", "cost", "--price-per-hour", "2", "--json", cwd=folder
-    )
+    ran = specbench("recommend served --objective cost --price-per-hour 2 --json", cwd=folder)
     found = json.loads(ran.out)
     for one in found["picks"]:
         best = one["best"]
@@ -83,7 +77,7 @@ def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
 
 
 def test_limits_that_nothing_meets_are_a_failed_judgment(folder: Path) -> None:
-    ran = specbench("recommend", "served", "--slo", "tpot=1us", cwd=folder)
+    ran = specbench("recommend served --slo tpot=1us", cwd=folder)
     assert ran.code == 1, ran.err
     assert "no configuration" in ran.out
 
@@ -91,20 +85,20 @@ def test_limits_that_nothing_meets_are_a_failed_judgment(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--objective", "speed"], "latency, throughput, goodput, cost"),
-        (["served", "--objective", "goodput"], "ttft=200ms,tpot=20ms"),
-        (["served", "--objective", "goodput", "--slo", "tpot_p95=20ms"], "request_latency, units"),
-        (["--objective", "cost"], "--price-per-hour"),
-        (["--price-per-hour", "2.50"], "leave it out"),
-        (["--slo", "tpot=fast"], "tpot=30ms"),
-        (["--slo", "tpot=30ms,tpot=20ms"], "tpot twice"),
-        (["-w", "poetry"], "the run only measured"),
-        (["--concurrency", "3"], "the run only measured 1, 2, 4"),
-        (["no-such-run"], "no run"),
+        ("--objective speed", "latency, throughput, goodput, cost"),
+        ("served --objective goodput", "ttft=200ms,tpot=20ms"),
+        ("served --objective goodput --slo tpot_p95=20ms", "request_latency, units"),
+        ("--objective cost", "--price-per-hour"),
+        ("--price-per-hour 2.50", "leave it out"),
+        ("--slo tpot=fast", "tpot=30ms"),
+        ("--slo tpot=30ms,tpot=20ms", "tpot twice"),
+        ("-w poetry", "the run only measured"),
+        ("--concurrency 3", "the run only measured 1, 2, 4"),
+        ("no-such-run", "no run"),
     ],
 )
 def test_recommend_refuses_bad_arguments_with_a_hint(folder: Path, arguments, words) -> None:
-    ran = specbench("recommend", *arguments, cwd=folder)
+    ran = specbench(f"recommend {arguments}", cwd=folder)
     assert ran.code == 2
     assert words in ran.err
     assert "Traceback" not in ran.err

@@ -144,7 +144,7 @@ def test_a_dry_run_prints_the_plan_and_measures_nothing(command, tiny, tmp_path)
 
 
 def test_a_dry_run_under_a_budget_notes_an_earlier_end(tiny):
-    ran = specbench("run", "-w", "prompts.jsonl", "--time-budget", "3m", "--dry-run", cwd=tiny)
+    ran = specbench("run -w prompts.jsonl --time-budget 3m --dry-run", cwd=tiny)
     assert re.search("cells .*; --time-budget .*--margin-of-error ", ran.out.replace("\n", " "))
 
 
@@ -186,7 +186,7 @@ def test_a_pairing_that_cannot_run_is_reported_with_exit_code_4(tiny, tmp_path):
     pairings = (tiny / "pairings.yaml").read_text() + "      head: {method: eagle3, model: o/h}\n"
     (tiny / "more.yaml").write_text(pairings)
     ran = specbench(
-        *("run", "tiny/head", "tiny/ngram", "--config", "more.yaml", "-w", "talk.jsonl"),
+        "run tiny/head tiny/ngram --config more.yaml -w talk.jsonl",
         *("-k", "2", *SMALL, "--runs-dir", tmp_path),
         cwd=tiny,
     )

@@ -147,27 +147,16 @@ def test_a_dry_run_shows_the_rows(tiny):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "--best-of 3: at temperature 0 all 3 answers are the same; use a temperature above 0"),
-        (["--temperature", "0,1"], "at temperature 0 all 3 answers are the same"),
-        (
-            ["--temperature", "1", "--concurrency", "2"],
-            ("leave out --concurrency and --request-rate"),
-        ),
-        (
-            ["--temperature", "1", "--request-rate", "3"],
-            ("leave out --concurrency and --request-rate"),
-        ),
-        (["--temperature", "1", "-k", "auto"], "--best-of 3 needs a fixed K; drop auto from -k"),
-        (["--temperature", "1", "--engine", "builtin,transformers"], "needs the built-in decoder"),
-        (
-            ["--temperature", "1", "--simulate-acceptance", "0.5"],
-            "but simulated text has no meaning",
-        ),
+        ("", "--best-of 3: at temperature 0 all 3 answers are the same; use a temperature above 0"),
+        ("--temperature 0,1", "at temperature 0 all 3 answers are the same"),
+        ("--temperature 1 --concurrency 2", "leave out --concurrency and --request-rate"),
+        ("--temperature 1 --request-rate 3", "leave out --concurrency and --request-rate"),
+        ("--temperature 1 -k auto", "--best-of 3 needs a fixed K; drop auto from -k"),
+        ("--temperature 1 --engine builtin,transformers", "needs the built-in decoder"),
+        ("--temperature 1 --simulate-acceptance 0.5", "but simulated text has no meaning"),
     ],
 )
 def test_several_samples_at_temperature_0_are_refused(arguments, says, tiny, tmp_path):
-    ran = specbench(
-        "run", "tiny/draft", "--best-of", "3", *arguments, "--runs-dir", tmp_path, cwd=tiny
-    )
+    ran = specbench(f"run tiny/draft --best-of 3 {arguments} --runs-dir", tmp_path, cwd=tiny)
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err

@@ -31,7 +31,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="session")
 def verified(tiny: Path) -> Ran:
-    return specbench("verify", "tiny", "-k", "3", *SMALL, cwd=tiny)
+    return specbench("verify tiny -k 3", *SMALL, cwd=tiny)
 
 
 @pytest.fixture(scope="session")
@@ -99,9 +99,7 @@ def test_a_fault_of_sampling_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_fault_of_the_verifier_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifier, "_leading", lambda kept_BK: kept_BK.sum(1))
-    ran = specbench(
-        "verify", "tiny", "--method", "draft_model", *SMALL, "--temperature", "0", cwd=tiny
-    )
+    ran = specbench("verify tiny --method draft_model", *SMALL, "--temperature", "0", cwd=tiny)
     assert ran.code == 1
     assert re.search(r"tiny/draft: NOT lossless: .*draft_model K=4 .*T=0: prompts", ran.out)
     assert "tiny/ngram" not in ran.out
@@ -131,19 +129,18 @@ def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-k", "auto"], "-k auto: verify tests fixed K, and auto only picks among them"),
-        (["-k", "auto"], "name them, as in -k 1..8"),
-        (["--method", "nothing"], "--method 'nothing': allowed are "),
-        (["--temperature", "hot"], "--temperature 'hot': expected numbers"),
-        (["--top-p", "0"], "--top-p 0 leaves no token"),
-        (["--num-tokens", "1"], "--num-tokens"),
-        (["--concurrency", "0"], "--concurrency"),
-        (["tiny/nobody"], "no pairing 'tiny/nobody'"),
+        ("-k auto", "-k auto: verify tests fixed K, and auto only picks among them"),
+        ("-k auto", "name them, as in -k 1..8"),
+        ("--method nothing", "--method 'nothing': allowed are "),
+        ("--temperature hot", "--temperature 'hot': expected numbers"),
+        ("--top-p 0", "--top-p 0 leaves no token"),
+        ("--num-tokens 1", "--num-tokens"),
+        ("--concurrency 0", "--concurrency"),
+        ("tiny/nobody", "no pairing 'tiny/nobody'"),
     ],
-    ids=" ".join,
 )
-def test_a_wrong_value_exits_2(arguments: list[str], says: str, tiny: Path) -> None:
-    ran = specbench("verify", *arguments, cwd=tiny)
+def test_a_wrong_value_exits_2(arguments: str, says: str, tiny: Path) -> None:
+    ran = specbench(f"verify {arguments}", cwd=tiny)
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
 
@@ -160,7 +157,7 @@ def test_drafters_that_want_a_prediction_have_one_to_draft_from(
         return done
 
     monkeypatch.setattr(BuiltinEngine, "serve", watched)
-    specbench("verify", "tiny/ngram", "-k", "3", "--temperature", "0", *SMALL, cwd=tiny)
+    specbench("verify tiny/ngram -k 3 --temperature 0", *SMALL, cwd=tiny)
     answers = {request.prompt_ids: result.output_ids for request, result in served}
     foreseen = [request for request, _ in served if request.prediction_ids]
     assert foreseen

@@ -113,7 +113,7 @@ def test_the_command_line_replays_a_file(engine, tiny_pairings):
     ],
 )
 def test_acceptance_that_does_not_fit_is_refused(tiny_pairings, options, complaint):
-    ran = specbench("export", "org/head", "--engine", "vllm", *options, cwd=tiny_pairings)
+    ran = specbench("export org/head --engine vllm", *options, cwd=tiny_pairings)
     assert (ran.code, ran.out) == (2, "")
     assert complaint in ran.err
 

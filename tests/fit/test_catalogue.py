@@ -168,7 +168,7 @@ def test_checking_names_entries_that_the_hub_contradicts(tmp_path: Path) -> None
     head["license"] = "mit"
     entry["targets"]["big"]["drafters"]["gone"] = {"method": "eagle3", "model": "org/gone"}
     (tmp_path / "pairings.yaml").write_text(yaml.safe_dump(entry))
-    ran = specbench("list", "pairings", "--check-hub", cwd=tmp_path)
+    ran = specbench("list pairings --check-hub", cwd=tmp_path)
     assert ran.code == 1
     gone, big, head = ran.err.splitlines()
     assert gone.startswith("org/gone: not on")
@@ -193,7 +193,7 @@ def test_every_revision_is_requested_and_a_missing_one_fails(tmp_path: Path) -> 
         "targets:\n  a: {model: org/bare, revision: v9, drafters: {copy: {method: ngram}}}\n"
         "  b: {model: org/bare, drafters: {copy: {method: ngram}}}\n"
     )
-    ran = specbench("list", "pairings", "--check-hub", cwd=tmp_path)
+    ran = specbench("list pairings --check-hub", cwd=tmp_path)
     assert (ran.code, ran.err) == (1, "org/bare: has no revision v9\n")
 
 
@@ -203,7 +203,7 @@ def test_a_hub_out_of_reach_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     (tmp_path / "pairings.yaml").write_text(PAIRINGS)
-    ran = specbench("list", "pairings", "--check-hub", cwd=tmp_path)
+    ran = specbench("list pairings --check-hub", cwd=tmp_path)
     assert ran.code == 2
     assert re.match(r"error: .*http://127\.0\.0\.1:9 .*org/big", ran.err)
     assert "Traceback" not in ran.err

@@ -100,7 +100,7 @@ def test_sizes_that_no_model_has_are_refused(name: str, value: object, tmp_path:
         demand(replace(pairing.target, model=spec), [pairing.drafter], HERE)
     with pytest.raises(ModelError, match=name):  # of a draft model, too
         demand(pairing.target, [replace(pairing.drafter, model=spec)], HERE)
-    ran = specbench("run", "--target", "./target", "--draft", "ngram", "--dry-run", cwd=tmp_path)
+    ran = specbench("run --target ./target --draft ngram --dry-run", cwd=tmp_path)
     assert (ran.code, name in ran.err) == (2, True), ran.err
 
 

@@ -27,7 +27,7 @@ targets:
   large: {model: org/f, weights_gib: 30, drafters: {untold: {method: eagle3, model: org/d}}}
 """
     )
-    ran = specbench("list", "pairings", "--fits", "--gpu", "RTX-4090", "--json", cwd=tmp_path)
+    ran = specbench("list pairings --fits --gpu RTX-4090 --json", cwd=tmp_path)
     rows = {row["pairing"]: row["weights"] for row in json.loads(ran.out)}
     own = [n for n in rows if n.partition("/")[0] in ("small", "tight", "untold", "large")]
     assert {name: rows[name] for name in own} == {
@@ -74,6 +74,6 @@ def test_a_targets_note_is_next_to_its_first_pairing(tmp_path: Path) -> None:
         "{big: {method: eagle3, model: org/b, weights_gib: 99}, "
         "a: {method: ngram, note: Old.}, b: {method: ngram, note: New.}}}}"
     )
-    ran = specbench("list", "pairings", "--fits", "--gpu", "L4", "--json", cwd=tmp_path)
+    ran = specbench("list pairings --fits --gpu L4 --json", cwd=tmp_path)
     rows = [row for row in json.loads(ran.out) if row["pairing"].startswith("t/")]
     assert [row["note"] for row in rows] == ["Slow. Old.", "New."]
