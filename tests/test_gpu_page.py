@@ -214,7 +214,7 @@ def test_captures_are_counted_by_what_they_are_for() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_watch_that_sees_no_planted_wait_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_claims_are_open_if_a_planted_wait_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
     found = calls_of(medium_pair(small(), torch.float32, layers=2))

@@ -83,7 +83,7 @@ def test_a_verifier_that_accepts_everything_is_detected_by_its_texts(
     assert "UsageError" in found["drafters"]["no"]["refused"]
 
 
-def test_steps_that_turn_heads_the_other_way_are_off(
+def test_a_planted_rotation_error_fails_the_kernel_check(
     small: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Backwards(TorchSteps):

@@ -257,7 +257,7 @@ def test_a_distribution_that_lacks_a_token_is_detected() -> None:
     assert distribution.p_value(texts.clamp(max=distribution.VOCAB_SIZE - 2), flat) < 1e-6
 
 
-def test_the_watch_is_off_until_it_is_armed() -> None:
+def test_the_sync_watch_is_off_by_default() -> None:
     made: list[Watched] = []
 
     def watching(*parts: object) -> Watched:
@@ -292,7 +292,7 @@ def _imported_by(names: Iterable[str]) -> set[str]:
     return found
 
 
-def test_the_suite_needs_nothing_that_only_the_command_line_and_the_store_need() -> None:
+def test_the_gpu_suite_does_not_import_cli_and_report_packages() -> None:
     found = _imported_by(f"benchmarks.gpu_suite.{part}" for part in PARTS)
     roots = {name.split(".")[0] for name in found}
     assert {"torch", "transformers", "specbench"} < roots

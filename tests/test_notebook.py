@@ -96,7 +96,7 @@ def test_columns_state_units_without_a_run() -> None:
 
 
 @pytest.mark.slow
-def test_reports_are_those_of_the_command(run: specbench.LoadedRun, root: Path) -> None:
+def test_notebook_reports_equal_those_of_the_command(run: specbench.LoadedRun, root: Path) -> None:
     stored = load_run(run.id, root)
     document = build_document(stored)
     assert run.report("markdown") == run.report("md") == to_markdown([document])

@@ -82,7 +82,7 @@ def _headings(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_first_figures_are_called_those_of_the_machine_that_measured_them():
+def test_the_readme_names_the_machine_of_its_first_figures():
     machine = json.loads(readme.MADE_RUN.read_text(encoding="utf-8"))["environment"]
     (block,) = re.findall("<!-- begin answer -->(.*?)<!-- end answer -->", FRONT, re.DOTALL)
     *_, said = block.strip().splitlines()

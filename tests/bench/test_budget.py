@@ -139,7 +139,7 @@ def asked(run):
 WIDE = changed(SETTINGS, pairings=("big/good",), num_speculative_tokens=tuple(range(9)))
 
 
-def test_a_budget_first_pays_for_five_prompts_at_spread_k_and_then_at_those_next_to_the_best(
+def test_a_budget_measures_spread_k_first_then_the_neighbors_of_the_best(
     tmp_path,
 ):
     # An answer takes 41 s at K = 0: 80% of 1,500 s pay for five of them with their references and
@@ -221,7 +221,7 @@ def test_a_deadline_counts_from_its_creation():
     assert Deadline(10.0, clock).seconds_left("confirm") == 10.0
 
 
-def test_a_part_of_it_gets_a_share_of_what_is_left():
+def test_part_of_a_deadline_gets_a_share_of_the_remaining_time():
     clock = FakeClock()
     deadline = Deadline(100.0, clock)
     clock.now_s = 20.0
@@ -249,7 +249,7 @@ def test_time_spent_before_a_resume_counts_for_both_phases(spent_s, explore_s, c
     assert deadline.seconds_left("confirm") == confirm_s
 
 
-def test_a_budget_that_is_spent_leaves_nothing():
+def test_a_spent_budget_ends_both_phases():
     deadline = Deadline(100.0, FakeClock(), spent_s=120.0)
     assert deadline.is_over("explore")
     assert deadline.is_over("confirm")

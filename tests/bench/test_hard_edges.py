@@ -29,7 +29,7 @@ def sound(tmp_path_factory):
 
 
 @pytest.mark.parametrize("num_writes", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_a_disk_that_is_full_at_any_write_loses_and_doubles_nothing(num_writes, sound, tmp_path):
+def test_a_full_disk_at_any_write_neither_loses_nor_repeats_a_block(num_writes, sound, tmp_path):
     whole, num_bytes = sound
     rng = random.Random(num_writes)
     plan = make_plan(tmp_path, SETTINGS, SIX)

@@ -51,7 +51,7 @@ def meter(allocator: Allocator) -> MemoryMeter:
     return made
 
 
-def test_a_drafter_that_holds_nothing_costs_nothing(meter, allocator):
+def test_a_drafter_without_memory_adds_nothing_to_the_peak(meter, allocator):
     """The room that a pass needs is in both peaks, and counts once."""
     pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS))
     assert pair.peak_allocated_bytes == TARGET + PASS

@@ -108,7 +108,7 @@ def test_a_budget_or_a_precision_may_use_every_prompt_three_times(tmp_path, limi
     assert len(list(plan.explore_blocks())) == 60
 
 
-def test_workloads_and_temperatures_take_turns_so_that_a_run_cut_short_is_balanced(tmp_path):
+def test_workloads_and_temperatures_alternate_between_blocks(tmp_path):
     files = tuple(write_prompts(tmp_path / f"{name}.jsonl", PROMPTS) for name in "ab")
     settings = changed(SETTINGS, workloads=files, temperatures=(0.0, 1.0), num_prompts=3)
     blocks = list(make_plan(tmp_path, settings).explore_blocks())

@@ -78,7 +78,7 @@ def test_a_default_k_is_at_most_the_drafters_maximum(tmp_path: Path) -> None:
     assert [key for key in document.missing if key.draft.drafter == "bad"] == []
 
 
-def test_a_drafter_that_goes_deeper_keeps_the_default(tmp_path: Path) -> None:
+def test_the_default_k_holds_for_drafters_with_a_larger_limit(tmp_path: Path) -> None:
     assert ks_of(measured(UNSAID, tmp_path, good=9, bad=9), "bad") == {DEFAULT_K}
 
 

@@ -88,7 +88,7 @@ def test_a_run_interrupted_again_and_again_has_every_block_once(tmp_path, uninte
     assert set(Counter(ids_of(after)).values()) == {1}
 
 
-def test_a_run_stopped_while_it_confirmed_under_a_budget_explores_no_further(tmp_path):
+def test_a_run_stopped_while_confirming_resumes_without_exploring(tmp_path):
     plan = make_plan(tmp_path, changed(SETTINGS, budget_s=2600.0), [f"p {i}" for i in range(20)])
     clock = FakeClock()
     engine = FakeEngine(clock)
@@ -191,7 +191,7 @@ def test_the_winners_are_those_that_were_chosen_first(tmp_path, monkeypatch):
     assert [one for one in run.extensions if one.kind == "confirm"] == [chosen]
 
 
-def test_a_question_that_was_precise_enough_is_not_opened_again(tmp_path, monkeypatch):
+def test_a_setting_that_reached_its_precision_is_not_reopened(tmp_path, monkeypatch):
     plan = make_plan(tmp_path, changed(SETTINGS, precision=0.5), TWENTY)
     whole = measure(plan, FakeEngine(FakeClock()), tmp_path)
     num_explored = len(explored(whole))

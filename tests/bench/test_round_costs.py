@@ -101,7 +101,7 @@ def test_rounds_with_rows_that_are_done_are_left_out():
     assert round_seconds(timeline((0.0,), (1.0,), (2,)), 2) == [1.0]
 
 
-def test_a_slow_start_counts_as_much_as_it_does_in_an_answer():
+def test_slow_first_rounds_count_as_often_as_in_a_response():
     """Rounds of 5, 3, 2 and 2 s: 4 of them take 12 s, 8 take 20, 2 take 8, 2.5 take 9.
 
     Answers of 1 and of 4 rounds take 17 s together, more than two of 2.5.
@@ -123,7 +123,7 @@ def test_a_slow_start_counts_as_much_as_it_does_in_an_answer():
     assert cost.of_answers([1, 4]) == pytest.approx((17 / 5,) * 2)
 
 
-def test_a_machine_that_starts_slowly_is_seen_to():
+def test_slow_first_rounds_are_part_of_the_measured_cost():
     """The first five rounds of a pass take a second more, as they would in an answer."""
     engine = engine_of()
     engine.slow_start = 5
@@ -151,7 +151,7 @@ def test_each_timing_repetition_has_equal_tokens_per_k_in_a_new_order():
     assert len(set(visits)) > 1
 
 
-def test_k_0_comes_as_often_as_the_root_of_the_others_and_spread_among_them():
+def test_k_0_is_timed_as_often_as_the_root_of_the_number_of_others():
     engine = engine_of()
     cells = [timed(k) for k in range(10)]
     costs = measure(engine, cells)
@@ -195,7 +195,7 @@ def test_every_row_has_its_own_text():
     assert len({call.request.seed for call in first}) == 3
 
 
-def test_a_later_turn_has_the_ones_before_it_in_the_cache():
+def test_a_timed_later_turn_has_its_history_in_the_cache():
     """As in a sweep: what was read and answered is there, and what is new is read."""
     first = TEXTS[0]
     second = replace(
@@ -214,7 +214,7 @@ def test_a_later_turn_has_the_ones_before_it_in_the_cache():
     assert (opening.prediction_ids, visit.prediction_ids) == ((), tuple(b"xyz"))
 
 
-def test_a_first_turn_and_one_whose_predecessor_is_unknown_have_nothing_before_them():
+def test_a_turn_without_a_known_predecessor_is_timed_without_history():
     engine = engine_of()
     texts = [TEXTS[0], replace(TEXTS[1], turn=2)]
     costs = RoundCosts(engine, [timed(0)], texts, seed=0, clock=engine.clock)

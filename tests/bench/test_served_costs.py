@@ -183,7 +183,7 @@ def test_a_server_that_restarts_meanwhile_is_not_timed():
         time_servers([url], PROMPTS)
 
 
-def test_servers_take_turns_batch_by_batch():
+def test_servers_are_timed_alternately_batch_by_batch():
     turns: list[str] = []
 
     class Named(FakeServer):

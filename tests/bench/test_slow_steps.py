@@ -54,7 +54,7 @@ def test_reading_weights_reports_tensors_and_their_total(said: list[str]) -> Non
     assert said[-1] == ""
 
 
-def test_a_bar_of_transformers_that_counts_no_tensors_stays_its_own(said: list[str]) -> None:
+def test_other_progress_bars_of_transformers_are_unchanged(said: list[str]) -> None:
     with tqdm(total=3) as bar:
         bar.update(1)
     assert list(tqdm(iter("ab"))) == ["a", "b"]

@@ -156,7 +156,7 @@ def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named
     assert "most have device" in told
 
 
-def test_a_node_that_cannot_is_left_out_and_none_is_an_error():
+def test_a_run_without_a_usable_node_is_refused():
     watch = RecordingWatch()
     settings = settings_of(pairings=("big/good",), workloads=(), device="cuda:99")
     with pytest.raises(UsageError, match=r"--ray.*node a.*--device cuda:99"):

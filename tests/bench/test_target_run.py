@@ -375,7 +375,7 @@ def launches(run):
     return {draft: tuple(counts) for draft, counts in found.items()}
 
 
-def test_a_profiler_that_slows_what_follows_slows_nothing_that_is_measured(on_gpu):
+def test_a_profiler_does_not_slow_measured_requests(on_gpu):
     engine = SlowedEngine(FakeClock())
     run = on_gpu(engine)
 

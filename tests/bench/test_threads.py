@@ -161,9 +161,7 @@ def test_a_drafter_that_is_refused_leaves_the_next_and_k_0(engine, tmp_path):
     assert {call.drafter for call in engine.calls} == {"none"}
 
 
-def test_an_engine_that_refuses_everything_runs_on_all_idle_cores_and_nothing_is_kept(
-    engine, tmp_path
-):
+def test_a_failed_thread_trial_uses_all_idle_cores_and_is_not_stored(engine, tmp_path):
     engine.breaks = lambda _: ModelError("no")
     assert chosen(engine, tmp_path).chosen == "8"
     engine.breaks = lambda _: None

@@ -170,7 +170,7 @@ def test_an_interrupted_run_resumes_on_the_real_thing(tiny, tmp_path):
     assert after.run == before.run
 
 
-def test_a_run_whose_work_has_changed_cannot_go_on(tiny, tmp_path, run):
+def test_a_run_whose_work_has_changed_cannot_be_resumed(tiny, tmp_path, run):
     shutil.copytree(run.folder, tmp_path / run.folder.name)
     settings = settings_for(tiny, temperatures=(0.0, 1.0))
     records = (tmp_path / run.folder.name / "records.jsonl").read_bytes()

@@ -59,7 +59,7 @@ def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path
     assert set(cut) == {1, 2, 4}
 
 
-def test_rounds_of_a_sweep_are_those_of_each_workload_by_its_own_share_of_traces(tmp_path):
+def test_rounds_of_a_sweep_are_scaled_by_each_workloads_traced_share(tmp_path):
     """A budget may have ended tracing: three prompts of six stand for all of them."""
     files = tuple(
         write_prompts(tmp_path / f"{name}.jsonl", [f"{name} {i}" for i in range(6)])

@@ -39,7 +39,7 @@ def test_a_pair_of_two_folders_is_measured_stored_and_printed_as_yaml(tiny: Path
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_of_it_is_resumed_without_naming_it_again(
+def test_an_interrupted_ad_hoc_run_resumes_without_model_options(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def interrupt(*_: object) -> None:
@@ -158,9 +158,7 @@ def test_model_paths_in_an_exported_command_exist_in_the_working_folder(measured
 
 
 @pytest.mark.slow
-def test_the_pairings_file_goes_before_runs_and_the_latest_run_before_others(
-    measured: Path, tmp_path: Path
-):
+def test_export_prefers_the_pairings_file_and_then_the_latest_run(measured: Path, tmp_path: Path):
     folder = tmp_path / "copy"
     shutil.copytree(measured, folder)
     (first,) = folder.glob("reports/*/run.json")

@@ -244,7 +244,7 @@ def test_a_baseline_file_stands_for_its_runs(made: Path, written: Ran) -> None:
     assert specbench("check baseline.json slow", cwd=made).code == 1
 
 
-def test_a_baseline_of_nothing_valid_exits_2(made: Path) -> None:
+def test_a_baseline_without_valid_cells_exits_2(made: Path) -> None:
     assert specbench("baseline", "nothing", cwd=made).code == 2
     assert specbench("baseline usual few", cwd=made).code == 2
     assert specbench("baseline usual usual", cwd=made).code == 2

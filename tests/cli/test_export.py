@@ -75,7 +75,7 @@ def test_export_prints_a_shell_script_that_ends_with_the_command(tiny, engine, t
         assert (tmp_path / document["config"]["name"]).read_text() == document["config"]["text"]
 
 
-def test_out_takes_the_config_and_the_command_names_it(tiny, tmp_path):
+def test_output_writes_the_config_that_the_command_names(tiny, tmp_path):
     file = tmp_path / "my file.yaml"
     ran = specbench("export tiny/draft --engine tensorrt_llm", *BY_HAND, "--output", file, cwd=tiny)
     assert ran.code == 0

@@ -79,7 +79,7 @@ def test_the_latest_run_is_the_latest_that_measured_something(folder: Path, comm
 
 @pytest.mark.parametrize("name", FAILED)
 @pytest.mark.parametrize("command", ["recommend", "report", "check"])
-def test_named_it_is_refused_with_the_reason(folder: Path, name, command) -> None:
+def test_a_failed_run_given_by_name_is_refused_with_the_reason(folder: Path, name, command) -> None:
     ran = specbench(command, *([GOOD] if command == "check" else []), name, cwd=folder)
     assert ran.code == 2
     assert re.search(f"run {name} failed .*: {re.escape(FAILED[name])}", ran.err)

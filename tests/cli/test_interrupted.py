@@ -117,7 +117,7 @@ def test_a_bug_is_a_traceback_and_exit_code_70(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_not_a_bug(tmp_path):
+def test_a_closed_output_pipe_is_not_reported_as_a_bug(tmp_path):
     command = [sys.executable, "-m", "specbench", "list", "metrics"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path

@@ -94,7 +94,7 @@ def kill_in(arguments, cwd, root, num_lines, delay_s):
         *(pytest.param(command, 14, 120, marks=pytest.mark.long) for command in COMMANDS),
     ],
 )
-def test_kills_lose_no_stored_block_and_double_none(
+def test_killed_commands_neither_lose_nor_repeat_a_stored_block(
     command, num_kills, num_prompts, tiny, tmp_path
 ):
     rng = random.Random(command)
@@ -191,7 +191,7 @@ def recommended(run):
         pytest.param(True, 10, marks=pytest.mark.long),
     ],
 )
-def test_kills_of_served_runs_lose_no_session_and_double_none(is_started, num_kills, tmp_path):
+def test_killed_served_runs_neither_lose_nor_repeat_a_session(is_started, num_kills, tmp_path):
     rng = random.Random(is_started)
     write_pair(tmp_path)
     config = tmp_path / "target" / "config.json"  # a context that holds prompts and a template

@@ -101,7 +101,7 @@ def test_samples_are_also_drawn_under_a_lossy_rule(lossy: Path, tmp_path: Path) 
     assert {one["key"]["lossy"] for one in best} == {None, "typical"}
 
 
-def test_lists_and_plans_mark_it(lossy: Path) -> None:
+def test_lists_and_plans_mark_lossy_drafters(lossy: Path) -> None:
     listed = specbench("list pairings --config lossy.yaml", cwd=lossy).out
     marks = {line.split()[0]: "(lossy)" in line for line in listed.splitlines()[1:]}
     assert marks == {"tiny/copy": False, "tiny/wild": True, "tiny/bold": True}
@@ -114,7 +114,7 @@ def test_lists_and_plans_mark_it(lossy: Path) -> None:
     assert [cell["lossy"] for cell in cells] == [None, None, "typical threshold=0.01", "typical"]
 
 
-def test_the_peer_leaves_it_to_the_builtin_decoder(lossy: Path) -> None:
+def test_lossy_drafters_run_only_on_the_built_in_engine(lossy: Path) -> None:
     dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--config", "lossy.yaml")
     both = ("--engine", "builtin,transformers", "--json")
     cells = json.loads(specbench(*dry, *both, cwd=lossy).out)["cells"]
@@ -148,7 +148,7 @@ def verdicts(done: Ran) -> dict[tuple[str, float], str]:
     return {(r["pairing"], r["temperature"]): r["verdict"] for r in found}
 
 
-def test_verify_calls_it_lossy_by_choice_and_exits_1(lossy: Path) -> None:
+def test_verify_reports_a_lossy_drafter_and_exits_1(lossy: Path) -> None:
     done = specbench("verify tiny/copy tiny/wild", *VERIFY, *SMALL, cwd=lossy)
     assert done.code == 1
     assert verdicts(done) == {

@@ -64,7 +64,7 @@ def test_piped_lists_are_tab_separated_and_untruncated(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [24, 44, 80, 200])
-def test_on_a_terminal_nothing_is_cut_either(
+def test_lists_on_a_terminal_are_wrapped_and_not_truncated(
     columns: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbench.cli.console.is_terminal", lambda **_: True)

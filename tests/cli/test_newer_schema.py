@@ -95,9 +95,7 @@ def with_gone_choice(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "baseline gone --output baseline.json",
     ],
 )
-def test_a_run_with_a_choice_that_is_gone_is_read_like_others(
-    arguments: str, with_gone_choice: Path
-) -> None:
+def test_a_run_with_a_removed_kernel_can_be_read(arguments: str, with_gone_choice: Path) -> None:
     ran = specbench(arguments, cwd=with_gone_choice.parent)
     assert ran.code != ExitCode.USER_ERROR
     assert "damaged" not in ran.out + ran.err

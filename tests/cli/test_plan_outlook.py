@@ -129,7 +129,7 @@ def test_prompts_that_exceed_the_context_are_counted_in_a_plan_and_not_planned(
         assert value in told
 
 
-def test_prompts_that_may_all_exceed_a_servers_context_are_planned_and_not_called_left_out(
+def test_prompts_that_may_exceed_a_servers_context_are_planned(
     tmp_path: Path,
 ) -> None:
     """Only the server knows its chat template; here its tokens are an estimate."""
@@ -171,7 +171,7 @@ def test_a_plan_folds_a_long_name_and_cuts_none(tmp_path: Path) -> None:
     assert "…" not in ran.out
 
 
-def test_a_run_begins_with_how_long_it_takes_and_what_limits_that() -> None:
+def test_the_plan_states_the_expected_time_and_its_limit() -> None:
     whole = PlanOutlook(
         target="big",
         dtype="float32",

@@ -76,7 +76,7 @@ def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
         assert best["value"] == pytest.approx(2 / (best["tokens_per_s"] * 3600) * 1e6)
 
 
-def test_limits_that_nothing_meets_are_a_failed_judgment(folder: Path) -> None:
+def test_recommend_exits_1_if_no_configuration_meets_the_limits(folder: Path) -> None:
     ran = specbench("recommend served --slo tpot=1us", cwd=folder)
     assert ran.code == 1, ran.err
     assert "no configuration" in ran.out

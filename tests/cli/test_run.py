@@ -111,7 +111,7 @@ def test_json_matches_its_schema(as_json):
     VALIDATOR.validate(json.loads(as_json.out))
 
 
-def test_json_goes_through_a_pipe(as_json):
+def test_the_json_output_can_be_piped(as_json):
     tool = [sys.executable, "-m", "json.tool"]
     done = subprocess.run(tool, input=as_json.out, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -35,7 +35,7 @@ def test_overlapping_intervals_leave_one_answer_that_names_the_rival_and_what_wo
     assert "(forecast)" not in said
 
 
-def test_a_forecast_among_them_is_called_one():
+def test_a_rival_known_by_forecast_is_marked():
     said = rival(
         ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55), basis="forecast")
     )
@@ -62,7 +62,7 @@ def test_a_figure_without_an_interval_differs_from_a_missing_one():
     assert "1.10x" in said
 
 
-def test_over_several_workloads_it_is_their_mean_that_counts():
+def test_rivals_are_compared_by_their_mean_over_workloads():
     big = ranked("big", (1.9, 2.0, 2.1), (1.4, 1.5, 1.6))
     # Better on the one and worse on the other: sqrt(1.1 x 1.9) and sqrt(1.3 x 2.1), below
     # sqrt(1.9 x 1.4) = 1.63 or not.

@@ -222,7 +222,7 @@ def test_a_budget_is_a_time(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["2", "90", " 1.5 "])
-def test_a_budget_without_a_unit_is_refused_with_both_that_it_may_mean(text):
+def test_a_budget_without_a_unit_is_refused_with_both_readings(text):
     with pytest.raises(UsageError) as refused:
         parse_seconds(text)
     for meant in (f"--time-budget {text.strip()}m", f"--time-budget {text.strip()}s"):

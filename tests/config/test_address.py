@@ -21,7 +21,7 @@ def test_an_address_is_parsed_with_an_optional_k():
         "http://me:secret@a:b",
     ],
 )
-def test_a_password_in_it_is_refused_and_not_repeated(url):
+def test_a_password_in_an_address_is_refused_and_not_printed(url):
     with pytest.raises(UsageError, match=r"--step-times.*SPECBENCH_API_KEY") as wrong:
         Address.at(url, "--step-times")
     assert "secret" not in str(wrong.value)

@@ -234,7 +234,7 @@ def test_a_target_and_its_draft_model_may_be_packed_each_on_its_own(
     assert pairing.drafter.model.quantization == scheme
 
 
-def test_a_quantization_that_does_not_exist_is_answered_with_those_that_do(tmp_path: Path) -> None:
+def test_an_unknown_quantization_is_refused_with_the_allowed_ones(tmp_path: Path) -> None:
     text = """
         targets:
           b:

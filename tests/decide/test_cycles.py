@@ -123,7 +123,7 @@ def test_texts_are_not_called_different_if_one_side_has_no_tokens():
     assert untold.equal_text is None
 
 
-def test_a_cell_without_a_whole_cycle_decides_nothing():
+def test_a_cell_without_a_complete_cycle_is_undecided():
     stored = served_sweep(Sweep(ks=(4,), cycles=1, rows=(1,), confirmed=None, lost=((4, 0, 1),)))
     (_, four) = summarize(aggregate_run(stored))
     assert four.speedup is None

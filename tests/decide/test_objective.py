@@ -104,7 +104,7 @@ def test_cost_is_money_for_a_million_tokens(measured):
     assert one.candidates[-1].value == pytest.approx(10.0)
 
 
-def test_rates_within_one_percent_go_to_not_speculating_first(measured):
+def test_configurations_tied_within_1_percent_go_to_k_0(measured):
     cells = measured(1, 100, 100, {4: (1.0101, 1.05, 1.1)})
     assert best(cells, LATENCY) == (1, 4)
     equal = [*measured(1, 100, 100, {}), *measured(2, 60, 100.5, {})]

@@ -57,7 +57,7 @@ def test_with_equal_rates_the_smaller_batch_precedes_the_smaller_k():
     assert best([*few, *many], THROUGHPUT) == ("draft", 2, 8)
 
 
-def test_tokens_of_all_users_are_those_while_all_rows_are_busy():
+def test_throughput_counts_the_time_with_all_requests_active():
     found = cells(4, 25, 100, {})
     (one,) = recommend_for(found, [], THROUGHPUT)
     assert one.best.value == 100
@@ -76,7 +76,7 @@ def test_an_invalid_cell_is_no_candidate():
     assert [way.key.draft.k for way in one.options] == [0]
 
 
-def test_shared_ways_within_one_percent_go_to_the_plainer_one():
+def test_joint_recommendations_tied_within_1_percent_take_the_smaller_k():
     found = [
         cell
         for workload in ("chat", "code")

@@ -83,7 +83,7 @@ def test_a_forecast_counts_as_a_measurement_does_by_its_interval():
     assert places(shown) == ["poor", "ngram"]  # its interval is above 1
 
 
-def test_measured_goes_before_forecast_for_one_drafter():
+def test_a_measurement_takes_precedence_over_a_forecast():
     (one,) = rank([decided("draft", 4, 1.5)], [cell("draft", 4, 1.5)], [forecast("draft", {4: 2})])
     (gain,) = one.gains.values()
     assert (gain.basis, gain.speedup) == ("measured", interval(1.5))
@@ -149,7 +149,7 @@ def test_only_the_best_few_of_every_setting_are_measured():
     assert kept == [("c", "code"), ("b", "chat")]
 
 
-def test_forecasts_made_before_take_part_and_stay_as_they_are():
+def test_earlier_forecasts_take_part_in_the_shortlist_unchanged():
     known = forecast("better", {2: 3.0})
     (made,) = shortlist([forecast("late", {2: 1.5})], [known], 1)
     assert made.to_measure == ()

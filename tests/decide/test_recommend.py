@@ -81,7 +81,7 @@ def test_a_single_k_was_not_picked_from_many_and_needs_no_second_measurement(sum
     assert decide(choice).sentence == "code: K=4, 1.90x faster [1.80, 2.00]"
 
 
-def test_a_win_that_does_not_repeat_is_taken_back(summarized):
+def test_a_speedup_that_the_confirmation_run_lacks_is_withdrawn(summarized):
     choice = choose([summarized(2, 0.9, 1.0, 1.1), summarized(6, 1.1, 1.2, 1.3)])
     lost = decide(choice, summarized(6, 0.90, 0.95, 1.00))
     unclear = decide(choice, summarized(6, 0.98, 1.03, 1.08))
@@ -104,7 +104,7 @@ def test_the_decision_is_undecided_while_one_k_is_undecided(summarized):
     assert re.match(r"code: undecided: 0\.80x .*1\.12x at K=8", decision.sentence)
 
 
-def test_three_prompts_show_nothing_however_large_the_estimate(summarized):
+def test_three_prompts_are_undecided_at_any_estimate(summarized):
     cells = [summarized(k, None, 1 + k, None, num_prompts=3) for k in (1, 4)]
     decision = decide(choose(cells), workload_prompts=5)
     assert re.match("code: undecided: .*K=4 .*3 prompts", decision.sentence)
@@ -112,7 +112,7 @@ def test_three_prompts_show_nothing_however_large_the_estimate(summarized):
     assert decision.draft.method == "none"
 
 
-def test_cells_without_an_interval_never_beat_those_with_one(summarized):
+def test_a_cell_without_an_interval_never_leads(summarized):
     cells = [summarized(2, 1.2, 1.3, 1.4), summarized(4, None, 9.0, None, num_prompts=4)]
     assert choose(cells).leader == cells[0]
 
@@ -157,7 +157,7 @@ def test_the_decision_is_undecided_if_every_cell_is_invalid(summarized):
     assert decision.speedup is None
 
 
-def test_an_invalid_confirmation_run_proves_nothing(summarized):
+def test_an_invalid_confirmation_run_leaves_the_decision_open(summarized):
     choice = choose([summarized(2, 1.4, 1.5, 1.6), summarized(6, 1.9, 2.1, 2.3)])
     decision = decide(choice, summarized(6, 1.9, 2.0, 2.1, invalid=("throttled",)))
     assert re.fullmatch("code: undecided: .*K=6 .*not valid", decision.sentence)
@@ -187,7 +187,7 @@ def test_a_drafter_without_memory_is_reported_with_none(summarized):
     assert decide(choose([cell])).reasons == ()
 
 
-def test_a_question_is_one_pairing_workload_and_setting(summarized):
+def test_cells_are_grouped_by_pairing_workload_and_setting(summarized):
     code, chat = summarized(4, 1.8, 1.9, 2.0), summarized(4, 1.8, 1.9, 2.0, workload="chat")
     warm = replace(code, key=with_axes(code.key, temperature=1.0))
     poor = replace(code, key=with_axes(code.key, pairing="demo/poor"))

@@ -30,7 +30,7 @@ def test_the_crossover_is_the_least_concurrency_from_which_on_no_interval_is_abo
     assert found.estimated == pytest.approx(8.0)
 
 
-def test_the_nearer_point_draws_the_crossing_towards_it(summarized):
+def test_the_crossover_is_interpolated_between_the_estimates(summarized):
     cells = [at(summarized, 4, 1.5, 1.5625, 1.6), at(summarized, 16, 0.7, 0.8, 0.9)]
     # log 1.5625 is twice as far from 0 as log 0.8: two thirds of the way from log 4 to log 16.
     assert only(crossovers(cells)).estimated == pytest.approx(4 * 4 ** (2 / 3))
@@ -53,14 +53,14 @@ def test_the_crossover_ignores_gaps_at_lower_concurrency(summarized):
     assert only(crossovers(cells[:2])).concurrency is None
 
 
-def test_without_an_interval_there_is_no_sentence(summarized):
+def test_a_crossover_without_intervals_is_only_an_estimate(summarized):
     few = [at(summarized, 1, 1.2, 1.5, 1.8), at(summarized, 4, None, 0.5, None)]
     assert only(crossovers(few)).concurrency is None
     # The point between is by the estimates, and is not an answer.
     assert only(crossovers(few)).estimated is not None
 
 
-def test_invalid_cells_are_points_and_cross_nothing(summarized):
+def test_invalid_cells_are_plotted_without_a_crossover(summarized):
     cells = [
         at(summarized, 1, 1.2, 1.5, 1.8),
         at(summarized, 4, 0.5, 0.6, 0.7, invalid=("throttled",)),

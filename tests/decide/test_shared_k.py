@@ -57,7 +57,7 @@ def test_a_workloads_own_k_has_no_regret(summarized):
     assert losses_in_words(found.regret, other_ks(found.best_k, 7)) == ["nothing"]
 
 
-def test_a_workload_with_another_answer_is_named_although_it_loses_nothing(summarized):
+def test_a_workload_with_another_best_k_is_named_without_a_loss(summarized):
     # On code K = 2 is the answer, proven to gain most; K = 4 is as fast by its estimate.
     code = [
         summarized(2, 1.40, 1.45, 1.50, workload="code"),

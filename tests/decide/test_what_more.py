@@ -25,7 +25,7 @@ def numbers(text):
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
-def test_the_range_comes_before_the_estimate_and_what_would_narrow_it(summarized):
+def test_an_undecided_sentence_gives_the_range_and_no_estimate(summarized):
     sentence = decide(choose([summarized(4, 0.60, 2.01, 6.60, num_prompts=5)])).sentence
     assert re.search(r"undecided: 0\.60x to 6\.60x at K=4", sentence)
     assert "2.01" not in sentence

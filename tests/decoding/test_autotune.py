@@ -148,11 +148,11 @@ def test_a_kernel_that_raises_loses_with_the_first_line_of_the_error():
     assert re.search("RuntimeError: no kernel", lost.refusal)
 
 
-def test_if_no_candidate_is_correct_none_wins():
+def test_no_winner_is_chosen_if_no_candidate_is_correct():
     assert held(CASE, Raises("raises"))[0] is None
 
 
-def test_a_slow_one_is_not_chosen_though_it_is_first():
+def test_a_slower_kernel_listed_first_is_not_chosen():
     meter = Metered()
     slow = meter.takes(Masked("slow"), 0.02)
     fast = meter.takes(PlainAttention(), 0.01)

@@ -149,7 +149,7 @@ def test_a_rounds_cost_is_the_median_of_the_six_after_the_first(script: dict[int
 
 
 @pytest.mark.parametrize("script", [RIGHT, WRONG], ids=["right drafts", "wrong drafts"])
-def test_catching_up_costs_what_it_adds_to_a_round_of_k_1(script: dict[int, int]) -> None:
+def test_the_catch_up_cost_is_the_extra_time_of_a_k_1_round(script: dict[int, int]) -> None:
     costs = calibrate(Seconds(catch_up=7.0, per_caught_up_token=2.0), script=script).costs
     # After n rounds at K = 0 the drafter is shown n + 1 tokens.
     for num_tokens in (2, 9, 16):
@@ -174,7 +174,7 @@ def test_the_round_of_k_1_that_catching_up_is_compared_with_is_warm() -> None:
     assert costs.catch_up_s(16) == pytest.approx(60 + 33 - 3.5)
 
 
-def test_a_drafter_that_keeps_nothing_catches_up_for_free() -> None:
+def test_a_stateless_drafter_has_no_catch_up_cost() -> None:
     assert calibrate(Seconds()).costs.catch_up_s(9) == 0
 
 
@@ -184,7 +184,7 @@ def test_the_catch_up_cost_is_never_negative() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 6])
-def test_the_seconds_of_calibrating_are_all_of_them(num_rows: int) -> None:
+def test_calibration_seconds_include_prefill_and_catch_up(num_rows: int) -> None:
     """Prefills, first rounds and catching up, too."""
     clock = WorkClock()
     cost = Seconds(catch_up=7.0, per_caught_up_token=2.0, first_catch_up=500.0)

@@ -120,7 +120,7 @@ def test_a_round_with_a_catch_up_is_not_counted_in_its_k():
     assert costs.round_s(1, 4) == before
 
 
-def test_time_at_zero_pays_for_probes_and_failures_make_them_rare():
+def test_failed_probes_of_k_become_rare():
     controller = settled([])
     drafted = []
     for _ in range(3000):

@@ -120,7 +120,7 @@ def test_a_models_own_vocabulary_is_tuned_when_it_is_loaded_and_recorded(monkeyp
     assert TOP_P.switch.is_on(anything, runner.vocab_size)
 
 
-def test_a_triton_that_cannot_launch_draws_nothing_though_it_won_before(monkeypatch):
+def test_a_stored_triton_choice_is_dropped_if_triton_cannot_launch(monkeypatch):
     """Kept choices are of a machine that had Python.h, which a kernel's launcher includes."""
 
     def chosen(winner):

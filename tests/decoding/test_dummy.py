@@ -146,7 +146,7 @@ def test_a_packed_model_is_never_held_unpacked(scheme, most):
     assert (unpacked.most == most) is (scheme is None)
 
 
-def test_tied_matrices_stay_one():
+def test_tied_dummy_weights_stay_tied():
     model = made(tiny_llama(tie_word_embeddings=True).config)
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
@@ -174,7 +174,7 @@ def test_the_hash_depends_on_config_and_seed_but_not_on_the_folder(folder, tmp_p
     assert load_model(source(folder), CPU, dummy=True).content_sha256 != first
 
 
-def test_the_decoder_decodes_it_to_its_own_greedy_text(folder):
+def test_dummy_models_decode_to_their_own_greedy_text(folder):
     model = load_model(source(folder), CPU, dummy=True).model
     prompts = ragged_prompts()
     expected = [generated(model, prompt, 24) for prompt in prompts]

@@ -94,7 +94,7 @@ def _half_rotary(model: Any) -> None:
         (_half_rotary, "only a part of each head"),
     ],
 )
-def test_a_model_it_does_not_compute_is_named_with_the_reason(
+def test_a_model_that_cannot_be_fused_is_refused_with_the_reason(
     change: Callable[[Any], None], reason: str
 ) -> None:
     model = tiny_llama()

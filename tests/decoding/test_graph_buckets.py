@@ -193,7 +193,7 @@ def test_k_0_of_a_target_on_two_cards_is_not_captured() -> None:
 
 
 @pytest.mark.parametrize(("drafter", "layer"), [("draft_model", 1), ("ngram", None)])
-def test_without_a_draft_model_on_one_card_nothing_is_captured(
+def test_a_target_on_two_devices_is_not_captured_without_a_draft_model(
     drafter: str, layer: int | None
 ) -> None:
     _, bench = on_two_cards(drafter, layer)

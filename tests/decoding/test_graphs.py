@@ -59,7 +59,7 @@ def test_texts_are_those_of_eager_rounds(
 
 
 @pytest.mark.parametrize("graph", ["round", "step"])
-def test_end_of_text_is_found_a_round_late_without_harm(llama: Subject, graph: GraphKind) -> None:
+def test_a_late_end_of_text_leaves_the_text_unchanged(llama: Subject, graph: GraphKind) -> None:
     requests, drafter = some_requests(), llama.drafter("draft_model")
     text = eager_texts(llama, drafter, requests, FixedK(4), 3)[4]
     eos_ids = (text[3], text[5])

@@ -153,7 +153,7 @@ def test_code_of_others_is_run_if_it_is_trusted(folder, monkeypatch):
     assert torch.equal(loaded.model.lm_head.weight, tiny_llama(eos_token_id=2).lm_head.weight)
 
 
-def test_a_lacking_weight_is_refused_if_only_its_class_knows_of_it(tmp_path):
+def test_a_missing_weight_of_any_architecture_is_refused(tmp_path):
     build(ARCHITECTURES["GPT-2"]()).save_pretrained(tmp_path)
     name = "transformer.h.1.mlp.c_fc.weight"
     tensors = load_file(tmp_path / "model.safetensors")
@@ -227,7 +227,7 @@ def test_end_tokens_are_those_of_the_generation_settings_else_the_models(
 @pytest.mark.parametrize(
     "name", ["attn_implementation", "_attn_implementation", "experts_implementation"]
 )
-def test_a_config_that_names_a_kernel_has_none_fetched(folder, monkeypatch, name):
+def test_a_kernel_named_in_a_config_is_not_downloaded(folder, monkeypatch, name):
     """Transformers would download and import the repository that a config names."""
     asked = []
     for module in (hub_kernels, modeling_utils):

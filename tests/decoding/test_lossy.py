@@ -110,7 +110,7 @@ def test_a_likely_draft_passes_a_threshold_and_the_targets_own_always_does() -> 
         assert tokens == ([3, 1, own[2]] if own[0] == 3 else [own[0]])
 
 
-def test_a_draft_that_was_not_meant_is_not_kept() -> None:
+def test_an_inactive_draft_is_not_accepted_by_a_lossy_rule() -> None:
     tokens, own = judged(TYPICAL, [0, 0], [PROBS] * 3, num_drafted=1)
     assert tokens == [0, own[1]]
     tokens, own = judged(TYPICAL, [0, 1, 0, 1, 0], [PROBS] * 6, topology=TREE, num_drafted=1)

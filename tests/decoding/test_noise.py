@@ -152,7 +152,7 @@ def test_a_token_is_drawn_in_proportion_to_its_weight() -> None:
     assert bool(((counts_V - N * shares_V).abs() <= 5 * (N * shares_V).sqrt()).all())
 
 
-def test_a_draw_depends_on_nothing_but_seed_position_purpose_and_token() -> None:
+def test_noise_depends_only_on_seed_position_purpose_and_token() -> None:
     alone = exponential(torch.tensor([5]), torch.tensor([[9]]), Purpose.DRAFT, 10)
     beside = exponential(torch.tensor([4, 5]), torch.tensor([[8, 9], [3, 9]]), Purpose.DRAFT, 30)
 

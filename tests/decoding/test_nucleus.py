@@ -79,7 +79,7 @@ def test_top_k_and_top_p_keep_what_a_sort_keeps(width):
     assert wrong == 0
 
 
-def test_a_cut_that_is_planted_one_token_off_would_be_seen():
+def test_a_planted_error_of_the_nucleus_cut_is_detected():
     scores_NV = of_all_kinds(torch.Generator().manual_seed(0), 100, 97)
     stays_NV, distance_NV = sorted_nucleus(scores_NV, 0.9)
     other_NV = nucleus(scores_NV, 0.89) > 0

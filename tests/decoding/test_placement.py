@@ -198,7 +198,7 @@ def test_weights_that_were_moved_are_those_of_the_files(tmp_path, tie_word_embed
 
 
 @pytest.mark.parametrize("device", [CPU, META])
-def test_tied_weights_stay_one_on_the_way(tmp_path, device):
+def test_tied_weights_stay_tied_when_moved(tmp_path, device):
     tiny_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
     model = load(tmp_path, device).model
     assert model.lm_head.weight is model.get_input_embeddings().weight

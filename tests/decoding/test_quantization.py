@@ -177,7 +177,7 @@ def test_quantization_without_torchao_names_the_install_command(saved, monkeypat
         load_model(spec, CPU, dummy=dummy)
 
 
-def test_a_layer_that_int4_groups_do_not_fit_is_refused_not_left_as_it_is(tmp_path):
+def test_a_layer_that_int4_groups_do_not_divide_is_refused(tmp_path):
     tiny_llama().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"48.*128"):
         load(tmp_path, "int4")

@@ -73,7 +73,7 @@ LAGGING = [14, 18, 19, 20, 21, 22, 23, 24, 25, 25, 25, 25]  # K + 1 more than is
         (GraphLauncher, 3, 12, LAGGING),
     ],
 )
-def test_a_round_spans_what_it_may_fill_and_no_more(
+def test_the_span_of_a_round_covers_exactly_what_it_may_fill(
     llama: Subject,
     launcher: type[Launcher],
     k: int,

@@ -53,7 +53,7 @@ def test_a_request_whose_rounds_differ_names_both(llama: Subject) -> None:
     assert result.graph == "off, round"
 
 
-def test_a_failed_capture_counts_as_one_so_that_its_pass_is_done_over(llama: Subject) -> None:
+def test_a_failed_capture_is_counted_as_a_capture(llama: Subject) -> None:
     bench = Bench(llama, NoDrafter(), graphs=FailingGraphs())
     bench.serve(one_request(), FixedK(0))
     assert bench.decoder.num_captures == 1

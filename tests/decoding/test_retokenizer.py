@@ -106,7 +106,7 @@ def test_a_text_read_in_pieces_is_encoded_as_a_whole(tokenizers, source, destina
         assert (parts.num_read, parts.word) == (len(ids), whole.word)
 
 
-def test_more_text_changes_only_what_the_open_word_became(tokenizers):
+def test_further_text_changes_only_tokens_of_the_open_word(tokenizers):
     retokenizer = Retokenizer(tokenizers["bytes"], tokenizers["pieces"])
     reading, before = retokenizer.read(), []
     for token in tokenizers["bytes"].ids(TEXT):

@@ -13,7 +13,7 @@ def test_goodput_is_the_tokens_of_all_live_rows_over_the_time_of_a_round():
     assert goodput(1.5, num_live=4, round_s=0.02) == pytest.approx(300.0)
 
 
-def test_a_catch_up_of_a_quarter_of_the_stay_leaves_four_fifths_of_the_rate():
+def test_a_catch_up_of_a_quarter_of_the_stay_costs_a_fifth_of_goodput():
     assert amortized_goodput(100.0, stay_s=4.0, once_s=1.0) == pytest.approx(80.0)
 
 
@@ -42,7 +42,7 @@ def test_neither_part_of_catching_up_is_below_zero(points, at_40):
     assert costs.catch_up_s(40) == pytest.approx(at_40, rel=0.02)
 
 
-def test_a_slower_machine_slows_every_k_also_those_that_are_not_run():
+def test_a_slower_machine_scales_the_cost_of_every_k():
     costs = RoundCostModel({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
     for i in range(200):
         costs.observe(1, 4, 2.0 if i < 20 else 3.0)
@@ -51,7 +51,7 @@ def test_a_slower_machine_slows_every_k_also_those_that_are_not_run():
     assert costs.round_s(1, 0) == pytest.approx(1.5, rel=0.01)
 
 
-def test_a_wrongly_measured_k_is_corrected_by_running_it_in_alternation():
+def test_a_wrong_initial_cost_is_corrected_by_observed_rounds():
     costs = RoundCostModel({(1, 0): (1.0,) * 4, (1, 4): (2.4,) * 4})
     for _ in range(20):
         for k, seconds in ((0, 1.0), (4, 2.0)):

@@ -93,7 +93,7 @@ def test_a_shared_prompt_is_prefilled_once_and_copied(prefill_chunk: int) -> Non
     assert [len(positions_BT) for positions_BT in runner.fed] == [1] * -(-10 // prefill_chunk)
 
 
-def test_only_samples_with_nothing_kept_and_an_equal_prompt_share_a_prefill() -> None:
+def test_only_new_samples_of_equal_prompts_share_a_prefill() -> None:
     first, second = tuple(range(10)), tuple(range(3, 9))
 
     def rows_fed(wanted: Sequence[PrefillRequest]) -> int:

@@ -151,7 +151,7 @@ def test_drafts_without_probabilities_leave_every_text_as_it_was(variant: Varian
 
 
 @pytest.mark.slow
-def test_a_draft_distribution_that_is_not_the_one_drawn_from_is_found_out() -> None:
+def test_a_false_draft_distribution_is_detected() -> None:
     subject = bench(WARM)
     liar = Flattened(make_drafter("draft_model", subject.target, subject.draft))
 

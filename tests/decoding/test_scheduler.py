@@ -23,7 +23,7 @@ def test_requests_take_rows_in_their_order_and_the_rest_wait() -> None:
     assert scheduler.running == (0, 1)
 
 
-def test_a_freed_row_goes_to_the_next_one_waiting() -> None:
+def test_a_freed_row_goes_to_the_next_waiting_request() -> None:
     scheduler = Scheduler(closed(3), num_rows=2)
     scheduler.admit(0.0)
 
@@ -115,7 +115,7 @@ def test_zero_rows_are_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_request_runs_once_and_none_is_overtaken_by_one_that_came_later(seed: int) -> None:
+def test_every_request_runs_once_in_order_of_arrival(seed: int) -> None:
     draw = random.Random(seed)
     num_rows, num_requests = draw.randint(1, 8), draw.randint(1, 60)
     arrivals = [arrival(at_s=draw.uniform(0, 20)) for _ in range(num_requests)]

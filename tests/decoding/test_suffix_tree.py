@@ -61,7 +61,7 @@ def some_text(rng: random.Random, num_tokens: int, vocab_size: int) -> list[int]
     return [rng.randrange(vocab_size) for _ in range(num_tokens)]
 
 
-def test_texts_are_counted_and_taken_back() -> None:
+def test_a_suffix_tree_counts_added_and_removed_texts() -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
         tree, texts = SuffixTree(DEPTH), []
@@ -169,7 +169,7 @@ def test_probabilities_multiply_along_a_draft() -> None:
     assert draft.score == pytest.approx(2 / 3 + 2 / 3 * 1 / 2)
 
 
-def test_a_match_may_be_followed_by_as_many_tokens_as_it_may() -> None:
+def test_a_draft_ends_at_the_limit_for_its_match_length() -> None:
     growth = Growth(SuffixTree(8))
     growth.extend([4, 1, 2, 3, 5, 6, 0, 1, 2])
     draft = growth.tree.draft(growth.ends, lambda num_matched: num_matched, 0.0)
@@ -181,7 +181,7 @@ def test_a_text_that_repeats_one_token_continues_with_it() -> None:
 
 
 @pytest.mark.parametrize("text", [[], [5], [1, 2, 3, 4]])
-def test_new_text_drafts_nothing(text: list[int]) -> None:
+def test_a_text_without_repeats_drafts_nothing(text: list[int]) -> None:
     assert drafted(text) == Continuation([], 0.0)
 
 

@@ -76,7 +76,7 @@ def test_keeps_the_requested_number_of_drafts(
     assert p_value(histogram(acceptance, 3), rates) > ALARM
 
 
-def test_rates_that_are_a_little_off_would_be_seen() -> None:
+def test_small_errors_of_simulated_rates_are_detected() -> None:
     found = histogram((0.8, 0.5, 0.45), 3)
 
     assert p_value(found, (0.8, 0.5, 0.42)) < ALARM
@@ -107,12 +107,12 @@ def test_acceptance_rates_of_1_and_0_accept_all_and_none(share: float, kept: int
     assert judged((share,), 4).num_accepted_B.unique().tolist() == [kept]
 
 
-def test_a_position_beyond_the_list_keeps_nothing_and_a_longer_list_is_cut() -> None:
+def test_missing_simulated_rates_are_0_and_extra_ones_are_ignored() -> None:
     assert judged((1.0, 1.0), 4).num_accepted_B.unique().tolist() == [2]
     assert judged((1.0, 1.0, 1.0), 2).num_accepted_B.unique().tolist() == [2]
 
 
-def test_only_drafts_that_were_meant_are_kept() -> None:
+def test_only_active_drafts_are_accepted() -> None:
     assert judged((1.0,), 4, num_drafted=2).num_accepted_B.unique().tolist() == [2]
     assert judged((1.0,), 4, num_drafted=0).num_accepted_B.unique().tolist() == [0]
 

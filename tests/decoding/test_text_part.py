@@ -53,7 +53,7 @@ def loaded(whole: tuple[Any, Path]) -> LoadedModel:
     return load_model(ModelSpec(source=str(whole[1]), folder=whole[1]), CPU)
 
 
-def test_a_model_of_images_with_an_encoder_of_text_writes_none() -> None:
+def test_a_vision_model_with_a_text_encoder_is_refused() -> None:
     with pytest.raises(ModelError, match="florence2 has an encoder"):
         text_class(Florence2Config())
 

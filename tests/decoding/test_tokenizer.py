@@ -154,7 +154,7 @@ def test_without_a_template_the_text_itself_is_the_prompt(tmp_path):
     assert PLAIN.decode(ids) == "Be kind.\n\nHello"
 
 
-def test_a_text_within_an_answer_gets_no_token_before_or_after_it(tokenizer):
+def test_tokens_of_a_text_have_no_special_tokens_added(tokenizer):
     assert tokenizer.ids("A b.") == tuple(PLAIN("A b.", add_special_tokens=False)["input_ids"])
     assert tokenizer.text(tokenizer.ids("A b.")) == "A b."
 

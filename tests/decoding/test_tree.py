@@ -183,7 +183,7 @@ def test_the_longer_of_two_equal_branches_is_kept() -> None:
     assert verdict.tokens_BT[0].tolist() == [2, 3, 6, 8]
 
 
-def test_a_draft_that_is_not_meant_is_not_kept() -> None:
+def test_an_inactive_node_of_a_tree_is_not_accepted() -> None:
     tree = tree_of()
     tree = tree._replace(is_active_BK=tree.is_active_BK & (torch.arange(6) != 4))
 

@@ -48,7 +48,7 @@ def test_a_right_draft_after_a_wrong_one_does_not_count() -> None:
     assert judged_greedily([0, 2, 3], target=[1, 2, 3, 0]) == [1]
 
 
-def test_a_draft_that_was_not_meant_does_not_count_even_if_right() -> None:
+def test_an_inactive_draft_is_not_accepted_even_if_right() -> None:
     assert judged_greedily([1, 2, 3], target=[1, 2, 3, 0], num_drafted=1) == [1, 2]
 
 

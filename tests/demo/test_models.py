@@ -47,7 +47,7 @@ def test_the_model_card_states_how_the_heads_were_trained(card: dict) -> None:
     assert page.count("changes that were not committed") == num_dirty
 
 
-def test_everything_shipped_stays_below_fifteen_megabytes() -> None:
+def test_the_bundled_demo_stays_below_15_megabytes() -> None:
     files = [path for path in ROOT.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     assert sum(path.stat().st_size for path in files) < 15_000_000
 

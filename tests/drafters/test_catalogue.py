@@ -69,7 +69,7 @@ def test_a_row_has_a_summary_and_allows_its_own_defaults(method: Method) -> None
     assert all(p.description and p.complaint(p.default) is None for p in method.parameters)
 
 
-def test_an_unknown_method_is_refused_with_those_there_are() -> None:
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"unknown method 'eagle9'.*draft_model.*ngram"):
         find_method("eagle9")
 
@@ -105,7 +105,7 @@ def test_a_tree_of_impossible_widths_is_refused_by_name(tree: tuple[Any, ...]) -
         build_drafter("draft_model", parts, {"tree": tree})
 
 
-def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
+def test_an_unknown_parameter_is_refused_with_the_known_ones() -> None:
     parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
 
     with pytest.raises(UsageError, match=r"'depth'.*tree"):

@@ -93,7 +93,7 @@ def test_a_bias_that_the_files_have_is_added() -> None:
     torch.testing.assert_close(spoken(biased(0.0)), spoken(new()))
 
 
-def test_a_config_that_is_silent_about_a_bias_means_that_there_is_one() -> None:
+def test_an_eagle_config_without_bias_implies_a_bias() -> None:
     config = {name: value for name, value in biased().config.items() if name != "bias"}
 
     torch.testing.assert_close(spoken(replace(biased(), config=config)), spoken(biased()))

@@ -89,7 +89,7 @@ def test_every_layout_of_names_is_the_same_head() -> None:
         torch.testing.assert_close(spoken(renamed), expected_V)
 
 
-def test_the_first_names_of_the_norms_of_states_are_those_of_today() -> None:
+def test_the_former_names_of_feature_norms_are_accepted() -> None:
     today = new(fc_norm=True)
     first = {f"fc_norm.{i}.": f"aux_norm_{word}." for i, word in enumerate(("low", "mid", "high"))}
 

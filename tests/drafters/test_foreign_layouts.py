@@ -67,7 +67,7 @@ def test_a_window_counts_positions_in_every_kind_of_tree() -> None:
     assert_dynamic_trees(case.plain, 3, 4, 8, dynamic[: len(PROMPTS)])
 
 
-def test_a_window_larger_than_the_text_changes_nothing_but_a_small_one_does() -> None:
+def test_a_sliding_window_changes_drafts_only_if_the_text_exceeds_it() -> None:
     case = subject("eagle3")
     wide, narrow = (
         with_config(case.checkpoint, **{**SLIDING, "sliding_window": w}) for w in (99, 2)

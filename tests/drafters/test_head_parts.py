@@ -227,7 +227,7 @@ def test_a_layer_with_experts_and_its_own_head_does_not_read_the_targets() -> No
 
 
 @torch.no_grad()
-def test_a_parts_bytes_are_those_of_its_sizes() -> None:
+def test_the_bytes_of_a_head_part_follow_from_its_sizes() -> None:
     F, inner, V = 32, 48, VOCAB_SIZE
     attention, mlp = 2 * F * F + 2 * F * F // 2, 3 * F * inner  # half as many key-value heads
     _, eagle = subject(CASES["eagle, chain"])

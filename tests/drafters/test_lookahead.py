@@ -63,7 +63,7 @@ def test_the_lookahead_attention_mask_of_a_small_round() -> None:
 
 
 @torch.no_grad()
-def test_the_window_goes_the_way_of_the_paper() -> None:
+def test_the_lookahead_window_follows_the_paper() -> None:
     """Levels and n-grams against lists and plain forwards, from the first round on."""
     plain, target = exact_llama(seed=0), StockRunner(exact_llama(seed=0))
     drafter = lookahead(target, window=3, ngram=4, guesses=9, pool_from_prompt=False)

@@ -116,7 +116,7 @@ IMPLEMENTATIONS = (
 
 
 @pytest.mark.parametrize("name", ["mimo", "deepseek_v3", "glm4_moe"])
-def test_a_config_that_names_a_kernel_has_none_fetched(
+def test_a_kernel_named_in_a_config_is_not_downloaded(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Transformers would download and import the repository that a config names."""

@@ -65,7 +65,7 @@ def test_a_lookup_ends_at_the_end_of_the_text() -> None:
     assert lookups([4, 5, 6, 5], k=4) == [[6, 5]]
 
 
-def test_a_match_may_overlap_the_tokens_it_explains() -> None:
+def test_a_lookup_match_may_overlap_the_end_of_the_text() -> None:
     assert lookups([7, 7, 7, 7], k=4) == [[7]]
 
 
@@ -84,7 +84,7 @@ def test_a_lookup_does_not_match_padding_before_the_first_token() -> None:
     assert lookups([5, 7, 5, 8, 0, 5]) == [[8, 0]]
 
 
-def test_a_first_token_that_matches_needs_nothing_before_it() -> None:
+def test_a_lookup_may_match_at_the_first_token() -> None:
     assert lookups([2, 9, 8, 2], max_ngram=3) == [[9, 8]]
 
 

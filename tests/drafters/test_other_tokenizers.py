@@ -123,7 +123,7 @@ class NotRenormalised(Wrapped):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", [NotRenormalised, Flattened])
-def test_a_distribution_that_is_not_renormalised_is_found_out(lie):
+def test_a_distribution_that_is_not_renormalized_is_detected(lie):
     target, draft, _ = ten_tokens()
     p, _ = p_value(lie(make_drafter("token_intersection", target, draft)), WARM, num_samples=2048)
     print(f"{lie.__name__}: p = {p:.2e}")

@@ -117,7 +117,7 @@ def test_a_place_ahead_wins_over_a_nearer_one_behind() -> None:
     assert answer.then([5, 1, 2, 50, 5]) == [[8]]
 
 
-def test_an_earlier_match_is_used_if_none_is_ahead() -> None:
+def test_a_lookup_uses_an_earlier_match_if_none_is_ahead() -> None:
     answer = Answer([1, 2, 3, 4, 5, 6])
     answer.then([1, 2, 3, 4])
     assert answer.then([2]) == [[3, 4, 5]]

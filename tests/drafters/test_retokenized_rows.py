@@ -57,7 +57,7 @@ def test_a_row_that_moves_keeps_its_keys(method: str) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", METHODS)
-def test_samples_of_a_prompt_have_all_read_it_before_their_first_round(method: str) -> None:
+def test_all_samples_of_a_prompt_are_prefilled_before_the_first_round(method: str) -> None:
     assert filled(method, 20, 20, are_samples=True).fed_in_a_round(2) == THE_LAST_TOKEN_AND_DRAFTS
 
 

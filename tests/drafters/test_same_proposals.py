@@ -203,7 +203,7 @@ def test_rows_that_do_not_begin_at_0_are_drafted_for_as_those_that_do(variant: V
 @pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", [*VARIANTS, TWO_LAYERS], ids=str)
 @torch.inference_mode()
-def test_a_row_that_moves_is_drafted_for_as_one_that_stays(variant: Variant) -> None:
+def test_drafts_of_a_moved_row_equal_those_of_a_fixed_row(variant: Variant) -> None:
     prompt, other = SAMPLED_PROMPT, tuple(reversed(SAMPLED_PROMPT[:-2]))
 
     def rounds(*, moves: bool) -> tuple[list[Drafted], Path]:

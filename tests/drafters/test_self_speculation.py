@@ -158,7 +158,7 @@ def test_self_speculation_drafts_like_a_truncated_draft_model(
     assert 0 < acceptance_rate(ours) < 1
 
 
-def test_all_layers_keep_every_draft_and_fewer_keep_the_more_the_less_is_left_out() -> None:
+def test_acceptance_rises_with_the_share_of_layers_that_draft() -> None:
     def accepted(later: float, num_layers: int) -> float:
         target = StockRunner(deep_llama(later))
         drafter = make_drafter("self_speculation", target, num_layers=num_layers)

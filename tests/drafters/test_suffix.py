@@ -61,7 +61,7 @@ def test_drafts_follow_the_longest_match_in_the_text() -> None:
     assert proposal.probs is None
 
 
-def test_tokens_that_came_without_it_are_read_whole() -> None:
+def test_suffix_decoding_reads_tokens_of_rounds_at_k_0() -> None:
     state = State.allocate(1, 16, [], torch.device("cpu"))
     state.tokens_BC[0, :10] = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 9, 3])
     state.length_B1[0], state.budget_B[0] = 1, 12
@@ -75,7 +75,7 @@ def test_tokens_that_came_without_it_are_read_whole() -> None:
     assert proposal.tokens_BK[0, : proposal.num_drafted_B[0]].tolist() == [4]
 
 
-def test_a_prompt_that_holds_the_answer_drafts_it() -> None:
+def test_suffix_decoding_drafts_from_the_prompt() -> None:
     (result,) = counted_up(suffix(), [*range(30, 10, -1), 9])
     assert num_rounds(result) == 11  # the numbers are there, the other way round
     (result,) = counted_up(suffix(), [*range(10, 30), 9])
@@ -281,6 +281,6 @@ def test_an_answer_whose_row_is_given_to_another_is_kept_to_its_end() -> None:
         ({"min_token_prob": 1.5}, "min_token_prob 1.5; 0 to 1 is allowed"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused(parameters: dict[str, Any], complaint: str) -> None:
+def test_invalid_suffix_parameters_are_refused(parameters: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         suffix(**parameters)

@@ -126,7 +126,7 @@ def test_a_token_fed_twice_takes_the_successors_of_its_last_node() -> None:
     assert table(drafter)[[1, 2, 4], 0].tolist() == [9, 10, 8]
 
 
-def test_a_row_that_is_done_teaches_nothing() -> None:
+def test_a_finished_row_does_not_update_the_recycling_table() -> None:
     drafter = recycling()
     drafter.observe(state_at(1), outcome([[1, 2]], [[[5], [6]]], [1]))
     before = table(drafter).clone()
@@ -138,7 +138,7 @@ def test_a_row_that_is_done_teaches_nothing() -> None:
     assert table(drafter)[[1, 2, 3], 0].tolist() == [7, 6, 8]
 
 
-def test_the_unknown_token_has_unknown_successors_for_ever() -> None:
+def test_the_unknown_token_keeps_unknown_successors() -> None:
     drafter = recycling()
     everything = [list(range(UNKNOWN))]
 

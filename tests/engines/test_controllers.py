@@ -64,7 +64,7 @@ def test_a_change_that_affects_round_cost_recalibrates_the_controller(measured, 
     assert len(measured) == 2
 
 
-def test_a_drafter_that_is_gone_is_forgotten_and_others_are_not(measured):
+def test_the_controller_of_a_removed_drafter_is_forgotten(measured):
     made = Controllers()
     (draft, _), (other, _) = opened(made), opened(made, OTHER)
     made.forget("draft")

@@ -55,7 +55,7 @@ def test_a_cuda_error_is_a_refusal_if_the_device_still_works(
 
 
 @pytest.mark.usefixtures("broken_device")
-def test_an_error_that_stays_is_the_end_of_the_process_and_no_refusal() -> None:
+def test_a_lasting_device_error_ends_the_process() -> None:
     with pytest.raises(DeviceLostError) as raised:
         told(RuntimeError(ILLEGAL))
     assert not isinstance(raised.value, EXPECTED_ERRORS)

@@ -11,7 +11,7 @@ from specbench.engines.family_trial import HEAD_SIZE, HEADS, small_config
 from specbench.files.model_spec import ModelSpec
 
 
-def test_a_model_of_fewer_heads_than_a_small_one_keeps_them():
+def test_a_trial_model_has_no_more_heads_than_the_original():
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
     small = small_config(LlamaConfig(**heads))
     assert (small.num_attention_heads, small.num_key_value_heads) == (2, 2)
@@ -25,7 +25,7 @@ def test_a_hybrid_keeps_its_first_attention_layer_between_two_others():
     assert small.attn_layer_indices == [1]
 
 
-def test_heads_that_a_latent_is_spread_to_stay_as_wide_as_their_rotated_part():
+def test_heads_of_latent_attention_are_as_wide_as_their_rotary_part():
     small = small_config(DeepseekV3Config())
     assert small.head_dim == small.qk_rope_head_dim < HEAD_SIZE
 

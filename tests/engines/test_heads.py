@@ -73,7 +73,7 @@ def test_the_text_is_the_targets_own(engine: BuiltinEngine, k: int) -> None:
     assert engine.generate(REQUEST, work(k)).output_ids == wanted
 
 
-def test_a_head_is_counted_into_memory_and_into_what_is_known_of_it(
+def test_a_head_is_counted_in_memory_and_in_the_identity(
     pair: Target, engine: BuiltinEngine
 ) -> None:
     alone = BuiltinEngine(pair, ModelPool(torch.device("cpu")))

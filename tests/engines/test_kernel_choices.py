@@ -122,7 +122,7 @@ def test_a_later_process_takes_what_was_chosen_and_another_shape_competes(held, 
     ],
     ids=range(8),
 )
-def test_a_cache_that_cannot_be_read_is_as_if_there_were_none(content, held, tmp_path):
+def test_an_unreadable_kernel_cache_is_replaced(content, held, tmp_path):
     file = tmp_path / "cache" / "specbench" / "kernels.json"
     file.parent.mkdir(parents=True)
     file.write_text(content)

@@ -97,7 +97,7 @@ def test_a_mode_refused_by_transformers_is_reported_and_others_run(
 
 
 @pytest.mark.parametrize("kind", [ValueError, NotImplementedError, RuntimeError])
-def test_a_refusal_is_one_line_with_its_cause_behind_it(kind):
+def test_a_transformers_error_becomes_one_line_with_its_cause_chained(kind):
     with pytest.raises(ModelError) as told, generate_errors_translated(tiny_llama(), "assisted"):
         raise kind("no such cache\nand a page about it")
     assert re.fullmatch(
@@ -107,7 +107,7 @@ def test_a_refusal_is_one_line_with_its_cause_behind_it(kind):
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, KeyError, ModelError])
-def test_a_lack_of_memory_a_bug_and_our_own_errors_stay_as_they_are(kind):
+def test_other_errors_inside_transformers_are_raised_unchanged(kind):
     with (
         pytest.raises(kind, match="as it was"),
         generate_errors_translated(tiny_llama(), "assisted"),

@@ -60,7 +60,7 @@ def test_a_text_checked_in_one_forward_keeps_the_rows_position(target):
     assert timed.result.answer_check is None
 
 
-def test_a_pass_done_over_leaves_the_samples_of_its_last(builtin, monkeypatch):
+def test_a_repeated_pass_keeps_only_the_samples_of_its_last_run(builtin, monkeypatch):
     """As where the first one captured."""
     serve = builtin._serve
 

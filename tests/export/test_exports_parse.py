@@ -76,7 +76,7 @@ def test_k_0_is_exported_as_the_plain_command(engine):
     parse(made)
 
 
-def test_medusa_goes_to_the_last_vllm_that_had_it():
+def test_medusa_is_exported_only_to_vllm_releases_that_have_it():
     made = exported("vllm", deployment("medusa"), "0.32.0")
     assert '"method": "medusa"' in made.command_line
     with pytest.raises(UsageError, match=r"medusa.*vLLM"):

@@ -35,7 +35,7 @@ def written(path: Path, config: dict[str, Any], *tensors: str, size: int = 4) ->
 
 
 @pytest.mark.parametrize("method", HEADS)
-def test_the_embedded_heads_and_new_ones_lose_nothing(method: str, tmp_path: Path) -> None:
+def test_bundled_and_new_heads_are_exported_without_notes(method: str, tmp_path: Path) -> None:
     target = AutoConfig.from_pretrained(MODELS / "target")
     write_head(tmp_path, drafter_class(method).new_checkpoint(target, 0))
 

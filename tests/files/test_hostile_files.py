@@ -132,7 +132,7 @@ def test_equal_tensors_are_found_equal_and_others_are_not(tmp_path):
     assert not same_bytes(one[name], one["model.norm.weight"])
 
 
-def test_a_folder_of_nothing_is_a_specbench_error(tmp_path):
+def test_reading_an_empty_model_folder_is_a_specbench_error(tmp_path):
     reads: list[Callable[[], object]] = [
         lambda: files_of(tmp_path).config,
         lambda: files_of(tmp_path).head,

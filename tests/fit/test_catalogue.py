@@ -225,7 +225,7 @@ def test_options_that_do_not_go_together_are_refused(
     assert (ran.code, says in ran.err) == (2, True)
 
 
-def test_a_model_without_entry_has_nothing_in_the_catalogue() -> None:
+def test_a_model_without_a_catalog_entry_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match="did you mean 'Qwen/Qwen3-8B'"):
         catalog_drafters("Qwen/Qwen3-8b")
 

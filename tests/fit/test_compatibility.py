@@ -161,7 +161,7 @@ class Mark:
         return Path.touch, (self.path,)
 
 
-def test_the_mark_would_be_seen(tmp_path):
+def test_loading_the_planted_pickle_runs_its_code(tmp_path):
     import pickle
 
     pickle.loads(pickle.dumps(Mark(tmp_path / "ran")))

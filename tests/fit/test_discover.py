@@ -62,7 +62,7 @@ def test_drafts_and_heads_are_found_with_their_methods(target, pool):
     assert methods == {"draft": "draft_model", **{method: method for method in HEADS}}
 
 
-def test_methods_without_a_draft_are_always_there(target):
+def test_methods_without_a_draft_model_are_always_found(target):
     found = find(target)
     methods = {drafter.method for drafter in found.drafters}
     assert methods >= DRAFTLESS
@@ -158,7 +158,7 @@ def test_a_word_names_a_drafter(word, name, method):
         ("a b", "is not a target in pairings.yaml"),
     ],
 )
-def test_a_word_that_names_nothing_is_a_usage_error(word, said):
+def test_an_unknown_draft_name_is_a_usage_error(word, said):
     with pytest.raises(UsageError, match=said):
         drafter_of(word)
 

@@ -107,9 +107,7 @@ def test_a_head_says_which_layers_it_reads(target, tmp_path):
         ("eagle", {}, "never tested with a published head"),
     ],
 )
-def test_a_head_says_whose_layout_it_has_and_whether_one_was_met(
-    target, tmp_path, method, fields, note
-):
+def test_the_check_reports_the_layout_of_a_head(target, tmp_path, method, fields, note):
     head = write_head(tmp_path / "head", method, target)
     if "dflash_config" in fields:
         fields = {"dflash_config": {**head.config["dflash_config"], **fields["dflash_config"]}}

@@ -134,7 +134,7 @@ def test_without_memory_there_is_no_headroom(target):
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_more_of_anything_takes_more_memory(target, change):
+def test_memory_rises_with_each_setting_of_the_plan(target, change):
     assert pair(target, replace(H100, **change)).peak.total > pair(target, H100).peak.total
 
 
@@ -171,12 +171,12 @@ def test_every_name_of_the_table_leads_to_its_own_gpu():
     assert [find_gpu(gpu.name) for gpu in GPUS] == list(GPUS)
 
 
-def test_an_unknown_gpu_names_those_there_are_and_the_way_round():
+def test_an_unknown_gpu_is_refused_with_the_known_ones_and_the_option():
     with pytest.raises(UsageError, match=r"RTX-5090.*--gpu-memory 24GiB"):
         find_gpu("Voodoo 2")
 
 
-def test_sizes_as_people_write_them():
+def test_sizes_and_bandwidths_are_parsed_with_units():
     assert parse_bytes("24GiB") == 24 * GIB
     assert parse_bytes("24 gb") == 24 * 10**9
     assert parse_bytes("80e9") == 80 * 10**9

@@ -46,7 +46,7 @@ def test_targets_and_drafters_read_back(tmp_path: Path):
     assert read.drafters == DRAFTERS
 
 
-def test_a_folder_is_written_as_the_file_sees_it_and_found_again(tmp_path: Path):
+def test_a_folder_in_a_pairings_file_is_relative_to_the_file(tmp_path: Path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

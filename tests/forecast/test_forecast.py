@@ -41,7 +41,7 @@ def test_right_drafts_gain_their_tokens_over_the_cost_of_a_round():
     assert [p.round_s for p in record.points] == pytest.approx(list(COSTS.values()))
 
 
-def test_wrong_drafts_gain_nothing_and_cost_their_rounds():
+def test_a_forecast_of_wrong_drafts_is_slower_than_k_0():
     record = forecast(KEY, [wrong(p) for p in PROMPTS], curve(COSTS), range(5))
     assert speedups(record) == pytest.approx({k: STEP_S / COSTS[k] for k in (1, 2, 3, 4)})
     assert record.best == 0

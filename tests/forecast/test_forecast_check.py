@@ -33,7 +33,7 @@ def checked(costs: Mapping[int, float], at_k_s: float):
     return found
 
 
-def test_a_forecast_that_came_true_is_off_by_nothing():
+def test_an_exact_forecast_has_errors_of_0():
     """6 rounds of 1.5 steps: 12 / 9 = 1.33 times as fast."""
     found = checked({0: STEP_S, 1: 1.5 * STEP_S}, 6 * 1.5 * STEP_S)
     assert found.point(1).speedup.estimate == pytest.approx(12 / 9)

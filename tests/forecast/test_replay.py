@@ -95,7 +95,7 @@ def test_at_k_0_every_token_is_a_round():
     assert got.mean_acceptance_length == 1
 
 
-def test_starts_are_weighted_by_how_often_rounds_begin_there():
+def test_replayed_starts_are_weighted_by_how_often_rounds_begin():
     """Four tokens in a row are easy, and the drafter passes over them in one round: uniform
     starts would see them in every second place."""
     easy_then_hard = replace(

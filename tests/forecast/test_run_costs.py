@@ -28,7 +28,7 @@ def kept(root, stored):
         return store.folder
 
 
-def test_each_cell_of_the_first_pass_is_a_cost_with_what_came_of_it(tmp_path, sweep):
+def test_each_explored_cell_gives_a_step_time_and_its_speedup(tmp_path, sweep):
     costs = read_file(kept(tmp_path, sweep))
     cells = summarize(aggregate_run(sweep))
     assert len(costs) == len(cells) == 6  # K = 0, 2, 4 at concurrency 1 and 4
@@ -88,7 +88,7 @@ def test_a_run_on_two_engines_needs_a_choice(tmp_path, sweep):
         read_file(kept(tmp_path, both))
 
 
-def test_the_curve_has_what_was_measured_there(tmp_path, sweep):
+def test_a_cost_curve_from_a_run_has_its_speedups_and_lengths(tmp_path, sweep):
     curve = curve_from(read_file(kept(tmp_path, sweep)), concurrency=1, ks=(2, 4))
     assert curve.speedups[4] == pytest.approx(2.0, rel=0.1)
     assert curve.lengths[4] == pytest.approx(1 + 16 / 8)

@@ -126,7 +126,7 @@ def test_a_missing_or_unknown_metric_adds_no_loss(metric):
     assert causes(figures(length=2.4), metric) == ((Cause.ACCEPTANCE,) if is_known else ())
 
 
-def test_a_figure_that_was_none_has_no_share_of_a_loss():
+def test_a_metric_that_was_0_has_no_cause():
     before, after = (
         cell({"decode_tokens_per_s": figure(value), "mean_acceptance_length": figure(length)})
         for value, length in ((0.0, 3.0), (5.0, 2.4))
@@ -170,7 +170,7 @@ def test_a_loss_is_not_attributed_to_acceptance_that_hardly_changed(metric, valu
 
 
 @pytest.mark.parametrize("metric", ["launches_per_round", "padding_efficiency", "first_log_prob"])
-def test_a_count_that_is_not_of_drafts_kept_has_no_cause_here(metric):
+def test_counts_other_than_acceptance_are_not_attributed(metric):
     assert causes(figures(length=2.0), metric) == ()
 
 

@@ -104,7 +104,7 @@ def test_runs_that_share_only_k_0_are_refused_as_a_baseline():
     assert len(pool([side(base, name="a"), side(base, name="b")]).cells) == 1
 
 
-def test_runs_of_several_machines_are_of_none():
+def test_pooled_runs_of_two_machines_list_both():
     mixed = pool(
         [run(2.0, "a"), run(2.0, "b", hardware={"device": "cuda", "GPU": "two"})], {"hardware"}
     )

@@ -164,7 +164,7 @@ def test_a_refusal_distinguishes_cells_of_the_same_name():
         ({"temperature": 0.7}, "demo/draft K=4 on code, temperature 0.7"),
     ],
 )
-def test_a_cell_without_a_counterpart_is_named_as_a_reader_knows_it(changed, name):
+def test_a_cell_without_a_counterpart_is_reported_by_its_label(changed, name):
     one = side(cell(FIGURES, of=key(**changed)))
     other = side(cell(FIGURES, of=key(workload="chat")), name="b")
     assert re.search(f"cells: {re.escape(name)} .*not planned", refused(one, other))

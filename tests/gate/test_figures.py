@@ -22,7 +22,7 @@ from tests.report.served_runs import served_run
 LENGTH = [Tolerance(metric="mean_acceptance_length", share=0.02)]
 
 
-def test_a_value_without_a_prompt_is_that_of_a_cell_without_it(steady):
+def test_a_leave_one_out_value_equals_that_of_a_cell_without_the_prompt(steady):
     figures = cell_figures(steady, {"decode_speedup", "mean_acceptance_length"})
     fewer = replace(
         steady,
@@ -191,7 +191,7 @@ def _slower(request, times):
     )
 
 
-def test_kinds_are_those_that_a_slower_clock_shows(steady):
+def test_metric_kinds_match_the_effect_of_a_slower_clock(steady):
     """Independent of units: a slower machine changes times, a slower side ratios, too."""
     machine = replace(
         steady,

@@ -147,7 +147,7 @@ def test_the_interval_of_a_metric_that_should_be_low_has_its_ends_in_order():
     assert (found.change.low, found.change.high) == pytest.approx((-0.1296, 0.1489), abs=1e-4)
 
 
-def test_memory_that_was_none_and_is_some_is_a_regression():
+def test_memory_that_rises_from_0_is_a_regression():
     before, after = (cell({"speculation_cost_bytes": figure(v)}) for v in (0.0, 1e6))
     asked = [Tolerance(metric="speculation_cost_bytes", share=0.03)]
     assert check(side(before), side(after, name="b"), asked).verdict is GateVerdict.REGRESSION

@@ -63,7 +63,7 @@ def test_a_date_that_the_server_printed_is_a_note_and_its_answers_are_not_compar
 
 
 @pytest.mark.parametrize("clock", ["", "2024-07-26"])
-def test_other_prompts_are_refused_if_no_clock_of_the_server_explains_them(clock):
+def test_different_prompts_are_refused_unless_a_template_date_explains_them(clock):
     runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
     with pytest.raises(UsageError, match="--allow-different prompts"):
         gate(*runs, SPEEDUP)

@@ -29,7 +29,7 @@ COMMANDS = {  # reader -> the command that is handed its file; {} is the file, {
 
 @pytest.mark.parametrize("num_inputs", [3, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_damaged_file_is_a_sentence_that_names_it(name, num_inputs, tmp_path: Path):
+def test_a_damaged_file_gives_an_error_with_its_name(name, num_inputs, tmp_path: Path):
     (tmp_path / "read").mkdir()
     case = READERS[name](tmp_path / "read")
     (tmp_path / "reports").mkdir()

@@ -41,7 +41,7 @@ def test_a_run_with_a_link_in_it_is_not_resumed(name: str, root: Path) -> None:
         assert load_run(RUN_ID, root).run  # it can be read
 
 
-def test_a_link_to_something_other_than_a_run_loses_nothing(root: Path) -> None:
+def test_resuming_a_link_to_another_file_leaves_it_unchanged(root: Path) -> None:
     records = root / RUN_ID / "records.jsonl"
     records.unlink()
     records.symlink_to(root.parent / "precious")

@@ -69,7 +69,7 @@ def test_captured_rounds_have_the_texts_of_eager_ones() -> None:
     assert_texts(results, [of.texts[i % 3][: r.max_new_tokens] for i, r in enumerate(requests)])
 
 
-def test_an_expected_answer_is_checked_in_pieces_that_can_be_taken_back() -> None:
+def test_a_predicted_output_of_a_hybrid_is_checked_in_revertible_pieces() -> None:
     of = subject("LFM2")
     right, wrong = of.texts[0], (*of.texts[0][:7], 1, 2, 3, *of.texts[0][10:])
     drafter = make_drafter("previous_turn", of.target, verify_prediction_first=True)

@@ -147,6 +147,6 @@ def test_the_same_checks_pass_without_a_fault() -> None:
 
 
 @pytest.mark.long
-def test_a_layer_that_cannot_scan_on_is_found_when_it_is_loaded() -> None:
+def test_a_layer_that_cannot_continue_its_scan_is_detected_on_loading() -> None:
     assert subject("Qwen3.5").target.continues  # type: ignore[attr-defined]
     assert not subject("Jamba").target.continues  # type: ignore[attr-defined]

@@ -92,7 +92,7 @@ def test_one_run_or_equal_runs_give_no_deviation(tmp_path, rates):
     assert summary.speedup.low is None
 
 
-def test_requests_of_repeats_are_those_of_the_same_prompts(tmp_path):
+def test_imported_repeats_refer_to_the_same_prompts(tmp_path):
     results = runs(FILES / "vllm_detailed.json", 100.0, 110.0)
     (cell,), _ = imported(stored(Path(tmp_path) / "summary.json", results))
     prompts = [request.prompt_id for request in cell.record.requests]

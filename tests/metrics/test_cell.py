@@ -106,7 +106,7 @@ def test_a_cell_at_another_temperature_is_no_baseline(cell, baseline_cell):
     assert sampled.baseline == ()
 
 
-def test_memory_and_forwards_go_to_their_own_cell(cell, baseline_cell):
+def test_memory_and_forward_records_belong_to_their_cell(cell, baseline_cell):
     base, spec = aggregate_cells(
         [baseline_cell.key, cell.key],
         [made_block("a", cell.requests[0], cell.baseline[0])],
@@ -154,7 +154,7 @@ def test_an_adaptive_cell_has_the_baseline_of_the_fixed_ones_and_its_time_line(c
     assert adaptive.pass_pairs == ()  # the baseline was not one pass
 
 
-def test_generate_is_the_baseline_of_its_engine_and_its_static_cache_is_compared_with_it(cell):
+def test_generate_is_the_baseline_of_the_transformers_engine(cell):
     def peer(method: str, k: int):
         drafter = {"drafter": "draft"} if k else {"drafter": "none", "pairing": "demo"}
         key = with_axes(cell.key, engine="transformers", method=method, **drafter)

@@ -114,7 +114,7 @@ def test_two_cycles_that_are_left_still_count():
     assert not judge_cell(cell_of(bound_in(4, [0, 1]), 4))
 
 
-def test_a_fast_cycle_is_not_left_out_for_being_fast():
+def test_a_fast_cycle_is_not_excluded_as_client_bound():
     """One limit for all cycles: else those would go in which the server was fast, and the
     speedup of the rest would be too low."""
     stored = served_sweep(Sweep(wobble=0.0, differing=0.0))

@@ -66,7 +66,7 @@ def test_without_limits_there_is_no_goodput():
         assert not {n for n in measure(cell) if "goodput" in n or "slo" in n}
 
 
-def test_the_decision_goes_by_goodput_and_not_by_speed():
+def test_the_decision_under_an_slo_is_by_goodput():
     """Whole requests take 0.53 s at K = 0, 0.41 s at K = 2 and 0.29 s at K = 4."""
     stored = under({"request_latency_s": 0.45}, rows=(1,), confirmed=None)
     cells = summarize(aggregate_run(stored))
@@ -83,7 +83,7 @@ def test_the_decision_goes_by_goodput_and_not_by_speed():
     assert any("100% at K=4, 0% at K=0" in reason for reason in decision.reasons)
 
 
-def test_limits_that_nothing_keeps_choose_no_k():
+def test_limits_that_no_k_meets_are_undecided():
     stored = under({"ttft_s": 0.001}, rows=(1,), confirmed=None)
     (decision,) = build_document(stored).decisions
     assert decision.draft.k == 0
@@ -91,7 +91,7 @@ def test_limits_that_nothing_keeps_choose_no_k():
     assert decision.speedup.low < 1 < decision.speedup.high
 
 
-def test_limits_that_everything_keeps_leave_requests_per_second():
+def test_limits_that_every_request_meets_give_the_end_to_end_speedup():
     stored = under({"ttft_s": 10.0})
     for cell in summarize(aggregate_run(stored)):
         if cell.goodput is not None:

@@ -28,7 +28,7 @@ def plain(*scales: float, cpu_share: float = 1.0, hiccup: float = 0.0, key=BASE_
     return CellData(key=key, requests=tuple(requests))
 
 
-def test_a_steady_machine_shows_nothing():
+def test_a_steady_machine_has_no_noise_signs():
     assert noise_signs([plain(1.0, 1.1)], device="cpu") == ()
     assert noise_signs([plain(1.0, hiccup=0.02)], device="cpu") == ()  # 12 ms, and 10
 

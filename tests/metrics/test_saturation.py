@@ -66,7 +66,7 @@ def test_half_the_capacity_is_rarely_reported_as_saturation():
     assert share(0.9, num=24, passes=8) <= 0.16
 
 
-def test_a_slow_first_request_hides_nothing():
+def test_a_slow_first_request_does_not_hide_saturation():
     cell = stream(2.0)
     slow = tuple(
         one._replace(

@@ -56,7 +56,7 @@ def test_rounds_that_drafted_nothing_count_though_an_engine_s_histogram_lacks_th
     assert not judge_cell(other)
 
 
-def test_without_a_histogram_nothing_is_known_by_position(cell):
+def test_metrics_by_position_are_absent_without_a_histogram(cell):
     other = counted(cell, lambda own: replace(own, num_by_accepted=None))
     assert acceptance.mean_acceptance_length(other) == 1 + 16 / 8
     assert acceptance.acceptance_rate_per_position(other) is None
@@ -126,7 +126,7 @@ def test_a_failed_request_keeps_the_counters_rounds_per_token(cell):
     assert round_s(torn) == pytest.approx(round_s(replace(plain, requests=tuple(rest))))
 
 
-def test_a_round_takes_decode_seconds_by_the_rounds_in_them():
+def test_round_seconds_are_decode_seconds_per_counted_round():
     cell = cell_of(served_sweep(Sweep(wobble=0.0, differing=0.0)), 4)
     assert round_s(cell) == pytest.approx(0.24 / 8)  # 24 tokens in 8 rounds
     # A step of K = 0 is 0.48 s / 24 tokens.

@@ -149,7 +149,7 @@ def test_rows_that_are_never_all_busy_have_no_busy_rate(stream):
     assert paired_decode(wide) is None
 
 
-def test_aggregate_tokens_are_all_of_them_over_the_whole_pass(stream):
+def test_aggregate_tokens_per_s_cover_the_whole_pass(stream):
     assert measure(stream)["aggregate_tokens_per_s"] == pytest.approx(17 / 0.7)
     assert measure(stream)["busy_share"] == pytest.approx(0.4 / 0.7)
 
@@ -208,7 +208,7 @@ def test_a_cell_at_concurrency_1_has_no_pass_metrics(cell):
 
 
 @pytest.mark.parametrize(("percent", "needed"), [(90, 10), (95, 20), (99, 100)])
-def test_a_percentile_needs_as_many_requests_as_it_leaves_one_above(stream, percent, needed):
+def test_a_latency_percentile_needs_one_request_above_it(stream, percent, needed):
     names = [f"{of}_p{percent}" for of in ("ttft_s", "tpot_s", "request_latency_s")]
     template = stream.requests[0]
     many = tuple(

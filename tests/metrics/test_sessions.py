@@ -140,7 +140,7 @@ def test_second_measurements_are_cells_of_their_own():
     assert set(confirmed[1].cycles.values()) == {100, 101, 102, 103}
 
 
-def test_a_pass_is_busy_from_when_all_are_under_way_until_one_is_missing():
+def test_busy_time_is_while_every_concurrent_request_is_active():
     """Two at once: requests of 1.05 s at 0 and 0.25, the third from 1.05 until 2.1."""
     stored = served_sweep(Sweep(rows=(2,), num_prompts=1, cycles=1, ks=()))
     cell = cell_of(stored, 0, rows=2)
@@ -178,7 +178,7 @@ def test_a_repeated_cycle_has_no_session_of_its_first_attempt():
     assert usable_sessions(first[:4] + again).keys() == {server.session for server in again}
 
 
-def test_an_attempt_that_was_cut_or_failed_takes_nothing_from_the_one_before():
+def test_an_incomplete_attempt_keeps_the_sessions_of_the_earlier_one():
     """One K of a cycle had a problem, a resumed run began the cycle again and did not get far."""
     once = served_sweep(Sweep(lost=(LOST,)))
     first = [server for server in once.servers if server.cycle == LOST[1]]

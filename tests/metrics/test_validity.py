@@ -47,7 +47,7 @@ def test_throttling_is_named(steady):
     assert re.fullmatch("throttled .*1 of 12 .*: hw_thermal_slowdown", only_reason(throttled))
 
 
-def test_a_throttled_baseline_spoils_the_speedup_made_with_it(steady):
+def test_a_throttled_baseline_invalidates_the_cell(steady):
     device = DeviceSample(num_samples=3, throttle_reasons=("hw_slowdown",))
     spoiled = replace(steady.baseline[0], device=device)
     reason = only_reason(replace(steady, baseline=(spoiled, *steady.baseline[1:])))
@@ -154,7 +154,7 @@ def test_more_accepted_than_k_breaks_an_identity(steady):
 @pytest.mark.parametrize(
     "emitted", [(3, 3, 2, 2, 1, 1), (3, 3, 3, 1, 1, 0), (3, 3, 1, 1, 1, 1), (1, 3, 3, 1, 1, 1)]
 )
-def test_a_round_emits_a_token_all_that_it_accepted_and_at_most_one_more(steady, emitted):
+def test_num_emitted_outside_its_bounds_is_invalid(steady, emitted):
     wrong = with_first(
         with_rounds(steady, num_emitted=emitted), output_ids=tuple(range(1 + sum(emitted)))
     )
@@ -166,7 +166,7 @@ def test_an_end_of_text_among_the_drafts_leaves_out_the_additional_token(steady)
     assert judge_cell(with_first(ended, output_ids=tuple(range(12)))) == ()
 
 
-def test_a_round_cut_short_by_eos_breaks_nothing(steady):
+def test_a_last_round_cut_short_by_eos_is_valid(steady):
     cut = with_rounds(steady, num_emitted=(2, 3, 3, 1, 1, 1))
     assert judge_cell(with_first(cut, output_ids=tuple(range(12)))) == ()
 
@@ -199,7 +199,7 @@ def test_a_predicted_outputs_check_adds_its_tokens_and_its_time(steady):
 
 
 @pytest.mark.parametrize("changes", [{"num_drafted": 2}, {"num_emitted": 2}, {"num_accepted": -1}])
-def test_a_check_keeps_what_was_drafted_and_emits_what_it_kept(steady, changes):
+def test_impossible_counts_of_a_predicted_output_are_invalid(steady, changes):
     wrong = with_check(steady, replace(CHECK, **changes))
     assert "predicted output" in only_reason(wrong)
 

@@ -88,7 +88,7 @@ def test_throttle_bits_are_pynvmls_own():
     assert pynvml.nvmlClocksEventReasonGpuIdle == GPU_IDLE
 
 
-def test_a_gpu_that_reports_everything_is_read_in_our_units():
+def test_gpu_readings_are_converted_to_our_units():
     gpu = FakeGpu(processes=[OWN, OTHER], reasons=0x4)
 
     assert probe_of(gpu).read() == GpuReading(
@@ -157,7 +157,7 @@ def test_a_short_request_has_a_gpu_sample_at_start_and_end():
     assert sample.num_samples == 2
 
 
-def test_a_gpu_that_refuses_everything_gives_none_everywhere_and_raises_nothing():
+def test_a_gpu_that_refuses_every_query_gives_none_without_an_error():
     probe = probe_of(FakeGpu(processes=[OWN]), refused=EVERY_READING)
 
     probe.start()

@@ -75,7 +75,7 @@ def test_the_peak_includes_memory_that_is_gone_at_the_end(readings):
     assert sample.host_peak_bytes >= BALLAST_BYTES
 
 
-def test_a_new_start_forgets_the_peak_before_it(readings):
+def test_restarting_the_host_probe_resets_its_peak(readings):
     probe = HostProbe(interval_s=0.002)
     probe.start()
     hold_ballast(readings)
@@ -103,7 +103,7 @@ def test_the_thread_ends_with_the_sample():
     assert not [t for t in threading.enumerate() if t.name == "specbench-sampler"]
 
 
-def test_memory_in_use_now_is_never_nothing():
+def test_used_process_and_host_memory_exceed_a_mebibyte():
     assert process_used_bytes() > 2**20
     assert host_used_bytes() > 2**20
 

@@ -101,7 +101,7 @@ def test_llama_cpp_accepts_as_many_drafts_as_our_decoder(drafting, others, built
 
 
 @pytest.mark.parametrize("drafter", ["eagle", "medusa"])
-def test_a_method_that_it_lacks_is_refused_by_name(tmp_path, drafter):
+def test_a_method_that_llama_cpp_lacks_is_refused(tmp_path, drafter):
     ran = specbench("run", f"demo/{drafter}", *STARTED, "--runs-dir", tmp_path, cwd=GGUF)
     assert ran.code == 2
     assert f"llama_cpp has no method {drafter}" in ran.err

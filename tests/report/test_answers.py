@@ -98,7 +98,7 @@ def test_without_a_valid_baseline_no_speed_is_reported(baseline_document: Docume
     assert line == "code: undecided: no valid measurement of K=0"
 
 
-def test_a_question_that_was_not_reached_is_named() -> None:
+def test_a_workload_that_was_not_reached_is_reported_as_not_measured() -> None:
     stored = stored_run(SMALL)
     document = build_document(replace(stored, blocks=()))
     assert answer_lines(document) == ["code: not measured", "creative: not measured"]

@@ -193,7 +193,7 @@ def test_invalid_points_are_hollow_and_labeled(gpu_document: Document) -> None:
     assert all("K=4" in title for title in invalid)
 
 
-def test_a_speedup_without_an_interval_is_a_point_and_without_an_estimate_nothing(
+def test_a_speedup_without_an_interval_is_plotted_as_a_point(
     cpu_document: Document,
 ) -> None:
     def changed(cell: CellSummary) -> CellSummary:

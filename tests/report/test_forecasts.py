@@ -73,7 +73,7 @@ def test_a_row_per_k_has_forecast_and_measurement(here):
 
 
 @pytest.mark.slow
-def test_every_format_shows_it(here):
+def test_every_report_format_shows_forecasts_against_measurements(here):
     assert "Forecast against measured" in printed(here)
     for text in (to_markdown([here]), to_html([here])):
         assert "Forecast against measured" in text
@@ -135,7 +135,7 @@ def test_a_forecast_without_an_interval_is_a_line_without_a_band(here):
     assert "undecided: no interval at K=4" in forecast_text(unsure)
 
 
-def test_machines_get_all_of_it(here, there):
+def test_the_json_report_contains_every_forecast_point(here, there):
     for document in (here, there):
         text = json.dumps(to_json(document), allow_nan=False)
         VALIDATOR.validate(json.loads(text))

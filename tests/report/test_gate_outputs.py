@@ -143,7 +143,7 @@ def test_a_metric_without_interval_is_not_reported_as_repeating_exactly():
     assert chance_note(missing) == ""
 
 
-def test_junit_is_well_formed_and_counts_what_it_holds(gate):
+def test_the_junit_file_is_well_formed_with_correct_counts(gate):
     suite = ET.fromstring(gate_junit(gate)).find("testsuite")
     kinds = ("failure", "error", "skipped")
     found = [sum(1 for _ in suite.iter(kind)) for kind in kinds]

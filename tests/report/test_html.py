@@ -197,12 +197,12 @@ def test_several_runs_share_one_page(two_runs: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo", "draft", "creative"])
-def test_hostile_names_are_shown_and_do_nothing(name: str) -> None:
+def test_hostile_names_are_escaped_in_html(name: str) -> None:
     stored = renamed(stored_run(replace(SMALL, drafters=("draft",))), name, HOSTILE)
     refuse_markup(to_html([build_document(stored)]))
 
 
-def test_hostile_errors_warnings_and_commands_are_shown_and_do_nothing() -> None:
+def test_hostile_errors_warnings_and_commands_are_escaped() -> None:
     stored = stored_run(replace(SMALL, drafters=("draft",)))
     first, *others = stored.blocks
     failed = replace(first.requests[1], finish_reason="failed", error=HOSTILE, rounds=None)

@@ -153,14 +153,14 @@ def test_the_document_does_not_share_state_with_its_records(cpu_document: Docume
     assert cpu_document.run.environment.packages["torch"] == "2.13.0"
 
 
-def test_warnings_and_failures_are_in_it(cpu_document: Document) -> None:
+def test_the_json_report_has_warnings_and_failures(cpu_document: Document) -> None:
     found = to_json(replace(cpu_document, run=replace(cpu_document.run, warnings=("few prompts",))))
     assert found["warnings"] == ["few prompts"]
     assert found["failures"][0]["stage"] == "load"
     assert found["complete"] is True
 
 
-def test_sessions_are_in_it_with_what_was_lost(sessions: Document) -> None:
+def test_the_json_report_has_sessions_including_failed_ones(sessions: Document) -> None:
     found = to_json(sessions)
     lost = [server for server in found["servers"] if server["problems"]]
     assert [(s["num_speculative_tokens"], s["cycle"]) for s in lost] == [(4, 3)]

@@ -79,7 +79,7 @@ def plots(document: Document) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("show", [terminal, markdown, html, plots])
-def test_every_format_marks_it_wherever_it_is_named(show, marked: Document) -> None:
+def test_every_report_format_marks_lossy_drafters(show, marked: Document) -> None:
     text = show(marked)
     assert "bold (lossy)" in text
     assert [line for line in text.splitlines() if UNMARKED.search(line)] == []

@@ -136,7 +136,7 @@ def test_an_unconfirmed_winner_is_listed_as_best_undecided() -> None:
     assert next(iter(reasons(document, one))).startswith("best undecided: ")
 
 
-def test_without_a_decided_workload_nothing_is_advised_for_all() -> None:
+def test_no_joint_recommendation_without_a_decided_workload() -> None:
     document = build_document(stored_run(replace(SMALL, num_prompts=3)))
     picks = recommendations_of(document, Objective())
     answers = headlines(document, picks, Objective())
@@ -179,7 +179,7 @@ def test_a_unit_appears_once(served: Document) -> None:
     assert "/token per token" not in "".join(recommendation_lines(served, picks, Objective()))
 
 
-def test_the_front_holds_what_nothing_beats_in_both() -> None:
+def test_the_pareto_front_has_the_points_that_none_dominates() -> None:
     points = [(0.0, 1.2), (5.0, 1.1), (5.0, 1.5), (2.0, 1.2), (9.0, 1.5), (7.0, 2.0)]
     assert pareto_front(points) == [(0.0, 1.2), (5.0, 1.5), (7.0, 2.0)]
 

@@ -40,7 +40,7 @@ def test_sections_are_distinguished_by_concurrency_and_engine(served: Document) 
     ]
 
 
-def test_every_engine_has_its_own_baseline_and_what_is_compared_with_it(served: Document) -> None:
+def test_each_engine_has_a_section_with_its_baseline_and_cells(served: Document) -> None:
     own, peer, *_ = sections(served)
     assert own.baseline is not None
     assert own.baseline.key.draft.method == "none"

@@ -15,7 +15,7 @@ def test_a_single_run_has_no_comparison(cpu_document: Document) -> None:
     assert list(answers_charts([cpu_document])) == []
 
 
-def test_every_question_and_drafter_has_a_row_with_the_answer_of_each_run(
+def test_the_comparison_has_a_row_per_workload_and_drafter(
     cpu_document: Document, interrupted_document: Document
 ) -> None:
     grid = answers_grid([cpu_document, interrupted_document])

@@ -41,7 +41,7 @@ def shown(one: ShownGeneration) -> str:
     return (one.before + "".join(boxes)).replace("\u00a0", " ")
 
 
-def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() -> None:
+def test_each_workload_shows_the_generation_of_its_best_drafter() -> None:
     document = with_text(SMALL, [" word"])
     code, creative = shown_generations(document)
     winner = next(d for d in document.decisions if d.draft.k == 4)
@@ -70,7 +70,7 @@ def test_the_drafter_nearest_to_a_speedup_is_shown_if_none_helps() -> None:
     assert creative.title.startswith("creative: demo/poor, ")
 
 
-def test_line_ends_are_shown_and_control_characters_do_nothing() -> None:
+def test_line_ends_and_control_characters_are_shown_as_symbols() -> None:
     document = with_text(SMALL, ["\x1b[31m", "a\n"])
     code, _ = shown_generations(document)
     text = shown(code)

@@ -53,7 +53,7 @@ def test_the_legend_explains_what_is_shown_and_nothing_else(
             assert is_explained == (column.header in headers), column.header
 
 
-def test_an_answer_has_the_rows_that_it_is_about(cpu_document: Document) -> None:
+def test_a_workloads_section_has_only_its_cells(cpu_document: Document) -> None:
     (code, _) = sections(cpu_document)
     assert [(c.key.draft.drafter, c.key.draft.k) for c in code.cells if c.key.draft.k != 3] == [
         *(("draft", k) for k in (1, 2, 4)),

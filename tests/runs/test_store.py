@@ -176,7 +176,7 @@ def test_a_finished_run_is_complete_until_it_continues(tmp_path: Path):
     assert load_run(RUN_ID, tmp_path).is_complete
 
 
-def test_a_line_cut_at_any_byte_is_dropped_and_nothing_else(tmp_path: Path):
+def test_only_a_truncated_last_line_is_dropped(tmp_path: Path):
     with create_run(tmp_path, run()) as store:
         store.append(block("a"))
         store.append(block("b"))

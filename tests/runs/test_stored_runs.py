@@ -30,7 +30,7 @@ def three_runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_loaded_run_has_everything_in_its_place(three_runs: Path):
+def test_a_loaded_run_has_every_record_by_type(three_runs: Path):
     stored = load_run("b", three_runs)
 
     sorted_records = (
@@ -59,7 +59,7 @@ def test_a_run_is_found_by_path_by_id_and_as_the_latest(three_runs: Path):
         assert writer.run.run_id == "a"
 
 
-def test_runs_are_listed_oldest_first_and_a_damaged_one_keeps_none_from_view(three_runs: Path):
+def test_runs_are_listed_oldest_first_including_damaged_ones(three_runs: Path):
     broken, complete, interrupted = list_runs(three_runs)
 
     assert (complete.run_id, complete.num_blocks, complete.is_complete) == ("b", 1, True)

@@ -32,7 +32,7 @@ def test_the_next_writer_removes_drafts_of_writers_that_were_killed(tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "a.json", at_work, of_another])
 
 
-def test_a_disk_that_fills_up_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_leaves_the_old_file(tmp_path: Path) -> None:
     place = tmp_path / "a.json"
     write_whole(place, "two")
     with file_size_limit(3), pytest.raises(OSError, match="too large"):

@@ -50,7 +50,7 @@ def test_the_lock_that_a_killed_process_left_is_taken_over(tmp_path: Path):
         resume_run(tmp_path, RUN_ID)
 
 
-def test_a_failed_resume_leaves_the_run_free(tmp_path: Path):
+def test_a_failed_resume_releases_the_lock(tmp_path: Path):
     create_run(tmp_path, run()).close()
     document = tmp_path / RUN_ID / "run.json"
     intact = document.read_bytes()

@@ -108,7 +108,7 @@ def assert_accounted_for(prompts, answers):
             assert len(answered.token_ids) == 3 * len(IDS)
 
 
-def test_every_request_is_accounted_for_and_nothing_of_it_is_left(tmp_path, monkeypatch):
+def test_no_response_objects_remain_after_many_requests(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_API_KEY", KEY)
     served(400, tmp_path)
     gc.collect()

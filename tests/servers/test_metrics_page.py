@@ -71,7 +71,7 @@ def test_requests_in_progress_are_those_of_gauges_that_follow_every_request(page
     assert read_counters(page).num_in_progress == num
 
 
-def test_a_server_that_counts_from_nothing_again_was_restarted():
+def test_counters_that_decrease_indicate_a_restart():
     page = "vllm:generation_tokens_total {}\n"
     before, after = (read_counters(page.format(n)) for n in (900, 30))
     assert after.since(before).spans_restart

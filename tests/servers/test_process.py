@@ -109,7 +109,7 @@ def test_a_server_serves_and_is_stopped_with_all_its_children(tmp_path, family, 
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_exception_stops_it_and_propagates(tmp_path, family, error):
+def test_an_exception_stops_the_engine_and_propagates(tmp_path, family, error):
     processes = []
 
     def fail() -> None:
@@ -246,7 +246,7 @@ def test_health_that_is_never_green_names_the_log_and_its_end(tmp_path):
             wait_until_healthy(process, port, timeout_s=0.2)
 
 
-def test_a_server_that_ends_while_it_is_waited_for_is_not_waited_for_longer(tmp_path):
+def test_waiting_for_a_server_stops_when_its_process_ends(tmp_path):
     with (
         engine(tmp_path, says="RuntimeError: CUDA error: out of memory", status=1) as process,
         pytest.raises(ServerError, match=r"exit status 1:\n  RuntimeError.*\n.*more memory"),

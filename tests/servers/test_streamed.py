@@ -70,7 +70,7 @@ def test_the_first_event_without_token_ids_has_an_unknown_token_count(monkeypatc
     assert answer.fault is None
 
 
-def test_usage_with_every_event_counts_them_as_ids_do(monkeypatch):
+def test_usage_in_every_event_gives_the_token_counts(monkeypatch):
     def so_far(number):
         return {"choices": [{"text": "a"}], "usage": {"completion_tokens": number}}
 

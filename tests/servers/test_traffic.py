@@ -84,7 +84,7 @@ def test_arrivals_are_those_of_an_engine_in_this_process():
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_later_turn_waits_for_the_answer_before_and_is_made_of_it(is_open):
+def test_a_later_turn_waits_for_the_previous_response(is_open):
     seen = []
 
     def turn(number):
@@ -103,7 +103,7 @@ def test_a_later_turn_waits_for_the_answer_before_and_is_made_of_it(is_open):
     assert seen == [[], ["chat 0"], ["chat 0", "chat 1"]]
 
 
-def test_servers_take_turns_and_a_conversation_stays_with_its_own():
+def test_requests_alternate_between_servers_except_within_conversations():
     clients = [PacedClient(), PacedClient()]
     requests = [request(0, conversation="a"), request(1), request(2), request(3, conversation="a")]
     in_virtual_time(send_all(requests, clients, concurrency=1))
@@ -172,7 +172,7 @@ def test_a_loop_that_stands_still_marks_the_client_as_the_one_that_was_measured(
     assert loads[1].mean_lag_s == pytest.approx(0, abs=1e-9)
 
 
-def test_a_pause_at_the_very_end_is_seen():
+def test_an_event_loop_stall_at_the_end_is_measured():
     load = in_virtual_time(send_all([request(0)], [StallingClient()], concurrency=1)).load
     assert load.mean_lag_s == pytest.approx(0.1 * 0.05 / 1.1, rel=0.15)
 
@@ -214,7 +214,7 @@ class HoldingClient(PacedClient):
         return Streamed()
 
 
-def test_a_pause_at_the_end_in_which_no_thread_can_run_is_seen_whole():
+def test_a_stall_at_the_end_that_holds_the_gil_is_fully_measured():
     """Four fifths of the time, in which what comes in waits for half of it: 160 ms."""
     load = asyncio.run(send_all([request(0)], [HoldingClient()], concurrency=1)).load
     assert load.mean_lag_s > 0.8 * 0.16

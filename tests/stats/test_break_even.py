@@ -78,7 +78,7 @@ def test_the_interval_covers_the_truth(n, shape, truth, shared):
     assert coverage(n, shape, truth, shared) >= 0.92
 
 
-def test_bounds_at_half_their_distance_would_not_cover_it():
+def test_break_even_bounds_at_half_the_distance_lose_coverage():
     assert coverage(20, falling, 4_096, 0.5, narrowed) < 0.8
 
 

@@ -253,7 +253,7 @@ def until_it_is_significant(sweep: Sequence[Cells]) -> LogRatio:
 
 
 @pytest.mark.long
-def test_the_number_of_cycles_may_be_chosen_on_the_way_but_not_by_the_answer():
+def test_stopping_at_significance_loses_coverage():
     rng = np.random.default_rng(0)
     by_k = NOISES["noisy CPU"].sweeps(rng, SWEEPS, MOST_PLANNED, num_prompts=40, num_ks=3)
     sweeps = [[cells.sweep(i) for cells in by_k] for i in range(SWEEPS)]

@@ -123,7 +123,7 @@ def ratio(log: float, error: float | None, freedom: float | None, n: int = 9) ->
     return LogRatio(log=log, spread=spread, num_prompts=n)
 
 
-def test_errors_add_in_squares_and_freedom_as_welch_and_satterthwaite_have_it():
+def test_a_product_of_ratios_follows_welch_and_satterthwaite():
     found = product(ratio(0.5, 0.03, 8.0), ratio(0.2, 0.04, 5.0, n=6))
     assert found.log == pytest.approx(0.7)
     assert found.standard_error == pytest.approx(0.05)
@@ -137,7 +137,7 @@ def test_a_second_one_without_error_counts_as_exact():
     assert found.spread == Uncertainty(standard_error=0.03, degrees_of_freedom=8.0)
 
 
-def test_a_first_one_without_error_leaves_none():
+def test_a_product_with_an_unknown_error_has_no_spread():
     found = product(ratio(0.5, None, None, n=3), ratio(0.2, 0.04, 5.0))
     assert found.spread is None
 

@@ -62,7 +62,7 @@ def test_a_cautious_spread_has_the_mean_quantile_weighted_by_variance():
     assert both.margin() > combined(first, second).margin()
 
 
-def test_caution_changes_nothing_if_one_error_dominates_or_both_are_equally_known():
+def test_cautious_combination_equals_the_plain_one_in_limit_cases():
     exact, known = spread(0.0, math.inf), spread(0.3, 1.0)
     for both in (cautiously_combined(known, exact), cautiously_combined(exact, known)):
         assert both.standard_error == pytest.approx(0.3)

@@ -133,7 +133,7 @@ def forecast_lengths(num_drafts: int) -> tuple[list[float], list[float]]:
     return replayed, summed
 
 
-def test_sum_min_p_q_in_place_of_the_texts_token_would_be_seen_in_the_lengths():
+def test_replaying_with_sum_min_p_q_would_give_other_lengths():
     """The verifier's rounds of three drafts: what is accepted and what comes next go together.
 
     40,000 rounds, 5 standard errors for each of 4 lengths: false alarms below 3e-6.

@@ -125,7 +125,7 @@ def test_replayed_rounds_of_the_demo_pair_equal_measured_ones():
     assert abs(found.z) < 4
 
 
-def test_planted_the_ratio_the_wrong_way_round_would_be_seen(monkeypatch):
+def test_a_planted_inverse_acceptance_ratio_is_detected(monkeypatch):
     """min(1, p/q) is the verifier's own chance, before it is known what comes out."""
     monkeypatch.setattr(trace_module, "kept_given_text", lambda q, p: min(1.0, p / q) if q else 1.0)
 
@@ -133,7 +133,7 @@ def test_planted_the_ratio_the_wrong_way_round_would_be_seen(monkeypatch):
 
 
 @pytest.mark.long
-def test_planted_starts_shifted_by_one_would_be_seen(monkeypatch):
+def test_a_planted_shift_of_trace_starts_is_detected(monkeypatch):
     """The distribution of a draft held against the token after it."""
     honest = trace_module.ProposalMatches.add
 

@@ -55,7 +55,7 @@ def test_a_trained_head_is_read_back_and_drafts_better_than_a_new_one(method, tm
 
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_head_that_learns_nothing_gains_nothing(method, tmp_path):
+def test_training_at_a_learning_rate_of_0_gains_nothing(method, tmp_path):
     of_loss, of_length = gain(method, tmp_path, rate=0.0, steps=10)
 
     assert of_loss == 0

@@ -135,7 +135,7 @@ def test_many_tokens_at_a_cut_are_undecided(num_at_edge, verdict) -> None:
     assert ("300 of 4396 tokens" in finding.reason) is (num_at_edge == 300)
 
 
-def test_tokens_that_could_not_show_a_lower_temperature_leave_it_open() -> None:
+def test_too_blunt_tokens_leave_the_temperature_inconclusive() -> None:
     finding = only(sampled(colder=BLUNT))
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
     # So many tokens like these would decide.

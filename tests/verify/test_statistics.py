@@ -52,7 +52,7 @@ def test_a_few_wrongly_accepted_drafts_show_only_in_the_tail() -> None:
     assert uniform_p_value(tokens_N) > 0.01
 
 
-def test_preferred_tokens_and_noise_used_twice_are_seen() -> None:
+def test_biased_and_reused_noise_is_detected() -> None:
     rng = np.random.default_rng(0)
     tokens_N = rng.random(4096)
     assert uniform_p_value(tokens_N**1.2) < 1e-6
@@ -163,7 +163,7 @@ def test_another_distribution_of_short_texts_is_detected() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 1e-5])
-def test_the_tokens_for_a_control_bring_it_below_alpha_and_a_fifth_fewer_do_not(
+def test_tokens_for_control_is_the_fewest_tokens_below_alpha(
     alpha: float,
 ) -> None:
     needed = tokens_for_control(Expected(4.0, 7.0), 4096, 6, alpha)

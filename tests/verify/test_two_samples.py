@@ -71,7 +71,7 @@ def test_faults_are_found_and_their_absence_is_not(fault, seen_by):
     assert all(test(sound, own) > 0.01 for test in TESTS.values())
 
 
-def test_a_token_that_depends_on_the_one_before_in_another_way_is_found():
+def test_a_changed_dependence_between_tokens_is_detected():
     """Every token comes as often as it should, at every position."""
     rng = np.random.default_rng(0)
     first = rng.integers(2, size=(2, 400))

@@ -131,7 +131,7 @@ def test_a_replayed_history_has_a_turn_for_every_recorded_answer(tmp_path: Path)
     assert asked.history(0, ()) == asked.turns[0]
 
 
-def test_a_later_question_follows_the_models_own_answer(tmp_path: Path) -> None:
+def test_the_history_of_a_turn_contains_the_models_own_response(tmp_path: Path) -> None:
     (prompt,) = read(tmp_path, {"turns": ["A", "B"]})
     own = Message(role="assistant", content="own")
     assert prompt.history(1, [own]) == (*prompt.turns[0], own, *prompt.turns[1])

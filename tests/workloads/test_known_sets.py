@@ -115,7 +115,7 @@ def said(prompt: Prompt) -> list[list[tuple[str, str]]]:
         ),
     ],
 )
-def test_a_set_is_read_as_it_is_published(
+def test_published_prompt_sets_are_read_in_their_formats(
     tmp_path: Path, name: str, content: str, id_: str, turns: Sequence[str]
 ) -> None:
     prompt = only(load_workload(str(write(tmp_path, name, content))))

@@ -125,7 +125,7 @@ def test_a_draw_does_not_depend_on_the_order_of_the_file() -> None:
     assert workload.take(4, seed=0) == turned.take(4, seed=0)
 
 
-def test_more_prompts_than_there_are_give_all_and_none_is_refused() -> None:
+def test_a_sample_takes_at_most_all_prompts_and_at_least_one() -> None:
     assert len(workload_of("abc").take(100, seed=0)) == 3
     with pytest.raises(UsageError, match=r"0 prompts.*1"):
         workload_of("abc").take(0, seed=0)

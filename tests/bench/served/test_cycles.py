@@ -151,7 +151,7 @@ def test_a_k_is_abandoned_after_two_failed_starts_in_a_row(stored):
         pytest.param({"k0": "a", "k2": "b", "k4": "c"}, 6, {"a", "b", "c"}, id="different ones"),
     ],
 )
-def test_a_reason_met_twice_that_leaves_nothing_to_compare_ends_the_run(
+def test_a_start_failure_that_repeats_and_leaves_no_speedup_ends_the_run(
     stored, reasons, num_opened, printed
 ):
     host, watch, unit = Broken(**reasons), RecordingWatch(), stored.run.next_unit(0)

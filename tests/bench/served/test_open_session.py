@@ -89,7 +89,7 @@ def test_a_request_without_a_complete_response_is_recorded_as_failed(tmp_path, a
 
 
 @pytest.mark.parametrize(("command", "told"), [(("vllm",), (2, 300.0, 10)), ((), (None,) * 3)])
-def test_the_gpus_here_are_those_of_servers_that_were_started_here(tmp_path, command, told):
+def test_gpu_use_is_recorded_only_for_started_servers(tmp_path, command, told):
     plan = plan_of(tmp_path)
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
     facts = ServerFacts(version="0.32.0", model="tiny", k=0)

@@ -145,7 +145,7 @@ def test_a_server_is_steady_if_its_last_batches_agree(paces, steady):
     assert is_steady(paces) == steady
 
 
-def test_a_server_that_is_slow_at_first_is_warmed_up_until_it_is_not(tmp_path):
+def test_a_server_is_warmed_up_until_its_speed_is_steady(tmp_path):
     """Each of its first ten requests is faster than the one before."""
     num_slow = 10
     with running(0) as (server,):
@@ -207,7 +207,7 @@ def _asked(block):
     return [(r.prompt_id, r.turn, r.repeat, r.seed) for r in block.requests]
 
 
-def test_a_later_turn_has_the_answer_without_speculation_before_it(attached):
+def test_a_later_turn_contains_the_k_0_response(attached):
     first, second = SIX[5]
     for server in attached.servers:
         later = [body["messages"] for body in server.measured if len(body["messages"]) > 1]
@@ -220,7 +220,7 @@ def test_a_later_turn_has_the_answer_without_speculation_before_it(attached):
             ]
 
 
-def test_the_speedup_is_what_the_stored_seconds_make_it(attached):
+def test_the_served_speedup_follows_from_the_stored_seconds(attached):
     """Of a cycle: seconds a token of both its sessions at K = 0, over those at K = 2."""
     logs = []
     for cycle in (0, 1):
@@ -333,7 +333,7 @@ async def visit(session, *addresses):
         pass
 
 
-def test_a_server_that_has_become_another_one_is_not_measured(tmp_path):
+def test_a_server_that_changed_k_or_version_is_not_measured(tmp_path):
     plain, drafting, *_ = cycle_of(served_cells(plan_of(tmp_path), "vllm"), 0)
     with running(0, 0) as servers:
         one, two = (Address(root=server.url, k=0) for server in servers)

@@ -31,7 +31,7 @@ def sound(tmp_path_factory):
     return stored, watch
 
 
-def test_sessions_go_up_and_down_and_all_of_it_is_recorded(sound):
+def test_every_session_of_every_cycle_is_recorded(sound):
     stored, watch = sound
     told = [text for text in watch.stages if "cycle" in text]
     assert len(set(told)) == len(told) == len(stored.servers)

@@ -150,7 +150,7 @@ def test_a_sound_server_passes(tiny: Tiny) -> None:
     assert [d.position for d in found[1].distances] == list(range(LENGTH))
 
 
-def test_sampling_that_is_wrong_at_later_positions_is_found_there(tiny: Tiny) -> None:
+def test_wrong_sampling_at_later_positions_is_located(tiny: Tiny) -> None:
     found = findings_of(tiny, tiny.server(right, 1), tiny.server(wrong_later, 2), (TEMPERATURE,))
     assert [finding.verdict for finding in found] == ["matches_distribution", "mismatch"]
     assert exit_code(found) == 1
@@ -276,7 +276,7 @@ def test_verify_on_a_server_prints_the_verdicts_and_exits_1(tiny: Tiny) -> None:
     assert re.match(r"tiny/ngram .*vllm .*K = 2: NOT lossless: at T=0\.3 ", of_drafts)
 
 
-def test_a_server_without_speculation_must_be_among_them(tiny: Tiny) -> None:
+def test_verify_of_servers_needs_one_without_speculation(tiny: Tiny) -> None:
     with serving(tiny.server(right, 1)) as url:
         settings = settings_of(
             pairings=("tiny/ngram",),

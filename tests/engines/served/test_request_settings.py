@@ -58,7 +58,7 @@ def test_a_chat_has_the_settings_in_the_words_of_the_api(engine):
     assert "extra_body" not in body
 
 
-def test_llama_cpp_gets_them_in_its_template_and_its_completion():
+def test_llama_cpp_gets_request_settings_in_template_and_completion():
     template, _, body = asked("llama_cpp")
     assert template["chat_template_kwargs"] == ARGS | {"reasoning_effort": "low"}
     assert (body["json_schema"], body["stop"], body["min_tokens"]) == (SCHEMA, ["END", "\n\n"], 3)

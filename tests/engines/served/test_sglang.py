@@ -50,7 +50,7 @@ def test_facts_of_an_sglang_server_are_read_from_its_pages():
     ],
     ids=str,
 )
-def test_k_of_each_way_of_drafting(info, k):
+def test_k_of_an_sglang_server_for_each_algorithm(info, k):
     assert facts("sglang", says(info)).k == k
 
 
@@ -60,7 +60,7 @@ def test_ranks_have_a_cache_each_and_older_releases_another_page():
     assert (found.kv_tokens, found.prefix_cache) == (480_000, "on")
 
 
-def test_an_answer_with_ids_and_counts_that_come_after_it():
+def test_an_sglang_response_with_token_ids_and_counts():
     """2 rounds that accept 5 drafts would emit 7 tokens after the first, and there are 6."""
     said = answer("sglang", ANSWERS).answer
     assert (said.text, said.num_tokens, said.num_first) == ("The answer is 12.", 7, 1)

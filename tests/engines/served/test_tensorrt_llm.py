@@ -35,7 +35,7 @@ def test_the_config_file_also_turns_counters_on_and_prefixes_off(tmp_path):
     assert "guided_decoding_backend: xgrammar" in config.read_text(encoding="utf-8")
 
 
-def test_without_a_config_file_there_is_one_with_counters(tmp_path):
+def test_a_started_tensorrt_llm_gets_a_config_with_counters(tmp_path):
     plain = start(tmp_path, "trtllm-serve", "m", python=Path("/env/bin/python"))
     launch = TRTLLM.launch(plain)
     assert launch.command[:3] == ("/env/bin/trtllm-serve", "m", "--config")
