@@ -16,20 +16,3 @@ from specbench.runs.reader import (
     no_collection,
 )
 from specbench.runs.store import RunStore, create_run, dated_later, new_run_id, resume_run
-
-__all__ = [
-    "LATEST",
-    "SCHEMA_VERSION",
-    "RunListing",
-    "RunStore",
-    "StoredRecord",
-    "StoredRun",
-    "create_run",
-    "dated_later",
-    "disk_errors_named",
-    "list_runs",
-    "load_run",
-    "new_run_id",
-    "no_collection",
-    "resume_run",
-]

@@ -19,23 +19,3 @@ from specbench.settings.groups import (
 )
 from specbench.settings.run_settings import RunSettings, StoredSettings
 from specbench.settings.words import BUILTIN, EXPORTED, OPENAI, SERVED, TRANSFORMERS
-
-__all__ = [
-    "BUILTIN",
-    "EXPORTED",
-    "OPENAI",
-    "SERVED",
-    "TRANSFORMERS",
-    "AcceptanceRule",
-    "DecoderSettings",
-    "DraftSettings",
-    "EffortSettings",
-    "ForecastSettings",
-    "LoadSettings",
-    "MachineSettings",
-    "RunSettings",
-    "SamplingSettings",
-    "ServerSettings",
-    "StoredSettings",
-    "WorkloadSettings",
-]
