@@ -102,25 +102,16 @@ class OpenTarget:
         0, else sampled by seed."""
         texts = []
         for request in self._requests(block, cell):
-            turn = block.condition.workload, request.prompt_id, request.turn
+            at = block.condition
             if cell.sampling.temperature == 0:
-                output_ids = self._references.known(*turn, block.condition.context).output_ids
+                turn = at.workload, request.prompt_id, request.turn, at.context
+                output_ids = self._references.known(*turn).output_ids
             else:
                 single = replace(request, conversation=None)
                 output_ids = self.engine.generate(single, self.engine.baseline).output_ids
             texts.append(
-                TargetText(
-                    workload=block.condition.workload,
-                    prompt_id=request.prompt_id,
-                    turn=request.turn,
-                    prompt_ids=request.prompt_ids,
-                    output_ids=output_ids,
-                    max_new_tokens=request.max_new_tokens,
-                    sampling=cell.sampling,
-                    seed=request.seed,
-                    repeat=request.repeat,
-                    prediction_ids=request.prediction_ids,
-                    context=block.condition.context,
+                TargetText.of(
+                    request, output_ids=output_ids, workload=at.workload, context=at.context
                 )
             )
         return texts

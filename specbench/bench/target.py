@@ -171,15 +171,12 @@ class TargetRun:
             try:
                 with losses_kept(self._store, self._cells_of(drafter.name), "load"):
                     memory = self._meter.with_drafter(session.engine, drafter.name, load_and_run)
-            except NO_MEMORY as error:
+            except EXPECTED_ERRORS as error:
                 session.remove_drafter(drafter.name)
-                if loaded:
+                if loaded and isinstance(error, NO_MEMORY):
                     waiting.append(pairing)
                 else:
                     self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
-            except EXPECTED_ERRORS as error:
-                session.remove_drafter(drafter.name)
-                self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
             else:
                 self._store_memory(memory)
                 loaded.append(drafter.name)

@@ -8,8 +8,8 @@ V vocabulary, F features, K drafts, N = K + 1 nodes.
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,30 +25,29 @@ from specbench.footprint import rounded_up
 from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Tree
-from specbench.records import Sampling, TraceRecord
+from specbench.records import Request, Sampling, TraceRecord
 from specbench.records.forecasts import Drafting
 
 NOTHING = -1  # in place of a token after the end of the text: no draft token equals it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TargetText:
-    """The target's output of one turn, decoded without drafts; `seed` is that of its sampling.
+class TargetText(Request):
+    """A request for one turn with the target's output, decoded without drafts.
 
-    `max_new_tokens` is its token budget: draft tokens beyond it do not count.
+    Draft tokens beyond `max_new_tokens` do not count.
     """
 
     workload: str
-    prompt_id: str
-    turn: int
-    prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
-    max_new_tokens: int
-    sampling: Sampling
-    seed: int
-    repeat: int = 0
-    prediction_ids: tuple[int, ...] = ()  # a text that the output may resemble
     context: int | None = None  # as in CellKey
+
+    @classmethod
+    def of(cls, request: Request, **more: Any) -> "TargetText":
+        """The text of a request; `more` are its other fields."""
+        return cls(
+            **{field.name: getattr(request, field.name) for field in fields(Request)}, **more
+        )
 
     @property
     def num_starts(self) -> int:

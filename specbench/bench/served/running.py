@@ -131,10 +131,8 @@ class RunningServer:
     """A server of --base-url with the facts that it reports."""
 
     address: Address  # with its K
-    model: str
+    facts: ServerFacts
     is_k_known: bool  # by its address or its report
-    is_engine_known: bool = True
-    context: int | None = None  # tokens of a request and its answer
 
 
 def running_servers(settings: RunSettings) -> tuple[RunningServer, ...]:
@@ -156,19 +154,19 @@ def running_ks(running: Sequence[RunningServer]) -> tuple[int, ...] | None:
 
 def running_context(running: Sequence[RunningServer]) -> int | None:
     """The smallest context of running servers in tokens; None if none is reported."""
-    return min((s.context for s in running if s.context is not None), default=None)
+    return min(filter(None, (server.facts.context for server in running)), default=None)
 
 
 def server_warnings(running: Sequence[RunningServer], engine: str, target: Target) -> Iterator[str]:
     """Warnings about what is assumed because a server does not report it."""
     for server in running:
         option = f"{OPTION} {server.address.root}"
-        if not _names_target(server.model, target):
+        if not _names_target(server.facts.model, target):
             yield (
-                f"{option} serves {server.model}, and the target {target.name} is "
+                f"{option} serves {server.facts.model}, and the target {target.name} is "
                 f"{target.model.source}: check that they are the same model"
             )
-        if not server.is_engine_known and find_served(engine).COUNTERS is not None:
+        if not server.facts.version and find_served(engine).COUNTERS is not None:
             yield f"{option} does not report its version: check that it is {engine}"
         if not server.is_k_known:
             yield f"{option} does not report its K: measured as K = 0; add #k=4 if it drafts"
@@ -207,12 +205,6 @@ async def describe_servers(engine: str, urls: Sequence[str]) -> tuple[RunningSer
                 f"{OPTION} {url}#k=4"
             )
         servers.append(
-            RunningServer(
-                address=replace(address, k=k or 0),
-                model=facts.model,
-                is_k_known=k is not None,
-                is_engine_known=bool(facts.version),
-                context=facts.context,
-            )
+            RunningServer(address=replace(address, k=k or 0), facts=facts, is_k_known=k is not None)
         )
     return tuple(servers)

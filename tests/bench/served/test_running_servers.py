@@ -49,7 +49,7 @@ def test_a_plan_counts_on_the_context_that_servers_report(monkeypatch, context):
     monkeypatch.setattr(engine, "facts", reported)
     servers = asyncio.run(describe_servers("openai", ["http://127.0.0.1:1"]))
     assert running_context(servers) == context
-    larger = replace(servers[0], context=10**6)
+    larger = replace(servers[0], facts=replace(facts, context=10**6))
     assert running_context([larger, *servers]) == (context or 10**6)
 
 
@@ -401,7 +401,11 @@ def test_assumptions_about_a_server_are_printed():
 
     def said(model, *, is_k_known=True, ks=(0, 4)):
         servers = [
-            RunningServer(address=Address(root="http://a", k=k), model=model, is_k_known=is_k_known)
+            RunningServer(
+                address=Address(root="http://a", k=k),
+                facts=ServerFacts(version="1", model=model),
+                is_k_known=is_k_known,
+            )
             for k in ks
         ]
         return list(server_warnings(servers, "vllm", target))
@@ -418,7 +422,8 @@ def test_assumptions_about_a_server_are_printed():
 def test_a_server_of_unknown_engine_gives_a_warning():
     target = Target(name="big", model=ModelSpec(source="big"), drafters=())
     address = Address(root="http://a", k=0)
-    one = RunningServer(address=address, model="big", is_k_known=True, is_engine_known=False)
+    facts = ServerFacts(version="", model="big")
+    one = RunningServer(address=address, facts=facts, is_k_known=True)
     assert list(server_warnings([one], "openai", target)) == []
     (told,) = server_warnings([one], "vllm", target)
     assert re.search("check .*vllm$", told)
