@@ -2,24 +2,23 @@
 
 import hashlib
 import json
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+
+from tests.servers.http_server import Handler, serving_with
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 _PIECE = 2**14
 
 
-@contextmanager
 def serving(
     models: Mapping[str, Path], *, gated: frozenset[str] = frozenset(), pause_s: float = 0.0
-) -> Iterator[str]:
+) -> AbstractContextManager[str]:
     """The address of a hub with these folders by id; files come in pieces, a pause after each."""
 
-    class Hub(BaseHTTPRequestHandler):
+    class Hub(Handler):
         def do_HEAD(self) -> None:
             self._answer(with_body=False)
 
@@ -67,14 +66,7 @@ def serving(
                 self.wfile.write(body[start : start + _PIECE])
                 time.sleep(pause_s if len(body) > _PIECE else 0)
 
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    return serving_with(Hub)
 
 
 def _oid(body: bytes) -> str:

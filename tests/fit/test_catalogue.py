@@ -2,9 +2,7 @@
 
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from specbench.fit.pairings_file import filled
 from specbench.inputs.config import load_pairings
 from specbench.shipped import shipped
 from tests.cli.calls import specbench
+from tests.servers.http_server import Handler, serving_with
 
 GIB = 2**30
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -62,7 +61,7 @@ targets:
 """
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """Answers as the hub's API does for a model, and for one that is not there."""
 
     def do_GET(self) -> None:
@@ -71,26 +70,17 @@ class Hub(BaseHTTPRequestHandler):
         known = MODELS.get(source)
         error = "RepoNotFound" if known is None else "RevisionNotFound"
         is_there = known is not None and revision in ("", REVISION)
-        body = json.dumps({"id": source, **(known or {})} if is_there else {"error": "x"}).encode()
-        self.send_response(200 if is_there else 404)
+        body = json.dumps({"id": source, **(known or {})} if is_there else {"error": "x"})
+        headers = {"Content-Type": "application/json"}
         if not is_there:
-            self.send_header("X-Error-Code", error)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
+            headers["X-Error-Code"] = error
+        self.send(body, 200 if is_there else 404, headers)
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with serving_with(Hub) as url:
+        yield url
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from unittest.mock import patch
 
 from specbench.servers import streamed
+from tests.servers.http_server import Handler, serving_with
 
 PATIENCE_S = 120.0  # with a client that does not look at its clock when it reads a chunk
 VLLM_PAGE = """\
@@ -138,44 +138,38 @@ class FakeServer:
         return {"token_ids": [7] * num_tokens} if self.has_ids else {}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: "_Http"
+class _Handler(Handler):
+    fake: FakeServer
 
     def _is_let_in(self) -> bool:
         """Whether it answers this request at all; else it says why not."""
-        fake = self.server.fake
-        if fake.elsewhere:
-            self.send_response(307)
-            self.send_header("Location", fake.elsewhere + self.path)
-            self.end_headers()
-        elif fake.key and self.headers["Authorization"] != f"Bearer {fake.key}":
-            self.send_response(401)
-            self.end_headers()
+        if self.fake.elsewhere:
+            self.send("", 307, {"Location": self.fake.elsewhere + self.path})
+        elif self.fake.key and self.headers["Authorization"] != f"Bearer {self.fake.key}":
             said = {"error": {"message": f"wrong key {self.headers['Authorization']}"}}
-            self.wfile.write(json.dumps(said).encode())
+            self.send(json.dumps(said), 401)
         else:
             return True
         return False
 
     def do_GET(self) -> None:
-        fake = self.server.fake
+        fake = self.fake
         if not self._is_let_in():
             return
         if self.path in fake.pages:
-            self._send(fake.pages[self.path])
+            self.send(fake.pages[self.path])
         elif self.path == "/v1/models":
             named = json.dumps({"data": [{"id": name} for name in fake.models]})
-            self._send(fake.models_page or named)
+            self.send(fake.models_page or named)
         elif self.path == "/version":
-            self._send('{"version": "0.32.0"}')
+            self.send('{"version": "0.32.0"}')
         elif self.path == "/metrics" and fake.has_metrics:
-            self._send(fake.page())
+            self.send(fake.page())
         else:
             self.send_error(404)
 
     def do_POST(self) -> None:
-        fake = self.server.fake
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fake, body = self.fake, self.asked()
         if not self._is_let_in():
             return
         is_chat = self.path == "/v1/chat/completions"
@@ -186,41 +180,17 @@ class _Handler(BaseHTTPRequestHandler):
         with fake.lock:
             fake.asked.append(body)
         if self.path in fake.pages:
-            self._send(fake.pages[self.path])
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        for event in fake.events(is_chat):
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-            self.wfile.flush()
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def _send(self, text: str) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-class _Http(ThreadingHTTPServer):
-    fake: FakeServer
+            self.send(fake.pages[self.path])
+        else:
+            self.stream(fake.events(is_chat))
 
 
 @contextmanager
 def serving(fake: FakeServer) -> Iterator[str]:
     """The address of the running server; meanwhile the client has the servers' clock."""
     CLOCK.start()
-    http = _Http(("127.0.0.1", 0), _Handler)
-    http.fake = fake
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        with patch.object(streamed, "perf_counter", CLOCK.perf_counter):
-            yield f"http://127.0.0.1:{http.server_address[1]}"
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    with (
+        serving_with(_Handler, fake=fake) as url,
+        patch.object(streamed, "perf_counter", CLOCK.perf_counter),
+    ):
+        yield url

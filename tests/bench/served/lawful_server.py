@@ -1,13 +1,13 @@
 """A server that answers from the tiny target itself, rightly or with a fault, in vLLM's words."""
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
+
+from tests.servers.http_server import Handler, serving_with
 
 EOS = 0
 Law = Callable[[torch.Tensor, int], torch.Tensor]  # logits [N, V] at a position -> probabilities
@@ -70,46 +70,23 @@ class Lawful:
         yield {"choices": [], "usage": usage}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: "_Http"
+class _Handler(Handler):
+    lawful: Lawful
 
     def do_GET(self) -> None:
         pages = {"/v1/models": '{"data": [{"id": "tiny"}]}', "/version": '{"version": "0.32.0"}'}
-        self.send_response(200 if self.path in pages else 404)
-        self.end_headers()
-        self.wfile.write(pages.get(self.path, "").encode())
+        self.send(pages.get(self.path, ""), 200 if self.path in pages else 404)
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.server.lawful.is_broken:
+        body = self.asked()
+        if self.lawful.is_broken:
             self.send_error(500)
             return
-        self.server.lawful.num_asked += 1
-        if self.server.lawful.num_asked == self.server.lawful.breaks_off_at:
-            return
-        self.send_response(200)
-        self.end_headers()
-        for event in self.server.lawful.events(body):
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        self.lawful.num_asked += 1
+        if self.lawful.num_asked != self.lawful.breaks_off_at:
+            self.stream(self.lawful.events(body))
 
 
-class _Http(ThreadingHTTPServer):
-    lawful: Lawful
-
-
-@contextmanager
-def serving(lawful: Lawful) -> Iterator[str]:
+def serving(lawful: Lawful) -> AbstractContextManager[str]:
     """The address of the running server."""
-    http = _Http(("127.0.0.1", 0), _Handler)
-    http.lawful = lawful
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_address[1]}"
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    return serving_with(_Handler, lawful=lawful)

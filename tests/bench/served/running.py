@@ -1,14 +1,13 @@
 """Servers that run already: the fake of vLLM in this process, which tells what it was asked."""
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from specbench.bench.served import open_session
 from tests.bench.served.fake_vllm import WARM_UP, Engine, Handler
+from tests.servers.http_server import serving_with
 
 
 class RunningFake(NamedTuple):
@@ -30,20 +29,9 @@ def is_warm_up(body: dict[str, Any]) -> bool:
 @contextmanager
 def running(*ks: int) -> Iterator[list[RunningFake]]:
     """One server a K, in this order; sessions are warmed up with the fewest batches."""
-    found: list[RunningFake] = []
-    servers = []
-    try:
-        for k in ks:
-            engine = Engine(k)
-            handler = type("Own", (Handler,), {"engine": engine})
-            server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-            server.daemon_threads = True
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            servers.append(server)
-            found.append(RunningFake(f"http://127.0.0.1:{server.server_port}", engine))
-        with patch.multiple(open_session, SPIN_S=0.0, LONGEST_S=0.0):
-            yield found
-    finally:
-        for server in servers:
-            server.shutdown()
-            server.server_close()
+    engines = [Engine(k) for k in ks]
+    with ExitStack() as stack, patch.multiple(open_session, SPIN_S=0.0, LONGEST_S=0.0):
+        yield [
+            RunningFake(stack.enter_context(serving_with(Handler, engine=engine)), engine)
+            for engine in engines
+        ]

@@ -2,7 +2,6 @@
 
 import threading
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from itertools import cycle
 from unittest.mock import patch
 
@@ -16,6 +15,7 @@ from tests.bench.fakes import RecordingWatch
 from tests.bench.served.fake_vllm import Handler
 from tests.bench.served.running import running
 from tests.bench.served.served_runs import measured, running_settings
+from tests.servers.http_server import serving_with
 
 SILENCE_S = 1.0  # in place of the two minutes that a client waits
 
@@ -141,12 +141,6 @@ def test_a_router_in_front_of_two_servers_is_refused_before_anything_is_measured
                 super().setup()
 
         servers[1].engine.num_tokens = 500
-        router = ThreadingHTTPServer(("127.0.0.1", 0), Routed)
-        router.daemon_threads = True
-        threading.Thread(target=router.serve_forever, args=(0.01,), daemon=True).start()
-        settings = running_settings(tmp_path, f"http://127.0.0.1:{router.server_port}")
-        with pytest.raises(UsageError, match="several servers"):
-            measured(tmp_path, settings)
-        router.shutdown()
-        router.server_close()
+        with serving_with(Routed) as url, pytest.raises(UsageError, match="several servers"):
+            measured(tmp_path, running_settings(tmp_path, url))
     assert not (tmp_path / "runs").exists()
