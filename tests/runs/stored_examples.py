@@ -4,38 +4,39 @@ from specbench.records import (
     AnswerCheck,
     BlockRecord,
     CellPlan,
+    ClientLoad,
     DeviceSample,
+    EngineCost,
+    EngineRecord,
     Environment,
+    ExtensionRecord,
     FailureRecord,
+    FirstDifference,
+    ForecastPoint,
+    ForecastRecord,
     ForwardCost,
+    ImportedRecord,
+    Interval,
+    LimitRecord,
     MemoryRecord,
     ModelIdentity,
     PassRecord,
     ReferenceRecord,
-    RequestRecord,
+    RoundCost,
     RoundLog,
     RoundTimeline,
     RunRecord,
     SamplesRecord,
+    ServerRecord,
     TraceRecord,
 )
 from specbench.runs import SCHEMA_VERSION
-from specbench.runs.codec import Done
+from specbench.runs.codec import Done, StoredRecord
 from tests.cell_keys import cell_key
+from tests.made_records import made_block, made_request
 from tests.settings.flat_settings import settings_of
 
-KEY = cell_key(
-    pairing="demo/draft",
-    target="demo",
-    drafter="draft",
-    workload="chat",
-    engine="builtin",
-    method="draft_model",
-    num_speculative_tokens=4,
-    concurrency=1,
-    temperature=0.0,
-    dtype="float32",
-)
+KEY = cell_key(workload="chat")
 
 ENVIRONMENT = Environment(
     created_at="2026-11-21T01:02:03+00:00",
@@ -55,45 +56,31 @@ ENVIRONMENT = Environment(
     probe="NVML",
 )
 
-REQUEST = RequestRecord(
-    cell_id=KEY.id,
-    prompt_id="chat-1",
-    turn=0,
+REQUEST = made_request(
+    KEY.id,
+    "chat-1",
+    RoundLog(num_drafted=(4, 0), num_accepted=(1, 0), num_emitted=(2, 1), round_s=(0.5, 1 / 3)),
     repeat=2,
     seed=2**63 - 1,
-    num_prompt_tokens=12,
     output_ids=(5, 7, 11, 0),
     finish_reason="eos",
-    prefill_s=0.1,
     ttft_s=0.1 + 0.2,  # 0.30000000000000004: every digit must come back
     decode_s=1e-9,
     total_s=2,
-    cpu_s=None,
-    rounds=RoundLog(
-        num_drafted=(4, 0), num_accepted=(1, 0), num_emitted=(2, 1), round_s=(0.5, 1 / 3)
-    ),
     energy_j=3.25,
     device=DeviceSample(
         num_samples=3, power_w=12.5, throttle_reasons=("sw_power_cap", "hw_slowdown")
     ),
     answer_check=AnswerCheck(num_drafted=9, num_accepted=2, num_emitted=3, seconds=0.25),
 )
-
-FAILED_REQUEST = RequestRecord(
-    cell_id=KEY.id,
-    prompt_id="chat-1",
+FAILED_REQUEST = made_request(
+    KEY.id,
+    "chat-1",
+    None,
     turn=1,
     repeat=2,
-    seed=0,
-    num_prompt_tokens=12,
-    output_ids=(),
-    finish_reason="failed",
     prefill_s=None,
-    ttft_s=None,
-    decode_s=None,
-    total_s=None,
-    cpu_s=None,
-    rounds=None,
+    finish_reason="failed",
     error='out of memory: "café"\n{"type":"done"}',
 )
 
@@ -108,32 +95,8 @@ def block(block_id: str, *, num_rounds: int = 1) -> BlockRecord:
         draft_s=(0.0023456789,) * num_rounds,
         verify_s=(0.01,) * num_rounds,
     )
-    request = RequestRecord(
-        cell_id=KEY.id,
-        prompt_id="chat-1",
-        turn=0,
-        repeat=0,
-        seed=0,
-        num_prompt_tokens=12,
-        output_ids=(1, *column),
-        finish_reason="length",
-        prefill_s=0.1,
-        ttft_s=0.1,
-        decode_s=1.0,
-        total_s=1.1,
-        cpu_s=1.0,
-        rounds=rounds,
-    )
-    return BlockRecord(
-        block_id=block_id,
-        workload="chat",
-        prompt_id="chat-1",
-        repeat=0,
-        purpose="explore",
-        order=(KEY.id,),
-        started_at="2026-11-21T01:02:04+00:00",
-        requests=(request,),
-    )
+    request = made_request(KEY.id, "chat-1", rounds)
+    return made_block("chat-1", request, block_id=block_id, workload="chat")
 
 
 MEMORY = MemoryRecord(
@@ -184,15 +147,13 @@ SAMPLES = SamplesRecord(
     picked=1,
     scoring_s=0.25,
 )
-BLOCK = BlockRecord(
-    block_id="chat/chat-1/2",
-    workload="chat",
-    prompt_id="chat-1",
-    repeat=2,
+BLOCK = made_block(
+    "chat-1",
+    *(REQUEST, FAILED_REQUEST),
     purpose="confirm",
+    repeat=2,
+    workload="chat",
     order=(KEY.id, "other"),
-    started_at="2026-11-21T01:02:04+00:00",
-    requests=(REQUEST, FAILED_REQUEST),
     samples=(SAMPLES,),
 )
 REFERENCE = ReferenceRecord(
@@ -234,6 +195,133 @@ EVERY_RECORD = (
     TRACE,
     ENVIRONMENT,
     Done(finished_at="2026-11-21T02:00:00+00:00"),
+)
+
+ENGINE = EngineRecord(
+    target="demo",
+    engine="builtin",
+    forward="fused",
+    graph="round",
+    attention="flash",
+    num_captures=3,
+    capture_s=2.5,
+    quantization="int8",
+    notes=("graphs: none at 3 rows",),
+    max_k={"head": 4},
+)
+LIMIT = LimitRecord(
+    cell_id=KEY.id,
+    device="cuda:0",
+    copy_bytes_per_s=1.5e12,
+    bytes_per_round=2**40 + 1,
+    launches_per_round=1.25,
+    syncs_per_round=0.5,
+)
+DIFFERENCE = FirstDifference(
+    cell_id=KEY.id, prompt_id="p0", turn=1, repeat=2, position=17, gap=0.125, spacing=0.0625
+)
+IMPORTED = ImportedRecord(
+    cell_id=KEY.id,
+    tool="vllm bench serve",
+    tool_version="0.32.0",
+    file="result.json",
+    file_sha256="0f" * 32,
+    measured_at="2026-11-21T01:02:03",
+    num_requests=100,
+    num_failed=1,
+    figures={"acceptance_rate": 0.7, "acceptance_rate_per_position": (0.8, 0.6)},
+    warnings=("counts bonus tokens",),
+)
+COST = RoundCost(
+    cell_ids=(KEY.id,),
+    num_speculative_tokens=4,
+    num_rows=2,
+    context=9,
+    visits_s=((0.25, 0.125),),
+)
+ENGINE_COST = EngineCost(
+    source="costs.csv",
+    engine="vllm 0.32.0",
+    num_speculative_tokens=4,
+    concurrency=8,
+    cost=1.75,
+    is_relative=True,
+    mean_acceptance_length=2.5,
+)
+FORECAST = ForecastRecord(
+    key=KEY,
+    points=(
+        ForecastPoint(
+            num_speculative_tokens=4,
+            mean_acceptance_length=2.5,
+            acceptance_rate_per_position=(0.75, 0.5, 0.25, 0.125),
+            cost=1.5,
+            cost_error=0.01,
+            round_s=0.003,
+            speedup=Interval(estimate=1.6, low=1.5, high=1.7),
+            length_there=2.25,
+        ),
+    ),
+    best=4,
+    to_measure=(4, 3),
+    num_prompts=10,
+    context=96,
+    is_exact=True,
+    costs_of="vllm 0.32.0 (costs.csv)",
+    acceptance_rule="greedy_draft",
+    trace_s=0.5,
+    costs_s=0.25,
+    sweep_s=100.0,
+    measure_s=20.0,
+)
+EXTENSION = ExtensionRecord(
+    kind="drop", drafters=("draft", "none"), question=KEY.id, num_prompts=1, cell_ids=(KEY.id,)
+)
+SERVER = ServerRecord(
+    session="demo|vllm|draft|4|t0|explore|c1.0#2",
+    place="demo|vllm|draft|4|t0|explore|c1.0",
+    target="demo",
+    engine="vllm",
+    drafter="draft",
+    method="draft_model",
+    num_speculative_tokens=4,
+    cycle=1,
+    version="0.32.1",
+    model="models/target",
+    addresses=("http://localhost:8000",),
+    command=("vllm", "serve", "models/target"),
+    settings={"dtype": "float32"},
+    prefix_cache="off",
+    acceptance_rule="greedy",
+    num_gpus=2,
+    kv_tokens=20_000,
+    start_s=21.5,
+    seconds=60.25,
+    counters={"num_tokens": 1234.0},
+    num_preemptions=1,
+    queue_s=0.5,
+    power_w=612.5,
+    memory_bytes=2**35,
+    throttle_reasons=("sw_power_cap",),
+    client=(
+        ClientLoad(cell_id=KEY.id, seconds=60.25, cpu_s=1.5, num_events=1200, mean_lag_s=0.0001),
+    ),
+    sees_others=True,
+    problems=("the server restarted: its counters began anew",),
+    warnings=("accepted drafts: 9 by the requests' counts, 10 by the server's",),
+    log="servers/1.log",
+)
+EVERY_KIND: tuple[StoredRecord, ...] = (
+    *EVERY_RECORD,
+    ENGINE,
+    LIMIT,
+    DIFFERENCE,
+    IMPORTED,
+    COST,
+    ENGINE_COST,
+    FORECAST,
+    EXTENSION,
+    SERVER,
 )
 
 

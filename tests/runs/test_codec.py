@@ -16,8 +16,7 @@ from specbench.runs.codec import (
     encode_run,
     line_type,
 )
-from tests.runs.stored_examples import BLOCK, MEMORY, REQUEST, block, run
-from tests.runs.stored_findings import EVERY_KIND
+from tests.runs.stored_examples import BLOCK, EVERY_KIND, MEMORY, REQUEST, block, run
 from tests.served_sessions import served_sweep
 from tests.settings.flat_settings import changed
 
