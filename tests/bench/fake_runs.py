@@ -21,7 +21,7 @@ from specbench.records import BlockRecord, EngineCost, Environment, RunRecord
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
 from specbench.settings import RunSettings
 from tests.bench.fake_traces import fake_trace
-from tests.bench.fakes import FakeServer, RecordingWatch
+from tests.bench.fakes import FakeEngine, FakeServer, RecordingWatch
 from tests.settings.flat_settings import changed, settings_of
 
 PAIRINGS = """\
@@ -34,6 +34,7 @@ targets:
 """
 RUN_ID = "a-run"
 NO_PROBE = Probe("no GPU")
+TWO = ("Hello", "Bye")
 SIX = [f"prompt {i}" for i in range(6)]
 TWENTY = [f"prompt {i}" for i in range(20)]
 SETTINGS = settings_of(
@@ -70,7 +71,7 @@ def write_prompts(path: Path, prompts: Sequence[str | list[str]]) -> str:
 def make_plan(
     folder: Path,
     settings: RunSettings,
-    prompts: Sequence[str | list[str]] = ("Hello", "Bye"),
+    prompts: Sequence[str | list[str]] = TWO,
     depths: Mapping[str, int] = MappingProxyType({}),
     dtype: str = "float32",
 ) -> TargetPlan:
@@ -127,6 +128,19 @@ def measure(
         )
         writer.finish()
     return load_run(RUN_ID, root, also_empty=True)
+
+
+def measured(
+    folder: Path,
+    settings: RunSettings = SETTINGS,
+    prompts: Sequence[str | list[str]] = TWO,
+    engine: FakeServer | None = None,
+    watch: RecordingWatch | None = None,
+    **options: Any,
+) -> StoredRun:
+    """The run of a plan that is made in the folder."""
+    plan = make_plan(folder, settings, prompts)
+    return measure(plan, engine or FakeEngine(), folder, watch, **options)
 
 
 def cells_of(block: BlockRecord) -> set[str]:

@@ -120,7 +120,7 @@ class FakeServer:
     drafters that fit beside the target.
     """
 
-    clock: FakeClock
+    clock: FakeClock = field(default_factory=FakeClock)
     context: int = 10_000
     noise: float = 0.0
     room: int = 10

@@ -22,6 +22,7 @@ from tests.bench.fake_runs import (
     explored,
     make_plan,
     measure,
+    measured,
     write_prompts,
 )
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
@@ -32,10 +33,14 @@ def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp
     files = tuple(write_prompts(tmp_path / f"{name}.jsonl", TWENTY) for name in ("a", "b"))
     # A block takes 175 s, without its slowest K 118 s, and a reference 41 s more, so that some 16
     # of 120 blocks fit into 80 % of the time; a winner beside K = 0 takes 52 s.
-    plan = make_plan(tmp_path, changed(SETTINGS, workloads=files, budget_s=3500.0))
     clock = FakeClock()
     watch = RecordingWatch()
-    run = measure(plan, FakeEngine(clock), tmp_path, watch)
+    run = measured(
+        tmp_path,
+        changed(SETTINGS, workloads=files, budget_s=3500.0),
+        engine=FakeEngine(clock),
+        watch=watch,
+    )
 
     first = Counter(block.workload for block in explored(run))
     assert set(first) == {"a.jsonl", "b.jsonl"}
@@ -61,7 +66,7 @@ def test_stored_records_are_not_read_again_during_a_run(tmp_path, monkeypatch):
         return decode_line(line)
 
     monkeypatch.setattr(reader, "decode_line", counted)
-    run = measure(make_plan(tmp_path, settings), FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, settings)
 
     num_stored = len((run.folder / reader.RECORDS_FILE).read_bytes().splitlines())
     assert num_stored > 10
@@ -69,8 +74,7 @@ def test_stored_records_are_not_read_again_during_a_run(tmp_path, monkeypatch):
 
 
 def test_under_a_budget_every_k_has_five_prompts_before_one_that_cannot_win_is_dropped(tmp_path):
-    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=3600.0), TWENTY)
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, changed(SETTINGS, budget_s=3600.0), TWENTY)
     # The good drafter's K = 2 is slower than its K = 4 on every prompt, the bad one's K = 4 than
     # its K = 2. That K = 2 stays, so that "do not speculate" is said with a good interval.
     sizes = [len(cells_of(block)) for block in explored(run)]
@@ -87,13 +91,12 @@ def test_under_a_budget_every_k_has_five_prompts_before_one_that_cannot_win_is_d
 
 
 def test_without_a_budget_every_k_runs_to_the_end(tmp_path):
-    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, SETTINGS, SIX)
     assert {len(cells_of(block)) for block in explored(run)} == {5}
 
 
 def test_drafters_that_take_turns_share_the_budget_and_each_has_five_prompts(tmp_path):
-    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=3000.0), TWENTY)
-    run = measure(plan, FakeEngine(FakeClock(), room=1), tmp_path)
+    run = measured(tmp_path, changed(SETTINGS, budget_s=3000.0), TWENTY, FakeEngine(room=1))
     sizes = {"big/good": [], "big/bad": []}
     for block in explored(run):
         (pairing,) = {cell_id.split("|")[0] for cell_id in cells_of(block)} - {"big"}
@@ -104,16 +107,14 @@ def test_drafters_that_take_turns_share_the_budget_and_each_has_five_prompts(tmp
 
 
 def test_a_budget_too_small_for_any_block_ends_without_an_error(tmp_path):
-    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=1.0))
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, changed(SETTINGS, budget_s=1.0))
     assert run.blocks == ()
     assert len(build_document(run).missing) == 5
 
 
 def test_a_precision_ends_the_run_when_the_best_k_is_known_well_enough(tmp_path):
     # Without noise five prompts, the fewest that give an interval, give one of no width.
-    plan = make_plan(tmp_path, changed(SETTINGS, precision=0.02), TWENTY)
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, changed(SETTINGS, precision=0.02), TWENTY)
     assert len(explored(run)) == 5
     assert len(confirmed(run)) == 5
 
@@ -123,8 +124,7 @@ def test_a_noisier_measurement_takes_more_prompts_and_a_hopeless_one_all(tmp_pat
     for name, noise in (("little", 0.1), ("much", 1.0)):
         (tmp_path / name).mkdir()
         settings = changed(SETTINGS, precision=0.02, pairings=("big/good",), num_repeats=1)
-        plan = make_plan(tmp_path / name, settings, TWENTY)
-        run = measure(plan, FakeEngine(FakeClock(), noise=noise), tmp_path / name)
+        run = measured(tmp_path / name, settings, TWENTY, FakeEngine(noise=noise))
         num_blocks[name] = len(explored(run))
     assert 5 < num_blocks["little"] < 20
     assert num_blocks["much"] == 20
@@ -145,8 +145,7 @@ def test_a_budget_measures_spread_k_first_then_the_neighbors_of_the_best(
     # An answer takes 41 s at K = 0: 80% of 1,500 s pay for five of them with their references and
     # three K of eight. The deepest is the best; the K next to it follow on later prompts.
     watch = RecordingWatch()
-    plan = make_plan(tmp_path, changed(WIDE, budget_s=1_500.0), TWENTY)
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path, watch)
+    run = measured(tmp_path, changed(WIDE, budget_s=1_500.0), TWENTY, watch=watch)
     assert asked(run)[:5] == [[2, 5, 7]] * 5
     assert asked(run)[5:10] == [[7, 8]] * 5
     assert {7} <= set.intersection(*map(set, asked(run)))
@@ -158,8 +157,7 @@ def test_a_budget_measures_spread_k_first_then_the_neighbors_of_the_best(
 
 def test_a_budget_too_small_for_five_prompts_warns_and_measures_one_k(tmp_path):
     watch = RecordingWatch()
-    plan = make_plan(tmp_path, changed(WIDE, budget_s=300.0), TWENTY)
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path, watch)
+    run = measured(tmp_path, changed(WIDE, budget_s=300.0), TWENTY, watch=watch)
     assert {tuple(ks) for ks in asked(run)} == {(5,)}
     (said,) = [w for w in watch.told if "too little time" in w]
     # Five answers at K = 0 and K = 5, and their references, taken for as long: 5 x 3 x 40.5 s,
@@ -175,7 +173,7 @@ def test_a_resumed_run_keeps_its_original_k(tmp_path, num_blocks):
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
     plan = make_plan(tmp_path / "whole", settings, TWENTY)
-    whole = measure(plan, FakeEngine(FakeClock()), tmp_path / "whole")
+    whole = measure(plan, FakeEngine(), tmp_path / "whole")
     clock = FakeClock()
 
     def stop(done: int) -> None:
@@ -184,7 +182,7 @@ def test_a_resumed_run_keeps_its_original_k(tmp_path, num_blocks):
 
     root = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
-        measure(make_plan(root, settings, TWENTY), FakeEngine(clock), root, RecordingWatch(stop))
+        measured(root, settings, TWENTY, FakeEngine(clock), watch=RecordingWatch(stop))
     decided = load_run(RUN_ID, root).extensions
     assert decided == whole.extensions[: len(decided)]
     run = measure(plan, FakeEngine(clock), root, spent_s=clock.now_s)
@@ -196,8 +194,7 @@ def test_a_resumed_run_keeps_its_original_k(tmp_path, num_blocks):
 
 
 def test_a_budget_large_enough_for_every_k_defers_none(tmp_path):
-    plan = make_plan(tmp_path, changed(WIDE, budget_s=4_000.0), TWENTY)
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, changed(WIDE, budget_s=4_000.0), TWENTY)
     assert asked(run)[0] == list(range(1, 9))
 
 

@@ -14,7 +14,7 @@ from specbench.runs import StoredRun, load_run
 from specbench.runs.reader import read_records
 from tests.bench.fake_runs import RUN_ID, SETTINGS, make_plan, measure
 from tests.bench.fake_traces import fake_trace
-from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeEngine, RecordingWatch
 from tests.settings.flat_settings import changed
 
 FORECAST = changed(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
@@ -24,7 +24,7 @@ ROUNDS = {0: 40, 1: 20, 2: 14, 4: 8}  # that `good` takes for an answer
 
 def run(folder, settings=FORECAST, prompts=SIX, **options) -> StoredRun:
     plan = make_plan(folder, settings, prompts)
-    return measure(plan, FakeEngine(FakeClock()), folder, **options)
+    return measure(plan, FakeEngine(), folder, **options)
 
 
 def forecast_of(stored: StoredRun, pairing: str) -> ForecastRecord:
@@ -237,7 +237,7 @@ def place(trace: TraceRecord) -> tuple[str, str]:
 
 def test_a_budget_ends_tracing_after_enough_prompts_and_is_kept(tmp_path):
     prompts = [f"prompt {i}" for i in range(40)]
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
 
     def slowly(*given, **named):
         engine.clock.now_s += 10
@@ -253,7 +253,7 @@ def test_a_budget_ends_tracing_after_enough_prompts_and_is_kept(tmp_path):
 
 
 def test_tracing_leaves_half_of_a_small_budget_for_measuring(tmp_path):
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
 
     def very_slowly(*given, **named):
         engine.clock.now_s += 250

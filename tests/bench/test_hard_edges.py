@@ -10,8 +10,8 @@ from specbench.bench import session
 from specbench.errors import StoreError
 from specbench.probes.gpu import NvmlProbe
 from specbench.runs import load_run
-from tests.bench.fake_runs import RUN_ID, SETTINGS, SIX, make_plan, measure
-from tests.bench.fakes import FakeClock, FakeEngine
+from tests.bench.fake_runs import RUN_ID, SETTINGS, SIX, make_plan, measure, measured
+from tests.bench.fakes import FakeEngine
 from tests.full_disk import file_size_limit
 from tests.probes.fake_nvml import FakeGpu, FakeNvml
 
@@ -24,7 +24,7 @@ def ids_of(run):
 def sound(tmp_path_factory):
     """The run on a machine that does not fail, and the size of its records."""
     root = tmp_path_factory.mktemp("sound")
-    stored = measure(make_plan(root, SETTINGS, SIX), FakeEngine(FakeClock()), root)
+    stored = measured(root, SETTINGS, SIX)
     return stored, (root / RUN_ID / "records.jsonl").stat().st_size
 
 
@@ -40,13 +40,13 @@ def test_a_full_disk_at_any_write_neither_loses_nor_repeats_a_block(num_writes, 
             file_size_limit(limit),
             pytest.raises(StoreError, match="File too large") as full,
         ):
-            measure(plan, FakeEngine(FakeClock()), tmp_path)
+            measure(plan, FakeEngine(), tmp_path)
         now = records.read_bytes() if records.exists() else b""
         assert now.startswith(stored)
         assert now.endswith(b"\n") or not now
         assert str(tmp_path / RUN_ID) in str(full.value)
         stored = now
-    after = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    after = measure(plan, FakeEngine(), tmp_path)
     assert records.read_bytes().startswith(stored)
     assert after.is_complete
     assert ids_of(after) == ids_of(whole)
@@ -69,7 +69,7 @@ def test_a_clock_that_jumps_while_a_run_is_measured_changes_no_second(
 
     monkeypatch.setattr(session, "datetime", Jumping)
     whole, _ = sound
-    after = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+    after = measured(tmp_path, SETTINGS, SIX)
     assert ids_of(after) == ids_of(whole)
     assert len({block.started_at for block in after.blocks}) > 1
     for one, other in zip(after.blocks, whole.blocks, strict=True):
@@ -100,8 +100,7 @@ def test_if_nvml_disappears_only_its_figures_are_missing(num_answers, sound, tmp
     gpu = FakeGpu()
     nvml = VanishingNvml(gpu, num_answers)
     probe = NvmlProbe(gpu, nvml=nvml, interval_s=0.001)
-    plan = make_plan(tmp_path, SETTINGS, SIX)
-    after = measure(plan, FakeEngine(FakeClock()), tmp_path, probe=probe)
+    after = measured(tmp_path, SETTINGS, SIX, probe=probe)
     assert nvml.left < 0
     assert ids_of(after) == ids_of(whole)
     requests = [request for block in after.blocks for request in block.requests]

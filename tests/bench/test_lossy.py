@@ -6,7 +6,7 @@ from pathlib import Path
 from specbench.bench.plan import TargetPlan
 from specbench.records import LossyRule
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
-from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine
+from tests.bench.fakes import ANSWER_TOKENS, FakeEngine
 from tests.settings.flat_settings import changed
 
 RULE = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
@@ -26,7 +26,7 @@ def with_rule(plan: TargetPlan, drafter: str) -> TargetPlan:
 def test_greedy_cells_have_the_references_length_and_lossy_ones_stop_by_themselves(
     tmp_path: Path,
 ) -> None:
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
     settings = changed(SETTINGS, num_speculative_tokens=(2,), max_new_tokens=99)
     run = measure(with_rule(make_plan(tmp_path, settings), "bad"), engine, tmp_path)
 

@@ -18,7 +18,7 @@ from specbench.report.document import Document, build_document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
-from tests.bench.fakes import Call, FakeClock, FakeEngine
+from tests.bench.fakes import Call, FakeEngine
 from tests.bench.served.served_runs import settings_for
 from tests.settings.flat_settings import changed, settings_of
 
@@ -34,7 +34,7 @@ def too_deep(call: Call) -> Exception | None:
 
 def measured(settings: RunSettings, folder: Path, **depths: int) -> Document:
     plan = make_plan(folder, settings, depths=depths or {"good": 4})
-    return build_document(measure(plan, FakeEngine(FakeClock(), breaks=too_deep), folder))
+    return build_document(measure(plan, FakeEngine(breaks=too_deep), folder))
 
 
 def ks_of(document: Document, drafter: str) -> set[int]:
@@ -65,7 +65,7 @@ def test_a_requested_k_that_is_too_large_fails_and_others_are_measured(tmp_path:
 
 def test_an_adaptive_k_is_warmed_up_as_deep_as_it_goes(tmp_path: Path) -> None:
     settings = changed(KS, num_speculative_tokens=(0,), adaptive=True, pairings=("big/good",))
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
     measure(make_plan(tmp_path, settings, depths={"good": 2}), engine, tmp_path)
     warmed_up = {call.k for call in engine.calls if call.request.max_new_tokens == 12}
     assert warmed_up == {0, 1, 2}

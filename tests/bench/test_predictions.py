@@ -10,8 +10,8 @@ import pytest
 from specbench.bench.session import quoted_text
 from specbench.bench.target import WARM_UP_TOKENS
 from specbench.records import Message, Role
-from tests.bench.fake_runs import SETTINGS, make_plan, measure
-from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine
+from tests.bench.fake_runs import SETTINGS, measured
+from tests.bench.fakes import ANSWER_TOKENS, FakeEngine
 from tests.settings.flat_settings import changed
 
 SMALL, LARGE = "```\na = 1\n```", "```python\ndef f():\n    return 1\n```"
@@ -48,9 +48,9 @@ def predictions(folder: Path, entry: Mapping[str, Any], **changes: Any) -> list[
     """What the engine was told of the turns of the only prompt, the same in every cell."""
     prompts = folder / "own.jsonl"
     prompts.write_text(json.dumps({"id": "p0", **entry}) + "\n")
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
     settings = changed(SETTINGS, workloads=(str(prompts),), **changes)
-    measure(make_plan(folder, settings), engine, folder)
+    measured(folder, settings, engine=engine)
     # Warming up foresees half of its own text.
     asked = [call.request for call in engine.calls if call.request.max_new_tokens > WARM_UP_TOKENS]
     told = [bytes(request.prediction_ids) for request in asked]

@@ -10,7 +10,7 @@ from specbench.report.document import build_document
 from specbench.report.notes import warning_lines
 from tests.bench.curves import CurveEngine, curve
 from tests.bench.fake_runs import SETTINGS, make_plan, measure, write_prompts
-from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeEngine, RecordingWatch
 from tests.settings.flat_settings import changed
 
 KS = tuple(range(9))
@@ -28,7 +28,7 @@ def measured(folder, speedups, seed, budget_s, jitter=0.1, prompts=FORTY):
     )
     folder.mkdir()
     watch = RecordingWatch()
-    engine = CurveEngine(FakeClock(), speedups=speedups, seed=seed, jitter=jitter)
+    engine = CurveEngine(speedups=speedups, seed=seed, jitter=jitter)
     return measure(make_plan(folder, settings, prompts), engine, folder, watch), watch.told
 
 
@@ -58,7 +58,7 @@ def ks_of(text):
 def test_a_budget_that_does_not_pay_for_every_drafter_keeps_five_prompts_for_the_best(tmp_path):
     settings = changed(SETTINGS, num_speculative_tokens=(0, 4), budget_s=660.0, num_repeats=1)
     watch = RecordingWatch()
-    run = measure(make_plan(tmp_path, settings, FORTY), FakeEngine(FakeClock()), tmp_path, watch)
+    run = measure(make_plan(tmp_path, settings, FORTY), FakeEngine(), tmp_path, watch)
     nums = {cell.key.source: cell.num_prompts for cell in build_document(run).cells}
     assert nums["big/good"] >= 5
     assert nums["big/bad"] < 5
@@ -93,7 +93,7 @@ def test_time_outside_blocks_is_shared_like_time_inside(tmp_path):
         budget_s=5_000.0,
         num_repeats=1,
     )
-    engine = ShortWorkload(FakeClock(), speedups={k: 1.0 for k in KS if k})
+    engine = ShortWorkload(speedups={k: 1.0 for k in KS if k})
     run = measure(make_plan(tmp_path, settings), engine, tmp_path)
     num_requests = Counter(
         cell.key.condition.workload.removesuffix(".jsonl")
@@ -139,7 +139,7 @@ def test_a_k_with_few_passes_under_a_budget_has_a_warning(tmp_path):
         concurrency=(4,),
     )
     watch = RecordingWatch()
-    engine = CurveEngine(FakeClock(), speedups=curve(0))
+    engine = CurveEngine(speedups=curve(0))
     document = build_document(
         measure(make_plan(tmp_path, settings, FORTY), engine, tmp_path, watch)
     )
@@ -160,7 +160,7 @@ def test_blocks_of_repeats_are_not_called_prompts(tmp_path):
         num_repeats=3,
     )
     watch = RecordingWatch()
-    engine = CurveEngine(FakeClock(), speedups=curve(0), jitter=0.1)
+    engine = CurveEngine(speedups=curve(0), jitter=0.1)
     measure(make_plan(tmp_path, settings, FORTY[:3]), engine, tmp_path, watch)
     nums = [
         int(told.rpartition("measured: ")[2].strip(")"))

@@ -9,8 +9,8 @@ from specbench.errors import CompatibilityError, ModelError, UsageError
 from specbench.records import FailureRecord
 from specbench.report.document import build_document
 from specbench.report.notes import notes
-from tests.bench.fake_runs import SETTINGS, make_plan, measure
-from tests.bench.fakes import REFUSED, FakeClock, FakeEngine, RecordingWatch
+from tests.bench.fake_runs import SETTINGS, make_plan, measure, measured
+from tests.bench.fakes import REFUSED, FakeEngine, RecordingWatch
 from tests.settings.flat_settings import changed
 
 
@@ -40,8 +40,8 @@ def names_of(run):
 )
 def test_a_drafter_that_is_refused_is_a_stored_failure_and_the_others_run(tmp_path, error):
     watch = RecordingWatch()
-    engine = FakeEngine(FakeClock(), refuses={"bad": error})
-    run = measure(make_plan(tmp_path, SETTINGS), engine, tmp_path, watch)
+    engine = FakeEngine(refuses={"bad": error})
+    run = measured(tmp_path, engine=engine, watch=watch)
 
     reason = str(error).splitlines()[0]
     assert run.failures == (
@@ -55,13 +55,13 @@ def test_a_drafter_that_is_refused_is_a_stored_failure_and_the_others_run(tmp_pa
 
 def test_nothing_is_measured_if_every_drafter_is_refused(tmp_path):
     refuses = {name: ModelError("no") for name in ("good", "bad")}
-    run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), refuses=refuses), tmp_path)
+    run = measured(tmp_path, engine=FakeEngine(refuses=refuses))
     assert names_of(run) == set()
     assert len(run.failures) == 2
 
 
 def test_a_drafter_that_fits_with_no_other_loaded_either_is_a_failure(tmp_path):
-    run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), room=0), tmp_path)
+    run = measured(tmp_path, engine=FakeEngine(room=0))
     assert [(f.pairing, f.stage, f.reason) for f in run.failures] == [
         ("big/good", "load", "CUDA out of memory"),
         ("big/bad", "load", "CUDA out of memory"),
@@ -74,11 +74,10 @@ def test_a_k_that_does_not_fit_is_left_out_and_the_smaller_ones_run(tmp_path):
         return torch.OutOfMemoryError("CUDA out of memory") if call.k == 4 else None
 
     settings = changed(SETTINGS, pairings=("big/good",), num_speculative_tokens=(1, 2, 4))
-    plan = make_plan(tmp_path, settings)
     # Loading a drafter tries the largest K; here that one comes through.
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
     engine.breaks = lambda call: too_large(call) if not call.request.stop_at_eos else None
-    run = measure(plan, engine, tmp_path)
+    run = measured(tmp_path, settings, engine=engine)
 
     assert [(f.pairing, f.stage, f.reason) for f in run.failures] == [
         ("big/good", "warm_up", "ngram K=4: CUDA out of memory")
@@ -87,8 +86,8 @@ def test_a_k_that_does_not_fit_is_left_out_and_the_smaller_ones_run(tmp_path):
 
 
 def test_an_error_without_text_is_named_by_its_type(tmp_path):
-    engine = FakeEngine(FakeClock(), refuses={"bad": torch.OutOfMemoryError()})
-    run = measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)
+    engine = FakeEngine(refuses={"bad": torch.OutOfMemoryError()})
+    run = measured(tmp_path, engine=engine)
     assert [failure.reason for failure in run.failures] == ["OutOfMemoryError"]
 
 
@@ -97,8 +96,11 @@ def test_a_target_that_cannot_do_the_baseline_is_one_failure(tmp_path):
         hot = call.request.sampling.temperature > 0
         return ModelError("logits are not finite") if hot and call.k == 0 else None
 
-    plan = make_plan(tmp_path, changed(SETTINGS, temperatures=(1.0,)))
-    run = measure(plan, FakeEngine(FakeClock(), breaks=no_sampling), tmp_path)
+    run = measured(
+        tmp_path,
+        changed(SETTINGS, temperatures=(1.0,)),
+        engine=FakeEngine(breaks=no_sampling),
+    )
     assert [(f.pairing, f.stage) for f in run.failures] == [("big", "warm_up")]
     assert run.blocks == ()
     assert run.is_failed
@@ -109,8 +111,9 @@ def test_a_turn_that_fails_fails_its_conversation_and_no_other(tmp_path):
         is_measured = not call.request.stop_at_eos and "Two" in call.text
         return torch.OutOfMemoryError("out of memory") if is_measured and call.k == 4 else None
 
-    plan = make_plan(tmp_path, SETTINGS, [["One", "Two", "Three"], "Bye"])
-    run = measure(plan, FakeEngine(FakeClock(), breaks=second_turn_at_4), tmp_path)
+    run = measured(
+        tmp_path, SETTINGS, [["One", "Two", "Three"], "Bye"], FakeEngine(breaks=second_turn_at_4)
+    )
 
     failed = failed_of(run)
     assert {(r.prompt_id, r.error) for r in failed} == {("p0", "out of memory")}
@@ -127,7 +130,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_named_and_the_rest_is_
     # "user: ...\n" and 128 new tokens at most: 535 of p0, 435 of p3.
     plan = make_plan(tmp_path, SETTINGS, ["x" * 400, "short", "brief", "y" * 300])
     watch = RecordingWatch()
-    run = measure(plan, FakeEngine(FakeClock(), context=300), tmp_path, watch)
+    run = measure(plan, FakeEngine(context=300), tmp_path, watch)
 
     assert {block.prompt_id for block in run.blocks} == {"p1", "p2"}
     assert failed_of(run) == []
@@ -142,7 +145,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_named_and_the_rest_is_
         f"big, own.jsonl: left out: {failure.reason}"
     ]
     # A resumed run leaves out the same and says it once.
-    again = measure(plan, FakeEngine(FakeClock(), context=300), tmp_path)
+    again = measure(plan, FakeEngine(context=300), tmp_path)
     assert again.failures == run.failures
     assert len(again.blocks) == len(run.blocks)
 
@@ -151,20 +154,18 @@ def test_prompts_longer_than_the_context_are_left_out_and_named_and_the_rest_is_
 def test_all_turns_of_a_conversation_count_with_answers_of_full_length(tmp_path, context, asked):
     # "user: Hi\n", "assistant: \n", "user: Ho\n": 30 tokens, and two answers of 130.
     settings = changed(SETTINGS, max_new_tokens=130)
-    plan = make_plan(tmp_path, settings, ["Hello", ["Hi", "Ho"]])
-    run = measure(plan, FakeEngine(FakeClock(), context=context), tmp_path)
+    run = measured(tmp_path, settings, ["Hello", ["Hi", "Ho"]], FakeEngine(context=context))
     assert {block.prompt_id for block in run.blocks} == asked
 
 
 def test_a_prompt_that_the_template_refuses_is_a_located_error(tmp_path):
-    plan = make_plan(tmp_path, SETTINGS, ["short", REFUSED])
-    run = measure(plan, FakeEngine(FakeClock(), context=300), tmp_path)
+    run = measured(tmp_path, SETTINGS, ["short", REFUSED], FakeEngine(context=300))
     assert run.failures == ()
     assert {request.prompt_id for request in failed_of(run)} == {"p1"}
 
 
 def test_a_context_too_short_for_every_prompt_fails_the_target_once(tmp_path):
-    run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), context=20), tmp_path)
+    run = measured(tmp_path, engine=FakeEngine(context=20))
     (failure,) = run.failures
     assert (failure.pairing, failure.stage) == ("big", "warm_up")
     assert "tokens of 20" in failure.reason
@@ -172,8 +173,7 @@ def test_a_context_too_short_for_every_prompt_fails_the_target_once(tmp_path):
 
 
 def test_a_prompt_that_the_chat_template_refuses_fails_by_name(tmp_path):
-    plan = make_plan(tmp_path, SETTINGS, [REFUSED, "Hello"])
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, SETTINGS, [REFUSED, "Hello"])
     failed = failed_of(run)
     assert len(failed) == 5
     (error,) = {request.error for request in failed}
@@ -182,19 +182,17 @@ def test_a_prompt_that_the_chat_template_refuses_fails_by_name(tmp_path):
 
 
 def test_a_second_turn_that_the_template_refuses_fails_by_name(tmp_path):
-    plan = make_plan(tmp_path, SETTINGS, [["Hello", REFUSED]])
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, SETTINGS, [["Hello", REFUSED]])
     assert {request.error.split(":")[0] for request in failed_of(run)} == {"own.jsonl, prompt p0"}
 
 
 def test_a_template_that_refuses_every_prompt_is_one_failure_of_the_target(tmp_path):
-    plan = make_plan(tmp_path, SETTINGS, [REFUSED, REFUSED + "!"])
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, SETTINGS, [REFUSED, REFUSED + "!"])
     assert [(f.pairing, f.stage) for f in run.failures] == [("big", "warm_up")]
     assert run.is_failed
 
 
 def test_an_internal_error_in_the_engine_is_raised(tmp_path):
-    engine = FakeEngine(FakeClock(), breaks=lambda _: RuntimeError("a bug"))
+    engine = FakeEngine(breaks=lambda _: RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
-        measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)
+        measured(tmp_path, engine=engine)

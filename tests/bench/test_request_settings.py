@@ -17,7 +17,7 @@ from specbench.records import Message, RequestSettings, RunRecord
 from specbench.report.document import build_document
 from specbench.report.provenance import provenance, setup
 from tests.bench.fake_runs import ENVIRONMENT, RUN_ID, SETTINGS, make_plan, measure
-from tests.bench.fakes import BytesTokenizer, FakeClock, FakeEngine
+from tests.bench.fakes import BytesTokenizer, FakeEngine
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 from tests.settings.flat_settings import changed
 
@@ -160,7 +160,7 @@ def test_template_arguments_and_stop_reach_the_engine_and_history_ends_before_it
     tmp_path: Path,
 ) -> None:
     row = {"turns": ["A", "B"], "stop": ["cde", "x"], "thinking": False, "reasoning_effort": "low"}
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
     engine.tokenizer = TemplateTokenizer()
     measure(plan_of(tmp_path, row), engine, tmp_path)
     calls = [call for call in engine.calls if call.request.prompt_id or call.k == 0]
@@ -227,7 +227,7 @@ def test_a_replayed_turn_follows_the_recorded_text_in_every_engine(tmp_path: Pat
     roles = ("user", "assistant", "user")
     messages = [{"role": r, "content": c} for r, c in zip(roles, "ARB", strict=True)]
     row = {"messages": messages, "replay": True}
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
     measure(plan_of(tmp_path, row), engine, tmp_path)
     asked = {call.text for call in engine.calls if call.request.prompt_id}
     assert asked == {"user: A\n", "user: A\nassistant: R\nuser: B\n"}

@@ -16,6 +16,7 @@ from tests.bench.fake_runs import (
     explored,
     make_plan,
     measure,
+    measured,
 )
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
 from tests.settings.flat_settings import changed
@@ -40,7 +41,7 @@ def ids_of(run):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole")
-    return measure(make_plan(root, SETTINGS, SIX), FakeEngine(FakeClock()), root)
+    return measured(root, SETTINGS, SIX)
 
 
 @pytest.mark.slow
@@ -50,12 +51,12 @@ def test_a_run_interrupted_after_any_block_resumes_to_the_same_result(
 ):
     plan = make_plan(tmp_path, SETTINGS, SIX)
     with pytest.raises(Interrupted):
-        measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(num_blocks))
+        measure(plan, FakeEngine(), tmp_path, stop_after(num_blocks))
     before = load_run(RUN_ID, tmp_path)
     assert len(before.blocks) == num_blocks
     assert not before.is_complete
 
-    after = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    after = measure(plan, FakeEngine(), tmp_path)
     assert after.blocks[:num_blocks] == before.blocks
     assert ids_of(after) == ids_of(uninterrupted)
     assert len(after.references) == 6
@@ -66,14 +67,14 @@ def test_a_run_interrupted_after_any_block_resumes_to_the_same_result(
 @pytest.mark.parametrize("num_calls", [1, 9, 12, 44, 57])
 def test_ctrl_c_in_the_middle_of_a_block_costs_that_block_only(tmp_path, uninterrupted, num_calls):
     plan = make_plan(tmp_path, SETTINGS, SIX)
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
     engine.breaks = lambda _: Interrupted() if len(engine.calls) == num_calls else None
     with pytest.raises(Interrupted):
         measure(plan, engine, tmp_path)
     before = load_run(RUN_ID, tmp_path)
     assert all(len(block.requests) == len(block.order) for block in before.blocks)
 
-    after = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    after = measure(plan, FakeEngine(), tmp_path)
     assert after.blocks[: len(before.blocks)] == before.blocks
     assert ids_of(after) == ids_of(uninterrupted)
 
@@ -82,8 +83,8 @@ def test_a_run_interrupted_again_and_again_has_every_block_once(tmp_path, uninte
     plan = make_plan(tmp_path, SETTINGS, SIX)
     for num_blocks in (1, 2, 4, 6):
         with pytest.raises(Interrupted):
-            measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(num_blocks))
-    after = measure(plan, FakeEngine(FakeClock()), tmp_path)
+            measure(plan, FakeEngine(), tmp_path, stop_after(num_blocks))
+    after = measure(plan, FakeEngine(), tmp_path)
     assert ids_of(after) == ids_of(uninterrupted)
     assert set(Counter(ids_of(after)).values()) == {1}
 
@@ -105,7 +106,7 @@ def test_a_run_stopped_while_confirming_resumes_without_exploring(tmp_path):
     before = load_run(RUN_ID, tmp_path)
 
     # What was spent is told from blocks, without loading and references: there seems time left.
-    after = measure(plan, FakeEngine(FakeClock()), tmp_path, spent_s=clock.now_s / 2)
+    after = measure(plan, FakeEngine(), tmp_path, spent_s=clock.now_s / 2)
     added = after.blocks[len(before.blocks) :]
     assert {block.purpose for block in added} == {"confirm"}
     assert {block.repeat for block in after.blocks if block.purpose == "confirm"} == {3}
@@ -115,10 +116,10 @@ def test_a_failure_met_in_every_session_is_stored_once(tmp_path):
     plan = make_plan(tmp_path, SETTINGS, SIX)
     refuses = {"bad": ModelError("it is not there")}
     for num_blocks in (1, 2):
-        engine = FakeEngine(FakeClock(), refuses=refuses)
+        engine = FakeEngine(refuses=refuses)
         with pytest.raises(Interrupted):
             measure(plan, engine, tmp_path, stop_after(num_blocks))
-    run = measure(plan, FakeEngine(FakeClock(), refuses=refuses), tmp_path)
+    run = measure(plan, FakeEngine(refuses=refuses), tmp_path)
     assert len(run.failures) == 1
 
 
@@ -126,9 +127,9 @@ def test_a_drafter_missing_on_resume_is_skipped_and_the_run_continues(tmp_path):
     settings = changed(SETTINGS, pairings=("big/good",))
     plan = make_plan(tmp_path, settings, SIX)
     with pytest.raises(Interrupted):
-        measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(6))
+        measure(plan, FakeEngine(), tmp_path, stop_after(6))
 
-    gone = FakeEngine(FakeClock(), refuses={"good": ModelError("it is not there")})
+    gone = FakeEngine(refuses={"good": ModelError("it is not there")})
     run = measure(plan, gone, tmp_path)
     assert [failure.pairing for failure in run.failures] == ["big/good"]
     assert run.is_complete
@@ -136,14 +137,13 @@ def test_a_drafter_missing_on_resume_is_skipped_and_the_run_continues(tmp_path):
 
 def test_a_complete_run_has_nothing_left_to_measure(tmp_path, uninterrupted):
     plan = make_plan(tmp_path, SETTINGS, SIX)
-    measure(plan, FakeEngine(FakeClock()), tmp_path)
-    again = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    measure(plan, FakeEngine(), tmp_path)
+    again = measure(plan, FakeEngine(), tmp_path)
     assert ids_of(again) == ids_of(uninterrupted)
 
 
 def test_the_seconds_spent_are_those_of_this_targets_stored_requests(tmp_path):
-    plan = make_plan(tmp_path, SETTINGS, SIX)
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, SETTINGS, SIX)
     seconds = sum(r.total_s for block in run.blocks for r in block.requests)
     with resume_run(tmp_path, RUN_ID) as writer:
         assert spent_s(writer.stored, "big") == pytest.approx(seconds)
@@ -153,7 +153,7 @@ def test_the_seconds_spent_are_those_of_this_targets_stored_requests(tmp_path):
 def test_a_dropped_cell_stays_dropped_on_resume_even_if_the_rule_changed(tmp_path, monkeypatch):
     plan = make_plan(tmp_path, changed(SETTINGS, budget_s=3600.0), TWENTY)
     with pytest.raises(Interrupted):
-        measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(7))
+        measure(plan, FakeEngine(), tmp_path, stop_after(7))
     dropped = [e for e in load_run(RUN_ID, tmp_path).extensions if e.kind == "drop"][-1]
     assert dropped.num_prompts == 5
     ids = {
@@ -163,7 +163,7 @@ def test_a_dropped_cell_stays_dropped_on_resume_even_if_the_rule_changed(tmp_pat
     assert set(dropped.cell_ids) == ids
 
     monkeypatch.setattr(pruning, "_is_slower", lambda _: False)
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measure(plan, FakeEngine(), tmp_path)
 
     assert not any(cells_of(block) & ids for block in explored(run)[5:])
     drops = [one.num_prompts for one in run.extensions if one.kind == "drop"]
@@ -178,13 +178,13 @@ def test_the_winners_are_those_that_were_chosen_first(tmp_path, monkeypatch):
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        measure(plan, FakeEngine(FakeClock()), tmp_path, RecordingWatch(stop_in_confirming))
+        measure(plan, FakeEngine(), tmp_path, RecordingWatch(stop_in_confirming))
     before = load_run(RUN_ID, tmp_path)
     (chosen,) = (one for one in before.extensions if one.kind == "confirm")
     assert {"big/good|own.jsonl|builtin|ngram|k4|c1|t0|float32"} == set(chosen.cell_ids)
 
     monkeypatch.setattr(passes, "winners", lambda cells: (cell.key.id for cell in cells))
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measure(plan, FakeEngine(), tmp_path)
 
     drafted = [{i for i in cells_of(b) if not i.startswith("big|")} for b in confirmed(run)]
     assert drafted == [set(chosen.cell_ids)] * 6
@@ -193,11 +193,11 @@ def test_the_winners_are_those_that_were_chosen_first(tmp_path, monkeypatch):
 
 def test_a_setting_that_reached_its_precision_is_not_reopened(tmp_path, monkeypatch):
     plan = make_plan(tmp_path, changed(SETTINGS, precision=0.5), TWENTY)
-    whole = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    whole = measure(plan, FakeEngine(), tmp_path)
     num_explored = len(explored(whole))
     assert num_explored < 20
     (precise,) = (one for one in whole.extensions if one.kind == "precise")
     assert precise.question == "big|own.jsonl|builtin|none|k0|c1|t0|float32"
 
     monkeypatch.setattr(passes, "_half_width", lambda _: 1.0)
-    assert len(explored(measure(plan, FakeEngine(FakeClock()), tmp_path))) == num_explored
+    assert len(explored(measure(plan, FakeEngine(), tmp_path))) == num_explored

@@ -17,7 +17,7 @@ from specbench.bench.round_costs import (
 from specbench.engines.engine import ServedPass
 from specbench.records import RoundCost, RoundTimeline, Sampling
 from specbench.tracing.trace import TargetText
-from tests.bench.fakes import FakeClock, FakeEngine
+from tests.bench.fakes import FakeEngine
 from tests.cell_keys import BASE_KEY, with_axes
 
 TEXTS = [
@@ -65,7 +65,7 @@ class Disturbed(FakeEngine):
 
 
 def engine_of(share: float = 0.0) -> Disturbed:
-    engine = Disturbed(FakeClock(), loaded=["good"])
+    engine = Disturbed(loaded=["good"])
     engine.share = share
     return engine
 

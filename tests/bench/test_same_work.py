@@ -12,7 +12,7 @@ from specbench.inputs.pairing import Pairing
 from specbench.records import RunRecord
 from specbench.report.document import build_document
 from tests.bench.fake_runs import ENVIRONMENT, RUN_ID, SETTINGS, make_plan, measure
-from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeEngine, RecordingWatch
 
 OWN = """\
 targets:
@@ -79,12 +79,12 @@ def test_a_failure_is_settled_once_its_cells_are_measured_after_all(tmp_path: Pa
         raise Stop
 
     plan = make_plan(tmp_path, SETTINGS)
-    gone = FakeEngine(FakeClock(), refuses={"bad": ModelError("it is not there")})
+    gone = FakeEngine(refuses={"bad": ModelError("it is not there")})
     with pytest.raises(Stop):
         measure(plan, gone, tmp_path, RecordingWatch(stop))
     document = build_document(measure(plan, gone, tmp_path))
     assert [failure.pairing for failure in document.failures] == ["big/bad"]
 
-    document = build_document(measure(plan, FakeEngine(FakeClock()), tmp_path))
+    document = build_document(measure(plan, FakeEngine(), tmp_path))
     assert document.failures == ()
     assert document.missing == ()

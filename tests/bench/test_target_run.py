@@ -23,6 +23,7 @@ from tests.bench.fake_runs import (
     explored,
     make_plan,
     measure,
+    measured,
     write_prompts,
 )
 from tests.bench.fakes import (
@@ -38,13 +39,18 @@ from tests.settings.flat_settings import changed
 EVERY_K = ("none 0", "good 2", "good 4", "bad 2", "bad 4")  # drafter and K
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return measured(tmp_path_factory.mktemp("run"), SETTINGS, SIX)
+
+
 def requests_of(run):
     return [request for block in run.blocks for request in block.requests]
 
 
 def test_every_planned_block_is_stored_once_with_the_order_it_ran_in(tmp_path):
     plan = make_plan(tmp_path, SETTINGS, SIX)
-    engine = FakeEngine(FakeClock())
+    engine = FakeEngine()
     run = measure(plan, engine, tmp_path)
 
     assert run.is_complete
@@ -60,15 +66,14 @@ def test_another_seed_gives_another_block_order(tmp_path):
     for seed in (0, 0, 1):
         root = tmp_path / str(len(orders))
         root.mkdir()
-        plan = make_plan(root, changed(SETTINGS, seed=seed), SIX)
-        run = measure(plan, FakeEngine(FakeClock()), root)
+        run = measured(root, changed(SETTINGS, seed=seed), SIX)
         orders.append({block.prompt_id: block.order for block in run.blocks})
     assert orders[0] == orders[1] != orders[2]
 
 
 def test_warming_up_leaves_no_record(tmp_path):
-    engine = FakeEngine(FakeClock())
-    run = measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)
+    engine = FakeEngine()
+    run = measured(tmp_path, engine=engine)
 
     warm_up = [call for call in engine.calls if call.request.max_new_tokens == WARM_UP_TOKENS]
     # Every shape of the plan was run before it counted ...
@@ -82,33 +87,30 @@ def test_warming_up_leaves_no_record(tmp_path):
 
 
 def test_greedy_cells_emit_as_many_tokens_as_the_targets_own_answer(tmp_path):
-    engine = FakeEngine(FakeClock())
-    run = measure(make_plan(tmp_path, changed(SETTINGS, max_new_tokens=100)), engine, tmp_path)
+    engine = FakeEngine()
+    run = measured(tmp_path, changed(SETTINGS, max_new_tokens=100), engine=engine)
 
     assert [len(reference.output_ids) for reference in run.references] == [ANSWER_TOKENS] * 2
     assert {r.num_output_tokens for r in requests_of(run)} == {ANSWER_TOKENS}
     assert {r.finish_reason for r in requests_of(run)} == {"eos"}
-    measured = [call for call in engine.calls if call.request.max_new_tokens == ANSWER_TOKENS]
-    assert not any(call.request.stop_at_eos for call in measured)
+    counted = [call for call in engine.calls if call.request.max_new_tokens == ANSWER_TOKENS]
+    assert not any(call.request.stop_at_eos for call in counted)
 
 
 def test_a_limit_on_new_tokens_cuts_every_cell_the_same(tmp_path):
-    plan = make_plan(tmp_path, changed(SETTINGS, max_new_tokens=20))
-    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, changed(SETTINGS, max_new_tokens=20))
     assert {r.num_output_tokens for r in requests_of(run)} == {20}
     assert {r.finish_reason for r in requests_of(run)} == {"length"}
 
 
 def test_the_targets_answer_is_decoded_once_a_run(tmp_path):
-    settings = changed(SETTINGS, temperatures=(0.0, 1.0))
-    run = measure(make_plan(tmp_path, settings), FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, changed(SETTINGS, temperatures=(0.0, 1.0)))
     assert len(run.references) == 2
 
 
 def test_sampling_gives_every_k_the_same_three_seeds(tmp_path):
-    plan = make_plan(tmp_path, changed(SETTINGS, temperatures=(1.0,)))
-    engine = FakeEngine(FakeClock())
-    run = measure(plan, engine, tmp_path)
+    engine = FakeEngine()
+    run = measured(tmp_path, changed(SETTINGS, temperatures=(1.0,)), engine=engine)
 
     seeds = defaultdict(set)
     for request in requests_of(run):
@@ -122,18 +124,19 @@ def test_sampling_gives_every_k_the_same_three_seeds(tmp_path):
 
 
 def test_sampled_answers_end_where_they_end(tmp_path):
-    engine = FakeEngine(FakeClock())
-    measure(make_plan(tmp_path, changed(SETTINGS, temperatures=(1.0,))), engine, tmp_path)
+    engine = FakeEngine()
+    measured(tmp_path, changed(SETTINGS, temperatures=(1.0,)), engine=engine)
     sampled = [c.request for c in engine.calls if c.request.sampling.temperature == 1.0]
-    measured = [r for r in sampled if r.max_new_tokens != WARM_UP_TOKENS]
-    assert all(r.stop_at_eos and r.max_new_tokens == 128 for r in measured)
+    counted = [r for r in sampled if r.max_new_tokens != WARM_UP_TOKENS]
+    assert all(r.stop_at_eos and r.max_new_tokens == 128 for r in counted)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_next_turn_follows_the_targets_own_answer(tmp_path, temperature):
-    plan = make_plan(tmp_path, changed(SETTINGS, temperatures=(temperature,)), [["One", "Two"]])
-    engine = FakeEngine(FakeClock())
-    run = measure(plan, engine, tmp_path)
+    engine = FakeEngine()
+    run = measured(
+        tmp_path, changed(SETTINGS, temperatures=(temperature,)), [["One", "Two"]], engine
+    )
 
     answer = FakeEngine.tokenizer.text(run.references[0].output_ids)
     assert len(answer) == ANSWER_TOKENS - 1  # without its end token
@@ -147,9 +150,7 @@ def test_a_next_turn_follows_the_targets_own_answer(tmp_path, temperature):
     assert {r.num_prompt_tokens for r in requests_of(run) if r.turn} == {len(second)}
 
 
-def test_the_winner_is_confirmed_on_new_repeats_with_k_0(tmp_path):
-    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
-
+def test_the_winner_is_confirmed_on_new_repeats_with_k_0(run):
     assert len(explored(run)) == len(confirmed(run)) == 6
     assert {block.repeat for block in explored(run)} == {0}
     assert {block.repeat for block in confirmed(run)} == {1}
@@ -158,11 +159,8 @@ def test_the_winner_is_confirmed_on_new_repeats_with_k_0(tmp_path):
         assert names == {"bigk0", "big/goodk4"}
 
 
-def test_a_decision_quotes_the_confirmation_run(tmp_path):
-    document = build_document(
-        measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
-    )
-    good, bad = document.decisions
+def test_a_decision_quotes_the_confirmation_run(run):
+    good, bad = build_document(run).decisions
     # 40 tokens in 40 s; at K = 4 in 8 rounds of 1.4 s: 40 / 11.2.
     assert good.speedup.estimate == pytest.approx(40 / 11.2)
     assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
@@ -172,19 +170,17 @@ def test_a_decision_quotes_the_confirmation_run(tmp_path):
 
 
 def test_a_single_k_was_not_picked_from_many_and_is_measured_once(tmp_path):
-    settings = changed(SETTINGS, num_speculative_tokens=(4,))
-    run = measure(make_plan(tmp_path, settings, SIX), FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, changed(SETTINGS, num_speculative_tokens=(4,)), SIX)
     assert confirmed(run) == []
 
 
 def test_too_few_prompts_for_an_interval_confirm_nothing(tmp_path):
-    run = measure(make_plan(tmp_path, SETTINGS, SIX[:4]), FakeEngine(FakeClock()), tmp_path)
+    run = measured(tmp_path, SETTINGS, SIX[:4])
     assert confirmed(run) == []
     assert run.is_complete
 
 
-def test_memory_is_recorded_for_the_target_and_with_each_drafter(tmp_path):
-    run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock()), tmp_path)
+def test_memory_is_recorded_for_the_target_and_with_each_drafter(run):
     weights = {m.drafter: (m.weights_bytes, m.kv_bytes_per_token) for m in run.memory}
     assert weights == {"none": (1000, 64), "good": (1100, 72), "bad": (1100, 72)}
     assert all(m.process_peak_bytes > 0 for m in run.memory)
@@ -193,7 +189,7 @@ def test_memory_is_recorded_for_the_target_and_with_each_drafter(tmp_path):
 
 def test_an_engine_in_another_process_is_measured_only_by_its_answers(tmp_path):
     watch = RecordingWatch()
-    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeServer(FakeClock()), tmp_path, watch)
+    run = measured(tmp_path, SETTINGS, SIX, FakeServer(), watch=watch)
     assert (run.memory, run.forwards, run.limits) == ((), (), ())
     assert (run.failures, watch.warnings) == ((), [])
     good, bad = build_document(run).decisions
@@ -203,7 +199,7 @@ def test_an_engine_in_another_process_is_measured_only_by_its_answers(tmp_path):
 
 def test_an_engine_that_offers_no_drafters_is_measured_without_a_forecast(tmp_path):
     watch, settings = RecordingWatch(), changed(SETTINGS, forecast=True)
-    plan, engine = make_plan(tmp_path, settings, SIX), FakeServer(FakeClock())
+    plan, engine = make_plan(tmp_path, settings, SIX), FakeServer()
     run = measure(plan, engine, tmp_path, watch, trace=trace_conversation)
     assert run.traces == ()
     assert any(re.search("good: .*builtin", w) for w in watch.warnings)
@@ -211,7 +207,6 @@ def test_an_engine_that_offers_no_drafters_is_measured_without_a_forecast(tmp_pa
 
 
 def test_the_target_runs_before_any_drafter_is_loaded(tmp_path):
-    engine = FakeEngine(FakeClock())
     num_calls = {}
 
     class Loading(FakeEngine):
@@ -219,14 +214,12 @@ def test_the_target_runs_before_any_drafter_is_loaded(tmp_path):
             num_calls[drafter.name] = [call.drafter for call in self.calls]
             return super().add_drafter(drafter)
 
-    engine = Loading(FakeClock())
-    measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)
+    measured(tmp_path, engine=Loading())
     assert set(num_calls["good"]) == {"none"}
     assert set(num_calls["bad"]) == {"none", "good"}
 
 
-def test_a_round_is_compared_with_its_model_forwards(tmp_path):
-    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+def test_a_round_is_compared_with_its_model_forwards(run):
     # All rounds after the first four: 12 where all is kept, but for an answer's end.
     counted = {
         (cost.cell_id.split("|")[0], cost.num_tokens - 1): cost.num_samples
@@ -259,9 +252,9 @@ def test_a_round_is_compared_with_its_model_forwards(tmp_path):
 def test_a_few_blocks_are_enough_for_the_model_forwards(tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "BLOCKS", limits.BLOCKS)
     prompts = [f"prompt {i}" for i in range(10)]
-    run = measure(make_plan(tmp_path, SETTINGS, prompts), FakeEngine(FakeClock()), tmp_path)
-    measured = Counter(cost.cell_id for cost in run.forwards if cost.role == "target")
-    assert set(measured.values()) == {8}
+    run = measured(tmp_path, SETTINGS, prompts)
+    counted = Counter(cost.cell_id for cost in run.forwards if cost.role == "target")
+    assert set(counted.values()) == {8}
 
 
 class SlowForwards(FakeEngine):
@@ -277,18 +270,18 @@ def test_under_a_budget_model_forwards_take_at_most_a_share_of_the_time(tmp_path
     prompts = [f"prompt {i}" for i in range(40)]
     settings = changed(SETTINGS, budget_s=12_000.0, num_repeats=1)
     clock = FakeClock()
-    run = measure(make_plan(tmp_path, settings, prompts), SlowForwards(clock), tmp_path)
-    measured = Counter(cost.cell_id for cost in run.forwards if cost.role == "target")
+    run = measured(tmp_path, settings, prompts, SlowForwards(clock))
+    counted = Counter(cost.cell_id for cost in run.forwards if cost.role == "target")
     ids = {cell_id for block in explored(run) for cell_id in cells_of(block)}
-    assert set(measured) == ids  # every cell at least once
+    assert set(counted) == ids  # every cell at least once
     served_s = sum(sum(block_seconds(block).values()) for block in explored(run))
     a_pass_s = 50.0 * len(ids)
-    assert 50.0 * measured.total() <= 0.15 * served_s + a_pass_s
+    assert 50.0 * counted.total() <= 0.15 * served_s + a_pass_s
 
 
 def test_drafters_that_do_not_fit_together_have_a_k_0_of_their_own(tmp_path):
-    engine = FakeEngine(FakeClock(), room=1)
-    run = measure(make_plan(tmp_path, SETTINGS, SIX), engine, tmp_path)
+    engine = FakeEngine(room=1)
+    run = measured(tmp_path, SETTINGS, SIX, engine)
 
     assert run.failures == ()
     assert engine.loaded == []
@@ -305,7 +298,7 @@ def test_drafters_that_do_not_fit_together_have_a_k_0_of_their_own(tmp_path):
 
 def test_the_watch_hears_of_every_block(tmp_path):
     watch = RecordingWatch()
-    measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path, watch)
+    measured(tmp_path, SETTINGS, SIX, watch=watch)
     assert [done for done, _, _ in watch.advances] == [*range(1, 7), *range(1, 7)]
     assert {total for _, total, _ in watch.advances} == {6}
     assert watch.stages[:3] == ["big: loading", "big: warming up", "big: measuring own.jsonl"]
@@ -313,8 +306,7 @@ def test_the_watch_hears_of_every_block(tmp_path):
     assert watch.warnings == []
 
 
-def test_the_text_of_one_reference_per_workload_is_stored_in_pieces(tmp_path):
-    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+def test_the_text_of_one_reference_per_workload_is_stored_in_pieces(run):
     told = [reference for reference in run.references if reference.pieces]
     assert [(r.workload, r.prompt_id) for r in told] == [
         (run.references[0].workload, run.references[0].prompt_id)
@@ -356,12 +348,11 @@ def on_gpu(tmp_path, monkeypatch):
     """Measures two workloads in a run that names a GPU, or the rest of them."""
     monkeypatch.setattr(passes, "copy_bandwidth", lambda _: 1e12)
     names = tuple(write_prompts(tmp_path / f"{name}.jsonl", SIX) for name in ("code", "chat"))
-    plan = make_plan(tmp_path, changed(SETTINGS, workloads=names))
 
     def run(engine, device="cuda:0"):
         counting = partial(count_launches, count=engine.count)
         monkeypatch.setattr(target, "count_launches", counting)
-        return measure(plan, engine, tmp_path, device=device)
+        return measured(tmp_path, changed(SETTINGS, workloads=names), engine=engine, device=device)
 
     return run
 
@@ -376,7 +367,7 @@ def launches(run):
 
 
 def test_a_profiler_does_not_slow_measured_requests(on_gpu):
-    engine = SlowedEngine(FakeClock())
+    engine = SlowedEngine()
     run = on_gpu(engine)
 
     assert confirmed(run)
@@ -389,7 +380,7 @@ def test_a_profiler_does_not_slow_measured_requests(on_gpu):
 
 
 def test_a_run_on_a_cpu_profiles_nothing(on_gpu):
-    engine = SlowedEngine(FakeClock())
+    engine = SlowedEngine()
     run = on_gpu(engine, device="cpu")
     assert run.is_complete
     assert engine.profiled == []
@@ -397,7 +388,7 @@ def test_a_run_on_a_cpu_profiles_nothing(on_gpu):
 
 
 def test_drafters_that_made_way_are_profiled_after_all_that_is_measured(on_gpu):
-    engine = SlowedEngine(FakeClock(), room=1)
+    engine = SlowedEngine(room=1)
     run = on_gpu(engine)
 
     assert all(max(r.rounds.round_s) < 1.5 for r in requests_of(run))
@@ -409,7 +400,7 @@ def test_a_run_stopped_while_it_profiles_keeps_what_is_stored_and_profiles_the_r
     def stop(call):
         return KeyboardInterrupt() if (call.drafter, call.k) == ("bad", 2) else None
 
-    first, second, third = (SlowedEngine(FakeClock()) for _ in range(3))
+    first, second, third = (SlowedEngine() for _ in range(3))
     first.breaks_profile = stop
     with pytest.raises(KeyboardInterrupt):
         on_gpu(first)
@@ -424,7 +415,7 @@ def test_a_run_stopped_while_it_profiles_keeps_what_is_stored_and_profiles_the_r
 
 
 def test_a_profiler_that_fails_costs_its_counts_only(on_gpu):
-    engine = SlowedEngine(FakeClock(), breaks_profile=lambda _: AssertionError("CUPTI"))
+    engine = SlowedEngine(breaks_profile=lambda _: AssertionError("CUPTI"))
     run = on_gpu(engine)
     assert run.is_complete
     assert run.failures == ()
@@ -471,7 +462,7 @@ def examined(tmp_path, monkeypatch):
 
 
 def test_logits_are_compared_where_half_precision_outputs_first_differ_from_k_0(examined):
-    engine = NearTies(FakeClock())
+    engine = NearTies()
     run = examined(engine)
 
     found = {(d.cell_id.split("|")[0], d.position, d.gap, d.spacing) for d in run.differences}
@@ -486,7 +477,7 @@ def test_logits_are_compared_where_half_precision_outputs_first_differ_from_k_0(
 
 
 def test_logits_are_compared_once_after_everything_is_measured(examined):
-    engine, resumed = NearTies(FakeClock()), NearTies(FakeClock())
+    engine, resumed = NearTies(), NearTies()
     run = examined(engine)
     assert confirmed(run)
     assert engine.num_decoded == {len(engine.calls)}
@@ -498,7 +489,7 @@ def test_logits_are_compared_once_after_everything_is_measured(examined):
     ("dtype", "changes"), [("float32", lambda call: call.k == 4), ("bfloat16", lambda _: False)]
 )
 def test_logits_are_not_compared_in_float32_or_if_outputs_are_equal(examined, dtype, changes):
-    engine = NearTies(FakeClock(), changes=changes)
+    engine = NearTies(changes=changes)
     run = examined(engine, dtype)
     assert (run.differences, engine.looked_at) == ((), [])
 
@@ -509,7 +500,7 @@ def test_a_target_that_refuses_the_comparison_keeps_what_is_measured(examined, e
         def next_logits(self, *_):
             raise error
 
-    run = examined(Refusing(FakeClock()))
+    run = examined(Refusing())
     assert run.is_complete
     assert (run.differences, run.failures) == ((), ())
     assert {cell.key.draft.k for cell in build_document(run).cells} == {0, 2, 4}

@@ -28,7 +28,7 @@ from specbench.records import Contender, Request, Result
 from specbench.report.document import build_document
 from specbench.report.provenance import provenance
 from tests.bench.fake_runs import SETTINGS, make_plan
-from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeEngine, RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 
 FACTS: Facts = ("1" * 64, "float32", "builtin", 1)
@@ -72,7 +72,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float]
 
 @pytest.fixture
 def engine() -> Threaded:
-    return Threaded(FakeClock())
+    return Threaded()
 
 
 def chosen(engine: Threaded, tmp_path: Path, facts: Facts = FACTS):

@@ -7,7 +7,7 @@ import pytest
 from specbench.bench.forecasting import DraftedCells, timed_cells
 from tests.bench.fake_runs import make_plan, measure, write_prompts
 from tests.bench.fake_traces import fake_trace
-from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeEngine, RecordingWatch
 from tests.bench.test_forecasting import FORECAST, SIX
 from tests.bench.test_lossy import with_rule
 from tests.settings.flat_settings import changed
@@ -17,7 +17,7 @@ def test_a_lossy_drafter_has_one_warning_that_it_is_not_forecast(tmp_path):
     settings = changed(FORECAST, temperatures=(0.5, 1.0))
     watch = RecordingWatch()
     plan = with_rule(make_plan(tmp_path, settings, SIX), "bad")
-    stored = measure(plan, FakeEngine(FakeClock()), tmp_path, watch=watch)
+    stored = measure(plan, FakeEngine(), tmp_path, watch=watch)
     assert sum("cannot be forecast" in text for text in watch.warnings) == 1
     assert {t.drafter for t in stored.traces} == {"good"}
 
@@ -49,8 +49,8 @@ def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path
 
     plan = make_plan(tmp_path, FORECAST, SIX)
     with pytest.raises(KeyboardInterrupt):
-        measure(plan, FakeEngine(FakeClock()), tmp_path, trace=first_shallow_then_stop)
-    after = measure(plan, FakeEngine(FakeClock()), tmp_path, trace=tree)
+        measure(plan, FakeEngine(), tmp_path, trace=first_shallow_then_stop)
+    after = measure(plan, FakeEngine(), tmp_path, trace=tree)
     cut = [
         t.num_speculative_tokens
         for t in after.traces
@@ -66,7 +66,7 @@ def test_rounds_of_a_sweep_are_scaled_by_each_workloads_traced_share(tmp_path):
         for name in ("whole", "half")
     )
     plan = make_plan(tmp_path, changed(FORECAST, workloads=files, num_repeats=2))
-    stored = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    stored = measure(plan, FakeEngine(), tmp_path)
     questions = []
     for condition, num_prompts in zip(plan.conditions, (6, 3), strict=True):
         cells = tuple(c for c in plan.cells(condition) if c.drafter == "good")
@@ -91,5 +91,5 @@ def test_a_drafter_is_traced_as_deep_as_it_can_draft(tmp_path):
         folder = tmp_path / str(is_default_range)
         folder.mkdir()
         plan = make_plan(folder, settings, SIX, depths={"good": 2})
-        measure(plan, FakeEngine(FakeClock()), folder, trace=noted)
+        measure(plan, FakeEngine(), folder, trace=noted)
         assert set(asked) == {("good", (1, 2)), ("bad", (1, 2, 4))}

@@ -17,7 +17,7 @@ from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.sections import sections
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
-from tests.bench.fakes import FakeClock, FakeEngine
+from tests.bench.fakes import FakeEngine
 from tests.report.conftest import drawn
 from tests.report.test_json import VALIDATOR
 from tests.report.test_tables import printed
@@ -42,7 +42,7 @@ VLLM = [
 
 def document_of(folder, told=(), **changes) -> Document:
     plan = make_plan(folder, changed(FORECAST, **changes), SIX)
-    return build_document(measure(plan, FakeEngine(FakeClock()), folder, costs=told))
+    return build_document(measure(plan, FakeEngine(), folder, costs=told))
 
 
 @pytest.fixture(scope="module")
