@@ -71,17 +71,7 @@ class Decoder:
         rows = self._open_rows(num_rows, longest + num_drafts + 1, num_drafts)
         launcher = self.launcher = self._open_launcher(rows, sampler)
         with pinned_attention(self.target.device):
-            serving = Serving(
-                requests,
-                rows,
-                launcher,
-                sampler,
-                policy,
-                self._clock,
-                verifier=self._verifier,
-                text=self._text,
-            )
-            return serving.run()
+            return Serving(requests, launcher, policy, text=self._text).run()
 
     def _open_rows(self, num_rows: int, num_tokens: int, num_drafts: int) -> Rows:
         """The rows of the last pass if they suffice: graphs are bound to their addresses."""

@@ -119,20 +119,20 @@ class GraphLauncher(Launcher):
     def rows_for(self, num_running: int) -> int:
         if self._kind == "off":
             return super().rows_for(num_running)
-        return min(1 << (num_running - 1).bit_length(), self._rows.state.num_rows)
+        return min(1 << (num_running - 1).bit_length(), self.rows.state.num_rows)
 
     def span_for(self, num_tokens: int) -> int:
         if self._kind == "off":
             return super().span_for(num_tokens)
-        return min(span_bucket(num_tokens), self._rows.capacity)
+        return min(span_bucket(num_tokens), self.rows.capacity)
 
     def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         halves = self._find(_Bucket(num_rows, k, span))
         if halves is None:
             return super().launch(num_rows, k, span, num_behind)
-        mark = self._clock.mark
+        mark = self.clock.mark
         began = mark()
-        catch_up(self._rows, halves.state, num_behind, span)
+        catch_up(self.rows, halves.state, num_behind, span)
         drafted = None if k else began
         if halves.draft is not None:
             halves.draft()
@@ -145,7 +145,7 @@ class GraphLauncher(Launcher):
 
     def _find(self, bucket: _Bucket) -> _Halves | None:
         """The captured round, made if need be; None if rounds run eagerly."""
-        buffers = self._rows.buffers
+        buffers = self.rows.buffers
         if len(buffers) != len(self._bound_to) or any(
             bound() is not buffer for bound, buffer in zip(self._bound_to, buffers, strict=True)
         ):
@@ -159,13 +159,13 @@ class GraphLauncher(Launcher):
         return self._captured.get(bucket)
 
     def _try_capture(self, bucket: _Bucket) -> None:
-        if not self._is_spread and len(devices := _devices(self._rows.buffers)) > 1:
+        if not self._is_spread and len(devices := _devices(self.rows.buffers)) > 1:
             self._is_spread = True
             self._captured.clear()
             self._why = f"the keys and values are spread over {len(devices)} devices"
-            drafter = self._rows.drafter
+            drafter = self.rows.drafter
             draft, needs_host = drafter.resources.runner, drafter.capabilities.needs_host
-            on_one_device = {self._rows.state.length_B1.device}
+            on_one_device = {self.rows.state.length_B1.device}
             if draft and not needs_host and _devices((draft.cache,)) == on_one_device:
                 self._kind = "step"
                 self._why += "; only drafting is captured, the target's rounds run eagerly"
@@ -175,7 +175,7 @@ class GraphLauncher(Launcher):
             return
         while len(self._captured) >= self._most_rounds:
             self._captured.popitem(last=False)
-        state = self._rows.state.rows(0, bucket.num_rows)
+        state = self.rows.state.rows(0, bucket.num_rows)
         # A round does not change a row without budget, except beyond its length: trying one while
         # no row has any changes nothing.
         budget_B = state.budget_B.clone()
@@ -191,11 +191,11 @@ class GraphLauncher(Launcher):
             state.budget_B.copy_(budget_B)
 
     def _capture(self, state: State, k: int, span: int) -> _Halves:
-        target, drafter, sampler = self._rows.target, self._rows.drafter, self._sampler
+        target, drafter, sampler = self.rows.target, self.rows.drafter, self.sampler
         if k == 0 or self.graph == "round":
             whole = self._graph_of(
                 lambda: run_round(
-                    target, drafter, state, sampler, k=k, span=span, verifier=self._verifier
+                    target, drafter, state, sampler, k=k, span=span, verifier=self.verifier
                 ),
                 kind=("round", k > 0),
             )
@@ -204,7 +204,7 @@ class GraphLauncher(Launcher):
         draft()  # a capture computes nothing, and the other half's first runs need real drafts
 
         def finish() -> Tensor:
-            return finish_round(target, drafter, state, sampler, proposal, span, self._verifier)
+            return finish_round(target, drafter, state, sampler, proposal, span, self.verifier)
 
         if self._is_spread:
             report_BN = finish()
@@ -224,7 +224,7 @@ class GraphLauncher(Launcher):
 
     def _drafting(self, run: Callable[[], Proposal]) -> tuple[Callable[[], None], Proposal]:
         """A function that drafts again, and the proposal that it writes to."""
-        if not self._rows.drafter.capabilities.needs_host:
+        if not self.rows.drafter.capabilities.needs_host:
             captured = self._graph_of(run, kind="draft")
             return captured.replay, captured.output
         proposal = _cloned(run())

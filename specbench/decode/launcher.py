@@ -46,10 +46,10 @@ class Launcher:
         readback: "Readback | None" = None,
         reason: str | None = None,
     ) -> None:
-        self._rows = rows
-        self._sampler = sampler
-        self._verifier = verifier
-        self._clock = clock
+        self.rows = rows
+        self.sampler = sampler
+        self.verifier = verifier
+        self.clock = clock
         self._readback = make_readback(rows.state.length_B.device) if readback is None else readback
         self._heads: dict[int, State] = {}
         self.lag = self._readback.lag  # rounds that may be started before a report is read
@@ -76,7 +76,7 @@ class Launcher:
 
     def span_for(self, num_tokens: int) -> int:
         """How many slots are attended to when positions go up to `num_tokens` - 1."""
-        return min(rounded_up(num_tokens), self._rows.state.capacity)
+        return min(rounded_up(num_tokens), self.rows.state.capacity)
 
     def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         """Start one round over rows 0 .. num_rows - 1.
@@ -84,16 +84,16 @@ class Launcher:
         `num_behind` tokens per row were emitted at K = 0 since the drafter last saw any; it catches
         up first, and that counts as drafting.
         """
-        rows, mark = self._rows, self._clock.mark
+        rows, mark = self.rows, self.clock.mark
         state = self._heads.get(num_rows)
         if state is None:
             state = self._heads[num_rows] = rows.state.rows(0, num_rows)
         began = mark()
         catch_up(rows, state, num_behind, span)
-        proposal = propose(rows.drafter, state, self._sampler, k, span)
+        proposal = propose(rows.drafter, state, self.sampler, k, span)
         drafted = mark() if k else began
         report_BN = finish_round(
-            rows.target, rows.drafter, state, self._sampler, proposal, span, self._verifier
+            rows.target, rows.drafter, state, self.sampler, proposal, span, self.verifier
         )
         report_BN = self._readback.fetch(report_BN)
         return RoundLaunch(began=began, drafted=drafted, ended=mark(), report_BN=report_BN)

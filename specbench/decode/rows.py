@@ -4,7 +4,6 @@ Shape suffixes: B rows, T tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,19 +14,19 @@ from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.footprint import PREFILL_CHUNK, rounded_up, rows_prefilled_together
 from specbench.forward.runner import Output, Runner
+from specbench.records import Request
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrefillRequest:
+class PrefillRequest(NamedTuple):
     """A request to start in a row whose first `num_cached` tokens are in the KV already."""
 
     row: int
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
-    seed: int
+    request: Request
     num_cached: int = 0
-    prediction_ids: tuple[int, ...] = ()
-    is_sample: bool = False  # one of several answers to its prompt
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return self.request.prompt_ids
 
 
 class Rows:
@@ -137,16 +136,13 @@ class Rows:
 
     def _load(self, group: Sequence[PrefillRequest]) -> State:
         state = self.state.rows(group[0].row, len(group))
-        self.drafter.begin(state, [fill.prediction_ids for fill in group])
+        self.drafter.begin(state, [fill.request.prediction_ids for fill in group])
         longest = max(len(fill.prompt_ids) for fill in group)
         padded = [[*f.prompt_ids, *[0] * (longest - len(f.prompt_ids))] for f in group]
         state.tokens_BC[:, :longest].copy_(torch.tensor(padded))
-        lengths, budgets, seeds = zip(
-            *((len(f.prompt_ids), f.max_new_tokens, f.seed) for f in group), strict=True
-        )
-        state.length_B1.copy_(torch.tensor(lengths)[:, None])
-        state.budget_B.copy_(torch.tensor(budgets))
-        state.seed_B.copy_(torch.tensor(seeds))
+        state.length_B1.copy_(torch.tensor([[len(fill.prompt_ids)] for fill in group]))
+        state.budget_B.copy_(torch.tensor([fill.request.max_new_tokens for fill in group]))
+        state.seed_B.copy_(torch.tensor([fill.request.seed for fill in group]))
         return state
 
     def _prefill(self, group: Sequence[PrefillRequest]) -> "_Prefilled":
@@ -241,7 +237,7 @@ def _split(
     copies: dict[int, list[PrefillRequest]] = {}
     rows: dict[tuple[int, ...], int] = {}
     for fill in fills:
-        can_share = fill.is_sample and not fill.num_cached
+        can_share = fill.request.is_sample and not fill.num_cached
         row = rows.setdefault(fill.prompt_ids, fill.row) if can_share else fill.row
         if row == fill.row:
             fed.append(fill)

@@ -123,10 +123,10 @@ def _chains(arrivals: Sequence[Request]) -> tuple[dict[int, int], set[int]]:
 
 
 class ObservedRound(NamedTuple):
-    """The outcome of a round over `num_rows` computed rows, with one entry per live row.
+    """A finished round over `num_rows` computed rows, with counts of each live row.
 
     `num_caught_up`: tokens of a row, emitted at K = 0, that the drafter first saw in it; their time
-    is in `seconds`.
+    is in `seconds`, and in the share of the drafts.
     """
 
     k: int
@@ -135,6 +135,9 @@ class ObservedRound(NamedTuple):
     num_emitted: Sequence[int]
     num_caught_up: int
     seconds: float
+    began_s: float = 0.0  # since the pass began
+    draft_s: float | None = None  # None: not timed separately
+    graph: str = "off"
 
 
 class Policy(Protocol):

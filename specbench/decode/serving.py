@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 import torch
 
-from specbench.decode.clock import Clock, Mark
+from specbench.decode.clock import Mark
 from specbench.decode.drafter import PredictsOutput
-from specbench.decode.launcher import GraphKind, Launcher, RoundLaunch
-from specbench.decode.round import Verifier, finish_round
-from specbench.decode.rows import PrefillRequest, Rows
-from specbench.decode.sampling import Sampler
+from specbench.decode.launcher import Launcher, RoundLaunch
+from specbench.decode.round import finish_round
+from specbench.decode.rows import PrefillRequest
 from specbench.decode.scheduler import Admission, ObservedRound, Policy, Scheduler
 from specbench.decode.state import FURTHEST
 from specbench.footprint import PREFILL_LOGITS, rounded_up
@@ -37,16 +36,14 @@ class Checked(NamedTuple):
     is_done: bool
 
 
-def check_predicted_output(
-    rows: Rows, row: int, sampler: Sampler, verifier: Verifier
-) -> Checked | None:
+def check_predicted_output(launcher: Launcher, row: int) -> Checked | None:
     """Verify the output that a row's drafter predicts, and emit what the target accepts.
 
     The row has its first token. Each forward takes as many tokens as the memory for logits allows;
     the first with a rejected token is the last. None if nothing was predicted. Waits for the
     device.
     """
-    drafter = rows.drafter
+    rows, drafter = launcher.rows, launcher.rows.drafter
     assert isinstance(drafter, PredictsOutput), "the drafter predicts no output"
     state = rows.state.rows(row, 1)
     length, left = torch.cat([state.length_B, state.budget_B]).tolist()
@@ -62,7 +59,9 @@ def check_predicted_output(
             break
         proposal = proposal._replace(tokens_BK=proposal.tokens_BK[:, :drafted])
         span = min(rounded_up(length + drafted + 1), rows.capacity)
-        report_BR = finish_round(rows.target, drafter, state, sampler, proposal, span, verifier)
+        report_BR = finish_round(
+            rows.target, drafter, state, launcher.sampler, proposal, span, launcher.verifier
+        )
         _, accepted, emitted, left, *round_tokens = report_BR[0].tolist()
         drafter.catch_up(state, emitted, span)  # more tokens than `propose` catches up on
         length += emitted
@@ -102,19 +101,6 @@ class _PendingRound(NamedTuple):
     requests: tuple[int, ...]
 
 
-class _FinishedRound(NamedTuple):
-    """A finished round; times are seconds since the pass began."""
-
-    k: int
-    num_rows: int
-    num_live: int
-    num_emitted: int
-    began_s: float
-    drafted_s: float | None
-    ended_s: float
-    graph: GraphKind
-
-
 class ServedRequests(NamedTuple):
     """One result per request, in their order, and the rounds that served them."""
 
@@ -123,41 +109,29 @@ class ServedRequests(NamedTuple):
     seconds: float  # until the last token
 
 
-class _CachedPrefix(NamedTuple):
-    """Tokens of a row's last request whose keys and values are still in its cache."""
-
-    tokens: tuple[int, ...]
-    num_tokens: int
-
-
 class Serving:
     """One pass over a set of requests."""
 
     def __init__(
         self,
         requests: Sequence[Request],
-        rows: Rows,
         launcher: Launcher,
-        sampler: Sampler,
         policy: Policy,
-        clock: Clock,
         *,
-        verifier: Verifier,
         text: Callable[[Sequence[int]], str],
     ) -> None:
         self._requests = requests
         self._text = text
-        self._rows = rows
         self._launcher = launcher
-        self._sampler = sampler
+        self._rows = rows = launcher.rows
+        self._clock = launcher.clock
         self._policy = policy
-        self._clock = clock
-        self._verifier = verifier
         self._scheduler = Scheduler(requests, rows.state.num_rows)
         self._progress: dict[int, _RequestProgress] = {}
-        self._cached: dict[int, _CachedPrefix] = {}  # by row
+        # By row, its last request's tokens, and how many of them have keys and values in its cache.
+        self._cached: dict[int, tuple[tuple[int, ...], int]] = {}
         self._pending: deque[_PendingRound] = deque()
-        self._rounds: list[_FinishedRound] = []
+        self._rounds: list[ObservedRound] = []
         self._behind = 0  # tokens per row that the drafter may not have seen
         self._predicts_output = isinstance(rows.drafter, PredictsOutput)
         self._eos_ids = frozenset(rows.state.eos_E.tolist())
@@ -183,7 +157,7 @@ class Serving:
         if not admitted:
             return
         began = self._clock.mark()
-        first = self._rows.fill([self._fill(a) for a in admitted], self._sampler)
+        first = self._rows.fill([self._fill(a) for a in admitted], self._launcher.sampler)
         first_token = self._clock.mark()
         for (_, request), (token, is_done) in zip(admitted, first, strict=True):
             self._progress[request] = _RequestProgress(began, first_token, [token])
@@ -198,7 +172,7 @@ class Serving:
         """Verify the predicted outputs, row after row."""
         checks: dict[int, Checked] = {}
         for row, request in admitted:
-            check = check_predicted_output(self._rows, row, self._sampler, self._verifier)
+            check = check_predicted_output(self._launcher, row)
             if check is not None:
                 checks[request] = check
         ended = self._clock.mark() if checks else None
@@ -228,19 +202,9 @@ class Serving:
         return num_kept
 
     def _fill(self, admission: Admission) -> PrefillRequest:
-        request = self._requests[admission.request]
-        kept = self._cached.pop(admission.row, _CachedPrefix((), 0))
-        return PrefillRequest(
-            row=admission.row,
-            prompt_ids=request.prompt_ids,
-            max_new_tokens=request.max_new_tokens,
-            seed=request.seed,
-            prediction_ids=request.prediction_ids,
-            is_sample=request.is_sample,
-            num_cached=self._rows.num_cached(
-                admission.row, kept.tokens, kept.num_tokens, request.prompt_ids
-            ),
-        )
+        row, request = admission.row, self._requests[admission.request]
+        cached = self._cached.pop(row, ((), 0))
+        return PrefillRequest(row, request, self._rows.num_cached(row, *cached, request.prompt_ids))
 
     def _packed(self) -> tuple[int, ...]:
         """Close gaps between running rows; the requests of the first rows."""
@@ -277,8 +241,8 @@ class Serving:
 
     def _process_report(self, pending: _PendingRound) -> None:
         """Read a round's report and free the rows of finished requests."""
-        launch = pending.launch
-        ended_s = self._clock.seconds(launch.ended)
+        launch, seconds = pending.launch, self._clock.seconds
+        ended_s = seconds(launch.ended)
         report = launch.report_BN.tolist()
         accepted, emitted = [], []
         for request, (d, a, e, budget, *tokens) in zip(pending.requests, report, strict=False):
@@ -298,28 +262,21 @@ class Serving:
             emitted.append(e)
             if budget == 0:
                 self._finish(request)
-        ended = _FinishedRound(
+        began_s = seconds(launch.began)
+        ended = ObservedRound(
             k=pending.k,
             num_rows=pending.num_rows,
-            num_live=len(emitted),
-            num_emitted=sum(emitted),
-            began_s=self._clock.seconds(launch.began),
-            drafted_s=None if launch.drafted is None else self._clock.seconds(launch.drafted),
-            ended_s=ended_s,
+            num_accepted=accepted,
+            num_emitted=emitted,
+            num_caught_up=pending.num_caught_up,
+            seconds=ended_s - began_s,
+            began_s=began_s,
+            draft_s=None if launch.drafted is None else seconds(launch.drafted) - began_s,
             graph=launch.graph,
         )
         self._rounds.append(ended)
         if emitted:
-            self._policy.observe(
-                ObservedRound(
-                    k=pending.k,
-                    num_rows=pending.num_rows,
-                    num_accepted=accepted,
-                    num_emitted=emitted,
-                    num_caught_up=pending.num_caught_up,
-                    seconds=ended.ended_s - ended.began_s,
-                )
-            )
+            self._policy.observe(ended)
 
     def _finish(self, request: int) -> None:
         progress = self._progress[request]
@@ -330,17 +287,19 @@ class Serving:
         elif self._requests[request].conversation is not None:
             tokens = (*self._requests[request].prompt_ids, *progress.output)
             # The target's cache lacks the last token; the drafter's may also lack the one before.
-            self._cached[row] = _CachedPrefix(tokens, max(len(tokens) - 2 - self._behind, 0))
+            self._cached[row] = tokens, max(len(tokens) - 2 - self._behind, 0)
 
     def _result(self, request: int) -> Result:
         progress = self._progress[request]
         rounds = [self._rounds[i] for i in progress.rounds]
-        drafted = [r.drafted_s - r.began_s for r in rounds if r.drafted_s is not None]
-        verified = [r.ended_s - r.drafted_s for r in rounds if r.drafted_s is not None]
+        draft_s = [r.draft_s for r in rounds if r.draft_s is not None]
+        is_split = len(draft_s) == len(rounds)
         first_token_s = self._clock.seconds(progress.first_token)
         answer_check = self._answer_check(progress, first_token_s)
         before_rounds_s = answer_check.seconds if answer_check else 0.0
-        finished_s = rounds[-1].ended_s if rounds else first_token_s + before_rounds_s
+        finished_s = (
+            rounds[-1].began_s + rounds[-1].seconds if rounds else first_token_s + before_rounds_s
+        )
         arrived_s = self._scheduler.arrived_s(request)
         started_s = self._clock.seconds(progress.began)
         return Result(
@@ -357,9 +316,11 @@ class Serving:
                 num_drafted=tuple(progress.num_drafted),
                 num_accepted=tuple(progress.num_accepted),
                 num_emitted=tuple(progress.num_emitted),
-                round_s=tuple(r.ended_s - r.began_s for r in rounds),
-                draft_s=tuple(drafted) if len(drafted) == len(rounds) else None,
-                verify_s=tuple(verified) if len(verified) == len(rounds) else None,
+                round_s=tuple(r.seconds for r in rounds),
+                draft_s=tuple(draft_s) if is_split else None,
+                verify_s=tuple(r.seconds - s for r, s in zip(rounds, draft_s, strict=True))
+                if is_split
+                else None,
             ),
             arrived_s=arrived_s,
             queue_s=started_s - arrived_s,
@@ -381,11 +342,11 @@ class Serving:
     def _timeline(self) -> RoundTimeline:
         return RoundTimeline(
             at_s=tuple(r.began_s for r in self._rounds),
-            seconds=tuple(r.ended_s - r.began_s for r in self._rounds),
+            seconds=tuple(r.seconds for r in self._rounds),
             num_speculative_tokens=tuple(r.k for r in self._rounds),
-            num_live=tuple(r.num_live for r in self._rounds),
+            num_live=tuple(len(r.num_emitted) for r in self._rounds),
             num_rows=tuple(r.num_rows for r in self._rounds),
-            num_emitted=tuple(r.num_emitted for r in self._rounds),
+            num_emitted=tuple(sum(r.num_emitted) for r in self._rounds),
         )
 
 

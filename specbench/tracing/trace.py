@@ -253,17 +253,14 @@ class DrafterTrace:
 
     def _fill(self, text: TargetText, sampler: TextSampler) -> None:
         """Prefill the prompt; the earlier turns of the conversation are in the row already."""
-        fill = PrefillRequest(
-            row=0,
+        request = Request(
             prompt_ids=text.prompt_ids,
             max_new_tokens=text.max_new_tokens,
             seed=text.seed,
-            num_cached=self._rows.num_cached(
-                0, self._before, len(self._before) - 2, text.prompt_ids
-            ),
             prediction_ids=text.prediction_ids,
         )
-        self._rows.fill([fill], sampler)
+        num_cached = self._rows.num_cached(0, self._before, len(self._before) - 2, text.prompt_ids)
+        self._rows.fill([PrefillRequest(0, request, num_cached)], sampler)
 
     def _finish(self, text: TargetText) -> None:
         """Leave the row as its last round would, for the prefill of the next turn."""

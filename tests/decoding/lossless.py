@@ -17,6 +17,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from benchmarks.gpu_suite.made_up_tokenizers import made_up_tokenizers
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, NoDrafter, Proposal
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Purpose, Sampler, draw
 from specbench.decode.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
@@ -30,6 +31,7 @@ from tests.decoding.fakes import CountingClock
 from tests.decoding.models import plain_logits, tiny_llama
 
 GREEDY = Sampling()
+GREEDY_SAMPLER = Sampler(GREEDY)
 
 
 def decode(
@@ -47,6 +49,24 @@ def decode(
         target, drafter, eos_ids=eos_ids, clock=CountingClock(), prefill_chunk=prefill_chunk
     )
     return decoder.decode(requests, Sampler(sampling), k=k)
+
+
+def filled_rows(
+    target: Runner,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    sampler: Sampler = GREEDY_SAMPLER,
+    *,
+    num_rows: int | None = None,
+    **changes: Any,
+) -> Rows:
+    """Rows after the prefill of the requests, the first ones."""
+    num_rows = num_rows or len(requests)
+    given = {"capacity": 64, "eos_ids": (), **changes}
+    rows = Rows(target, drafter, num_rows=num_rows, **given)
+    rows.begin(num_rows)
+    rows.fill([PrefillRequest(row, request) for row, request in enumerate(requests)], sampler)
+    return rows
 
 
 def make_drafter(

@@ -10,7 +10,7 @@ from torch import Tensor
 from specbench.decode.drafter import Capabilities, Drafter
 from specbench.decode.launcher import GraphKind, catch_up
 from specbench.decode.round import run_round
-from specbench.decode.rows import PrefillRequest, Rows
+from specbench.decode.rows import Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import FixedK
 from specbench.decode.verifier import verify
@@ -30,7 +30,13 @@ from tests.decoding.graph_bench import (
     one_request,
     some_requests,
 )
-from tests.decoding.lossless import acceptance_rate, assert_texts, make_drafter, parts_of
+from tests.decoding.lossless import (
+    acceptance_rate,
+    assert_texts,
+    filled_rows,
+    make_drafter,
+    parts_of,
+)
 from tests.decoding.models import random_prompt, tiny_llama
 
 
@@ -158,16 +164,14 @@ def test_a_drafter_on_the_host_drafts_outside_and_the_rest_is_one_graph(llama: S
 
 def open_rows(subject: Subject, drafter: Drafter) -> Rows:
     """Two rows in the midst of their texts and a third that is idle."""
-    rows = Rows(subject.target, drafter, num_rows=3, capacity=64, eos_ids=[1])
-    rows.begin(3)
-    prompts = [random_prompt(n, seed=n) for n in (14, 9)]
-    fills = [
-        PrefillRequest(row=i, prompt_ids=prompt, max_new_tokens=30, seed=i)
-        for i, prompt in enumerate(prompts)
+    requests = [
+        Request(prompt_ids=random_prompt(n, seed=n), max_new_tokens=30, seed=i)
+        for i, n in enumerate((14, 9))
     ]
     with torch.inference_mode():
-        rows.fill(fills, Sampler(WARM))
-    return rows
+        return filled_rows(
+            subject.target, drafter, requests, Sampler(WARM), num_rows=3, eos_ids=[1]
+        )
 
 
 def what_counts(rows: Rows, *runners: StockRunner) -> list[Tensor]:

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from specbench.decode.drafter import Drafter, NoDrafter, Proposal
-from specbench.decode.rows import PrefillRequest, Rows
+from specbench.decode.rows import PrefillRequest
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Request, Result, Sampling
 from tests.decoding.fakes import CountingRunner, Wrapped
-from tests.decoding.lossless import GREEDY, decode, deepest, make_drafter
+from tests.decoding.lossless import GREEDY, decode, deepest, filled_rows, make_drafter
 from tests.decoding.models import exact_llama, ragged_prompts, random_prompt
 from tests.drafters.variants import VARIANTS, Variant
 
@@ -69,18 +69,11 @@ def texts(results: Sequence[Result]) -> list[tuple[int, ...]]:
     return [result.output_ids for result in results]
 
 
-def fills(prompts: Sequence[tuple[int, ...]], **changes: Any) -> list[PrefillRequest]:
+def samples_of(prompts: Sequence[tuple[int, ...]]) -> list[Request]:
     return [
-        PrefillRequest(row=row, prompt_ids=p, max_new_tokens=8, seed=row, is_sample=True, **changes)
+        Request(prompt_ids=p, max_new_tokens=8, seed=row, is_sample=True)
         for row, p in enumerate(prompts)
     ]
-
-
-def filled(runner: Runner, wanted: Sequence[PrefillRequest], **changes: Any) -> Rows:
-    rows = Rows(runner, NoDrafter(), num_rows=len(wanted), capacity=64, eos_ids=(), **changes)
-    rows.begin(len(wanted))
-    rows.fill(wanted, Sampler(GREEDY))
-    return rows
 
 
 @pytest.mark.parametrize("prefill_chunk", [512, 4])
@@ -88,7 +81,7 @@ def test_a_shared_prompt_is_prefilled_once_and_copied(prefill_chunk: int) -> Non
     runner = CountingRunner()
     prompt = tuple(range(10))
 
-    filled(runner, fills([prompt] * 5), prefill_chunk=prefill_chunk)
+    filled_rows(runner, NoDrafter(), samples_of([prompt] * 5), prefill_chunk=prefill_chunk)
 
     assert [len(positions_BT) for positions_BT in runner.fed] == [1] * -(-10 // prefill_chunk)
 
@@ -96,28 +89,33 @@ def test_a_shared_prompt_is_prefilled_once_and_copied(prefill_chunk: int) -> Non
 def test_only_new_samples_of_equal_prompts_share_a_prefill() -> None:
     first, second = tuple(range(10)), tuple(range(3, 9))
 
-    def rows_fed(wanted: Sequence[PrefillRequest]) -> int:
+    def rows_fed(wanted: Sequence[Request], num_cached: int = 0) -> int:
         runner = CountingRunner()
-        filled(runner, wanted)
+        rows = filled_rows(runner, NoDrafter(), wanted)
+        runner.fed.clear()
+        fills = [PrefillRequest(row, request, num_cached) for row, request in enumerate(wanted)]
+        rows.fill(fills, Sampler(GREEDY))
         return sum(len(positions_BT) for positions_BT in runner.fed)
 
-    wanted = fills([first, second, first, second, first])
+    wanted = samples_of([first, second, first, second, first])
     assert rows_fed(wanted) == 2
-    assert rows_fed([replace(fill, is_sample=False) for fill in wanted]) == 5
-    assert rows_fed(fills([first] * 3, num_cached=4)) == 3
+    assert rows_fed(apart(wanted)) == 5
+    assert rows_fed(samples_of([first] * 3), num_cached=4) == 3
 
 
 def test_rows_that_are_not_adjacent_can_be_copied(make_runner: MakeRunner) -> None:
     first, second, third = ragged_prompts()
     runner = make_runner(exact_llama(seed=0))
-    wanted = fills([first, second, first, first, third, second])
+    wanted = samples_of([first, second, first, first, third, second])
 
-    together = filled(runner, wanted).state.tokens_BC.clone()
-    alone = filled(runner, [replace(fill, is_sample=False) for fill in wanted]).state.tokens_BC
+    together, alone = (
+        filled_rows(runner, NoDrafter(), requests).state.tokens_BC.clone()
+        for requests in (wanted, apart(wanted))
+    )
 
-    for fill in wanted:
-        length = len(fill.prompt_ids) + 1
-        assert together[fill.row, :length].tolist() == alone[fill.row, :length].tolist()
+    for row, request in enumerate(wanted):
+        length = len(request.prompt_ids) + 1
+        assert together[row, :length].tolist() == alone[row, :length].tolist()
 
 
 @pytest.mark.sampled(one_in=2, every=["make_runner", "k", "prefill_chunk"])
@@ -188,9 +186,8 @@ def test_a_row_is_copied_before_it_has_a_first_token() -> None:
         def observe(self, state: State, outcome: Any) -> None:  # noqa: ARG002
             seen.extend(("observe", state.first_row + i) for i in range(state.num_rows))
 
-    rows = Rows(CountingRunner(), Remembering(), num_rows=3, capacity=64, eos_ids=())
-    rows.begin(3)
-    rows.fill(fills([tuple(range(10))] * 3), Sampler(WARM))
+    requests = samples_of([tuple(range(10))] * 3)
+    filled_rows(CountingRunner(), Remembering(), requests, Sampler(WARM))
 
     begun = [("begin", 0), ("begin", 1), ("begin", 2)]
     assert seen == [*begun, ("copy", 1), ("copy", 2), *(("observe", i) for i in range(3))]

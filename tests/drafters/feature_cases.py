@@ -13,16 +13,16 @@ from torch import Tensor
 
 from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.round import run_round
-from specbench.decode.rows import PrefillRequest, Rows
+from specbench.decode.rows import Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from specbench.topology import Topology
 from tests.decoding.fakes import Wrapped
-from tests.decoding.lossless import parts_of
+from tests.decoding.lossless import filled_rows, parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama
 from tests.drafters.changed_heads import with_config, with_tensors
 from tests.drafters.plain_heads import PlainEagle, PlainEagle3, PlainHead, PlainPEagle
@@ -117,21 +117,9 @@ def prefilled(
     sampling: Sampling = GREEDY,
     span: int = SPAN,
 ) -> Rows:
-    rows = Rows(
-        target,
-        drafter,
-        num_rows=len(prompts),
-        capacity=span,
-        eos_ids=(),
-        prefill_chunk=prefill_chunk,
-    )
-    rows.begin(len(prompts))
-    fills = [
-        PrefillRequest(row=i, prompt_ids=p, max_new_tokens=99, seed=i)
-        for i, p in enumerate(prompts)
-    ]
-    rows.fill(fills, Sampler(sampling))
-    return rows
+    requests = [Request(prompt_ids=p, max_new_tokens=99, seed=i) for i, p in enumerate(prompts)]
+    limits = {"capacity": span, "prefill_chunk": prefill_chunk}
+    return filled_rows(target, drafter, requests, Sampler(sampling), **limits)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from specbench.drafters.lookahead import Lookahead, round_shape
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
 from tests.decoding.fakes import CountingRunner
-from tests.decoding.lossless import decode, make_drafter
+from tests.decoding.lossless import decode, filled_rows, make_drafter
 from tests.decoding.models import exact_llama, plain_logits, ragged_prompts, random_prompt
 
 CPU = torch.device("cpu")
@@ -29,14 +29,8 @@ def lookahead(target: Any, **parameters: Any) -> Lookahead:
 
 def filled(target: Any, drafter: Lookahead, *prompts: tuple[int, ...]) -> Rows:
     """Rows after the prefill of those prompts."""
-    rows = Rows(target, drafter, num_rows=len(prompts), capacity=256, eos_ids=())
-    rows.begin(len(prompts))
-    fills = [
-        PrefillRequest(row=row, prompt_ids=prompt, max_new_tokens=40, seed=0)
-        for row, prompt in enumerate(prompts)
-    ]
-    rows.fill(fills, GREEDY)
-    return rows
+    requests = [Request(prompt_ids=prompt, max_new_tokens=40) for prompt in prompts]
+    return filled_rows(target, drafter, requests, capacity=256)
 
 
 def test_the_lookahead_attention_mask_of_a_small_round() -> None:
@@ -208,14 +202,11 @@ def test_the_next_turn_of_a_conversation_keeps_what_the_row_has_found() -> None:
     target = CountingRunner()
     drafter = lookahead(target, **SMALL)
     rows = filled(target, drafter, (4, 5, 6, 7))
-    first = PrefillRequest(
-        row=0, prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9, seed=0, num_cached=4
-    )
-    rows.fill([first], GREEDY)
+    first = Request(prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9)
+    rows.fill([PrefillRequest(0, first, num_cached=4)], GREEDY)
     assert held(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8), (7, 8, 4)}]
 
-    other = PrefillRequest(row=0, prompt_ids=(4, 9), max_new_tokens=9, seed=0)
-    rows.fill([other], GREEDY)
+    rows.fill([PrefillRequest(0, Request(prompt_ids=(4, 9), max_new_tokens=9))], GREEDY)
     assert held(drafter) == [set()]
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from specbench.decode.decoder import Decoder
-from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import FixedK
 from specbench.drafters.previous_turn import PreviousTurn
@@ -16,7 +15,7 @@ from specbench.forward.runner import StockRunner
 from specbench.records import Request, Result, Sampling
 from tests.decoding.fakes import CountingClock, CountingRunner
 from tests.decoding.graph_bench import WARM, Bench, Cycle, eager_texts, make_subject
-from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, filled_rows, parts_of
 from tests.decoding.models import exact_llama, generated, random_prompt
 
 GREEDY = Sampling()
@@ -27,26 +26,14 @@ class Answer:
     """Rows after the same prompt, each with a reference and an answer that grows by hand."""
 
     def __init__(self, *references: Sequence[int], max_ngram: int = 3) -> None:
-        B = len(references)
         self.drafter = PreviousTurn(
             parts_of(CountingRunner()), max_ngram=max_ngram, verify_prediction_first=False
         )
-        rows = Rows(CountingRunner(), self.drafter, num_rows=B, capacity=64, eos_ids=[])
-        rows.begin(B)
-        self.state = rows.state
-        rows.fill(
-            [
-                PrefillRequest(
-                    row=i,
-                    prompt_ids=tuple(PROMPT),
-                    max_new_tokens=40,
-                    seed=0,
-                    prediction_ids=tuple(reference),
-                )
-                for i, reference in enumerate(references)
-            ],
-            Sampler(GREEDY),
-        )
+        requests = [
+            Request(prompt_ids=tuple(PROMPT), max_new_tokens=40, prediction_ids=tuple(reference))
+            for reference in references
+        ]
+        self.state = filled_rows(CountingRunner(), self.drafter, requests).state
         self.state.length_B1.fill_(len(PROMPT) - 1)  # the answer is the tests' own
 
     def then(self, *tokens: Sequence[int], k: int = 3) -> list[list[int]]:

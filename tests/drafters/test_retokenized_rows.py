@@ -10,8 +10,8 @@ from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.drafters.shared.retokenized_model import RetokenizedModel
 from specbench.forward.runner import StockRunner
-from specbench.records import Sampling
-from tests.decoding.lossless import make_drafter
+from specbench.records import Request, Sampling
+from tests.decoding.lossless import filled_rows, make_drafter
 from tests.decoding.models import random_prompt, tiny_llama
 from tests.drafters.test_draft_model import CountingStockRunner
 from tests.drafters.test_other_tokenizers import METHODS
@@ -33,15 +33,13 @@ class Filled(NamedTuple):
 def filled(method: str, *lengths: int, are_samples: bool = False) -> Filled:
     """Rows of prompts of those lengths; samples are of one prompt."""
     target, draft = StockRunner(tiny_llama()), CountingStockRunner(tiny_llama(1))
-    rows = Rows(target, make_drafter(method, target, draft), num_rows=2, capacity=64, eos_ids=())
-    rows.begin(2)
     prompts = [random_prompt(n, 0 if are_samples else i) for i, n in enumerate(lengths)]
-    fills = [
-        PrefillRequest(row=i, prompt_ids=ids, max_new_tokens=30, seed=i, is_sample=are_samples)
+    requests = [
+        Request(prompt_ids=ids, max_new_tokens=30, seed=i, is_sample=are_samples)
         for i, ids in enumerate(prompts)
     ]
-    rows.fill(fills, Sampler(Sampling()))
-    return Filled(rows, draft)
+    drafter = make_drafter(method, target, draft)
+    return Filled(filled_rows(target, drafter, requests, num_rows=2), draft)
 
 
 THE_LAST_TOKEN_AND_DRAFTS = [1, 1, 1]  # not the prompt again
@@ -91,7 +89,7 @@ def test_a_restarted_row_reads_only_its_new_text(method: str) -> None:
     prompt = random_prompt(20, 7)
     readings = []
     for made, row in ((used, 0), (fresh, 1)):
-        fill = PrefillRequest(row=row, prompt_ids=prompt, max_new_tokens=30, seed=0)
+        fill = PrefillRequest(row, Request(prompt_ids=prompt, max_new_tokens=30))
         made.rows.fill([fill], Sampler(Sampling()))
         drafter = made.rows.drafter
         assert isinstance(drafter, RetokenizedModel)

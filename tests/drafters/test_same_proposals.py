@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.round import run_round
-from specbench.decode.rows import PrefillRequest, Rows
+from specbench.decode.rows import Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
@@ -27,6 +27,7 @@ from tests.decoding.lossless import (
     SAMPLED_PROMPT,
     WARM,
     deepest,
+    filled_rows,
     make_drafter,
     parts_of,
     sampled_model,
@@ -121,14 +122,8 @@ def served(variant: Variant, *prompts: Path) -> tuple[list[Drafted], list[Result
 
 
 def filled(drafter: Drafter, prompts: Sequence[Path], sampler: Sampler, **more: Any) -> Rows:
-    rows = Rows(models()[0], drafter, num_rows=len(prompts), capacity=SPAN, eos_ids=())
-    rows.begin(len(prompts))
-    fills = [
-        PrefillRequest(row=row, prompt_ids=prompt, max_new_tokens=SPAN, seed=SEED, **more)
-        for row, prompt in enumerate(prompts)
-    ]
-    rows.fill(fills, sampler)
-    return rows
+    requests = [Request(prompt_ids=p, max_new_tokens=SPAN, seed=SEED, **more) for p in prompts]
+    return filled_rows(models()[0], drafter, requests, sampler, capacity=SPAN)
 
 
 @torch.inference_mode()

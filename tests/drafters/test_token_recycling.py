@@ -8,7 +8,6 @@ from torch import Tensor
 
 from specbench.decode.drafter import Outcome, Proposal
 from specbench.decode.round import finish_round, propose
-from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.token_recycling import TokenRecycling
@@ -16,7 +15,7 @@ from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
 from specbench.topology import likeliest_tree
 from tests.decoding.fakes import CountingRunner
-from tests.decoding.lossless import decode, make_drafter
+from tests.decoding.lossless import decode, filled_rows, make_drafter
 from tests.decoding.models import VOCAB_SIZE, exact_llama, plain_logits, ragged_prompts
 
 UNKNOWN, R = 12, 8  # of a vocabulary of 12 tokens
@@ -156,9 +155,8 @@ def test_after_rounds_the_table_holds_the_best_of_the_plain_logits() -> None:
     target = StockRunner(exact_llama(seed=0))
     drafter = make_drafter("token_recycling", target)
     assert isinstance(drafter, TokenRecycling)
-    rows = Rows(target, drafter, num_rows=1, capacity=256, eos_ids=())
-    rows.begin(1)
-    rows.fill([PrefillRequest(row=0, prompt_ids=prompt, max_new_tokens=60, seed=0)], GREEDY)
+    request = Request(prompt_ids=prompt, max_new_tokens=60)
+    rows = filled_rows(target, drafter, [request], capacity=256)
     expected = torch.full((VOCAB_SIZE + 1, R), VOCAB_SIZE)
 
     def learn(text: list[int], proposal: Proposal | None) -> None:
