@@ -41,12 +41,12 @@ def autotuning(machine: Machine) -> Json:
     runner = FusedRunner(make_model(config, torch.bfloat16, machine.device))
     kernels = {kernel.name: kernel for kernel in KERNELS}
     choices = []
-    for case in runner.cases:
+    for case in runner.layers.cases:
         shapes = _SMALL if machine.small else SHAPES
         chosen, contenders = autotune_attention(case, KERNELS, timing, shapes)
         choices.append(_choice(f"attention of the 8B shape, {case}", chosen, contenders))
         if chosen is not None:
-            runner.kernels[case.window, case.is_tree] = kernels[chosen]
+            runner.layers.kernels[case.window, case.is_tree] = kernels[chosen]
     won = autotune_forward(runner, tuple(FORWARDS), timing)
     choices.append(_choice(f"forward of {config.num_hidden_layers} layers of it", *won))
     for drawing in DRAWINGS if machine.device.type in DEVICES else ():

@@ -23,21 +23,6 @@ _STEADY_ROUNDS = 8  # over as many rows before that, so that the pace is theirs
 _LONGEST_RECORD = 50  # rounds: what a cell has learned weighs at most this much
 
 
-class CatchUp(NamedTuple):
-    """Seconds a drafter takes to read the tokens that it missed in K = 0 rounds."""
-
-    fixed_s: float = 0.0
-    per_token_s: float = 0.0  # of each row
-
-
-class _CostCell:
-    """One (rows, K): seconds at calibration, corrected in comparison with other cells."""
-
-    def __init__(self, samples: Sequence[float]) -> None:
-        self.seconds = median(samples)
-        self.num_seen = len(samples)
-
-
 class RoundCostModel:
     """Seconds of a round, by (rows, K), on a machine whose speed drifts.
 
@@ -55,12 +40,14 @@ class RoundCostModel:
     ) -> None:
         """Costs from a calibration: `round_s[num_rows, k]` holds the seconds of a few rounds.
 
-        `catch_up_s` holds (tokens that each row is behind, seconds); a line is fitted, and none
-        means that catching up is free.
+        `catch_up_s` holds (tokens that each row is behind, seconds that a drafter takes to read
+        them); a line is fitted, and none means that catching up is free.
         """
-        self._cells = {key: _CostCell(samples) for key, samples in round_s.items()}
+        # At calibration, and then corrected in comparison with other cells.
+        self._cell_s = {cell: median(samples) for cell, samples in round_s.items()}
+        self._num_seen = {cell: len(samples) for cell, samples in round_s.items()}
         self._rows = sorted({rows for rows, _ in round_s})
-        self._catch_up = _line(catch_up_s)
+        self._catch_up_s, self._catch_up_token_s = _line(catch_up_s)
         self._pace = 1.0
         self._last: tuple[int, int] | None = None
         self._rounds_at_k = 0
@@ -74,7 +61,7 @@ class RoundCostModel:
         """Seconds to read `num_tokens` tokens per row; 0 for none."""
         if not num_tokens:
             return 0.0
-        return (self._catch_up.fixed_s + self._catch_up.per_token_s * num_tokens) * self._pace
+        return (self._catch_up_s + self._catch_up_token_s * num_tokens) * self._pace
 
     def observe(self, num_rows: int, k: int, seconds: float) -> None:
         """Learn from one round's seconds; an outlier moves nothing far."""
@@ -88,31 +75,31 @@ class RoundCostModel:
         else:
             self._rounds_at_k = 0 if self._rounds_at_rows >= _STEADY_ROUNDS else _FRESH_ROUNDS
         self._rounds_at_rows += 1
-        cell = self._cells.get((num_rows, k))
-        if cell is not None and self._last is not None and self._rounds_at_k < _FRESH_ROUNDS:
-            cell.num_seen = min(cell.num_seen + 1, _LONGEST_RECORD)
-            cell.seconds *= exp(surprise / cell.num_seen)
+        cell = (num_rows, k)
+        if cell in self._cell_s and self._last is not None and self._rounds_at_k < _FRESH_ROUNDS:
+            self._num_seen[cell] = min(self._num_seen[cell] + 1, _LONGEST_RECORD)
+            self._cell_s[cell] *= exp(surprise / self._num_seen[cell])
         self._pace *= exp(_PACE_GAIN * surprise)
-        self._last = (num_rows, k)
+        self._last = cell
 
     def _seconds(self, num_rows: int, k: int) -> float:
         at = bisect_left(self._rows, num_rows)
         if at == len(self._rows) or self._rows[at] == num_rows or at == 0:
-            return self._cells[self._rows[min(at, len(self._rows) - 1)], k].seconds
+            return self._cell_s[self._rows[min(at, len(self._rows) - 1)], k]
         below, above = self._rows[at - 1], self._rows[at]
-        less, more = self._cells[below, k].seconds, self._cells[above, k].seconds
+        less, more = self._cell_s[below, k], self._cell_s[above, k]
         return less + (more - less) * (num_rows - below) / (above - below)
 
 
-def _line(points: Sequence[tuple[int, float]]) -> CatchUp:
-    """Least squares through (tokens, seconds), neither part below zero."""
+def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Seconds at 0 tokens and per token, by least squares; neither is below zero."""
     if not points:
-        return CatchUp()
+        return 0.0, 0.0
     mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
     slope = min(max(slope, 0.0), mean_y / mean_x)
-    return CatchUp(mean_y - slope * mean_x, slope)
+    return mean_y - slope * mean_x, slope
 
 
 # The shares are of throughput or of time; test_adaptive_regret.py simulates them.

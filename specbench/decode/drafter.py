@@ -161,19 +161,12 @@ class OwnForward(NamedTuple):
     part: str = ""  # for a head: which of its `head_parts`
 
 
-class CachedLayers(Protocol):
-    """Layers with a KV cache, which may be replaced by a larger one."""
-
-    @property
-    def cache(self) -> KvCache: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Resources:
     """Memory of a drafter in addition to the target's, and its forwards per round."""
 
     runner: Runner | None = None  # runs the forwards that name no part
-    cached_layers: CachedLayers | None = None  # the drafter's layers with keys and values
+    cached_layers: Runner | LayerStack | None = None  # the drafter's layers with keys and values
     weights: tuple[Tensor, ...] = ()  # of a head, without those of `runner` and the target
     spare_slots: int = 0  # of a row of its cache, in addition to the slots of the target's
     # Parts of a head that can run separately; `forwards` names them.

@@ -6,7 +6,7 @@ Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a pat
 chain), R = 4 + T numbers reported.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -18,18 +18,9 @@ from specbench.decode.verifier import Verdict, verify
 from specbench.forward.runner import Runner
 from specbench.forward.tree import branches_of
 
-
-class Verifier(Protocol):
-    """Decides which drafts are accepted; `verifier.verify` keeps the target's distribution."""
-
-    def __call__(
-        self,
-        proposal: Proposal,
-        logits_BNV: Tensor,
-        sampler: Sampler,
-        seed_B: Tensor,
-        positions_BN: Tensor,
-    ) -> Verdict: ...
+# Decides which drafts are accepted, by logits [B, N, V], seeds [B] and positions [B, N] of the
+# tokens after the nodes; `verifier.verify` keeps the target's distribution.
+Verifier = Callable[[Proposal, Tensor, Sampler, Tensor, Tensor], Verdict]
 
 
 def run_round(

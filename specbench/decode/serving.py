@@ -296,10 +296,9 @@ class Serving:
         is_split = len(draft_s) == len(rounds)
         first_token_s = self._clock.seconds(progress.first_token)
         answer_check = self._answer_check(progress, first_token_s)
-        before_rounds_s = answer_check.seconds if answer_check else 0.0
-        finished_s = (
-            rounds[-1].began_s + rounds[-1].seconds if rounds else first_token_s + before_rounds_s
-        )
+        finished_s = first_token_s + (answer_check.seconds if answer_check else 0.0)
+        if rounds:
+            finished_s = rounds[-1].began_s + rounds[-1].seconds
         arrived_s = self._scheduler.arrived_s(request)
         started_s = self._clock.seconds(progress.began)
         return Result(

@@ -5,7 +5,7 @@ Shape suffixes: B rows, T tokens, F hidden size, V vocabulary, W what the first 
 reads.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from specbench.drafters.registry import Parts, drafter
-from specbench.drafters.shared.feature_drafter import FeatureDrafter, Reads, TreePlan
+from specbench.drafters.shared.feature_drafter import (
+    FeatureDrafter,
+    FeatureHead,
+    Reads,
+    TreePlan,
+)
 from specbench.drafters.shared.layers import (
     Embed,
     decoder_layer,
@@ -142,7 +147,7 @@ class EagleWeights(nn.Module):
 class Eagle(FeatureDrafter):
     """Drafts with an EAGLE head: chains, EAGLE-1's tree and EAGLE-2's."""
 
-    open_head = EagleHead
+    open_head: Callable[[Checkpoint, Runner], FeatureHead] = EagleHead
 
     def __init__(self, parts: Parts, *, tree: str, top_k: int, max_drafts: int) -> None:
         plan = TreePlan(kind=tree, topology=EAGLE_STATIC, top_k=top_k, max_drafts=max_drafts)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.drafters.eagle import JoiningHead
-from specbench.drafters.registry import Parts, drafter
-from specbench.drafters.shared.feature_drafter import FeatureDrafter, Reads, TreePlan
+from specbench.drafters.eagle import Eagle, JoiningHead
+from specbench.drafters.registry import drafter
+from specbench.drafters.shared.feature_drafter import Reads
 from specbench.drafters.shared.layers import (
     decoder_layer,
     drawn,
@@ -31,7 +31,6 @@ from specbench.drafters.shared.layers import (
 from specbench.files.eagle import Style, default_layer_ids
 from specbench.forward.runner import Runner, state_features
 from specbench.models.checkpoint import Checkpoint
-from specbench.topology import EAGLE_STATIC
 
 
 class Eagle3Head(JoiningHead):
@@ -168,14 +167,10 @@ class _FusingLayer(nn.Module):
 
 
 @drafter("eagle3")
-class Eagle3(FeatureDrafter):
+class Eagle3(Eagle):
     """Drafts with an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840)."""
 
     open_head = Eagle3Head
-
-    def __init__(self, parts: Parts, *, tree: str, top_k: int, max_drafts: int) -> None:
-        plan = TreePlan(kind=tree, topology=EAGLE_STATIC, top_k=top_k, max_drafts=max_drafts)
-        super().__init__(self.open_head(parts.checkpoint(), parts.target), plan)
 
     @staticmethod
     def new_checkpoint(

@@ -6,10 +6,8 @@ Shape suffixes: B rows, K drafts, R numbers per row.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from specbench.decode.drafter import Capabilities, Proposal
-from specbench.decode.growth import grow_chain
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -44,15 +42,7 @@ class StringMatch(RetokenizedModel):
         }
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
-        logits_B1D, length_B1, own_span = self.stand(state, k)
-        ahead_B1 = length_B1 - state.length_B1 - 1
-
-        def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
-            return self.runner.forward(
-                tokens_B1, positions_B1 + ahead_B1, own_span, first_row=state.first_row
-            ).logits
-
-        guessed = grow_chain(state, logits_B1D[:, 0], follow, k, _GREEDY).tokens_BK.tolist()
+        guessed = self.guess(state, k, _GREEDY).tokens_BK.tolist()
         drafts = [self._encoded(self.word(state, i), ids)[:k] for i, ids in enumerate(guessed)]
         padded_BR = [[len(ids), *ids, *[0] * (k - len(ids))] for ids in drafts]
         numbers_BR = torch.tensor(padded_BR, dtype=torch.long, device=state.budget_B.device)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from specbench.decode.drafter import Capabilities, Proposal
-from specbench.decode.growth import grow_chain
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -45,21 +44,12 @@ class TokenIntersection(RetokenizedModel):
         self._draft_ids_V[self._target_S] = self._draft_S
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
-        logits_B1D, length_B1, own_span = self.stand(state, k)
-        ahead_B1 = length_B1 - state.length_B1 - 1
+        return self.guess(state, k, sampler)
 
-        def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
-            out = self.runner.forward(
-                self._draft_ids_V[tokens_B1],
-                positions_B1 + ahead_B1,
-                own_span,
-                first_row=state.first_row,
-            )
-            return self._in_common(out.logits)
+    def _own_ids(self, tokens: Tensor) -> Tensor:
+        return self._draft_ids_V[tokens]
 
-        return grow_chain(state, self._in_common(logits_B1D)[:, 0], follow, k, sampler)
-
-    def _in_common(self, logits_BTD: Tensor) -> Tensor:
+    def _draft_logits(self, logits_BTD: Tensor) -> Tensor:
         """Over the target's vocabulary [B, T, V]; tokens that only one side has are impossible."""
         shape = (*logits_BTD.shape[:2], len(self._draft_ids_V))
         nothing_BTV = logits_BTD.new_full(shape, -torch.inf)

@@ -168,7 +168,8 @@ class BuiltinEngine(Instrumented):
         """The implementation of the target's attention; for torch's, the kernel that it chooses."""
         runner = self._runner
         if isinstance(runner, FusedRunner):
-            names = {runner.kernels[case.window, case.is_tree].name for case in runner.cases}
+            kernels, cases = runner.layers.kernels, runner.layers.cases
+            names = {kernels[case.window, case.is_tree].name for case in cases}
             if names != {USUAL.name}:
                 return ", ".join(sorted(names))
         config = runner.model.config.get_text_config()

@@ -241,7 +241,7 @@ class KernelChoices:
     ) -> Runner:
         names = tuple(name for name in FORWARDS if forward == "auto" or name.startswith(forward))
         sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
-        facts = (names, runner.cases, sizes)
+        facts = (names, runner.layers.cases, sizes)
         tune = partial(autotune_forward, runner, names, self.autotuner.timing)
         choice = self.autotuner.choose(f"forward of {name}", runner.device, facts, names, tune)
         try:

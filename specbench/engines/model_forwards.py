@@ -36,12 +36,6 @@ class Forwards(Protocol):
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor, span: int, /) -> object: ...
 
 
-class _ForwardShape(NamedTuple):
-    runner_id: int
-    num_tokens: int
-    span: int
-
-
 class _ForwardGraph(NamedTuple):
     """A forward and its graph; `captured` is None if the capture failed."""
 
@@ -57,7 +51,7 @@ class ModelForwards:
     def __init__(self, graphs: CudaGraphs | None, clock: Clock) -> None:
         self._graphs = graphs
         self._clock = clock
-        self._known: dict[_ForwardShape, _ForwardGraph] = {}
+        self._known: dict[tuple[int, int, int], _ForwardGraph] = {}  # by runner, tokens and span
 
     def forget(self) -> None:
         """Free the graphs of runners that no longer exist."""
@@ -84,7 +78,7 @@ class ModelForwards:
         longest = runner.cache.max_len
         context = max(min(context, longest - T), 0)
         span = min(span_for(context + T), longest)
-        shape = _ForwardShape(id(runner), T, span)
+        shape = id(runner), T, span
         known = self._known.get(shape)
         is_known = known is not None and known.runner() is runner and known.cache() is runner.cache
         positions_1T = torch.arange(context, context + T, device=runner.device)[None]

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
-from specbench.forward.attention.candidates import Kernels
-from specbench.forward.attention.implementations import AttentionShape
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse, fuse
 from specbench.forward.runner import (
@@ -61,16 +59,6 @@ class FusedRunner(Runner):
     @property
     def cache(self) -> JoinedCache:
         return self.layers.cache
-
-    @property
-    def kernels(self) -> Kernels:
-        """The implementation of attention that each kind of layer runs on."""
-        return self.layers.kernels
-
-    @property
-    def cases(self) -> tuple[AttentionShape, ...]:
-        """Each shape that an implementation of attention is chosen for."""
-        return self.layers.cases
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.layers.allocate(num_rows, max_len)

@@ -62,7 +62,7 @@ def trace_round(
             drafter.num_drafts(k)  # asked before any round, as the decoder does
         layers = drafter.resources.cached_layers
         if isinstance(target, FusedRunner) and isinstance(layers, LayerStack) and layers.fused:
-            layers.fused.kernels = target.kernels  # as for equal heads
+            layers.fused.kernels = target.layers.kernels  # as for equal heads
         for holder in (target, draft, drafter):
             holder.allocate(3, SPAN)
         state = State.allocate(3, SPAN, [5, 6], DEVICE)

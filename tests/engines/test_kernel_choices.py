@@ -58,7 +58,7 @@ def chosen_by(kernels):
 def test_the_winner_runs_and_every_choice_is_made_once(held):
     made = choices()
     runner = made.choose(FusedRunner(tiny_llama()), "auto", "big")
-    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
     assert held == ["chain", "tree", "forward"]
     made.choose(FusedRunner(tiny_llama(seed=1)), "auto", "draft")  # of the same shape
     assert len(held) == 3
@@ -103,7 +103,7 @@ def test_a_later_process_takes_what_was_chosen_and_another_shape_competes(held, 
     monkeypatch.setattr(autotune, "_known", {})
     runner = choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 3
-    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
     choices().choose(FusedRunner(tiny_llama(hidden_size=64)), "auto", "big")
     assert len(held) > 3
 
@@ -140,7 +140,7 @@ def test_a_stored_choice_that_is_missing_here_is_made_again(held, monkeypatch):
     again = choices()
     runner = again.choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 6
-    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
     assert chosen_by(again) == ["plain", "plain", "fused"]
 
 
@@ -167,7 +167,7 @@ def test_a_stored_choice_that_no_longer_runs_is_made_again(chosen, of, held, mon
     runner = again.choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 4
     assert runner.kind == "fused"
-    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
     assert chosen_by(again) == ["plain", "plain", "fused"]
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 4  # it was kept
@@ -227,7 +227,7 @@ def test_a_resumed_run_keeps_its_choice(held, monkeypatch):
 def test_a_forced_attention_kernel_is_still_checked():
     made = choices("plain")
     runner = made.choose(FusedRunner(tiny_llama()), "fused", "big")
-    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
     forced = [choice.is_forced for choice in made.autotuner.choices.values()]
     assert forced == [True, True, False]  # a forward is still picked among ours
     remember_choices(made.autotuner.choices.values())

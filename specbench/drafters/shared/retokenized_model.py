@@ -14,10 +14,13 @@ from specbench.decode.drafter import (
     Drafter,
     Outcome,
     OwnForward,
+    Proposal,
     Resources,
     RowBuffer,
 )
+from specbench.decode.growth import grow_chain
 from specbench.decode.rows import num_shared
+from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts
 from specbench.footprint import PREFILL_CHUNK, rounded_up
@@ -119,6 +122,26 @@ class RetokenizedModel(Drafter):
         for row, ids in zip(rows, texts, strict=True):
             row.fed = ids
         return Standing(out.logits, positions_BT[:, -1:] + 1, span)
+
+    def guess(self, state: State, k: int, sampler: Sampler) -> Proposal:
+        """K tokens after the rows' texts, one after the other."""
+        logits_B1D, length_B1, span = self.stand(state, k)
+        ahead_B1 = length_B1 - state.length_B1 - 1
+
+        def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
+            tokens_B1, positions_B1 = self._own_ids(tokens_B1), positions_B1 + ahead_B1
+            out = self.runner.forward(tokens_B1, positions_B1, span, first_row=state.first_row)
+            return self._draft_logits(out.logits)
+
+        return grow_chain(state, self._draft_logits(logits_B1D)[:, 0], follow, k, sampler)
+
+    def _own_ids(self, tokens: Tensor) -> Tensor:
+        """The draft model's ids of the tokens that `_draft_logits` is over: its own."""
+        return tokens
+
+    def _draft_logits(self, logits_BTD: Tensor) -> Tensor:
+        """The logits of the tokens to draw from."""
+        return logits_BTD
 
     def word(self, state: State, i: int) -> bytes:
         """The word that the text of a row ends in."""
