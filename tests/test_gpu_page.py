@@ -48,7 +48,7 @@ def test_the_gpu_page_states_where_it_was_measured() -> None:
     assert "show nothing" in page(document() | {"small": True})
 
 
-def test_a_missed_claim_comes_first_and_one_that_holds_does_not() -> None:
+def test_missed_claims_are_listed_first_on_the_gpu_page() -> None:
     missed = claim("share of copy bandwidth", 0.712, at_least=0.85)
     held = claim("launches a layer", 10, at_most=10)
     open_ = claim("times as fast", None, at_least=5, reason="not both were measured")
@@ -183,7 +183,7 @@ def test_failed_captures_are_reported_separately_from_later_errors() -> None:
 
 
 @pytest.mark.slow
-def test_a_failure_that_spreads_is_a_missed_claim() -> None:
+def test_a_capture_failure_that_spreads_is_a_missed_claim() -> None:
     found = after_failures_of(FailingGraphs())
     assert [one["holds"] for one in found["claims"]] == [True, False]
 

@@ -162,7 +162,7 @@ def test_a_refusal_is_recorded_and_the_rest_continues(capsys: pytest.CaptureFixt
     capsys.readouterr()
 
 
-def test_a_bug_keeps_its_traceback_and_what_was_measured_is_printed(
+def test_sections_measured_before_a_bug_are_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def broken(_: Machine) -> machine.Json:

@@ -54,7 +54,7 @@ def test_the_default_is_the_newest_run_in_reports(
 
 
 @pytest.mark.parametrize("asked", ["no-such-run", "latest", "../etc", "x" * 300])
-def test_a_wrong_run_is_the_error_of_the_command_line(
+def test_loading_a_wrong_run_gives_the_error_of_the_command_line(
     asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -68,7 +68,7 @@ def _words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_keeps_the_rules_or_is_known_not_to(page: Path) -> None:
+def test_a_page_follows_the_style_rules_or_is_listed_as_unfinished(page: Path) -> None:
     found = list(faults(page.read_text(encoding="utf-8")))
     if page.name in UNFINISHED:
         assert found, f"{page.name} keeps the rules: take it from UNFINISHED"
@@ -104,7 +104,7 @@ def test_unfinished_pages_exist() -> None:
         ("A line. " * 13, "line of 104 characters"),
     ],
 )
-def test_a_fault_is_found(text: str, fault: str) -> None:
+def test_a_style_fault_is_detected(text: str, fault: str) -> None:
     assert [one[: len(fault)] for one in faults(text)] == [fault]
 
 

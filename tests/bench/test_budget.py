@@ -119,7 +119,7 @@ def test_a_precision_ends_the_run_when_the_best_k_is_known_well_enough(tmp_path)
     assert len(confirmed(run)) == 5
 
 
-def test_a_noisier_measurement_takes_more_prompts_and_a_hopeless_one_all(tmp_path):
+def test_a_noisier_measurement_uses_more_prompts(tmp_path):
     num_blocks = {}
     for name, noise in (("little", 0.1), ("much", 1.0)):
         (tmp_path / name).mkdir()

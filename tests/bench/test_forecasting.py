@@ -205,7 +205,7 @@ def test_a_run_killed_while_tracing_resumes_at_the_next_trace(tmp_path, whole, n
 
 
 @pytest.mark.parametrize("kind", ["RoundCost", "ForecastRecord", "BlockRecord"])
-def test_a_run_killed_after_any_kind_of_record_ends_the_same(tmp_path, whole, kind, monkeypatch):
+def test_a_killed_forecast_run_resumes_to_the_same_result(tmp_path, whole, kind, monkeypatch):
     from specbench.runs.store import RunStore
 
     append = RunStore.append

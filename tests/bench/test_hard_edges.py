@@ -54,7 +54,7 @@ def test_a_full_disk_at_any_write_neither_loses_nor_repeats_a_block(num_writes, 
 
 
 @pytest.mark.parametrize("days", [-4000, 4000])
-def test_a_clock_that_jumps_while_a_run_is_measured_changes_no_second(
+def test_a_system_clock_that_jumps_does_not_affect_measured_seconds(
     days, sound, tmp_path, monkeypatch
 ):
     class Jumping(datetime):

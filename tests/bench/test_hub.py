@@ -103,7 +103,7 @@ def test_weights_are_fetched_although_the_config_is_cached(
     assert kept("model.safetensors")
 
 
-def test_a_gated_model_gets_its_page_and_the_login_and_others_are_downloaded(
+def test_a_gated_model_is_reported_with_its_page_and_the_login_command(
     address: str, said: list[str]
 ) -> None:
     warnings: list[str] = []

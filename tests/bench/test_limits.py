@@ -168,7 +168,7 @@ def test_unknown_facts_are_not_recorded():
 
 
 @pytest.mark.parametrize("error", [UsageError("no room"), AssertionError("CUPTI"), OSError("no")])
-def test_a_cell_that_cannot_be_profiled_has_no_count_and_the_next_one_has(error):
+def test_a_cell_that_cannot_be_profiled_is_skipped(error):
     class Refusing(SizedEngine):
         def generate(self, request: Request, work: Work) -> Result:
             if work.k == 2:

@@ -79,6 +79,6 @@ def test_memory_freed_in_between_is_not_attributed(meter, allocator):
     assert pair.peak_allocated_bytes == TARGET + PASS
 
 
-def test_a_smaller_pass_is_not_a_gain(meter, allocator):
+def test_a_smaller_pass_does_not_lower_the_peak(meter, allocator):
     pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS // 2))
     assert pair.peak_allocated_bytes == TARGET + PASS

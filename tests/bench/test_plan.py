@@ -51,7 +51,7 @@ def test_a_drafter_without_its_own_k_gets_4(tmp_path):
     assert ks_of(next(make_plan(tmp_path, settings).explore_blocks())) == [("none", 0), ("bad", 4)]
 
 
-def test_a_block_is_one_prompt_at_every_k_of_every_drafter(tmp_path):
+def test_a_block_has_one_prompt_at_every_k_of_every_drafter(tmp_path):
     plan = make_plan(tmp_path, SETTINGS)
     first, second = plan.explore_blocks()
     assert ks_of(first) == [("none", 0), ("good", 2), ("good", 4), ("bad", 2), ("bad", 4)]

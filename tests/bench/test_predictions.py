@@ -57,7 +57,7 @@ def predictions(folder: Path, entry: Mapping[str, Any], **changes: Any) -> list[
     return list(dict.fromkeys(filter(None, told)))
 
 
-def test_a_first_turn_quotes_and_a_later_one_has_the_answer_before(tmp_path: Path) -> None:
+def test_predictions_are_the_quoted_text_and_then_the_previous_response(tmp_path: Path) -> None:
     quoted, before = predictions(tmp_path, {"turns": [f"Rename f.\n{LARGE}", "And x."]})
     assert quoted == LARGE.encode()
     assert len(before) == ANSWER_TOKENS

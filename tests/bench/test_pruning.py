@@ -55,7 +55,7 @@ def ks_of(text):
     return [k for span in ends for k in range(span[0], span[-1] + 1)]
 
 
-def test_a_budget_that_does_not_pay_for_every_drafter_keeps_five_prompts_for_the_best(tmp_path):
+def test_a_tight_budget_measures_the_best_drafter_on_five_prompts(tmp_path):
     settings = changed(SETTINGS, num_speculative_tokens=(0, 4), budget_s=660.0, num_repeats=1)
     watch = RecordingWatch()
     run = measure(make_plan(tmp_path, settings, FORTY), FakeEngine(), tmp_path, watch)

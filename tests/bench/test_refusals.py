@@ -60,7 +60,7 @@ def test_nothing_is_measured_if_every_drafter_is_refused(tmp_path):
     assert len(run.failures) == 2
 
 
-def test_a_drafter_that_fits_with_no_other_loaded_either_is_a_failure(tmp_path):
+def test_a_drafter_that_never_fits_in_memory_is_a_failure(tmp_path):
     run = measured(tmp_path, engine=FakeEngine(room=0))
     assert [(f.pairing, f.stage, f.reason) for f in run.failures] == [
         ("big/good", "load", "CUDA out of memory"),

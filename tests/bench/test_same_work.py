@@ -71,7 +71,7 @@ def test_a_changed_pairing_is_named_and_an_old_run_resumes(tmp_path: Path) -> No
         require_same_work(other, [plan])
 
 
-def test_a_failure_is_settled_once_its_cells_are_measured_after_all(tmp_path: Path) -> None:
+def test_a_failure_disappears_when_its_cells_are_measured_later(tmp_path: Path) -> None:
     class Stop(KeyboardInterrupt):
         pass
 

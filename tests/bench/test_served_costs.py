@@ -202,7 +202,7 @@ def test_servers_are_timed_alternately_batch_by_batch():
     assert [c.cost for c in costs] == pytest.approx([0.004] * 12)
 
 
-def test_a_key_is_of_the_environment_and_shown_nowhere(monkeypatch):
+def test_an_api_key_comes_from_the_environment_and_is_never_printed(monkeypatch):
     with serving(FakeServer(key="s3cret")) as url:
         with pytest.raises(UsageError, match=r"401.*SPECBENCH_API_KEY"):
             time_servers([url], PROMPTS)

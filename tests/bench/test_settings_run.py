@@ -78,7 +78,7 @@ def test_texts_over_many_rows_are_the_targets_own(stream):
         assert all(r.output_ids == own[r.prompt_id, r.turn] for r in block.requests)
 
 
-def test_a_pass_adds_up(stream):
+def test_the_requests_and_rounds_of_a_pass_are_consistent(stream):
     for block in stream.blocks:
         for one in block.passes:
             requests = [r for r in block.requests if r.cell_id == one.cell_id]

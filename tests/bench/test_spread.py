@@ -120,7 +120,7 @@ def test_a_lost_worker_loses_nothing_and_repeats_nothing(tmp_path):
     assert "(killed by the test); " in told
 
 
-def test_a_node_that_leaves_gets_no_work_any_more(tmp_path):
+def test_a_node_that_left_gets_no_more_work(tmp_path):
     cluster = FakeCluster({"a": 1, "b": 1}, deaths=(0,), leaves=("a",))
     stored, _ = spread_over(cluster, tmp_path, [InTwoPasses(units(4), [])])
     assert Counter(stored) == words_of(units(4))

@@ -33,7 +33,7 @@ def blocks_of(stored):
     return [line for line in work_of(stored, purpose="explore") if '"type": "block"' in line]
 
 
-def test_a_store_of_two_nodes_is_that_of_one_machine_whose_worker_dies_or_not(tmp_path):
+def test_a_run_on_two_nodes_resumes_to_the_result_of_one_machine(tmp_path):
     settings = two_targets(tmp_path)
     here = run_on(tmp_path, settings, tmp_path / "runs")
     there = run_on(tmp_path, settings, tmp_path / "runs", cluster=FakeCluster({"a": 1, "b": 1}))

@@ -132,7 +132,7 @@ def test_sampled_answers_end_where_they_end(tmp_path):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_next_turn_follows_the_targets_own_answer(tmp_path, temperature):
+def test_a_later_turn_contains_the_targets_own_response(tmp_path, temperature):
     engine = FakeEngine()
     run = measured(
         tmp_path, changed(SETTINGS, temperatures=(temperature,)), [["One", "Two"]], engine
@@ -169,7 +169,7 @@ def test_a_decision_quotes_the_confirmation_run(run):
     assert (bad.draft.method, bad.draft.k) == ("none", 0)
 
 
-def test_a_single_k_was_not_picked_from_many_and_is_measured_once(tmp_path):
+def test_a_single_k_needs_no_confirmation_run(tmp_path):
     run = measured(tmp_path, changed(SETTINGS, num_speculative_tokens=(4,)), SIX)
     assert confirmed(run) == []
 
@@ -414,7 +414,7 @@ def test_a_run_stopped_while_it_profiles_keeps_what_is_stored_and_profiles_the_r
     assert (whole.blocks, whole.limits, third.profiled) == (run.blocks, run.limits, [])
 
 
-def test_a_profiler_that_fails_costs_its_counts_only(on_gpu):
+def test_a_failing_profiler_loses_only_the_launch_counts(on_gpu):
     engine = SlowedEngine(breaks_profile=lambda _: AssertionError("CUPTI"))
     run = on_gpu(engine)
     assert run.is_complete

@@ -134,7 +134,7 @@ def test_candidates_are_one_half_and_all(cores, numbers):
     assert candidates(QUIET._replace(num_cores=cores)) == (numbers, [])
 
 
-def test_a_choice_is_kept_for_equal_model_hardware_and_load(machine, engine, tmp_path, monkeypatch):
+def test_a_thread_count_is_reused_for_equal_conditions(machine, engine, tmp_path, monkeypatch):
     engine.seconds_of = {1: 2.0, 4: 1.0, 8: 3.0}
     assert chosen(engine, tmp_path).chosen == "4"
     monkeypatch.setattr(autotune, "_known", {})  # as in another process

@@ -61,7 +61,7 @@ def test_every_greedy_cell_gives_the_targets_own_text(run):
     assert all(r.output_ids == own[r.prompt_id, r.turn] for r in requests)
 
 
-def test_a_wrong_guess_costs_rounds_and_some_are_wrong(run):
+def test_some_drafts_of_the_tiny_run_are_rejected(run):
     # Else the test above would show nothing.
     accepted = [
         (r.rounds.num_accepted, r.rounds.num_drafted)

@@ -271,7 +271,7 @@ def test_ci_gets_its_files(made: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("candidate", "code"), [("again", 2), ("slow", 1), ("nothing", 4)])
-def test_a_file_that_cannot_be_written_hides_no_verdict(
+def test_the_verdict_is_printed_even_if_an_output_file_cannot_be_written(
     candidate: str, code: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged = specbench("check", "usual", candidate, cwd=made)

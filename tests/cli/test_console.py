@@ -88,7 +88,7 @@ def test_piped_output_has_the_same_width_in_every_environment(named, monkeypatch
     assert specbench(*DRY, LONG, cwd=named).out == usual
 
 
-def test_a_cell_is_a_line_below_the_bar_on_a_terminal_and_at_its_end_in_a_log(capsys) -> None:
+def test_a_cell_is_shown_below_the_bar_or_as_a_log_line(capsys) -> None:
     key, none = KEY, BASE_KEY
     block = SimpleNamespace(
         cells=[SimpleNamespace(key=one) for one in (none, key)],

@@ -114,7 +114,7 @@ def test_doctor_on_a_cpu_starts_no_process_and_imports_no_torch(tmp_path):
         ("raise ImportError('libcudart.so.13: cannot open')", "libcudart.so.13"),
     ],
 )
-def test_a_torch_that_crashes_ends_no_doctor(ends, words, tmp_path, monkeypatch):
+def test_doctor_survives_a_torch_import_that_crashes(ends, words, tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text(ends)
     monkeypatch.syspath_prepend(tmp_path)
     assert words in gpu_check.check_gpu()["problem"]

@@ -67,7 +67,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Stor
 
 
 @pytest.mark.parametrize("command", [*MEASURING, *READING])
-def test_a_decided_answer_is_0(code, command):
+def test_a_decided_run_exits_0(code, command):
     assert code(command, decided()) == GOOD
 
 

@@ -156,6 +156,6 @@ def test_wrong_options_are_refused(folder, options, complaint):
     assert complaint in ran.err
 
 
-def test_a_file_is_of_one_drafter(folder):
+def test_an_acceptance_export_needs_a_single_drafter(folder):
     ran = specbench("export", "demo", *PROFILE_OF, *CODE, cwd=folder)
     assert (ran.code, "name one drafter: demo/draft" in ran.err) == (2, True)

@@ -41,7 +41,7 @@ def clocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_date_in_the_chat_template_is_the_same_in_every_run_and_another_template_is_refused(
+def test_a_template_date_is_fixed_and_another_template_is_refused(
     clocked: Path,
 ) -> None:
     pair = ("--target", "./target", "--draft", "./draft")

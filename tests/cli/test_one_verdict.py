@@ -461,9 +461,7 @@ WARNED = {
 
 
 @pytest.mark.parametrize("name", WARNED)
-def test_a_pair_that_loads_with_a_loss_is_warned_of_before_and_in_the_run(
-    models: Path, tmp_path: Path, name: str
-):
+def test_a_pair_that_loads_with_a_loss_gives_a_warning(models: Path, tmp_path: Path, name: str):
     changed, change, words = WARNED[name]
     method = "eagle3" if name in ("a head's context", "an empty d2t") else "draft_model"
     folder = write_case(models, tmp_path, Case(method, lambda _: None, ()))

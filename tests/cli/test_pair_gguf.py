@@ -45,7 +45,7 @@ PAIRS: dict[str, tuple[Any, Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize(("tokens", "target", "draft", "expected"), PAIRS.values(), ids=PAIRS)
-def test_a_pair_is_refused_by_what_llama_cpp_compares(
+def test_a_gguf_pair_is_refused_by_the_rules_of_llama_cpp(
     tmp_path: Path, tokens: Any, target: Any, draft: Any, expected: Any
 ) -> None:
     write_gguf(tmp_path / "t.gguf", **target)

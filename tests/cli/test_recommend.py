@@ -68,7 +68,7 @@ def test_an_slo_of_the_run_changes_no_answer_about_speed(folder: Path) -> None:
         assert all(best["value"] >= 0.99 * other["requests_per_s_low"] for other in others)
 
 
-def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
+def test_recommend_by_cost_reports_the_price_per_million_tokens(folder: Path) -> None:
     ran = specbench("recommend served --objective cost --price-per-hour 2 --json", cwd=folder)
     found = json.loads(ran.out)
     for one in found["picks"]:

@@ -74,7 +74,7 @@ def test_each_prompt_is_answered_once_and_n_times_at_every_k(stored):
     assert {turn for _, turn, _ in turns} == {0, 1}, "a conversation is sampled turn by turn"
 
 
-def test_a_block_takes_the_seconds_of_its_passes_and_not_the_sum_of_its_requests(stored):
+def test_block_seconds_are_those_of_its_passes(stored):
     for block in blocks_of(stored, N):
         passes = {cell_id: 0.0 for cell_id in block.order}
         for samples in block.samples:

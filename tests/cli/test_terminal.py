@@ -35,7 +35,7 @@ def seen_on_a_terminal(*arguments, cwd):
     return bytes(seen), code
 
 
-def test_a_live_view_is_drawn_and_what_a_name_holds_is_shown(tiny, tmp_path):
+def test_the_live_view_shows_control_characters_of_a_name(tiny, tmp_path):
     prompts = write_prompts(tmp_path / "odd\x1b[31mname.jsonl", [f"prompt {i}" for i in range(5)])
     seen, code = seen_on_a_terminal(
         *("run", "tiny/draft", "-k", "2", "-w", prompts, "--num-prompts", "5"),

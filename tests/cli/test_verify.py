@@ -40,7 +40,7 @@ def as_json(tiny: Path) -> Ran:
     return specbench("verify", "tiny/draft", *SMALL, *changes, "--json", cwd=tiny)
 
 
-def test_a_sound_pairing_is_good_in_one_sentence(verified: Ran) -> None:
+def test_a_lossless_pairing_has_one_sentence_in_verify(verified: Ran) -> None:
     assert verified.code == 0
     *_, draft, ngram = verified.out.splitlines()
     assert re.match("tiny/draft: lossless: .*K = 0 .*3 of 3 ", draft)
@@ -165,7 +165,7 @@ def test_drafters_that_want_a_prediction_have_one_to_draft_from(
         assert request.prediction_ids == nearly(answers[request.prompt_ids])
 
 
-def test_a_near_text_agrees_but_for_every_eighth_token() -> None:
+def test_the_near_text_differs_in_every_eighth_token() -> None:
     assert nearly(range(10, 28)) == (*range(10, 17), 16, *range(18, 25), 24, 26, 27)
     assert nearly((5,)) == (5,)
 

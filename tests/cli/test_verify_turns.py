@@ -33,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list:
     return seen
 
 
-def test_a_later_turn_follows_the_targets_own_answer(
+def test_verify_asks_a_later_turn_after_the_targets_own_response(
     tiny: Path, asked: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {}
@@ -101,7 +101,7 @@ class Full(io.StringIO):
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_a_full_disk_does_not_lose_the_answer(
+def test_a_verdict_that_stdout_cannot_take_is_printed_to_stderr(
     more: tuple[str, ...], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.cli.calls.StringIO", iter_of(Full(), io.StringIO()))

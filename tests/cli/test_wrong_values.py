@@ -217,7 +217,7 @@ def test_temperatures_are_numbers_each_once():
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("3m", 180), ("1.5h", 5400), (" 2m ", 120)]
 )
-def test_a_budget_is_a_time(text, seconds):
+def test_a_time_budget_is_parsed_into_seconds(text, seconds):
     assert parse_seconds(text) == seconds
 
 
@@ -231,7 +231,7 @@ def test_a_budget_without_a_unit_is_refused_with_both_readings(text):
 
 
 @pytest.mark.parametrize(("text", "share"), [("2%", 0.02), ("0.02", 0.02), ("0.5%", 0.005)])
-def test_a_precision_is_a_share(text, share):
+def test_a_precision_is_parsed_as_a_percentage_or_fraction(text, share):
     assert parse_share(text) == pytest.approx(share)
 
 

@@ -27,7 +27,7 @@ def test_a_password_in_an_address_is_refused_and_not_printed(url):
     assert "secret" not in str(wrong.value)
 
 
-def test_a_hosts_own_key_goes_before_the_general_one():
+def test_a_host_specific_api_key_takes_precedence():
     address = Address.at("https://api.my-host.org/v1", "--step-times")
     general = {"SPECBENCH_API_KEY": "general"}
     assert address.key({}) is None

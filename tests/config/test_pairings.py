@@ -108,7 +108,7 @@ def test_parameters_reach_the_drafter_as_they_are_written(tmp_path: Path) -> Non
         ("[2.5]", "2.5"),
     ],
 )
-def test_a_tree_that_cannot_be_is_refused_with_its_line(
+def test_an_invalid_tree_is_refused_with_its_line(
     tmp_path: Path, tree: str, complaint: str
 ) -> None:
     drafter = f"{{method: self_speculation, parameters: {{tree: {tree}}}}}"
@@ -125,7 +125,7 @@ def test_a_pairing_needs_the_memory_of_both_models_if_both_are_known(tmp_path: P
     assert heads.weights_gib is None  # the file does not tell the heads' size
 
 
-def test_a_bare_target_means_all_its_drafters_and_each_pairing_runs_once(tmp_path: Path) -> None:
+def test_a_target_name_selects_all_its_drafters_once(tmp_path: Path) -> None:
     pairings = read(tmp_path, TWO_TARGETS)
     names = [p.name for p in pairings.select(["small", "big/heads", "big"])]
     assert names == ["small/copy", "big/heads", "big/draft", "big/copy"]
@@ -175,7 +175,7 @@ def test_the_working_folder_comes_before_what_is_shipped(
     assert load_pairings().targets[0].name == "big"
 
 
-def test_a_file_that_is_given_beats_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_file_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read(tmp_path, TWO_TARGETS)
     monkeypatch.chdir(tmp_path)
     other = tmp_path / "other.yaml"

@@ -63,7 +63,7 @@ def test_throughput_counts_the_time_with_all_requests_active():
     assert one.best.value == 100
 
 
-def test_a_limit_that_is_just_kept_is_kept():
+def test_a_limit_that_is_exactly_reached_is_met():
     found = cells(1, 100, 100, {})
     (one,) = recommend_for(found, [], replace(LATENCY, limits=parse_limits("ttft=100ms", LIMITS)))
     assert one.best is not None

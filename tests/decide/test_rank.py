@@ -128,7 +128,7 @@ def test_drafters_are_distinguished_in_any_order(other, apart):
     assert are_distinct(*pair) is are_distinct(*pair[::-1]) is apart
 
 
-def test_a_k_that_is_slower_gains_as_little_as_not_speculating():
+def test_the_gain_of_a_slower_k_counts_as_1():
     slower = Gain(4, interval(0.9), 2.5, "measured")
     assert (slower.value, slower._replace(speedup=interval(1.2)).value) == (1.0, 1.2)
 

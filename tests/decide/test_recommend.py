@@ -75,7 +75,7 @@ def test_a_winner_that_was_not_measured_again_is_not_quoted(summarized):
     assert decision.speedup is None
 
 
-def test_a_single_k_was_not_picked_from_many_and_needs_no_second_measurement(summarized):
+def test_a_single_k_is_decided_without_a_confirmation_run(summarized):
     choice = choose([summarized(0, None, 1.0, None), summarized(4, 1.8, 1.9, 2.0)])
     assert choice.to_confirm is None
     assert decide(choice).sentence == "code: K=4, 1.90x faster [1.80, 2.00]"
@@ -126,7 +126,7 @@ def test_a_cell_without_an_interval_never_leads(summarized):
         (((4, 0.8, 0.9, 1.0, 5),), 7, False),
     ],
 )
-def test_a_k_without_competitors_is_called_the_only_one(
+def test_a_k_measured_without_competitors_is_called_the_only_k(
     summarized, others, num_unmeasured, is_only
 ):
     leader = summarized(2, 1.2, 1.3, 1.4)

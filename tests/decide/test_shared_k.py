@@ -122,7 +122,7 @@ def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarized):
     assert found.regret == pytest.approx({"code": 0.25, "chat": 0.0})
 
 
-def test_a_pruned_k_is_not_the_one_for_all(summarized):
+def test_a_pruned_k_is_never_the_shared_k(summarized):
     dropped = [summarized(8, None, 1.9, None, workload=name) for name in ("code", "chat")]
     cells = [*sweep(summarized, "code", k10=1.3), *sweep(summarized, "chat", k10=1.3), *dropped]
     found = find_shared_k(cells)

@@ -58,7 +58,7 @@ def test_a_round_measured_a_little_faster_than_its_forwards_has_no_overhead():
     assert at.verify == pytest.approx(math.log(2) * verifying / (drafting + verifying))
 
 
-def test_a_cell_without_draft_counts_has_no_losses():
+def test_losses_are_unknown_without_draft_counts():
     assert losses({"mean_acceptance_length": 3.0}, 4) is None
     assert losses(metrics(), 0) is None
 
@@ -70,7 +70,7 @@ def test_the_cost_of_rolling_back_recurrent_states_is_reported(summarized):
     assert not any("states" in x for x in why(summarized(4, 1.4, 1.3, 1.5, metrics=metrics())))
 
 
-def test_a_mismatched_draft_is_called_so(summarized):
+def test_a_draft_model_of_low_acceptance_is_reported_as_mismatched(summarized):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
     bound, mismatch, needed = why(summarized(2, 0.8, 0.9, 1.0, metrics=poor))
     assert bound.startswith("acceptance-bound: ")

@@ -169,7 +169,7 @@ def test_k_of_the_shortest_prompts_is_exported_with_a_note_on_the_others(measure
         found(parts, Selection(context=100))
 
 
-def test_a_k_for_every_length_has_no_such_note(measured):
+def test_an_equal_k_at_every_length_has_no_note_on_lengths(measured):
     made = found([measured({4: 1.6}, context=n) for n in (512, 4096)])
     assert (made.k, made.context, made.contexts_lost) == (4, None, [])
     assert "code, by context: K=4 from 512 to 4,096 tokens" in made.basis

@@ -124,7 +124,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(
 @pytest.mark.parametrize(
     "content", [[torch.ones(1)], {"a": 1}, {1: torch.ones(1)}, {"a": {"b": torch.ones(1)}}]
 )
-def test_a_pickle_of_something_else_is_refused(content: object, folder: Path) -> None:
+def test_a_pickle_without_a_mapping_of_tensors_is_refused(content: object, folder: Path) -> None:
     torch.save(content, folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="not a mapping"):
         read_checkpoint(str(folder))

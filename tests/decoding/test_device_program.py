@@ -114,12 +114,12 @@ COPIES: dict[str, Plant] = {
 
 
 @pytest.mark.parametrize("fault", SYNCS)
-def test_a_planted_sync_is_found(fault: str) -> None:
+def test_a_planted_sync_is_detected(fault: str) -> None:
     with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
         trace_round("ngram", 4, plant=SYNCS[fault])
 
 
 @pytest.mark.parametrize("fault", COPIES)
-def test_a_planted_copy_is_found(fault: str) -> None:
+def test_a_planted_copy_is_detected(fault: str) -> None:
     with pytest.raises(HostTensorError):
         trace_round("ngram", 4, plant=COPIES[fault])

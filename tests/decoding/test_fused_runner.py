@@ -163,7 +163,7 @@ def test_a_forward_longer_than_the_cached_shapes_is_correct(runner: FusedRunner)
 
 
 @torch.no_grad()
-def test_a_copied_row_continues_like_its_source(runner: FusedRunner, expected_1TV: Tensor) -> None:
+def test_a_copied_row_continues_as_its_source(runner: FusedRunner, expected_1TV: Tensor) -> None:
     runner.forward(TOKENS_1T[:, :9], positions(0, 9), 64)
 
     runner.copy_row(0, 2, 7)

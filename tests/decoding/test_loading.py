@@ -35,7 +35,7 @@ def source(folder: Path, **changes) -> ModelSpec:
     return ModelSpec(source=str(folder), folder=folder, **changes)
 
 
-def test_a_model_comes_ready_to_be_measured(saved):
+def test_a_loaded_model_is_in_eval_mode_without_gradients(saved):
     loaded = load_model(source(saved), CPU)
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
@@ -186,7 +186,7 @@ def test_the_content_hash_follows_the_weights_and_nothing_else(saved, folder):
     assert load_model(source(folder), CPU).content_sha256 != first
 
 
-def test_a_large_checkpoint_is_known_by_its_edges(folder, monkeypatch):
+def test_a_large_checkpoint_is_hashed_by_its_edges(folder, monkeypatch):
     monkeypatch.setattr(loading, "_HASHED_WHOLE", 100)
     monkeypatch.setattr(loading, "_EDGE", 1000)
     (folder / "small.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:10])

@@ -102,7 +102,7 @@ def test_a_draft_token_outside_top_k_is_never_accepted() -> None:
     assert tokens == [own[0]]
 
 
-def test_a_likely_draft_passes_a_threshold_and_the_targets_own_always_does() -> None:
+def test_a_threshold_accepts_likely_drafts_and_the_targets_own_token() -> None:
     kept, own = judged(QUARTER, [1, 1, 1], [PROBS] * 4, seed=1)
     assert kept == [1, 1, 1, own[3]]
     for seed in range(40):
@@ -117,7 +117,7 @@ def test_an_inactive_draft_is_not_accepted_by_a_lossy_rule() -> None:
     assert tokens == [0, own[1]]
 
 
-def test_a_tree_keeps_its_longest_path_and_of_equals_the_likeliest() -> None:
+def test_a_tree_accepts_its_longest_path_and_the_likeliest_of_equals() -> None:
     # The first child (0.5) has two untypical children, the second (0.15) a typical one.
     tokens, own = judged(TYPICAL, [0, 2, 3, 3, 1], [PROBS] * 6, topology=TREE)
     assert tokens == [2, 1, own[5]]

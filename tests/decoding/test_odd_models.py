@@ -34,7 +34,7 @@ def test_layers_that_share_keys_are_unchanged() -> None:
     assert not cache.layers[1].is_initialized
 
 
-def test_a_layer_that_keeps_two_pairs_gets_both() -> None:
+def test_the_cache_holds_two_key_value_pairs_per_layer() -> None:
     cache = SlotCache(1, 1, 4)
     cache.index.select(torch.tensor([[0]]), 1, 0)
     for layer in (0, 1):
@@ -107,7 +107,7 @@ def test_whole_masks_have_one_row_per_token_and_are_never_omitted() -> None:
     assert [rows(are_whole=False, is_plain=plain) for plain in (False, True)] == [6, 0]
 
 
-def test_a_model_that_gives_every_logit_is_read_at_the_right_one(
+def test_logits_are_selected_if_a_model_returns_every_position(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_llama()
@@ -131,7 +131,7 @@ def test_a_model_that_gives_every_logit_is_read_at_the_right_one(
     torch.testing.assert_close(one[:, 0], every[:, 2])
 
 
-def test_a_window_that_a_models_code_does_not_heed_is_refused() -> None:
+def test_a_configured_window_that_the_model_ignores_is_refused() -> None:
     model = tiny_llama()  # whose code has no windows
     model.config.sliding_window = 4096
     with pytest.raises(ModelError, match="sliding_window"):

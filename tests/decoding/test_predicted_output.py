@@ -191,7 +191,7 @@ class Expecting(ScriptedDrafter):
         self.seen.append(num_tokens)
 
 
-def test_a_drafter_is_shown_what_each_piece_gave() -> None:
+def test_a_drafter_observes_the_tokens_of_each_checked_piece() -> None:
     drafter = Expecting({1 + i: token for i, token in enumerate(COUNTED)})
     request = Request(prompt_ids=(9,), max_new_tokens=26)
     (result,) = decode(CountingRunner(), drafter, [request], k=4)

@@ -41,7 +41,7 @@ def report(number: int, num_rows: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize("copies", [LateCopies, EarlyCopies])
-def test_a_report_can_be_read_until_the_round_after_the_next_is_launched(
+def test_a_round_report_stays_readable_for_two_rounds(
     copies: type[LateCopies],
 ) -> None:
     clock = LateClock()

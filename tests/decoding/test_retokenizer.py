@@ -38,7 +38,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokeni
         ("ö", "pieces", "ö".encode()),
     ],
 )
-def test_a_tokens_name_spells_its_text(token, spelling, text):
+def test_a_token_name_is_decoded_to_its_text(token, spelling, text):
     assert text_of(token, spelling) == text
 
 

@@ -178,7 +178,7 @@ def test_a_window_of_3_shows_a_position_and_the_two_before_it() -> None:
     assert seen(mask, 0, 1) == [0, 1]
 
 
-def test_a_packed_mask_repeats_its_queries_once_a_head_of_the_group() -> None:
+def test_a_packed_mask_repeats_its_queries_per_head_of_the_group() -> None:
     mask = mask_of([[2, 3]], window=None, pack=3)
 
     assert mask.shape == (1, 1, 6, 6)

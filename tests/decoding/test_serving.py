@@ -200,7 +200,7 @@ def test_the_timeline_counts_what_the_requests_emitted(runner: MakeRunner) -> No
     assert list(timeline.at_s) == sorted(timeline.at_s)
 
 
-def test_a_policy_gets_what_the_drafter_saw_first_in_each_round() -> None:
+def test_a_policy_gets_the_result_of_the_reported_round() -> None:
     """That of the round reported, not of the one that was launched since."""
     seen: list[tuple[int, int]] = []
 

@@ -94,7 +94,7 @@ def test_text_is_cut_at_the_stop_string_whatever_drafts(sampling, method, k, lau
         assert [result.output_ids for result in plain] == expected
 
 
-def test_a_first_token_can_be_the_end():
+def test_a_stop_string_may_end_at_the_first_token():
     (whole,) = answers([()], "none", 0, GREEDY)
     (cut,) = answers([(text(whole.output_ids[:1]),)], "draft_model", 3, GREEDY)
     assert cut.output_ids == whole.output_ids[:1]

@@ -151,12 +151,12 @@ def test_a_draft_ends_when_it_is_no_longer_likely_enough() -> None:
     assert drafted(text, limit=2, min_prob=0.5) == Continuation([2, 4], 1.5)
 
 
-def test_a_longer_match_that_is_surer_beats_a_frequent_follower() -> None:
+def test_a_longer_match_of_higher_probability_is_drafted() -> None:
     # 2 is followed by 7, 7 and 5, but 1 2 always by 5.
     assert drafted([2, 7, 2, 7, 1, 2, 5, 0, 1, 2], limit=1) == Continuation([5], 1.0)
 
 
-def test_a_frequent_follower_beats_a_longer_match_that_is_less_sure() -> None:
+def test_a_shorter_match_of_higher_probability_is_drafted() -> None:
     # 1 2 is followed by 5 and 6, but 2 by 7 in three of five places.
     text = [2, 7, 2, 7, 2, 7, 1, 2, 5, 1, 2, 6, 0, 1, 2]
     assert drafted(text, limit=1) == Continuation([7], 3 / 5)
@@ -189,7 +189,7 @@ def test_a_match_as_deep_as_the_tree_continues_like_the_text() -> None:
     assert drafted([1, 2, 3, 4, 5, 6, 7, 1, 2, 3], depth=3).tokens == [4, 5, 6, 7]
 
 
-def test_a_text_that_was_removed_is_drafted_no_more_even_at_the_greatest_depth() -> None:
+def test_a_removed_text_is_not_drafted_at_any_depth() -> None:
     tree = SuffixTree(3)
     first, _ = tree.add([1, 2, 3, 4, 5]), tree.add([1, 2, 3, 6])
     cursor = Cursor(tree, [1, 2, 3])

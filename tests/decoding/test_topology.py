@@ -37,7 +37,7 @@ def test_the_tree_is_right_as_often_as_the_best_of_all_trees_of_its_size() -> No
     assert worth(Topology.of_accuracies(rates, 5).paths) == pytest.approx(best)
 
 
-def test_a_rank_may_be_right_more_often_than_a_better_one() -> None:
+def test_a_tree_of_accuracies_may_prefer_a_lower_rank() -> None:
     assert Topology.of_accuracies([[0.1, 0.4]], 1).paths == ((1,),)
 
 

@@ -193,7 +193,7 @@ def test_an_inactive_node_of_a_tree_is_not_accepted() -> None:
     assert verdict.tokens_BT[0, :2].tolist() == [2, 5]
 
 
-def test_a_budget_takes_the_deeper_drafts_away() -> None:
+def test_a_tree_is_limited_to_the_remaining_budget() -> None:
     tree = tree_of(2).meant_within(torch.tensor([2, 0]))
 
     assert tree.is_active_BK.tolist() == [[True] * 5 + [False], [False] * 6]
@@ -245,7 +245,7 @@ def test_siblings_rejected_in_turn_leave_the_targets_distribution(width: int, se
     assert_distribution(q_V, p_V, width)
 
 
-def test_a_distribution_of_two_tokens_with_three_children_stays_the_targets() -> None:
+def test_three_children_of_two_tokens_keep_the_target_distribution() -> None:
     """The third child was not drawn: it is whatever has no probability."""
     q_V = torch.tensor([0.5, 0.0, 0.0, 0.0, 0.5])
     p_V = torch.tensor([0.1, 0.2, 0.4, 0.2, 0.1])

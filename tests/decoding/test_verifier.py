@@ -128,7 +128,7 @@ def test_a_refused_draft_is_replaced_from_the_residual() -> None:
     assert close(float((tokens_N == 1).float().mean()), 0.2)
 
 
-def test_a_later_draft_that_is_refused_leaves_its_own_residual() -> None:
+def test_a_rejected_later_draft_is_replaced_from_its_residual() -> None:
     certain = torch.tensor([0.0, 1.0, 0.0, 0.0])
     drafts = torch.tensor([1, 3]).expand(N, -1)
     proposal = Proposal(drafts, torch.full((N,), 2), torch.stack([certain, Q]).expand(N, -1, -1))

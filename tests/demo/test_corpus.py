@@ -59,7 +59,7 @@ def test_the_functions_can_be_defined_and_the_list_functions_run() -> None:
                 scope[function.name]([-3, 0, 2, 5, 30])
 
 
-def test_a_story_keeps_its_hero_and_its_thing_to_the_end() -> None:
+def test_a_generated_story_keeps_the_name_of_its_hero() -> None:
     stories = [sample("creative", index, 0) for index in range(200)]
     whole = [s for s in stories if s.category == "story-lost" and len(s.turns) == 1]
     assert whole

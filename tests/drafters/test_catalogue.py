@@ -88,7 +88,7 @@ def refused() -> Any:
         ({"max_ngram": 1, "min_ngram": 2}, "1 <= min <= max is allowed"),
     ],
 )
-def test_a_bad_parameter_is_refused_with_what_is_allowed(
+def test_an_invalid_parameter_is_refused_with_the_allowed_values(
     parameters: dict[str, Any], complaint: str
 ) -> None:
     parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)

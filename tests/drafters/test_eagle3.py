@@ -186,12 +186,12 @@ def test_the_shapes_are_those_of_the_published_head_of_llama_3_1_8b() -> None:
 
 
 @pytest.mark.parametrize(("num_layers", "ids"), [(32, (2, 16, 29)), (6, (2, 3, 3)), (1, (0, 0, 0))])
-def test_a_silent_config_means_the_papers_layers(num_layers: int, ids: tuple[int, ...]) -> None:
+def test_default_eagle3_layers_follow_the_paper(num_layers: int, ids: tuple[int, ...]) -> None:
     assert default_layer_ids(num_layers) == ids
 
 
 @pytest.mark.parametrize("is_inner", [False, True])
-def test_a_config_names_the_layers_it_wants(is_inner: bool) -> None:
+def test_an_eagle3_config_selects_the_feature_layers(is_inner: bool) -> None:
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]}
     config = {**new().config, "eagle_aux_hidden_state_layer_ids": None}
     config |= {"eagle_config": ids} if is_inner else ids

@@ -88,7 +88,7 @@ def test_after_twenty_rounds_without_drafts_proposals_are_those_of_a_fresh_prefi
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_drawn_chains_distributions_are_the_plain_heads(method: str) -> None:
+def test_draft_distributions_of_a_sampled_chain_equal_the_reference(method: str) -> None:
     case = subject(method)
     watched = Watched(case.drafter(tree="chain"))
 
@@ -154,7 +154,7 @@ def test_a_row_that_moves_takes_its_states_along(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_fused_target_gives_its_heads_what_the_stock_one_gives(method: str) -> None:
+def test_a_head_drafts_the_same_on_a_fused_target(method: str) -> None:
     case = subject(method)
     fused = case._replace(target=FusedRunner(tiny_llama(vocab_size=11, num_hidden_layers=3)))
 

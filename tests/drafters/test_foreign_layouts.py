@@ -109,7 +109,7 @@ def test_peagle_above_temperature_0_drafts_each_token_from_its_own_mask() -> Non
         torch.testing.assert_close(drafted.probs, expected, atol=1e-4, rtol=1e-3)
 
 
-def test_a_peagle_head_without_its_mask_is_refused_with_what_to_add() -> None:
+def test_a_peagle_head_without_its_mask_is_refused_with_the_remedy() -> None:
     case = subject("peagle")
     with pytest.raises(ModelError, match=r"mask_token_id.*SpecForge"):
         case._replace(checkpoint=with_config(case.checkpoint, mask_token_id=None)).drafter()

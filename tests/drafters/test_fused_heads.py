@@ -257,7 +257,7 @@ CHAIN = {"tree": "chain"}
         ("dflash", {}, 124, {"observe": 3 + 5 * 2, "block": 4 + 5 * LAYER + 2}),
     ],
 )
-def test_a_heads_pass_costs_what_a_fused_layer_costs_and_what_is_its_own(
+def test_the_launches_of_a_heads_round_and_parts_are_as_counted(
     method: str, parameters: dict[str, Any], of_round: int, of_parts: dict[str, int]
 ) -> None:
     assert counted(method, **parameters) == (of_round, of_parts)

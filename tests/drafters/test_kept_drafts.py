@@ -113,7 +113,7 @@ def test_an_end_of_text_among_the_drafts_is_the_last_that_counts(variant: Varian
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TREES)
-def test_a_path_that_is_moved_one_slot_short_is_found(
+def test_a_planted_error_in_moving_slots_is_detected(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move_slots = StockRunner.move_slots

@@ -85,7 +85,7 @@ def test_the_layout_check_fails_for_another_order_or_another_state(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROLLED_BACK)
 @pytest.mark.parametrize("k", [1, 3])
-def test_a_familys_text_is_that_of_generate(name: str, k: int) -> None:
+def test_text_with_mtp_drafts_equals_generate_in_every_family(name: str, k: int) -> None:
     config = family_of(name).config
     model = build(config)
     texts = [generated(model, prompt, 16) for prompt in PROMPTS]

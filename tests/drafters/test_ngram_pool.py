@@ -53,7 +53,7 @@ def test_an_ngram_that_is_not_to_be_added_leaves_no_trace() -> None:
     assert sorted(found(grams, 1)) == [[1, 2, 3], [1, 4, 5]]
 
 
-def test_a_token_does_not_find_the_ngrams_of_another_in_its_bucket() -> None:
+def test_tokens_that_share_a_bucket_do_not_share_ngrams() -> None:
     grams = pool(size=2, vocab_size=5000)
     add(grams, (3, 1, 1), (3 + 1024, 2, 2))
 

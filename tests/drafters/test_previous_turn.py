@@ -68,7 +68,7 @@ def test_a_lookup_depends_on_where_earlier_rounds_began() -> None:
     assert two.then([b]) == [[n]]
 
 
-def test_a_replaced_token_is_skipped() -> None:
+def test_a_replaced_token_is_skipped_in_the_reference() -> None:
     answer = Answer([1, 2, 3, 4, 5, 6])
     assert answer.then([1, 2, 50]) == [[4, 5, 6]]
     assert answer.then([51]) == [[5, 6]]
@@ -99,7 +99,7 @@ def test_the_longest_match_wins_over_a_nearer_one() -> None:
     assert Answer(reference, max_ngram=1).then([60, 6, 7], k=1) == [[8]]
 
 
-def test_a_place_ahead_wins_over_a_nearer_one_behind() -> None:
+def test_a_match_ahead_takes_precedence_over_a_nearer_one_behind() -> None:
     answer = Answer([5, 1, 2, 3, 4, 5, 8])
     assert answer.then([5, 1, 2, 50, 5]) == [[8]]
 

@@ -73,7 +73,7 @@ def test_a_cache_that_grew_is_empty_and_reads_the_text_again(method: str) -> Non
 
 @torch.inference_mode()
 @pytest.mark.parametrize("method", METHODS)
-def test_a_row_with_a_shorter_text_ends_in_its_own_last_word(method: str) -> None:
+def test_retokenized_length_follows_the_text_length_of_the_row(method: str) -> None:
     made = filled(method, 9, 20)
     drafter, state = made.rows.drafter, made.rows.state.rows(0, 2)
     assert isinstance(drafter, RetokenizedModel)

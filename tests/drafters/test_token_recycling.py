@@ -209,7 +209,7 @@ def test_without_a_warm_start_a_pass_is_like_the_first() -> None:
     assert kept(drafter, 3) == kept(drafter, 3) == [(0,) * 11]
 
 
-def test_a_row_learns_from_its_neighbor() -> None:
+def test_a_row_drafts_from_successors_seen_in_another_row() -> None:
     """The second row comes to 13 when the first has been at 13 .. 21, and is not at 22 yet."""
     ahead, behind = kept(counting(), 13, 4)
 

@@ -37,7 +37,7 @@ def test_sections_of_frequencies_fill_a_small_head_in_their_shares():
     assert sum(small.rope_parameters["mrope_section"]) == HEAD_SIZE // 2
 
 
-def test_a_family_of_which_no_small_model_is_made_is_left_to_loading(
+def test_a_family_without_a_trial_model_is_checked_on_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: object) -> NoReturn:

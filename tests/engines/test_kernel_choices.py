@@ -69,7 +69,7 @@ def test_the_winner_runs_and_every_choice_is_made_once(held):
     ]
 
 
-def test_a_heads_layers_take_steps_and_attention_as_their_target_does(held):
+def test_heads_of_equal_shape_reuse_the_kernels_of_their_target(held):
     made = choices()
     target = made.choose(FusedRunner(tiny_llama()), "auto", "big")
     same, narrow = (make_drafter("eagle", t).head.layers for t in (target, narrow_target()))
@@ -98,7 +98,7 @@ def test_layers_with_a_window_and_without_compete_apart(held):
     assert len(held) in (3, 5)
 
 
-def test_a_later_process_takes_what_was_chosen_and_another_shape_competes(held, monkeypatch):
+def test_a_kernel_choice_is_reused_for_equal_shapes(held, monkeypatch):
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     monkeypatch.setattr(autotune, "_known", {})
     runner = choices().choose(FusedRunner(tiny_llama()), "auto", "big")
@@ -131,7 +131,7 @@ def test_an_unreadable_kernel_cache_is_replaced(content, held, tmp_path):
     assert file.read_text().count('"chosen"') == 3
 
 
-def test_a_stored_choice_that_is_missing_here_is_made_again(held, monkeypatch):
+def test_a_stored_choice_of_a_missing_kernel_is_autotuned_again(held, monkeypatch):
     first = choices()
     first.choose(FusedRunner(tiny_llama()), "auto", "big")
     made = first.autotuner.choices
@@ -182,7 +182,7 @@ def test_a_resumed_run_names_the_kernel_that_no_longer_runs(chosen, of, monkeypa
     assert "resume, or " in str(e.value)
 
 
-def test_a_forward_of_another_size_competes_and_equal_attention_does_not(held):
+def test_only_the_forward_is_autotuned_again_for_another_depth(held):
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     choices().choose(FusedRunner(tiny_llama(num_hidden_layers=3)), "auto", "deep")
     assert held == ["chain", "tree", "forward", "forward"]
@@ -194,7 +194,7 @@ def test_forwards_are_autotuned_again_with_other_candidates(held):
     assert held == ["chain", "tree", "forward", "forward"]
 
 
-def test_a_choice_hangs_on_threads_versions_and_how_rounds_are_started(monkeypatch):
+def test_a_kernel_choice_depends_on_threads_versions_and_graphs(monkeypatch):
     made = Autotuner(round_timing(Clock(), None))
     keys = {made.key(torch.device("cpu"), "fact"), made.key(torch.device("cpu"), "other fact")}
     keys.add(Autotuner(round_timing(Clock(), FakeGraphs())).key(torch.device("cpu"), "fact"))

@@ -60,7 +60,7 @@ def test_a_shared_reason_against_graphs_is_noted_for_each_kind():
     ]
 
 
-def test_a_drafter_that_decodes_with_and_without_ends_counts_once():
+def test_equal_graph_notes_of_one_drafter_are_reported_once():
     launched = [("suffix", HOST), ("suffix", HOST)]
     (note,) = graph_notes(launched)
     assert re.match("graphs: .*the host$", note)

@@ -52,7 +52,7 @@ def static_lengths(run):
 
 
 @pytest.mark.parametrize("work", ALL, ids=by_method)
-def test_a_text_beyond_the_context_is_refused_in_the_words_of_the_decoder(engine, work):
+def test_a_text_beyond_the_context_gives_the_error_of_the_decoder(engine, work):
     prompt = tuple(random_prompt(CONTEXT - 3, seed=1))
     assert len(engine.generate(request(3, prompt=prompt), work).output_ids) == 3
 
@@ -183,7 +183,7 @@ def test_a_longer_conversation_is_prefilled_whole_and_that_is_noted(engine):
 @pytest.mark.parametrize("work", ALL, ids=by_method)
 @pytest.mark.parametrize("num_prompt", [1, 2, 3, len(PROMPT)])
 @pytest.mark.parametrize("num_tokens", [1, 2, 3])
-def test_a_very_short_text_is_the_beginning_of_a_longer_one(engine, work, num_prompt, num_tokens):
+def test_a_short_text_is_a_prefix_of_a_longer_one(engine, work, num_prompt, num_tokens):
     asked = request(prompt=PROMPT[:num_prompt])
     whole = engine.generate(asked, BASELINE).output_ids
     assert len(whole) == NUM_TOKENS

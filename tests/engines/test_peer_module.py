@@ -29,7 +29,7 @@ def attention_of(model):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_peer_adds_no_tensor_and_computes_the_same(name):
+def test_a_peer_module_shares_weights_and_has_equal_logits(name):
     model = build(ARCHITECTURES[name]())
     model.set_attn_implementation("eager")
     expected = plain_logits(model, PROMPT_1T)

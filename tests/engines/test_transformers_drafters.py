@@ -101,7 +101,7 @@ def test_a_draft_of_another_tokenizer_is_refused(engine, tmp_path):
         engine.add_drafter(DrafterSpec(name="other", method="draft_model", model=model))
 
 
-def test_a_removed_drafter_gives_its_model_back(own_engine, pool, target):
+def test_a_removed_drafter_releases_its_model(own_engine, pool, target):
     draft = target.drafters[0].model
     own_engine.remove_drafter("draft")
     own_engine.remove_drafter("never loaded")

@@ -102,7 +102,7 @@ def test_the_exported_engine_decides(tmp_path):
 @pytest.mark.parametrize(
     "objective", [("latency",), ("throughput",), ("cost", "--price-per-hour", "2")]
 )
-def test_a_recommendation_is_made_of_a_serving_engines_cells(tmp_path, objective):
+def test_recommend_works_on_runs_of_a_serving_engine(tmp_path, objective):
     keep(tmp_path / "reports", "run", served_sweep())
     asked = ("recommend", "run", "--objective", *objective, "--json")
     ran = specbench(*asked, cwd=tmp_path)

@@ -49,7 +49,7 @@ def test_a_head_that_names_no_class_gets_a_note_in_the_export(tmp_path: Path) ->
     assert not lost("eagle3", written(tmp_path / "named", {"architectures": ["LlamaForCausalLM"]}))
 
 
-def test_a_bias_in_the_config_is_read_as_the_attentions(tmp_path: Path) -> None:
+def test_an_eagle_bias_that_vllm_misreads_is_noted(tmp_path: Path) -> None:
     config = json.loads((MODELS / "eagle" / "config.json").read_text())
 
     (told,) = lost("eagle", written(tmp_path / "told", {**config, "bias": True}))

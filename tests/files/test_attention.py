@@ -23,7 +23,7 @@ def test_attention_that_would_be_wrong_is_named(fields: dict[str, Any], words: s
     assert words in reason
 
 
-def test_a_familys_own_kind_of_layer_is_known_in_that_family() -> None:
+def test_layer_types_of_a_single_family_are_supported_in_it() -> None:
     fields = {"model_type": "zaya", "layer_types": ["hybrid", "hybrid_sliding"]}
     assert unsupported_attention(fields.get) is None
 

@@ -57,7 +57,7 @@ def test_the_kv_cache_follows_the_keys(tmp_path: Path, changes: Any, per_token: 
         ("of-the-future", None, "of-the-future", (False, False)),
     ],
 )
-def test_a_missing_flag_is_what_the_kind_of_tokenizer_has(
+def test_missing_gguf_token_flags_follow_the_tokenizer_type(
     tmp_path: Path, model: str, pre: str | None, kind: str, added: object
 ) -> None:
     keys: Any = {"tokenizer__ggml__model": model, "tokenizer__ggml__pre": pre}
@@ -145,12 +145,12 @@ def test_a_key_that_llama_cpp_needs_is_named(tmp_path: Path, name: str) -> None:
         read_gguf(path)
 
 
-def test_a_text_has_at_least_its_bytes_by_those_of_the_longest_token(tmp_path: Path) -> None:
+def test_the_token_count_of_a_gguf_text_is_a_lower_bound(tmp_path: Path) -> None:
     file = read_gguf(write_gguf(tmp_path / "a.gguf"))  # the longest: t299
     assert [file.num_tokens(text) for text in ("", "a", "abcde", "\u00e9" * 4)] == [0, 1, 2, 2]
 
 
-def test_a_mixture_has_experts(tmp_path: Path) -> None:
+def test_expert_counts_are_read_from_a_gguf_file(tmp_path: Path) -> None:
     counts: dict[str, Any] = {"llama__expert_count": 64, "llama__expert_used_count": 6}
     write_gguf(tmp_path / "mixture.gguf", **counts)
     write_gguf(tmp_path / "dense.gguf")

@@ -23,7 +23,7 @@ def shape(name: str) -> tuple[Target, tuple[DrafterSpec, ...]]:
     return pairing.target, (pairing.drafter,)
 
 
-def test_a_cpu_takes_float32_and_bfloat16_would_fit():
+def test_a_float32_shortage_on_a_cpu_suggests_bfloat16():
     target, drafters = shape("8b")
     told = shortage(target, drafters, HERE)
     assert told is not None

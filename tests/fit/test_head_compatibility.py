@@ -70,7 +70,7 @@ def test_layers_that_the_target_lacks_are_refused_with_both(target, tmp_path):
     assert re.search(r"layer_ids .*\[1, 3, 7\], .*0 to 5", found.reason)
 
 
-def test_a_block_of_a_deeper_target_is_refused_with_both(target, tmp_path):
+def test_a_dflash_head_of_a_deeper_target_is_refused(target, tmp_path):
     head = write_head(tmp_path / "head", "dflash", target, num_layers=2)
     changed = change_config(head, num_target_layers=12)
     assert refusals(check(target, changed, "dflash")) == [("num_target_layers", "6", "12")]

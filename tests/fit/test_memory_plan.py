@@ -54,7 +54,7 @@ def test_weights_and_keys_of_llama_8b_as_its_authors_state_them(target):
 
 
 @pytest.mark.parametrize(("tree", "draws"), [("dynamic", False), ("chain", True)])
-def test_a_tree_that_is_grown_by_scores_has_no_distributions_to_hold(tmp_path, tree, draws):
+def test_a_dynamic_tree_needs_no_memory_for_distributions(tmp_path, tree, draws):
     small = write_model(tmp_path / "small")
     head = write_head(tmp_path / "head", "eagle", small)
     drafter = DrafterSpec(name="e", method="eagle", model=head.spec, parameters={"tree": tree})

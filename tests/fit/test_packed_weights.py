@@ -39,7 +39,7 @@ def config_alone(folder: Path, config: Any, scheme: str) -> ModelFiles:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("scheme", ["int8", "fp8", "int4"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_that_is_packed_on_loading_takes_what_is_built(tmp_path, family, scheme, dtype):
+def test_planned_bytes_of_a_packed_model_equal_the_loaded_ones(tmp_path, family, scheme, dtype):
     build(FAMILIES[family]()).save_pretrained(tmp_path / "whole")
     source = ModelSpec(
         source=str(tmp_path / "whole"), folder=tmp_path / "whole", dtype=dtype, quantization=scheme

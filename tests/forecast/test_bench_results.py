@@ -33,7 +33,7 @@ def read(*results: dict[str, Any]) -> Any:
     return read_results(text, "r.json")
 
 
-def test_a_step_and_a_round():
+def test_step_and_round_times_are_read_from_vllm_results():
     step, one_round = read(PLAIN, SPECULATIVE)
     assert (step.num_speculative_tokens, step.cost) == (0, pytest.approx(0.020))
     assert (one_round.num_speculative_tokens, one_round.concurrency) == (3, 1)

@@ -120,7 +120,7 @@ def test_two_equal_forecasts_are_both_measured():
     assert record.to_measure == (2, 3)
 
 
-def test_a_k_is_measured_that_may_be_faster_by_the_error_of_the_costs():
+def test_a_k_within_the_error_of_its_cost_is_measured():
     costs = {k: (cost,) * 6 for k, cost in CLEAR.items()}
     shaky = CostCurve(visits={**costs, 3: (0.21, 0.2, 0.22, 0.215, 0.205, 0.19)})
     record = forecast(KEY, [right(p) for p in PROMPTS], shaky, range(5))

@@ -26,7 +26,7 @@ def test_three_of_six_equal_candidates_are_measured():
     assert len(choose(points, noisy)[1]) == 3
 
 
-def test_a_busy_moment_that_hits_every_k_alike_adds_no_error():
+def test_load_shared_by_every_k_adds_no_error_to_a_cost_ratio():
     busy = (1.0, 3.0, 1.0, 2.0, 1.5, 4.0)
     visits = {0: busy, 2: tuple(1.5 * b for b in busy)}
     here = CostCurve(visits=visits).ratio(2, 0)

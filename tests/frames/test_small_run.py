@@ -62,7 +62,7 @@ def test_unreported_parts_of_a_round_are_absent(rounds: pd.DataFrame) -> None:
     assert own["round_s"].sum() == pytest.approx(2 * 0.44 + 0.31)
 
 
-def test_a_request_is_a_row(requests: pd.DataFrame) -> None:
+def test_the_request_frame_has_one_row_per_request(requests: pd.DataFrame) -> None:
     assert len(requests) == 8
     b = requests[(requests["prompt_id"] == "b") & (requests["drafter"] == "draft")].iloc[0]
     assert (b["num_output_tokens"], b["num_rounds"], b["seed"]) == (5, 2, 7)
@@ -85,7 +85,7 @@ def test_values_that_a_request_lacks_are_missing_in_the_frame(requests: pd.DataF
     assert failed["num_output_tokens"].tolist() == [0]
 
 
-def test_a_cell_is_a_row_of_the_first_pass(cells: pd.DataFrame) -> None:
+def test_the_cell_frame_has_one_row_per_explored_cell(cells: pd.DataFrame) -> None:
     base, cell = (row for _, row in cells.iterrows())
     assert cell["mean_acceptance_length"] == pytest.approx(1 + 6 / 5)
     assert cell["acceptance_rate"] == pytest.approx(6 / 11)

@@ -117,7 +117,7 @@ def test_a_file_reads_back_as_it_was_written(tmp_path):
     assert read_baseline(tmp_path / "baseline.json") == pooled
 
 
-def test_a_file_names_only_what_a_key_has(tmp_path):
+def test_a_baseline_file_omits_empty_fields_of_its_keys(tmp_path):
     write_baseline(pool([run(2.0, "a")]), tmp_path / "baseline.json")
     (stored,) = json.loads((tmp_path / "baseline.json").read_text())["baseline"]["cells"]
     assert stored["key"] == {name: v for name, v in key().flat.items() if v is not None}

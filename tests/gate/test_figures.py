@@ -67,7 +67,7 @@ def test_the_spread_is_that_of_the_paired_interval_over_sums(steady):
     assert found.spread.degrees_of_freedom == pytest.approx(5)
 
 
-def test_a_new_metric_is_judged_without_a_line_more(steady, monkeypatch):
+def test_a_newly_registered_metric_can_be_gated(steady, monkeypatch):
     monkeypatch.setattr(registry, "_METRICS", dict(all_metrics()))
 
     @metric(unit="s", better="lower")
@@ -103,7 +103,7 @@ def test_the_unit_is_a_pass_if_requests_overlap():
     assert without[0] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_pass_that_serves_each_prompt_twice_is_one_unit_and_its_noise_is_kept():
+def test_a_pass_that_repeats_prompts_is_one_unit():
     """As 16 rows over 40 prompts do: what a pass serves again counts as a repeat of its own."""
     stored = served_run()
     cells = aggregate_cells([plan.key for plan in stored.run.cells], stored.blocks)

@@ -203,7 +203,7 @@ def test_tolerances_and_assumed_deviations_are_those_of_the_docs():
 @pytest.mark.parametrize(
     ("length", "causes"), [(2.70, ["acceptance", "round time"]), (2.85, ["round time"])]
 )
-def test_a_quarter_of_a_loss_is_worth_naming(length, causes):
+def test_a_cause_is_reported_from_a_quarter_of_the_loss(length, causes):
     # Rounds of 10 ms take 12.5: 0.2231. Acceptance lost 0.1054, 32 % of both, or 0.0513, 19 %.
     before = {"mean_acceptance_length": figure(3.0), "round_s": figure(0.010)}
     after = {"mean_acceptance_length": figure(length), "round_s": figure(0.0125)}
@@ -220,7 +220,7 @@ def test_on_other_hardware_all_drafts_of_a_round_are_counted():
     assert [shift.name for shift in found.slower] == ["draft", "verify"]
 
 
-def test_a_gate_of_two_needs_more_to_pass_than_one_of_one():
+def test_a_gate_of_two_cells_needs_a_larger_margin_to_pass():
     # 2 % lost where 3.6 % is tolerated, 0.0367: 0.0352 could be found alone, 0.0396 of two.
     keys = [key(workload=name) for name in ("code", "chat")]
     before = [cell({"decode_speedup": figure(2.0)}, of=k) for k in keys]

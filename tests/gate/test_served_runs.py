@@ -50,7 +50,7 @@ def of_prompts(stored: StoredRun, sha256: str) -> StoredRun:
 
 
 @pytest.mark.parametrize("clock", ["server", None])
-def test_a_date_that_the_server_printed_is_a_note_and_its_answers_are_not_compared(clock):
+def test_a_template_date_of_the_server_is_noted_and_texts_not_compared(clock):
     runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
     found = gate(*runs, SPEEDUP)
     assert found.verdict is GateVerdict.PASS

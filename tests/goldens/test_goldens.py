@@ -15,7 +15,7 @@ FEATURES = Path(__file__).with_name("features.json")
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "decoding"])
-def test_a_family_has_its_expected_values(family: str, tmp_path: Path) -> None:
+def test_golden_values_are_unchanged(family: str, tmp_path: Path) -> None:
     assert_equal(family, import_module(f"tests.goldens.{family}").all_facts(tmp_path))
 
 

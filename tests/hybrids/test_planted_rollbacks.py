@@ -129,7 +129,7 @@ SAMPLE = ("state one token ahead", "state of another row", "window of the convol
     "fault",
     [pytest.param(f, marks=[] if f in SAMPLE else pytest.mark.long) for f in BUGS],
 )
-def test_a_planted_fault_is_found(fault: str, plant: Plant) -> None:
+def test_a_planted_rollback_fault_is_detected(fault: str, plant: Plant) -> None:
     bug = BUGS[fault]
     of = subject(bug.family)
     plant(bug.function, bug.right, bug.wrong)

@@ -28,7 +28,7 @@ def test_a_forward_that_is_timed_between_rounds_leaves_no_state() -> None:
     assert fed(slots, 2, 3) == [True, True]
 
 
-def test_a_token_is_fed_only_after_a_state_that_is_held() -> None:
+def test_a_state_slot_accepts_only_the_next_token_of_a_held_state() -> None:
     slots = StateSlots(num_rows=1, num_slots=4, device=CPU)
     assert fed(slots, 0, 1, 2) == [True, True, True]
     assert fed(slots, 5) == [False]  # nobody fed tokens 3 and 4

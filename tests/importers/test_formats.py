@@ -266,7 +266,7 @@ def test_only_k_may_follow_a_file(fact):
         import_files([f"{FILES / 'vllm_base.json'}#{fact}"], GREEDY)
 
 
-def test_a_file_name_may_end_like_a_k(tmp_path):
+def test_an_import_file_name_may_contain_a_k_fragment(tmp_path):
     file = tmp_path / "run#k=4"
     file.write_bytes((FILES / "vllm_base.json").read_bytes())
     (found,) = import_files([file], GREEDY)

@@ -79,7 +79,7 @@ def changed(tmp_path, **values):
         ("request_rate", "often"),
     ],
 )
-def test_a_value_that_cannot_be_names_its_key(tmp_path, key, value):
+def test_an_impossible_value_is_refused_with_its_key(tmp_path, key, value):
     assert f": {key}" in refusal(changed(tmp_path, **{key: value}))
 
 

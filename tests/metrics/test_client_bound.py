@@ -98,7 +98,7 @@ def test_a_client_bound_cycle_is_left_out_with_a_warning(k):
     assert (paired_decode(found).spec_s == rest.spec_s[[0, 2, 3]]).all()
 
 
-def test_a_client_bound_k_leaves_the_cycles_of_other_k_whole():
+def test_a_client_bound_k_does_not_exclude_cycles_of_other_k():
     assert len(set(cell_of(bound_in(4, [1]), 2).cycles.values())) == 4
 
 

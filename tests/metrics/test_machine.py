@@ -73,7 +73,7 @@ def test_the_chart_marks_invalid_cells_by_name() -> None:
     assert all(panel.count(" s: ") == 1 for panel in chart.panels)  # no mark at the other moment
 
 
-def test_a_process_whose_work_took_no_time_that_is_counted_has_a_chart() -> None:
+def test_a_process_with_zero_cpu_time_still_has_a_chart() -> None:
     blocks = [block(i, request(BASE_KEY.id, f"p{i}", cpu_s=0.0)) for i in range(2)]
     with drawing():
         chart = machine_chart(moments(blocks, [BASE_KEY], []), "cpu")

@@ -33,7 +33,7 @@ def test_a_steady_machine_has_no_noise_signs():
     assert noise_signs([plain(1.0, hiccup=0.02)], device="cpu") == ()  # 12 ms, and 10
 
 
-def test_a_later_turn_is_not_the_same_work():
+def test_later_turns_are_not_compared_for_drift():
     cell = plain(1.0, 1.5)
     turns = tuple(replace(r, turn=r.repeat, repeat=0) for r in cell.requests)
     assert noise_signs([replace(cell, requests=turns)], device="cpu") == ()

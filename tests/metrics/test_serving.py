@@ -154,7 +154,7 @@ def test_aggregate_tokens_per_s_cover_the_whole_pass(stream):
     assert measure(stream)["busy_share"] == pytest.approx(0.4 / 0.7)
 
 
-def test_a_user_sees_the_speed_of_one_row(stream):
+def test_user_tokens_per_s_is_the_mean_speed_of_one_request(stream):
     # a: 4 tokens in 0.2 s, b: 6 in 0.4 s, c: 4 in 0.2 s.
     assert measure(stream)["user_tokens_per_s"] == pytest.approx(20.0)
 
@@ -230,7 +230,7 @@ def test_requests_and_input_tokens_are_counted_per_second_of_the_passes(stream):
     assert given["request_latency_s"] == pytest.approx(0.4)  # of 0.4, 0.6 and 0.3
 
 
-def test_a_failed_request_took_its_time_and_counts_nowhere_else(stream):
+def test_a_failed_request_lowers_the_request_rate(stream):
     failed = RequestRecord.failed(
         "gone", cell_id=STREAM.id, prompt_id="a", turn=0, repeat=0, seed=0, num_prompt_tokens=0
     )
@@ -248,7 +248,7 @@ def test_requests_per_s_at_concurrency_1_follow_from_latency(cell):
     assert given["request_latency_s"] == pytest.approx(sum(total_s) / 2)
 
 
-def test_a_chunk_is_a_round_of_our_decoder_and_what_streamed_of_a_server(cell):
+def test_inter_chunk_latency_comes_from_rounds_or_streamed_chunks(cell):
     assert measure(cell)["inter_chunk_latency_s"] == pytest.approx(0.16)  # of 5 rounds
     gaps = [(0.001, 0.004), (0.009,)]
     streamed = tuple(

@@ -92,7 +92,7 @@ def test_a_session_with_a_problem_is_excluded_with_its_cycle_of_speedups():
     )
 
 
-def test_a_lost_baseline_takes_its_cycle_from_every_k():
+def test_a_failed_baseline_session_excludes_its_cycle_for_every_k():
     stored = served_sweep(Sweep(lost=((0, 1, 0),)))
     for k in (2, 4):
         assert set(cell_of(stored, k).cycles.values()) == {0, 2, 3}
@@ -113,7 +113,7 @@ def test_a_second_attempt_counts_and_the_first_one_does_not():
     assert summarize([cell]) == summarize([cell_of(served_sweep(), 4)])
 
 
-def test_a_session_that_was_cut_off_counts_nothing():
+def test_an_interrupted_session_is_not_counted():
     """A kill leaves its blocks without its record."""
     stored = served_sweep()
     killed = stored.servers[1].session
@@ -161,7 +161,7 @@ def test_a_pass_that_never_was_full_has_no_busy_time():
     assert busy_tokens_per_s(cell_of(stored, 0, rows=16)) is None
 
 
-def test_a_cycle_counts_on_one_node_the_last_with_the_most_records():
+def test_a_cycle_run_on_two_nodes_counts_on_the_most_complete():
     own = [server for server in served_sweep().servers if server.cycle == 0]
     on_a = [replace(server, node="a") for server in own]
     on_b = [replace(server, node="b", session=f"{server.session} again") for server in own]
@@ -192,7 +192,7 @@ def test_an_incomplete_attempt_keeps_the_sessions_of_the_earlier_one():
     assert not list(lost_sessions((*once.servers, *again)))
 
 
-def test_a_session_that_the_counted_attempt_does_not_have_is_lost():
+def test_a_session_missing_in_the_counted_attempt_is_a_failure():
     first = [server for server in served_sweep().servers if server.cycle == 0]
     again = [replace(s, attempt=2, session=f"{s.session} again") for s in first]
     rest = [s for s in first if s.num_speculative_tokens != 4]

@@ -48,7 +48,7 @@ def read_and_written_per_s() -> float:
     return 2 * SIZE / min(seconds)
 
 
-def test_a_copy_takes_the_time_of_a_copy():
+def test_the_measured_copy_bandwidth_matches_a_plain_copy():
     """One that copies nothing, or only a part, would be many times as fast.
 
     The best of interleaved tries on either side, which a busy machine seldom moves by a fifth.

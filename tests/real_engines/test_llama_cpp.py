@@ -81,7 +81,7 @@ def test_drafts_leave_the_text_of_llama_cpp_unchanged(drafting, others):
     assert not texts_other_than_without_speculation(others, "ngram", K)
 
 
-def test_a_sweep_answers_for_each_workload(drafting):
+def test_a_llama_cpp_sweep_decides_for_each_workload(drafting):
     for workload in WORKLOADS:
         assert f"\n{workload}: " in drafting.ran.out
     assert ("undecided" in drafting.ran.out) == (drafting.ran.code == UNDECIDED)

@@ -32,7 +32,7 @@ def decode_seconds(stored: StoredRun, cell_id: str, purpose: str) -> float:
     )
 
 
-def test_a_decision_quotes_the_second_measurement_of_the_winner(stored: StoredRun) -> None:
+def test_a_decision_quotes_the_confirmation_of_the_winner(stored: StoredRun) -> None:
     document = build_document(stored)
     decision = next(d for d in document.decisions if d.draft.k > 0)
     chosen = next(
@@ -91,7 +91,7 @@ def test_an_invalid_cell_is_kept_and_supports_no_decision(gpu_document: Document
     assert all(d.draft.k != 4 for d in gpu_document.decisions)
 
 
-def test_a_failure_is_a_result(cpu_document: Document) -> None:
+def test_failures_are_part_of_the_document(cpu_document: Document) -> None:
     assert cpu_document.failures == (BROKEN,)
 
 
@@ -141,7 +141,7 @@ def test_a_k_skipped_for_the_budget_is_reported_but_not_missing(stored: StoredRu
     }
 
 
-def test_a_budget_without_time_for_other_k_is_named_in_the_answer(stored: StoredRun) -> None:
+def test_the_decision_names_the_budget_if_it_prevented_other_k(stored: StoredRun) -> None:
     effort = replace(stored.run.settings.effort, budget_s=60.0)
     run = replace(stored.run, settings=replace(stored.run.settings, effort=effort))
     keys = [
@@ -169,7 +169,7 @@ def test_a_budget_without_time_for_other_k_is_named_in_the_answer(stored: Stored
     assert "--time-budget" not in sentence(stored.run, 3, 1, 2, 4)
 
 
-def test_a_resume_under_other_conditions_is_a_warning(stored: StoredRun) -> None:
+def test_a_resume_with_other_packages_or_threads_is_a_warning(stored: StoredRun) -> None:
     same = replace(
         environment(is_gpu=False), created_at="2026-11-22", command=("specbench", "--resume")
     )

@@ -141,7 +141,7 @@ def test_a_chart_fits_on_a_phone(cpu_charts: tuple[Chart, ...]) -> None:
     assert max(float(width[1]) for width in widths if width) <= 0.75 * 358
 
 
-def test_a_long_name_loses_its_middle_and_no_figure() -> None:
+def test_a_long_chart_label_is_shortened_in_its_name_only() -> None:
     assert shorten("demo/draft", 1.0) == "demo/draft"
     assert shorten("a-long-name (step: 9 ms)", 1.0) == "a-long\u2026 9 ms)"
     assert shorten("x" * 99, 0.0) == "x\u2026x"
@@ -226,7 +226,7 @@ def test_a_cost_whose_speedup_has_no_interval_is_drawn_without_one(
         assert with_intervals.count("<path") - panel.count("<path") == 2  # of two drafters
 
 
-def test_a_round_without_its_yield_has_no_line_over_its_bar(cpu_document: Document) -> None:
+def test_a_round_without_an_acceptance_length_has_no_yield_line(cpu_document: Document) -> None:
     def changed(cell: CellSummary) -> CellSummary:
         metrics = {k: v for k, v in cell.metrics.items() if k != "mean_acceptance_length"}
         return replace(cell, metrics=metrics) if cell.key.draft.k == 2 else cell

@@ -88,7 +88,7 @@ def test_every_report_format_marks_lossy_drafters(show, marked: Document) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("show", [terminal, markdown, html, plots])
-def test_a_name_without_the_mark_would_be_found(show, unmarked: Document) -> None:
+def test_an_unmarked_lossy_name_is_detected(show, unmarked: Document) -> None:
     text = show(unmarked)
     assert UNMARKED.search(text)
     assert "lossy" not in text

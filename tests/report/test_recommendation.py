@@ -173,7 +173,7 @@ def test_a_valid_cell_is_quoted_before_a_faster_invalid_one() -> None:
     assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("K=0", "undecided", "")
 
 
-def test_a_unit_appears_once(served: Document) -> None:
+def test_a_recommendation_line_has_each_unit_once(served: Document) -> None:
     picks = recommendations_of(served, Objective())
     assert "s/token" in recommendation_lines(served, picks, Objective())[0]
     assert "/token per token" not in "".join(recommendation_lines(served, picks, Objective()))

@@ -43,7 +43,7 @@ def test_confirmation_runs_are_mentioned_only_if_there_is_one():
         assert which_pass(build_document(stored_run(replace(SMALL, **wish)))) == ""
 
 
-def test_a_terminal_names_the_pass_of_its_tables_as_the_page_does():
+def test_the_terminal_report_names_the_phase_of_its_tables():
     said = StringIO()
     document = build_document(stored_run(SMALL))
     Console(file=said, width=80).print(terminal_report(document))

@@ -39,7 +39,7 @@ def facts(document: Document) -> dict[str, str]:
     return {fact.name: fact.value for fact in provenance(document)}
 
 
-def test_a_row_is_an_engine_at_one_k(sessions: Document) -> None:
+def test_the_session_table_has_one_row_per_engine_and_k(sessions: Document) -> None:
     grid = sessions_grid(sessions)
     rows = [dict(zip(grid.headers, row, strict=True)) for row in grid.rows]
     assert [row["K"] for row in rows] == ["0", "2", "4"]
@@ -108,7 +108,7 @@ def test_engines_of_our_own_in_the_same_run_have_their_rule_named(plain: Documen
     )
 
 
-def test_a_running_server_that_was_not_restarted_and_may_have_served_others(
+def test_running_servers_give_warnings_on_restarts_and_clients(
     plain: Document, attached: Document
 ) -> None:
     assert list(session_warnings(plain)) == []

@@ -78,7 +78,7 @@ def test_line_ends_and_control_characters_are_shown_as_symbols() -> None:
     assert text.startswith("\u241b[31ma\u21b5\n")
 
 
-def test_a_line_ends_behind_its_box_and_never_between_a_space_and_its_word() -> None:
+def test_a_shown_generation_breaks_lines_after_whole_boxes() -> None:
     code, _ = shown_generations(with_text(SMALL, [" a", "b\n"]))
     ending = [step for step in code.steps if step.after]
     assert ending

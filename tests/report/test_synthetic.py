@@ -78,7 +78,7 @@ def test_every_format_is_marked(synthetic: Document) -> None:
 
 
 @pytest.mark.slow
-def test_a_real_run_has_no_mark(cpu_document: Document) -> None:
+def test_a_real_run_is_not_marked_as_synthetic(cpu_document: Document) -> None:
     text = "".join(
         (to_markdown([cpu_document]), to_html([cpu_document]), *answer_lines(cpu_document))
     )

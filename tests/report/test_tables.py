@@ -140,7 +140,7 @@ def test_a_run_without_measurements_prints_no_table(cpu_document: Document) -> N
     assert printed(empty).strip() == ""
 
 
-def test_a_trees_share_is_of_nodes_and_a_chains_is_a_rate(cpu_document: Document) -> None:
+def test_acceptance_of_trees_is_shown_as_a_share_of_nodes(cpu_document: Document) -> None:
     def planted(cell: CellSummary) -> CellSummary:
         if cell.key.draft.drafter != "draft":
             return cell

@@ -163,7 +163,7 @@ def test_a_damaged_run_document_is_refused(text: bytes):
         decode_run(text)
 
 
-def test_a_long_block_survives_digit_by_digit():
+def test_a_long_block_is_encoded_without_loss():
     long = block("b", num_rounds=500)
 
     assert decode_line(encode_line(long)) == long

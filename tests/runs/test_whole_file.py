@@ -58,7 +58,7 @@ def test_two_concurrent_writers_do_not_mix(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_a_new_file_takes_no_name_that_is_taken(tmp_path: Path) -> None:
+def test_a_new_file_does_not_replace_an_existing_one(tmp_path: Path) -> None:
     place = tmp_path / "a.json"
     write_new(place, "one")
     with pytest.raises(FileExistsError, match=r"a\.json"):
@@ -66,7 +66,7 @@ def test_a_new_file_takes_no_name_that_is_taken(tmp_path: Path) -> None:
     assert place.read_text() == "one"
 
 
-def test_a_full_device_is_an_error_and_still_a_device() -> None:
+def test_writing_to_a_full_device_raises_and_keeps_the_device() -> None:
     full = Path("/dev/full")
     with pytest.raises(OSError, match="No space left"):
         write_whole(full, "text")

@@ -103,7 +103,7 @@ def test_pages_that_were_written_from_sources():
     assert (trtllm.num_draft_tokens, trtllm.num_accepted, trtllm.num_rounds) == (6, 5, None)
 
 
-def test_a_counter_that_began_to_exist_in_between_began_at_0():
+def test_a_counter_that_appears_later_started_at_0():
     after = read_counters(recorded("llama_cpp_metrics.txt"))
     assert (after.num_accepted, after.num_positions) == (9, 4)
     assert after.since(after).num_accepted == 0

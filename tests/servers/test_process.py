@@ -254,7 +254,7 @@ def test_waiting_for_a_server_stops_when_its_process_ends(tmp_path):
         wait_until_healthy(process, free_port(), timeout_s=10 * PATIENCE_S)
 
 
-def test_a_missing_command_suggests_the_options_for_another(tmp_path):
+def test_a_missing_engine_command_suggests_the_options(tmp_path):
     with (
         started(["no-such-engine"], environment={}, log=tmp_path / "server.log") as process,
         pytest.raises(ServerError, match=r"127:\n.*\n.*--engine-python.*--engine-command") as ended,

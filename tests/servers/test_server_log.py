@@ -143,7 +143,7 @@ def test_other_programs_end_with_their_last_line_or_their_first_exception(tmp_pa
     assert explained(tmp_path, f"{both}three\n", engine=engine)[1] == "  AError"
 
 
-def test_a_warning_about_a_missing_part_is_no_cause(tmp_path):
+def test_a_logged_import_warning_is_not_taken_for_the_cause(tmp_path):
     warned = "WARNING 11-22 Failed to import from vllm._C: No module named 'vllm._C'\n"
     assert explained(tmp_path, f"{warned}a riddle\n", engine="vllm")[1:-1] == ["  a riddle"]
     assert explained(tmp_path, "python: No module named vllm\n")[2].endswith(COMMAND)

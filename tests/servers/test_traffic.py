@@ -186,7 +186,7 @@ class SleepyClient(PacedClient):
         return Streamed()
 
 
-def test_a_thread_sees_what_a_real_loop_is_late_by():
+def test_the_lag_of_a_blocked_event_loop_is_measured():
     """What comes in during each pause waits for half of it: a quarter of the time on average."""
     asked = [request(i) for i in range(5)]
     load = asyncio.run(send_all(asked, [SleepyClient()], concurrency=1)).load

@@ -117,14 +117,14 @@ def test_each_bound_crosses_on_its_own_line():
     assert found.high == pytest.approx(between(4.0, 0.8))
 
 
-def test_a_bound_that_the_ends_do_not_show_is_unknown():
+def test_a_break_even_bound_outside_the_measured_range_is_unknown():
     gain, loss = at(1_000, 1.2, 1.5, 2.0), at(4_000, 0.2, 0.5, 0.8)
     assert break_even([at(1_000, 0.9, 1.5, 2.0), loss]).low is None
     assert break_even([gain, at(4_000, 0.5, 0.9, 1.1)]).high is None
     assert break_even([gain, at(4_000, 1.1, 1.2, 1.3)]) is None
 
 
-def test_a_curve_that_rises_again_is_within_the_interval():
+def test_the_break_even_interval_covers_a_curve_that_rises_again():
     found = break_even(
         [
             at(1_000, 1.2, 1.3, 1.4),

@@ -91,7 +91,7 @@ def test_short_and_constant_series_have_no_change_point():
 
 
 @pytest.mark.parametrize("num_runs", [12, 40])
-def test_a_level_is_three_runs_at_least_at_either_end(num_runs):
+def test_a_change_point_needs_three_runs_on_either_side(num_runs):
     """Two odd runs are no level, however clear: no step begins or ends with fewer than three."""
     for odd, is_level in ((1, False), (2, False), (3, True)):
         late = [2.0] * (num_runs - odd) + [1.0] * odd

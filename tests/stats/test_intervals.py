@@ -132,7 +132,7 @@ def test_a_product_of_ratios_follows_welch_and_satterthwaite():
     assert found.num_prompts == 9
 
 
-def test_a_second_one_without_error_counts_as_exact():
+def test_a_product_takes_a_second_ratio_without_error_as_exact():
     found = product(ratio(0.5, 0.03, 8.0), ratio(0.2, None, None, n=1))
     assert found.spread == Uncertainty(standard_error=0.03, degrees_of_freedom=8.0)
 

@@ -112,7 +112,7 @@ def test_independent_acceptance_is_a_geometric_sum():
         )
 
 
-def test_a_conditional_rate_is_a_rate_over_the_one_before():
+def test_conditional_rates_are_ratios_of_successive_joint_rates():
     assert conditional_rates((0.8, 0.4, 0.1)) == pytest.approx((0.8, 0.5, 0.25))
     assert conditional_rates((0.5, 0.0, 0.0)) == (0.5, 0.0, 0.0)
     assert conditional_rates(()) == ()
@@ -152,7 +152,7 @@ def test_no_acceptance_breaks_even_above_a_round_cost_of_k_plus_1():
     assert break_even_acceptance(4, 5.0 - 1e-9) < 1
 
 
-def test_a_round_that_costs_no_more_than_a_step_pays_without_any():
+def test_a_round_cost_of_at_most_1_breaks_even_at_acceptance_0():
     assert break_even_acceptance(4, 1.0) == break_even_acceptance(4, 0.7) == 0.0
 
 

@@ -30,7 +30,7 @@ def chances(found: ProposalMatches) -> list[tuple[float, ...]]:
     return [found.chances(start, [1.0] * 5) for start in (0, 3)]
 
 
-def test_a_chain_is_kept_as_far_as_it_equals_the_text_after_its_start():
+def test_a_traced_chain_is_accepted_up_to_the_first_mismatch():
     drafts = torch.tensor([[11, 12, 9, 14], [14, NOTHING, NOTHING, NOTHING]])
     found = added(Proposal(drafts, torch.tensor([4, 4])))
 
@@ -46,7 +46,7 @@ def test_drafts_that_are_not_meant_are_not_kept():
     assert found.num_drafted == {0: 1, 3: 0}
 
 
-def test_a_tree_is_walked_along_the_text():
+def test_a_traced_tree_is_followed_along_the_text():
     """0 -> (11, 9), 11 -> (9, 12), 12 -> 13 twice; the last node is not meant."""
     parents_BK = torch.tensor([[0, 0, 1, 1, 4, 4]]).expand(2, -1)
     seen_BNN, depths_BN = ancestors_of(parents_BK, 3)

@@ -63,7 +63,7 @@ def test_answers_that_were_stored_are_kept_and_no_half_one(tmp_path):
     assert TextFile(path, ORIGIN, VOCAB_SIZE).texts == [TEXT, LONG]
 
 
-def test_a_first_line_cut_short_is_begun_again(tmp_path):
+def test_a_truncated_first_line_of_training_texts_is_rewritten(tmp_path):
     path = tmp_path / "texts.jsonl"
     with refused(path, 5):
         TextFile(path, ORIGIN, VOCAB_SIZE)

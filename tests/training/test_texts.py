@@ -65,7 +65,7 @@ def load(path: Path):
 
 
 @pytest.mark.slow
-def test_a_twentieth_is_held_out_depending_only_on_the_prompt(tokenizer):
+def test_a_twentieth_of_the_prompts_is_held_out_by_content(tokenizer):
     one, other = (corpus_questions(tokenizer, 400, seed, end=9300).questions for seed in (0, 1))
 
     held_out = {question.ids for question in one if question.is_held_out}
@@ -76,7 +76,7 @@ def test_a_twentieth_is_held_out_depending_only_on_the_prompt(tokenizer):
     assert len({question.ids for question in one}) == len(one)
 
 
-def test_a_few_prompts_still_leave_one_to_measure_on(tokenizer, tmp_path):
+def test_at_least_one_of_few_prompts_is_held_out(tokenizer, tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"Say {i}."}) + "\n" for i in range(3)))
 

@@ -157,7 +157,7 @@ def test_another_seed_gives_other_weights(tmp_path):
     assert any(not torch.equal(one.parameters[n], other.parameters[n]) for n in one.parameters)
 
 
-def test_a_budget_shortens_the_schedule_to_its_own_end(tmp_path):
+def test_a_time_budget_shortens_the_training_schedule(tmp_path):
     bench, student = lab(), lab().student("medusa")
     short = plan(10_000)._replace(seconds=0.01)
 

@@ -49,7 +49,7 @@ def test_a_batch_has_the_wanted_tokens_and_whole_conversations():
     assert taken(num_tokens=101, num_rows=1, begin=9) == "d a"
 
 
-def test_a_conversation_ends_with_the_list_of_prompts():
+def test_a_conversation_does_not_continue_past_the_prompt_list():
     """A single conversation would otherwise never end."""
     assert taken(num_tokens=201, num_rows=1, talk=TALK[1:3]) == "b1 b2 b1 b2"
 
@@ -164,7 +164,7 @@ def test_a_budget_bounds_the_tokens_and_reports_what_was_needed():
     assert _estimate(mixed, talk, 2.0, 20_000, 1.0, 2)[0] == FEWEST_TOKENS
 
 
-def test_a_precision_is_the_shift_that_its_tokens_detect():
+def test_the_tokens_for_a_precision_detect_that_shift():
     for precision in (0.05, 0.02):
         for cells in (2, 28):
             tokens = tokens_for(precision, cells)

@@ -78,6 +78,6 @@ def test_every_refusal_is_evidence(error: Exception) -> None:
     assert refusal(error, None).reason == "no"
 
 
-def test_a_bug_is_not() -> None:
+def test_an_internal_error_is_not_a_refusal() -> None:
     with pytest.raises(ZeroDivisionError):
         refusal(ZeroDivisionError(), None)

@@ -91,7 +91,7 @@ def test_rounding_between_the_two_best_is_a_tie() -> None:
         (divergence(None, expected=None), "the text runs past its end"),
     ],
 )
-def test_a_difference_beyond_rounding_is_a_bug_and_comes_first(
+def test_a_divergence_beyond_rounding_is_a_mismatch_and_listed_first(
     wrong: Divergence, says: str
 ) -> None:
     finding = only(greedy(divergence(position=1), wrong))
@@ -203,7 +203,7 @@ def test_the_gravest_finding_is_the_exit_code() -> None:
     assert exit_code([good, open_end, failed, bad]) == 1
 
 
-def test_a_pairing_has_one_sentence() -> None:
+def test_each_pairing_has_one_verdict_sentence() -> None:
     findings = judge([sampled(k=0), greedy(), sampled(1)])
     (sentence,) = sentences(findings)
     assert re.match(r"big/good: lossless: .*K = 0 .*10 of 10 .*; 4,096 sampled .*\(p = ", sentence)

@@ -183,7 +183,7 @@ def test_low_acceptance_keeps_the_distribution(temperature: float, stranger: Ben
         ("favoured tokens", "identity", 0.7),
     ],
 )
-def test_a_planted_fault_is_found(
+def test_a_planted_sampling_fault_is_detected(
     fault: str,
     seen_by: str,
     temperature: float,
@@ -256,9 +256,7 @@ def test_tokens_that_top_k_excludes_are_found(tiny: Bench, monkeypatch: pytest.M
     assert "by top-k and top-p" in finding.reason
 
 
-def test_a_greedy_fault_is_a_bug_with_its_place(
-    tiny: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_greedy_fault_is_located(tiny: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifier, "_leading", lambda kept_BK: kept_BK.sum(1))
     finding = tiny.greedy()
     assert (finding.verdict, finding.lossless) == ("mismatch", False)

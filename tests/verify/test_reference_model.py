@@ -61,7 +61,7 @@ def reference(dtype: torch.dtype, num_steps: int) -> FixedLogits:
         (torch.float16, 9, False),
     ],
 )
-def test_a_tie_ends_at_its_steps(dtype: torch.dtype, num_steps: int, tie: bool) -> None:
+def test_a_near_tie_ends_at_its_step_limit(dtype: torch.dtype, num_steps: int, tie: bool) -> None:
     model = reference(dtype, num_steps)
 
     left = model.divergence("p0", [1], expected=[BEST, BEST], actual=[BEST, WORSE])
@@ -177,7 +177,7 @@ def test_placed_orders_tokens_by_id() -> None:
     torch.testing.assert_close(found, expected + probs_NV[0] / 2)
 
 
-def test_a_token_in_the_far_tail_keeps_its_digits() -> None:
+def test_surprise_keeps_its_precision_in_the_far_tail() -> None:
     probs_NV = torch.tensor([[1 - 3e-17, 2e-17, 1e-17]], dtype=torch.float64)
     found = surprise(probs_NV, torch.tensor([1]), torch.zeros(1))
     assert float(found) == pytest.approx(1e-17)

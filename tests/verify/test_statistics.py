@@ -45,7 +45,7 @@ def test_p_values_are_corrected_for_every_tested_share() -> None:
     assert temperature_p_value(ratios) == pytest.approx(1 / 8)
 
 
-def test_a_few_wrongly_accepted_drafts_show_only_in_the_tail() -> None:
+def test_a_few_wrongly_accepted_drafts_are_detected_in_the_tail() -> None:
     tokens_N = np.random.default_rng(1).random(8192)
     tokens_N[:16] = 1e-5  # 0.2 %
     assert tail_p_value(tokens_N) < 1e-10
@@ -172,7 +172,7 @@ def test_tokens_for_control_is_the_fewest_tokens_below_alpha(
     assert tokens_for_control(Expected(0.0, 0.0), 4096, 6, alpha) == np.inf
 
 
-def test_a_text_that_cannot_be_has_probability_0() -> None:
+def test_an_impossible_text_has_p_value_0() -> None:
     counts = JointCounts(
         observed_C=np.array([5.0, 1.0]), probability_C=np.array([1.0, 0.0]), num_tokens=1
     )

@@ -96,7 +96,7 @@ def test_tool_calls_and_their_results_stay_in_the_history(tmp_path: Path) -> Non
     ("said", "predictions"),
     [("x", ("x", None)), (["x", "y"], ("x", "y")), ([None, "y"], (None, "y")), (None, ())],
 )
-def test_a_prediction_is_of_the_first_turn_or_one_a_turn(
+def test_a_prediction_is_for_the_first_turn_or_per_turn(
     tmp_path: Path, said: object, predictions: tuple[str | None, ...]
 ) -> None:
     (prompt,) = read(tmp_path, {"turns": ["A", "B"], "prediction": said})

@@ -92,7 +92,7 @@ def test_the_first_turn_has_98_to_100_percent_of_the_tokens(num_tokens):
     assert 0.98 * num_tokens <= words(longer) <= num_tokens
 
 
-def test_a_length_is_worked_by_hand():
+def test_the_length_of_a_worked_example_is_met():
     # 3 for the template, 2 for "Earlier material:", 1 for "---", 6 for the question: of 50
     # tokens 38 are left, and less than 49 is too few: 37 or 38 words of the first text.
     longer = lengthen(QUESTION, 50, source_of(workload_of("w", numbered("a", 60))), words)
@@ -118,7 +118,7 @@ def test_shipped_prompts_meet_the_length_in_the_models_tokens(folder, num_tokens
             assert counter.calls <= 12
 
 
-def test_32k_tokens_take_few_counts(demo_tokens):
+def test_lengthening_to_32k_tokens_takes_at_most_8_counts(demo_tokens):
     workload = load_workload("qa", folder=GENERAL)
     counter = Counter(demo_tokens)
     prompt = workload.prompts[0]
@@ -181,7 +181,7 @@ def test_only_the_first_user_message_changes():
     assert replace(longer, turns=(restored, *longer.turns[1:])) == prompt
 
 
-def test_a_prompt_never_gets_its_own_text():
+def test_a_prompt_is_never_lengthened_with_its_own_text():
     document = "The bridge was closed in May."
     prompt = asked("a", f"Summarise this.\n\n{document}")
     other = asked("b", f"Translate this.\n\n{document}\n\nInto Greek, please.")

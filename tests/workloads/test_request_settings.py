@@ -68,7 +68,7 @@ def test_only_valid_request_settings_are_read_from_other_files(
     assert second.settings == RequestSettings(thinking=True)
 
 
-def test_a_format_of_text_is_any_answer(tmp_path: Path) -> None:
+def test_a_text_response_format_is_no_setting(tmp_path: Path) -> None:
     (prompt,) = load(tmp_path, {"prompt": "A", "response_format": {"type": "text"}}).prompts
     assert prompt.settings == RequestSettings()
 

@@ -27,7 +27,7 @@ def text_of(workload: Workload) -> str:
     return workload.prompts[0].turns[0][0].content
 
 
-def test_a_workload_carries_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_has_its_cards_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = write_workload(Path("workloads"), "greet")
     workload = load_workload("greet")
@@ -47,7 +47,7 @@ def test_both_names_of_an_id_are_allowed_with_a_card(
     assert load_workload("greet").prompts[0].id == "a"
 
 
-def test_a_file_without_a_card_goes_by_its_file_name(tmp_path: Path) -> None:
+def test_a_workload_file_without_a_card_is_named_by_its_file(tmp_path: Path) -> None:
     path = write_workload(tmp_path, "greet") / "greet.jsonl"
     workload = load_workload(str(path))
     assert workload.name == "greet.jsonl"
@@ -97,7 +97,7 @@ def workload_of(categories: str) -> Workload:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_smaller_draw_is_the_beginning_of_a_larger_one(seed: int) -> None:
+def test_a_smaller_sample_is_a_prefix_of_a_larger_one(seed: int) -> None:
     workload = workload_of("aaaaaabbbc")
     whole = workload.take(10, seed)
     assert sorted(p.id for p in whole) == sorted(p.id for p in workload.prompts)

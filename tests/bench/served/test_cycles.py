@@ -99,7 +99,7 @@ def stored(tmp_path):
         yield with_two
 
 
-def test_a_cycle_goes_from_k_0_up_and_back(stored):
+def test_a_cycle_runs_every_k_in_ascending_and_descending_order(stored):
     sessions = list(cycle_of(served_cells(stored.plan, "vllm")[::-1], 3))
     assert [s.draft.k for s in sessions] == [0, 4, 2, 2, 4, 0]
     assert [s.repeat for s in sessions] == [6, 6, 6, 7, 7, 7]
@@ -169,7 +169,7 @@ def test_a_k_that_does_not_start_leaves_the_others_to_be_measured():
     assert not is_over({four: ["a", "b"]}, {plain, four})
 
 
-def test_a_start_between_two_failures_is_another_chance(stored):
+def test_a_successful_start_resets_the_failures_of_a_k(stored):
     up, down = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
     (later, _) = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
     stored.hold(up, problems=("it did not start",))
@@ -221,7 +221,7 @@ def test_the_noise_sets_the_number_of_cycles_by_default(tmp_path, wobble, cycles
     assert held == cycles
 
 
-def test_a_budget_begins_no_cycle_that_would_not_end_in_time(tmp_path):
+def test_no_cycle_starts_that_would_exceed_the_budget(tmp_path):
     """80 % of it explore: 160 s, cycles of six sessions of 10 s."""
     budget = Stored(tmp_path, budget_s=200.0, cycles=None)
     with budget.store:

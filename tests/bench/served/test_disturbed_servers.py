@@ -93,7 +93,7 @@ def undisturbed(tmp_path_factory):
         ("replaced", "it runs at K = 0, but K = 2 is expected"),
     ],
 )
-def test_a_disturbed_server_is_named_and_resuming_ends_in_the_undisturbed_answer(
+def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(
     tmp_path, undisturbed, kind, said
 ):
     with running(0, 2) as servers:

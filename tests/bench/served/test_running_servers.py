@@ -361,7 +361,7 @@ def test_a_server_that_answers_no_warm_up_is_not_measured(tmp_path, num_refused,
 
 
 @pytest.mark.parametrize("num_refusing", [1, 2])
-def test_a_run_ends_when_no_request_of_two_sessions_is_answered(tmp_path, num_refusing):
+def test_a_run_ends_after_two_sessions_without_any_response(tmp_path, num_refusing):
     """Its two servers at K = 0 and 2 have a cycle of four sessions."""
     with running(0, 2) as servers:
         for server in servers[:num_refusing]:

@@ -182,7 +182,7 @@ def test_a_fault_of_speculation_is_found_even_if_k_0_is_wrong(tiny: Tiny) -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize("has_ids", [True, False])
-def test_a_missing_target_leaves_k_0_to_compare_with(tiny: Tiny, has_ids: bool) -> None:
+def test_a_missing_target_is_replaced_by_k_0_as_the_reference(tiny: Tiny, has_ids: bool) -> None:
     text = (tiny.folder / "pairings.yaml").read_text().replace("./target", "owner/far")
     (tiny.folder / "far.yaml").write_text(text)
     for law, verdict in ((right, "matches_baseline"), (wrong_later, "mismatch")):

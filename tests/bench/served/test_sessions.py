@@ -131,7 +131,7 @@ def test_a_missing_program_is_refused_with_the_options_for_it(tmp_path, changes,
     )
 
 
-def test_a_program_on_the_path_will_do(tmp_path, monkeypatch):
+def test_an_engine_program_on_the_path_is_sufficient(tmp_path, monkeypatch):
     plan = plan_of(tmp_path, launch=None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="vllm"):
@@ -227,7 +227,7 @@ def said(plan, answers, cell, own):
     return answer.content
 
 
-def test_a_later_turn_follows_the_first_answer_without_speculation(tmp_path):
+def test_a_later_turn_follows_the_first_response_at_k_0(tmp_path):
     plan = plan_of(tmp_path)
     plain, drafting, *_ = served_cells(plan, "vllm")
     answers = Answers()

@@ -42,7 +42,7 @@ def nodes_by_cycle(stored):
     return found
 
 
-def test_a_store_of_two_nodes_is_that_of_one_machine(folder):
+def test_a_run_on_two_nodes_stores_the_same_as_on_one_machine(folder):
     cluster = FakeCluster({"a": 1, "b": 1})
     there = folder.measured(cluster=cluster)
     assert folder.explored_as_here(there)

@@ -29,7 +29,7 @@ def test_drafts_accepted_past_the_end_of_the_text_are_not_counted():
     assert counts.num_rejecting == 0  # the text ended inside the drafts of the second
 
 
-def test_a_draft_that_ends_the_text_equals_what_is_past_the_end():
+def test_a_draft_accepted_at_the_end_of_the_text_is_counted():
     """As of our decoder, which drafts all but the last token of an answer that is known."""
     ended = Streamed(num_tokens=1 + 5 + 2, finish_reason="stop")
     assert (

@@ -102,7 +102,7 @@ def test_k_is_read_from_idle_slots_or_from_counters_after_a_draft():
     assert facts("llama_cpp", SERVER | {"/slots": "", "/metrics": page}).k is None
 
 
-def test_a_real_answer():
+def test_counts_of_a_recorded_llama_cpp_response():
     """Its last draft is the end of text: the token that follows it is never sent."""
     said = answer("llama_cpp", ANSWERS).answer
     assert (said.num_tokens, len(said.token_ids), said.num_first) == (15, 15, 1)
@@ -146,7 +146,7 @@ def test_rounds_without_drafts_are_counted_separately():
     assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (3, 1, 1)
 
 
-def test_a_confidence_stop_of_the_user_comes_after_the_one_that_is_off(tmp_path, monkeypatch):
+def test_the_users_confidence_stop_overrides_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(with_model(tmp_path, "t.gguf", "d.gguf"))
     off, on = ("--spec-draft-p-min", "0"), ("--spec-draft-p-min", "0.5")
     command = LLAMA.launch(start(tmp_path, *DRAFTED, *off, arguments=on)).command

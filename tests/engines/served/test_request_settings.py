@@ -47,7 +47,7 @@ def test_every_engine_is_tried():
 
 
 @pytest.mark.parametrize("engine", ["openai", "sglang", "tensorrt_llm", "vllm"])
-def test_a_chat_has_the_settings_in_the_words_of_the_api(engine):
+def test_request_settings_are_sent_under_their_api_names(engine):
     [body] = asked(engine)
     assert body["response_format"] == FORMAT
     assert body["stop"] == ["END", "\n\n"]

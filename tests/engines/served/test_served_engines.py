@@ -35,7 +35,7 @@ def test_every_served_engine_implements_the_protocol(name):
 
 
 @pytest.mark.parametrize("name", STARTED)
-def test_a_server_listens_on_loopback_and_the_user_has_the_last_word(name, tmp_path, monkeypatch):
+def test_a_server_listens_on_loopback_and_user_flags_come_last(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments, command = ("--port", "9", "--mine"), exported(name, deployment("ngram", 0)).command
     for model in (word for word in command if word.endswith(".gguf")):

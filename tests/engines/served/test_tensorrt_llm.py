@@ -70,7 +70,7 @@ def test_an_answer_whose_rounds_follow_from_its_mean():
     assert TRTLLM.counts(Streamed(num_tokens=7), 3) is None
 
 
-def test_a_mean_below_one_token_an_iteration_cannot_be():
+def test_a_mean_below_one_token_per_iteration_is_refused():
     said = Streamed(num_tokens=7, metrics={"avg_decoded_tokens_per_iter": 0.5})
     with pytest.raises(ServerError, match="cannot be"):
         TRTLLM.counts(said, 3)

@@ -111,7 +111,7 @@ def test_an_older_server_reports_its_blocks():
     assert found.prefix_cache == "unknown"
 
 
-def test_a_real_answer():
+def test_counts_of_a_recorded_vllm_response():
     """Rounds of 4, 4, 4, 0 and 4 accepted drafts; the limit leaves 2 of the last 5 tokens out."""
     said = answer("vllm", ANSWERS).answer
     assert (said.num_tokens, len(said.token_ids), said.num_first) == (20, 20, 1)
@@ -123,7 +123,7 @@ def test_a_real_answer():
     assert VLLM.counts(said, 0) is None
 
 
-def test_a_summary_is_sums():
+def test_a_vllm_summary_gives_sums_without_a_histogram():
     told = answer("vllm", ANSWERS).answer.metrics["speculative_decoding"]
     summary = {name: value for name, value in told.items() if not name.startswith("per_step")}
     said = Streamed(num_tokens=20, metrics={"speculative_decoding": summary})
