@@ -30,7 +30,7 @@ FORMATS = ("speculation-profile", "golden")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredAcceptance:
-    """The valid cells of a pairing with a fixed K in one setting."""
+    """The cells of a pairing with a fixed K and valid acceptance in one setting."""
 
     pairing: Pairing
     cells: Mapping[int, CellSummary]  # by K, rising
@@ -60,7 +60,8 @@ def measured_acceptance(
         and at.engine in (None, condition.engine)
         and number_of(cell.metrics, "mean_acceptance_length") is not None
     ]
-    valid = [cell for cell in measured if cell.valid]
+    bound = {cell.key: cell.client_bound for cell in cells}  # counts do not depend on the client
+    valid = [c for c in measured if all(r == bound.get(c.key) for r in c.invalid_reasons)]
     if not valid:
         reasons = "; ".join(dict.fromkeys(r for cell in measured for r in cell.invalid_reasons))
         raise UsageError(

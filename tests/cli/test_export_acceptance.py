@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specbench.export.acceptance import _validation
+from specbench.export.acceptance import _validation, measured_acceptance
+from specbench.export.winner import Selection
 from specbench.importers import acceptance_by_k, import_files
 from specbench.importers.imported_cell import ImportOverrides
+from specbench.inputs.config import load_pairings
+from specbench.metrics.aggregate import aggregate_run
 from specbench.report.document import build_document
 from specbench.runs import load_run
 from specbench.settings import DecoderSettings
@@ -91,6 +94,20 @@ def test_a_profile_has_conditions_and_an_interval(folder):
     assert consistency["implied_mean_accept_length"] == pytest.approx(
         1 + sum(profile["marginal_accept_rates"])
     )
+
+
+def test_acceptance_of_a_client_bound_cell_is_valid_but_not_that_of_a_broken_one(folder):
+    stored = load_run("made", folder / "reports")
+    document, at = build_document(stored), Selection(workload="code")
+    (pairing,) = load_pairings().select(["demo/draft"])
+    cells = [replace(cell, client_bound="client-bound") for cell in aggregate_run(stored)]
+    for reason, most in (("client-bound", 4), ("too few rounds", 2)):
+        summaries = [
+            replace(c, valid=False, invalid_reasons=(reason,)) if c.key.draft.k == 4 else c
+            for c in document.cells
+        ]
+        found = measured_acceptance(pairing, document.run, summaries, cells, at)
+        assert max(found.cells) == most
 
 
 def test_a_profile_says_which_of_its_numbers_contradict_each_other():
