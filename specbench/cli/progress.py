@@ -163,7 +163,7 @@ class FinishedCells:
         row = [time.strftime("%H:%M:%S"), name, key.condition.brief, key.draft.length.named]
         note = "confirmation run" if is_again else ""
         if speedup and not (bounds or is_again):
-            note = "too few for an interval"
+            ratio, note = "", "too few for an interval"
         return [*row, speed, ratio, bounds, prompts, note]
 
     def _speedup(self, key: CellKey) -> Interval | None:
