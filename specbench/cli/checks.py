@@ -179,12 +179,12 @@ _SECRET = re.compile(
 )
 _SIMULATES = re.compile(r"--spec-synth|synthetic_acceptance|rejection_sample_method\W*synthetic")
 _OURS = ("--host", "--port")
-# Flags that set the model, the method or K, which are other axes than the variant.
-_OTHER_AXES = re.compile(
-    r"--(model|model-path|model-draft|draft|draft-max|config|extra-llm-api-options"
-    r"|speculative-(config|algorithm|draft-model-path|num-steps|num-draft-tokens|eagle-topk)"
-    r"|spec-(type|draft-n-max|synth\S*))|-m|-md|-hf|-sc"
+# Flags that set the method or K, and those that set the model, which are other axes.
+_DRAFTS = re.compile(
+    r"--(draft(-n|-max)?|extra-llm-api-options|spec-(type|draft-n-max)"
+    r"|speculative-(algo(rithm)?|draft-model-path|num-steps|num-draft-tokens|eagle-topk))"
 )
+_MODELS = re.compile(r"--(model|model-path|model-draft|config|speculative-config)|-m|-md|-hf|-sc")
 
 
 def _require_servers(settings: RunSettings) -> None:
@@ -207,16 +207,16 @@ def _require_servers(settings: RunSettings) -> None:
         raise UsageError(
             f"--margin-of-error needs the built-in decoder; for {names} use --restart-cycles"
         )
-    variants = (settings.servers.variants or {}).values()
-    arguments = (*settings.servers.engine_args, *chain.from_iterable(variants))
-    words = (*arguments, *(settings.servers.launch or "").split())
+    variants = {f"--variant {name}": w for name, w in (settings.servers.variants or {}).items()}
+    arguments = {"--engine-args": settings.servers.engine_args, **variants}
+    words = (*chain.from_iterable(arguments.values()), *(settings.servers.launch or "").split())
     for word in filter(_SECRET.match, words):
         raise UsageError(
             f"{word.partition('=')[0]} in the engine's arguments would be stored, and shown in the "
             "list of processes; set it in the environment, which a started engine inherits "
             f"(VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for specbench's own requests"
         )
-    for word in arguments:
+    for option, word in ((name, word) for name in arguments for word in arguments[name]):
         if _SIMULATES.search(word):
             raise UsageError(
                 f"{word} in the engine's arguments: simulated acceptance would pass for real; use "
@@ -226,6 +226,12 @@ def _require_servers(settings: RunSettings) -> None:
             raise UsageError(
                 f"{word} for the engine: specbench sets the address of a started server; leave "
                 "it out, or put {port} into --engine-command"
+            )
+        flag = word.partition("=")[0].replace("_", "-")
+        if _DRAFTS.fullmatch(flag) or (option in variants and _MODELS.fullmatch(flag)):
+            raise UsageError(
+                f"{option}: specbench sets {flag} for every K; leave it out, and choose the "
+                "model, the method and K with the pairing and -k"
             )
     urls, is_started = (
         settings.servers.base_urls,
@@ -272,11 +278,3 @@ def _require_variants(settings: RunSettings) -> None:
             "--variant starts the engine with each set of arguments, but --base-url measures what "
             "runs already; use one or the other"
         )
-    for name, words in variants.items():
-        for word in words:
-            flag = word.partition("=")[0].replace("_", "-")
-            if _OTHER_AXES.fullmatch(flag):
-                raise UsageError(
-                    f"--variant {name}: specbench sets {flag} for every K; leave it out, and "
-                    "choose the model, the method and K with the pairing and -k"
-                )

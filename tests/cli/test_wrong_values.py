@@ -96,6 +96,14 @@ from tests.importers.test_acceptance_files import PROFILE
             "--spec-synth-rates in the engine's arguments: simulated acceptance",
         ),
         (
+            "--engine llama_cpp --engine-args --draft-max=9",
+            "--engine-args: specbench sets --draft-max for every K",
+        ),
+        (
+            "--engine sglang --engine-args '--speculative_num_steps 9'",
+            "--engine-args: specbench sets --speculative-num-steps for every K",
+        ),
+        (
             "--simulate-acceptance most",
             "expected 0.7, a list such as 0.8,0.6,0.5, histogram:40,20,40 or a",
         ),
