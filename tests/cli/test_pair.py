@@ -191,64 +191,6 @@ def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
     assert "token-recycling" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "k", "said"),
-    [
-        (1.4, 1.6, 4, "Use draft (draft_model) with K=4: 1.50x faster [1.40, 1.60]."),
-        (0.9, 2.1, 0, "Undecided: 0.90x to 2.10x with draft at K=4, "),
-        (0.5, 0.9, 0, "Do not speculate: nothing measured gains."),
-    ],
-)
-def test_the_last_line_is_one_of_three_answers(low, high, k, said):
-    from specbench.cli.pair_tables import verdict
-    from specbench.decide.rank import Gain, Ranked
-    from specbench.records import Interval
-    from tests.decide.conftest import summary
-
-    gain = Gain(k, Interval(estimate=1.5, low=low, high=high), 2.0, "measured", at="K=4")
-    key = summary(4, low, 1.5, high).key
-    ranked = Ranked(
-        pairing="demo/draft", drafter="draft", method="draft_model", gains={key.condition: gain}
-    )
-    assert verdict([ranked]).startswith(said)
-
-
-def test_with_several_settings_the_last_line_names_them_and_the_mean():
-    from specbench.cli.pair_tables import verdict
-    from specbench.decide.rank import Gain, Ranked
-    from specbench.records import Interval
-    from tests.decide.conftest import summary
-
-    gains = {}
-    for workload, speedup in (("code", 3.0), ("chat", 0.75)):
-        interval = Interval(estimate=speedup, low=speedup - 0.1, high=speedup + 0.1)
-        key = summary(4, 1.0, speedup, 4.0, workload=workload).key
-        gains[key.condition] = Gain(4 if speedup > 1 else 0, interval, 2.0, "measured")
-    ranked = Ranked(pairing="demo/draft", drafter="draft", method="draft_model", gains=gains)
-    assert re.fullmatch(
-        r".*draft \(draft_model\) .*K=4: 3\.00x .*\[2\.90, 3\.10\] .*code; 1\.73x .*2 settings\.",
-        verdict([ranked]),
-    )
-
-
-@pytest.mark.parametrize(("basis", "has_speedup"), [("measured", False), ("forecast", True)])
-def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
-    from specbench.cli.pair_tables import verdict
-    from specbench.decide.rank import Gain, Ranked
-    from specbench.records import Interval
-    from tests.decide.conftest import summary
-
-    speedup = Interval(estimate=0.7, low=0.5, high=0.9) if has_speedup else None
-    setting = summary(4, 0.5, 0.7, 0.9).key.condition
-    ranked = Ranked(
-        pairing="demo/draft",
-        drafter="draft",
-        method="draft_model",
-        gains={setting: Gain(0, speedup, 2.0, basis)},
-    )
-    assert verdict([ranked]).startswith("Undecided: nothing valid ")
-
-
 @pytest.mark.slow
 def test_too_few_rounds_write_no_file_and_give_no_advice(shelf):
     ran = specbench(

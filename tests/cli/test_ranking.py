@@ -1,4 +1,6 @@
-"""Two drafts whose intervals overlap: the ranking says that their order is not known."""
+"""The last line of `specbench pair`: a drafter, a rival that may be as fast, or why none."""
+
+import re
 
 import pytest
 
@@ -10,13 +12,14 @@ from tests.decide.conftest import summary
 Bounds = tuple[float | None, float, float | None]
 
 
-def ranked(drafter: str, *found: Bounds, basis: str = "measured") -> Ranked:
+def ranked(drafter: str, *found: Bounds | None, basis: str = "measured") -> Ranked:
     """A drafter with a speedup on each of so many workloads."""
     gains = {}
-    for i, (low, estimate, high) in enumerate(found):
+    for i, bounds in enumerate(found):
+        low, estimate, high = bounds or (None, 1.0, None)
         setting = summary(4, low, estimate, high, workload=f"w{i}").key.condition
-        speedup = Interval(estimate=estimate, low=low, high=high)
-        gains[setting] = Gain(4 if low and low > 1 else 0, speedup, 2.0, basis)
+        speedup = Interval(estimate=estimate, low=low, high=high) if bounds else None
+        gains[setting] = Gain(4 if low and low > 1 else 0, speedup, 2.0, basis, at="K=4")
     return Ranked(pairing=f"demo/{drafter}", drafter=drafter, method="draft_model", gains=gains)
 
 
@@ -25,6 +28,31 @@ def rival(*all_ranked: Ranked) -> str:
     said = verdict(all_ranked)
     assert said.startswith(f"Use {all_ranked[0].drafter} ")
     return said.partition("; ")[2]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ((1.4, 1.5, 1.6), "Use draft (draft_model) with K=4: 1.50x faster [1.40, 1.60]."),
+        ((0.9, 1.5, 2.1), "Undecided: 0.90x to 2.10x with draft at K=4, "),
+        ((0.5, 0.7, 0.9), "Do not speculate: nothing measured gains."),
+    ],
+)
+def test_the_last_line_is_one_of_three_answers(bounds, said):
+    assert verdict([ranked("draft", bounds)]).startswith(said)
+
+
+def test_with_several_settings_the_last_line_names_them_and_the_mean():
+    assert re.fullmatch(
+        r".*draft \(draft_model\) .*K=4: 3\.00x .*\[2\.90, 3\.10\] .*w0; 1\.73x .*2 settings\.",
+        verdict([ranked("draft", (2.9, 3.0, 3.1), (0.65, 0.75, 0.85))]),
+    )
+
+
+@pytest.mark.parametrize(("basis", "bounds"), [("measured", None), ("forecast", (0.5, 0.7, 0.9))])
+def test_without_a_valid_measurement_nothing_is_advised(basis, bounds):
+    said = verdict([ranked("draft", bounds, basis=basis)])
+    assert said.startswith("Undecided: nothing valid ")
 
 
 def test_overlapping_intervals_leave_one_answer_that_names_the_rival_and_what_would_decide():
