@@ -3,6 +3,7 @@
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
+DEMO_MODELS, DEMO_WORKLOADS = (PACKAGE / "demo" / name for name in ("models", "workloads"))
 
 
 def shipped(name: str) -> Path:

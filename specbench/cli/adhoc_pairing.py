@@ -129,11 +129,11 @@ def find_target(
     from specbench.fit.discover import plain_name
     from specbench.inputs.model_spec import gguf_complaint, model_spec
     from specbench.inputs.pairing import Target
-    from specbench.shipped import PACKAGE
+    from specbench.shipped import DEMO_WORKLOADS
 
     if ":" in word or "/" in word or gguf_complaint(word) or (Path(word) / "config.json").is_file():
         spec = model_spec(word)
-        workloads = PACKAGE / "demo" / "workloads" if word.startswith("demo:") else None
+        workloads = DEMO_WORKLOADS if word.startswith("demo:") else None
         return Target(name=plain_name(word), model=spec, drafters=(), workloads=workloads), ()
     target = known_pairings([word], file, runs_dir).target(word)
     return target, target.drafters

@@ -135,7 +135,6 @@ _File = Annotated[
         "--output", "-o", help="Write the config, or the command if there is none, to this file."
     ),
 ]
-_Runs = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.", metavar="DIR")]
 
 
 def export(
@@ -152,7 +151,7 @@ def export(
     prompt_tokens: _Context = None,
     simulate_acceptance: _Simulate = None,
     output: _File = None,
-    runs: _Runs = Path("reports"),
+    runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
 ) -> None:
@@ -164,7 +163,7 @@ def export(
     from specbench.export.winner import Selection, export_as_measured
     from specbench.fit.candidates import unsupported_reasons
 
-    chosen = known_pairings([pairing], pairings_file, runs).select([pairing])
+    chosen = known_pairings([pairing], pairings_file, runs_dir).select([pairing])
     if len({p.target.name for p in chosen}) != 1:
         raise UsageError(f"{pairing!r} is of several targets; name one pairing: {chosen[0].name}")
     selection = Selection(workload, temperature, concurrency, engine, _context(prompt_tokens))
@@ -178,7 +177,7 @@ def export(
         if len(chosen) > 1:
             drafters = ", ".join(p.name for p in chosen)
             raise UsageError(f"--format {file_format}: name one drafter: {drafters}")
-        stored = _find_run({chosen[0].name}, run, runs)
+        stored = _find_run({chosen[0].name}, run, runs_dir)
         text = _acceptance(
             stored, chosen[0], selection, num_speculative_tokens, file_format, thinking
         )
@@ -221,7 +220,7 @@ def export(
             basis=("K was set by hand, not measured",),
         )
     else:
-        deployment, measured_version = _measured(chosen, selection, run, runs)
+        deployment, measured_version = _measured(chosen, selection, run, runs_dir)
     if simulate_acceptance is not None:
         acceptance = read_acceptance(parse_acceptance(simulate_acceptance))
         if deployment.is_tiered and isinstance(acceptance, Mapping):
@@ -312,14 +311,14 @@ def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
 
 
 def _measured(
-    chosen: "tuple[Pairing, ...]", selection: "Selection", run: str | None, runs: Path
+    chosen: "tuple[Pairing, ...]", selection: "Selection", run: str | None, runs_dir: Path
 ) -> "tuple[Deployment, str | None]":
     """The winner, and the version of the exported engine if the run measured it."""
     from specbench.export.winner import basis_there, version_there, winner
     from specbench.report.document import build_document
     from specbench.report.notes import noise_warnings
 
-    stored = _find_run({p.name for p in chosen}, run, runs)
+    stored = _find_run({p.name for p in chosen}, run, runs_dir)
     document = build_document(stored)
     _require_real(document.run)
     started = document.run.settings.servers
@@ -344,17 +343,17 @@ def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:
     return is_ours and is_cpu and not is_chosen and not deployment.is_undecided
 
 
-def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":
+def _find_run(names: set[str], run: str | None, runs_dir: Path) -> "StoredRun":
     """The requested run, or else the newest that measured one of the pairings."""
     from specbench.runs import list_runs, load_run
 
     if run is not None:
-        return load_run(run, runs)
-    for listing in reversed(list_runs(runs)):
+        return load_run(run, runs_dir)
+    for listing in reversed(list_runs(runs_dir)):
         if listing.has_measured and names & set(listing.pairings):
-            return load_run(listing.run_id, runs)
+            return load_run(listing.run_id, runs_dir)
     raise StoreError(
-        f"no run in {runs} measured {', '.join(sorted(names))}; measure it with `specbench "
+        f"no run in {runs_dir} measured {', '.join(sorted(names))}; measure it with `specbench "
         "sweep-k`, or set K by hand: -k 4"
     )
 

@@ -193,15 +193,14 @@ def _origin(drafter: "DrafterSpec") -> dict[str, str | None]:
 
 def _workloads() -> list[dict[str, Any]]:
     from specbench.inputs.workloads import find_workloads, load_workload
-    from specbench.shipped import PACKAGE
+    from specbench.shipped import DEMO_WORKLOADS
 
-    demo = PACKAGE / "demo" / "workloads"
-    loaded = [load_workload(name) for name in find_workloads()]
-    loaded += [load_workload(name, folder=demo) for name in find_workloads(demo)]
+    folders = (None, DEMO_WORKLOADS)
+    loaded = [load_workload(w, folder=f) for f in folders for w in find_workloads(f)]
     return [
         {
             "workload": workload.name,
-            "for": "the demo pair" if workload.path.parent == demo else "any model",
+            "for": "the demo pair" if workload.path.parent == DEMO_WORKLOADS else "any model",
             "prompts": len(workload.prompts),
             "turns": sum(len(prompt.turns) for prompt in workload.prompts),
             "max_new_tokens": workload.max_new_tokens,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbench.shipped import PACKAGE
+from specbench.shipped import DEMO_MODELS
 
 GGUF_ADVICE = (
     "is GGUF, which only llama.cpp reads: measure a .gguf file with --engine llama_cpp, or name "
@@ -51,4 +51,4 @@ class ModelSpec:
 
         A shape's text means nothing, and its vocabulary is larger than the borrowed one.
         """
-        return str(PACKAGE / "demo" / "models" / "target") if self.is_shape else self.location
+        return str(DEMO_MODELS / "target") if self.is_shape else self.location

@@ -14,7 +14,7 @@ from specbench.files.hub_facts import HubFacts
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.gpus import GIB
 from specbench.inputs.pairing import DrafterSpec, Pairings, Target
-from specbench.shipped import PACKAGE
+from specbench.shipped import DEMO_WORKLOADS
 from specbench.whole_file import write_new
 
 
@@ -51,9 +51,7 @@ def relative_path(folder: Path, base: Path) -> str:
 
 
 def _workloads(workloads: Path, folder: Path) -> str:
-    return (
-        "demo" if workloads == PACKAGE / "demo" / "workloads" else relative_path(workloads, folder)
-    )
+    return "demo" if workloads == DEMO_WORKLOADS else relative_path(workloads, folder)
 
 
 def _drafter(drafter: DrafterSpec, folder: Path) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from specbench.methods import Method, Setting, all_methods
 from specbench.records import NO_DRAFTER, LossyRule
 from specbench.records.lossy import RULES
 from specbench.settings.words import MAX_K
-from specbench.shipped import PACKAGE, shipped
+from specbench.shipped import DEMO_WORKLOADS, shipped
 
 
 def load_pairings(path: Path | None = None) -> Pairings:
@@ -164,7 +164,7 @@ def _named(value: Value) -> list[tuple[str, Value]]:
 
 def _workloads(value: Value) -> Path:
     is_demo = value.text() == "demo"
-    return PACKAGE / "demo" / "workloads" if is_demo else read_folder(value)
+    return DEMO_WORKLOADS if is_demo else read_folder(value)
 
 
 def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:

@@ -8,7 +8,7 @@ from specbench.errors import UsageError
 from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, whole
 from specbench.settings.words import nearest
-from specbench.shipped import PACKAGE
+from specbench.shipped import DEMO_MODELS, PACKAGE
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 QUANTIZATIONS = ("int8", "int4", "fp8")
@@ -28,7 +28,6 @@ _LOADING_KEYS = ("revision", "dtype", "device_map", "quantization", "trust_remot
 # As the hub's own client takes it: parts of at most 96 characters, no "--", no "..", no ".git".
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _HUB_ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$))(?:{_PART}/)?{_PART}")
-_DEMO_MODELS = PACKAGE / "demo" / "models"
 _SHAPES = PACKAGE / "shapes"
 _DEVICE_MAP = re.compile(r"auto|balanced|sequential|cpu|cuda(:[0-9]{1,3})?")
 
@@ -61,12 +60,12 @@ def model_spec(source: str) -> ModelSpec:
         raise UsageError(complaint)
     kind, _, name = source.partition(":")
     if kind == "demo" and name:
-        known = sorted(path.parent.name for path in _DEMO_MODELS.glob("*/config.json"))
+        known = sorted(path.parent.name for path in DEMO_MODELS.glob("*/config.json"))
         if name not in known:
             raise UsageError(
                 f"no demo model {name!r}{nearest(name, known)}; allowed: {', '.join(known)}"
             )
-        return ModelSpec(source=source, folder=_DEMO_MODELS / name)
+        return ModelSpec(source=source, folder=DEMO_MODELS / name)
     if source.startswith(("./", "../", "/", "~/")):
         folder = Path(source).expanduser()
         if not (folder / "config.json").is_file():
@@ -137,7 +136,7 @@ def _model_folder(value: Value) -> Path | None:
         value.fail(complaint)
     kind, _, name = source.partition(":")
     if kind == "demo":
-        return _shipped_model(value, name, _DEMO_MODELS, "demo model")
+        return _shipped_model(value, name, DEMO_MODELS, "demo model")
     if kind == "shape":
         return _shipped_model(value, name, _SHAPES, "shape")
     if source.startswith(("./", "../", "/", "~/")):
