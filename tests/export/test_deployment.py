@@ -71,29 +71,6 @@ def test_drafts_of_a_tree_that_is_drawn_are_judged_by_their_probs(method, parame
     assert deployment(method, **parameters).acceptance_rule == GREEDY
 
 
-@pytest.mark.parametrize(
-    ("engine", "version", "method"),
-    [
-        ("vllm", None, "eagle"),
-        ("vllm", None, "eagle3"),
-        ("sglang", None, "eagle"),
-        ("sglang", None, "eagle3"),
-        ("tensorrt_llm", "1.2", "eagle3"),
-        ("tensorrt_llm", "1.3", "eagle3"),  # it grows trees of its own, but has none that is given
-    ],
-)
-def test_every_server_export_notes_the_missing_static_tree(engine, version, method):
-    static = exported(engine, deployment(method, tree="static"), version)
-    chain = exported(engine, deployment(method, tree="chain"), version)
-
-    assert [loses_tree(text) for text in static.not_expressed].count(True) == 1
-    assert not any(map(loses_tree, chain.not_expressed))
-
-
-def loses_tree(text):
-    return "token tree" in text and "a chain of depth K=4" in text
-
-
 @pytest.mark.parametrize("engine", EXPORTED)
 @pytest.mark.parametrize("like", ["ngram", "self_speculation", "draft_model", "eagle3"])
 def test_a_method_that_an_exporter_does_not_know_is_refused(engine, like, monkeypatch):

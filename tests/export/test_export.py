@@ -1,7 +1,6 @@
 """What an export says: K by batch size, the acceptance rule, and what the engine cannot be told."""
 
 import ast
-import json
 import re
 import shlex
 from dataclasses import replace
@@ -13,7 +12,6 @@ from specbench.engines.deployment import Tier, find_exporter
 from specbench.errors import UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.records import LossyRule
-from specbench.records.lossy import GREEDY, MATCHED, REJECTION
 from specbench.settings import EXPORTED, TRANSFORMERS
 from tests.export.deployments import (
     MODELS,
@@ -52,37 +50,25 @@ def test_vllm_takes_k_per_batch_size_without_gaps():
     assert re.search("more than 16 concurrent requests", lost(made))
 
 
-def test_a_token_tree_is_exported_to_vllm_as_a_chain_with_a_note():
-    made = exported("vllm", deployment("eagle3", 6))
-    assert config_of(made)["num_speculative_tokens"] == 6
-    assert "chain of depth K=6" in lost(made)
-    chain = exported("vllm", deployment("eagle3", 6, tree="chain"))
-    assert chain.command == made.command
-    assert chain.not_expressed == ()
-
-
-def test_vllm_samples_drafts_if_the_measured_ones_were_sampled():
-    drawn = exported("vllm", deployment("draft_model", temperature=0.7))
-    assert config_of(drawn)["draft_sample_method"] == "probabilistic"
-    assert drawn.acceptance_rule == REJECTION
-    # A tree grown by its head's scores proposes the likeliest tokens, at any temperature.
-    grown = exported("vllm", deployment("eagle3", temperature=0.7))
-    assert config_of(grown)["draft_sample_method"] == "greedy"
-    assert grown.acceptance_rule == MATCHED
-    greedy = exported("vllm", deployment("draft_model"))
-    assert "draft_sample_method" not in config_of(greedy)
-    assert greedy.acceptance_rule == GREEDY
-
-
 def test_lookups_take_their_lengths_along():
     made = exported("vllm", deployment("ngram", max_ngram=5, min_ngram=2))
     assert config_of(made)["prompt_lookup_max"] == 5
     assert config_of(made)["prompt_lookup_min"] == 2
-    suffix = config_of(exported("vllm", deployment("suffix", 16, max_depth=32)))
+    settings = {"max_spec_factor": 2.5, "min_token_prob": 0.2, "max_cached_requests": 7}
+    suffix = config_of(exported("vllm", deployment("suffix", 16, max_depth=32, **settings)))
     assert suffix["suffix_decoding_max_tree_depth"] == 32
-    assert suffix["suffix_decoding_max_cached_requests"] == 1000  # our default, not vLLM's
+    assert settings == {name: suffix[f"suffix_decoding_{name}"] for name in settings}
     old = exported("llama_cpp", deployment("ngram", max_ngram=5), "2026-01")
     assert (flag(old, "--spec-ngram-size-n"), flag(old, "--spec-ngram-size-m")) == ("5", "4")
+    new = exported("llama_cpp", deployment("ngram", max_ngram=5))
+    assert flag(new, "--spec-ngram-simple-size-n") == "5"
+    lookup = speculative(exported("tensorrt_llm", deployment("ngram", max_ngram=5)))
+    assert (lookup["max_matching_ngram_size"], lookup["is_use_oldest"]) == (5, False)
+
+
+def test_vllm_may_run_a_models_code_if_the_pairing_allows_it():
+    target = replace(TARGET, model=replace(TARGET.model, trust_remote_code=True))
+    assert "--trust-remote-code" in exported("vllm", deployment("ngram", target=target)).command
 
 
 def test_sglang_counts_the_root_of_a_tree():
@@ -95,21 +81,9 @@ def test_sglang_counts_the_root_of_a_tree():
     # One level of a beam of 2 has no more than 2 drafts.
     small = exported("sglang", deployment("eagle3", 1, top_k=2, max_drafts=59))
     assert flag(small, "--speculative-num-draft-tokens") == "3"
-
-
-def test_sglang_tiers_name_the_smallest_batch_of_each():
-    made = exported("sglang", deployment("eagle3", tiers=SEVERAL, tree="chain"))
-    assert json.loads(made.config.text) == {
-        "1": {"candidate_steps": [5]},
-        "2": {"candidate_steps": [3]},
-        "5": {"candidate_steps": [0]},
-    }
-    assert flag(made, "--speculative-adaptive-config") == made.config.name
-    # Not for another algorithm: one K, and the loss is said.
-    other = exported("sglang", deployment("draft_model", tiers=SEVERAL))
-    assert other.config is None
-    assert flag(other, "--speculative-num-steps") == "5"
-    assert "K=3 for up to 4" in lost(other)
+    # Two levels of a beam of 3: 3 + 9 = 12 drafts and the root.
+    two = exported("sglang", deployment("eagle3", 2, top_k=3, max_drafts=59))
+    assert flag(two, "--speculative-num-draft-tokens") == "13"
 
 
 def speculative(made):
@@ -128,30 +102,18 @@ def test_tensorrt_llm_turned_its_schedule_round():
     rising = exported("tensorrt_llm", deployment("draft_model", tiers=(Tier(1, 2), Tier(8, 4))))
     assert "draft_len_schedule" not in rising.config.text
     assert speculative(rising)["max_draft_len"] == 2
+    for version, k in (("1.2", 3), ("1.3", 0)):
+        said = lost(exported("tensorrt_llm", replace(tiered, tiers=SEVERAL[:2]), version))
+        assert re.search(f"above 4 concurrent requests.*TensorRT-LLM keeps K={k}", said)
 
 
 def test_tensorrt_llm_grows_trees_from_1_3_on():
     tree = deployment("eagle3", 5, top_k=8, max_drafts=31)
-    assert speculative(exported("tensorrt_llm", tree, "1.3"))["max_total_draft_tokens"] == 31
+    grown = speculative(exported("tensorrt_llm", tree, "1.3"))
+    assert (grown["max_total_draft_tokens"], grown["dynamic_tree_max_topK"]) == (31, 8)
     older = exported("tensorrt_llm", tree, "1.2")
     assert "use_dynamic_tree" not in speculative(older)
     assert "chain of depth K=5" in lost(older)
-
-
-def test_tensorrt_llm_1_2_lets_one_model_drafters_sample():
-    warm = deployment("eagle3", temperature=0.7, tree="chain")
-    assert speculative(exported("tensorrt_llm", warm))["allow_advanced_sampling"] is True
-    assert "allow_advanced" not in exported("tensorrt_llm", warm, "1.3").config.text
-    greedy = deployment("eagle3", tree="chain")
-    assert "allow_advanced" not in exported("tensorrt_llm", greedy).config.text
-
-
-def test_llama_cpp_never_gives_a_draft_up_for_being_unlikely():
-    made = exported("llama_cpp", deployment("draft_model", 3))
-    assert flag(made, "--spec-draft-p-min") == "0"
-    assert flag(made, "--spec-draft-n-max") == "3"
-    assert flag(made, "--model-draft") == "Small-1B.gguf"
-    assert "convert_hf_to_gguf.py" in lost(made)
 
 
 @pytest.mark.parametrize(("engine", "method"), HAVING_A_MODEL)
@@ -231,6 +193,11 @@ def test_versions_that_are_not_known_are_refused(engine, version, complaint):
         exported(engine, deployment("draft_model"), version)
 
 
+def test_the_first_build_that_is_known_to_be_new_is_new():
+    made = exported("llama_cpp", deployment("draft_model"), "b9235")
+    assert "--spec-draft-n-max" in made.command
+
+
 def test_a_newer_release_is_exported_as_the_newest_known_with_a_note():
     made = exported("vllm", deployment("draft_model"), "0.34.1")
     (note,) = made.not_expressed
@@ -244,18 +211,6 @@ def test_engines_are_found_by_their_files():
     assert all(find_exporter(engine).__name__.endswith(f".{engine}") for engine in EXPORTED)
     with pytest.raises(UsageError, match=f"allowed are {', '.join(EXPORTED)}"):
         find_exporter("ollama")
-
-
-@pytest.mark.parametrize("tree", ["chain", "static"])
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_sglang_uses_rejection_sampling_for_chains(method, tree):
-    made = exported("sglang", deployment(method, temperature=0.7, tree=tree))
-    assert "--speculative-use-rejection-sampling" in made.command
-    assert flag(made, "--speculative-eagle-topk") == "1"
-    assert "along it" not in lost(made)
-    assert ("chain of depth" in lost(made)) == (tree == "static")
-    grown = exported("sglang", deployment(method, temperature=0.7))
-    assert "--speculative-use-rejection-sampling" not in grown.command
 
 
 def with_rule(made, name, **parameters):
