@@ -58,7 +58,7 @@ def test_the_wide_target_is_larger_with_equal_outputs(wide: Path):
     assert NUM_BYTES <= 4 * sum(p.numel() for p in larger.parameters()) < 1.01 * NUM_BYTES
 
 
-def test_the_wide_target_has_the_embedded_drafters_and_prompts(wide: Path):
+def test_the_wide_target_has_the_bundled_drafters_and_prompts(wide: Path):
     pairings = load_pairings(wide / "pairings.yaml")
     assert {p.name.partition("/")[2] for p in pairings.all} == {
         name.partition("/")[2] for name in forecast.PAIRINGS

@@ -26,14 +26,14 @@ def test_equal_counts_have_no_error():
     assert judge(same, 0.0) == (0.0, pytest.approx(0, abs=1e-12), False, False)
 
 
-def test_at_temperature_0_one_round_more_is_off_however_few():
+def test_at_temperature_0_a_single_extra_round_is_a_failure():
     texts = [Compared(i, counts(1000, 700), counts(1000, 700)) for i in range(9)]
     one_more = [*texts, Compared(9, counts(1000, 700), counts(1001, 700))]
     assert judge(one_more, 0.0).is_off
     assert not judge(one_more, 0.02).is_beyond
 
 
-def test_chance_is_not_reported_as_bias_and_a_bias_is():
+def test_only_a_true_bias_of_replayed_lengths_is_reported():
     fair = judge(lucky_texts(100), 0.02)
     assert abs(fair.error) < 3 * 0.005
     # AL is 1 + 50 / rounds: 5 % of luck in the rounds is half as much in it, over 10 = sqrt(100).
@@ -82,7 +82,7 @@ def test_the_table_names_the_worst_k_and_counts_what_is_off():
 
 
 @pytest.mark.long
-def test_the_embedded_pair_is_compared_text_by_text(
+def test_forecast_lengths_of_the_bundled_pair_match_its_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "lengths.json"

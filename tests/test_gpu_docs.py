@@ -43,7 +43,7 @@ def test_memory_on_the_page_is_what_the_program_computes(size: str, dtype: str) 
     assert row_of(size, dtype) in BLOCK.splitlines()
 
 
-def test_the_table_has_no_other_rows() -> None:
+def test_the_gpu_memory_table_has_a_row_per_size_and_dtype() -> None:
     assert len(BLOCK.splitlines()) == 2 + len(SIZES) * len(DTYPES)
     assert f"about {RESERVED_BYTES / GIB:g} GiB" in PAGE
 

@@ -90,7 +90,7 @@ def test_the_gpu_page_lists_failures_winners_and_time_by_class() -> None:
     assert "| products | 600 us, 60 % |\n| attention | 250 us, 25 % |" in text
 
 
-def test_ratios_points_and_tables_are_shown() -> None:
+def test_the_gpu_page_shows_ratios_points_and_tables() -> None:
     interval = {"estimate": 5.25, "low": None, "high": None}
     ratio = {"own": "builtin", "peer": "vLLM", "decode": None, "end_to_end": interval}
     point = {"name": "K=0", "tokens_per_s": 1234.5, "round_s": 0.002, "idle_share": 0.01}
@@ -190,7 +190,7 @@ def test_a_capture_failure_that_spreads_is_a_missed_claim() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_failures_that_never_came_are_missed() -> None:
+def test_planted_capture_failures_that_do_not_occur_are_missed_claims() -> None:
     found = after_failures_of(FakeGraphs())
     assert found["claims"][1]["measured"] == 3  # all but the two that say what was refused
     assert found["claims"][1]["holds"] is False
@@ -198,7 +198,7 @@ def test_failures_that_never_came_are_missed() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_captures_are_counted_by_what_they_are_for() -> None:
+def test_graph_captures_are_counted_by_purpose() -> None:
     graphs: Any = FakeGraphs()
     graphs.capture_s = 0.0
     launchers = partial(GraphLauncher, graph="round", graphs=graphs, readback=Readback())

@@ -99,7 +99,7 @@ def test_the_gpu_correctness_sections_pass(printed: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("printed", ["speed"], indirect=True)
-def test_speed_compares_who_drafts_with_who_drafts(printed: Any) -> None:
+def test_the_gpu_speed_part_compares_like_with_like(printed: Any) -> None:
     found = printed["sections"]
     assert _without_figures(found) == {"beside_vllm"}
     for shares in found["plain_steps"]["shares"]:

@@ -64,7 +64,7 @@ def test_loading_a_wrong_run_gives_the_error_of_the_command_line(
     assert (ran.code, ran.err.strip()) == (2, f"error: {error.value}")
 
 
-def test_a_damaged_run_is_named(tmp_path: Path) -> None:
+def test_loading_a_damaged_run_is_an_error_with_its_file(tmp_path: Path) -> None:
     folder = keep(tmp_path, "bad", stored_run(SMALL))
     (folder / "run.json").write_text("{}")
     with pytest.raises(StoreError, match=r"run\.json: damaged"):
@@ -81,7 +81,7 @@ def test_tables_are_made_once_and_keep_what_is_added(run: specbench.LoadedRun) -
     del cells["tokens_per_joule"]
 
 
-def test_tables_join(run: specbench.LoadedRun) -> None:
+def test_notebook_tables_can_be_joined(run: specbench.LoadedRun) -> None:
     joined = run.decisions.merge(run.cells, on=["run_id", "cell_id"], validate="one_to_one")
     assert len(joined) == len(run.decisions)
     assert set(run.rounds["cell_id"]) == set(run.requests["cell_id"]) == set(run.cells["cell_id"])

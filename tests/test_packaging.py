@@ -45,7 +45,7 @@ def test_every_path_in_the_sdist_include_list_exists():
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("run", "--help")])
-def test_the_preflight_imports_little(words, tmp_path):
+def test_the_preflight_imports_few_modules(words, tmp_path):
     script = (
         "import sys\nfrom specbench.cli import main\n"
         f"sys.argv = ['specbench', *{words!r}]\n"

@@ -86,7 +86,7 @@ def test_source_files_that_a_page_names_exist(page: Path) -> None:
     assert elsewhere or not [n for n in missing if n != "convert_hf_to_gguf.py" and "NAME" not in n]
 
 
-def test_unfinished_pages_exist() -> None:
+def test_pages_listed_as_unfinished_exist() -> None:
     assert {page.name for page in PAGES} >= UNFINISHED
 
 

@@ -40,11 +40,11 @@ def test_the_ratchet_counts_lines_private_words_and_bad_names(tmp_path: Path) ->
     }
 
 
-def test_the_command_lowers_and_never_raises() -> None:
+def test_the_ratchet_command_only_lowers_limits() -> None:
     text = lowered(LIMITS, {"lines in specbench": 18, "private words": 4})
     assert json.loads(text) == {"lines in specbench": 18, "private words": 3}
 
 
-def test_a_merge_conflict_is_read_as_the_larger_number() -> None:
+def test_a_ratchet_merge_conflict_takes_the_larger_number() -> None:
     text = '{\n<<<<<<< ours\n "private words": 3\n=======\n "private words": 5\n>>>>>>> theirs\n}\n'
     assert stored(text) == {"private words": 5}

@@ -20,7 +20,7 @@ def test_generated_parts_are_what_the_program_would_write(page):
     assert readme.rewritten(page) == page.read_text(encoding="utf-8")
 
 
-def test_the_first_picture_shows_the_figures_of_the_first_sentences():
+def test_the_readme_figure_shows_the_numbers_of_its_sentences():
     shown = re.findall(r"<title>(.*?)</title>", readme.FRONT_FIGURE.read_text(encoding="utf-8"))
     measured = [decision for decision in DECISIONS if decision["speedup"]]
     for title, decision in zip(shown, measured, strict=True):
@@ -29,7 +29,7 @@ def test_the_first_picture_shows_the_figures_of_the_first_sentences():
         assert all(figure in decision["sentence"] for figure in figures.split(" ", 1))
 
 
-def test_the_first_screen_has_a_pair_that_wins_and_one_that_loses():
+def test_the_readme_shows_a_faster_and_a_slower_pairing():
     bounds = [(d["pairing"], d["speedup"]) for d in DECISIONS if d["speedup"]]
     known = [(name, speedup) for name, speedup in bounds if speedup["low"] is not None]
     wins = {name for name, speedup in known if speedup["low"] > 1}
@@ -44,18 +44,18 @@ def test_strikethrough_is_explained_only_on_pages_that_use_it(page):
     assert ("~~" in text) == bool(re.search("struck (out|through)", text, re.IGNORECASE))
 
 
-def test_the_front_page_is_short():
+def test_the_readme_has_fewer_than_150_lines():
     assert len(readme.README.read_text(encoding="utf-8").splitlines()) < 150
 
 
-def test_readme_and_makefile_promise_the_same_minutes():
+def test_readme_and_makefile_state_the_same_minutes():
     made = re.search(r"^run:.*\((about \d+ minutes)\)$", MAKEFILE, re.MULTILINE)
     assert made is not None
     front = readme.README.read_text(encoding="utf-8")
     assert f"{made[1]} after installation" in " ".join(front.split())
 
 
-def test_every_drafter_is_named():
+def test_the_readme_names_every_method():
     from specbench.methods import all_methods
 
     text = readme.README.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ CASES = [
 ]
 
 
-def test_keeps_the_requested_number() -> None:
+def test_the_requested_number_of_cases_is_sampled() -> None:
     assert len(kept_cases(CASES, one_in=3, seed="a")) == 5
     assert len(kept_cases(CASES, one_in=4, seed="a")) == 4
     assert len(kept_cases(CASES[:1], one_in=9, seed="a")) == 1
@@ -92,7 +92,7 @@ def test_a_long_test_collects_one_case_that_is_deselected() -> None:
     assert [case.marks for case in made(num_long=16)] == [[LONG]]
 
 
-def test_a_named_case_runs() -> None:
+def test_a_case_named_on_the_command_line_runs() -> None:
     cases = made(marks=[SAMPLED], named="tests/test_f.py::test_f[1-0]")
     assert len(cases) == 16
     assert not any(case.marks for case in cases)

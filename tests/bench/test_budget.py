@@ -95,7 +95,7 @@ def test_without_a_budget_every_k_runs_to_the_end(tmp_path):
     assert {len(cells_of(block)) for block in explored(run)} == {5}
 
 
-def test_drafters_that_take_turns_share_the_budget_and_each_has_five_prompts(tmp_path):
+def test_drafters_loaded_in_turn_share_the_budget_with_five_prompts_each(tmp_path):
     run = measured(tmp_path, changed(SETTINGS, budget_s=3000.0), TWENTY, FakeEngine(room=1))
     sizes = {"big/good": [], "big/bad": []}
     for block in explored(run):

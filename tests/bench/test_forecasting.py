@@ -82,7 +82,7 @@ def test_forecasts_are_on_disk_before_anything_is_measured(whole):
     assert last_forecast < kinds.index("BlockRecord")
 
 
-def test_costs_are_those_of_real_rounds_at_every_k_in_turns(whole):
+def test_round_costs_are_timed_at_every_k_alternately(whole):
     costs = {(c.num_speculative_tokens, c.cell_ids): c for c in whole.round_costs}
     assert len(costs) == 1 + 3 + 3
     for cost in costs.values():

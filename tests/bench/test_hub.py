@@ -152,7 +152,7 @@ def test_a_failed_download_is_warned_of_and_does_not_end_the_others(
 
 
 @pytest.mark.usefixtures("said")
-def test_an_unreachable_hub_is_warned_of_and_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_tried_once_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     warnings: list[str] = []
     monkeypatch.setattr(hub, "_is_reachable", lambda: looks.append(1))

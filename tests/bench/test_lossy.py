@@ -23,7 +23,7 @@ def with_rule(plan: TargetPlan, drafter: str) -> TargetPlan:
     return replace(plan, pairings=pairings)
 
 
-def test_greedy_cells_have_the_references_length_and_lossy_ones_stop_by_themselves(
+def test_lossy_cells_stop_at_their_own_end_of_text(
     tmp_path: Path,
 ) -> None:
     engine = FakeEngine()

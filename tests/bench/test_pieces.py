@@ -32,14 +32,14 @@ def test_a_character_that_is_never_completed_is_shown_at_the_end() -> None:
     assert pieces == ("a", "", "\ufffd")
 
 
-def test_joined_they_are_the_text_of_any_bytes() -> None:
+def test_text_pieces_join_to_the_text_for_any_bytes() -> None:
     rng = random.Random(0)
     for _ in range(200):
         ids = [rng.choice((65, 0xC3, 0xA9, 0xE7, 0x8C, 0xAB, 0xFF)) for _ in range(12)]
         assert "".join(text_pieces(of_bytes, ids)) == of_bytes(ids)
 
 
-def test_a_word_keeps_the_space_before_it() -> None:
+def test_text_pieces_keep_the_space_before_a_word() -> None:
     assert text_pieces(of_words, [1, 2, 3]) == ("w1", " w2", " w3")
     assert text_pieces(of_words, []) == ()
 

@@ -73,7 +73,7 @@ def test_the_order_inside_a_block_comes_from_the_seed(tmp_path):
     assert len(set(orders)) > 1
 
 
-def test_every_cell_comes_first_about_as_often(tmp_path):
+def test_every_cell_runs_first_equally_often(tmp_path):
     # 5 cells, 500 orders: 100 each, standard deviation 9; 5 of them are 45.
     block = next(make_plan(tmp_path, SETTINGS).explore_blocks())
     firsts = Counter(block.order(seed)[0].key.id for seed in range(500))
@@ -81,12 +81,12 @@ def test_every_cell_comes_first_about_as_often(tmp_path):
     assert all(abs(count - 100) < 45 for count in firsts.values())
 
 
-def test_ten_prompts_once_is_the_default(tmp_path):
+def test_the_default_is_ten_prompts_once(tmp_path):
     blocks = list(make_plan(tmp_path, SETTINGS, PROMPTS).explore_blocks())
     assert len(blocks) == len({block.prompt_id for block in blocks}) == 10
 
 
-def test_sampling_measures_three_seeds_a_prompt_and_greedy_one(tmp_path):
+def test_sampling_measures_three_seeds_per_prompt_and_greedy_one(tmp_path):
     settings = changed(SETTINGS, temperatures=(0.0, 1.0), num_prompts=2)
     blocks = list(make_plan(tmp_path, settings, PROMPTS).explore_blocks())
     repeats = Counter((b.cells[0].key.condition.temperature, b.repeat) for b in blocks)

@@ -71,5 +71,5 @@ def test_predictions_may_cover_every_turn_or_some(tmp_path: Path) -> None:
     assert (first, third) == (b"said", b"said last")
 
 
-def test_a_lengthened_prompt_is_quoted_as_it_was(tmp_path: Path) -> None:
+def test_a_prediction_quotes_the_prompt_before_lengthening(tmp_path: Path) -> None:
     assert predictions(tmp_path, {"prompt": "Shorten this."}, contexts=(200,)) == [b"Shorten this."]

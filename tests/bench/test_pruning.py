@@ -151,7 +151,7 @@ def test_a_k_with_few_passes_under_a_budget_has_a_warning(tmp_path):
     assert any("more passes" in told and "(measured: 1)" in told for told in watch.told)
 
 
-def test_blocks_of_repeats_are_not_called_prompts(tmp_path):
+def test_repeats_are_not_counted_as_prompts_in_warnings(tmp_path):
     settings = changed(
         SETTINGS,
         pairings=("big/good",),

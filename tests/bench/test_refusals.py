@@ -69,7 +69,7 @@ def test_a_drafter_that_never_fits_in_memory_is_a_failure(tmp_path):
     assert names_of(run) == set()
 
 
-def test_a_k_that_does_not_fit_is_left_out_and_the_smaller_ones_run(tmp_path):
+def test_a_k_that_does_not_fit_is_skipped_and_smaller_ones_run(tmp_path):
     def too_large(call):
         return torch.OutOfMemoryError("CUDA out of memory") if call.k == 4 else None
 
@@ -91,7 +91,7 @@ def test_an_error_without_text_is_named_by_its_type(tmp_path):
     assert [failure.reason for failure in run.failures] == ["OutOfMemoryError"]
 
 
-def test_a_target_that_cannot_do_the_baseline_is_one_failure(tmp_path):
+def test_a_target_without_a_working_baseline_is_a_single_failure(tmp_path):
     def no_sampling(call):
         hot = call.request.sampling.temperature > 0
         return ModelError("logits are not finite") if hot and call.k == 0 else None
@@ -126,7 +126,7 @@ def test_a_turn_that_fails_fails_its_conversation_and_no_other(tmp_path):
     assert all(seen == [0, 1, 2] for seen in turns.values())
 
 
-def test_prompts_longer_than_the_context_are_left_out_and_named_and_the_rest_is_valid(tmp_path):
+def test_prompts_longer_than_the_context_are_omitted_and_listed(tmp_path):
     # "user: ...\n" and 128 new tokens at most: 535 of p0, 435 of p3.
     plan = make_plan(tmp_path, SETTINGS, ["x" * 400, "short", "brief", "y" * 300])
     watch = RecordingWatch()
@@ -186,7 +186,7 @@ def test_a_second_turn_that_the_template_refuses_fails_by_name(tmp_path):
     assert {request.error.split(":")[0] for request in failed_of(run)} == {"own.jsonl, prompt p0"}
 
 
-def test_a_template_that_refuses_every_prompt_is_one_failure_of_the_target(tmp_path):
+def test_a_template_that_refuses_every_prompt_is_a_single_failure(tmp_path):
     run = measured(tmp_path, SETTINGS, [REFUSED, REFUSED + "!"])
     assert [(f.pairing, f.stage) for f in run.failures] == [("big", "warm_up")]
     assert run.is_failed

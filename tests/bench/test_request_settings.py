@@ -173,7 +173,7 @@ def test_template_arguments_and_stop_reach_the_engine_and_history_ends_before_it
     assert all("assistant: ab\nuser: B" in call.text for call in later)
 
 
-def test_stop_ends_real_answers_at_the_same_token_at_every_k(tmp_path: Path) -> None:
+def test_a_stop_string_ends_the_text_at_the_same_token_at_every_k(tmp_path: Path) -> None:
     """Greedy and sampled, in both engines of this process."""
     write_tiny(tmp_path)
     settings = settings_for(tmp_path, max_new_tokens=24, num_prompts=1, engines=("builtin",))

@@ -170,7 +170,7 @@ def test_a_dropped_cell_stays_dropped_on_resume_even_if_the_rule_changed(tmp_pat
     assert drops == [5, 20]  # each decided once
 
 
-def test_the_winners_are_those_that_were_chosen_first(tmp_path, monkeypatch):
+def test_the_winners_chosen_before_a_resume_are_confirmed(tmp_path, monkeypatch):
     plan = make_plan(tmp_path, SETTINGS, SIX)
 
     def stop_in_confirming(_):

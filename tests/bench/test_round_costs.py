@@ -95,7 +95,7 @@ def test_a_round_lasts_until_the_next_one_begins():
     assert round_seconds(served, 2) == [2.0, 1.5, 1.5, 1.0]
 
 
-def test_rounds_with_rows_that_are_done_are_left_out():
+def test_rounds_with_finished_rows_are_excluded_from_round_costs():
     served = timeline((0.0, 2.0, 3.5, 5.0), (1.0, 1.0, 1.0, 1.0), (2, 2, 2, 1))
     assert round_seconds(served, 2) == [2.0, 1.5, 1.5]
     assert round_seconds(timeline((0.0,), (1.0,), (2,)), 2) == [1.0]
@@ -175,7 +175,7 @@ def test_a_noisy_machine_is_timed_more_often():
     assert len(noisy[0].visits_s) == MOST_REPETITIONS
 
 
-def test_costs_take_a_small_share_of_what_they_save():
+def test_short_sweeps_time_costs_with_the_fewest_repetitions():
     """A sweep of 200 rounds is over sooner than its costs would be known."""
     costs = measure(engine_of(5.0), [timed(0, 200), timed(4, 200)])
     assert len(costs[0].visits_s) == FEWEST_REPETITIONS

@@ -48,7 +48,7 @@ def test_the_pairing_hash_covers_every_field_that_affects_results(
 
 
 @pytest.mark.parametrize("words", ["another note", "a note, weights_gib: 3"])
-def test_notes_are_not(words: str, tmp_path: Path) -> None:
+def test_the_pairing_hash_ignores_notes(words: str, tmp_path: Path) -> None:
     own = pairing(tmp_path, OWN).sha256
     assert pairing(tmp_path, OWN.replace("a note", words)).sha256 == own
 

@@ -141,7 +141,7 @@ class LookupServer(FakeServer):
 
 
 @pytest.mark.parametrize("num_drafting", [0, 1])
-def test_rounds_in_which_nothing_was_drafted_are_rounds(num_drafting):
+def test_rounds_without_drafts_count_as_rounds(num_drafting):
     fake = LookupServer(kept=0)
     fake.num_drafting = num_drafting
     with serving(fake) as url:
@@ -149,7 +149,7 @@ def test_rounds_in_which_nothing_was_drafted_are_rounds(num_drafting):
     assert {c.mean_acceptance_length for c in costs} == {1.0}
 
 
-def test_tokens_that_came_with_the_first_one_are_not_timed():
+def test_tokens_in_the_first_chunk_are_not_timed():
     """A server merges chunks: three rounds came with the first token, five were timed."""
     fake = FakeServer(num_merged=3)
     with serving(fake) as url:
@@ -238,7 +238,7 @@ def test_a_redirect_to_another_host_is_refused():
     ],
     ids=str,
 )
-def test_events_of_another_shape_are_a_message(nonsense):
+def test_malformed_stream_events_are_an_error(nonsense):
     with (
         serving(FakeServer(nonsense=nonsense)) as url,
         pytest.raises(UsageError, match="OpenAI"),
@@ -256,7 +256,7 @@ def test_events_of_another_shape_are_a_message(nonsense):
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="999999999"} 1',
     ],
 )
-def test_a_damaged_page_of_counters_is_a_message(page):
+def test_a_damaged_metrics_page_is_an_error(page):
     with (
         serving(FakeServer(counters=page + "\n")) as url,
         pytest.raises(UsageError, match="/metrics"),
@@ -265,7 +265,7 @@ def test_a_damaged_page_of_counters_is_a_message(page):
 
 
 @pytest.mark.parametrize("page", ['{"data": [5]}', '{"data": {"id": "x"}}', "[]"])
-def test_a_list_of_models_of_another_shape_is_a_message(page):
+def test_a_malformed_list_of_models_is_an_error(page):
     with (
         serving(FakeServer(models_page=page)) as url,
         pytest.raises(UsageError, match="names no model"),

@@ -94,7 +94,7 @@ def test_the_requests_and_rounds_of_a_pass_are_consistent(stream):
         assert 0 < cell.metrics["padding_efficiency"] <= 1
 
 
-def test_the_winner_and_k_auto_are_measured_again(stream):
+def test_the_winner_and_adaptive_k_are_confirmed(stream):
     again = {cell for block in stream.blocks if block.purpose == "confirm" for cell in block.order}
     assert {plan.key.id for plan in stream.run.cells if plan.key.draft.is_adaptive} <= again
 

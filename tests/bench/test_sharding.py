@@ -11,7 +11,7 @@ from tests.bench.fakes import RecordingWatch
 from tests.bench.shared_work import killed, refusing, squares, waiting
 
 
-def test_each_piece_is_in_one_shard() -> None:
+def test_each_item_is_in_exactly_one_shard() -> None:
     shards = [Shard(first, 3) for first in range(3)]
     assert [[shard.has(piece) for shard in shards].count(True) for piece in range(10)] == [1] * 10
     assert all(ALL.has(piece) for piece in range(10))

@@ -111,7 +111,7 @@ def test_the_second_pass_is_planned_after_the_first_is_stored(tmp_path):
     assert Counter(stored) == words_of(first, second)
 
 
-def test_a_lost_worker_loses_nothing_and_repeats_nothing(tmp_path):
+def test_a_lost_worker_neither_loses_nor_repeats_a_record(tmp_path):
     # The second worker says its stage and one word before it dies.
     cluster = FakeCluster({"a": 1, "b": 1}, deaths=(None, 3))
     stored, watch = spread_over(cluster, tmp_path, [InTwoPasses(units(4), [])])

@@ -91,7 +91,7 @@ def test_a_run_interrupted_on_a_cluster_completes_on_one_machine(tmp_path):
     assert {block.node for block in whole.blocks} == {"a", None}
 
 
-def test_the_second_try_at_a_unit_has_what_the_first_left_of_the_budget(tmp_path, monkeypatch):
+def test_a_retried_unit_gets_the_remaining_budget(tmp_path, monkeypatch):
     settings = changed(two_targets(tmp_path), budget_s=200.0)
     begun = []
 

@@ -103,7 +103,7 @@ def test_a_limit_on_new_tokens_cuts_every_cell_the_same(tmp_path):
     assert {r.finish_reason for r in requests_of(run)} == {"length"}
 
 
-def test_the_targets_answer_is_decoded_once_a_run(tmp_path):
+def test_the_reference_text_is_decoded_once_per_run(tmp_path):
     run = measured(tmp_path, changed(SETTINGS, temperatures=(0.0, 1.0)))
     assert len(run.references) == 2
 
@@ -174,7 +174,7 @@ def test_a_single_k_needs_no_confirmation_run(tmp_path):
     assert confirmed(run) == []
 
 
-def test_too_few_prompts_for_an_interval_confirm_nothing(tmp_path):
+def test_too_few_prompts_for_an_interval_skip_the_confirmation(tmp_path):
     run = measured(tmp_path, SETTINGS, SIX[:4])
     assert confirmed(run) == []
     assert run.is_complete
@@ -187,7 +187,7 @@ def test_memory_is_recorded_for_the_target_and_with_each_drafter(run):
     assert all(m.peak_allocated_bytes is None for m in run.memory)  # no CUDA, and never 0
 
 
-def test_an_engine_in_another_process_is_measured_only_by_its_answers(tmp_path):
+def test_an_engine_in_another_process_is_measured_by_its_responses(tmp_path):
     watch = RecordingWatch()
     run = measured(tmp_path, SETTINGS, SIX, FakeServer(), watch=watch)
     assert (run.memory, run.forwards, run.limits) == ((), (), ())
@@ -279,7 +279,7 @@ def test_under_a_budget_model_forwards_take_at_most_a_share_of_the_time(tmp_path
     assert 50.0 * counted.total() <= 0.15 * served_s + a_pass_s
 
 
-def test_drafters_that_do_not_fit_together_have_a_k_0_of_their_own(tmp_path):
+def test_drafters_loaded_in_turn_each_have_their_own_k_0(tmp_path):
     engine = FakeEngine(room=1)
     run = measured(tmp_path, SETTINGS, SIX, engine)
 
@@ -379,7 +379,7 @@ def test_a_profiler_does_not_slow_measured_requests(on_gpu):
     assert launches(run) == dict.fromkeys(EVERY_K, (3.0, 3.0))
 
 
-def test_a_run_on_a_cpu_profiles_nothing(on_gpu):
+def test_a_run_on_a_cpu_is_not_profiled(on_gpu):
     engine = SlowedEngine()
     run = on_gpu(engine, device="cpu")
     assert run.is_complete
@@ -387,7 +387,7 @@ def test_a_run_on_a_cpu_profiles_nothing(on_gpu):
     assert launches(run) == dict.fromkeys(EVERY_K, (None, None))
 
 
-def test_drafters_that_made_way_are_profiled_after_all_that_is_measured(on_gpu):
+def test_unloaded_drafters_are_profiled_after_all_measurements(on_gpu):
     engine = SlowedEngine(room=1)
     run = on_gpu(engine)
 

@@ -130,7 +130,7 @@ def test_threads_above_the_idle_cores_are_not_tried(others, numbers, machine, en
 
 
 @pytest.mark.parametrize(("cores", "numbers"), [(1, [1]), (2, [1, 2]), (3, [1, 3]), (6, [1, 3, 6])])
-def test_candidates_are_one_half_and_all(cores, numbers):
+def test_thread_candidates_are_one_half_and_all_cores(cores, numbers):
     assert candidates(QUIET._replace(num_cores=cores)) == (numbers, [])
 
 

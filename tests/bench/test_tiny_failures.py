@@ -89,7 +89,7 @@ def test_a_pairing_that_cannot_run_is_stored_as_a_failure(refusing, pairing, sta
     assert reason in failure.reason
 
 
-def test_the_rest_is_measured(refusing):
+def test_other_pairings_are_measured_despite_the_failures(refusing):
     assert len(refusing.failures) == 7
     cells = build_document(refusing).cells
     assert {cell.key.pairing for cell in cells} == {"tiny", "tiny/ngram"}
@@ -98,7 +98,7 @@ def test_the_rest_is_measured(refusing):
 
 
 @pytest.mark.parametrize(("characters", "is_planned"), [(249, False), (248, True)])
-def test_a_prompt_longer_than_the_context_is_left_out_and_nothing_fails(
+def test_a_prompt_longer_than_the_context_is_omitted_without_a_failure(
     tiny, tmp_path, caplog, characters, is_planned
 ):
     """A token per character, 8 of the answer: 248 fit into 256 until the template is added."""
@@ -125,7 +125,7 @@ def test_prompts_that_are_all_longer_than_the_context_are_refused_before_a_run(t
     assert not (tmp_path / "reports").exists()
 
 
-def test_if_all_prompts_are_too_long_with_their_template_the_error_says_so(tiny, tmp_path):
+def test_prompts_all_too_long_with_their_template_are_an_error(tiny, tmp_path):
     prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 248, "y" * 247])
     settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
     (failure,) = run_on(tiny, settings, tmp_path).failures

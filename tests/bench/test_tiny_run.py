@@ -82,7 +82,7 @@ def test_a_sampled_text_without_a_draft_distribution_does_not_depend_on_k(run):
     assert len(set.union(*texts.values())) == 9  # every seed says something else
 
 
-def test_the_records_add_up(run):
+def test_records_of_a_tiny_run_are_consistent(run):
     assert run.is_complete
     document = build_document(run)
     assert document.missing == ()
@@ -152,7 +152,7 @@ def test_provenance_is_on_disk_before_anything_is_measured(tiny, tmp_path):
     assert run.blocks
 
 
-def test_an_interrupted_run_resumes_on_the_real_thing(tiny, tmp_path):
+def test_an_interrupted_run_of_tiny_models_resumes(tiny, tmp_path):
     def stop(done):
         if done == 1:
             raise KeyboardInterrupt

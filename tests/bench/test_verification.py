@@ -36,7 +36,7 @@ def settings(folder: Path, threads: int | None = 1) -> RunSettings:
 
 
 @pytest.mark.slow
-def test_shares_have_together_what_one_process_finds(
+def test_verification_shards_together_equal_a_single_process(
     pairings: tuple[Pairing, ...], tmp_path: Path
 ) -> None:
     watch = RecordingWatch()

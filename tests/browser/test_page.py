@@ -100,7 +100,7 @@ def test_the_page_logs_nothing_contacts_no_host_and_fits_the_screen(
 
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize(("width", "scheme"), [(1440, "dark"), (390, "light")])
-def test_other_kinds_of_runs_fit_the_screen(
+def test_reports_of_every_kind_of_run_fit_the_screen(
     chromium: Tab, tmp_path: Path, kind: str, width: int, scheme: str
 ) -> None:
     place = tmp_path / "report.html"
@@ -146,7 +146,7 @@ def test_axe_finds_a_planted_low_contrast_heading(chromium: Tab, page_of_one: Pa
     assert "color-contrast" in [one["id"] for one in found["violations"]]
 
 
-def test_on_a_phone_charts_are_one_a_row_and_legible(chromium: Tab, page: Path) -> None:
+def test_charts_on_a_phone_are_one_per_row_and_legible(chromium: Tab, page: Path) -> None:
     chromium.look(390)
     chromium.open(page)
     chromium.unfold()
@@ -181,7 +181,7 @@ def test_scrollable_boxes_are_marked_and_reachable_by_keyboard(chromium: Tab, pa
     assert not chromium.value("first.matches('.cut')")
 
 
-def test_the_pointer_finds_the_name_of_a_prompt(chromium: Tab, page: Path) -> None:
+def test_hovering_over_a_point_shows_the_prompt(chromium: Tab, page: Path) -> None:
     chromium.look(1440)
     chromium.open(page)
     chromium.unfold()
@@ -196,7 +196,7 @@ def test_the_pointer_finds_the_name_of_a_prompt(chromium: Tab, page: Path) -> No
     assert told.endswith("x")
 
 
-def test_tables_sort_by_keyboard_and_come_back(chromium: Tab, page: Path) -> None:
+def test_tables_can_be_sorted_and_restored_by_keyboard(chromium: Tab, page: Path) -> None:
     chromium.look(1440)
     chromium.open(page)
     chromium.unfold()
@@ -243,7 +243,7 @@ def test_a_filter_leaves_the_rows_with_all_of_its_words(chromium: Tab, page: Pat
     assert len(chromium.value(shown)) == every
 
 
-def test_the_keyboard_walks_down_the_page(chromium: Tab, page: Path) -> None:
+def test_keyboard_focus_moves_down_the_page(chromium: Tab, page: Path) -> None:
     chromium.look(1440)
     chromium.open(page)
     chromium.unfold()

@@ -59,7 +59,7 @@ def typed(table: Tab, text: str) -> list[str]:
     return list(table.value(f"{SHOWN}.map((row) => row.cells[0].textContent)"))
 
 
-def test_numbers_sort_by_what_they_are_worth(table: Tab) -> None:
+def test_numbers_with_units_are_sorted_by_value(table: Tab) -> None:
     assert pressed(table, "count") == ["1,024", "900", "4"]
     assert pressed(table, "size") == ["2 GiB", "300 MiB", "70 KiB"]
     assert pressed(table, "name") == ["other 0", "other 1", "other 2"]

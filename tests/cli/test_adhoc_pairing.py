@@ -103,7 +103,7 @@ def test_a_gguf_file_with_another_kind_of_model_is_refused_before_anything_is_wr
     assert not (tmp_path / "out").exists()
 
 
-def test_pair_takes_the_same_words(tiny: Path):
+def test_pair_accepts_the_model_options_of_run(tiny: Path):
     ran = specbench("pair --target ./target --draft ./draft --dry-run", cwd=tiny)
     assert ran.code == 0, ran.err
     assert "draft" in ran.out

@@ -36,7 +36,7 @@ def test_export_takes_the_k_of_a_length(folder: Path) -> None:
     assert [tier["num_speculative_tokens"] for tier in long["tiers"]] == [0]
 
 
-def test_an_acceptance_file_is_of_a_length(folder: Path) -> None:
+def test_an_acceptance_export_is_for_one_prompt_length(folder: Path) -> None:
     export = ("export", "demo/draft", "--format", "speculation-profile", "--prompt-tokens")
     assert specbench(*export, "64k", cwd=folder).code == 0
     other = specbench(*export, "4k", cwd=folder)

@@ -171,7 +171,7 @@ def test_a_quiet_machine_on_which_everything_is_slower_exits_1(made: Path) -> No
     assert [a["causes"] for a in document["attributions"]] == [["machine"]]
 
 
-def test_wrong_drafts_exit_1_and_are_called_acceptance(made: Path) -> None:
+def test_check_attributes_wrong_drafts_to_acceptance_and_exits_1(made: Path) -> None:
     ran = specbench("check usual wrong --json", cwd=made)
     document = json.loads(ran.out)
     assert (ran.code, document["verdict"]) == (1, "regression")
@@ -250,7 +250,7 @@ def test_a_baseline_without_valid_cells_exits_2(made: Path) -> None:
     assert specbench("baseline usual usual", cwd=made).code == 2
 
 
-def test_ci_gets_its_files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_writes_ci_files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv(SUMMARY_VARIABLE, str(summary))

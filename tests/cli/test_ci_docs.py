@@ -38,7 +38,7 @@ def test_every_command_and_option_exists(tmp_path):
             assert all(word in text for word in words if word.startswith("-")), command
 
 
-def test_the_pairings_exist():
+def test_pairings_named_in_the_ci_docs_exist():
     file = load_pairings(shipped("pairings.yaml"))
     named = [
         w
@@ -52,7 +52,7 @@ def test_the_pairings_exist():
     assert len(file.select(sorted(pairings))) == 2
 
 
-def test_the_hosted_recipe_is_the_one_that_is_measured():
+def test_the_documented_ci_recipe_equals_the_measured_one():
     candidate, baseline = (commands(block) for block in BLOCKS[:2])
     for calls in (candidate, baseline):
         assert ["specbench", "run", PAIRING, *RECIPE] in calls

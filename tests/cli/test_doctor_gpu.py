@@ -58,7 +58,7 @@ WORKING = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_that_torch_cannot_use_makes_no_pairing_ready(tmp_path, monkeypatch):
+def test_no_pairing_is_ready_if_torch_cannot_use_the_gpu(tmp_path, monkeypatch):
     """With the real second process: the installed torch finds no GPU, NVML shows one."""
     preload = tmp_path / "preload"
     preload.mkdir()
@@ -142,7 +142,7 @@ def test_libraries_are_asked_on_the_device_of_a_run(monkeypatch):
     }
 
 
-def test_a_flash_attn_of_another_torch_is_named(tmp_path, monkeypatch):
+def test_a_flash_attn_built_for_another_torch_is_reported(tmp_path, monkeypatch):
     (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
     monkeypatch.syspath_prepend(tmp_path)
     assert "_ZN3c10" in (implementations.import_failure() or "")
@@ -203,7 +203,7 @@ def test_a_stored_format_needs_accelerate_on_a_gpu(tmp_path, monkeypatch):
     assert module._without_accelerate(pairing) is None
 
 
-def test_the_hub_is_shown_without_the_token_itself(tmp_path, monkeypatch):
+def test_doctor_shows_the_hub_without_the_token(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     ran = specbench("doctor demo/ngram --json", cwd=tmp_path)
     hub = json.loads(ran.out)["hub"]

@@ -72,7 +72,7 @@ def test_a_decided_run_exits_0(code, command):
 
 
 @pytest.mark.parametrize("command", [*MEASURING, *READING])
-def test_an_undecided_answer_is_3(code, command):
+def test_an_undecided_run_exits_3(code, command):
     assert code(command, of_three_prompts("code", "creative")) == UNDECIDED
 
 

@@ -25,7 +25,7 @@ def decided_k(tiny, name):
 
 
 @pytest.mark.slow
-def test_the_newest_run_decides(tiny, finished):
+def test_export_uses_the_newest_run(tiny, finished):
     assert finished.is_complete
     for name in ("tiny/draft", "tiny/ngram"):
         ran = specbench("export", name, "--engine", "vllm", cwd=tiny)
@@ -131,14 +131,14 @@ def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairi
         ("tiny/draft --engine vllm -k 3 --output no/such/dir", "cannot write"),
     ],
 )
-def test_mistakes_are_errors_with_exit_code_2(tiny, finished, arguments, complaint):
+def test_export_exits_2_for_invalid_arguments(tiny, finished, arguments, complaint):
     assert finished.is_complete
     ran = specbench(f"export {arguments}", cwd=tiny)
     assert (ran.code, ran.out) == (2, "")
     assert complaint in ran.err
 
 
-def test_a_run_without_real_texts_decides_nothing(tiny, finished, tmp_path):
+def test_a_run_with_dummy_weights_gives_no_k_to_export(tiny, finished, tmp_path):
     assert finished.is_complete
     source = load_run("latest", tiny / "reports").folder
     copy = tmp_path / "reports" / source.name

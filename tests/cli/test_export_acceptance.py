@@ -133,7 +133,7 @@ def test_measured_golden_lengths_read_back_with_equal_numbers(folder, tmp_path):
     assert note.count("95% interval") == 3
 
 
-def test_imported_acceptance_is_written_as_it_was(folder, tmp_path):
+def test_imported_acceptance_is_exported_unchanged(folder, tmp_path):
     options = ("--runs-dir", "golden", "--thinking", "on")
     (curves,) = yaml.safe_load(GOLDEN.read_text()).values()
     assert yaml.safe_load(exported(folder, "golden", *options, run="latest"))["demo"] == curves

@@ -23,7 +23,7 @@ def forecast(tiny: Path) -> Ran:
     return specbench(*ASKED, "-k", "0..3", "--forecast", "--runs-dir", "forecasts", cwd=tiny)
 
 
-def test_the_answer_comes_from_what_was_measured(tiny, forecast):
+def test_the_answer_of_a_forecast_run_comes_from_measurements(tiny, forecast):
     assert forecast.is_complete, forecast.err
     assert "Forecast against measured" in forecast.out
     stored = load_run("latest", tiny / "forecasts")
@@ -111,7 +111,7 @@ def told(tiny: Path) -> Ran:
     )
 
 
-def test_the_k_of_another_engine(tiny, told):
+def test_a_forecast_from_imported_step_times_recommends_k(tiny, told):
     assert told.is_complete, told.err
     last = told.out.strip().splitlines()[-1]
     assert "prompts.jsonl: forecast: " in last
@@ -135,7 +135,7 @@ def test_the_k_of_another_engine(tiny, told):
         ("step.csv", (0,), "2", set(), "K = 2 left out: {} cover only K = 0;"),
     ],
 )
-def test_a_k_beyond_the_costs_is_named_once(tiny, file, told_ks, ks, shown, said):
+def test_a_k_beyond_the_step_times_is_reported_once(tiny, file, told_ks, ks, shown, said):
     (tiny / file).write_text("k,cost\n" + "".join(f"{k},{10 + k}\n" for k in told_ks))
     both = ("--temperature", "0,1")  # two settings, and nothing is said twice
     ran = specbench(
@@ -201,7 +201,7 @@ def test_the_costs_of_a_running_server(tiny):
         ("--validate-forecast --step-times rows.csv", "use one of them"),
     ],
 )
-def test_mistakes_end_with_2_before_anything_is_measured(tiny, options, said):
+def test_forecast_exits_2_for_invalid_options_before_measuring(tiny, options, said):
     (tiny / "rows.csv").write_text(COSTS)
     (tiny / "bad.csv").write_text("k,cost\n0,1\n3,much\n")
     (tiny / "no_step.csv").write_text("k,cost\n3,1\n")

@@ -40,7 +40,7 @@ def test_the_step_is_found_in_stored_runs(nightly):
     assert last.endswith(": worse")
 
 
-def test_a_name_is_not_broken_and_a_cell_is_named_once(nightly):
+def test_history_tables_do_not_break_names_or_repeat_cells(nightly):
     names = "mean_acceptance_length_when_drafted", "aggregate_tokens_per_s"
     ran = specbench("history", "--metric", ",".join(names), cwd=nightly)
     table = ran.out.split("\n\n")[0]
@@ -76,7 +76,7 @@ def test_too_few_runs_are_not_reported_as_free_of_steps(nightly):
     assert re.match("no series .*8 runs, ", ran.out.splitlines()[-1])
 
 
-def test_a_damaged_run_is_named_and_skipped(nightly, tmp_path):
+def test_a_damaged_run_is_skipped_in_the_history_and_reported(nightly, tmp_path):
     copy = shutil.copytree(nightly / "reports", tmp_path / "reports")
     runs = sorted(path.parent for path in copy.glob("*/run.json"))
     lines = (runs[2] / "records.jsonl").read_bytes().splitlines(keepends=True)
@@ -91,7 +91,7 @@ def test_a_damaged_run_is_named_and_skipped(nightly, tmp_path):
     assert "damaged" in ran.err
 
 
-def test_an_interrupted_run_is_left_out_and_named(nightly, tmp_path):
+def test_an_interrupted_run_is_omitted_from_the_history_and_listed(nightly, tmp_path):
     copy = shutil.copytree(nightly / "reports", tmp_path / "reports")
     cut = sorted(path.parent for path in copy.glob("*/run.json"))[6]
     lines = (cut / "records.jsonl").read_bytes().splitlines(keepends=True)
@@ -129,7 +129,7 @@ def test_the_page_is_written_where_asked(nightly, tmp_path):
         (("--html", "no/such/folder/h.html", *METRIC), "cannot write"),
     ],
 )
-def test_mistakes_are_errors_with_exit_code_2(nightly, arguments, complaint):
+def test_history_exits_2_for_invalid_arguments(nightly, arguments, complaint):
     ran = specbench("history", *arguments, cwd=nightly)
     assert (ran.code, ran.out) == (2, "")
     assert complaint in ran.err

@@ -39,7 +39,7 @@ def test_the_machine_document_matches_its_schema(tmp_path):
     VALIDATOR.validate(document(tmp_path, *VLLM))
 
 
-def test_a_speed_up_of_aggregates_has_no_interval(tmp_path):
+def test_a_speedup_of_aggregates_has_no_interval(tmp_path):
     base, spec = document(tmp_path, *VLLM)["cells"]
     assert spec["metrics"]["end_to_end_speedup"] == pytest.approx(640 / 400)
     assert "decode_speedup" not in spec["metrics"]  # decode times are not in these files
@@ -92,7 +92,7 @@ def test_concurrent_requests_or_other_prompts_give_no_interval(tmp_path):
     assert others["speedup"]["low"] is None
 
 
-def test_a_ratio_of_aggregates_is_shown_but_decides_nothing(tmp_path):
+def test_a_ratio_of_aggregates_is_shown_but_undecided(tmp_path):
     found = document(tmp_path, *VLLM)
     (decision,) = found["decisions"]
     assert (decision["num_speculative_tokens"], decision["speedup"]["low"]) == (0, None)
@@ -179,7 +179,7 @@ def test_random_prompts_and_a_servers_running_average_are_warned_of(tmp_path):
         ((FILES / "README.md", *TOLD), "README.md: not JSON"),
     ],
 )
-def test_mistakes_are_errors_with_exit_code_2_and_store_nothing(tmp_path, arguments, complaint):
+def test_import_exits_2_for_invalid_arguments_and_stores_nothing(tmp_path, arguments, complaint):
     ran = specbench("import", *arguments, cwd=tmp_path)
     assert (ran.code, ran.out) == (2, "")
     assert complaint in ran.err

@@ -14,7 +14,7 @@ from tests.cli.calls import specbench
 FILES = ("pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml")
 
 
-def test_a_project_of_the_demo_pair_is_ready_to_run(tmp_path: Path) -> None:
+def test_init_creates_a_project_that_is_ready_to_run(tmp_path: Path) -> None:
     ran = specbench("init", cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     names = [pairing.name for pairing in load_pairings(tmp_path / "pairings.yaml").all]

@@ -52,7 +52,7 @@ def test_piped_output_shows_each_round_as_a_line_of_marks(monkeypatch: pytest.Mo
     assert second == "round 2, 2 of 2 accepted: +'o' +'\\n' ='\\x1b'"
 
 
-def test_on_a_terminal_the_kinds_are_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_kinds_are_colored_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)

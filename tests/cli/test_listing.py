@@ -167,7 +167,7 @@ def test_doctor_of_one_pairing_checks_only_that_one(tiny):
     assert [row["pairing"] for row in document["pairings"]] == ["tiny/ngram"]
 
 
-def test_doctor_says_whose_layout_a_head_has_and_that_no_published_one_was_tested(tmp_path):
+def test_doctor_notes_an_untested_head_layout(tmp_path):
     (eagle,) = json.loads(specbench("doctor demo/eagle --json", cwd=tmp_path).out)["pairings"]
     (note,) = eagle["notes"]
     assert note.startswith("SafeAILab's layout")
@@ -176,7 +176,7 @@ def test_doctor_says_whose_layout_a_head_has_and_that_no_published_one_was_teste
     assert f"demo/eagle: {note}" in text
 
 
-def test_drafters_are_listed_with_what_each_parameter_may_be(tmp_path):
+def test_methods_are_listed_with_allowed_parameter_values(tmp_path):
     text = " ".join(specbench("list", "methods", cwd=tmp_path).out.split())
     assert "max_ngram=3 (a" in text
     rows = json.loads(specbench("list methods --json", cwd=tmp_path).out)
@@ -249,7 +249,7 @@ def test_doctor_reports_not_ready_if_loading_would_fail(tiny, tmp_path, changed,
     assert ran.code == 1
 
 
-def test_doctor_of_many_pairings_takes_a_line_for_each_and_cuts_no_name(tmp_path):
+def test_doctor_prints_one_line_per_pairing_without_truncation(tmp_path):
     ran = specbench("doctor", cwd=tmp_path)
     rows = [line for line in ran.out.splitlines() if "/" in line.partition(" ")[0]]
     listed = json.loads(specbench("list pairings --json", cwd=tmp_path).out)

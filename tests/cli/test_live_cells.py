@@ -17,7 +17,7 @@ def block_of(*keys: Any) -> Any:
     return cast(Any, SimpleNamespace(cells=[SimpleNamespace(key=key) for key in keys]))
 
 
-def test_prompts_add_up_and_a_prompt_measured_again_is_the_same_one() -> None:
+def test_live_cells_count_a_repeated_prompt_once() -> None:
     cells = LiveCells()
     for prompt, repeat in (("p1", 0), ("p1", 1), ("p2", 0)):
         request = made_request(KEY.id, prompt, ROUNDS, decode_s=0.1 if repeat else 0.2)
@@ -87,7 +87,7 @@ def test_a_cell_is_finished_when_later_blocks_omit_it() -> None:
     assert (prompts, note) == ("1 prompt", "too few for an interval")
 
 
-def test_the_rest_is_finished_with_its_phase_and_every_line_is_aligned() -> None:
+def test_finished_cell_lines_are_aligned_and_name_their_phase() -> None:
     cells = FinishedCells()
     for i in range(6):
         assert cells.add(*measured("explore", f"p{i}", BASE_KEY, KEY)) == []

@@ -47,7 +47,7 @@ def test_a_unique_prefix_of_an_id_is_enough(command: str, folder: Path) -> None:
     assert f"{FIRST}, {SECOND}" in ran.err
 
 
-def test_an_id_that_begins_another_is_itself(folder: Path) -> None:
+def test_a_run_id_that_is_a_prefix_of_another_is_found(folder: Path) -> None:
     assert specbench("report", FIRST, "--format", "md", cwd=folder).code == 0
     assert "no run '9'" in specbench("report", "9", cwd=folder).err
 

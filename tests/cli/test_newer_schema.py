@@ -61,7 +61,7 @@ def test_commands_over_all_runs_name_a_broken_one_and_continue(command: str, roo
     assert "schema version 99" in " ".join((ran.out + ran.err).split())
 
 
-def test_the_notebook_and_a_writer_refuse_a_newer_schema(root: Path) -> None:
+def test_loading_and_resuming_refuse_a_newer_schema(root: Path) -> None:
     with pytest.raises(StoreError, match=SAID):
         load(root / NEWER)
     before = {path: path.read_bytes() for path in (root / NEWER).glob("r*")}

@@ -527,7 +527,7 @@ def test_numbers_that_are_not_finite_are_named_with_the_role_of_their_model(
 
 
 @pytest.mark.parametrize("source", ["m.gguf", "ggufs", "owner/Some-7B-GGUF"])
-def test_gguf_is_refused_in_words_wherever_a_model_can_be_named(
+def test_gguf_models_are_refused_with_a_hint_by_every_command(
     models: Path, tmp_path: Path, source: str
 ):
     folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))

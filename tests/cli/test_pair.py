@@ -156,7 +156,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
         ("./drafts/eagle --draft ngram", "cannot be a target"),
     ],
 )
-def test_a_users_mistake_is_a_message_and_exit_code_2(shelf, arguments, said):
+def test_pair_exits_2_for_invalid_arguments(shelf, arguments, said):
     ran = plan(*arguments.split(), cwd=shelf)
     assert ran.code == 2
     assert said in ran.err
@@ -180,7 +180,7 @@ def test_a_lossy_drafter_is_planned_only_if_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
+def test_the_bundled_pair_can_be_planned_from_any_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "specbench", "pair", "demo", "--dry-run", "--gpu", "H100"],
         capture_output=True,

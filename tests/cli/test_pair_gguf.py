@@ -106,7 +106,7 @@ WRONG_FILES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize(("old", "new"), WRONG_FILES.values(), ids=WRONG_FILES)
-def test_a_wrong_file_is_exit_code_2_before_a_start(tmp_path: Path, old: str, new: str) -> None:
+def test_a_wrong_gguf_file_exits_2_before_a_start(tmp_path: Path, old: str, new: str) -> None:
     (tmp_path / "sub").mkdir()
     content = write_gguf(tmp_path / "t.gguf").read_bytes()
     for name in ("d", "far"):

@@ -55,7 +55,7 @@ def test_the_entry_is_a_complete_file_if_no_file_exists(work: Path) -> None:
 
 @pytest.mark.parametrize("word", ["mine", "../models/mine"])
 @pytest.mark.parametrize("file", ["pairings.yaml", "own/pairings.yaml"])
-def test_a_target_of_the_file_gets_another_drafter(word: str, file: str, work: Path) -> None:
+def test_a_trained_drafter_is_added_to_its_target(word: str, file: str, work: Path) -> None:
     path = Path(file)
     models = "../models" if path.parent == Path() else "../../models"
     path.write_text(FILE.replace("../models", models))

@@ -160,7 +160,7 @@ def test_the_plan_reports_a_target_without_a_chat_template(tmp_path: Path) -> No
     assert any("no chat template" in note for note in row["notes"])
 
 
-def test_a_plan_folds_a_long_name_and_cuts_none(tmp_path: Path) -> None:
+def test_a_plan_wraps_long_names_without_truncation(tmp_path: Path) -> None:
     name = "a-target-with-a-name-of-some-length"
     (tmp_path / "pairings.yaml").write_text(
         f"targets:\n  {name}:\n    model: demo:target\n    drafters:\n      n: {{method: ngram}}\n"

@@ -48,7 +48,7 @@ def test_without_a_terminal_nothing_is_printed_before_a_minute_or_after_the_end(
     assert capsys.readouterr().err == ""
 
 
-def test_the_bar_of_a_budget_is_of_time_and_full_at_its_end() -> None:
+def test_the_progress_bar_of_a_budget_shows_time() -> None:
     watch = ProgressWatch()
     (task,) = watch._progress.tasks
     watch.advance(1, 40, None)

@@ -45,7 +45,7 @@ def test_skipped_rows_are_reported_in_the_plan_the_run_and_its_record(tiny, tmp_
     assert stored.workload_prompts == {"ShareGPT.json": 2}
 
 
-def test_the_field_of_a_file_is_an_option_that_a_resumed_run_keeps(tiny, tmp_path):
+def test_a_resumed_run_keeps_its_prompt_field(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     rows = [{"story": text, "title": "t"} for text in ("Hello", "Name a colour")]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -38,7 +38,7 @@ def rival(*all_ranked: Ranked) -> str:
         ((0.5, 0.7, 0.9), "Do not speculate: nothing measured gains."),
     ],
 )
-def test_the_last_line_is_one_of_three_answers(bounds, said):
+def test_the_last_line_of_pair_recommends_or_is_undecided(bounds, said):
     assert verdict([ranked("draft", bounds)]).startswith(said)
 
 
@@ -55,7 +55,7 @@ def test_without_a_valid_measurement_nothing_is_advised(basis, bounds):
     assert said.startswith("Undecided: nothing valid ")
 
 
-def test_overlapping_intervals_leave_one_answer_that_names_the_rival_and_what_would_decide():
+def test_overlapping_intervals_name_the_rival_and_the_remedy():
     said = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55)))
     assert said.startswith("small ")
     assert "1.45x [1.30, 1.55]" in said

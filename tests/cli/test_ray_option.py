@@ -28,7 +28,7 @@ def test_ray_without_a_value_means_auto():
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "head:6379", "10.0.0.1:6379", "[::1]:6379"])
-def test_addresses(address):
+def test_ray_addresses_are_parsed(address):
     assert Nodes.parsed(address, 2) == Nodes(address, 2)
 
 

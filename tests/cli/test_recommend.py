@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_newest_run_is_answered_for_latency(folder: Path) -> None:
+def test_recommend_uses_the_newest_run_and_latency_by_default(folder: Path) -> None:
     ran = specbench("recommend", cwd=folder)
     assert ran.code == 3, ran.err  # one of its questions is open
     assert ": undecided: " in ran.out
@@ -32,7 +32,7 @@ def test_the_newest_run_is_answered_for_latency(folder: Path) -> None:
     assert "for all workloads" in ran.out
 
 
-def test_an_slo_of_the_run_changes_no_answer_about_speed(folder: Path) -> None:
+def test_an_slo_of_the_run_does_not_affect_speed_objectives(folder: Path) -> None:
     stored = load_run("served", folder / "reports")
     settings = changed(stored.run.settings, slo={"ttft_s": 10.0, "request_latency_s": 1.0})
     run = replace(stored.run, run_id="limited", settings=settings)

@@ -44,7 +44,7 @@ def test_the_tables_fit_80_columns(finished):
     assert max(map(len, tables.splitlines())) <= 80
 
 
-def test_progress_is_on_stderr_and_one_line_a_stage_in_a_log(finished):
+def test_progress_in_a_log_is_one_line_per_stage_on_stderr(finished):
     lines = finished.err.splitlines()
     assert lines.index("starting") < lines.index("tiny: loading")
     assert "tiny: loading" in lines
@@ -206,7 +206,7 @@ def test_requests_that_failed_exit_4(tiny, tmp_path):
     assert "requests failed" in ran.out
 
 
-def test_markup_in_a_warning_is_printed_as_it_is(capsys):
+def test_markup_in_a_warning_is_printed_literally(capsys):
     with ProgressWatch() as watch:
         watch.warn("id 3: '[/INST]' against '[b]'")
         watch.stage("a[/b].jsonl")

@@ -116,7 +116,7 @@ def test_the_document_has_cost_and_gain_and_keeps_its_schema(document):
     assert not any(names & found.keys() for found in alone)
 
 
-def test_the_terminal_shows_a_line_a_cell_in_80_columns(sampled):
+def test_the_terminal_shows_one_line_per_cell_in_80_columns(sampled):
     ran, _ = sampled
     assert ran.is_complete
     assert max(map(len, ran.out.partition("report: ")[0].splitlines())) <= 80

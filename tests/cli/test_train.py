@@ -65,7 +65,7 @@ def tiny_with_head(tiny, eagle, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pairing_names_the_folder_and_run_drafts_with_it(tiny_with_head):
+def test_run_drafts_with_a_trained_head_in_the_pairings_file(tiny_with_head):
     ran = specbench(
         "run -w prompts.jsonl -k 2 --num-prompts 2 --max-new-tokens 6 --device cpu --threads 1",
         cwd=tiny_with_head,

@@ -113,7 +113,7 @@ def test_too_few_tokens_exit_3(tiny: Path) -> None:
     assert "tiny/draft: undecided: " in ran.out
 
 
-def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
+def test_verify_exits_4_for_a_drafter_that_cannot_run(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text((tiny / "prompts.jsonl").read_text())
     (tmp_path / "pairings.yaml").write_text((tiny / "pairings.yaml").read_text())
     (tmp_path / "target").symlink_to(tiny / "target")
@@ -145,7 +145,7 @@ def test_a_wrong_value_exits_2(arguments: str, says: str, tiny: Path) -> None:
     assert says in ran.err
 
 
-def test_drafters_that_want_a_prediction_have_one_to_draft_from(
+def test_verify_gives_predictions_to_drafters_that_use_them(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = []

@@ -209,12 +209,12 @@ def test_acceptance_is_a_rate_a_list_or_a_histogram(text, rates):
     "text",
     ["1.1", "-0.1", "0.5,0.6", "nan", "histogram:", "histogram:4", "histogram:0,0", "half:1"],
 )
-def test_acceptance_that_cannot_be_is_a_usage_error(text):
+def test_an_impossible_simulated_acceptance_is_a_usage_error(text):
     with pytest.raises(UsageError, match="--simulate-acceptance"):
         parse_acceptance(text)
 
 
-def test_rows_are_numbers_each_once():
+def test_concurrency_values_are_parsed_without_duplicates():
     assert parse_concurrency("16,1, 4,1") == (16, 1, 4)
 
 
@@ -255,6 +255,6 @@ def test_a_precision_is_parsed_as_a_percentage_or_fraction(text, share):
     ],
 )
 @pytest.mark.parametrize("text", ["", "x", "--", "1e400", "9" * 5000, "\0"])
-def test_nonsense_is_a_usage_error(parse, text):
+def test_unparsable_option_values_are_usage_errors(parse, text):
     with pytest.raises(UsageError):
         parse(text)

@@ -50,7 +50,7 @@ def rule_of(folder: Path, text: str) -> LossyRule | None:
         ),
     ],
 )
-def test_a_rule_has_all_its_parameters_and_its_name_shows_unusual_ones(
+def test_a_lossy_rule_has_defaults_and_shows_changed_parameters(
     text: str, name: str, parameters: dict[str, float], told: str, tmp_path: Path
 ) -> None:
     rule = rule_of(tmp_path, text)

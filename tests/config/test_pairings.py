@@ -137,7 +137,7 @@ def test_no_names_select_the_default_pairing_or_the_first_target(tmp_path: Path)
     assert [p.target.name for p in read(tmp_path, no_default).select()] == ["big"] * 3
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'big/daft'.*'big/draft'"):
         read(tmp_path, TWO_TARGETS).select(["big/daft"])
 
@@ -166,7 +166,7 @@ def test_a_target_can_have_its_own_workload_folder(tmp_path: Path) -> None:
     assert read(tmp_path, text).targets[0].workloads == tmp_path / "prompts"
 
 
-def test_the_working_folder_comes_before_what_is_shipped(
+def test_pairings_of_the_working_folder_precede_the_shipped_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -190,12 +190,12 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path, line_e
     assert load_pairings(path).targets[0].name == "big"
 
 
-def test_an_unknown_embedded_model_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_bundled_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'drat'.*'draft'"):
         read(tmp_path, "targets: {b: {model: demo:drat, drafters: {copy: {method: ngram}}}}")
 
 
-def test_a_shape_is_only_a_config_and_uses_the_embedded_targets_tokenizer(
+def test_a_shape_is_a_config_with_the_bundled_targets_tokenizer(
     tmp_path: Path,
 ) -> None:
     text = "targets: {b: {model: shape:llama-8b, drafters: {copy: {method: ngram}}}}"

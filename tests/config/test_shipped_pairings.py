@@ -38,19 +38,19 @@ NEVER_LEFT_OUT = [  # what the documents and their examples name
 CATALOGUED = [p for p in PAIRINGS.all if p.name not in {*EMBEDDED, *SHAPES}]
 
 
-def test_the_embedded_pair_comes_first_and_is_the_default() -> None:
+def test_the_bundled_pair_comes_first_and_is_the_default() -> None:
     assert {p.name for p in PAIRINGS.all[: len(EMBEDDED)]} == set(EMBEDDED)
     assert [p.name for p in PAIRINGS.select()] == DEFAULT
 
 
-def test_the_embedded_pair_drafts_five_tokens_and_has_its_own_workloads() -> None:
+def test_the_bundled_pair_drafts_five_tokens_with_its_own_workloads() -> None:
     draft = PAIRINGS.select(["demo/draft"])[0]
     assert draft.drafter.num_speculative_tokens == 5
     assert draft.target.workloads is not None
     assert draft.target.workloads.parts[-3:] == ("specbench", "demo", "workloads")
 
 
-def test_the_catalogue_has_many_targets_and_every_kind_of_draft() -> None:
+def test_the_catalog_has_many_targets_and_every_kind_of_draft() -> None:
     names = {pairing.name for pairing in PAIRINGS.all}
     assert {*EMBEDDED, *SHAPES, *NEVER_LEFT_OUT} <= names
     assert len({pairing.target.model.source for pairing in CATALOGUED}) >= 40
@@ -58,7 +58,7 @@ def test_the_catalogue_has_many_targets_and_every_kind_of_draft() -> None:
     assert methods == {"draft_model", "eagle", "eagle3", "mtp", "dflash"}
 
 
-def test_an_entry_of_the_catalogue_has_a_page_that_names_it_and_runs_no_foreign_code() -> None:
+def test_catalog_entries_have_a_pinned_source_and_run_no_remote_code() -> None:
     for pairing in CATALOGUED:
         origin = pairing.drafter.origin
         assert origin is not None, pairing.name

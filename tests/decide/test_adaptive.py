@@ -125,7 +125,7 @@ def test_four_prompts_give_no_interval_and_no_detectable_effect():
     assert (found.decode.low, found.minimum_detectable_effect) == (None, None)
 
 
-def test_another_method_or_setting_does_not_compete():
+def test_adaptive_k_is_compared_only_with_the_same_method_and_setting():
     cells = explored(2.0, 1.0, k4=1.5)
     lookup = cell(draft(4, method="ngram", pairing="demo/ngram"), [0.1] * 6)
     longer = cell(draft(4, context=512), [0.1] * 6)

@@ -33,7 +33,7 @@ def answers(summarized):
     return build
 
 
-def test_equal_answers_join_and_the_break_even_is_that_of_the_last_k(answers):
+def test_equal_decisions_by_context_are_merged_into_ranges(answers):
     (entry,) = answers(
         {
             32_768: {2: LOSS, 6: LOSS},

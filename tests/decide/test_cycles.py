@@ -69,7 +69,7 @@ def test_cycles_and_prompts_missing_for_an_interval_are_reported(cycles, prompts
     assert "undecided" in decision.sentence
 
 
-def test_a_winner_is_quoted_over_the_cycles_of_its_second_measurement():
+def test_a_winner_is_quoted_over_its_confirmation_cycles():
     first, many = build_document(served_sweep()).decisions
     assert first.sentence.startswith("code: K=4, 2.0")
     assert any(reason.endswith("over 4 cycles") for reason in first.reasons)
@@ -89,7 +89,7 @@ def own_cells(engine_s: float) -> list:
     return found
 
 
-def test_compared_with_a_server_there_are_only_estimates():
+def test_a_comparison_with_a_server_has_no_intervals():
     served = aggregate_run(served_sweep(Sweep(wobble=0.0, differing=0.0)))
     base, four = side_by_side([*own_cells(engine_s=0.06), *served])
     assert (base.peer, four.peer) == (key_of(0), key_of(4))

@@ -79,7 +79,7 @@ def test_the_peer_ratio_is_its_seconds_over_ours_on_equal_prompts():
     assert (pair.num_prompts, pair.equal_text, pair.valid) == (NUM_UNITS, 1.0, True)
 
 
-def test_prompts_that_only_one_side_finished_count_on_neither():
+def test_prompts_that_one_engine_failed_are_excluded_on_both_sides():
     ours, theirs = cell(BASE, SECONDS), cell(peer("generate"), [9.0, *SECONDS[1:]])
     failed = replace(theirs.requests[0], finish_reason="failed", error="out of memory")
     (pair,) = side_by_side([ours, replace(theirs, requests=(failed, *theirs.requests[1:]))])

@@ -10,7 +10,7 @@ from tests.decide.test_objective_choice import cells
 from tests.decide.test_winner import Selection, found, measured  # noqa: F401
 
 
-def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_pruned(summarized):
+def test_a_winner_among_pruned_cells_is_still_confirmed(summarized):
     won, left = summarized(4, 1.4, 1.5, 1.6), summarized(8, None, 1.2, None)
     assert choose([won, left]).to_confirm == won.key
     assert choose([won]).to_confirm is None
@@ -35,7 +35,7 @@ def test_a_pruned_k_is_no_candidate(name):
     assert 8 not in {way.key.draft.k for way in one.options}
 
 
-def test_the_worst_workload_decides_before_the_mean(measured):  # noqa: F811
+def test_the_export_prefers_the_better_worst_workload(measured):  # noqa: F811
     uneven = {"pairing": "demo/uneven", "drafter": "uneven"}
     parts = [
         measured({4: 1.3}),

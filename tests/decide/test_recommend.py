@@ -22,14 +22,14 @@ def test_the_highest_lower_bound_wins_and_not_the_highest_estimate(summarized):
     assert choose(cells).leader == cells[0]
 
 
-def test_ties_within_one_percent_go_to_the_smaller_k(summarized):
+def test_ties_within_1_percent_go_to_the_smaller_k(summarized):
     near = [summarized(4, 1.500, 1.6, 1.7), summarized(2, 1.486, 1.6, 1.7)]
     far = [summarized(4, 1.500, 1.6, 1.7), summarized(2, 1.484, 1.6, 1.7)]
     assert choose(near).leader == near[1]
     assert choose(far).leader == far[0]
 
 
-def test_k_0_takes_part_and_wins_the_tie_below_one_percent(summarized):
+def test_k_0_wins_ties_below_1_percent(summarized):
     barely = [summarized(2, 1.009, 1.05, 1.09), summarized(4, 0.9, 1.0, 1.1)]
     clearly = [summarized(2, 1.011, 1.05, 1.09), summarized(4, 0.9, 1.0, 1.1)]
     assert choose(barely).to_confirm is None
@@ -37,7 +37,7 @@ def test_k_0_takes_part_and_wins_the_tie_below_one_percent(summarized):
     assert choose(clearly).to_confirm == clearly[0].key
 
 
-def test_the_winner_is_quoted_from_its_second_measurement(summarized):
+def test_the_winner_is_quoted_from_its_confirmation_run(summarized):
     first = [
         summarized(0, None, 1.0, None),
         summarized(2, 1.4, 1.5, 1.6),
@@ -67,7 +67,7 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarized):
         assert re.search(value, reason)
 
 
-def test_a_winner_that_was_not_measured_again_is_not_quoted(summarized):
+def test_a_winner_without_a_confirmation_run_is_undecided(summarized):
     choice = choose([summarized(2, 1.4, 1.5, 1.6), summarized(6, 1.9, 2.1, 2.3)])
     decision = decide(choice)
     assert re.fullmatch("code: undecided: K=6 .*no confirmation run", decision.sentence)
@@ -165,7 +165,7 @@ def test_an_invalid_confirmation_run_leaves_the_decision_open(summarized):
     assert decision.speedup is None
 
 
-def test_measuring_another_cell_again_is_a_mistake(summarized):
+def test_confirming_another_cell_is_an_error(summarized):
     choice = choose([summarized(2, 1.4, 1.5, 1.6), summarized(6, 1.9, 2.1, 2.3)])
     with pytest.raises(ValueError, match="k2"):
         decide(choice, summarized(2, 1.4, 1.5, 1.6))
@@ -211,7 +211,7 @@ def test_cells_are_grouped_by_pairing_workload_and_setting(summarized):
         (None, None, SpeedupVerdict.UNDECIDED),
     ],
 )
-def test_the_three_answers(low, high, verdict):
+def test_a_speedup_is_judged_faster_not_faster_or_undecided(low, high, verdict):
     assert judge(Interval(estimate=1.0, low=low, high=high)) is verdict
 
 
@@ -228,7 +228,7 @@ def auto(cell, mean_k=3.14):
     )
 
 
-def test_an_adaptive_k_takes_part_and_is_named_with_its_mean(summarized):
+def test_an_adaptive_k_can_lead_and_is_shown_with_its_mean(summarized):
     cells = [summarized(8, 1.5, 1.6, 1.7), auto(summarized(8, 1.8, 1.9, 2.0))]
     assert by_question(cells) == (tuple(cells),)
     choice = choose(cells)
@@ -258,7 +258,7 @@ def test_an_adaptive_cell_cannot_confirm_a_fixed_k(summarized):
 
 
 @pytest.mark.parametrize("change", [{"context": 512}, {"request_rate": 2.0}, {"concurrency": 4}])
-def test_context_and_load_are_part_of_the_question(summarized, change):
+def test_context_and_load_are_part_of_the_setting(summarized, change):
     cell = summarized(4, 1.8, 1.9, 2.0)
     other = replace(cell, key=with_axes(cell.key, **change))
     assert by_question([cell, other]) == ((cell,), (other,))

@@ -17,7 +17,7 @@ def only(found):
     return one
 
 
-def test_the_crossover_is_the_least_concurrency_from_which_on_no_interval_is_above_1(summarized):
+def test_the_crossover_is_the_lowest_concurrency_without_further_gains(summarized):
     cells = [
         at(summarized, 16, 0.7, 0.8, 0.9),
         at(summarized, 1, 1.8, 2.0, 2.2),
@@ -41,7 +41,7 @@ def test_speculation_that_pays_everywhere_has_no_crossover(summarized):
     assert (found.concurrency, found.estimated) == (None, None)
 
 
-def test_speculation_that_never_paid_crosses_at_the_first(summarized):
+def test_speculation_that_never_gains_crosses_at_the_lowest_load(summarized):
     found = only(crossovers([at(summarized, c, 0.5, 0.6, 0.7) for c in (1, 4)]))
     assert (found.concurrency, found.estimated) == (1, None)
 
@@ -86,7 +86,7 @@ def test_each_k_and_workload_has_its_own(summarized):
     assert crossovers([baseline, rows]) == ()
 
 
-def test_speedup_and_kv_against_the_length_of_prompts(summarized):
+def test_context_curves_have_speedup_and_kv_bytes_by_prompt_length(summarized):
     def at_length(context, estimate, kv_bytes):
         cell = summarized(4, None, estimate, None, metrics={"kv_bytes": kv_bytes})
         return replace(cell, key=with_axes(cell.key, context=context))

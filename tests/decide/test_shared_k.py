@@ -31,7 +31,7 @@ def test_the_k_with_the_least_worst_regret_is_the_shared_k(summarized):
     assert found.regret == pytest.approx({"code": 1 - 1.8 / 2.0, "chat": 1 - 1.1 / 1.2})
 
 
-def test_an_answer_that_could_not_compete_is_named(summarized):
+def test_a_shared_k_names_cells_without_an_interval(summarized):
     code = sweep(summarized, "code", k4=2.0, k8=1.8)
     chat = [*sweep(summarized, "chat", k8=1.4), summarized(4, None, 1.5, None, workload="chat")]
     found = find_shared_k([*code, *chat])
@@ -71,7 +71,7 @@ def test_a_workload_with_another_best_k_is_named_without_a_loss(summarized):
     assert re.fullmatch(r"nothing measurable .*code \(.*: K=2\)", loss)
 
 
-def test_an_answer_that_was_measured_again_counts(summarized):
+def test_a_shared_k_respects_the_confirmation_run(summarized):
     code = sweep(summarized, "code", k2=1.3, k4=1.5)
     lost = decide(choose(code), summarized(4, 0.90, 0.95, 1.00, workload="code"))
     found = find_shared_k([*code, *sweep(summarized, "chat", k2=1.3, k4=1.5)], [lost])
@@ -88,7 +88,7 @@ def test_without_a_decision_the_quoted_k_is_the_workloads_own(summarized):
     assert dict(found.best_k) == {"code": 4, "chat": 4}
 
 
-def test_an_answer_without_interval_elsewhere_is_no_loss(summarized):
+def test_no_shared_k_without_intervals_in_every_workload(summarized):
     # As under a budget: each workload has the prompts of an interval at its own K only.
     code = [*sweep(summarized, "code", k5=2.4), summarized(7, None, 2.2, None, workload="code")]
     chat = [*sweep(summarized, "chat", k7=2.0), summarized(5, None, 1.8, None, workload="chat")]
@@ -106,7 +106,7 @@ def test_k_0_is_a_candidate_for_the_shared_k(summarized):
     assert found.regret == pytest.approx({"code": 1 - 1 / 1.05, "creative": 0.0})
 
 
-def test_regrets_within_one_percent_go_to_the_smaller_k(summarized):
+def test_regrets_within_1_percent_go_to_the_smaller_k(summarized):
     found = find_shared_k(sweep(summarized, "code", k2=1.991, k4=2.0))
     assert found is not None
     assert found.num_speculative_tokens == 2
@@ -146,7 +146,7 @@ def test_an_adaptive_k_is_never_the_shared_k(summarized):
     assert find_shared_k(auto) is None
 
 
-def test_pairings_are_not_mixed(summarized):
+def test_a_shared_k_of_two_pairings_is_refused(summarized):
     cell = summarized(2, 1.0, 1.1, 1.2)
     other = replace(cell, key=with_axes(cell.key, pairing="demo/poor"))
     with pytest.raises(ValueError, match="one pairing"):

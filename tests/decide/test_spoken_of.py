@@ -26,7 +26,7 @@ def test_a_decision_about_another_k_gives_the_reason(summarized):
     assert decide(choose(cells)).reasons == verdicts
 
 
-def test_an_effect_beyond_a_doubling_is_not_given_in_percent(summarized):
+def test_a_detectable_effect_above_100_percent_is_not_quantified(summarized):
     cell = replace(summarized(4, 0.37, 0.98, 2.63), minimum_detectable_effect=11.206)
     (reason,) = decide(choose([cell])).reasons
     assert re.match("minimum detectable effect: .*100%: ", reason)

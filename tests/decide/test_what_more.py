@@ -75,7 +75,7 @@ def test_an_interval_takes_five_prompts_and_a_workload_with_fewer_is_named(
     assert ("add some" in text) == (in_all < 5)
 
 
-def test_passes_are_repeated_and_not_counted_beforehand(summarized):
+def test_the_advice_for_passes_is_to_repeat_them(summarized):
     cell = summarized(4, 1.0, 1.08, 1.166, num_prompts=40, metrics={"num_passes": 8})
     cell = replace(cell, key=with_axes(cell.key, concurrency=4))
     assert numbers(advice(cell)) == []

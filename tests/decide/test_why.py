@@ -21,7 +21,7 @@ def metrics(length=3.0, break_even=2.0, draft=0.1, verify=1.4, **others):
     }
 
 
-def test_losses_add_up_to_what_a_perfect_free_draft_would_gain():
+def test_losses_sum_to_the_gain_of_a_perfect_free_draft():
     found = losses(metrics(), 4)
     total = found.draft + found.verify + found.acceptance + found.overhead
     assert total == pytest.approx(math.log(5) - math.log(3.0 / 2.0))

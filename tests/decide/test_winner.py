@@ -92,7 +92,7 @@ def test_winners_that_no_other_workload_has_an_interval_at_leave_k_undecided(mea
     assert found([measured({7: 2.4}), measured({7: 2.0}, workload="chat")]).k == 7
 
 
-def test_several_concurrencies_become_tiers_and_equal_neighbours_one(measured):
+def test_concurrencies_become_tiers_and_equal_neighbors_one(measured):
     parts = [
         measured({2: 1.3, 5: 1.6}),
         measured({2: 1.3, 5: 1.5}, concurrency=2),
@@ -203,7 +203,7 @@ def test_a_selected_concurrency_has_no_note_on_higher_ones(measured):
     assert "beyond 4 concurrent requests" in found(parts).basis[-1]
 
 
-def test_asking_for_what_was_not_measured_is_a_clear_error(measured):
+def test_selecting_an_unmeasured_cell_for_export_is_an_error(measured):
     parts = [measured({4: 1.5})]
     with pytest.raises(UsageError, match=r"demo/draft.*chat"):
         found(parts, Selection(workload="chat"))
@@ -229,7 +229,7 @@ def test_k_0_is_exported_if_only_an_adaptive_k_helps(measured, summarized):
     assert found([([auto], decide(choose([auto])))]).is_undecided  # no fixed K was measured
 
 
-def test_samples_of_the_same_run_are_another_setting(measured):
+def test_cells_with_several_samples_are_another_setting(measured):
     several = [measured({2: 1.2, 4: 1.5}, name, num_samples=4) for name in ("code", "edit")]
     parts = [measured({2: 1.3, 4: 1.6}, name) for name in ("code", "edit")]
     assert found([*parts, *several]).tiers == (Tier(None, 4),)

@@ -46,11 +46,11 @@ def test_adaptive_k_is_close_to_the_best_fixed_k_on_steady_text(alpha, num_rows)
     ],
     ids=["lookup", "4 rows that differ", "16 rows that differ", "16 of blocks", "4 of blocks"],
 )
-def test_rows_that_differ_and_drafts_that_are_missing_cost_as_little(texts, num_passes):
+def test_adaptive_k_has_a_low_regret_for_mixed_rows_and_lookups(texts, num_passes):
     assert regret(adaptive, texts, 300, num_passes) < TOLERANCE
 
 
-def test_short_passes_lose_what_a_few_rounds_of_finding_out_cost():
+def test_adaptive_k_has_a_low_regret_on_short_passes():
     lost = [regret(adaptive, [steady(a)] * n, 150) for a in (0.2, 0.8) for n in (1, 16)]
 
     assert max(lost) < 0.04

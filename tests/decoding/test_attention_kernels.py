@@ -57,7 +57,7 @@ def error(kernel: Kernel, inputs: Inputs) -> float:
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.name)
-def test_kernels_equal_the_plain_one_over_random_lengths_buckets_and_windows(
+def test_kernels_equal_plain_attention_over_random_shapes(
     kernel, heads, is_tree, num_trials, monkeypatch
 ):
     draws = random.Random(f"{heads}{is_tree}")

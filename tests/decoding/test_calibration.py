@@ -159,7 +159,7 @@ def test_the_catch_up_cost_is_the_extra_time_of_a_k_1_round(script: dict[int, in
 
 
 @pytest.mark.parametrize("script", [RIGHT, WRONG], ids=["right drafts", "wrong drafts"])
-def test_the_first_time_of_catching_up_is_left_out(script: dict[int, int]) -> None:
+def test_the_first_catch_up_is_excluded_from_its_cost(script: dict[int, int]) -> None:
     costs = calibrate(Seconds(catch_up=7.0, first_catch_up=500.0), script=script).costs
     assert costs.catch_up_s(2) == pytest.approx(7)
     assert costs.catch_up_s(16) == pytest.approx(7)

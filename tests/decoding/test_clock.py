@@ -61,7 +61,7 @@ def test_a_round_has_microsecond_resolution_after_an_hour(device: Device) -> Non
     assert device.num_waits == 1  # at the start, and for no anchor
 
 
-def test_marks_may_be_read_late_in_any_order_and_again(device: Device) -> None:
+def test_clock_marks_can_be_read_late_in_any_order(device: Device) -> None:
     clock = DeviceClock()
     marks = []
     for _ in range(5000):  # far more anchors than Python nests calls

@@ -46,7 +46,7 @@ def test_the_default_k_values_are_dense_up_to_4_and_end_at_the_largest():
 
 
 @pytest.mark.parametrize("ks", [(), (0,), (1, 2), (0, 2, 1), (0, 1, 1)])
-def test_a_set_without_zero_or_out_of_order_is_refused(ks):
+def test_a_set_of_k_without_0_or_out_of_order_is_refused(ks):
     with pytest.raises(ValueError, match="ascend from 0"):
         Controller(ks, RoundCostModel({(1, 0): (1.0,)}))
 
@@ -64,7 +64,7 @@ def test_drafts_that_are_never_kept_stop_the_drafting():
     assert k == 0
 
 
-def test_thin_evidence_does_not_stop_the_drafting():
+def test_a_few_rejected_rounds_do_not_stop_drafting():
     def second_choice(num_rounds: int) -> int:
         controller = settled([0] * num_rounds)
         controller.choose(1, 1, 10_000)
@@ -77,14 +77,14 @@ def test_thin_evidence_does_not_stop_the_drafting():
 NOW_AND_THEN = [1, 0, 0, 4, 1] * 10  # 1.6 tokens a round at K = 1, 2.2 at K = 4
 
 
-def test_the_same_acceptance_pays_for_one_row_and_not_for_sixteen():
+def test_adaptive_k_drafts_at_batch_size_1_and_not_at_16():
     controller = settled(NOW_AND_THEN)
 
     assert controller.choose(1, 1, 10_000) > 0  # 2.2 in 5.0 ms against 1 in 2.7 ms
     assert controller.choose(16, 16, 10_000) == 0  # 1.6 in 9 ms at K = 1 against 1 in 5 ms
 
 
-def test_drafting_is_not_taken_up_again_for_less_than_the_catch_up_costs():
+def test_drafting_resumes_only_if_it_gains_more_than_the_catch_up():
     def k_after_zero(catch_up_s: float) -> int:
         controller = settled(NOW_AND_THEN, exact_costs(catch_up_s))
         assert controller.choose(1, 1, 10_000) > 0

@@ -147,7 +147,7 @@ def test_a_request_longer_than_the_context_is_refused_with_both_numbers() -> Non
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "GPT-2"])
-def test_drafts_past_the_context_do_not_harm_the_last_tokens(architecture: str) -> None:
+def test_drafts_past_the_context_leave_the_last_tokens_unchanged(architecture: str) -> None:
     # Room for exactly prompt and output; learned positions (GPT-2) end there for good.
     config = ARCHITECTURES[architecture]()
     config.max_position_embeddings = 32
@@ -188,7 +188,7 @@ def test_a_sampled_text_does_not_depend_on_its_row_or_neighbors(
         assert_texts(results, [tuple(alone[i]) for i in order])
 
 
-def test_drafts_without_a_distribution_leave_every_sampled_token_as_it_was(llama: Subject) -> None:
+def test_ngram_drafts_leave_every_sampled_token_unchanged(llama: Subject) -> None:
     baseline = sampled_alone(llama.target, "none", llama.stranger, 0)
 
     for k in (1, 3, 8):

@@ -53,7 +53,7 @@ def error(logits: Tensor, truth: Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", list(FAMILIES))
 @torch.no_grad()
-def test_logits_are_as_near_to_the_truth_as_the_stock_ones(name: str, dtype: torch.dtype) -> None:
+def test_fused_logits_are_as_accurate_as_stock_ones(name: str, dtype: torch.dtype) -> None:
     model = family(name).to(dtype)
     truth = over_slots(StockRunner(copy.deepcopy(model).double()))
     stock = over_slots(StockRunner(copy.deepcopy(model)))
@@ -115,7 +115,7 @@ def test_rotary_positions_are_the_models_own(rope_type: str) -> None:
 
 
 @torch.no_grad()
-def test_positions_past_the_context_repeat_the_last_one() -> None:
+def test_positions_past_the_context_repeat_the_last_position() -> None:
     model = tiny_llama(max_position_embeddings=16)
     runner, stock = FusedRunner(copy.deepcopy(model)), StockRunner(model)
 
@@ -142,7 +142,7 @@ def expected_1TV() -> Tensor:
 
 
 @torch.no_grad()
-def test_an_answer_outlives_the_next_forward(runner: FusedRunner, expected_1TV: Tensor) -> None:
+def test_outputs_survive_the_next_forward(runner: FusedRunner, expected_1TV: Tensor) -> None:
     out = runner.forward(TOKENS_1T, positions(0, 12), 64, features=(0, 1, 2))
     before = [feature.clone() for feature in out.features]
 

@@ -188,7 +188,7 @@ def what_counts(rows: Rows, *runners: StockRunner) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("graph", ["round", "step"])
-def test_a_capture_leaves_texts_and_keys_as_they_are(llama: Subject, graph: GraphKind) -> None:
+def test_a_capture_leaves_texts_and_keys_unchanged(llama: Subject, graph: GraphKind) -> None:
     drafter = llama.drafter("draft_model")
     rows, clock = open_rows(llama, drafter), LateClock()
     before = what_counts(rows, llama.target, llama.stranger)
@@ -230,7 +230,7 @@ def test_the_baseline_is_one_graph_that_spends_no_time_drafting(
 @pytest.mark.parametrize(
     ("method", "sampling"), [("ngram", GREEDY), ("draft_model", WARM)], ids=["ngram", "draft_model"]
 )
-def test_buckets_catching_up_and_moving_rows_need_no_host(method: str, sampling: Sampling) -> None:
+def test_buckets_catch_up_and_row_moves_need_no_host(method: str, sampling: Sampling) -> None:
     with fake_cuda():
         with DEVICE:
             target, draft = (StockRunner(tiny_llama(num_hidden_layers=1)) for _ in range(2))

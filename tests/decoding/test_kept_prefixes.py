@@ -38,7 +38,7 @@ def test_a_conversation_continues_in_its_row_and_only_new_tokens_are_fed() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("num_left_out", [0, 1, 2, 7])
 @pytest.mark.parametrize(("k", "tree"), [(0, ()), (3, ()), (3, (2,))])
-def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(
+def test_a_kept_prefix_leaves_the_text_of_the_next_turn_unchanged(
     runner: MakeRunner, k: int, tree: tuple[int, ...], num_left_out: int
 ) -> None:
     opening = random_prompt(8, seed=1)

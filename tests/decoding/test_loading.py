@@ -127,7 +127,7 @@ def test_a_missing_folder_is_refused(tmp_path):
         planned_dtype(source(tmp_path / "gone"), CUDA)
 
 
-def test_code_of_others_is_not_run_unasked(folder):
+def test_remote_code_is_not_run_by_default(folder):
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "foreign", "auto_map": {"AutoConfig": "code.Config"}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -136,7 +136,7 @@ def test_code_of_others_is_not_run_unasked(folder):
         load_model(source(folder), CPU)
 
 
-def test_code_of_others_is_run_if_it_is_trusted(folder, monkeypatch):
+def test_remote_code_is_run_if_trusted(folder, monkeypatch):
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
     monkeypatch.syspath_prepend(folder / "modules")
     classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Foreign"}
@@ -163,7 +163,7 @@ def test_a_missing_weight_of_any_architecture_is_refused(tmp_path):
         load_model(source(tmp_path), CPU)
 
 
-def test_an_error_of_the_device_is_not_one_of_the_files(saved, monkeypatch):
+def test_a_device_error_on_loading_is_raised_unchanged(saved, monkeypatch):
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def fail(*_: object, **__: object) -> None:
@@ -175,7 +175,7 @@ def test_an_error_of_the_device_is_not_one_of_the_files(saved, monkeypatch):
     assert raised.value is error
 
 
-def test_the_content_hash_follows_the_weights_and_nothing_else(saved, folder):
+def test_the_content_hash_depends_only_on_the_weights(saved, folder):
     first = load_model(source(saved), CPU).content_sha256
     assert len(first) == 64
     assert load_model(source(folder), CPU).content_sha256 == first
@@ -204,7 +204,7 @@ def test_a_large_checkpoint_is_hashed_by_its_edges(folder, monkeypatch):
         assert (hashed() != first) is is_seen
 
 
-def test_a_model_of_the_hub_is_known_by_its_commit():
+def test_a_hub_model_is_identified_by_its_commit():
     one, other = (loading.weights_sha256("owner/name", c) for c in ("abc", "abd"))
     assert one.startswith("commit:")
     assert one != other

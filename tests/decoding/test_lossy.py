@@ -63,7 +63,7 @@ def test_typical_drafts_are_kept_up_to_the_first_that_is_not() -> None:
     assert tokens == [1, 2, own[2]]  # 0.3 and 0.15 are above the bar of 0.09, 0.05 is not
 
 
-def test_all_typical_drafts_are_followed_by_the_targets_own_token() -> None:
+def test_accepted_typical_drafts_are_followed_by_a_target_token() -> None:
     tokens, own = judged(TYPICAL, [1, 2], [PROBS] * 3)
     assert tokens == [1, 2, own[2]]
 
@@ -84,7 +84,7 @@ def test_threshold_and_alpha_are_not_swapped() -> None:
     assert tokens == [own[0]]
 
 
-def test_at_temperature_0_a_typical_draft_is_kept_though_it_is_not_the_best() -> None:
+def test_a_typical_draft_is_accepted_at_temperature_0() -> None:
     assert judged(TYPICAL, [1, 3], [PROBS] * 3, sampling=GREEDY)[0] == [1, 0]
     assert judged(TYPICAL, [0, 0], [PROBS] * 3, sampling=GREEDY)[0] == [0, 0, 0]
 
@@ -220,7 +220,7 @@ def test_typical_acceptance_keeps_more_and_changes_the_text() -> None:
     assert sum(len(r.rounds) for r in bold) < sum(len(r.rounds) for r in plain)
 
 
-def test_every_rule_that_a_file_may_name_judges() -> None:
+def test_every_lossy_rule_accepts_a_likely_draft() -> None:
     for name, parameters in RULES.items():
         rule = LossyRule(name=name, parameters=dict.fromkeys(parameters, 0.4))
         assert judged(rule, [0], [PROBS] * 2)[0][0] == 0

@@ -55,7 +55,7 @@ def test_exponential_noise_is_exponential_over_tokens_positions_and_seeds() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [30, pytest.param(100, marks=pytest.mark.long)])
-def test_small_exponentials_are_as_frequent_as_they_should_be(batches: int) -> None:
+def test_small_exponentials_have_the_expected_frequency(batches: int) -> None:
     B, T, V = 25, 20, 2_000  # a million draws a batch: one is expected below 1e-6
     below = {1e-4: 0, 1e-5: 0, 1e-6: 0}
     for batch in range(batches):
@@ -81,7 +81,7 @@ def test_small_exponentials_are_finer_than_float32_is_near_1() -> None:
 
 @pytest.mark.sampled(one_in=3, every=["a", "b"])
 @pytest.mark.parametrize(("a", "b"), list(itertools.combinations(Purpose, 2)))
-def test_purposes_are_independent(a: Purpose, b: Purpose) -> None:
+def test_noise_of_different_purposes_is_uncorrelated(a: Purpose, b: Purpose) -> None:
     of_a, of_b = uniform(SEED_1, POSITIONS_1N, a), uniform(SEED_1, POSITIONS_1N, b)
 
     assert abs(correlation(of_a, of_b)) <= 5 / math.sqrt(N)

@@ -157,7 +157,7 @@ def test_errors_of_a_models_code_are_refusals_with_a_clear_text(
 
 
 @pytest.mark.parametrize("error", [KeyError("ours"), UsageError("ours")])
-def test_errors_of_our_own_code_stay_what_they_are(error: Exception) -> None:
+def test_errors_of_our_own_code_are_raised_unchanged(error: Exception) -> None:
     with pytest.raises(type(error), match="ours"), errors_translated():
         raise error
 

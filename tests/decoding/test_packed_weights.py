@@ -103,7 +103,7 @@ def test_a_failed_capture_gives_a_reason_instead_of_a_ratio():
         ({}, None),
     ],
 )
-def test_slower_is_one_sentence_with_the_ratios(ratios, said):
+def test_slower_packed_weights_give_a_note_with_the_ratios(ratios, said):
     sentence = "fp8 weights are slower than bfloat16 here: a large linear layer takes "
     expected = None if said is None else sentence + said
     assert slower_note("fp8", "bfloat16", ratios) == expected

@@ -217,7 +217,7 @@ def test_files_that_lack_a_weight_are_refused_not_filled_up(folder, name, scheme
         load(folder, CPU, quantization=scheme)
 
 
-def test_after_a_load_that_failed_models_are_made_as_before(folder):
+def test_a_failed_load_restores_the_default_device_and_environment(folder):
     before = dict(os.environ)
     (folder / "model-00003.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match=r"model-00003\.safetensors"):

@@ -34,7 +34,7 @@ p_of_sampled = partial(
 )  # drafts come with their probabilities
 
 
-def test_a_sound_decoder_passes_every_check() -> None:
+def test_the_unmodified_decoder_passes_every_check() -> None:
     greedy()
     for place in range(5):
         greedy(eos_ids=(checks.gemma()[2][0][place],))

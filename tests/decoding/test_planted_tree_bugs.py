@@ -96,13 +96,13 @@ def test_the_distribution_check_fails_for(bug: str, plant: Plant) -> None:
 # Too small for a text of a few tokens; by hand they show.
 BUGS_BY_HAND: dict[str, Any] = {
     "a node sees all nodes before it": (
-        by_hand.test_a_node_sees_its_ancestors_and_itself,
+        by_hand.test_a_tree_node_attends_to_its_ancestors_and_itself,
         tree.ancestors_of,
         "return seen_BNN, seen_BNN.sum(-1) - 1",
         "return torch.ones_like(seen_BNN).tril(), seen_BNN.sum(-1) - 1",
     ),
     "the parent is not seen": (
-        by_hand.test_a_node_sees_its_ancestors_and_itself,
+        by_hand.test_a_tree_node_attends_to_its_ancestors_and_itself,
         tree.ancestors_of,
         "for _ in range(depth):",
         "for _ in range(0):",
@@ -114,7 +114,7 @@ BUGS_BY_HAND: dict[str, Any] = {
         "slots_S + torch.zeros_like(offsets_BS)",
     ),
     "a match counts whatever its ancestors are": (
-        by_hand.test_a_match_below_a_mismatch_is_not_kept,
+        by_hand.test_a_match_below_a_mismatch_is_not_accepted,
         verifier._deepest,
         "(accepted_BN[:, None] | ~tree.seen_BNN).all(-1) & accepted_BN",
         "accepted_BN",
@@ -184,7 +184,7 @@ BUGS_BY_HAND: dict[str, Any] = {
 
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("bug", BUGS_BY_HAND)
-def test_the_check_by_hand_fails_for(bug: str, plant: Plant) -> None:
+def test_the_worked_tree_check_detects(bug: str, plant: Plant) -> None:
     check, *fault = BUGS_BY_HAND[bug]
     check()
     plant(*fault)

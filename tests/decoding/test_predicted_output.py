@@ -66,7 +66,7 @@ def check_of(drafted: int, accepted: int, emitted: int) -> AnswerCheck:
     return AnswerCheck(num_drafted=drafted, num_accepted=accepted, num_emitted=emitted, seconds=1.0)
 
 
-def test_an_answer_that_is_as_expected_takes_one_forward_and_no_round() -> None:
+def test_a_correct_predicted_output_takes_one_forward_and_no_round() -> None:
     runner = CountingRunner()
     result = count(*COUNTED, 90, 91, runner=runner)
     # One token is prefill's, one the target's own after the last draft.
@@ -119,13 +119,13 @@ def test_a_long_answer_is_checked_in_pieces(prefill_chunk: int, sizes: list[int]
     assert sum(result.rounds.num_emitted) == 25 - emitted  # a last token needs no draft
 
 
-def test_pieces_end_with_the_first_that_is_not_kept_whole() -> None:
+def test_checking_pieces_stops_at_the_first_mismatch() -> None:
     result = count(*COUNTED[:12], 90, *COUNTED[13:], prefill_chunk=8)
     # 7 and the target's 18, then 19 20 21 of the next 7 and the target's 22.
     assert result.answer_check == check_of(14, 10, 12)
 
 
-def test_later_pieces_see_all_slots_before_them() -> None:
+def test_later_pieces_of_a_check_attend_to_all_earlier_slots() -> None:
     answer = tuple(range(10, 100))
     request = Request(prompt_ids=(9,), max_new_tokens=90, prediction_ids=answer)
     # The counting runner refuses positions beyond the slots that it is told to see.
@@ -135,7 +135,7 @@ def test_later_pieces_see_all_slots_before_them() -> None:
 
 
 @pytest.mark.slow
-def test_pieces_are_small_enough_for_their_logits() -> None:
+def test_checked_pieces_are_limited_by_the_size_of_their_logits() -> None:
     runner = CountingRunner(vocab_size=2**23)  # four positions of it are as many as are allowed
     result = count(*COUNTED[:8], num_tokens=8, runner=runner)
     assert [len(fed_BT[0]) for fed_BT in runner.fed] == [1, 4, 3]
@@ -254,7 +254,7 @@ def test_replayed_rounds_after_a_check_leave_the_text_unchanged(
     assert (bench.launcher.graph, bench.launcher.reason) == ("round", None)
 
 
-def test_samples_of_one_prompt_are_checked_each_for_itself() -> None:
+def test_samples_of_one_prompt_are_checked_separately() -> None:
     target = StockRunner(exact_llama(seed=0))
     asked = [
         Request(prompt_ids=PROMPTS[1], max_new_tokens=12, seed=seed, is_sample=True)

@@ -106,7 +106,7 @@ def test_memory_is_that_of_the_values_scales_and_zero_points(saved, scheme, pack
     assert packed.num_parameters == plain.num_parameters
 
 
-def test_the_embedding_and_the_head_stay_as_they_are(saved):
+def test_quantization_leaves_the_embedding_and_the_head_unchanged(saved):
     plain, packed = load(saved).model, load(saved, "int8").model
     assert torch.equal(packed.lm_head.weight, plain.lm_head.weight)
     assert torch.equal(packed.get_input_embeddings().weight, plain.get_input_embeddings().weight)
@@ -143,7 +143,7 @@ def test_a_packed_layer_on_a_gpu_neither_syncs_nor_copies(scheme):
         assert (out_BTF.shape, out_BTF.dtype) == ((2, 5, 64), torch.bfloat16)
 
 
-def test_a_packed_model_is_another_model_than_its_checkpoint(saved):
+def test_a_packed_model_has_another_hash_than_its_checkpoint(saved):
     plain, packed = load(saved), load(saved, "int8")
     assert plain.quantization is None
     assert packed.content_sha256 == f"int8:{plain.content_sha256}"
@@ -190,7 +190,7 @@ def test_a_model_without_linear_layers_is_refused(name):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_stored_quantized_is_loaded_as_it_is(saved, tmp_path, dtype):
+def test_a_quantized_checkpoint_is_loaded_as_stored(saved, tmp_path, dtype):
     packed = load(saved, "int8", dtype=dtype)
     AutoModelForCausalLM.from_pretrained(
         saved,

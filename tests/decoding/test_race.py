@@ -61,7 +61,7 @@ def scores_of(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Ten
 @pytest.mark.parametrize(
     "dtype", [pytest.param(torch.float32, marks=pytest.mark.long), torch.bfloat16]
 )
-def test_tokens_are_those_that_torch_draws(dtype: torch.dtype) -> None:
+def test_sampled_tokens_equal_those_that_torch_draws(dtype: torch.dtype) -> None:
     num = num_ties = 0
     for width, num_draws in WIDTHS.items():
         generator = torch.Generator().manual_seed(width)

@@ -25,7 +25,7 @@ def llama() -> Subject:
 
 
 @pytest.mark.parametrize("copies", [LateCopies, EarlyCopies])
-def test_reports_are_whole_however_early_or_late_they_arrive(
+def test_round_reports_are_complete_whenever_they_arrive(
     llama: Subject, copies: type[LateCopies]
 ) -> None:
     requests, drafter = some_requests(), llama.drafter("ngram")

@@ -72,7 +72,7 @@ def test_many_refused_buckets_are_summarized(llama: Subject) -> None:
     assert "; 2 more " in reason
 
 
-def test_the_graph_that_was_not_used_for_longest_is_dropped_first(llama: Subject) -> None:
+def test_the_least_recently_used_graph_is_dropped_first(llama: Subject) -> None:
     bench = Bench(llama, llama.drafter("draft_model"), most_rounds=2)
 
     for k, num_captures in ((0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (1, 4)):

@@ -74,7 +74,7 @@ def test_a_special_token_matches_only_a_special_token():
         require_common_tokens(target, draft)
 
 
-def test_tokens_that_add_nothing_are_not_in_common():
+def test_empty_tokens_are_not_counted_as_common():
     assert common_tokens(vocabulary("", "a"), vocabulary("a", "")).draft_ids == {1: 0}
 
 

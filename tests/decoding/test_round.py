@@ -39,7 +39,7 @@ def columns(result: Result) -> list[tuple[int, int, int]]:
     return list(zip(log.num_drafted, log.num_accepted, log.num_emitted, strict=True))
 
 
-def test_a_round_emits_its_accepted_drafts_and_one_token_more() -> None:
+def test_a_round_emits_its_accepted_drafts_and_one_more_token() -> None:
     # 1 token from the prefill, then 4 + 4 + 3: the last round may keep 2 drafts.
     result = counted(k=3)
 
@@ -167,7 +167,7 @@ def test_a_finished_row_waits_without_logging_rounds_or_changing() -> None:
     assert [r.hit_eos for r in (short, ended, long)] == [False, True, False]
 
 
-def test_a_round_leaves_a_finished_row_as_it_is_and_reports_zeros_for_it() -> None:
+def test_a_round_leaves_a_finished_row_unchanged_and_reports_zeros() -> None:
     state = State.allocate(2, 32, [], torch.device("cpu"))
     state.tokens_BC[:, :3] = torch.tensor([5, 6, 7])
     state.length_B1.fill_(2)

@@ -25,7 +25,7 @@ def test_a_cost_is_the_median_of_its_samples_and_interpolated_between_rows():
     assert costs.round_s(5, 0) == 3.5
 
 
-def test_catching_up_costs_a_fixed_part_and_a_part_for_each_token():
+def test_the_catch_up_cost_is_interpolated_by_the_number_of_tokens():
     costs = RoundCostModel({(1, 0): (1.0,)}, catch_up_s=((10, 2.0), (20, 3.0)))
 
     assert costs.catch_up_s(0) == 0.0
@@ -61,7 +61,7 @@ def test_a_wrong_initial_cost_is_corrected_by_observed_rounds():
     assert costs.round_s(1, 4) / costs.round_s(1, 0) == pytest.approx(2.0, rel=0.02)
 
 
-def test_drift_under_alternating_k_does_not_change_how_they_compare():
+def test_drift_under_alternating_k_keeps_their_cost_ratio():
     rng = random.Random(0)
     costs = RoundCostModel({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
     pace = 1.0
@@ -74,7 +74,7 @@ def test_drift_under_alternating_k_does_not_change_how_they_compare():
     assert costs.round_s(1, 4) / costs.round_s(1, 0) == pytest.approx(2.0, rel=0.03)
 
 
-def test_rows_that_come_and_go_do_not_change_how_two_k_compare():
+def test_cost_ratios_are_stable_while_the_batch_size_varies():
     """Passes that fill 16 rows at K = 8 and drain: measured too dear where rows are few."""
     seconds = {0: 1.0, 8: 2.0}
     dear = {1: 1.3, 4: 1.2, 16: 1.0}
@@ -111,7 +111,7 @@ def test_acceptance_by_position_is_extrapolated_beyond_k():
     assert three - two == pytest.approx(1 / 2 * 2 / 3, rel=0.01)
 
 
-def test_old_rounds_fade():
+def test_old_rounds_are_forgotten_in_the_acceptance_estimate():
     seen = AcceptanceTracker(1, memory_rounds=40)
     for _ in range(400):
         seen.observe(1, [0])

@@ -142,7 +142,7 @@ def test_texts_are_those_of_separate_prefills(
 @pytest.mark.slow
 @pytest.mark.parametrize("prefill_chunk", [512, 4])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_every_drafter_proposes_what_it_does_after_separate_prefills(
+def test_drafts_after_a_joint_prefill_equal_those_after_separate_ones(
     variant: Variant, prefill_chunk: int
 ) -> None:
     target, draft = models()

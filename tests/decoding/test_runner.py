@@ -161,7 +161,7 @@ def mask_of(places: list[list[int]], *, window: int | None, pack: int) -> Tensor
     return additive_mask(seen_BTS, torch.float32, pack=pack)
 
 
-def test_a_position_sees_itself_and_all_before_it() -> None:
+def test_a_position_attends_to_itself_and_earlier_ones() -> None:
     mask = mask_of([[2, 3], [0, 1]], window=None, pack=1)
 
     assert mask.shape == (2, 1, 2, 6)

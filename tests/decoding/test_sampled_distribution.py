@@ -138,7 +138,7 @@ def texts_without_drafts(sampling: Sampling) -> Tensor:
 @pytest.mark.parametrize(
     "variant", [v for v in VARIANTS if str(v) not in (*WITH_PROBABILITIES, PEAGLE)], ids=str
 )
-def test_drafts_without_probabilities_leave_every_text_as_it_was(variant: Variant) -> None:
+def test_drafts_without_probabilities_leave_every_text_unchanged(variant: Variant) -> None:
     target, draft = exact_models()
     for k, sampling in ((1, WARM), (4, WARM), (4, CUT)):
         drafter = make_drafter(variant.method, target, draft, **variant.parameters)

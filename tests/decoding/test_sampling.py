@@ -42,7 +42,7 @@ def test_at_temperature_0_the_distribution_is_one_hot_on_the_likeliest_token() -
     assert sampler.probs(LOGITS_V).tolist() == [0, 1, 0, 0]
 
 
-def test_at_temperature_0_a_tie_goes_to_one_token_only() -> None:
+def test_a_tie_at_temperature_0_goes_to_a_single_token() -> None:
     assert Sampler(Sampling()).probs(torch.zeros(2, 3)).sum(-1).tolist() == [1, 1]
 
 

@@ -51,7 +51,7 @@ def test_a_request_that_waited_for_a_row_keeps_its_arrival_time() -> None:
     assert scheduler.arrived_s(1) == 1.0
 
 
-def test_the_next_turn_waits_for_the_answer_and_gets_its_row_before_others() -> None:
+def test_a_later_turn_waits_for_the_response_and_reuses_its_row() -> None:
     turns = [arrival(conversation="a"), arrival(conversation="a")]
     scheduler = Scheduler([arrival(), *turns, arrival(), arrival()], num_rows=2)
     assert scheduler.admit(0.0) == [(0, 0), (1, 1)]
@@ -93,7 +93,7 @@ def test_a_next_turn_comes_in_with_the_answer_whatever_time_it_names() -> None:
     assert scheduler.arrived_s(1) == 2.0
 
 
-def test_gaps_are_closed_from_the_end() -> None:
+def test_free_rows_are_filled_from_the_last_row() -> None:
     scheduler = Scheduler(closed(4), num_rows=4)
     scheduler.admit(0.0)
     for request in (0, 2):
@@ -104,7 +104,7 @@ def test_gaps_are_closed_from_the_end() -> None:
     assert scheduler.pack() == []
 
 
-def test_a_request_that_has_not_come_in_has_no_arrival() -> None:
+def test_the_arrival_of_a_waiting_request_is_an_error() -> None:
     with pytest.raises(ValueError, match="request 0"):
         Scheduler(closed(1), num_rows=1).arrived_s(0)
 

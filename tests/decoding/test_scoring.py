@@ -123,6 +123,6 @@ def test_a_text_longer_than_the_context_is_refused() -> None:
         mean_log_probs(CountingRunner(max_position=12), tuple(range(10)), [(1, 2), (1, 2, 3)])
 
 
-def test_the_likeliest_is_picked_and_of_equals_the_first() -> None:
+def test_the_most_likely_text_is_picked_and_the_first_of_equals() -> None:
     assert likeliest([-2.0, -1.0, -1.5]) == 1
     assert likeliest([-1.0, -1.0]) == 0

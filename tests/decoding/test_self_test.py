@@ -189,7 +189,7 @@ def test_a_wrong_fused_forward_is_caught_when_the_model_is_loaded(
 
 @pytest.mark.parametrize("forward", ["auto", "stock", "fused"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_right_runner_passes_in_every_dtype(dtype, forward):
+def test_a_correct_runner_passes_the_self_test_in_every_dtype(dtype, forward):
     runner, notes = make_checked_runner(tiny_llama().to(dtype), forward)
     assert runner.kind == ("stock" if forward == "stock" else "fused")
     assert notes == ()
@@ -213,7 +213,7 @@ def test_a_model_that_cannot_be_fused_runs_stock_and_the_notes_say_why():
         make_checked_runner(model, "fused")
 
 
-def test_the_fused_forward_leaves_the_models_own_attention_as_it_was():
+def test_the_fused_forward_leaves_the_attention_setting_unchanged():
     model = tiny_llama()
     before = model.config._attn_implementation
     make_checked_runner(model)

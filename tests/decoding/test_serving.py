@@ -123,7 +123,7 @@ def test_a_sampled_text_is_the_same_in_one_row_and_in_eight(
     assert_texts(together.results, [result.output_ids for result in alone.results])
 
 
-def test_two_hundred_requests_over_sixteen_rows_all_finish_and_none_starves() -> None:
+def test_two_hundred_requests_over_sixteen_rows_all_finish() -> None:
     draw = random.Random(0)
     lengths = [draw.randint(1, 40) for _ in range(200)]
     requests = [

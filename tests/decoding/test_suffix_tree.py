@@ -176,7 +176,7 @@ def test_a_draft_ends_at_the_limit_for_its_match_length() -> None:
     assert draft.tokens == [3, 5]  # two tokens, 1 2, match
 
 
-def test_a_text_that_repeats_one_token_continues_with_it() -> None:
+def test_a_text_of_one_repeated_token_drafts_that_token() -> None:
     assert drafted([7, 7, 7, 7], limit=1).tokens == [7]
 
 

@@ -90,7 +90,7 @@ def test_simulated_acceptance_is_independent_between_rounds() -> None:
     assert chisquare(pairs.sum(1).tolist()).pvalue > ALARM
 
 
-def test_rows_of_a_round_differ() -> None:
+def test_simulated_acceptance_differs_between_rows() -> None:
     assert judged((0.5,), 4).num_accepted_B.unique().tolist() == [0, 1, 2, 3, 4]
 
 

@@ -81,7 +81,7 @@ def test_dropped_vision_modules_count_neither_as_parameters_nor_as_bytes(
 
 
 @pytest.mark.parametrize("shown", [pytest.param(True, id="files"), pytest.param(False, id="built")])
-def test_a_plan_counts_what_is_loaded_and_names_what_is_not(
+def test_a_plan_counts_only_loaded_parts_and_lists_dropped_ones(
     whole: tuple[Any, Path], loaded: LoadedModel, tmp_path: Path, shown: bool
 ) -> None:
     files = files_of(whole[1])
@@ -105,7 +105,7 @@ def test_the_text_part_has_the_logits_of_the_whole_model(
     assert runner.kind == "stock"
 
 
-def test_transformers_does_not_warn_of_the_parts_that_were_left_out(
+def test_transformers_does_not_warn_about_dropped_parts(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -124,6 +124,6 @@ def test_dummy_weights_cover_only_the_text_part(whole: tuple[Any, Path]) -> None
     assert made.dropped == DROPPED
 
 
-def test_an_image_that_comes_along_is_refused_by_name(loaded: LoadedModel) -> None:
+def test_an_image_input_to_the_text_part_is_refused(loaded: LoadedModel) -> None:
     with pytest.raises(ModelError, match=r"model.vision_tower"):
         loaded.model.model.vision_tower(torch.zeros(1))

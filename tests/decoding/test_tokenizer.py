@@ -159,7 +159,7 @@ def test_tokens_of_a_text_have_no_special_tokens_added(tokenizer):
     assert tokenizer.text(tokenizer.ids("A b.")) == "A b."
 
 
-def test_text_leaves_special_tokens_out(tokenizer):
+def test_decoded_text_omits_special_tokens(tokenizer):
     ids = PLAIN("Hello<|im_end|>")["input_ids"]
     assert tokenizer.text(ids) == "Hello"
 

@@ -44,7 +44,7 @@ def test_nodes_are_numbered_level_by_level_parents_first() -> None:
     assert topology.cut(2).parents == PARENTS[:5]
 
 
-def test_widths_are_children_of_every_node_and_one_past_their_end() -> None:
+def test_tree_widths_are_children_per_node_and_1_beyond_their_end() -> None:
     assert (
         Topology.of_widths((2, 2), 3).paths
         == Topology.of_paths(
@@ -64,7 +64,7 @@ def test_an_invalid_tree_is_refused(paths: list[tuple[int, ...]]) -> None:
         Topology.of_paths(paths)
 
 
-def test_a_node_sees_its_ancestors_and_itself() -> None:
+def test_a_tree_node_attends_to_its_ancestors_and_itself() -> None:
     tree = tree_of()
 
     seen = [row.nonzero().flatten().tolist() for row in tree.seen_BNN[0]]
@@ -73,7 +73,7 @@ def test_a_node_sees_its_ancestors_and_itself() -> None:
     assert tree.path_to(torch.tensor([5])).tolist() == [[0, 2, 5, 0]]
 
 
-def test_a_node_sees_only_committed_slots_and_its_own_branch() -> None:
+def test_a_tree_node_attends_to_committed_slots_and_its_branch() -> None:
     positions_BN, branches = branches_of(tree_of(), torch.tensor([[4]]))
 
     seen_1NS = visible(positions_BN, torch.arange(14), window=None, branches=branches)
@@ -169,7 +169,7 @@ def test_the_path_that_the_target_follows_is_kept_and_its_next_token_is_added() 
     assert verdict.path_BT[0, :3].tolist() == [0, 2, 5]
 
 
-def test_a_match_below_a_mismatch_is_not_kept() -> None:
+def test_a_match_below_a_mismatch_is_not_accepted() -> None:
     verdict = verdict_of([1, 2, 3, 4, 5, 6], says={0: 8, 1: 3, 3: 6})
 
     assert verdict.num_accepted_B.tolist() == [0]

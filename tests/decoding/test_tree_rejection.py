@@ -129,7 +129,7 @@ def test_texts_are_those_of_siblings_judged_one_after_the_other(name: str) -> No
     assert accepted > 100, "drafts must be accepted as well as refused"
 
 
-def test_drafts_that_their_distribution_cannot_have_drawn_are_passed_over() -> None:
+def test_drafts_of_probability_0_under_q_are_skipped() -> None:
     sampler = Sampler(Sampling(temperature=1.0, top_k=4))
     for seed in range(20):
         case = drawn_case(seed, sampler, vocab_size=11, most=12)

@@ -55,7 +55,7 @@ def test_logits_over_slots_are_the_fused_forwards(name: str) -> None:
 @LONG
 @pytest.mark.parametrize("name", ["Llama", "Qwen3, window, tied"])
 @pytest.mark.parametrize("parameters", [{}, {"tree": (2, 2)}], ids=["chain", "tree"])
-def test_texts_are_transformers_own(name: str, parameters: dict[str, Any]) -> None:
+def test_text_on_triton_kernels_equals_transformers(name: str, parameters: dict[str, Any]) -> None:
     model, prompts = family(name), ragged_prompts()
     texts = [generated(model, prompt, NUM_TOKENS) for prompt in prompts]
     target, draft = Interpreted(model), Interpreted(family(name, seed=1))

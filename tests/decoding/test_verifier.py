@@ -56,7 +56,7 @@ def test_a_round_without_drafts_emits_one_target_token() -> None:
     assert judged_greedily([], target=[3]) == [3]
 
 
-def test_every_row_is_judged_by_itself() -> None:
+def test_every_row_is_verified_separately() -> None:
     proposal = Proposal(torch.tensor([[1, 2], [1, 0], [0, 2]]), torch.tensor([2, 2, 2]))
     logits = logits_for([1, 2, 3]).expand(3, -1, -1)
 
@@ -166,7 +166,7 @@ def test_the_token_after_one_draft_has_the_targets_distribution() -> None:
     assert one_draft_p_value() > 1e-3
 
 
-def test_equal_distributions_never_refuse_a_draft() -> None:
+def test_a_draft_is_never_rejected_if_p_equals_q() -> None:
     proposal = Proposal(torch.zeros(N, 1).long(), torch.ones(N).long(), P.expand(N, 1, -1))
 
     verdict = verify(

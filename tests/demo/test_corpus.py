@@ -69,7 +69,7 @@ def test_a_generated_story_keeps_the_name_of_its_hero() -> None:
         assert any(name in second for name in names)
 
 
-def test_an_edit_changes_the_text_it_was_given() -> None:
+def test_generated_edits_change_the_given_text() -> None:
     """Rarely a typo swaps two equal letters, or a number is replaced by itself."""
     conversations = [sample("edit", index, 0) for index in range(300)]
     changed = [c for c in conversations if c.category not in ("first", "last")]
@@ -77,7 +77,7 @@ def test_an_edit_changes_the_text_it_was_given() -> None:
     assert len(same) <= 0.02 * len(changed)
 
 
-def test_choices_slots_and_articles_are_filled_in() -> None:
+def test_prompt_templates_fill_choices_slots_and_articles() -> None:
     text = fill("a* {thing} and a* [hat|hat]", Dice("x"), {"thing": "apple"})
     assert text == "an apple and a hat"
 
@@ -87,10 +87,10 @@ def test_a_sentence_begins_with_a_capital_except_after_a_quoted_question() -> No
     assert text == 'She left. "Why?" he asked. "Go." Nobody went.'
 
 
-def test_a_list_is_joined_with_commas_and_one_and() -> None:
+def test_corpus_lists_are_joined_with_commas_and_one_and() -> None:
     assert joined(["a"]) == "a"
     assert joined(["a", "b", "c"]) == "a, b and c"
 
 
-def test_some_draws_different_items() -> None:
+def test_dice_draw_distinct_items() -> None:
     assert sorted(Dice("x").some([1, 2, 3, 4], 4)) == [1, 2, 3, 4]

@@ -28,7 +28,7 @@ LEAST = {"eagle": 2.5, "eagle-tree": 3.0, "eagle3": 2.5, "medusa": 2.0, "medusa-
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
-def test_the_weights_are_those_of_the_heads_card(name: str) -> None:
+def test_the_bundled_heads_match_the_hashes_of_their_card(name: str) -> None:
     of_head = json.loads((MODELS / name / "training.json").read_text(encoding="utf-8"))
 
     assert of_head["head"]["sha256"] == weights_sha256(str(MODELS / name), None)
@@ -36,7 +36,7 @@ def test_the_weights_are_those_of_the_heads_card(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
-def test_servers_know_a_head_by_its_class_as_they_will_know_a_new_one(name: str) -> None:
+def test_bundled_and_new_heads_name_the_same_architecture(name: str) -> None:
     """vLLM refuses a config that names none."""
     config = json.loads((MODELS / name / "config.json").read_text(encoding="utf-8"))
     new = drafter_class(name).new_checkpoint(AutoConfig.from_pretrained(MODELS / "target"), 0)
@@ -47,7 +47,7 @@ def test_servers_know_a_head_by_its_class_as_they_will_know_a_new_one(name: str)
 @pytest.mark.sampled(one_in=5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEAST)
-def test_a_head_drafts_for_the_target_and_leaves_its_text_as_it_is(name: str, tokenizer) -> None:
+def test_a_bundled_head_drafts_and_leaves_the_text_unchanged(name: str, tokenizer) -> None:
     (pairing,) = load_pairings(shipped("pairings.yaml")).select([f"demo/{name}"])
     engine = BuiltinEngine(pairing.target, ModelPool(torch.device("cpu")))
     engine.add_drafter(pairing.drafter)

@@ -26,7 +26,7 @@ def prompts(register: str, tokenizer, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_weights_are_those_of_the_card(name: str, card: dict) -> None:
+def test_the_bundled_weights_match_the_hashes_of_the_card(name: str, card: dict) -> None:
     assert weights_sha256(name) == card["models"][name]["sha256"]
 
 
@@ -83,14 +83,14 @@ def test_at_least_seven_of_ten_code_answers_are_valid_python(target, tokenizer) 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_greedy_stories_do_not_run_in_circles(target, tokenizer) -> None:
+def test_greedy_stories_do_not_loop(target, tokenizer) -> None:
     found = answers(target, prompts("creative", tokenizer, 5), sampled=False)
     assert sum(most_repeated(answer.ids) <= 3 for answer in found) >= 4
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_good_draft_fits_the_target_far_better_than_the_poor_one(target, tokenizer) -> None:
+def test_the_good_draft_has_far_higher_acceptance_than_the_poor_one(target, tokenizer) -> None:
     ids = prompts("chat", tokenizer, 3)
     greedy, sampled = answers(target, ids, sampled=False), answers(target, ids, sampled=True)
     good = agreement(target, load("draft"), greedy, sampled)

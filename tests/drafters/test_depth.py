@@ -73,7 +73,7 @@ def new_head(method: str, runner: StockRunner, **size: Any) -> Checkpoint | None
 @pytest.mark.parametrize("read_head", [headers_on_this_machine, read_shapes])
 @pytest.mark.parametrize("vocab_size", [7, 96])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_depth_is_that_of_every_drafter_loaded_or_dummy(
+def test_the_depth_is_known_for_loaded_and_dummy_drafters(
     variant: Variant, vocab_size: int, read_head: ReadHead, tmp_path: Path
 ) -> None:
     runner = target(vocab_size)
@@ -97,7 +97,7 @@ def test_the_depth_is_that_of_heads_of_several_sizes(
         assert most == size["block_size"] - 1
 
 
-def test_accuracies_that_a_heads_config_has_end_its_tree(tmp_path: Path) -> None:
+def test_accuracies_in_a_head_config_limit_the_tree_depth(tmp_path: Path) -> None:
     head = new_head("medusa", target(96), num_heads=5)
     assert head is not None
     own = pairing(tmp_path, target(96), "medusa", {}, head)

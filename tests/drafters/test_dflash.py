@@ -103,7 +103,7 @@ def assert_blocks(plain: PlainDFlash, seen: Sequence[Any], temperature: float = 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefill_chunk", [4, 512])
-def test_every_block_is_that_of_the_plain_facts_after_any_number_of_drafts_was_kept(
+def test_dflash_blocks_equal_the_reference_for_any_acceptance(
     prefill_chunk: int,
 ) -> None:
     target, _, plain, texts = case = subject()
@@ -159,7 +159,7 @@ def test_dflash_layers_attend_to_what_the_config_allows(name: str) -> None:
     assert_blocks(expected, watched.seen)
 
 
-def test_above_temperature_0_every_draft_has_the_distribution_of_its_place() -> None:
+def test_sampled_dflash_drafts_have_the_distribution_of_their_position() -> None:
     case = subject()
     watched = Watched(case.drafter())
 
@@ -169,7 +169,7 @@ def test_above_temperature_0_every_draft_has_the_distribution_of_its_place() -> 
     assert_blocks(case.plain, watched.seen, temperature=0.7)
 
 
-def test_a_row_that_moves_takes_its_context_along() -> None:
+def test_a_moved_row_keeps_its_dflash_context() -> None:
     case = subject()
     watched = Watched(case.drafter())
     rows = prefilled(case.target, watched, PROMPTS)

@@ -47,7 +47,7 @@ def test_a_draft_with_padding_ids_drafts_as_well_as_without(k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 4])
-def test_a_draft_that_lacks_some_of_the_targets_ids_leaves_the_text_as_it_is(k: int) -> None:
+def test_a_draft_model_of_fewer_ids_leaves_the_text_unchanged(k: int) -> None:
     model = tiny_llama()
     texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
     assert any(max(text) >= 80 for text in texts), "the target must say ids the draft lacks"

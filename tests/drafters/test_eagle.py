@@ -66,7 +66,7 @@ def test_the_tensors_are_those_of_the_published_checkpoints_but_for_a_bias() -> 
 
 
 @pytest.mark.parametrize("prefixes", [{"": "model."}, SPECULATORS])
-def test_every_layout_of_names_is_the_same_head(prefixes: Mapping[str, str]) -> None:
+def test_every_layout_of_tensor_names_gives_the_same_head(prefixes: Mapping[str, str]) -> None:
     torch.testing.assert_close(spoken(new().renamed(prefixes)), spoken(new()))
 
 
@@ -99,7 +99,7 @@ def test_an_eagle_config_without_bias_implies_a_bias() -> None:
     torch.testing.assert_close(spoken(replace(biased(), config=config)), spoken(biased()))
 
 
-def test_rotary_frequencies_that_old_files_have_are_left_out() -> None:
+def test_rotary_frequencies_in_old_files_are_ignored() -> None:
     frequencies = {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
 
     old = replace(new(), tensors={**new().tensors, **frequencies})
@@ -120,7 +120,7 @@ def test_a_separate_embedding_is_used_and_a_copy_of_the_targets_is_dropped() -> 
     assert not torch.allclose(spoken(other), spoken(new()))
 
 
-def test_files_that_are_as_the_target_is_are_not_copied() -> None:
+def test_tensors_of_the_targets_dtype_are_not_copied() -> None:
     checkpoint = new()
 
     weights = EagleHead(checkpoint, target()).weights

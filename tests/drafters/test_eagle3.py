@@ -80,7 +80,7 @@ def test_logits_are_those_of_the_package_speculators(name: str) -> None:
             assert bool((logits_V[others_V] == -torch.inf).all())
 
 
-def test_every_layout_of_names_is_the_same_head() -> None:
+def test_every_layout_of_tensor_names_gives_the_same_head() -> None:
     plain = new()
     expected_V = spoken(plain)
 
@@ -201,7 +201,7 @@ def test_an_eagle3_config_selects_the_feature_layers(is_inner: bool) -> None:
     assert Eagle3Head(replace(new(), config=config), target()).features == expected
 
 
-def test_ids_in_a_section_of_their_own_that_begin_with_2_are_those_of_inputs() -> None:
+def test_eagle_config_layer_ids_that_start_at_2_are_input_ids() -> None:
     ids = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     config = {**new().config, "eagle_aux_hidden_state_layer_ids": None, "eagle_config": ids}
 

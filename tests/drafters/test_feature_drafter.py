@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow  # rounds beside plain heads
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_chains_are_the_plain_heads_after_any_number_of_kept_drafts(method: str) -> None:
+def test_chains_equal_the_reference_for_any_acceptance(method: str) -> None:
     case = subject(method)
 
     seen, kept = case.rounds([4] * 12, tree="chain")
@@ -73,7 +73,7 @@ def test_a_beam_of_more_slots_than_drafts_stays_in_its_row(method: str) -> None:
 
 @pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
 @pytest.mark.parametrize("method", METHODS)
-def test_after_twenty_rounds_without_drafts_proposals_are_those_of_a_fresh_prefill(
+def test_drafts_after_20_rounds_at_k_0_equal_those_of_a_fresh_prefill(
     method: str, tree: str
 ) -> None:
     case = subject(method)
@@ -140,7 +140,7 @@ def test_the_states_of_a_prefill_in_pieces_are_the_plain_heads(method: str) -> N
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_row_that_moves_takes_its_states_along(method: str) -> None:
+def test_a_moved_row_keeps_its_hidden_states(method: str) -> None:
     case = subject(method)
     watched = Watched(case.drafter(tree="chain"))
     rows = prefilled(case.target, watched, PROMPTS, span=SPAN)

@@ -50,7 +50,7 @@ def error(logits: Tensor, truth: Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
-def test_logits_are_as_near_to_the_truth_as_on_stock_layers(name: str, dtype: torch.dtype) -> None:
+def test_fused_head_logits_are_as_accurate_as_stock_ones(name: str, dtype: torch.dtype) -> None:
     kind, target = KINDS[name], target_of(dtype)
     truth = logits_over_slots(head_of(kind, target_of(torch.float64), is_stock=True))
     stock = logits_over_slots(head_of(kind, target, is_stock=True))
@@ -66,7 +66,7 @@ def test_logits_are_as_near_to_the_truth_as_on_stock_layers(name: str, dtype: to
 
 @pytest.mark.parametrize("method", HEADS)
 @pytest.mark.parametrize("forward", ["auto", "fused"])
-def test_right_layers_pass(method: str, forward: Any) -> None:
+def test_correct_fused_head_layers_pass_their_check(method: str, forward: Any) -> None:
     layers = make_drafter(method, target_of(torch.float32)).head.layers
 
     assert check_layers(layers, forward, "h") == ()

@@ -161,7 +161,7 @@ def test_the_forwards_of_a_round_are_those_counted_by_hand(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @torch.no_grad()
-def test_model_forwards_multiply_what_a_round_multiplies(case: Case) -> None:
+def test_timed_head_parts_run_the_matrix_products_of_a_round(case: Case) -> None:
     """The same matrices with the same numbers of tokens, each as often."""
     target, drafter = own = subject(case)
     in_round, alone = Spy(own.weights), Spy(own.weights)
@@ -210,7 +210,7 @@ def assert_reads_what_it_names(own: Subject, name: str) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @torch.no_grad()
-def test_a_part_reads_the_tensors_that_it_names_and_no_others(case: Case) -> None:
+def test_a_head_part_reads_only_the_tensors_it_lists(case: Case) -> None:
     own = subject(case)
     for name in own.drafter.resources.head_parts:
         assert_reads_what_it_names(own, name)

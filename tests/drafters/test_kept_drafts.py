@@ -100,7 +100,7 @@ def counts_no_draft_past_the_end(variant: Variant) -> None:
 @pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_drafts_that_are_the_targets_own_are_kept_down_to_the_deepest(variant: Variant) -> None:
+def test_drafts_that_match_the_target_are_accepted_to_full_depth(variant: Variant) -> None:
     keeps_the_deepest(variant)
 
 
@@ -129,7 +129,7 @@ def test_a_planted_error_in_moving_slots_is_detected(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["draft_model", "eagle, chain", *TREES])
-def test_drafts_that_are_counted_past_the_end_are_found(name: str, plant: Plant) -> None:
+def test_planted_counts_past_the_end_are_detected(name: str, plant: Plant) -> None:
     whole_texts(name)
     plant(one_round.commit, "num_accepted_B.minimum(num_emitted_B)", "num_accepted_B")
 

@@ -97,7 +97,7 @@ def held(drafter: Lookahead) -> list[set[tuple[int, ...]]]:
     return [{tuple(gram) for gram in row if gram[0] >= 0} for row in grams_RPN[:, :-1].tolist()]
 
 
-def test_k_cuts_the_guesses_and_not_the_window() -> None:
+def test_k_limits_the_lookahead_guesses_and_not_the_window() -> None:
     drafter = lookahead(CountingRunner(), window=3, ngram=4, guesses=2)
 
     assert [drafter.num_drafts(k) for k in (1, 2, 3, 8)] == [8 + 2, 8 + 4, 8 + 6, 8 + 6]
@@ -120,7 +120,7 @@ def test_the_first_level_is_of_the_prompts_tokens_and_the_same_for_the_same_seed
     assert torch.equal(first_levels(), tokens_BW)
 
 
-def test_an_ngram_of_the_window_becomes_a_guess_and_a_right_guess_emits_n_tokens() -> None:
+def test_a_right_guess_from_the_lookahead_window_emits_n_tokens() -> None:
     """The target counts. Its window sees a 20 in the prompt, so it counts on from there.
 
     One round fills level 1 with 21, the next says 22: the n-gram 20 21 22 is there when the
@@ -137,7 +137,7 @@ def test_an_ngram_of_the_window_becomes_a_guess_and_a_right_guess_emits_n_tokens
 
 
 @pytest.mark.parametrize(("ngram", "num_rounds"), [(2, 1), (3, 2), (5, 4)])
-def test_levels_fill_one_by_one_before_ngrams_come_about(ngram: int, num_rounds: int) -> None:
+def test_lookahead_levels_fill_one_per_round_before_ngrams(ngram: int, num_rounds: int) -> None:
     target = CountingRunner()
     drafter = lookahead(target, window=2, ngram=ngram, guesses=1, pool_from_prompt=False)
     rows = filled(target, drafter, (50, 50, 5))
@@ -194,11 +194,11 @@ def test_a_row_drafts_as_in_a_fresh_batch_of_one() -> None:
     assert all(sum(num_accepted) > 0 for _, num_accepted in alone)
 
 
-def test_chunks_of_a_prompt_collect_what_the_whole_collects() -> None:
+def test_a_chunked_prefill_collects_the_same_ngrams() -> None:
     assert drafted_and_kept(repetitive(), prefill_chunk=4) == drafted_and_kept(repetitive())
 
 
-def test_the_next_turn_of_a_conversation_keeps_what_the_row_has_found() -> None:
+def test_a_later_turn_keeps_the_ngrams_of_its_conversation() -> None:
     target = CountingRunner()
     drafter = lookahead(target, **SMALL)
     rows = filled(target, drafter, (4, 5, 6, 7))
@@ -241,7 +241,7 @@ def test_a_finished_row_is_unchanged_and_a_copied_row_equals_its_source(
     assert same(snapshot(drafter, 0), snapshot(drafter, 1))
 
 
-def test_a_round_without_drafts_leaves_the_window_as_it_was() -> None:
+def test_a_round_without_drafts_leaves_the_lookahead_window_unchanged() -> None:
     target = CountingRunner()
     drafter = lookahead(target, **SMALL)
     rows = filled(target, drafter, (20, 30, 5))

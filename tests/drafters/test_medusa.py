@@ -154,7 +154,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_the_reference_finds(bug: str, plant: Plant) -> None:
+def test_the_medusa_reference_detects(bug: str, plant: Plant) -> None:
     plant(*BUGS[bug])
 
     with pytest.raises(AssertionError, match="other drafts after"):

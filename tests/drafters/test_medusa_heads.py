@@ -35,7 +35,7 @@ def logits_of(tensors: Mapping[str, Tensor]) -> Tensor:
     return found.logits(states_BF, found.num_heads)
 
 
-def test_every_layout_is_read_as_the_same_heads_and_configs_are_not_believed() -> None:
+def test_medusa_heads_of_every_layout_are_read_from_their_tensors() -> None:
     own = heads().tensors
     wanted = logits_of(own)
     assert len(wanted) == NUM_HEADS, "the config says 2"

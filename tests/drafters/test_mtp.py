@@ -129,7 +129,7 @@ def subject(name: str, num_layers: int) -> Subject:
         ("deepseek_v3", 2, [2, 2, 0, 2, 0, 0, 2, 1, 2, 2, 2]),
     ],
 )
-def test_every_draft_is_the_layers_own_after_any_number_of_drafts_was_kept(
+def test_mtp_drafts_equal_the_reference_for_any_acceptance(
     name: str, num_layers: int, ks: list[int]
 ) -> None:
     """Prefilled in chunks of 4, with rounds that draft nothing among the others."""
@@ -144,7 +144,7 @@ def test_every_draft_is_the_layers_own_after_any_number_of_drafts_was_kept(
     assert_chains(plain, watched.seen)
 
 
-def test_a_row_that_moves_takes_its_states_along() -> None:
+def test_a_moved_row_keeps_its_hidden_states() -> None:
     target, checkpoint, plain, _ = subject("mimo", 3)
     watched = Watched(Mtp(parts_of(target, checkpoint=checkpoint)))
     rows = prefilled(target, watched, PROMPTS)
@@ -157,7 +157,7 @@ def test_a_row_that_moves_takes_its_states_along() -> None:
     assert_chains(plain, watched.seen)
 
 
-def test_a_row_that_emitted_nothing_keeps_its_states() -> None:
+def test_a_row_without_new_tokens_keeps_its_states() -> None:
     target, checkpoint, _, _ = subject("mimo", 3)
     drafter = Mtp(parts_of(target, checkpoint=checkpoint))
     rows = prefilled(target, drafter, PROMPTS)
@@ -171,7 +171,7 @@ def test_a_row_that_emitted_nothing_keeps_its_states() -> None:
     assert changed_R.tolist() == [True, False, True]
 
 
-def test_prompts_of_one_token_and_more_drafts_than_layers_leave_the_text_as_it_is() -> None:
+def test_mtp_drafts_of_one_token_prompts_leave_the_text_unchanged() -> None:
     target, checkpoint, _, texts = subject("mimo", 3)
     drafter = Mtp(parts_of(target, checkpoint=checkpoint))
     model = build(family_of("mimo").config)

@@ -22,7 +22,7 @@ from tests.drafters.changed_heads import with_config, with_tensors
 from tests.drafters.mtp_families import checkpoint_for, dense_target, family_of
 
 
-def test_a_head_that_is_a_copy_of_the_targets_is_not_kept() -> None:
+def test_an_lm_head_equal_to_the_targets_is_dropped() -> None:
     config, model = family_of("glm4_moe").config, dense_target()
     own = checkpoint_for("glm4_moe", config)
     copied_VF = own.tensors["model.layers.2.shared_head.head.weight"].clone()
@@ -145,7 +145,7 @@ def test_a_kernel_named_in_a_config_is_not_downloaded(
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["in its files", "in the model alone"])
-def test_a_head_that_is_the_targets_own_is_not_kept_twice(is_stored: bool) -> None:
+def test_an_lm_head_shared_with_the_target_is_held_once(is_stored: bool) -> None:
     """A target whose files call its head otherwise, or tie it, has it in the model alone."""
     config = family_of("glm4_moe").config
     model = build(config)

@@ -57,7 +57,7 @@ def test_text_without_repetition_drafts_nothing() -> None:
     assert lookups([1, 2, 3, 4]) == [[]]
 
 
-def test_a_text_of_one_token_drafts_nothing() -> None:
+def test_a_lookup_in_a_text_of_one_token_drafts_nothing() -> None:
     assert lookups([5]) == [[]]
 
 

@@ -44,7 +44,7 @@ def test_a_repeated_ngram_takes_one_slot_of_the_pool() -> None:
     assert found(grams, 1) == [[1, 2, 3], [1, 4, 5]]
 
 
-def test_an_ngram_that_is_not_to_be_added_leaves_no_trace() -> None:
+def test_an_excluded_ngram_is_not_added_to_the_pool() -> None:
     grams = pool(size=2)
     add(grams, (1, 2, 3), (1, 4, 5), but=0)
     assert found(grams, 1) == [[1, 4, 5]]

@@ -119,7 +119,7 @@ def test_garbage_after_the_reference_is_neither_drafted_nor_matched(longer: list
     assert answer.then([5]) == [[6]]
 
 
-def test_garbage_behind_the_answer_does_not_count_as_agreed() -> None:
+def test_garbage_after_the_text_does_not_count_as_agreed() -> None:
     answer = Answer([1, 2, 3, 4, 5, 6])
     answer.state.tokens_BC[0, len(PROMPT) :][:4] = torch.tensor([1, 2, 3, 4])
     assert answer.then([1]) == [[2, 3, 4]]
@@ -149,7 +149,7 @@ def test_tokens_of_rounds_at_k_0_are_caught_up_with() -> None:
     assert answer.then([4], k=1) == [[7]]
 
 
-def test_a_row_that_moves_takes_its_reference_and_its_place_along() -> None:
+def test_a_moved_row_keeps_its_reference_and_position() -> None:
     answer = Answer([9, 8, 7, 6, 5, 4], [1, 2, 1, 3])
     answer.then([9, 5, 4], [1])
     answer.state.move_row(1, 0)
@@ -157,7 +157,7 @@ def test_a_row_that_moves_takes_its_reference_and_its_place_along() -> None:
     assert answer.then([2], []) == [[1, 3], [2, 1, 3]]
 
 
-def test_a_pass_forgets_the_references_of_the_pass_before() -> None:
+def test_a_new_pass_clears_the_references() -> None:
     answer = Answer([1, 2, 3])
     answer.drafter.allocate(1, 64)
     assert answer.then([1]) == [[]]

@@ -96,7 +96,7 @@ def test_text_is_drafted_up_to_the_drafts_first_special_token(end, drafts) -> No
     ],
     ids=["the same", "a token straddles", "a token is missing"],
 )
-def test_drafts_spell_what_the_draft_guessed_or_nothing(tokens, drafts) -> None:
+def test_retokenized_drafts_spell_the_draft_models_text_or_are_empty(tokens, drafts) -> None:
     runners = (CountingRunner(len(tokens)), CountingRunner(4))  # after ` ab` come `c`, `d`, ` a`
     runners[1].cache = type("Cache", (), {"max_len": 64})()  # type: ignore[assignment]
     tokenizers = tokenizer(*tokens), tokenizer(" a", "b", "c", "d")
@@ -121,7 +121,7 @@ def test_a_text_without_spaces_is_cut_into_words_of_limited_length() -> None:
     assert len(full.word) == 1
 
 
-def test_spaces_that_come_one_by_one_are_one_words() -> None:
+def test_successive_spaces_are_retokenized_as_one_word() -> None:
     target, draft = tokenizer(" ", " a"), tokenizer("  ", " ", "a")
     retokenizer = Retokenizer(target, draft)
     reading = retokenizer.read()

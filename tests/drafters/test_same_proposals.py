@@ -180,7 +180,7 @@ def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant)
 @pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", [*VARIANTS, TWO_LAYERS], ids=str)
 @torch.inference_mode()
-def test_rows_that_do_not_begin_at_0_are_drafted_for_as_those_that_do(variant: Variant) -> None:
+def test_drafts_do_not_depend_on_the_row_index(variant: Variant) -> None:
     prompt, other = SAMPLED_PROMPT, tuple(reversed(SAMPLED_PROMPT[:-2]))
 
     def rounds(prompts: Sequence[Path], row: int) -> tuple[list[Drafted], Path]:

@@ -56,7 +56,7 @@ def skip(layer: Any, inputs: tuple[Tensor, ...], output: Any) -> Any:  # noqa: A
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.no_grad()
-def test_first_layers_are_found_in_every_architecture_and_leave_the_model_as_it_is(
+def test_first_layers_of_every_architecture_leave_the_model_unchanged(
     architecture: str,
 ) -> None:
     model = build(ARCHITECTURES[architecture]())
@@ -115,7 +115,7 @@ def test_first_layers_have_the_logits_of_a_truncated_model(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @torch.no_grad()
-def test_slots_are_still_the_targets_after_they_grew(make: Any) -> None:
+def test_first_layers_share_the_targets_cache_after_it_grew(make: Any) -> None:
     """The prompt goes through the target alone, and the first layers go on from it."""
     model = deep_llama()
     expected = plain_logits(truncated(model, 2), TOKENS_2T)

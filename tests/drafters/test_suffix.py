@@ -88,7 +88,7 @@ def test_a_factor_lets_a_short_match_draft_more() -> None:
     assert result.rounds.num_accepted == (4, 4, 0)
 
 
-def test_earlier_answers_of_a_pass_are_drafted_from_and_not_later_passes() -> None:
+def test_suffix_drafts_come_from_earlier_responses_of_the_same_pass() -> None:
     drafter = suffix()
     first, second = counted_up(drafter, [50, 9], [60, 11])
     assert (num_rounds(first), num_rounds(second)) == (11, 4)
@@ -102,7 +102,7 @@ def test_the_last_tokens_of_an_answer_are_kept() -> None:
     assert sum(second.rounds.num_accepted) == 2
 
 
-def test_an_answer_does_not_help_its_own_prompt() -> None:
+def test_suffix_drafts_exclude_responses_to_the_same_prompt() -> None:
     first, again, third = counted_up(suffix(), [50, 9], [50, 9], [50, 10])
     assert num_rounds(first) == num_rounds(again) == 11
     assert num_rounds(third) < 11
@@ -114,12 +114,12 @@ def test_an_answer_does_not_help_its_own_prompt() -> None:
     assert num_rounds(result) == 11
 
 
-def test_an_answer_does_not_help_the_prompt_of_an_earlier_turn() -> None:
+def test_suffix_drafts_exclude_later_turns_of_the_conversation() -> None:
     first, _, again = counted_up(suffix(), [50, 9], [50, 9, *range(10, 22), 60, 30], [50, 9])
     assert num_rounds(first) == num_rounds(again) == 11
 
 
-def test_the_oldest_answers_are_forgotten_first() -> None:
+def test_suffix_decoding_drops_the_oldest_responses_first() -> None:
     prompts = [[50, 9], [60, 39], [70, 10]]
     *_, kept = counted_up(suffix(max_cached_requests=2), *prompts)
     *_, forgotten = counted_up(suffix(max_cached_requests=1), *prompts)
@@ -194,7 +194,7 @@ def test_samples_of_one_prompt_draft_from_each_other_as_they_grow() -> None:
     assert proposal.num_drafted_B.tolist() == [0, 2, 0]
 
 
-def test_samples_keep_their_texts_and_more_of_what_is_drafted(llama: Subject) -> None:
+def test_suffix_acceptance_is_higher_for_samples_of_one_prompt(llama: Subject) -> None:
     def served(*, is_sample: bool) -> list[Result]:
         drafter = suffix(llama.target, max_spec_factor=2.0)
         requests = [
@@ -238,7 +238,7 @@ def test_long_prompts_moved_rows_and_refilled_rows_keep_the_text(k: int) -> None
     assert_texts(in_turn, texts)
 
 
-def test_a_moved_row_keeps_its_text_and_a_copied_one_reads_it_again() -> None:
+def test_suffix_decoding_keeps_the_text_of_moved_and_copied_rows() -> None:
     state = State.allocate(2, 16, [], torch.device("cpu"))
     state.tokens_BC[0, :5] = torch.tensor([1, 2, 9, 1, 2])
     state.length_B1[0], state.budget_B[0] = 4, 5
@@ -258,7 +258,7 @@ def test_a_moved_row_keeps_its_text_and_a_copied_one_reads_it_again() -> None:
     assert proposal.tokens_BK.tolist() == [[2, 0], [1, 2]]
 
 
-def test_an_answer_whose_row_is_given_to_another_is_kept_to_its_end() -> None:
+def test_suffix_decoding_keeps_a_complete_response_of_a_reused_row() -> None:
     target = CountingRunner()
     drafter = suffix(target)
     requests = [

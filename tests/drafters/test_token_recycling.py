@@ -69,7 +69,7 @@ def test_the_default_recycling_tree_is_deeper_for_better_ranks() -> None:
     assert (deepest[0], deepest[-1]) == (6, 2)
 
 
-def test_k_cuts_the_tree() -> None:
+def test_k_limits_the_recycling_tree() -> None:
     drafter = recycling()
 
     assert [drafter.num_drafts(k) for k in (1, 2, 3, 4, 5, 6, 7)] == [8, 32, 60, 73, 79, 80, 80]
@@ -149,7 +149,7 @@ def test_the_unknown_token_keeps_unknown_successors() -> None:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_after_rounds_the_table_holds_the_best_of_the_plain_logits() -> None:
+def test_the_recycling_table_holds_the_top_tokens_of_plain_logits() -> None:
     """Every node's logits from a plain forward over its own text, rejected nodes included."""
     plain, prompt = exact_llama(seed=0), ragged_prompts()[0]
     target = StockRunner(exact_llama(seed=0))

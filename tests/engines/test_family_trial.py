@@ -30,7 +30,7 @@ def test_heads_of_latent_attention_are_as_wide_as_their_rotary_part():
     assert small.head_dim == small.qk_rope_head_dim < HEAD_SIZE
 
 
-def test_sections_of_frequencies_fill_a_small_head_in_their_shares():
+def test_rotary_sections_of_a_trial_model_are_scaled_to_its_heads():
     rope = {"rope_type": "default", "mrope_section": [16, 24, 24]}
     small = small_config(Qwen2VLTextConfig(rope_parameters=rope))
     assert small.rope_parameters["mrope_section"] == [2, 3, 3]

@@ -121,7 +121,7 @@ def test_a_k_that_is_too_deep_is_refused_before_anything_runs(engine: BuiltinEng
         engine.generate(REQUEST, work(4))
 
 
-def test_an_adaptive_k_goes_as_deep_as_it_can(engine: BuiltinEngine) -> None:
+def test_an_adaptive_k_is_limited_to_the_number_of_heads(engine: BuiltinEngine) -> None:
     served = engine.serve([REQUEST] * 2, work(8, adaptive=True), Load(concurrency=2))
     assert max(served.rounds.num_speculative_tokens) <= NUM_HEADS
     assert served.results[0].output_ids == engine.generate(REQUEST, engine.baseline).output_ids

@@ -55,7 +55,7 @@ def chosen_by(kernels):
     return [choice.chosen for choice in kernels.autotuner.choices.values()]
 
 
-def test_the_winner_runs_and_every_choice_is_made_once(held):
+def test_the_autotuned_kernel_runs_and_each_choice_is_made_once(held):
     made = choices()
     runner = made.choose(FusedRunner(tiny_llama()), "auto", "big")
     assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
@@ -91,7 +91,7 @@ def test_a_heads_layers_run_stock_on_request(held):
     assert held == []
 
 
-def test_layers_with_a_window_and_without_compete_apart(held):
+def test_layers_with_and_without_a_window_are_autotuned_separately(held):
     choices().choose(FusedRunner(build(ARCHITECTURES["Qwen2 + window"]())), "auto", "big")
     windows = [case for case in held if "window" in case]
     assert len(windows) == 2

@@ -100,7 +100,7 @@ def test_a_replay_gets_the_positions_of_its_tokens():
     assert whose.positions[-1].tolist() == [[117, 118]]
 
 
-def test_two_that_share_a_cache_do_not_share_graphs():
+def test_runners_that_share_a_cache_have_separate_graphs():
     """The target and its own first layers, which draft for it."""
     graphs, whole = Replays(), Recorder()
     first = Recorder(cache=whole.cache)

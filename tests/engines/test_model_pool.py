@@ -18,7 +18,7 @@ def test_a_target_and_its_draft_are_two_models(pool, target):
     assert pool.load(target.model).num_parameters > pool.load(draft).num_parameters
 
 
-def test_a_model_stays_while_one_holder_is_left(pool, target):
+def test_a_model_stays_loaded_until_its_last_release(pool, target):
     model = weakref.ref(pool.load(target.model).model)
     pool.load(target.model)
 

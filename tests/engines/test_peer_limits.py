@@ -135,7 +135,7 @@ def test_a_pass_makes_the_static_cache_ready_once_for_its_longest_request(own_en
     assert lengths == [prompt + 9] * (4 + 5 + 9 + 7)
 
 
-def test_making_ready_costs_the_pass_no_time(own_engine, monkeypatch):
+def test_preparing_a_static_cache_is_not_timed(own_engine, monkeypatch):
     """On a clock that goes on by the forwards alone: a busy machine is slow in either part."""
     now = 0.0
 

@@ -32,7 +32,7 @@ def forwards_of(engine, work):
 
 
 @pytest.mark.parametrize("k", [1, 3, 6])
-def test_a_fixed_k_drafts_k_tokens_every_round(engine, k):
+def test_transformers_drafts_a_fixed_k_tokens_in_every_round(engine, k):
     rounds = forwards_of(engine, replace(ASSISTED, k=k)).split("t")
     assert rounds.pop() == ""
     # Only near the end there is no room for K drafts and the bonus token.

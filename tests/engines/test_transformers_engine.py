@@ -132,7 +132,7 @@ def test_top_k_and_top_p_reach_the_sampler(engine):
     assert engine.generate(request(temperature=2.0), BASELINE).output_ids != greedy
 
 
-def test_the_callers_generator_is_left_as_it_was(engine):
+def test_the_callers_random_state_is_restored(engine):
     before = torch.get_rng_state()
     engine.generate(request(temperature=1.0, seed=5), ASSISTED)
     assert torch.equal(torch.get_rng_state(), before)
@@ -158,7 +158,7 @@ def test_transformers_generation_prints_and_logs_nothing(engine, logged, capfd, 
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_callers_logging_is_left_as_it_was(engine):
+def test_the_callers_logging_level_is_restored(engine):
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_info()
     try:

@@ -18,7 +18,7 @@ KNOWN = ("float32", "bfloat16", "float16")
 
 
 @pytest.mark.parametrize("dtype", KNOWN)
-def test_a_dtype_that_servers_know_is_served_as_it_was_measured(dtype):
+def test_a_dtype_that_servers_support_is_exported_as_measured(dtype):
     made = deployment("ngram", dtype=dtype)
     assert made.served_dtype == dtype
     assert made.dtype_lost == []

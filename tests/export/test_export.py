@@ -50,7 +50,7 @@ def test_vllm_takes_k_per_batch_size_without_gaps():
     assert re.search("more than 16 concurrent requests", lost(made))
 
 
-def test_lookups_take_their_lengths_along():
+def test_lookup_lengths_are_exported():
     made = exported("vllm", deployment("ngram", max_ngram=5, min_ngram=2))
     assert config_of(made)["prompt_lookup_max"] == 5
     assert config_of(made)["prompt_lookup_min"] == 2
@@ -90,7 +90,7 @@ def speculative(made):
     return yaml.safe_load(made.config.text)["speculative_config"]
 
 
-def test_tensorrt_llm_turned_its_schedule_round():
+def test_the_tensorrt_llm_draft_schedule_depends_on_the_version():
     tiered = deployment("draft_model", tiers=SEVERAL)
     made = exported("tensorrt_llm", tiered)  # 1.2: the smallest batch of each K
     assert speculative(made)["draft_len_schedule"] == {1: 5, 2: 3, 5: 0}
@@ -193,7 +193,7 @@ def test_versions_that_are_not_known_are_refused(engine, version, complaint):
         exported(engine, deployment("draft_model"), version)
 
 
-def test_the_first_build_that_is_known_to_be_new_is_new():
+def test_llama_cpp_build_9235_gets_the_new_flags():
     made = exported("llama_cpp", deployment("draft_model"), "b9235")
     assert "--spec-draft-n-max" in made.command
 

@@ -45,7 +45,7 @@ def test_servers_take_every_method_that_they_have(engine, method):
 
 
 @pytest.mark.parametrize("engine", SERVERS)
-def test_every_shipped_pairing_is_taken_or_refused_with_what_comes_nearest(engine):
+def test_every_shipped_pairing_is_exported_or_refused_with_an_alternative(engine):
     pairings = load_pairings(shipped("pairings.yaml")).all
     methods_taken = set()
     for pairing in pairings:

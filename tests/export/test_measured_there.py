@@ -40,7 +40,7 @@ def test_a_configuration_measured_on_a_server_is_exported_as_started(tmp_path):
     assert sentence == build_document(stored).decisions[0].sentence
 
 
-def test_arguments_of_the_user_are_part_of_what_was_measured(tmp_path):
+def test_user_arguments_of_the_engine_are_noted_in_an_export(tmp_path):
     stored = served_sweep(ONE_ROW)
     settings = changed(stored.run.settings, engine_args=("--max-num-seqs", "64"))
     found = exported(replace(stored, run=replace(stored.run, settings=settings)), tmp_path)

@@ -64,7 +64,7 @@ def test_tensorrt_llm_takes_accepted_draft_tokens_without_the_bonus_token():
             export("tensorrt_llm", made, version)
 
 
-def test_llama_cpp_takes_rates_since_it_can():
+def test_synthetic_rates_are_exported_to_llama_cpp_from_2026_09():
     for version in (None, "2026-09", "b10919"):
         flags = parse(export("llama_cpp", simulated("draft_model"), version))
         assert flags["--spec-synth-rates"] == "0.8,0.56,0.336"
@@ -73,7 +73,7 @@ def test_llama_cpp_takes_rates_since_it_can():
             export("llama_cpp", simulated("draft_model"), version)
 
 
-def test_transformers_has_no_such_thing_and_names_what_has():
+def test_simulated_acceptance_is_refused_for_transformers():
     with pytest.raises(UsageError, match=r"transformers verifies .*vllm, sglang"):
         export("transformers", simulated("draft_model"))
 

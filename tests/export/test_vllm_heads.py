@@ -83,7 +83,7 @@ def test_fields_missing_in_a_medusa_config_are_listed_with_their_values(tmp_path
     )
 
 
-def test_sizes_of_another_model_are_named_like_missing_ones(tmp_path: Path) -> None:
+def test_wrong_sizes_in_a_medusa_config_are_listed(tmp_path: Path) -> None:
     config = {"model_type": "medusa", "hidden_size": 4096, "vocab_size": 4}
     counts = {"num_heads": 1, "num_hidden_layers": 1}  # vLLM's own names
     head = written(

@@ -100,7 +100,7 @@ def test_an_unknown_size_is_reported_once_and_only_for_draft_models():
     assert "vocab_size" not in "".join(exported("vllm", head).not_expressed)
 
 
-def test_files_on_this_machine_go_before_what_the_entry_states(tmp_path: Path):
+def test_local_files_take_precedence_over_the_stated_vocabulary(tmp_path: Path):
     made = with_tokens(padded(PADDED), tmp_path / "draft")
     assert made.vocab_sizes == (2048, 2048)
     assert "use_heterogeneous_vocab" not in config_of(exported("vllm", made))

@@ -17,7 +17,7 @@ from specbench.files.config import is_hybrid, longest_context, unsupported_atten
         ({"model_type": "llama", "layer_types": ["hybrid_sliding"]}, "type hybrid_sliding"),
     ],
 )
-def test_attention_that_would_be_wrong_is_named(fields: dict[str, Any], words: str) -> None:
+def test_unsupported_attention_fields_are_reported(fields: dict[str, Any], words: str) -> None:
     reason = unsupported_attention(fields.get)
     assert reason is not None
     assert words in reason
@@ -32,7 +32,7 @@ def test_layer_types_of_a_single_family_are_supported_in_it() -> None:
     ("kinds", "is_one"),
     [(["attention", "full_attention"], False), (["conv", "full_attention"], True), (None, True)],
 )
-def test_a_hybrid_class_with_only_attention_is_not_a_hybrid(
+def test_a_hybrid_class_with_attention_layers_only_is_not_a_hybrid(
     kinds: list[str] | None, is_one: bool
 ) -> None:
     fields = {"model_type": "granitemoehybrid", "layer_types": kinds}

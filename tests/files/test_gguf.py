@@ -125,7 +125,7 @@ WRONG |= {"tokenizer__ggml__tokens": [], "tokenizer__ggml__model": None}
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG.items())
-def test_a_key_of_another_kind_is_a_message(tmp_path: Path, name: str, value: Any) -> None:
+def test_a_gguf_key_of_another_type_is_an_error(tmp_path: Path, name: str, value: Any) -> None:
     path = write_gguf(tmp_path / "a.gguf", **{name: value})
     with pytest.raises(ModelError, match=r"a\.gguf: its? "):
         assert read_gguf(path).kv_bytes_per_token
@@ -136,7 +136,7 @@ NEEDED += ("llama__attention__layer_norm_rms_epsilon", "llama__feed_forward_leng
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_a_key_that_llama_cpp_needs_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_gguf_key_is_an_error_with_its_name(tmp_path: Path, name: str) -> None:
     tensors = {"token_embd.weight": (32, 300), "blk.0.ffn_up.weight": (32, 64)}
     keys: dict[str, Any] = {"llama__feed_forward_length": 64}
     read_gguf(write_gguf(tmp_path / "a.gguf", tensors=tensors, **keys))

@@ -119,7 +119,7 @@ def test_an_unchanged_head_is_loaded_and_planned(engine, folder, method):
 
 
 @pytest.mark.parametrize(("method", "fields", "named"), HOSTILE)
-def test_the_engine_names_the_field(engine, head, method, fields, named):
+def test_a_hostile_head_config_is_refused_with_its_field(engine, head, method, fields, named):
     files = head(method, fields)
     spec = ModelSpec(source=f"./{method}", folder=files.folder)
     with pytest.raises(ModelError, match=named) as refused:

@@ -108,7 +108,7 @@ def test_a_link_out_of_the_folder_is_refused(target, tmp_path):
     assert "a link out" in found
 
 
-def test_headers_are_what_safetensors_reads(tmp_path):
+def test_parsed_headers_equal_those_of_safetensors(tmp_path):
     from safetensors import safe_open
 
     model = write_model(tmp_path / "model", num_hidden_layers=2)

@@ -122,7 +122,7 @@ def test_a_missing_model_is_reported_and_an_unreachable_hub_is_an_error(
 
 
 @pytest.mark.usefixtures("hub")
-def test_checking_fills_in_what_the_file_leaves_out_and_changes_nothing_else(
+def test_checking_fills_in_only_missing_fields(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "pairings.yaml").write_text(PAIRINGS)
@@ -145,7 +145,7 @@ def test_checking_fills_in_what_the_file_leaves_out_and_changes_nothing_else(
 
 
 @pytest.mark.usefixtures("hub")
-def test_checking_names_entries_that_the_hub_contradicts(tmp_path: Path) -> None:
+def test_checking_reports_entries_that_differ_from_the_hub(tmp_path: Path) -> None:
     entry = yaml.safe_load(PAIRINGS)
     entry["targets"]["packed"] = {
         **entry["targets"]["big"],
@@ -167,7 +167,7 @@ def test_checking_names_entries_that_the_hub_contradicts(tmp_path: Path) -> None
     assert REVISION[:12] in ran.out
 
 
-def test_an_entry_is_filled_in_next_to_its_keys() -> None:
+def test_missing_fields_are_written_next_to_their_entry() -> None:
     entry = (
         "  a:\n    quantization: int8\n    model: org/a\n  b:\n    model: org/a\n    revision: v1\n"
     )
@@ -188,7 +188,7 @@ def test_every_revision_is_requested_and_a_missing_one_fails(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_hub_out_of_reach_is_one_sentence(
+def test_an_unreachable_hub_is_an_error_without_a_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -228,7 +228,7 @@ def test_a_model_that_is_a_target_twice_has_each_draft_once() -> None:
     assert catalog_drafters("demo:target") == demo.drafters
 
 
-def test_pair_takes_published_drafts_and_refuses_a_model_that_has_none(tmp_path: Path) -> None:
+def test_pair_with_published_refuses_a_model_without_drafts(tmp_path: Path) -> None:
     words = ("--published", "--dry-run", "--json")
     ran = specbench("pair", "demo:target", *words, cwd=tmp_path)
     assert ran.code == 0, ran.err

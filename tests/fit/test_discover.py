@@ -143,7 +143,7 @@ def test_a_path_that_is_not_a_folder_is_a_usage_error(target, tmp_path):
         ("owner/not-here", "not-here", "draft_model"),
     ],
 )
-def test_a_word_names_a_drafter(word, name, method):
+def test_a_draft_option_is_parsed_into_name_and_method(word, name, method):
     drafter = drafter_of(word)
     assert (drafter.name, drafter.method) == (name, method)
 
@@ -163,7 +163,7 @@ def test_an_unknown_draft_name_is_a_usage_error(word, said):
         drafter_of(word)
 
 
-def test_equal_names_get_numbers():
+def test_drafters_of_equal_name_get_numbers():
     names = [d.name for d in with_unique_names([drafter_of("ngram")] * 3)]
     assert names == ["ngram", "ngram-2", "ngram-3"]
 

@@ -117,7 +117,7 @@ def test_the_check_reports_the_layout_of_a_head(target, tmp_path, method, fields
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash2", "xpress"])
-def test_relatives_that_are_not_run_are_refused_by_name(target, tmp_path, kind):
+def test_unsupported_speculators_types_are_refused(target, tmp_path, kind):
     head = write_head(tmp_path / "head", "dflash", target)
     changed = change_config(head, speculators_model_type=kind)
     (found,) = check(target, changed, "dflash").of_level("refused")

@@ -93,7 +93,7 @@ def test_a_chain_has_no_extra_slots(tiny):
 
 
 @pytest.mark.parametrize("num_drafts", [21, 25, 26])
-def test_drafts_of_a_round_also_need_slots(tiny, num_drafts):
+def test_the_planned_kv_cache_includes_slots_for_drafts(tiny, num_drafts):
     """38 tokens, as many drafts and one more: up to 25 they fit into 64 slots."""
     place = replace(PLACE, num_speculative_tokens=num_drafts)
     capacity = 64 if num_drafts <= 25 else 128

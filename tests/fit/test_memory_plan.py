@@ -99,7 +99,7 @@ def test_the_reported_context_is_the_largest_that_fits(target):
         assert peak(most) <= 24 * GIB < peak(most + 64)
 
 
-def test_speculation_costs_context_and_more_rows_cost_more(target):
+def test_speculation_and_concurrency_reduce_the_context(target):
     place = replace(H100, memory_bytes=24 * GIB)
     alone, with_draft = plan_target(target, place), pair(target, place)
     assert with_draft.max_context < alone.max_context
@@ -187,7 +187,7 @@ def test_sizes_and_bandwidths_are_parsed_with_units():
             parse_bytes(wrong)
 
 
-def test_the_embedded_pair_needs_what_the_decoder_allocates():
+def test_the_planned_kv_cache_is_rounded_up_to_64_slots():
     """A CPU's rows come in steps of 64 slots."""
     target = open_model(model_spec("demo:target"))
     plan = plan_target(target, DeploymentSpec(device="cpu", context=100))

@@ -45,7 +45,7 @@ def test_another_tokenizer_fits_with_a_warning_on_common_tokens(target, draft, m
     assert "the host" in found.reason
 
 
-def test_an_equal_tokenizer_needs_no_such_method(target, draft):
+def test_methods_for_other_tokenizers_warn_if_tokenizers_are_equal(target, draft):
     found = only(with_method(target, draft, "token_intersection"), "warning")
     assert re.search("draft_model .*without the host", found.reason)
 

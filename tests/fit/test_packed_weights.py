@@ -55,7 +55,7 @@ def test_planned_bytes_of_a_packed_model_equal_the_loaded_ones(tmp_path, family,
     assert not counted.is_exact
 
 
-def test_int4_takes_half_a_byte_a_weight_and_a_scale_and_an_offset_a_group(tmp_path):
+def test_planned_int4_bytes_follow_from_weights_and_groups(tmp_path):
     config = FAMILIES["Llama"]()
     plain = built_weights(config_alone(tmp_path, config, None), "bfloat16")
     packed = built_weights(config_alone(tmp_path, config, "int4"), "bfloat16")

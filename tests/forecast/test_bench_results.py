@@ -65,7 +65,7 @@ def test_drafts_accepted_past_an_answers_end_do_not_shorten_rounds():
     assert found.cost == pytest.approx(0.012 * 1000 / 400)
 
 
-def test_details_give_the_seconds_exactly():
+def test_detailed_results_give_exact_round_seconds():
     gaps = [[0.03] * 40] * 10
     (found,) = read({**SPECULATIVE, "itls": gaps})
     assert found.cost == pytest.approx(0.03)
@@ -87,7 +87,7 @@ def test_k_is_what_the_file_says_else_its_positions_else_the_mean():
         ({"num_speculative_tokens": "3"}, "how many rounds there were is not known"),
     ],
 )
-def test_a_result_without_a_cost_is_named(changes, reason):
+def test_a_result_without_a_step_time_is_refused(changes, reason):
     with pytest.raises(UsageError, match=reason) as wrong:
         read(PLAIN, {**PLAIN, **changes})
     assert str(wrong.value).startswith("r.json:2:")

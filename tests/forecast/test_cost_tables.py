@@ -49,7 +49,7 @@ def test_a_forward_and_its_drafts_make_a_round(tmp_path):
     }
 
 
-def test_csv_says_the_same(tmp_path):
+def test_step_times_from_csv_equal_those_from_yaml(tmp_path):
     from_csv = read_file(write(tmp_path, "costs.csv", CSV))
     assert numbers(from_csv) == numbers(read_file(write(tmp_path, "costs.yaml", YAML)))
     assert {c.engine for c in from_csv} == {"vllm 0.32.0"}
@@ -92,7 +92,7 @@ def test_json_says_the_same(tmp_path):
         ("a.json", "{", 1, ""),
     ],
 )
-def test_a_wrong_table_names_its_line(tmp_path, name, text, line, reason):
+def test_a_wrong_step_time_table_is_refused_with_its_line(tmp_path, name, text, line, reason):
     path = write(tmp_path, name, text)
     with pytest.raises(UsageError) as wrong:
         read_file(path)
@@ -129,7 +129,7 @@ def test_repeated_rows_are_averaged():
     assert found.ratio(2, 0).standard_error is None
 
 
-def test_enough_repeats_show_how_far_off_costs_are():
+def test_repeated_imported_step_times_give_an_error():
     """Nothing belongs together: the errors of both sides add, whatever the order of the rows."""
     spread = (0.9, 1.1, 1.0, 0.95, 1.05)
     rows = [*(cost(0, c) for c in spread), *(cost(2, 3 * c) for c in reversed(spread))]
@@ -139,7 +139,7 @@ def test_enough_repeats_show_how_far_off_costs_are():
     assert math.exp(found.log) == pytest.approx(3)
 
 
-def test_steps_need_no_step():
+def test_relative_step_times_need_no_k_0():
     found = curve_from([cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))
     assert found.visits == {0: (1.0,), 3: (1.5,)}
     assert found.round_s(3) is None

@@ -78,7 +78,7 @@ def test_equal_prompts_and_costs_give_an_interval_of_zero_width():
     )
 
 
-def test_the_error_of_the_costs_is_joined_in():
+def test_the_forecast_interval_includes_the_cost_error():
     shaky = CostCurve(visits={0: (0.1,) * 6, 2: (0.1, 0.2, 0.15, 0.15, 0.12, 0.18)})
     record = forecast(KEY, [right(p) for p in PROMPTS], shaky, (2,))
     point = record.points[1]
@@ -87,7 +87,7 @@ def test_the_error_of_the_costs_is_joined_in():
     assert point.speedup.low < point.speedup.estimate < point.speedup.high
 
 
-def test_a_k_without_traces_or_without_costs_is_left_out():
+def test_a_k_without_traces_or_costs_is_not_forecast():
     shallow = [right(p, depth=2) for p in PROMPTS]
     record = forecast(KEY, shallow, curve({0: 0.1, 1: 0.1, 3: 0.1}), range(5))
     assert [p.num_speculative_tokens for p in record.points] == [0, 1]
@@ -172,7 +172,7 @@ def test_step_times_of_another_engine_need_no_measurement():
     assert record.sweep_s is record.measure_s is record.share_saved is None
 
 
-def test_the_time_that_is_saved():
+def test_the_share_of_time_saved_by_a_forecast():
     effort = Effort(sweep=2, after=1, trace_s=1.0, costs_s=0.5)
     record = forecast(KEY, [right(p) for p in PROMPTS], curve(CLEAR), range(5), effort=effort)
     step, *at_k = (6 * n * s for n, s in zip((12, 6, 4, 3, 3), CLEAR.values(), strict=True))
@@ -190,11 +190,11 @@ def test_an_answer_of_one_token_has_no_round():
     assert replayed([*traces, one], 1).num_rounds.tolist() == [6.0] * 6
 
 
-def test_the_middle_of_a_typical_answer():
+def test_the_middle_context_is_that_of_the_median_output():
     assert middle_context([right("a", 20), right("b", 40), right("c", 400)]) == 10 + 20
 
 
-def test_chances_between_0_and_1_are_expectations():
+def test_fractional_acceptance_chances_are_averaged():
     """One draft kept half the time: 12 tokens in 12 / 1.5 rounds, but for the ends."""
     traces = [trace(p, [0.5] * 300, depth=1) for p in PROMPTS]
     record = forecast(KEY, traces, curve({0: 1.0, 1: 1.0}), (1,))

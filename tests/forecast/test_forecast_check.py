@@ -62,7 +62,7 @@ def test_a_forecast_is_compared_on_the_measured_prompts():
     assert found.measured[1].speedup_error == pytest.approx(0)
 
 
-def test_the_last_of_two_forecasts_counts():
+def test_the_last_of_two_forecasts_is_used():
     cells = measured_cells(0.9)
     records = [
         forecast(draft(1), traces(), curve({0: STEP_S, 1: cost}), (1,)) for cost in (0.3, 0.15)

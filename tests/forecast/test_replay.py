@@ -125,7 +125,7 @@ def test_a_round_that_accepts_the_end_of_text_emits_no_more():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_joint_chances_are_followed(seed):
+def test_a_replay_follows_the_joint_acceptance_chances(seed):
     rng = random.Random(seed)
     trace = random_trace(rng.randrange(1, 12), rng.randrange(1, 6), rng)
     for k in range(1, trace.num_speculative_tokens + 1):

@@ -46,7 +46,7 @@ def test_every_finished_request_of_both_passes_gives_its_rounds(rounds: pd.DataF
     assert rounds["purpose"].value_counts().to_dict() == {"explore": 20, "confirm": 10}
 
 
-def test_rounds_of_a_request_that_failed_half_way_are_left_out_as_in_metrics() -> None:
+def test_rounds_of_a_failed_request_are_excluded_from_the_frame() -> None:
     stored = small_run()
     first, *others = stored.blocks
     failed = replace(first.requests[0], finish_reason="failed", error="out of memory")
@@ -106,7 +106,7 @@ def test_values_that_a_cell_lacks_are_missing_in_the_frame(cells: pd.DataFrame) 
     assert cells[["peak_allocated_bytes", "context", "request_rate", "lossy"]].isna().all(axis=None)
 
 
-def test_runs_are_stacked() -> None:
+def test_frames_of_several_runs_are_stacked() -> None:
     both = rounds_frame([small_run("one"), small_run("two")])
     pd.testing.assert_frame_equal(
         both[both["run_id"] == "two"].reset_index(drop=True).drop(columns="run_id"),

@@ -110,7 +110,7 @@ def test_speedups_follow_from_paired_requests() -> None:
     assert_same(sums["decode_s_base"] / sums["decode_s"], cells["decode_speedup"])
 
 
-def test_cells_are_those_of_the_machine_document(document: Document) -> None:
+def test_the_cell_frame_equals_the_cells_of_the_json_report(document: Document) -> None:
     found = cells_frame([document])
     for row, cell in zip(rows(found), to_json(document)["cells"], strict=True):
         flat = {**cell, **cell["metrics"], **spread(cell, "speedup", "speedup_end_to_end")}
@@ -119,7 +119,7 @@ def test_cells_are_those_of_the_machine_document(document: Document) -> None:
         same(row, flat, besides=("run_id", "synthetic", "cell_id"))
 
 
-def test_decisions_are_those_of_the_machine_document(document: Document) -> None:
+def test_the_decision_frame_equals_the_decisions_of_the_json_report(document: Document) -> None:
     found = decisions_frame([document])
     for row, decision in zip(rows(found), to_json(document)["decisions"], strict=True):
         flat = {**decision, **spread(decision, "speedup")}

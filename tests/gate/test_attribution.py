@@ -33,7 +33,7 @@ def causes(after, metric="decode_speedup", same_hardware=True):
     return attribute(figures(), after, [metric], same_hardware=same_hardware).causes
 
 
-def test_fewer_kept_drafts_are_acceptance():
+def test_a_lower_acceptance_length_is_attributed_to_acceptance():
     found = attribute(figures(), figures(length=2.0), ["decode_speedup"], same_hardware=True)
     assert found.causes == (Cause.ACCEPTANCE,)
     assert (found.acceptance.before, found.acceptance.after) == (3.0, 2.0)
@@ -61,7 +61,7 @@ def test_two_causes_are_named_if_each_has_a_share_of_the_loss():
     assert causes(both) == (Cause.ACCEPTANCE, Cause.DRAFT_COST, Cause.VERIFICATION)
 
 
-def test_a_small_share_is_not_named():
+def test_a_small_share_of_a_loss_is_not_reported():
     # 33 % less acceptance, 2 % more time.
     after = figures(length=2.0, verify_s=0.0072)
     found = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
@@ -103,7 +103,7 @@ def test_a_faster_step_is_distinguished_from_a_slower_round():
     assert found.step.after == pytest.approx(0.004)
 
 
-def test_on_other_hardware_rounds_are_counted_in_steps():
+def test_on_other_hardware_round_times_are_compared_in_steps():
     # Twice as slow a machine, and a verify that is slower still.
     after = figures(step=0.012, draft_s=0.004, verify_s=0.024, other_s=0.002)
     found = attribute(figures(), after, ["decode_speedup"], same_hardware=False)
@@ -146,7 +146,7 @@ def test_a_metric_that_was_0_has_no_cause():
         ("output_tokens", Cause.TEXT),
     ],
 )
-def test_some_metrics_imply_their_cause(metric, cause):
+def test_metrics_of_one_part_imply_their_cause(metric, cause):
     assert causes(figures(), metric) == (cause,)
 
 
@@ -217,7 +217,7 @@ def test_changes_come_before_their_effects_in_a_fixed_order():
         ({"drafters": {"demo/draft": "d" * 64, "demo/other": "e" * 64}}, None),
     ],
 )
-def test_each_change_is_one_cause(sides, cause):
+def test_each_kind_of_change_gives_its_cause(sides, cause):
     found = [each for each, _ in changed(**sides)]
     assert found == ([] if cause is None else [Cause.WEIGHTS if cause == "weights" else cause])
 
@@ -263,7 +263,7 @@ def test_a_slower_k_0_is_not_attributed_to_the_draft_model():
     assert found.causes == (Cause.PACKAGES, Cause.MACHINE)
 
 
-def test_hardware_that_was_allowed_to_differ_is_the_machine():
+def test_allowed_hardware_differences_are_attributed_to_the_machine():
     allowed = changed(RunDifference("hardware", "GPU one", "GPU two"))
     assert [cause for cause, _ in allowed] == [Cause.MACHINE]
 

@@ -48,7 +48,7 @@ def test_text_that_did_not_repeat_is_not_compared():
     assert pool([run(2.0, "a"), other]).cells[0].texts == {}
 
 
-def test_cells_that_are_not_valid_everywhere_are_left_out_and_named():
+def test_cells_invalid_in_one_run_are_omitted_from_a_baseline():
     bad = cell({"decode_speedup": figure(2.0)}, of=key(5), problems=("throttled",))
     one = side(cell({"decode_speedup": figure(2.0)}), bad, name="a")
     pooled = pool([one])
@@ -56,7 +56,7 @@ def test_cells_that_are_not_valid_everywhere_are_left_out_and_named():
     assert [line.endswith("run a0: throttled") for line in left_out([one], pooled)] == [True]
 
 
-def test_cells_of_other_prompts_are_left_out_and_named():
+def test_cells_of_other_prompts_are_omitted_from_a_baseline_and_listed():
     more = cell({"decode_speedup": figure(2.0)}, of=key(5))
     names = ("q1", "q2", "q3", "q4", "q5")
     runs = [
@@ -89,7 +89,7 @@ def test_cells_of_other_prompts_are_left_out_and_named():
     ],
     ids=["twice", "file", "interrupted", "model", "hardware", "forward", "invalid"],
 )
-def test_runs_that_make_no_baseline_are_refused(runs, says):
+def test_runs_that_cannot_form_a_baseline_are_refused(runs, says):
     with pytest.raises(UsageError, match=says):
         pool(runs)
 
@@ -123,7 +123,7 @@ def test_a_baseline_file_omits_empty_fields_of_its_keys(tmp_path):
     assert stored["key"] == {name: v for name, v in key().flat.items() if v is not None}
 
 
-def test_a_metric_of_all_prompts_is_one_line_of_a_diff(tmp_path):
+def test_a_baseline_metric_is_stored_on_one_line(tmp_path):
     write_baseline(run(2.0, "a"), tmp_path / "baseline.json")
     lines = (tmp_path / "baseline.json").read_text().splitlines()
     assert sum('"without": [' in line and line.count("2.0") == 5 for line in lines) == 1

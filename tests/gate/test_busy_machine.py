@@ -76,7 +76,7 @@ def test_the_signs_of_noise_and_the_advice_appear_once():
         ("baseline and candidate", 130.0, GateVerdict.INCONCLUSIVE),
     ],
 )
-def test_load_only_slows_so_a_busy_candidate_that_is_not_slower_passes(noisy, speed, expected):
+def test_a_busy_candidate_that_is_not_slower_passes(noisy, speed, expected):
     assert verdicts(check(*sides(speed, noisy=noisy)))[SPEED] is expected
 
 
@@ -93,7 +93,7 @@ def test_a_busy_baseline_does_not_excuse_a_fallen_ratio():
     assert verdicts(check(*sides(130.0, 1.5, noisy="candidate")))[SPEEDUP] is GateVerdict.PASS
 
 
-def test_times_that_cannot_fail_take_no_part_in_the_sharing_of_chance():
+def test_tests_that_cannot_fail_are_excluded_from_holm():
     # 7.4 %: p = 0.035 by itself, 0.070 as the first of two (Holm); see test_check.py.
     quiet, loaded = sides(84.0, 1.852), sides(84.0, 1.852, noisy="candidate")
     asked = [Tolerance(metric=SPEEDUP, share=0.05), Tolerance(metric=SPEED, share=0.12)]

@@ -145,7 +145,7 @@ def test_figures_that_do_not_vary_are_not_counted_as_tests():
     assert gate.verdict is GateVerdict.REGRESSION
 
 
-def test_the_gate_has_the_gravest_verdict_and_lists_counts_first():
+def test_the_gate_has_the_worst_verdict_and_lists_counts_first():
     figures = {"decode_speedup": figure(2.0), "mean_acceptance_length": figure(3.0)}
     after = {"decode_speedup": figure(1.0), "mean_acceptance_length": figure(3.0)}
     gate = check(side(cell(figures)), side(cell(after), name="b"), (*SPEEDUP, *LENGTH))
@@ -165,7 +165,7 @@ def test_negative_values_are_compared_as_shares_of_the_baselines():
     assert judged("speculation_cost_bytes", -100.0, -150.0).verdict is GateVerdict.PASS
 
 
-def test_all_entries_of_a_list_are_judged_or_the_one_that_is_named():
+def test_a_list_metric_is_judged_as_a_whole_or_by_one_entry():
     before = {f"acceptance_rate_per_position[{i}]": figure(0.9 / i) for i in (1, 2)}
     after = {**before, "acceptance_rate_per_position[2]": figure(0.4)}
     sides = side(cell(before)), side(cell(after), name="b")
@@ -268,7 +268,7 @@ def test_a_lower_speedup_on_faster_hardware_is_a_regression():
 
 
 @pytest.mark.parametrize("metric", ["draft_cost_ratio", "overhead_ratio", "end_to_end_speedup"])
-def test_only_a_decode_speed_up_is_excused_by_a_faster_k_0(metric):
+def test_only_a_decode_speedup_is_excused_by_a_faster_k_0(metric):
     worse = 1.5 if metric.endswith("ratio") else 1 / 1.5
     before = {metric: figure(1.0), "decode_tokens_per_s": figure(100.0)}
     after = {metric: figure(worse), "decode_tokens_per_s": figure(130.0)}

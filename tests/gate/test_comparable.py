@@ -102,7 +102,7 @@ def test_prompts_with_unknown_token_ids_are_compared(known):
     assert pair_up(one, side(cell(FIGURES, prompt_sha256=known), name="b")).allowed == ()
 
 
-def test_answers_to_other_prompts_need_not_be_the_same():
+def test_texts_are_compared_only_for_equal_prompts():
     """They are no regression: the prompts that both sides asked are compared, if there are any."""
     texts = [{"p1": "aa", "p2": "bb"}, {"p1": "cc", "p2": "bb"}]
     ids = [{"p1": "1", "p2": "2"}, {"p1": "3", "p2": "2"}]
@@ -220,7 +220,7 @@ def test_all_differences_are_named_together():
     assert told.endswith("--allow-different model,sampling")
 
 
-def test_another_drafter_is_tested_and_is_not_different_work():
+def test_changed_drafter_weights_are_a_change_and_not_different_work():
     one, other = fingerprint(), fingerprint(drafters={"demo/draft": "e" * 64})
     assert differences(one, other) == ()
     assert [change.name for change in changes(one, other)] == ["weights of demo/draft"]

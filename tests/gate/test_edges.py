@@ -28,7 +28,7 @@ def test_too_few_prompts_of_the_baseline_are_named_as_well():
     assert re.fullmatch("3 prompts .*; .*5", gate.judgments[-1].reason)
 
 
-def test_a_small_share_is_not_named_if_k_0_hides_most_of_the_loss():
+def test_a_small_share_is_not_reported_if_k_0_hides_the_loss():
     """The metric itself lost 3 %: the causes are weighed by what acceptance and rounds lost."""
     before, after = figures(), figures(length=2.0, verify_s=0.0072)
     whole = (("end_to_end_speedup", 2.0), ("end_to_end_speedup", 1.94))
@@ -50,12 +50,12 @@ def test_a_small_share_is_not_named_if_k_0_hides_most_of_the_loss():
         "alpha",
     ],
 )
-def test_counts_of_drafts_kept_are_acceptance(metric):
+def test_acceptance_metrics_are_attributed_to_acceptance(metric):
     assert causes(figures(length=2.0), metric) == (Cause.ACCEPTANCE,)
 
 
 @pytest.mark.parametrize("changed", [{"concurrency": (4, 8)}, {"temperature": (0.7, 1.0)}])
-def test_a_cell_that_changed_is_left_out_if_cells_may_differ(changed):
+def test_a_changed_cell_is_omitted_if_cells_may_differ(changed):
     ((name, values),) = changed.items()
     one, other = (
         side(cell(FIGURES), cell(FIGURES, of=key(**{name: value})), name=run)

@@ -80,7 +80,7 @@ def test_a_newly_registered_metric_can_be_gated(steady, monkeypatch):
     assert gate.judgments[-1].baseline == pytest.approx(0.9)
 
 
-def test_lists_have_a_figure_an_entry(steady):
+def test_list_metrics_have_one_value_per_entry(steady):
     figures = cell_figures(steady, {"acceptance_rate_per_position"})
     assert figures.series("acceptance_rate_per_position") == (0.5, 0.5)
 
@@ -137,7 +137,7 @@ def test_a_pass_that_repeats_prompts_is_one_unit():
     assert without[0] == pytest.approx(expected, rel=1e-6)
 
 
-def test_descriptions_are_not_metrics(steady):
+def test_descriptive_counts_are_not_gated(steady):
     assert "num_rounds" not in cell_figures(steady).figures
 
 
@@ -263,7 +263,7 @@ def test_an_excluded_pass_is_removed_from_both_sides(seen):
         assert left.baseline == tuple(r for p in base_passes for r in p.requests)
 
 
-def test_a_prompt_is_left_out_of_the_samples_of_both_sides(seen, steady):
+def test_an_excluded_prompt_is_removed_from_the_samples_of_both_sides(seen, steady):
     served = stream_cell().passes[0].record
 
     def of(request):

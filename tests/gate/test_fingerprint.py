@@ -42,11 +42,11 @@ def names(run=RUN, models=MODELS) -> list[str]:
         ({"dummy_weights": True}, "synthetic"),
     ],
 )
-def test_other_settings_are_other_work(settings, word):
+def test_other_settings_change_the_fingerprint(settings, word):
     assert names(replace(RUN, settings=changed(RUN.settings, **settings))) == [word]
 
 
-def test_other_texts_weights_and_tokenizers_are_other_work():
+def test_other_texts_weights_or_tokenizers_change_the_fingerprint():
     (workload,) = RUN.workload_sha256
     assert names(replace(RUN, workload_sha256={workload: "f" * 64})) == ["workload"]
     assert names(models=models(TARGET, content_sha256="f" * 64)) == ["model"]
@@ -65,7 +65,7 @@ def test_other_texts_weights_and_tokenizers_are_other_work():
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_another_machine_is_other_hardware(environment):
+def test_another_machine_changes_the_hardware_fingerprint(environment):
     assert names(replace(RUN, environment=replace(RUN.environment, **environment))) == ["hardware"]
 
 
@@ -98,7 +98,7 @@ def test_runs_with_other_kernels_are_not_repeats(engine):
     assert [found.name for found in software_changes(one, other, AROUND)] == ["builtin of demo"]
 
 
-def test_other_packages_make_no_repeat_but_another_commit_does():
+def test_runs_with_other_packages_are_not_repeats():
     packages = {**RUN.environment.packages, "torch": "9.9"}
     other = replace(RUN.environment, git_commit="e" * 40, driver="999", python="3.99")
     assert not software_changes(

@@ -78,7 +78,7 @@ def test_history_points_are_sorted_by_time():
     assert (series.points[0].low, series.points[0].high) == pytest.approx((1.4, 1.6))
 
 
-def test_runs_of_another_fingerprint_are_left_out_and_listed():
+def test_runs_of_another_fingerprint_are_omitted_and_listed():
     other = replace(HERE, hardware={"device": "cpu", "CPU": "a new one"})
     old = [run(i, cell(9.0), fingerprint=other) for i in (1, 2)]
     found = history([*old, *runs(STEPPED, first=3)], ["decode_speedup"])
@@ -88,7 +88,7 @@ def test_runs_of_another_fingerprint_are_left_out_and_listed():
     assert len(kept.series[0].points) == len(STEPPED) + 2
 
 
-def test_invalid_cells_and_absent_metrics_are_left_out():
+def test_invalid_cells_and_absent_metrics_are_omitted_from_a_history():
     mixed = [run(1, cell(1.5, valid=False)), run(2, cell(1.5)), run(3), run(4, cell(1.6))]
     (series,) = history(mixed, ["decode_speedup", "joules_per_token"]).series
     assert [point.run_id for point in series.points] == ["run-02", "run-04"]
@@ -115,7 +115,7 @@ def test_a_trend_is_reported_as_a_trend():
     assert line.endswith("no step")
 
 
-def test_bars_run_from_the_lowest_to_the_highest_value():
+def test_sparkline_bars_range_from_lowest_to_highest_value():
     assert sparkline((1.0, 2.0, 1.5)) == "▁█▅"
     assert sparkline((3.0, 3.0)) == "▁▁"
     assert len(sparkline(tuple(range(100)))) == 24
@@ -125,7 +125,7 @@ def page_of(found):
     return page(history_report(found), {"history": history_charts(found)})
 
 
-def test_the_page_is_whole_and_the_same_every_time():
+def test_the_history_page_is_self_contained_and_deterministic():
     found = history(runs(STEPPED), ["decode_speedup"])
     html = page_of(found)
     assert html == page_of(history(runs(STEPPED), ["decode_speedup"]))
@@ -140,7 +140,7 @@ def test_a_history_needs_a_run():
 
 
 @pytest.mark.parametrize("num_prompts", [3, 12])
-def test_runs_over_other_prompts_than_the_newest_are_left_out_and_listed(num_prompts):
+def test_runs_over_other_prompts_are_omitted_and_listed(num_prompts):
     whole = runs([1.5, 1.5, 1.5])
     cut = run(4, replace(cell(1.1), num_prompts=num_prompts))
     found = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"])
@@ -193,7 +193,7 @@ def cut(day, value, **changed):
 
 @pytest.mark.parametrize("num_prompts", [3, 8])
 @pytest.mark.parametrize("day", [1, 4, 9])
-def test_interrupted_runs_are_left_out_and_listed_even_if_a_cell_is_complete(day, num_prompts):
+def test_interrupted_runs_are_omitted_even_if_a_cell_is_complete(day, num_prompts):
     whole = [one for one in runs([1.5] * 8) if one.run_id != f"run-{day:02}"]
     found = history([*whole, cut(day, 1.1, num_prompts=num_prompts)], ["decode_speedup"])
     assert [point.run_id for point in found.series[0].points] == [one.run_id for one in whole]
@@ -202,7 +202,7 @@ def test_interrupted_runs_are_left_out_and_listed_even_if_a_cell_is_complete(day
     assert f"--resume run-{day:02}" in left_out_lines(found)[0]
 
 
-def test_an_interrupted_run_is_not_the_one_that_others_are_compared_with():
+def test_an_interrupted_run_is_not_the_reference_of_the_history():
     other = replace(HERE, hardware={"device": "cpu", "CPU": "a new one"})
     newest = replace(cut(9, 1.1), fingerprint=other)
     found = history([*runs(STEPPED[:8]), newest], ["decode_speedup"])
@@ -221,7 +221,7 @@ def test_interrupted_runs_are_included_if_allowed():
 
 
 @pytest.mark.slow
-def test_pooled_over_lengths_and_distributions_noise_steps_in_5_percent_at_most():
+def test_noise_gives_change_points_in_at_most_5_percent_of_series():
     """1,800 series know a rate of 5 % to 0.5 %; docs/history.md and `false_alarms` say 5 %."""
     assert SIGNIFICANCE == 0.05
     steps, trends, num_series = 0, 0, 200

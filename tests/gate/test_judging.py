@@ -37,7 +37,7 @@ def test_a_cell_passes_if_the_bound_of_the_loss_is_within_the_tolerance():
     assert verdict(0.0, 0.022) is GateVerdict.INCONCLUSIVE  # 0.0222
 
 
-def test_a_loss_beyond_the_tolerance_never_passes_however_noisy_the_machine():
+def test_a_loss_beyond_the_tolerance_never_passes_on_a_noisy_machine():
     # 51 % lost where 40 % is tolerated, on a CPU: 0.713 - 0.511 = 0.202, within 1.645 * 0.1414.
     cpu = {"hardware": {"device": "cpu", "CPU": "one"}}
     before = side(cell({"decode_tokens_per_s": figure(100.0)}), **cpu)
@@ -177,7 +177,7 @@ def test_the_spread_that_leaves_more_open_counts_and_not_the_larger_error():
     assert found.p_value == pytest.approx(t.sf(0.05407 / 0.0135, 4), rel=1e-3)
 
 
-def test_five_percent_more_of_a_metric_that_should_be_low_is_a_factor_of_1_05():
+def test_a_5_percent_tolerance_of_a_lower_is_better_metric_is_x_1_05():
     before, after = (cell({"round_s": figure(v)}) for v in (0.010, 0.011))
     asked = [Tolerance(metric="round_s", share=0.05)]
     (found,) = check(side(before), side(after, name="b"), asked).judgments
@@ -229,7 +229,7 @@ def test_a_gate_of_two_cells_needs_a_larger_margin_to_pass():
     assert check(side(*before), side(*after, name="b"), asked).verdict is GateVerdict.INCONCLUSIVE
 
 
-def test_missing_is_graver_than_inconclusive():
+def test_missing_takes_precedence_over_inconclusive():
     figures, other = {"decode_speedup": figure(2.0)}, key(workload="chat")
     before = side(cell(figures), cell(figures, of=other))
     after = side(cell({"decode_speedup": figure(2.0, 0.05)}), name="b", unmeasured=(other,))

@@ -89,7 +89,7 @@ def between_runs(noise: tuple[CellNoise, ...], *, of_ratio: bool = True) -> floa
     return float(np.mean([log.std(ddof=1) for log in logs]))
 
 
-def test_the_noise_is_small_enough_to_travel_with_the_tests():
+def test_the_recorded_noise_file_is_below_100_kb():
     assert FILE.stat().st_size < 100_000
 
 
@@ -130,7 +130,7 @@ def test_the_recipe_finds_twice_its_tolerance(greedy):
     assert run_gates("lost, recipe", greedy, RECIPE_SPEEDUP, lost, RECIPE).alarms >= 0.80
 
 
-def test_counts_lost_by_twice_the_tolerance_are_found_in_one_run(greedy):
+def test_a_loss_of_twice_the_tolerance_is_found_in_one_run(greedy):
     assert run_gates("greedy counts lost", greedy, LENGTH, fewer_kept(0.04)).alarms >= 0.80
 
 

@@ -82,7 +82,7 @@ def replace_id(stored: StoredRun) -> StoredRun:
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_the_unit_of_a_server_is_a_whole_cycle(rows):
+def test_the_unit_of_a_served_cell_is_a_whole_cycle(rows):
     cell = cell_of(served_sweep(Sweep(wobble=0.1)), 4, rows)
     found = cell_figures(cell, {"decode_speedup", "mean_acceptance_length", "num_preemptions"})
     assert found.units == ("cycle 0", "cycle 1", "cycle 2", "cycle 3")
@@ -276,7 +276,7 @@ def test_arguments_of_the_user_about_drafts_are_facts(flag, value, of_k):
     assert not [name for name in found if of_k in name]
 
 
-def test_fields_of_a_speculative_config_are_facts_although_k_0_is_started_without_them():
+def test_user_speculative_config_fields_are_part_of_the_fingerprint():
     runs = []
     for size in ("1", "2"):
         stored = served_sweep(ONE_ROW)

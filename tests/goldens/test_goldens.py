@@ -31,7 +31,7 @@ def test_ids_and_counts_are_the_expected_ones(decoding: Decoding, name: str, k: 
     assert_equal("decoding", decoding.facts(name, k), name, f"K={k}")
 
 
-def test_every_expected_pass_is_decoded() -> None:
+def test_golden_decoding_values_cover_every_case() -> None:
     expected = {(name, k) for name, by_k in read("decoding").items() for k in by_k}
     assert expected == {(name, f"K={k}") for name, k in CASES}
 

@@ -50,7 +50,7 @@ def test_resuming_a_link_to_another_file_leaves_it_unchanged(root: Path) -> None
     assert (root.parent / "precious").read_text() == PRECIOUS
 
 
-def test_a_report_takes_the_place_of_a_link(root: Path) -> None:
+def test_a_report_replaces_a_symbolic_link(root: Path) -> None:
     names = ("report.md", "cells.csv")
     for name in names:
         (root / RUN_ID / name).symlink_to(root.parent / "precious")

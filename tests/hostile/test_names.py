@@ -67,11 +67,11 @@ def test_a_formula_becomes_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "+1.5", "-.5e-3", "-3%", "1..8", "a=1", "", "tiny/draft"])
-def test_numbers_and_words_stay_as_they_are(text: str) -> None:
+def test_plain_numbers_and_words_are_not_escaped(text: str) -> None:
     assert inert_cell(text) == text
 
 
-def test_reports_show_the_names_and_do_nothing(root: Path) -> None:
+def test_hostile_names_are_escaped_in_every_report(root: Path) -> None:
     before = {path for path in root.parent.rglob("*")}
     specbench("report", "--runs-dir", root, cwd=root.parent)
     written = {path for path in root.parent.rglob("*")} - before
@@ -86,7 +86,7 @@ def test_reports_show_the_names_and_do_nothing(root: Path) -> None:
     assert any(word.startswith("'=1+1") for row in cells for word in row)
 
 
-def test_colours_and_progress_bars_are_not_names() -> None:
+def test_the_plain_stream_keeps_progress_bars_and_escapes_names() -> None:
     written = io.StringIO()
     for text in ("\r50%", "\x1b[A", "\n\x1b[A", "\x1b[31m\rname\n", "a\tb \udcff"):
         _PlainStream(written).write(text)

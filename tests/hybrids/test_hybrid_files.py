@@ -87,7 +87,7 @@ def test_loading_refuses_a_tree_by_the_drafters_name(engine: BuiltinEngine) -> N
         engine.add_drafter(TREE)
 
 
-def test_forwards_timed_between_rounds_leave_the_text_as_it_was(engine: BuiltinEngine) -> None:
+def test_forwards_timed_between_rounds_leave_the_text_unchanged(engine: BuiltinEngine) -> None:
     own = replace(TREE, name="chain", parameters={"num_layers": 1})
     engine.add_drafter(own)
     prompt = ragged_prompts()[0]

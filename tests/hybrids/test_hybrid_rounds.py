@@ -85,7 +85,7 @@ def test_a_predicted_output_of_a_hybrid_is_checked_in_revertible_pieces() -> Non
         assert result.answer_check.num_accepted >= 5
 
 
-def test_a_second_turn_feeds_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_turn_of_a_hybrid_feeds_only_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     of = subject("LFM2")
     fed: list[int] = []
     forward = StockRunner.forward

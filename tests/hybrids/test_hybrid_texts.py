@@ -29,7 +29,7 @@ def test_ragged_rows_with_good_and_bad_drafts_have_the_models_own_texts(family: 
 
 
 @of_every_family("Qwen3.5")
-def test_rows_may_move_and_k_may_change(family: str) -> None:
+def test_hybrid_texts_are_unchanged_by_row_moves_and_changing_k(family: str) -> None:
     check_rows_that_come_and_go(subject(family))
 
 

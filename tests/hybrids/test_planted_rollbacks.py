@@ -139,7 +139,7 @@ def test_a_planted_rollback_fault_is_detected(fault: str, plant: Plant) -> None:
 
 
 @pytest.mark.long
-def test_the_same_checks_pass_without_a_fault() -> None:
+def test_rollback_checks_pass_without_a_fault() -> None:
     for family in {bug.family for bug in BUGS.values()}:
         of = subject(family)
         for check in {bug.check for bug in BUGS.values() if bug.family == family}:

@@ -55,7 +55,7 @@ def test_only_a_chain_profile_gives_acceptance_at_smaller_k(tmp_path):
     assert acceptance_by_k(cells) == {1: (0.8,), 2: (0.8, 0.56), 3: (0.8, 0.56, 0.336)}
 
 
-def test_lengths_of_other_k_are_cells_of_their_own(tmp_path):
+def test_lengths_at_other_k_are_imported_as_separate_cells(tmp_path):
     cells = import_files([profile(tmp_path, accept_length_by_k={"3": 2.696, "5": 3.1})], GIVEN)
     assert [cell.key.draft.k for cell in cells] == [3, 5]
     assert cells[1].record.figures["mean_acceptance_length"] == 3.1
@@ -76,7 +76,7 @@ def test_counts_are_keyed_by_length_and_one_kind_of_rates_is_enough(tmp_path):
     assert named.key.draft.method == "unknown"  # none of ours
 
 
-def test_golden_lengths_are_a_cell_per_k():
+def test_golden_lengths_are_imported_as_one_cell_per_k():
     cells = import_files([GOLDEN], GIVEN)
     lengths = {c.key.draft.k: c.record.figures["mean_acceptance_length"] for c in cells}
     assert lengths == {1: 1.8, 2: 2.3, 3: 2.6}

@@ -46,7 +46,7 @@ def test_a_drafter_that_never_misses_drafts_in_every_round():
     assert "mean_acceptance_length" not in cell("vllm_spec.json", lookup).record.figures
 
 
-def test_rates_without_counts_are_taken_as_they_are_in_our_unit(tmp_path):
+def test_imported_rates_without_counts_are_converted_to_fractions(tmp_path):
     result = json.loads((FILES / "vllm_spec.json").read_text())
     for count in ("num_drafts", "draft_tokens", "accepted_tokens"):
         del result[f"spec_decode_{count}"]
@@ -103,7 +103,7 @@ def test_detailed_files_give_the_decode_speed():
     assert (found.record.num_requests, found.record.num_failed) == (3, 1)
 
 
-def test_aiperf_is_read_by_its_units():
+def test_aiperf_results_are_converted_by_their_units():
     found = cell(
         "aiperf.json", ImportOverrides(num_speculative_tokens=4, method="eagle3", pairing="a/b")
     )
@@ -255,13 +255,13 @@ def test_each_file_has_its_own_k():
     assert [found.key.draft.k for found in import_files(files, told)] == [0, 4]
 
 
-def test_a_k_in_the_file_is_not_overruled():
+def test_a_given_k_that_contradicts_the_file_is_refused():
     with pytest.raises(UsageError, match=r"vllm_spec\.json: #k=4 .* K = 3"):
         import_files([f"{FILES / 'vllm_spec.json'}#k=4"], GREEDY)
 
 
 @pytest.mark.parametrize("fact", ["k=", "k=-1", "k=65", "k=4.0", "K=4", "4", "concurrency=4", ""])
-def test_only_k_may_follow_a_file(fact):
+def test_only_k_may_follow_the_name_of_an_import_file(fact):
     with pytest.raises(UsageError, match=r"vllm_base\.json#k=4"):
         import_files([f"{FILES / 'vllm_base.json'}#{fact}"], GREEDY)
 
@@ -356,7 +356,7 @@ def test_k_of_an_sglang_server_without_steps_follows_from_its_draft_tokens(tmp_p
     assert spec.key.draft.k == 8
 
 
-def test_figures_have_our_metrics_names():
+def test_imported_metrics_have_registered_names():
     told = ImportOverrides(
         temperature=0.0, num_speculative_tokens=4, method="eagle3", concurrency=4
     )

@@ -100,7 +100,7 @@ def test_the_error_names_a_missing_fact_and_its_option(tmp_path):
     assert "give --concurrency" in refusal(alone)
 
 
-def test_requests_of_uneven_lists_are_refused(tmp_path):
+def test_request_lists_of_unequal_length_are_refused(tmp_path):
     file = changed(tmp_path, output_lens=[5, 6], itls=[[0.1]], ttfts=[0.1, 0.1], input_lens=[3, 4])
     assert ": itls: 1 requests, 2 in output_lens" in refusal(file)
 

@@ -49,7 +49,7 @@ def test_sdist_and_wheel_have_the_version_of_the_program(built, bin_folder, tmp_
     assert said(bin_folder, "--version", tmp_path).stdout == f"specbench {__version__}\n"
 
 
-def test_the_wheel_has_data_types_and_license_and_nothing_of_the_checkout(built):
+def test_the_wheel_has_data_types_and_license_only(built):
     names = [info.filename for info in in_wheel(built)]
     assert {f"specbench/{name}" for name in NEEDED} <= set(names)
     assert f"specbench_llm-{__version__}.dist-info/licenses/LICENSE" in names

@@ -41,7 +41,7 @@ def test_mean_acceptance_length_counts_the_extra_token_and_every_round(cell):
     assert mean_acceptance_length(cell) == pytest.approx(1 + 6 / 5)
 
 
-def test_the_mean_of_requests_is_another_number(cell):
+def test_acceptance_length_per_request_is_a_mean_over_requests(cell):
     assert mean_acceptance_length_per_request(cell) == pytest.approx(
         ((1 + 4 / 3) + (1 + 2 / 2)) / 2
     )
@@ -83,12 +83,12 @@ def test_alpha_is_absent_for_a_tree(cell):
     assert alpha(with_rounds(cell, drafted=(4, 3), accepted=(1, 3))) is None
 
 
-def test_alpha_counts_a_short_draft_kept_whole_as_no_rejection(cell):
+def test_alpha_counts_a_fully_accepted_short_draft_as_no_rejection(cell):
     # Rejections: a < d in (1 of 3) and (0 of 3); not in (0 of 0) and (2 of 2).
     assert alpha(cell) == pytest.approx(6 / (6 + 2))
 
 
-def test_alpha_takes_a_text_that_ends_inside_its_drafts_for_no_rejection(cell):
+def test_alpha_counts_an_end_of_text_inside_drafts_as_no_rejection(cell):
     """Three drafts, the second ends the text: two are accepted, and no token replaces one."""
     rounds = with_rounds(cell, drafted=(3, 3), accepted=(1, 2), emitted=(2, 2))
     assert alpha(rounds) == pytest.approx(3 / (3 + 1))
@@ -116,7 +116,7 @@ def test_the_baseline_has_no_acceptance(baseline_cell):
     assert vllm_counts(baseline_cell) is None
 
 
-def test_failed_requests_are_in_no_number(cell):
+def test_failed_requests_are_counted_but_excluded_from_metrics(cell):
     failed = replace(cell.requests[0], prompt_id="c", finish_reason="failed", error="out of memory")
     both = replace(cell, requests=(*cell.requests, failed))
     assert {**measure(both), "num_failed": 0} == measure(cell)

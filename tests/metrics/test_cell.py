@@ -76,7 +76,7 @@ def test_values_derived_from_a_baseline_are_computed_once_per_baseline(cell, bas
     assert num_tokens(near) == num_tokens(far)
 
 
-def test_explored_and_confirmed_blocks_are_kept_apart(cell: CellData, baseline_cell):
+def test_explored_and_confirmed_blocks_are_aggregated_separately(cell: CellData, baseline_cell):
     spec, base = cell.requests[0], cell.baseline[0]
     blocks = [
         made_block("a", base, spec),
@@ -90,7 +90,7 @@ def test_explored_and_confirmed_blocks_are_kept_apart(cell: CellData, baseline_c
     assert confirmed.requests[0].repeat == 1
 
 
-def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
+def test_an_unmeasured_cell_is_omitted(cell, baseline_cell):
     blocks = [made_block("a", cell.baseline[0])]
     assert [c.key for c in aggregate_cells([baseline_cell.key, cell.key], blocks)] == [
         baseline_cell.key

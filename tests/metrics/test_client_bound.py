@@ -88,7 +88,7 @@ def bound_in(k: int, cycles: Collection[int]) -> StoredRun:
 
 
 @pytest.mark.parametrize("k", [0, 4])
-def test_a_client_bound_cycle_is_left_out_with_a_warning(k):
+def test_a_client_bound_cycle_is_excluded_with_a_warning(k):
     found = cell_of(bound_in(k, [1]), 4)
     assert set(found.cycles.values()) == {0, 2, 3}
     assert not judge_cell(found)

@@ -47,7 +47,7 @@ def test_a_run_reports_its_progress() -> None:
     assert [moment.invalid for moment in found] == [(), ("demo/draft K=3",), (), ()]
 
 
-def test_very_many_requests_are_few_moments() -> None:
+def test_the_time_line_of_many_requests_is_thinned() -> None:
     blocks = [block(i % 60, request(BASE_KEY.id, f"p{i}")) for i in range(600)]
     assert len(moments(blocks, [BASE_KEY], [])) <= 200
 

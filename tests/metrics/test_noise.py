@@ -52,7 +52,7 @@ def test_later_turns_are_not_compared_for_drift():
         (plain(1.0, cpu_share=0.6), "cpu", "this process got the CPU for 60% of the time"),
     ],
 )
-def test_each_sign_is_found_by_itself(cell, device, said):
+def test_each_noise_sign_is_detected(cell, device, said):
     assert noise_signs([cell], device=device) == (said,)
 
 

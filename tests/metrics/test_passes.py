@@ -72,7 +72,7 @@ def test_an_impossible_time_line_breaks_an_identity(rows, columns, text):
     assert reason.endswith("(1 of 6 passes)")
 
 
-def test_an_adaptive_k_may_go_below_its_largest_and_not_above(rows):
+def test_an_adaptive_k_above_its_maximum_is_invalid(rows):
     adaptive = replace(rows, key=with_axes(K4, adaptive=True))
     lower = with_first_pass(adaptive, num_speculative_tokens=(0, 4, 3, 2, 1, 1))
     assert judge_cell(lower) == ()
@@ -120,7 +120,7 @@ def test_intervals_over_six_passes_cover_the_truth():
     assert 0.92 <= covered <= 0.98
 
 
-def test_taking_requests_of_a_pass_for_passes_is_caught():
+def test_treating_requests_of_a_pass_as_units_loses_coverage():
     covered = coverage(6, correlated=True)
     print(f"6 passes of 6 requests taken for 36: {covered:.1%}")
     assert covered < 0.70

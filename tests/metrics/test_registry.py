@@ -52,7 +52,7 @@ def test_metrics_are_sorted_by_name():
     assert list(all_metrics()) == sorted(all_metrics())
 
 
-def test_a_name_is_given_once():
+def test_a_metric_name_cannot_be_registered_twice():
     def alpha(_):
         """Another alpha."""
 

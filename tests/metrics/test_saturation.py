@@ -51,7 +51,7 @@ def share(load: float, **changes: int) -> float:
     return sum(bool(saturation(stream(load, seed=seed, **changes))) for seed in range(100)) / 100
 
 
-def test_more_than_the_server_can_take_is_saturation_and_names_the_rate():
+def test_an_arrival_rate_above_capacity_is_reported_as_saturation():
     cell = stream(2.0)
     found = saturation(cell)
     assert "(16 per second)" in found
@@ -84,7 +84,7 @@ def _arrival(request):
     return request.arrived_s
 
 
-def test_longer_later_turns_are_not_a_queue():
+def test_longer_later_turns_are_not_taken_for_saturation():
     """They come when all first turns have been, so that the last third is of them alone."""
     assert not saturation(stream(0.3, turns=3))
 

@@ -35,7 +35,7 @@ def forward(
     )
 
 
-def test_decode_speed_leaves_out_the_first_token(cell):
+def test_decode_speed_excludes_the_first_token(cell):
     # 8 + 5 tokens, less the two that prefill gave, in 0.44 + 0.31 s.
     assert decode_tokens_per_s(cell) == pytest.approx((7 + 4) / 0.75)
 
@@ -123,7 +123,7 @@ def test_time_per_output_token_is_absent_below_two_tokens(cell, request_of):
     assert decode_tokens_per_s(replace(cell, requests=(one_token,))) is None
 
 
-def test_the_parts_of_a_round_sum_to_the_whole(cell):
+def test_draft_verify_and_other_seconds_sum_to_the_round(cell):
     given = measure(cell)
     assert given["round_s"] == pytest.approx(0.75 / 5)
     assert given["round_s_p50"] == pytest.approx(0.16)
@@ -148,7 +148,7 @@ def test_speedup_is_the_acceptance_length_over_its_break_even(cell):
     )
 
 
-def test_indistinguishable_costs_are_absent(cell):
+def test_draft_and_verify_costs_are_absent_if_not_timed_separately(cell):
     whole = tuple(
         replace(r, rounds=replace(r.rounds, draft_s=None, verify_s=None)) for r in cell.requests
     )
@@ -199,7 +199,7 @@ def test_a_run_without_timed_rounds_has_no_overhead(cell):
     assert overhead_ratio(replace(cell, forwards=old)) is None
 
 
-def test_parts_of_a_head_are_forwards_of_their_own(cell):
+def test_overhead_subtracts_the_forwards_of_every_head_part(cell):
     observe, draft = (
         replace(forward("drafter", 3, seconds), part=part)
         for part, seconds in (("observe", 0.02), ("draft", 0.01))

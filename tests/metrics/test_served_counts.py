@@ -136,7 +136,7 @@ def test_round_seconds_are_decode_seconds_per_counted_round():
     assert break_even_length(base) is None
 
 
-def test_tokens_that_came_with_the_first_one_took_no_decode_seconds():
+def test_tokens_in_the_first_event_take_no_decode_seconds():
     cell = cell_of(served_sweep(Sweep(wobble=0.0, differing=0.0)), 4)
     early = replace(cell, requests=tuple(replace(r, num_first=4) for r in cell.requests))
     assert decode_tokens_per_s(early) == pytest.approx(21 / 0.24)

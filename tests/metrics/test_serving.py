@@ -142,7 +142,7 @@ def test_a_round_with_an_idle_row_counts_only_between_full_ones(stream):
     assert measure(late)["busy_tokens_per_s"] == pytest.approx((8 + 13) / (0.3 + 0.4))
 
 
-def test_rows_that_are_never_all_busy_have_no_busy_rate(stream):
+def test_a_pass_that_is_never_full_has_no_busy_rate(stream):
     wide = replace(stream, key=with_axes(STREAM, concurrency=4))
     assert "busy_tokens_per_s" not in measure(wide)
     assert measure(wide)["busy_share"] == 0.0
@@ -297,7 +297,7 @@ def test_seconds_of_calibration_are_those_of_all_passes_of_an_adaptive_cell(stre
     assert measure(adaptive)["calibration_s"] == 0.0
 
 
-def test_kv_is_what_was_allocated_or_what_the_longest_request_needs(stream, cell):
+def test_kv_bytes_are_allocated_bytes_or_those_of_the_longest_request(stream, cell):
     assert measure(stream)["kv_bytes"] == 640
     record = MemoryRecord(target="demo", drafter="draft", weights_bytes=1, kv_bytes_per_token=3)
     alone = replace(cell, memory_pair=record)

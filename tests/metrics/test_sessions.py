@@ -133,7 +133,7 @@ def test_sessions_are_lost_whose_last_attempt_has_a_problem():
     assert (other.pairing, other.stage) == ("demo", "load")
 
 
-def test_second_measurements_are_cells_of_their_own():
+def test_confirmation_sessions_are_aggregated_as_separate_cells():
     stored = served_sweep()
     confirmed = aggregate_run(stored, "confirm")
     assert {cell.key.draft.k for cell in confirmed} == {0, 4}

@@ -42,7 +42,7 @@ def test_a_steady_cell_and_its_baseline_are_valid(steady, steady_baseline):
     assert cell_warnings(steady) == ()
 
 
-def test_throttling_is_named(steady):
+def test_a_throttled_cell_is_invalid_with_the_reason(steady):
     throttled = with_device(steady, throttle_reasons=("hw_thermal_slowdown",))
     assert re.fullmatch("throttled .*1 of 12 .*: hw_thermal_slowdown", only_reason(throttled))
 
@@ -109,7 +109,7 @@ def test_an_unreported_device_is_no_reason(steady):
     assert judge_cell(with_first(steady, device=None)) == ()
 
 
-def test_thirty_rounds_are_needed(steady):
+def test_fewer_than_30_rounds_make_a_cell_invalid(steady):
     assert judge_cell(replace(steady, requests=steady.requests[:5])) == ()
     assert only_reason(replace(steady, requests=steady.requests[:4])) == "fewer than 30 rounds"
 
@@ -161,7 +161,7 @@ def test_num_emitted_outside_its_bounds_is_invalid(steady, emitted):
     assert "num_emitted outside" in only_reason(wrong)
 
 
-def test_an_end_of_text_among_the_drafts_leaves_out_the_additional_token(steady):
+def test_a_last_round_without_a_bonus_token_is_valid(steady):
     ended = with_rounds(steady, num_emitted=(3, 3, 2, 1, 1, 1))
     assert judge_cell(with_first(ended, output_ids=tuple(range(12)))) == ()
 
@@ -172,7 +172,7 @@ def test_a_last_round_cut_short_by_eos_is_valid(steady):
 
 
 @pytest.mark.parametrize("num_tokens", [12, 14])
-def test_output_tokens_are_prefills_one_and_what_rounds_emitted(steady, num_tokens):
+def test_output_tokens_that_rounds_do_not_explain_are_invalid(steady, num_tokens):
     wrong = with_first(steady, output_ids=tuple(range(num_tokens)))
     assert "output tokens" in only_reason(wrong)
 
@@ -236,7 +236,7 @@ def test_the_baseline_must_satisfy_the_identities_of_k_0(steady):
     assert re.match("baseline: .*output tokens", reasons[0])
 
 
-def test_totals_that_cannot_be_are_caught_even_when_every_request_is_off(steady):
+def test_impossible_totals_make_a_cell_invalid(steady):
     impossible = tuple(
         replace(
             request,

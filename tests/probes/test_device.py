@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 SIZE = 16 * MIB
 
 
-def test_the_best_of_all_copies_counts_and_bytes_read_and_bytes_written_do(
+def test_copy_bandwidth_is_the_best_of_all_copies(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """On a clock of known steps: copies take 4, 3, 2, 3 and 4 seconds."""

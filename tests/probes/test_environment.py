@@ -101,18 +101,18 @@ def test_the_environment_contains_no_host_user_or_folder():
         ("specbench", "specbench"),
     ],
 )
-def test_the_program_loses_its_folder(argv0: str, name: str):
+def test_the_recorded_program_name_has_no_folder(argv0: str, name: str):
     assert program_name(argv0) == name
 
 
-def test_packages_that_are_not_installed_are_left_out():
+def test_packages_that_are_not_installed_are_omitted():
     versions = package_versions()
 
     assert {"torch", "transformers", "tokenizers", "numpy", "nvidia-ml-py"} <= versions.keys()
     assert all(versions.values())
 
 
-def test_the_cpu_goes_by_its_model_name_else_by_its_architecture(tmp_path: Path):
+def test_the_cpu_name_is_its_model_name_or_architecture(tmp_path: Path):
     cpu_info = tmp_path / "cpuinfo"
     cpu_info.write_text("processor\t: 0\nmodel name\t: Fast 9000: the CPU\nmodel name\t: other\n")
     assert cpu_model(cpu_info) == "Fast 9000: the CPU"
@@ -152,7 +152,7 @@ def test_without_git_there_is_no_commit(fake_git: Path):
     assert git_commit(fake_git) is None
 
 
-def test_describing_needs_no_torch():
+def test_probes_do_not_import_torch():
     code = (
         "import sys, specbench.probes.environment, specbench.probes.gpu, specbench.probes.host;"
         "sys.exit('torch' in sys.modules)"

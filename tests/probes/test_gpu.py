@@ -186,7 +186,7 @@ def test_a_value_that_the_gpu_does_not_report_is_none(refused: str, field: str):
     assert [name for name in GpuReading._fields if getattr(seen, name) is None] == [field]
 
 
-def test_a_gpu_lost_in_the_middle_keeps_what_was_seen_before():
+def test_a_gpu_lost_during_a_sample_keeps_earlier_readings():
     gpu = FakeGpu(used=9_000)
     nvml = WatchedNvml(gpu, num_readings=1)
     probe = NvmlProbe(gpu, nvml=nvml, interval_s=0.001)
@@ -364,7 +364,7 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(
     assert find_gpu(index, None, EQUAL, environment) is gpu
 
 
-def test_cudas_own_uuid_settles_it():
+def test_a_gpu_is_found_by_its_cuda_uuid():
     environment = {"CUDA_VISIBLE_DEVICES": "0"}
 
     assert find_gpu(0, "abbb-2222", EQUAL, environment) is B
@@ -441,5 +441,5 @@ def test_a_total_over_gpus_is_unknown_if_one_gpu_does_not_report_it():
     assert use_of(gpus_that_tell(SAMPLE, None)) == GpuUse(2, None, None, ())
 
 
-def test_a_machine_without_a_gpu_reports_nothing():
+def test_gpu_use_without_a_gpu_is_unknown():
     assert use_of(gpus_that_tell()) == GpuUse(None, None, None, ())

@@ -61,7 +61,7 @@ def hold_ballast(readings: Readings) -> None:
         readings.wait()
 
 
-def test_the_peak_includes_memory_that_is_gone_at_the_end(readings):
+def test_the_peak_includes_memory_freed_before_the_end(readings):
     probe = HostProbe(interval_s=0.002)
     before = process_used_bytes()
 

@@ -59,7 +59,7 @@ def test_more_threads_than_idle_cores_are_advised_against(monkeypatch):
         ({"clock_limit": (2600, 3000)}, "CPU clocks are limited to 2.6 of 3.0 GHz"),
     ],
 )
-def test_stolen_time_and_load_have_a_warning_each(changed, said):
+def test_stolen_cpu_time_and_load_are_reported(changed, said):
     assert said in busy_facts(QUIET._replace(**changed), num_needed=1)
 
 

@@ -108,7 +108,7 @@ def test_a_method_that_llama_cpp_lacks_is_refused(tmp_path, drafter):
     assert "Traceback" not in ran.err
 
 
-def test_servers_that_run_already_are_measured(tmp_path):
+def test_running_llama_cpp_servers_are_measured(tmp_path):
     with _server(tmp_path / "0.log") as plain, _server(tmp_path / "4.log", *DRAFTING_K) as own:
         addresses = ("--base-url", f"{plain}#k=0", "--base-url", f"{own}#k={K}")
         asked = ("demo/draft", "--engine", "llama_cpp", *addresses, "-k", f"0,{K}", *ASKED)

@@ -47,7 +47,7 @@ def served(tmp_path_factory) -> Sweep:
     return sweep("sweep-k", *PAIRINGS, *asked, cwd=out, out=out, **ENVIRONMENT)
 
 
-def test_every_session_counts(served):
+def test_every_vllm_session_is_free_of_problems(served):
     assert served.run.is_complete
     assert {server.drafter for server in served.run.servers} == {"none", *DRAFTERS}
     assert not [(s.place, s.problems) for s in served.run.servers if s.problems]

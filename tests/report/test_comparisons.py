@@ -79,7 +79,7 @@ def test_the_side_by_side_table_pairs_what_does_the_same_work(served: Document) 
     assert {row[4] for row in grid.rows} == {"100%"}
 
 
-def test_an_invalid_side_marks_the_row(served: Document) -> None:
+def test_a_side_by_side_row_with_an_invalid_side_is_marked(served: Document) -> None:
     invalid = tuple(replace(pair, valid=False) for pair in served.side_by_side)
     grid = side_by_side_grid(replace(served, side_by_side=invalid))
     assert grid is not None

@@ -23,7 +23,7 @@ def test_the_csv_has_one_row_per_cell_and_one_column_per_metric(
     assert set(all_metrics()) <= set(table.columns)
 
 
-def test_numbers_come_back_as_they_were(cpu_document: Document) -> None:
+def test_numbers_read_from_csv_equal_the_originals(cpu_document: Document) -> None:
     table = read(cpu_document)
     cell = cpu_document.cells[2]
     row = table.iloc[2]

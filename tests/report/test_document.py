@@ -51,12 +51,12 @@ def test_a_decision_quotes_the_confirmation_of_the_winner(stored: StoredRun) -> 
     assert abs(first - second) > 0.001  # else the line above shows nothing
 
 
-def test_the_first_pass_does_not_count_confirming_requests(stored: StoredRun) -> None:
+def test_explored_cells_exclude_requests_of_the_confirmation_run(stored: StoredRun) -> None:
     cells = build_document(stored).cells
     assert {cell.num_requests for cell in cells} == {6}
 
 
-def test_an_interrupted_winner_is_not_quoted(interrupted_document: Document) -> None:
+def test_an_interrupted_confirmation_decides_nothing(interrupted_document: Document) -> None:
     decision = next(
         d for d in interrupted_document.decisions if d.leader.condition.workload == "code"
     )
@@ -83,7 +83,7 @@ def test_each_pairing_workload_and_temperature_has_one_decision(gpu_document: Do
     assert len(asked) == len(set(asked)) == 2 * 2 * 2
 
 
-def test_an_invalid_cell_is_kept_and_supports_no_decision(gpu_document: Document) -> None:
+def test_an_invalid_cell_is_listed_and_never_decided_for(gpu_document: Document) -> None:
     invalid = [cell for cell in gpu_document.cells if not cell.valid]
     assert {cell.key.draft.k for cell in invalid} == {4}
     assert all("throttled" in cell.invalid_reasons[0] for cell in invalid)

@@ -115,14 +115,14 @@ def test_names_that_would_overlap_are_moved_apart_and_keep_their_order() -> None
     assert placed[3].y == 5.0
 
 
-def test_colors_hold_on_white_and_on_near_black() -> None:
+def test_chart_colors_have_contrast_on_light_and_dark_backgrounds() -> None:
     for color in {*SERIES, DRAFT, VERIFY, REST}:
         assert contrast(color, "#ffffff") >= 3
         assert contrast(color, "#16181c") >= 3
     assert contrast("#ffee00", "#ffffff") < 3  # the check can fail
 
 
-def test_text_takes_the_page_color_and_every_reference_is_answered(
+def test_chart_text_inherits_its_color_and_every_svg_reference_exists(
     cpu_charts: tuple[Chart, ...],
 ) -> None:
     svg = "".join(panel for chart in cpu_charts for panel in chart.panels)
@@ -237,7 +237,7 @@ def test_a_round_without_an_acceptance_length_has_no_yield_line(cpu_document: Do
     assert {text.partition(":")[0] for text in texts} == {"K=1", "K=4"}
 
 
-def test_every_prompt_is_named_with_the_speed_that_its_answer_quotes(
+def test_the_prompt_chart_shows_the_speedup_of_every_prompt(
     cpu_document: Document, cpu_charts: tuple[Chart, ...]
 ) -> None:
     (chart,) = [chart for chart in cpu_charts if chart.title == PROMPTS]
@@ -261,7 +261,7 @@ def test_very_many_prompts_are_sampled_evenly() -> None:
     assert [speedup for _, speedup in shown[:3]] == [0.0, 4.0, 8.0]
 
 
-def test_panels_of_a_page_share_no_id(cpu_charts: tuple[Chart, ...]) -> None:
+def test_chart_panels_of_a_page_have_unique_ids(cpu_charts: tuple[Chart, ...]) -> None:
     ids = [i for c in cpu_charts for p in c.panels for i in set(re.findall(r' id="([^"]+)"', p))]
     assert len(ids) == len(set(ids)) > 10
 

@@ -146,7 +146,7 @@ def test_the_json_report_contains_every_forecast_point(here, there):
     assert 0 < found["share_saved"] < 1
 
 
-def test_figures_of_another_engine_say_whose_costs_they_are(there):
+def test_forecasts_from_imported_step_times_name_their_source(there):
     whose = "vllm 0.32.0 (costs.csv), which drafts greedily"
     (answer,) = answer_lines(there)
     # 40 tokens in 14 rounds of 1.1 steps.

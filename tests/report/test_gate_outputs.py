@@ -80,7 +80,7 @@ def test_the_first_cause_is_in_every_format(gate, capsys):
     assert printed.index(cause) < printed.index("changed since")
 
 
-def test_an_undecided_answer_names_changed_weights_in_every_format():
+def test_inconclusive_verdicts_name_changed_weights_in_every_format():
     figures = {"decode_speedup": figure(2.0, error=0.1)}
     before, after = (
         side(cell(figures), name=name, drafters={"demo/draft": name * 64}) for name in "ab"
@@ -127,7 +127,7 @@ def test_cells_are_named_by_what_distinguishes_them():
     assert (key(4, request_rate=2.0)).label.endswith("up to 1 at once, 2 requests per second")
 
 
-def test_chance_is_mentioned_only_for_noisy_figures(gate):
+def test_the_false_alarm_note_depends_on_noisy_metrics(gate):
     assert re.match(r"1 comparison .*\(Holm\)", chance_note(gate))
     counts = side(cell({"mean_acceptance_length": figure(3.0)}))
     assert chance_note(check(counts, counts)).startswith("No false alarms ")
@@ -162,11 +162,11 @@ def test_a_refusal_names_what_differs_in_the_attribute_that_ci_shows():
     assert all(part in error.get("message") for part in parts)
 
 
-def test_an_effect_beyond_a_doubling_has_no_size():
+def test_an_effect_above_100_percent_is_shown_as_such():
     assert (effect_text(0.476), effect_text(17391.403)) == ("47.6%", ">100%")
 
 
-def test_markdown_has_a_row_a_judgment_and_no_markup_of_names(gate):
+def test_gate_markdown_has_a_row_per_judgment_and_escapes_names(gate):
     text = part_to_markdown(gate_report(gate))
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 * len({j.cell for j in gate.judgments}) + len(gate.judgments)
@@ -174,7 +174,7 @@ def test_markdown_has_a_row_a_judgment_and_no_markup_of_names(gate):
     assert "<i>" not in text
 
 
-def test_the_table_prints_brackets_as_they_are(gate, capsys):
+def test_the_gate_table_prints_brackets_literally(gate, capsys):
     open_console(width=80).print(terminal_part(gate_report(gate)))
     assert "[x](y)" in capsys.readouterr().out
 

@@ -33,7 +33,7 @@ def test_documents_keep_the_schema(name: str, request: pytest.FixtureRequest) ->
     VALIDATOR.validate(json.loads(text))
 
 
-def test_the_schema_is_one_and_refuses_what_it_does_not_name(cpu_document: Document) -> None:
+def test_the_json_schema_is_valid_and_refuses_unknown_keys(cpu_document: Document) -> None:
     Draft202012Validator.check_schema(SCHEMA)
     found = to_json(cpu_document)
     assert not VALIDATOR.is_valid({**found, "speedups": []})
@@ -47,7 +47,7 @@ def test_schema_and_page_are_generated_from_the_fields() -> None:
     assert machine_document.rewritten(DOCS) == DOCS, "run `make docs`"
 
 
-def test_a_key_has_its_unit_its_bounds_and_its_meaning() -> None:
+def test_json_schema_keys_have_a_unit_bounds_and_meaning() -> None:
     cell = SCHEMA["$defs"]["Cell"]["properties"]
     assert cell["num_prompts"] == {
         "description": "prompts with a finished request",

@@ -192,7 +192,7 @@ def test_speedups_of_texts_that_differ_in_length_are_per_token() -> None:
     assert all(s is not None and abs(s.estimate - 1) < 1e-9 for s in speedups)
 
 
-def test_cells_of_another_rule_are_other_cells() -> None:
+def test_cells_of_different_acceptance_rules_have_different_ids() -> None:
     keys = [plan.key for plan in stored_run(SMALL).run.cells]
     (key, *_) = [key for key in keys if key.draft.k]
     ids = {with_axes(key, lossy=rule).id for rule in (None, "typical", RULE)}

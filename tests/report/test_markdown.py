@@ -18,7 +18,7 @@ def tables(text: str) -> Iterator[list[str]]:
         yield block.splitlines()
 
 
-def test_the_answer_comes_first(cpu_document: Document) -> None:
+def test_the_markdown_report_starts_with_the_answer(cpu_document: Document) -> None:
     text = to_markdown([cpu_document])
     for line in answer_lines(cpu_document):
         assert line.strip() in text
@@ -26,7 +26,7 @@ def test_the_answer_comes_first(cpu_document: Document) -> None:
 
 
 @pytest.mark.parametrize("is_won", [True, False])
-def test_every_drafter_has_its_reasons(cpu_document: Document, is_won: bool) -> None:
+def test_markdown_has_the_reasons_of_every_drafter(cpu_document: Document, is_won: bool) -> None:
     lost = tuple(replace(decision, speedup=None) for decision in cpu_document.decisions)
     document = cpu_document if is_won else replace(cpu_document, decisions=lost)
     lines = to_markdown([document]).splitlines()
@@ -51,7 +51,7 @@ def test_every_metric_of_a_cell_is_in_it_with_its_formula(gpu_document: Document
     assert {n for n in names - lists if f"| {n} |" not in text} == set()
 
 
-def test_formulas_of_absent_metrics_are_left_out(cpu_document: Document) -> None:
+def test_formulas_of_absent_metrics_are_omitted(cpu_document: Document) -> None:
     text = to_markdown([cpu_document])
     assert "**joules_per_token**" not in text
     assert "GPU" not in text.split("## Provenance")[1].split("## All metrics")[0]
@@ -74,13 +74,13 @@ def test_failures_invalid_cells_and_warnings_have_their_place(
     assert "### Invalid cells" not in to_markdown([cpu_document])
 
 
-def test_several_runs_follow_each_other(cpu_document: Document, gpu_document: Document) -> None:
+def test_markdown_of_two_runs_has_both(cpu_document: Document, gpu_document: Document) -> None:
     text = to_markdown([cpu_document, gpu_document])
     assert text.count("make demo faster on ") == 2
     assert text.count("## Formulas") == 1
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_are_escaped_in_markdown() -> None:
     name = "<script>|[x](javascript:y)`*a*\\"
     stored = renamed(stored_run(replace(SMALL, drafters=("draft",))), "creative", name)
     document = build_document(stored)
@@ -95,6 +95,6 @@ def test_hostile_names_stay_text() -> None:
         assert {row.count("|") for row in rows} == {header.count("|")}
 
 
-def test_plain_text_is_left_as_it_is() -> None:
+def test_plain_text_is_not_escaped_in_markdown() -> None:
     sentence = "code: K=6, 1.90x faster [1.80, 2.00]"
     assert escape(sentence) == sentence

@@ -61,7 +61,7 @@ def test_each_warning_is_shown_once(shown: str, warned: Document) -> None:
     assert [text.count(words) for words in (RUN, CELL, AGAIN)] == [1, 1, 1]
 
 
-def test_a_heading_without_lines_is_left_out(baseline_document: Document) -> None:
+def test_a_heading_without_lines_is_omitted(baseline_document: Document) -> None:
     assert notes(baseline_document) == {}
 
 

@@ -19,7 +19,7 @@ from specbench.report.numbers import listed, measured, plural, significant
         (12345.6, "12,346"),
     ],
 )
-def test_three_digits_and_all_before_the_point(value: float, text: str) -> None:
+def test_numbers_are_rounded_to_three_significant_digits(value: float, text: str) -> None:
     assert significant(value) == text
 
 
@@ -42,13 +42,13 @@ def test_a_value_has_a_unit_fit_for_the_screen(value: float, unit: str, text: st
     assert measured(value, unit) == text
 
 
-def test_names_read_as_a_list() -> None:
+def test_names_are_joined_with_commas_and_a_final_and() -> None:
     assert listed(["chat"]) == "chat"
     assert listed(["chat", "code"]) == "chat and code"
     assert listed(["chat", "code", "qa"]) == "chat, code and qa"
 
 
-def test_neighbours_are_joined() -> None:
+def test_neighboring_numbers_are_joined_into_ranges() -> None:
     assert ranges([8, 1, 3, 4, 5]) == "1, 3..5, 8"
     assert ranges([0]) == "0"
 

@@ -56,7 +56,7 @@ def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) 
         assert len(grid.rows) == len(one.candidates)
 
 
-def test_broken_limits_leave_a_terminal_its_other_columns(served: Document, capsys) -> None:
+def test_broken_limits_fit_the_terminal_table(served: Document, capsys) -> None:
     limits = Objective(limits={"ttft_s": 1e-9, "tpot_s": 1e-9})
     pick = recommendations_of(served, limits)[0]
     part = ReportPart("", [TableBlock(candidate_grid(served, pick, limits))])
@@ -255,7 +255,7 @@ def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
         assert any(f" {left} more tokens " in line for line in reasons(document, of))
 
 
-def test_memory_that_is_used_up_is_not_a_number_of_tokens(served: Document) -> None:
+def test_memory_left_is_not_negative_if_used_up(served: Document) -> None:
     (pick, *_) = recommendations_of(served, Objective())
     assert pick.best is not None
     key = with_axes(pick.best.key, context=4096)
@@ -309,7 +309,7 @@ def test_k_by_context_is_part_of_the_answer() -> None:
     assert recommendation_json(document, other, objective)["by_context"] == []
 
 
-def test_memory_left_is_what_the_context_leaves() -> None:
+def test_memory_left_is_stated_beyond_the_measured_context() -> None:
     stored = context_run()
     environment = replace(stored.run.environment, gpu_memory_bytes=20 * 2**30)
     memory = replace(stored.memory[1], kv_bytes_per_token=2**20, peak_reserved_bytes=14 * 2**30)

@@ -143,12 +143,12 @@ def test_the_report_starts_with_the_settings_of_the_run(
     assert "; 512 and 4,096 tokens of context;" in setup(lengths)
 
 
-def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
+def test_the_title_of_a_setting_includes_the_arrival_rate() -> None:
     setting = with_axes(served_run().run.cells[0].key, concurrency=8, request_rate=2.5).condition
     assert setting.requests == "up to 8 at once, 2.5 requests per second"
 
 
-def test_limits_are_next_to_the_round_they_bound(cpu_document: Document) -> None:
+def test_roofline_limits_are_shown_next_to_the_round(cpu_document: Document) -> None:
     limits = {"roofline_round_s": 0.004, "roofline_ratio": 1.25, "bandwidth_utilization": 0.8}
     host = {"launches_per_round": 1.0, "syncs_per_round": 0.0, "device_idle_s": 0.0015}
     cells = tuple(
@@ -181,7 +181,7 @@ def test_acceptance_by_position_is_of_the_deepest_fixed_k(served: Document) -> N
     assert [cell.key.draft.k for cell in own.deepest] == [4]
 
 
-def test_an_adaptive_cell_is_chosen_and_not_the_fixed_k_of_its_size(served: Document) -> None:
+def test_an_adaptive_winner_does_not_mark_the_fixed_k(served: Document) -> None:
     section = sections(served)[0]
     adaptive = section.cells[-1].key
     assert adaptive.draft.is_adaptive

@@ -95,7 +95,7 @@ def test_the_command_of_the_best_k_has_version_and_settings(plain: Document) -> 
     assert not any("K=2" in name for name in found)
 
 
-def test_engines_of_our_own_in_the_same_run_have_their_rule_named(plain: Document) -> None:
+def test_the_acceptance_rule_of_the_built_in_engine_is_stated(plain: Document) -> None:
     own = replace(plain.cells[1], key=own_cells(0.1)[1].key)
     sampled = replace(
         own,

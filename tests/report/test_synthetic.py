@@ -47,7 +47,7 @@ def test_the_first_warning_names_synthetic_weights_or_acceptance(synthetic: Docu
     [SMALL, replace(SMALL, drafters=("draft",)), replace(SMALL, drafters=("poor",)), Wish(ks=(0,))],
     ids=["two drafters", "one helps", "none helps", "baseline"],
 )
-def test_every_answer_ends_with_the_mark(wish: Wish, settings: dict[str, object]) -> None:
+def test_synthetic_sentences_end_with_the_mark(wish: Wish, settings: dict[str, object]) -> None:
     document = document_of(wish, **settings)
 
     assert all(d.sentence.endswith(" [synthetic]") for d in document.decisions)
@@ -65,7 +65,7 @@ def test_mismatched_models_are_not_reported_for_synthetic_runs() -> None:
 
 
 @pytest.mark.slow
-def test_every_format_is_marked(synthetic: Document) -> None:
+def test_every_report_format_marks_a_synthetic_run(synthetic: Document) -> None:
     terminal = io.StringIO()
     Console(file=terminal, width=200).print(terminal_report(synthetic))
     texts = terminal.getvalue(), to_markdown([synthetic]), to_html([synthetic])

@@ -40,7 +40,7 @@ def test_tables_fit_80_columns_untruncated(name: str, request: pytest.FixtureReq
 
 
 @pytest.mark.parametrize("name", ["cpu_document", "gpu_document", "baseline_document"])
-def test_the_legend_explains_what_is_shown_and_nothing_else(
+def test_the_legend_explains_only_the_shown_columns(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     text = printed(request.getfixturevalue(name))
@@ -122,7 +122,7 @@ def test_a_row_shows_the_measurement(cpu_document: Document) -> None:
     assert f" {cell.metrics['ttft_s'] * 1e3:.1f} " in row
 
 
-def test_columns_without_a_value_are_left_out(
+def test_columns_without_a_value_are_omitted(
     cpu_document: Document, baseline_document: Document
 ) -> None:
     assert "min. detect. effect  smallest" in printed(cpu_document)

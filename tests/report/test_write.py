@@ -50,7 +50,7 @@ def test_parquet_is_a_file_per_table(
         assert path.read_text().split() == describe(table)["name"].tolist()
 
 
-def test_a_report_is_replaced_whole(stored: StoredRun, tmp_path: Path) -> None:
+def test_a_report_file_is_replaced_atomically(stored: StoredRun, tmp_path: Path) -> None:
     (path,) = written([stored], ["csv"], tmp_path)
     first = path.read_text(encoding="utf-8")
     path.write_text("an older report", encoding="utf-8")

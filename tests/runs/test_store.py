@@ -106,7 +106,7 @@ def test_a_run_with_a_removed_setting_is_not_resumed(tmp_path: Path, is_set: boo
         resume_run(tmp_path, RUN_ID).close()
 
 
-def test_reference_answers_are_at_hand_before_and_after_a_resume(tmp_path: Path):
+def test_reference_texts_are_available_before_and_after_a_resume(tmp_path: Path):
     later = dataclasses.replace(REFERENCE, turn=1)
     with create_run(tmp_path, run()) as store:
         store.append(REFERENCE)
@@ -250,7 +250,7 @@ def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path):
             attempt()
 
 
-def test_a_run_id_is_taken_once(tmp_path: Path):
+def test_a_run_id_cannot_be_used_twice(tmp_path: Path):
     create_run(tmp_path, run()).close()
 
     with pytest.raises(StoreError, match="this run exists"):

@@ -18,7 +18,7 @@ def test_a_file_is_replaced_without_leftovers(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_the_next_writer_removes_drafts_of_writers_that_were_killed(tmp_path: Path) -> None:
+def test_the_next_writer_removes_files_of_killed_writers(tmp_path: Path) -> None:
     killed, at_work, of_another = (
         tmp_path / f".{name}.0123abcd.tmp" for name in ("a.json", "a.json.1", "b.json")
     )

@@ -39,7 +39,7 @@ def test_a_second_writer_gets_the_id_of_the_writing_process(tmp_path: Path):
     resume_run(tmp_path, RUN_ID).close()
 
 
-def test_the_lock_that_a_killed_process_left_is_taken_over(tmp_path: Path):
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path):
     create_run(tmp_path, run()).close()
     (tmp_path / RUN_ID / "lock").write_text("99999999")
 
@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_from_the_start_is_a_store_error(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_read_only_folder_is_named(tmp_path: Path):
+def test_a_read_only_folder_is_a_store_error(tmp_path: Path):
     tmp_path.chmod(0o555)
     with as_another_user(), pytest.raises(StoreError, match="Permission denied"):
         create_run(tmp_path, run())
@@ -121,7 +121,7 @@ def kill_writer(root: Path, first: int, *, after: int, delay_s: float) -> list[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_kills", [3, pytest.param(10, marks=pytest.mark.long)])
-def test_kills_lose_and_repeat_no_finished_block(num_kills: int, tmp_path: Path):
+def test_kills_neither_lose_nor_repeat_a_finished_block(num_kills: int, tmp_path: Path):
     rng = random.Random(0)
     create_run(tmp_path, run()).close()
     promised: list[str] = []

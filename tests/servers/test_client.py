@@ -21,7 +21,7 @@ def asked(server, *prompts, **more):
     return asyncio.run(ask())
 
 
-def test_an_answer_is_streamed():
+def test_a_streamed_response_is_read_completely():
     server = CrowdServer()
     (answer,) = asked(server, "a")
     assert list(answer.token_ids) == IDS * server.num_events
@@ -118,7 +118,7 @@ def test_a_faulty_response_is_an_error_and_the_next_request_works(prompt):
     assert isinstance(wrong.value, RefusedError) == (prompt == "500")
 
 
-def test_the_limit_of_silence_is_printed():
+def test_a_silent_server_gives_an_error_with_the_limit():
     with pytest.raises(ServerError, match=r"nothing for 0\.1 s"):
         asked(CrowdServer(), "hang", silence_s=0.1)
 
@@ -168,7 +168,7 @@ def test_an_endless_response_is_cut_off(limit, call, reason, monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["a b", "\u2028", "x" * 300, "xn--\u00e9"])
-def test_an_address_that_no_request_can_be_sent_to_is_a_message(host):
+def test_an_unusable_address_is_a_server_error(host):
     async def ask():
         async with client_of(f"http://{host}:1") as client:
             await client.model()
@@ -186,7 +186,7 @@ def test_a_version_page_for_browsers_says_nothing():
     assert asyncio.run(ask(b'HTTP/1.1 200 OK\r\n\r\n{"version": "1.2"}')) == "1.2"
 
 
-def test_concurrent_requests_have_a_connection_each():
+def test_concurrent_requests_use_separate_connections():
     server = CrowdServer()
 
     async def ask():

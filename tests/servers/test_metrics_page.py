@@ -83,7 +83,7 @@ def test_a_malformed_page_of_counters_is_an_error():
         read_counters("<html> not found\n")
 
 
-def test_more_that_servers_count():
+def test_preemptions_queue_time_and_cached_tokens_are_read():
     vllm = read_counters(
         'vllm:num_preemptions_total{engine="0"} 2\nvllm:num_preemptions_total{engine="1"} 3\n'
         "vllm:request_queue_time_seconds_sum 0.5\nvllm:request_queue_time_seconds_count 9\n"

@@ -148,7 +148,7 @@ def test_no_engine_process_outlives_its_parent(tmp_path, family, number):
     wait_until_dead(supervisor)
 
 
-def test_a_second_ctrl_c_leaves_the_end_to_the_supervisor(tmp_path, family):
+def test_the_supervisor_ends_the_engine_after_a_second_ctrl_c(tmp_path, family):
     with parent_of_a_deaf_engine(tmp_path, family, grace_s=1.0) as parent:
         processes = processes_of(family)
         parent.send_signal(signal.SIGINT)
@@ -162,7 +162,7 @@ def test_a_second_ctrl_c_leaves_the_end_to_the_supervisor(tmp_path, family):
     assert not left
 
 
-def test_a_supervisor_that_is_killed_takes_the_engine_with_it(tmp_path, family):
+def test_killing_the_supervisor_ends_the_engine(tmp_path, family):
     with engine(tmp_path, family=str(family)) as process:
         root = processes_of(family)[0]
         os.kill(root.ppid(), signal.SIGKILL)
@@ -237,7 +237,7 @@ def test_another_server_that_answers_is_not_taken_for_ours(tmp_path):
             wait_until_healthy(ours, port)
 
 
-def test_health_that_is_never_green_names_the_log_and_its_end(tmp_path):
+def test_a_server_that_never_gets_healthy_gives_an_error_with_its_log(tmp_path):
     port = free_port()
     expected = r"not healthy \(/health\) after 0\.2 s:\n  loading\n  log: .*server\.log$"
     with engine(tmp_path, port=port, health=503, says="loading") as process:

@@ -40,7 +40,7 @@ USAGE = {
 }
 
 
-def test_an_answer_knows_when_its_tokens_came_and_how_many_with_the_first_event(monkeypatch):
+def test_a_streamed_response_has_token_times_and_the_first_count(monkeypatch):
     answer = taken(
         monkeypatch,
         (1.0, ROLE),
@@ -78,7 +78,7 @@ def test_usage_in_every_event_gives_the_token_counts(monkeypatch):
     assert (answer.num_first, answer.num_tokens) == (2, 7)
 
 
-def test_an_answer_without_tokens_has_come_at_no_time():
+def test_a_response_without_tokens_has_no_times():
     assert (Streamed().first_s, Streamed().last_s, Streamed().num_first) == (None, None, None)
 
 

@@ -70,7 +70,7 @@ def test_in_open_loop_requests_start_at_their_arrival_times():
     assert client.most_active == 20
 
 
-def test_arrivals_are_those_of_an_engine_in_this_process():
+def test_arrival_times_equal_those_for_served_engines():
     sampling = Sampling(temperature=0.0)
     asked = [
         Request(

@@ -42,7 +42,7 @@ def test_values_have_different_names_in_all_groups():
     assert len(names) == len(set(names)) == len(fields(SETTINGS.stored))
 
 
-def test_groups_come_back_from_what_is_stored():
+def test_settings_groups_are_restored_from_stored_settings():
     settings = changed(SETTINGS, adaptive=True, contexts=(512,), dtype="float64", most_drafters=2)
     assert settings.draft == DraftSettings(adaptive=True)
     assert settings.load == LoadSettings(contexts=(512,))
@@ -63,7 +63,7 @@ def test_every_settings_group_has_defaults():
     assert said() == settings_of(pairings=(), workloads=("chat", "code", "creative"))
 
 
-def test_words_become_values_of_their_group():
+def test_option_values_are_parsed_into_settings_groups():
     settings = said("big", "-w", "a,b", "-w", "c", "-k", "1..2,auto", "--prompt-tokens", "4k,512")
     assert settings.workload.pairings == ("big",)
     assert settings.workload.workloads == ("a", "b", "c")

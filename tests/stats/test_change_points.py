@@ -58,7 +58,7 @@ def test_a_clear_step_has_its_place_levels_and_change():
     assert found.trend is None
 
 
-def test_two_steps_are_two():
+def test_two_steps_of_a_series_are_both_found():
     rng = np.random.default_rng(3)
     steps = analyze_series(noisy(rng, [1.0] * 10 + [1.3] * 10 + [1.1] * 10)).steps
     assert [step.run_index for step in steps] == [10, 20]
@@ -108,7 +108,7 @@ def test_a_series_without_noise_steps_where_it_changes():
     assert (step.run_index, step.before, step.after) == pytest.approx((9, 2.5, 2.4))
 
 
-def test_the_rarest_order_of_all_that_were_drawn_counts_as_one_itself():
+def test_the_smallest_permutation_p_value_is_1_in_1000():
     assert analyze_series([2.5] * 9 + [2.4] * 9).steps[0].p_value == pytest.approx(1 / 1000)
 
 
@@ -117,7 +117,7 @@ def test_permutations_that_tie_up_to_rounding_are_counted():
     assert exact.p_value == rounded.p_value
 
 
-def test_stairs_have_their_places_whichever_end_is_split_first():
+def test_change_points_of_a_staircase_are_found_in_either_direction():
     levels = [1.0] * 10 + [2.0] * 10 + [2.4] * 10 + [2.6] * 10
     for series in (levels, levels[::-1]):
         assert [step.run_index for step in analyze_series(series).steps] == [10, 20, 30]

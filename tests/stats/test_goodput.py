@@ -49,7 +49,7 @@ def test_goodput_intervals_need_the_noise_of_the_added_half():
     assert coverage(20, (0.05, 0.9), has_noise=False) < 0.8
 
 
-def test_equal_goodput_is_rarely_called_more():
+def test_equal_goodput_is_rarely_reported_as_higher():
     """A one-sided rate of 2.5 %; 18 of 400 or more come in fewer than 1 of 100 seeds."""
     rng = np.random.default_rng(0)
     num_more = 0

@@ -49,7 +49,7 @@ def test_fewer_than_five_prompts_give_an_estimate_and_no_interval():
     assert minimum_detectable_effect(speedup_ratio([2, 2, 2], [1, 1, 1])) is None
 
 
-def test_swapping_the_sides_turns_the_interval_over():
+def test_swapping_the_sides_inverts_the_interval():
     base, spec = [3.0, 1.0, 4.0, 1.5, 5.0], [2.0, 1.1, 2.5, 1.4, 2.0]
     there, back = speedup_interval(base, spec), speedup_interval(spec, base)
     assert there.low is not None
@@ -86,7 +86,7 @@ def test_a_change_of_acceptance_length_is_candidate_over_baseline():
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-def test_seconds_that_cannot_be_are_refused(bad):
+def test_invalid_seconds_are_refused_in_a_speedup(bad):
     with pytest.raises(ValueError, match="finite and above 0"):
         speedup_interval([1, 1, 1, 1, bad], [1] * 5)
 

@@ -31,7 +31,7 @@ def test_equal_p_values_stay_equal():
     assert holm([0.2, 0.01, 0.2, 0.01]) == pytest.approx([0.4, 0.04, 0.4, 0.04])
 
 
-def test_holm_by_hand():
+def test_holm_equals_a_worked_example():
     # 3 * 0.01; 2 * 0.02, not below the first; 1 * 0.03, not below the second.
     assert holm([0.02, 0.01, 0.03]) == pytest.approx([0.04, 0.03, 0.04])
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])

@@ -47,7 +47,7 @@ def test_a_ratio_within_the_common_spread_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("far", "num_left"), [(0.73, 9), (0.75, 7)])
-def test_far_off_begins_at_five_standard_deviations(far: float, num_left: int) -> None:
+def test_ratios_beyond_5_standard_deviations_are_excluded(far: float, num_left: int) -> None:
     """The median distance is 0.1, of normal errors that of a deviation of 0.148."""
     logs = [-far, -0.1, -0.1, -0.1, 0.0, 0.1, 0.1, 0.1, far]
     assert paired_log_ratio(np.exp(logs), 1.0).num_prompts == num_left

@@ -75,7 +75,7 @@ def test_the_length_is_one_plus_the_joint_rates_which_are_products_of_the_condit
         assert expected_tokens_by_k(conditional)[-1] == pytest.approx(found.mean_acceptance_length)
 
 
-def test_two_logs_together_are_one_long_log():
+def test_counts_of_two_round_logs_sum_to_those_of_one():
     for seed in SEEDS:
         one, other = drawn(seed), drawn(seed + 1000)
         k = max(one.k, other.k)
@@ -122,7 +122,7 @@ def test_conditional_rates_are_ratios_of_successive_joint_rates():
         assert conditional_rates(joint_rates(rates)) == pytest.approx(rates)
 
 
-def test_tokens_by_k_are_sums_of_products_and_rise_less_and_less():
+def test_expected_tokens_by_k_are_concave_sums_of_products():
     assert expected_tokens_by_k([0.5, 0.5, 0.0]) == [1.0, 1.5, 1.75, 1.75]
     assert expected_tokens_by_k([]) == [1.0]
     for seed in SEEDS:

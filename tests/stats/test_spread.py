@@ -81,7 +81,7 @@ def test_the_jackknife_of_a_mean_is_the_spread_of_the_mean():
         assert found.degrees_of_freedom == pytest.approx(plain.degrees_of_freedom)
 
 
-def test_the_jackknife_by_its_formula():
+def test_the_jackknife_follows_its_formula():
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
         left_out = rng.normal(size=rng.integers(MIN_UNITS, 30)).tolist()
@@ -102,7 +102,7 @@ def test_four_units_have_no_spread_and_five_have():
     assert jackknife(np.arange(5), np.full(5, 0.2)) is not None
 
 
-def test_margins_by_the_table():
+def test_margins_and_detectable_effects_match_the_t_table():
     assert spread(2.0, 4.0).margin() == pytest.approx(2 * 2.7764, rel=1e-4)
     assert spread(2.0, math.inf).margin() == pytest.approx(2 * 1.95996, rel=1e-4)
     assert spread(2.0, 4.0).margin(0.5) == pytest.approx(0.0, abs=1e-12)

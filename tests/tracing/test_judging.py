@@ -39,7 +39,7 @@ def test_a_traced_chain_is_accepted_up_to_the_first_mismatch():
     assert found.num_drafted == {0: 4, 3: 4}
 
 
-def test_drafts_that_are_not_meant_are_not_kept():
+def test_inactive_drafts_are_not_accepted_in_a_trace():
     found = added(Proposal(torch.tensor([[11, 12], [14, 7]]), torch.tensor([1, 0])))
 
     assert chances(found) == [(1.0,), ()]

@@ -49,7 +49,7 @@ def test_training_resumes_from_the_last_saved_step(tmp_path):
         assert torch.equal(tensor, weights(whole)[name])
 
 
-def test_answers_that_were_stored_are_kept_and_no_half_one(tmp_path):
+def test_a_full_disk_keeps_only_complete_training_texts(tmp_path):
     path = tmp_path / "texts.jsonl"
     file = TextFile(path, ORIGIN, VOCAB_SIZE)
     file.add([TEXT])

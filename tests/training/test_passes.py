@@ -52,7 +52,7 @@ def test_training_logits_equal_the_reference_at_every_depth(method, plain):
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "num_heads"), [*((m, None) for m in METHODS), ("mtp", 2)])
-def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
+def test_training_agreement_equals_the_acceptance_of_a_chain(method, num_heads):
     """Round by round: from each token of an answer, how many drafts the target would keep."""
     bench = lab()
     student = bench.student(method, num_heads)

@@ -160,7 +160,7 @@ def test_two_trainings_do_not_mix_their_texts(tmp_path):
     assert TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE).texts == one.texts
 
 
-def test_fewer_answers_are_the_first_of_more(tmp_path):
+def test_fewer_training_texts_are_a_prefix_of_more(tmp_path):
     assert answered(tmp_path / "few.jsonl", 4) == answered(tmp_path / "many.jsonl", 7)[:7]
 
 

@@ -174,7 +174,7 @@ def test_the_tokens_for_a_precision_detect_that_shift():
     assert tokens_for(1e-6, 2) <= MOST_TOKENS
 
 
-def test_more_cells_take_more_tokens_of_each():
+def test_tokens_per_cell_rise_with_the_number_of_cells():
     """K = 0 is a cell, too; of a temperature of 0 nothing is sampled."""
     one = cast(Any, SimpleNamespace(target=SimpleNamespace(name="one")))
     for ks, temperatures, num_pairings, tokens in (

@@ -74,7 +74,7 @@ def test_a_lossy_pairing_that_cannot_be_loaded_is_still_called_lossy(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_every_refusal_is_evidence(error: Exception) -> None:
+def test_every_expected_error_gives_a_refusal(error: Exception) -> None:
     assert refusal(error, None).reason == "no"
 
 

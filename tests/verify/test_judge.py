@@ -120,7 +120,7 @@ def test_tokens_of_the_distribution_pass_with_the_detectable_deviation() -> None
         ({"wrongly_ended": ("chat/p3",)}, "first for chat/p3"),
     ],
 )
-def test_each_fault_is_a_bug_with_its_reason(changes: dict[str, object], says: str) -> None:
+def test_each_fault_is_a_mismatch_with_its_reason(changes: dict[str, object], says: str) -> None:
     finding = only(sampled(**changes))
     assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert says in finding.reason
@@ -166,7 +166,7 @@ def test_the_false_alarm_rate_is_that_of_all_tests_of_a_call() -> None:
 @pytest.mark.parametrize(
     ("num_calls", "most"), [(200, 17), pytest.param(400, 30, marks=pytest.mark.long)]
 )
-def test_sound_calls_raise_no_more_alarms_than_stated(num_calls: int, most: int) -> None:
+def test_sound_calls_have_the_stated_false_alarm_rate(num_calls: int, most: int) -> None:
     """`most`: were the rate 5 %, one seed in a hundred would have more."""
     seeds = range(0, 3 * num_calls, 3)
     calls = [judge([sampled(i), sampled(i + 1)], false_alarm=0.05) for i in seeds]
@@ -184,7 +184,7 @@ def test_the_sentence_of_a_lossy_pairing_has_every_temperature() -> None:
 
 
 @pytest.mark.parametrize("evidence", [greedy(lossy="typical"), sampled(lossy="typical")])
-def test_a_lossy_option_is_called_by_its_name(evidence: Evidence) -> None:
+def test_a_lossy_rule_is_named_in_its_verdict(evidence: Evidence) -> None:
     finding = only(evidence)
     assert (finding.verdict, finding.lossless) == ("lossy", False)
     assert re.match("typical .*lossy .*; ", finding.reason)
@@ -192,7 +192,7 @@ def test_a_lossy_option_is_called_by_its_name(evidence: Evidence) -> None:
     assert exit_code([finding]) == 1
 
 
-def test_the_gravest_finding_is_the_exit_code() -> None:
+def test_the_worst_finding_sets_the_exit_code() -> None:
     good, bad = only(greedy()), only(greedy(divergence(steps=500)))
     failed = only(FailedEvidence(subject=subject(0.0), reason="no memory"))
     open_end = only(sampled(colder=BLUNT))

@@ -156,7 +156,7 @@ FAULTS = {
 
 
 @pytest.mark.slow
-def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
+def test_the_unmodified_decoder_is_lossless(tiny: Bench, lookup: Bench) -> None:
     for bench in (tiny, lookup):
         finding = bench.sampled(num_tokens=NUM_TOKENS // 2)
         print(finding.p_values, finding.control_p_value)
@@ -268,7 +268,7 @@ def test_a_planted_greedy_fault_is_located(tiny: Bench, monkeypatch: pytest.Monk
     assert first.gap > 0
 
 
-def test_too_few_tokens_decide_nothing(tiny: Bench) -> None:
+def test_too_few_tokens_are_inconclusive(tiny: Bench) -> None:
     finding = tiny.sampled(num_tokens=20)
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
 

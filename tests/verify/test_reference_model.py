@@ -150,7 +150,7 @@ def test_slack_keeps_tokens_that_rounding_may_have_cut() -> None:
 
 
 @pytest.mark.parametrize("slack", [0.0, 0.01, 1.43, 5.0])
-def test_slack_moves_the_odds_of_the_nucleus_and_never_lets_all_in(slack: float) -> None:
+def test_slack_widens_the_nucleus_by_its_odds(slack: float) -> None:
     """Were what is ahead exp(-slack) times as likely beside the rest, it would fill top-p."""
     sampling = Sampling(temperature=1.0, top_p=0.9)
     edge = 0.9 / (0.9 + 0.1 * math.exp(-slack))
@@ -169,7 +169,7 @@ def test_surprise_is_the_mass_of_less_likely_tokens() -> None:
     torch.testing.assert_close(surprise(probs_NV, tokens_N, half), expected + probs_NV[0] / 2)
 
 
-def test_placed_orders_tokens_by_id() -> None:
+def test_identity_is_the_cumulative_probability_by_token_id() -> None:
     probs_NV = torch.tensor([[0.5, 0.1, 0.3, 0.1]], dtype=torch.float64).expand(4, -1)
     expected = torch.tensor([0.0, 0.5, 0.6, 0.9], dtype=torch.float64)
     torch.testing.assert_close(identity(probs_NV, torch.arange(4), torch.zeros(4)), expected)
@@ -197,7 +197,7 @@ def test_the_likelihood_at_another_temperature(sampling: Sampling) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)
-def test_the_expected_ratio_of_colder_tokens(sampling: Sampling) -> None:
+def test_the_expected_log_ratio_of_colder_tokens(sampling: Sampling) -> None:
     """Token after token of the vocabulary, those that are cut having no part in it."""
     probs_NV = token_distribution(LOGITS_NV, sampling)
     mean = variance = 0.0

@@ -112,7 +112,7 @@ def test_evidence_does_not_depend_on_the_batch_size(
     assert len(one.surprise_N) == 20 - one.num_outside
 
 
-def test_each_token_has_its_place_in_the_targets_distribution(reference: ReferenceModel) -> None:
+def test_each_token_is_located_in_the_targets_distribution(reference: ReferenceModel) -> None:
     """By the logits of each text alone, at the temperature asked for."""
     evidence = read(reference, 64)
     logits_NV = torch.cat([alone(reference, text) for text in MIXED])[:20].double()

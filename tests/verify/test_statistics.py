@@ -30,7 +30,7 @@ def draws(seed: int = 0) -> Floats:
 
 
 @pytest.mark.parametrize("p_value", [tail_p_value, uniform_p_value, serial_p_value])
-def test_sound_tokens_raise_no_more_alarms_than_stated(p_value: Callable[[Floats], float]) -> None:
+def test_sound_tokens_have_the_stated_false_alarm_rate(p_value: Callable[[Floats], float]) -> None:
     p_values = np.array([p_value(row) for row in draws()])
     for alpha in (0.05, 0.005):
         alarms = (p_values < alpha).mean()
@@ -125,7 +125,7 @@ RARE = {each: np.array([each] * 8 + [1 - 8 * each]) for each in (5 / 1024, 0.5 /
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("each", RARE)
-def test_sound_texts_raise_no_more_alarms_than_stated_be_some_rare(each: float) -> None:
+def test_sound_rare_texts_have_the_stated_false_alarm_rate(each: float) -> None:
     """20,000 calls: at a share of 2e-4, 4 alarms are due, and more than 13 in 7 of 100,000."""
     rng = np.random.default_rng(0)
     draws_NC = rng.multinomial(1024, RARE[each], 20_000).astype(float)

@@ -25,7 +25,7 @@ def test_a_prompt_is_one_turn_of_one_user_message(tmp_path: Path) -> None:
     assert prompt == Prompt(id="1", turns=((Message(role="user", content="Add one and one."),),))
 
 
-def test_each_of_turns_is_a_turn_and_the_system_prompt_opens_the_first(tmp_path: Path) -> None:
+def test_the_system_prompt_precedes_the_first_of_the_turns(tmp_path: Path) -> None:
     (prompt,) = read(tmp_path, {"turns": ["Hello", "And now?"], "system": "Be brief."})
     assert roles_and_texts(prompt) == [
         [("system", "Be brief."), ("user", "Hello")],

@@ -224,7 +224,7 @@ def test_a_prepared_set_keeps_dialogues_and_the_system_message(tmp_path: Path) -
     assert said(dialogue) == [[("user", "A"), ("assistant", "X"), ("user", "B")]]
 
 
-def test_content_in_parts_is_its_text(tmp_path: Path) -> None:
+def test_message_content_in_parts_is_joined(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "Two"}]
     row = {"messages": [{"role": "user", "content": parts}]}
     prompt = only(load_workload(str(write(tmp_path, "chat.jsonl", lines(row)))))
@@ -254,7 +254,7 @@ def test_a_missing_field_is_refused_with_the_existing_ones(tmp_path: Path) -> No
         load_workload(path, field="tale")
 
 
-def test_another_field_of_a_file_is_another_workload(tmp_path: Path) -> None:
+def test_another_prompt_field_gives_another_workload_hash(tmp_path: Path) -> None:
     path = str(write(tmp_path, "own.jsonl", lines({"prompt": "A", "story": "B"})))
     hashes = {load_workload(path, field=field).sha256 for field in (None, "prompt", "story")}
     assert len(hashes) == 3

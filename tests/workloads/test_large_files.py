@@ -30,7 +30,7 @@ ITEMS: list[object] = [
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 7, 64, 2**20])
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_an_array_comes_apart_into_its_items_wherever_a_piece_ends(
+def test_a_json_array_is_split_into_items_at_any_chunk_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int, indent: int | None, pack
 ) -> None:
     monkeypatch.setattr(prompt_rows, "_PIECE_BYTES", piece_bytes)

@@ -127,7 +127,7 @@ def test_lengthening_to_32k_tokens_takes_at_most_8_counts(demo_tokens):
     assert counter.calls <= 8
 
 
-def test_uneven_text_costs_three_counts_a_halving_at_most():
+def test_lengthening_uneven_text_takes_at_most_3_counts_per_halving():
     def uneven(prompt: Prompt) -> int:
         content = prompt.turns[0][0].content
         return len(content) + 10**9 * content.count("#")

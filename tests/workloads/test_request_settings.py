@@ -107,14 +107,14 @@ def test_a_wrong_setting_of_a_card_is_refused_with_its_line(tmp_path: Path, card
         load(tmp_path, {"prompt": "A"}, card=card)
 
 
-def test_settings_can_be_ignored(tmp_path: Path) -> None:
+def test_request_settings_can_be_ignored(tmp_path: Path) -> None:
     rows = {"prompt": "A", "stop": "x", "thinking": True}, {"prompt": "B", "stop": 1}
     card = "request: {thinking: true}\n"
     for prompt in load(tmp_path, *rows, card=card, without_settings=True).prompts:
         assert (prompt.settings, prompt.template_args) == (RequestSettings(), {})
 
 
-def test_other_settings_are_another_identity_and_have_words(tmp_path: Path) -> None:
+def test_other_request_settings_change_the_hash_and_are_described(tmp_path: Path) -> None:
     rows = {"prompt": "A"}, {"prompt": "B", "response_format": FORMAT}
     plain, formatted, stopped, other = (
         load(tmp_path, *rows, **options)

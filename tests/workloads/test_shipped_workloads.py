@@ -30,7 +30,7 @@ def test_a_general_workload_has_forty_prompts_or_more(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_an_embedded_workload_is_read(name: str) -> None:
+def test_every_bundled_workload_can_be_loaded(name: str) -> None:
     assert load_workload(name, folder=PACKAGE / "demo" / "workloads").prompts
 
 
@@ -43,7 +43,7 @@ def test_some_prompts_have_turns_system_prompts_tools_and_template_arguments() -
     assert any(prompt.template_args for prompt in prompts)
 
 
-def test_every_answer_of_json_has_a_schema_and_every_one_of_reasoning_thinks() -> None:
+def test_json_prompts_have_schemas_and_reasoning_prompts_think() -> None:
     json_, reasoning = (
         load_workload(n, folder=shipped("workloads")) for n in ("json", "reasoning")
     )
@@ -58,7 +58,7 @@ def test_every_answer_of_json_has_a_schema_and_every_one_of_reasoning_thinks() -
 
 
 @pytest.mark.skipif(not SPEC_BENCH.exists(), reason="the Spec-Bench questions are not shipped")
-def test_the_spec_bench_questions_are_read_as_they_are() -> None:
+def test_the_spec_bench_prompts_are_read() -> None:
     prompts = load_workload(str(SPEC_BENCH)).prompts
     assert len(prompts) == 480
     assert sum(len(prompt.turns) == 2 for prompt in prompts) == 80  # MT-bench

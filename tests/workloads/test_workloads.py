@@ -77,7 +77,7 @@ def test_only_a_pairings_own_folder_is_listed(
     assert "mine" in find_workloads()
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     own = write_workload(tmp_path / "own", "greet")
     with pytest.raises(WorkloadError, match=r"'greeet'.*'greet'"):
         load_workload("greeet", folder=own)

@@ -270,7 +270,7 @@ def test_a_cycle_ends_with_its_budget(tmp_path):
     assert host.opened == []
 
 
-def test_the_weights_of_a_model_are_read_and_nothing_else(tmp_path):
+def test_only_the_weight_files_of_a_model_are_read(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(bytes(CHUNK_BYTES + 5))
     (tmp_path / "b.bin").symlink_to(tmp_path / "a.safetensors")
     (tmp_path / "c.gguf").write_bytes(bytes(3))
@@ -280,6 +280,6 @@ def test_the_weights_of_a_model_are_read_and_nothing_else(tmp_path):
     assert read_once(tmp_path / "c.gguf") == 3
 
 
-def test_a_missing_model_is_named(tmp_path):
+def test_a_missing_model_file_is_an_error_with_its_name(tmp_path):
     with pytest.raises(ModelError, match=r"absent\.gguf"):
         read_once(tmp_path / "absent.gguf")

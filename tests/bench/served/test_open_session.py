@@ -158,12 +158,12 @@ def test_missing_prompt_token_counts_are_not_taken_for_another_client():
     assert problems(some, num_prompt_tokens=900.0) == ()
 
 
-def test_a_restart_is_named_and_counts_after_it_are_not_compared():
+def test_a_restarted_server_is_reported_without_comparing_counts():
     (problem,) = problems(requests(3), num_tokens=-5.0, spans_restart=True)
     assert "restarted" in problem
 
 
-def test_our_failed_requests_may_have_been_served_and_no_more_than_that():
+def test_failed_requests_explain_only_their_own_server_counts():
     failed = made_request("cell", "p", None, finish_reason="failed", error="broke off")
     some = [*requests(3), failed]
     served = {"num_tokens": 30.0 + MOST_TOKENS, "num_prompt_tokens": 80.0, "num_requests": 4.0}

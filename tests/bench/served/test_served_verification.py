@@ -1,7 +1,7 @@
 """Servers that answer rightly, and wrongly in known ways, each called what it is.
 
 All noise is seeded. A call in which everything is sound reports a fault with a probability of
-0.001 at most (docs/verify.md); `test_a_sound_server_passes` is the negative control.
+0.001 at most (docs/verify.md); `test_a_correct_server_is_lossless` is the negative control.
 """
 
 import re
@@ -134,7 +134,7 @@ def findings_of(
         )
 
 
-def test_a_sound_server_passes(tiny: Tiny) -> None:
+def test_a_correct_server_is_lossless(tiny: Tiny) -> None:
     found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2), (0.0, TEMPERATURE))
     assert [finding.verdict for finding in found] == [
         "identical",

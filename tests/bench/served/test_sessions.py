@@ -95,7 +95,7 @@ def test_a_number_of_requests_cycles_over_the_prompts(tmp_path, num, rows):
     assert len({frozenset(one.prompt_id for one in asked) for asked in each}) == 1
 
 
-def test_prompts_and_requests_are_two_numbers(tmp_path):
+def test_the_number_of_requests_may_exceed_the_number_of_prompts(tmp_path):
     plan = plan_of(tmp_path, num_prompts=3, num_requests=10, concurrency=(2,))
     session, *_ = cycle_of(served_cells(plan, "vllm"), 1)
     asked = requests_of(plan, next(session.blocks(plan)))
@@ -176,7 +176,7 @@ def test_missing_or_mistyped_values_are_reported_before_anything_starts(tmp_path
     assert not (tmp_path / "servers").exists()
 
 
-def test_a_single_k_is_not_measured_again_and_has_no_warning(tmp_path, capsys):
+def test_a_single_k_is_planned_without_a_confirmation_run(tmp_path, capsys):
     print_plan([plan_of(tmp_path)])
     assert "measured again" in " ".join(capsys.readouterr().out.split())
     print_plan([plan_of(tmp_path, num_speculative_tokens=(0, 4), cycles=None)])
@@ -204,7 +204,7 @@ def _program(path, script):
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_servers_that_run_are_of_one_pairing(tmp_path):
+def test_running_servers_need_a_single_pairing(tmp_path):
     """Nothing tells which drafter a server has: two would be given the same figures."""
     with pytest.raises(UsageError, match=r"--base-url.*big/lookup, big/sm"):
         plan_of(tmp_path, running_ks=(0, 2), pairings=("big/lookup", "big/small"))
@@ -240,7 +240,7 @@ def test_a_later_turn_follows_the_first_response_at_k_0(tmp_path):
     )
 
 
-def test_an_answer_is_of_its_temperature(tmp_path):
+def test_a_reused_response_is_kept_per_temperature(tmp_path):
     plan = plan_of(tmp_path, temperatures=(0.0, 0.7))
     cells = served_cells(plan, "vllm")
     cold, warm = (

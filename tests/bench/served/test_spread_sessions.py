@@ -58,7 +58,7 @@ def test_a_run_on_two_nodes_stores_the_same_as_on_one_machine(folder):
     assert {server.node for server in folder.here.servers} == {None}
 
 
-def test_a_worker_that_dies_in_mid_cycle_loses_nothing(folder):
+def test_a_worker_that_dies_in_mid_cycle_loses_no_session(folder):
     watch = RecordingWatch()
     # A session is four messages: its stage, a block, the log, the record.
     cluster = FakeCluster({"a": 1, "b": 1}, deaths=(6,), leaves=("a",))

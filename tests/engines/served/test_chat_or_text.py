@@ -37,7 +37,7 @@ def test_without_a_template_the_text_of_the_messages_is_completed(server):
     assert all("messages" not in one for one in asked)
 
 
-def test_a_server_is_tried_as_a_chat_once():
+def test_a_chat_request_is_tried_once_per_server():
     """Else every request would come later by the refusal of a first one."""
     fake = FakeServer(has_chat=False)
     ask_twice(fake)

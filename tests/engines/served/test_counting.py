@@ -88,6 +88,6 @@ def test_sums_of_another_answer_are_refused():
 @pytest.mark.parametrize(
     "rounds", [[DraftedRound(4, -1)], [DraftedRound(4, 5)], [DraftedRound(10**9, 10**8)]]
 )
-def test_rounds_that_cannot_be_are_refused_before_they_are_counted(rounds):
+def test_contradictory_rounds_are_refused(rounds):
     with pytest.raises(ServerError, match="contradict each other"):
         counts_of_rounds(of(10**9), rounds, K4)

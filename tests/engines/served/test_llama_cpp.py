@@ -33,7 +33,7 @@ def with_model(folder: Path, *files: str) -> Path:
     return folder
 
 
-def test_every_slot_has_the_context_of_one_request(tmp_path, monkeypatch):
+def test_every_llama_cpp_slot_has_the_context_of_one_request(tmp_path, monkeypatch):
     monkeypatch.chdir(with_model(tmp_path, "t.gguf", "d.gguf"))
     command = LLAMA.launch(start(tmp_path, *DRAFTED, context=512)).command
     assert command[:5] == DRAFTED
@@ -49,7 +49,7 @@ def test_llama_cpp_keeps_its_prompt_cache_on_request(tmp_path, monkeypatch):
     assert not {"--no-cache-prompt", "--cache-ram", "--ctx-size"} & {*command}
 
 
-def test_the_program_may_be_named(tmp_path, monkeypatch):
+def test_the_llama_server_program_can_be_given(tmp_path, monkeypatch):
     monkeypatch.chdir(with_model(tmp_path, "t.gguf", "d.gguf"))
     command = LLAMA.launch(start(tmp_path, *DRAFTED, python=Path("/opt/llama-server"))).command
     assert command[0] == "/opt/llama-server"
@@ -116,7 +116,7 @@ def test_counts_of_a_recorded_llama_cpp_response():
     assert LLAMA.counts(said, 0) is None
 
 
-def test_the_ids_of_the_conversation_are_what_is_answered():
+def test_llama_cpp_completes_the_ids_of_the_templated_conversation():
     template, text, asked = answer("llama_cpp", ANSWERS).asked
     assert template["messages"] == [{"role": "user", "content": "Hello"}]
     assert text["content"].startswith("<|im_start|>user")

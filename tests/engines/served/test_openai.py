@@ -26,7 +26,7 @@ def test_the_context_is_the_length_on_the_models_card(card, context):
     assert facts("openai", {"/v1/models": json.dumps(models)}).context == context
 
 
-def test_an_answer_by_its_usage_and_no_counts():
+def test_an_openai_response_has_usage_but_no_counts():
     replayed = answer("openai", {})
     assert replayed.answer.num_tokens == 17
     assert find_served("openai").counts(replayed.answer, 3) is None

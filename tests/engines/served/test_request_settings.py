@@ -42,7 +42,7 @@ def asked(engine: str, settings: RequestSettings = SETTINGS, **changes: Any) -> 
     return answer(engine, PAGES[engine], request).asked
 
 
-def test_every_engine_is_tried():
+def test_every_served_engine_has_recorded_pages():
     assert set(PAGES) == set(SERVED)
 
 
@@ -82,7 +82,7 @@ def test_vllm_needs_no_parser_of_tool_calls_unless_a_choice_is_given():
     assert "tool_choice" not in body
 
 
-def test_tools_are_not_left_out_for_a_server_without_a_chat_template():
+def test_tools_are_refused_for_a_server_without_a_chat_template():
     async def ask(url: str) -> None:
         async with Client(Address.at(url, "--base-url")) as client:
             request = replace(REQUEST, tools=(TOOL,))

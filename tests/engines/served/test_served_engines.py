@@ -16,7 +16,7 @@ from tests.export.deployments import deployment, exported
 STARTED = sorted({*SERVED} & {*EXPORTED})
 
 
-def test_the_files_are_the_engines_that_can_be_named():
+def test_every_engine_file_is_a_selectable_engine():
     files = {path.stem for path in Path(served.__file__).parent.glob("*.py")}
     assert files - {"__init__"} == {*SERVED}
 

@@ -54,7 +54,7 @@ def test_k_of_an_sglang_server_for_each_algorithm(info, k):
     assert facts("sglang", says(info)).k == k
 
 
-def test_ranks_have_a_cache_each_and_older_releases_another_page():
+def test_sglang_kv_tokens_are_summed_over_data_parallel_ranks():
     old = {"/get_server_info": json.dumps(INFO | {"dp_size": 4, "disable_radix_cache": False})}
     found = facts("sglang", old)
     assert (found.kv_tokens, found.prefix_cache) == (480_000, "on")

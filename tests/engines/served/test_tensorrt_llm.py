@@ -59,7 +59,7 @@ def test_k_is_refused_if_absent_or_unknown(page, k):
     assert facts("tensorrt_llm", {"/prometheus/metrics": page}).k == k
 
 
-def test_an_answer_whose_rounds_follow_from_its_mean():
+def test_rounds_of_a_tensorrt_llm_response_follow_from_its_mean():
     """7 tokens at 2.33 an iteration are 3: prefill and 2 rounds, which accepted 4 drafts."""
     said = answer("tensorrt_llm", ANSWERS).answer
     assert (said.text, said.num_tokens, said.num_first) == ("The answer is 12.", 7, 1)

@@ -60,9 +60,7 @@ def test_concurrency_is_passed_only_beyond_the_engines_default(tmp_path):
         ("--speculative-config", '{"draft_tensor_parallel_size": 2}'),
     ],
 )
-def test_fields_of_the_speculative_config_are_added_to_that_of_k_and_left_out_at_k_0(
-    tmp_path, words
-):
+def test_user_speculative_config_fields_are_merged_except_at_k_0(tmp_path, words):
     ours = {"method": "ngram", "num_speculative_tokens": 4}
     exported = (*SPECULATIVE[:-1], json.dumps(ours))
     given = {"arguments": ("--seed", "1", *words, "--enforce-eager")}
