@@ -7,6 +7,7 @@ row of AXES: ids, files, columns, `check --allow-different` and sentences follow
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
+from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -99,12 +100,6 @@ class Axis:
 
     def of(self, key: Any) -> Any:
         return attrgetter(self.path)(key)
-
-    def piece(self, key: Any) -> str | None:
-        """The axis' part of the id of a key; None at the default."""
-        if not self.in_id or self.of(key) == self.default:
-            return None
-        return self.in_id.format(key=key)
 
     def in_words(self, at: Any) -> str:
         """The value under a condition, in words."""
@@ -430,8 +425,7 @@ class CellKey:
 
     @property
     def id(self) -> str:
-        pieces = (axis.piece(self) for axis in AXES.values())
-        return "|".join(piece for piece in pieces if piece is not None)
+        return _id_of(self)
 
     @property
     def source(self) -> str:
@@ -481,6 +475,13 @@ class CellKey:
         return core_schema.no_info_after_validator_function(
             lambda flat: cls.of_flat(vars(flat)), handler(FlatKey), serialization=_FLAT
         )
+
+
+@lru_cache(maxsize=4096)
+def _id_of(key: CellKey) -> str:
+    """Kept, because a run asks for the id of a cell at every step."""
+    axes = (axis for axis in AXES.values() if axis.in_id and axis.of(key) != axis.default)
+    return "|".join(axis.in_id.format(key=key) for axis in axes)
 
 
 def _serialize(key: CellKey, info: core_schema.SerializationInfo) -> dict[str, Any]:
