@@ -31,7 +31,7 @@ POLL_S = 0.05  # between two health checks
 class ServerProcess:
     """A started server: the supervisor is our child, the engine's processes are below it."""
 
-    def __init__(self, supervisor: subprocess.Popen[bytes], log: ServerLog, grace_s: float) -> None:
+    def __init__(self, supervisor: psutil.Popen, log: ServerLog, grace_s: float) -> None:
         self._supervisor, self._log, self._grace_s = supervisor, log, grace_s
 
     async def wait_until_healthy(self, client: Client, path: str, timeout_s: float) -> None:
@@ -53,7 +53,7 @@ class ServerProcess:
         """
         try:
             status = self._supervisor.wait(patience_s)
-        except subprocess.TimeoutExpired:
+        except psutil.TimeoutExpired:
             return
         # Below 0: the supervisor itself was killed by a signal that it cannot handle.
         status = status if status >= 0 else 128 - status
@@ -62,14 +62,13 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End the server with all its children; ServerError names those that do not end."""
-        assert self._supervisor.stdin is not None
         self._supervisor.stdin.close()
         try:
             self._supervisor.wait(self._grace_s + KILL_S)
-        except subprocess.TimeoutExpired:
+        except psutil.TimeoutExpired:
             left: list[psutil.Process] = []
             with suppress(psutil.NoSuchProcess):
-                left = psutil.Process(self._supervisor.pid).children(recursive=True)
+                left = self._supervisor.children(recursive=True)
             names = ", ".join(str(process.pid) for process in left)
             raise ServerError(
                 f"processes of the started server do not end, though they were killed: {names}; "
@@ -88,14 +87,13 @@ def started(
 ) -> Iterator[ServerProcess]:
     """Run the command in this environment plus the given one, with its output added to the log.
 
-    All its processes have ended when the block is left. If this process is killed, or interrupted
-    by a second Ctrl-C, the supervisor still ends them.
+    All its processes have ended when the block is left, also by a second Ctrl-C.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, **environment}
     with log.open("ab") as stream:
         start = stream.tell()
-        supervisor = subprocess.Popen(
+        supervisor = psutil.Popen(  # its `wait` does not poll
             # The supervisor ignores the engine's PYTHON* variables and installed packages.
             [sys.executable, "-I", "-S", SUPERVISOR, str(grace_s), *command],
             stdin=subprocess.PIPE,

@@ -42,14 +42,15 @@ class ProcessTree:
                 code = os.waitstatus_to_exitcode(status)
                 self.status = code if code >= 0 else 128 - code
 
-    def end(self, grace_s: float) -> None:
+    def end(self, grace_s: float, signals: int) -> None:
         """Send SIGTERM to all, and SIGKILL after `grace_s`, until none is left."""
         self._signal(signal.SIGTERM)
         kill_at = time.monotonic() + grace_s
         while self.reap():
             if time.monotonic() >= kill_at:
                 self._signal(signal.SIGKILL)
-            time.sleep(POLL_S)
+            if select([signals], [], [], POLL_S)[0]:
+                os.read(signals, 512)
 
     def _signal(self, number: int) -> None:
         for pid in _descendants() or [-self._root]:  # without /proc: the process group
@@ -78,7 +79,7 @@ def main(grace_s: float, command: list[str]) -> int:
     while tree.reap() and tree.status is None and not is_asked:
         ready, _, _ = select([0, signals], [], [])
         is_asked = 0 in ready or bool(set(os.read(signals, 512)) - {signal.SIGCHLD})
-    tree.end(grace_s if is_asked else LEFTOVER_S)
+    tree.end(grace_s if is_asked else LEFTOVER_S, signals)
     return tree.status or 0
 
 
