@@ -24,7 +24,7 @@ FAULTS = {
     "prefill": "reads another client's prompt of 1,000 tokens beside the second answer",
     "hides": "counts fewer accepted drafts on its page than in its answers",
 }
-ROUND_S, DRAFT_S = 0.001, 0.00005
+ROUND_S, DRAFT_S = 0.0001, 0.000005
 WARM_UP = "Count from"
 
 

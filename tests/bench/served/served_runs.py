@@ -17,6 +17,7 @@ from specbench.bench.planning import plan_targets
 from specbench.bench.served import open_session
 from specbench.inputs.config import load_pairings
 from specbench.runs import StoredRun
+from specbench.servers import process as server_process
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
@@ -93,6 +94,7 @@ def fake(monkeypatch: Any, folder: Path, faults: dict[int, str] | None = None) -
         "faults": {str(n): f for n, f in (faults or {}).items()},
     }
     monkeypatch.setenv("FAKE_VLLM", json.dumps(told))
+    monkeypatch.setattr(server_process, "POLL_S", 0.01)  # healthy after 0.1 s
 
 
 def servers_left(folder: Path) -> list[int]:

@@ -83,6 +83,18 @@ def undisturbed(tmp_path_factory):
         return figures_of(measured(folder, settings))
 
 
+def check_that_nothing_more_is_asked(stored, watch):
+    """A session ends with the first request that has no answer."""
+    lost, *_ = [server for server in stored.servers if server.problems]
+    (block,) = [block for block in stored.blocks if block.session == lost.session]
+    assert sum(not request.error for request in block.requests) == 2
+    assert sum("not sent" in (request.error or "") for request in block.requests) == 4
+    stalled = [text for text in watch.warnings if "K=2, cycle 1: http" in text]
+    stalled = [text for text in stalled if "sent nothing for" in text]
+    assert len(stalled) == 1  # said once, however long it lasts
+    assert "/health answers 503" in stalled[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -105,27 +117,11 @@ def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(
         disturbance.end()
         assert any(said in text and "K=2" in text for text in watch.warnings)
         assert build_document(stored).failures
+        if kind == "hung":
+            check_that_nothing_more_is_asked(stored, watch)
         again = measured(tmp_path, settings, resume=stored.run.run_id)
     assert build_document(again).failures == ()
     assert figures_of(again) == undisturbed
-
-
-def test_a_session_ends_after_a_request_without_a_response(tmp_path):
-    with running(0, 2) as servers:
-        settings = running_settings(tmp_path, *(server.url for server in servers))
-        disturbance = Disturbance("hung", servers[1].engine)
-        watch = RecordingWatch()
-        with impatient():
-            stored = measured(tmp_path, settings, watch)
-        disturbance.end()
-    lost, *_ = [server for server in stored.servers if server.problems]
-    (block,) = [block for block in stored.blocks if block.session == lost.session]
-    assert sum(not request.error for request in block.requests) == 2
-    assert sum("not sent" in (request.error or "") for request in block.requests) == 4
-    stalled = [text for text in watch.warnings if "K=2, cycle 1: http" in text]
-    stalled = [text for text in stalled if "sent nothing for" in text]
-    assert len(stalled) == 1  # said once, however long it lasts
-    assert "/health answers 503" in stalled[0]
 
 
 def test_a_router_in_front_of_two_servers_is_refused_before_anything_is_measured(

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median
+from unittest.mock import patch
 
 import pytest
 
@@ -30,6 +31,7 @@ from specbench.inputs.pairing import Target
 from specbench.report.document import build_document
 from specbench.servers.client import Client
 from tests.bench.fake_runs import write_prompts
+from tests.bench.served import fake_vllm
 from tests.bench.served.running import is_warm_up, running
 from tests.bench.served.served_runs import SIX, measured, plan_of, running_settings, settings_for
 
@@ -74,7 +76,8 @@ class Visited:
     """Two replicas at K = 0 and one server at K = 2, at concurrency 1 and 3."""
 
     def __init__(self, folder):
-        with running(0, 0, 2) as servers:
+        # Rounds that are long enough for all rows to be under way together.
+        with running(0, 0, 2) as servers, patch.object(fake_vllm, "ROUND_S", 0.001):
             servers[-1].engine.word = "other"  # as near-ties make texts differ by K
             settings = running_settings(
                 folder,
@@ -148,12 +151,8 @@ def test_a_server_is_steady_if_its_last_batches_agree(paces, steady):
 def test_a_server_is_warmed_up_until_its_speed_is_steady(tmp_path):
     """Each of its first ten requests is faster than the one before."""
     num_slow = 10
-    with running(0) as (server,):
-        settings = running_settings(
-            tmp_path,
-            server.url,
-            max_new_tokens=MAX_TOKENS,
-        )
+    with running(0) as (server,), patch.object(fake_vllm, "ROUND_S", 0.001):
+        settings = running_settings(tmp_path, server.url, max_new_tokens=MAX_TOKENS, cycles=1)
         server.engine.num_slow = num_slow
         stored = measured(tmp_path, settings, longest_warm_up_s=600.0)
         first = [is_warm_up(body) for body in server.engine.asked].index(False)
@@ -180,6 +179,7 @@ def test_a_session_sends_the_requested_number_of_warm_up_requests(tmp_path, num)
             max_new_tokens=MAX_TOKENS,
             num_requests=4,
             num_warmups=num,
+            cycles=1,
         )
         stored = measured(tmp_path, settings)
         sessions = Counter(server.num_speculative_tokens for server in stored.servers)
@@ -319,10 +319,7 @@ def test_an_address_without_a_server_is_refused_before_anything_is_measured(tmp_
     with running(0) as (gone,):
         pass
     with pytest.raises(UsageError, match="--base-url"):
-        measured(
-            tmp_path,
-            running_settings(tmp_path, gone.url),
-        )
+        measured(tmp_path, running_settings(tmp_path, gone.url))
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ServerError):
         asyncio.run(describe_servers("vllm", [gone.url]))
@@ -349,12 +346,7 @@ def test_a_server_that_changed_k_or_version_is_not_measured(tmp_path):
 def test_a_server_that_answers_no_warm_up_is_not_measured(tmp_path, num_refused, problem):
     with running(0) as (server,):
         server.engine.num_to_refuse = num_refused
-        settings = running_settings(
-            tmp_path,
-            server.url,
-            concurrency=(2,),
-            num_prompts=2,
-        )
+        settings = running_settings(tmp_path, server.url, concurrency=(2,), num_prompts=2)
         first, *others = measured(tmp_path, settings).servers
     assert first.problems == () if not problem else problem in first.problems[0]
     assert [told.problems for told in others] == [()] * 3

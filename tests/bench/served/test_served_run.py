@@ -81,7 +81,7 @@ def test_a_method_that_the_engine_lacks_is_skipped_with_a_warning(tmp_path, monk
     fake(monkeypatch, tmp_path)
     watch = RecordingWatch()
     named = {"pairings": ("big/lookup", "big/turn"), "num_speculative_tokens": (0, 2)}
-    named["num_prompts"] = 1
+    named |= {"num_prompts": 1, "cycles": 1}
     settings = settings_for(tmp_path, **named)
     stored = measured(tmp_path, settings, watch)
     assert {key.draft.method for key in stored.run.keys} == {"none", "ngram"}
@@ -130,7 +130,7 @@ def test_a_failed_session_is_recorded_the_rest_continues_and_resuming_completes(
 
 def test_counts_that_differ_from_the_servers_are_a_warning(tmp_path, monkeypatch):
     fake(monkeypatch, tmp_path, {2: "hides"})
-    small = {"num_speculative_tokens": (0, 2), "num_prompts": 2}
+    small = {"num_speculative_tokens": (0, 2), "num_prompts": 2, "cycles": 1}
     stored = measured(tmp_path, settings_for(tmp_path, **small))
     (told,) = [server for server in stored.servers if server.warnings]
     assert "by the server's" in " ".join(told.warnings)

@@ -132,7 +132,8 @@ def test_a_variant_that_fails_twice_is_not_confused_with_the_other():
 
 def test_a_run_compares_variants_and_a_resumed_one_repeats_none(tmp_path, monkeypatch):
     fake(monkeypatch, tmp_path)
-    settings = settings_for(tmp_path, variants=TWO, num_speculative_tokens=(0, 4), num_prompts=3)
+    small = {"num_speculative_tokens": (0, 4), "num_prompts": 3, "cycles": 1}
+    settings = settings_for(tmp_path, variants=TWO, **small)
     stored = measured(tmp_path, settings)
     served = [(s.num_speculative_tokens, s.variant) for s in stored.servers]
     up = [(0, "eager"), (0, "graphs"), (4, "eager"), (4, "graphs")]
