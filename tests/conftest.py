@@ -5,13 +5,14 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specbench.probes import environment
 from specbench.probes import host as load
 from tests.sampling import make_only_what_runs
 
@@ -111,9 +112,14 @@ def quiet_host() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Runs store thousands of records; tests/runs sees to what a power cut leaves."""
+    """Runs store thousands of records; tests/runs sees to what a power cut leaves.
+
+    They look up the commit and the packages' versions, three processes and 16 files, only once.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        for name in ("git_commit", "package_versions"):
+            patch.setattr(environment, name, cache(getattr(environment, name)))
         yield
 
 

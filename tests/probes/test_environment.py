@@ -12,6 +12,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from specbench import __version__
+from specbench.probes import environment
 from specbench.probes.environment import (
     cpu_model,
     describe_environment,
@@ -44,6 +45,7 @@ def fake_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.parent.mkdir()
     program.write_text(FAKE_GIT)
     program.chmod(0o755)
+    monkeypatch.setattr(environment, "git_commit", git_commit)  # not looked up once
     monkeypatch.setenv("PATH", str(program.parent))
     folder = tmp_path / "checkout"
     folder.mkdir()
