@@ -31,7 +31,7 @@ def test_turns_end_with_a_whole_round_when_time_is_up() -> None:
     assert [len(own) for own in samples.values()] == [2, 2]
 
 
-def test_the_median_ratio_is_of_neighbours_and_its_ends_are_order_statistics() -> None:
+def test_the_median_ratio_interval_uses_order_statistics() -> None:
     # Ten ratios 1 .. 10: with a fair coin fewer than 2 of 10 heads come in 1.1 % of throws, so
     # the second from either end bounds the median.
     interval = median_ratio([10.0 * i for i in range(1, 11)], [10.0] * 10)
@@ -49,7 +49,7 @@ def test_five_timing_samples_give_no_interval() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_bench_compares_the_same_work_and_says_where_it_comes_from(
+def test_bench_compares_equal_work_and_records_its_provenance(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "bench.json"
@@ -99,7 +99,7 @@ def test_auto_is_compared_with_the_best_fixed_k_of_every_workload(tmp_path: Path
     assert document["num_pooled"] == len(again)
 
 
-def test_the_table_of_auto_says_what_a_wide_interval_could_have_seen() -> None:
+def test_the_auto_table_states_what_a_wide_interval_could_detect() -> None:
     sure: dict[str, Any] = {
         "workload": "chat",
         "concurrency": 4,

@@ -56,12 +56,12 @@ def test_the_pages_contain_examples_to_test() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_an_example_that_is_not_run_says_what_it_needs(page: Path) -> None:
+def test_an_example_that_is_not_run_states_its_requirement(page: Path) -> None:
     reasons = [one.marks["not run"] for one in examples(page) if "not run" in one.marks]
     assert all(reason.startswith(REASONS) for reason in reasons)
 
 
-def test_the_front_pages_yaml_has_eight_lines_and_its_pairings_are_found(tmp_path: Path) -> None:
+def test_the_readme_yaml_has_eight_lines_and_valid_pairings(tmp_path: Path) -> None:
     from specbench.inputs.config import load_pairings
 
     (block,) = (one for one in examples(ROOT / "README.md") if one.language == "yaml")

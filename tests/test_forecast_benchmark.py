@@ -17,7 +17,7 @@ NUM_BYTES = 20_000_000
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_small_run_says_how_far_off_its_forecasts_were(tmp_path: Path):
+def test_the_forecast_benchmark_reports_its_errors(tmp_path: Path):
     out = tmp_path / "forecast.json"
     few = ("--prompts", "2", "--repeats", "1", "--most", "2", "--workloads", "chat")
     where = ("--out", str(out), "--runs", str(tmp_path / "runs"))

@@ -61,7 +61,7 @@ def test_texts_of_one_request_at_several_k_are_one_unit():
     assert judge(once * 8, 0.02).standard_error == pytest.approx(judge(once, 0.02).standard_error)
 
 
-def test_the_table_names_the_worst_k_and_counts_what_is_off():
+def test_the_table_names_the_worst_k_and_counts_failures():
     def point(k: int, error: float, is_off: bool) -> dict[str, Any]:
         found = {"num_speculative_tokens": k, "measured": 2.0, "error": error, "is_off": is_off}
         counted = {"num_texts": 40, "num_equal_texts": 3, "num_rounds": 100}

@@ -225,7 +225,7 @@ def test_sync_claims_are_open_if_a_planted_wait_is_missed(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_the_projects_gpu_tests_run_by_themselves_and_their_summary_is_kept(tmp_path: Path) -> None:
+def test_the_gpu_page_keeps_the_summary_of_the_gpu_tests(tmp_path: Path) -> None:
     folder = tmp_path / "tests"
     folder.mkdir()
     assert outcome_of(folder, 60)["reason"].startswith("no tests ")

@@ -1,4 +1,4 @@
-"""The GPU suite tells what is wrong: planted faults are missed claims."""
+"""The GPU suite detects what is wrong: planted faults are missed claims."""
 
 import math
 from functools import partial

@@ -72,5 +72,5 @@ def replace_weights(model: ModelFiles, name: str, content: object) -> ModelFiles
 
 
 def files_of(folder: Path) -> ModelFiles:
-    """Opened anew: what was read before is not kept."""
+    """Opened again: what was read before is not kept."""
     return open_model(ModelSpec(source=str(folder), folder=folder))

@@ -265,9 +265,7 @@ class SlowServer:
 
 
 @pytest.mark.parametrize(("is_session", "num_served"), [(False, 3), (True, 5)])
-def test_the_loop_serves_what_is_not_stored_until_the_deadline_or_the_end_of_a_session(
-    tmp_path, is_session, num_served
-):
+def test_the_loop_measures_unstored_blocks_until_the_deadline(tmp_path, is_session, num_served):
     """80 s to explore in; the first block is stored already."""
     blocks = list(make_plan(tmp_path, SETTINGS, SIX).explore_blocks())
     if is_session:

@@ -33,13 +33,11 @@ def said(content: str, role: Role = "user") -> Message:
         ("say ```x``` here", "say ```x``` here"),
     ],
 )
-def test_the_largest_fenced_block_is_quoted_else_the_whole_message(
-    content: str, quoted: str
-) -> None:
+def test_the_largest_fenced_block_or_the_whole_message_is_quoted(content: str, quoted: str) -> None:
     assert quoted_text([said("Be brief.", "system"), said(content)]) == quoted
 
 
-def test_the_last_user_message_counts_and_without_one_there_is_nothing() -> None:
+def test_the_quoted_text_is_from_the_last_user_message() -> None:
     assert quoted_text([said("A"), said("B", "assistant"), said("C")]) == "C"
     assert quoted_text([said("A", "system")]) == ""
 

@@ -123,7 +123,7 @@ def test_sampling_gives_every_k_the_same_three_seeds(tmp_path):
     assert {call.request.seed for call in sampled} - {0} >= set.union(*seeds.values())
 
 
-def test_sampled_answers_end_where_they_end(tmp_path):
+def test_sampled_outputs_stop_at_the_end_of_text(tmp_path):
     engine = FakeEngine()
     measured(tmp_path, changed(SETTINGS, temperatures=(1.0,)), engine=engine)
     sampled = [c.request for c in engine.calls if c.request.sampling.temperature == 1.0]
@@ -296,7 +296,7 @@ def test_drafters_loaded_in_turn_each_have_their_own_k_0(tmp_path):
     assert run.is_complete
 
 
-def test_the_watch_hears_of_every_block(tmp_path):
+def test_progress_is_reported_for_every_block(tmp_path):
     watch = RecordingWatch()
     measured(tmp_path, SETTINGS, SIX, watch=watch)
     assert [done for done, _, _ in watch.advances] == [*range(1, 7), *range(1, 7)]
@@ -461,7 +461,7 @@ def examined(tmp_path, monkeypatch):
     return run
 
 
-def test_logits_are_compared_where_half_precision_outputs_first_differ_from_k_0(examined):
+def test_logits_are_compared_at_the_first_half_precision_difference(examined):
     engine = NearTies()
     run = examined(engine)
 

@@ -99,7 +99,7 @@ def test_the_smallest_of_equally_fast_thread_counts_is_chosen(engine, tmp_path):
     assert chosen(engine, tmp_path).chosen == "1"
 
 
-def test_the_trial_is_interleaved_bounded_and_decodes_with_and_without_drafts(engine, tmp_path):
+def test_the_thread_trial_interleaves_counts_at_k_0_and_4(engine, tmp_path):
     chosen(engine, tmp_path)
     warm, rest = engine.numbers[:2], engine.numbers[2:]
     assert [k for _, k in warm] == [0, 4]
@@ -222,7 +222,7 @@ def test_the_choice_and_its_reason_are_in_the_record_and_a_resumed_run_keeps_it(
     assert thread_difference(*sides)[1:] == ("4", "1")
 
 
-def test_a_number_that_was_asked_for_is_not_tried(tmp_path, trials):
+def test_a_requested_thread_count_is_used_without_trials(tmp_path, trials):
     folder = write_tiny(tmp_path)
     settings = settings_for(folder, threads=3, num_speculative_tokens=(0,))
     stored = run_on(folder, settings, tmp_path / "runs")

@@ -123,7 +123,7 @@ def test_every_cell_is_compared_with_its_model_forwards(run):
     assert all(ratio >= 0.95 for ratio in ratios)  # a busy machine may be too unsteady to tell
 
 
-def test_models_are_known_by_what_they_hold_and_never_by_where_they_lie(run, tiny):
+def test_models_are_identified_by_content_and_not_by_path(run, tiny):
     by_name = {model.name: model for model in run.models}
     assert set(by_name) == {"tiny", "draft"}
     assert (by_name["tiny"].source, by_name["draft"].source) == ("target", "draft")

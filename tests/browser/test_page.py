@@ -281,7 +281,7 @@ def test_the_printed_page_is_unfolded_and_uncut(chromium: Tab, page: Path) -> No
     assert len(below) > 5
     assert min(below) > 9
     assert chromium.value("document.querySelector('.filter').getClientRects().length") == 0
-    chromium.value(  # nobody sees on paper that rows were filtered
+    chromium.value(  # paper does not show that rows were filtered
         "(() => { const field = document.querySelector('.filter input');"
         " field.value = 'poor'; field.dispatchEvent(new Event('input')) })()"
     )

@@ -21,7 +21,7 @@ SHOWN = "[...table.tBodies[0].rows].filter((row) => !row.hidden)"
 
 
 def opened(tab: Tab, folder: Path, rows: Sequence[Sequence[str]]) -> Tab:
-    """A page with the table alone."""
+    """A page with only the table."""
     head = "".join(f"<th{kind}>{name}</th>" for name, kind in HEADS.items())
     body = "".join("<tr>" + "".join(f"<td>{text}</td>" for text in row) for row in rows)
     written = f"<table class=data><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -146,7 +146,7 @@ def test_a_slower_verify_exits_1_and_is_called_verification(made: Path) -> None:
     ("run_id", "fact"), [("waited", "got the CPU"), ("warned", "load average 5.2")]
 )
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
-def test_a_run_that_was_warned_as_noisy_exits_3_and_says_why(
+def test_a_gate_on_a_noisy_run_exits_3_with_the_reason(
     run_id: str, fact: str, side: str, made: Path, tmp_path: Path
 ) -> None:
     sides = (run_id, "usual") if side == "baseline" else ("usual", run_id)
@@ -236,7 +236,7 @@ def written(made: Path) -> Ran:
     return specbench("baseline usual again", cwd=made)
 
 
-def test_a_baseline_file_stands_for_its_runs(made: Path, written: Ran) -> None:
+def test_a_baseline_file_can_be_checked_instead_of_its_runs(made: Path, written: Ran) -> None:
     assert (written.code, written.err) == (0, "")
     assert written.out.splitlines()[-1].startswith("baseline.json: 2 cells of 2 runs, ")
     assert "decode_speedup 1.93x +- 0.00%" in written.out

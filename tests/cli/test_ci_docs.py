@@ -70,6 +70,6 @@ def test_every_run_of_a_workflow_names_its_number_of_threads():
         assert all(int(call[call.index("--threads") + 1]) > 0 for call in runs)
 
 
-def test_every_word_of_allow_different_is_there():
+def test_the_page_lists_every_word_of_allow_different():
     listed = " ".join(TEXT.split()).partition("The allowed words are ")[2].partition(". ")[0]
     assert [re.sub(r" \(.*\)", "", word) for word in listed.split(", ")] == list(WORDS)

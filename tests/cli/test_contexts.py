@@ -35,7 +35,7 @@ def test_contexts_are_sorted_token_counts(text, contexts):
         ("1025k", "--prompt-tokens '1025k': 1 to 1024k tokens are allowed"),
     ],
 )
-def test_a_wrong_context_says_what_is_allowed(text, says):
+def test_a_malformed_context_is_refused_with_an_example(text, says):
     with pytest.raises(UsageError) as wrong:
         parse_contexts(text)
     assert str(wrong.value).startswith(says)

@@ -21,7 +21,7 @@ def ks(plan: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.long
-def test_a_default_range_ends_where_the_head_does(tmp_path: Path) -> None:
+def test_a_default_range_of_k_ends_at_the_heads_limit(tmp_path: Path) -> None:
     words = ("sweep-k", "demo/medusa", *QUICK)
     shown = specbench(*words, "--dry-run", cwd=tmp_path)
     assert REASON in " ".join(shown.out.split())
@@ -39,7 +39,7 @@ def test_a_default_range_ends_where_the_head_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_k_that_was_asked_for_is_planned_and_fails_as_ever(tmp_path: Path) -> None:
+def test_a_requested_k_beyond_the_head_is_planned_and_fails(tmp_path: Path) -> None:
     words = ("run", "demo/medusa", "-k", "4,5", *QUICK)
     plan = json.loads(specbench(*words, "--dry-run", "--json", cwd=tmp_path).out)
     assert ks(plan) == [0, 4, 5]

@@ -110,7 +110,7 @@ def test_acceptance_of_a_client_bound_cell_is_valid_but_not_that_of_a_broken_one
         assert max(found.cells) == most
 
 
-def test_a_profile_says_which_of_its_numbers_contradict_each_other():
+def test_a_profile_lists_the_checks_it_violates():
     checks = _validation([0.5, 0.6], 2.5)
     assert checks["marginal_monotonicity"]["violations"] == [
         {"position": 1, "value": 0.6, "previous": 0.5}

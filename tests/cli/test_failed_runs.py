@@ -65,7 +65,7 @@ def test_failed_runs_are_listed_as_failed(folder: Path) -> None:
     ],
     ids=lambda command: command[0],
 )
-def test_the_latest_run_is_the_latest_that_measured_something(folder: Path, command) -> None:
+def test_latest_skips_failed_runs(folder: Path, command) -> None:
     if command[0] == "export":
         (folder / "pairings.yaml").write_text(
             "targets: {demo: {model: 'demo:target', drafters: {draft: {method: ngram}}}}"

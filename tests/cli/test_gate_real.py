@@ -154,6 +154,6 @@ def test_a_slower_forward_of_the_target_is_caught_as_a_slower_baseline(
     assert set(verdicts(document).values()) == {"pass"}
 
 
-def test_the_forward_that_is_slowed_is_the_targets(place: Path, usual: str) -> None:
+def test_the_slowed_forward_in_the_gate_test_is_fused(place: Path, usual: str) -> None:
     (engine,) = load_run(usual, place / "reports").engines
     assert engine.forward == "fused"

@@ -138,7 +138,7 @@ def test_every_option_has_a_description(tmp_path):
             assert described.strip(), f"{command} {name}"
 
 
-def test_options_stand_under_the_heading_of_their_group(tmp_path):
+def test_options_are_listed_under_the_heading_of_their_group(tmp_path):
     lines = specbench("run", "-h", cwd=tmp_path).out.splitlines()
     headings = [n for n, line in enumerate(lines) if line.endswith(":") and line[0] != " "]
     assert len(headings) >= 8
@@ -157,7 +157,7 @@ def test_every_command_has_an_example_that_it_understands(command, tmp_path):
     assert found.make_context(command, prepare_arguments([name, *arguments])[1:]).params
 
 
-def test_without_a_command_it_says_what_to_do_next(tmp_path):
+def test_specbench_without_a_command_prints_three_first_commands(tmp_path):
     ran = specbench(cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("\n  specbench ") == 3
@@ -182,7 +182,7 @@ def test_shells_complete_commands_and_options(shell, tmp_path):
         assert "sweep-k" in specbench(cwd=tmp_path).out
 
 
-def test_the_gates_help_has_the_tolerances_that_it_judges_by(tmp_path):
+def test_the_help_of_check_lists_the_default_tolerances(tmp_path):
     said = "".join(specbench("check", "--help", cwd=tmp_path).out.split())
     gpu, cpu = (default_tolerances(device) for device in ("cuda", "cpu"))
     for one in {*gpu, *cpu}:
@@ -190,7 +190,7 @@ def test_the_gates_help_has_the_tolerances_that_it_judges_by(tmp_path):
     assert "onaCPU" in said
 
 
-def test_a_run_far_over_its_budget_says_so():
+def test_a_run_far_over_its_budget_has_a_note():
     assert over_budget(25, 37) is None
     assert over_budget(None, 1000) is None
     assert re.match("took 133 s .*25 s: ", over_budget(25, 133) or "")

@@ -107,7 +107,7 @@ def test_an_interrupted_run_is_omitted_from_the_history_and_listed(nightly, tmp_
     assert len(json.loads(joined.out)["series"][0]["points"]) == len(SPEEDS)
 
 
-def test_the_page_is_written_where_asked(nightly, tmp_path):
+def test_the_history_page_is_written_to_the_given_path(nightly, tmp_path):
     page = tmp_path / "history.html"
     ran = specbench("history", *METRIC, "--html", page, cwd=nightly)
     assert ran.code == 0

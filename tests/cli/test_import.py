@@ -121,7 +121,7 @@ def test_every_report_format_takes_an_import(tmp_path):
     assert "nan" not in (folder / "report.md").read_text().lower().split()
 
 
-def test_a_slower_server_regresses_where_the_speed_up_is_named_as_the_page_says(tmp_path):
+def test_a_slower_imported_server_fails_with_the_documented_options(tmp_path):
     usual = [document(tmp_path, *VLLM)["run_id"]]
     again = [tmp_path / file.name for file in VLLM]
     for file, copy in zip(VLLM, again, strict=True):

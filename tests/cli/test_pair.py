@@ -59,7 +59,7 @@ def test_a_dry_run_prints_refusals_warnings_and_memory(shelf):
     assert re.search(r"22\.5 GiB \(.*L4\)", ran.out)
 
 
-def test_the_document_for_machines_has_every_finding_and_figure(shelf):
+def test_the_json_output_of_pair_has_every_finding(shelf):
     ran = plan(
         *("tiny", "--discover", "--search-dir", "drafts", "--gpu-memory", "24GiB"),
         *("--gpu-bandwidth", "1008GB/s", "--json"),

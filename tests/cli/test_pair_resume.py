@@ -34,7 +34,7 @@ def interrupted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return out, shlex.split(command)
 
 
-def test_the_hinted_command_resumes_and_ranks(tiny, interrupted):
+def test_the_printed_resume_command_completes_and_ranks(tiny, interrupted):
     out, command = interrupted
     assert not load_run("latest", out, also_empty=True).is_complete
     ran = specbench(*command, "--json", cwd=tiny)

@@ -98,7 +98,7 @@ def test_rivals_are_compared_by_their_mean_over_workloads():
     assert "small" not in verdict([big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))])
 
 
-def test_the_ranking_ends_in_one_answer(capsys, monkeypatch):
+def test_the_ranking_ends_with_the_verdict(capsys, monkeypatch):
     from specbench.cli import pair_tables
 
     monkeypatch.setattr(pair_tables, "answer_lines", lambda _: [])

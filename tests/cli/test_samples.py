@@ -82,7 +82,7 @@ def test_block_seconds_are_those_of_its_passes(stored):
         assert block_seconds(block) == pytest.approx(passes)
 
 
-def test_the_first_sample_equals_a_single_answer(stored):
+def test_the_first_sample_equals_a_single_response(stored):
     """The noise is the same, so without drafts the text is, too; its cost is what is compared."""
 
     def texts(num_samples):

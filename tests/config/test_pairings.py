@@ -122,7 +122,7 @@ def test_a_pairing_needs_the_memory_of_both_models_if_both_are_known(tmp_path: P
     draft, copy, heads, _ = read(tmp_path, TWO_TARGETS).all
     assert draft.weights_gib == 11.5
     assert copy.weights_gib == 10  # no model
-    assert heads.weights_gib is None  # the file does not tell the heads' size
+    assert heads.weights_gib is None  # the file does not state the size of the heads
 
 
 def test_a_target_name_selects_all_its_drafters_once(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_invalid_cells_give_the_best_fixed_k_only_if_no_valid_cell_does(summariz
     assert best_fixed([unmeasured]) is None
 
 
-def test_the_pooled_ratio_is_a_geometric_mean_of_valid_comparisons_measured_again():
+def test_the_pooled_ratio_is_a_geometric_mean_of_confirmed_comparisons():
     one = only(compare_adaptive(explored(2.0, 1.0, k4=2.0 / 4)))  # 0.5
     two = only(compare_adaptive(explored(2.0, 1.0, k4=2.0)))  # 2.0
     assert pooled([one, two]) is None

@@ -88,7 +88,7 @@ def test_best_of_is_computed_for_each_k_with_several_samples(compared: tuple[Bes
     assert [best.num_prompts for best in compared] == [6, 6]
 
 
-def test_the_speedup_is_over_the_seconds_until_one_is_picked(compared: tuple[BestOf, ...]) -> None:
+def test_the_best_of_speedup_is_over_the_seconds_to_pick_one(compared: tuple[BestOf, ...]) -> None:
     base, speculative = compared
     assert base.speedup is None
     assert speculative.speedup is not None

@@ -53,7 +53,7 @@ def test_equal_decisions_by_context_are_merged_into_ranges(answers):
     assert "[?, " in entry.break_even_text
 
 
-def test_the_interval_is_quoted_if_both_ends_are_shown(answers):
+def test_the_break_even_interval_is_quoted_if_both_ends_are_known(answers):
     (entry,) = answers({1_000: {4: (1.6, 2.0, 2.5)}, 4_000: {4: (0.4, 0.5, 0.625)}})
     assert entry.break_even.estimate == pytest.approx(2_000)
     # log 1.6 / log (1.6 / 0.4) = 0.339 of log 4 above log 1,000; the other end is its mirror.

@@ -20,7 +20,7 @@ def sweep(summarized, workload, **speedups):
     ]
 
 
-def test_the_k_with_the_least_worst_regret_is_the_shared_k(summarized):
+def test_the_shared_k_has_the_least_worst_regret(summarized):
     cells = [
         *sweep(summarized, "code", k2=1.5, k4=1.8, k8=2.0),
         *sweep(summarized, "chat", k2=1.2, k4=1.1, k8=0.6),

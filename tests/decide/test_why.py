@@ -39,7 +39,7 @@ def test_losses_sum_to_the_gain_of_a_perfect_free_draft():
         (metrics(length=4.9, break_even=3.4, draft=0.5), "draft"),
         (metrics(length=4.9, break_even=3.0, verify=2.6), "verify"),
         (metrics(length=4.9, break_even=3.0, verify=1.0), "overhead"),
-        # Forwards alone take a third of the round, whatever halves it was cut into.
+        # Forwards take a third of the round, however it was split.
         (metrics(length=4.9, break_even=3.0, verify=2.6, overhead_ratio=3.0), "overhead"),
     ],
 )

@@ -120,7 +120,7 @@ def test_the_best_drafter_is_the_one_whose_worst_workload_is_best(measured):
     assert best.pairing.name == "demo/uneven"
 
 
-def test_the_better_of_drafters_that_help_on_some_workloads_is_chosen(measured):
+def test_the_drafter_with_more_gain_on_some_workloads_is_exported(measured):
     other = {"pairing": "demo/other", "drafter": "other"}
     parts = [
         measured({4: 0.8}),

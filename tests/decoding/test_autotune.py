@@ -180,7 +180,7 @@ def test_setup_time_counts_apart_from_run_time_in_the_autotune_limit(ready_s, ta
     assert (slow.refusal is None) is takes_part
 
 
-def test_the_median_of_several_turns_decides():
+def test_autotuning_compares_medians_of_several_timings():
     meter = Metered()
     lucky_once = meter.run_of(0.1, 0.01, 0.1)  # the first is a warm-up
     candidates = [

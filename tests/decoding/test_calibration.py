@@ -1,4 +1,4 @@
-"""What is measured before K is picked, on a clock that goes on only by the work done."""
+"""What is measured before K is picked, on a clock that only advances by the work done."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -165,7 +165,7 @@ def test_the_first_catch_up_is_excluded_from_its_cost(script: dict[int, int]) ->
     assert costs.catch_up_s(16) == pytest.approx(7)
 
 
-def test_the_round_of_k_1_that_catching_up_is_compared_with_is_warm() -> None:
+def test_the_catch_up_cost_is_relative_to_a_warm_k_1_round() -> None:
     """Right drafts: seven rounds, of which six are at the median 3.5 slower than the first."""
     cost = Seconds(catch_up=60.0, per_round_before=1.0)
     costs = calibrate(cost, script=RIGHT).costs

@@ -53,7 +53,7 @@ def test_a_failure_in_a_shared_pool_leaves_the_graphs_that_share_it(driver: Fake
         captured.replay()
 
 
-def test_the_functions_error_is_reported_rather_than_the_captures(
+def test_the_error_of_the_captured_function_is_raised(
     driver: FakeDriver,
 ) -> None:
     driver.fails = "operation failed due to a previous error during capture"

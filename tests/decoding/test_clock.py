@@ -1,4 +1,4 @@
-"""The device's clock over events that are told as CUDA tells them."""
+"""The device's clock over events that behave as those of CUDA."""
 
 import time
 from typing import Any

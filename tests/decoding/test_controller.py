@@ -103,7 +103,7 @@ def test_a_round_with_a_catch_up_is_not_counted_in_its_k():
     saw(controller, 0, 0)
     before = costs.round_s(1, 4)
 
-    # Its report comes when the next K is chosen already, as it does beside graphs.
+    # Its report comes when the next K is chosen already, as it does with graphs.
     controller.choose(1, 1, 1)
     controller.choose(1, 1, 0)
     controller.observe(

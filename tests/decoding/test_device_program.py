@@ -1,4 +1,4 @@
-"""A round runs on the device alone: traced on fake CUDA tensors, without a GPU."""
+"""A round runs only on the device: traced on fake CUDA tensors, without a GPU."""
 
 from collections import defaultdict
 from collections.abc import Callable

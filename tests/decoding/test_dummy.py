@@ -1,4 +1,4 @@
-"""Models made from a config alone: they run, they vary, they cost what the real ones cost."""
+"""Models made from only a config: they run, they vary, they cost what the real ones cost."""
 
 import json
 import shutil

@@ -68,7 +68,7 @@ def test_accepted_typical_drafts_are_followed_by_a_target_token() -> None:
     assert tokens == [1, 2, own[2]]
 
 
-def test_the_flatter_the_distribution_the_less_likely_a_draft_may_be() -> None:
+def test_typical_acceptance_is_more_lenient_for_flat_distributions() -> None:
     # 40 equal tokens: each has 0.025, the bar is 0.3 * 0.025.
     flat = torch.full((40,), 1 / 40)
     assert judged(TYPICAL, [7], [flat] * 2)[0][0] == 7

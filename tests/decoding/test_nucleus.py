@@ -121,7 +121,7 @@ def test_nan_logits_give_nan_without_an_index_out_of_bounds():
     [pytest.param(8, 2, marks=pytest.mark.slow), pytest.param(72, 3, marks=pytest.mark.long)],
 )
 def test_nucleus_is_at_least_twice_as_fast_as_a_sort(num_rows, ratio):
-    """Over 128,000 tokens, in turns; seen: 4."""
+    """Over 128,000 tokens, interleaved; seen: 4."""
 
     def sort(scores_NV: Tensor) -> Tensor:
         ordered, order_NV = scores_NV.sort(-1)

@@ -88,7 +88,7 @@ GREEDY_BUGS = {
 
 
 @pytest.mark.parametrize("bug", GREEDY_BUGS)
-def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
+def test_the_greedy_check_detects(bug: str, plant: Plant) -> None:
     plant(*GREEDY_BUGS[bug])
 
     with pytest.raises(AssertionError, match="differs at"):
@@ -180,7 +180,7 @@ def test_the_distribution_check_fails_for(
     assert p_value < 1e-6
 
 
-def test_the_check_of_one_draft_fails_when_its_noise_also_draws_the_replacement(
+def test_the_one_draft_check_detects_shared_noise(
     plant: Plant,
 ) -> None:
     # The replacement excludes the draft itself, so the bias is small: too small for texts.

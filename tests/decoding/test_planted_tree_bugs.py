@@ -56,7 +56,7 @@ GREEDY_BUGS = {
 
 
 @pytest.mark.parametrize("bug", GREEDY_BUGS)
-def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
+def test_the_greedy_check_detects(bug: str, plant: Plant) -> None:
     plant(*GREEDY_BUGS[bug])
 
     with pytest.raises(AssertionError, match="differs at"):

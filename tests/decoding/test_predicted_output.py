@@ -128,7 +128,7 @@ def test_checking_pieces_stops_at_the_first_mismatch() -> None:
 def test_later_pieces_of_a_check_attend_to_all_earlier_slots() -> None:
     answer = tuple(range(10, 100))
     request = Request(prompt_ids=(9,), max_new_tokens=90, prediction_ids=answer)
-    # The counting runner refuses positions beyond the slots that it is told to see.
+    # The counting runner refuses positions beyond its visible slots.
     (result,) = serve(CountingRunner(), [request], prefill_chunk=40)
     assert result.output_ids == answer
     assert result.answer_check == check_of(39 + 39 + 8, 39 + 39 + 8, 40 + 40 + 9)
@@ -159,7 +159,7 @@ def test_an_answer_that_ends_with_its_first_token_is_not_checked(
     assert (result.answer_check, len(result.rounds)) == (None, 0)
 
 
-def test_the_last_token_of_a_budget_is_left_to_a_round() -> None:
+def test_a_budget_of_two_tokens_is_not_checked_against_a_prediction() -> None:
     result = count(*COUNTED, num_tokens=2)
     assert result.answer_check is None
     assert result.rounds.num_emitted == (1,)

@@ -1,4 +1,4 @@
-"""Rounds that are left out of the graphs, one by one, and what is told about them."""
+"""Rounds that are excluded from the graphs, one by one, and what is reported about them."""
 
 import re
 

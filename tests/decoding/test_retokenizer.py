@@ -1,4 +1,4 @@
-"""A text in another model's tokens: the same text, whatever pieces it came in."""
+"""A text in another model's tokens: the same text for every way of splitting it."""
 
 import random
 import re
@@ -131,7 +131,7 @@ def test_half_a_character_is_encoded_by_its_bytes(tokenizers):
 
 
 class Prepending(NamedTuple):
-    """As older SentencePiece tokenizers are: whatever the text, a space is put before it."""
+    """As older SentencePiece tokenizers are: a space is put before every text."""
 
     vocabulary: Vocabulary
     prefix_ids: tuple[int, ...] = ()

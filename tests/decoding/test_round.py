@@ -82,7 +82,7 @@ def test_a_budget_is_met_exactly_and_nothing_is_drafted_past_it(k: int, budget: 
 
 
 @pytest.mark.parametrize("prompt_length", range(52, 67))
-def test_slots_suffice_where_a_row_ends_at_a_step_of_the_span(prompt_length: int) -> None:
+def test_slots_suffice_for_a_text_that_ends_at_a_span_boundary(prompt_length: int) -> None:
     # The runner checks that each position is below the span, which grows in steps of 64.
     script = {i: (5 + i) % 100 for i in range(90)}
     prompt = tuple(range(5, 5 + prompt_length))

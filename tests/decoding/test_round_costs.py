@@ -121,7 +121,7 @@ def test_old_rounds_are_forgotten_in_the_acceptance_estimate():
     assert seen.expected_tokens()[1] > 1.9
 
 
-def test_weakened_evidence_says_the_same_with_less_certainty():
+def test_weakened_evidence_keeps_its_mean_with_a_larger_error():
     seen = AcceptanceTracker(1, memory_rounds=1e9)
     seen.observe(1, [1, 1, 1, 0] * 50)
     before = seen.expected_tokens()[1]

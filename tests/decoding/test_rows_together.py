@@ -38,7 +38,7 @@ def models() -> tuple[StockRunner, StockRunner]:
 
 
 class Noting(Wrapped):
-    """Keeps the drafts that each proposal means; -1 elsewhere, where tokens are nobody's."""
+    """Keeps the drafts that each proposal means; -1 elsewhere, where tokens are undefined."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)

@@ -118,7 +118,7 @@ def test_logits_can_be_limited_to_one_position_per_row(
 
 
 @torch.no_grad()
-def test_features_are_the_hidden_states_asked_for(runner: Runner) -> None:
+def test_features_are_the_requested_hidden_states(runner: Runner) -> None:
     plain = tiny_llama()(input_ids=TOKENS_1T, use_cache=False, output_hidden_states=True)
 
     out = runner.forward(

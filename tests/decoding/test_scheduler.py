@@ -62,7 +62,7 @@ def test_a_later_turn_waits_for_the_response_and_reuses_its_row() -> None:
     assert scheduler.arrived_s(2) == 2.0
 
 
-def test_the_next_turn_runs_in_the_row_that_holds_its_text_although_another_is_free() -> None:
+def test_a_later_turn_runs_in_the_row_of_its_conversation() -> None:
     scheduler = Scheduler([arrival(), *[arrival(conversation="a")] * 2], num_rows=2)
     scheduler.admit(0.0)
     scheduler.finish(0, 1.0)
@@ -71,7 +71,7 @@ def test_the_next_turn_runs_in_the_row_that_holds_its_text_although_another_is_f
     assert scheduler.admit(1.0) == [(1, 2)]
 
 
-def test_the_next_turn_takes_a_free_row_if_another_request_has_moved_into_its_own() -> None:
+def test_a_later_turn_takes_a_free_row_if_its_own_is_taken() -> None:
     scheduler = Scheduler(
         [arrival(), arrival(conversation="a"), arrival(), arrival(conversation="a")], num_rows=3
     )
@@ -82,7 +82,7 @@ def test_the_next_turn_takes_a_free_row_if_another_request_has_moved_into_its_ow
     assert scheduler.admit(1.0) == [(2, 3)]
 
 
-def test_a_next_turn_comes_in_with_the_answer_whatever_time_it_names() -> None:
+def test_a_later_turn_arrives_with_the_previous_response() -> None:
     turns = [arrival(at_s=1.0, conversation="a"), arrival(at_s=50.0, conversation="a")]
     scheduler = Scheduler([*turns, arrival(at_s=1.5)], num_rows=1)
     assert scheduler.admit(1.0) == [(0, 0)]

@@ -109,7 +109,7 @@ def test_scoring_does_not_change_decoding(make_runner: MakeRunner) -> None:
     assert [r.output_ids for r in after] == [r.output_ids for r in before]
 
 
-def test_the_prompt_is_fed_once_and_outputs_side_by_side() -> None:
+def test_scoring_prefills_the_prompt_once_and_batches_outputs() -> None:
     runner = CountingRunner()
 
     mean_log_probs(runner, tuple(range(10)), [(10, 11, 12), (10, 11)])

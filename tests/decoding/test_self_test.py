@@ -203,7 +203,7 @@ def test_the_self_test_does_not_change_an_allocation_of_one_row(forward):
     assert (rows.num_rows, rows.max_len) == (1, 128)
 
 
-def test_a_model_that_cannot_be_fused_runs_stock_and_the_notes_say_why():
+def test_a_model_that_cannot_be_fused_runs_stock_with_a_note():
     model = build(ARCHITECTURES["Phi3"]())
     runner, notes = make_checked_runner(model)
     assert isinstance(runner, StockRunner)

@@ -1,4 +1,4 @@
-"""Rows that come and go: every text is that of its request alone, whoever runs beside it."""
+"""Rows that come and go: every text is that of its request on its own."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -73,7 +73,7 @@ def stops_of(whole: Result, position: int) -> tuple[str, ...]:
         ("draft_model", 3, LateLauncher),
     ],
 )
-def test_text_is_cut_at_the_stop_string_whatever_drafts(sampling, method, k, launcher):
+def test_text_is_cut_at_the_stop_string_for_every_method(sampling, method, k, launcher):
     whole = answers([()] * 5, method, k, sampling)
     stops = [stops_of(result, 3 + 5 * i) for i, result in enumerate(whole)]
     expected = []

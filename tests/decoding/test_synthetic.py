@@ -94,7 +94,7 @@ def test_simulated_acceptance_differs_between_rows() -> None:
     assert judged((0.5,), 4).num_accepted_B.unique().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_same_seeds_and_places_keep_the_same_whatever_the_row() -> None:
+def test_simulated_acceptance_depends_on_seed_and_position_only() -> None:
     seeds_B = torch.arange(NUM_ROWS)
     kept_B = judged((0.7,), 4).num_accepted_B
 

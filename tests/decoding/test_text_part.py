@@ -85,7 +85,7 @@ def test_a_plan_counts_only_loaded_parts_and_lists_dropped_ones(
     whole: tuple[Any, Path], loaded: LoadedModel, tmp_path: Path, shown: bool
 ) -> None:
     files = files_of(whole[1])
-    if not shown:  # a config alone: the model is built without memory
+    if not shown:  # only a config: the model is built without memory
         (tmp_path / "config.json").write_text((whole[1] / "config.json").read_text())
         files = files_of(tmp_path)
     plan = plan_target(files, DeploymentSpec(device="cpu", context=60), built_weights)

@@ -51,7 +51,7 @@ def said(role: str, content: str, **extra) -> Message:
     return Message(role=role, content=content, extra=extra)
 
 
-def test_the_model_sees_what_its_template_makes_of_all_turns(tokenizer):
+def test_prompt_ids_come_from_the_templated_conversation(tokenizer):
     messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
     ids = tokenizer.prompt_ids(messages)
     assert PLAIN.decode(ids) == "system=S;user=A;assistant=B;user=C;answer="

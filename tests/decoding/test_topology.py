@@ -8,7 +8,7 @@ from specbench.errors import UsageError
 from specbench.topology import Topology
 
 
-def test_the_nodes_that_are_right_most_often_are_taken_parents_before_children() -> None:
+def test_a_tree_takes_the_most_accurate_nodes_after_their_parents() -> None:
     rates = [[0.6, 0.2, 0.1], [0.5, 0.3]]
     # In turn: 0.6, 0.6 * 0.5, 0.2, 0.6 * 0.3, 0.2 * 0.5 and 0.1
     taken = [(0,), (0, 0), (1,), (0, 1), (1, 0), (2,)]
@@ -16,7 +16,7 @@ def test_the_nodes_that_are_right_most_often_are_taken_parents_before_children()
         assert set(Topology.of_accuracies(rates, n).paths) == set(taken[:n])
 
 
-def test_the_tree_is_right_as_often_as_the_best_of_all_trees_of_its_size() -> None:
+def test_a_tree_of_accuracies_is_optimal_for_its_size() -> None:
     rates = [[0.5, 0.3], [0.6, 0.2], [0.7, 0.1]]
     nodes = [p for depth in (1, 2, 3) for p in itertools.product(range(2), repeat=depth)]
 

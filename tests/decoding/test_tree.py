@@ -161,7 +161,7 @@ def verdict_of(drafts: list[int], says: dict[int, int], tree: Tree | None = None
     return verify(proposal, logits_1NV, Sampler(Sampling()), torch.tensor([0]), places_1N)
 
 
-def test_the_path_that_the_target_follows_is_kept_and_its_next_token_is_added() -> None:
+def test_the_path_of_target_tokens_is_accepted_with_a_bonus_token() -> None:
     verdict = verdict_of([1, 2, 3, 4, 5, 6], says={0: 2, 2: 5, 5: 7})
 
     assert verdict.num_accepted_B.tolist() == [2]
@@ -246,7 +246,7 @@ def test_siblings_rejected_in_turn_leave_the_targets_distribution(width: int, se
 
 
 def test_three_children_of_two_tokens_keep_the_target_distribution() -> None:
-    """The third child was not drawn: it is whatever has no probability."""
+    """The third child was not drawn: it is a token of probability 0."""
     q_V = torch.tensor([0.5, 0.0, 0.0, 0.0, 0.5])
     p_V = torch.tensor([0.1, 0.2, 0.4, 0.2, 0.1])
 

@@ -48,7 +48,7 @@ def test_every_code_answer_is_valid_python(register: str) -> None:
         ast.parse(block)
 
 
-def test_the_functions_can_be_defined_and_the_list_functions_run() -> None:
+def test_generated_functions_can_be_defined_and_run() -> None:
     for index in range(200):
         for name, make in TASKS.items():
             function = make(Dice("run", name, index)).function

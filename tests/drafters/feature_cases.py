@@ -198,7 +198,7 @@ class Subject(NamedTuple):
     target: StockRunner
     checkpoint: Checkpoint
     plain: PlainHead
-    texts: list[Path]  # the prompts as the target goes on from them
+    texts: list[Path]  # the prompts as the target continues them
 
     def drafter(self, **parameters: Any) -> Drafter:
         return build_drafter(self.method, parts_of(self.target, None, self.checkpoint), parameters)

@@ -48,7 +48,7 @@ def test_the_drafters_are_listed_without_torch() -> None:
     assert [name for name, *_ in listed["methods"]] == [m.name for m in all_methods()]
 
 
-def test_the_folder_holds_one_file_a_method_the_registry_and_what_they_share() -> None:
+def test_the_drafters_folder_has_one_file_per_method() -> None:
     listed = {path.stem for path in FOLDER.iterdir() if path.suffix == ".py" or path.is_dir()}
 
     assert listed - {"__pycache__"} == {*METHODS, "__init__", "registry", "shared"}

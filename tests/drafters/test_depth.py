@@ -1,4 +1,4 @@
-"""The deepest K that files tell is the one that the drafter has once it is loaded."""
+"""The largest K known from the files is the one of the loaded drafter."""
 
 import json
 from functools import cache

@@ -148,7 +148,7 @@ class CountingStockRunner(StockRunner):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("k", "num_tokens"), [(1, [2]), (4, [2, 1, 1, 1])])
-def test_the_declared_forwards_are_those_a_proposal_runs(k: int, num_tokens: list[int]) -> None:
+def test_a_proposal_runs_the_declared_forwards(k: int, num_tokens: list[int]) -> None:
     runner = CountingStockRunner(tiny_llama())
     drafter = make_drafter("draft_model", runner, runner)
 

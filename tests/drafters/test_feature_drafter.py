@@ -28,7 +28,7 @@ from tests.drafters.feature_cases import (
     subject,
 )
 
-pytestmark = pytest.mark.slow  # rounds beside plain heads
+pytestmark = pytest.mark.slow  # rounds compared with plain heads
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -124,7 +124,7 @@ def test_other_names_of_the_mask_are_read() -> None:
 
 
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
-def test_the_last_layers_bare_output_is_what_the_final_norm_reads(make: Any) -> None:
+def test_the_last_feature_is_the_input_of_the_final_norm(make: Any) -> None:
     model = tiny_llama(num_hidden_layers=3)
     runner: Runner = make(model)
     runner.allocate(2, 32)

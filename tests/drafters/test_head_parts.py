@@ -180,7 +180,7 @@ def test_timed_head_parts_run_the_matrix_products_of_a_round(case: Case) -> None
 
 @pytest.fixture(autouse=True)
 def no_zeros_behind_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: on a CPU what is read behind a norm's weight is nobody's."""
+    """As on a GPU: on a CPU memory behind a norm's weight is undefined."""
     monkeypatch.setattr(layer_stack, "is_mirrored", lambda _: False)
 
 

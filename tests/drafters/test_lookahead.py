@@ -104,7 +104,7 @@ def test_k_limits_the_lookahead_guesses_and_not_the_window() -> None:
     assert drafter.capabilities.max_k == 3
 
 
-def test_the_first_level_is_of_the_prompts_tokens_and_the_same_for_the_same_seed() -> None:
+def test_the_first_lookahead_level_depends_on_prompt_and_seed() -> None:
     target = CountingRunner()
     drafter = lookahead(target, window=20, ngram=3, guesses=1)
 
@@ -148,7 +148,7 @@ def test_lookahead_levels_fill_one_per_round_before_ngrams(ngram: int, num_round
     assert len(held(drafter)[0]) == 2
 
 
-def test_the_prompts_own_ngrams_are_guessed_from_the_first_round() -> None:
+def test_lookahead_guesses_prompt_ngrams_in_the_first_round() -> None:
     target = CountingRunner()
 
     def first_round(**parameters: Any) -> int:

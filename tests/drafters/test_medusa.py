@@ -96,7 +96,7 @@ def plain_model() -> Any:
 
 @torch.no_grad()
 def assert_drafts_are_the_papers(num_layers: int = 1, **parameters: Any) -> None:
-    """Over ragged rows filled anew, prompts in pieces, accepted drafts, rounds at K = 0."""
+    """Over refilled ragged rows, chunked prompts, accepted drafts and rounds at K = 0."""
     k, drafter = 4, drafter_of(heads(num_layers), **parameters)
     watched = Watched(drafter)
     requests = [

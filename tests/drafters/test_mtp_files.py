@@ -146,7 +146,7 @@ def test_a_kernel_named_in_a_config_is_not_downloaded(
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["in its files", "in the model alone"])
 def test_an_lm_head_shared_with_the_target_is_held_once(is_stored: bool) -> None:
-    """A target whose files call its head otherwise, or tie it, has it in the model alone."""
+    """If a target's files name its head otherwise, or tie it, only the model has it."""
     config = family_of("glm4_moe").config
     model = build(config)
     made = checkpoint_for("glm4_moe", config)

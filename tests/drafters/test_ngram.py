@@ -36,7 +36,7 @@ def test_tokens_after_an_earlier_match_are_drafted() -> None:
 
 
 def test_the_longest_match_wins_over_a_more_recent_one() -> None:
-    # (2, 3) ends at the second place, 3 alone more recently.
+    # (2, 3) ends at the second position; 3 on its own occurs more recently.
     assert lookups([2, 3, 7, 5, 3, 8, 2, 3]) == [[7, 5]]
 
 

@@ -33,7 +33,7 @@ def without(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def safeailab_eagle(own: Checkpoint) -> Checkpoint:
-    """cnets1.py: its own table of the target's tokens, and a bias that the config tells."""
+    """cnets1.py: its own table of the target's tokens, and a bias that the config states."""
     table_VF = subject("eagle").target.model.get_input_embeddings().weight
     return replace(
         own,
@@ -67,14 +67,14 @@ def safeailab_eagle3(own: Checkpoint) -> Checkpoint:
 
 
 def amazon_peagle(own: Checkpoint) -> Checkpoint:
-    """llama_eagle3.py: `mask_hidden` beside an EAGLE-3 head, and the mask by another name."""
+    """llama_eagle3.py: `mask_hidden` next to an EAGLE-3 head, and the mask by another name."""
     mask = own.config["mask_token_id"]
     config = {**without(own.config, "mask_token_id"), "ptd_token_id": mask}
     return replace(own, config=config)
 
 
 def z_lab_dflash(own: Checkpoint) -> Checkpoint:
-    """model.py: what is DFlash's own lies in a section, or beside the layers' fields."""
+    """model.py: DFlash's own fields are in a section, or next to the layers' fields."""
     ids = own.config["dflash_config"]["target_layer_ids"]
     mask = own.config["dflash_config"]["mask_token_id"]
     config = without(own.config, "num_target_layers", "dflash_config")
@@ -100,7 +100,7 @@ EAGLE_LAYOUTS = {
 
 
 def in_files(folder: Path, head: Checkpoint, read: str, method: str) -> Checkpoint:
-    """The head as a folder of files, told apart by them and read from them."""
+    """The head as a folder of files, recognized and read by them."""
     files = write_files(folder, head.config, head.tensors)
     facts = find_method(method).head
     assert facts is not None

@@ -116,7 +116,7 @@ def test_first_layers_have_the_logits_of_a_truncated_model(make: Any) -> None:
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @torch.no_grad()
 def test_first_layers_share_the_targets_cache_after_it_grew(make: Any) -> None:
-    """The prompt goes through the target alone, and the first layers go on from it."""
+    """Only the target runs the prompt, and the first layers continue from it."""
     model = deep_llama()
     expected = plain_logits(truncated(model, 2), TOKENS_2T)
     runner = make(model)

@@ -97,7 +97,7 @@ def test_suffix_drafts_come_from_earlier_responses_of_the_same_pass() -> None:
 
 
 def test_the_last_tokens_of_an_answer_are_kept() -> None:
-    # 10 .. 21, then an answer that needs 20 and 21 alone.
+    # 10 .. 21, then an output that needs only 20 and 21.
     _, second = counted_up(suffix(max_spec_factor=9.0), [50, 9], [60, 18])
     assert sum(second.rounds.num_accepted) == 2
 
@@ -270,7 +270,7 @@ def test_suffix_decoding_keeps_a_complete_response_of_a_reused_row() -> None:
 
     *_, last = decoder.serve(requests, Sampler(GREEDY), FixedK(3), num_rows=2).results
 
-    # After 16, which prefill says, the earlier answer goes on with 17.
+    # After 16, the token of prefill, the earlier output continues with 17.
     assert last.rounds.num_accepted[0] == 1
 
 

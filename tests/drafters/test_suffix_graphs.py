@@ -1,4 +1,4 @@
-"""Suffix decoding beside graphs: on the host it sees nothing of what they replay."""
+"""Suffix decoding with graphs: on the host it does not see what they replay."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

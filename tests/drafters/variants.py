@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from specbench.methods import all_methods
 
-# What tests change beside the defaults: by name, (method, parameters).
+# What tests change from the defaults: by name, (method, parameters).
 _TREES: dict[str, tuple[str, dict[str, Any]]] = {
     "draft_model, tree 3 2": ("draft_model", {"tree": (3, 2)}),
     "medusa, chain": ("medusa", {"tree": "chain"}),

@@ -1,4 +1,4 @@
-"""A head beside its target in the built-in engine: its memory, its identity, how deep it goes."""
+"""A head with its target in the built-in engine: its memory, its identity, its largest K."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ REQUEST = Request(
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """A tiny target with a folder `head` beside it."""
+    """A tiny target with a folder `head` next to it."""
     folder = tmp_path_factory.mktemp("pair")
     file = write_pair(folder)
     config = AutoConfig.from_pretrained(folder / "target")
@@ -89,7 +89,7 @@ def test_a_head_is_counted_in_memory_and_in_the_identity(
     assert engine.kv_bytes_per_token("medusa") == engine.kv_bytes_per_token("none")
 
 
-def test_the_heads_that_a_k_needs_are_part_of_a_round_and_of_what_it_reads(
+def test_a_round_reads_the_heads_that_its_k_needs(
     engine: BuiltinEngine,
 ) -> None:
     target, heads = engine.forwards("medusa", 2)

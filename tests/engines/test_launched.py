@@ -1,4 +1,4 @@
-"""Which graphs an engine's record tells of, where its drafters have different ones."""
+"""Which graphs an engine's record lists, if its drafters have different ones."""
 
 import re
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ HOST = Launcher("step", "the method proposes on the host")
         ),
     ],
 )
-def test_the_mode_is_that_of_k_0_and_others_are_named(
+def test_the_graph_mode_is_that_of_k_0_and_others_are_noted(
     launched: Any, kind: str, notes: list[str]
 ) -> None:
     assert graph_kind(launched) == kind

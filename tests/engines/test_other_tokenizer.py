@@ -25,7 +25,7 @@ METHODS = ("token_intersection", "string_match")
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """A tiny byte-level target, with a draft of pieces in the folder `other` beside it."""
+    """A tiny byte-level target, with a draft of pieces in the folder `other` next to it."""
     folder = tmp_path_factory.mktemp("pair")
     file = write_pair(folder)
     own = ChatTokenizer(str(folder / "target"), revision=None, trust_remote_code=False)

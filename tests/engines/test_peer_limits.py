@@ -151,7 +151,7 @@ def test_preparing_a_static_cache_is_not_timed(own_engine, monkeypatch):
     assert served[0].results[0].total_s == 4.0
 
 
-def test_only_the_static_baseline_is_made_ready(own_engine):
+def test_the_plain_baseline_runs_no_preparation(own_engine):
     ran = passes_of(lambda: own_engine.generate(request(5), BASELINE), by_kind)
     assert len(ran) == 5
 

@@ -82,7 +82,7 @@ def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engin
     with pytest.raises(CompatibilityError, match=r"272.*280"):
         own_engine.add_drafter(DrafterSpec(name="wide", method="draft_model", model=model))
 
-    with pytest.raises(KeyError):  # nobody holds it
+    with pytest.raises(KeyError):  # it is released
         pool.release(model)
 
 

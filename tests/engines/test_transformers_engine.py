@@ -1,4 +1,4 @@
-"""transformers beside us: the same text, lengths and K, whatever its own method."""
+"""transformers compared with us: the same text, lengths and K for each of its methods."""
 
 import logging
 import subprocess

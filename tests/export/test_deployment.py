@@ -1,4 +1,4 @@
-"""What is to be served: the dtype that an engine is told, and the tree it has to do without."""
+"""What is to be served: the dtype an engine is given, and the tree it does not support."""
 
 import re
 from dataclasses import replace
@@ -32,7 +32,7 @@ def test_float64_and_no_dtype_are_left_to_the_checkpoint():
 
 
 def told_dtype(engine, dtype):
-    """What the engine is told; None: nothing."""
+    """What the engine is given; None: nothing."""
     made = exported(engine, deployment("ngram", dtype=dtype))
     if engine == "tensorrt_llm":
         return yaml.safe_load(made.config.text).get("dtype")

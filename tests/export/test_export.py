@@ -1,4 +1,4 @@
-"""What an export says: K by batch size, the acceptance rule, and what the engine cannot be told."""
+"""What an export contains: K by batch size, the acceptance rule, and what it cannot express."""
 
 import ast
 import re

@@ -119,7 +119,7 @@ def test_generation_configs_are_built_by_transformers_itself(method, temperature
     assert 4 in (told.get("num_assistant_tokens"), told.get("prompt_lookup_num_tokens"))
 
 
-def test_the_recorded_parser_refuses_what_the_engine_would():
+def test_the_recorded_parser_refuses_invalid_flags():
     made = exported("vllm", deployment("draft_model"))
     words = {
         "--no-such-flag": (*made.command, "--no-such-flag"),

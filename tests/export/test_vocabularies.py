@@ -126,7 +126,7 @@ def test_engines_that_compare_tokens_refuse_different_ones(
     else:
         with pytest.raises(UsageError, match=rf"\bid {first} "):
             exported("llama_cpp", made)
-    exported("vllm", made)  # compares sizes alone
+    exported("vllm", made)  # compares only sizes
 
 
 def test_the_shipped_qwen_pairs_are_padded_and_known_without_a_download():

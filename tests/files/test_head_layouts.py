@@ -1,4 +1,4 @@
-"""Whose layout a head has, by what each author alone writes."""
+"""Whose layout a head has, by the keys that only its author writes."""
 
 from typing import Any
 

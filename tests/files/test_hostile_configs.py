@@ -78,7 +78,7 @@ NOT_OF_THE_HEADS = ("use_cache", "transformers_version")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target with a head of every method beside it."""
+    """A target with a head of every method."""
     folder = tmp_path_factory.mktemp("heads")
     target = write_model(folder / "target", num_hidden_layers=3)
     for method in METHODS:

@@ -34,7 +34,7 @@ def peak_of(engine: BuiltinEngine, work: Work, context: int) -> int:
     The kernel's own peak: a thread that samples may be starved on a busy machine.
     """
     decode(engine, work, context)
-    Path("/proc/self/clear_refs").write_text("5")  # begins the peak anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     decode(engine, work, context)
     status = Path("/proc/self/status").read_text()
     return 1024 * int(next(line for line in status.splitlines() if "VmHWM" in line).split()[1])

@@ -1,4 +1,4 @@
-"""Memory is asked for before it is taken: by files alone, with what would take less."""
+"""Memory is checked before it is taken: from files only, with what would take less."""
 
 import json
 import re
@@ -98,7 +98,7 @@ def test_sizes_that_no_model_has_are_refused(name: str, value: object, tmp_path:
     spec = replace(pairing.target.model, folder=tmp_path / "target")
     with pytest.raises(ModelError, match=f"{name}"):
         demand(replace(pairing.target, model=spec), [pairing.drafter], HERE)
-    with pytest.raises(ModelError, match=name):  # of a draft model, too
+    with pytest.raises(ModelError, match=name):  # also of a draft model
         demand(pairing.target, [replace(pairing.drafter, model=spec)], HERE)
     ran = specbench("run --target ./target --draft ngram --dry-run", cwd=tmp_path)
     assert (ran.code, name in ran.err) == (2, True), ran.err

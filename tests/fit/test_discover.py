@@ -101,7 +101,7 @@ def test_a_config_of_a_billion_layers_is_listed_with_the_reason(target, tmp_path
 
 
 def test_draft_models_are_found_in_the_hub_cache(tmp_path):
-    """As huggingface_hub lays it out, in a process that is told where it lies."""
+    """As huggingface_hub lays it out, in a process with the path in its environment."""
     home = tmp_path / "home"
     commit = "a" * 40
     for name, layers in (("target", 6), ("draft", 1)):

@@ -16,7 +16,7 @@ from tests.fit.test_process_growth import PAIRINGS, write_model
 
 
 @pytest.mark.gpu
-def test_a_gpus_allocator_peaks_where_the_plan_says(tmp_path: Path) -> None:
+def test_the_allocator_peak_on_a_gpu_matches_the_plan(tmp_path: Path) -> None:
     write_model(tmp_path / "target", num_layers=28)
     write_model(tmp_path / "draft", num_layers=4)
     (tmp_path / "pairings.yaml").write_text(PAIRINGS)

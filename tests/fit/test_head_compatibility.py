@@ -82,7 +82,7 @@ def test_a_dflash_head_of_a_deeper_target_is_refused(target, tmp_path):
     assert "below 272" in found.reason
 
 
-def test_a_head_says_which_layers_it_reads(target, tmp_path):
+def test_the_layers_that_a_head_reads_are_reported(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle3", target, layer_ids=(0, 2, 4))
     (found,) = [f for f in check(target, head, "eagle3").findings if f.field == "layer_ids"]
     assert (found.level, found.target, found.draft) == ("ok", "6 layers", "[0, 2, 4]")

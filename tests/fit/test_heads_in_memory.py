@@ -1,4 +1,4 @@
-"""Heads whose files do not tell all, and what of them is held and read."""
+"""Heads whose files are incomplete, and what of them is held and read."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def test_a_model_config_is_refused_as_a_head_without_a_pickle(target, tmp_path):
     assert refusals(check(target, open_model(changed.spec), "eagle"))
 
 
-def test_an_ngram_needs_no_room_for_distributions():
+def test_an_ngram_drafter_needs_no_memory_for_distributions():
     from specbench.fit.memory_plan import sampling_bytes
     from specbench.inputs.pairing import DrafterSpec
 

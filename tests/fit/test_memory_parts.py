@@ -1,4 +1,4 @@
-"""What lies beside weights and keys, by hand: Llama 3.1 8B with Llama 3.2 1B, bfloat16, a GPU."""
+"""Memory besides weights and keys, by hand: Llama 3.1 8B with Llama 3.2 1B, bfloat16, a GPU."""
 
 from dataclasses import replace
 

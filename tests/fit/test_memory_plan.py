@@ -114,7 +114,7 @@ def test_a_pair_that_does_not_fit_has_no_context_and_negative_headroom(target):
     assert plan.max_context == 0
 
 
-def test_the_models_own_limit_ends_the_context(target):
+def test_the_context_is_limited_by_the_model(target):
     assert pair(target, replace(H100, memory_bytes=1000 * GIB)).max_context == 131_072
 
 
@@ -161,13 +161,13 @@ def test_a_plan_without_files_of_a_draft_is_absent(target, tmp_path: Path):
         ("B200", 180, 8000),
     ],
 )
-def test_gpus_are_found_however_they_are_spelt(name, gib, gb_per_s):
+def test_gpus_are_found_under_every_spelling(name, gib, gb_per_s):
     gpu = find_gpu(name)
     assert (gpu.memory_bytes, gpu.bytes_per_s) == (gib * GIB, gb_per_s * 1e9)
     assert gpu.source == "vendor datasheet"
 
 
-def test_every_name_of_the_table_leads_to_its_own_gpu():
+def test_every_name_of_the_table_finds_its_own_gpu():
     assert [find_gpu(gpu.name) for gpu in GPUS] == list(GPUS)
 
 

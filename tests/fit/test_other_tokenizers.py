@@ -31,7 +31,7 @@ def with_method(target: ModelFiles, draft: ModelFiles, method: str) -> Compatibi
     return check_drafter(target, DrafterSpec(name="draft", method=method, model=spec))
 
 
-def test_a_refused_tokenizer_says_which_methods_can_use_it_and_what_is_in_common(target, draft):
+def test_a_refused_tokenizer_gives_the_usable_methods_and_common_share(target, draft):
     found = only(check(target, renamed(draft, 102)), "refused")
     assert re.search(r"157 tokens .*60\.6% .*60\.6% ", found.reason)
     assert re.search("method token_intersection .*string_match ", found.reason)

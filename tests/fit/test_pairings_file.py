@@ -72,7 +72,7 @@ def test_every_target_that_is_shipped_can_be_written(tmp_path: Path):
         ]
 
 
-def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path):
+def test_an_existing_pairings_file_is_not_overwritten(tmp_path: Path):
     file = tmp_path / "pairings.yaml"
     file.write_text("mine")
     target = Target(name="t", model=ModelSpec(source="owner/big"), drafters=())

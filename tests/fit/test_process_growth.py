@@ -63,7 +63,7 @@ def write_model(folder: Path, num_layers: int) -> None:
 # Its parts, counted by their tensors, are in test_weights.py and test_kv_bytes.py.
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
+def test_memory_growth_of_a_process_matches_the_plan(tmp_path: Path) -> None:
     write_model(tmp_path / "target", num_layers=6)
     write_model(tmp_path / "draft", num_layers=2)
     file = tmp_path / "pairings.yaml"
@@ -85,7 +85,7 @@ def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
 
 
 def _growth(pairings: Path) -> list[int]:
-    """Bytes that a process of its own grew by, with the target alone and with the pair."""
+    """Bytes by which a separate process grew, with only the target and with the pair."""
     arguments = [str(pairings), str(PLACE.context), str(PLACE.num_speculative_tokens)]
     command = [sys.executable, "-m", "tests.fit.memory_child", *arguments]
     environment = os.environ | GIVES_BACK

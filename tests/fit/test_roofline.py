@@ -80,7 +80,7 @@ def test_eagle3_has_its_own_head_and_does_not_read_the_targets(tiny):
     assert drafting_bytes(tiny, drafter) == read + (K - 1) * 4 * 3 * WIDTH * WIDTH
 
 
-def test_dflash_says_its_block_through_the_targets_head(tiny):
+def test_dflash_reads_the_targets_head_once_per_block(tiny):
     drafter = tiny.drafter("dflash")
     plan = plan_pair(tiny.files, drafter, PLACE)
     assert plan is not None

@@ -94,7 +94,7 @@ def test_an_architecture_without_files_is_built_without_memory_and_counted(tmp_p
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", ["auto", "float16"])
-def test_the_dtype_is_the_one_that_loading_will_choose(tmp_path, device, dtype):
+def test_the_planned_dtype_equals_the_loaded_one(tmp_path, device, dtype):
     model = build(DENSE["Llama"]()).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     asked = None if dtype == "auto" else dtype
@@ -142,7 +142,7 @@ def test_planned_bytes_equal_loaded_ones_for_every_bundled_drafter():
 
 
 def test_dtype_and_quantization_are_read_from_the_top_level_config(tmp_path):
-    """As transformers reads it, whatever the config of the part that writes text says."""
+    """As transformers reads it, ignoring the config of the text part."""
     text = {"num_hidden_layers": 2, "hidden_size": 8, "dtype": "float32"}
     whole = {"text_config": text, "torch_dtype": "bfloat16"}
     for changes, dtype in (({}, "bfloat16"), ({"dtype": "float16"}, "float16")):

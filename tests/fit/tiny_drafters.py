@@ -1,4 +1,4 @@
-"""A tiny target with a drafter of every method beside it, in the decoder itself."""
+"""A tiny target with a drafter of every method, in the decoder itself."""
 
 from pathlib import Path
 

@@ -71,7 +71,7 @@ def test_detailed_results_give_exact_round_seconds():
     assert found.cost == pytest.approx(0.03)
 
 
-def test_k_is_what_the_file_says_else_its_positions_else_the_mean():
+def test_k_falls_back_from_the_file_to_positions_to_the_mean():
     bare = {k: v for k, v in SPECULATIVE.items() if "position" not in k}
     assert read(bare)[0].num_speculative_tokens == 3
     assert read({**SPECULATIVE, "num_speculative_tokens": "4"})[0].num_speculative_tokens == 4

@@ -55,7 +55,7 @@ def test_step_times_from_csv_equal_those_from_yaml(tmp_path):
     assert {c.engine for c in from_csv} == {"vllm 0.32.0"}
 
 
-def test_json_says_the_same(tmp_path):
+def test_step_times_are_read_from_json(tmp_path):
     rows = [{"k": 0, "cost": 1e-2}, {"k": 3, "cost": 0.0185}, {"k": 5, "cost": 1e-05}]
     plain = read_file(write(tmp_path, "plain.json", json.dumps(rows)))
     assert numbers(plain) == [(0, 1, 0.01), (3, 1, 0.0185), (5, 1, 1e-5)]

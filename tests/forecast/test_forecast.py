@@ -183,7 +183,7 @@ def test_the_share_of_time_saved_by_a_forecast():
     assert record.share_saved == pytest.approx(1 - spent / record.sweep_s)
 
 
-def test_an_answer_of_one_token_has_no_round():
+def test_a_trace_of_one_token_has_no_round():
     traces = [right(p) for p in PROMPTS]
     one = trace("z", [])
     assert replayed([one], 0) is None

@@ -36,7 +36,7 @@ A = RoundLog(
 )
 B = RoundLog(
     num_drafted=(3, 2), num_accepted=(0, 2), num_emitted=(1, 3), round_s=(0.16, 0.15)
-)  # of which the engine does not tell the parts
+)  # whose parts the engine does not report
 
 
 def request(key: CellKey, prompt: str, rounds: RoundLog | None, repeat: int = 0) -> RequestRecord:

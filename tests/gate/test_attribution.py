@@ -74,7 +74,7 @@ def test_higher_acceptance_is_no_cause():
 
 
 def test_a_slower_k_0_is_attributed_to_the_machine():
-    # Twice as slow a machine: verification alone would seem to take most of the loss.
+    # A machine half as fast: verification would seem to cause most of the loss.
     after = figures(step=0.012, draft_s=0.004, verify_s=0.014, other_s=0.002)
     found = attribute(figures(), after, ["decode_tokens_per_s"], same_hardware=True)
     assert found.causes == (Cause.MACHINE,)

@@ -207,7 +207,7 @@ def test_waiting_for_the_gpu_is_not_mistaken_for_a_busy_machine():
     assert simulated(0.4, 0.0, rng, 0.99) is GateVerdict.REGRESSION
 
 
-def test_the_share_of_the_cpu_is_the_reason_and_names_both_sides():
+def test_the_reason_on_a_busy_machine_states_both_cpu_shares():
     before, after = sides(60.0)
     one, other = (
         replace(x, origins=tuple(replace(origin, cpu_share=share) for origin in x.origins))

@@ -192,7 +192,7 @@ def _slower(request, times):
 
 
 def test_metric_kinds_match_the_effect_of_a_slower_clock(steady):
-    """Independent of units: a slower machine changes times, a slower side ratios, too."""
+    """Independent of units: a slower machine changes times, a slower side also ratios."""
     machine = replace(
         steady,
         requests=tuple(_slower(r, 2) for r in steady.requests),

@@ -178,7 +178,7 @@ def test_unknown_weights_or_those_of_another_drafter_do_not_split_a_series():
     past = [
         drafted(1, 1.5, "cc" * 32),
         drafted(2, 0.9, "ee" * 32, pairing="demo/poor"),
-        run(3, cell(1.6)),  # of a specbench that did not tell
+        run(3, cell(1.6)),  # of a specbench that did not record it
         drafted(4, 1.7, "cc" * 32),
     ]
     found = history(past, ["decode_speedup"])
@@ -213,7 +213,7 @@ def test_an_interrupted_run_is_not_the_reference_of_the_history():
     ]
 
 
-def test_interrupted_runs_are_included_if_allowed():
+def test_interrupted_runs_are_included_in_a_history_if_allowed():
     mixed = [*runs([1.5, 1.5]), cut(3, 1.1)]
     assert len(history(mixed, ["decode_speedup"], allowed=["interrupted"]).series[0].points) == 3
     alone = history([cut(3, 1.1)], ["decode_speedup"])

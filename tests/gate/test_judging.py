@@ -97,7 +97,7 @@ def test_runs_of_different_drafts_are_not_pooled():
 
 
 def test_runs_with_other_drafter_parameters_are_not_pooled():
-    """An n-gram drafter has no weights that could tell."""
+    """An n-gram drafter has no weights that could differ."""
     from specbench.errors import UsageError
     from specbench.gate.baseline import pool
 
@@ -139,7 +139,7 @@ def test_a_dominant_prompt_on_either_side_lowers_the_degrees_of_freedom():
     assert lost(before, after).p_value == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_interval_of_a_metric_that_should_be_low_has_its_ends_in_order():
+def test_the_interval_of_a_lower_is_better_metric_is_ordered():
     before, after = (cell({"round_s": figure(0.01, error)}) for error in (0.0, 0.05))
     asked = [Tolerance(metric="round_s", share=0.05)]
     (found,) = check(side(before), side(after, name="b"), asked).judgments
@@ -161,7 +161,7 @@ def test_an_invalid_baseline_cannot_cause_a_regression():
 
 
 def test_the_noisier_of_two_devices_counts():
-    # A GPU's 1 % and a CPU's, the same figures: what is a loss on a GPU is noise beside a CPU.
+    # A GPU's 1 % and a CPU's, the same figures: what is a loss on a GPU is noise on a CPU.
     before, after = (cell({"decode_speedup": figure(v)}) for v in (2.0, 1.8))
     asked = [Tolerance(metric="decode_speedup", share=0.05)]
     other = side(after, name="b", hardware={"device": "cpu", "CPU": "one"})
@@ -169,7 +169,7 @@ def test_the_noisier_of_two_devices_counts():
     assert check(side(before), other, asked).verdict is GateVerdict.INCONCLUSIVE
 
 
-def test_the_spread_that_leaves_more_open_counts_and_not_the_larger_error():
+def test_the_spread_with_the_larger_margin_is_used():
     # Over prompts 0.0135 with 4 degrees, 0.0288 at 95 %; over runs 0.01414 known, 0.0233.
     found = lost(
         cell({"decode_speedup": figure(2.0)}), cell({"decode_speedup": figure(1.8, 0.0135)})

@@ -125,7 +125,7 @@ def test_seconds_lost_by_twice_the_tolerance_are_found(asked, greedy):
     assert run_gates("lost in single runs", greedy, asked, slower(2 * share)).alarms >= 0.80
 
 
-def test_the_recipe_finds_twice_its_tolerance(greedy):
+def test_the_ci_recipe_detects_twice_its_tolerance(greedy):
     lost = slower(2 * RECIPE_SPEEDUP["decode_speedup"])
     assert run_gates("lost, recipe", greedy, RECIPE_SPEEDUP, lost, RECIPE).alarms >= 0.80
 

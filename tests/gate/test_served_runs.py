@@ -32,7 +32,7 @@ def gate(baseline: StoredRun, candidate: StoredRun, tolerances=None, allowed=())
 
 
 def told(stored: StoredRun, **changed: object) -> StoredRun:
-    """The run of a server that tells other facts."""
+    """The run of a server that reports other facts."""
     return replace(stored, servers=tuple(replace(s, **changed) for s in stored.servers))
 
 
@@ -41,7 +41,7 @@ def fingerprint(stored: StoredRun):
 
 
 def of_prompts(stored: StoredRun, sha256: str) -> StoredRun:
-    """The run of a server that told the token ids of its prompts."""
+    """The run of a server that reported the token ids of its prompts."""
     blocks = (
         replace(b, requests=tuple(replace(r, prompt_sha256=sha256) for r in b.requests))
         for b in stored.blocks
@@ -153,7 +153,7 @@ def test_an_interrupted_candidate_is_judged_by_the_cycles_it_has():
 
 
 def without_ids(stored: StoredRun, words: str = "", repeat: int | None = None) -> StoredRun:
-    """A server that tells text alone; `words` end the answers, or those of one repeat."""
+    """A server that returns only text; `words` end the outputs, or those of one repeat."""
 
     def mute(request):
         more = words if repeat in (None, request.repeat) else ""

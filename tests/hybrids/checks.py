@@ -129,7 +129,7 @@ def check_adaptive_k(of: Subject) -> None:
 
 
 def check_second_turn(of: Subject, draft: Runner, ks: Sequence[int] = (3,)) -> None:
-    """A conversation goes on in its row, beside another request and after rounds that idle."""
+    """A conversation continues in its row, next to another request and after idle rounds."""
     turns = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, conversation="c") for p in of.turns]
     other = Request(prompt_ids=ragged_prompts()[0], max_new_tokens=NUM_TOKENS)
     drafter = make_drafter("draft_model", of.target, draft)
@@ -141,7 +141,7 @@ def check_second_turn(of: Subject, draft: Runner, ks: Sequence[int] = (3,)) -> N
 
 
 def check_as_draft(of: Subject) -> None:
-    """A target that has attention alone, whose text the hybrid must not change."""
+    """A target with attention layers only, whose text the hybrid must not change."""
     model = tiny_llama(seed=0)
     texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
     target = checked(model)

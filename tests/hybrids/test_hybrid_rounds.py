@@ -99,7 +99,7 @@ def test_a_second_turn_of_a_hybrid_feeds_only_new_tokens(monkeypatch: pytest.Mon
     turns = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, conversation="c") for p in of.turns]
     serve(of.target, NoDrafter(), turns, FixedK(0), 1)
 
-    # The last two tokens of the answer are fed again, as in a row that has keys alone.
+    # The last two tokens of the answer are fed again, as in a row with a KV cache only.
     assert fed == [len(of.turns[0]), len(of.turns[1]) - len(of.turns[0]) - NUM_TOKENS + 2]
 
 

@@ -31,7 +31,7 @@ def test_a_forward_that_is_timed_between_rounds_leaves_no_state() -> None:
 def test_a_state_slot_accepts_only_the_next_token_of_a_held_state() -> None:
     slots = StateSlots(num_rows=1, num_slots=4, device=CPU)
     assert fed(slots, 0, 1, 2) == [True, True, True]
-    assert fed(slots, 5) == [False]  # nobody fed tokens 3 and 4
+    assert fed(slots, 5) == [False]  # tokens 3 and 4 were never fed
     assert fed(slots, 1, 2) == [True, True]  # rolled back
 
 

@@ -80,7 +80,7 @@ def test_a_sample_of_the_requests_has_no_times_of_single_requests(tmp_path):
     ],
     ids=lambda value: value["type_"] if isinstance(value, dict) else "",
 )
-def test_each_strategy_of_a_report_is_a_cell(tmp_path, strategy, load):
+def test_each_guidellm_strategy_is_a_cell(tmp_path, strategy, load):
     def add(report):
         first = report["benchmarks"][0]
         second = first | {"config": {"strategy": strategy}}

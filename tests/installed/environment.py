@@ -73,7 +73,7 @@ def clean() -> dict[str, str]:
 
 
 def _venv(python: str, folder: Path, packages: "tuple[str, ...] | list[str]") -> Path:
-    """The interpreter of an environment that has the packages; one half made is made anew."""
+    """The interpreter of an environment with the packages; an incomplete one is made again."""
     interpreter, stamp = folder / "bin" / "python", folder / "packages.txt"
     told = "\n".join(packages)
     if not (stamp.exists() and stamp.read_text() == told):

@@ -35,7 +35,7 @@ def test_a_cell_is_aggregated_with_the_baseline_of_its_blocks(cell: CellData, ba
     blocks = [
         made_block("a", base_a, spec_a),
         made_block("b", spec_b, base_b),
-        # Another drafter that did not fit beside the first has blocks and a K = 0 of its own.
+        # Another drafter that did not fit next to the first has its own blocks and K = 0.
         made_block("a", base_a, replace(spec_a, cell_id=other_key.id), repeat=1),
     ]
     keys = [baseline_cell.key, cell.key, other_key]

@@ -25,7 +25,7 @@ BASE_S = [2.0, 2.2, 2.1, 2.0, 2.3, 2.1]
 
 @pytest.fixture
 def rows() -> CellData:
-    """K = 4 beside K = 0, 6 passes of two rows."""
+    """K = 4 against K = 0, 6 passes of two rows."""
     return against(stream(K4, SPEC_S), stream(with_axes(BASE, **ROWS), BASE_S))
 
 

@@ -25,9 +25,9 @@ def num_prompts_seen(cell):
 
 @pytest.fixture
 def added_file(tmp_path: Path) -> Iterator[None]:
-    """A metric file beside the others, gone again after the test."""
+    """A metric file next to the others, removed after the test."""
     (tmp_path / "prompts_seen.py").write_text(NEW_FILE)
-    known = dict(all_metrics())  # of every module, whoever imported some before
+    known = dict(all_metrics())  # of every module, in any order of imports
     metrics.__path__.append(str(tmp_path))
     yield
     metrics.__path__.remove(str(tmp_path))

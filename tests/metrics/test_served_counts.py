@@ -1,4 +1,4 @@
-"""What a server counted and told: acceptance by both conventions, rounds and room."""
+"""What a server counted and reported: acceptance by both conventions, rounds and KV tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace

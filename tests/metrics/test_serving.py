@@ -106,7 +106,7 @@ def of_passes(key: CellKey, spec: list[Pass], base: list[Pass]) -> CellData:
 
 @pytest.fixture
 def stream() -> CellData:
-    """Two passes, beside the baseline's."""
+    """Two passes, next to those of the baseline."""
     blocks = ("first", "second")
     return of_passes(STREAM, [spec_pass(b) for b in blocks], [base_pass(b) for b in blocks])
 

@@ -201,7 +201,7 @@ def test_a_session_missing_in_the_counted_attempt_is_a_failure():
     assert all("K=2, cycle 1" in failure.reason for failure in (one, other))
 
 
-def test_the_last_attempt_at_a_session_counts():
+def test_the_last_attempt_of_a_session_is_counted():
     stored = served_sweep()
     first = stored.servers[0]
     again = replace(first, session=f"{first.session} again")

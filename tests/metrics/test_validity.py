@@ -55,7 +55,7 @@ def test_a_throttled_baseline_invalidates_the_cell(steady):
 
 
 @pytest.mark.parametrize(("clock", "valid"), [(1350, True), (1349, False)])
-def test_the_clock_may_fall_to_three_quarters_of_its_default(steady, clock, valid):
+def test_a_clock_below_75_percent_of_its_default_is_invalid(steady, clock, valid):
     reasons = judge_cell(with_device(steady, sm_clock_mhz=clock))
     assert (reasons == ()) is valid
     assert valid or re.match("SM clock .*75% ", reasons[0])

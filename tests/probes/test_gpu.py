@@ -44,7 +44,7 @@ def sampling_threads() -> list[threading.Thread]:
 
 
 class WatchedNvml(FakeNvml):
-    """Tells when its GPU was read so many times: a busy machine reads late."""
+    """Signals when its GPU was read N times: a busy machine reads late."""
 
     def __init__(self, gpu: FakeGpu, *, num_readings: int) -> None:
         super().__init__(gpu)

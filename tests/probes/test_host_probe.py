@@ -115,7 +115,7 @@ def test_used_and_available_host_memory_sum_to_the_total(monkeypatch):
     assert host_available_bytes() == at_once.available
 
 
-def test_the_memory_of_a_cgroup_is_what_remains_of_its_limit(tmp_path):
+def test_available_cgroup_memory_is_the_rest_of_its_limit(tmp_path):
     own = tmp_path / "own"
 
     def write(folder, **files):

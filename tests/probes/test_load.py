@@ -1,4 +1,4 @@
-"""What disturbs a measurement, told before it begins."""
+"""What disturbs a measurement is reported before it begins."""
 
 import re
 from types import SimpleNamespace

@@ -11,7 +11,7 @@ from specbench.records import Auto, CellKey, CellPlan, Condition, DraftConfig, F
 from specbench.records.keys import AXES, REQUIRED
 from tests.cell_keys import BASE_KEY, KEY, cell_key, with_axes
 
-# Each axis alone with another value than KEY has, and the id of that cell.
+# Each axis changed on its own from its value in KEY, and the id of that cell.
 OTHERS: dict[str, tuple[Any, str]] = {
     "target": ("big", "big/draft|code|builtin|draft_model|k4|c1|t0|float32"),
     "drafter": ("poor", "demo/poor|code|builtin|draft_model|k4|c1|t0|float32"),

@@ -38,7 +38,7 @@ def cpu_document() -> Document:
 
 @pytest.fixture(scope="session")
 def gpu_document() -> Document:
-    """Temperature 0 and 1, K = 4 throttled, rounds that cannot be told apart."""
+    """Temperature 0 and 1, K = 4 throttled, rounds without separate parts."""
     wish = replace(SMALL, temperatures=(0.0, 1.0), device="gpu", throttled_k=4)
     return build_document(stored_run(wish))
 

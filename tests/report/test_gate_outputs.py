@@ -59,7 +59,7 @@ def test_the_headline_names_the_first_regression_and_how_many_there_are(gate):
     assert "1 of 3" in text
 
 
-def test_the_first_cause_is_in_every_format(gate, capsys):
+def test_every_gate_format_names_the_first_cause(gate, capsys):
     cause, weights = gate.attributions[0].causes[0].value, "e" * 12
     assert [one.value for one in gate.attributions[0].causes] == [cause, "changed packages"]
     (failure,) = ET.fromstring(gate_junit(gate)).iter("failure")

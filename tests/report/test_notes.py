@@ -1,4 +1,4 @@
-"""Every warning of a run stands in one place, once, in whatever shows the run."""
+"""Every output of a run shows each warning once, in one place."""
 
 from collections.abc import Callable
 from dataclasses import replace

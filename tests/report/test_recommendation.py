@@ -74,7 +74,7 @@ def test_recommendations_can_be_limited_to_a_concurrency_and_workload(served: Do
     assert one.condition.workload == workload
 
 
-def test_the_machine_form_names_best_candidates_and_reasons(served: Document) -> None:
+def test_the_json_recommendation_has_candidates_and_reasons(served: Document) -> None:
     objective = Objective(name="throughput", limits={"tpot_s": 10.0})
     found = recommendation_json(served, recommendations_of(served, objective), objective)
     found = json.loads(json.dumps(found, allow_nan=False))

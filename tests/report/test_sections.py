@@ -1,4 +1,4 @@
-"""What tells the settings of a run apart, in words; and which pass a report speaks of."""
+"""How the settings of a run differ, in words; and which phase a report is about."""
 
 from dataclasses import replace
 from io import StringIO

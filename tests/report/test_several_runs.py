@@ -1,4 +1,4 @@
-"""Several runs beside each other."""
+"""Several runs next to each other."""
 
 from dataclasses import replace
 

@@ -177,7 +177,7 @@ def test_an_unusable_address_is_a_server_error(host):
         asyncio.run(ask())
 
 
-def test_a_version_page_for_browsers_says_nothing():
+def test_an_html_version_page_gives_no_version():
     async def ask(reply):
         async with raw_server(lambda _: reply) as url, client_of(url) as client:
             return await client.version()

@@ -43,7 +43,7 @@ def test_a_key_that_is_repeated_is_not_shown(form, call, monkeypatch):
     assert "***" in said
 
 
-def test_a_key_that_cannot_be_sent_is_refused_before_anything_is_asked(monkeypatch):
+def test_an_invalid_api_key_is_refused_before_any_request(monkeypatch):
     monkeypatch.setenv("SPECBENCH_API_KEY", "s3cret s3cret")
     with pytest.raises(UsageError, match="holds a character") as wrong:
         client_of("http://127.0.0.1:1")

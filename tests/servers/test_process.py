@@ -224,7 +224,7 @@ def test_a_port_in_use_is_reported_after_the_start(tmp_path):
         process.require_running(PATIENCE_S)
 
 
-def test_another_server_that_answers_is_not_taken_for_ours(tmp_path):
+def test_another_server_on_the_port_is_not_mistaken_for_ours(tmp_path):
     port = free_port()
     with (
         engine(tmp_path, port=port) as other,
@@ -264,7 +264,7 @@ def test_a_missing_engine_command_suggests_the_options(tmp_path):
     assert cause.startswith("cannot start no-such-engine: ")
 
 
-def test_the_environment_is_ours_and_more_without_our_keys(tmp_path, monkeypatch):
+def test_the_engine_environment_adds_variables_and_removes_api_keys(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_API_KEY", "s3cret")
     monkeypatch.setenv("SPECBENCH_API_KEY_127_0_0_1", "s3cret")
     monkeypatch.setenv("OURS", "ours")

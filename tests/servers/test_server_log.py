@@ -128,9 +128,7 @@ def test_a_cause_that_every_engine_may_print_has_its_remedy(tmp_path, engine, pr
         ),
     ],
 )
-def test_the_root_cause_is_found_whatever_was_printed_around_it(
-    tmp_path, engine, printed, cause, remedy
-):
+def test_the_root_cause_is_found_in_a_server_log(tmp_path, engine, printed, cause, remedy):
     what, found, *more = explained(tmp_path, printed, engine=engine)
     assert (what, found) == ("it ended:", f"  {cause}")
     assert [remedy in line for line in more[:-1]] == ([True] if remedy else [])
@@ -149,7 +147,7 @@ def test_a_logged_import_warning_is_not_taken_for_the_cause(tmp_path):
     assert explained(tmp_path, "python: No module named vllm\n")[2].endswith(COMMAND)
 
 
-def test_a_known_cause_says_more_than_the_exit_status(tmp_path):
+def test_a_known_cause_takes_precedence_over_the_exit_status(tmp_path):
     """vLLM ends with status 0 when its engine has failed."""
     failed = BELOW.replace("CAUSE", "AssertionError: Synthetic acceptance not supported with CPU")
     *_, remedy, _ = explained(tmp_path, failed, status=0, engine="vllm")
@@ -160,7 +158,7 @@ def test_a_known_cause_says_more_than_the_exit_status(tmp_path):
     ("status", "advice"),
     [(0, "in the foreground"), (126, "cannot be run"), (127, "not found"), (137, "more memory")],
 )
-def test_an_exit_status_may_say_it_all(tmp_path, status, advice):
+def test_an_exit_status_without_a_log_has_its_remedy(tmp_path, status, advice):
     _, cause, remedy, _ = explained(tmp_path, "nothing\n", status)
     assert cause == "  nothing"
     assert advice in remedy
@@ -171,7 +169,7 @@ def test_a_long_log_is_read_from_its_end_and_a_long_line_from_its_start(tmp_path
     assert lines[1:-1] == ["  " + "x" * LONGEST_LINE]
 
 
-def test_the_reason_is_one_line_without_the_log(tmp_path):
+def test_the_reason_of_a_server_error_is_one_line(tmp_path):
     (tmp_path / "server.log").write_text("MemoryError\n")
     error = ServerLog(tmp_path / "server.log", 0).explain("it ended")
     assert error.reason == f"it ended: MemoryError; {MEMORY}"

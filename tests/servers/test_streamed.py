@@ -18,7 +18,7 @@ def taken(monkeypatch, *timed):
     return answer
 
 
-def test_the_ids_of_the_prompt_come_in_any_event():
+def test_prompt_token_ids_are_read_from_any_event():
     answer = Streamed()
     answer.add({"choices": [{"delta": {"role": "assistant"}}], "prompt_token_ids": [5, 6]})
     answer.add(ids(7))
@@ -88,7 +88,7 @@ def test_reasoning_content_counts_as_text(monkeypatch, name):
     assert taken(monkeypatch, (1.0, event)).text == "well"
 
 
-def test_events_come_in_whatever_pieces():
+def test_events_are_parsed_from_chunks_of_any_size():
     """A separator of lines that JSON allows within a text ends none; comments are passed over."""
     events = [{"text": "one\u2028two\x85three"}, {"text": "four"}]
     raw = ": keep-alive\r\n\r\n" + "".join(
@@ -102,7 +102,7 @@ def test_events_come_in_whatever_pieces():
         assert found[-1] == b"[DONE]"
 
 
-def test_an_answer_that_ended_says_what_is_wrong_with_it(monkeypatch):
+def test_an_incomplete_stream_reports_its_fault(monkeypatch):
     answer = taken(monkeypatch, (1.0, ids(7, 8)), (2.0, USAGE))
     assert answer.fault is not None
     assert re.match("broke off: .*1 events", answer.fault)

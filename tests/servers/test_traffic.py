@@ -158,7 +158,7 @@ def why(load, tpot_s):
     return why_bound(stored, tpot_s)
 
 
-def test_a_loop_that_stands_still_marks_the_client_as_the_one_that_was_measured():
+def test_a_blocked_event_loop_marks_the_client_as_bound():
     """A second an answer, and a tenth standing still: what comes in then waits 50 ms on average."""
     requests = [request(i) for i in range(20)]
     loads = [

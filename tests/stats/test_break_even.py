@@ -83,7 +83,7 @@ def test_break_even_bounds_at_half_the_distance_lose_coverage():
 
 
 @pytest.mark.slow
-def test_the_curve_that_looks_best_of_three_still_covers_it():
+def test_the_break_even_of_the_best_of_three_covers_the_truth():
     """The curve is that of the highest lower bound at the longest size with a gain."""
     rng, hits = np.random.default_rng(0), []
     for _ in range(RUNS):

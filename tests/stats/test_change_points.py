@@ -1,4 +1,4 @@
-"""Steps are found where they were planted, noise is left alone, a drift is no step."""
+"""Planted steps are found at their place; noise and drift give no steps."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def noisy(rng, levels, shape="normal"):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["normal", "heavy", "skewed"])
 @pytest.mark.parametrize("num_runs", [8, 20, 50])
-def test_noise_steps_no_more_often_than_it_says(shape, num_runs):
+def test_noise_gives_change_points_at_the_stated_rate(shape, num_runs):
     rng = np.random.default_rng(num_runs)
     num_series = 400
     found = [analyze_series(noisy(rng, np.full(num_runs, 1.5), shape)) for _ in range(num_series)]
@@ -75,7 +75,7 @@ def test_a_drift_is_a_trend_and_not_a_step():
 
 
 @pytest.mark.slow
-def test_a_step_is_not_taken_for_a_drift():
+def test_a_step_is_not_reported_as_a_trend():
     rng = np.random.default_rng(6)
     found = [analyze_series(noisy(rng, [1.0] * 12 + [1.15] * 12)) for _ in range(300)]
     assert sum(len(one.steps) == 1 for one in found) >= 255
@@ -103,7 +103,7 @@ def test_a_change_point_needs_three_runs_on_either_side(num_runs):
     assert [s.run_index for s in analyze_series([2.0] * 3 + [1.0] * 5).steps] == [3]
 
 
-def test_a_series_without_noise_steps_where_it_changes():
+def test_a_series_without_noise_has_its_step_at_the_change():
     (step,) = analyze_series([2.5] * 9 + [2.4] * 9).steps
     assert (step.run_index, step.before, step.after) == pytest.approx((9, 2.5, 2.4))
 

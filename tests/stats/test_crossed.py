@@ -84,7 +84,7 @@ def test_the_variances_over_cycles_and_over_prompts_add_up():
         assert found.spread == combined(spread(noise.cycle_sd / math.sqrt(5), 4.0), noise.prompts)
 
 
-def test_two_cycles_are_not_taken_for_more_by_the_many_prompts():
+def test_many_prompts_do_not_replace_cycles_in_the_margin():
     noise = SessionNoise(cycle_sd=0.1 * math.sqrt(2), prompts=spread(0.1, 39.0))
     # Half of the variance has 1 degree of freedom, half 39: quantiles 12.706 and 2.023.
     assert noise.spread(2).margin() == pytest.approx(
@@ -106,7 +106,7 @@ def test_a_failed_request_counts_on_neither_side():
 def test_prompts_and_cycles_with_too_few_requests_are_ignored():
     whole = cells(cycles=5, prompts=7)
     left = [np.delete(np.delete(column, 3, axis=1), 2, axis=0) for column in whole]
-    whole.base_s[[0, 1, 3, 4], 3] = np.nan  # a prompt that was served in one cycle alone
+    whole.base_s[[0, 1, 3, 4], 3] = np.nan  # a prompt that was served in one cycle only
     whole.spec_s[2, [2, 4, 5, 6]] = np.nan  # which then fell over: 3 of 6 prompts are half of them
     assert crossed_speedup(*whole) != crossed_speedup(*left)
     whole.spec_s[2, 1] = np.nan
@@ -342,7 +342,7 @@ def test_a_slow_session_of_three_is_detected(session_sd, slowdown, least, most):
     assert least <= noticed <= most
 
 
-def test_the_chance_that_sessions_differ_by_noise_is_that_of_an_f_test():
+def test_the_p_value_of_session_differences_is_from_an_f_test():
     logs = np.log([[1.0, 2.0, 1.0, 2.0, 4.0], [1.1, 1.9, 1.0, 2.0, 4.4], [1.5, 3.1, 1.4, 3.0, 6.0]])
     means = logs.mean(axis=1)
     rest = logs - means[:, None] - logs.mean(axis=0) + logs.mean()

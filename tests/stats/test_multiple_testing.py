@@ -39,7 +39,7 @@ def test_holm_equals_a_worked_example():
     assert holm([]) == []
 
 
-def test_the_mean_ratio_is_a_p_value():
+def test_the_inverse_mean_ratio_is_a_p_value():
     """Of a coin: ratios of other coins to a fair one; below alpha in no more than alpha."""
     rng = np.random.default_rng(0)
     others = np.array([0.3, 0.4, 0.6, 0.8])

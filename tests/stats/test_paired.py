@@ -12,7 +12,7 @@ NOISE = 0.15  # of a cost, log-normal
 NUM_PAIRS = 12
 
 
-def test_the_ratio_is_that_of_the_means_by_hand() -> None:
+def test_the_paired_ratio_of_a_worked_example() -> None:
     """Means 3 and 2."""
     over, under = [1.0, 4.0, 5.0, 2.5, 2.5], [1.0, 2.0, 3.0, 2.0, 2.0]
     found = paired_log_ratio(over, under)
@@ -69,7 +69,7 @@ def _coverage() -> float:
 
 
 @pytest.mark.slow
-def test_the_interval_covers_the_truth_as_often_as_it_claims() -> None:
+def test_the_interval_has_its_nominal_coverage() -> None:
     """95 % is claimed; 93 to 97 is accepted: four deviations from what seeds have shown, 94."""
     share = _coverage()
     print(f"covered {share:.1%}")

@@ -64,7 +64,7 @@ def test_counts_are_those_of_the_rounds_one_by_one():
         assert found.alpha == (None if expected is None else pytest.approx(expected))
 
 
-def test_the_length_is_one_plus_the_joint_rates_which_are_products_of_the_conditional_ones():
+def test_acceptance_length_is_1_plus_the_sum_of_joint_rates():
     for seed in SEEDS:
         found = drawn(seed).counts
         joint = found.acceptance_rate_per_position

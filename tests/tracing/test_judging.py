@@ -70,7 +70,7 @@ def test_a_sampled_chain_has_the_probabilities_of_the_texts_tokens():
     assert found.chances(3, target) == pytest.approx((0.5,))
 
 
-def test_the_chances_end_at_the_first_certain_rejection():
+def test_acceptance_chances_end_at_a_certain_rejection():
     probs = torch.full((2, 3, 16), 0.5)
     probs[:, 0] = 0.0
     found = added(Proposal(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 3]), probs))

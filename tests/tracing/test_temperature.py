@@ -37,7 +37,7 @@ class Compared(NamedTuple):
     """Replayed minus measured rounds over all texts."""
 
     relative: float
-    standard_error: float  # relative, too
+    standard_error: float  # also relative
 
     @property
     def z(self) -> float:

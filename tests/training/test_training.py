@@ -1,4 +1,4 @@
-"""A killed training goes on to the same bits, and what cannot be gone on from is refused."""
+"""A killed training resumes to the same bits; a checkpoint that cannot be resumed is refused."""
 
 import pickle
 from collections.abc import Callable

@@ -61,7 +61,7 @@ def test_biased_and_reused_noise_is_detected() -> None:
     assert uniform_p_value(tokens_N) > 1e-5 < serial_p_value(tokens_N)
 
 
-def test_the_distance_from_uniform_is_judged_exactly_however_many_tokens() -> None:
+def test_the_uniform_test_is_exact_for_any_number_of_tokens() -> None:
     for num_tokens in (1, 2, 50, 20_000):
         ordered_N = np.sort(np.random.default_rng(num_tokens).random(num_tokens))
         above = max((i + 1) / num_tokens - x for i, x in enumerate(ordered_N))
@@ -92,7 +92,7 @@ def test_the_temperature_test_detects_only_another_temperature() -> None:
     assert temperature_p_value(cold) < 1e-6
 
 
-def test_the_control_is_the_p_value_of_colder_tokens_in_80_percent_of_calls() -> None:
+def test_the_control_p_value_is_reached_in_80_percent_of_calls() -> None:
     rng = np.random.default_rng(0)
     probs_V = rng.dirichlet(np.ones(20))
     cold_V = probs_V**1.25 / (probs_V**1.25).sum()

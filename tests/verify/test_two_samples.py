@@ -108,7 +108,7 @@ def test_the_floor_is_the_mean_distance_of_exact_draws():
     assert np.mean(pairs) == pytest.approx(np.mean(pair_floors), rel=0.15)
 
 
-def test_the_distance_is_of_the_position_that_is_wrong():
+def test_the_distance_is_reported_per_position():
     law = np.array([[0.5, 0.5, 0.0]])
     tally = Tally()
     for token in (0, 1) * 50:

@@ -102,7 +102,7 @@ def said(prompt: Prompt) -> list[list[tuple[str, str]]]:
             ["Sum up.\n\nA tale."],
         ),
         (
-            "alpaca.jsonl",  # another edition has the answer in `text`, too
+            "alpaca.jsonl",  # another edition also has the output in `text`
             lines({"instruction": "Name a fish.", "input": "", "output": "Cod", "text": "... Cod"}),
             "1",
             ["Name a fish."],

@@ -149,7 +149,7 @@ def test_a_server_is_steady_if_its_last_batches_agree(paces, steady):
 
 
 def test_a_server_is_warmed_up_until_its_speed_is_steady(tmp_path):
-    """Each of its first ten requests is faster than the one before."""
+    """Each of its first ten requests is faster than the previous one."""
     num_slow = 10
     with running(0) as (server,), patch.object(fake_vllm, "ROUND_S", 0.001):
         settings = running_settings(tmp_path, server.url, max_new_tokens=MAX_TOKENS, cycles=1)

@@ -16,7 +16,7 @@ PAGE = recorded("tensorrt_llm_metrics.txt")
 ANSWERS = {"/v1/chat/completions": recorded("tensorrt_llm_chat.sse")}
 
 
-def test_the_config_file_also_turns_counters_on_and_prefixes_off(tmp_path):
+def test_the_tensorrt_llm_config_sets_counters_and_prefix_reuse(tmp_path):
     own = tmp_path / "speculative.yaml"
     own.write_text("speculative_config:\n  decoding_type: Eagle3\n", encoding="utf-8")
     drafted = start(tmp_path, "trtllm-serve", "m", "--config", str(own), config=own)

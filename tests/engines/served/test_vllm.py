@@ -131,7 +131,7 @@ def test_a_vllm_summary_gives_sums_without_a_histogram():
     assert VLLM.counts(Streamed(num_tokens=20, metrics={}), 4) is None
 
 
-def test_an_answer_without_any_draft_has_a_round_for_each_token():
+def test_a_vllm_response_without_drafts_has_one_round_per_token():
     empty = {"num_spec_steps": 0, "num_accepted_draft_tokens": 0, "num_draft_tokens": 0}
     counts = VLLM.counts(Streamed(num_tokens=5, metrics={"speculative_decoding": empty}), 2)
     assert (counts.num_rounds, counts.num_by_accepted) == (4, (4, 0, 0))
