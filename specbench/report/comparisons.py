@@ -5,14 +5,22 @@ and runs.
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from specbench.decide.comparisons import Crossover, Point, pooled
+from specbench.decide.comparisons import (
+    AdaptiveComparison,
+    BestOf,
+    ContextCurve,
+    Crossover,
+    Point,
+    SideBySide,
+    pooled,
+)
 from specbench.decide.contexts import break_even_text
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.recommend import SpeedupVerdict
 from specbench.records import CellKey, Decision, Interval
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
-from specbench.report.grids import Grid
+from specbench.report.grids import Grid, grid_of, setting_column
 from specbench.report.numbers import ABSENT, interval_text, listed, measured, plural, value_text
 from specbench.report.provenance import provenance
 from specbench.report.sections import drafter_of, setting_name, verdict_of
@@ -38,41 +46,21 @@ def side_by_side_grid(document: Document) -> Grid | None:
     pairs = document.side_by_side
     if not pairs:
         return None
-    settings = [pair.cell.condition for pair in pairs]
     engines = list(dict.fromkeys(pair.peer.condition.engine for pair in pairs))
-    several = len(engines) > 1
-    return Grid(
-        title=f"Side by side: speed relative to {listed(engines)}",
-        headers=(
-            "",
-            BUILTIN,
-            "other" if several else engines[0],
-            "decode [95%]",
-            "same text",
-            "whole",
-            "CPU",
-            "prompts",
-            "",
-        ),
-        rows=tuple(
-            (
-                setting_name(setting, settings),
-                work_of(pair.cell),
-                f"{pair.peer.condition.engine} {work_of(pair.peer)}"
-                if several
-                else work_of(pair.peer),
-                speedup_text(pair.decode),
-                value_text(pair.equal_text, "{:.0%}"),
-                interval_text(pair.end_to_end),
-                interval_text(pair.cpu),
-                str(pair.num_prompts),
-                "" if pair.valid else "invalid",
-            )
-            for setting, pair in zip(settings, pairs, strict=True)
-        ),
+    several, peers = len(engines) > 1, [pair.peer for pair in pairs]
+    works = [f"{k.condition.engine} {work_of(k)}" if several else work_of(k) for k in peers]
+    return grid_of(
+        f"Side by side: speed relative to {listed(engines)}",
+        setting_column([pair.cell.condition for pair in pairs]),
+        (BUILTIN, [work_of(pair.cell) for pair in pairs]),
+        ("other" if several else engines[0], works),
+        *_speed_columns(pairs),
+        ("CPU", [interval_text(pair.cpu) for pair in pairs]),
+        ("prompts", [str(pair.num_prompts) for pair in pairs]),
+        ("", _validity(pairs)),
         num_names=3,
         brief=range(5),
-        marks=tuple("" if pair.valid else "invalid" for pair in pairs),
+        marks=_validity(pairs),
     )
 
 
@@ -81,38 +69,29 @@ def variants_grid(document: Document) -> Grid | None:
     pairs = document.variants
     if not pairs:
         return None
-    settings = [pair.cell.condition.without("variant") for pair in pairs]
-    return Grid(
-        title="Engine arguments: speed relative to another variant at the same K",
-        headers=(
-            "",
-            "cell",
-            "variant",
-            "other",
-            "decode [95%]",
-            "same text",
-            "whole",
-            "prompts",
-            "",
-        ),
-        rows=tuple(
-            (
-                setting_name(setting, settings),
-                pair.cell.draft.label,
-                str(pair.cell.condition.variant),
-                str(pair.peer.condition.variant),
-                speedup_text(pair.decode),
-                value_text(pair.equal_text, "{:.0%}"),
-                interval_text(pair.end_to_end),
-                str(pair.num_prompts),
-                "" if pair.valid else "invalid",
-            )
-            for setting, pair in zip(settings, pairs, strict=True)
-        ),
+    return grid_of(
+        "Engine arguments: speed relative to another variant at the same K",
+        setting_column([pair.cell.condition.without("variant") for pair in pairs]),
+        ("cell", [pair.cell.draft.label for pair in pairs]),
+        ("variant", [str(pair.cell.condition.variant) for pair in pairs]),
+        ("other", [str(pair.peer.condition.variant) for pair in pairs]),
+        *_speed_columns(pairs),
+        ("prompts", [str(pair.num_prompts) for pair in pairs]),
+        ("", _validity(pairs)),
         num_names=4,
         brief=range(6),
-        marks=tuple("" if pair.valid else "invalid" for pair in pairs),
+        marks=_validity(pairs),
     )
+
+
+def _speed_columns(pairs: Sequence[SideBySide]) -> Iterator[tuple[str, list[str]]]:
+    yield "decode [95%]", [speedup_text(pair.decode) for pair in pairs]
+    yield "same text", [value_text(pair.equal_text, "{:.0%}") for pair in pairs]
+    yield "whole", [interval_text(pair.end_to_end) for pair in pairs]
+
+
+def _validity(rows: Sequence[SideBySide | AdaptiveComparison | BestOf]) -> list[str]:
+    return ["" if row.valid else "invalid" for row in rows]
 
 
 def variant_lines(document: Document, only: CellKey | None = None) -> Iterator[str]:
@@ -140,36 +119,30 @@ def variant_lines(document: Document, only: CellKey | None = None) -> Iterator[s
 
 def adaptive_grid(document: Document) -> Grid | None:
     """K = auto compared with the best fixed K, one row per question."""
-    comparisons = document.adaptive
-    if not comparisons:
+    rows = document.adaptive
+    if not rows:
         return None
-    settings = [comparison.adaptive.condition for comparison in comparisons]
-    together = pooled(comparisons)
+    together = pooled(rows)
     mean = (
         f", {together.ratio:.3f}x geometric mean over "
         f"{plural(together.num_settings, 'setting')} of the confirmation run"
         if together
         else ""
     )
-    return Grid(
-        title=f"K=auto against the best fixed K: relative speed{mean}",
-        headers=("", "drafter", "best K", "decode [95%]", "mean K", "whole", "over", ""),
-        rows=tuple(
-            (
-                setting_name(setting, settings),
-                drafter_of(c.adaptive.source),
-                str(c.best_fixed.draft.k),
-                speedup_text(c.decode),
-                value_text(c.mean_num_speculative_tokens, "{:.1f}"),
-                interval_text(c.end_to_end),
-                f"{c.num_units} {'passes' if c.adaptive.condition.is_stream else 'prompts'}",
-                "" if c.valid else "invalid",
-            )
-            for setting, c in zip(settings, comparisons, strict=True)
-        ),
+    units = ["passes" if row.adaptive.condition.is_stream else "prompts" for row in rows]
+    return grid_of(
+        f"K=auto against the best fixed K: relative speed{mean}",
+        setting_column([row.adaptive.condition for row in rows]),
+        ("drafter", [drafter_of(row.adaptive.source) for row in rows]),
+        ("best K", [str(row.best_fixed.draft.k) for row in rows]),
+        ("decode [95%]", [speedup_text(row.decode) for row in rows]),
+        ("mean K", [value_text(row.mean_num_speculative_tokens, "{:.1f}") for row in rows]),
+        ("whole", [interval_text(row.end_to_end) for row in rows]),
+        ("over", [f"{row.num_units} {unit}" for row, unit in zip(rows, units, strict=True)]),
+        ("", _validity(rows)),
         num_names=2,
         brief=range(5),
-        marks=tuple("" if c.valid else "invalid" for c in comparisons),
+        marks=_validity(rows),
     )
 
 
@@ -178,29 +151,12 @@ def crossover_grid(document: Document) -> Grid | None:
     curves = document.crossovers
     if not curves:
         return None
-    settings = [crossover.key.condition.without("concurrency") for crossover in curves]
-    levels = _x_values([crossover.points for crossover in curves])
-    return Grid(
-        title="Speedup by concurrent requests, and up to how many it is shown",
-        headers=(
-            "",
-            "drafter",
-            "K",
-            *(plural(n, "request") for n in levels),
-            "stops at",
-            "drops to 1 at",
-        ),
-        rows=tuple(
-            (
-                setting_name(setting, settings),
-                drafter_of(crossover.key.source),
-                crossover.key.draft.length.label,
-                *(_at(crossover.points, n) for n in levels),
-                _stops(crossover),
-                value_text(crossover.estimated, "{:.1f}"),
-            )
-            for setting, crossover in zip(settings, curves, strict=True)
-        ),
+    return grid_of(
+        "Speedup by concurrent requests, and up to how many it is shown",
+        *_curve_names(curves, "concurrency"),
+        *((plural(n, "request"), [_at(c.points, n) for c in curves]) for n in _x_values(curves)),
+        ("stops at", [_stops(curve) for curve in curves]),
+        ("drops to 1 at", [value_text(curve.estimated, "{:.1f}") for curve in curves]),
         num_names=2,
     )
 
@@ -210,32 +166,25 @@ def context_grid(document: Document) -> Grid | None:
     curves = document.context_curves
     if not curves:
         return None
-    settings = [curve.key.condition.without("context") for curve in curves]
-    lengths = _x_values([curve.points for curve in curves])
-    return Grid(
-        title="Speedup and KV cache by tokens of context",
-        headers=(
-            "",
-            "drafter",
-            "K",
-            *(f"{n:,}" for n in lengths),
-            "drops to 1 at [95%]",
-            *(f"KV, {n:,}" for n in lengths),
-        ),
-        rows=tuple(
-            (
-                setting_name(setting, settings),
-                drafter_of(curve.key.source),
-                curve.key.draft.length.label,
-                *(_at(curve.points, n) for n in lengths),
-                ABSENT if curve.break_even is None else break_even_text(curve.break_even),
-                *(_kv(curve.points, n) for n in lengths),
-            )
-            for setting, curve in zip(settings, curves, strict=True)
-        ),
+    lengths = _x_values(curves)
+    ends = [break_even_text(c.break_even) if c.break_even else ABSENT for c in curves]
+    return grid_of(
+        "Speedup and KV cache by tokens of context",
+        *_curve_names(curves, "context"),
+        *((f"{n:,}", [_at(curve.points, n) for curve in curves]) for n in lengths),
+        ("drops to 1 at [95%]", ends),
+        *((f"KV, {n:,}", [_kv(curve.points, n) for curve in curves]) for n in lengths),
         num_names=2,
         brief=range(4 + len(lengths)),
     )
+
+
+def _curve_names(
+    curves: Sequence[Crossover | ContextCurve], axis: str
+) -> Iterator[tuple[str, Sequence[str]]]:
+    yield setting_column([curve.key.condition.without(axis) for curve in curves])
+    yield "drafter", [drafter_of(curve.key.source) for curve in curves]
+    yield "K", [curve.key.draft.length.label for curve in curves]
 
 
 def best_of_grid(document: Document) -> Grid | None:
@@ -243,43 +192,23 @@ def best_of_grid(document: Document) -> Grid | None:
     cells = document.best_of
     if not cells:
         return None
-    settings = [best.key.condition for best in cells]
-    counts = listed([str(n) for n in dict.fromkeys(setting.num_samples for setting in settings)])
-    return Grid(
-        title=(
-            f"Best of {counts}: speed relative to no drafts, time relative to one output, "
-            "gain of the picked output over the first in nats per token"
-        ),
-        headers=(
-            "",
-            "drafter",
-            "faster [95%]",
-            "cost [95%]",
-            "gain [95%]",
-            "picked",
-            "first",
-            "scoring",
-            "prompts",
-            "",
-        ),
-        rows=tuple(
-            (
-                setting_name(setting, settings),
-                work_of(best.key),
-                interval_text(best.speedup),
-                interval_text(best.cost),
-                _difference(best.gain),
-                f"{best.picked_log_prob:.3f}",
-                f"{best.first_log_prob:.3f}",
-                f"{best.scoring_share:.0%}",
-                str(best.num_prompts),
-                "" if best.valid else "invalid",
-            )
-            for setting, best in zip(settings, cells, strict=True)
-        ),
+    counts = [str(n) for n in dict.fromkeys(best.key.condition.num_samples for best in cells)]
+    return grid_of(
+        f"Best of {listed(counts)}: speed relative to no drafts, time relative to one output, "
+        "gain of the picked output over the first in nats per token",
+        setting_column([best.key.condition for best in cells]),
+        ("drafter", [work_of(best.key) for best in cells]),
+        ("faster [95%]", [interval_text(best.speedup) for best in cells]),
+        ("cost [95%]", [interval_text(best.cost) for best in cells]),
+        ("gain [95%]", [_difference(best.gain) for best in cells]),
+        ("picked", [f"{best.picked_log_prob:.3f}" for best in cells]),
+        ("first", [f"{best.first_log_prob:.3f}" for best in cells]),
+        ("scoring", [f"{best.scoring_share:.0%}" for best in cells]),
+        ("prompts", [str(best.num_prompts) for best in cells]),
+        ("", _validity(cells)),
         num_names=2,
         brief=range(5),
-        marks=tuple("" if best.valid else "invalid" for best in cells),
+        marks=_validity(cells),
     )
 
 
@@ -290,8 +219,8 @@ def work_of(key: CellKey) -> str:
     return f"{key.draft.method} {key.draft.length.named}" if key.draft.k else key.draft.method
 
 
-def _x_values(curves: Sequence[Sequence[Point]]) -> list[int]:
-    return sorted({point.at for points in curves for point in points})
+def _x_values(curves: Sequence[Crossover | ContextCurve]) -> list[int]:
+    return sorted({point.at for curve in curves for point in curve.points})
 
 
 def _points_at(points: Sequence[Point], at: int) -> Iterator[Point]:
@@ -327,18 +256,12 @@ def _difference(interval: Interval) -> str:
 def answers_grid(documents: Sequence[Document]) -> Grid:
     """One row per question and drafter, one column per run."""
     keys = decided_cells(documents)
-    settings = [key.condition for key in keys]
-    return Grid(
-        title="Answers of the runs",
-        headers=("question", "drafter", *(f"run {i + 1}" for i in range(len(documents)))),
-        rows=tuple(
-            (
-                setting_name(key.condition, settings),
-                drafter_of(key.source),
-                *(_verdict_text(d) + document.mark for d, document in by_run(documents, key)),
-            )
-            for key in keys
-        ),
+    answers = [[_verdict_text(d) + run.mark for d, run in by_run(documents, key)] for key in keys]
+    return grid_of(
+        "Answers of the runs",
+        ("question", setting_column([key.condition for key in keys])[1]),
+        ("drafter", [drafter_of(key.source) for key in keys]),
+        *((f"run {i + 1}", [row[i] for row in answers]) for i in range(len(documents))),
         num_names=2,
         num_remarks=len(documents),
     )
@@ -348,13 +271,13 @@ def differences_grid(documents: Sequence[Document]) -> Grid:
     """The facts in which the runs differ, one column per run."""
     facts = [{fact.name: fact.value for fact in provenance(document)} for document in documents]
     names = dict.fromkeys(name for run_facts in facts for name in run_facts)
-    return Grid(
-        title="Where the runs differ",
-        headers=("", *(f"run {i + 1}" for i in range(len(documents)))),
-        rows=tuple(
-            (name, *(run_facts.get(name, ABSENT) for run_facts in facts))
-            for name in names
-            if len({run_facts.get(name) for run_facts in facts}) > 1
+    differing = [name for name in names if len({of_run.get(name) for of_run in facts}) > 1]
+    return grid_of(
+        "Where the runs differ",
+        ("", differing),
+        *(
+            (f"run {i + 1}", [of_run.get(name, ABSENT) for name in differing])
+            for i, of_run in enumerate(facts)
         ),
         num_remarks=len(documents),
     )

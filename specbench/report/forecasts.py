@@ -7,8 +7,8 @@ from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import ForecastPoint, ForecastRecord, ranges
 from specbench.report.document import Document
-from specbench.report.grids import Grid, Legend
-from specbench.report.numbers import interval_text, value_text
+from specbench.report.grids import Grid, Legend, grid_of, setting_column
+from specbench.report.numbers import ABSENT, interval_text, value_text
 from specbench.report.sections import drafter_of, setting_name
 
 _RULES = {"exact": "", "greedy_draft": "drafts greedily"}
@@ -27,57 +27,47 @@ def forecast_grid(document: Document) -> Grid | None:
     checks = document.forecasts
     if not checks:
         return None
-    settings = [check.forecast.key.condition for check in checks]
     rows = [
-        (check, point, _row(check, point, setting_name(setting, settings)))
-        for setting, check in zip(settings, checks, strict=True)
+        (check, point, check.measured.get(point.num_speculative_tokens))
+        for check in checks
         for point in check.forecast.points
         if point.num_speculative_tokens
     ]
-    there = _there([point for _, point, _ in rows])
+    points = [point for _, point, _ in rows]
+    measured = [m for _, _, m in rows]
+    chosen = [point.num_speculative_tokens == c.forecast.best for c, point, _ in rows]
     origins = [text for check in checks if (text := origin_of_costs(check.forecast))]
     costs = f", with the step times of {'; '.join(dict.fromkeys(origins))}" if origins else ""
-    return Grid(
-        title=f"Forecast against measured{costs}",
-        headers=(
-            "",
-            "drafter",
-            "K",
-            "AL forecast",
+    there = (
+        ("AL there", [value_text(point.length_there, "{:.2f}") for point in points]),
+        ("speedup there", [value_text(point.speedup_there, "{:.2f}x") for point in points]),
+    )
+    return grid_of(
+        f"Forecast against measured{costs}",
+        setting_column([check.forecast.key.condition for check, _, _ in rows]),
+        ("drafter", [drafter_of(check.forecast.key.source) for check, _, _ in rows]),
+        ("K", [str(point.num_speculative_tokens) for point in points]),
+        ("AL forecast", [f"{point.mean_acceptance_length:.2f}" for point in points]),
+        (
             "measured",
-            "speedup forecast",
-            "measured",
-            "AL off",
-            "speedup off",
-            "round costs",
-            *there,
-            "",
+            [value_text(m.mean_acceptance_length if m else None, "{:.2f}") for m in measured],
         ),
-        rows=tuple(
-            (
-                *cells,
-                *(value_text(getattr(point, name), text) for name, text in there.values()),
-                ("forecast's choice" if _is_best(check.forecast, point) else ""),
-            )
-            for check, point, cells in rows
-        ),
+        ("speedup forecast", [interval_text(point.speedup) for point in points]),
+        ("measured", [interval_text(m.speedup if m else None) for m in measured]),
+        ("AL off", [value_text(m.length_error if m else None, "{:+.1%}") for m in measured]),
+        ("speedup off", [value_text(m.speedup_error if m else None, "{:+.1%}") for m in measured]),
+        ("round costs", list(map(_cost, points))),
+        *(column for column in there if set(column[1]) != {ABSENT}),
+        ("", ["forecast's choice" if is_chosen else "" for is_chosen in chosen]),
         num_names=2,
         brief=range(7),
-        marks=tuple("chosen" if _is_best(c.forecast, point) else "" for c, point, _ in rows),
+        marks=["chosen" if is_chosen else "" for is_chosen in chosen],
     )
 
 
-def _there(points: Sequence[ForecastPoint]) -> dict[str, tuple[str, str]]:
-    """Field and format by header of the results of the engine that the step times come from."""
-    fields = {
-        "AL there": ("length_there", "{:.2f}"),
-        "speedup there": ("speedup_there", "{:.2f}x"),
-    }
-    return {
-        header: field
-        for header, field in fields.items()
-        if any(getattr(point, field[0]) is not None for point in points)
-    }
+def _cost(point: ForecastPoint) -> str:
+    error = "" if point.cost_error is None else f" ±{point.cost_error:.1%}"
+    return f"{point.cost:.2f}{error}"
 
 
 def forecast_legend(document: Document) -> Legend | None:
@@ -153,28 +143,6 @@ def origin_of_costs(record: ForecastRecord) -> str:
         return ""
     rule = _RULES[record.acceptance_rule]
     return f"{record.costs_of}, which {rule}" if rule else record.costs_of
-
-
-def _row(check: CheckedForecast, point: ForecastPoint, setting: str) -> tuple[str, ...]:
-    k = point.num_speculative_tokens
-    measured = check.measured.get(k)
-    error = "" if point.cost_error is None else f" ±{point.cost_error:.1%}"
-    return (
-        setting,
-        drafter_of(check.forecast.key.source),
-        str(k),
-        f"{point.mean_acceptance_length:.2f}",
-        value_text(measured.mean_acceptance_length if measured else None, "{:.2f}"),
-        interval_text(point.speedup),
-        interval_text(measured.speedup if measured else None),
-        value_text(measured.length_error if measured else None, "{:+.1%}"),
-        value_text(measured.speedup_error if measured else None, "{:+.1%}"),
-        f"{point.cost:.2f}{error}",
-    )
-
-
-def _is_best(record: ForecastRecord, point: ForecastPoint) -> bool:
-    return point.num_speculative_tokens == record.best
 
 
 def _low(point: ForecastPoint) -> float:

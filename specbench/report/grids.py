@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from specbench.decide.explanation import k_text
 from specbench.metrics.registry import all_metrics, number_of
-from specbench.records import NO_DRAFTER, CellSummary
+from specbench.records import NO_DRAFTER, CellSummary, Condition
 from specbench.report.columns import (
     name_of,
     note,
@@ -17,7 +17,7 @@ from specbench.report.columns import (
     union,
 )
 from specbench.report.numbers import ABSENT, number, scale_of, series
-from specbench.report.sections import Section
+from specbench.report.sections import Section, setting_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +50,32 @@ class Grid:
         """The columns that a terminal may wrap: remarks of several words, or else names."""
         phrases = [i for i in self._remarks if any(" " in row[i] for row in self.rows)]
         return phrases or [i for i in range(self.num_names) if self.headers[i]]
+
+
+def grid_of(
+    title: str,
+    *columns: tuple[str, Sequence[str]],
+    num_names: int = 1,
+    num_remarks: int = 0,
+    brief: Sequence[int] | None = None,
+    marks: Sequence[str] = (),
+) -> Grid:
+    """A table of columns, each a header with its texts."""
+    headers, texts = zip(*columns, strict=True)
+    return Grid(
+        title=title,
+        headers=headers,
+        rows=tuple(zip(*texts, strict=True)),
+        num_names=num_names,
+        num_remarks=num_remarks,
+        brief=brief,
+        marks=tuple(marks),
+    )
+
+
+def setting_column(conditions: Sequence[Condition]) -> tuple[str, Sequence[str]]:
+    """The names of settings, as the first column of a table."""
+    return "", [setting_name(condition, conditions) for condition in conditions]
 
 
 class Legend(NamedTuple):

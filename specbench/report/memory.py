@@ -7,8 +7,8 @@ from typing import NamedTuple
 from specbench.metrics.registry import number_of
 from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.document import Document
-from specbench.report.grids import Grid
-from specbench.report.numbers import ABSENT, measured, plural
+from specbench.report.grids import Grid, grid_of
+from specbench.report.numbers import ABSENT, measured, plural, value_text
 
 
 class Need(NamedTuple):
@@ -114,28 +114,17 @@ def memory_grid(document: Document) -> Grid | None:
     rows = memory_rows(document)
     if not rows:
         return None
-    peaks = {
-        header: get
-        for header, get in _PEAKS.items()
-        if any(get(row.record) is not None for row in rows)
-    }
-    return Grid(
-        title="Memory",
-        headers=(
-            "",
-            *("weights", "KV cache", "everything else", "together"),
-            *("speculation costs", "in tokens of context"),
-            *peaks,
-        ),
-        rows=tuple(
-            (
-                row.name,
-                *map(_bytes, (*row.need, row.need.total, row.cost_bytes)),
-                ABSENT if row.cost_tokens is None else f"{row.cost_tokens:,.0f}",
-                *(_bytes(get(row.record)) for get in peaks.values()),
-            )
-            for row in rows
-        ),
+    peaks = ((header, [_bytes(get(row.record)) for row in rows]) for header, get in _PEAKS.items())
+    return grid_of(
+        "Memory",
+        ("", [row.name for row in rows]),
+        ("weights", [_bytes(row.need.weights) for row in rows]),
+        ("KV cache", [_bytes(row.need.kv_cache) for row in rows]),
+        ("everything else", [_bytes(row.need.rest) for row in rows]),
+        ("together", [_bytes(row.need.total) for row in rows]),
+        ("speculation costs", [_bytes(row.cost_bytes) for row in rows]),
+        ("in tokens of context", [value_text(row.cost_tokens, "{:,.0f}") for row in rows]),
+        *(column for column in peaks if set(column[1]) != {ABSENT}),
     )
 
 

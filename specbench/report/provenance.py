@@ -6,7 +6,7 @@ from typing import NamedTuple
 from specbench.metrics.registry import all_metrics
 from specbench.records import EngineRecord, Environment, KernelChoice, lengths
 from specbench.report.document import Document
-from specbench.report.grids import Grid
+from specbench.report.grids import Grid, grid_of
 from specbench.report.numbers import listed, measured, plural
 from specbench.report.sessions import deployment_facts
 from specbench.settings import SamplingSettings
@@ -191,21 +191,15 @@ def model_grid(document: Document) -> Grid | None:
     """The models that were loaded; None if there are none."""
     if not document.models:
         return None
-    return Grid(
-        title="Models",
-        headers=("model", "source", "revision", "dtype", "content", "tokenizer", "parameters"),
-        rows=tuple(
-            (
-                model.name,
-                model.source,
-                model.revision or "local",
-                model.dtype,
-                model.content_sha256[:_SHOWN_DIGITS],
-                model.tokenizer_sha256[:_SHOWN_DIGITS],
-                f"{model.num_parameters:,}",
-            )
-            for model in document.models
-        ),
+    return grid_of(
+        "Models",
+        ("model", [model.name for model in document.models]),
+        ("source", [model.source for model in document.models]),
+        ("revision", [model.revision or "local" for model in document.models]),
+        ("dtype", [model.dtype for model in document.models]),
+        ("content", [model.content_sha256[:_SHOWN_DIGITS] for model in document.models]),
+        ("tokenizer", [model.tokenizer_sha256[:_SHOWN_DIGITS] for model in document.models]),
+        ("parameters", [f"{model.num_parameters:,}" for model in document.models]),
         num_names=6,
     )
 

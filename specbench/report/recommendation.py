@@ -26,7 +26,7 @@ from specbench.records.keys import AXES, FlatKey
 from specbench.report.answers import context_lines
 from specbench.report.comparisons import variant_lines
 from specbench.report.document import Document
-from specbench.report.grids import Grid
+from specbench.report.grids import Grid, grid_of
 from specbench.report.memory import memory_left, tokens_left
 from specbench.report.numbers import listed, measured, plural
 from specbench.report.sections import setting_name
@@ -132,25 +132,23 @@ def candidate_grid(
         "goodput": "within the limits",
         "cost": "per million tokens",
     }
-    return Grid(
-        title=title(pick, picks),
-        headers=("configuration", "requests", units[objective.name], "lower bound", ""),
-        rows=tuple(
-            (
-                _method(candidate.key, "K=0"),
-                str(candidate.key.condition.concurrency),
-                _value(candidate.value, objective),
-                measured(candidate.cautious_rate, objective.unit)
-                if objective.name == "goodput"
-                else f"{candidate.cautious_rate:,.0f} tok/s",
-                chosen if candidate is pick.best else "; ".join(candidate.broken),
-            )
-            for candidate in pick.candidates
-        ),
+    candidates = pick.candidates
+    remarks = [chosen if c is pick.best else "; ".join(c.broken) for c in candidates]
+    bounds = [
+        measured(candidate.cautious_rate, objective.unit)
+        if objective.name == "goodput"
+        else f"{candidate.cautious_rate:,.0f} tok/s"
+        for candidate in candidates
+    ]
+    return grid_of(
+        title(pick, picks),
+        ("configuration", [_method(candidate.key, "K=0") for candidate in candidates]),
+        ("requests", [str(candidate.key.condition.concurrency) for candidate in candidates]),
+        (units[objective.name], [_value(candidate.value, objective) for candidate in candidates]),
+        ("lower bound", bounds),
+        ("", remarks),
         num_remarks=1,
-        marks=tuple(
-            "chosen" if c is pick.best and chosen == "chosen" else "" for c in pick.candidates
-        ),
+        marks=["chosen" if remark == "chosen" else "" for remark in remarks],
     )
 
 
