@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from specbench.doc import Doc
 from specbench.gate.comparable import PROMPTS
 from specbench.gate.fingerprint import (
     DRAFTER,
@@ -38,24 +40,24 @@ class PastRun:
 class HistoryPoint:
     """The value of one run."""
 
-    run_id: str
-    created_at: str
-    value: float
-    low: float | None = None  # of its 95% interval, if the metric has one
-    high: float | None = None
+    run_id: Annotated[str, Doc("id of the run")]
+    created_at: Annotated[str, Doc("when it began")]
+    value: Annotated[float, Doc("the metric, in `unit`")]
+    low: Annotated[float | None, Doc("lower end of its 95% interval; absent: it has none")] = None
+    high: Annotated[float | None, Doc("upper end of the same interval")] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
     """One metric of one cell, run by run."""
 
-    key: CellKey
-    metric: str
-    unit: str
-    better: Better | None
-    points: tuple[HistoryPoint, ...]
-    steps: tuple[ChangePoint, ...]
-    trend: Trend | None
+    key: Annotated[CellKey, Doc("the cell")]
+    metric: Annotated[str, Doc("name of the metric")]
+    unit: Annotated[str, Doc("of its values")]
+    better: Annotated[Better | None, Doc("`higher` or `lower`; absent: neither")]
+    points: Annotated[tuple[HistoryPoint, ...], Doc("one per run, oldest first")]
+    steps: Annotated[tuple[ChangePoint, ...], Doc("change points")]
+    trend: Annotated[Trend | None, Doc("absent: no trend")]
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -66,8 +68,10 @@ class Series:
 class ExcludedRun:
     """A run that is left out, and the differences that exclude it."""
 
-    run_id: str
-    differences: tuple[RunDifference, ...]
+    run_id: Annotated[str, Doc("id of the run")]
+    differences: Annotated[
+        tuple[RunDifference, ...], Doc("why; the baseline is the newest complete run")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,12 +1,12 @@
 """A history as sentences, charts and a table."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from specbench.doc import Doc, Key, json_object, several, type_of
-from specbench.gate.history import History, Series
-from specbench.records import CellKey
+from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
+from specbench.gate.history import ExcludedRun, History, Series
 from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
 from specbench.report.gate import DIFFERENCE
 from specbench.report.grids import Grid
@@ -16,47 +16,24 @@ from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
 
-_POINT = type_of(
-    "HistoryPoint",
-    "The value of one run.",
-    run_id=Annotated[str, Doc("id of the run")],
-    created_at=Annotated[str, Doc("when it began")],
-    value=Annotated[float, Doc("the metric, in `unit`")],
-    low=Annotated[float | None, Doc("lower end of its 95% interval; absent: it has none")],
-    high=Annotated[float | None, Doc("upper end of the same interval")],
-)
 _STEP = type_of(
     "Step",
     "A change point.",
-    run_index=Annotated[int, Doc("of the first run of the new level, in `points`")],
-    before=Annotated[float, Doc("mean of the level before")],
-    after=Annotated[float, Doc("mean of the new level")],
-    p_value=Annotated[float, Doc("of the test for a change", low=0, high=1)],
+    (ChangePoint, ()),
     change=Annotated[float | None, Doc("(after - before) / size of before; absent: that is 0")],
     run_id=Annotated[str, Doc("id of the first run of the new level")],
-)
-_TREND = type_of(
-    "Trend",
-    "A steady rise or fall.",
-    slope=Annotated[float, Doc("change per run, in `unit`")],
-    p_value=Annotated[float, Doc("of the test for a trend", low=0, high=1)],
 )
 _SERIES = type_of(
     "Series",
     "One metric of one cell.",
-    key=Annotated[CellKey, Doc("the cell")],
-    metric=Annotated[str, Doc("name of the metric")],
-    unit=Annotated[str, Doc("of its values")],
-    better=Annotated[str | None, Doc("`higher` or `lower`; absent: neither")],
-    points=Annotated[several(_POINT), Doc("one per run, oldest first")],
-    steps=Annotated[several(_STEP), Doc("change points")],
-    trend=Annotated[_TREND | None, Doc("absent: no trend")],
+    (Series, ()),
+    steps=Annotated[several(_STEP), docs_of(Series)["steps"]],
 )
 _LEFT_OUT = type_of(
     "ExcludedRun",
     "A run that is left out.",
-    run_id=Annotated[str, Doc("id of the run")],
-    differences=Annotated[several(DIFFERENCE), Doc("why; the baseline is the newest complete run")],
+    (ExcludedRun, ()),
+    differences=Annotated[several(DIFFERENCE), docs_of(ExcludedRun)["differences"]],
 )
 KEYS: Mapping[str, Key] = {
     "schema_version": Key(Literal[1], "version of this document", lambda _: 1),
@@ -89,11 +66,10 @@ def _series_json(series: Series) -> dict[str, Any]:
     from pydantic_core import to_jsonable_python  # noqa: PLC0415 - --help does not need it
 
     steps = [
-        {**s._asdict(), "change": s.change, "run_id": series.points[s.run_index].run_id}
+        {**asdict(s), "change": s.change, "run_id": series.points[s.run_index].run_id}
         for s in series.steps
     ]
-    trend = series.trend and series.trend._asdict()
-    return {**to_jsonable_python(series), "steps": steps, "trend": trend}
+    return {**to_jsonable_python(series), "steps": steps}
 
 
 def history_report(history: History) -> ReportPart:

@@ -11,12 +11,15 @@ A drift would also look like a step, so the line and the steps are compared by B
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau, theilslopes
+
+from specbench.doc import Doc
 
 SIGNIFICANCE = 0.05
 MIN_RUNS = 8  # with fewer not even the clearest step is rare enough among permutations
@@ -27,13 +30,14 @@ _EQUAL = 1e-12  # of the scale of the values: no difference
 Values = NDArray[np.float64]
 
 
-class ChangePoint(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChangePoint:
     """A step: from `run_index` on, the series is at another level."""
 
-    run_index: int  # of the first run of the new level
-    before: float  # means of the two levels
-    after: float
-    p_value: float
+    run_index: Annotated[int, Doc("of the first run of the new level, in `points`")]
+    before: Annotated[float, Doc("mean of the level before")]
+    after: Annotated[float, Doc("mean of the new level")]
+    p_value: Annotated[float, Doc("of the test for a change", low=0, high=1)]
 
     @property
     def change(self) -> float | None:
@@ -41,11 +45,12 @@ class ChangePoint(NamedTuple):
         return (self.after - self.before) / abs(self.before) if self.before else None
 
 
-class Trend(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Trend:
     """A steady rise or fall."""
 
-    slope: float  # a run
-    p_value: float
+    slope: Annotated[float, Doc("change per run, in `unit`")]
+    p_value: Annotated[float, Doc("of the test for a trend", low=0, high=1)]
 
 
 class SeriesAnalysis(NamedTuple):
