@@ -1,7 +1,7 @@
 """The machine during a run: clocks and load over time, and signs that its speed changed."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from statistics import fmean, median
 
@@ -22,14 +22,6 @@ class Moment:
     invalid: tuple[str, ...]  # cells that were judged invalid and ran then
 
 
-@dataclass(slots=True)
-class _MomentValues:
-    clocks: list[int] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
-    invalid: dict[str, None] = field(default_factory=dict)
-
-
 def moments(
     blocks: Sequence[BlockRecord], keys: Iterable[CellKey], invalid: Collection[CellKey]
 ) -> tuple[Moment, ...]:
@@ -48,27 +40,37 @@ def moments(
     if last <= first:
         return ()
     width = (last - first) / _MOST_MOMENTS * (1 + 1e-9)
-    by_moment: dict[int, _MomentValues] = {}
+    by_moment: dict[int, list[RequestRecord]] = {}
     for at, request in timed:
-        values = by_moment.setdefault(int((at - first) / width), _MomentValues())
-        if request.device is not None and request.device.sm_clock_mhz is not None:
-            values.clocks.append(request.device.sm_clock_mhz)
-        if request.cpu_s is not None and request.total_s:
-            values.shares.append(request.cpu_s / request.total_s)
-        speed = _speed(request) if request.cell_id in plain else None
-        if speed is not None:
-            values.speeds.append(speed / usual[request.cell_id])
-        if request.cell_id in labels:
-            values.invalid[labels[request.cell_id]] = None
+        by_moment.setdefault(int((at - first) / width), []).append(request)
     return tuple(
-        Moment(
-            at_s=(index + 0.5) * width,
-            sm_clock_mhz=min(values.clocks, default=None),
-            cpu_share=min(values.shares, default=None),
-            baseline_speed=fmean(values.speeds) if values.speeds else None,
-            invalid=tuple(values.invalid),
-        )
-        for index, values in sorted(by_moment.items())
+        _moment((index + 0.5) * width, requests, usual, labels)
+        for index, requests in sorted(by_moment.items())
+    )
+
+
+def _moment(
+    at_s: float,
+    requests: Sequence[RequestRecord],
+    usual: Mapping[str, float],
+    labels: Mapping[str, str],
+) -> Moment:
+    """The requests of a moment; `usual`: speeds of K = 0, `labels`: names of invalid cells."""
+    clocks = (r.device.sm_clock_mhz for r in requests if r.device is not None)
+    speeds = [
+        speed / usual[r.cell_id]
+        for r in requests
+        if r.cell_id in usual and (speed := _speed(r)) is not None
+    ]
+    return Moment(
+        at_s=at_s,
+        sm_clock_mhz=min((clock for clock in clocks if clock is not None), default=None),
+        cpu_share=min(
+            (r.cpu_s / r.total_s for r in requests if r.cpu_s is not None and r.total_s),
+            default=None,
+        ),
+        baseline_speed=fmean(speeds) if speeds else None,
+        invalid=tuple(dict.fromkeys(labels[r.cell_id] for r in requests if r.cell_id in labels)),
     )
 
 

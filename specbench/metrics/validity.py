@@ -3,10 +3,9 @@ warnings.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
@@ -35,76 +34,44 @@ from specbench.records import (
 )
 from specbench.stats.crossed import CYCLE_SD, RUNNING_SD, sessions_p_value
 
-
-class _RoundIdentity(NamedTuple):
-    """A rule that holds in every round of a correct decoder; `text` names its violation."""
-
-    text: str
-    holds: Callable[[int, int, int, int], bool]  # drafted, accepted, emitted, K
-
-
-_ROUND_IDENTITIES = (
-    _RoundIdentity(
-        "num_accepted > num_drafted or num_accepted > K",
-        lambda drafted, accepted, _, k: 0 <= accepted <= min(drafted, k),
+# Rules that hold for a correct decoder, by the text that names a violation.
+_ROUND_IDENTITIES: Mapping[str, Callable[[int, int, int, int], bool]] = {
+    "num_accepted > num_drafted or num_accepted > K": (
+        lambda drafted, accepted, _, k: 0 <= accepted <= min(drafted, k)
     ),
-    _RoundIdentity(
-        "num_emitted outside num_accepted .. num_accepted + 1, or 0",
-        lambda _, accepted, emitted, __: emitted != 0 and accepted <= emitted <= accepted + 1,
+    "num_emitted outside num_accepted .. num_accepted + 1, or 0": (
+        lambda _, accepted, emitted, __: emitted != 0 and accepted <= emitted <= accepted + 1
     ),
-)
-
-
-class _Identity(NamedTuple):
-    """A rule that holds in every request."""
-
-    text: str
-    holds: Callable[[RequestRecord, RoundLog], bool]
-
-
-_IDENTITIES = (
-    _Identity(
-        "output tokens are not 1 + predicted-output tokens + sum of num_emitted",
+}
+_REQUEST_IDENTITIES: Mapping[str, Callable[[RequestRecord, RoundLog], bool]] = {
+    "output tokens are not 1 + predicted-output tokens + sum of num_emitted": (
         lambda request, log: (
             request.num_output_tokens == 1 + request.num_checked_at_once + sum(log.num_emitted)
-        ),
+        )
     ),
-    _Identity(
-        "the check of a predicted output accepts more than it drafts or emits",
+    "the check of a predicted output accepts more than it drafts or emits": (
         lambda request, _: (
             (check := request.answer_check) is None
             or 0 <= check.num_accepted <= min(check.num_drafted, check.num_emitted)
-        ),
+        )
     ),
-)
-
-
-class _PassIdentity(NamedTuple):
-    """A rule that holds in every pass."""
-
-    text: str
-    holds: Callable[[Pass, RoundTimeline, int], bool]
-
-
-_PASS_IDENTITIES = (
-    _PassIdentity(
-        "a round exceeds the cell's K",
-        lambda _, rounds, k: all(0 <= n <= k for n in rounds.num_speculative_tokens),
+}
+_PASS_IDENTITIES: Mapping[str, Callable[[Pass, RoundTimeline, int], bool]] = {
+    "a round exceeds the cell's K": (
+        lambda _, rounds, k: all(0 <= n <= k for n in rounds.num_speculative_tokens)
     ),
-    _PassIdentity(
-        "num_live > num_rows",
+    "num_live > num_rows": (
         lambda _, rounds, __: all(
             0 <= live <= rows for live, rows in zip(rounds.num_live, rounds.num_rows, strict=True)
-        ),
+        )
     ),
-    _PassIdentity(
-        "tokens on the time line do not match its requests",
+    "tokens on the time line do not match its requests": (
         lambda served, rounds, _: (
             sum(rounds.num_emitted)
             == sum(r.num_output_tokens - 1 - r.num_checked_at_once for r in served.requests)
-        ),
+        )
     ),
-)
+}
 
 
 def broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[str]:
@@ -112,12 +79,12 @@ def broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[s
     logged = [(request, request.rounds) for request in requests if request.rounds is not None]
     kinds = set(chain.from_iterable(_counts(log) for _, log in logged))
     broken: list[tuple[str, list[RequestRecord]]] = []
-    for text, is_sound in _ROUND_IDENTITIES:
+    for text, is_sound in _ROUND_IDENTITIES.items():
         wrong = {kind for kind in kinds if not is_sound(*kind, k)}
         broken.append(
             (text, [r for r, log in logged if wrong and not wrong.isdisjoint(_counts(log))])
         )
-    for text, holds in _IDENTITIES:
+    for text, holds in _REQUEST_IDENTITIES.items():
         broken.append((text, [request for request, log in logged if not holds(request, log)]))
     for text, breaking in broken:
         if breaking:
@@ -129,7 +96,7 @@ def broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
     """Identities that passes without a failed request break."""
     whole = [p for p in passes if len(finished(p.requests)) == len(p.requests)]
     logged = [(p, p.record.rounds) for p in whole if p.record.rounds is not None]
-    for text, holds in _PASS_IDENTITIES:
+    for text, holds in _PASS_IDENTITIES.items():
         broken = sum(not holds(served, rounds, k) for served, rounds in logged)
         if broken:
             yield f"identity broken: {text} ({broken} of {len(logged)} passes)"
