@@ -462,58 +462,46 @@ class ContextCurve:
 
 def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
     """One crossover for each K > 0 that was measured at two concurrencies or more."""
-    groups: dict[CellKey, list[CellSummary]] = {}
-    for cell in _drafting(cells):
-        groups.setdefault(cell.key.without("concurrency"), []).append(cell)
-    curves = []
-    for group in _of_two_or_more(groups):
-        group.sort(key=lambda cell: cell.key.condition.order)
-        points = tuple(_point(cell, cell.key.condition.concurrency) for cell in group)
-        estimates = [(at, speedup.estimate) for at, speedup in _known(points)]
-        curves.append(
-            Crossover(
-                key=group[0].key,
-                points=points,
-                concurrency=_end_of_speedup(points),
-                estimated=next(falls_below_1(estimates), None),
-            )
+    return tuple(
+        Crossover(
+            key=key,
+            points=points,
+            concurrency=_end_of_speedup(points),
+            estimated=next(falls_below_1([(at, x.estimate) for at, x in _known(points)]), None),
         )
-    return tuple(curves)
+        for key, points in _curves(cells, "concurrency")
+    )
 
 
 def context_curves(cells: Sequence[CellSummary]) -> tuple[ContextCurve, ...]:
     """One curve for each K > 0 that was measured at two context lengths or more."""
-    groups: dict[CellKey, list[CellSummary]] = {}
-    for cell in _drafting(cells):
-        if cell.key.condition.context is not None:
-            groups.setdefault(cell.key.without("context"), []).append(cell)
-    curves = []
-    for group in _of_two_or_more(groups):
-        points = (_point(cell, cell.key.condition.context or 0) for cell in group)
-        by_length = tuple(sorted(points, key=lambda point: point.at))
-        curves.append(
-            ContextCurve(
-                key=group[0].key, points=by_length, break_even=break_even(_known(by_length))
-            )
-        )
-    return tuple(curves)
-
-
-def _drafting(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
-    return (cell for cell in cells if cell.key.draft.k > 0)
-
-
-def _of_two_or_more(groups: dict[CellKey, list[CellSummary]]) -> Iterator[list[CellSummary]]:
-    return (group for group in groups.values() if len(group) > 1)
-
-
-def _point(cell: CellSummary, at: int) -> Point:
-    return Point(
-        at=at,
-        speedup=cell.speedup,
-        kv_bytes=number_of(cell.metrics, "kv_bytes"),
-        valid=cell.valid,
+    return tuple(
+        ContextCurve(key=key, points=points, break_even=break_even(_known(points)))
+        for key, points in _curves(cells, "context")
     )
+
+
+def _curves(cells: Sequence[CellSummary], axis: str) -> Iterator[tuple[CellKey, tuple[Point, ...]]]:
+    """The points of each K > 0 at two values of an axis or more, with the key of the first."""
+    groups: dict[CellKey, list[CellSummary]] = {}
+    for cell in cells:
+        if cell.key.draft.k > 0 and getattr(cell.key.condition, axis) is not None:
+            groups.setdefault(cell.key.without(axis), []).append(cell)
+    for group in groups.values():
+        if len(group) > 1:
+            ordered = sorted(group, key=lambda cell: cell.key.condition.order)
+            yield (
+                ordered[0].key,
+                tuple(
+                    Point(
+                        at=getattr(cell.key.condition, axis),
+                        speedup=cell.speedup,
+                        kv_bytes=number_of(cell.metrics, "kv_bytes"),
+                        valid=cell.valid,
+                    )
+                    for cell in ordered
+                ),
+            )
 
 
 def _known(points: Sequence[Point]) -> list[tuple[int, Interval]]:
