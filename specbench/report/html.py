@@ -18,7 +18,7 @@ from specbench.report.blocks import (
     side_by_side_part,
 )
 from specbench.report.charts.bars import memory_chart, round_time_chart, side_by_side_charts
-from specbench.report.charts.canvas import MARKERS, SERIES, Chart, SeriesStyle, drawing
+from specbench.report.charts.canvas import Chart, SeriesStyle, drawing, series_styles
 from specbench.report.charts.lines import (
     acceptance_chart,
     machine_chart,
@@ -56,7 +56,9 @@ class Pictures(NamedTuple):
 def pictures(document: Document) -> Pictures:
     """Draws the charts of a run."""
     all_sections = sections(document)
-    settings, styles = by_setting(all_sections), _styles(document)
+    settings = by_setting(all_sections)
+    # In the order of the plan, so that a label has the same color in every run.
+    styles = series_styles(plan.key.source for plan in document.run.cells if plan.key.draft.k > 0)
     at_lowest = _at_lowest_concurrency(settings)
     with drawing():
         answering = _known(
@@ -110,15 +112,6 @@ def _at_lowest_concurrency(
         across = group[0].condition.without("workload", "concurrency")
         groups.setdefault(across, group)
     return tuple(group for group in settings if group in groups.values())
-
-
-def _styles(document: Document) -> Mapping[str, SeriesStyle]:
-    """Colors in the order of the plan, so that a label has the same color in every run."""
-    keys = [plan.key for plan in document.run.cells if plan.key.draft.k > 0]
-    return {
-        label: SeriesStyle(color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
-        for i, label in enumerate(dict.fromkeys(key.source for key in keys))
-    }
 
 
 _TEMPLATE = Path(__file__).with_name("template.html")

@@ -9,9 +9,10 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 from xml.sax.saxutils import escape
@@ -94,6 +95,7 @@ def _unique_ids(body: str, description: str) -> str:
 
 # Mid-tones of well separated hues (after Okabe and Ito): at least 3:1 on white and near-black.
 SERIES = ("#2f7fd1", "#d9622b", "#1f9e78", "#a06cc9", "#b5851b", "#d1588f")
+DASHED: dict[str, Any] = dict(color=INK, alpha=0.6, linewidth=0.8, linestyle=(0, (4, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P")  # a second cue in addition to color
 DRAFT, VERIFY, REST = "#b5851b", "#1a8fa8", "#7d8590"
 
@@ -146,6 +148,12 @@ class SeriesStyle:
 
     color: str
     marker: str
+
+
+def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
+    """A style for each name, in their order."""
+    styles = zip(dict.fromkeys(names), cycle(SERIES), cycle(MARKERS), strict=False)
+    return {name: SeriesStyle(color=color, marker=marker) for name, color, marker in styles}
 
 
 class Label(NamedTuple):
@@ -257,14 +265,7 @@ class Panels:
 
     def reference_line(self, ax: Axes) -> None:
         """Draws the dashed line of K = 0, at 1."""
-        ax.axhline(
-            1.0,
-            xmax=self._data_share,
-            color=INK,
-            alpha=0.6,
-            linewidth=0.8,
-            linestyle=(0, (4, 3)),
-        )
+        ax.axhline(1.0, xmax=self._data_share, **DASHED)
 
     def chart(self, title: str, setting: str, caption: str) -> Chart:
         for ax in self.axes:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from specbench.gate.history import History, Series
-from specbench.report.charts.canvas import INK, SERIES, VERIFY, Chart, Panels, drawing
+from specbench.report.charts.canvas import DASHED, SERIES, VERIFY, Chart, Panels, drawing
 from specbench.report.numbers import Scale, plural, scale_of
 
 _FITTING = 27  # characters above a panel
@@ -59,4 +59,4 @@ def _draw(ax: Axes, series: Series, scale: Scale) -> None:
         level = sum(values[first:end]) / (end - first)
         ax.plot([first + 0.6, end + 0.4], [level, level], color=VERIFY, linewidth=1)
     for step in series.steps:
-        ax.axvline(step.run_index + 0.5, color=INK, alpha=0.5, linewidth=0.8, linestyle=(0, (4, 3)))
+        ax.axvline(step.run_index + 0.5, **DASHED)

@@ -6,11 +6,19 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from specbench.decide.explanation import speedup_text
 from specbench.metrics.machine import Moment
 from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, PassRecord, RoundTimeline
-from specbench.report.charts.canvas import INK, SERIES, Chart, Label, Panels, SeriesStyle, hover
+from specbench.report.charts.canvas import (
+    INK,
+    SERIES,
+    Chart,
+    Label,
+    Panels,
+    SeriesStyle,
+    draw_speedup,
+    hover,
+)
 from specbench.report.numbers import measured, plural, series
 from specbench.report.sections import Section, drafter_of
 
@@ -171,16 +179,9 @@ def _draw_costs(
     points = []
     for label, (cell, cost) in costed.items():
         assert cell.speedup is not None
-        x, speedup, style = cost / scale, cell.speedup, styles[label]
-        if speedup.low is not None and speedup.high is not None:
-            ax.vlines(x, speedup.low, speedup.high, color=style.color, linewidth=1.0)
-        (point,) = ax.plot(
-            x, speedup.estimate, marker=style.marker, markersize=5, color=style.color
-        )
-        hover(
-            point, f"{_cost_name(label, cell)}: {speedup_text(speedup)}, {measured(cost, 'bytes')}"
-        )
-        points.append((x, speedup.estimate))
+        x, name = cost / scale, f"{_cost_name(label, cell)}, {measured(cost, 'bytes')}"
+        draw_speedup(ax, x, cell.speedup, styles[label], size=5, valid=True, name=name)
+        points.append((x, cell.speedup.estimate))
     front = pareto_front(points)
     ax.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.4, linewidth=0.8)
 

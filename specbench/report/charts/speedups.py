@@ -3,7 +3,7 @@ over runs and over prompts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle
+from typing import TypeVar
 
 from matplotlib.axes import Axes
 
@@ -15,15 +15,15 @@ from specbench.forecast.forecast_check import CheckedForecast
 from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.report.charts.canvas import (
+    DASHED,
     INK,
-    MARKERS,
-    SERIES,
     Chart,
     Label,
     Panels,
     SeriesStyle,
     draw_speedup,
     hover,
+    series_styles,
 )
 from specbench.report.comparisons import by_run, decided_cells
 from specbench.report.document import Document
@@ -135,7 +135,8 @@ def _k(cell: CellSummary) -> float:
     return cell.key.draft.k if mean_k is None else mean_k
 
 
-Curve = Crossover | ContextCurve
+Curve = TypeVar("Curve", Crossover, ContextCurve)
+AnyCurve = Crossover | ContextCurve
 
 _BARS = "Bars: 95% intervals. Dashed: no speculation. Hollow points are invalid and not used."
 _ROWS = (
@@ -151,40 +152,39 @@ _CONTEXT = (
 
 def crossover_charts(crossovers: Sequence[Crossover]) -> Iterator[Chart]:
     """One chart per pairing and setting, with one panel per workload."""
-    groups: dict[tuple[str, Condition], list[Curve]] = {}
-    for curve in crossovers:
-        setting = curve.key.condition.without("workload", "concurrency")
-        groups.setdefault((curve.key.source, setting), []).append(curve)
-    for (label, setting), group in groups.items():
+    for named, group in _by_setting(crossovers, "concurrency"):
         panels = _curve_panels(group, "concurrent requests")
-        named = f"{label}: {setting.label}"
-        if setting.request_rate is not None:
-            named += f", {setting.request_rate:g} requests per second"
-        yield panels.chart("Speedup against concurrent requests", named, _ROWS + _BARS)
+        rate = group[0].key.condition.request_rate
+        setting = named if rate is None else f"{named}, {rate:g} requests per second"
+        yield panels.chart("Speedup against concurrent requests", setting, _ROWS + _BARS)
 
 
 def context_charts(curves: Sequence[ContextCurve]) -> Iterator[Chart]:
     """One chart per pairing and setting, with one panel per workload."""
-    groups: dict[tuple[str, Condition], list[Curve]] = {}
-    for curve in curves:
-        setting = curve.key.condition.without("workload", "context")
-        groups.setdefault((curve.key.source, setting), []).append(curve)
-    for (label, setting), group in groups.items():
-        panels = _curve_panels(group, "tokens of context")
-        title = f"{label}: {setting.label}"
+    for named, group in _by_setting(curves, "context"):
         break_evens = "".join(
             f" Break-even on {curve.key.condition.workload} with {_curve_name(curve)}: "
             f"{break_even_text(curve.break_even)}."
             for curve in group
-            if isinstance(curve, ContextCurve) and curve.break_even is not None
+            if curve.break_even is not None
         )
-        yield panels.chart("Speedup against context", title, _CONTEXT + _BARS + break_evens)
+        panels = _curve_panels(group, "tokens of context")
+        yield panels.chart("Speedup against context", named, _CONTEXT + _BARS + break_evens)
 
 
-def _curve_panels(group: Sequence[Curve], meaning: str) -> Panels:
+def _by_setting(curves: Sequence[Curve], axis: str) -> Iterator[tuple[str, list[Curve]]]:
+    """The curves of each pairing and setting, with their names."""
+    groups: dict[tuple[str, Condition], list[Curve]] = {}
+    for curve in curves:
+        setting = curve.key.condition.without("workload", axis)
+        groups.setdefault((curve.key.source, setting), []).append(curve)
+    return ((f"{label}: {setting.label}", group) for (label, setting), group in groups.items())
+
+
+def _curve_panels(group: Sequence[AnyCurve], meaning: str) -> Panels:
     workloads = list(dict.fromkeys(curve.key.condition.workload for curve in group))
     values = sorted({point.at for curve in group for point in curve.points})
-    styles = _curve_styles(group)
+    styles = series_styles(map(_curve_name, group))
     panels = Panels(workloads, list(styles))
     names: list[list[Label]] = []
     for ax, workload in zip(panels.axes, workloads, strict=True):
@@ -200,18 +200,12 @@ def _curve_panels(group: Sequence[Curve], meaning: str) -> Panels:
     return panels
 
 
-def _curve_styles(group: Sequence[Curve]) -> dict[str, SeriesStyle]:
-    names = dict.fromkeys(map(_curve_name, group))
-    styles = zip(names, cycle(SERIES), cycle(MARKERS), strict=False)
-    return {name: SeriesStyle(color=color, marker=marker) for name, color, marker in styles}
-
-
-def _curve_name(curve: Curve) -> str:
+def _curve_name(curve: AnyCurve) -> str:
     return f"K={curve.key.draft.length.label}"
 
 
 def _draw_curve(
-    ax: Axes, curve: Curve, values: Sequence[int], style: SeriesStyle, shift: float
+    ax: Axes, curve: AnyCurve, values: Sequence[int], style: SeriesStyle, shift: float
 ) -> None:
     line = [
         (values.index(p.at) + shift, p.speedup.estimate)
@@ -233,7 +227,7 @@ def _draw_curve(
             )
 
 
-def _curve_label(curve: Curve, styles: dict[str, SeriesStyle]) -> list[Label]:
+def _curve_label(curve: AnyCurve, styles: dict[str, SeriesStyle]) -> list[Label]:
     """The line's name at its end; none for a line without a point."""
     ends = [point.speedup.estimate for point in curve.points if point.speedup]
     return [Label(y, _curve_name(curve), styles[_curve_name(curve)].color) for y in ends[-1:]]
@@ -332,12 +326,8 @@ def _answers_chart(
     documents: Sequence[Document], workloads: Mapping[str, Sequence[CellKey]]
 ) -> Iterator[Chart]:
     keys = [key for group in workloads.values() for key in group]
-    sources = list(dict.fromkeys(key.source for key in keys))
-    styles = {
-        source: SeriesStyle(color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
-        for i, source in enumerate(sources)
-    }
-    panels = Panels(list(workloads), [drafter_of(source) for source in sources])
+    styles = series_styles(key.source for key in keys)
+    panels = Panels(list(workloads), [drafter_of(source) for source in styles])
     names: list[list[Label]] = []
     for ax, group in zip(panels.axes, workloads.values(), strict=True):
         panels.reference_line(ax)
@@ -394,7 +384,7 @@ def prompts_chart(
         [section.condition.workload_label for section in drawn], [*map(_prompts_name, decisions)]
     )
     for ax, section in zip(panels.axes, drawn, strict=True):
-        ax.axvline(1.0, color=INK, alpha=0.6, linewidth=0.8, linestyle=(0, (4, 3)))
+        ax.axvline(1.0, **DASHED)
         for row, decision in enumerate(rows[section.title]):
             style = styles[decision.leader.source]
             _draw_prompts(ax, -row, decision, prompts[decision.leader], style)
