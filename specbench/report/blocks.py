@@ -1,7 +1,7 @@
 """A run as a list of blocks, made once: the terminal, Markdown and HTML only render them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, NamedTuple
 
@@ -37,7 +37,7 @@ from specbench.report.provenance import (
 )
 from specbench.report.sections import Section, main_rows, sections
 from specbench.report.sessions import acceptance_rules, sessions_grid, sessions_legend
-from specbench.report.steps import STEPS_LEGEND, ShownGeneration, shown_generation
+from specbench.report.steps import STEPS_LEGEND, ShownGeneration
 
 
 class Lines(NamedTuple):
@@ -275,9 +275,9 @@ def shown_generations(document: Document) -> tuple[ShownGeneration, ...]:
     shown = []
     for section in sections(document):
         quoted = section.best or max(section.decisions, key=lower_bound, default=None)
-        request = document.generations.get(quoted.leader) if quoted else None
-        if request is not None:
-            shown.append(shown_generation(section.title, request))
+        generation = document.generations.get(quoted.leader) if quoted else None
+        if generation is not None:
+            shown.append(replace(generation, title=f"{section.title}: {generation.title}"))
     return tuple(shown)
 
 

@@ -44,7 +44,7 @@ from specbench.records import (
     ServerRecord,
     chosen_threads,
 )
-from specbench.report.steps import DecodedRequest, generation_of
+from specbench.report.steps import ShownGeneration, generation_of
 from specbench.runs import StoredRun, no_collection
 from specbench.settings import DecoderSettings
 from specbench.stats.spread import MIN_UNITS
@@ -70,7 +70,7 @@ class Document:
     forecasts: tuple[CheckedForecast, ...]  # with the measurements that followed
     time_lines: Mapping[CellKey, PassRecord]  # the first pass of each adaptive cell
     prompts: Mapping[CellKey, Mapping[str, float]]  # speedup by prompt of each decision's cell
-    generations: Mapping[CellKey, DecodedRequest]  # one request per decision, round by round
+    generations: Mapping[CellKey, ShownGeneration]  # one request per decision, round by round
     moments: tuple[Moment, ...]  # state of the machine over the run
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
@@ -208,11 +208,11 @@ def _generations(
     decisions: Iterable[Decision],
     explored: Iterable[CellData],
     references: Collection[ReferenceRecord],
-) -> dict[CellKey, DecodedRequest]:
+) -> dict[CellKey, ShownGeneration]:
     cells = {cell.key: cell for cell in explored}
-    leaders = (cells[d.leader] for d in decisions if d.leader in cells)
-    requests = (generation_of(cell, references) for cell in leaders)
-    return {request.key: request for request in requests if request is not None}
+    leaders = (d.leader for d in decisions if d.leader in cells)
+    shown = ((key, generation_of(cells[key], references)) for key in leaders)
+    return {key: generation for key, generation in shown if generation is not None}
 
 
 def _competes(key: CellKey, choice: LeadingCell) -> bool:

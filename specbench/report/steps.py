@@ -9,34 +9,36 @@ from specbench.metrics.cell import CellData
 from specbench.records import CellKey, ReferenceRecord, RequestRecord, RoundLog
 from specbench.report.numbers import measured, plural
 
+STEPS_LEGEND = (
+    "Each box is one round. Underlined text was drafted and accepted, bold text is the target's "
+    "next token, and a number after a minus sign counts rejected draft tokens. The text before "
+    "the first box came from prefill, or from verifying a predicted output in one pass."
+)
+_MOST_ROUNDS = 150  # more are tiring to read
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecodedRound:
+class ShownRound:
     """The draft tokens of one round and the text it added."""
 
-    num_drafted: int  # of a tree its nodes
-    accepted: tuple[str, ...]  # one piece per accepted draft token
-    bonus: str | None  # the target's next token; None if the output ended before it
-    seconds: float
-
-    @property
-    def num_rejected(self) -> int:
-        """Draft tokens that were not accepted, those after the first rejection included."""
-        return self.num_drafted - len(self.accepted)
+    hover_text: str
+    accepted: str
+    bonus: str  # the target's next token; "" if the output ended before it
+    num_rejected: int  # draft tokens that were not accepted, those after the first included
+    after: str  # the line end at the end of the round's text, which follows the box
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DecodedRequest:
+class ShownGeneration:
     """An output of one cell."""
 
-    key: CellKey
-    prompt_id: str
-    first: str  # the piece that came from prefill
-    checked: tuple[str, ...]  # those of a predicted output, verified in one pass before the rounds
-    rounds: tuple[DecodedRound, ...]
+    title: str
+    before: str  # from prefill, and of a predicted output, verified in one pass
+    steps: tuple[ShownRound, ...]
+    more: str  # how many rounds are left out; "" if none
 
 
-def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> DecodedRequest | None:
+def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> ShownGeneration | None:
     """The first request whose text is stored and is the target's own greedy text.
 
     None if there is none, such as above temperature 0 and with servers.
@@ -59,80 +61,38 @@ def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> Deco
 
 def _generation(
     key: CellKey, request: RequestRecord, log: RoundLog, pieces: tuple[str, ...]
-) -> DecodedRequest:
+) -> ShownGeneration:
     done = 1 + request.num_checked_at_once
-    rounds = []
+    before, steps = "".join(map(_visible, pieces[:done])), []
     for drafted, accepted, emitted, seconds in zip(
         log.num_drafted, log.num_accepted, log.num_emitted, log.round_s, strict=True
     ):
-        texts = pieces[done : done + emitted]
-        rounds.append(
-            DecodedRound(
-                num_drafted=drafted,
-                accepted=texts[:accepted],
-                bonus=texts[accepted] if emitted > accepted else None,
-                seconds=seconds,
-            )
+        texts = [*map(_visible, pieces[done : done + emitted])]
+        hover_text = (
+            f"Round {len(steps) + 1}: {drafted} drafted, {accepted} accepted, "
+            f"{measured(seconds, 's')}"
         )
+        bonus = "".join(texts[accepted:])
+        steps.append(_step(hover_text, "".join(texts[:accepted]), bonus, drafted - accepted))
         done += emitted
-    return DecodedRequest(
-        key=key,
-        prompt_id=request.prompt_id,
-        first=pieces[0],
-        checked=pieces[1 : 1 + request.num_checked_at_once],
-        rounds=tuple(rounds),
-    )
-
-
-STEPS_LEGEND = (
-    "Each box is one round. Underlined text was drafted and accepted, bold text is the target's "
-    "next token, and a number after a minus sign counts rejected draft tokens. The text before "
-    "the first box came from prefill, or from verifying a predicted output in one pass."
-)
-_MOST_ROUNDS = 150  # more are tiring to read
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShownRound:
-    hover_text: str
-    accepted: str
-    bonus: str
-    num_rejected: int
-    after: str  # the line end at the end of the round's text, which follows the box
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShownGeneration:
-    title: str
-    before: str  # the text before the first round
-    steps: tuple[ShownRound, ...]
-    more: str  # how many rounds are left out; "" if none
-
-
-def shown_generation(title: str, request: DecodedRequest) -> ShownGeneration:
-    """The generation of a request, by the title of its section."""
-    key, left_out = request.key, len(request.rounds) - _MOST_ROUNDS
+    left_out = len(steps) - _MOST_ROUNDS
     return ShownGeneration(
-        title=f"{title}: {key.source}, {key.draft.length.named}, {request.prompt_id}",
-        before="".join(_visible(piece) for piece in (request.first, *request.checked)),
-        steps=tuple(_step(i + 1, part) for i, part in enumerate(request.rounds[:_MOST_ROUNDS])),
+        title=f"{key.source}, {key.draft.length.named}, {request.prompt_id}",
+        before=before,
+        steps=tuple(steps[:_MOST_ROUNDS]),
         more=f"and {plural(left_out, 'more round')}" if left_out > 0 else "",
     )
 
 
-def _step(number: int, part: DecodedRound) -> ShownRound:
-    accepted, bonus = "".join(map(_visible, part.accepted)), _visible(part.bonus or "")
+def _step(hover_text: str, accepted: str, bonus: str, num_rejected: int) -> ShownRound:
     after = "\n" if (bonus or accepted).endswith("\n") else ""
     if after:
         accepted, bonus = (accepted, bonus[:-1]) if bonus else (accepted[:-1], "")
     return ShownRound(
-        hover_text=(
-            f"Round {number}: {part.num_drafted} drafted, {len(part.accepted)} accepted, "
-            f"{measured(part.seconds, 's')}"
-        ),
+        hover_text=hover_text,
         accepted=_unbroken(accepted),
         bonus=bonus if accepted else _unbroken(bonus),
-        num_rejected=part.num_rejected,
+        num_rejected=num_rejected,
         after=after,
     )
 

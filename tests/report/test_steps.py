@@ -1,14 +1,20 @@
-"""The page's view of one generation, round by round."""
+"""The page's view of one generation, round by round; on a run, and on rounds written by hand."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from specbench.records import Interval, ReferenceRecord
+import pytest
+
+from specbench.metrics.cell import CellData
+from specbench.records import AnswerCheck, Interval, ReferenceRecord, RequestRecord, RoundLog
 from specbench.report.blocks import shown_generations
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
-from specbench.report.steps import STEPS_LEGEND, ShownGeneration
+from specbench.report.steps import STEPS_LEGEND, ShownGeneration, generation_of
+from tests.cell_keys import BASE_KEY, with_axes
+from tests.made_records import made_request
 from tests.report.stored_runs import SMALL, Wish, stored_run
 
 
@@ -90,18 +96,97 @@ def test_a_run_without_stored_text_has_no_such_view(cpu_document: Document) -> N
     assert shown_generations(cpu_document) == ()
 
 
-def test_a_very_long_generation_is_truncated_with_a_note() -> None:
-    document = with_text(SMALL, ["x"])
-    long = {key: replace(one, rounds=one.rounds * 100) for key, one in document.generations.items()}
-    code, _ = shown_generations(replace(document, generations=long))
-    assert len(code.steps) == 150
-    assert code.more.endswith("more rounds")
+CELL_KEY = with_axes(
+    BASE_KEY, drafter="draft", method="draft_model", num_speculative_tokens=3, temperature=0.0
+)
+ROUNDS = RoundLog(
+    num_drafted=(3, 3, 2),
+    num_accepted=(2, 0, 2),
+    num_emitted=(3, 1, 2),  # the last one has no room for the target's own token
+    round_s=(0.1, 0.2, 0.3),
+)
+REFERENCE = ReferenceRecord(
+    target=CELL_KEY.condition.target,
+    workload=CELL_KEY.condition.workload,
+    prompt_id="p",
+    turn=0,
+    num_prompt_tokens=3,
+    output_ids=tuple(range(7)),
+    pieces=("a", "b", "c", "d", "e", "f", "g"),
+)
+REQUEST = made_request(CELL_KEY.id, "p", ROUNDS)
+
+
+def generation(
+    *requests: RequestRecord, references: Sequence[ReferenceRecord] = (REFERENCE,)
+) -> ShownGeneration | None:
+    return generation_of(CellData(key=CELL_KEY, requests=requests), references)
+
+
+def test_every_piece_is_accepted_or_the_targets_own() -> None:
+    one = generation(REQUEST)
+    assert one is not None
+    assert (one.title.rpartition(", ")[2], one.before, one.more) == ("p", "a", "")
+    parts = [(step.accepted, step.bonus, step.num_rejected) for step in one.steps]
+    assert parts == [("bc", "d", 1), ("", "e", 3), ("fg", "", 0)]
+    assert one.steps[0].hover_text == "Round 1: 3 drafted, 2 accepted, 100 ms"
+
+
+def test_tokens_of_a_predicted_output_are_in_no_round() -> None:
+    check = AnswerCheck(num_drafted=4, num_accepted=1, num_emitted=2, seconds=0.1)
+    log = replace(ROUNDS, num_emitted=(2, 1, 1), num_accepted=(1, 0, 1))
+    ids = tuple(range(7))
+    one = generation(made_request(CELL_KEY.id, "p", log, output_ids=ids, answer_check=check))
+    assert one is not None
+    assert (one.before, one.steps[0].accepted) == ("abc", "d")
+
+
+def test_the_first_request_with_a_stored_text_is_shown() -> None:
+    other = made_request(CELL_KEY.id, "other", ROUNDS)
+    failed = replace(REQUEST, finish_reason="failed")
+    few = replace(ROUNDS, num_drafted=(3, 1, 2), num_accepted=(2, 1, 1))
+    later = made_request(CELL_KEY.id, "later", few)
+    upper = replace(REFERENCE, prompt_id="a-prompt-before", pieces=tuple("ABCDEFG"))
+    requests = (other, failed, REQUEST, later)
+    assert generation(*requests, references=(upper, REFERENCE)) == generation(REQUEST)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pieces": None},
+        {"workload": "other"},
+        {"context": 1_000},
+        {"output_ids": (9, *range(1, 7))},
+    ],
+)
+def test_no_generation_is_shown_without_the_targets_own_text(change: dict[str, Any]) -> None:
+    assert generation(REQUEST, references=[replace(REFERENCE, **change)]) is None
+
+
+def test_no_generation_is_shown_above_temperature_0_and_without_rounds() -> None:
+    warm = with_axes(CELL_KEY, temperature=1.0)
+    assert generation_of(CellData(key=warm, requests=(REQUEST,)), [REFERENCE]) is None
+    assert generation(replace(REQUEST, rounds=None)) is None
+
+
+def test_a_very_long_generation_is_cut_and_says_so() -> None:
+    rounds = RoundLog(
+        num_drafted=(1,) * 200,
+        num_accepted=(0,) * 200,
+        num_emitted=(1,) * 200,
+        round_s=(0.1,) * 200,
+    )
+    long = replace(REFERENCE, output_ids=tuple(range(201)), pieces=("x",) * 201)
+    one = generation(made_request(CELL_KEY.id, "p", rounds), references=[long])
+    assert one is not None
+    assert (len(one.steps), one.more) == (150, "and 50 more rounds")
 
 
 def test_the_page_marks_every_part_of_a_round_with_hover_text() -> None:
     document = with_text(SMALL, [" The", " quick", " fox,\n", " jumps"])
-    long = {key: replace(one, rounds=one.rounds * 40) for key, one in document.generations.items()}
-    document = replace(document, generations=long)
+    cut = {key: replace(g, more="and 3 more rounds") for key, g in document.generations.items()}
+    document = replace(document, generations=cut)
     page = to_html([document])
     boxes = re.findall(r'<div class="steps"[^>]*>(.*?)</div>', page, re.DOTALL)
     part = r"(?:<ins>(.*?)</ins>)?(?:<b>(.*?)</b>)?(?:<del>\u2212(\d+)</del>)?"
