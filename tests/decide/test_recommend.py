@@ -262,3 +262,40 @@ def test_context_and_load_are_part_of_the_setting(summarized, change):
     cell = summarized(4, 1.8, 1.9, 2.0)
     other = replace(cell, key=with_axes(cell.key, **change))
     assert by_question([cell, other]) == ((cell,), (other,))
+
+
+def test_without_a_winner_the_best_estimate_and_its_reasons_are_quoted(summarized):
+    # K = 2 has the higher lower bound only because it was measured more precisely.
+    cells = [
+        summarized(1, 0.37, 0.97, 2.63, metrics=FAST),
+        summarized(2, 0.70, 0.77, 1.05, metrics={**FAST, "mean_acceptance_length": 2.0}),
+    ]
+    decision = decide(choose(cells))
+    assert re.match(r"code: undecided: 0\.37x .*2\.63x at K=1", decision.sentence)
+    assert any(re.search(r"at K=1: 3\.12 .*1\.64\)$", reason) for reason in decision.reasons)
+    assert any(re.match("K=1 .*K = 1..2; none is shown", reason) for reason in decision.reasons)
+
+
+def test_a_sentence_about_another_k_than_the_best_says_why(summarized):
+    cells = [summarized(1, 0.98, 0.99, 1.00), summarized(8, 0.80, 0.95, 1.12)]
+    verdicts = ("undecided: K=8 looks best so far", "no speedup: K = 1")
+    assert decide(choose(cells)).reasons == verdicts
+
+
+def test_an_effect_beyond_a_doubling_is_not_given_in_percent(summarized):
+    cell = replace(summarized(4, 0.37, 0.98, 2.63), minimum_detectable_effect=11.206)
+    (reason,) = decide(choose([cell])).reasons
+    assert re.match("minimum detectable effect: .*100%: ", reason)
+
+
+def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_pruned(summarized):
+    won, left = summarized(4, 1.4, 1.5, 1.6), summarized(8, None, 1.2, None)
+    assert choose([won, left]).to_confirm == won.key
+    assert choose([won]).to_confirm is None
+
+
+def test_a_pruned_k_with_a_higher_estimate_is_reported_as_dropped(summarized):
+    won, left = summarized(4, 1.4, 1.5, 1.6), summarized(8, None, 1.9, None)
+    led, dropped = decide(choose([won, left]), won).reasons[-3:-1]
+    assert re.match("exploration phase: K=4 .*K = 4, 8$", led)
+    assert re.fullmatch("not measured: K = 8 .*", dropped)

@@ -76,8 +76,6 @@ def test_a_draft_model_of_low_acceptance_is_reported_as_mismatched(summarized):
     assert bound.startswith("acceptance-bound: ")
     assert re.search(r"30% .*62%\)$", needed)
     assert re.search("^mismatched.*30% ", mismatch)
-    good = poor | {"acceptance_rate_per_position": (0.8, 0.5)}
-    assert not any("mismatched" in line for line in why(summarized(2, 0.8, 0.9, 1.0, metrics=good)))
 
 
 def test_synthetic_acceptance_does_not_report_mismatched_models(summarized):
@@ -89,13 +87,7 @@ def test_synthetic_acceptance_does_not_report_mismatched_models(summarized):
         assert any("acceptance-bound" in reason for reason in reasons)
 
 
-def test_a_target_too_small_for_a_draft_model_is_called_so(summarized):
-    dear = metrics(draft=0.45, break_even=2.4, verify=1.4)
-    lines = list(why(summarized(2, 0.8, 0.9, 1.0, metrics=dear)))
-    assert any("too small for" in line for line in lines)
-
-
-def test_the_reason_states_the_steps_if_a_round_costs_more_than_k_plus_1(summarized):
+def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarized):
     lines = list(why(summarized(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
     assert any(re.search(r"3\.20 steps; K=2 ", line) for line in lines)
 
@@ -108,3 +100,27 @@ def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarized):
     assert not any("mismatched" in sentence for sentence in why(warm))
     drawn = replace(cell, key=with_axes(cell.key, temperature=1.0))
     assert any("mismatched" in sentence for sentence in why(drawn))
+
+
+def test_a_verification_cheaper_than_a_step_is_nothing_lost():
+    assert losses(metrics(break_even=1.3, draft=0.05, verify=0.9), 4).verify == 0
+
+
+@pytest.mark.parametrize(("kept", "said"), [(0.49, True), (0.51, False)])
+def test_a_draft_is_mismatched_below_one_half(summarized, kept, said):
+    cell = summarized(2, 1.1, 1.2, 1.3, metrics={"acceptance_rate_per_position": (kept, 0.1)})
+    assert any("mismatched" in line for line in why(cell)) is said
+    lookup = replace(cell, key=with_axes(cell.key, method="ngram"))
+    assert not any("mismatched" in line for line in why(lookup))
+
+
+@pytest.mark.parametrize(("cost", "said"), [(0.29, False), (0.31, True)])
+def test_a_target_is_too_small_from_three_tenths_of_a_step_on(summarized, cost, said):
+    cell = summarized(2, 1.1, 1.2, 1.3, metrics={"draft_cost_ratio": cost})
+    assert any("too small" in line for line in why(cell)) is said
+
+
+def test_an_adaptive_k_has_no_bottleneck_line(summarized):
+    cell = summarized(4, 1.1, 1.2, 1.3, metrics=metrics(alpha=0.7))
+    assert any("-bound" in line for line in why(cell))
+    assert list(why(replace(cell, key=with_axes(cell.key, adaptive=True)))) == []

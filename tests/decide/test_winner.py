@@ -242,3 +242,14 @@ def test_an_engines_own_defaults_are_not_exported_as_a_k(measured):
         measured({20: 1.9}, method="assisted_default", **peer),
     ]
     assert found(parts).tiers == (Tier(None, 4),)
+
+
+def test_the_worst_workload_decides_before_the_mean(measured):
+    uneven = {"pairing": "demo/uneven", "drafter": "uneven"}
+    parts = [
+        measured({4: 1.3}),
+        measured({4: 1.3}, workload="chat"),
+        measured({4: 2.5}, **uneven),
+        measured({4: 1.1}, workload="chat", **uneven),
+    ]
+    assert found(parts, names=("draft", "uneven")).pairing.name == "demo/draft"
