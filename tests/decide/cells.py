@@ -1,5 +1,6 @@
 """Measured cells with a chosen speed: 6 prompts of 13 tokens, or 6 passes over 2 rows."""
 
+from dataclasses import replace
 from typing import Any
 
 from specbench.metrics.cell import CellData, Pass
@@ -63,3 +64,12 @@ def stream(key: CellKey, seconds: list[float], ks: tuple[int, ...] = ()) -> Cell
         requests=tuple(request for one in passes for request in one.requests),
         passes=tuple(passes),
     )
+
+
+def with_timeline(cell: CellData, **columns: tuple[int, ...]) -> CellData:
+    """The cell with columns of its first pass's time line changed."""
+    first = cell.passes[0]
+    assert first.record.rounds is not None
+    rounds = replace(first.record.rounds, **columns)
+    changed = first._replace(record=replace(first.record, rounds=rounds))
+    return replace(cell, passes=(changed, *cell.passes[1:]))

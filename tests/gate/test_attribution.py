@@ -69,6 +69,16 @@ def test_a_small_share_of_a_loss_is_not_reported():
     assert found.slower == ()
 
 
+def test_a_small_share_is_not_named_if_k_0_hides_most_of_the_loss():
+    """The metric itself lost 3 %: the causes are weighed by what acceptance and rounds lost."""
+    before, after = (
+        cell({**measured.figures, "end_to_end_speedup": figure(value)})
+        for measured, value in ((figures(), 2.0), (figures(length=2.0, verify_s=0.0072), 1.94))
+    )
+    found = attribute(before, after, ["end_to_end_speedup"], same_hardware=True)
+    assert found.causes == (Cause.ACCEPTANCE,)
+
+
 def test_higher_acceptance_is_no_cause():
     assert causes(figures(length=3.3, verify_s=0.020)) == (Cause.VERIFICATION,)
 
@@ -140,7 +150,10 @@ def test_a_metric_that_was_0_has_no_cause():
     ("metric", "cause"),
     [
         ("mean_acceptance_length", Cause.ACCEPTANCE),
+        ("acceptance_rate", Cause.ACCEPTANCE),
         ("acceptance_rate_per_position[1]", Cause.ACCEPTANCE),
+        ("conditional_acceptance_rate[2]", Cause.ACCEPTANCE),
+        ("alpha", Cause.ACCEPTANCE),
         ("peak_allocated_bytes", Cause.MEMORY),
         ("ttft_s", Cause.PREFILL),
         ("output_tokens", Cause.TEXT),

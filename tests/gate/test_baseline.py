@@ -73,7 +73,7 @@ def test_cells_of_other_prompts_are_omitted_from_a_baseline_and_listed():
 @pytest.mark.parametrize(
     ("runs", "says"),
     [
-        ([run(2.0, "a"), run(2.0, "a")], "named twice"),
+        ([run(2.0, "a"), run(2.0, "b"), run(2.0, "a")], "a0 was named twice"),
         (
             [imported("a", "x", "y"), imported("b", "z", "y")],
             ("a0 and b0 were imported from the same"),
@@ -162,3 +162,10 @@ def test_a_cell_that_was_throttled_once_is_missing_in_a_pooled_candidate():
     pooled = pool([whole, side(fine, broken, name="b")])
     assert pooled.unmeasured == (chat,)
     assert check(whole, pooled).verdict is GateVerdict.MISSING
+
+
+def test_a_pairing_of_only_one_run_is_not_a_changed_draft():
+    of_one = {"demo/draft": "d" * 64}
+    of_both = {**of_one, "demo/eagle": "e" * 64}
+    runs = [run(2.0, n, drafters=d, entries=d) for n, d in (("a", of_both), ("b", of_one))]
+    assert pool(runs).num_runs == 2

@@ -26,6 +26,12 @@ def busy(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, origins=origins)
 
 
+def with_share(snapshot: Snapshot, share: float | None) -> Snapshot:
+    """The share of the CPU that its process got."""
+    origins = tuple(replace(origin, cpu_share=share) for origin in snapshot.origins)
+    return replace(snapshot, origins=origins)
+
+
 def sides(speed: float, speedup: float = 2.0, *, noisy: str = "") -> tuple[Snapshot, Snapshot]:
     """A baseline of 100 tokens/s and 2x on a GPU, and a candidate."""
     before = side(cell({SPEED: figure(100.0), SPEEDUP: figure(2.0)}))
@@ -164,8 +170,7 @@ def simulated(
     sides = []
     for name, figures, cpu in (("a", before, 0.99), ("b", after, share)):
         one = side(cell({n: figure(v, 0.01) for n, v in figures.items()}), name=name)
-        origins = tuple(replace(origin, cpu_share=cpu) for origin in one.origins)
-        sides.append(replace(one, origins=origins))
+        sides.append(with_share(one, cpu))
     return check(*sides).verdict
 
 
@@ -209,11 +214,7 @@ def test_waiting_for_the_gpu_is_not_mistaken_for_a_busy_machine():
 
 def test_the_reason_on_a_busy_machine_states_both_cpu_shares():
     before, after = sides(60.0)
-    one, other = (
-        replace(x, origins=tuple(replace(origin, cpu_share=share) for origin in x.origins))
-        for x, share in ((before, 0.99), (after, 0.61))
-    )
-    gate = check(one, other)
+    gate = check(with_share(before, 0.99), with_share(after, 0.61))
     assert verdicts(gate) == {SPEED: GateVerdict.INCONCLUSIVE, SPEEDUP: GateVerdict.PASS}
     assert reasons(gate)[SPEED].startswith("machine: busy")
     (line,) = (line for line in detail_lines(gate) if "61%" in line)

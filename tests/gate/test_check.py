@@ -11,9 +11,11 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.gate.check import Gate, Tolerance, check
+from specbench.gate.comparison import Comparison
 from specbench.gate.figures import Figure
 from specbench.gate.judging import GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind
+from specbench.stats.spread import Uncertainty
 from tests.gate.gate_sides import cell, figure, key, side
 
 SPEEDUP = (Tolerance(metric="decode_speedup", share=0.05),)
@@ -290,12 +292,12 @@ def test_tokens_that_a_request_checks_at_once_are_a_count():
     )
 
 
-def test_the_side_with_too_few_prompts_is_named():
+@pytest.mark.parametrize("is_baseline", [False, True])
+def test_the_side_with_too_few_prompts_is_named(is_baseline):
     three = ("p1", "p2", "p3")
     few = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
-    gate = check(
-        side(cell({"decode_speedup": figure(2.0)})), side(few, name="b"), SPEEDUP, {"prompts"}
-    )
+    sides = [side(cell({"decode_speedup": figure(2.0)})), side(few, name="b")]
+    gate = check(*(reversed(sides) if is_baseline else sides), SPEEDUP, {"prompts"})
     assert re.fullmatch("3 prompts .*; .*5", gate.judgments[-1].reason)
 
 
@@ -304,3 +306,21 @@ def test_counts_of_an_adaptive_k_are_not_reported_as_missing():
     auto = key(8, adaptive=True)
     gate = check(side(cell(both, of=auto)), side(cell(both, of=auto), name="b"))
     assert not any("is missing from" in note for note in gate.notes)
+
+
+def test_a_figure_that_only_one_prompt_has_is_compared_as_a_share():
+    """A place that only one prompt's drafts reach: without that prompt it is 0."""
+    name = "acceptance_rate_per_position[4]"
+    before, after = (
+        side(cell({name: Figure(value=v, without=(0.0, v, v, v, v))}), name=run)
+        for run, v in (("a", 0.2), ("b", 0.1))
+    )
+    asked = [Tolerance(metric="acceptance_rate_per_position", share=0.05)]
+    (found,) = check(before, after, asked).judgments
+    assert found.change.estimate == pytest.approx(-0.5)
+
+
+def test_a_loss_without_bounds_is_a_number_still():
+    wide = Uncertainty(standard_error=1e3, degrees_of_freedom=1.0)
+    worse = Comparison(loss=0.1, limit=0.05, spread=wide)
+    assert math.isfinite(worse.as_change(worse.bound(0.975), higher_is_better=False))

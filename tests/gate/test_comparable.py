@@ -193,6 +193,23 @@ def test_a_cell_that_only_the_baseline_has_is_not_reported_as_changed(changed):
     assert [pair.baseline.key for pair in pair_up(both, one, {"cells"}).pairs] == [key()]
 
 
+@pytest.mark.parametrize("changed", [{"concurrency": (4, 8)}, {"temperature": (0.7, 1.0)}])
+def test_a_cell_that_changed_is_left_out_if_cells_may_differ(changed):
+    ((name, values),) = changed.items()
+    one, other = (
+        side(cell(FIGURES), cell(FIGURES, of=key(**{name: value})), name=run)
+        for run, value in zip("ab", values, strict=True)
+    )
+    assert name in refused(one, other)
+    assert [pair.baseline.key for pair in pair_up(one, other, {"cells"}).pairs] == [key()]
+
+
+def test_an_additional_cell_is_named_by_the_axis_in_which_it_differs():
+    both = side(cell(FIGURES), cell(FIGURES, of=key(dtype="bfloat16")))
+    told = refused(both, side(cell(FIGURES), name="b"))
+    assert re.search("cells: demo/draft K=4 .*code, .*bfloat16 .*baseline", told)
+
+
 def test_other_prompts_are_refused_by_name():
     one = side(cell(FIGURES))
     other = side(cell(FIGURES, units=("p1", "p2", "p3", "p4", "p9")), name="b")

@@ -19,6 +19,15 @@ from tests.cell_keys import with_axes
 from tests.gate.gate_sides import side
 from tests.report.served_runs import served_run
 
+
+@pytest.fixture(scope="module")
+def stream():
+    """A cell of overlapping requests."""
+    stored = served_run()
+    cells = aggregate_cells([plan.key for plan in stored.run.cells], stored.blocks)
+    return next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
+
+
 LENGTH = [Tolerance(metric="mean_acceptance_length", share=0.02)]
 
 
@@ -91,10 +100,7 @@ def test_a_figure_that_no_prompt_changes_is_stored_without_entries(steady):
     assert check(side(figures), side(figures), LENGTH).num_tests == 0
 
 
-def test_the_unit_is_a_pass_if_requests_overlap():
-    stored = served_run()
-    cells = aggregate_cells([plan.key for plan in stored.run.cells], stored.blocks)
-    stream = next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
+def test_the_unit_is_a_pass_if_requests_overlap(stream):
     figures = cell_figures(stream, {"decode_speedup", "mean_acceptance_length"})
     assert figures.units == tuple(f"pass {i}" for i in range(len(stream.passes)))
     fewer = replace(stream, passes=stream.passes[1:], baseline_passes=stream.baseline_passes[1:])
@@ -103,11 +109,8 @@ def test_the_unit_is_a_pass_if_requests_overlap():
     assert without[0] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_pass_that_repeats_prompts_is_one_unit():
+def test_a_pass_that_serves_each_prompt_twice_is_one_unit_and_its_noise_is_kept(stream):
     """As 16 rows over 40 prompts do: what a pass serves again counts as a repeat of its own."""
-    stored = served_run()
-    cells = aggregate_cells([plan.key for plan in stored.run.cells], stored.blocks)
-    stream = next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
 
     def twice(i, served, pace):
         requests = (replace(r, repeat=2 * i + c) for c in (0, 1) for r in served.requests)
@@ -222,12 +225,6 @@ def test_the_deviation_floor_is_0_for_counts_and_largest_for_times():
         assert floors == sorted(floors)
 
 
-def stream_cell():
-    stored = served_run()
-    cells = aggregate_cells([plan.key for plan in stored.run.cells], stored.blocks)
-    return next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
-
-
 @pytest.fixture
 def seen(monkeypatch):
     """The cells that a metric was asked about: the whole one, then each without a unit."""
@@ -243,8 +240,7 @@ def seen(monkeypatch):
     return found
 
 
-def test_an_excluded_pass_is_removed_from_both_sides(seen):
-    stream = stream_cell()
+def test_a_pass_is_left_out_of_both_sides_whatever_their_repeats(seen, stream):
     base = tuple(
         p._replace(requests=tuple(replace(r, repeat=r.repeat + 100) for r in p.requests))
         for p in stream.baseline_passes
@@ -263,8 +259,8 @@ def test_an_excluded_pass_is_removed_from_both_sides(seen):
         assert left.baseline == tuple(r for p in base_passes for r in p.requests)
 
 
-def test_an_excluded_prompt_is_removed_from_the_samples_of_both_sides(seen, steady):
-    served = stream_cell().passes[0].record
+def test_a_prompt_is_left_out_of_the_samples_of_both_sides(seen, steady, stream):
+    served = stream.passes[0].record
 
     def of(request):
         return {n: getattr(request, n) for n in ("prompt_id", "turn", "repeat")}
@@ -290,8 +286,7 @@ def test_an_excluded_prompt_is_removed_from_the_samples_of_both_sides(seen, stea
         assert "p0" not in {r.prompt_id for s in own for r in s.requests}
 
 
-def test_a_failed_request_is_not_a_unit():
-    stream = stream_cell()
+def test_a_failed_request_is_not_a_unit(stream):
 
     def fail(served, which):
         return served._replace(

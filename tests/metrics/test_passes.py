@@ -15,7 +15,7 @@ from specbench.metrics.summary import summarize
 from specbench.metrics.validity import judge_cell
 from specbench.stats.intervals import speedup_interval
 from tests.cell_keys import with_axes
-from tests.decide.cells import BASE, draft, stream
+from tests.decide.cells import BASE, draft, stream, with_timeline
 
 ROWS = {"concurrency": 2}
 K4 = draft(4, **ROWS)
@@ -27,13 +27,6 @@ BASE_S = [2.0, 2.2, 2.1, 2.0, 2.3, 2.1]
 def rows() -> CellData:
     """K = 4 against K = 0, 6 passes of two rows."""
     return against(stream(K4, SPEC_S), stream(with_axes(BASE, **ROWS), BASE_S))
-
-
-def with_first_pass(cell: CellData, **columns: tuple[int, ...]) -> CellData:
-    first = cell.passes[0]
-    rounds = replace(first.record.rounds, **columns)
-    changed = first._replace(record=replace(first.record, rounds=rounds))
-    return replace(cell, passes=(changed, *cell.passes[1:]))
 
 
 def test_a_steady_cell_of_many_rows_is_valid(rows):
@@ -67,21 +60,21 @@ def test_four_passes_give_no_interval(rows):
     ],
 )
 def test_an_impossible_time_line_breaks_an_identity(rows, columns, text):
-    (reason,) = judge_cell(with_first_pass(rows, **columns))
+    (reason,) = judge_cell(with_timeline(rows, **columns))
     assert reason.startswith(f"identity broken: {text}")
     assert reason.endswith("(1 of 6 passes)")
 
 
 def test_an_adaptive_k_above_its_maximum_is_invalid(rows):
     adaptive = replace(rows, key=with_axes(K4, adaptive=True))
-    lower = with_first_pass(adaptive, num_speculative_tokens=(0, 4, 3, 2, 1, 1))
+    lower = with_timeline(adaptive, num_speculative_tokens=(0, 4, 3, 2, 1, 1))
     assert judge_cell(lower) == ()
-    above = with_first_pass(adaptive, num_speculative_tokens=(0, 5, 3, 2, 1, 1))
+    above = with_timeline(adaptive, num_speculative_tokens=(0, 5, 3, 2, 1, 1))
     assert "the cell's K" in judge_cell(above)[0]
 
 
 def test_the_baselines_passes_are_also_judged(rows):
-    swapped = with_first_pass(replace(rows, passes=rows.baseline_passes), num_emitted=(3,) * 12)
+    swapped = with_timeline(replace(rows, passes=rows.baseline_passes), num_emitted=(3,) * 12)
     wrong = replace(rows, baseline_passes=swapped.passes)
     assert {"baseline:", "time", "line"} <= set(judge_cell(wrong)[0].split())
 

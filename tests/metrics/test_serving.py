@@ -23,6 +23,7 @@ from specbench.records import (
     RoundTimeline,
 )
 from tests.cell_keys import with_axes
+from tests.decide.cells import with_timeline
 from tests.made_records import made_request
 from tests.metrics.conftest import BASE_KEY, KEY
 from tests.metrics.test_sessions import cell_of
@@ -109,14 +110,6 @@ def stream() -> CellData:
     """Two passes, next to those of the baseline."""
     blocks = ("first", "second")
     return of_passes(STREAM, [spec_pass(b) for b in blocks], [base_pass(b) for b in blocks])
-
-
-def with_timeline(cell: CellData, **columns: tuple[int, ...]) -> CellData:
-    """The cell with columns of its first pass's time line changed."""
-    first = cell.passes[0]
-    rounds = replace(first.record.rounds, **columns)
-    changed = first._replace(record=replace(first.record, rounds=rounds))
-    return replace(cell, passes=(changed, *cell.passes[1:]))
 
 
 def test_busy_tokens_count_rounds_and_first_tokens_between_the_first_and_last_full_round(stream):

@@ -9,12 +9,14 @@ import pytest
 from specbench.stats.rounds import (
     RoundCounts,
     break_even_acceptance,
+    bytes_per_forward,
     conditional_rates,
     expected_tokens_by_k,
     expected_tokens_iid,
     joint_rates,
     mean_length,
     mean_length_from_rates,
+    roofline_s,
 )
 
 SEEDS = range(300)
@@ -158,3 +160,12 @@ def test_a_round_cost_of_at_most_1_breaks_even_at_acceptance_0():
 
 def test_break_even_acceptance_at_k_1_is_the_extra_round_cost():
     assert break_even_acceptance(1, 1.3) == pytest.approx(0.3)
+
+
+def test_a_forward_reads_the_weights_once_and_every_rows_cache():
+    # 4 rows of 100 tokens of 10 bytes beside 1,000 bytes of weights
+    assert bytes_per_forward(1_000, rows=4, context=100, kv_bytes_per_token=10) == 5_000
+
+
+def test_the_roofline_is_bytes_over_bandwidth():
+    assert roofline_s(15e9, 4.8e12) == pytest.approx(0.003125)
