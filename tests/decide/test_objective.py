@@ -44,7 +44,7 @@ def test_an_undecided_speedup_is_no_candidate():
     assert best(cells, LATENCY) == (1, 0)
 
 
-def test_limits_rule_ways_out_and_say_by_how_much():
+def test_configurations_beyond_a_limit_are_excluded_with_the_excess():
     cells = [
         *rated(1, 100, 100, {4: (1.8, 2.0, 2.2)}),
         *rated(16, 20, 320, {4: (1.1, 1.2, 1.3)}),
@@ -68,7 +68,7 @@ def test_cost_is_money_for_a_million_tokens():
     assert one.candidates[-1].value == pytest.approx(10.0)
 
 
-def test_rates_within_one_percent_go_to_not_speculating_first():
+def test_configurations_tied_within_1_percent_go_to_k_0():
     cells = rated(1, 100, 100, {4: (1.0101, 1.05, 1.1)})
     assert best(cells, LATENCY) == (1, 4)
     equal = [*rated(1, 100, 100, {}), *rated(2, 60, 100.5, {})]
@@ -177,7 +177,7 @@ def test_for_latency_one_setting_for_all_is_also_searched_among_the_fewest_rows(
     assert shared.regret == pytest.approx({"chat": 0.0, "code": 0.0})
 
 
-def test_latency_is_compared_among_the_fewest_rows_whatever_more_rows_showed():
+def test_latency_is_compared_only_at_the_lowest_concurrency():
     """Two rows that came out faster for one user are an accident."""
     found = [*rated(1, 100, 100, {}), *rated(2, 120, 240, {4: (1.4, 1.5, 1.6)})]
     assert best(found, LATENCY) == (1, 0)
@@ -197,13 +197,13 @@ def test_with_equal_rates_the_smaller_batch_precedes_the_smaller_k():
     assert best([*few, *many], THROUGHPUT) == (2, 8)
 
 
-def test_tokens_of_all_users_are_those_while_all_rows_are_busy():
+def test_throughput_counts_the_time_with_all_requests_active():
     found = rated(4, 25, 100, {})
     (one,) = recommend_for(found, [], THROUGHPUT)
     assert one.best.value == 100
 
 
-def test_a_limit_that_is_just_kept_is_kept():
+def test_a_limit_that_is_exactly_reached_is_met():
     found = rated(1, 100, 100, {})
     (one,) = recommend_for(found, [], replace(LATENCY, limits=parse_limits("ttft=100ms", LIMITS)))
     assert one.best is not None
@@ -216,7 +216,7 @@ def test_an_invalid_cell_is_no_candidate():
     assert [way.key.draft.k for way in one.options] == [0]
 
 
-def test_shared_ways_within_one_percent_go_to_the_plainer_one():
+def test_joint_recommendations_tied_within_1_percent_take_the_smaller_k():
     found = [
         cell
         for workload in ("chat", "code")
@@ -263,7 +263,7 @@ def with_lossy(lossless, lossy, workload="code"):
 @pytest.mark.parametrize(
     ("lossless", "lossy", "chosen"), [(1.5, 2.5, "draft"), (0.9, 2.5, "bold"), (0.9, 0.8, "none")]
 )
-def test_a_lossy_way_is_taken_only_where_no_lossless_one_helps(lossless, lossy, chosen):
+def test_a_lossy_drafter_is_recommended_only_if_no_lossless_one_helps(lossless, lossy, chosen):
     found = with_lossy(lossless, lossy)
     (one,) = recommend_for(found, decided(found), LATENCY)
     assert one.best.key.draft.drafter == chosen

@@ -276,7 +276,7 @@ def test_without_a_winner_the_best_estimate_and_its_reasons_are_quoted(summarize
     assert any(re.match("K=1 .*K = 1..2; none is shown", reason) for reason in decision.reasons)
 
 
-def test_a_sentence_about_another_k_than_the_best_says_why(summarized):
+def test_a_decision_about_another_k_gives_the_reason(summarized):
     cells = [summarized(1, 0.98, 0.99, 1.00), summarized(8, 0.80, 0.95, 1.12)]
     verdicts = ("undecided: K=8 looks best so far", "no speedup: K = 1")
     assert decide(choose(cells)).reasons == verdicts

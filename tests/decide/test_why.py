@@ -87,7 +87,7 @@ def test_synthetic_acceptance_does_not_report_mismatched_models(summarized):
         assert any("acceptance-bound" in reason for reason in reasons)
 
 
-def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarized):
+def test_the_reason_states_the_steps_if_a_round_costs_more_than_k_plus_1(summarized):
     lines = list(why(summarized(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
     assert any(re.search(r"3\.20 steps; K=2 ", line) for line in lines)
 
@@ -102,7 +102,7 @@ def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarized):
     assert any("mismatched" in sentence for sentence in why(drawn))
 
 
-def test_a_verification_cheaper_than_a_step_is_nothing_lost():
+def test_a_verification_cheaper_than_a_step_loses_nothing():
     assert losses(metrics(break_even=1.3, draft=0.05, verify=0.9), 4).verify == 0
 
 
@@ -115,7 +115,7 @@ def test_a_draft_is_mismatched_below_one_half(summarized, kept, said):
 
 
 @pytest.mark.parametrize(("cost", "said"), [(0.29, False), (0.31, True)])
-def test_a_target_is_too_small_from_three_tenths_of_a_step_on(summarized, cost, said):
+def test_a_draft_cost_above_0_3_steps_reports_a_too_small_target(summarized, cost, said):
     cell = summarized(2, 1.1, 1.2, 1.3, metrics={"draft_cost_ratio": cost})
     assert any("too small" in line for line in why(cell)) is said
 

@@ -320,7 +320,7 @@ def test_a_figure_that_only_one_prompt_has_is_compared_as_a_share():
     assert found.change.estimate == pytest.approx(-0.5)
 
 
-def test_a_loss_without_bounds_is_a_number_still():
+def test_the_bound_of_a_very_uncertain_loss_is_finite():
     wide = Uncertainty(standard_error=1e3, degrees_of_freedom=1.0)
     worse = Comparison(loss=0.1, limit=0.05, spread=wide)
     assert math.isfinite(worse.as_change(worse.bound(0.975), higher_is_better=False))

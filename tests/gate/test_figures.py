@@ -109,7 +109,7 @@ def test_the_unit_is_a_pass_if_requests_overlap(stream):
     assert without[0] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_pass_that_serves_each_prompt_twice_is_one_unit_and_its_noise_is_kept(stream):
+def test_a_pass_that_repeats_prompts_is_one_unit(stream):
     """As 16 rows over 40 prompts do: what a pass serves again counts as a repeat of its own."""
 
     def twice(i, served, pace):
@@ -240,7 +240,7 @@ def seen(monkeypatch):
     return found
 
 
-def test_a_pass_is_left_out_of_both_sides_whatever_their_repeats(seen, stream):
+def test_an_excluded_pass_is_removed_from_both_sides(seen, stream):
     base = tuple(
         p._replace(requests=tuple(replace(r, repeat=r.repeat + 100) for r in p.requests))
         for p in stream.baseline_passes

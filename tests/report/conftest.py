@@ -1,13 +1,17 @@
 """Documents that several tests look at, built once, and their charts, drawn once."""
 
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from specbench.report import html
 from specbench.report.document import Document, build_document
-from specbench.report.html import Pictures, pictures
+from specbench.report.html import Pictures, pictures, to_html
+from specbench.report.markdown import to_markdown
+from specbench.report.terminal import terminal_report
 from tests.report.served_runs import context_run, served_run
 from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run, with_failure
 from tests.served_sessions import Sweep, served_sweep
@@ -20,6 +24,21 @@ def drawn(document: Document) -> Pictures:
     if id(document) not in _drawn:
         _drawn[id(document)] = document, pictures(document)
     return _drawn[id(document)][1]
+
+
+def printed(document: Document, width: int = 80) -> str:
+    """All that a terminal without color shows."""
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    console.print(terminal_report(document, is_verbose=True))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+SHOWN: dict[str, Callable[[Document], str]] = {
+    "terminal": printed,
+    "markdown": lambda document: to_markdown([document]),
+    "html": lambda document: to_html([document]),
+}
 
 
 @pytest.fixture(scope="package", autouse=True)

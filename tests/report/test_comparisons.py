@@ -18,8 +18,8 @@ from specbench.report.document import Document
 from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
+from tests.report.conftest import printed
 from tests.report.test_json import VALIDATOR
-from tests.report.test_tables import printed
 
 
 def test_the_crossover_table_states_where_the_speedup_ends(served: Document) -> None:

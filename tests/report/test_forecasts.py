@@ -18,9 +18,8 @@ from specbench.report.markdown import to_markdown
 from specbench.report.sections import sections
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeEngine
-from tests.report.conftest import drawn
+from tests.report.conftest import drawn, printed
 from tests.report.test_json import VALIDATOR
-from tests.report.test_tables import printed
 from tests.settings.flat_settings import changed
 
 FORECAST = changed(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))

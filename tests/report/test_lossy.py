@@ -19,11 +19,10 @@ from specbench.report.notes import run_warnings
 from specbench.report.sections import sections
 from specbench.runs import StoredRun
 from tests.cell_keys import with_axes
-from tests.report.conftest import drawn
+from tests.report.conftest import drawn, printed
 from tests.report.stored_runs import SMALL, renamed, stored_run
 from tests.report.test_figures import texts
 from tests.report.test_json import VALIDATOR
-from tests.report.test_tables import printed
 
 RULE = "typical alpha=0.5"
 # `bold` without its mark; the warning about it says the same in words.

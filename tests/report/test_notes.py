@@ -1,6 +1,5 @@
 """Every output of a run shows each warning once, in one place."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,19 +8,11 @@ from rich.console import Console
 from specbench.metrics.machine import noise_warning
 from specbench.records import CellSummary, Decision
 from specbench.report.document import Document
-from specbench.report.html import to_html
-from specbench.report.markdown import to_markdown
 from specbench.report.notes import notes, warning_lines
 from specbench.report.terminal import terminal_report
-from tests.report.test_tables import printed
+from tests.report.conftest import SHOWN
 
 RUN, CELL, AGAIN = "a word about the run", "a word about a cell", "a word about its repeat"
-
-SHOWN: dict[str, Callable[[Document], str]] = {
-    "terminal": printed,
-    "markdown": lambda document: to_markdown([document]),
-    "html": lambda document: to_html([document]),
-}
 
 
 def test_a_target_without_a_chat_template_is_warned_of_once(cpu_document: Document) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from specbench.cli.console import open_console
 from specbench.decide.comparisons import Crossover, Point
-from specbench.decide.objective import JointRecommendation, Objective
+from specbench.decide.objective import JointRecommendation, Objective, Recommendation
 from specbench.doc import schema_of
 from specbench.records import NO_DRAFTER, Interval, MemoryRecord
 from specbench.report.blocks import ReportPart, TableBlock, run_report
@@ -26,7 +26,7 @@ from specbench.report.recommendation import (
 )
 from specbench.report.terminal import terminal_part
 from tests.cell_keys import BASE_KEY, KEY, with_axes
-from tests.report.served_runs import context_run, served_run
+from tests.report.served_runs import context_run
 from tests.report.stored_runs import SMALL, stored_run
 from tools.machine_document import DOCUMENTS
 
@@ -34,11 +34,6 @@ from tools.machine_document import DOCUMENTS
 def headlines(document, picks, objective):
     lines = recommendation_lines(document, picks, objective)
     return [line for line in lines if not line.startswith("  ")]
-
-
-@pytest.fixture(scope="module")
-def served() -> Document:
-    return build_document(served_run())
 
 
 @pytest.mark.parametrize("name", ["latency", "throughput", "cost"])
@@ -231,34 +226,10 @@ def test_recommendations_name_their_temperature(served: Document) -> None:
     jsonschema.validate(found, schema_of(DOCUMENTS["Recommend"]))
 
 
-def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
-    """Best of n decodes n rows for one request."""
-    one = recommendations_of(served, Objective())[0]
+def with_memory(document: Document, one: Recommendation, num_tokens: int) -> Document:
+    """The document with a GPU that has free memory for this many tokens of 10 bytes."""
     assert one.best is not None
     key = one.best.key
-    drafter = key.draft.drafter if key.draft.k else NO_DRAFTER
-    memory = MemoryRecord(
-        target=key.condition.target,
-        drafter=drafter,
-        weights_bytes=1,
-        kv_bytes_per_token=10,
-        peak_reserved_bytes=1_000,
-    )
-    environment = replace(served.run.environment, gpu_memory_bytes=1_000 + 10 * 2_400)
-    document = replace(
-        served, memory=(memory,), run=replace(served.run, environment=environment), crossovers=()
-    )
-    for samples, left in ((1, "2,400"), (8, "300")):
-        of = replace(
-            one, best=replace(one.best, key=with_axes(key, concurrency=1, num_samples=samples))
-        )
-        assert any(f" {left} more tokens " in line for line in reasons(document, of))
-
-
-def test_memory_left_is_not_negative_if_used_up(served: Document) -> None:
-    (pick, *_) = recommendations_of(served, Objective())
-    assert pick.best is not None
-    key = with_axes(pick.best.key, context=4096)
     memory = MemoryRecord(
         target=key.condition.target,
         drafter=key.draft.drafter if key.draft.k else NO_DRAFTER,
@@ -266,12 +237,31 @@ def test_memory_left_is_not_negative_if_used_up(served: Document) -> None:
         kv_bytes_per_token=10,
         peak_reserved_bytes=1_000,
     )
-    environment = replace(served.run.environment, gpu_memory_bytes=1_000)
-    run = replace(served.run, environment=environment)
-    full = replace(served, memory=(memory,), run=run)
-    at_context = replace(pick, best=replace(pick.best, key=key))
+    total = 1_000 + 10 * num_tokens
+    environment = replace(document.run.environment, gpu_memory_bytes=total)
+    run = replace(document.run, environment=environment)
+    return replace(document, memory=(memory,), run=run, crossovers=())
+
+
+def with_key(one: Recommendation, **axes: int) -> Recommendation:
+    assert one.best is not None
+    return replace(one, best=replace(one.best, key=with_axes(one.best.key, **axes)))
+
+
+def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
+    """Best of n decodes n rows for one request."""
+    one = recommendations_of(served, Objective())[0]
+    document = with_memory(served, one, 2_400)
+    for samples, left in ((1, "2,400"), (8, "300")):
+        of = with_key(one, concurrency=1, num_samples=samples)
+        assert any(f" {left} more tokens " in line for line in reasons(document, of))
+
+
+def test_memory_that_is_used_up_is_not_a_number_of_tokens(served: Document) -> None:
+    (pick, *_) = recommendations_of(served, Objective())
+    full, at_context = with_memory(served, pick, 0), with_key(pick, context=4096)
     assert "memory left: not enough for 4,096 tokens of context" in reasons(full, at_context)
-    packed = replace(full, memory=(replace(memory, kv_bytes_per_token=0),))
+    packed = replace(full, memory=(replace(full.memory[0], kv_bytes_per_token=0),))
     assert not [line for line in reasons(packed, at_context) if line.startswith("memory left")]
 
 

@@ -1,28 +1,19 @@
 """Sessions of serving engines in every report: a table, warnings, provenance, charts."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from specbench.report.document import Document, build_document
-from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import notes
 from specbench.report.provenance import provenance
 from specbench.report.sessions import session_warnings, sessions_grid
 from tests.decide.test_cycles import own_cells
 from tests.made_records import made_block
-from tests.report.conftest import drawn
-from tests.report.test_tables import printed
+from tests.report.conftest import SHOWN, drawn
 from tests.served_sessions import Sweep, served_sweep
-
-SHOWN: dict[str, Callable[[Document], str]] = {
-    "terminal": printed,
-    "markdown": lambda document: to_markdown([document]),
-    "html": lambda document: to_html([document]),
-}
 
 
 @pytest.fixture(scope="module")

@@ -57,9 +57,6 @@ def test_each_workload_shows_the_generation_of_its_best_drafter() -> None:
     assert shown(code) == " word" * 49
     assert any(step.num_rejected for step in creative.steps)
     assert code.steps[0].hover_text.startswith("Round 1: 4 drafted, ")
-    told = re.findall("<del>\u2212(\\d+)</del>", to_html([document]))
-    every = (*code.steps, *creative.steps)
-    assert list(map(int, told)) == [step.num_rejected for step in every if step.num_rejected]
 
 
 def test_the_drafter_nearest_to_a_speedup_is_shown_if_none_helps() -> None:
@@ -170,7 +167,7 @@ def test_no_generation_is_shown_above_temperature_0_and_without_rounds() -> None
     assert generation(replace(REQUEST, rounds=None)) is None
 
 
-def test_a_very_long_generation_is_cut_and_says_so() -> None:
+def test_a_very_long_generation_is_truncated_with_a_note() -> None:
     rounds = RoundLog(
         num_drafted=(1,) * 200,
         num_accepted=(0,) * 200,

@@ -19,15 +19,8 @@ from specbench.report.document import Document, build_document
 from specbench.report.grids import result_grid, result_legend
 from specbench.report.sections import main_rows, sections
 from specbench.report.terminal import terminal_report
+from tests.report.conftest import printed
 from tests.report.stored_runs import SMALL, renamed, stored_run
-
-
-def printed(document: Document, width: int = 80) -> str:
-    """All that a terminal without color shows."""
-    console = Console(file=io.StringIO(), width=width, no_color=True)
-    console.print(terminal_report(document, is_verbose=True))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 @pytest.mark.parametrize(
