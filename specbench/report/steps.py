@@ -63,7 +63,8 @@ def _generation(
     key: CellKey, request: RequestRecord, log: RoundLog, pieces: tuple[str, ...]
 ) -> ShownGeneration:
     done = 1 + request.num_checked_at_once
-    before, steps = "".join(map(_visible, pieces[:done])), []
+    before = "".join(map(_visible, pieces[:done]))
+    steps: list[ShownRound] = []
     for drafted, accepted, emitted, seconds in zip(
         log.num_drafted, log.num_accepted, log.num_emitted, log.round_s, strict=True
     ):
