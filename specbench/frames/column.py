@@ -32,7 +32,7 @@ class TableColumn(Generic[Row]):
     """A column of a table; `value` returns None for an absent value, which is never zero."""
 
     name: str
-    unit: str
+    unit: str = ""
     meaning: str
     dtype: str  # pandas' name of it
     value: Callable[[Row], Any]
@@ -108,7 +108,7 @@ def _columns(
     if Interval in (annotation, *get_args(annotation)):
         yield from _interval(name, doc, value)
     elif annotation == tuple[str, ...]:
-        yield TableColumn(name=name, unit="", meaning=doc.meaning, dtype=TEXT, value=_joined(value))
+        yield TableColumn(name=name, meaning=doc.meaning, dtype=TEXT, value=_joined(value))
     else:
         dtype = TEXT if doc.is_text else dtype_of(annotation)
         yield TableColumn(name=name, unit=doc.unit, meaning=doc.meaning, dtype=dtype, value=value)
@@ -162,7 +162,6 @@ class OfRun(Protocol):
 
 RUN_ID: TableColumn[OfRun] = TableColumn(
     name="run_id",
-    unit="",
     meaning="the run, so that tables of several runs can be stacked",
     dtype="category",
     value=attrgetter("run.run_id"),
@@ -174,7 +173,6 @@ def cell_id(get: Callable[[Any], CellKey] = attrgetter("key")) -> TableColumn[An
     """The column by which tables are joined."""
     return TableColumn(
         name="cell_id",
-        unit="",
         meaning="the cell in one word: join tables on `run_id` and `cell_id`",
         dtype="category",
         value=lambda row: get(row).id,

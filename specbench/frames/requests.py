@@ -70,7 +70,6 @@ def request_columns() -> tuple[TableColumn[Any], ...]:
 
 PURPOSE: TableColumn[RequestRow] = TableColumn(
     name="purpose",
-    unit="",
     meaning="`explore`: the exploration phase, as in `cells`; `confirm`: the confirmation run",
     dtype="category",
     value=attrgetter("block.purpose"),
@@ -100,7 +99,6 @@ _DERIVED: tuple[TableColumn[RequestRow], ...] = (
     ),
     TableColumn(
         name="output_ids",
-        unit="",
         meaning="token ids of the output, a tuple",
         dtype=LIST,
         value=attrgetter("request.output_ids"),
@@ -118,14 +116,12 @@ _COUNTS: tuple[TableColumn[RequestRow], ...] = record_columns(
 _OF: tuple[TableColumn[RequestRow], ...] = (
     TableColumn(
         name="session",
-        unit="",
         meaning="of the server, as in `servers`; absent for an engine in this process",
         dtype="category",
         value=attrgetter("block.session"),
     ),
     TableColumn(
         name="cycle",
-        unit="",
         meaning="of sessions, from 0",
         dtype="Int64",
         value=attrgetter("block.cycle"),
@@ -175,7 +171,6 @@ def _logged() -> Iterator[TableColumn[RequestRow]]:
 
 _INDEX: TableColumn[RequestRow] = TableColumn(
     name="round_index",
-    unit="",
     meaning="index of the round in its request, from 0; prefill is not counted",
     dtype="int64",
     value=_index,

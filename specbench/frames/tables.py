@@ -59,7 +59,6 @@ class CellRow(NamedTuple):
 
 _SYNTHETIC: TableColumn[CellRow] = TableColumn(
     name="synthetic",
-    unit="",
     meaning="acceptance was simulated or the weights are dummies: only timings are real",
     dtype="bool",
     value=attrgetter("run.settings.decoder.is_synthetic"),
@@ -105,7 +104,6 @@ class DecisionRow(NamedTuple):
 
 _VERDICT: TableColumn[DecisionRow] = TableColumn(
     name="verdict",
-    unit="",
     meaning="`faster`, `no speedup` or `undecided`",
     dtype="category",
     value=lambda row: judge(row.decision.speedup).value,
@@ -201,14 +199,12 @@ _CLIENT: tuple[TableColumn[ServerRow], ...] = (
 _START: tuple[TableColumn[ServerRow], ...] = (
     TableColumn(
         name="command",
-        unit="",
         meaning="its command, quoted for a shell; empty if it was running",
         dtype=TEXT,
         value=lambda row: shlex.join(row.server.command),
     ),
     TableColumn(
         name="settings",
-        unit="",
         meaning="effective ones, as the server reports them: a JSON object",
         dtype=TEXT,
         value=lambda row: json.dumps(dict(row.server.settings)),
