@@ -32,13 +32,13 @@ class LeastRegret(NamedTuple):
 
 
 def minimax_regret(
-    options: Sequence[Mapping[str, float]], best: Mapping[str, float], *, tie: float
+    options: Sequence[Mapping[str, float]], best: Mapping[str, float]
 ) -> LeastRegret:
     """The option whose worst regret over the cases is least (Savage 1951).
 
     An option has a rate for every case; `best` has the rate of each case's own choice, which may
     not be an option here. The regret is 1 - rate / best, or 0 for a higher rate, which the case
-    did not choose because its gain is not proven. Worst regrets within `tie` of the least are
+    did not choose because its gain is not proven. Worst regrets within 1% of the least are
     equal, and the first such option wins, so options are sorted by simplicity. Raises ValueError
     without an option.
     """
@@ -48,7 +48,7 @@ def minimax_regret(
     ]
     worst = [max(regret.values()) for regret in regrets]
     least = min(worst)
-    index = next(i for i, regret in enumerate(worst) if regret <= least + tie)
+    index = next(i for i, regret in enumerate(worst) if regret <= least + TIE)
     return LeastRegret(index, regrets[index])
 
 
@@ -115,7 +115,7 @@ def find_shared_k(
     shared = sorted(set.intersection(*(set(at_k) for at_k in speedups.values())))
     best = {workload: at_k[best_k[workload]] for workload, at_k in speedups.items()}
     options = [{workload: at_k[k] for workload, at_k in speedups.items()} for k in shared]
-    least = minimax_regret(options, best, tie=TIE)
+    least = minimax_regret(options, best)
     k, left_out = shared[least.option], tuple(sorted(set(best_k.values()) - set(shared)))
     if left_out and not k:
         return None
@@ -266,7 +266,7 @@ def joint_recommendation(picks: Sequence[Recommendation]) -> JointRecommendation
     complete.sort(key=lambda option: _simplicity(next(iter(option.values())).key))
     best = {pick.condition.workload: _answer_rate(pick) for pick in picks}
     rates = [{name: part.rate for name, part in option.items()} for option in complete]
-    least = minimax_regret(rates, best, tie=TIE)
+    least = minimax_regret(rates, best)
     key = next(iter(complete[least.option].values())).key
     best_keys = {pick.condition.workload: pick.best.key for pick in picks if pick.best}
     shared = _configuration(key)

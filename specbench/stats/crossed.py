@@ -31,7 +31,9 @@ MIN_CYCLES = 2  # fewer give no spread
 FEWEST_PLANNED = 4  # from here on a variance over cycles is known well enough to be relied on
 MOST_PLANNED = 12
 NEAR_PROMPTS = 1.2  # times what cycles without end would show: more of them are not worth it
-CYCLE_SD = 0.14  # vLLM on a loaded CPU: two sessions with speculation and two without (0.13, 0.14)
+# vLLM on a loaded CPU: two sessions with speculation and two without (0.13, 0.14). It is also the
+# deviation of one session's log speed: a cycle compares the mean of two with that of two others.
+CYCLE_SD = 0.14
 RUNNING_SD = 0.05  # the same process in other sessions: only the machine differs
 NO_PROMPTS = Uncertainty(standard_error=0.0, degrees_of_freedom=math.inf)  # they are taken together
 PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_noise.json
@@ -116,23 +118,19 @@ def sessions_p_value(log_speeds: ArrayLike, session_sd: float) -> float:
     return float(fdtrc(num_sessions - 1, noise_freedom, ratio))
 
 
-def expected_noise(
-    num_prompts: int | None, *, cycle_sd: float = CYCLE_SD, prompt_sd: float = PROMPT_SD
-) -> SessionNoise | None:
+def expected_noise(num_prompts: int | None) -> SessionNoise | None:
     """The noise to plan with before anything is measured; None below MIN_UNITS prompts.
 
     Without a number of prompts they are served together, and their part is in the cycles'.
-    `cycle_sd` is also the standard deviation of one session's log speed, because a cycle compares
-    the mean of two sessions with the mean of two others.
     """
     if num_prompts is None:
-        return SessionNoise(cycle_sd=cycle_sd, prompts=NO_PROMPTS)
+        return SessionNoise(cycle_sd=CYCLE_SD, prompts=NO_PROMPTS)
     if num_prompts < MIN_UNITS:
         return None
     prompts = Uncertainty(
-        standard_error=prompt_sd / math.sqrt(num_prompts), degrees_of_freedom=num_prompts - 1.0
+        standard_error=PROMPT_SD / math.sqrt(num_prompts), degrees_of_freedom=num_prompts - 1.0
     )
-    return SessionNoise(cycle_sd=cycle_sd, prompts=prompts)
+    return SessionNoise(cycle_sd=CYCLE_SD, prompts=prompts)
 
 
 def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:

@@ -137,13 +137,13 @@ def test_columns_of_other_shapes_or_with_only_failures_are_refused():
         crossed_speedup(*(np.full((2, 5), np.nan) for _ in range(4)))
 
 
-def test_expected_noise_and_effect_before_a_sweep():
-    noise = expected_noise(25, prompt_sd=0.2)
+def test_the_noise_expected_before_a_sweep():
+    noise = expected_noise(25)
     assert (noise.cycle_sd, noise.prompts) == (CYCLE_SD, spread(0.04, 24.0))
     assert expected_noise(4) is None
     # 0.14 / sqrt(4) and 0.2 / sqrt(25) make 0.0806; t is 2.54 and 0.91 at 5.2 degrees of freedom.
     assert noise.detectable_effect(4) == pytest.approx(math.expm1(0.0806 * (2.54 + 0.91)), rel=0.01)
-    assert expected_noise(25, cycle_sd=0.3).detectable_effect(4) > 2 * noise.detectable_effect(4)
+    assert replace(noise, cycle_sd=0.3).detectable_effect(4) > 2 * noise.detectable_effect(4)
 
 
 def test_the_cycles_needed_are_the_fewest_that_show_the_effect():
@@ -368,10 +368,10 @@ def test_an_interval_holds_if_one_session_was_slow(name):
     assert helps < 0.07
 
 
-def test_prompts_served_together_add_no_noise() -> None:
-    together, apart = (expected_noise(n, cycle_sd=0.02) for n in (None, MIN_UNITS))
+def test_prompts_that_are_served_together_add_no_noise_of_their_own() -> None:
+    together, apart = map(expected_noise, (None, MIN_UNITS))
     assert together is not None
     assert apart is not None
-    assert (together.cycle_sd, apart.cycle_sd) == (0.02, 0.02)
+    assert (together.cycle_sd, apart.cycle_sd) == (CYCLE_SD, CYCLE_SD)
     assert together.prompts.standard_error == 0 < apart.prompts.standard_error
     assert expected_noise(MIN_UNITS - 1) is None
