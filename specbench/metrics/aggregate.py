@@ -137,15 +137,6 @@ class _CellPart(NamedTuple):
     sessions: tuple[tuple[RequestRecord, ...], ...] = ()
     cycle: int | None = None
 
-    def __add__(self, other: "_CellPart") -> "_CellPart":  # type: ignore[override]
-        return _CellPart(
-            self.requests + other.requests,
-            self.passes + other.passes,
-            self.servers + other.servers,
-            self.sessions + other.sessions,
-            other.cycle,
-        )
-
 
 class _Sides(NamedTuple):
     """Both sides of a comparison: a cell's part of a block, or of a cycle, and the baseline's."""
@@ -173,11 +164,22 @@ def _together(
 
 
 def _merged(blocks: Sequence[_Parts]) -> _Parts:
-    merged: dict[str, _CellPart] = {}
+    parts: dict[str, list[_CellPart]] = {}
     for block in blocks:
         for cell_id, part in block.items():
-            merged[cell_id] = merged[cell_id] + part if cell_id in merged else part
-    return merged
+            parts.setdefault(cell_id, []).append(part)
+    return {cell_id: _joined(of_cell) for cell_id, of_cell in parts.items()}
+
+
+def _joined(parts: Sequence[_CellPart]) -> _CellPart:
+    """All records of several parts, with the cycle of the last one."""
+    return _CellPart(
+        requests=tuple(request for part in parts for request in part.requests),
+        passes=tuple(served for part in parts for served in part.passes),
+        servers=tuple(server for part in parts for server in part.servers),
+        sessions=tuple(session for part in parts for session in part.sessions),
+        cycle=parts[-1].cycle if parts else None,
+    )
 
 
 def _by_cell(block: BlockRecord, server: ServerRecord | None) -> _Parts:
@@ -215,17 +217,18 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) ->
     sound = [side for side, reason in zip(sides, bound, strict=True) if not reason]
     is_rule = any(bound) and len(sound) < MIN_CYCLES  # then all of them are shown, and none used
     kept = sides if is_rule else sound
-    parts, base = [side.cell for side in kept], [side.base for side in kept]
+    parts, bases = [side.cell for side in kept], [side.base for side in kept]
+    cell, base = _joined(parts), _joined(bases)
     return CellData(
         key=key,
-        requests=tuple(request for part in parts for request in part.requests),
-        baseline=tuple(request for part in base for request in part.requests),
-        passes=tuple(served for part in parts for served in part.passes),
-        baseline_passes=tuple(served for part in base for served in part.passes),
-        servers=tuple(server for part in parts for server in part.servers),
-        sessions=tuple(session for part in parts for session in part.sessions),
-        baseline_servers=tuple(server for part in base for server in part.servers),
-        cycles=dict(_whole_cycles(parts, base if baseline else parts)),
+        requests=cell.requests,
+        baseline=base.requests,
+        passes=cell.passes,
+        baseline_passes=base.passes,
+        servers=cell.servers,
+        sessions=cell.sessions,
+        baseline_servers=base.servers,
+        cycles=dict(_whole_cycles(parts, bases if baseline else parts)),
         num_bound_cycles=sum(map(bool, bound)),
         client_bound=next(filter(None, bound)) if is_rule else "",
     )
