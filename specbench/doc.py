@@ -1,7 +1,7 @@
 """The meanings of fields and of keys in JSON, from which tables, schemas and pages are made."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
@@ -94,7 +94,7 @@ def type_of(name: str, doc: str, /, *parts: tuple[type, Collection[str]], **more
     entries: dict[str, Any] = {}
     for record, left_out in parts:
         hints = get_type_hints(record, include_extras=True)
-        entries |= {f.name: hints[f.name] for f in fields(record) if f.name not in left_out}
+        entries |= {name: hint for name, hint in hints.items() if name not in left_out}
     made = make_dataclass(name, [(*entry, field()) for entry in {**entries, **more}.items()])
     made.__doc__ = doc
     return made

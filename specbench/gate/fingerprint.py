@@ -33,9 +33,9 @@ AROUND = ("specbench", "python", _COMMIT, "driver")
 class RunDifference(NamedTuple):
     """A fact that differs between baseline and candidate."""
 
-    name: str  # a word of --allow-different, or of a fact that is only reported
-    baseline: str
-    candidate: str
+    name: Annotated[str, Doc("a word of `--allow-different`, or the name of a fact")]
+    baseline: Annotated[str, Doc("its text in the baseline")]
+    candidate: Annotated[str, Doc("its text in the candidate")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

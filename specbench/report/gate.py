@@ -10,7 +10,7 @@ from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
 from specbench.gate.attribution import Attribution, Cause, Shift
 from specbench.gate.baseline import Snapshot, SourceRun
 from specbench.gate.check import Gate
-from specbench.gate.fingerprint import THREADS, Fingerprint
+from specbench.gate.fingerprint import THREADS, Fingerprint, RunDifference
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor
 from specbench.metrics.registry import all_metrics
@@ -304,13 +304,7 @@ def incomparable_report(reason: str) -> ReportPart:
 
 JSON_VERSION = 1
 
-DIFFERENCE = type_of(
-    "Difference",
-    "A fact that differs.",
-    name=Annotated[str, Doc("a word of `--allow-different`, or the name of a fact")],
-    baseline=Annotated[str, Doc("its text in the baseline")],
-    candidate=Annotated[str, Doc("its text in the candidate")],
-)
+DIFFERENCE = type_of("Difference", "A fact that differs.", (RunDifference, ()))
 _SIDE = type_of(
     "Side",
     "One side of the comparison.",
