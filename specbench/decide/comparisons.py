@@ -5,6 +5,7 @@ fixed K, several samples with one, and speedups over concurrent requests and con
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from math import inf
 from operator import itemgetter
 from statistics import geometric_mean
 from typing import Annotated, NamedTuple
@@ -74,6 +75,11 @@ class SideBySide:
         ),
     ]
     valid: Annotated[bool, Doc("`false`: a cell is invalid, so nothing can be concluded")]
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether either cell may be the faster one."""
+        return (self.decode.low or 0.0) <= 1 <= (self.decode.high or inf)
 
 
 def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:

@@ -3,7 +3,7 @@ and runs.
 """
 
 from collections.abc import Iterator, Sequence
-from math import inf
+from dataclasses import replace
 
 from specbench.decide.comparisons import (
     AdaptiveComparison,
@@ -85,9 +85,14 @@ def variants_grid(document: Document) -> Grid | None:
 
 
 def _speed_columns(pairs: Sequence[SideBySide]) -> Iterator[tuple[str, list[str]]]:
-    yield "decode [95%]", [speedup_text(pair.decode) for pair in pairs]
+    """Speeds and texts; without the intervals of invalid pairs, which show nothing."""
+    yield "decode [95%]", [_ratio_text(pair.decode, valid=pair.valid) for pair in pairs]
     yield "same text", [value_text(pair.equal_text, "{:.0%}") for pair in pairs]
-    yield "whole", [interval_text(pair.end_to_end) for pair in pairs]
+    yield "whole", [_ratio_text(pair.end_to_end, valid=pair.valid) for pair in pairs]
+
+
+def _ratio_text(ratio: Interval | None, *, valid: bool) -> str:
+    return interval_text(ratio if valid or ratio is None else replace(ratio, low=None, high=None))
 
 
 def _validity(rows: Sequence[SideBySide | AdaptiveComparison | BestOf]) -> list[str]:
@@ -107,12 +112,11 @@ def variant_lines(document: Document, only: CellKey | None = None) -> Iterator[s
         if not (is_plain or shown & {pair.cell, pair.peer}):
             continue
         ratio, names = pair.decode, [str(key.condition.variant) for key in (pair.cell, pair.peer)]
-        low, high = ratio.low or 0.0, ratio.high or inf
-        if high < 1:
+        if ratio.low and ratio.high and ratio.high < 1:
             names.reverse()
-            ratio = Interval(estimate=1 / ratio.estimate, low=1 / high, high=1 / low)
+            ratio = Interval(estimate=1 / ratio.estimate, low=1 / ratio.high, high=1 / ratio.low)
         text = f"{names[0]} is {speedup_text(ratio, f' faster than {names[1]}')}"
-        if low <= 1 <= high:
+        if pair.is_undecided:
             text = f"undecided: {names[0]} against {names[1]} is {range_text(ratio)}"
         yield f"{setting_name(setting, settings)}, {pair.cell.draft.label}: {text}{document.mark}"
 

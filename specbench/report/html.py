@@ -72,6 +72,7 @@ def pictures(document: Document) -> Pictures:
                 *answering[1:],
                 *_known(prompts_chart(group, styles, document.prompts) for group in settings),
                 *side_by_side_charts(document.side_by_side, document.cells),
+                *side_by_side_charts(document.variants, document.cells),
                 *crossover_charts(document.crossovers),
                 *context_charts(document.context_curves),
                 *rows_pareto_charts(all_sections, styles),

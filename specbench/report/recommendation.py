@@ -253,7 +253,16 @@ def headline(document: Document, pick: Recommendation, objective: Objective) -> 
     if (undecided := best_undecided(document, pick)) is not None:
         _, _, text = undecided.sentence.partition("undecided: ")
         return f"undecided: {undecided.leader.source}, {text}. K=0, {requests}: {value}"
-    return f"{_configuration(pick.best.key)}, {value}"
+    return f"{_configuration(pick.best.key)}, {value}{_tied_variants(document, pick.best.key)}"
+
+
+def _tied_variants(document: Document, key: CellKey) -> str:
+    """The variants than which the chosen one is not shown to be faster; empty without one."""
+    pairs = [{pair.cell, pair.peer} for pair in document.variants if pair.is_undecided]
+    names = [
+        str(other.condition.variant) for both in pairs if key in both for other in both - {key}
+    ]
+    return f"; undecided whether faster than variant {listed(names)}" if names else ""
 
 
 def _configuration(key: CellKey) -> str:

@@ -84,6 +84,7 @@ def test_a_side_by_side_row_with_an_invalid_side_is_marked(served: Document) -> 
     grid = side_by_side_grid(replace(served, side_by_side=invalid))
     assert grid is not None
     assert {row[-1] for row in grid.rows} == set(grid.marks) == {"invalid"}
+    assert {row[3] for row in grid.rows if row[2] == "generate"} == {"2.00x"}  # no interval
 
 
 def test_the_context_table_has_speedups_and_the_kv_cache(lengths: Document) -> None:

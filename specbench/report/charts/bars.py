@@ -195,44 +195,49 @@ def _memory_text(row: MemoryRow) -> str:
 
 _SIDE_BY_SIDE = (
     "Output tokens after the first / decode seconds, over the same prompts in one interleaved "
-    "run. For each drafter: our fastest K, the other engine at the same K, and at its own "
-    "defaults. Pale bars are invalid."
+    "run. For each drafter: {}. Pale bars are invalid."
 )
+_OF_ENGINES = "our fastest K, the other engine at the same K, and at its own defaults"
+_OF_VARIANTS = "the fastest K, under each set of engine arguments"
 
 
 def side_by_side_charts(
     pairs: Sequence[SideBySide], cells: Sequence[CellSummary]
 ) -> Iterator[Chart]:
-    """One chart per setting with one panel per workload; none without another engine."""
+    """One chart per setting with one panel per workload; none without another engine or variant."""
     known = {cell.key: cell for cell in cells}
     groups: dict[Condition, dict[str, list[SideBySide]]] = {}
     for pair in pairs:
         setting = pair.cell.condition
-        across = setting.without("workload", "engine")
+        across = setting.without("workload", "engine", "variant")
         groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
     for setting, workloads in groups.items():
         bars = {name: bars_of(pairs, known) for name, pairs in workloads.items()}
         drawn = {name: cells for name, cells in bars.items() if cells}
         if drawn:
-            yield _side_by_side_chart(setting, drawn)
+            is_of_variants = any(pair.cell.condition.variant for pair in pairs)
+            yield _side_by_side_chart(setting, drawn, is_of_variants=is_of_variants)
 
 
 def bars_of(
     pairs: Sequence[SideBySide], known: dict[CellKey, CellSummary]
 ) -> tuple[CellSummary, ...]:
-    """Both sides without drafts, then each pairing's fastest built-in K and its counterparts."""
+    """Both sides without drafts, then each pairing's fastest K and its counterparts."""
     fastest: dict[str, CellKey] = {}
     for key in dict.fromkeys(pair.cell for pair in pairs if pair.cell in known):
         best = fastest.get(key.pairing)
         if best is None or _speed(known[key]) > _speed(known[best]):
             fastest[key.pairing] = key
+    drafts = {key.draft for key in fastest.values()}
     keys = dict.fromkeys(
-        key for pair in pairs if pair.cell in fastest.values() for key in (pair.cell, pair.peer)
+        key for pair in pairs if pair.cell.draft in drafts for key in (pair.cell, pair.peer)
     )
     return tuple(known[key] for key in keys if key in known and _speed(known[key]))
 
 
-def _side_by_side_chart(setting: Condition, bars: dict[str, tuple[CellSummary, ...]]) -> Chart:
+def _side_by_side_chart(
+    setting: Condition, bars: dict[str, tuple[CellSummary, ...]], *, is_of_variants: bool
+) -> Chart:
     names = [_name(cell) for cells in bars.values() for cell in cells]
     panels = Panels(list(bars), names)
     last = max(_speed(cell) for cells in bars.values() for cell in cells)
@@ -263,11 +268,14 @@ def _side_by_side_chart(setting: Condition, bars: dict[str, tuple[CellSummary, .
             for cells in bars.values()
         ]
     )
-    return panels.chart("Side by side with other engines", setting.label, _SIDE_BY_SIDE)
+    others = "with other engine arguments" if is_of_variants else "with other engines"
+    caption = _SIDE_BY_SIDE.format(_OF_VARIANTS if is_of_variants else _OF_ENGINES)
+    return panels.chart(f"Side by side {others}", setting.label, caption)
 
 
 def _name(cell: CellSummary) -> str:
-    return f"{_speed(cell):,.0f}  {cell.key.condition.engine} {work_of(cell.key)}"
+    variant = f", {cell.key.condition.variant}" if cell.key.condition.variant else ""
+    return f"{_speed(cell):,.0f}  {cell.key.condition.engine} {work_of(cell.key)}{variant}"
 
 
 def _color(cell: CellSummary) -> str:

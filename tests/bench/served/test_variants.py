@@ -18,10 +18,12 @@ from specbench.gate.check import check
 from specbench.gate.fingerprint import changes
 from specbench.inputs.config import load_pairings
 from specbench.records import DraftConfig
+from specbench.report.charts.bars import side_by_side_charts
+from specbench.report.charts.canvas import drawing
 from specbench.report.comparisons import variant_lines, variants_grid
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
-from specbench.report.recommendation import recommendation_json, recommendations_of
+from specbench.report.recommendation import headline, recommendation_json, recommendations_of
 from specbench.report.sessions import sessions_grid
 from specbench.settings.words import parse_variants
 from tests.bench.served.served_runs import fake, measured, plan_of, settings_for
@@ -167,6 +169,13 @@ def test_the_faster_variant_is_named_with_its_interval_at_the_same_k(slower_eage
     assert all("graphs is 1." in line for line in variant_lines(turned))
     equal = build_document(varied_sweep({"a": 1.0, "b": 1.0}, ONE_ROW))
     assert all("undecided" in line for line in variant_lines(equal))
+    (pick,) = recommendations_of(equal, Objective())
+    assert "undecided whether faster than variant" in headline(equal, pick, Objective())
+    (pick,) = recommendations_of(turned, Objective())
+    assert "undecided" not in headline(turned, pick, Objective())
+    with drawing():
+        (chart,) = side_by_side_charts(turned.variants, turned.cells)
+    assert all(f"vllm draft_model K=4, {name}" in chart.panels[0] for name in TWO)
     assert len(variants_grid(document).rows) == 6
     assert build_document(served_sweep(ONE_ROW)).variants == ()
 
