@@ -16,23 +16,7 @@ from tests.forecast.traces import trace
 from tests.made_records import made_request
 
 # Five tokens. Token 1 is guessed after token 0, token 3 after token 2; nothing else is.
-TRACE = TraceRecord(
-    target="demo",
-    drafter="draft",
-    method="draft_model",
-    workload="chat",
-    prompt_id="a",
-    turn=0,
-    repeat=0,
-    temperature=0.0,
-    num_speculative_tokens=3,
-    is_chain=True,
-    is_exact=True,
-    num_prompt_tokens=7,
-    output_ids=(5, 6, 7, 8, 9),
-    num_drafted=(3, 2, 1, 0),  # the budget leaves room for no more
-    chances=((1.0, 0.0), (0.0,), (1.0,), ()),
-)
+TRACE = trace("a", [True, False, True, False], depth=3)
 
 
 def random_trace(num_starts: int, k: int, rng: random.Random) -> TraceRecord:

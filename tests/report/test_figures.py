@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ import pytest
 
 from specbench.decide.explanation import speedup_text
 from specbench.records import CellSummary
-from specbench.report.charts.bars import parts
+from specbench.report.charts.bars import parts, round_time_chart
 from specbench.report.charts.canvas import (
     DRAFT,
     REST,
@@ -18,12 +19,16 @@ from specbench.report.charts.canvas import (
     VERIFY,
     Chart,
     Label,
+    drawing,
+    series_styles,
     shorten,
     spaced,
 )
-from specbench.report.charts.speedups import dots
+from specbench.report.charts.lines import memory_pareto_charts
+from specbench.report.charts.speedups import dots, speedup_chart
 from specbench.report.document import Document, build_document
 from specbench.report.html import pictures
+from specbench.report.sections import by_setting, sections
 from tests.report.conftest import drawn
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
@@ -41,6 +46,18 @@ MEMORY = "Memory of the target, and with each drafter"
 @pytest.fixture(scope="module")
 def cpu_charts(cpu_document: Document) -> tuple[Chart, ...]:
     return drawn(cpu_document).all
+
+
+def redrawn(document: Document, draw: Callable[..., Iterable[Chart | None]]) -> list[Chart]:
+    """The charts of one kind, for a document that no other test draws."""
+    styles = series_styles(key.source for key in document.run.keys if key.draft.k)
+    with drawing():
+        return [chart for chart in draw(by_setting(sections(document)), styles) if chart]
+
+
+def speedups_of(document: Document) -> Chart:
+    (chart,) = redrawn(document, lambda groups, styles: [speedup_chart(g, styles) for g in groups])
+    return chart
 
 
 def hover_texts(chart: Chart) -> list[str]:
@@ -175,7 +192,7 @@ def test_points_of_fewer_than_five_prompts_are_pale(cpu_document: Document) -> N
     cells = [
         replace(cell, num_prompts=nums.get(cell.key.draft.k, 5)) for cell in cpu_document.cells
     ]
-    (proof,) = drawn(replace(cpu_document, cells=tuple(cells))).proof
+    proof = speedups_of(replace(cpu_document, cells=tuple(cells)))
     found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
     points = [one for panel in proof.panels for one in found.findall(panel)]
     pale = {title for style, title in points if "opacity: 0.35" in style}
@@ -203,8 +220,7 @@ def test_a_speedup_without_an_interval_is_plotted_as_a_point(
             return replace(cell, speedup=replace(cell.speedup, low=None, high=None))
         return cell
 
-    document = replace(cpu_document, cells=tuple(map(changed, cpu_document.cells)))
-    (proof,) = drawn(document).proof
+    proof = speedups_of(replace(cpu_document, cells=tuple(map(changed, cpu_document.cells))))
     counts = Counter(title.partition(":")[0] for title in hover_texts(proof))
     # Two workloads; a point with an interval has a second text, for the interval.
     assert counts == {"draft, K=2": 2, "poor, K=2": 2, "draft, K=4": 4, "poor, K=4": 4}
@@ -217,10 +233,8 @@ def test_a_cost_whose_speedup_has_no_interval_is_drawn_without_one(
         replace(cell, speedup=cell.speedup and replace(cell.speedup, low=None, high=None))
         for cell in cpu_document.cells
     )
-    bare, whole = (
-        next(chart for chart in charts if chart.title == COST)
-        for charts in (drawn(replace(cpu_document, cells=cells)).all, cpu_charts)
-    )
+    (bare,) = redrawn(replace(cpu_document, cells=cells), memory_pareto_charts)
+    (whole,) = [chart for chart in cpu_charts if chart.title == COST]
     assert [text for text in hover_texts(bare) if "[" in text] == []
     for panel, with_intervals in zip(bare.panels, whole.panels, strict=True):
         paths = with_intervals.count("<path") - panel.count("<path")
@@ -233,7 +247,7 @@ def test_a_round_without_an_acceptance_length_has_no_yield_line(cpu_document: Do
         return replace(cell, metrics=metrics) if cell.key.draft.k == 2 else cell
 
     document = replace(cpu_document, cells=tuple(map(changed, cpu_document.cells)))
-    times = [chart for chart in drawn(document).all if chart.title.startswith(TIME)]
+    times = redrawn(document, lambda groups, _: [round_time_chart(groups[0], "demo/draft")])
     texts = [text for chart in times for text in hover_texts(chart) if "tokens per round" in text]
     assert {text.partition(":")[0] for text in texts} == {"K=1", "K=4"}
 
