@@ -268,9 +268,9 @@ def _side_by_side_chart(
             for cells in bars.values()
         ]
     )
-    others = "with other engine arguments" if is_of_variants else "with other engines"
+    peers = "with other engine arguments" if is_of_variants else "with other engines"
     caption = _SIDE_BY_SIDE.format(_OF_VARIANTS if is_of_variants else _OF_ENGINES)
-    return panels.chart(f"Side by side {others}", setting.label, caption)
+    return panels.chart(f"Side by side {peers}", setting.label, caption)
 
 
 def _name(cell: CellSummary) -> str:
