@@ -49,6 +49,12 @@ def charts_of_pages() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without charts, which take most of their time."""
+    monkeypatch.setattr(html, "pictures", lambda _: Pictures((), (), ()))
+
+
 @pytest.fixture(scope="session")
 def cpu_document() -> Document:
     """Two pairings, two workloads, a failure, no NVML."""

@@ -47,6 +47,7 @@ def warned(cpu_document: Document) -> Document:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shown", SHOWN)
+@pytest.mark.usefixtures("without_charts")
 def test_each_warning_is_shown_once(shown: str, warned: Document) -> None:
     text = SHOWN[shown](warned)
     assert [text.count(words) for words in (RUN, CELL, AGAIN)] == [1, 1, 1]

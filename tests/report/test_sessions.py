@@ -63,6 +63,7 @@ def test_values_that_a_server_does_not_report_are_dashes() -> None:
 
 
 @pytest.mark.parametrize("shown", SHOWN)
+@pytest.mark.usefixtures("without_charts")
 def test_every_report_has_the_table_the_loss_and_the_rule(shown: str, sessions: Document) -> None:
     text = " ".join(SHOWN[shown](sessions).split())
     assert "15 of 16" in text
@@ -73,6 +74,7 @@ def test_every_report_has_the_table_the_loss_and_the_rule(shown: str, sessions: 
 
 
 @pytest.mark.parametrize("shown", SHOWN)
+@pytest.mark.usefixtures("without_charts")
 def test_a_run_without_servers_has_no_server_table(shown: str, baseline_document: Document) -> None:
     text = SHOWN[shown](baseline_document)
     assert "starts" not in text

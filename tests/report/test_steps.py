@@ -9,10 +9,9 @@ import pytest
 
 from specbench.metrics.cell import CellData
 from specbench.records import AnswerCheck, Interval, ReferenceRecord, RequestRecord, RoundLog
-from specbench.report import html
 from specbench.report.blocks import shown_generations
 from specbench.report.document import Document, build_document
-from specbench.report.html import Pictures, to_html
+from specbench.report.html import to_html
 from specbench.report.steps import STEPS_LEGEND, ShownGeneration, generation_of
 from tests.cell_keys import BASE_KEY, with_axes
 from tests.made_records import made_request
@@ -181,10 +180,8 @@ def test_a_very_long_generation_is_truncated_with_a_note() -> None:
     assert (len(one.steps), one.more) == (150, "and 50 more rounds")
 
 
-def test_the_page_marks_every_part_of_a_round_with_hover_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(html, "pictures", lambda _: Pictures((), (), ()))  # which take time
+@pytest.mark.usefixtures("without_charts")
+def test_the_page_marks_every_part_of_a_round_with_hover_text() -> None:
     document = with_text(SMALL, [" The", " quick", " fox,\n", " jumps"])
     cut = {key: replace(g, more="and 3 more rounds") for key, g in document.generations.items()}
     document = replace(document, generations=cut)
