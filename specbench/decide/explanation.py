@@ -20,29 +20,10 @@ MISMATCHED = 0.5  # the first draft is accepted less often
 TOO_SMALL = 0.3  # cost of a draft token in target steps, above which the target is too small
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Losses:
-    """log(K + 1) - log(speedup) by cause; the largest part is the bottleneck."""
+def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> dict[Bound, float] | None:
+    """log(K + 1) - log(speedup) by cause; the largest part is the bottleneck.
 
-    draft: float
-    verify: float
-    acceptance: float
-    overhead: float
-
-    @property
-    def bound(self) -> Bound:
-        """The part of a round whose removal would help most."""
-        parts: dict[Bound, float] = {
-            "draft": self.draft,
-            "verify": self.verify,
-            "acceptance": self.acceptance,
-            "overhead": self.overhead,
-        }
-        return max(parts, key=lambda name: parts[name])
-
-
-def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses | None:
-    """The losses from the speedup K + 1 of a free and perfect draft; None if a metric is missing.
+    K + 1 is the speedup of a free and perfect draft. None if a metric is missing.
 
     Overhead follows from overhead_ratio, or else is the time of a round that is neither drafting
     nor verifying. A verification that is cheaper than a step loses nothing.
@@ -58,14 +39,14 @@ def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses |
     else:
         forwards = break_even / max(ratio, 1.0) / (k * draft + verify)
         drafting, verifying = forwards * k * draft, forwards * verify
-    parts = {
+    parts: dict[Bound, float] = {
         "draft": drafting,
         "verify": max(verifying - 1, 0.0),
         "overhead": max(break_even - drafting - verifying, 0.0),
     }
     total, above = sum(parts.values()), math.log(max(break_even, 1.0))
     shares = {name: above * part / total if total else 0.0 for name, part in parts.items()}
-    return Losses(acceptance=math.log((k + 1) / length), **shares)
+    return {"acceptance": math.log((k + 1) / length), **shares}
 
 
 def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
@@ -76,7 +57,7 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     k, metrics = cell.key.draft.k, cell.metrics
     parts, break_even = losses(metrics, k), number_of(metrics, "break_even_length")
     if parts is not None and not cell.key.draft.is_adaptive:
-        yield _BOUND[parts.bound]
+        yield _BOUND[max(parts, key=parts.__getitem__)]
     first = metrics.get("acceptance_rate_per_position")
     shows_match = _shows_match(cell) and not is_synthetic
     if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
