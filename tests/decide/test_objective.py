@@ -60,7 +60,7 @@ def test_configurations_beyond_a_limit_are_excluded_with_the_excess():
     assert best(cells, replace(THROUGHPUT, limits=not_known)) is None
 
 
-def test_cost_is_money_for_a_million_tokens():
+def test_cost_is_the_price_per_million_tokens():
     cells = rated(1, 100, 100, {4: (1.9, 2.0, 2.1)})
     (one,) = recommend_for(cells, decided(cells), COST)
     # 3.6 an hour is 0.001 a second; 200 tokens a second: 5,000 seconds a million.
@@ -165,7 +165,7 @@ def test_throughput_at_concurrency_1_includes_prefill():
     assert 1 / found.best.value == pytest.approx(200)
 
 
-def test_for_latency_one_setting_for_all_is_also_searched_among_the_fewest_rows():
+def test_joint_latency_is_compared_at_the_lowest_concurrency():
     cells = [
         cell
         for workload in ("chat", "code")

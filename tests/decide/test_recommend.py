@@ -282,13 +282,13 @@ def test_a_decision_about_another_k_gives_the_reason(summarized):
     assert decide(choose(cells)).reasons == verdicts
 
 
-def test_an_effect_beyond_a_doubling_is_not_given_in_percent(summarized):
+def test_a_detectable_effect_above_100_percent_is_not_quantified(summarized):
     cell = replace(summarized(4, 0.37, 0.98, 2.63), minimum_detectable_effect=11.206)
     (reason,) = decide(choose([cell])).reasons
     assert re.match("minimum detectable effect: .*100%: ", reason)
 
 
-def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_pruned(summarized):
+def test_a_winner_among_pruned_cells_is_still_confirmed(summarized):
     won, left = summarized(4, 1.4, 1.5, 1.6), summarized(8, None, 1.2, None)
     assert choose([won, left]).to_confirm == won.key
     assert choose([won]).to_confirm is None

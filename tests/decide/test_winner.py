@@ -244,7 +244,7 @@ def test_an_engines_own_defaults_are_not_exported_as_a_k(measured):
     assert found(parts).tiers == (Tier(None, 4),)
 
 
-def test_the_worst_workload_decides_before_the_mean(measured):
+def test_the_export_prefers_the_better_worst_workload(measured):
     uneven = {"pairing": "demo/uneven", "drafter": "uneven"}
     parts = [
         measured({4: 1.3}),

@@ -235,12 +235,12 @@ def test_load_shared_by_every_k_adds_no_error_to_a_cost_ratio():
     assert theirs.standard_error > 0.1  # of another engine nothing belongs together
 
 
-def test_turns_are_texts_of_their_own():
+def test_turns_are_replayed_as_separate_texts():
     rounds = replayed([right("a"), right("a", turn=1), right("b")], 1)
     assert rounds.of_texts == (6, 6, 6)
 
 
-def test_prompts_that_are_measured_again_and_again_take_their_time():
+def test_repeated_measurements_multiply_the_forecast_time():
     traces, costs = [right(p) for p in PROMPTS], curve({0: 0.1, 2: 0.15})
     once = forecast(draft(2), traces, costs, (2,))
     thrice = forecast(draft(2), traces, costs, (2,), effort=Effort(after=3.0))

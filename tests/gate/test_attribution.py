@@ -69,7 +69,7 @@ def test_a_small_share_of_a_loss_is_not_reported():
     assert found.slower == ()
 
 
-def test_a_small_share_is_not_named_if_k_0_hides_most_of_the_loss():
+def test_a_small_share_is_not_reported_if_k_0_hides_the_loss():
     """The metric itself lost 3 %: the causes are weighed by what acceptance and rounds lost."""
     before, after = (
         cell({**measured.figures, "end_to_end_speedup": figure(value)})

@@ -194,7 +194,7 @@ def test_a_cell_that_only_the_baseline_has_is_not_reported_as_changed(changed):
 
 
 @pytest.mark.parametrize("changed", [{"concurrency": (4, 8)}, {"temperature": (0.7, 1.0)}])
-def test_a_cell_that_changed_is_left_out_if_cells_may_differ(changed):
+def test_a_changed_cell_is_omitted_if_cells_may_differ(changed):
     ((name, values),) = changed.items()
     one, other = (
         side(cell(FIGURES), cell(FIGURES, of=key(**{name: value})), name=run)

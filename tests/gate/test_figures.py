@@ -259,7 +259,7 @@ def test_an_excluded_pass_is_removed_from_both_sides(seen, stream):
         assert left.baseline == tuple(r for p in base_passes for r in p.requests)
 
 
-def test_a_prompt_is_left_out_of_the_samples_of_both_sides(seen, steady, stream):
+def test_an_excluded_prompt_is_removed_from_the_samples_of_both_sides(seen, steady, stream):
     served = stream.passes[0].record
 
     def of(request):

@@ -162,7 +162,7 @@ def test_num_emitted_outside_its_bounds_is_invalid(steady, emitted):
 
 
 @pytest.mark.parametrize("emitted", [(3, 3, 2, 1, 1, 1), (2, 3, 3, 1, 1, 1)])
-def test_an_end_of_text_among_the_drafts_leaves_out_the_additional_token(steady, emitted):
+def test_a_last_round_without_a_bonus_token_is_valid(steady, emitted):
     ended = with_rounds(steady, num_emitted=emitted)
     assert judge_cell(with_first(ended, output_ids=tuple(range(12)))) == ()
 

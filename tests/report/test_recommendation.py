@@ -257,7 +257,7 @@ def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
         assert any(f" {left} more tokens " in line for line in reasons(document, of))
 
 
-def test_memory_that_is_used_up_is_not_a_number_of_tokens(served: Document) -> None:
+def test_memory_left_is_not_negative_if_used_up(served: Document) -> None:
     (pick, *_) = recommendations_of(served, Objective())
     full, at_context = with_memory(served, pick, 0), with_key(pick, context=4096)
     assert "memory left: not enough for 4,096 tokens of context" in reasons(full, at_context)

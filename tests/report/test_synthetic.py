@@ -66,7 +66,7 @@ def test_mismatched_models_are_not_reported_for_synthetic_runs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_charts")
-def test_every_format_is_marked(synthetic: Document) -> None:
+def test_every_report_format_marks_a_synthetic_run(synthetic: Document) -> None:
     terminal = io.StringIO()
     Console(file=terminal, width=200).print(terminal_report(synthetic))
     texts = terminal.getvalue(), to_markdown([synthetic]), to_html([synthetic])

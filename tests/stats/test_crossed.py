@@ -137,7 +137,7 @@ def test_columns_of_other_shapes_or_with_only_failures_are_refused():
         crossed_speedup(*(np.full((2, 5), np.nan) for _ in range(4)))
 
 
-def test_the_noise_expected_before_a_sweep():
+def test_expected_noise_and_effect_before_a_sweep():
     noise = expected_noise(25)
     assert (noise.cycle_sd, noise.prompts) == (CYCLE_SD, spread(0.04, 24.0))
     assert expected_noise(4) is None
@@ -368,7 +368,7 @@ def test_an_interval_holds_if_one_session_was_slow(name):
     assert helps < 0.07
 
 
-def test_prompts_that_are_served_together_add_no_noise_of_their_own() -> None:
+def test_prompts_served_together_add_no_noise() -> None:
     together, apart = map(expected_noise, (None, MIN_UNITS))
     assert together is not None
     assert apart is not None
