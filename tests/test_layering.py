@@ -118,7 +118,7 @@ def first_cycle(imported: Mapping[str, set[str]]) -> list[str]:
     return []
 
 
-def test_imports_point_downwards():
+def test_packages_import_only_allowed_packages():
     for path, source in FILES_OF_OURS.items():
         package = package_of(path)
         assert packages_imported(source) <= MAY_IMPORT[package] | {package}, path

@@ -102,7 +102,7 @@ def limits_of(*cells: Cell, engine: Any = None) -> list[Any]:
     )
 
 
-def test_a_step_reads_the_weights_and_the_cache_half_way_through():
+def test_bytes_per_round_count_weights_and_the_mid_run_cache():
     (limit,) = limits_of(cell(0))
 
     assert limit.cell_id == cell(0).key.id

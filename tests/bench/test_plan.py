@@ -102,7 +102,7 @@ def test_prompts_and_repeats_can_be_chosen(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [{"budget_s": 60.0}, {"precision": 0.02}], ids=["budget", "prec"])
-def test_a_budget_or_a_precision_may_use_every_prompt_three_times(tmp_path, limit):
+def test_a_budget_or_precision_may_repeat_every_prompt_three_times(tmp_path, limit):
     plan = make_plan(tmp_path, changed(SETTINGS, **limit), PROMPTS)
     assert plan.settings.effort.is_open_ended
     assert len(list(plan.explore_blocks())) == 60

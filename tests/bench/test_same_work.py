@@ -53,7 +53,7 @@ def test_the_pairing_hash_ignores_notes(words: str, tmp_path: Path) -> None:
     assert pairing(tmp_path, OWN.replace("a note", words)).sha256 == own
 
 
-def test_a_changed_pairing_is_named_and_an_old_run_resumes(tmp_path: Path) -> None:
+def test_a_changed_pairing_is_refused_on_resume_with_its_name(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, SETTINGS)
     run = RunRecord(
         schema_version=4,

@@ -72,7 +72,7 @@ def test_with_concurrency_a_block_is_one_pass_by_every_cell(stream):
             assert len({(r.prompt_id, r.turn, r.repeat) for r in requests}) == 9 + 3
 
 
-def test_texts_over_many_rows_are_the_targets_own(stream):
+def test_texts_of_concurrent_requests_equal_the_references(stream):
     own = {(r.prompt_id, r.turn): r.output_ids for r in stream.references}
     for block in stream.blocks:
         assert all(r.output_ids == own[r.prompt_id, r.turn] for r in block.requests)

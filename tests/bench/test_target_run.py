@@ -97,7 +97,7 @@ def test_greedy_cells_emit_as_many_tokens_as_the_targets_own_answer(tmp_path):
     assert not any(call.request.stop_at_eos for call in counted)
 
 
-def test_a_limit_on_new_tokens_cuts_every_cell_the_same(tmp_path):
+def test_max_new_tokens_limits_every_cell_equally(tmp_path):
     run = measured(tmp_path, changed(SETTINGS, max_new_tokens=20))
     assert {r.num_output_tokens for r in requests_of(run)} == {20}
     assert {r.finish_reason for r in requests_of(run)} == {"length"}

@@ -73,7 +73,7 @@ def test_only_the_last_sorted_column_has_aria_sort(table: Tab) -> None:
     assert table.value(sorts) == ["ascending", None, None]
 
 
-def test_a_filter_reads_capitals_as_small_letters_and_counts(table: Tab) -> None:
+def test_the_table_filter_ignores_case_and_counts_rows(table: Tab) -> None:
     count = "document.querySelector('.filter output').value"
     assert typed(table, "RUN 9") == ["Run 9"]
     assert table.value(count) == "1 of 8 rows"

@@ -10,7 +10,7 @@ KINDS = ("pairings", "workloads", "methods", "metrics", "runs")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_listed_for_people_within_80_columns(kind, tiny, finished, monkeypatch):
+def test_every_list_fits_80_columns_on_a_terminal(kind, tiny, finished, monkeypatch):
     assert finished.is_complete
     monkeypatch.setattr("specbench.cli.console.is_terminal", lambda **_: True)
     ran = specbench("list", kind, cwd=tiny)
@@ -19,7 +19,7 @@ def test_every_kind_is_listed_for_people_within_80_columns(kind, tiny, finished,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_listed_for_machines(kind, tiny, finished):
+def test_every_list_has_a_json_form(kind, tiny, finished):
     assert finished.is_complete
     ran = specbench("list", kind, "--json", cwd=tiny)
     assert (ran.code, ran.err) == (0, "")

@@ -139,7 +139,7 @@ def test_single_answers_share_no_prefill_and_are_not_scored(tiny, tmp_path, monk
     assert scored == []
 
 
-def test_a_dry_run_shows_the_rows(tiny):
+def test_a_dry_run_lists_the_number_of_samples(tiny):
     ran = specbench(*ARGUMENTS, "--dry-run", "--json", cwd=tiny)
     assert [cell["num_samples"] for cell in json.loads(ran.out)["cells"]] == [1, 1, N, N]
 

@@ -7,7 +7,7 @@ from tests.cell_keys import with_axes
 
 
 def at(summarized, concurrency, low, estimate, high, **rest):
-    """Cell K = 4 with N concurrent requests."""
+    """Cell K = 4 at this concurrency."""
     cell = summarized(4, low, estimate, high, **rest)
     return replace(cell, key=with_axes(cell.key, concurrency=concurrency))
 

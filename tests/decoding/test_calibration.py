@@ -132,7 +132,7 @@ def test_every_k_is_measured_at_rows_1_2_4_and_the_number_itself(script: dict[in
         assert measured == [rows + 5 * k for rows in (1, 2, 3, 4, 5, 6)]  # 3 and 5 on a line
 
 
-def test_a_number_of_rows_that_is_a_power_of_two_is_measured_once() -> None:
+def test_a_batch_size_that_is_a_power_of_two_is_calibrated_once() -> None:
     clock = WorkClock()
     calibrate(Seconds(prefill=100.0, draft=0.0), num_rows=2, ks=(0,), clock=clock)
     # K = 0 over 1 and 2 rows, K = 1 to compare with, and two drafters that were away.

@@ -55,7 +55,7 @@ LAYOUTS: dict[str, Callable[[Path, dict[str, Tensor]], None]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_read_as_it_was_written(layout: str, folder: Path) -> None:
+def test_every_checkpoint_layout_reads_back_equal(layout: str, folder: Path) -> None:
     LAYOUTS[layout](folder, TENSORS)
 
     read = read_checkpoint(str(folder))

@@ -95,7 +95,7 @@ def test_a_round_that_syncs_runs_eagerly_with_the_reason(
     torch.cuda.empty_cache()  # asserts where a failed capture left its pool open
 
 
-def test_a_launcher_works_after_a_capture_of_another_that_failed(
+def test_a_launcher_works_after_a_failed_capture_of_another(
     target: StockRunner, draft: StockRunner
 ) -> None:
     launchers = Launchers("round", target.device)

@@ -70,7 +70,7 @@ def test_prefill_feeds_each_position_once_in_chunks_of_the_given_size() -> None:
     assert fed == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_a_prompt_of_one_token_is_enough() -> None:
+def test_a_prompt_of_one_token_decodes_correctly() -> None:
     model = exact_llama(seed=0)
     text = generated(model, (7,), 10)
     target = StockRunner(model)

@@ -67,7 +67,7 @@ def test_fused_logits_are_as_accurate_as_stock_ones(name: str, dtype: torch.dtyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(FAMILIES))
-def test_the_text_is_that_of_generate(name: str) -> None:
+def test_text_of_the_fused_runner_equals_generate(name: str) -> None:
     model = family(name)
     texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
     target, own, stranger = FusedRunner(model), FusedRunner(model), FusedRunner(family(name, 1))

@@ -261,7 +261,7 @@ def test_a_kernel_named_in_a_config_is_not_downloaded(folder, monkeypatch, name)
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_wrong_value_is_named_with_what_to_do(folder, changed, words):
+def test_a_wrong_config_value_is_refused_with_the_remedy(folder, changed, words):
     config = {**json.loads((folder / "config.json").read_text()), **changed}
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v}))
     with pytest.raises(ModelError) as refused:

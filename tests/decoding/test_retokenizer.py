@@ -146,7 +146,7 @@ def test_an_existing_leading_space_is_not_doubled() -> None:
     assert encoder.encode(b"a b") == [0, 1, 0, 2]
 
 
-def test_words_are_remembered_up_to_a_limit(tokenizers, monkeypatch):
+def test_the_cache_of_retokenized_words_is_bounded(tokenizers, monkeypatch):
     monkeypatch.setattr(retokenizer, "MOST_WORDS", 3)
     encoder = Retokenizer(tokenizers["bytes"], tokenizers["pieces"]).encoder
     words = [f" {word}".encode() for word in ("the", "quick", "brown", "fox", "jumps")]

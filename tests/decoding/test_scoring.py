@@ -80,7 +80,7 @@ def test_scores_do_not_depend_on_the_chunk_size(
 
 
 @pytest.mark.parametrize("architecture", ["Gemma3 + window", "GPT-2", "Qwen3-MoE"])
-def test_windows_and_learned_positions(architecture: str) -> None:
+def test_scores_are_correct_with_windows_and_learned_positions(architecture: str) -> None:
     model = build(ARCHITECTURES[architecture]())
     expected = [plain(model, PROMPT, output) for output in OUTPUTS]
 

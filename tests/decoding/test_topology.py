@@ -54,6 +54,6 @@ def test_a_tree_of_widths_has_at_most_256_drafts() -> None:
 
 
 @pytest.mark.parametrize("widths", [(0,), (2, -1), ("a",), (2.5,), (True,)])
-def test_widths_are_whole_numbers_above_0(widths: tuple[int, ...]) -> None:
+def test_tree_widths_that_are_not_positive_integers_are_refused(widths: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match=r"tree: .*above 0"):
         Topology.of_widths(widths, 2)

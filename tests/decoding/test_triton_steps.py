@@ -87,6 +87,6 @@ def launches_a_layer(name: str, *, triton: bool) -> int:
 
 
 @pytest.mark.parametrize(("name", "before"), [("Llama", 15), ("Qwen2", 15), ("Qwen3", 17)])
-def test_a_layer_takes_ten_launches_instead_of_fifteen(name, before):
+def test_triton_reduces_the_launches_per_layer_to_ten(name, before):
     assert launches_a_layer(name, triton=False) == before
     assert launches_a_layer(name, triton=True) == 10

@@ -102,7 +102,7 @@ def close(share: float, expected: float) -> bool:
 
 
 @pytest.mark.parametrize(("draft", "chance"), [(0, 1), (1, 1), (2, 2 / 3), (3, 0)])
-def test_a_draft_is_kept_with_chance_p_over_q(draft: int, chance: float) -> None:
+def test_a_draft_is_accepted_with_probability_p_over_q(draft: int, chance: float) -> None:
     accepted_N, _ = rejected_or_kept(draft)
 
     assert close(float(accepted_N.float().mean()), chance)

@@ -100,7 +100,7 @@ def test_text_with_mtp_drafts_equals_generate_in_every_family(name: str, k: int)
 
 
 class Subject(NamedTuple):
-    """A target of a family with `num_layers` MTP layers, and its plain reference."""
+    """A target of a family with MTP layers, and its plain reference."""
 
     target: StockRunner
     checkpoint: Checkpoint

@@ -68,7 +68,7 @@ def work(k: int, *, adaptive: bool = False) -> Work:
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_the_text_is_the_targets_own(engine: BuiltinEngine, k: int) -> None:
+def test_a_head_leaves_the_targets_text_unchanged(engine: BuiltinEngine, k: int) -> None:
     wanted = engine.generate(REQUEST, engine.baseline).output_ids
     assert engine.generate(REQUEST, work(k)).output_ids == wanted
 

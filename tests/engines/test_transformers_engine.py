@@ -33,7 +33,7 @@ from tests.tiny_pair import make_pair
 
 
 @pytest.mark.parametrize("work", ALL, ids=by_method)
-def test_greedy_text_is_the_targets_own(engine, target, work):
+def test_greedy_text_of_every_mode_equals_generate(engine, target, work):
     model = LlamaForCausalLM.from_pretrained(target.model.location)
     model.generation_config.eos_token_id = None
     text_1T = model.generate(torch.tensor([PROMPT]), max_new_tokens=NUM_TOKENS, do_sample=False)

@@ -58,7 +58,7 @@ def coverage(num_prompts: int, *, joins_costs: bool = True) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_prompts", [8, 20, 40])
-def test_forecasts_cover_the_truth(num_prompts: int) -> None:
+def test_forecast_intervals_have_their_nominal_coverage(num_prompts: int) -> None:
     share = coverage(num_prompts)
     print(f"{num_prompts} prompts: {share:.1%}")
     assert 0.92 <= share <= 0.98

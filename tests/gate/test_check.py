@@ -308,7 +308,7 @@ def test_counts_of_an_adaptive_k_are_not_reported_as_missing():
     assert not any("is missing from" in note for note in gate.notes)
 
 
-def test_a_figure_that_only_one_prompt_has_is_compared_as_a_share():
+def test_a_metric_of_only_one_prompt_is_compared_relatively():
     """A place that only one prompt's drafts reach: without that prompt it is 0."""
     name = "acceptance_rate_per_position[4]"
     before, after = (

@@ -94,7 +94,7 @@ def test_list_metrics_have_one_value_per_entry(steady):
     assert figures.series("acceptance_rate_per_position") == (0.5, 0.5)
 
 
-def test_a_figure_that_no_prompt_changes_is_stored_without_entries(steady):
+def test_a_metric_equal_for_every_prompt_has_no_leave_one_out_values(steady):
     figures = cell_figures(steady, {"mean_acceptance_length"})
     assert figures.figures["mean_acceptance_length"].without == ()
     assert check(side(figures), side(figures), LENGTH).num_tests == 0

@@ -160,7 +160,7 @@ def test_an_invalid_baseline_cannot_cause_a_regression():
     assert re.fullmatch("not valid .*baseline: throttled", found.reason)
 
 
-def test_the_noisier_of_two_devices_counts():
+def test_the_noise_floor_is_that_of_the_noisier_device():
     # A GPU's 1 % and a CPU's, the same figures: what is a loss on a GPU is noise on a CPU.
     before, after = (cell({"decode_speedup": figure(v)}) for v in (2.0, 1.8))
     asked = [Tolerance(metric="decode_speedup", share=0.05)]

@@ -176,7 +176,7 @@ def test_texts_without_tokens_are_compared_by_words():
     assert re.match("6 of 6 .*code-0 .*17 to 32", found.reason)
 
 
-def test_words_are_not_compared_with_tokens():
+def test_output_tokens_are_not_compared_with_word_counts():
     found = gate(served_sweep(ONE_ROW), without_ids(served_sweep(ONE_ROW)))
     assert not [j for j in found.judgments if j.metric == OUTPUT_TOKENS]
 

@@ -63,7 +63,7 @@ def test_decode_time_ends_at_the_last_token():
     assert len({r.prompt_id for r in cell.record.requests}) == 12
 
 
-def test_a_sample_of_the_requests_has_no_times_of_single_requests(tmp_path):
+def test_a_sampled_guidellm_report_has_no_request_records(tmp_path):
     file = changed(tmp_path, lambda r: r["benchmarks"][0]["requests"]["successful"].pop())
     (cell,) = import_files([file], K4)
     assert not cell.record.requests

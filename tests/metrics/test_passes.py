@@ -107,7 +107,7 @@ def coverage(num_passes: int, *, correlated: bool) -> float:
     return covered / 2_000
 
 
-def test_intervals_over_six_passes_cover_the_truth():
+def test_intervals_over_six_passes_have_their_nominal_coverage():
     covered = coverage(6, correlated=False)
     print(f"6 passes: {covered:.1%}")
     assert 0.92 <= covered <= 0.98

@@ -142,7 +142,7 @@ def _load(
 
 
 @pytest.mark.parametrize("told", ["rounds", "requests", "counters", "nobody"])
-def test_every_figure_of_sound_records_is_in_its_range(told: str) -> None:
+def test_every_metric_of_valid_records_is_in_its_range(told: str) -> None:
     rng = random.Random(f"ranges of {told}")
     bounded = {n: m for n, m in all_metrics().items() if (m.low, m.high) != (-math.inf, math.inf)}
     seen: set[str] = set()
@@ -160,7 +160,7 @@ def test_every_figure_of_sound_records_is_in_its_range(told: str) -> None:
         assert not {"break_even_length", "mean_acceptance_length", "round_s"} & seen
 
 
-def test_a_figure_outside_its_range_is_absent() -> None:
+def test_a_metric_outside_its_range_is_absent() -> None:
     """A round that would take less than a step of K = 0, which it contains."""
     cell = random_cell(random.Random(0), "requests")
     fast = tuple(replace(r, decode_s=r.decode_s * 0.01) for r in cell.requests)

@@ -9,7 +9,7 @@ BASE_S = [1.2] * 6
 SPEC_S = [0.60, 0.66, 0.72, 0.78, 0.84, 0.90]
 
 
-def test_a_cell_is_summed_up_with_its_metrics_validity_and_speedup(steady):
+def test_a_cell_summary_has_metrics_validity_and_speedup(steady):
     (summary,) = summarize([steady])
     assert summary.key == steady.key
     assert summary.valid

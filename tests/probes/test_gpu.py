@@ -44,7 +44,7 @@ def sampling_threads() -> list[threading.Thread]:
 
 
 class WatchedNvml(FakeNvml):
-    """Signals when its GPU was read N times: a busy machine reads late."""
+    """Signals when its GPU was read `num_readings` times: a busy machine reads late."""
 
     def __init__(self, gpu: FakeGpu, *, num_readings: int) -> None:
         super().__init__(gpu)
@@ -74,7 +74,7 @@ def test_every_nvml_name_in_use_exists_in_pynvml():
     assert [name for name in asked | set(EVERY_FUNCTION) if not hasattr(pynvml, name)] == []
 
 
-def test_throttle_bits_are_pynvmls_own():
+def test_throttle_bits_match_pynvml():
     own_names = {
         pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
         pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",

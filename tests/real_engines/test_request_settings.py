@@ -151,7 +151,7 @@ def test_every_answer_has_its_schema(engine, tmp_path):
     assert all(1 < length <= K + 1 for length in lengths)
 
 
-def test_answers_end_before_their_stop_string(engine, tmp_path):
+def test_outputs_end_before_their_stop_string(engine, tmp_path):
     free = texts_of(engine.measured(tmp_path, "--ignore-request-settings", stop=[STOP]))
     stopped = texts_of(engine.measured(tmp_path, stop=[STOP]))
     assert stopped == {prompt: text.split(STOP)[0] for prompt, text in free.items()}

@@ -72,7 +72,7 @@ def texts(chart: Chart) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_gives_each_chart_for_each_setting(
+def test_every_setting_of_a_run_has_its_charts(
     cpu_charts: tuple[Chart, ...], gpu_document: Document
 ) -> None:
     assert [chart.title for chart in cpu_charts] == [

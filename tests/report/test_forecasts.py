@@ -55,7 +55,7 @@ def there(tmp_path_factory) -> Document:
     return document_of(folder, VLLM, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
 
 
-def test_a_row_per_k_has_forecast_and_measurement(here):
+def test_the_forecast_table_has_a_row_per_k_with_both_values(here):
     grid = forecast_grid(here)
     assert grid is not None
     rows = {(row[1], row[2]): row for row in grid.rows}

@@ -110,7 +110,7 @@ def test_the_headline_of_a_pass_states_the_tolerance():
     assert "decode_speedup 40%" in text
 
 
-def test_a_row_shows_what_was_decided_and_by_what(gate):
+def test_a_gate_row_shows_the_verdict_and_its_numbers(gate):
     shown = {judgment.metric: row(judgment) for judgment in gate.judgments}
     assert shown["decode_speedup"] == (
         "decode_speedup", "2.00x", "1.50x", "-25.0% +- 2.1", "-5%", "3.5%", "REGRESSION"

@@ -69,7 +69,7 @@ def reported(root: Path, num_requests: int) -> tuple[float, int]:
     return done - began, len(page)
 
 
-def test_the_page_is_small(tmp_path: Path) -> None:
+def test_the_page_of_a_large_run_is_small(tmp_path: Path) -> None:
     _, num_bytes = reported(tmp_path, 100_000)
     assert num_bytes < MOST_BYTES
 

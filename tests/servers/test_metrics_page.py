@@ -13,7 +13,7 @@ from tests.servers.fake_server import FakeServer
 read_counters = partial(read, pages=counter_pages())
 
 
-def test_pages_of_other_engines():
+def test_counters_of_other_engines_are_read():
     llama = read_counters(
         "llamacpp:spec_decode_num_drafts_total 7\n"
         "llamacpp:spec_decode_num_draft_tokens_total 21\n"
@@ -111,7 +111,7 @@ def test_a_counter_that_appears_later_started_at_0():
     assert after.since(none_yet).num_accepted == 9
 
 
-def test_labels_and_gauges_of_a_page():
+def test_labels_and_gauges_are_read_from_a_metrics_page():
     page = 'a:info{x="1"} 1\na:info{x="2"} 1\na:size 3\na:size{rank="1"} 5\n'
     assert [labels["x"] for labels in labels_of(page, "a:info")] == ["1", "2"]
     assert labels_of(page, "b:info") == []

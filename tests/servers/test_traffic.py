@@ -110,7 +110,7 @@ def test_requests_alternate_between_servers_except_within_conversations():
     assert [client.served for client in clients] == [[0, 3, 2], [1]]
 
 
-def test_a_failure_is_accounted_for_and_ends_only_its_own_conversation():
+def test_a_failed_request_ends_only_its_own_conversation():
     def refuse(_):
         raise WorkloadError("the template refuses")
 

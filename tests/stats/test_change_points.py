@@ -48,7 +48,7 @@ def test_a_step_of_three_deviations_is_found_at_its_run(at):
     assert near / num_series >= {5: 0.79, 10: 0.73, 16: 0.82}[at]
 
 
-def test_a_clear_step_has_its_place_levels_and_change():
+def test_a_clear_step_is_found_with_its_levels_and_change():
     found = analyze_series([2.0, 2.01, 1.99, 2.0, 2.0, 1.0, 1.01, 0.99, 1.0, 1.0])
     (step,) = found.steps
     assert step.run_index == 5

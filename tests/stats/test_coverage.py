@@ -108,7 +108,7 @@ def coverage(
         (acceptance_change, (1 + 0.9 * 1.2) / 2.2),
     ],
 )
-def test_intervals_cover_the_truth(simulate, truth):
+def test_intervals_have_their_nominal_coverage(simulate, truth):
     covered = {n: coverage(simulate, n, truth) for n in NUM_PROMPTS}
     print(f"{simulate.__name__:20}", "  ".join(f"n={n}: {c:.1%}" for n, c in covered.items()))
     assert all(0.92 <= c <= 0.98 for c in covered.values()), covered

@@ -201,7 +201,7 @@ def simulated(
 @pytest.mark.sampled(one_in=6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
-def test_intervals_cover_other_prompts_and_other_starts(name):
+def test_crossed_intervals_have_their_nominal_coverage(name):
     for cycles, prompts in CASES:
         covered, helps = simulated(name, cycles, prompts)
         assert covered >= 0.93

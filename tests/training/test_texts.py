@@ -140,7 +140,7 @@ def test_a_killed_run_resumes_with_its_stored_answers(tmp_path):
     assert cut.read_bytes() == content
 
 
-def test_a_file_without_training_texts_is_left_unchanged(tmp_path):
+def test_a_foreign_file_is_refused_and_unchanged_by_training(tmp_path):
     path = tmp_path / "notes.md"
     path.write_text("a line\nand a last one without an end")
 

@@ -75,7 +75,7 @@ def test_gradients_reach_every_weight(method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_killed_training_resumes_to_the_same_bits(method, tmp_path):
+def test_a_killed_training_resumes_to_identical_weights(method, tmp_path):
     at_once, in_two, killer = lab().student(method), lab().student(method), killed_after(5)
     whole = trained(at_once, tmp_path / "whole")
 

@@ -153,7 +153,7 @@ def test_the_estimate_is_reported_before_sampling():
     assert f"{power_of_call(8192, 2).shift:.1%}" in told
 
 
-def test_a_budget_bounds_the_tokens_and_reports_what_was_needed():
+def test_a_time_budget_limits_the_verified_tokens_with_a_note():
     talk = [replace(one, answer=KnownOutput("builtin", (7,) * 40)) for one in TALK]
     mixed = jobs(0.0, 0.7, 0.0, 0.7)  # 4 s of greedy answers, 34 ms a sampled token of both
     num_tokens, told = _estimate(mixed, talk, 2.0, 20_000, 38.0, 2)

@@ -129,7 +129,7 @@ def test_each_fault_is_a_mismatch_with_its_reason(changes: dict[str, object], sa
 @pytest.mark.parametrize(
     ("num_at_edge", "verdict"), [(200, "matches_distribution"), (300, "inconclusive")]
 )
-def test_many_tokens_at_a_cut_are_undecided(num_at_edge, verdict) -> None:
+def test_many_tokens_at_a_nucleus_edge_are_inconclusive(num_at_edge, verdict) -> None:
     finding = only(sampled(num_at_edge=num_at_edge))
     assert finding.verdict == verdict
     assert ("300 of 4396 tokens" in finding.reason) is (num_at_edge == 300)

@@ -187,7 +187,7 @@ def test_a_finished_session_that_is_unusable_counts_as_run(stored):
     assert was_held(replace(server, seconds=1.0))
 
 
-def test_a_session_takes_its_start_and_its_requests(stored):
+def test_session_seconds_include_start_and_requests(stored):
     first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
     server = unusable(first, "one", ())
     held = replace(server, start_s=4.0, seconds=6.0)

@@ -51,7 +51,7 @@ def test_the_first_estimate_of_a_sweep_uses_starts_and_tokens(tmp_path):
     assert running.session_s == pytest.approx(MAX_NEW_TOKENS * 7 / TOKENS_PER_S)
 
 
-def test_a_sweep_takes_what_sessions_of_this_target_and_engine_took_before(tmp_path):
+def test_a_sweep_estimate_uses_earlier_session_times(tmp_path):
     plan = plan_of(tmp_path)
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
     held = replace(unusable(session, "one", ()), command=("vllm",), start_s=30.0, seconds=10.0)
