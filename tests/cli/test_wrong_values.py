@@ -4,6 +4,7 @@ from specbench.errors import UsageError
 from specbench.settings.words import (
     parse_acceptance,
     parse_concurrency,
+    parse_contexts,
     parse_ks,
     parse_seconds,
     parse_share,
@@ -244,6 +245,32 @@ def test_a_precision_is_parsed_as_a_percentage_or_fraction(text, share):
 
 
 @pytest.mark.parametrize(
+    ("text", "contexts"),
+    [
+        ("512", (512,)),
+        ("4k", (4096,)),
+        ("512,4k,32k", (512, 4096, 32768)),
+        ("32K, 512 ,4096,4k", (512, 4096, 32768)),
+        ("1,1024k", (1, 1_048_576)),
+    ],
+)
+def test_contexts_are_sorted_token_counts(text, contexts):
+    assert parse_contexts(text) == contexts
+
+
+@pytest.mark.parametrize("text", ["-4k", "1.5k", "512,,4k", "4m", "512..4k"])
+def test_a_context_is_a_number_of_tokens(text):
+    with pytest.raises(UsageError, match=f"--prompt-tokens '{text}': expected tokens such as 512"):
+        parse_contexts(text)
+
+
+@pytest.mark.parametrize("text", ["0", "512,0k", "1025k"])
+def test_a_context_has_1_to_1024k_tokens(text):
+    with pytest.raises(UsageError, match=f"--prompt-tokens '{text}': 1 to 1024k tokens"):
+        parse_contexts(text)
+
+
+@pytest.mark.parametrize(
     "parse",
     [
         parse_ks,
@@ -251,6 +278,7 @@ def test_a_precision_is_parsed_as_a_percentage_or_fraction(text, share):
         parse_share,
         parse_temperatures,
         parse_concurrency,
+        parse_contexts,
         parse_acceptance,
     ],
 )
