@@ -211,44 +211,6 @@ targets:
     assert "258 tokens in common" in specbench("doctor", cwd=tmp_path).out
 
 
-@pytest.mark.parametrize(
-    ("changed", "gone", "words"),
-    [
-        ({}, "model.safetensors", "weights: model.safetensors is missing; download"),
-        ({}, "tokenizer.json", "tokenizer: tokenizer.json is missing"),
-        ({"model_type": "nosuch"}, "", "does not know the model_type of its config.json"),
-        ({"rms_norm_eps": "x"}, "", "rms_norm_eps is 'x'"),
-        ({"eos_token_id": "x"}, "", "eos_token_id is x; whole numbers are needed"),
-        ({"num_attention_heads": 7}, "", "self_attn.o_proj.weight is (32, 32), not (32, 112)"),
-        ({"hidden_size": -5}, "", "hidden_size is -5; it has to be a whole number"),
-        (
-            {"quantization_config": {"quant_method": "nonsense"}},
-            "",
-            "stored as nonsense, which transformers cannot read",
-        ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "", "pip install gptqmodel"),
-    ],
-)
-def test_doctor_reports_not_ready_if_loading_would_fail(tiny, tmp_path, changed, gone, words):
-    shutil.copytree(tiny / "target", tmp_path / "target")
-    file = tmp_path / "target" / "config.json"
-    config = json.loads(file.read_text()) | changed
-    file.write_text(json.dumps(config))
-    if "eos_token_id" in changed:
-        (tmp_path / "target" / "generation_config.json").unlink()
-    if gone:
-        (tmp_path / "target" / gone).unlink()
-    (tmp_path / "pairings.yaml").write_text(
-        "targets:\n  one:\n    model: ./target\n    drafters:\n      ngram: {method: ngram}\n"
-    )
-    ran = specbench("doctor one/ngram --json", cwd=tmp_path)
-    (row,) = json.loads(ran.out)["pairings"]
-    assert not row["ready"]
-    (problem,) = row["problems"]
-    assert words in problem
-    assert ran.code == 1
-
-
 def test_doctor_prints_one_line_per_pairing_without_truncation(tmp_path):
     ran = specbench("doctor", cwd=tmp_path)
     rows = [line for line in ran.out.splitlines() if "/" in line.partition(" ")[0]]

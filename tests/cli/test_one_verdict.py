@@ -174,6 +174,7 @@ HEADS = {
 TAKE = "config.json that the weights came with"
 MODELS = {
     "no hidden_size": Case("draft_model", configure(hidden_size=None), ("has no hidden_size",)),
+    "a width below 0": Case("draft_model", configure(hidden_size=-5), ("hidden_size is -5",)),
     "no vocab_size": Case("draft_model", configure(vocab_size=None), ("has no vocab_size",)),
     "no layers": Case("draft_model", configure(num_hidden_layers=None), ("num_hidden_layers",)),
     "fewer rows": Case("draft_model", configure(vocab_size=300), ("(272, 32)", "(300, 32)", TAKE)),
