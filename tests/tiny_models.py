@@ -57,6 +57,12 @@ def change_json(file: Path, change: Callable[[Any], object]) -> None:
     file.write_text(json.dumps(content))
 
 
+def swap_tokens(content: Any) -> None:
+    """Exchanges the ids of the tokens A and B in a tokenizer.json."""
+    vocab = content["model"]["vocab"]
+    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+
+
 def change_config(model: ModelFiles, **fields: Any) -> ModelFiles:
     """The model after these fields of its config.json were set."""
     change_json(model.folder / "config.json", lambda config: config.update(fields))

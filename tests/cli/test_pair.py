@@ -12,7 +12,7 @@ from specbench.inputs.config import load_pairings
 from specbench.runs import list_runs, load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
-from tests.tiny_models import change_json, write_head, write_model
+from tests.tiny_models import change_json, swap_tokens, write_head, write_model
 from tests.tiny_pair import write_refusing
 from tests.workloads.test_workloads import write_workload
 
@@ -24,11 +24,7 @@ def shelf(tiny: Path) -> Path:
     """The folder of the tiny pair with a draft that does not fit and a head beside it."""
     target = write_model(tiny / "drafts" / "other", num_hidden_layers=1)
 
-    def swap(content):
-        vocab = content["model"]["vocab"]
-        vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
-
-    change_json(target.folder / "tokenizer.json", swap)
+    change_json(target.folder / "tokenizer.json", swap_tokens)
     write_head(tiny / "drafts" / "eagle", "eagle", write_model(tiny / "wide", hidden_size=64))
     return tiny
 

@@ -8,6 +8,7 @@ import pytest
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 from specbench.records import Message
+from tests.tiny_models import swap_tokens
 from tests.tiny_pair import make_tokenizer
 
 PLAIN = make_tokenizer()
@@ -168,11 +169,7 @@ def test_the_hash_follows_the_template_and_the_vocabulary(tmp_path):
     hashes = {write(tmp_path / "a").sha256, write(tmp_path / "b", template="{{ 1 }}").sha256}
     assert write(tmp_path / "c").sha256 in hashes
 
-    def swap(content):
-        vocab = content["model"]["vocab"]
-        vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
-
-    hashes.add(rewrite(tmp_path / "c", swap).sha256)
+    hashes.add(rewrite(tmp_path / "c", swap_tokens).sha256)
     assert len(hashes) == 3
 
 

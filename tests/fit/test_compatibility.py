@@ -5,14 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from specbench.errors import CompatibilityError, ModelError
+from specbench.errors import CompatibilityError
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.candidates import prepare
 from specbench.fit.compatibility import Compatibility, FitFinding, check_drafter, check_target
 from specbench.fit.memory_plan import DeploymentSpec
 from specbench.inputs.pairing import DrafterSpec, Target
-from tests.tiny_models import change_config, change_json, files_of, replace_weights, write_model
+from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
+from tests.tiny_models import (
+    change_config,
+    change_json,
+    files_of,
+    replace_weights,
+    swap_tokens,
+    write_model,
+)
 
 
 @pytest.fixture
@@ -53,15 +61,18 @@ def test_a_draft_of_the_same_family_fits(target, draft):
 
 
 def test_an_id_that_means_another_token_is_refused_with_both_tokens(target, draft):
-    def swap(content):
-        vocab = content["model"]["vocab"]
-        vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
-
-    found = only(check(target, change_tokenizer(draft, swap)), "refused")
+    changed = change_tokenizer(draft, swap_tokens)
+    found = only(check(target, changed), "refused")
     a = target.vocabulary.ids_by_token["A"]
     assert found.field == "tokenizer"
     assert re.search(rf"2 token ids .*\({a}: 'A' .*'B', {a + 1}: 'B' .*'A'\)", found.text)
     assert (found.target, found.draft) == ("259 tokens", "259 tokens")
+    tokenizers = (
+        ChatTokenizer(str(model.folder), revision=None, trust_remote_code=False)
+        for model in (target, changed)
+    )
+    with pytest.raises(CompatibilityError, match=re.escape(found.reason)):  # and so does loading
+        require_same_vocabulary(*tokenizers)
 
 
 def test_a_token_that_the_draft_lacks_is_a_warning_that_names_it(target, draft):
@@ -248,24 +259,3 @@ def test_self_speculation_has_as_many_layers_as_the_target(target, layers, level
     (found,) = check_drafter(target, drafter).findings
     assert (found.level, found.target) == (level, "6")
     assert found.draft == str(layers or 1)
-
-
-def test_a_pair_refused_by_the_check_is_also_refused_on_loading(target, draft):
-    """The same rule stands behind both: nothing is refused that would run."""
-    from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
-
-    def swap(content):
-        vocab = content["model"]["vocab"]
-        vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
-
-    changed = change_tokenizer(draft, swap)
-    (refused,) = check(target, changed).of_level("refused")
-    tokenizers = (
-        ChatTokenizer(str(model.folder), revision=None, trust_remote_code=False)
-        for model in (target, changed)
-    )
-    with pytest.raises(CompatibilityError) as raised:
-        require_same_vocabulary(*tokenizers)
-    assert refused.reason in str(raised.value)
-    with pytest.raises(ModelError):
-        files_of(draft.folder / "nothing").config  # noqa: B018
