@@ -2,7 +2,7 @@
 metrics and runs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,44 +41,15 @@ _Write = Annotated[
 ]
 
 
-_HUB = {
-    "model": "model",
-    "revision": "revision",
-    "GiB": "gib",
-    "license": "license",
-}
-
-# Header -> key of a row.
+# Columns of each kind: keys of its rows, some under another heading.
 _COLUMNS = {
-    "pairings": {
-        "pairing": "pairing",
-        "method": "method",
-        "K": "k",
-        "GiB": "weights",
-        "note": "note",
-    },
-    "workloads": {
-        "workload": "workload",
-        "for": "for",
-        "prompts": "prompts",
-        "tokens": "max_new_tokens",
-        "description": "description",
-    },
-    "methods": {
-        "method": "method",
-        "model": "model",
-        "parameters": "parameters",
-        "summary": "summary",
-    },
-    "metrics": {"metric": "metric", "unit": "unit", "better": "better", "formula": "formula"},
-    "runs": {
-        "run": "run",
-        "state": "state",
-        "blocks": "blocks",
-        "pairings": "pairings",
-        "workloads": "workloads",
-    },
+    "pairings": ("pairing", "method", "K=k", "GiB=weights", "note"),
+    "workloads": ("workload", "for", "prompts", "tokens=max_new_tokens", "description"),
+    "methods": ("method", "model", "parameters", "summary"),
+    "metrics": ("metric", "unit", "better", "formula"),
+    "runs": ("run", "state", "blocks", "pairings", "workloads"),
 }
+_HUB = ("model", "revision", "GiB=gib", "license")
 
 
 def list_things(
@@ -251,24 +222,25 @@ def _runs(runs_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _print(columns: Mapping[str, str], rows: Sequence[dict[str, Any]]) -> None:
+def _print(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """A table on a terminal, with nothing cut off; elsewhere tabs between the same columns."""
     from specbench.cli.console import is_terminal, open_console
 
     if not rows:
         typer.echo("none", err=True)
         return
-    texts = [[_entry(row, key) for key in columns.values()] for row in rows]
+    headers = [column.partition("=")[0] for column in columns]
+    texts = [[_entry(row, column.rpartition("=")[2]) for column in columns] for row in rows]
     if not is_terminal():
-        for line in ([*columns], *texts):
+        for line in (headers, *texts):
             typer.echo("\t".join(inert_cell(" ".join(cell.split())) for cell in line))
         return
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     # The first is what one copies; of the others the last wraps first.
-    wraps = ("parameters", "pairings", "workloads", "state", list(columns)[-1])
-    for number, header in enumerate(columns):
+    wraps = ("parameters", "pairings", "workloads", "state", headers[-1])
+    for number, header in enumerate(headers):
         width = max(len(line[number]) for line in texts) if not number else None
         table.add_column(
             header, no_wrap=not number or header not in wraps, min_width=width, overflow="fold"
