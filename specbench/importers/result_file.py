@@ -166,7 +166,7 @@ def read_results(file: Path) -> tuple[JsonObject, ...]:
 
 
 def _parse_yaml(file: Path, lines: Iterable[tuple[int, str]]) -> Any:
-    values = read_yaml(file, UsageError).plain()
+    values = read_yaml(file, UsageError).json(lenient=True)
     if isinstance(values, dict):
         comments = takewhile(lambda line: line.startswith("#"), (text for _, text in lines))
         values[COMMENTS] = [comment.strip("# \r") for comment in comments]

@@ -93,19 +93,6 @@ class Value:
             self.fail("is empty; expected text")
         return str(self.node.value)
 
-    def plain(self) -> Any:
-        """The value with all values in it, as JSON has them."""
-        if self.is_mapping:
-            return {name: entry.plain() for name, entry in self.entries(any_key=True).items()}
-        if isinstance(self.node, yaml.SequenceNode):
-            return [item.plain() for item in self.items()]
-        match self.node.tag.removeprefix(_TAG):
-            case "null":
-                return None
-            case "bool" | "int" | "float":
-                return self.scalar()
-        return str(self.node.value)
-
     def flag(self) -> bool:
         if self.node.tag != _TAG + "bool":
             self.fail(f"expected true or false, not {self.kind}")
@@ -129,14 +116,22 @@ class Value:
             return tuple(whole(0, 10**9)(item) for item in self.items())
         return self.scalar()
 
-    def json(self) -> Any:
-        """The value as JSON has it."""
+    def json(self, *, lenient: bool = False) -> Any:
+        """The value with all values in it, as JSON has them.
+
+        `lenient` also takes keys that are not text, null, and dates, which are text then.
+        """
         if self.is_mapping:
-            return {name: entry.json() for name, entry in self.entries().items()}
+            entries = self.entries(any_key=lenient).items()
+            return {name: entry.json(lenient=lenient) for name, entry in entries}
         if isinstance(self.node, yaml.SequenceNode):
-            return [item.json() for item in self.items()]
+            return [item.json(lenient=lenient) for item in self.items()]
+        kind = self.node.tag.removeprefix(_TAG)
+        if lenient and kind == "null":
+            return None
         # Text may be blank here, such as a line break that ends an answer.
-        return str(self.node.value) if self.node.tag == _TAG + "str" else self.scalar()
+        is_text = kind == "str" or (lenient and kind not in ("bool", "int", "float"))
+        return str(self.node.value) if is_text else self.scalar()
 
     @property
     def is_mapping(self) -> bool:
