@@ -20,7 +20,7 @@ from specbench.settings.words import (
     MAX_K,
     one_of,
     parse_acceptance,
-    parse_contexts,
+    parse_context,
 )
 from specbench.whole_file import write_whole
 
@@ -166,7 +166,8 @@ def export(
     chosen = known_pairings([pairing], pairings_file, runs_dir).select([pairing])
     if len({p.target.name for p in chosen}) != 1:
         raise UsageError(f"{pairing!r} is of several targets; name one pairing: {chosen[0].name}")
-    selection = Selection(workload, temperature, concurrency, engine, _context(prompt_tokens))
+    context = None if prompt_tokens is None else parse_context(prompt_tokens)
+    selection = Selection(workload, temperature, concurrency, engine, context)
     if (thinking is not None) != (file_format == "golden"):
         raise UsageError(
             "--format golden needs --thinking on or --thinking off; other formats do not take it"
@@ -282,16 +283,6 @@ def _require_real(run: "RunRecord") -> None:
             f"run {run.run_id} simulated acceptance or weights, so it cannot say which K to serve "
             "or how much is accepted; measure the real models, or set K by hand: -k 4"
         )
-
-
-def _context(text: str | None) -> int | None:
-    """The value of --prompt-tokens; UsageError for several."""
-    if text is None:
-        return None
-    first, *rest = parse_contexts(text)
-    if rest:
-        raise UsageError(f"--prompt-tokens {text!r}: one length is allowed; export each of them")
-    return first
 
 
 def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:

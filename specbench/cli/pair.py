@@ -22,7 +22,7 @@ from specbench.cli.pair_options import PairOptions, command_words, drafters_of, 
 from specbench.cli.preflight import require_device_and_out
 from specbench.errors import CompatibilityError, UsageError, WorkloadError
 from specbench.settings import EXPORTED, ForecastSettings, RunSettings
-from specbench.settings.words import parse_contexts
+from specbench.settings.words import parse_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,10 +162,8 @@ def _machine(call: PairOptions, settings: RunSettings, longest: int | None) -> "
     from specbench.cli.hardware import find_machine
     from specbench.fit.memory_plan import DeploymentSpec
 
-    contexts = parse_contexts(call.context)
-    if len(contexts) > 1:
-        raise UsageError(f"--plan-context {call.context!r}: expected one length to plan memory for")
-    context = min(contexts[0], longest or contexts[0])
+    given = parse_context(call.context, "--plan-context")
+    context = min(given, longest or given)
     setup = DeploymentSpec(
         device="cpu",
         dtype=call.machine.dtype,
@@ -183,11 +181,11 @@ def _machine(call: PairOptions, settings: RunSettings, longest: int | None) -> "
     )
     if call.skip_memory_check:
         machine = machine._replace(setup=replace(machine.setup, memory_bytes=None))
-    if context == contexts[0]:
+    if context == given:
         return machine
     limit = (
         f"context: capped at {context:,} tokens, the maximum by the target's files, instead of "
-        f"{contexts[0]:,}"
+        f"{given:,}"
     )
     return machine._replace(notes=(*machine.notes, limit))
 

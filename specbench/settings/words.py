@@ -142,18 +142,24 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(temperatures))
 
 
-def parse_contexts(text: str) -> tuple[int, ...]:
+def parse_context(text: str, option: str = "--prompt-tokens") -> int:
+    """A single length."""
+    first, *rest = parse_contexts(text, option)
+    if rest:
+        raise UsageError(f"{option} {text!r}: one length is allowed")
+    return first
+
+
+def parse_contexts(text: str, option: str = "--prompt-tokens") -> tuple[int, ...]:
     """`512`, `4k` or `512,4k,32k`, in tokens (k = 1024), sorted, each once."""
     contexts: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,7})(k?)\s*", part, re.IGNORECASE)
         if match is None:
-            raise UsageError(f"--prompt-tokens {text!r}: expected tokens such as 512 or 512,4k,32k")
+            raise UsageError(f"{option} {text!r}: expected tokens such as 512 or 512,4k,32k")
         contexts.add(int(match[1]) * (1024 if match[2] else 1))
     if min(contexts) < 1 or max(contexts) > MAX_CONTEXT:
-        raise UsageError(
-            f"--prompt-tokens {text!r}: 1 to {MAX_CONTEXT // 1024}k tokens are allowed"
-        )
+        raise UsageError(f"{option} {text!r}: 1 to {MAX_CONTEXT // 1024}k tokens are allowed")
     return tuple(sorted(contexts))
 
 
