@@ -3,7 +3,7 @@
 import json
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,66 +41,7 @@ from specbench.training.texts import (
     plan_answers,
     workload_questions,
 )
-from specbench.training.trainer import Plan, TrainingProgress, schedule, train
-
-
-def training_card(
-    settings: TrainSettings,
-    command: Sequence[str],
-    *,
-    loaded: LoadedModel,
-    progress: TrainingProgress,
-    acceptance: Acceptance,
-    texts: Sequence[TrainingText],
-    sources: Mapping[str, str],
-    num_parameters: int,
-    device: torch.device,
-    seconds: float,
-    weights_sha256: str,
-) -> dict[str, Any]:
-    """Plain values, as training.json has them. It adds no host, user or folder names."""
-    return {
-        "method": settings.method,
-        "command": [program_name(command[0]), *command[1:]],
-        "target": {
-            "source": settings.spec.source,
-            "sha256": loaded.content_sha256,
-            "dtype": loaded.dtype,
-        },
-        "head": {
-            "parameters": num_parameters,
-            "sha256": weights_sha256,
-            "stored_as": "bfloat16",
-        },
-        "texts": {
-            "sources": dict(sources),
-            "temperatures": list(settings.temperatures),
-            "count": len(texts),
-            "held_out": sum(text.is_held_out for text in texts),
-            "answer_tokens": sum(len(text.ids) - text.num_prompt for text in texts),
-        },
-        "training": {
-            **settings.identity,
-            "steps": progress.steps,
-            "answer_tokens": progress.tokens,
-            "losses_per_100_steps": [round(loss, 4) for loss in progress.losses],
-            "seconds": round(progress.seconds, 1),
-        },
-        "held_out": {
-            "acceptance_per_position": list(acceptance.per_position),
-            "mean_length_of_the_chain": round(acceptance.mean_length, 4),
-            "contexts": acceptance.contexts,
-            "text": "greedy answers to prompts that were not trained on",
-        },
-        "seconds": round(seconds, 1),
-        "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "cpu": cpu_model(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "packages": package_versions(),
-        "commit": git_commit(PACKAGE),
-    }
-
+from specbench.training.trainer import Plan, schedule, train
 
 CARD = "training.json"
 _KEPT_BYTES = 4 * 2**30  # of the target's states, between epochs
@@ -190,19 +131,48 @@ def _train_head(
 
     watch.stage("measuring")
     acceptance = _write_and_measure(settings, student, runner, texts, device)
-    card = training_card(
-        settings,
-        command,
-        loaded=loaded,
-        progress=progress,
-        acceptance=acceptance,
-        texts=texts,
-        sources=prompts.sources,
-        num_parameters=sum(tensor.numel() for tensor in student.parameters.values()),
-        device=device,
-        seconds=time.monotonic() - began,
-        weights_sha256=weights_sha256(str(settings.out), None),
-    )
+    # It adds no host, user or folder names.
+    card = {
+        "method": settings.method,
+        "command": [program_name(command[0]), *command[1:]],
+        "target": {
+            "source": settings.spec.source,
+            "sha256": loaded.content_sha256,
+            "dtype": loaded.dtype,
+        },
+        "head": {
+            "parameters": sum(tensor.numel() for tensor in student.parameters.values()),
+            "sha256": weights_sha256(str(settings.out), None),
+            "stored_as": "bfloat16",
+        },
+        "texts": {
+            "sources": dict(prompts.sources),
+            "temperatures": list(settings.temperatures),
+            "count": len(texts),
+            "held_out": sum(text.is_held_out for text in texts),
+            "answer_tokens": sum(len(text.ids) - text.num_prompt for text in texts),
+        },
+        "training": {
+            **settings.identity,
+            "steps": progress.steps,
+            "answer_tokens": progress.tokens,
+            "losses_per_100_steps": [round(loss, 4) for loss in progress.losses],
+            "seconds": round(progress.seconds, 1),
+        },
+        "held_out": {
+            "acceptance_per_position": list(acceptance.per_position),
+            "mean_length_of_the_chain": round(acceptance.mean_length, 4),
+            "contexts": acceptance.contexts,
+            "text": "greedy answers to prompts that were not trained on",
+        },
+        "seconds": round(time.monotonic() - began, 1),
+        "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "cpu": cpu_model(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "commit": git_commit(PACKAGE),
+    }
     write_json(settings.out / CARD, card)
     return card
 
