@@ -76,6 +76,20 @@ class RecordingWatch:
         self.warnings.append(text)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C as a test presses it."""
+
+
+def stop_after(num_blocks: int = 1) -> RecordingWatch:
+    """A watch that presses Ctrl-C when so many blocks, or units of a cluster, are done."""
+
+    def on_advance(done: int) -> None:
+        if done == num_blocks:
+            raise Interrupted
+
+    return RecordingWatch(on_advance)
+
+
 class BytesTokenizer:
     """A token is a byte; a conversation is written as `role: text` lines."""
 

@@ -25,7 +25,7 @@ from tests.bench.fake_runs import (
     measured,
     write_prompts,
 )
-from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeClock, FakeEngine, Interrupted, RecordingWatch, stop_after
 from tests.settings.flat_settings import changed
 
 
@@ -174,15 +174,9 @@ def test_a_resumed_run_keeps_its_original_k(tmp_path, num_blocks):
         (tmp_path / name).mkdir()
     plan = make_plan(tmp_path / "whole", settings, TWENTY)
     whole = measure(plan, FakeEngine(), tmp_path / "whole")
-    clock = FakeClock()
-
-    def stop(done: int) -> None:
-        if done == num_blocks:
-            raise KeyboardInterrupt
-
-    root = tmp_path / "stopped"
-    with pytest.raises(KeyboardInterrupt):
-        measured(root, settings, TWENTY, FakeEngine(clock), watch=RecordingWatch(stop))
+    clock, root = FakeClock(), tmp_path / "stopped"
+    with pytest.raises(Interrupted):
+        measured(root, settings, TWENTY, FakeEngine(clock), stop_after(num_blocks))
     decided = load_run(RUN_ID, root).extensions
     assert decided == whole.extensions[: len(decided)]
     run = measure(plan, FakeEngine(clock), root, spent_s=clock.now_s)

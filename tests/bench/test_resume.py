@@ -18,20 +18,8 @@ from tests.bench.fake_runs import (
     measure,
     measured,
 )
-from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeClock, FakeEngine, Interrupted, RecordingWatch, stop_after
 from tests.settings.flat_settings import changed
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C as the test presses it."""
-
-
-def stop_after(num_blocks):
-    def on_advance(done):
-        if done == num_blocks:
-            raise Interrupted
-
-    return RecordingWatch(on_advance)
 
 
 def ids_of(run):

@@ -12,7 +12,7 @@ from specbench.inputs.pairing import Pairing
 from specbench.records import RunRecord
 from specbench.report.document import build_document
 from tests.bench.fake_runs import ENVIRONMENT, RUN_ID, SETTINGS, make_plan, measure
-from tests.bench.fakes import FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeEngine, Interrupted, stop_after
 
 OWN = """\
 targets:
@@ -72,16 +72,10 @@ def test_a_changed_pairing_is_refused_on_resume_with_its_name(tmp_path: Path) ->
 
 
 def test_a_failure_disappears_when_its_cells_are_measured_later(tmp_path: Path) -> None:
-    class Stop(KeyboardInterrupt):
-        pass
-
-    def stop(_: int) -> None:
-        raise Stop
-
     plan = make_plan(tmp_path, SETTINGS)
     gone = FakeEngine(refuses={"bad": ModelError("it is not there")})
-    with pytest.raises(Stop):
-        measure(plan, gone, tmp_path, RecordingWatch(stop))
+    with pytest.raises(Interrupted):
+        measure(plan, gone, tmp_path, stop_after())
     document = build_document(measure(plan, gone, tmp_path))
     assert [failure.pairing for failure in document.failures] == ["big/bad"]
 

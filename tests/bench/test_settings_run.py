@@ -1,19 +1,16 @@
 """Rows, contexts, engines, adaptive K and made-up acceptance, down to the records on disk."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from specbench.bench.benchmark import run_benchmark
-from specbench.inputs.config import load_pairings
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.records import ALL_PROMPTS
 from specbench.report.document import build_document
 from specbench.runs import StoredRun
-from tests.bench.fake_runs import write_prompts
-from tests.bench.fakes import RecordingWatch
-from tests.settings.flat_settings import changed, settings_of
-from tests.tiny_pair import write_pair
+from tests.bench.fake_runs import explored
+from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -22,25 +19,12 @@ PROMPTS = [["Hello you", "And then?"], "Name a colour", "Count to ten", "Say not
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    write_pair(folder)
-    write_prompts(folder / "talk.jsonl", PROMPTS)
-    return folder
+    return write_tiny(tmp_path_factory.mktemp("tiny"), PROMPTS)
 
 
 def measure(tiny: Path, root: Path, **changes) -> StoredRun:
-    base = settings_of(
-        command="run",
-        pairings=("tiny/draft",),
-        workloads=(str(tiny / "talk.jsonl"),),
-        num_speculative_tokens=(3,),
-        max_new_tokens=10,
-        device="cpu",
-        threads=1,
-    )
-    settings = changed(base, **changes)
-    pairings = load_pairings(tiny / "pairings.yaml").select(settings.workload.pairings)
-    return run_benchmark(settings, pairings, root, RecordingWatch())
+    usual = {"command": "run", "pairings": ("tiny/draft",), "num_speculative_tokens": (3,)}
+    return run_on(tiny, settings_for(tiny, **{**usual, "max_new_tokens": 10, **changes}), root)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +37,6 @@ def stream(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
         num_prompts=9,
         num_repeats=2,
     )
-
-
-def explored(run: StoredRun):
-    return [block for block in run.blocks if block.purpose == "explore"]
 
 
 def test_with_concurrency_a_block_is_one_pass_by_every_cell(stream):
@@ -188,16 +168,10 @@ def test_simulated_acceptance_matches_the_given_rates(acceptance, tiny, tmp_path
 
 
 def test_dummy_weights_need_no_checkpoint(tiny, tmp_path):
-    for model in ("target", "draft"):
-        for file in (tiny / model).glob("*.safetensors"):
-            (tmp_path / model).mkdir(exist_ok=True)
-            for other in (tiny / model).iterdir():
-                if other != file:
-                    (tmp_path / model / other.name).write_bytes(other.read_bytes())
-    (tmp_path / "pairings.yaml").write_text((tiny / "pairings.yaml").read_text())
-    write_prompts(tmp_path / "talk.jsonl", PROMPTS)
+    folder = tmp_path / "empty"
+    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors"))
 
-    run = measure(tmp_path, tmp_path / "reports", dummy_weights=True, acceptance=(0.5,))
+    run = measure(folder, tmp_path / "reports", dummy_weights=True, acceptance=(0.5,))
 
     assert run.failures == ()
     assert all(model.content_sha256.startswith("dummy:") for model in run.models)

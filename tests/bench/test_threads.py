@@ -28,7 +28,7 @@ from specbench.records import Contender, Request, Result
 from specbench.report.document import build_document
 from specbench.report.provenance import provenance
 from tests.bench.fake_runs import SETTINGS, make_plan
-from tests.bench.fakes import FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeEngine, Interrupted, stop_after
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 
 FACTS: Facts = ("1" * 64, "float32", "builtin", 1)
@@ -190,12 +190,8 @@ def test_the_choice_and_its_reason_are_in_the_record_and_a_resumed_run_keeps_it(
     folder = write_tiny(tmp_path)
     settings = settings_for(folder, threads=None, num_speculative_tokens=(0, 2))
 
-    def stop(done: int) -> None:
-        if done == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_on(folder, settings, tmp_path / "runs", RecordingWatch(stop))
+    with pytest.raises(Interrupted):
+        run_on(folder, settings, tmp_path / "runs", stop_after())
     assert trials == [["1", "4", "8"]]
     monkeypatch.setattr(autotune, "_known", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))

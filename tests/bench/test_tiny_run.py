@@ -16,7 +16,7 @@ from specbench.records import Request, Sampling
 from specbench.report.document import build_document
 from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts
-from tests.bench.fakes import RecordingWatch
+from tests.bench.fakes import Interrupted, RecordingWatch, stop_after
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 from tests.settings.flat_settings import changed
 
@@ -153,13 +153,9 @@ def test_provenance_is_on_disk_before_anything_is_measured(tiny, tmp_path):
 
 
 def test_an_interrupted_run_of_tiny_models_resumes(tiny, tmp_path):
-    def stop(done):
-        if done == 1:
-            raise KeyboardInterrupt
-
     settings = settings_for(tiny)
-    with pytest.raises(KeyboardInterrupt):
-        run_on(tiny, settings, tmp_path, RecordingWatch(stop))
+    with pytest.raises(Interrupted):
+        run_on(tiny, settings, tmp_path, stop_after())
     before = load_run("latest", tmp_path)
     assert (len(before.blocks), before.is_complete) == (1, False)
 

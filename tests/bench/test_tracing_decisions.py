@@ -7,7 +7,7 @@ import pytest
 from specbench.bench.forecasting import DraftedCells, timed_cells
 from tests.bench.fake_runs import make_plan, measure, write_prompts
 from tests.bench.fake_traces import fake_trace
-from tests.bench.fakes import FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeEngine, Interrupted, RecordingWatch
 from tests.bench.test_forecasting import FORECAST, SIX
 from tests.bench.test_lossy import with_rule
 from tests.settings.flat_settings import changed
@@ -30,26 +30,17 @@ def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path
         deeper = (fake_trace(engine, drafter, method, texts, (k,), drafting=drafting) for k in ks)
         return tuple(replace(t, is_chain=False) for own in deeper for t in own)
 
-    class Killed(Exception):
-        pass
-
-    def killed(engine, drafter, method, texts, ks, drafting="own"):
-        return tree(engine, drafter, method, texts, tuple(ks)[:1], drafting=drafting)
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     calls = []
 
-    def first_shallow_then_stop(engine, drafter, method, texts, ks, drafting="own"):
+    def shallow_then_killed(engine, drafter, method, texts, ks, drafting="own"):
         calls.append(drafter)
         if len(calls) > 1:
-            raise KeyboardInterrupt
-        return killed(engine, drafter, method, texts, ks, drafting=drafting)
+            raise Interrupted
+        return tree(engine, drafter, method, texts, tuple(ks)[:1], drafting=drafting)
 
     plan = make_plan(tmp_path, FORECAST, SIX)
-    with pytest.raises(KeyboardInterrupt):
-        measure(plan, FakeEngine(), tmp_path, trace=first_shallow_then_stop)
+    with pytest.raises(Interrupted):
+        measure(plan, FakeEngine(), tmp_path, trace=shallow_then_killed)
     after = measure(plan, FakeEngine(), tmp_path, trace=tree)
     cut = [
         t.num_speculative_tokens

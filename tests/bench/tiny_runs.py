@@ -1,5 +1,6 @@
 """Runs of the bench on a real, tiny pair in a folder of its own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from specbench.bench.benchmark import run_benchmark
@@ -10,11 +11,13 @@ from tests.bench.fakes import RecordingWatch
 from tests.settings.flat_settings import changed, settings_of
 from tests.tiny_pair import write_pair
 
+PROMPTS = (["Hello you", "And then?"], "Name a colour")
 
-def write_tiny(folder: Path) -> Path:
+
+def write_tiny(folder: Path, prompts: Sequence[str | list[str]] = PROMPTS) -> Path:
     """The folder, with a tiny pair, its pairings.yaml and its prompts."""
     write_pair(folder)
-    write_prompts(folder / "talk.jsonl", [["Hello you", "And then?"], "Name a colour"])
+    write_prompts(folder / "talk.jsonl", prompts)
     return folder
 
 

@@ -8,7 +8,7 @@ from specbench.bench.cluster import LogMessage
 from specbench.metrics.aggregate import usable_sessions
 from specbench.report.document import build_document
 from tests.bench.fake_cluster import FakeCluster
-from tests.bench.fakes import RecordingWatch
+from tests.bench.fakes import Interrupted, RecordingWatch, stop_after
 from tests.bench.served.served_runs import measured, settings_for
 from tests.stored_work import work_of
 
@@ -72,18 +72,10 @@ def test_a_worker_that_dies_in_mid_cycle_loses_no_session(folder):
         assert cell.metrics["num_cycles"] == 2
 
 
-class Stopped(KeyboardInterrupt):
-    """Ctrl-C as the test presses it."""
-
-
-def stop(_):
-    raise Stopped
-
-
 @pytest.mark.long
 def test_an_interrupted_run_keeps_what_is_stored_and_is_completed_without_a_cluster(folder):
-    watch = RecordingWatch(stop)  # told of a unit that is done
-    with pytest.raises(Stopped):
+    watch = stop_after()
+    with pytest.raises(Interrupted):
         folder.measured(watch, cluster=FakeCluster({"a": 1}))
     whole = folder.measured(resume=watch.ids[0])
     assert folder.explored_as_here(whole)
