@@ -1,13 +1,22 @@
 """--step-times URL: a round's seconds and K out of a server's own counters, never out of chunks."""
 
+from typing import Any
+
 import pytest
 
 from specbench.bench.served_costs import time_servers
 from specbench.errors import UsageError
 from specbench.forecast.engine_costs import check_sources
+from specbench.records import EngineCost
 from tests.servers.fake_server import POSITION, VLLM_PAGE, FakeServer, serving
 
 PROMPTS = ("Hello", "Name a colour")
+
+
+def timed(fake: FakeServer, suffix: str = "", **options: Any) -> list[EngineCost]:
+    """The costs of a server; `suffix` follows its address."""
+    with serving(fake) as url:
+        return time_servers([url + suffix], PROMPTS, **options)
 
 
 def test_a_round_is_the_time_over_the_rounds_the_server_counted():
@@ -25,8 +34,7 @@ def test_a_round_is_the_time_over_the_rounds_the_server_counted():
 
 
 def test_without_speculation_a_round_is_a_token():
-    with serving(FakeServer(k=0)) as url:
-        costs = time_servers([url], PROMPTS)
+    costs = timed(FakeServer(k=0))
     assert {c.num_speculative_tokens for c in costs} == {0}
     assert {c.mean_acceptance_length for c in costs} == {None}
     assert [c.cost for c in costs] == pytest.approx([0.004] * len(costs))
@@ -36,15 +44,13 @@ def test_rounds_that_accept_more_cost_the_same():
     """The cost of a round must not shrink with what it keeps."""
     found = []
     for kept in (0, 3):
-        with serving(FakeServer(kept=kept, round_s=0.01)) as url:
-            found += [c.cost for c in time_servers([url], PROMPTS)]
+        found += [c.cost for c in timed(FakeServer(kept=kept, round_s=0.01))]
     assert found == pytest.approx([0.01] * len(found))
 
 
 def test_several_concurrent_requests_and_their_contents():
     fake = FakeServer()
-    with serving(fake) as url:
-        costs = time_servers([url], PROMPTS, concurrencies=(3,), temperature=0.7, max_tokens=17)
+    costs = timed(fake, concurrencies=(3,), temperature=0.7, max_tokens=17)
     assert {c.concurrency for c in costs} == {3}
     assert {c.mean_acceptance_length for c in costs} == {2.0}
     assert len(fake.asked) == 3 * (len(costs) + 1)
@@ -58,31 +64,49 @@ def test_several_concurrent_requests_and_their_contents():
 
 def test_a_server_without_a_chat_template_gets_completion_requests():
     fake = FakeServer(has_chat=False)
-    with serving(fake) as url:
-        assert time_servers([f"{url}/v1"], PROMPTS)
+    assert timed(fake, "/v1")
     assert fake.asked[0]["prompt"] == "Hello"
 
 
 def test_for_a_server_without_counters_k_0_must_be_stated():
-    with serving(FakeServer(k=0, has_metrics=False)) as url:
-        with pytest.raises(UsageError, match="#k=0"):
-            time_servers([url], PROMPTS)
-        assert {c.num_speculative_tokens for c in time_servers([f"{url}#k=0"], PROMPTS)} == {0}
-        with pytest.raises(UsageError, match="not count rounds"):
-            time_servers([f"{url}#k=3"], PROMPTS)
+    fake = FakeServer(k=0, has_metrics=False)
+    with pytest.raises(UsageError, match="#k=0"):
+        timed(fake)
+    assert {c.num_speculative_tokens for c in timed(fake, "#k=0")} == {0}
+    with pytest.raises(UsageError, match="not count rounds"):
+        timed(fake, "#k=3")
+
+
+POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 @pytest.mark.parametrize(
-    ("fake", "reason"),
+    ("fault", "reason"),
     [
-        (FakeServer(has_usage=False), "no `usage`"),
-        (FakeServer(models=()), "names no model"),
-        (FakeServer(num_rounds=0), "one token each"),
-        (FakeServer(models_page="[" * 100_000), "/v1/models is not JSON"),
+        ({"has_usage": False}, "no `usage`"),
+        ({"models": ()}, "names no model"),
+        ({"models_page": '{"data": [5]}'}, "names no model"),
+        ({"models_page": '{"data": {"id": "x"}}'}, "names no model"),
+        ({"models_page": "[]"}, "names no model"),
+        ({"models_page": "[" * 100_000}, "/v1/models is not JSON"),
+        ({"num_rounds": 0}, "one token each"),
+        ({"nonsense": {"choices": ["text"]}}, "OpenAI"),
+        ({"nonsense": {"choices": 5}}, "OpenAI"),
+        ({"nonsense": {"choices": [{"delta": "text"}]}}, "OpenAI"),
+        ({"nonsense": {"choices": [{"delta": {"content": 5}}]}}, "OpenAI"),
+        ({"nonsense": {"choices": [{"token_ids": 7}]}}, "OpenAI"),
+        ({"nonsense": {"choices": [], "usage": "many"}}, "OpenAI"),
+        ({"nonsense": {"choices": [], "usage": {"completion_tokens": "9"}}}, "OpenAI"),
+        ({"counters": "<html>\n"}, "/metrics"),
+        ({"counters": f"{POSITIONS} 1\n"}, "/metrics"),
+        ({"counters": f'{POSITIONS}{{position="x"}} 1\n'}, "/metrics"),
+        ({"counters": f'{POSITIONS}{{position="-1"}} 1\n'}, "/metrics"),
+        ({"counters": f'{POSITIONS}{{position="999999999"}} 1\n'}, "/metrics"),
     ],
+    ids=lambda value: str(value)[:60],
 )
-def test_an_incomplete_server_response_is_an_error_with_the_address(fake, reason):
-    with serving(fake) as url, pytest.raises(UsageError, match=reason) as wrong:
+def test_an_incomplete_server_response_is_an_error_with_the_address(fault, reason):
+    with serving(FakeServer(**fault)) as url, pytest.raises(UsageError, match=reason) as wrong:
         time_servers([url], PROMPTS)
     assert url in str(wrong.value)
 
@@ -99,10 +123,9 @@ class SglangServer(FakeServer):
 
 def test_a_server_that_speculates_is_not_timed_as_k_0():
     fake = SglangServer()
-    with serving(fake) as url:
-        with pytest.raises(UsageError, match="#k=4"):
-            time_servers([url], PROMPTS)
-        costs = time_servers([f"{url}#k=3"], PROMPTS)
+    with pytest.raises(UsageError, match="#k=4"):
+        timed(fake)
+    costs = timed(fake, "#k=3")
     assert fake.asked[0]["return_output_ids_in_sglext"]  # as the file of SGLang asks
     assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}
 
@@ -110,10 +133,9 @@ def test_a_server_that_speculates_is_not_timed_as_k_0():
 def test_a_server_without_new_rounds_does_not_divide_by_zero():
     fake = SglangServer()
     fake.tells = False
-    with serving(fake) as url:
-        assert {c.num_speculative_tokens for c in time_servers([url], PROMPTS)} == {0}
-        with pytest.raises(UsageError, match="K = 3"):
-            time_servers([f"{url}#k=3"], PROMPTS)
+    assert {c.num_speculative_tokens for c in timed(fake)} == {0}
+    with pytest.raises(UsageError, match="K = 3"):
+        timed(fake, "#k=3")
 
 
 def test_an_address_without_a_server_is_an_error():
@@ -144,16 +166,14 @@ class LookupServer(FakeServer):
 def test_rounds_without_drafts_count_as_rounds(num_drafting):
     fake = LookupServer(kept=0)
     fake.num_drafting = num_drafting
-    with serving(fake) as url:
-        costs = time_servers([url], PROMPTS)
+    costs = timed(fake)
     assert {c.mean_acceptance_length for c in costs} == {1.0}
 
 
 def test_tokens_in_the_first_chunk_are_not_timed():
     """A server merges chunks: three rounds came with the first token, five were timed."""
     fake = FakeServer(num_merged=3)
-    with serving(fake) as url:
-        costs = time_servers([url], PROMPTS)
+    costs = timed(fake)
     assert [c.cost for c in costs] == pytest.approx([fake.round_s] * len(costs))
     assert {c.mean_acceptance_length for c in costs} == {2.0}
 
@@ -161,15 +181,13 @@ def test_tokens_in_the_first_chunk_are_not_timed():
 @pytest.mark.parametrize("has_ids", [True, False])
 def test_an_end_of_text_that_is_counted_is_timed(has_ids):
     fake = FakeServer(k=0, says_end=True, has_ids=has_ids)
-    with serving(fake) as url:
-        costs = time_servers([url], PROMPTS)
+    costs = timed(fake)
     assert [c.cost for c in costs] == pytest.approx([fake.round_s] * len(costs))
 
 
 def test_a_server_that_serves_others_meanwhile_is_not_timed():
-    others = pytest.raises(UsageError, match="other clients")
-    with serving(FakeServer(num_foreign=40)) as url, others:
-        time_servers([url], PROMPTS)
+    with pytest.raises(UsageError, match="other clients"):
+        timed(FakeServer(num_foreign=40))
 
 
 def test_a_server_that_restarts_meanwhile_is_not_timed():
@@ -179,8 +197,8 @@ def test_a_server_that_restarts_meanwhile_is_not_timed():
                 self.total_tokens = self.total_rounds = 0
             return super().page()
 
-    with serving(Restarting()) as url, pytest.raises(UsageError, match="restarted while"):
-        time_servers([url], PROMPTS)
+    with pytest.raises(UsageError, match="restarted while"):
+        timed(Restarting())
 
 
 def test_servers_are_timed_alternately_batch_by_batch():
@@ -216,58 +234,7 @@ def test_an_api_key_comes_from_the_environment_and_is_never_printed(monkeypatch)
 
 def test_a_redirect_to_another_host_is_refused():
     other = FakeServer()
-    with (
-        serving(other) as elsewhere,
-        serving(FakeServer(elsewhere=elsewhere)) as url,
-        pytest.raises(UsageError, match="it redirects to another address"),
-    ):
-        time_servers([url], PROMPTS)
+    redirects = pytest.raises(UsageError, match="it redirects to another address")
+    with serving(other) as elsewhere, redirects:
+        timed(FakeServer(elsewhere=elsewhere))
     assert not other.asked
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        {"choices": ["text"]},
-        {"choices": 5},
-        {"choices": [{"delta": "text"}]},
-        {"choices": [{"delta": {"content": 5}}]},
-        {"choices": [{"token_ids": 7}]},
-        {"choices": [], "usage": "many"},
-        {"choices": [], "usage": {"completion_tokens": "9"}},
-    ],
-    ids=str,
-)
-def test_malformed_stream_events_are_an_error(nonsense):
-    with (
-        serving(FakeServer(nonsense=nonsense)) as url,
-        pytest.raises(UsageError, match="OpenAI"),
-    ):
-        time_servers([url], PROMPTS)
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "<html>",
-        "vllm:spec_decode_num_accepted_tokens_per_pos_total 1",
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 1',
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="-1"} 1',
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="999999999"} 1',
-    ],
-)
-def test_a_damaged_metrics_page_is_an_error(page):
-    with (
-        serving(FakeServer(counters=page + "\n")) as url,
-        pytest.raises(UsageError, match="/metrics"),
-    ):
-        time_servers([url], PROMPTS)
-
-
-@pytest.mark.parametrize("page", ['{"data": [5]}', '{"data": {"id": "x"}}', "[]"])
-def test_a_malformed_list_of_models_is_an_error(page):
-    with (
-        serving(FakeServer(models_page=page)) as url,
-        pytest.raises(UsageError, match="names no model"),
-    ):
-        time_servers([url], PROMPTS)
