@@ -1,7 +1,7 @@
 """Runs of the bench on the fake engine: a real plan, a real store, no model."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -17,11 +17,20 @@ from specbench.bench.traces import Trace
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
 from specbench.probes.gpu import Probe
-from specbench.records import BlockRecord, EngineCost, Environment, RunRecord
+from specbench.records import (
+    BlockRecord,
+    EngineCost,
+    Environment,
+    LossyRule,
+    RunRecord,
+    TraceRecord,
+)
+from specbench.records.forecasts import Drafting
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
 from specbench.settings import RunSettings
-from tests.bench.fake_traces import fake_trace
+from specbench.tracing.trace import TargetText
 from tests.bench.fakes import FakeEngine, FakeServer, RecordingWatch
+from tests.forecast.traces import trace
 from tests.settings.flat_settings import changed, settings_of
 
 PAIRINGS = """\
@@ -43,6 +52,7 @@ SETTINGS = settings_of(
     workloads=(),
     num_speculative_tokens=(0, 2, 4),
 )
+RULE = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
 ENVIRONMENT = Environment(
     created_at="2026-11-21T01:02:03+00:00",
     command=("specbench", "sweep-k"),
@@ -87,6 +97,49 @@ def make_plan(
     pairings: tuple[Pairing, ...] = load_pairings(pairings_file).select(settings.workload.pairings)
     (plan,) = plan_targets(settings, pairings, lambda _: dtype)
     return replace(plan, depths=depths)
+
+
+def with_rule(plan: TargetPlan, drafter: str) -> TargetPlan:
+    """The plan with a rule on one of its drafters."""
+    pairings = tuple(
+        replace(pairing, drafter=replace(pairing.drafter, lossy=RULE))
+        if pairing.drafter.name == drafter
+        else pairing
+        for pairing in plan.pairings
+    )
+    return replace(plan, pairings=pairings)
+
+
+def fake_trace(
+    engine: Any,  # noqa: ARG001
+    drafter: str,
+    method: str,
+    texts: Sequence[TargetText],
+    ks: Iterable[int],
+    drafting: Drafting = "own",
+) -> tuple[TraceRecord, ...]:
+    """Traces of the fake engine's drafters: `good` is always right, any other never."""
+    return tuple(
+        trace(
+            text.prompt_id,
+            [drafter == "good"] * text.num_starts,
+            depth=max(ks),
+            target="big",
+            drafter=drafter,
+            method=method,
+            workload=text.workload,
+            turn=text.turn,
+            repeat=text.repeat,
+            temperature=text.sampling.temperature,
+            num_prompt_tokens=len(text.prompt_ids),
+            output_ids=text.output_ids,
+            context=text.context,
+            drafting=drafting,
+            seconds=0.25,
+        )
+        for ks in [tuple(ks)]
+        for text in texts
+    )
 
 
 def measure(

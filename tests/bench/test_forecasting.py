@@ -3,18 +3,28 @@
 A step takes 1 s, a round at K 1 + 0.1 K, and an answer has 40 tokens after the first.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from specbench.bench import forecasting, round_costs
+from specbench.bench.forecasting import DraftedCells, timed_cells
 from specbench.bench.round_costs import RoundCosts
 from specbench.errors import UsageError
-from specbench.records import ForecastRecord, TraceRecord
+from specbench.records import EngineCost, ForecastRecord, TraceRecord
 from specbench.report.document import build_document
 from specbench.runs import StoredRun, load_run
 from specbench.runs.reader import read_records
-from tests.bench.fake_runs import RUN_ID, SETTINGS, make_plan, measure
-from tests.bench.fake_traces import fake_trace
-from tests.bench.fakes import FakeEngine, RecordingWatch
+from tests.bench.fake_runs import (
+    RUN_ID,
+    SETTINGS,
+    fake_trace,
+    make_plan,
+    measure,
+    with_rule,
+    write_prompts,
+)
+from tests.bench.fakes import FakeEngine, Interrupted, RecordingWatch
 from tests.settings.flat_settings import changed
 
 FORECAST = changed(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
@@ -271,3 +281,104 @@ def test_many_rows_are_forecast_by_their_own_costs(tmp_path):
     assert {cost.num_rows for cost in stored.round_costs} == {1, 2}
     assert len(stored.traces) == 6 * 2  # one text for both
     assert {f.key.condition.concurrency for f in stored.forecasts} == {1, 2}
+
+
+def test_a_lossy_drafter_has_one_warning_that_it_is_not_forecast(tmp_path):
+    settings = changed(FORECAST, temperatures=(0.5, 1.0))
+    watch = RecordingWatch()
+    plan = with_rule(make_plan(tmp_path, settings, SIX), "bad")
+    stored = measure(plan, FakeEngine(), tmp_path, watch=watch)
+    assert sum("cannot be forecast" in text for text in watch.warnings) == 1
+    assert {t.drafter for t in stored.traces} == {"good"}
+
+
+def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path):
+    """A record a K, the deepest last."""
+
+    def tree(engine, drafter, method, texts, ks, drafting="own"):
+        ks = tuple(ks)
+        deeper = (fake_trace(engine, drafter, method, texts, (k,), drafting=drafting) for k in ks)
+        return tuple(replace(t, is_chain=False) for own in deeper for t in own)
+
+    calls = []
+
+    def shallow_then_killed(engine, drafter, method, texts, ks, drafting="own"):
+        calls.append(drafter)
+        if len(calls) > 1:
+            raise Interrupted
+        return tree(engine, drafter, method, texts, tuple(ks)[:1], drafting=drafting)
+
+    plan = make_plan(tmp_path, FORECAST, SIX)
+    with pytest.raises(Interrupted):
+        measure(plan, FakeEngine(), tmp_path, trace=shallow_then_killed)
+    after = measure(plan, FakeEngine(), tmp_path, trace=tree)
+    cut = [
+        t.num_speculative_tokens
+        for t in after.traces
+        if (t.drafter, t.prompt_id) == (after.traces[0].drafter, after.traces[0].prompt_id)
+    ]
+    assert set(cut) == {1, 2, 4}
+
+
+def test_rounds_of_a_sweep_are_scaled_by_each_workloads_traced_share(tmp_path):
+    """A budget may have ended tracing: three prompts of six stand for all of them."""
+    files = tuple(
+        write_prompts(tmp_path / f"{name}.jsonl", [f"{name} {i}" for i in range(6)])
+        for name in ("whole", "half")
+    )
+    plan = make_plan(tmp_path, changed(FORECAST, workloads=files, num_repeats=2))
+    stored = measure(plan, FakeEngine(), tmp_path)
+    questions = []
+    for condition, num_prompts in zip(plan.conditions, (6, 3), strict=True):
+        cells = tuple(c for c in plan.cells(condition) if c.drafter == "good")
+        own = [t for t in stored.traces if t.drafter == "good" and t.workload == condition.workload]
+        questions.append(DraftedCells(plan.pairings[0], condition, cells, own[:num_prompts]))
+    found = {c.cell.key.draft.k: c.num_rounds for c in timed_cells(plan, questions)}
+    # Each workload's sweep decodes six prompts twice, however many were traced.
+    assert found == {k: 2 * (6 + 6) * n for k, n in ROUNDS.items()}
+
+
+def test_a_drafter_is_traced_as_deep_as_it_can_draft(tmp_path):
+    asked = []
+
+    def noted(engine, drafter, method, texts, ks, drafting="own"):
+        asked.append((drafter, tuple(ks)))
+        return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)
+
+    for is_default_range in (True, False):
+        asked.clear()
+        settings = changed(FORECAST, is_default_range=is_default_range)
+        folder = tmp_path / str(is_default_range)
+        folder.mkdir()
+        plan = make_plan(folder, settings, SIX, depths={"good": 2})
+        measure(plan, FakeEngine(), folder, trace=noted)
+        assert set(asked) == {("good", (1, 2)), ("bad", (1, 2, 4))}
+
+
+def cost(k: int, seconds: float, engine: str = "vllm 0.32") -> EngineCost:
+    return EngineCost(
+        source="costs.csv",
+        engine=engine,
+        num_speculative_tokens=k,
+        concurrency=1,
+        cost=seconds,
+        is_relative=False,
+    )
+
+
+def test_imported_step_times_give_a_forecast_without_measuring(tmp_path):
+    """There a round at K = 4 is dear: K = 2 is best, 40 tokens in 14 rounds of 1.1 steps."""
+    theirs = [cost(0, 1.0), cost(2, 1.1), cost(4, 4.0)]
+    settings = changed(FORECAST, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
+    stored = run(tmp_path, settings, costs=theirs)
+    assert stored.blocks == ()
+    assert stored.round_costs == ()
+    good = forecast_of(stored, "big/good")
+    assert [p.num_speculative_tokens for p in good.points] == [0, 2, 4]
+    assert (good.best, good.costs_of) == (2, "vllm 0.32 (costs.csv)")
+    assert good.acceptance_rule == "greedy_draft"
+    assert {trace.drafting for trace in stored.traces} == {"greedy"}
+    assert good.points[1].speedup.estimate == pytest.approx(40 / (14 * 1.1))
+    document = build_document(stored)
+    assert document.missing == ()
+    assert document.decisions == ()

@@ -1,14 +1,16 @@
-"""Bytes worked by hand, and launches counted by a counter that is told what happened."""
+"""Bytes worked by hand, launches counted by a counter that knows them, and peaks of memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from specbench.bench import limits
 from specbench.bench.blocks import Cell
-from specbench.bench.limits import count_launches, measure_limits
+from specbench.bench.limits import MemoryMeter, count_launches, measure_limits
 from specbench.engines.engine import RoundForward, Work
 from specbench.errors import UsageError
 from specbench.probes.device import HostCalls
@@ -179,3 +181,79 @@ def test_a_cell_that_cannot_be_profiled_is_skipped(error):
     cells = (cell(0), cell(2), cell(4))
     told = list(count_launches(engine, cells, REQUEST, GPU, engine.counted))
     assert [limit.cell_id for limit in told] == [cell(0).key.id, cell(4).key.id]
+
+
+NOTHING = ("weights_bytes", "kv_bytes_per_token", "state_bytes_per_row")
+ENGINE: Any = SimpleNamespace(**{name: lambda _: 0 for name in NOTHING})
+PROBE: Any = SimpleNamespace(
+    start=lambda: None,
+    stop=lambda: None,
+    process_used_bytes=lambda: None,
+    device_used_bytes=lambda: None,
+)
+TARGET, PASS, DRAFT = 1000, 300, 50
+
+
+class Allocator:
+    """torch's, in bytes."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = TARGET
+
+    def take(self, num_bytes: int) -> None:
+        self.now += num_bytes
+        self.peak = max(self.peak, self.now)
+
+    def run(self, num_bytes: int) -> None:
+        """A pass that needs so much while it runs."""
+        self.take(num_bytes)
+        self.now -= num_bytes
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    fake = Allocator()
+    monkeypatch.setattr(limits, "allocator_peaks", lambda _: (fake.peak, fake.peak))
+    monkeypatch.setattr(limits, "reset_allocator_peaks", lambda _: setattr(fake, "peak", fake.now))
+    return fake
+
+
+@pytest.fixture
+def meter(allocator: Allocator) -> MemoryMeter:
+    made = MemoryMeter("demo", "cuda", PROBE)
+    alone = made.target_alone(ENGINE, lambda: allocator.run(PASS))
+    assert alone.peak_allocated_bytes == TARGET + PASS
+    return made
+
+
+def test_a_drafter_without_memory_adds_nothing_to_the_peak(meter, allocator):
+    """The room that a pass needs is in both peaks, and counts once."""
+    pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS))
+    assert pair.peak_allocated_bytes == TARGET + PASS
+
+
+def test_a_drafters_peak_includes_its_weights_and_the_extra_of_its_pass(meter, allocator):
+    def load_and_run() -> None:
+        allocator.take(DRAFT)
+        allocator.run(PASS + 7)
+
+    pair = meter.with_drafter(ENGINE, "draft", load_and_run)
+    assert pair.peak_allocated_bytes == TARGET + PASS + DRAFT + 7
+
+
+def test_memory_that_an_earlier_drafter_left_is_not_charged_to_the_next(meter, allocator):
+    allocator.take(11)
+    pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS))
+    assert pair.peak_allocated_bytes == TARGET + PASS
+
+
+def test_memory_freed_in_between_is_not_attributed(meter, allocator):
+    """As blocks that torch keeps for later and a removed drafter makes it give back."""
+    allocator.now -= 11
+    pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS + 11))
+    assert pair.peak_allocated_bytes == TARGET + PASS
+
+
+def test_a_smaller_pass_does_not_lower_the_peak(meter, allocator):
+    pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS // 2))
+    assert pair.peak_allocated_bytes == TARGET + PASS

@@ -3,6 +3,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,7 @@ from tests.bench.fake_runs import (
     make_plan,
     measure,
     measured,
+    with_rule,
     write_prompts,
 )
 from tests.bench.fakes import (
@@ -504,3 +506,22 @@ def test_a_target_that_refuses_the_comparison_keeps_what_is_measured(examined, e
     assert run.is_complete
     assert (run.differences, run.failures) == ((), ())
     assert {cell.key.draft.k for cell in build_document(run).cells} == {0, 2, 4}
+
+
+def test_lossy_cells_stop_at_their_own_end_of_text(
+    tmp_path: Path,
+) -> None:
+    engine = FakeEngine()
+    settings = changed(SETTINGS, num_speculative_tokens=(2,), max_new_tokens=99)
+    run = measure(with_rule(make_plan(tmp_path, settings), "bad"), engine, tmp_path)
+
+    assert not run.failures
+    asked = {
+        (call.drafter, call.request.max_new_tokens, call.request.stop_at_eos)
+        for call in engine.calls
+    }
+    assert ("good", ANSWER_TOKENS, False) in asked
+    assert ("none", ANSWER_TOKENS, False) in asked
+    assert ("bad", 99, True) in asked
+    assert ("bad", ANSWER_TOKENS, False) not in asked
+    assert {key.draft.drafter for key in run.run.keys if key.draft.lossy == "typical"} == {"bad"}

@@ -5,12 +5,13 @@ import math
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import fmean, median
 from unittest.mock import patch
 
 import pytest
 
+from specbench.bench.blocks import request_seed
 from specbench.bench.planning import plan_targets
 from specbench.bench.served.open_session import is_steady
 from specbench.bench.served.running import (
@@ -28,6 +29,8 @@ from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Target
+from specbench.records import ALL_PROMPTS
+from specbench.records.requests import poisson_arrivals
 from specbench.report.document import build_document
 from specbench.servers.client import Client
 from tests.bench.fake_runs import write_prompts
@@ -419,3 +422,31 @@ def test_a_server_of_unknown_engine_gives_a_warning():
     assert list(server_warnings([one], "openai", target)) == []
     (told,) = server_warnings([one], "vllm", target)
     assert re.search("check .*vllm$", told)
+
+
+def test_arrivals_of_an_open_loop_are_drawn_for_each_session(tmp_path):
+    """They come late, by as much as this machine is busy, and nearest to their own times."""
+    rate, num = 20.0, 6
+    with running(0) as (server,):
+        settings = running_settings(
+            tmp_path,
+            server.url,
+            request_rate=rate,
+            num_prompts=num,
+            max_new_tokens=4,
+        )
+        stored = measured(tmp_path, settings)
+    drawn = {
+        repeat: [*islice(poisson_arrivals(rate, request_seed(0, ALL_PROMPTS, repeat, 0)), num)]
+        for repeat in range(4)
+    }
+    drawn[-1] = [*islice(poisson_arrivals(rate, 0), num)]
+    assert len(stored.blocks) == 4
+    for block in stored.blocks:
+        came_s = [r.arrived_s for r in block.requests if r.turn == 0]
+
+        def off_s(repeat, came_s=came_s):
+            own = drawn[repeat]
+            return sum(abs(a - b + own[0]) for a, b in zip(came_s, own, strict=True))
+
+        assert min(drawn, key=off_s) == block.repeat
