@@ -13,7 +13,6 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.round_costs import TIME_SHARE, RoundCosts, TimedCell
 from specbench.bench.session import OpenTarget
 from specbench.bench.traces import Trace, Tracer
-from specbench.bench.units import Reporter
 from specbench.decide.rank import shortlist
 from specbench.errors import UsageError, first_line
 from specbench.forecast.cost_curve import CostCurve, curve_from, describe, left_out, measured_here
@@ -30,7 +29,6 @@ from specbench.records import (
     TraceRecord,
 )
 from specbench.records.forecasts import Drafting
-from specbench.runs import RunStore
 from specbench.settings import BUILTIN, AcceptanceRule
 from specbench.stats.rounds import RoundCounts
 from specbench.tracing.trace import TargetText
@@ -125,25 +123,14 @@ class _Between(NamedTuple):
 class Forecasting:
     """One target's forecasts. `trace` comes before cells warm up, `narrow` after it."""
 
-    def __init__(
-        self,
-        plan: TargetPlan,
-        store: RunStore,
-        reporter: Reporter,
-        session: OpenTarget,
-        deadline: Deadline,
-        trace: Trace,
-    ) -> None:
-        self._plan = plan
-        self._store = store
-        self._reporter = reporter
-        self._session = session
-        self._deadline = deadline
+    def __init__(self, session: OpenTarget, deadline: Deadline, trace: Trace) -> None:
+        self._session, self._deadline = session, deadline
+        self._plan, self._store, self._reporter = session.plan, session.store, session.reporter
         self._engine_costs = self._store.stored.engine_costs
         self._warned: set[str] = set()
         self._between: list[_Between] = []
         self._measured_s: defaultdict[Condition, float] = defaultdict(float)
-        self._tracer = Tracer(plan, store, reporter, session, trace, self._drafting)
+        self._tracer = Tracer(session, trace, self._drafting)
 
     def trace(self, drafters: frozenset[str]) -> None:
         """Trace the named drafters, before graphs are captured, since KV caches may grow."""

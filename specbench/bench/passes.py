@@ -3,18 +3,18 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 
 from specbench.bench.blocks import Block, Cell, confirm_block, with_baselines
 from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
-from specbench.bench.plan import TargetPlan
 from specbench.bench.pruning import BudgetPruner, Extensions
 from specbench.bench.session import OpenTarget
-from specbench.bench.units import Reporter, RunLoop
+from specbench.bench.units import RunLoop
 from specbench.decide.recommend import by_question, choose, winners
-from specbench.engines.engine import Engine, Instrumented
+from specbench.engines.engine import Instrumented
 from specbench.errors import first_line
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
@@ -25,7 +25,6 @@ from specbench.records import (
     CellKey,
     CellSummary,
 )
-from specbench.runs import RunStore
 from specbench.settings import BUILTIN
 
 FORWARD_SHARE = 0.15  # under a budget: seconds of measured forwards per second of blocks
@@ -38,31 +37,16 @@ class Passes:
     and the confirmed cells are recorded, and a resumed run follows these decisions.
     """
 
-    def __init__(
-        self,
-        plan: TargetPlan,
-        store: RunStore,
-        reporter: Reporter,
-        deadline: Deadline,
-        usable: frozenset[str],
-    ) -> None:
-        self._plan = plan
-        self._store = store
-        self._reporter = reporter
-        self._deadline = deadline
-        self._usable = usable
-        self._device = torch.device(store.run.environment.device)
+    def __init__(self, session: OpenTarget, deadline: Deadline, usable: frozenset[str]) -> None:
+        self._session, self._deadline, self._usable = session, deadline, usable
+        self._plan, self._store, self._reporter = session.plan, session.store, session.reporter
+        self._device = torch.device(self._store.run.environment.device)
         self._num_timed: Counter[CellKey] = Counter()  # blocks after which forwards were timed
         self._block_s = self._forward_s = 0.0
-        drafters = (cell.drafter for cell in plan.all_cells if cell.key.id in usable)
-        self._extensions = Extensions(store, frozenset(drafters))
+        drafters = (cell.drafter for cell in self._plan.all_cells if cell.key.id in usable)
+        self._extensions = Extensions(self._store, frozenset(drafters))
 
-    def explore(
-        self,
-        session: OpenTarget,
-        engine: Engine,
-        after_block: Callable[[Block, BlockRecord], None] | None = None,
-    ) -> None:
+    def explore(self, after_block: Callable[[Block, BlockRecord], None] | None = None) -> None:
         """Measure every cell, block by block, and call `after_block` after each. Does nothing if
         the confirmation has begun."""
         if self._extensions.is_taken("confirm"):
@@ -71,7 +55,7 @@ class Passes:
         def after(block: Block, record: BlockRecord) -> None:
             try:
                 with errors_translated():
-                    self._measure_limits(session, engine, block, record)
+                    self._measure_limits(block, record)
             except EXPECTED_ERRORS as error:  # the block is stored without its bounds
                 self._reporter.warn(f"{block.condition.target}: {first_line(error)}")
             if after_block is not None:
@@ -81,12 +65,12 @@ class Passes:
         loop = RunLoop(self._store, self._reporter, self._deadline, num_blocks)
         blocks = (
             block
-            for block in self._with_stages(self._explored(session))
+            for block in self._with_stages(self._explored(decides=True))
             if block.id in self._store.finished_blocks
             or self._deadline.is_over("explore")
             or not self._is_precise(block)
         )
-        loop.serve(blocks, session, after)
+        loop.serve(blocks, self._session, after)
 
     def _with_stages(self, blocks: Iterable[Block], suffix: str = "") -> Iterator[Block]:
         """The blocks, each reported as a stage before it is served."""
@@ -96,10 +80,9 @@ class Passes:
             )
             yield block
 
-    def _measure_limits(
-        self, session: OpenTarget, engine: Engine, block: Block, record: BlockRecord
-    ) -> None:
+    def _measure_limits(self, block: Block, record: BlockRecord) -> None:
         """Store the bounds of one row's rounds, measured directly after the block."""
+        engine = self._session.engine
         if block.condition.overlaps or not isinstance(engine, Instrumented):
             return
         done = {request.cell_id for request in record.requests if request.output_ids}
@@ -120,7 +103,7 @@ class Passes:
         )
         self._num_timed.update(cell.key for cell in few)
         before_s = self._deadline.spent_s
-        for cost in measure_forwards(engine, few, lambda cell: session.request(block, cell)):
+        for cost in measure_forwards(engine, few, partial(self._session.request, block)):
             self._store.append(cost)
         self._forward_s += self._deadline.spent_s - before_s
         speed = copy_bandwidth(self._device)
@@ -129,33 +112,27 @@ class Passes:
         ):
             self._store.append(limit)
 
-    def confirm(self, session: OpenTarget) -> None:
+    def confirm(self) -> None:
         """Measure the winners and their baselines again, in new repeats."""
         ids = self._extensions.take("confirm", self._winners)
         # Repeats after all planned ones are new, and the same in every session.
         blocks = [
             confirm_block(block, cells, self._plan.repeats(block.condition))
-            for block in self._explored()
+            for block in self._explored(decides=False)
             if block.id in self._store.finished_blocks
             and (cells := with_baselines(block.cells, ids))
         ]
         loop = RunLoop(self._store, self._reporter, self._deadline, len(blocks))
-        loop.serve(self._with_stages(blocks, ", the winners again"), session)
+        loop.serve(self._with_stages(blocks, ", the winners again"), self._session)
 
     def _winners(self) -> frozenset[str]:
         return self._usable.intersection(winners(self._summaries(self._plan.all_cells)))
 
-    def _explored(self, session: OpenTarget | None = None) -> Iterator[Block]:
-        """The blocks of the exploration without pruned cells; with a `session`, cells are pruned
+    def _explored(self, *, decides: bool) -> Iterator[Block]:
+        """The blocks of the exploration without pruned cells; if it `decides`, cells are pruned
         as the blocks are measured."""
         pruner = BudgetPruner(
-            self._plan,
-            self._store,
-            self._reporter,
-            self._deadline,
-            self._usable,
-            self._extensions,
-            session,
+            self._session, self._deadline, self._usable, self._extensions, decides=decides
         )
         return pruner.blocks()
 

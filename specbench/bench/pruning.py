@@ -15,9 +15,7 @@ import numpy as np
 
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import EXPLORE_SHARE, Deadline, block_seconds
-from specbench.bench.plan import TargetPlan
 from specbench.bench.session import OpenTarget
-from specbench.bench.units import Reporter
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode
@@ -77,26 +75,25 @@ def _id_of(question: Cell | None) -> str:
 
 class BudgetPruner:
     """One pass over the blocks of the `usable` cells, which compares K after 5, 10, 20 and more
-    blocks. With a `session` it makes and records decisions, without one it follows them."""
+    blocks. If it `decides`, it makes and records decisions, else it follows them."""
 
     def __init__(
         self,
-        plan: TargetPlan,
-        store: RunStore,
-        reporter: Reporter,
+        session: OpenTarget,
         deadline: Deadline,
         usable: frozenset[str],
         extensions: Extensions,
-        session: OpenTarget | None,
+        *,
+        decides: bool,
     ) -> None:
-        self._store, self._reporter, self._deadline = store, reporter, deadline
-        self._extensions, self._session = extensions, session
-        self._has_budget = plan.settings.effort.budget_s is not None
-        every = (block.only(usable) for block in plan.explore_blocks())
+        self._session, self._store, self._deadline = session, session.store, deadline
+        self._extensions, self._decides = extensions, decides
+        self._has_budget = session.plan.settings.effort.budget_s is not None
+        every = (block.only(usable) for block in session.plan.explore_blocks())
         self._blocks = [block for block in every if block.cells]  # no cells: no engine can run it
         self._num_blocks = Counter(block.condition for block in self._blocks)
         self._left_out: dict[Condition, frozenset[str]] = {}
-        self._began = deadline.spent_s, len(store.stored.blocks)
+        self._began = deadline.spent_s, len(self._store.stored.blocks)
 
     def blocks(self) -> Iterator[Block]:
         """The planned blocks without their pruned cells."""
@@ -115,7 +112,7 @@ class BudgetPruner:
     def _decided(self, block: Block, num: int) -> frozenset[str] | None:
         """The cells to leave out from block number `num` of its condition on; None: no change."""
         measured = self._measured(block)
-        if self._session is None or len(measured) != num or self._deadline.is_over("explore"):
+        if not self._decides or len(measured) != num or self._deadline.is_over("explore"):
             return None
         if num == 0:
             return self._first(block)
@@ -194,7 +191,6 @@ class BudgetPruner:
 
     def _baseline_s(self, block: Block) -> float:
         """Seconds of a block at K = 0: as measured, else estimated from the first answer."""
-        assert self._session is not None
         if known := _mean_seconds(self._store.stored.blocks).get(block.baselines[0].key.id):
             return known
         before_s, num_known = self._deadline.spent_s, len(self._store.stored.references)
@@ -206,7 +202,7 @@ class BudgetPruner:
         return max((self._deadline.spent_s - before_s) * times, arriving_s)
 
     def _info(self, block: Block, text: str) -> None:
-        self._reporter.info(f"{block.condition.target}, {block.condition.workload}: {text}")
+        self._session.reporter.info(f"{block.condition.target}, {block.condition.workload}: {text}")
 
     def _left_s(self) -> float:
         return max(self._deadline.seconds_left("explore") or 0.0, 0.0)

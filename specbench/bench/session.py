@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 
 from specbench.bench.blocks import Block, Cell, request_seed, work_of
 from specbench.bench.plan import TargetPlan
+from specbench.bench.planning import without_long_prompts
+from specbench.bench.units import Reporter
 from specbench.decode.serving import text_before
 from specbench.engines.engine import Engine, Load, ServedPass
 from specbench.errors import DeviceLostError, ModelError, WorkloadError, first_line
@@ -52,7 +54,10 @@ class _CellRecords(NamedTuple):
 
 
 class OpenTarget:
-    """One target's loaded engines by name; the first one decodes the references."""
+    """One target's loaded engines by name; the first one decodes the references.
+
+    `plan`: without prompts that exceed the context; `left_out` has a failure for these.
+    """
 
     def __init__(
         self,
@@ -60,12 +65,14 @@ class OpenTarget:
         probe: Probe,
         store: RunStore,
         plan: TargetPlan,
+        reporter: Reporter,
     ) -> None:
         self.engines = engines
         self.engine = next(iter(engines.values()))
+        self.plan, self.left_out = without_long_prompts(plan, self.engine)
+        self.store, self.reporter = store, reporter
         self._probe = probe
-        self._store = store
-        self._plan = plan
+        self._whole = plan
         self._seed = plan.settings.seed
         self._references = References(self.engine, store, plan)
         self._lengthened: dict[tuple[str, str, int], Prompt] = {}
@@ -86,7 +93,7 @@ class OpenTarget:
             list(chain.from_iterable(cell.passes for cell in cells)),
             list(chain.from_iterable(cell.samples for cell in cells)),
             started_at=started_at,
-            node=self._store.node,
+            node=self.store.node,
         )
 
     def first_turn(self, workload: str, prompt: Prompt) -> tuple[int, ...]:
@@ -122,7 +129,7 @@ class OpenTarget:
             return prompt
         key = (workload, prompt.id, context)
         if key not in self._lengthened:
-            source = TextSource.starting_with(self._plan.workload(workload), seed=self._seed)
+            source = TextSource.starting_with(self._whole.workload(workload), seed=self._seed)
             self._lengthened[key] = lengthen(
                 prompt, context, source, lambda longer: len(self.first_turn(workload, longer))
             )
@@ -140,7 +147,7 @@ class OpenTarget:
             for request in self._requests(block, cell):
                 requests.append(replace(request, is_sample=num_samples > 1))
             at_once = num_samples if num_samples > 1 else len(requests)
-            with losses_kept(self._store, [cell], "decode"):
+            with losses_kept(self.store, [cell], "decode"):
                 for i in range(0, len(requests), at_once):
                     self._serve_together(block, cell, requests[i : i + at_once], done)
         except EXPECTED_ERRORS as error:
@@ -180,7 +187,7 @@ class OpenTarget:
                     prompt_ids=ids,
                     max_new_tokens=length
                     if is_known
-                    else self._plan.max_new_tokens(block.condition.workload),
+                    else self._whole.max_new_tokens(block.condition.workload),
                     sampling=cell.sampling,
                     stop_at_eos=not is_known,
                     settings=prompt.settings,

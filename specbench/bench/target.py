@@ -14,7 +14,6 @@ from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import MemoryMeter, count_launches
 from specbench.bench.passes import Passes
 from specbench.bench.plan import TargetPlan, peers_of
-from specbench.bench.planning import without_long_prompts
 from specbench.bench.session import OpenTarget, losses_kept
 from specbench.bench.traces import Trace
 from specbench.bench.units import Reporter
@@ -82,10 +81,9 @@ class TargetRun:
         except EXPECTED_ERRORS as error:
             self._fail(target, "load", error, self._plan.all_cells)
             return
-        session = OpenTarget(engines, self._probe, self._store, self._plan)
-        engine = session.engine
-        self._plan, left_out = without_long_prompts(self._plan, engine)
-        for failure in left_out:
+        session = OpenTarget(engines, self._probe, self._store, self._plan, self._reporter)
+        engine, self._plan = session.engine, session.plan
+        for failure in session.left_out:
             self._store_failure(failure, f"{failure.workload}: left out: {failure.reason}")
         self._store.append(engine.identity)
         self._reporter.stage(f"{target}: warming up")
@@ -96,19 +94,18 @@ class TargetRun:
             unprofiled: list[tuple[frozenset[str], frozenset[str]]] = []
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
                 deadline = self._deadline.part(share)
-                forecasting = self._forecasting(session, deadline)
-                if forecasting:
+                forecasting = None
+                if self._plan.settings.forecasting.forecast:
+                    forecasting = Forecasting(session, deadline, self._trace)
                     forecasting.trace(loaded)
                 usable = self._warm_up(engines, prompt_ids, loaded)
                 self._store_engine_records(engines)
                 usable = forecasting.narrow(usable) if forecasting else usable
-                passes = Passes(self._plan, self._store, self._reporter, deadline, usable)
-                passes.explore(
-                    session, engine, forecasting.measure_after_block if forecasting else None
-                )
+                passes = Passes(session, deadline, usable)
+                passes.explore(forecasting.measure_after_block if forecasting else None)
                 if forecasting:
                     forecasting.conclude()
-                passes.confirm(session)
+                passes.confirm()
                 self._store_engine_records(engines)  # again: fallbacks may have been added
                 if share == 1:
                     self._count_launches(engine, prompt_ids, usable)
@@ -119,11 +116,6 @@ class TargetRun:
                 self._count_launches(engine, prompt_ids, usable, reload=loaded)
         except EXPECTED_ERRORS as error:
             self._fail(target, "warm_up", error, self._plan.all_cells)
-
-    def _forecasting(self, session: OpenTarget, deadline: Deadline) -> Forecasting | None:
-        if not self._plan.settings.forecasting.forecast:
-            return None
-        return Forecasting(self._plan, self._store, self._reporter, session, deadline, self._trace)
 
     def _sample_prompt(self, engine: Engine, session: OpenTarget) -> tuple[int, ...]:
         """Token ids of the first prompt that the target can answer, else raises the first error."""

@@ -7,16 +7,13 @@ from typing import NamedTuple
 
 from specbench.bench.blocks import Block
 from specbench.bench.budget import Deadline
-from specbench.bench.plan import TargetPlan
 from specbench.bench.session import OpenTarget
-from specbench.bench.units import Reporter
 from specbench.engines.engine import Engine
 from specbench.errors import DeviceError, UsageError, first_line
 from specbench.inputs.pairing import Pairing
 from specbench.models.library_errors import EXPECTED_ERRORS, errors_translated
 from specbench.records import Condition, Prompt, TraceRecord
 from specbench.records.forecasts import Drafting
-from specbench.runs import RunStore
 from specbench.stats.spread import MIN_UNITS
 from specbench.tracing.trace import TargetText
 
@@ -47,21 +44,11 @@ class Tracer:
     """The traces of one target's drafters, including those of earlier sessions of the run."""
 
     def __init__(
-        self,
-        plan: TargetPlan,
-        store: RunStore,
-        reporter: Reporter,
-        session: OpenTarget,
-        trace: Trace,
-        drafting: Callable[[float], Drafting],
+        self, session: OpenTarget, trace: Trace, drafting: Callable[[float], Drafting]
     ) -> None:
         """`drafting`: the way of drafting at a temperature."""
-        self._plan = plan
-        self._store = store
-        self._reporter = reporter
-        self._session = session
-        self._trace = trace
-        self._drafting = drafting
+        self._session, self._trace, self._drafting = session, trace, drafting
+        self._plan, self._store, self._reporter = session.plan, session.store, session.reporter
         self._texts: dict[TraceKey, list[TargetText]] = {}
         self._seconds: dict[TraceKey, float] = {}  # of decoding texts that only traces need
         self._untraceable: set[tuple[str, float | None]] = set()  # None: at any temperature
