@@ -168,10 +168,6 @@ class Result:
         return cls(**{**nothing, **ended, **keys})
 
     @property
-    def hit_eos(self) -> bool:
-        return self.finish_reason == "eos"
-
-    @property
     def first_token_s(self) -> float | None:
         """When the first token arrived, since the pass began."""
         if self.arrived_s is None or self.ttft_s is None:

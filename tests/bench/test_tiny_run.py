@@ -198,5 +198,8 @@ def test_an_answer_ends_at_its_end_token_unless_eos_is_ignored(tiny):
     engine.eos_ids = (end,)
     first = whole.output_ids.index(end)
     stopped = engine.generate(replace(request, stop_at_eos=True), engine.baseline)
-    assert (stopped.output_ids, stopped.hit_eos) == (whole.output_ids[: first + 1], True)
+    assert (stopped.output_ids, stopped.finish_reason == "eos") == (
+        whole.output_ids[: first + 1],
+        True,
+    )
     assert engine.generate(request, engine.baseline).output_ids == whole.output_ids

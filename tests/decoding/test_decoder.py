@@ -106,7 +106,7 @@ def test_a_text_ends_at_its_first_end_of_text_token(llama: Subject, k: int) -> N
 
     expected = [until_eos(text, eos_ids) for text in llama.texts]
     assert_texts(results, expected)
-    assert [r.hit_eos for r in results] == [text[-1] in eos_ids for text in expected]
+    assert [r.finish_reason == "eos" for r in results] == [text[-1] in eos_ids for text in expected]
     for result in results:
         log = result.rounds
         assert 1 + sum(log.num_emitted) == len(result.output_ids)

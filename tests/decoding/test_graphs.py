@@ -74,7 +74,7 @@ def test_a_late_end_of_text_leaves_the_text_unchanged(llama: Subject, graph: Gra
     results = Bench(llama, drafter, graph=graph, eos_ids=eos_ids).serve(requests, FixedK(4), 3)
 
     assert_texts(results, texts)
-    assert any(result.hit_eos for result in results)
+    assert any(result.finish_reason == "eos" for result in results)
 
 
 @pytest.mark.parametrize("graph", ["round", "step"])

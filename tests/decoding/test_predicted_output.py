@@ -145,7 +145,7 @@ def test_checked_pieces_are_limited_by_the_size_of_their_logits() -> None:
 def test_an_end_of_text_ends_the_check_and_the_answer() -> None:
     result = count(*COUNTED, eos_ids=[15])
     assert result.output_ids == COUNTED[:6]
-    assert result.hit_eos
+    assert result.finish_reason == "eos"
     assert result.answer_check == check_of(24, 5, 5)
     assert len(result.rounds) == 0
 

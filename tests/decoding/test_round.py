@@ -78,7 +78,7 @@ def test_a_budget_is_met_exactly_and_nothing_is_drafted_past_it(k: int, budget: 
         assert emitted == accepted + 1
         left -= emitted
     assert left == 0
-    assert not result.hit_eos
+    assert result.finish_reason != "eos"
 
 
 @pytest.mark.parametrize("prompt_length", range(52, 67))
@@ -103,7 +103,7 @@ def test_an_end_of_text_inside_the_accepted_drafts_cuts_the_round() -> None:
     result = counted(k=4, eos_ids=(9,))
 
     assert result.output_ids == (6, 7, 8, 9)
-    assert result.hit_eos
+    assert result.finish_reason == "eos"
     assert columns(result) == [(4, 3, 3)]
 
 
@@ -126,7 +126,7 @@ def test_an_end_of_text_that_was_drafted_and_refused_is_ignored() -> None:
     result = counted(k=3, wrong={3}, num_tokens=6, eos_ids=(99,))
 
     assert result.output_ids == tuple(range(6, 12))
-    assert not result.hit_eos
+    assert result.finish_reason != "eos"
 
 
 def test_each_of_several_end_of_text_ids_ends_the_text() -> None:
@@ -137,7 +137,7 @@ def test_an_end_of_text_as_the_first_token_needs_no_round() -> None:
     result = counted(k=4, eos_ids=(6,))
 
     assert result.output_ids == (6,)
-    assert result.hit_eos
+    assert result.finish_reason == "eos"
     assert columns(result) == []
 
 
@@ -164,7 +164,7 @@ def test_a_finished_row_waits_without_logging_rounds_or_changing() -> None:
     assert ended.output_ids == (21, 22, 23, 24)
     assert long.output_ids == tuple(range(41, 50))
     assert [len(r.rounds) for r in (short, ended, long)] == [2, 3, 8]
-    assert [r.hit_eos for r in (short, ended, long)] == [False, True, False]
+    assert [r.finish_reason == "eos" for r in (short, ended, long)] == [False, True, False]
 
 
 def test_a_round_leaves_a_finished_row_unchanged_and_reports_zeros() -> None:

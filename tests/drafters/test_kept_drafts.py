@@ -88,7 +88,7 @@ def counts_no_draft_past_the_end(variant: Variant) -> None:
         log = result.rounds
         for accepted, emitted in zip(log.num_accepted, log.num_emitted, strict=True):
             assert accepted <= emitted <= accepted + 1
-        if result.hit_eos and len(log):
+        if result.finish_reason == "eos" and len(log):
             *before, last = log.num_accepted
             assert tuple(before) == whole.rounds.num_accepted[: len(before)]
             kept = whole.rounds.num_accepted[len(before)]

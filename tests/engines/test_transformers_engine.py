@@ -58,7 +58,7 @@ def test_the_end_of_text_ends_generation_only_on_request(engine, work):
     result = engine.generate(request(stop_at_eos=True), work)
 
     assert result.output_ids == whole[: first_end + 1]
-    assert result.hit_eos
+    assert result.finish_reason == "eos"
 
 
 @pytest.mark.parametrize("work", ALL, ids=by_method)
