@@ -142,6 +142,19 @@ def fake_trace(
     )
 
 
+def run_record(plan: TargetPlan, **said: Any) -> RunRecord:
+    """The record of a run of the plan; `said`: what is otherwise."""
+    usual: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": RUN_ID,
+        "environment": ENVIRONMENT,
+        "settings": plan.settings,
+        "workload_sha256": {},
+        "cells": plan.cell_plans(),
+    }
+    return RunRecord(**{**usual, **said})
+
+
 def measure(
     plan: TargetPlan,
     engine: FakeServer,
@@ -161,16 +174,8 @@ def measure(
     if (root / RUN_ID).exists():
         writer = resume_run(root, RUN_ID)
     else:
-        run = RunRecord(
-            schema_version=SCHEMA_VERSION,
-            run_id=RUN_ID,
-            environment=replace(ENVIRONMENT, device=device),
-            settings=plan.settings,
-            workload_sha256={},
-            cells=plan.cell_plans(),
-            warnings=plan_warnings(plan),
-        )
-        writer = create_run(root, run)
+        environment, warnings = replace(ENVIRONMENT, device=device), plan_warnings(plan)
+        writer = create_run(root, run_record(plan, environment=environment, warnings=warnings))
     deadline = Deadline(plan.settings.effort.budget_s, engine.clock, spent_s=spent_s)
     meter = MemoryMeter(plan.target.name, "cpu", probe)
     with writer:

@@ -13,10 +13,10 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import require_verifiable
 from specbench.bench.served.sessions import request_of, served_cells
 from specbench.errors import UsageError
-from specbench.records import Message, RequestSettings, RunRecord
+from specbench.records import Message, RequestSettings
 from specbench.report.document import build_document
 from specbench.report.provenance import provenance, setup
-from tests.bench.fake_runs import ENVIRONMENT, RUN_ID, SETTINGS, make_plan, measure
+from tests.bench.fake_runs import SETTINGS, make_plan, measure, run_record
 from tests.bench.fakes import BytesTokenizer, FakeEngine
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 from tests.settings.flat_settings import changed
@@ -131,13 +131,9 @@ def test_verify_refuses_settings_that_change_the_distribution(tmp_path: Path) ->
 def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, {"prompt": "A", "stop": "x"})
     (workload,) = plan.workloads
-    run = RunRecord(
-        schema_version=4,
-        run_id=RUN_ID,
-        environment=ENVIRONMENT,
-        settings=plan.settings,
+    run = run_record(
+        plan,
         workload_sha256={workload.name: workload.sha256},
-        cells=plan.cell_plans(),
         settings_sha256={workload.name: workload.settings_sha256},
     )
     require_same_work(run, [plan])

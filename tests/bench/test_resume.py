@@ -12,11 +12,9 @@ from specbench.bench.budget import spent_s
 from specbench.errors import ModelError, UsageError
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
-from specbench.records import RunRecord
 from specbench.report.document import build_document
 from specbench.runs import load_run, resume_run
 from tests.bench.fake_runs import (
-    ENVIRONMENT,
     RUN_ID,
     SETTINGS,
     SIX,
@@ -27,6 +25,7 @@ from tests.bench.fake_runs import (
     make_plan,
     measure,
     measured,
+    run_record,
 )
 from tests.bench.fakes import FakeClock, FakeEngine, Interrupted, RecordingWatch, stop_after
 from tests.settings.flat_settings import changed
@@ -242,13 +241,9 @@ def test_the_pairing_hash_ignores_notes(words: str, tmp_path: Path) -> None:
 
 def test_a_changed_pairing_is_refused_on_resume_with_its_name(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, SETTINGS)
-    run = RunRecord(
-        schema_version=4,
-        run_id=RUN_ID,
-        environment=ENVIRONMENT,
-        settings=plan.settings,
+    run = run_record(
+        plan,
         workload_sha256={w.name: w.sha256 for w in plan.workloads},
-        cells=plan.cell_plans(),
         pairing_sha256={p.name: p.sha256 for p in plan.pairings},
     )
     require_same_work(run, [plan])

@@ -11,10 +11,10 @@ from specbench.bench.served.cycles import CHUNK_BYTES, CycleRun, ServedRun, is_o
 from specbench.bench.served.open_session import unusable
 from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_held
 from specbench.errors import ModelError, ServerError
-from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord, RunRecord
-from specbench.runs import SCHEMA_VERSION, create_run
+from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord
+from specbench.runs import create_run
 from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
-from tests.bench.fake_runs import ENVIRONMENT, RUN_ID
+from tests.bench.fake_runs import run_record
 from tests.bench.fakes import FakeClock, RecordingWatch
 from tests.bench.served.served_runs import plan_of
 from tests.made_records import made_request
@@ -27,17 +27,7 @@ class Stored:
 
     def __init__(self, folder, budget_s=None, **changes):
         self.plan = plan_of(folder, budget_s=budget_s, **changes)
-        self.store = create_run(
-            folder / "runs",
-            RunRecord(
-                schema_version=SCHEMA_VERSION,
-                run_id=RUN_ID,
-                environment=ENVIRONMENT,
-                settings=self.plan.settings,
-                workload_sha256={},
-                cells=self.plan.cell_plans(),
-            ),
-        )
+        self.store = create_run(folder / "runs", run_record(self.plan))
         self.clock = FakeClock()
         self.deadline = Deadline(budget_s, self.clock)
         self.run = ServedRun(self.plan, "vllm", (), self.store, self.deadline)
