@@ -256,20 +256,12 @@ def test_verify_on_a_server_prints_the_verdicts_and_exits_1(tiny: Tiny) -> None:
     servers = [tiny.server(right, 1), tiny.server(wrong_later, 2)]
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(one)) for one in servers]
-        words = [
-            "verify",
-            "tiny/ngram",
-            "--engine",
-            "vllm",
-            "--num-prompts",
-            "3",
-            "--num-tokens",
-            "1000",
-        ]
-        words += ["-w", "prompts.jsonl", "--temperature", "0,0.3", "--max-new-tokens", "24"]
-        words += ["--base-url", f"{urls[0]}#k=0", "--base-url", f"{urls[1]}#k=2"]
-        words += ["--device", "cpu", "--threads", "1"]
-        ran = specbench(*words, cwd=tiny.folder)
+        words = (
+            "verify tiny/ngram --engine vllm --num-prompts 3 --num-tokens 1000 -w prompts.jsonl "
+            f"--base-url {urls[0]}#k=0 --base-url {urls[1]}#k=2 --temperature 0,0.3 "
+            "--max-new-tokens 24 --device cpu --threads 1"
+        )
+        ran = specbench(*words.split(), cwd=tiny.folder)
     assert ran.code == 1
     *_, of_own, of_drafts = ran.out.splitlines()
     assert re.match("tiny .*vllm .*K = 0: sound: ", of_own)
