@@ -66,30 +66,25 @@ def sharing_costs(forecasts: Iterable[DraftedCells]) -> list[list[DraftedCells]]
 
 def timed_cells(plan: TargetPlan, group: Sequence[DraftedCells]) -> list[TimedCell]:
     """A cell for each drafter and K, from the first workload that has it, and one at K = 0."""
-    cells: dict[tuple[str, int], Cell] = {}
-    ids: dict[tuple[str, int], list[str]] = {}
-    rounds: dict[tuple[str, int], list[RoundCounts]] = {}
-    swept: defaultdict[tuple[str, int], float] = defaultdict(float)  # rounds of the whole sweep
+    cells_by_k: dict[tuple[str, int], list[tuple[Cell, RoundCounts, float]]] = {}
     for drafted in group:
         baseline = next(c for c in plan.cells(drafted.condition) if c.key.is_baseline)
         repeats = effort(plan, drafted).sweep
         for cell in (baseline, *drafted.cells):
-            at = (cell.drafter, cell.key.draft.k)
             replay = replayed(drafted.traces, cell.key.draft.k)
-            if replay is None or cell.key.id in ids.get(at, ()):
+            if replay is None:
                 continue
-            cells.setdefault(at, cell)
-            ids.setdefault(at, []).append(cell.key.id)
-            rounds.setdefault(at, []).append(replay.pooled)
-            swept[at] += repeats * replay.pooled.num_rounds
+            known = cells_by_k.setdefault((cell.drafter, cell.key.draft.k), [])
+            if cell not in [each for each, *_ in known]:
+                known.append((cell, replay.pooled, repeats * replay.pooled.num_rounds))
     return [
         TimedCell(
-            cell=cell,
-            cell_ids=tuple(ids[at]),
-            tokens_per_round=max(r.num_emitted / r.num_rounds for r in rounds[at]),
-            num_rounds=swept[at],
+            cell=known[0][0],
+            cell_ids=tuple(cell.key.id for cell, *_ in known),
+            tokens_per_round=max(r.num_emitted / r.num_rounds for _, r, _ in known),
+            num_rounds=sum(num_rounds for *_, num_rounds in known),  # of the whole sweep
         )
-        for at, cell in cells.items()
+        for known in cells_by_k.values()
     ]
 
 
