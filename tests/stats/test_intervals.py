@@ -140,7 +140,3 @@ def test_a_product_takes_a_second_ratio_without_error_as_exact():
 def test_a_product_with_an_unknown_error_has_no_spread():
     found = product(ratio(0.5, None, None, n=3), ratio(0.2, 0.04, 5.0))
     assert found.spread is None
-
-
-def test_a_product_of_exact_ratios_keeps_the_degrees_of_freedom():
-    assert product(ratio(0.5, 0.0, 8.0), ratio(0.2, 0.0, 5.0)).spread.degrees_of_freedom == 8.0
