@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from specbench.metrics.aggregate import aggregate_run
+from specbench.metrics.cell import CellData
 from specbench.records import (
     ALL_PROMPTS,
     NO_DRAFTER,
@@ -298,3 +300,7 @@ def _counts(k: int, num_overshot: int) -> RequestCounts:
         num_by_accepted=accepted,
         num_overshot=num_overshot,
     )
+
+
+def cell_of(stored: StoredRun, k: int, rows: int = 1) -> CellData:
+    return next(cell for cell in aggregate_run(stored) if cell.key == key_of(k, rows))

@@ -12,19 +12,14 @@ from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import cell_figures
 from specbench.gate.fingerprint import changes, differences, have_same_arithmetic, served_facts
 from specbench.gate.judging import OUTPUT_TOKENS, GateVerdict
-from specbench.metrics.aggregate import aggregate_run
 from specbench.runs import StoredRun
 from tests.cli.calls import specbench
 from tests.report.stored_runs import keep
-from tests.served_sessions import Sweep, key_of, served_sweep
+from tests.served_sessions import Sweep, cell_of, key_of, served_sweep
 from tests.settings.flat_settings import changed
 
 SPEEDUP = [Tolerance(metric="decode_speedup", share=0.4)]
 ONE_ROW = Sweep(rows=(1,), confirmed=None)
-
-
-def cell_of(stored: StoredRun, k: int, rows: int = 1):
-    return next(c for c in aggregate_run(stored) if c.key == key_of(k, rows))
 
 
 def gate(baseline: StoredRun, candidate: StoredRun, tolerances=None, allowed=()) -> Gate:

@@ -10,8 +10,7 @@ from specbench.metrics.pairs import paired_decode
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import ClientLoad, ServerRecord
 from specbench.runs import StoredRun
-from tests.metrics.test_sessions import cell_of
-from tests.served_sessions import Sweep, served_sweep
+from tests.served_sessions import Sweep, cell_of, served_sweep
 
 
 def load(cell_id: str, **changed: float) -> ClientLoad:

@@ -12,8 +12,7 @@ from specbench.metrics.registry import all_metrics, is_between
 from specbench.records import ClientLoad, RequestCounts, RequestRecord, RoundLog
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.made_records import made_request
-from tests.metrics.test_sessions import cell_of
-from tests.served_sessions import served_sweep
+from tests.served_sessions import cell_of, served_sweep
 
 NUM_CELLS = 1_000
 SERVER = cell_of(served_sweep(), 4).servers[0]

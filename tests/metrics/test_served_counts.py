@@ -13,8 +13,7 @@ from specbench.metrics.speed import decode_tokens_per_s
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import RequestCounts
-from tests.metrics.test_sessions import cell_of
-from tests.served_sessions import Sweep, served_sweep
+from tests.served_sessions import Sweep, cell_of, served_sweep
 
 # 24 tokens after the first in 8 rounds that accept 1, 3, 1, 1 and 2 times 0, 1, 2, 3 and 4 drafts.
 NUM_REQUESTS = 8 * 6

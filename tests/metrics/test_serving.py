@@ -26,8 +26,7 @@ from tests.cell_keys import with_axes
 from tests.decide.cells import with_timeline
 from tests.made_records import made_request
 from tests.metrics.conftest import BASE_KEY, KEY
-from tests.metrics.test_sessions import cell_of
-from tests.served_sessions import served_sweep
+from tests.served_sessions import cell_of, served_sweep
 
 STREAM = with_axes(KEY, concurrency=2)
 BASE = with_axes(BASE_KEY, concurrency=2)

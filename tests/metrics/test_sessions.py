@@ -7,20 +7,14 @@ import numpy as np
 import pytest
 
 from specbench.metrics.aggregate import aggregate_run, lost_sessions, usable_sessions
-from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_decode, paired_end_to_end
 from specbench.metrics.speed import busy_tokens_per_s
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings
 from specbench.runs import StoredRun
-from tests.served_sessions import TTFT_S, Sweep, key_of, served_sweep
+from tests.served_sessions import TTFT_S, Sweep, cell_of, key_of, served_sweep
 
 LOST = (4, 3, 1)  # K, cycle, leg
-
-
-def cell_of(stored: StoredRun, k: int, rows: int = 1) -> CellData:
-    key = key_of(k, rows)
-    return next(cell for cell in aggregate_run(stored) if cell.key == key)
 
 
 def test_the_sessions_of_a_cycle_are_paired_prompt_by_prompt():
