@@ -18,35 +18,33 @@ if TYPE_CHECKING:
     from specbench.settings import RunSettings
 
 _PANEL = "Your own pair, without a pairings file"
-_Target = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        metavar="MODEL",
-        rich_help_panel=_PANEL,
-        help="Measure this model: a folder, hub id, demo:NAME or GGUF file (llama_cpp).",
-        show_default=False,
-    ),
-]
-_Drafts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--draft",
-        metavar="DRAFT",
-        rich_help_panel=_PANEL,
-        help="With --target: draft model or head (folder, hub id, demo:NAME, FILE.gguf), "
-        "METHOD=MODEL, or a method such as ngram. Repeatable.",
-        show_default="methods without a draft model",
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdhocPairing:
     """The pairing of --target and --draft; none without --target."""
 
-    target: _Target = None
-    drafts: _Drafts = None
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="MODEL",
+            rich_help_panel=_PANEL,
+            help="Measure this model: a folder, hub id, demo:NAME or GGUF file (llama_cpp).",
+            show_default=False,
+        ),
+    ] = None
+    drafts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft",
+            metavar="DRAFT",
+            rich_help_panel=_PANEL,
+            help="With --target: draft model or head (folder, hub id, demo:NAME, FILE.gguf), "
+            "METHOD=MODEL, or a method such as ngram. Repeatable.",
+            show_default="methods without a draft model",
+        ),
+    ] = None
 
     def pairings(
         self, settings: "RunSettings", methods: Sequence[str], runs_dir: Path = Path("reports")

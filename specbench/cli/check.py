@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # contains the path of a CI job's summary
 
-_FailOn = Annotated[
-    str | None,
-    typer.Option(
-        help="Metrics and the loss tolerated in each: decode_speedup:5%,round_s:0.1.",
-        show_default=defaults_in_words(),
-        metavar="METRICS",
-    ),
-]
-
 
 def check(
     baseline: Annotated[
@@ -37,7 +28,14 @@ def check(
     candidate: Annotated[
         str, typer.Argument(help="Run to judge, or a baseline file pooling several runs.")
     ],
-    fail_on: _FailOn = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            help="Metrics and the loss tolerated in each: decode_speedup:5%,round_s:0.1.",
+            show_default=defaults_in_words(),
+            metavar="METRICS",
+        ),
+    ] = None,
     allow_different: AllowDifferent = None,
     junit: Annotated[
         Path | None, typer.Option(help="Write JUnit XML to this file.", show_default=False)

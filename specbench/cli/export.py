@@ -36,121 +36,111 @@ _CPU_DTYPE = (
     "the engine, which takes the checkpoint's; to measure that, run with --dtype bfloat16"
 )
 
-_PairingName = Annotated[
-    str, typer.Argument(metavar="PAIRING", help="target/drafter, or a target for its best drafter.")
-]
-_Engine = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        help=f"One of {', '.join(EXPORTED)}. With --format: only if measured in it.",
-        show_default=False,
-    ),
-]
-_Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        help="Write the measured acceptance instead: speculation-profile (Model Optimizer's JSON) "
-        "or golden (InferenceX's YAML).",
-        show_default=False,
-        metavar="FORMAT",
-    ),
-]
-_Thinking = Annotated[
-    str | None,
-    typer.Option(
-        help="With --format golden: the thinking mode of the prompts, on or off.",
-        show_default=False,
-        metavar="MODE",
-    ),
-]
-_EngineVersion = Annotated[
-    str | None,
-    typer.Option(
-        help="Engine release, such as 0.30; for llama.cpp a date or a build.",
-        show_default="newest known",
-        metavar="VERSION",
-    ),
-]
-_Run = Annotated[
-    str | None,
-    typer.Option(
-        "--run",
-        help="Run id or folder.",
-        show_default="latest that measured the pairing",
-        metavar="RUN",
-    ),
-]
-_K = Annotated[
-    int | None,
-    typer.Option(
-        "-k",
-        "--num-speculative-tokens",
-        min=0,
-        max=MAX_K,
-        help="Set K by hand, without a run; 0: no speculation.",
-        metavar="K",
-    ),
-]
-_Workload = Annotated[
-    str | None,
-    typer.Option("--workload", "-w", help="Only this workload.", show_default="one K for all"),
-]
-_Rows = Annotated[
-    int | None,
-    typer.Option(
-        "--concurrency",
-        min=1,
-        max=MAX_CONCURRENCY,
-        help="Only this many concurrent requests.",
-        show_default="K by batch size",
-    ),
-]
-_Temperature = Annotated[
-    float | None,
-    typer.Option(min=0, max=100, help="Only this temperature.", show_default="lowest measured"),
-]
-_Context = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt-tokens",
-        help="Only prompts lengthened to this many tokens, such as 4k.",
-        show_default="shortest measured",
-        metavar="N",
-    ),
-]
-_Simulate = Annotated[
-    str | None,
-    typer.Option(
-        "--simulate-acceptance",
-        help="Add the engine's flags that simulate this acceptance, for benchmarks: as in `run`.",
-        show_default=False,
-        metavar="RATES",
-    ),
-]
-_File = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", help="Write the config, or the command if there is none, to this file."
-    ),
-]
-
 
 def export(
-    pairing: _PairingName,
-    engine: _Engine = None,
-    file_format: _Format = None,
-    thinking: _Thinking = None,
-    engine_version: _EngineVersion = None,
-    run: _Run = None,
-    num_speculative_tokens: _K = None,
-    workload: _Workload = None,
-    concurrency: _Rows = None,
-    temperature: _Temperature = None,
-    prompt_tokens: _Context = None,
-    simulate_acceptance: _Simulate = None,
-    output: _File = None,
+    pairing: Annotated[
+        str,
+        typer.Argument(metavar="PAIRING", help="target/drafter, or a target for its best drafter."),
+    ],
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            help=f"One of {', '.join(EXPORTED)}. With --format: only if measured in it.",
+            show_default=False,
+        ),
+    ] = None,
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Write the measured acceptance instead: speculation-profile (Model Optimizer's "
+            "JSON) or golden (InferenceX's YAML).",
+            show_default=False,
+            metavar="FORMAT",
+        ),
+    ] = None,
+    thinking: Annotated[
+        str | None,
+        typer.Option(
+            help="With --format golden: the thinking mode of the prompts, on or off.",
+            show_default=False,
+            metavar="MODE",
+        ),
+    ] = None,
+    engine_version: Annotated[
+        str | None,
+        typer.Option(
+            help="Engine release, such as 0.30; for llama.cpp a date or a build.",
+            show_default="newest known",
+            metavar="VERSION",
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            help="Run id or folder.",
+            show_default="latest that measured the pairing",
+            metavar="RUN",
+        ),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "-k",
+            "--num-speculative-tokens",
+            min=0,
+            max=MAX_K,
+            help="Set K by hand, without a run; 0: no speculation.",
+            metavar="K",
+        ),
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", "-w", help="Only this workload.", show_default="one K for all"),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency",
+            min=1,
+            max=MAX_CONCURRENCY,
+            help="Only this many concurrent requests.",
+            show_default="K by batch size",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="Only this temperature.", show_default="lowest measured"),
+    ] = None,
+    prompt_tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt-tokens",
+            help="Only prompts lengthened to this many tokens, such as 4k.",
+            show_default="shortest measured",
+            metavar="N",
+        ),
+    ] = None,
+    simulate_acceptance: Annotated[
+        str | None,
+        typer.Option(
+            "--simulate-acceptance",
+            help="Add the engine's flags that simulate this acceptance, for benchmarks: as in "
+            "`run`.",
+            show_default=False,
+            metavar="RATES",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the config, or the command if there is none, to this file.",
+        ),
+    ] = None,
     runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,

@@ -16,45 +16,39 @@ if TYPE_CHECKING:
 
 DEFAULT = "decode_speedup,mean_acceptance_length"
 
-_Metrics = Annotated[
-    str,
-    typer.Option(
-        "--metric",
-        help="Metrics from `specbench list metrics`, comma-separated.",
-        metavar="METRICS",
-    ),
-]
-_Pairing = Annotated[
-    str | None, typer.Option("--pairing", help="Only this pairing.", show_default="all")
-]
-_Workload = Annotated[
-    str | None, typer.Option("--workload", "-w", help="Only this workload.", show_default="all")
-]
-_Newest = Annotated[
-    str,
-    typer.Option("--run", help="Last run to include.", show_default="latest", metavar="RUN"),
-]
-_Allowed = Annotated[
-    str,
-    typer.Option(
-        "--allow-different",
-        help="Include runs that differ in these: hardware, model, workload ...; comma-separated.",
-        show_default="nothing",
-        metavar="KEYS",
-    ),
-]
-_Page = Annotated[
-    Path | None, typer.Option("--html", help=("Write an HTML page with plots to this file."))
-]
-
 
 def history(
-    metric: _Metrics = DEFAULT,
-    pairing: _Pairing = None,
-    workload: _Workload = None,
-    run: _Newest = "latest",
-    allow_different: _Allowed = "",
-    html: _Page = None,
+    metric: Annotated[
+        str,
+        typer.Option(
+            "--metric",
+            help="Metrics from `specbench list metrics`, comma-separated.",
+            metavar="METRICS",
+        ),
+    ] = DEFAULT,
+    pairing: Annotated[
+        str | None, typer.Option("--pairing", help="Only this pairing.", show_default="all")
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option("--workload", "-w", help="Only this workload.", show_default="all")
+    ] = None,
+    run: Annotated[
+        str,
+        typer.Option("--run", help="Last run to include.", show_default="latest", metavar="RUN"),
+    ] = "latest",
+    allow_different: Annotated[
+        str,
+        typer.Option(
+            "--allow-different",
+            help="Include runs that differ in these: hardware, model, workload ...; "
+            "comma-separated.",
+            show_default="nothing",
+            metavar="KEYS",
+        ),
+    ] = "",
+    html: Annotated[
+        Path | None, typer.Option("--html", help=("Write an HTML page with plots to this file."))
+    ] = None,
     runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:

@@ -17,77 +17,69 @@ if TYPE_CHECKING:
     from specbench.importers.imported_cell import ImportedCell, ImportOverrides
     from specbench.records import CellKey, EngineCost, ForecastRecord, RunRecord
 
-_Files = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="FILE[#k=K]",
-        help=(
-            "Results of vllm bench, aiperf, guidellm, SGLang, trtllm-bench or specdec_bench, "
-            "folders, or acceptance files; #k=4 gives K, #thinking_on chooses a curve."
-        ),
-    ),
-]
-_Pairing = Annotated[
-    str, typer.Option("--pairing", help="target/drafter.", show_default="the file's target")
-]
-_Method = Annotated[
-    str, typer.Option("--method", help="Drafting method, such as eagle3.", show_default="unknown")
-]
-_Workload = Annotated[
-    str, typer.Option("--workload", "-w", help="Workload that was run.", show_default="the file's")
-]
-_K = Annotated[
-    int | None,
-    typer.Option(
-        "-k",
-        "--num-speculative-tokens",
-        min=0,
-        max=MAX_K,
-        help="K, for all files that do not state it; 0: no speculation.",
-        show_default=False,
-        metavar="K",
-    ),
-]
-_Concurrency = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help=("Concurrent requests, for files that do not state them."),
-        show_default=False,
-    ),
-]
-_Temperature = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        max=100,
-        help=("Temperature, for files that do not state it."),
-        show_default=False,
-    ),
-]
-_StepTimes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--step-times",
-        help="Forecast the best K of an engine from the files' acceptance and its step times: a "
-        "table, a `vllm bench serve` result or a run. Repeatable.",
-        show_default=False,
-        metavar="FILE",
-    ),
-]
-_Dtype = Annotated[str, typer.Option(help="Dtype of the target.", show_default="unknown")]
-
 
 def import_results(
-    files: _Files,
-    pairing: _Pairing = "",
-    method: _Method = "",
-    workload: _Workload = "",
-    num_speculative_tokens: _K = None,
-    concurrency: _Concurrency = None,
-    temperature: _Temperature = None,
-    dtype: _Dtype = "",
-    step_times: _StepTimes = None,
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE[#k=K]",
+            help=(
+                "Results of vllm bench, aiperf, guidellm, SGLang, trtllm-bench or specdec_bench, "
+                "folders, or acceptance files; #k=4 gives K, #thinking_on chooses a curve."
+            ),
+        ),
+    ],
+    pairing: Annotated[
+        str, typer.Option("--pairing", help="target/drafter.", show_default="the file's target")
+    ] = "",
+    method: Annotated[
+        str,
+        typer.Option("--method", help="Drafting method, such as eagle3.", show_default="unknown"),
+    ] = "",
+    workload: Annotated[
+        str,
+        typer.Option("--workload", "-w", help="Workload that was run.", show_default="the file's"),
+    ] = "",
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "-k",
+            "--num-speculative-tokens",
+            min=0,
+            max=MAX_K,
+            help="K, for all files that do not state it; 0: no speculation.",
+            show_default=False,
+            metavar="K",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=("Concurrent requests, for files that do not state them."),
+            show_default=False,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=100,
+            help=("Temperature, for files that do not state it."),
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of the target.", show_default="unknown")] = "",
+    step_times: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--step-times",
+            help="Forecast the best K of an engine from the files' acceptance and its step times: "
+            "a table, a `vllm bench serve` result or a run. Repeatable.",
+            show_default=False,
+            metavar="FILE",
+        ),
+    ] = None,
     runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:

@@ -17,10 +17,6 @@ from specbench.whole_file import write_new
 if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
 
-_Folder = Annotated[
-    Path,
-    typer.Argument(help="Folder to write to; files there are kept.", show_default="this folder"),
-]
 
 PAIRINGS, PROMPTS, WORKFLOW = "pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml"
 _DEMO = AdhocPairing(target="demo:target", drafts=["demo:draft", "ngram"])
@@ -93,7 +89,15 @@ jobs:
 """
 
 
-def init(pair: AdhocPairing, folder: _Folder = Path()) -> None:
+def init(
+    pair: AdhocPairing,
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder to write to; files there are kept.", show_default="this folder"
+        ),
+    ] = Path(),
+) -> None:
     """Write a pairings.yaml, prompts and a CI workflow to begin with."""
     pairings = _pairings(pair)
     texts = {

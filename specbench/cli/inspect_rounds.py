@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from specbench.bench.generation import Generation, WatchedRound
     from specbench.inputs.pairing import Pairing
 
-_Prompt = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt", "-p", help="The prompt; - reads it from standard input.", metavar="TEXT"
-    ),
-]
-_Temperature = Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")]
 MAX_NEW_TOKENS = 128
 _CONTEXT = 4  # tokens before a new one that its text may depend on
 _STYLES = {"accepted": "green", "rejected": "strike red", "own": "bold cyan", "round": "dim"}
@@ -58,8 +51,13 @@ class Inspected:
 def inspect_rounds(
     pair: AdhocPairing,
     call: Inspected,
-    prompt: _Prompt = None,
-    temperature: _Temperature = 0.0,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt", "-p", help="The prompt; - reads it from standard input.", metavar="TEXT"
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")] = 0.0,
     skip_memory_check: options.SkipMemoryCheck = False,
 ) -> None:
     """Show round by round which draft tokens of one output are accepted.

@@ -20,27 +20,6 @@ if TYPE_CHECKING:
     from specbench.inputs.pairing import DrafterSpec, Pairing, Pairings
 
 
-_Fits = Annotated[
-    bool, typer.Option("--fits", help="Only pairings whose weights fit this machine.")
-]
-_Gpu = Annotated[
-    str | None, typer.Option(help="With --fits: this GPU instead.", show_default="this machine")
-]
-_CheckHub = Annotated[
-    bool,
-    typer.Option("--check-hub", help="Ask the hub for revision, license and size of each model."),
-]
-_Write = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        help="With --check-hub: write a filled-in copy of the pairings file here.",
-        show_default=False,
-    ),
-]
-
-
 # Columns of each kind: keys of its rows, some under another heading.
 _COLUMNS = {
     "pairings": ("pairing", "method", "K=k", "GiB=weights", "note"),
@@ -62,10 +41,27 @@ def list_things(
     as_json: options.AsJson = False,
     runs_dir: options.RunsDir = Path("reports"),
     pairings_file: PairingsFile = None,
-    fits: _Fits = False,
-    gpu: _Gpu = None,
-    check_hub: _CheckHub = False,
-    write: _Write = None,
+    fits: Annotated[
+        bool, typer.Option("--fits", help="Only pairings whose weights fit this machine.")
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="With --fits: this GPU instead.", show_default="this machine")
+    ] = None,
+    check_hub: Annotated[
+        bool,
+        typer.Option(
+            "--check-hub", help="Ask the hub for revision, license and size of each model."
+        ),
+    ] = False,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="With --check-hub: write a filled-in copy of the pairings file here.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """List pairings, workloads, methods, metrics or runs."""
     one_of("list", kind, *_COLUMNS)

@@ -34,24 +34,26 @@ if TYPE_CHECKING:
     from specbench.inputs.pairing import DrafterSpec, Target
     from specbench.runs import StoredRun
 
-_Word = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="TARGET", help="Target in pairings.yaml, folder, hub id, demo:target or GGUF file."
-    ),
-]
-_Target = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        help="Another way to name TARGET, as in `run`.",
-        show_default=False,
-        metavar="MODEL",
-    ),
-]
 
-
-def pair(call: PairOptions, word: _Word = None, named: _Target = None) -> None:
+def pair(
+    call: PairOptions,
+    word: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="Target in pairings.yaml, folder, hub id, demo:target or GGUF file.",
+        ),
+    ] = None,
+    named: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            help="Another way to name TARGET, as in `run`.",
+            show_default=False,
+            metavar="MODEL",
+        ),
+    ] = None,
+) -> None:
     """Rank drafters for a target by fit, cost and gain.
 
     Exit code 3 if undecided.

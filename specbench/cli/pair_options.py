@@ -31,82 +31,41 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 2048
 
-_Drafts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--draft",
-        help="Draft model or head (folder, hub id, demo:NAME), or a method such as ngram. "
-        "Repeatable.",
-        show_default="those of pairings.yaml, else methods without a draft model",
-        metavar="DRAFT",
-    ),
-]
-_Discover = Annotated[
-    bool, typer.Option("--discover", help="Search the hub's cache and the --search-dir folders.")
-]
-_Published = Annotated[
-    bool,
-    typer.Option(
-        "--published", help="The published drafts and heads that specbench knows for this model."
-    ),
-]
-_In = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--search-dir", help="Folder to search; may be repeated.", show_default=False, metavar="DIR"
-    ),
-]
-_Gpu = Annotated[
-    str | None,
-    typer.Option(help="Plan for this GPU: H100, L4, RTX-4090 ...", show_default="this machine"),
-]
-_GpuMemory = Annotated[
-    str | None,
-    typer.Option(
-        help="That GPU's memory, such as 24GiB.", show_default="datasheet's", metavar="SIZE"
-    ),
-]
-_GpuBandwidth = Annotated[
-    str | None,
-    typer.Option(
-        help=("That GPU's bandwidth, such as 1008GB/s."), show_default="datasheet's", metavar="SIZE"
-    ),
-]
-_Measure = Annotated[
-    int,
-    typer.Option("--measure-top", min=1, max=64, help="How many top-forecast drafters to measure."),
-]
-_Write = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", help="Write the best drafters to a new pairings.yaml.", show_default=False
-    ),
-]
-_Context = Annotated[
-    str, typer.Option("--plan-context", help="Tokens per request to plan memory for.", metavar="N")
-]
-_Rows = Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")]
-_Resume = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RUN",
-        help="Resume this run of `pair`, or rank a finished one again; or latest.",
-        show_default=False,
-    ),
-]
-_DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check compatibility and memory only; load nothing.")
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
     """The options of `pair`."""
 
-    drafts: _Drafts = None
-    discover: _Discover = False
-    published: _Published = False
-    folders: _In = None
+    drafts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft",
+            help="Draft model or head (folder, hub id, demo:NAME), or a method such as ngram. "
+            "Repeatable.",
+            show_default="those of pairings.yaml, else methods without a draft model",
+            metavar="DRAFT",
+        ),
+    ] = None
+    discover: Annotated[
+        bool,
+        typer.Option("--discover", help="Search the hub's cache and the --search-dir folders."),
+    ] = False
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published",
+            help="The published drafts and heads that specbench knows for this model.",
+        ),
+    ] = False
+    folders: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--search-dir",
+            help="Folder to search; may be repeated.",
+            show_default=False,
+            metavar="DIR",
+        ),
+    ] = None
     workloads: Workloads
     prompt_field: PromptField = None
     ignore_request_settings: IgnoreRequestSettings = False
@@ -119,18 +78,60 @@ class PairOptions:
         int | None, replace(PROMPTS, shown="10; 3 per concurrent request; with --time-budget: all")
     ] = None
     budget_s: BudgetS = None
-    concurrency: _Rows = 1
-    context: _Context = str(DEFAULT_CONTEXT)
-    gpu: _Gpu = None
-    gpu_memory: _GpuMemory = None
-    gpu_bandwidth: _GpuBandwidth = None
-    measure: _Measure = 3
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")
+    ] = 1
+    context: Annotated[
+        str,
+        typer.Option("--plan-context", help="Tokens per request to plan memory for.", metavar="N"),
+    ] = str(DEFAULT_CONTEXT)
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Plan for this GPU: H100, L4, RTX-4090 ...", show_default="this machine"),
+    ] = None
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="That GPU's memory, such as 24GiB.", show_default="datasheet's", metavar="SIZE"
+        ),
+    ] = None
+    gpu_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            help=("That GPU's bandwidth, such as 1008GB/s."),
+            show_default="datasheet's",
+            metavar="SIZE",
+        ),
+    ] = None
+    measure: Annotated[
+        int,
+        typer.Option(
+            "--measure-top", min=1, max=64, help="How many top-forecast drafters to measure."
+        ),
+    ] = 3
     machine: MachineSettings
     seed: Seed = 0
-    write: _Write = None
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the best drafters to a new pairings.yaml.",
+            show_default=False,
+        ),
+    ] = None
     runs_dir: options.RunsDir = Path("reports")
-    resume: _Resume = None
-    dry_run: _DryRun = False
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Resume this run of `pair`, or rank a finished one again; or latest.",
+            show_default=False,
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check compatibility and memory only; load nothing.")
+    ] = False
     skip_memory_check: options.SkipMemoryCheck = False
     as_json: options.AsJson = False
     pairings_file: PairingsFile = None

@@ -49,49 +49,8 @@ BUDGET = "30m"
 TOKENS_OF_SERVERS = 16384  # of each K and temperature
 ROWS, ROWS_OF_SERVERS = 16, 4  # concurrent requests, which may share a server's context
 
-_Concurrency = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=MAX_CONCURRENCY,
-        help="Concurrent requests.",
-        show_default=f"{ROWS} in the built-in decoder, {ROWS_OF_SERVERS} on a server",
-    ),
-]
-_Tokens = Annotated[
-    int | None,
-    typer.Option(
-        "--num-tokens",
-        min=100,
-        max=10**8,
-        help="Tokens to sample for each K and temperature above 0.",
-        show_default=f"at least 8,192, by --time-budget; {TOKENS_OF_SERVERS:,} on a server",
-    ),
-]
-_Detect = Annotated[
-    str | None,
-    typer.Option(
-        "--detect",
-        help="Sample enough tokens to find, with 80% power, a fault that displaces this share of "
-        "them, such as 1%.",
-        show_default=False,
-        metavar="PERCENT",
-    ),
-]
-
 
 _SAMPLING = SamplingSettings(temperatures=(0.0, 0.7))
-
-
-_Budget = Annotated[
-    str | None,
-    typer.Option(
-        "--time-budget",
-        help="Time limit for sampling what a verdict needs, such as 1h. Not for servers.",
-        show_default=BUDGET,
-        metavar="DURATION",
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +76,44 @@ class VerifyOptions:
 def verify(
     pair: AdhocPairing,
     call: VerifyOptions,
-    tokens: _Tokens = None,
-    detect: _Detect = None,
-    budget: _Budget = None,
-    concurrency: _Concurrency = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--num-tokens",
+            min=100,
+            max=10**8,
+            help="Tokens to sample for each K and temperature above 0.",
+            show_default=f"at least 8,192, by --time-budget; {TOKENS_OF_SERVERS:,} on a server",
+        ),
+    ] = None,
+    detect: Annotated[
+        str | None,
+        typer.Option(
+            "--detect",
+            help="Sample enough tokens to find, with 80% power, a fault that displaces this share "
+            "of them, such as 1%.",
+            show_default=False,
+            metavar="PERCENT",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--time-budget",
+            help="Time limit for sampling what a verdict needs, such as 1h. Not for servers.",
+            show_default=BUDGET,
+            metavar="DURATION",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_CONCURRENCY,
+            help="Concurrent requests.",
+            show_default=f"{ROWS} in the built-in decoder, {ROWS_OF_SERVERS} on a server",
+        ),
+    ] = None,
     skip_memory_check: options.SkipMemoryCheck = False,
     as_json: options.AsJson = False,
 ) -> None:
