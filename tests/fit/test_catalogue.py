@@ -187,18 +187,6 @@ def test_every_revision_is_requested_and_a_missing_one_fails(tmp_path: Path) -> 
     assert (ran.code, ran.err) == (1, "org/bare: has no revision v9\n")
 
 
-@pytest.mark.usefixtures("hub")
-def test_an_unreachable_hub_is_an_error_without_a_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
-    ran = specbench("list pairings --check-hub", cwd=tmp_path)
-    assert ran.code == 2
-    assert re.match(r"error: .*http://127\.0\.0\.1:9 .*org/big", ran.err)
-    assert "Traceback" not in ran.err
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
