@@ -27,7 +27,6 @@ class AdhocPairing:
     target: Annotated[
         str | None,
         typer.Option(
-            "--target",
             metavar="MODEL",
             rich_help_panel=_PANEL,
             help="Measure this model: a folder, hub id, demo:NAME or GGUF file (llama_cpp).",

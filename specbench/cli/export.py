@@ -45,7 +45,6 @@ def export(
     engine: Annotated[
         str | None,
         typer.Option(
-            "--engine",
             help=f"One of {', '.join(EXPORTED)}. With --format: only if measured in it.",
             show_default=False,
         ),
@@ -79,7 +78,6 @@ def export(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run",
             help="Run id or folder.",
             show_default="latest that measured the pairing",
             metavar="RUN",
@@ -103,7 +101,6 @@ def export(
     concurrency: Annotated[
         int | None,
         typer.Option(
-            "--concurrency",
             min=1,
             max=MAX_CONCURRENCY,
             help="Only this many concurrent requests.",
@@ -117,7 +114,6 @@ def export(
     prompt_tokens: Annotated[
         str | None,
         typer.Option(
-            "--prompt-tokens",
             help="Only prompts lengthened to this many tokens, such as 4k.",
             show_default="shortest measured",
             metavar="N",
@@ -126,7 +122,6 @@ def export(
     simulate_acceptance: Annotated[
         str | None,
         typer.Option(
-            "--simulate-acceptance",
             help="Add the engine's flags that simulate this acceptance, for benchmarks: as in "
             "`run`.",
             show_default=False,

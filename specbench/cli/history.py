@@ -21,25 +21,23 @@ def history(
     metric: Annotated[
         str,
         typer.Option(
-            "--metric",
             help="Metrics from `specbench list metrics`, comma-separated.",
             metavar="METRICS",
         ),
     ] = DEFAULT,
     pairing: Annotated[
-        str | None, typer.Option("--pairing", help="Only this pairing.", show_default="all")
+        str | None, typer.Option(help="Only this pairing.", show_default="all")
     ] = None,
     workload: Annotated[
         str | None, typer.Option("--workload", "-w", help="Only this workload.", show_default="all")
     ] = None,
     run: Annotated[
         str,
-        typer.Option("--run", help="Last run to include.", show_default="latest", metavar="RUN"),
+        typer.Option(help="Last run to include.", show_default="latest", metavar="RUN"),
     ] = "latest",
     allow_different: Annotated[
         str,
         typer.Option(
-            "--allow-different",
             help="Include runs that differ in these: hardware, model, workload ...; "
             "comma-separated.",
             show_default="nothing",
@@ -47,7 +45,7 @@ def history(
         ),
     ] = "",
     html: Annotated[
-        Path | None, typer.Option("--html", help=("Write an HTML page with plots to this file."))
+        Path | None, typer.Option(help=("Write an HTML page with plots to this file."))
     ] = None,
     runs_dir: options.RunsDir = Path("reports"),
     as_json: options.AsJson = False,

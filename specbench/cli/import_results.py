@@ -30,11 +30,11 @@ def import_results(
         ),
     ],
     pairing: Annotated[
-        str, typer.Option("--pairing", help="target/drafter.", show_default="the file's target")
+        str, typer.Option(help="target/drafter.", show_default="the file's target")
     ] = "",
     method: Annotated[
         str,
-        typer.Option("--method", help="Drafting method, such as eagle3.", show_default="unknown"),
+        typer.Option(help="Drafting method, such as eagle3.", show_default="unknown"),
     ] = "",
     workload: Annotated[
         str,
@@ -73,7 +73,6 @@ def import_results(
     step_times: Annotated[
         list[str] | None,
         typer.Option(
-            "--step-times",
             help="Forecast the best K of an engine from the files' acceptance and its step times: "
             "a table, a `vllm bench serve` result or a run. Repeatable.",
             show_default=False,

@@ -89,7 +89,6 @@ def verify(
     detect: Annotated[
         str | None,
         typer.Option(
-            "--detect",
             help="Sample enough tokens to find, with 80% power, a fault that displaces this share "
             "of them, such as 1%.",
             show_default=False,
