@@ -1,4 +1,4 @@
-"""A model over slots: what it answers, what it writes where, and which models it refuses."""
+"""A model over slots: its answers, its attention kernels, and which models it refuses."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,9 +7,12 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.errors import ModelError
 from specbench.forward.attention.masks import additive_mask, visible
+from specbench.forward.attention.stock import PREFERRED, attention_backend
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
 from specbench.forward.tree import StaticTree, branches_of
@@ -271,3 +274,41 @@ def test_a_prompt_in_chunks_without_masks_has_the_logits_of_one_forward(make: An
     ]
 
     torch.testing.assert_close(torch.cat(logits, 1), expected_1TV, atol=2e-4, rtol=1e-3)
+
+
+CPU = torch.device("cpu")
+
+
+class Kernels(TorchDispatchMode):
+    """Names of the operations that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_recorded_backend_is_the_one_that_runs() -> None:
+    runner = StockRunner(tiny_llama())
+    runner.allocate(1, 64)
+    tokens_1T = torch.zeros(1, 5, dtype=torch.long)
+    name = attention_backend(
+        CPU, torch.float32, num_heads=4, num_kv_heads=2, head_dim=8, num_tokens=5, span=64
+    )
+
+    with Kernels() as kernels, torch.inference_mode(False), torch.no_grad():
+        runner.forward(tokens_1T, torch.arange(5)[None], 64)
+
+    assert name == "flash_attention"
+    assert any("scaled_dot_product_flash_attention_for_cpu" in seen for seen in kernels.seen)
+
+
+def test_masked_attention_takes_a_kernel_that_needs_no_plan_for_each_span() -> None:
+    """Flash takes no mask: of those that do, cuDNN builds a plan whenever a shape is new."""
+    assert PREFERRED[0] is SDPBackend.FLASH_ATTENTION
+    masked = [backend for backend in PREFERRED if backend is not SDPBackend.FLASH_ATTENTION]
+    assert masked[0] is SDPBackend.EFFICIENT_ATTENTION
+    assert SDPBackend.CUDNN_ATTENTION in masked  # takes what the efficient kernel refuses

@@ -1,10 +1,13 @@
 """Rows that come and go: every text is that of its request on its own."""
 
+import gc
 import random
+import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
 from specbench.decode.decoder import Decoder
@@ -18,7 +21,7 @@ from specbench.records import Request, Result, Sampling
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import WARM, Cycle
 from tests.decoding.lossless import GREEDY, assert_texts, make_drafter
-from tests.decoding.models import exact_llama, generated, random_prompt
+from tests.decoding.models import exact_llama, generated, random_prompt, tiny_llama
 
 
 def serve(
@@ -213,3 +216,145 @@ def test_a_policy_gets_the_result_of_the_reported_round() -> None:
     request = Request(prompt_ids=(1, 2, 3), max_new_tokens=24, seed=0)
     serve(runner, drafter, [request], Noting(2, 0, 0, 2, 0, 2), 1)
     assert seen[:7] == [(2, 0), (0, 0), (0, 0), (2, 2), (0, 0), (2, 1), (2, 0)]
+
+
+def test_a_conversation_continues_in_its_row_and_only_new_tokens_are_fed() -> None:
+    first = Request(prompt_ids=tuple(range(1, 11)), max_new_tokens=5, conversation="a")
+    then = Request(prompt_ids=tuple(range(1, 19)), max_new_tokens=5, conversation="a")
+    other = Request(prompt_ids=(50,), max_new_tokens=30)
+    runner = CountingRunner()
+
+    served = serve(runner, NoDrafter(), [first, other, then], FixedK(0), 2)
+
+    assert served.results[2].output_ids == (19, 20, 21, 22, 23)
+    prefills = [positions for positions in runner.fed if positions.shape[1] > 1]
+    # Its prompt has 18 tokens; 10 + 5 were there, and the last two of those are fed again.
+    assert [p[0].tolist() for p in prefills] == [list(range(10)), list(range(13, 18))]
+
+
+@pytest.mark.sampled(one_in=4, every=["num_left_out", "k", "tree"])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_left_out", [0, 1, 2, 7])
+@pytest.mark.parametrize(("k", "tree"), [(0, ()), (3, ()), (3, (2,))])
+def test_a_kept_prefix_leaves_the_text_of_the_next_turn_unchanged(
+    runner: MakeRunner, k: int, tree: tuple[int, ...], num_left_out: int
+) -> None:
+    opening = random_prompt(8, seed=1)
+    plain = exact_llama(seed=0)
+    answer = generated(plain, opening, 12)
+    follow_up = (*opening, *answer[: 12 - num_left_out], *random_prompt(4, seed=2))
+    expected = generated(plain, follow_up, 12)
+    target = runner(exact_llama(seed=0))
+    drafter = make_drafter("draft_model", target, runner(exact_llama(seed=0)), tree=tree)
+    turns = [
+        Request(prompt_ids=p, max_new_tokens=12, conversation="c") for p in (opening, follow_up)
+    ]
+
+    served = serve(target, drafter, [*turns, *some_requests(6)], FixedK(k), 2)
+
+    assert_texts(served.results[:2], [answer, expected])
+    assert_every_round_kept_the_deepest(served.results[:2], [k] * 12)
+
+
+def test_a_row_that_is_reused_forgets_the_earlier_text() -> None:
+    plain, prompt = exact_llama(seed=0), random_prompt(9, seed=1)
+    first, again = (
+        Request(
+            prompt_ids=prompt,
+            max_new_tokens=3,
+            at_s=at_s,
+            conversation=name,
+        )
+        for at_s, name in ((0.0, "a"), (12.0, "b"))
+    )
+    # Takes the first one's row when it ends; the third takes that one's, and the last waits.
+    moved, late = (
+        Request(prompt_ids=random_prompt(9, seed=2), max_new_tokens=20, at_s=at_s)
+        for at_s in (0.0, 10.0)
+    )
+
+    served = serve(
+        FusedRunner(exact_llama(seed=0)), NoDrafter(), [first, moved, late, again], FixedK(0), 2
+    )
+
+    waited = served.results[3]
+    assert waited.arrived_s + waited.queue_s > served.results[1].first_token_s
+    answer = generated(plain, prompt, 3)
+    assert_texts([served.results[0], served.results[3]], [answer, answer])
+
+
+def test_turns_that_start_together_each_keep_their_own_prefix(runner: MakeRunner) -> None:
+    plain = exact_llama(seed=0)
+    openings = [random_prompt(9, seed=1), random_prompt(3, seed=2)]
+    answers = [generated(plain, opening, 6) for opening in openings]
+    follow_ups = [
+        (*opening, *answer, *random_prompt(5, seed=3))
+        for opening, answer in zip(openings, answers, strict=True)
+    ]
+    expected = [generated(plain, prompt, 6) for prompt in follow_ups]
+
+    served = serve(
+        runner(exact_llama(seed=0)),
+        NoDrafter(),
+        [
+            Request(prompt_ids=prompt, max_new_tokens=6, conversation=str(i % 2))
+            for i, prompt in enumerate([*openings, *follow_ups])
+        ],
+        FixedK(0),
+        2,
+    )
+
+    assert_texts(served.results, [*answers, *expected])
+
+
+@pytest.mark.slow
+def test_memory_is_flat_while_requests_pass_through() -> None:
+    def peak(num_requests: int) -> int:
+        requests = [
+            Request(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=i) for i in range(num_requests)
+        ]
+        runner = StockRunner(tiny_llama(seed=0))
+        serve(runner, NoDrafter(), requests[:4], FixedK(0), 4)
+        slots_before = [layer.keys.data_ptr() for layer in runner.cache.layers]
+        gc.collect()
+        tracemalloc.start()
+        serve(runner, NoDrafter(), requests, FixedK(0), 4)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert [layer.keys.data_ptr() for layer in runner.cache.layers] == slots_before
+        return most
+
+    # Four times the requests: what grows is the log of their rounds, a few KiB each.
+    assert peak(80) - peak(20) < 60 * 8 * 1024
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
+    """What torch holds is no memory of Python's."""
+
+    class Weighing(FixedK):
+        num_rounds = most_bytes = 0
+
+        def observe(self, _: object) -> None:
+            self.num_rounds += 1
+            if self.num_rounds % 7:  # four requests end in every seventh round
+                return
+            # Tensors of tests that trace are of no size, and may be held by the compiler.
+            real = (torch.Tensor, torch.nn.Parameter)
+            tensors = {id(o): o for o in gc.get_objects() if type(o) in real}
+            now = sum(tensor.nbytes for tensor in tensors.values())
+            self.most_bytes = max(self.most_bytes, now)
+
+    def held(num_requests: int) -> int:
+        requests = [
+            Request(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=i) for i in range(num_requests)
+        ]
+        gc.collect()
+        policy = Weighing(0)
+        serve(runner, NoDrafter(), requests, policy, 4)
+        return policy.most_bytes
+
+    runner = StockRunner(tiny_llama(seed=0))
+    held(4)
+    assert held(40) == held(8) > 0

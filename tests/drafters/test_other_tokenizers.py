@@ -36,7 +36,7 @@ from tests.decoding.lossless import (
     sampled_p_value,
 )
 from tests.decoding.models import exact_llama, generated, random_prompt, tiny_llama
-from tests.drafters.test_suffix_graphs import ReplaysOfTheDevice
+from tests.drafters.test_suffix import ReplaysOfTheDevice
 from tests.other_tokenizers import TEXTS, revocabularied, write_byte_level, write_pieces
 
 METHODS = ("token_intersection", "string_match")

@@ -15,7 +15,7 @@ import torch
 from specbench.files.head_files import layout_of
 from specbench.methods import find_method, kind_of
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
-from tests.drafters import test_dflash, test_medusa, test_medusa_heads
+from tests.drafters import test_dflash, test_medusa
 from tests.drafters.feature_cases import PROMPTS, Watched, assert_chains, run_rounds, subject
 from tests.tiny_models import write_files
 
@@ -147,9 +147,9 @@ def test_medusa_heads_have_equal_logits_in_either_layout(
     source: str, is_vllms: bool, tmp_path: Path
 ) -> None:
     own = test_medusa.heads()
-    tensors = test_medusa_heads.as_vllm(own.tensors) if is_vllms else own.tensors
+    tensors = test_medusa.as_vllm(own.tensors) if is_vllms else own.tensors
     read = in_files(tmp_path / "heads", replace(own, tensors=tensors), source, "medusa")
 
-    wanted = test_medusa_heads.logits_of(own.tensors)
+    wanted = test_medusa.logits_of(own.tensors)
 
-    assert torch.equal(test_medusa_heads.logits_of(read.tensors), wanted)
+    assert torch.equal(test_medusa.logits_of(read.tensors), wanted)

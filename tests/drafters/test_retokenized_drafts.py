@@ -1,24 +1,29 @@
 """What a draft with another tokenizer drafts, on vocabularies that a reader can check by hand."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from benchmarks.gpu_suite.made_up_tokenizers import MadeUpTokenizer, made_up_tokenizers
 from specbench.decode.drafter import Proposal
+from specbench.decode.round import run_round
+from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, build_drafter
+from specbench.drafters.shared.retokenized_model import RetokenizedModel
 from specbench.files.tokenizer import Vocabulary, common_tokens
 from specbench.forward.runner import Runner, StockRunner
 from specbench.models.retokenizer import LONGEST_WORD, Retokenizer
 from specbench.models.tokenizer import ChatTokenizer
-from specbench.records import Sampling
+from specbench.records import Request, Sampling
 from tests.decoding.fakes import CountingRunner
-from tests.decoding.lossless import WARM
-from tests.decoding.models import plain_logits, tiny_llama
+from tests.decoding.lossless import WARM, filled_rows, make_drafter
+from tests.decoding.models import plain_logits, random_prompt, tiny_llama
 from tests.decoding.test_retokenizer import Prepending
+from tests.drafters.test_draft_model import CountingStockRunner
+from tests.drafters.test_other_tokenizers import METHODS
 
 VOCAB_SIZE = 10
 
@@ -148,3 +153,84 @@ def test_tokens_that_the_draft_model_has_no_row_for_are_never_drafted() -> None:
     proposal = proposed("token_intersection", (0, 1), runners, (both, both))
 
     assert proposal.tokens_BK[0].tolist() == [2, 0, 1]
+
+
+class Filled(NamedTuple):
+    rows: Rows
+    draft: CountingStockRunner
+
+    def fed_in_a_round(self, num_rows: int) -> list[int]:
+        """Tokens of a row in each of the draft's forwards in a round with three drafts."""
+        self.draft.fed.clear()
+        state, sampler = self.rows.state.rows(0, num_rows), Sampler(Sampling())
+        run_round(self.rows.target, self.rows.drafter, state, sampler, k=3, span=64)
+        return self.draft.fed
+
+
+@torch.inference_mode()
+def filled(method: str, *lengths: int, are_samples: bool = False) -> Filled:
+    """Rows of prompts of those lengths; samples are of one prompt."""
+    target, draft = StockRunner(tiny_llama()), CountingStockRunner(tiny_llama(1))
+    prompts = [random_prompt(n, 0 if are_samples else i) for i, n in enumerate(lengths)]
+    requests = [
+        Request(prompt_ids=ids, max_new_tokens=30, seed=i, is_sample=are_samples)
+        for i, ids in enumerate(prompts)
+    ]
+    drafter = make_drafter(method, target, draft)
+    return Filled(filled_rows(target, drafter, requests, num_rows=2), draft)
+
+
+THE_LAST_TOKEN_AND_DRAFTS = [1, 1, 1]  # not the prompt again
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_that_moves_keeps_its_keys(method: str) -> None:
+    made = filled(method, 9, 20)
+    made.rows.move_row(1, 0, 21)
+    assert made.fed_in_a_round(1) == THE_LAST_TOKEN_AND_DRAFTS
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_all_samples_of_a_prompt_are_prefilled_before_the_first_round(method: str) -> None:
+    assert filled(method, 20, 20, are_samples=True).fed_in_a_round(2) == THE_LAST_TOKEN_AND_DRAFTS
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cache_that_grew_is_empty_and_reads_the_text_again(method: str) -> None:
+    made = filled(method, 9, 20)
+    drafter, state = made.rows.drafter, made.rows.state.rows(0, 2)
+    assert isinstance(drafter, RetokenizedModel)
+    drafter.stand(state, 0)
+    made.draft.fed.clear()
+    drafter.stand(state, drafter.runner.cache.max_len)
+    assert sum(made.draft.fed) >= 20
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_retokenized_length_follows_the_text_length_of_the_row(method: str) -> None:
+    made = filled(method, 9, 20)
+    drafter, state = made.rows.drafter, made.rows.state.rows(0, 2)
+    assert isinstance(drafter, RetokenizedModel)
+    whole = drafter.stand(state, 0).length_B1
+    state.length_B1.fill_(4)
+    assert (drafter.stand(state, 0).length_B1 < whole).all()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_a_restarted_row_reads_only_its_new_text(method: str) -> None:
+    used, fresh = filled(method, 9), filled(method, 9)
+    prompt = random_prompt(20, 7)
+    readings = []
+    for made, row in ((used, 0), (fresh, 1)):
+        fill = PrefillRequest(row, Request(prompt_ids=prompt, max_new_tokens=30))
+        made.rows.fill([fill], Sampler(Sampling()))
+        drafter = made.rows.drafter
+        assert isinstance(drafter, RetokenizedModel)
+        drafter.stand(made.rows.state.rows(row, 1), 0)
+        readings.append(drafter._rows[row].reading.ids)
+    assert readings[0] == readings[1]

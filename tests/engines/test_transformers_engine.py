@@ -1,8 +1,10 @@
-"""transformers compared with us: the same text, lengths and K for each of its methods."""
+"""transformers compared with us: the same text, lengths and K; what it refuses and what it logs."""
 
 import logging
+import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,10 +14,20 @@ from transformers.utils import logging as transformers_logging
 
 from specbench.engines.engine import InProcess, Instrumented, Load
 from specbench.engines.transformers import BASELINES, COUNTERPARTS
-from specbench.engines.transformers_engine import TransformersEngine
-from specbench.errors import UsageError
-from specbench.records import Sampling
-from tests.decoding.models import random_prompt
+from specbench.engines.transformers_engine import (
+    GenerationLog,
+    TransformersEngine,
+    generate_errors_translated,
+    make_peer,
+    timeline,
+    twin,
+)
+from specbench.errors import ModelError, UsageError
+from specbench.forward.attention import stock
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import StockRunner, check_context
+from specbench.records import Result, RoundLog, Sampling
+from tests.decoding.models import ARCHITECTURES, build, plain_logits, random_prompt, tiny_llama
 from tests.engines.peer_work import (
     ALL,
     ASSISTED,
@@ -215,3 +227,367 @@ def test_the_methods_of_transformers_are_listed_without_torch():
     assert {w.method for w in DRAFTING} == {m for methods in COUNTERPARTS.values() for m in methods}
     code = "import sys, specbench.engines.transformers; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+PROMPT_1T = torch.tensor([random_prompt(9, seed=3)])
+
+
+def tensors_of(model):
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def storages_of(*models):
+    return {
+        tensor.untyped_storage().data_ptr()
+        for model in models
+        for tensor in tensors_of(model).values()
+    }
+
+
+def attention_of(model):
+    return model.config.get_text_config()._attn_implementation
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_peer_module_shares_weights_and_has_equal_logits(name):
+    model = build(ARCHITECTURES[name]())
+    model.set_attn_implementation("eager")
+    expected = plain_logits(model, PROMPT_1T)
+
+    peer = make_peer(model)
+
+    assert tensors_of(peer).keys() == tensors_of(model).keys()
+    assert storages_of(peer, model) == storages_of(model)
+    assert torch.allclose(plain_logits(peer, PROMPT_1T), expected, atol=1e-4)
+
+
+def test_rotary_frequencies_and_other_buffers_without_a_file_come_along():
+    model = tiny_llama()
+    own, others = (
+        dict(m.named_buffers())["model.rotary_emb.inv_freq"] for m in (model, twin(model))
+    )
+    assert own.data_ptr() == others.data_ptr()
+
+
+def test_tied_weights_stay_tied():
+    peer = twin(tiny_llama(tie_word_embeddings=True))
+    assert peer.get_input_embeddings().weight is peer.get_output_embeddings().weight
+
+
+@pytest.mark.parametrize("is_ours_first", [True, False])
+def test_our_attention_and_that_of_the_peer_stay_separate(is_ours_first):
+    model = tiny_llama()
+    expected = plain_logits(model, PROMPT_1T)
+    if is_ours_first:
+        StockRunner(model)
+        peer = make_peer(model)
+    else:
+        peer = make_peer(model)
+        StockRunner(model)
+
+    assert attention_of(model) == stock.NAME
+    assert attention_of(peer) == "sdpa"
+    assert torch.allclose(plain_logits(peer, PROMPT_1T), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_fused_first", [True, False])
+def test_weights_that_become_views_of_a_fused_matrix_stay_shared(is_fused_first):
+    model = tiny_llama()
+    expected = plain_logits(model, PROMPT_1T)
+
+    def fuse():
+        mlp = model.model.layers[0].mlp
+        fused = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        mlp.gate_proj.weight.data, mlp.up_proj.weight.data = fused.chunk(2)
+
+    if is_fused_first:
+        fuse()
+    peer = make_peer(model)
+    if not is_fused_first:
+        fuse()
+
+    assert storages_of(peer) == storages_of(model)
+    assert torch.allclose(plain_logits(peer, PROMPT_1T), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_ours_first", [True, False])
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral + window"])
+def test_a_fused_runner_and_a_peer_hold_one_set_of_weights(name, is_ours_first):
+    model = build(ARCHITECTURES[name]())
+    expected = plain_logits(model, PROMPT_1T)
+
+    with torch.inference_mode():  # as the decoder makes its runners
+        if is_ours_first:
+            FusedRunner(model)
+            peer = make_peer(model)
+        else:
+            peer = make_peer(model)
+            FusedRunner(model)
+
+    assert storages_of(peer) == storages_of(model)
+    assert torch.allclose(plain_logits(peer, PROMPT_1T), expected, atol=1e-4)
+    with torch.inference_mode():
+        assert torch.allclose(plain_logits(peer, PROMPT_1T), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Gemma2 + window", "GPT-OSS + window"])
+def test_attention_that_the_kernel_lacks_runs_eagerly(name):
+    assert attention_of(make_peer(build(ARCHITECTURES[name]()))) == "eager"
+
+
+def test_settings_of_the_checkpoint_stay_with_the_checkpoint():
+    model = tiny_llama()
+    model.generation_config.repetition_penalty = 3.0
+
+    peer = make_peer(model)
+
+    assert peer.generation_config.repetition_penalty is None
+    assert model.generation_config.repetition_penalty == 3.0
+
+
+CONTEXT = 256  # of the tiny pair
+
+
+def passes_of(run, of):
+    """`of(module, output)` of every forward of a whole model during `run()`, in order."""
+    seen = []
+
+    def note(module, _inputs, output):
+        if isinstance(module, LlamaForCausalLM):
+            seen.append(of(module, output))
+
+    with watched(note):
+        run()
+    return seen
+
+
+def static_lengths(run):
+    """The static cache's length in every forward."""
+
+    def length(_module, output):
+        assert isinstance(output.past_key_values, StaticCache)
+        return output.past_key_values.get_max_length()
+
+    return passes_of(run, length)
+
+
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+def test_a_text_beyond_the_context_gives_the_error_of_the_decoder(engine, work):
+    prompt = tuple(random_prompt(CONTEXT - 3, seed=1))
+    assert len(engine.generate(request(3, prompt=prompt), work).output_ids) == 3
+
+    with pytest.raises(ModelError) as told:
+        engine.generate(request(4, prompt=prompt), work)
+
+    with pytest.raises(ModelError, match=r"257.*256") as decoders:
+        check_context(CONTEXT, CONTEXT + 1)
+    assert str(told.value) == str(decoders.value)
+
+
+def test_a_pass_with_one_request_too_long_is_refused_before_any_is_decoded(engine):
+    requests = [request(), request(CONTEXT)]
+
+    def serve():
+        with pytest.raises(ModelError, match="take 276 tokens"):
+            engine.serve(requests, BASELINE, Load())
+
+    assert passes_of(serve, by_kind) == []
+
+
+def by_kind(module, _output):
+    return type(module)
+
+
+@pytest.mark.parametrize(
+    ("work", "attribute", "value", "words"),
+    [
+        (ASSISTED, "_is_stateful", True, "cannot run assisted on LlamaForCausalLM: assisted gen"),
+        (STATIC, "_supported_generation_modes", (), "cannot run generate_static on .* only supp"),
+    ],
+)
+def test_a_mode_refused_by_transformers_is_reported_and_others_run(
+    own_engine, work, attribute, value, words
+):
+    setattr(own_engine._module, attribute, value)
+    with pytest.raises(ModelError, match=words):
+        own_engine.generate(request(), work)
+
+    delattr(own_engine._module, attribute)
+    assert own_engine.generate(request(), work) is not None
+
+
+@pytest.mark.parametrize("kind", [ValueError, NotImplementedError, RuntimeError])
+def test_a_transformers_error_becomes_one_line_with_its_cause_chained(kind):
+    with pytest.raises(ModelError) as told, generate_errors_translated(tiny_llama(), "assisted"):
+        raise kind("no such cache\nand a page about it")
+    assert re.fullmatch(
+        "transformers .*assisted .*LlamaForCausalLM: no such cache; .*--engine", str(told.value)
+    )
+    assert isinstance(told.value.__cause__, kind)
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, KeyError, ModelError])
+def test_other_errors_inside_transformers_are_raised_unchanged(kind):
+    with (
+        pytest.raises(kind, match="as it was"),
+        generate_errors_translated(tiny_llama(), "assisted"),
+    ):
+        raise kind("as it was")
+
+
+def test_a_longer_static_cache_is_made_ready_before_the_request_that_needs_it(own_engine):
+    def decode(num_tokens):
+        return static_lengths(lambda: own_engine.generate(request(num_tokens), STATIC))
+
+    prompt = len(PROMPT)
+    assert decode(6) == [prompt + 6] * (4 + 6)  # a few tokens first
+    assert decode(6) == [prompt + 6] * 6
+    assert decode(2) == [prompt + 6] * 2  # a shorter one changes nothing
+    assert decode(9) == [prompt + 9] * (4 + 9)
+
+
+def test_a_pass_makes_the_static_cache_ready_once_for_its_longest_request(own_engine):
+    requests = [request(5), request(9), request(7)]
+    prompt = len(PROMPT)
+
+    lengths = static_lengths(lambda: own_engine.serve(requests, STATIC, Load()))
+
+    assert lengths == [prompt + 9] * (4 + 5 + 9 + 7)
+
+
+def test_preparing_a_static_cache_is_not_timed(own_engine, monkeypatch):
+    """On a clock that goes on by the forwards alone: a busy machine is slow in either part."""
+    now = 0.0
+
+    def forward(_module, _output):
+        nonlocal now
+        now += 1.0
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    served = []
+    ran = passes_of(lambda: served.append(own_engine.serve([request(4)], STATIC, Load())), forward)
+    assert len(ran) == 4 + 4  # what makes it ready, and the pass
+    assert served[0].seconds == 4.0
+    assert served[0].results[0].total_s == 4.0
+
+
+def test_only_the_static_baseline_is_made_ready(own_engine):
+    ran = passes_of(lambda: own_engine.generate(request(5), BASELINE), by_kind)
+    assert len(ran) == 5
+
+
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+def test_generation_keeps_no_record_for_gradients(engine, work):
+    def is_inference(_module, output):
+        return torch.is_inference_mode_enabled() and output.logits.is_inference()
+
+    assert set(passes_of(lambda: engine.generate(request(6), work), is_inference)) == {True}
+
+
+def test_a_longer_conversation_is_prefilled_whole_and_that_is_noted(engine):
+    (note,) = [note for note in engine.record.notes if "conversation" in note]
+    assert "prefills the earlier turns" in note
+
+    first = engine.generate(request(4, conversation="a"), BASELINE)
+    history = (*PROMPT, *first.output_ids, 7)
+
+    def fed(_module, output):
+        return output.past_key_values.get_seq_length()
+
+    second = request(1, prompt=history, conversation="a")
+    assert passes_of(lambda: engine.generate(second, BASELINE), fed) == [len(history)]
+
+
+@pytest.mark.sampled(one_in=4, every=["work", "num_prompt", "num_tokens"])
+@pytest.mark.slow
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+@pytest.mark.parametrize("num_prompt", [1, 2, 3, len(PROMPT)])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3])
+def test_a_short_text_is_a_prefix_of_a_longer_one(engine, work, num_prompt, num_tokens):
+    asked = request(prompt=PROMPT[:num_prompt])
+    whole = engine.generate(asked, BASELINE).output_ids
+    assert len(whole) == NUM_TOKENS
+
+    result = engine.generate(replace(asked, max_new_tokens=num_tokens), work)
+
+    assert result.output_ids == whole[:num_tokens]
+    assert sum(result.rounds.num_emitted) == num_tokens - 1
+
+
+def log_of(fed, put):
+    """A log of a two-token prompt (1, 2): token ids fed to each forward, tokens put after it."""
+    log = GenerationLog(num_prompt_tokens=2)
+    log.put(torch.tensor([[1, 2]]))
+    for tokens, num_put in zip(fed, put, strict=True):
+        log.feed(None, (), {"input_ids": torch.tensor([tokens])})
+        log.put(torch.zeros(1, num_put))
+    return log
+
+
+def counts(rounds):
+    columns = (rounds.num_drafted, rounds.num_accepted, rounds.num_emitted)
+    return list(zip(*columns, strict=True))
+
+
+def test_a_rejected_first_draft_leaves_no_round_before_the_second():
+    # Drafts 7 8 9; the target says 3. Then drafts 4 5 6 after 3; it says 4 5 0.
+    log = log_of(fed=[[1, 2, 7, 8, 9], [3, 4, 5, 6]], put=[1, 3])
+    assert counts(log.rounds((3, 4, 5, 0), k=3)) == [(3, 2, 3)]
+
+
+def test_drafts_verified_in_prefill_form_a_round_of_zero_time():
+    # Drafts 3 4 9: the first is prefill's token, 4 is accepted, 5 replaces 9.
+    log = log_of(fed=[[1, 2, 3, 4, 9], [5, 6, 7, 8]], put=[3, 4])
+    rounds = log.rounds((3, 4, 5, 6, 7, 8, 0), k=3)
+    assert counts(rounds) == [(2, 1, 2), (3, 3, 4)]
+    assert rounds.round_s[0] == 0.0
+    assert sum(rounds.round_s) == log.last_token_s - log.first_token_s
+
+
+def test_a_round_that_the_end_of_text_cuts_counts_the_drafts_in_the_text():
+    # Drafts 4 0 6, all right, but 0 ends the text.
+    log = log_of(fed=[[1, 2], [3, 4, 0, 6]], put=[1, 2])
+    assert counts(log.rounds((3, 4, 0), k=3)) == [(3, 2, 2)]
+
+
+def test_a_lookup_that_misses_drafts_nothing():
+    log = log_of(fed=[[1, 2], [3]], put=[1, 1])
+    assert counts(log.rounds((3, 4), k=3)) == [(0, 0, 1)]
+
+
+def test_without_a_drafter_every_token_is_a_round():
+    log = GenerationLog(num_prompt_tokens=2)
+    log.put(torch.tensor([[1, 2]]))
+    for _ in range(3):
+        log.put(torch.tensor([5]))
+    assert counts(log.rounds((5, 5, 5), k=0)) == [(0, 0, 1), (0, 0, 1)]
+
+
+def test_rounds_that_drafted_beyond_k_are_not_reported():
+    log = log_of(fed=[[1, 2], [3, 4, 5, 6]], put=[1, 2])
+    assert log.rounds((3, 4, 0), k=2) is None
+
+
+def result(*, arrived_s, round_s):
+    ones = (1,) * len(round_s)
+    return Result(
+        output_ids=(1,) * (1 + len(round_s)),
+        finish_reason="length",
+        prefill_s=None,
+        ttft_s=0.5,
+        decode_s=sum(round_s),
+        total_s=0.5 + sum(round_s),
+        cpu_s=None,
+        rounds=RoundLog(num_drafted=ones, num_accepted=ones, num_emitted=ones, round_s=round_s),
+        arrived_s=arrived_s,
+    )
+
+
+def test_a_timeline_lays_requests_one_after_the_other():
+    rounds = timeline(
+        [result(arrived_s=0.0, round_s=(1.0, 2.0)), result(arrived_s=4.0, round_s=(0.25,))], k=3
+    )
+    assert rounds.at_s == pytest.approx((0.5, 1.5, 4.5))
+    assert rounds.seconds == (1.0, 2.0, 0.25)
+    assert rounds.num_speculative_tokens == (3, 3, 3)
+    assert rounds.num_live == rounds.num_rows == (1, 1, 1)

@@ -60,7 +60,7 @@ def write_model(folder: Path, num_layers: int) -> None:
     make_tokenizer().save_pretrained(folder)
 
 
-# Its parts, counted by their tensors, are in test_weights.py and test_kv_bytes.py.
+# Its parts, counted by their tensors, are in test_weights.py and test_timed_forwards.py.
 @pytest.mark.slow
 @pytest.mark.long
 def test_memory_growth_of_a_process_matches_the_plan(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
-"""Hybrids in the rest of the decoder: sampling, graphs, expected answers, devices, trees."""
+"""Hybrids: greedy texts are `generate`'s, also sampled, in graphs and in a whole run."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from specbench.forward.scoring import mean_log_probs
 from specbench.records import Request
+from tests.cli.calls import specbench
+from tests.cli.conftest import SMALL
 from tests.decoding import graph_bench
 from tests.decoding.fake_rounds import trace_round
 from tests.decoding.graph_bench import Bench, Cycle
@@ -30,11 +34,23 @@ from tests.decoding.lossless import (
 )
 from tests.decoding.models import generated, plain_logits, ragged_prompts
 from tests.decoding.test_serving import serve
-from tests.hybrids.checks import EVERY_K, NUM_TOKENS, checked, subject
-from tests.hybrids.models import tiny_hybrid
+from tests.hybrids.checks import (
+    EVERY_K,
+    NUM_TOKENS,
+    check_adaptive_k,
+    check_as_draft,
+    check_rows_that_come_and_go,
+    check_second_turn,
+    check_side_by_side,
+    checked,
+    subject,
+    with_noise,
+)
+from tests.hybrids.models import HYBRIDS, tiny_hybrid
+from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_pair import WORKLOAD, make_tokenizer
 
 pytestmark = pytest.mark.slow
-
 FALSE_ALARM = 1e-3 / 4  # for the whole file, shared by its p-values
 
 
@@ -159,3 +175,100 @@ def test_samples_are_scored_as_by_plain_forwards() -> None:
         expected.append(float(logits.gather(1, torch.tensor(output)[:, None]).mean()))
 
     assert mean_log_probs(checked(model), prompt, outputs) == pytest.approx(expected, abs=1e-4)
+
+
+def of_every_family(sample: str) -> pytest.MarkDecorator:
+    """One of them in make test, the others in make test-long."""
+    marks = {name: [] if name == sample else [pytest.mark.long] for name in HYBRIDS}
+    return pytest.mark.parametrize(
+        "family", [pytest.param(name, marks=marks[name]) for name in HYBRIDS]
+    )
+
+
+@of_every_family("Qwen3.5")
+def test_ragged_rows_with_good_and_bad_drafts_have_the_models_own_texts(family: str) -> None:
+    check_side_by_side(subject(family), (0, 1, 4))
+
+
+@of_every_family("Qwen3.5")
+def test_hybrid_texts_are_unchanged_by_row_moves_and_changing_k(family: str) -> None:
+    check_rows_that_come_and_go(subject(family))
+
+
+@of_every_family("LFM2")
+def test_a_controller_may_pick_k(family: str) -> None:
+    check_adaptive_k(subject(family))
+
+
+@of_every_family("LFM2")
+def test_a_second_turn_continues_from_the_state_of_the_first(family: str) -> None:
+    of = subject(family)
+    check_second_turn(of, of.near)
+    check_second_turn(of, of.own, ks=(4, 0, 0))
+
+
+@of_every_family("LFM2")
+def test_a_prompt_in_chunks_has_the_text_of_one_that_is_whole(family: str) -> None:
+    check_side_by_side(subject(family), (1,), prefill_chunk=8)
+
+
+@of_every_family("LFM2")
+def test_a_hybrid_drafts_for_an_attention_only_target(family: str) -> None:
+    check_as_draft(subject(family))
+
+
+PAIRINGS = """\
+targets:
+  hybrid:
+    model: ./target
+    drafters:
+      draft: {method: draft_model, model: ./draft}
+      ngram: {method: ngram}
+"""
+
+COUNTS = ("--fail-on", "mean_acceptance_length:1%")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a hybrid target, a hybrid draft that is often right, and prompts."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    shape = {"vocab_size": VOCAB_SIZE, "eos_token_id": 0, "max_position_embeddings": 256}
+    target, draft = (tiny_hybrid("LFM2", **shape) for _ in range(2))
+    for name, model in (("target", target), ("draft", with_noise(draft))):
+        model.save_pretrained(folder / name)
+        make_tokenizer().save_pretrained(folder / name)
+    (folder / "prompts.jsonl").write_text("".join(WORKLOAD.format(i=i) for i in range(6)))
+    (folder / "pairings.yaml").write_text(PAIRINGS)
+    return folder
+
+
+def measured(place: Path, *size: str) -> dict[str, Any]:
+    """The document of a run."""
+    short = ("--num-prompts", "5", "--max-new-tokens", "6")
+    ran = specbench("run", *size, "-w", "prompts.jsonl", *SMALL, *short, "--json", cwd=place)
+    assert ran.code in (0, 3), ran.err
+    document: dict[str, Any] = json.loads(ran.out)
+    return document
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        ("hybrid/draft", "-k", "0,2", "--concurrency", "2"),
+        pytest.param(
+            ("hybrid/draft", "hybrid/ngram", "-k", "0,2,auto", "--concurrency", "1,2"),
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_hybrid_is_measured_reported_and_gated(place: Path, size: tuple[str, ...]) -> None:
+    first, second = measured(place, *size), measured(place, *size)
+
+    report = specbench("report", first["run_id"], cwd=place)
+    assert report.code == 0, report.err
+    assert first["run_id"] in report.out
+    gated = specbench("check", first["run_id"], second["run_id"], *COUNTS, "--json", cwd=place)
+    assert gated.code == 0, gated.out + gated.err
+    lengths = [j for j in json.loads(gated.out)["judgments"] if j["metric"] == "output_tokens"]
+    assert {judgment["verdict"] for judgment in lengths} == {"pass"}

@@ -1,17 +1,24 @@
-"""Every file of engines/served/ has the protocol, and starts on loopback."""
+"""Every file of engines/served/ has the protocol and starts on loopback; how `openai` counts."""
 
+import asyncio
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specbench.engines import served
 from specbench.engines.served_engine import ServedEngine, find_served
-from specbench.errors import UsageError
+from specbench.errors import RefusedError, UsageError
+from specbench.inputs.address import Address
+from specbench.records import Message, Sampling
+from specbench.servers.client import Client
 from specbench.settings import EXPORTED, OPENAI, SERVED
-from tests.engines.served.replay import start
+from tests.engines.served.replay import REQUEST, answer, facts, start
 from tests.export.deployments import deployment, exported
+from tests.servers.fake_server import FakeServer, serving
 
 STARTED = sorted({*SERVED} & {*EXPORTED})
 
@@ -58,3 +65,70 @@ def test_no_served_engine_imports_torch():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert not {"torch", "transformers", "numpy"} & {*done.stdout.split()}, done.stderr
     assert "specbench.engines.served.vllm" in done.stdout
+
+
+def test_k_of_an_openai_server_comes_from_the_address():
+    assert facts("openai", {}, "#k=3").k == 3
+    found = facts("openai", {})
+    assert (found.k, found.model, found.prefix_cache) == (None, "tiny", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("card", "context"),
+    [({"max_model_len": 1024}, 1024), ({"max_model_len": None}, None), ({}, None)],
+    ids=str,
+)
+def test_the_context_is_the_length_on_the_models_card(card, context):
+    models = {"data": [{"id": "tiny", **card}]}
+    assert facts("openai", {"/v1/models": json.dumps(models)}).context == context
+
+
+def test_an_openai_response_has_usage_but_no_counts():
+    replayed = answer("openai", {})
+    assert replayed.answer.num_tokens == 17
+    assert find_served("openai").counts(replayed.answer, 3) is None
+    common = {"model", "max_tokens", "temperature", "top_p", "seed", "messages"}
+    assert {*replayed.asked[0]} == common | {"stream", "stream_options"}
+
+
+def test_a_requested_top_k_is_sent():
+    wanted = replace(REQUEST, sampling=Sampling(temperature=1.0, top_k=40))
+    assert answer("openai", {}, wanted).asked[0]["top_k"] == 40
+
+
+TWO = replace(
+    REQUEST,
+    messages=(Message(role="system", content="Be brief."), Message(role="user", content="Hello")),
+)
+
+
+def ask_twice(fake: FakeServer) -> list[dict[str, object]]:
+    async def ask(url: str) -> None:
+        async with Client(Address.at(url, "--base-url")) as client:
+            for _ in range(2):
+                await find_served("vllm").answer(client, "tiny", TWO)
+
+    with serving(fake) as url:
+        asyncio.run(ask(url))
+    return fake.asked
+
+
+@pytest.mark.parametrize("server", [{"has_chat": False}, {"refusal": "no chat template"}])
+def test_without_a_template_the_text_of_the_messages_is_completed(server):
+    asked = ask_twice(FakeServer(**server))
+    assert [one["prompt"] for one in asked] == ["Be brief.\n\nHello"] * 2
+    assert all("messages" not in one for one in asked)
+
+
+def test_a_chat_request_is_tried_once_per_server():
+    """Else every request would come later by the refusal of a first one."""
+    fake = FakeServer(has_chat=False)
+    ask_twice(fake)
+    assert fake.num_refused == 1
+
+
+def test_a_refusal_for_another_reason_is_not_hidden_by_a_completion():
+    fake = FakeServer(refusal="maximum context length is 1024 tokens")
+    with pytest.raises(RefusedError, match="1024 tokens"):
+        ask_twice(fake)
+    assert not fake.asked
