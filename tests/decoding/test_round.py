@@ -5,6 +5,7 @@ right exactly when it equals its position plus a constant.
 """
 
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 import torch
@@ -39,31 +40,54 @@ def columns(result: Result) -> list[tuple[int, int, int]]:
     return list(zip(log.num_drafted, log.num_accepted, log.num_emitted, strict=True))
 
 
-def test_a_round_emits_its_accepted_drafts_and_one_more_token() -> None:
-    # 1 token from the prefill, then 4 + 4 + 3: the last round may keep 2 drafts.
-    result = counted(k=3)
+@pytest.mark.parametrize(
+    ("asked", "num_tokens", "rounds"),
+    [
+        # 1 token from the prefill, then 4 + 4 + 3: the last round may keep 2 drafts.
+        pytest.param({"k": 3}, 12, [(3, 3, 4), (3, 3, 4), (2, 2, 3)], id="every draft is right"),
+        # Positions 2, 3, 4 are drafted first; 3 is wrong, so the round emits those at 2 and 3.
+        pytest.param(
+            {"k": 3, "wrong": {3}, "num_tokens": 7}, 7, [(3, 1, 2), (3, 3, 4)], id="one is wrong"
+        ),
+        pytest.param(
+            {"k": 3, "wrong": range(60), "num_tokens": 5},
+            5,
+            [(3, 0, 1), (2, 0, 1), (1, 0, 1), (0, 0, 1)],
+            id="every draft is wrong",
+        ),
+        pytest.param({"k": 0, "num_tokens": 4}, 4, [(0, 0, 1)] * 3, id="no drafts"),
+        pytest.param({"k": 4, "num_tokens": 1}, 1, [], id="a budget of one token"),
+        # Prefill says 6; the round drafts 7 8 9 10, all right; 9 ends the text: 7 8 9 are
+        # emitted and kept, 10 is not counted as accepted.
+        pytest.param({"k": 4, "eos_ids": (9,)}, 4, [(4, 3, 3)], id="an accepted draft ends it"),
+        pytest.param({"k": 3, "eos_ids": (10,)}, 5, [(3, 3, 4)], id="the bonus token ends it"),
+        pytest.param(
+            {"k": 3, "wrong": {3}, "eos_ids": (8,)},
+            3,
+            [(3, 1, 2)],
+            id="the recovered token ends it",
+        ),
+        # The wrong draft is 99, which is also an end-of-text id.
+        pytest.param(
+            {"k": 3, "wrong": {3}, "num_tokens": 6, "eos_ids": (99,)},
+            6,
+            [(3, 1, 2), (2, 2, 3)],
+            id="a rejected draft ends nothing",
+        ),
+        pytest.param(
+            {"k": 4, "eos_ids": (50, 8, 51)}, 3, [(4, 2, 2)], id="any of several ids ends it"
+        ),
+        pytest.param({"k": 4, "eos_ids": (6,)}, 1, [], id="the first token ends it"),
+    ],
+)
+def test_a_round_emits_and_counts(
+    asked: dict[str, Any], num_tokens: int, rounds: list[tuple[int, int, int]]
+) -> None:
+    result = counted(**asked)
 
-    assert result.output_ids == tuple(range(6, 18))
-    assert columns(result) == [(3, 3, 4), (3, 3, 4), (2, 2, 3)]
-
-
-def test_a_wrong_draft_ends_the_round_with_the_targets_token() -> None:
-    # Positions 2, 3, 4 are drafted first; 3 is wrong, so the round emits those at 2 and 3.
-    result = counted(k=3, wrong={3}, num_tokens=7)
-
-    assert result.output_ids == tuple(range(6, 13))
-    assert columns(result) == [(3, 1, 2), (3, 3, 4)]
-
-
-def test_a_round_emits_one_token_if_every_draft_is_wrong() -> None:
-    result = counted(k=3, wrong=range(60), num_tokens=5)
-
-    assert result.output_ids == tuple(range(6, 11))
-    assert columns(result) == [(3, 0, 1), (2, 0, 1), (1, 0, 1), (0, 0, 1)]
-
-
-def test_without_drafts_each_round_emits_one_token() -> None:
-    assert columns(counted(k=0, num_tokens=4)) == [(0, 0, 1)] * 3
+    assert result.output_ids == tuple(range(6, 6 + num_tokens))
+    assert result.hit_eos == (num_tokens < asked.get("num_tokens", 12))
+    assert columns(result) == rounds
 
 
 @pytest.mark.parametrize("budget", range(1, 12))
@@ -95,57 +119,6 @@ def test_slots_suffice_for_a_text_that_ends_at_a_span_boundary(prompt_length: in
     )
 
     assert result.output_ids == tuple(range(5 + prompt_length, 15 + prompt_length))
-
-
-def test_an_end_of_text_inside_the_accepted_drafts_cuts_the_round() -> None:
-    # Prefill says 6; the round drafts 7 8 9 10, all right; 9 ends the text: 7 8 9 are
-    # emitted and kept, 10 is not counted as accepted.
-    result = counted(k=4, eos_ids=(9,))
-
-    assert result.output_ids == (6, 7, 8, 9)
-    assert result.finish_reason == "eos"
-    assert columns(result) == [(4, 3, 3)]
-
-
-def test_an_end_of_text_as_the_bonus_token_leaves_the_counts_whole() -> None:
-    result = counted(k=3, eos_ids=(10,))
-
-    assert result.output_ids == (6, 7, 8, 9, 10)
-    assert columns(result) == [(3, 3, 4)]
-
-
-def test_an_end_of_text_as_the_recovered_token_ends_the_text() -> None:
-    result = counted(k=3, wrong={3}, eos_ids=(8,))
-
-    assert result.output_ids == (6, 7, 8)
-    assert columns(result) == [(3, 1, 2)]
-
-
-def test_an_end_of_text_that_was_drafted_and_refused_is_ignored() -> None:
-    # The wrong draft is 99, which is also an end-of-text id.
-    result = counted(k=3, wrong={3}, num_tokens=6, eos_ids=(99,))
-
-    assert result.output_ids == tuple(range(6, 12))
-    assert result.finish_reason != "eos"
-
-
-def test_each_of_several_end_of_text_ids_ends_the_text() -> None:
-    assert counted(k=4, eos_ids=(50, 8, 51)).output_ids == (6, 7, 8)
-
-
-def test_an_end_of_text_as_the_first_token_needs_no_round() -> None:
-    result = counted(k=4, eos_ids=(6,))
-
-    assert result.output_ids == (6,)
-    assert result.finish_reason == "eos"
-    assert columns(result) == []
-
-
-def test_a_budget_of_one_token_needs_no_round() -> None:
-    result = counted(k=4, num_tokens=1)
-
-    assert result.output_ids == (6,)
-    assert columns(result) == []
 
 
 def test_a_finished_row_waits_without_logging_rounds_or_changing() -> None:

@@ -80,7 +80,7 @@ def drafter_for(name: str, bench: SamplingBench) -> Drafter:
 IN_EVERY_RUN = {
     ("none", 0, CUT): NUM_SAMPLES,
     ("draft_model without its distribution", 4, WARM): NUM_SAMPLES // 2,
-    (CHAIN, 4, CUT): NUM_SAMPLES,  # warm ones: test_planted_bugs.py, test_planted_tree_bugs.py
+    (CHAIN, 4, CUT): NUM_SAMPLES,  # warm ones: test_planted_bugs.py
     (TREE, 4, CUT): NUM_SAMPLES // 2,
 }
 

@@ -1,5 +1,7 @@
 """The verdict on numbers worked by hand. Vocabulary of 4, drafts of up to 3."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,40 +22,29 @@ def logits_for(tokens: list[int], vocab_size: int = 4) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor([tokens]), vocab_size).float()
 
 
-def judged_greedily(
-    drafts: list[int], *, target: list[int], num_drafted: int | None = None
-) -> list[int]:
-    """The tokens that one row emits."""
-    meant = len(drafts) if num_drafted is None else num_drafted
-    proposal = Proposal(torch.tensor([drafts], dtype=torch.long), torch.tensor([meant]))
-    positions = torch.arange(len(target))[None]
-    verdict = verify(proposal, logits_for(target), GREEDY, torch.zeros(1).long(), positions)
-    return own_tokens(verdict)
-
-
 def own_tokens(verdict: Verdict, row: int = 0) -> list[int]:
     tokens: list[int] = verdict.tokens_BT[row, : int(verdict.num_accepted_B[row]) + 1].tolist()
     return tokens
 
 
-def test_right_drafts_are_kept_and_a_bonus_follows() -> None:
-    assert judged_greedily([1, 2, 3], target=[1, 2, 3, 0]) == [1, 2, 3, 0]
+@pytest.mark.parametrize(
+    ("drafts", "num_drafted", "tokens"),
+    [
+        pytest.param([1, 2, 3], 3, [1, 2, 3, 0], id="right drafts and a bonus"),
+        pytest.param([1, 0, 3], 3, [1, 2], id="the target's token for the first wrong draft"),
+        pytest.param([0, 2, 3], 3, [1], id="no right draft after a wrong one"),
+        pytest.param([1, 2, 3], 1, [1, 2], id="an inactive draft"),
+        pytest.param([], 0, [1], id="one token without drafts"),
+    ],
+)
+def test_a_row_emits(drafts: list[int], num_drafted: int, tokens: list[int]) -> None:
+    proposal = Proposal(torch.tensor([drafts], dtype=torch.long), torch.tensor([num_drafted]))
+    target = [1, 2, 3, 0][: len(drafts) + 1]
+    positions = torch.arange(len(target))[None]
 
+    verdict = verify(proposal, logits_for(target), GREEDY, torch.zeros(1).long(), positions)
 
-def test_the_first_wrong_draft_is_replaced_by_the_targets_token() -> None:
-    assert judged_greedily([1, 0, 3], target=[1, 2, 3, 0]) == [1, 2]
-
-
-def test_a_right_draft_after_a_wrong_one_does_not_count() -> None:
-    assert judged_greedily([0, 2, 3], target=[1, 2, 3, 0]) == [1]
-
-
-def test_an_inactive_draft_is_not_accepted_even_if_right() -> None:
-    assert judged_greedily([1, 2, 3], target=[1, 2, 3, 0], num_drafted=1) == [1, 2]
-
-
-def test_a_round_without_drafts_emits_one_target_token() -> None:
-    assert judged_greedily([], target=[3]) == [3]
+    assert own_tokens(verdict) == tokens
 
 
 def test_every_row_is_verified_separately() -> None:
@@ -86,14 +77,15 @@ P = torch.tensor([0.5, 0.3, 0.2, 0.0])
 Q = torch.tensor([0.1, 0.2, 0.3, 0.4])
 
 
-def rejected_or_kept(draft: int, num_drafted: int = 1) -> tuple[Tensor, Tensor]:
-    """N rows that all drafted the same token: how many were kept [N], the row's first token [N]."""
-    proposal = Proposal(
-        torch.full((N, 1), draft), torch.full((N,), num_drafted), Q.expand(N, 1, -1)
-    )
-    logits = P.log().expand(N, 2, -1)
-    verdict = verify(proposal, logits, WARM, torch.arange(N), torch.tensor([[4, 5]]).expand(N, -1))
-    return verdict.num_accepted_B, verdict.tokens_BT[:, 0]
+def judged(
+    drafts: list[int], q: Tensor = Q, p: Tensor = P, num_drafted: int | None = None
+) -> Verdict:
+    """N rows that drafted the same, with q for each draft or for all of them; p likewise."""
+    k = len(drafts)
+    meant_N = torch.full((N,), k if num_drafted is None else num_drafted)
+    proposal = Proposal(torch.tensor(drafts).expand(N, -1), meant_N, q.expand(N, k, -1))
+    positions = torch.arange(4, 5 + k).expand(N, -1)
+    return verify(proposal, p.log().expand(N, k + 1, -1), WARM, torch.arange(N), positions)
 
 
 def close(share: float, expected: float) -> bool:
@@ -101,64 +93,48 @@ def close(share: float, expected: float) -> bool:
     return bool(abs(share - expected) <= 5 * (expected * (1 - expected) / N) ** 0.5)
 
 
+def have_shares(tokens_N: Tensor, expected: Tensor) -> bool:
+    shares = torch.bincount(tokens_N, minlength=4) / N
+    return all(close(float(s), float(p)) for s, p in zip(shares, expected, strict=True))
+
+
 @pytest.mark.parametrize(("draft", "chance"), [(0, 1), (1, 1), (2, 2 / 3), (3, 0)])
 def test_a_draft_is_accepted_with_probability_p_over_q(draft: int, chance: float) -> None:
-    accepted_N, _ = rejected_or_kept(draft)
-
-    assert close(float(accepted_N.float().mean()), chance)
+    assert close(float(judged([draft]).num_accepted_B.float().mean()), chance)
 
 
 def test_a_draft_of_target_probability_0_is_always_rejected() -> None:
-    q = torch.tensor([1.0, 0.0, 0.0, 0.0])
-    proposal = Proposal(torch.full((N, 1), 3), torch.ones(N).long(), q.expand(N, 1, -1))
-
-    verdict = verify(
-        proposal, P.log().expand(N, 2, -1), WARM, torch.arange(N), torch.tensor([[4, 5]] * N)
-    )
-
-    assert verdict.num_accepted_B.sum() == 0
+    assert judged([3], q=torch.tensor([1.0, 0.0, 0.0, 0.0])).num_accepted_B.sum() == 0
 
 
-def test_a_refused_draft_is_replaced_from_the_residual() -> None:
-    # max(p - q, 0) = (0.4, 0.1, 0, 0), that is 0.8 and 0.2.
-    accepted_N, tokens_N = rejected_or_kept(3)
-
-    assert accepted_N.sum() == 0
-    assert close(float((tokens_N == 0).float().mean()), 0.8)
-    assert close(float((tokens_N == 1).float().mean()), 0.2)
+# max(p - q, 0) = (0.4, 0.1, 0, 0), that is 0.8 and 0.2.
+RESIDUAL = torch.tensor([0.8, 0.2, 0.0, 0.0])
+FIRST, SECOND = torch.eye(4)[:2]
 
 
-def test_a_rejected_later_draft_is_replaced_from_its_residual() -> None:
-    certain = torch.tensor([0.0, 1.0, 0.0, 0.0])
-    drafts = torch.tensor([1, 3]).expand(N, -1)
-    proposal = Proposal(drafts, torch.full((N,), 2), torch.stack([certain, Q]).expand(N, -1, -1))
-    logits = torch.stack([certain, P, P]).log().expand(N, -1, -1)
+@pytest.mark.parametrize(
+    ("asked", "num_accepted", "shares"),
+    [
+        pytest.param({"drafts": [3]}, 0, RESIDUAL, id="a rejected draft: the residual"),
+        pytest.param(
+            {"drafts": [1, 3], "q": torch.stack([SECOND, Q]), "p": torch.stack([SECOND, P, P])},
+            1,
+            RESIDUAL,
+            id="a later rejected draft: its own residual",
+        ),
+        pytest.param({"drafts": [0], "num_drafted": 0}, 0, P, id="nothing drafted: the target's"),
+        pytest.param(
+            {"drafts": [0], "p": torch.stack([FIRST, P])}, 1, P, id="the bonus: the target's"
+        ),
+    ],
+)
+def test_the_token_after_the_accepted_drafts_is_drawn_from(
+    asked: dict[str, Any], num_accepted: int, shares: Tensor
+) -> None:
+    verdict = judged(**asked)
 
-    verdict = verify(proposal, logits, WARM, torch.arange(N), torch.arange(4, 7).expand(N, -1))
-
-    assert verdict.num_accepted_B.unique().tolist() == [1]
-    shares = torch.bincount(verdict.tokens_BT[:, 1], minlength=4) / N
-    assert close(float(shares[0]), 0.8)
-    assert close(float(shares[1]), 0.2)
-
-
-def test_a_round_without_drafts_samples_from_the_target_distribution() -> None:
-    accepted_N, tokens_N = rejected_or_kept(0, num_drafted=0)
-
-    assert accepted_N.sum() == 0
-    shares = torch.bincount(tokens_N, minlength=4) / N
-    assert all(close(float(s), float(p)) for s, p in zip(shares, P, strict=True))
-
-
-def test_after_an_accepted_draft_the_bonus_has_the_targets_own_distribution() -> None:
-    proposal = Proposal(torch.zeros(N, 1).long(), torch.ones(N).long(), Q.expand(N, 1, -1))
-    logits = torch.stack([torch.tensor([0.0, -99, -99, -99]), P.log()]).expand(N, -1, -1)
-
-    verdict = verify(proposal, logits, WARM, torch.arange(N), torch.tensor([[4, 5]]).expand(N, -1))
-
-    assert verdict.num_accepted_B.min() == 1
-    shares = torch.bincount(verdict.tokens_BT[:, 1], minlength=4) / N
-    assert all(close(float(s), float(p)) for s, p in zip(shares, P, strict=True))
+    assert verdict.num_accepted_B.unique().tolist() == [num_accepted]
+    assert have_shares(verdict.tokens_BT[:, num_accepted], shares)
 
 
 def test_the_token_after_one_draft_has_the_targets_distribution() -> None:
@@ -167,15 +143,7 @@ def test_the_token_after_one_draft_has_the_targets_distribution() -> None:
 
 
 def test_a_draft_is_never_rejected_if_p_equals_q() -> None:
-    proposal = Proposal(torch.zeros(N, 1).long(), torch.ones(N).long(), P.expand(N, 1, -1))
-
-    verdict = verify(
-        proposal,
-        P.log().expand(N, 2, -1),
-        WARM,
-        torch.arange(N),
-        torch.tensor([[4, 5]]).expand(N, -1),
-    )
+    verdict = judged([0], q=P)
 
     # p == q up to the rounding of a softmax of logarithms.
     assert int((verdict.num_accepted_B == 0).sum()) <= 1
@@ -186,15 +154,8 @@ def test_a_rejection_without_a_residual_samples_from_the_target() -> None:
     p = torch.tensor([0.0, 0.5, 0.5, 0.0])
     q = p * (1 + 1e-3)
     chance_N = uniform(torch.arange(N), torch.full((N, 1), 4), Purpose.ACCEPT)[:, 0]
-    proposal = Proposal(torch.ones(N, 1).long(), torch.ones(N).long(), q.expand(N, 1, -1))
 
-    verdict = verify(
-        proposal,
-        p.log().expand(N, 2, -1),
-        WARM,
-        torch.arange(N),
-        torch.tensor([[4, 5]]).expand(N, -1),
-    )
+    verdict = judged([1], q=q, p=p)
 
     refused_N = chance_N * q[1] > p[1]
     assert int(refused_N.sum()) > 10

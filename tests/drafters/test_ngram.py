@@ -31,65 +31,35 @@ def lookups(*texts: list[int], k: int = 2, **parameters: int) -> list[list[int]]
     return [tokens[:num_drafted] for tokens, num_drafted in rows]
 
 
-def test_tokens_after_an_earlier_match_are_drafted() -> None:
-    assert lookups([1, 2, 3, 9, 7, 1, 2, 3]) == [[9, 7]]
-
-
-def test_the_longest_match_wins_over_a_more_recent_one() -> None:
-    # (2, 3) ends at the second position; 3 on its own occurs more recently.
-    assert lookups([2, 3, 7, 5, 3, 8, 2, 3]) == [[7, 5]]
-
-
-def test_the_most_recent_of_equally_long_matches_wins() -> None:
-    assert lookups([2, 3, 7, 2, 3, 8, 5, 2, 3]) == [[8, 5]]
-
-
-def test_a_match_counts_no_more_than_max_ngram_tokens() -> None:
-    assert lookups([2, 3, 7, 5, 3, 8, 2, 3], max_ngram=1) == [[8, 2]]
-
-
-def test_a_match_shorter_than_min_ngram_does_not_count() -> None:
-    assert lookups([3, 7, 9, 3]) == [[7, 9]]
-    assert lookups([3, 7, 9, 3], min_ngram=2) == [[]]
-
-
-def test_text_without_repetition_drafts_nothing() -> None:
-    assert lookups([1, 2, 3, 4]) == [[]]
-
-
-def test_a_lookup_in_a_text_of_one_token_drafts_nothing() -> None:
-    assert lookups([5]) == [[]]
-
-
-def test_a_lookup_ends_at_the_end_of_the_text() -> None:
-    assert lookups([4, 5, 6, 5], k=4) == [[6, 5]]
-
-
-def test_a_lookup_match_may_overlap_the_end_of_the_text() -> None:
-    assert lookups([7, 7, 7, 7], k=4) == [[7]]
-
-
-def test_a_lookup_ignores_garbage_after_the_newest_token() -> None:
-    # The garbage behind the text is 2, 3, 8: it must not answer for 2 or for (2, 3).
-    assert lookups([1, 3, 2]) == [[]]
-    assert lookups([6, 2, 3]) == [[]]
+@pytest.mark.parametrize(
+    ("text", "parameters", "drafts"),
+    [
+        pytest.param([1, 2, 3, 9, 7, 1, 2, 3], {}, [9, 7], id="what followed the same tokens"),
+        # (2, 3) ends at the second position; 3 on its own occurs more recently.
+        pytest.param([2, 3, 7, 5, 3, 8, 2, 3], {}, [7, 5], id="a longer match over a later one"),
+        pytest.param([2, 3, 7, 2, 3, 8, 5, 2, 3], {}, [8, 5], id="the later of equal matches"),
+        pytest.param([2, 3, 7, 5, 3, 8, 2, 3], {"max_ngram": 1}, [8, 2], id="at most max_ngram"),
+        pytest.param([3, 7, 9, 3], {}, [7, 9], id="at least one token"),
+        pytest.param([3, 7, 9, 3], {"min_ngram": 2}, [], id="at least min_ngram"),
+        pytest.param([1, 2, 3, 4], {}, [], id="no repetition"),
+        pytest.param([5], {}, [], id="one token"),
+        pytest.param([4, 5, 6, 5], {"k": 4}, [6, 5], id="a copy ends with the text"),
+        pytest.param([7, 7, 7, 7], {"k": 4}, [7], id="a match overlaps the text's end"),
+        # The garbage behind the text is 2, 3, 8: it must not answer for 2 or for (2, 3).
+        pytest.param([1, 3, 2], {}, [], id="one token of garbage"),
+        pytest.param([6, 2, 3], {}, [], id="two tokens of garbage"),
+        # Padding of 0 before the text would make its first token end in (0, 5), as the last does.
+        pytest.param([5, 7, 5, 8, 0, 5], {}, [8, 0], id="nothing before the first token"),
+        pytest.param([2, 9, 8, 2], {"max_ngram": 3}, [9, 8], id="the first token matches"),
+        pytest.param([1, 2, 1], {"k": 0}, [], id="no drafts are asked for"),
+    ],
+)
+def test_a_lookup_copies(text: list[int], parameters: dict[str, int], drafts: list[int]) -> None:
+    assert lookups(text, **parameters) == [drafts]
 
 
 def test_a_lookup_treats_rows_of_different_lengths_separately() -> None:
     assert lookups([1, 2, 1], [5, 6, 7, 8, 5], [1, 2, 3]) == [[2, 1], [6, 7], []]
-
-
-def test_a_lookup_does_not_match_padding_before_the_first_token() -> None:
-    # Padding of 0 before the text would make its first token end in (0, 5), as the last does.
-    assert lookups([5, 7, 5, 8, 0, 5]) == [[8, 0]]
-
-
-def test_a_lookup_may_match_at_the_first_token() -> None:
-    assert lookups([2, 9, 8, 2], max_ngram=3) == [[9, 8]]
-
-
-def test_a_lookup_with_k_0_drafts_nothing() -> None:
-    assert lookups([1, 2, 1], k=0) == [[]]
 
 
 def test_lengths_that_contradict_each_other_are_refused() -> None:
