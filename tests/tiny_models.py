@@ -79,4 +79,9 @@ def replace_weights(model: ModelFiles, name: str, content: object) -> ModelFiles
 
 def files_of(folder: Path) -> ModelFiles:
     """Opened again: what was read before is not kept."""
-    return open_model(ModelSpec(source=str(folder), folder=folder))
+    return open_model(spec_of(folder))
+
+
+def spec_of(folder: Path, **changes: Any) -> ModelSpec:
+    """The model of a folder, named by its path."""
+    return ModelSpec(source=str(folder), folder=folder, **changes)

@@ -10,7 +10,6 @@ from specbench.decode.drafter import Drafter, PredictsOutput, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.forward.runner import Output
-from specbench.forward.tree import Branches
 
 
 class CountingClock:
@@ -65,11 +64,8 @@ class CountingRunner:
         positions_BT: Tensor,
         span: int,
         *,
-        first_row: int = 0,  # noqa: ARG002
         last_B: Tensor | None = None,
-        features: Sequence[int] = (),  # noqa: ARG002
-        branches: Branches | None = None,  # noqa: ARG002
-        start: int | None = None,  # noqa: ARG002
+        **_: object,
     ) -> Output:
         assert int(positions_BT.max()) < span
         self.fed.append(positions_BT)

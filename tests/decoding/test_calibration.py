@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -12,7 +13,6 @@ from specbench.decode.drafter import Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.forward.runner import Output
-from specbench.forward.tree import Branches
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 
@@ -63,34 +63,14 @@ class TimedRunner(CountingRunner):
         self._clock = clock
         self._cost = cost
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        positions_BT: Tensor,
-        span: int,
-        *,
-        first_row: int = 0,
-        last_B: Tensor | None = None,
-        features: Sequence[int] = (),
-        branches: Branches | None = None,
-        start: int | None = None,
-    ) -> Output:
-        if last_B is not None:
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor, span: int, **named: Any) -> Output:
+        if named.get("last_B") is not None:
             self._clock.spend(self._cost.prefill)
         else:
             slower = self._cost.per_round_before * self._clock.num_rounds
             self._clock.spend(len(tokens_BT) + slower)
             self._clock.num_rounds += 1
-        return super().forward(
-            tokens_BT,
-            positions_BT,
-            span,
-            first_row=first_row,
-            last_B=last_B,
-            features=features,
-            branches=branches,
-            start=start,
-        )
+        return super().forward(tokens_BT, positions_BT, span, **named)
 
 
 class TimedDrafter(ScriptedDrafter):

@@ -1,6 +1,5 @@
 """Models made from only a config: they run, they vary, they cost what the real ones cost."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
 from specbench.errors import ModelError
-from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
 from specbench.models.loading import load_dummy, load_model
 from specbench.models.weights import fill, make_skeleton
@@ -28,6 +26,7 @@ from tests.decoding.models import (
     random_prompt,
     tiny_llama,
 )
+from tests.tiny_models import change_json, spec_of
 
 CPU = torch.device("cpu")
 
@@ -42,10 +41,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def source(folder: Path, **changes: Any) -> ModelSpec:
-    return ModelSpec(source=str(folder), folder=folder, **changes)
-
-
 def made(config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     model = make_skeleton(config, dtype, seed=seed)
     fill(model, CPU, seed=seed, scheme=None)
@@ -53,8 +48,7 @@ def made(config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> A
 
 
 def rewrite(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
+    change_json(folder / "config.json", lambda config: config.update(changes))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -152,35 +146,35 @@ def test_tied_dummy_weights_stay_tied():
 
 
 def test_a_folder_with_only_a_config_becomes_a_model_labeled_dummy(folder):
-    loaded = load_model(source(folder), CPU, dummy=True)
+    loaded = load_model(spec_of(folder), CPU, dummy=True)
     assert loaded.dtype == "float32"
     assert not any(p.requires_grad for p in loaded.model.parameters())
     real = tiny_llama(hidden_size=128, intermediate_size=256)
     assert loaded.num_parameters == real.num_parameters()
     assert loaded.content_sha256.startswith("dummy:")
-    assert load_model(source(folder, dtype="bfloat16"), CPU, dummy=True).dtype == "bfloat16"
+    assert load_model(spec_of(folder, dtype="bfloat16"), CPU, dummy=True).dtype == "bfloat16"
     with pytest.raises(ModelError, match=r"model\.safetensors"):
-        load_model(ModelSpec(source=str(folder), folder=folder), CPU)
+        load_model(spec_of(folder), CPU)
 
 
 def test_the_hash_depends_on_config_and_seed_but_not_on_the_folder(folder, tmp_path_factory):
-    first = load_model(source(folder), CPU, dummy=True).content_sha256
+    first = load_model(spec_of(folder), CPU, dummy=True).content_sha256
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.copy(folder / "config.json", elsewhere)
     rewrite(elsewhere, transformers_version="5.17.0")
-    assert load_model(source(elsewhere), CPU, dummy=True).content_sha256 == first
-    assert load_dummy(source(folder), CPU, seed=1).content_sha256 != first
+    assert load_model(spec_of(elsewhere), CPU, dummy=True).content_sha256 == first
+    assert load_dummy(spec_of(folder), CPU, seed=1).content_sha256 != first
     rewrite(folder, num_hidden_layers=3)
-    assert load_model(source(folder), CPU, dummy=True).content_sha256 != first
+    assert load_model(spec_of(folder), CPU, dummy=True).content_sha256 != first
 
 
 def test_dummy_models_decode_to_their_own_greedy_text(folder):
-    model = load_model(source(folder), CPU, dummy=True).model
+    model = load_model(spec_of(folder), CPU, dummy=True).model
     prompts = ragged_prompts()
     expected = [generated(model, prompt, 24) for prompt in prompts]
     assert min(len(set(text)) for text in expected) > 1
     target = StockRunner(model)
-    draft = StockRunner(load_dummy(source(folder), CPU, seed=1).model)
+    draft = StockRunner(load_dummy(spec_of(folder), CPU, seed=1).model)
     requests = [Request(prompt_ids=prompt, max_new_tokens=24, seed=0) for prompt in prompts]
     drafter = make_drafter("draft_model", target, draft)
     assert_texts(decode(target, drafter, requests, k=3), expected)
@@ -189,8 +183,8 @@ def test_dummy_models_decode_to_their_own_greedy_text(folder):
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
 def test_dummy_weights_can_be_quantized_on_creation(folder, scheme):
     plain, packed = (
-        load_model(source(folder), CPU, dummy=True),
-        load_model(source(folder, quantization=scheme), CPU, dummy=True),
+        load_model(spec_of(folder), CPU, dummy=True),
+        load_model(spec_of(folder, quantization=scheme), CPU, dummy=True),
     )
     assert packed.content_sha256 == f"{scheme}:{plain.content_sha256}"
     assert packed.weights_bytes < plain.weights_bytes
@@ -201,19 +195,19 @@ def test_dummy_weights_can_be_quantized_on_creation(folder, scheme):
 
 def test_dummy_weights_refuse_a_device_map_and_stored_quantization(folder):
     with pytest.raises(ModelError, match="device_map balanced"):
-        load_model(source(folder, device_map="balanced"), CPU, dummy=True)
+        load_model(spec_of(folder, device_map="balanced"), CPU, dummy=True)
     rewrite(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(ModelError, match="gptq"):
-        load_model(source(folder), CPU, dummy=True)
+        load_model(spec_of(folder), CPU, dummy=True)
 
 
 @pytest.mark.slow
 def test_a_missing_config_or_one_of_no_language_model_is_refused(folder, tmp_path):
     with pytest.raises(ModelError, match="gone: cannot"):
-        load_model(source(tmp_path / "gone"), CPU, dummy=True)
+        load_model(spec_of(tmp_path / "gone"), CPU, dummy=True)
     (folder / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(ModelError, match=r"t5.*encoder"):
-        load_model(source(folder), CPU, dummy=True)
+        load_model(spec_of(folder), CPU, dummy=True)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from transformers import dynamic_module_utils, modeling_utils
 from transformers.integrations import hub_kernels
 
 from specbench.errors import ModelError
-from specbench.files.model_spec import ModelSpec
 from specbench.models import loading
 from specbench.models.loading import load_model, planned_dtype
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
+from tests.tiny_models import change_json, spec_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -31,12 +31,8 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
-def source(folder: Path, **changes) -> ModelSpec:
-    return ModelSpec(source=str(folder), folder=folder, **changes)
-
-
 def test_a_loaded_model_is_in_eval_mode_without_gradients(saved):
-    loaded = load_model(source(saved), CPU)
+    loaded = load_model(spec_of(saved), CPU)
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
     assert loaded.num_parameters == sum(p.numel() for p in loaded.model.parameters())
@@ -49,29 +45,29 @@ def test_tied_weights_take_their_memory_once(tmp_path):
     untied, tied = tiny_llama(), tiny_llama(tie_word_embeddings=True)
     untied.save_pretrained(tmp_path / "untied")
     tied.save_pretrained(tmp_path / "tied")
-    sizes = [load_model(source(tmp_path / n), CPU).weights_bytes for n in ("untied", "tied")]
+    sizes = [load_model(spec_of(tmp_path / n), CPU).weights_bytes for n in ("untied", "tied")]
     assert sizes[0] - sizes[1] == untied.lm_head.weight.nbytes
 
 
 @pytest.mark.parametrize(("asked", "got"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_dtype_on_a_cpu_is_float32_by_default(tmp_path, asked, got):
     tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
-    loaded = load_model(source(tmp_path, dtype=asked), CPU)
+    loaded = load_model(spec_of(tmp_path, dtype=asked), CPU)
     assert loaded.dtype == got
-    assert planned_dtype(source(tmp_path, dtype=asked), CPU) == got
+    assert planned_dtype(spec_of(tmp_path, dtype=asked), CPU) == got
 
 
 def test_on_a_gpu_dtype_is_the_checkpoints_own(tmp_path):
     tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
-    assert planned_dtype(source(tmp_path), CUDA) == "bfloat16"
-    assert planned_dtype(source(tmp_path, dtype="float16"), CUDA) == "float16"
+    assert planned_dtype(spec_of(tmp_path), CUDA) == "bfloat16"
+    assert planned_dtype(spec_of(tmp_path, dtype="float16"), CUDA) == "float16"
 
 
 def test_pickled_weights_are_not_read(folder):
     (folder / "model.safetensors").unlink()
     torch.save(tiny_llama().state_dict(), folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pickled weights .*; convert"):
-        load_model(source(folder), CPU)
+        load_model(spec_of(folder), CPU)
 
 
 def damage(folder: Path, name: str, content: bytes | None) -> None:
@@ -99,7 +95,7 @@ def damage(folder: Path, name: str, content: bytes | None) -> None:
 def test_a_broken_model_folder_is_refused_by_name(folder, name, content):
     damage(folder, name, content)
     with pytest.raises(ModelError) as refused:
-        load_model(source(folder), CPU)
+        load_model(spec_of(folder), CPU)
     assert str(refused.value).startswith(str(folder))
     assert "\n" not in str(refused.value)
 
@@ -108,47 +104,43 @@ def test_weights_cut_off_by_a_broken_download_are_refused(folder):
     weights = (folder / "model.safetensors").read_bytes()
     damage(folder, "model.safetensors", weights[: len(weights) // 2])
     with pytest.raises(ModelError, match=r"ends before .*download"):
-        load_model(source(folder), CPU)
+        load_model(spec_of(folder), CPU)
 
 
 def test_a_config_that_lost_its_size_is_refused_before_memory_is_taken(folder, monkeypatch):
-    config = json.loads((folder / "config.json").read_text())
-    del config["hidden_size"]
-    (folder / "config.json").write_text(json.dumps(config))
+    change_json(folder / "config.json", lambda config: config.pop("hidden_size"))
     monkeypatch.setattr(loading, "placing", None)  # where memory would be taken
     with pytest.raises(ModelError, match="hidden_size"):
-        load_model(source(folder), CPU)
+        load_model(spec_of(folder), CPU)
 
 
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(ModelError, match="gone: cannot"):
-        load_model(source(tmp_path / "gone"), CPU)
+        load_model(spec_of(tmp_path / "gone"), CPU)
     with pytest.raises(ModelError, match="gone: cannot"):
-        planned_dtype(source(tmp_path / "gone"), CUDA)
+        planned_dtype(spec_of(tmp_path / "gone"), CUDA)
 
 
 def test_remote_code_is_not_run_by_default(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "foreign", "auto_map": {"AutoConfig": "code.Config"}}
-    (folder / "config.json").write_text(json.dumps(config))
+    foreign = {"model_type": "foreign", "auto_map": {"AutoConfig": "code.Config"}}
+    change_json(folder / "config.json", lambda config: config.update(foreign))
     (folder / "code.py").write_text("raise SystemExit('this code was run')")
     with pytest.raises(ModelError, match="trust its authors'"):
-        load_model(source(folder), CPU)
+        load_model(spec_of(folder), CPU)
 
 
 def test_remote_code_is_run_if_trusted(folder, monkeypatch):
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
     monkeypatch.syspath_prepend(folder / "modules")
     classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Foreign"}
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "foreign", "auto_map": classes}
-    (folder / "config.json").write_text(json.dumps(config))
+    foreign = {"model_type": "foreign", "auto_map": classes}
+    change_json(folder / "config.json", lambda config: config.update(foreign))
     (folder / "code.py").write_text(
         "from transformers import LlamaConfig, LlamaForCausalLM\n"
         "class Config(LlamaConfig):\n    model_type = 'foreign'\n"
         "class Foreign(LlamaForCausalLM):\n    config_class = Config\n"
     )
-    loaded = load_model(source(folder, trust_remote_code=True), CPU)
+    loaded = load_model(spec_of(folder, trust_remote_code=True), CPU)
     assert type(loaded.model).__name__ == "Foreign"
     assert torch.equal(loaded.model.lm_head.weight, tiny_llama(eos_token_id=2).lm_head.weight)
 
@@ -160,7 +152,7 @@ def test_a_missing_weight_of_any_architecture_is_refused(tmp_path):
     del tensors[name]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=rf"lack 1 of .*first {name};"):
-        load_model(source(tmp_path), CPU)
+        load_model(spec_of(tmp_path), CPU)
 
 
 def test_a_device_error_on_loading_is_raised_unchanged(saved, monkeypatch):
@@ -171,19 +163,19 @@ def test_a_device_error_on_loading_is_raised_unchanged(saved, monkeypatch):
 
     monkeypatch.setattr(loading, "text_class", fail)
     with pytest.raises(RuntimeError) as raised:
-        load_model(source(saved), CPU)
+        load_model(spec_of(saved), CPU)
     assert raised.value is error
 
 
 def test_the_content_hash_depends_only_on_the_weights(saved, folder):
-    first = load_model(source(saved), CPU).content_sha256
+    first = load_model(spec_of(saved), CPU).content_sha256
     assert len(first) == 64
-    assert load_model(source(folder), CPU).content_sha256 == first
+    assert load_model(spec_of(folder), CPU).content_sha256 == first
 
     model = tiny_llama(eos_token_id=2)
     model.lm_head.weight.data[0, 0] += 1e-3
     model.save_pretrained(folder)
-    assert load_model(source(folder), CPU).content_sha256 != first
+    assert load_model(spec_of(folder), CPU).content_sha256 != first
 
 
 def test_a_large_checkpoint_is_hashed_by_its_edges(folder, monkeypatch):
@@ -219,9 +211,8 @@ def test_end_tokens_are_those_of_the_generation_settings_else_the_models(
 ):
     tiny_llama().save_pretrained(tmp_path)
     for name, ids in (("generation_config.json", generation), ("config.json", config)):
-        content = json.loads((tmp_path / name).read_text()) | {"eos_token_id": ids}
-        (tmp_path / name).write_text(json.dumps(content))
-    assert load_model(source(tmp_path), CPU).eos_ids == expected
+        change_json(tmp_path / name, lambda content, ids=ids: content.update(eos_token_id=ids))
+    assert load_model(spec_of(tmp_path), CPU).eos_ids == expected
 
 
 @pytest.mark.parametrize(
@@ -235,10 +226,9 @@ def test_a_kernel_named_in_a_config_is_not_downloaded(folder, monkeypatch, name)
             monkeypatch.setattr(
                 module, loader, lambda *args, **_: asked.append(args), raising=False
             )
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {name: "someone/kernel"}))
+    change_json(folder / "config.json", lambda config: config.update({name: "someone/kernel"}))
 
-    loaded = load_model(source(folder), CPU)
+    loaded = load_model(spec_of(folder), CPU)
 
     assert not asked
     assert loaded.model.config._attn_implementation == "sdpa"
@@ -265,7 +255,7 @@ def test_a_wrong_config_value_is_refused_with_the_remedy(folder, changed, words)
     config = {**json.loads((folder / "config.json").read_text()), **changed}
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v}))
     with pytest.raises(ModelError) as refused:
-        load_model(source(folder), CPU)
+        load_model(spec_of(folder), CPU)
     assert words in str(refused.value)
 
 
@@ -285,4 +275,4 @@ def test_missing_weights_are_named_by_their_file(folder, content, words):
         index = {"weight_map": {"a": "model-00001.safetensors"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=words):
-        load_model(source(folder), CPU)
+        load_model(spec_of(folder), CPU)

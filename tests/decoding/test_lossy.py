@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -58,14 +59,41 @@ def judged(
     return verdict.tokens_BT[0, : int(verdict.num_accepted_B) + 1].tolist(), own
 
 
-def test_typical_drafts_are_kept_up_to_the_first_that_is_not() -> None:
-    tokens, own = judged(TYPICAL, [1, 2, 3, 0], [PROBS] * 5)
-    assert tokens == [1, 2, own[2]]  # 0.3 and 0.15 are above the bar of 0.09, 0.05 is not
-
-
-def test_accepted_typical_drafts_are_followed_by_a_target_token() -> None:
-    tokens, own = judged(TYPICAL, [1, 2], [PROBS] * 3)
-    assert tokens == [1, 2, own[2]]
+@pytest.mark.parametrize(
+    ("drafts", "options", "kept", "last_node"),
+    [
+        # 0.3 and 0.15 are above the bar of 0.09, 0.05 is not.
+        pytest.param([1, 2, 3, 0], {}, [1, 2], 2, id="up to the first that is not typical"),
+        pytest.param([1, 2], {}, [1, 2], 2, id="all, and the target's own token"),
+        # Swapped, the bar would be min(0.3, 0.09 * 0.319) = 0.029, below the draft's 0.05.
+        pytest.param([3], {"seed": 3}, [], 0, id="threshold and alpha are not swapped"),
+        # At 0.5 probabilities are squared: 0.15 becomes 0.062, below 0.09.
+        pytest.param(
+            [2], {"sampling": Sampling(temperature=0.5)}, [], 0, id="the sampling's temperature"
+        ),
+        pytest.param(
+            [2], {"sampling": Sampling(temperature=1.0, top_k=2)}, [], 0, id="what top-k excludes"
+        ),
+        pytest.param([0, 0], {"num_drafted": 1}, [0], 1, id="an inactive draft"),
+        pytest.param(
+            [0, 1, 0, 1, 0],
+            {"topology": TREE, "num_drafted": 1},
+            [0],
+            1,
+            id="an inactive draft of a tree",
+        ),
+        # The first child (0.5) has two untypical children, the second (0.15) a typical one.
+        pytest.param([0, 2, 3, 3, 1], {"topology": TREE}, [2, 1], 5, id="a tree's longest path"),
+        # 0.3 * 0.15 against 0.15 * 0.5 and 0.3 * 0.3
+        pytest.param([1, 2, 2, 1, 0], {"topology": TREE}, [1, 1], 4, id="of equals the likeliest"),
+        pytest.param([3, 3, 0, 0, 0], {"topology": TREE}, [], 0, id="no child passes"),
+    ],
+)
+def test_typical_drafts_are_kept(
+    drafts: list[int], options: dict[str, Any], kept: list[int], last_node: int
+) -> None:
+    tokens, own = judged(TYPICAL, drafts, [PROBS] * (len(drafts) + 1), **options)
+    assert tokens == [*kept, own[last_node]]
 
 
 def test_typical_acceptance_is_more_lenient_for_flat_distributions() -> None:
@@ -78,28 +106,9 @@ def test_typical_acceptance_is_more_lenient_for_flat_distributions() -> None:
     assert tokens == [own[0]]
 
 
-def test_threshold_and_alpha_are_not_swapped() -> None:
-    # Swapped, the bar would be min(0.3, 0.09 * 0.319) = 0.029, below the draft's 0.05.
-    tokens, own = judged(TYPICAL, [3], [PROBS] * 2, seed=3)
-    assert tokens == [own[0]]
-
-
 def test_a_typical_draft_is_accepted_at_temperature_0() -> None:
     assert judged(TYPICAL, [1, 3], [PROBS] * 3, sampling=GREEDY)[0] == [1, 0]
     assert judged(TYPICAL, [0, 0], [PROBS] * 3, sampling=GREEDY)[0] == [0, 0, 0]
-
-
-def test_the_temperature_of_the_sampling_is_the_distributions() -> None:
-    # At 0.5 probabilities are squared: 0.15 becomes 0.062, below 0.09.
-    cold = Sampling(temperature=0.5)
-    tokens, own = judged(TYPICAL, [2], [PROBS] * 2, sampling=cold)
-    assert tokens == [own[0]]
-
-
-def test_a_draft_token_outside_top_k_is_never_accepted() -> None:
-    cut = Sampling(temperature=1.0, top_k=2)
-    tokens, own = judged(TYPICAL, [2], [PROBS] * 2, sampling=cut)
-    assert tokens == [own[0]]
 
 
 def test_a_threshold_accepts_likely_drafts_and_the_targets_own_token() -> None:
@@ -108,25 +117,6 @@ def test_a_threshold_accepts_likely_drafts_and_the_targets_own_token() -> None:
     for seed in range(40):
         tokens, own = judged(QUARTER, [3, 1], [PROBS] * 3, seed=seed)
         assert tokens == ([3, 1, own[2]] if own[0] == 3 else [own[0]])
-
-
-def test_an_inactive_draft_is_not_accepted_by_a_lossy_rule() -> None:
-    tokens, own = judged(TYPICAL, [0, 0], [PROBS] * 3, num_drafted=1)
-    assert tokens == [0, own[1]]
-    tokens, own = judged(TYPICAL, [0, 1, 0, 1, 0], [PROBS] * 6, topology=TREE, num_drafted=1)
-    assert tokens == [0, own[1]]
-
-
-def test_a_tree_accepts_its_longest_path_and_the_likeliest_of_equals() -> None:
-    # The first child (0.5) has two untypical children, the second (0.15) a typical one.
-    tokens, own = judged(TYPICAL, [0, 2, 3, 3, 1], [PROBS] * 6, topology=TREE)
-    assert tokens == [2, 1, own[5]]
-    # 0.3 * 0.15 against 0.15 * 0.5 and 0.3 * 0.3
-    tokens, own = judged(TYPICAL, [1, 2, 2, 1, 0], [PROBS] * 6, topology=TREE)
-    assert tokens == [1, 1, own[4]]
-    # No child passes.
-    tokens, own = judged(TYPICAL, [3, 3, 0, 0, 0], [PROBS] * 6, topology=TREE)
-    assert tokens == [own[0]]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])

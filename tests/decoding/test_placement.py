@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.errors import ModelError
 from specbench.files.headers import INDEX
-from specbench.files.model_spec import ModelSpec
 from specbench.models import weights
 from specbench.models.loading import LoadedModel, load_model
 from specbench.models.quantization import pack, packable
 from tests.decoding.models import tiny_llama
 from tests.decoding.sharded import write_sharded
+from tests.tiny_models import spec_of
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 MIB, GIB = 2**20, 2**30
@@ -147,7 +147,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, device: torch.device, **changes: Any) -> LoadedModel:
-    return load_model(ModelSpec(source=str(folder), folder=folder, **changes), device)
+    return load_model(spec_of(folder, **changes), device)
 
 
 @pytest.mark.parametrize("scheme", [None, "int8"])

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decode import round as one_round
 from specbench.decode import growth, sampling, verifier
+from specbench.decode import round as one_round
 from specbench.decode.sampling import Purpose, exponential
 from specbench.drafters.draft_model import ModelDrafter
 from specbench.forward import tree

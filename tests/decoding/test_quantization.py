@@ -1,6 +1,5 @@
 """Packed weights: near the plain ones, smaller, decoded like any model's; else a clear refusal."""
 
-import json
 import re
 import shutil
 import sys
@@ -14,7 +13,6 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specbench.errors import ModelError
 from specbench.files.model import ModelFiles, open_model
-from specbench.files.model_spec import ModelSpec
 from specbench.fit.weights import model_weights
 from specbench.fit.weights import planned_dtype as files_dtype
 from specbench.forward.runner import StockRunner
@@ -32,6 +30,7 @@ from tests.decoding.models import (
     ragged_prompts,
     tiny_llama,
 )
+from tests.tiny_models import change_json, spec_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NUM_TOKENS = 24
@@ -56,14 +55,12 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, scheme: str | None = None, **changes: Any) -> LoadedModel:
-    source = ModelSpec(source=str(folder), folder=folder, quantization=scheme, **changes)
-    return load_model(source, CPU)
+    return load_model(spec_of(folder, quantization=scheme, **changes), CPU)
 
 
 def store(folder: Path, **quantization: Any) -> None:
     """Let the config say that the weights are stored quantized."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    change_json(folder / "config.json", lambda c: c.update(quantization_config=quantization))
 
 
 def decoded(loaded: LoadedModel, draft: LoadedModel | None = None) -> list[Any]:
@@ -172,9 +169,8 @@ def test_a_dtype_without_kernels_is_refused_before_anything_is_loaded(
 @pytest.mark.parametrize("dummy", [False, True])
 def test_quantization_without_torchao_names_the_install_command(saved, monkeypatch, dummy):
     monkeypatch.setitem(sys.modules, "torchao", None)
-    spec = ModelSpec(source=str(saved), folder=saved, quantization="int8")
     with pytest.raises(ModelError, match=r"int8.*pip install torchao"):
-        load_model(spec, CPU, dummy=dummy)
+        load_model(spec_of(saved, quantization="int8"), CPU, dummy=dummy)
 
 
 def test_a_layer_that_int4_groups_do_not_divide_is_refused(tmp_path):
@@ -199,7 +195,7 @@ def test_a_quantized_checkpoint_is_loaded_as_stored(saved, tmp_path, dtype):
     ).save_pretrained(tmp_path)
     stored = load(tmp_path)
     assert (stored.quantization, stored.dtype) == ("torchao", dtype)
-    assert planned_dtype(ModelSpec(source=str(tmp_path), folder=tmp_path), CPU) == dtype
+    assert planned_dtype(spec_of(tmp_path), CPU) == dtype
     assert stored.num_parameters == packed.num_parameters
     assert stored.weights_bytes == packed.weights_bytes
     tokens_BT = torch.tensor([ragged_prompts()[0]])
@@ -236,8 +232,7 @@ def test_weights_that_share_one_number_are_counted_as_the_config_has_them(saved)
     model.lm_head = torch.nn.Module()
     model.lm_head.register_buffer("qweight", torch.zeros(4, 97, dtype=torch.int32))
     model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    where = ModelSpec(source=str(saved), folder=saved)
-    assert loading._num_parameters(model, where, "gptq") == expected
+    assert loading._num_parameters(model, spec_of(saved), "gptq") == expected
 
 
 def test_a_stored_format_that_transformers_does_not_know_is_refused(folder):
@@ -312,8 +307,7 @@ def test_a_stored_format_is_placed_by_its_reader_and_not_moved_again(stored, mon
             return AutoModelForCausalLM.from_pretrained(*args, **options)
 
     monkeypatch.setattr(loading, "text_class", lambda *_, **__: Placing)
-    source = ModelSpec(source=str(stored), folder=stored)
-    loaded = load_model(source, torch.device("meta"))
+    loaded = load_model(spec_of(stored), torch.device("meta"))
     assert placements == ["meta"]
     assert {parameter.device for parameter in loaded.model.parameters()} == {CPU}
 
@@ -351,7 +345,7 @@ def test_compressed_tensors_are_unpacked_when_loaded_unless_fp8_kernels_run_here
 ):
     store(folder, **compressed(num_bits, kind))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    config = loading.load_config(ModelSpec(source=str(folder), folder=folder))
+    config = loading.load_config(spec_of(folder))
     assert stored_format(config) is None
     quantization.unpack_compressed(config, CPU if capability is None else CUDA)
     facts = config.quantization_config
@@ -370,7 +364,7 @@ def test_compressed_tensors_are_unpacked_when_loaded_unless_fp8_kernels_run_here
 def test_memory_plans_count_compressed_tensors_as_they_run(
     folder, num_bits, kind, dtype, is_counted_plain
 ):
-    spec = ModelSpec(source=str(folder), folder=folder)
+    spec = spec_of(folder)
     plain = model_weights(open_model(spec), dtype)
     stored_bytes = sum(one.nbytes for one in open_model(spec).tensors.values())
     store(folder, **compressed(num_bits, kind))

@@ -1,6 +1,7 @@
 """Temperature, top-k and top-p against figures worked by hand and transformers' warpers."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -24,15 +25,34 @@ def sampled_probs(**settings: float) -> list[float]:
     return probs
 
 
-def test_at_temperature_1_the_distribution_is_the_softmax() -> None:
-    assert sampled_probs() == pytest.approx([0.15, 0.5, 0.05, 0.3])
+SHARES = (0.15, 0.5, 0.05, 0.3)
 
 
-def test_at_temperature_one_half_probabilities_are_squared_and_rescaled() -> None:
-    total = 0.15**2 + 0.5**2 + 0.05**2 + 0.3**2
-    assert sampled_probs(temperature=0.5) == pytest.approx(
-        [p**2 / total for p in (0.15, 0.5, 0.05, 0.3)]
-    )
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [
+        ({}, SHARES),
+        ({"temperature": 0.5}, [p**2 for p in SHARES]),
+        ({"top_k": 2}, [0, 0.5, 0, 0.3]),
+        ({"top_k": 1}, [0, 1, 0, 0]),
+        ({"top_k": 9}, SHARES),  # more than the vocabulary
+        # top-p keeps the fewest tokens that reach it
+        ({"top_p": 1e-12}, [0, 1, 0, 0]),
+        ({"top_p": 0.4}, [0, 1, 0, 0]),
+        ({"top_p": 0.51}, [0, 0.5, 0, 0.3]),
+        ({"top_p": 0.79}, [0, 0.5, 0, 0.3]),
+        ({"top_p": 0.81}, [0.15, 0.5, 0, 0.3]),
+        ({"top_p": 0.97}, SHARES),
+        # After temperature and top-k: 0.25 and 0.09, that is 0.735 and 0.265; one reaches 0.7.
+        ({"temperature": 0.5, "top_k": 2, "top_p": 0.7}, [0, 1, 0, 0]),
+        ({"temperature": 0.5, "top_k": 2, "top_p": 0.75}, [0, 0.25, 0, 0.09]),
+    ],
+    ids=str,
+)
+def test_the_distribution_is(settings: dict[str, float], shares: Sequence[float]) -> None:
+    probs = sampled_probs(**settings)
+    assert probs == pytest.approx([share / sum(shares) for share in shares])
+    assert [p > 0 for p in probs] == [share > 0 for share in shares]
 
 
 def test_at_temperature_0_the_distribution_is_one_hot_on_the_likeliest_token() -> None:
@@ -44,42 +64,6 @@ def test_at_temperature_0_the_distribution_is_one_hot_on_the_likeliest_token() -
 
 def test_a_tie_at_temperature_0_goes_to_a_single_token() -> None:
     assert Sampler(Sampling()).probs(torch.zeros(2, 3)).sum(-1).tolist() == [1, 1]
-
-
-def test_top_k_keeps_the_k_likeliest_and_rescales_them() -> None:
-    assert sampled_probs(top_k=2) == pytest.approx([0, 0.5 / 0.8, 0, 0.3 / 0.8])
-
-
-def test_top_k_of_1_is_greedy() -> None:
-    assert sampled_probs(top_k=1) == [0, 1, 0, 0]
-
-
-def test_top_k_beyond_the_vocabulary_changes_nothing() -> None:
-    assert sampled_probs(top_k=9) == sampled_probs()
-
-
-@pytest.mark.parametrize(
-    ("top_p", "kept"),
-    [(0.4, [1]), (0.51, [1, 3]), (0.79, [1, 3]), (0.81, [0, 1, 3]), (0.97, [0, 1, 2, 3])],
-)
-def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: list[int]) -> None:
-    probs = [0.15, 0.5, 0.05, 0.3]
-    total = sum(probs[i] for i in kept)
-
-    expected = [p / total if i in kept else 0 for i, p in enumerate(probs)]
-    assert sampled_probs(top_p=top_p) == pytest.approx(expected)
-
-
-def test_a_tiny_top_p_keeps_the_likeliest_token() -> None:
-    assert sampled_probs(top_p=1e-12) == [0, 1, 0, 0]
-
-
-def test_top_p_is_taken_after_temperature_and_top_k() -> None:
-    # Squared and cut to two: 0.25 and 0.09, that is 0.735 and 0.265; the first reaches 0.7.
-    assert sampled_probs(temperature=0.5, top_k=2, top_p=0.7) == [0, 1, 0, 0]
-    assert sampled_probs(temperature=0.5, top_k=2, top_p=0.75) == pytest.approx(
-        [0, 0.25 / 0.34, 0, 0.09 / 0.34]
-    )
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,12 @@ from transformers import (
 
 from specbench.bench.built_weights import built_weights
 from specbench.errors import ModelError
-from specbench.files.model_spec import ModelSpec
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.loading import LoadedModel, load_model
 from specbench.models.parts import keep_text_part, text_class
 from tests.decoding.models import SHAPE, plain_logits
-from tests.tiny_models import files_of
+from tests.tiny_models import files_of, spec_of
 
 CPU = torch.device("cpu")
 DROPPED = ("model.vision_tower", "model.multi_modal_projector")
@@ -50,7 +49,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @pytest.fixture(scope="module")
 def loaded(whole: tuple[Any, Path]) -> LoadedModel:
-    return load_model(ModelSpec(source=str(whole[1]), folder=whole[1]), CPU)
+    return load_model(spec_of(whole[1]), CPU)
 
 
 def test_a_vision_model_with_a_text_encoder_is_refused() -> None:
@@ -120,7 +119,7 @@ def test_transformers_does_not_warn_about_dropped_parts(
 
 
 def test_dummy_weights_cover_only_the_text_part(whole: tuple[Any, Path]) -> None:
-    made = load_model(ModelSpec(source=str(whole[1]), folder=whole[1]), CPU, dummy=True)
+    made = load_model(spec_of(whole[1]), CPU, dummy=True)
     assert made.dropped == DROPPED
 
 

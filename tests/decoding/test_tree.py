@@ -76,36 +76,33 @@ def test_a_tree_node_attends_to_its_ancestors_and_itself() -> None:
     assert tree.path_to(torch.tensor([5])).tolist() == [[0, 2, 5, 0]]
 
 
-def test_a_tree_node_attends_to_committed_slots_and_its_branch() -> None:
+def seen_by(node: int, **limits: Any) -> list[int]:
+    """The slots that a node sees after four committed tokens; its own lies node slots later."""
     positions_BN, branches = branches_of(tree_of(), torch.tensor([[4]]))
-
-    seen_1NS = visible(positions_BN, torch.arange(14), window=None, branches=branches)
-
-    assert seen_1NS[0, 5].nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 6, 9]
     assert positions_BN[0].tolist() == [4, 5, 5, 6, 6, 6, 7]
+    seen_1NS = visible(
+        positions_BN, torch.arange(14), **{"window": None, **limits}, branches=branches
+    )
+    slots: list[int] = seen_1NS[0, node].nonzero().flatten().tolist()
+    return slots
+
+
+def test_a_tree_node_attends_to_committed_slots_and_its_branch() -> None:
+    assert seen_by(5) == [0, 1, 2, 3, 4, 6, 9]
 
 
 def test_a_window_counts_positions_not_slots() -> None:
-    positions_BN, branches = branches_of(tree_of(), torch.tensor([[4]]))
-
-    seen_1NS = visible(positions_BN, torch.arange(14), window=3, branches=branches)
-
     # Node 5 is at position 6 in slot 9: it sees positions 4 (the current), 5 (node 2) and its own.
-    assert seen_1NS[0, 5].nonzero().flatten().tolist() == [4, 6, 9]
-    assert seen_1NS[0, 1].nonzero().flatten().tolist() == [3, 4, 5]
+    assert seen_by(5, window=3) == [4, 6, 9]
+    assert seen_by(1, window=3) == [3, 4, 5]
     # Its parent is one position back, though its slot lies where the node's own position is.
-    seen_1NS = visible(positions_BN, torch.arange(14), window=1, branches=branches)
-    assert seen_1NS[0, 5].nonzero().flatten().tolist() == [9]
+    assert seen_by(5, window=1) == [9]
 
 
 def test_a_chunk_counts_positions_not_slots() -> None:
-    positions_BN, branches = branches_of(tree_of(), torch.tensor([[4]]))
-
-    seen_1NS = visible(positions_BN, torch.arange(14), window=None, chunk=3, branches=branches)
-
     # Chunks begin at positions 3 and 6: node 1 is at 5, node 5 at 6 in slot 9.
-    assert seen_1NS[0, 1].nonzero().flatten().tolist() == [3, 4, 5]
-    assert seen_1NS[0, 5].nonzero().flatten().tolist() == [9]
+    assert seen_by(1, chunk=3) == [3, 4, 5]
+    assert seen_by(5, chunk=3) == [9]
 
 
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])

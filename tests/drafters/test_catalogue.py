@@ -79,37 +79,31 @@ def refused() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "complaint"),
+    ("method", "parameters", "complaint"),
     [
-        ({"max_ngrams": 3}, "unknown parameter 'max_ngrams'; allowed: max_ngram, min_ngram"),
-        ({"max_ngram": "3"}, "max_ngram is '3'; a whole number from 1 to 32 is allowed"),
-        ({"max_ngram": 3.0}, "max_ngram is 3.0; a whole number from 1 to 32 is allowed"),
-        ({"max_ngram": True}, "max_ngram is True; a whole number from 1 to 32 is allowed"),
-        ({"max_ngram": 1, "min_ngram": 2}, "1 <= min <= max is allowed"),
+        (
+            "ngram",
+            {"max_ngrams": 3},
+            "unknown parameter 'max_ngrams'; allowed: max_ngram, min_ngram",
+        ),
+        ("ngram", {"max_ngram": "3"}, "max_ngram is '3'; a whole number from 1 to 32 is allowed"),
+        ("ngram", {"max_ngram": 3.0}, "max_ngram is 3.0; a whole number from 1 to 32 is allowed"),
+        ("ngram", {"max_ngram": True}, "max_ngram is True; a whole number from 1 to 32 is allowed"),
+        ("ngram", {"max_ngram": 1, "min_ngram": 2}, "1 <= min <= max is allowed"),
+        ("draft_model", {"depth": 2}, r"'depth'.*tree"),
+        *(
+            ("draft_model", {"tree": tree}, r"draft_model: tree is .* allowed")
+            for tree in ((0,), (2, -1), ("a",), (2.5,), (True,), (64, 64, 64), (1,) * 257)
+        ),
     ],
 )
 def test_an_invalid_parameter_is_refused_with_the_allowed_values(
-    parameters: dict[str, Any], complaint: str
+    method: str, parameters: dict[str, Any], complaint: str
 ) -> None:
     parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
 
     with pytest.raises(UsageError, match=complaint):
-        build_drafter("ngram", parts, parameters)
-
-
-@pytest.mark.parametrize("tree", [(0,), (2, -1), ("a",), (2.5,), (True,), (64, 64, 64), (1,) * 257])
-def test_a_tree_of_impossible_widths_is_refused_by_name(tree: tuple[Any, ...]) -> None:
-    parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
-
-    with pytest.raises(UsageError, match=r"draft_model: tree is .* allowed"):
-        build_drafter("draft_model", parts, {"tree": tree})
-
-
-def test_an_unknown_parameter_is_refused_with_the_known_ones() -> None:
-    parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
-
-    with pytest.raises(UsageError, match=r"'depth'.*tree"):
-        build_drafter("draft_model", parts, {"depth": 2})
+        build_drafter(method, parts, parameters)
 
 
 def test_a_draft_model_is_loaded_only_when_its_drafter_is_built() -> None:

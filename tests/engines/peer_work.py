@@ -7,8 +7,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from specbench.engines.engine import Work
 from specbench.engines.transformers import ASSISTED_DEFAULT_K
 from specbench.engines.transformers_engine import TransformersEngine
-from specbench.files.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER, Request, Sampling
+from tests.tiny_models import spec_of
 from tests.tiny_pair import make_tokenizer
 
 PROMPT = tuple(range(5, 25))
@@ -36,7 +36,7 @@ def saved(folder, model):
     """Where the model now lies, beside the tiny pair's tokenizer."""
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    return ModelSpec(source=str(folder), folder=folder)
+    return spec_of(folder)
 
 
 def by_method(work):

@@ -8,7 +8,7 @@ from transformers import BambaConfig, DeepseekV3Config, LlamaConfig, Qwen2VLText
 
 from specbench.engines import family_trial
 from specbench.engines.family_trial import HEAD_SIZE, HEADS, small_config
-from specbench.files.model_spec import ModelSpec
+from tests.tiny_models import spec_of
 
 
 def test_a_trial_model_has_no_more_heads_than_the_original():
@@ -46,4 +46,4 @@ def test_a_family_without_a_trial_model_is_checked_on_loading(
     LlamaConfig().save_pretrained(tmp_path)
     monkeypatch.setattr(family_trial, "small_config", fail)
 
-    assert family_trial.why_family_fails(ModelSpec(source=str(tmp_path), folder=tmp_path)) is None
+    assert family_trial.why_family_fails(spec_of(tmp_path)) is None
