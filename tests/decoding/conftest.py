@@ -1,7 +1,4 @@
-"""Planting a bug: one line of a function's source is changed for the length of a test.
-
-The line must occur exactly once, so a bug that no longer fits its function is noticed.
-"""
+"""Either runner over a model, and planting a bug for the length of a test."""
 
 import inspect
 import textwrap
@@ -11,12 +8,24 @@ from typing import Any
 
 import pytest
 
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner, StockRunner
+
+MakeRunner = Callable[[Any], Runner]
 Plant = Callable[[Any, str, str], None]
+
+
+@pytest.fixture(params=[StockRunner, FusedRunner], ids=["stock", "fused"])
+def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
+    return request.param
 
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """plant(function, right, wrong): the function with `wrong` where its source says `right`."""
+    """plant(function, right, wrong): the function with `wrong` where its source says `right`.
+
+    It has to say so exactly once: a bug that no longer fits its function is noticed.
+    """
 
     def plant(function: FunctionType, right: str, wrong: str) -> None:
         source = textwrap.dedent(inspect.getsource(function))

@@ -10,7 +10,7 @@ from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
 from tests.decoding.fakes import CountingRunner
-from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter, until_eos
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,
     build,
@@ -82,38 +82,6 @@ def test_a_prompt_of_one_token_decodes_correctly() -> None:
     assert acceptance_rate(results) == 1
 
 
-@pytest.mark.parametrize("k", [0, 4])
-def test_rows_of_different_budgets_each_get_the_start_of_their_text(llama: Subject, k: int) -> None:
-    drafter = make_drafter("draft_model" if k else "none", llama.target, llama.stranger)
-    budgets = (3, 24, 11)
-    cut = [
-        Request(prompt_ids=prompt, max_new_tokens=budget)
-        for prompt, budget in zip(ragged_prompts(), budgets, strict=True)
-    ]
-
-    results = decode(llama.target, drafter, cut, k=k)
-
-    texts = [text[:budget] for text, budget in zip(llama.texts, budgets, strict=True)]
-    assert_texts(results, texts)
-
-
-@pytest.mark.parametrize("k", [0, 1, 4, 8])
-def test_a_text_ends_at_its_first_end_of_text_token(llama: Subject, k: int) -> None:
-    drafter = make_drafter("draft_model" if k else "none", llama.target, llama.own_draft)
-    eos_ids = (llama.texts[0][10], llama.texts[2][5])
-
-    results = decode(llama.target, drafter, requests(), k=k, eos_ids=eos_ids)
-
-    expected = [until_eos(text, eos_ids) for text in llama.texts]
-    assert_texts(results, expected)
-    assert [r.finish_reason == "eos" for r in results] == [text[-1] in eos_ids for text in expected]
-    for result in results:
-        log = result.rounds
-        assert 1 + sum(log.num_emitted) == len(result.output_ids)
-        for accepted, emitted in zip(log.num_accepted, log.num_emitted, strict=True):
-            assert emitted in (accepted, accepted + 1)
-
-
 def test_slots_left_by_a_longer_batch_do_not_leak_into_the_next(llama: Subject) -> None:
     drafter = make_drafter("draft_model", llama.target, llama.own_draft)
     longer = [
@@ -160,39 +128,6 @@ def test_drafts_past_the_context_leave_the_last_tokens_unchanged(architecture: s
     results = decode(target, drafter, [Request(prompt_ids=prompt, max_new_tokens=12)], k=8)
 
     assert_texts(results, [text])
-
-
-def sampled_alone(target: StockRunner, method: str, draft: StockRunner, k: int) -> list[list[int]]:
-    drafter = make_drafter(method, target, draft)
-    return [
-        list(decode(target, drafter, [request], k=k, sampling=WARM)[0].output_ids)
-        for request in requests(12)
-    ]
-
-
-@pytest.mark.sampled(one_in=2, every=["method"])
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "k"),
-    [("none", 0), ("ngram", 1), ("ngram", 4), ("draft_model", 1), ("draft_model", 4)],
-)
-def test_a_sampled_text_does_not_depend_on_its_row_or_neighbors(
-    llama: Subject, method: str, k: int
-) -> None:
-    alone = sampled_alone(llama.target, method, llama.stranger, k)
-    drafter = make_drafter(method, llama.target, llama.stranger)
-
-    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0, 1]):
-        shuffled = [requests(12)[i] for i in order]
-        results = decode(llama.target, drafter, shuffled, k=k, sampling=WARM)
-        assert_texts(results, [tuple(alone[i]) for i in order])
-
-
-def test_ngram_drafts_leave_every_sampled_token_unchanged(llama: Subject) -> None:
-    baseline = sampled_alone(llama.target, "none", llama.stranger, 0)
-
-    for k in (1, 3, 8):
-        assert sampled_alone(llama.target, "ngram", llama.stranger, k) == baseline
 
 
 def test_sampled_text_depends_on_the_seed(llama: Subject) -> None:

@@ -1,6 +1,6 @@
 """Several samples of one prompt: it is prefilled once, and nothing else is different."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,9 +12,9 @@ from specbench.decode.drafter import Drafter, NoDrafter, Proposal
 from specbench.decode.rows import PrefillRequest
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
-from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.runner import Runner, StockRunner
+from specbench.forward.runner import StockRunner
 from specbench.records import Request, Result, Sampling
+from tests.decoding.conftest import MakeRunner
 from tests.decoding.fakes import CountingRunner, Wrapped
 from tests.decoding.lossless import GREEDY, decode, deepest, filled_rows, make_drafter
 from tests.decoding.models import exact_llama, ragged_prompts, random_prompt
@@ -23,13 +23,6 @@ from tests.drafters.variants import VARIANTS, Variant
 WARM = Sampling(temperature=0.8)
 REPETITIVE = random_prompt(7, seed=1) * 3
 NUM_SAMPLES = 4
-
-MakeRunner = Callable[[Any], Runner]
-
-
-@pytest.fixture(params=[StockRunner, FusedRunner], ids=["stock", "fused"])
-def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
-    return request.param
 
 
 @cache

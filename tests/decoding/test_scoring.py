@@ -1,6 +1,6 @@
 """Mean log-probabilities against plain forwards and torch's own log_softmax."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +8,9 @@ import torch
 
 from specbench.errors import ModelError
 from specbench.forward import scoring
-from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.scoring import likeliest, mean_log_probs, next_logits
+from tests.decoding.conftest import MakeRunner
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import (
@@ -25,13 +25,6 @@ from tests.decoding.test_rows_together import WARM, samples
 
 PROMPT = random_prompt(11, seed=2)
 OUTPUTS = [random_prompt(n, seed=40 + n) for n in (9, 1, 14, 6)]
-
-MakeRunner = Callable[[Any], Runner]
-
-
-@pytest.fixture(params=[StockRunner, FusedRunner], ids=["stock", "fused"])
-def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
-    return request.param
 
 
 def plain(model: Any, prompt: Sequence[int], output: Sequence[int]) -> float:

@@ -3,8 +3,7 @@
 import gc
 import random
 import tracemalloc
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from specbench.decode.serving import ServedRequests
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Request, Result, Sampling
+from tests.decoding.conftest import MakeRunner
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import WARM, Cycle
 from tests.decoding.lossless import GREEDY, assert_texts, make_drafter
@@ -35,14 +35,6 @@ def serve(
 ) -> ServedRequests:
     decoder = Decoder(target, drafter, eos_ids=eos_ids, clock=CountingClock())
     return decoder.serve(requests, Sampler(sampling), policy, num_rows=num_rows)
-
-
-MakeRunner = Callable[[Any], Runner]
-
-
-@pytest.fixture(params=[StockRunner, FusedRunner], ids=["stock", "fused"])
-def runner(request: pytest.FixtureRequest) -> MakeRunner:
-    return request.param
 
 
 def some_requests(num: int, longest: int = 12, seed: int = 0) -> list[Request]:
@@ -64,15 +56,15 @@ def texts() -> list[tuple[int, ...]]:
     return [generated(model, r.prompt_ids, r.max_new_tokens) for r in some_requests(24)]
 
 
-@pytest.mark.sampled(one_in=5, every=["runner", "num_rows", "ks"])
+@pytest.mark.sampled(one_in=5, every=["make_runner", "num_rows", "ks"])
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 24, 40])
 @pytest.mark.parametrize("ks", [(0,), (4,), (0, 3, 1, 0, 0, 5)])
 def test_greedy_texts_do_not_depend_on_rows_or_k(
-    runner: MakeRunner, texts: list[tuple[int, ...]], ks: tuple[int, ...], num_rows: int
+    make_runner: MakeRunner, texts: list[tuple[int, ...]], ks: tuple[int, ...], num_rows: int
 ) -> None:
-    target = runner(exact_llama(seed=0))
-    drafter = make_drafter("draft_model", target, runner(exact_llama(seed=1)))
+    target = make_runner(exact_llama(seed=0))
+    drafter = make_drafter("draft_model", target, make_runner(exact_llama(seed=1)))
 
     served = serve(target, drafter, some_requests(24), Cycle(*ks), num_rows)
 
@@ -82,10 +74,10 @@ def test_greedy_texts_do_not_depend_on_rows_or_k(
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 6])
 def test_greedy_texts_do_not_depend_on_a_controller_that_picks_k(
-    runner: MakeRunner, texts: list[tuple[int, ...]], num_rows: int
+    make_runner: MakeRunner, texts: list[tuple[int, ...]], num_rows: int
 ) -> None:
-    target = runner(exact_llama(seed=0))
-    drafter = make_drafter("draft_model", target, runner(exact_llama(seed=1)))
+    target = make_runner(exact_llama(seed=0))
+    drafter = make_drafter("draft_model", target, make_runner(exact_llama(seed=1)))
     ks = default_ks(6)
     # A stranger's drafts are seldom right; rounds of every K cost the same, so it keeps trying.
     costs = RoundCostModel({(rows, k): [1.0] for rows in (1, 6) for k in ks})
@@ -99,9 +91,9 @@ def test_greedy_texts_do_not_depend_on_a_controller_that_picks_k(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_texts_do_not_depend_on_the_order_of_arrival(
-    runner: MakeRunner, texts: list[tuple[int, ...]], seed: int
+    make_runner: MakeRunner, texts: list[tuple[int, ...]], seed: int
 ) -> None:
-    target = runner(exact_llama(seed=0))
+    target = make_runner(exact_llama(seed=0))
     drafter = make_drafter("ngram", target)
     order = random.Random(seed).sample(range(24), 24)
 
@@ -110,14 +102,14 @@ def test_greedy_texts_do_not_depend_on_the_order_of_arrival(
     assert_texts(served.results, [texts[i] for i in order])
 
 
-@pytest.mark.sampled(one_in=2, every=["runner", "method"])
+@pytest.mark.sampled(one_in=2, every=["make_runner", "method"])
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "k"), [("none", 0), ("ngram", 3), ("draft_model", 4)])
 def test_a_sampled_text_is_the_same_in_one_row_and_in_eight(
-    runner: MakeRunner, method: str, k: int
+    make_runner: MakeRunner, method: str, k: int
 ) -> None:
-    target = runner(exact_llama(seed=0))
-    drafter = make_drafter(method, target, runner(exact_llama(seed=1)))
+    target = make_runner(exact_llama(seed=0))
+    drafter = make_drafter(method, target, make_runner(exact_llama(seed=1)))
     requests = some_requests(20)
 
     alone = serve(target, drafter, requests, FixedK(k), 1, WARM)
@@ -160,16 +152,16 @@ def assert_every_round_kept_the_deepest(results: Sequence[Result], ks: Sequence[
         assert left == 0
 
 
-@pytest.mark.sampled(one_in=3, every=["runner", "tree", "ks"])
+@pytest.mark.sampled(one_in=3, every=["make_runner", "tree", "ks"])
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", [(), (2,), (3, 2)], ids=str)
 @pytest.mark.parametrize("ks", [(4, *[0] * 20), (4, 0), (6, 2), (6, 1, 1, 0, 3)], ids=str)
 def test_rows_catch_up_after_rounds_with_fewer_drafts_or_none(
-    runner: MakeRunner, ks: tuple[int, ...], tree: tuple[int, ...]
+    make_runner: MakeRunner, ks: tuple[int, ...], tree: tuple[int, ...]
 ) -> None:
     # The draft is the target: while its cache has no hole, one branch is right to its end.
-    target = runner(exact_llama(seed=0))
-    drafter = make_drafter("draft_model", target, runner(exact_llama(seed=0)), tree=tree)
+    target = make_runner(exact_llama(seed=0))
+    drafter = make_drafter("draft_model", target, make_runner(exact_llama(seed=0)), tree=tree)
     requests = [Request(prompt_ids=random_prompt(9, seed=i), max_new_tokens=40) for i in range(3)]
 
     served = serve(target, drafter, requests, Cycle(*ks), 3)
@@ -188,8 +180,8 @@ def test_open_loop_requests_wait_for_their_time_and_for_a_row() -> None:
     assert late.ttft_s > late.queue_s
 
 
-def test_the_timeline_counts_what_the_requests_emitted(runner: MakeRunner) -> None:
-    target = runner(exact_llama(seed=0))
+def test_the_timeline_counts_what_the_requests_emitted(make_runner: MakeRunner) -> None:
+    target = make_runner(exact_llama(seed=0))
     drafter = make_drafter("ngram", target)
 
     served = serve(target, drafter, some_requests(12), Cycle(2, 0), 4)
@@ -236,16 +228,16 @@ def test_a_conversation_continues_in_its_row_and_only_new_tokens_are_fed() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("num_left_out", [0, 1, 2, 7])
 @pytest.mark.parametrize(("k", "tree"), [(0, ()), (3, ()), (3, (2,))])
-def test_a_kept_prefix_leaves_the_text_of_the_next_turn_unchanged(
-    runner: MakeRunner, k: int, tree: tuple[int, ...], num_left_out: int
+def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(
+    make_runner: MakeRunner, k: int, tree: tuple[int, ...], num_left_out: int
 ) -> None:
     opening = random_prompt(8, seed=1)
     plain = exact_llama(seed=0)
     answer = generated(plain, opening, 12)
     follow_up = (*opening, *answer[: 12 - num_left_out], *random_prompt(4, seed=2))
     expected = generated(plain, follow_up, 12)
-    target = runner(exact_llama(seed=0))
-    drafter = make_drafter("draft_model", target, runner(exact_llama(seed=0)), tree=tree)
+    target = make_runner(exact_llama(seed=0))
+    drafter = make_drafter("draft_model", target, make_runner(exact_llama(seed=0)), tree=tree)
     turns = [
         Request(prompt_ids=p, max_new_tokens=12, conversation="c") for p in (opening, follow_up)
     ]
@@ -283,7 +275,7 @@ def test_a_row_that_is_reused_forgets_the_earlier_text() -> None:
     assert_texts([served.results[0], served.results[3]], [answer, answer])
 
 
-def test_turns_that_start_together_each_keep_their_own_prefix(runner: MakeRunner) -> None:
+def test_turns_that_start_together_each_keep_their_own_prefix(make_runner: MakeRunner) -> None:
     plain = exact_llama(seed=0)
     openings = [random_prompt(9, seed=1), random_prompt(3, seed=2)]
     answers = [generated(plain, opening, 6) for opening in openings]
@@ -294,7 +286,7 @@ def test_turns_that_start_together_each_keep_their_own_prefix(runner: MakeRunner
     expected = [generated(plain, prompt, 6) for prompt in follow_ups]
 
     served = serve(
-        runner(exact_llama(seed=0)),
+        make_runner(exact_llama(seed=0)),
         NoDrafter(),
         [
             Request(prompt_ids=prompt, max_new_tokens=6, conversation=str(i % 2))

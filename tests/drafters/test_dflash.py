@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from specbench.decode.round import run_round
-from specbench.decode.sampling import Sampler
 from specbench.drafters.dflash import DFlash, spread_layers
 from specbench.errors import ModelError
 from specbench.files.dflash import DFlashStyle
@@ -24,12 +22,10 @@ from tests.decoding.lossless import parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama
 from tests.drafters.changed_heads import with_config
 from tests.drafters.feature_cases import (
-    SPAN,
     Guided,
     Path,
     Watched,
     num_kept,
-    prefilled,
     run_rounds,
 )
 from tests.drafters.plain_dflash import PlainDFlash
@@ -167,32 +163,6 @@ def test_sampled_dflash_drafts_have_the_distribution_of_their_position() -> None
 
     assert watched.seen[0].probs is not None
     assert_blocks(case.plain, watched.seen, temperature=0.7)
-
-
-def test_a_moved_row_keeps_its_dflash_context() -> None:
-    case = subject()
-    watched = Watched(case.drafter())
-    rows = prefilled(case.target, watched, PROMPTS)
-
-    with torch.no_grad():
-        rows.move_row(2, 0, len(PROMPTS[2]))
-        watched.propose(rows.state.rows(0, 1), 5, SPAN, Sampler(Sampling()))
-
-    assert watched.seen[0].text[:-1] == PROMPTS[2]
-    assert_blocks(case.plain, watched.seen)
-
-
-def test_a_row_that_does_not_begin_at_0_sees_its_own_context() -> None:
-    case = subject()
-    watched = Watched(case.drafter())
-    rows = prefilled(case.target, watched, PROMPTS)
-
-    state = rows.state.rows(2, 1)
-    with torch.no_grad():
-        for k in (5, 3, 5, 5):
-            run_round(case.target, watched, state, Sampler(Sampling()), k=k, span=SPAN)
-
-    assert_blocks(case.plain, watched.seen)
 
 
 def test_max_k_of_dflash_is_the_block_size_minus_one() -> None:

@@ -6,7 +6,6 @@ Shape suffixes: B rows, K drafts, F hidden size, V vocabulary.
 import pytest
 import torch
 
-from specbench.decode.sampling import Sampler
 from specbench.drafters.shared.feature_drafter import FeatureDrafter
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
@@ -15,15 +14,12 @@ from specbench.topology import EAGLE_STATIC
 from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import (
     BEAM,
-    GREEDY,
     METHODS,
     PROMPTS,
-    SPAN,
     Watched,
     assert_chains,
     assert_dynamic_trees,
     assert_static_trees,
-    prefilled,
     run_rounds,
     subject,
 )
@@ -69,22 +65,6 @@ def test_a_beam_of_more_slots_than_drafts_stays_in_its_row(method: str) -> None:
     case = subject(method)
 
     assert_dynamic_trees(case.plain, 5, 6, 2, case.deep_beams())
-
-
-@pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
-@pytest.mark.parametrize("method", METHODS)
-def test_drafts_after_20_rounds_at_k_0_equal_those_of_a_fresh_prefill(
-    method: str, tree: str
-) -> None:
-    case = subject(method)
-
-    seen, _ = case.rounds([4] + [0] * 20 + [4], tree=tree, **BEAM)
-
-    last = seen[-len(PROMPTS) :]
-    fresh = Watched(case.drafter(tree=tree, **BEAM))
-    run_rounds(case.target, fresh, [drafted.text[:-1] for drafted in last], [4])
-    assert [drafted.text for drafted in fresh.seen] == [drafted.text for drafted in last]
-    assert [drafted.paths for drafted in fresh.seen] == [drafted.paths for drafted in last]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -137,20 +117,6 @@ def test_the_states_of_a_prefill_in_pieces_are_the_plain_heads(method: str) -> N
     ]
 
     torch.testing.assert_close(torch.cat(pieces, 1)[0], expected_TF, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_moved_row_keeps_its_hidden_states(method: str) -> None:
-    case = subject(method)
-    watched = Watched(case.drafter(tree="chain"))
-    rows = prefilled(case.target, watched, PROMPTS, span=SPAN)
-
-    with torch.no_grad():
-        rows.move_row(2, 0, len(PROMPTS[2]))
-        watched.propose(rows.state.rows(0, 1), 4, SPAN, Sampler(GREEDY))
-
-    assert watched.seen[0].text[:-1] == PROMPTS[2]
-    assert_chains(case.plain, watched.seen)
 
 
 @pytest.mark.parametrize("method", METHODS)

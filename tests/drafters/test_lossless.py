@@ -1,16 +1,21 @@
 """Every drafter of the catalogue changes speed and never the text; a new file is tested too.
 
-Their sampled texts are tested in decoding/test_sampled_distribution.py, their rounds on a device in
-decoding/test_device_program.py, both over the same catalogue.
+Random drafters seldom see all their drafts kept, so one of the deepest paths of their proposals is
+also made the target's own text. Their sampled texts are tested in
+decoding/test_sampled_distribution.py, their rounds on a device in decoding/test_device_program.py.
 """
 
 from functools import cache
 from typing import NamedTuple
 
 import pytest
+from torch import Tensor
 
+from specbench.decode import round as one_round
 from specbench.forward.runner import StockRunner
-from specbench.records import Request
+from specbench.records import Request, Result
+from tests.decoding.conftest import Plant
+from tests.decoding.fakes import Foreseeing
 from tests.decoding.lossless import assert_texts, decode, deepest, make_drafter, until_eos
 from tests.decoding.models import exact_llama, generated, ragged_prompts, random_prompt
 from tests.drafters.variants import VARIANTS, Variant
@@ -71,18 +76,121 @@ def test_greedy_text_is_that_of_generate_and_rounds_add_up(variant: Variant, k: 
         assert left == 0
 
 
-@pytest.mark.sampled(one_in=3, every=["variant.method"])
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_an_end_of_text_ends_every_drafters_text_at_the_same_token(variant: Variant) -> None:
+K = 4
+
+TREES = (
+    "eagle",
+    "eagle3",
+    "lookahead",
+    "medusa",
+    "token_recycling",
+    "draft_model, tree 3 2",
+    "medusa, 5 drafts",
+    "eagle, static",
+    "eagle3, static",
+    "lookahead, window 3 ngram 3 guesses 2",
+    "self_speculation, tree 3 2",
+    "token_recycling, 12 drafts",
+)
+
+
+def named(name: str) -> Variant:
+    return next(variant for variant in VARIANTS if variant.name == name)
+
+
+def decoded(variant: Variant, eos_ids: tuple[int, ...] = ()) -> tuple[list[Result], int]:
+    """The results, whose texts are right, and the depth of a round."""
     target, draft, texts = subject()
-    eos_ids = (texts[0][7], texts[3][12])
-
-    drafter = make_drafter(variant.method, target, draft, **variant.parameters)
-    results = decode(target, drafter, requests(), k=deepest(drafter, 4), eos_ids=eos_ids)
-
+    inner = make_drafter(variant.method, target, draft, **variant.parameters)
+    drafter = Foreseeing(inner, dict(zip(prompts(), texts, strict=True)))
+    k = deepest(inner, K)
+    results = decode(target, drafter, requests(), k=k, eos_ids=eos_ids)
     assert_texts(results, [until_eos(text, eos_ids) for text in texts])
-    for result in results:
+    return results, k
+
+
+@cache
+def whole_texts(name: str) -> list[Result]:
+    return decoded(named(name))[0]
+
+
+def first_of_several(name: str) -> int:
+    """A token that comes for the first time as the first draft of a round that keeps more."""
+    for result in whole_texts(name):
+        place = 1 + (result.answer_check.num_emitted if result.answer_check else 0)
+        log = result.rounds
+        for accepted, emitted in zip(log.num_accepted, log.num_emitted, strict=True):
+            token = result.output_ids[place]
+            if accepted > 1 and token not in result.output_ids[:place]:
+                return token
+            place += emitted
+    raise AssertionError("no round keeps several drafts")
+
+
+def keeps_the_deepest(variant: Variant) -> None:
+    """AssertionError where the text is another one or the deepest drafts are seldom kept.
+
+    Some trees reach down to K in a few rounds only, and so it is not asked of all.
+    """
+    results, k = decoded(variant)
+    assert sum(result.rounds.num_accepted.count(k) for result in results) >= 4
+
+
+def counts_no_draft_past_the_end(variant: Variant) -> None:
+    """AssertionError where rounds count what an end of text took from them.
+
+    The same rounds without an end of text tell how much the last one would have kept.
+    """
+    results, _ = decoded(variant, eos_ids=(first_of_several(variant.name),))
+    num_drafts_at_end = 0
+    for result, whole in zip(results, whole_texts(variant.name), strict=True):
         log = result.rounds
         for accepted, emitted in zip(log.num_accepted, log.num_emitted, strict=True):
             assert accepted <= emitted <= accepted + 1
+        if result.finish_reason == "eos" and len(log):
+            *before, last = log.num_accepted
+            assert tuple(before) == whole.rounds.num_accepted[: len(before)]
+            kept = whole.rounds.num_accepted[len(before)]
+            assert last == min(kept, log.num_emitted[-1])
+            num_drafts_at_end += kept >= log.num_emitted[-1]
+    assert num_drafts_at_end, "an end of text that was a draft"
+
+
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_drafts_that_match_the_target_are_accepted_to_full_depth(variant: Variant) -> None:
+    keeps_the_deepest(variant)
+
+
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_an_end_of_text_among_the_drafts_is_the_last_that_counts(variant: Variant) -> None:
+    counts_no_draft_past_the_end(variant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TREES)
+def test_a_planted_error_in_moving_slots_is_detected(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move_slots = StockRunner.move_slots
+
+    def one_short(self: StockRunner, from_BT: Tensor, to_BT: Tensor, *rest: int) -> None:
+        move_slots(self, from_BT[:, :-1], to_BT[:, :-1], *rest)
+
+    monkeypatch.setattr(StockRunner, "move_slots", one_short)
+
+    with pytest.raises(AssertionError, match="differs at"):
+        keeps_the_deepest(named(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["draft_model", "eagle, chain", *TREES])
+def test_planted_counts_past_the_end_are_detected(name: str, plant: Plant) -> None:
+    whole_texts(name)
+    plant(one_round.commit, "num_accepted_B.minimum(num_emitted_B)", "num_accepted_B")
+
+    with pytest.raises(AssertionError, match="<="):
+        counts_no_draft_past_the_end(named(name))

@@ -177,42 +177,31 @@ def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant)
         assert_those_of_a_fresh_prefill(variant, of_turn)
 
 
+@torch.inference_mode()
+def rounds(
+    variant: Variant, prompts: Sequence[Path], row: int, *, moves_to: int | None = None
+) -> tuple[list[Drafted], Path]:
+    """Greedy rounds of one row, which may move after the second: its drafts and its text."""
+    watched, sampler = Watched(drafter_of(variant)), Sampler(GREEDY)
+    rows = filled(watched, prompts, sampler, prediction_ids=(0, 2, 1, 5, 0, 2) * 2)
+    state = rows.state.rows(row, 1)
+    for number, k in enumerate((4, 4, 2, 4, 3, 4)):
+        if moves_to is not None and number == 2:
+            rows.move_row(row, moves_to, int(state.length_B[0]) + 1)
+            state = rows.state.rows(moves_to, 1)
+        run_round(models()[0], watched, state, sampler, k=deepest(watched, k), span=SPAN)
+    text = tuple(state.tokens_BC[0, : int(state.length_B[0]) + 1].tolist())
+    return watched.seen, text
+
+
 @pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", [*VARIANTS, TWO_LAYERS], ids=str)
-@torch.inference_mode()
-def test_drafts_do_not_depend_on_the_row_index(variant: Variant) -> None:
+def test_a_row_is_drafted_for_as_another_row_of_the_batch_even_if_it_moves(
+    variant: Variant,
+) -> None:
     prompt, other = SAMPLED_PROMPT, tuple(reversed(SAMPLED_PROMPT[:-2]))
 
-    def rounds(prompts: Sequence[Path], row: int) -> tuple[list[Drafted], Path]:
-        watched, sampler = Watched(drafter_of(variant)), Sampler(GREEDY)
-        rows = filled(watched, prompts, sampler, prediction_ids=(0, 2, 1, 5, 0, 2) * 2)
-        state = rows.state.rows(row, 1)
-        for k in (4, 4, 2, 4, 3, 4):
-            run_round(models()[0], watched, state, sampler, k=deepest(watched, k), span=SPAN)
-        text = tuple(state.tokens_BC[0, : int(state.length_B[0]) + 1].tolist())
-        return watched.seen, text
+    first = rounds(variant, [prompt, other, other], 0)
 
-    assert rounds([other, other, prompt], 2) == rounds([prompt, other, other], 0)
-
-
-@pytest.mark.sampled(one_in=3, every=["variant.method"])
-@pytest.mark.parametrize("variant", [*VARIANTS, TWO_LAYERS], ids=str)
-@torch.inference_mode()
-def test_drafts_of_a_moved_row_equal_those_of_a_fixed_row(variant: Variant) -> None:
-    prompt, other = SAMPLED_PROMPT, tuple(reversed(SAMPLED_PROMPT[:-2]))
-
-    def rounds(*, moves: bool) -> tuple[list[Drafted], Path]:
-        watched, sampler = Watched(drafter_of(variant)), Sampler(GREEDY)
-        rows = filled(watched, [other, other, prompt], sampler)
-        state = rows.state.rows(2, 1)
-        for k in (4, 4):
-            run_round(models()[0], watched, state, sampler, k=deepest(watched, k), span=SPAN)
-        if moves:
-            rows.move_row(2, 0, int(state.length_B[0]) + 1)
-            state = rows.state.rows(0, 1)
-        for k in (2, 4, 3, 4):
-            run_round(models()[0], watched, state, sampler, k=deepest(watched, k), span=SPAN)
-        text = tuple(state.tokens_BC[0, : int(state.length_B[0]) + 1].tolist())
-        return watched.seen, text
-
-    assert rounds(moves=True) == rounds(moves=False)
+    assert rounds(variant, [other, other, prompt], 2) == first
+    assert rounds(variant, [other, other, prompt], 2, moves_to=0) == first
