@@ -19,6 +19,8 @@ from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, NoDrafter, Proposal
 from specbench.decode.rows import PrefillRequest, Rows
 from specbench.decode.sampling import Purpose, Sampler, draw
+from specbench.decode.scheduler import Policy
+from specbench.decode.serving import ServedRequests
 from specbench.decode.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.forward.fused_runner import FusedRunner
@@ -34,6 +36,11 @@ GREEDY = Sampling()
 GREEDY_SAMPLER = Sampler(GREEDY)
 
 
+def make_decoder(target: Runner, drafter: Drafter, **changes: Any) -> Decoder:
+    """Every mark of its clock is one second after the one before."""
+    return Decoder(target, drafter, **{"eos_ids": (), "clock": CountingClock(), **changes})
+
+
 def decode(
     target: Runner,
     drafter: Drafter,
@@ -41,14 +48,24 @@ def decode(
     *,
     k: int,
     sampling: Sampling = GREEDY,
-    eos_ids: Sequence[int] = (),
-    prefill_chunk: int = 512,
+    **changes: Any,
 ) -> list[Result]:
-    """Decode together; every mark of the clock is one second after the one before."""
-    decoder = Decoder(
-        target, drafter, eos_ids=eos_ids, clock=CountingClock(), prefill_chunk=prefill_chunk
-    )
-    return decoder.decode(requests, Sampler(sampling), k=k)
+    """Decode together, with changes to the decoder."""
+    return make_decoder(target, drafter, **changes).decode(requests, Sampler(sampling), k=k)
+
+
+def serve(
+    target: Runner,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    policy: Policy,
+    num_rows: int,
+    sampling: Sampling = GREEDY,
+    **changes: Any,
+) -> ServedRequests:
+    """Decode in so many rows, with changes to the decoder."""
+    decoder = make_decoder(target, drafter, **changes)
+    return decoder.serve(requests, Sampler(sampling), policy, num_rows=num_rows)
 
 
 def filled_rows(

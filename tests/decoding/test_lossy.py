@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Proposal
 from specbench.decode.lossy import LossyVerifier
 from specbench.decode.round import Verifier
@@ -20,8 +19,7 @@ from specbench.records import LossyRule, Request, Result, Sampling
 from specbench.records.lossy import RULES
 from specbench.topology import Topology
 from tests.decoding.fake_rounds import trace_round
-from tests.decoding.fakes import CountingClock
-from tests.decoding.lossless import make_drafter
+from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import exact_llama, generated, ragged_prompts
 
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
@@ -157,10 +155,9 @@ def decoded(
 ) -> list[Result]:
     target, draft = StockRunner(exact_llama(seed=0)), StockRunner(exact_llama(seed=1))
     drafter = make_drafter(method, target, draft, **parameters)
-    decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock(), verifier=verifier)
     prompts = [*ragged_prompts(), (4, 8, 15, 16, 4, 8, 15, 16, 4, 8)]
     asked = [Request(prompt_ids=p, max_new_tokens=20, seed=i) for i, p in enumerate(prompts)]
-    return decoder.decode(asked, Sampler(sampling), k=k)
+    return decode(target, drafter, asked, k=k, sampling=sampling, verifier=verifier)
 
 
 def texts(results: list[Result]) -> list[tuple[int, ...]]:

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Proposal
 from specbench.decode.lossy import SyntheticVerifier
-from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import FixedK
 from specbench.decode.state import State
-from specbench.decode.verifier import verify
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import AnswerCheck, Request, Result, Sampling
-from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
+from tests.decoding import lossless
+from tests.decoding.fakes import CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import GREEDY, WARM, Bench, Cycle, eager_texts, make_subject
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import exact_llama, generated, random_prompt
@@ -34,21 +32,11 @@ def serve(
     policy: FixedK | None = None,
     *,
     num_rows: int = 1,
-    sampling: Sampling = GREEDY,
-    eos_ids: Sequence[int] = (),
-    verifier: Verifier = verify,
-    prefill_chunk: int = 512,
+    **how: Any,
 ) -> list[Result]:
-    decoder = Decoder(
-        target,
-        make_drafter("previous_turn", target, verify_prediction_first=True),
-        eos_ids=eos_ids,
-        clock=CountingClock(),
-        verifier=verifier,
-        prefill_chunk=prefill_chunk,
-    )
+    drafter = make_drafter("previous_turn", target, verify_prediction_first=True)
     policy = FixedK(4) if policy is None else policy
-    return decoder.serve(requests, Sampler(sampling), policy, num_rows=num_rows).results
+    return lossless.serve(target, drafter, requests, policy, num_rows, **how).results
 
 
 def count(

@@ -9,32 +9,16 @@ import pytest
 import torch
 
 from specbench.decode.adaptive_k import Controller, RoundCostModel, default_ks
-from specbench.decode.decoder import Decoder
-from specbench.decode.drafter import Drafter, NoDrafter
-from specbench.decode.sampling import Sampler
-from specbench.decode.scheduler import FixedK, ObservedRound, Policy
-from specbench.decode.serving import ServedRequests
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.scheduler import FixedK, ObservedRound
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.runner import Runner, StockRunner
-from specbench.records import Request, Result, Sampling
+from specbench.forward.runner import StockRunner
+from specbench.records import Request, Result
 from tests.decoding.conftest import MakeRunner
-from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
+from tests.decoding.fakes import CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import WARM, Cycle
-from tests.decoding.lossless import GREEDY, assert_texts, make_drafter
+from tests.decoding.lossless import assert_texts, make_drafter, serve
 from tests.decoding.models import exact_llama, generated, random_prompt, tiny_llama
-
-
-def serve(
-    target: Runner,
-    drafter: Drafter,
-    requests: Sequence[Request],
-    policy: Policy,
-    num_rows: int,
-    sampling: Sampling = GREEDY,
-    eos_ids: Sequence[int] = (),
-) -> ServedRequests:
-    decoder = Decoder(target, drafter, eos_ids=eos_ids, clock=CountingClock())
-    return decoder.serve(requests, Sampler(sampling), policy, num_rows=num_rows)
 
 
 def some_requests(num: int, longest: int = 12, seed: int = 0) -> list[Request]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import NoDrafter
 from specbench.decode.launcher import Launcher
 from specbench.decode.sampling import Sampler
@@ -13,8 +12,7 @@ from specbench.decode.scheduler import FixedK
 from specbench.decode.serving import length_to_stop, text_before
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request, RequestSettings, Result, Sampling
-from tests.decoding.fakes import CountingClock
-from tests.decoding.lossless import make_drafter
+from tests.decoding.lossless import make_decoder, make_drafter, serve
 from tests.decoding.models import exact_llama, random_prompt
 
 LENGTH = 40
@@ -41,9 +39,6 @@ def answers(
 ) -> list[Result]:
     target = FusedRunner(exact_llama(seed=0))
     drafter = make_drafter(method, target, FusedRunner(exact_llama(seed=0)))
-    decoder = Decoder(
-        target, drafter, eos_ids=(), clock=CountingClock(), make_launcher=launcher, text=text
-    )
     requests = [
         Request(
             prompt_ids=random_prompt(6, seed=i),
@@ -54,7 +49,8 @@ def answers(
         )
         for i, stop in enumerate(stops)
     ]
-    return decoder.serve(requests, Sampler(sampling), FixedK(k), num_rows=2).results
+    how = {"make_launcher": launcher, "text": text}
+    return serve(target, drafter, requests, FixedK(k), 2, sampling, **how).results
 
 
 def stops_of(whole: Result, position: int) -> tuple[str, ...]:
@@ -116,7 +112,7 @@ def test_a_stopped_row_is_done_on_the_device():
 def test_an_answer_of_a_known_length_is_not_cut():
     (whole,) = answers([()], "none", 0, GREEDY)
     target = FusedRunner(exact_llama(seed=0))
-    decoder = Decoder(target, NoDrafter(), eos_ids=(), clock=CountingClock(), text=text)
+    decoder = make_decoder(target, NoDrafter(), text=text)
     request = Request(
         prompt_ids=random_prompt(6, seed=0),
         max_new_tokens=LENGTH,

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import FixedK
@@ -24,11 +23,11 @@ from specbench.errors import ModelError, UsageError
 from specbench.files.medusa import ACCURACIES
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
-from specbench.records import Request, Sampling
+from specbench.records import Request
 from specbench.topology import MC_SIM_7B_63, VICUNA_7B_STAGE2, Topology
 from tests.decoding.conftest import Plant
-from tests.decoding.fakes import CountingClock, Wrapped
-from tests.decoding.lossless import decode, parts_of
+from tests.decoding.fakes import Wrapped
+from tests.decoding.lossless import decode, parts_of, serve
 from tests.decoding.models import ragged_prompts, tiny_llama
 
 NUM_HEADS = 5
@@ -106,8 +105,7 @@ def assert_drafts_are_the_papers(num_layers: int = 1, **parameters: Any) -> None
         Request(prompt_ids=prompt, max_new_tokens=budget)
         for prompt, budget in zip(ragged_prompts(), BUDGETS, strict=True)
     ]
-    decoder = Decoder(target(), watched, eos_ids=(), clock=CountingClock(), prefill_chunk=4)
-    served = decoder.serve(requests, Sampler(Sampling()), OnAndOff(k), num_rows=2)
+    served = serve(target(), watched, requests, OnAndOff(k), 2, prefill_chunk=4)
 
     paths = [(0,) * depth for depth in range(1, k + 1)]
     if drafter.trees is not None:

@@ -12,9 +12,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_suite.made_up_tokenizers import made_up_tokenizers
-from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, Proposal
-from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.errors import CompatibilityError
@@ -22,7 +20,7 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Request, Sampling
-from tests.decoding.fakes import CountingClock, Flattened, Wrapped
+from tests.decoding.fakes import Flattened, Wrapped
 from tests.decoding.graph_bench import Bench, Cycle, make_subject, some_requests
 from tests.decoding.lossless import (
     NUM_SAMPLES,
@@ -34,6 +32,7 @@ from tests.decoding.lossless import (
     make_drafter,
     sample_texts,
     sampled_p_value,
+    serve,
 )
 from tests.decoding.models import exact_llama, generated, random_prompt, tiny_llama
 from tests.drafters.test_suffix import ReplaysOfTheDevice
@@ -205,9 +204,8 @@ def test_drafts_of_another_tokenizer_equal_under_graphs(method: str, sampling: S
     llama = make_subject()
     requests = some_requests()
     eager = make_drafter(method, llama.target, llama.stranger)
-    decoder = Decoder(llama.target, eager, eos_ids=(), clock=CountingClock())
     policy = (4, 0, 0, 0, 4, 0, 1, 2)
-    expected = decoder.serve(requests, Sampler(sampling), Cycle(*policy), num_rows=3).results
+    expected = serve(llama.target, eager, requests, Cycle(*policy), 3, sampling).results
     drafter = Deaf(make_drafter(method, llama.target, llama.stranger))
     bench = Bench(llama, drafter, graphs=ReplaysOfTheDevice(drafter))
 

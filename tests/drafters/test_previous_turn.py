@@ -6,16 +6,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench.decode.decoder import Decoder
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import FixedK
 from specbench.drafters.previous_turn import PreviousTurn
 from specbench.drafters.registry import build_drafter
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Result, Sampling
-from tests.decoding.fakes import CountingClock, CountingRunner
+from tests.decoding.fakes import CountingRunner
 from tests.decoding.graph_bench import WARM, Bench, Cycle, eager_texts, make_subject
-from tests.decoding.lossless import acceptance_rate, assert_texts, decode, filled_rows, parts_of
+from tests.decoding.lossless import (
+    acceptance_rate,
+    assert_texts,
+    decode,
+    filled_rows,
+    parts_of,
+    serve,
+)
 from tests.decoding.models import exact_llama, generated, random_prompt
 
 GREEDY = Sampling()
@@ -187,10 +193,9 @@ def test_greedy_text_with_previous_turn_equals_generate(k: int, num_rows: int) -
     texts = [generated(model, prompt, 14 + 3 * i) for i, prompt in enumerate(prompts)]
     target = StockRunner(model)
     drafter = build_drafter("previous_turn", parts_of(target), {})
-    decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock(), prefill_chunk=4)
 
     requests = predicted(texts, prompts)
-    served = decoder.serve(requests, Sampler(GREEDY), FixedK(k), num_rows=num_rows)
+    served = serve(target, drafter, requests, FixedK(k), num_rows, prefill_chunk=4)
 
     assert_texts(served.results, texts)
     assert acceptance_rate(served.results) > 0.3
@@ -218,6 +223,5 @@ def test_a_right_prediction_costs_one_round_every_k_plus_one_tokens() -> None:
     target, prediction_ids = CountingRunner(), (*range(10, 36), 10, 90)
     request = Request(prompt_ids=(9,), max_new_tokens=26, prediction_ids=prediction_ids)
     drafter = build_drafter("previous_turn", parts_of(target), {})
-    decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock())
-    served = decoder.serve([request] * 2, Sampler(GREEDY), FixedK(4), num_rows=1)
+    served = serve(target, drafter, [request] * 2, FixedK(4), 1)
     assert [result.rounds.num_accepted for result in served.results] == [(4,) * 5] * 2

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import Drafter, Proposal
 from specbench.decode.round import run_round
 from specbench.decode.rows import Rows
@@ -20,7 +19,7 @@ from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request, Result
-from tests.decoding.fakes import CountingClock, Wrapped
+from tests.decoding.fakes import Wrapped
 from tests.decoding.graph_bench import Cycle
 from tests.decoding.lossless import (
     GREEDY,
@@ -31,6 +30,7 @@ from tests.decoding.lossless import (
     make_drafter,
     parts_of,
     sampled_model,
+    serve,
 )
 from tests.drafters.feature_cases import Path, paths_of
 from tests.drafters.variants import VARIANTS, Variant
@@ -116,8 +116,7 @@ def served(variant: Variant, *prompts: Path) -> tuple[list[Drafted], list[Result
         )
         for prompt in prompts
     ]
-    decoder = Decoder(models()[0], watched, eos_ids=(), clock=CountingClock())
-    results = decoder.serve(turns, Sampler(WARM), Cycle(*ks), num_rows=1).results
+    results = serve(models()[0], watched, turns, Cycle(*ks), 1, WARM).results
     return watched.seen, results
 
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from specbench.decode.decoder import Decoder
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import FixedK, Policy
 from specbench.decode.state import State
@@ -19,7 +18,7 @@ from specbench.forward.runner import StockRunner
 from specbench.methods import find_method
 from specbench.records import Request, Result, Sampling
 from tests.decoding.fake_graphs import FakeGraphs
-from tests.decoding.fakes import CountingClock, CountingRunner
+from tests.decoding.fakes import CountingRunner
 from tests.decoding.graph_bench import (
     WARM,
     Bench,
@@ -28,7 +27,7 @@ from tests.decoding.graph_bench import (
     make_subject,
     some_requests,
 )
-from tests.decoding.lossless import assert_texts, decode, parts_of
+from tests.decoding.lossless import assert_texts, decode, parts_of, serve
 from tests.decoding.models import exact_llama, generated, random_prompt
 
 T = TypeVar("T")
@@ -44,8 +43,7 @@ def counted_up(drafter: Suffix, *prompts: Sequence[int], **given: Any) -> list[R
     """Answers of 12 tokens, each one more than the last; one row unless `num_rows` says more."""
     num_rows, k = given.pop("num_rows", 1), given.pop("k", 4)
     requests = [Request(prompt_ids=tuple(p), max_new_tokens=12, **given) for p in prompts]
-    decoder = Decoder(CountingRunner(), drafter, eos_ids=(), clock=CountingClock())
-    return decoder.serve(requests, Sampler(GREEDY), FixedK(k), num_rows=num_rows).results
+    return serve(CountingRunner(), drafter, requests, FixedK(k), num_rows).results
 
 
 def num_rounds(result: Result) -> int:
@@ -116,9 +114,8 @@ def test_suffix_drafts_exclude_responses_to_the_same_prompt() -> None:
     assert num_rounds(third) < 11
     # The third prompt is the first one's, which ends and gives its row away in the midst of it.
     requests = [([50, 9], 12), ([70, 39], 4), ([50, 9], 12), ([80, 60], 12)]
-    decoder = Decoder(CountingRunner(), suffix(), eos_ids=(), clock=CountingClock())
     asked = [Request(prompt_ids=tuple(p), max_new_tokens=n) for p, n in requests]
-    *_, result, _ = decoder.serve(asked, Sampler(GREEDY), FixedK(4), num_rows=2).results
+    *_, result, _ = serve(CountingRunner(), suffix(), asked, FixedK(4), 2).results
     assert num_rounds(result) == 11
 
 
@@ -170,8 +167,7 @@ def test_moved_or_refilled_rows_draft_like_a_single_row(llama: Subject, sampling
 
     def served(num_rows: int) -> list[Result]:
         drafter = suffix(llama.target, max_cached_requests=0, max_spec_factor=4.0)
-        decoder = Decoder(llama.target, drafter, eos_ids=(), clock=CountingClock())
-        return decoder.serve(requests, Sampler(sampling), FixedK(4), num_rows=num_rows).results
+        return serve(llama.target, drafter, requests, FixedK(4), num_rows, sampling).results
 
     alone, together = served(1), served(5)
 
@@ -215,9 +211,8 @@ def test_suffix_acceptance_is_higher_for_samples_of_one_prompt(llama: Subject) -
             for prompt in range(3)
             for seed in range(4)
         ]
-        decoder = Decoder(llama.target, drafter, eos_ids=(), clock=CountingClock())
-        sampler = Sampler(Sampling(temperature=0.2))
-        return decoder.serve(requests, sampler, FixedK(4), num_rows=4).results
+        sampling = Sampling(temperature=0.2)
+        return serve(llama.target, drafter, requests, FixedK(4), 4, sampling).results
 
     apart, together = served(is_sample=False), served(is_sample=True)
 
@@ -239,8 +234,7 @@ def test_long_prompts_moved_rows_and_refilled_rows_keep_the_text(k: int) -> None
     target = StockRunner(model)
 
     together = decode(target, suffix(target), requests, k=k, prefill_chunk=4)
-    decoder = Decoder(target, suffix(target), eos_ids=(), clock=CountingClock(), prefill_chunk=4)
-    in_turn = decoder.serve(requests, Sampler(GREEDY), FixedK(k), num_rows=3).results
+    in_turn = serve(target, suffix(target), requests, FixedK(k), 3, prefill_chunk=4).results
 
     assert_texts(together, texts)
     assert_texts(in_turn, texts)
@@ -274,9 +268,8 @@ def test_suffix_decoding_keeps_a_complete_response_of_a_reused_row() -> None:
         Request(prompt_ids=(40,), max_new_tokens=12),
         Request(prompt_ids=(14, 15), max_new_tokens=5, at_s=25.0),
     ]
-    decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock())
 
-    *_, last = decoder.serve(requests, Sampler(GREEDY), FixedK(3), num_rows=2).results
+    *_, last = serve(target, drafter, requests, FixedK(3), 2).results
 
     # After 16, the token of prefill, the earlier output continues with 17.
     assert last.rounds.num_accepted[0] == 1
@@ -525,13 +518,8 @@ def test_suffix_decoding_drafts_the_same_with_and_without_graphs(
 ) -> None:
     repeating = (Request(prompt_ids=random_prompt(3, i) * 6, max_new_tokens=30) for i in range(4))
     requests = [*repeating, *some_requests()]
-    eager = Decoder(
-        llama.target,
-        build_drafter("suffix", parts_of(llama.target), {}),
-        eos_ids=(),
-        clock=CountingClock(),
-    )
-    expected = eager.serve(requests, Sampler(sampling), policy(), num_rows=num_rows).results
+    eager = build_drafter("suffix", parts_of(llama.target), {})
+    expected = serve(llama.target, eager, requests, policy(), num_rows, sampling).results
     drafter = Deaf(parts_of(llama.target), **find_method("suffix").settings({}))
     bench = Bench(llama, drafter, graphs=ReplaysOfTheDevice(drafter))
 

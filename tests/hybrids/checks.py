@@ -16,9 +16,8 @@ from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.records import Request
 from tests.decoding.graph_bench import Cycle
-from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter, serve
 from tests.decoding.models import generated, ragged_prompts, random_prompt, tiny_llama
-from tests.decoding.test_serving import serve
 from tests.hybrids.models import tiny_hybrid
 
 NUM_TOKENS = 20

@@ -31,9 +31,9 @@ from tests.decoding.lossless import (
     sample_texts,
     sampled_model,
     sampled_p_value,
+    serve,
 )
 from tests.decoding.models import generated, plain_logits, ragged_prompts
-from tests.decoding.test_serving import serve
 from tests.hybrids.checks import (
     EVERY_K,
     NUM_TOKENS,
