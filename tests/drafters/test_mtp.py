@@ -190,18 +190,6 @@ def test_mtp_drafts_of_one_token_prompts_leave_the_text_unchanged() -> None:
     assert_texts(results, expected)
 
 
-def test_an_lm_head_equal_to_the_targets_is_dropped() -> None:
-    config, model = family_of("glm4_moe").config, dense_target()
-    own = checkpoint_for("glm4_moe", config)
-    copied_VF = own.tensors["model.layers.2.shared_head.head.weight"].clone()
-    copy = replace(own, tensors={**own.tensors, "lm_head.weight": copied_VF})
-    heads = [MtpHead(checkpoint, StockRunner(model)) for checkpoint in (own, copy)]
-
-    sizes = [sum(weight.numel() for weight in head.weights) for head in heads]
-
-    assert sizes[0] - sizes[1] == copied_VF.numel()
-
-
 def test_other_tensors_of_the_targets_files_are_not_read() -> None:
     """Nothing but names is asked of them: a target's files may be larger than the memory."""
     checkpoint = checkpoint_for("mimo", family_of("mimo").config)
@@ -314,8 +302,8 @@ def test_a_kernel_named_in_a_config_is_not_downloaded(
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["in its files", "in the model alone"])
-def test_an_lm_head_shared_with_the_target_is_held_once(is_stored: bool) -> None:
-    """If a target's files name its head otherwise, or tie it, only the model has it."""
+def test_a_head_that_is_the_targets_own_is_not_kept_twice(is_stored: bool) -> None:
+    """A target whose files call its head otherwise, or tie it, has it in the model alone."""
     config = family_of("glm4_moe").config
     model = build(config)
     made = checkpoint_for("glm4_moe", config)

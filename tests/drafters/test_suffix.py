@@ -14,7 +14,6 @@ from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter
 from specbench.drafters.suffix import Continuation, Cursor, Growth, Node, Suffix, SuffixTree
 from specbench.errors import UsageError
-from specbench.forward.runner import StockRunner
 from specbench.methods import find_method
 from specbench.records import Request, Result, Sampling
 from tests.decoding.fake_graphs import FakeGraphs
@@ -27,8 +26,8 @@ from tests.decoding.graph_bench import (
     make_subject,
     some_requests,
 )
-from tests.decoding.lossless import assert_texts, decode, parts_of, serve
-from tests.decoding.models import exact_llama, generated, random_prompt
+from tests.decoding.lossless import assert_texts, parts_of, serve
+from tests.decoding.models import random_prompt
 
 T = TypeVar("T")
 GREEDY = Sampling()
@@ -221,23 +220,6 @@ def test_suffix_acceptance_is_higher_for_samples_of_one_prompt(llama: Subject) -
         sum(sum(result.rounds.num_accepted) for result in results) for results in (together, apart)
     )
     assert kept > kept_apart, (kept, kept_apart)  # 35 against 26
-
-
-@pytest.mark.parametrize("k", [1, 4])
-def test_long_prompts_moved_rows_and_refilled_rows_keep_the_text(k: int) -> None:
-    model = exact_llama(seed=0)
-    requests = [
-        Request(prompt_ids=random_prompt(5 + i % 3, seed=i) * 3, max_new_tokens=3 + 5 * (i % 4))
-        for i in range(8)
-    ]
-    texts = [generated(model, r.prompt_ids, r.max_new_tokens) for r in requests]
-    target = StockRunner(model)
-
-    together = decode(target, suffix(target), requests, k=k, prefill_chunk=4)
-    in_turn = serve(target, suffix(target), requests, FixedK(k), 3, prefill_chunk=4).results
-
-    assert_texts(together, texts)
-    assert_texts(in_turn, texts)
 
 
 def test_suffix_decoding_keeps_the_text_of_moved_and_copied_rows() -> None:
@@ -455,7 +437,7 @@ def test_a_draft_ends_at_the_limit_for_its_match_length() -> None:
     assert draft.tokens == [3, 5]  # two tokens, 1 2, match
 
 
-def test_a_text_of_one_repeated_token_drafts_that_token() -> None:
+def test_a_text_that_repeats_one_token_continues_with_it() -> None:
     assert drafted([7, 7, 7, 7], limit=1).tokens == [7]
 
 
