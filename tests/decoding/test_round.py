@@ -86,7 +86,7 @@ def test_a_round_emits_and_counts(
     result = counted(**asked)
 
     assert result.output_ids == tuple(range(6, 6 + num_tokens))
-    assert result.hit_eos == (num_tokens < asked.get("num_tokens", 12))
+    assert (result.finish_reason == "eos") == (num_tokens < asked.get("num_tokens", 12))
     assert columns(result) == rounds
 
 

@@ -7,11 +7,11 @@ import torch
 
 from specbench.errors import ModelError
 from specbench.forward import fused_runner, self_test
-from specbench.forward.attention.implementations import Masked
 from specbench.forward.fused_layers import FusedLayers, TorchSteps
 from specbench.forward.runner import StockRunner
 from specbench.forward.self_test import make_checked_runner
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
+from tests.decoding.test_autotune import SeesOneMore
 
 
 class SeesTheFuture(StockRunner):
@@ -110,15 +110,10 @@ class ForgetsTheWindow(ChangesLayers):
     change: ClassVar = {"window": None}
 
 
-class Further(Masked):
-    def build_metadata(self, inputs):
-        return super().build_metadata(inputs._replace(positions_BT=inputs.positions_BT + 1))
-
-
 class SeesTooMuch(FusedLayers):
     def __init__(self, *parts, **named):
         super().__init__(*parts, **named)
-        self.kernels = defaultdict(lambda: Further("further"))
+        self.kernels = defaultdict(lambda: SeesOneMore("further"))
 
 
 class WritesToTheFirstRows(FusedLayers):

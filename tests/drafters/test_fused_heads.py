@@ -18,7 +18,7 @@ from specbench.drafters.mtp import MtpHead
 from specbench.drafters.registry import build_drafter
 from specbench.errors import ModelError
 from specbench.forward import layer_stack
-from specbench.forward.attention.implementations import Masked, SplitKv
+from specbench.forward.attention.implementations import SplitKv
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.layer_stack import LayerStack
@@ -30,6 +30,8 @@ from tests.decoding.fused_families import family
 from tests.decoding.launches import Launches
 from tests.decoding.lossless import make_drafter, new_head, parts_of
 from tests.decoding.models import build, tiny_llama
+from tests.decoding.test_autotune import ForgetsTheTree
+from tests.decoding.test_self_test import TurnsTheOtherWay, WritesToTheFirstRows
 from tests.decoding.test_triton_rounds import interpreted
 from tests.drafters.changed_heads import with_config, with_tensors
 from tests.drafters.fused_heads import KINDS, Kind, checkpoint_of, head_of, logits_over_slots
@@ -74,11 +76,6 @@ def test_correct_fused_head_layers_pass_their_check(method: str, forward: Any) -
     assert layers.cache.nbytes == 0  # the test's slots are given back
 
 
-class TurnsTheOtherWay(FusedLayers):
-    def _rope_table(self, length: int) -> Tensor:
-        return super()._rope_table(length) * torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)
-
-
 class ForgetsTheEntry(FusedLayers):
     def forward(self, work: Any, x_NF: Tensor, *parts: Any, **named: Any) -> Any:
         if named["entry_NW"] is not None:
@@ -96,20 +93,10 @@ class KeepsUnturnedKeys(FusedLayers):
         super().keep(x_NF, positions_BT.clamp(max=0), *parts, **named)
 
 
-class Chains(Masked):
-    def build_metadata(self, inputs: Any) -> Tensor:
-        return super().build_metadata(inputs._replace(branches=None))
-
-
 class TakesTreesForChains(FusedLayers):
     def __init__(self, *parts: Any, **named: Any) -> None:
         super().__init__(*parts, **named)
-        self.kernels = defaultdict(lambda: Chains("chains"))
-
-
-class WritesToTheFirstRows(FusedLayers):
-    def _view(self, B: int, span: int, first_row: int) -> Any:  # noqa: ARG002
-        return super()._view(B, span, 0)
+        self.kernels = defaultdict(lambda: ForgetsTheTree("chains"))
 
 
 class Raises(FusedLayers):

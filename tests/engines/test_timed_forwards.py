@@ -40,20 +40,14 @@ def builtin(target) -> BuiltinEngine:
 
 
 @pytest.mark.parametrize("work", [PLAIN, DRAFTED], ids=["plain", "drafted"])
-def test_every_round_is_followed_by_each_of_its_forwards(builtin, work):
-    timed = builtin.time_forwards(REQUEST, work)
-    assert len(timed.round_s) == len(builtin.generate(REQUEST, work).rounds)
+def test_every_round_is_followed_by_each_of_its_forwards_and_decodes_the_same(builtin, work):
+    timed, plain = builtin.time_forwards(REQUEST, work), builtin.generate(REQUEST, work)
+    assert timed.result.output_ids == plain.output_ids
+    assert len(timed.round_s) == len(plain.rounds)
     assert {forward: len(seconds) for forward, seconds in timed.forward_s.items()} == {
         forward: forward.times * len(timed.round_s)
         for forward in builtin.forwards(work.drafter, work.k)
     }
-
-
-@pytest.mark.parametrize("work", [PLAIN, DRAFTED], ids=["plain", "drafted"])
-def test_rounds_decode_the_same_text_with_forwards_between_them(builtin, work):
-    assert builtin.time_forwards(REQUEST, work).result.output_ids == (
-        builtin.generate(REQUEST, work).output_ids
-    )
 
 
 def test_a_text_checked_in_one_forward_keeps_the_rows_position(target):
