@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from specbench.errors import ModelError
 from specbench.files.config import Fields
@@ -24,13 +24,6 @@ class Shaped(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     def is_floating_point(self) -> bool: ...
-
-
-@runtime_checkable
-class KnowsHeaders(Protocol):
-    """Tensors with headers that are known before they are read."""
-
-    def header(self, name: str) -> Shaped: ...
 
 
 T_co = TypeVar("T_co", bound=Shaped, covariant=True)
@@ -130,8 +123,9 @@ def _listed(names: list[str]) -> str:
 
 
 def header_of(tensors: Mapping[str, Shaped], name: str) -> Shaped:
-    """The header of a tensor if it was not read yet, else the tensor."""
-    return tensors.header(name) if isinstance(tensors, KnowsHeaders) else tensors[name]
+    """The header of a tensor if the tensors know it before they are read, else the tensor."""
+    header: Callable[[str], Shaped] = getattr(tensors, "header", tensors.__getitem__)
+    return header(name)
 
 
 class LazyTensors(Mapping[str, T_co]):

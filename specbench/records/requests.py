@@ -3,7 +3,7 @@
 import hashlib
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -32,7 +32,8 @@ class RequestSettings:
     @property
     def given(self) -> dict[str, Any]:
         """The settings that were given, by name."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, (), {})}
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, (), {})}
 
     @property
     def template_args(self) -> dict[str, Any]:
