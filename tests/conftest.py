@@ -112,10 +112,7 @@ def quiet_host() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Runs store thousands of records; tests/runs sees to what a power cut leaves.
-
-    They look up the commit and the packages' versions, three processes and 16 files, only once.
-    """
+    """Runs store thousands of records (tests/runs has power cuts), and look up versions once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         for name in ("git_commit", "package_versions"):
