@@ -16,7 +16,7 @@ from specbench.bench.traces import Trace, Tracer
 from specbench.decide.rank import shortlist
 from specbench.errors import UsageError, first_line
 from specbench.forecast.cost_curve import CostCurve, curve_from, describe, left_out, measured_here
-from specbench.forecast.engine_costs import acceptance_rule
+from specbench.forecast.engine_costs import forecast_acceptance_rule
 from specbench.forecast.forecast import Effort, forecast, middle_context, replayed
 from specbench.inputs.pairing import Pairing
 from specbench.models.library_errors import EXPECTED_ERRORS
@@ -316,7 +316,7 @@ class Forecasting:
 
     def _rule(self, temperature: float) -> AcceptanceRule:
         rule = self._plan.settings.forecasting.acceptance_rule
-        return acceptance_rule(rule, self._engine_costs, temperature)
+        return forecast_acceptance_rule(rule, self._engine_costs, temperature)
 
     def _drafting(self, temperature: float) -> Drafting:
         return "greedy" if self._rule(temperature) == "greedy_draft" else "own"

@@ -51,7 +51,7 @@ def propose(drafter: Drafter, state: State, sampler: Sampler, k: int, span: int)
     room_B = (state.budget_B - 1).clamp(min=0)
     if proposal.tree is None:
         return proposal._replace(num_drafted_B=proposal.num_drafted_B.minimum(room_B))
-    tree = proposal.tree.meant_within(room_B)
+    tree = proposal.tree.truncated_to(room_B)
     return proposal._replace(tree=tree, num_drafted_B=tree.is_active_BK.sum(1))
 
 

@@ -1,4 +1,4 @@
-"""All drafts of a round from one forward over a block of masks that sees the target's states.
+"""Drafts all tokens of a round in one forward over a block of masks, from the target's states.
 
 Shape suffixes: B rows, T tokens, K drafts, N = K + 1 tokens of a block, F hidden size,
 V vocabulary.
@@ -61,14 +61,14 @@ class _DFlashLayers(nn.Module):
         self.hidden_norm = nn.RMSNorm(F, config.rms_norm_eps)
         self.layers = nn.ModuleList(decoder_layer(config, i, names) for i in range(count))
         self.norm = nn.RMSNorm(F, config.rms_norm_eps)
-        self.lm_head: nn.Linear | None = None  # of a head that can say fewer tokens
+        self.lm_head: nn.Linear | None = None  # if the head has a smaller vocabulary
 
 
 class DFlashHead:
     """Layers like those of Qwen 3 with the target's embedding and head.
 
     The keys and values of a committed token are computed only from the target's states; those of a
-    block are discarded after its forward. Sources: those of `DFlashStyle`.
+    block are discarded after its forward. Sources: see `DFlashStyle`.
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
@@ -95,8 +95,8 @@ class DFlashHead:
         return tuple(self.model.parameters())
 
     @property
-    def reads_to_see(self) -> tuple[Tensor, ...]:
-        """The tensors that `see` reads."""
+    def context_weights(self) -> tuple[Tensor, ...]:
+        """The tensors that `add_context` reads."""
         of_layers: list[nn.Module] = []
         for layer in self.layers.layers:
             attention: Any = layer.self_attn
@@ -104,17 +104,17 @@ class DFlashHead:
         return tensors_of(self.model.fc, self.model.hidden_norm, *of_layers)
 
     @property
-    def reads_to_say(self) -> tuple[Tensor, ...]:
+    def block_weights(self) -> tuple[Tensor, ...]:
         """The tensors that `logits` reads."""
         layer_tensors, lm_head = tensors_of(self.model.layers, self.model.norm), self.model.lm_head
-        says = output_weights(self._target) if lm_head is None else tensors_of(lm_head)
-        return (*layer_tensors, *says)
+        head_weights = output_weights(self._target) if lm_head is None else tensors_of(lm_head)
+        return (*layer_tensors, *head_weights)
 
-    def num_places(self, k: int) -> int:
+    def block_length(self, k: int) -> int:
         """Tokens of a block with k drafts."""
         return k + self._style.block_size - self.depth
 
-    def see(
+    def add_context(
         self, features: tuple[Tensor, ...], positions_BT: Tensor, span: int, first_row: int
     ) -> None:
         """Write the keys and values of committed tokens from the target's states at them."""
@@ -122,14 +122,14 @@ class DFlashHead:
         self.layers.keep(context_BTF, positions_BT, span, first_row=first_row)
 
     def logits(self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int) -> Tensor:
-        """For each of the K tokens after the current one, of which none is known [B, K, V]."""
+        """Logits [B, K, V] of the K tokens after the current one, from a block of masks."""
         style = self._style
         masks_BK = torch.full_like(places_BN[:, 1:], style.mask_id)
         states_BNF = self._target.embed(torch.cat([current_B1, masks_BK], 1))
         if style.embedding_scale != 1:
             states_BNF = states_BNF * style.embedding_scale
         is_causal = set(style.is_causal)
-        # Blocks that layers see differently go through them one by one.
+        # If layers have different masks, the block goes through them one by one.
         for only in (None,) if len(is_causal) == 1 else range(len(style.is_causal)):
             states_BNF = self.layers.forward(
                 states_BNF,
@@ -152,7 +152,7 @@ class DFlashHead:
 
 
 def _block(places_BN: Tensor, *, is_causal: bool) -> Branches:
-    """Tokens after the committed ones: each sees all of them, or those up to itself."""
+    """The block's attention: each token sees the whole block, or if causal only up to itself."""
     B, N = places_BN.shape
     seen_BNN = torch.ones(B, N, N, dtype=torch.bool, device=places_BN.device)
     return Branches(
@@ -166,7 +166,7 @@ def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
 
 
 def make_layers(config: Any, num_features: int, names: Collection[str] = ()) -> _DFlashLayers:
-    """Without weights; attention has the biases that `names` has."""
+    """Layers without weights; attention has the biases that `names` contains."""
     with torch.device("meta"):
         return _DFlashLayers(config, num_features, names)
 
@@ -185,10 +185,10 @@ def spread_layers(num_layers: int, count: int) -> list[int]:
 class DFlash(Drafter):
     """Drafts with a block of masks, which one forward fills in.
 
-    The block is the current token and K masks, K below the head's block size (of some heads the
-    current token's place says the first draft: one mask less); the head sees the target's hidden
-    states at all tokens before. Drafts do not know of each other, so above temperature 0 each is
-    drawn from its own distribution, whatever the others are.
+    The block is the current token and K masks, K below the head's block size. Some heads draft the
+    first token at the current token's position and need one mask less. The head sees the target's
+    hidden states at all tokens before. Drafts are independent: above temperature 0 each is drawn
+    from its own distribution.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -199,8 +199,8 @@ class DFlash(Drafter):
     def new_checkpoint(
         config: Any, seed: int, *, num_layers: int = 5, block_size: int = NEW_BLOCK_SIZE
     ) -> Checkpoint:
-        """A head with random weights for a target with this transformers config, whose last token
-        is taken for the mask."""
+        """A head with random weights for a target with this transformers config; the last token of
+        the vocabulary is the mask."""
         text = config.get_text_config()
         target_layer_ids = spread_layers(text.num_hidden_layers, num_layers)
         fields = new_layer_fields(config, DFLASH_ARCHITECTURE) | {
@@ -225,29 +225,29 @@ class DFlash(Drafter):
             head_parts=self._head_parts(),
             forwards=lambda k: (
                 OwnForward(k + 1, "observe"),
-                OwnForward(self.head.num_places(k), "block"),
+                OwnForward(self.head.block_length(k), "block"),
             ),
         )
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
-        """`observe` writes keys and values and looks at none, `block` fills in the masks."""
+        """`observe` writes keys and values without attention, `block` fills in the masks."""
         head = self.head
         weight_F = head.model.norm.weight
         feature_11F = weight_F.new_zeros(1, 1, len(weight_F))
 
         def observe(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> None:
             features = (feature_11F.expand(-1, tokens_1T.shape[1], -1),) * len(head.features)
-            head.see(features, positions_1T, span, 0)
+            head.add_context(features, positions_1T, span, 0)
 
         def block(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> Tensor:
             return head.logits(tokens_1T[:, :1], positions_1T, span, 0)
 
         num_layers = len(head.layers.layers)
         return {
-            "observe": HeadPart(run=observe, weights=head.reads_to_see, layers=head.layers),
+            "observe": HeadPart(run=observe, weights=head.context_weights, layers=head.layers),
             "block": HeadPart(
                 run=block,
-                weights=head.reads_to_say,
+                weights=head.block_weights,
                 layers=head.layers,
                 num_attending=num_layers,
             ),
@@ -261,14 +261,14 @@ class DFlash(Drafter):
         self.head.layers.allocate(num_rows, max_len)
 
     def prefill(self, state: State, chunk: Chunk) -> None:
-        self.head.see(chunk.features, chunk.positions_BT, chunk.span, state.first_row)
+        self.head.add_context(chunk.features, chunk.positions_BT, chunk.span, state.first_row)
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """Keeps nothing: slots after the accepted tokens are overwritten by the next block."""
-        self.head.see(outcome.features, outcome.positions_BT, outcome.span, state.first_row)
+        """Write the accepted tokens; the slots after them are overwritten by the next block."""
+        self.head.add_context(outcome.features, outcome.positions_BT, outcome.span, state.first_row)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         current_B1 = state.tokens_at(state.length_B1)
-        places_BN = state.positions(0, self.head.num_places(k))
+        places_BN = state.positions(0, self.head.block_length(k))
         logits_BKV = self.head.logits(current_B1, places_BN, span, state.first_row)
         return grow_block(state, logits_BKV, sampler)

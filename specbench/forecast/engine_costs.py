@@ -21,11 +21,11 @@ from specbench.runs import StoredRun, load_run
 from specbench.settings import SERVED, AcceptanceRule
 from specbench.untrusted import parse_json
 
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "steps": None}
-SHARED = ("engine", "unit", "concurrency", "draft", "overhead")
-_OWN = ("k", "tokens", "cost", "mean_acceptance_length")
-_MOST_TOKENS = 1025
-_MOST_REQUESTS = 65536
+_SECONDS_PER_UNIT = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "steps": None}
+_SHARED = ("engine", "unit", "concurrency", "draft", "overhead")
+_PER_ROW = ("k", "tokens", "cost", "mean_acceptance_length")
+_MAX_TOKENS = 1025
+_MAX_CONCURRENCY = 65536
 
 
 def read_table(path: Path) -> list[EngineCost]:
@@ -42,11 +42,11 @@ def _yaml_rows(path: Path) -> Iterator[YamlMapping]:
     shared: Mapping[str, Value] = {}
     rows = top
     if isinstance(top.node, yaml.MappingNode):
-        section = top.section(allowed=(*SHARED, "costs"))
+        section = top.section(allowed=(*_SHARED, "costs"))
         shared = {name: value for name, value in section.entries.items() if name != "costs"}
         rows = section.must("costs", lambda value: value)
     for row in rows.items():
-        section = row.section(allowed=(*SHARED, *_OWN))
+        section = row.section(allowed=(*_SHARED, *_PER_ROW))
         yield YamlMapping(value=row, entries={**shared, **section.entries})
 
 
@@ -61,8 +61,8 @@ def _csv_rows(path: Path) -> Iterator[YamlMapping]:
         if not names:
             names = [cell.strip() for cell in cells]
             for name in names:
-                if name not in (*SHARED, *_OWN):
-                    place.fail(f"unknown column {name!r}; allowed: {', '.join((*_OWN, *SHARED))}")
+                if name not in (*_SHARED, *_PER_ROW):
+                    place.fail(f"unknown column {name!r}; allowed: {', '.join(_PER_ROW + _SHARED)}")
             continue
         if len(cells) > len(names):
             place.fail(f"{len(cells)} values for {len(names)} columns")
@@ -81,23 +81,23 @@ def _scalar(text: str) -> yaml.ScalarNode:
 
 def _cost(row: YamlMapping, source: str) -> EngineCost:
     if ("k" in row.entries) == ("tokens" in row.entries):
-        row.value.fail("give `k` (drafts per round) or `tokens` (tokens per forward)")
-    unit = row.may("unit", one_of(tuple(UNITS)), "s")
-    factor = UNITS[unit]
+        row.value.fail("give `k` (draft tokens per round) or `tokens` (tokens per forward)")
+    unit = row.may("unit", one_of(tuple(_SECONDS_PER_UNIT)), "s")
+    factor = _SECONDS_PER_UNIT[unit]
     cost = row.must("cost", _positive)
     if "tokens" in row.entries:
-        k = row.must("tokens", whole(1, _MOST_TOKENS)) - 1
+        k = row.must("tokens", whole(1, _MAX_TOKENS)) - 1
         if k:
             cost += k * row.may("draft", _from_zero, 0.0) + row.may("overhead", _from_zero, 0.0)
     else:
-        k = row.must("k", whole(0, _MOST_TOKENS - 1))
+        k = row.must("k", whole(0, _MAX_TOKENS - 1))
     if factor is None and k == 0 and cost != 1:
         row.entries["cost"].fail(f"in units of steps, the cost at K = 0 must be 1, not {cost:g}")
     return EngineCost(
         source=source,
         engine=row.may("engine", lambda value: str(value.scalar()), "your engine"),
         num_speculative_tokens=k,
-        concurrency=row.may("concurrency", whole(1, _MOST_REQUESTS), 1),
+        concurrency=row.may("concurrency", whole(1, _MAX_CONCURRENCY), 1),
         cost=cost * (factor or 1.0),
         is_relative=factor is None,
         mean_acceptance_length=row.may("mean_acceptance_length", _positive, None),
@@ -126,14 +126,13 @@ def _as_number(value: Value) -> Value:
     return value
 
 
-_MARK = "mean_tpot_ms"  # every result has it, and no table of costs
+_TPOT_FIELD = "mean_tpot_ms"  # in every benchmark result and in no table of costs
 
 
 def read_results(text: str, source: str) -> list[EngineCost] | None:
-    """Costs of a JSON object, or of one per line; None for other text. UsageError if one is
-    missing."""
+    """Costs of benchmark results, one JSON object or one per line; None for other text."""
     results = _objects(text)
-    if not results or not all(_MARK in result for result in results.values()):
+    if not results or not all(_TPOT_FIELD in result for result in results.values()):
         return None
     return [_result_cost(result, source, line) for line, result in results.items()]
 
@@ -141,7 +140,7 @@ def read_results(text: str, source: str) -> list[EngineCost] | None:
 def _objects(text: str) -> dict[int, Mapping[str, Any]]:
     """JSON objects by their first line; empty if the text contains anything else."""
     try:
-        whole = parse_json(text)
+        content = parse_json(text)
     except ValueError:
         lines = {i: line for i, line in enumerate(text.splitlines(), start=1) if line.strip()}
         try:
@@ -149,7 +148,7 @@ def _objects(text: str) -> dict[int, Mapping[str, Any]]:
         except ValueError:
             return {}
         return parsed if all(isinstance(part, dict) for part in parsed.values()) else {}
-    return {1: whole} if isinstance(whole, dict) else {}
+    return {1: content} if isinstance(content, dict) else {}
 
 
 def _result_cost(result: Mapping[str, Any], source: str, line: int) -> EngineCost:
@@ -165,29 +164,29 @@ def _result_cost(result: Mapping[str, Any], source: str, line: int) -> EngineCos
         return float(value)
 
     completed, output = number("completed"), number("total_output_tokens")
-    tpot_ms, rows = number(_MARK), number("max_concurrency")
+    tpot_ms, concurrency = number(_TPOT_FIELD), number("max_concurrency")
     if not completed or output is None or not tpot_ms:
         fail("no request was completed, so the cost is unknown; measure again")
-    if rows is None or rows < 1:
+    if concurrency is None or concurrency < 1:
         fail("max_concurrency is missing; run vllm bench serve with --max-concurrency N")
     after_first = output - completed
     accepted = number("spec_decode_accepted_tokens") or 0.0
     num_drafts = number("spec_decode_num_drafts") or 0.0
-    # What a round accepts beyond the last token is counted by the server, and not in the output.
+    # The server also counts tokens accepted beyond the end of the output.
     num_rounds = max(after_first - accepted, num_drafts)
     if num_rounds <= 0:
-        fail("its counts give no rounds; requests need more than one output token")
+        fail("its counts contain no rounds; requests need more than one output token")
     k = _k(result, number("spec_decode_draft_tokens") or 0.0, num_drafts)
     if k and not num_drafts:
         fail(
-            f"K = {k} without spec_decode_num_drafts: how many rounds there were is not known; "
+            f"K = {k} without spec_decode_num_drafts: the number of rounds is unknown; "
             "leave --disable-log-stats out when serving"
         )
     return EngineCost(
         source=source,
         engine=_engine(result),
         num_speculative_tokens=k,
-        concurrency=int(rows),
+        concurrency=int(concurrency),
         cost=_decode_s(result, tpot_ms, after_first, fail) / num_rounds,
         is_relative=False,
         mean_acceptance_length=number("spec_decode_acceptance_length") if k else None,
@@ -195,14 +194,14 @@ def _result_cost(result: Mapping[str, Any], source: str, line: int) -> EngineCos
 
 
 def _engine(result: Mapping[str, Any]) -> str:
-    """vLLM, whose own tool and counters these are, unless the file names another server."""
+    """`vllm`, whose benchmark writes this format, unless the file names another server."""
     named = str(result.get("backend") or result.get("endpoint_type") or "vllm")
     is_vllm = "spec_decode_num_drafts" in result or named.startswith(("vllm", "openai"))
     return "vllm" if is_vllm else named
 
 
 def _k(result: Mapping[str, Any], num_draft_tokens: float, num_drafts: float) -> int:
-    """K from `--metadata num_speculative_tokens=3`, else one per position, else the mean."""
+    """From `--metadata num_speculative_tokens=3`, else the number of positions, else the mean."""
     k = result.get("num_speculative_tokens")
     if k is not None and str(k).isdigit():
         return int(k)
@@ -218,20 +217,20 @@ def _decode_s(
     after_first: float,
     fail: Callable[[str], NoReturn],
 ) -> float:
-    """Seconds from first tokens to last ones: exact if the file has the gaps between tokens."""
+    """Seconds from first to last tokens, over all requests: exact if the file has the gaps."""
     gaps = result.get("itls")
     if isinstance(gaps, list) and gaps and all(isinstance(part, list) for part in gaps):
-        spent = [gap for part in gaps for gap in part]
-        if not all(type(gap) in (int, float) and 0 <= gap < inf for gap in spent):
+        gaps_s = [gap for part in gaps for gap in part]
+        if not all(type(gap) in (int, float) and 0 <= gap < inf for gap in gaps_s):
             fail("itls: expected lists of seconds")
-        return float(sum(spent))
+        return float(sum(gaps_s))
     return tpot_ms / 1000 * after_first
 
 
 def read_run(folder: Path) -> list[EngineCost]:
     """Step times from the valid closed-loop cells of a run's exploration phase.
 
-    StoreError if the folder contains no run, UsageError if the run has no such cell, or those of
+    StoreError if the folder contains no run; UsageError if the run has no such cell, or measured
     several engines.
     """
     costs = list(_costs(load_run(folder.name, folder.parent)))
@@ -252,40 +251,39 @@ def read_run(folder: Path) -> list[EngineCost]:
 def _costs(stored: StoredRun) -> Iterator[EngineCost]:
     versions = {server.engine: server.version for server in stored.servers if server.version}
     for cell in summarize(aggregate_run(stored)):
-        at, draft = cell.key.condition, cell.key.draft
+        condition, draft = cell.key.condition, cell.key.draft
         cost = number_of(cell.metrics, "round_s")
-        is_served = at.engine in SERVED and at.request_rate is None
+        is_served = condition.engine in SERVED and condition.request_rate is None
         if is_served and cell.valid and cost is not None:
-            name = f"{at.engine} {versions.get(at.engine, '')}".strip()
+            name = f"{condition.engine} {versions.get(condition.engine, '')}".strip()
             yield EngineCost(
                 source=stored.run.run_id,
-                engine=f"{name}, variant {at.variant}" if at.variant else name,
+                engine=f"{name}, variant {condition.variant}" if condition.variant else name,
                 num_speculative_tokens=draft.k,
-                concurrency=at.concurrency,
+                concurrency=condition.concurrency,
                 cost=cost,
                 is_relative=False,
                 mean_acceptance_length=number_of(cell.metrics, "mean_acceptance_length"),
                 speedup=cell.speedup.estimate if cell.speedup else None,
-                target=at.target,
+                target=condition.target,
                 drafter=draft.drafter if draft.k else None,
-                workload=at.workload,
-                temperature=at.temperature,
+                workload=condition.workload,
+                temperature=condition.temperature,
             )
 
 
 def is_address(source: str) -> bool:
-    """Whether a source is a server and no file."""
+    """Whether a source is the address of a server, not a file."""
     return "://" in source
 
 
-def acceptance_rule(
+def forecast_acceptance_rule(
     requested: AcceptanceRule | None, costs: Sequence[EngineCost], temperature: float
 ) -> AcceptanceRule:
-    """How the engine of the costs drafts and accepts.
+    """The requested rule of acceptance, or that of the engine whose costs these are.
 
-    The default is the engine's: vLLM drafts greedily at any temperature unless its
-    draft_sample_method says otherwise, so that P(accepted) is p at the draft's likeliest token.
-    At temperature 0 both are the same.
+    vLLM drafts greedily at any temperature, so P(accepted) is p of the drafter's likeliest token,
+    unless its draft_sample_method is changed. At temperature 0 both rules are the same.
     """
     if requested is not None:
         return requested
@@ -294,7 +292,7 @@ def acceptance_rule(
 
 
 def check_sources(sources: Iterable[str]) -> None:
-    """UsageError for a file without costs of rounds and a wrong address; no server is asked yet."""
+    """UsageError for a file without costs or an invalid address; sends no request."""
     for source in sources:
         if is_address(source):
             Address.at(source, "--step-times")

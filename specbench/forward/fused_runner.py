@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
-from specbench.forward.fused_weights import can_fuse, fuse
+from specbench.forward.fused_weights import fuse, unfused_reason
 from specbench.forward.runner import (
     FUSED,
     FUSED_TRITON,
@@ -26,7 +26,7 @@ from specbench.forward.workspace import JoinedCache
 
 
 class FusedRunner(Runner):
-    """Runner for the architectures of `can_fuse`; ModelError with its reason for others.
+    """Runner for models without `unfused_reason`; ModelError with the reason for others.
 
     The model's parameters become views of joined matrices: it still runs, and nothing is held
     twice. Answers are fresh tensors; everything else is overwritten by the next forward.
@@ -36,7 +36,7 @@ class FusedRunner(Runner):
 
     def __init__(self, model: Any) -> None:
         refuse_unsupported(model)
-        if reason := can_fuse(model):
+        if reason := unfused_reason(model):
             raise ModelError(f"{type(model).__name__} has no fused forward: {reason}")
         config = model.config
         self.model, self.config = model, config

@@ -1,7 +1,7 @@
 """The weights of dense Llama-family layers, joined so that a layer takes four matrix products.
 
-Nothing is held twice: the joined matrices are made once, layer by layer, and the modules' own
-parameters become views of them, so that their own forward still runs.
+No weight is stored twice: the joined matrices are made once, layer by layer, and the modules'
+parameters become views of them, so that the model's forward still runs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ _NEEDS_LENGTH = ("dynamic", "longrope")
 class FusedLayer(NamedTuple):
     """One layer; matrices are transposed views [in, out], ready for a product from the right."""
 
-    input_norm: Tensor | None  # None: what comes in is read as it is
+    input_norm: Tensor | None  # None: the input is not normalized
     qkv: Tensor
     qkv_bias: Tensor | None
     head_norm: Tensor | None  # [query heads + key heads, D], Qwen 3
@@ -46,7 +46,7 @@ class FusedWeights(NamedTuple):
     head: Tensor
 
 
-def can_fuse(model: Any) -> str | None:
+def unfused_reason(model: Any) -> str | None:
     """The reason why the fused forward cannot compute this model; None if it can."""
     name = type(model).__name__
     if name not in _ARCHITECTURES:
@@ -58,7 +58,7 @@ def can_fuse(model: Any) -> str | None:
     return reason
 
 
-def can_fuse_layers(config: Any, layers: Sequence[Any], rotary: Any) -> str | None:
+def unfused_layers_reason(config: Any, layers: Sequence[Any], rotary: Any) -> str | None:
     """The same for decoder layers without a model, such as those of a head."""
     for layer in layers:
         for part, kind in ((layer.self_attn, "Attention"), (layer.mlp, "MLP")):
@@ -101,9 +101,9 @@ def _reason(
 
 
 def fuse(model: Any, *, mirrored: bool) -> FusedWeights:
-    """Join a model's weights in place; `mirrored` norms hold zeros behind their weights.
+    """Join a model's weights in place; `mirrored` norms have as many zeros after their weights.
 
-    Calling it again gives the same tensors: joined weights are found, not joined once more.
+    A second call returns the same tensors.
     """
     decoder = model.model
     windows = [_window(model.config, layer.self_attn) for layer in decoder.layers]
@@ -118,7 +118,7 @@ def fuse(model: Any, *, mirrored: bool) -> FusedWeights:
 def fuse_layers(
     config: Any, layers: Iterable[Any], windows: Sequence[int | None], *, mirrored: bool
 ) -> tuple[FusedLayer, ...]:
-    """Fuses layers without a model; a layer whose norm is an Identity reads its input as it is."""
+    """Fuses layers without a model; a layer whose norm is an Identity does not normalize."""
     fused = []
     for layer, window in zip(layers, windows, strict=True):
         attention, mlp, first = layer.self_attn, layer.mlp, layer.input_layernorm
@@ -193,7 +193,7 @@ def _join_biases(linears: Sequence[Any]) -> Tensor | None:
 
 
 def _norm(norm: Any, *, mirrored: bool) -> Tensor:
-    """The norm's weight; `mirrored` with as many zeros behind it, see TorchSteps.norm."""
+    """The norm's weight [F]; if `mirrored`, then F zeros after it, for TorchSteps.norm."""
     weight: Tensor = norm.weight.detach()
     if not mirrored:
         return weight
@@ -216,7 +216,7 @@ def _head_norm(config: Any, attention: Any) -> Tensor | None:
 
 
 def _window(config: Any, attention: Any) -> int | None:
-    """Mistral keeps one window for all layers; a Qwen layer knows its own; Llama has none."""
+    """The window in tokens, of the model (Mistral) or of the layer (Qwen); None: no limit."""
     if config.model_type == "mistral":
         window: int | None = config.sliding_window
         return window

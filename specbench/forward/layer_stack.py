@@ -17,7 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 from specbench.forward.attention import stock
 from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
-from specbench.forward.fused_weights import can_fuse_layers, fuse_layers
+from specbench.forward.fused_weights import fuse_layers, unfused_layers_reason
 from specbench.forward.runner import FUSED_TRITON, Runner
 from specbench.forward.slot_cache import KvCache, SlotCache
 from specbench.forward.tree import Branches
@@ -87,7 +87,7 @@ class LayerStack:
         self._slots = SlotCache(0, 0, 0)  # of layers that are not fused
         self._texts: WholeTexts | None = None
         self._fused: FusedLayers | None = None
-        self.reason = can_fuse_layers(config, layers, rotary)  # None: they run fused
+        self.reason = unfused_layers_reason(config, layers, rotary)  # None: they run fused
 
     @property
     def fused(self) -> FusedLayers | None:

@@ -17,7 +17,7 @@ from specbench.files.config import ELSEWHERE
 from specbench.forward.attention.masks import field
 from specbench.forward.attention.stock import attend_by
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.fused_weights import can_fuse
+from specbench.forward.fused_weights import unfused_reason
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
 from specbench.forward.state_layers import state_layers
@@ -64,7 +64,7 @@ def make_checked_runner(
 
     notes: tuple[str, ...] = ()
     if forward != "stock":
-        reason = can_fuse(model)
+        reason = unfused_reason(model)
         if reason is None:
             try:
                 fused = FusedRunner(model)

@@ -27,8 +27,8 @@ class Families(NamedTuple):
 class Tree(NamedTuple):
     """The shape of a round's drafts; the same number of nodes in every round.
 
-    A draft that is meant sees its ancestors and itself, nothing else. Nodes that are not
-    meant are computed and never kept: what they see is up to the drafter.
+    An active draft sees only its ancestors and itself. Inactive nodes are computed and never kept:
+    what they see is up to the drafter.
     """
 
     parents_BK: Tensor  # the node that each draft follows, below its own number
@@ -38,7 +38,7 @@ class Tree(NamedTuple):
     depth: int  # of the deepest draft that may be accepted
     families: Families | None = None  # of rows that all have the same shape
 
-    def meant_within(self, room_B: Tensor) -> "Tree":
+    def truncated_to(self, room_B: Tensor) -> "Tree":
         """The tree without drafts deeper than a row's remaining budget."""
         fits_BK = self.depths_BN[:, 1:] <= room_B[:, None]
         return self._replace(is_active_BK=self.is_active_BK & fits_BK)

@@ -25,7 +25,7 @@ def text_class(config: Any, *, trust_remote_code: bool = False) -> Any:
 
 
 class DroppedTower(nn.Module):
-    """Replaces a tower: models ask theirs for dtype and device even without images."""
+    """Replaces a vision or audio tower: models read its dtype and device even without images."""
 
     def __init__(self, tower: nn.Module, name: str) -> None:
         super().__init__()
@@ -39,10 +39,10 @@ class DroppedTower(nn.Module):
 
 
 def keep_text_part(model: Any) -> tuple[str, ...]:
-    """Drop what a multimodal model needs for images, video or sound; the names of what was dropped.
+    """Remove the towers of a multimodal model (images, video, sound); returns their names.
 
-    Prompts only hold text, so its towers would only take memory and count as weights that a forward
-    reads. A model without such parts stays as it is.
+    Prompts are text: towers would take memory and be counted as weights that a forward reads. A
+    model without towers is unchanged.
     """
     if model.config.get_text_config(decoder=True) is model.config:
         return ()
@@ -50,19 +50,19 @@ def keep_text_part(model: Any) -> tuple[str, ...]:
     decoder = model.get_decoder()
     used |= {id(module) for module in decoder.modules()}
     dropped = []
-    for name, module in _above(model, decoder):
+    for name, module in _modules_above(model, decoder):
         for child_name, child in list(module.named_children()):
             if (
                 not used & {id(part) for part in child.modules()}
                 and next(child.parameters(), None) is not None
             ):
-                full = f"{name}.{child_name}" if name else child_name
-                setattr(module, child_name, DroppedTower(child, full))
-                dropped.append(full)
+                full_name = f"{name}.{child_name}" if name else child_name
+                setattr(module, child_name, DroppedTower(child, full_name))
+                dropped.append(full_name)
     return tuple(dropped)
 
 
-def _above(model: nn.Module, decoder: nn.Module) -> list[tuple[str, nn.Module]]:
+def _modules_above(model: nn.Module, decoder: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules on the way from the model to its decoder, with their names."""
     path = next((name for name, module in model.named_modules() if module is decoder), "")
     parts = path.split(".") if path else []
@@ -71,10 +71,10 @@ def _above(model: nn.Module, decoder: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def cut_model(model: Any, num_layers: int) -> Any:
-    """The model with its final norm and head behind its first `num_layers` layers.
+    """A model of the first `num_layers` layers, the final norm and the head.
 
-    Modules on the path to the layers are copied, all others are shared, and the model stays as it
-    is. Raises ModelError if the layers cannot be found or separated.
+    Modules on the path to the layers are copied, all others are shared; `model` is unchanged.
+    Raises ModelError if the layers cannot be found or separated.
     """
     whole = model.config.get_text_config()
     path = _path_to_layers(model, whole.num_hidden_layers)
@@ -118,7 +118,7 @@ def _path_to_layers(model: Any, num_layers: int) -> list[str]:
 
 def _copied(module: Any, configs: dict[int, Any]) -> Any:
     """A new module with the same children."""
-    if "forward" in vars(module):  # as device_map leaves it: it calls the module it was made for
+    if "forward" in vars(module):  # set by device_map; it calls the original module
         raise ModelError(
             f"{type(module).__name__} is spread over devices, so its first layers cannot run "
             "separately; leave out `device_map` or choose another method"

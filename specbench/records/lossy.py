@@ -1,10 +1,10 @@
-"""Options that trade the target's distribution for longer drafts: never on unless named."""
+"""Lossy acceptance rules: longer accepted drafts, but another distribution. Off by default."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Rule -> its parameters with their defaults; None: must be given. Each is above 0, 1 at most.
-# decode/lossy.py says what they do.
+# Rule -> its parameters, 0 < value <= 1, with their defaults; None: required. decode/lossy.py
+# implements them.
 RULES: Mapping[str, Mapping[str, float | None]] = {
     "typical": {"threshold": 0.09, "alpha": 0.3},
     "threshold": {"single": None},
@@ -26,7 +26,7 @@ class LossyRule:
     def __str__(self) -> str:
         """The name, and the parameters that are not the defaults: `typical`, `typical alpha=0.5`.
 
-        Cells carry this text, so that other parameters are another cell.
+        It is part of a cell's key, so other parameters make another cell.
         """
         defaults = RULES[self.name]
         given = (f"{n}={v:g}" for n, v in self.parameters.items() if v != defaults[n])

@@ -1,4 +1,4 @@
-"""One streamed answer: the contents of its events, and the times of its tokens.
+"""One streamed response: the contents of its events, and the times of its tokens.
 
 Tokens are counted by usage and token ids, never by events: with speculation an event contains
 several, and servers merge events and hold back pieces of characters.
@@ -107,19 +107,19 @@ class EventData:
 
 @dataclass(kw_only=True, slots=True)
 class Streamed:
-    """One streamed answer, or the error in its place.
+    """One streamed response, or the error in its place.
 
     Times are readings of `perf_counter`.
     """
 
-    reports_all_ids: ClassVar[bool] = True  # if it reports any
+    reports_all_ids: ClassVar[bool] = True  # if it reports ids, then those of all tokens
 
-    sent_s: float = 0.0  # of the request
+    sent_s: float = 0.0  # when the request was sent
     error: str | None = None
-    is_lost: bool = False  # whether the same request may be answered another time
+    is_lost: bool = False  # whether the same request may succeed later
     text: str = ""
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))  # empty: not reported
-    num_tokens: int | None = None  # of the whole answer
+    num_tokens: int | None = None  # of the whole output
     num_prompt_tokens: int | None = None
     prompt_ids: Sequence[int] | None = None  # None: not reported
     finish_reason: str | None = None
@@ -162,12 +162,12 @@ class Streamed:
 
     @property
     def is_cut(self) -> bool:
-        """Whether its stream ended before the answer did."""
+        """Whether the stream ended before the output did."""
         return not self.is_done and self.finish_reason is None
 
     @property
     def fault(self) -> str | None:
-        """The fault of an answer whose stream has ended."""
+        """Why a response whose stream has ended is invalid; None: it is valid."""
         if self.is_cut:
             return (
                 f"broke off: its stream ended after {self.num_events} events with tokens, without "

@@ -1,7 +1,7 @@
 """Draft heads in training: the inference code of a head, run on trainable float32 parameters.
 
 New and existing heads are opened here, trained in trainer.py, and measured by held-out acceptance:
-how far a head's greedy chains follow the target's own greedy answers. A head that drafts token by
+how far a head's greedy chains match the target's own greedy outputs. A head that drafts token by
 token continues each pass from its own states. Each Medusa head learns the target's distribution one
 token further ahead.
 Shape suffixes: B rows, T tokens, N positions, H heads, F hidden size, D draft positions or tokens
@@ -260,9 +260,8 @@ class MedusaStudent:
             contexts.append(is_chain_N.sum())
             correct.append(is_correct_N.sum())
             ranks.append(is_hit_NR.sum(0))
-        few = slice(depth)
         return Agreement(
-            torch.stack(contexts)[few], torch.stack(correct)[few], torch.stack(ranks)[few]
+            torch.stack(contexts)[:depth], torch.stack(correct)[:depth], torch.stack(ranks)[:depth]
         )
 
     def _positions(self, lesson: Lesson) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
@@ -306,8 +305,8 @@ DEPTH = 6
 class Acceptance:
     """`per_position[d]`: fraction of contexts whose first d + 1 drafts are all accepted.
 
-    Drafts are the head's own, one after the other; contexts are all tokens of the answers that at
-    least d + 1 more tokens follow. `ranks` of Medusa: how often each rank of each head is right.
+    Each draft continues the head's earlier ones. Contexts are the output tokens with at least d + 1
+    tokens after them. `ranks` (Medusa): for each head, how often the token of each rank is right.
     """
 
     per_position: tuple[float, ...]
@@ -340,11 +339,11 @@ def measure_acceptance(
     )
 
 
-_MOST_DRAFTED = 32_000  # tokens of a larger vocabulary that an EAGLE-3 head can draft
+_MAX_DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head
 
 
 def recipe_of(method: str) -> Recipe:
-    """UsageError names the methods whose heads can be trained."""
+    """How heads of a method are trained; UsageError if they cannot be."""
     head = find_method(method).head
     if head is None or head.recipe is None:
         trained = [m.name for m in all_methods() if m.head and m.head.recipe]
@@ -355,7 +354,7 @@ def recipe_of(method: str) -> Recipe:
 def new_student(
     method: str, target: Runner, config: Any, texts: Sequence[TrainingText], seed: int, size: int
 ) -> Student:
-    """A head with random weights, with that many heads or layers."""
+    """A head with random weights and `size` Medusa heads or layers."""
     recipe = recipe_of(method)
     options: dict[str, Any] = {recipe.size: size} if recipe.size else {}
     if recipe.has_vocabulary:
@@ -384,15 +383,15 @@ def _with_targets_head(checkpoint: Checkpoint, target: Runner, ids: tuple[int, .
 
 
 def _frequent_ids(texts: Sequence[TrainingText], vocab_size: int) -> tuple[int, ...]:
-    """The tokens that answers have most often, in rising order; none means all."""
-    if vocab_size <= _MOST_DRAFTED:
+    """The ids of the most frequent tokens of outputs, ascending; empty: all tokens."""
+    if vocab_size <= _MAX_DRAFT_VOCABULARY:
         return ()
     counts_V = token_counts(texts, vocab_size)
-    chosen = counts_V.argsort(descending=True, stable=True)[:_MOST_DRAFTED]
+    chosen = counts_V.argsort(descending=True, stable=True)[:_MAX_DRAFT_VOCABULARY]
     return tuple(sorted(chosen.tolist()))
 
 
 def token_counts(texts: Sequence[TrainingText], vocab_size: int) -> Tensor:
-    """How often each token is said in answers that are not held out."""
+    """Count of each token in outputs that are not held out, int64 [V]."""
     tokens = [i for text in texts if not text.is_held_out for i in text.ids[text.num_prompt :]]
     return torch.tensor(tokens, dtype=torch.long).bincount(minlength=vocab_size)

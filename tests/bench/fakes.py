@@ -45,14 +45,14 @@ class FakeClock:
 
 
 class RecordingWatch:
-    """Remembers what it is told; `on_advance` sees the number of finished blocks."""
+    """Stores all messages; `on_advance` receives the number of finished blocks."""
 
     def __init__(self, on_advance: Callable[[int], None] = lambda _: None) -> None:
         self.ids: list[str] = []
         self.stages: list[str] = []
         self.blocks: list[str] = []
         self.warnings: list[str] = []
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.advances: list[tuple[int, int, float | None]] = []
         self._on_advance = on_advance
 
@@ -70,7 +70,7 @@ class RecordingWatch:
         self.blocks.append(record.block_id)
 
     def info(self, text: str) -> None:
-        self.told.append(text)
+        self.messages.append(text)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)

@@ -149,7 +149,7 @@ def test_a_budget_measures_spread_k_first_then_the_neighbors_of_the_best(
     assert asked(run)[:5] == [[2, 5, 7]] * 5
     assert asked(run)[5:10] == [[7, 8]] * 5
     assert {7} <= set.intersection(*map(set, asked(run)))
-    (said,) = [w for w in watch.told if "the budget fits" in w]
+    (said,) = [w for w in watch.messages if "the budget fits" in w]
     assert "K=2, 5, 7" in said
     (decision,) = build_document(run).decisions
     assert decision.leader.draft.k in (7, 8)
@@ -159,7 +159,7 @@ def test_a_budget_too_small_for_five_prompts_warns_and_measures_one_k(tmp_path):
     watch = RecordingWatch()
     run = measured(tmp_path, changed(WIDE, budget_s=300.0), TWENTY, watch=watch)
     assert {tuple(ks) for ks in asked(run)} == {(5,)}
-    (said,) = [w for w in watch.told if "too little time" in w]
+    (said,) = [w for w in watch.messages if "too little time" in w]
     # Five answers at K = 0 and K = 5, and their references, taken for as long: 5 x 3 x 40.5 s,
     # after the 116 s that were spent before; 80% of it is for the first pass.
     assert "K=5" in said

@@ -1,4 +1,4 @@
-"""Which K a budget keeps, over made-up speedup curves with noise; seeded."""
+"""Which K a budget keeps, over synthetic speedup curves with seeded noise."""
 
 import math
 import random
@@ -24,7 +24,7 @@ from tests.settings.flat_settings import changed
 class CurveEngine(FakeEngine):
     """Decodes at `speedups[k]` of the speed at K = 0, times e^(normal noise) per request.
 
-    `spread` is the standard deviation between prompts, alike for every K; `jitter` that of
+    `spread` is the standard deviation between prompts, equal for every K; `jitter` that of
     single requests.
     """
 
@@ -56,10 +56,10 @@ class CurveEngine(FakeEngine):
 
 
 def curve(seed: int, num: int = 8) -> dict[int, float]:
-    """Speedups of K = 1 to `num`: one smooth top of 0.9 to 1.5 somewhere in the range."""
+    """Speedups of K = 1 to `num`, with one smooth peak of 0.9 to 1.5."""
     draw = random.Random(f"curve {seed}")
-    top, height, width = draw.uniform(0.5, num + 1), draw.uniform(0.9, 1.5), draw.uniform(2, 6)
-    return {k: height * math.exp(-(((k - top) / width) ** 2) / 2) for k in range(1, num + 1)}
+    peak, height, width = draw.uniform(0.5, num + 1), draw.uniform(0.9, 1.5), draw.uniform(2, 6)
+    return {k: height * math.exp(-(((k - peak) / width) ** 2) / 2) for k in range(1, num + 1)}
 
 
 KS = tuple(range(9))
@@ -67,7 +67,7 @@ FORTY = [f"prompt {i}" for i in range(40)]
 
 
 def measured(folder, speedups, seed, budget_s, jitter=0.1, prompts=FORTY):
-    """A run over a curve, and its warnings."""
+    """A run over a curve, and its messages."""
     settings = changed(
         SETTINGS,
         pairings=("big/good",),
@@ -78,11 +78,11 @@ def measured(folder, speedups, seed, budget_s, jitter=0.1, prompts=FORTY):
     folder.mkdir()
     watch = RecordingWatch()
     engine = CurveEngine(speedups=speedups, seed=seed, jitter=jitter)
-    return measure(make_plan(folder, settings, prompts), engine, folder, watch), watch.told
+    return measure(make_plan(folder, settings, prompts), engine, folder, watch), watch.messages
 
 
 def num_prompts(run):
-    """By K, the prompts that the first pass measured it on."""
+    """The number of prompts in the exploration phase, by K."""
     cells = build_document(run).cells
     return {k: 0 for k in KS} | {cell.key.draft.k: cell.num_prompts for cell in cells}
 
@@ -111,7 +111,7 @@ def test_a_tight_budget_measures_the_best_drafter_on_five_prompts(tmp_path):
     nums = {cell.key.source: cell.num_prompts for cell in build_document(run).cells}
     assert nums["big/good"] >= 5
     assert nums["big/bad"] < 5
-    assert any("big/bad K=4" in told for told in watch.told)
+    assert any("big/bad K=4" in text for text in watch.messages)
 
 
 class ShortWorkload(CurveEngine):
@@ -159,7 +159,7 @@ NUM_RUNS = 10
 
 
 def times_the_best_was_dropped(folder):
-    """In how many runs K = 4, 3% before the next ones, was left out after five prompts."""
+    """Of NUM_RUNS runs, those that dropped K = 4, 3% faster than the next, after five prompts."""
     num = 0
     for seed in range(NUM_RUNS):
         run, _ = measured(folder / str(seed), CLOSE, seed, PLENTY_S, prompts=FORTY[:10])
@@ -169,8 +169,8 @@ def times_the_best_was_dropped(folder):
 
 
 def test_the_best_k_is_rarely_dropped_by_evidence(tmp_path):
-    # Below 5% per run, by two-sided 95% intervals and two close rivals: 3 of 10 are met in 1.2% of
-    # such samples. This one is seeded.
+    # The chance is below 5% per run: 95% intervals and two close competitors. 3 or more of 10 runs
+    # then occur in 1.2% of samples; this sample is seeded.
     assert times_the_best_was_dropped(tmp_path) <= 2
 
 
@@ -197,7 +197,7 @@ def test_a_k_with_few_passes_under_a_budget_has_a_warning(tmp_path):
     assert few
     (line,) = (line for line in warning_lines(document) if "of the 5 passes" in line)
     assert set(ks_of(line.split("K=")[1])) == few
-    assert any("more passes" in told and "(measured: 1)" in told for told in watch.told)
+    assert any("more passes" in text and "(measured: 1)" in text for text in watch.messages)
 
 
 def test_repeats_are_not_counted_as_prompts_in_warnings(tmp_path):
@@ -212,8 +212,8 @@ def test_repeats_are_not_counted_as_prompts_in_warnings(tmp_path):
     engine = CurveEngine(speedups=curve(0), jitter=0.1)
     measure(make_plan(tmp_path, settings, FORTY[:3]), engine, tmp_path, watch)
     nums = [
-        int(told.rpartition("measured: ")[2].strip(")"))
-        for told in watch.told
-        if "more prompts" in told
+        int(text.rpartition("measured: ")[2].strip(")"))
+        for text in watch.messages
+        if "more prompts" in text
     ]
     assert nums == [1, 3]

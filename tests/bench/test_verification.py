@@ -61,7 +61,7 @@ def test_verification_shards_together_equal_a_single_process(
                 assert own == other
             case pair:
                 raise AssertionError(pair)
-    told = [text for text in watch.told if "greedy answers" in text]
+    told = [text for text in watch.messages if "greedy answers" in text]
     assert len(told) == 2  # of the whole, and of the first share
 
 

@@ -47,7 +47,7 @@ def judged(
     tree = None if topology is None else StaticTree(topology, torch.device("cpu")).of_rows(1)
     meant = len(drafts) if num_drafted is None else num_drafted
     if tree is not None and num_drafted is not None:
-        tree = tree.meant_within(torch.tensor([num_drafted]))
+        tree = tree.truncated_to(torch.tensor([num_drafted]))
     proposal = Proposal(torch.tensor([drafts]), torch.tensor([meant]), tree=tree)
     logits = torch.stack(probs).log()[None]
     places = torch.arange(len(probs))[None] if tree is None else tree.depths_BN

@@ -194,7 +194,7 @@ def test_an_inactive_node_of_a_tree_is_not_accepted() -> None:
 
 
 def test_a_tree_is_limited_to_the_remaining_budget() -> None:
-    tree = tree_of(2).meant_within(torch.tensor([2, 0]))
+    tree = tree_of(2).truncated_to(torch.tensor([2, 0]))
 
     assert tree.is_active_BK.tolist() == [[True] * 5 + [False], [False] * 6]
 

@@ -90,7 +90,7 @@ def drawn_case(seed: int, sampler: Sampler, vocab_size: int, most: int) -> Case:
     parents_I = proposal.tree.families.parents_I
     torch.testing.assert_close(proposal.probs, sampler.probs(draft_BNV[:, parents_I]))
     room_B = torch.randint(0, 7, (ROWS,), generator=generator)
-    meant = proposal.tree.meant_within(room_B)
+    meant = proposal.tree.truncated_to(room_B)
     places_BN = state.length_B1 + 1 + meant.depths_BN
     return Case(proposal._replace(tree=meant), logits_BNV, state.seed_B, places_BN)
 

@@ -125,11 +125,11 @@ def logits_over_slots(head: Any) -> Tensor:
     def tokens(T: int) -> Tensor:
         return torch.randint(0, 60, (2, T), generator=generator)
 
-    if hasattr(head, "see"):
+    if hasattr(head, "add_context"):
         size = head.layers.layers[0].self_attn.o_proj.out_features
         for positions in (at_T[:8].expand(2, -1), starts_B1 + at_T[:3]):
             features = tuple(drawn(positions.shape[1], size) for _ in head.features)
-            head.see(features, positions, SPAN, 1)
+            head.add_context(features, positions, SPAN, 1)
         logits: Tensor = head.logits(tokens(1), starts_B1 + 3 + at_T[:4], SPAN, 1)
         return logits
 

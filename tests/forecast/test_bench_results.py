@@ -84,7 +84,7 @@ def test_k_falls_back_from_the_file_to_positions_to_the_mean():
         ({"max_concurrency": None}, "--max-concurrency"),
         ({"mean_tpot_ms": "fast"}, "mean_tpot_ms: expected a number"),
         ({"total_output_tokens": 10}, "no rounds"),
-        ({"num_speculative_tokens": "3"}, "how many rounds there were is not known"),
+        ({"num_speculative_tokens": "3"}, "the number of rounds is unknown"),
     ],
 )
 def test_a_result_without_a_step_time_is_refused(changes, reason):

@@ -8,7 +8,7 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.forecast.cost_curve import curve_from
-from specbench.forecast.engine_costs import acceptance_rule, check_sources, read_file
+from specbench.forecast.engine_costs import check_sources, forecast_acceptance_rule, read_file
 from specbench.records import EngineCost
 from specbench.stats.intervals import paired_log_ratio
 
@@ -156,8 +156,8 @@ def test_step_times_without_k_0_or_the_batch_size_are_an_error():
 
 def test_vllm_is_known_to_draft_greedily_above_temperature_0():
     costs = [cost(0, 1.0)]
-    assert acceptance_rule(None, costs, 0.7) == "greedy_draft"
-    assert acceptance_rule(None, costs, 0.0) == "exact"
-    assert acceptance_rule("exact", costs, 0.7) == "exact"
-    assert acceptance_rule(None, [cost(0, 1.0, engine="sglang")], 0.7) == "exact"
-    assert acceptance_rule("greedy_draft", [], 0.0) == "greedy_draft"
+    assert forecast_acceptance_rule(None, costs, 0.7) == "greedy_draft"
+    assert forecast_acceptance_rule(None, costs, 0.0) == "exact"
+    assert forecast_acceptance_rule("exact", costs, 0.7) == "exact"
+    assert forecast_acceptance_rule(None, [cost(0, 1.0, engine="sglang")], 0.7) == "exact"
+    assert forecast_acceptance_rule("greedy_draft", [], 0.0) == "greedy_draft"

@@ -206,8 +206,8 @@ def block(written: Written) -> Say:
     @torch.no_grad()
     def say(n: int, k: int) -> Tensor:
         head.layers.allocate(1, SPAN)
-        head.see(features_of(written, head.features, n), torch.arange(n)[None], SPAN, 0)
-        places = torch.arange(n, n + head.num_places(k))[None]
+        head.add_context(features_of(written, head.features, n), torch.arange(n)[None], SPAN, 0)
+        places = torch.arange(n, n + head.block_length(k))[None]
         return head.logits(torch.tensor([[written.tokens[n]]]), places, SPAN, 0)[0]
 
     return say

@@ -1,7 +1,7 @@
 """A stored run small enough to work its tables out by hand.
 
-K = 3 on two prompts, `a` of 8 tokens in 3 rounds and `b` of 5 tokens in 2, against K = 0 with 0.1 s
-per token; a request that failed; and `a` once more, to confirm. On the rounds of the first pass:
+K = 3 generates 8 tokens in 3 rounds on prompt `a` and 5 in 2 rounds on `b`; K = 0 takes 0.1 s per
+token. The request of `c` failed, and the confirmation run repeats `a`. Exploration phase:
 drafted 3 3 0 | 3 2, accepted 3 1 0 | 0 2.
 """
 
@@ -36,7 +36,7 @@ A = RoundLog(
 )
 B = RoundLog(
     num_drafted=(3, 2), num_accepted=(0, 2), num_emitted=(1, 3), round_s=(0.16, 0.15)
-)  # whose parts the engine does not report
+)  # an engine that does not report draft_s and verify_s
 
 
 def request(key: CellKey, prompt: str, rounds: RoundLog | None, repeat: int = 0) -> RequestRecord:
@@ -50,8 +50,8 @@ def block(purpose: BlockPurpose, prompt: str, *requests: RequestRecord) -> Block
 
 
 def small_run(run_id: str = "small") -> StoredRun:
-    """`b` at K = 3 was watched by NVML, `a` was not."""
-    watched = replace(
+    """NVML sampled `b` at K = 3, but not `a`."""
+    sampled = replace(
         request(KEY, "b", B),
         energy_j=62.0,
         device=DeviceSample(num_samples=4, power_w=200.0, process_used_bytes=2048),
@@ -69,7 +69,7 @@ def small_run(run_id: str = "small") -> StoredRun:
         is_complete=True,
         blocks=(
             block("explore", "a", request(KEY, "a", A), request(BASE_KEY, "a", steps(7))),
-            block("explore", "b", request(BASE_KEY, "b", steps(4)), watched),
+            block("explore", "b", request(BASE_KEY, "b", steps(4)), sampled),
             block("explore", "c", request(BASE_KEY, "c", steps(4)), request(KEY, "c", None)),
             block("confirm", "a", request(KEY, "a", A, 1), request(BASE_KEY, "a", steps(7), 1)),
         ),

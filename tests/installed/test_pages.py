@@ -11,7 +11,7 @@ from tests.installed.environment import clean
 
 pytestmark = pytest.mark.docs
 RUN = ("sh", "python")
-# What a reader measures may stay undecided (exit code 3), as on a busy machine.
+# A measurement may be undecided (exit code 3), for example on a busy machine.
 MEASURES = """specbench() {
     command specbench "$@" && return
     code=$?
@@ -21,13 +21,13 @@ MEASURES = """specbench() {
 WITH_EXAMPLES = [
     page
     for page in PAGES
-    if page.name != "commands.md"  # an example each, of what a run must have made before
-    and any(one.language in RUN and "not run" not in one.marks for one in examples(page))
+    if page.name != "commands.md"  # its examples need the files of earlier runs
+    and any(e.language in RUN and "not run" not in e.marks for e in examples(page))
 ]
 
 
 class Reader:
-    """Follows a page: one folder after another `cd`, one environment."""
+    """Runs the examples of a page in order; a `cd` lasts to the next example."""
 
     def __init__(self, folder: Path, bin_folder: Path) -> None:
         self.folder = folder
@@ -35,7 +35,7 @@ class Reader:
         self._variables = clean() | {"PATH": path, "HF_HUB_OFFLINE": "1"}
 
     def follow(self, example: Example, where: str) -> None:
-        """Write the file, or run the lines; AssertionError says how they ended."""
+        """Write the file, or run the lines and check the exit code; `where` is PAGE:LINE."""
         if "before" in example.marks:
             self._run(example.marks["before"].replace(";", "\n"), {0}, f"before {where}")
         if "file" in example.marks:
@@ -48,8 +48,8 @@ class Reader:
             self._run("python example.py", {0}, where)
 
     def _run(self, lines: str, exits: set[int], where: str) -> None:
-        told = self.folder / ".where"
-        script = f"set -e\n{MEASURES}\ntrap 'pwd > {told}' EXIT\n{lines}\n"
+        final_folder = self.folder / ".where"
+        script = f"set -e\n{MEASURES}\ntrap 'pwd > {final_folder}' EXIT\n{lines}\n"
         done = subprocess.run(
             ["bash", "-c", script],
             cwd=self.folder,
@@ -59,7 +59,7 @@ class Reader:
         )
         assert done.returncode in exits, f"{where}\n{lines}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, where
-        self.folder = Path(told.read_text().strip())
+        self.folder = Path(final_folder.read_text().strip())
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
@@ -71,7 +71,7 @@ def test_every_example_runs(page: Path, bin_folder: Path, tmp_path: Path) -> Non
 
 
 def test_the_tutorial_ends_with_a_gate_that_was_run() -> None:
-    """Else the pages could be emptied of examples without a word."""
+    """Otherwise the pages could lose their examples unnoticed."""
     (tutorial,) = (page for page in WITH_EXAMPLES if page.name == "tutorial.md")
-    run = [one for one in examples(tutorial) if one.language == "sh"]
-    assert any(words[1] == "check" for words in run[-1].commands)
+    shell = [example for example in examples(tutorial) if example.language == "sh"]
+    assert any(words[1] == "check" for words in shell[-1].commands)

@@ -69,6 +69,6 @@ def test_a_metric_without_a_formula_is_refused():
 
 
 def test_a_metric_that_is_not_finite_is_reported_as_a_bug(cell):
-    endless = replace(cell.requests[0], ttft_s=float("inf"))
+    infinite = replace(cell.requests[0], ttft_s=float("inf"))
     with pytest.raises(ArithmeticError, match=r"ttft_s of demo/draft\|code"):
-        measure(replace(cell, requests=(endless,)))
+        measure(replace(cell, requests=(infinite,)))

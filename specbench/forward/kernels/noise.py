@@ -1,6 +1,6 @@
 """The noise of draws: a hash of (seed, position, purpose, token) in one launch instead of 50 to 80.
 
-The bits are those of `decode/sampling.py`, which says what they are good for.
+Bit for bit the hash of `decode/sampling.py`, which describes its properties.
 Shape suffixes: B rows, T positions, V vocabulary.
 """
 
@@ -21,8 +21,8 @@ def _mix32(x):
 
 
 @triton.jit
-def key_of(seed, position, purpose):
-    """32 bits for each draw."""
+def draw_key(seed, position, purpose):
+    """The hash of a draw, uint32; the noise of its tokens is made from it."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     key = _mix32(_mix32(_mix32(low) ^ high) ^ position.to(tl.uint32))
     return _mix32(key + purpose)
@@ -30,7 +30,7 @@ def key_of(seed, position, purpose):
 
 @triton.jit
 def exponential_of(key, token):
-    """Exponential(1) noise of each token, from the small side of the unit interval."""
+    """Exponential(1) noise of each token, float32; precise for values near 0."""
     bits = _mix32(key ^ _mix32(token.to(tl.uint32) * 2 + 1))
     chance = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     # -log1p(-chance) to the last digits; source: Goldberg 1991, theorem 4.
@@ -42,18 +42,18 @@ def exponential_of(key, token):
 @triton.jit
 def _uniform(
     out, seeds, positions, turns,
-    N, T, seed_stride, row_stride, place_stride, num_purposes,
+    N, T, seed_stride, row_stride, position_stride, num_purposes,
     PURPOSE: tl.constexpr, HAS_TURNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < N
     row, t = i // T, i % T
     seed = tl.load(seeds + row * seed_stride, inside, 0)
-    position = tl.load(positions + row * row_stride + t * place_stride, inside, 0)
+    position = tl.load(positions + row * row_stride + t * position_stride, inside, 0)
     purpose = tl.full([BLOCK], PURPOSE, tl.uint32)
     if HAS_TURNS:
         purpose += (tl.load(turns + t, inside, 0) * num_purposes).to(tl.uint32)
-    bits = key_of(seed, position, purpose)
+    bits = draw_key(seed, position, purpose)
     tl.store(out + i, (bits.to(tl.float32) + 0.5) * 2.0**-32, inside)
 
 
@@ -61,7 +61,7 @@ def _uniform(
 def uniform(
     seeds_B: Tensor, positions_BT: Tensor, purpose: int, turns_T: Tensor | None, num_purposes: int
 ) -> Tensor:
-    """Uniform numbers in (0, 1], float32 [B, T]; different for each turn, 0 by default."""
+    """Uniform numbers in (0, 1], float32 [B, T]; `turns_T` number the draws at one position."""
     out_BT = seeds_B.new_empty(positions_BT.shape, dtype=torch.float32)
     _uniform[triton.cdiv(out_BT.numel(), _BLOCK),](
         out_BT, seeds_B, positions_BT, turns_T,
@@ -78,13 +78,13 @@ def _(seeds_B: Tensor, positions_BT: Tensor, *_: object) -> Tensor:  # noqa: ARG
 
 @triton.jit
 def _exponential(
-    out, seeds, positions, T, V, seed_stride, row_stride, place_stride,
+    out, seeds, positions, T, V, seed_stride, row_stride, position_stride,
     PURPOSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     draw = tl.program_id(0).to(tl.int64)
     row, t = draw // T, draw % T
     seed = tl.load(seeds + row * seed_stride)
-    key = key_of(seed, tl.load(positions + row * row_stride + t * place_stride), PURPOSE)
+    key = draw_key(seed, tl.load(positions + row * row_stride + t * position_stride), PURPOSE)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + draw * V + token, exponential_of(key, token), token < V)
 

@@ -1,7 +1,7 @@
-"""Draws tokens by an exponential race, its noise made in the kernel: two launches per draw.
+"""Draws tokens by an exponential race, with the noise made in the kernel: two launches per draw.
 
-Programs share out the vocabulary, so that one row fills a GPU; the second launch compares their
-winners. Shape suffixes: B rows, T positions, V vocabulary, P parts of it.
+Each program searches a part of the vocabulary, so that one row fills a GPU; the second launch
+compares the parts. Shape suffixes: B rows, T positions, V vocabulary, P parts of it.
 """
 
 import torch
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.forward.kernels.noise import exponential_of, key_of
+from specbench.forward.kernels.noise import draw_key, exponential_of
 
 LAUNCHES = 2
 _BLOCK = 1024
@@ -18,26 +18,26 @@ _BLOCK = 1024
 @triton.jit
 def _race(
     x, seeds, positions, best, tokens,
-    T, V, P, x_row_stride, x_place_stride, seed_stride, row_stride, place_stride, temperature,
+    T, V, P, x_row_stride, x_position_stride, seed_stride, row_stride, position_stride, temperature,
     PURPOSE: tl.constexpr, IS_LOGITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     draw = tl.program_id(0).to(tl.int64)
     row, t = draw // T, draw % T
     seed = tl.load(seeds + row * seed_stride)
-    key = key_of(seed, tl.load(positions + row * row_stride + t * place_stride), PURPOSE)
+    key = draw_key(seed, tl.load(positions + row * row_stride + t * position_stride), PURPOSE)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    address = x + row * x_row_stride + t * x_place_stride + token
+    address = x + row * x_row_stride + t * x_position_stride + token
     value = tl.load(address, token < V, 0.0).to(tl.float32)
     noise = exponential_of(key, token)
-    # Of logits the logarithms, but for what all tokens share.
+    # For logits: the logarithm of the ratio, without the constant that all tokens share.
     score = value / temperature - tl.log(noise) if IS_LOGITS else value / noise
-    # NaN wins, as it does in torch; without an order it might be one past the end.
+    # NaN wins, as in torch; a comparison with NaN could yield an index past the end.
     score = tl.where(score == score, score, float("inf"))
     score = tl.where(token < V, score, float("-inf"))
-    highest, place = tl.max(score, 0, return_indices=True)
+    highest, index = tl.max(score, 0, return_indices=True)
     part = draw * P + tl.program_id(1)
     tl.store(best + part, highest)
-    tl.store(tokens + part, tl.program_id(1) * BLOCK + place)
+    tl.store(tokens + part, tl.program_id(1) * BLOCK + index)
 
 
 @triton.jit
@@ -57,10 +57,10 @@ def race(
     purpose: int,
     temperature: float | None,
 ) -> Tensor:
-    """One token for every position, int64 [B, T]: argmax of weight / Exp(1).
+    """One token per position, int64 [B, T]: the argmax of weight / Exp(1).
 
-    `x` has weights of any sum; with a temperature above 0 logits instead, whose softmax at that
-    temperature are the weights.
+    `x_BTV` contains weights with any sum, or logits if a temperature above 0 is given: the weights
+    are then softmax(logits / temperature).
     """
     if x_BTV.stride(2) != 1:
         x_BTV = x_BTV.contiguous()
