@@ -106,7 +106,7 @@ def test_weights_stay_in_float32_with_a_bfloat16_target(method, tmp_path):
 
 
 def test_a_head_for_a_large_vocabulary_learns_the_most_frequent_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(students, "_MOST_DRAFTED", 7)
+    monkeypatch.setattr(students, "_MAX_DRAFT_VOCABULARY", 7)
     bench = lab(0.1)
     student = bench.student("eagle3")
 
