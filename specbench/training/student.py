@@ -229,11 +229,10 @@ class MedusaStudent:
         self._num_heads = MedusaHeads(checkpoint, target).num_heads
 
     def loss(self, lesson: Lesson, generator: torch.Generator) -> Tensor:  # noqa: ARG002
-        states_NF, positions = self._positions(lesson)
-        logits_HNV = self._heads().logits(states_NF, self._num_heads)
-        total, weight_sum = torch.zeros((), device=states_NF.device), 0.0
-        pairs = zip(logits_HNV, positions, strict=True)
-        for i, (logits_NV, (is_answer_N, rows_N, positions_N)) in enumerate(pairs):
+        rows_N, positions_N, is_answer_HN = self._positions(lesson)
+        logits_HNV = self._heads().logits(lesson.last[rows_N, positions_N], self._num_heads)
+        total, weight_sum = torch.zeros((), device=lesson.last.device), 0.0
+        for i, (logits_NV, is_answer_N) in enumerate(zip(logits_HNV, is_answer_HN, strict=True)):
             teacher_NF = lesson.last[rows_N[is_answer_N], positions_N[is_answer_N] + 1 + i]
             with torch.no_grad():
                 teacher_NV = self._target.logits(teacher_NF[None])[0]
@@ -245,13 +244,13 @@ class MedusaStudent:
     @torch.no_grad()
     def agreement(self, lesson: Lesson, depth: int) -> Agreement:
         heads, batch = self._heads(), lesson.batch
-        states_NF, positions = self._positions(lesson)
+        rows_N, positions_N, is_answer_HN = self._positions(lesson)
+        states_NF = lesson.last[rows_N, positions_N]
         num_ranks = min(_RANKS, heads.vocab_size)
         best_HNR = heads.logits(states_NF, self._num_heads).topk(num_ranks, dim=-1).indices
         contexts, correct, ranks = [], [], []
-        _, rows_N, positions_N = positions[0]
         is_correct_N = is_chain_N = batch.is_answer_BT[rows_N, positions_N + 1]
-        for i, (best_NR, (is_answer_N, _, _)) in enumerate(zip(best_HNR, positions, strict=True)):
+        for i, (best_NR, is_answer_N) in enumerate(zip(best_HNR, is_answer_HN, strict=True)):
             last = batch.ids_BT.shape[1] - 1
             ids_N = batch.ids_BT[rows_N, (positions_N + 2 + i).clamp(max=last)]
             is_chain_N = is_chain_N & is_answer_N
@@ -264,18 +263,16 @@ class MedusaStudent:
             torch.stack(contexts)[:depth], torch.stack(correct)[:depth], torch.stack(ranks)[:depth]
         )
 
-    def _positions(self, lesson: Lesson) -> tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-        """The states t whose token t + 2 is part of an output [N, F]; for each head, whether its
-        predicted tokens also are, and the rows and positions of the states."""
+    def _positions(self, lesson: Lesson) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows and positions [N] of the states t whose token t + 2 is part of an output; for each
+        head, whether the token that it predicts there also is, bool [H, N]."""
         is_answer_BT = lesson.batch.is_answer_BT
         rows_N, positions_N = is_answer_BT[:, 2:].nonzero(as_tuple=True)
         last = is_answer_BT.shape[1] - 1
-        positions = []
-        for i in range(self._num_heads):
-            predicted_N = positions_N + 2 + i
-            is_answer_N = is_answer_BT[rows_N, predicted_N.clamp(max=last)] & (predicted_N <= last)
-            positions.append((is_answer_N, rows_N, positions_N))
-        return lesson.last[rows_N, positions_N], positions
+        heads_H1 = torch.arange(self._num_heads, device=positions_N.device)[:, None]
+        predicted_HN = positions_N + 2 + heads_H1
+        is_answer_HN = is_answer_BT[rows_N, predicted_HN.clamp(max=last)] & (predicted_HN <= last)
+        return rows_N, positions_N, is_answer_HN
 
     def checkpoint(self) -> Checkpoint:
         trained = {name: tensor.detach() for name, tensor in self.parameters.items()}
