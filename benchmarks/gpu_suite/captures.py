@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -151,20 +152,9 @@ class Watched:
     def __init__(self, inner: Launcher) -> None:
         self._inner = inner
         self.num_launches = 0
-        self.lag = inner.lag
-        self.graph: GraphKind = inner.graph
-        self.reason = inner.reason
-        self.num_captures = inner.num_captures
 
-    @property
-    def reserved_bytes(self) -> int:
-        return self._inner.reserved_bytes
-
-    def rows_for(self, num_running: int) -> int:
-        return self._inner.rows_for(num_running)
-
-    def span_for(self, num_tokens: int) -> int:
-        return self._inner.span_for(num_tokens)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         if self.armed:
@@ -175,8 +165,6 @@ class Watched:
             if self.armed:
                 torch.cuda.set_sync_debug_mode("default")
         self.num_launches += self.armed
-        self.graph, self.reason = self._inner.graph, self._inner.reason
-        self.num_captures = self._inner.num_captures
         return launch
 
 
