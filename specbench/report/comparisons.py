@@ -17,7 +17,7 @@ from specbench.decide.comparisons import (
 from specbench.decide.contexts import break_even_text
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.recommend import SpeedupVerdict
-from specbench.records import CellKey, Decision, Interval
+from specbench.records import NO_DRAFTER, CellKey, Decision, Interval
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid, grid_of, setting_column
@@ -218,7 +218,7 @@ def best_of_grid(document: Document) -> Grid | None:
 
 def work_of(key: CellKey) -> str:
     """A name such as `K=0`, `draft K=4`, `draft auto`; for a peer `generate`, `assisted K=4`."""
-    if key.condition.engine == BUILTIN:
+    if key.condition.engine == BUILTIN or key.draft.method == NO_DRAFTER:
         return key.draft.label
     return f"{key.draft.method} {key.draft.length.named}" if key.draft.k else key.draft.method
 

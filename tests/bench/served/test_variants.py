@@ -175,7 +175,8 @@ def test_the_faster_variant_is_named_with_its_interval_at_the_same_k(slower_eage
     assert "undecided" not in headline(turned, pick, Objective())
     with drawing():
         (chart,) = side_by_side_charts(turned.variants, turned.cells)
-    assert all(f"vllm draft_model K=4, {name}" in chart.panels[0] for name in TWO)
+    for work in ("K=0", "draft_model K=4"):
+        assert all(f"vllm {work}, {name}" in chart.panels[0] for name in TWO)
     assert len(variants_grid(document).rows) == 6
     assert build_document(served_sweep(ONE_ROW)).variants == ()
 
