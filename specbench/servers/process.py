@@ -87,7 +87,8 @@ def started(
 ) -> Iterator[ServerProcess]:
     """Run the command in this environment plus the given one, with its output added to the log.
 
-    All its processes have ended when the block is left, also by a second Ctrl-C.
+    All its processes have ended when the block is left. If this process is killed, or interrupted
+    by a second Ctrl-C, the supervisor still ends them.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, **environment}
