@@ -182,7 +182,7 @@ _OURS = ("--host", "--port")
 # Flags that set the method or K, and those that set the model, which are other axes.
 _DRAFTS = re.compile(
     r"--(draft(-n|-max)?|extra-llm-api-options|spec-(type|draft-n-max)"
-    r"|speculative-(algo(rithm)?|draft-model-path|num-steps|num-draft-tokens|eagle-topk))"
+    r"|speculative-(algo(rithm)?|draft-model(-path)?|num-steps|num-draft-tokens|eagle-topk))"
 )
 _MODELS = re.compile(r"--(model|model-path|model-draft|config|speculative-config)|-m|-md|-hf|-sc")
 

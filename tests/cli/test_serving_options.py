@@ -47,6 +47,7 @@ def test_options_that_do_not_go_together_are_refused(asked, said):
         {"engines": ("builtin", "vllm"), "base_urls": (f"{URL}#k=0", "http://gpu2:8000#k=4")},
         {"engines": ("vllm", "sglang")},
         {"engines": ("openai",), "base_urls": (URL,)},
+        {"engines": ("llama_cpp",), "engine_args": ("--model", "b.gguf", "--draft-p-min", "0.5")},
     ],
 )
 def test_options_that_go_together_are_taken(asked):

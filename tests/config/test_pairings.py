@@ -1,5 +1,6 @@
 """What pairings.yaml says is what the records say."""
 
+import json
 from pathlib import Path
 from textwrap import dedent
 
@@ -9,6 +10,7 @@ from specbench.errors import ConfigError, UsageError
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Pairings
+from specbench.inputs.strict_yaml import MAX_DEPTH, read_yaml
 
 TWO_TARGETS = """
     default: small/copy
@@ -304,3 +306,12 @@ def test_a_file_adds_to_the_shipped_pairings_and_wins_by_name(tmp_path, monkeypa
 def test_a_model_without_a_pairing_gets_a_hint_how_to_measure_it(name):
     with pytest.raises(UsageError, match=f"specbench run --target {name} --draft DRAFT"):
         load_pairings().select([name])
+
+
+def test_yaml_nests_to_the_stated_depth_and_no_deeper(tmp_path):
+    file = tmp_path / "deep.yaml"
+    file.write_text("[" * MAX_DEPTH + "1" + "]" * MAX_DEPTH)
+    assert read_yaml(file, ConfigError).json() == json.loads(file.read_text())
+    file.write_text("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
+    with pytest.raises(ConfigError, match=f"deeper than {MAX_DEPTH} levels"):
+        read_yaml(file, ConfigError)
