@@ -16,7 +16,7 @@ from specbench.inputs.address import Address
 from specbench.records import EngineCost, Message, Request, Sampling
 from specbench.servers.client import Client
 from specbench.servers.metrics_page import Counters
-from specbench.servers.streamed import Streamed
+from specbench.servers.response import StreamedResponse
 from specbench.settings import OPENAI
 
 MAX_TOKENS = 64  # of an output
@@ -106,11 +106,11 @@ class _TimedServer:
             return None
         return self._cost(answers, counted)
 
-    async def answers(self, prompts: Sequence[str]) -> list[Streamed]:
+    async def answers(self, prompts: Sequence[str]) -> list[StreamedResponse]:
         """The outputs of concurrent requests."""
         return await asyncio.gather(*map(self._answer, prompts))
 
-    async def _answer(self, prompt: str) -> Streamed:
+    async def _answer(self, prompt: str) -> StreamedResponse:
         messages = (Message(role="user", content=prompt),)
         self._num_requests += 1  # the seed of a sampled output
         request = replace(self._request, messages=messages, seed=self._num_requests)
@@ -121,7 +121,7 @@ class _TimedServer:
             )
         return answer
 
-    def _cost(self, answers: Sequence[Streamed], counted: Counters) -> EngineCost | None:
+    def _cost(self, answers: Sequence[StreamedResponse], counted: Counters) -> EngineCost | None:
         num_timed, decode_s = 0, 0.0
         for answer in answers:
             timed = (answer.num_tokens or 0) - (answer.num_first or 1)

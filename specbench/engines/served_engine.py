@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from specbench.errors import ServerError
 from specbench.records import Request, RequestCounts, RequestSettings, Result
 from specbench.servers.metrics_page import MOST_POSITIONS, CounterPage
+from specbench.servers.response import Payload, StreamedResponse, invalid_field
 from specbench.servers.server_log import LogFormat
-from specbench.servers.streamed import Payload, Streamed, invalid_field
 from specbench.settings import SERVED
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ class ServedEngine(Protocol):
         """Facts of a healthy server; ServerError."""
         ...
 
-    async def answer(self, client: "Client", model: str, request: Request) -> Streamed:
+    async def answer(self, client: "Client", model: str, request: Request) -> StreamedResponse:
         """Send the request and stream the answer, with the engine's counts of it; ServerError."""
         ...
 
-    def counts(self, answer: Streamed, k: int) -> RequestCounts | None:
+    def counts(self, answer: StreamedResponse, k: int) -> RequestCounts | None:
         """The rounds of one answer at K; None at K = 0, or if the engine does not count them.
 
         ServerError if the counts do not fit the answer.
@@ -172,7 +172,7 @@ def private_prefix(request: Request) -> Mapping[str, str]:
     return {} if request.keeps_prefixes else {"cache_salt": uuid4().hex}
 
 
-def result_of(engine: ServedEngine, answer: Streamed, k: int) -> Result:
+def result_of(engine: ServedEngine, answer: StreamedResponse, k: int) -> Result:
     """An answer as a result; failed if it has no token, or counts that do not fit it."""
     if answer.error or answer.first_s is None or answer.last_s is None:
         return Result.failed(answer.error or "the answer has no token")
@@ -224,7 +224,7 @@ def read_counts(form: type[Fields], reported: object) -> Fields:
 
 
 def counts_of_rounds(
-    answer: Streamed,
+    answer: StreamedResponse,
     rounds: Sequence[DraftedRound],
     k: int,
     *,
@@ -256,7 +256,11 @@ def counts_of_rounds(
 
 
 def counts_of_sums(
-    answer: Streamed, *, num_accepted: int, num_drafted: int | None, num_drafting: int | None = None
+    answer: StreamedResponse,
+    *,
+    num_accepted: int,
+    num_drafted: int | None,
+    num_drafting: int | None = None,
 ) -> RequestCounts:
     """Counts from sums, without rejections and positions; ServerError if they do not fit."""
     num_rounds, num_overshot = _cut(answer, num_accepted, num_drafting or 0)
@@ -270,7 +274,7 @@ def counts_of_sums(
 
 
 def _cut(
-    answer: Streamed, num_accepted: int, num_drafting: int, num_overshot: int | None = None
+    answer: StreamedResponse, num_accepted: int, num_drafting: int, num_overshot: int | None = None
 ) -> tuple[int, int]:
     """The rounds of the answer, and the drafts accepted past its end."""
     num_later = (answer.num_tokens or len(answer.token_ids) or 1) - 1
@@ -282,7 +286,7 @@ def _cut(
     return num_rounds, num_overshot
 
 
-def _refuse(answer: Streamed, num_accepted: int, num_drafting: int) -> NoReturn:
+def _refuse(answer: StreamedResponse, num_accepted: int, num_drafting: int) -> NoReturn:
     raise ServerError(
         f"the server's counts contradict each other and cannot be used: {num_accepted} accepted "
         f"drafts in {num_drafting} rounds for {answer.num_tokens} output tokens"

@@ -18,7 +18,7 @@ from specbench.errors import LostError, RefusedError, ServerError
 from specbench.inputs.address import Address
 from specbench.servers.connections import Connections
 from specbench.servers.metrics_page import CounterPage, Counters, read_counters
-from specbench.servers.streamed import EventData, Payload, Streamed, invalid_field
+from specbench.servers.response import EventData, Payload, StreamedResponse, invalid_field
 from specbench.untrusted import parse_json
 
 SILENCE_S = 120.0  # how long a server may take to answer, and between two chunks
@@ -130,16 +130,16 @@ class Client:
             self.fail(f"{path} is not a page of counters: {self._quoted(str(error))}")
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], answer: Streamed | None = None
-    ) -> Streamed:
+        self, path: str, body: Mapping[str, Any], answer: StreamedResponse | None = None
+    ) -> StreamedResponse:
         """The answer to a request, which asks for a stream and its usage; ServerError.
 
         A path that begins with / is below the server's root, any other below its API. `answer`:
-        collects the events, if the engine's have more fields than `Streamed` reads.
+        collects the events, if the engine's have more fields than `StreamedResponse` reads.
         """
         root = self.address.root if path.startswith("/") else f"{self.address.api}/"
         body = {"stream": True, "stream_options": {"include_usage": True}, **body}
-        answer, data = answer or Streamed(), EventData()
+        answer, data = answer or StreamedResponse(), EventData()
         await self._read(f"{root}{path}", body, lambda piece: self._take(data, piece, answer))
         self._take(data, b"\n", answer)
         if answer.fault:
@@ -150,8 +150,8 @@ class Client:
         self,
         options: Mapping[str, Any],
         conversation: Mapping[str, Any],
-        answer: Streamed | None = None,
-    ) -> Streamed:
+        answer: StreamedResponse | None = None,
+    ) -> StreamedResponse:
         """The answer to a conversation (`messages`, `tools`, ...); ServerError.
 
         A model without a chat template gets the text of the messages, joined by empty lines, and
@@ -172,7 +172,7 @@ class Client:
         text = "\n\n".join(message["content"] for message in conversation["messages"])
         return await self.stream("completions", {**options, "prompt": text}, answer)
 
-    def _take(self, stream: EventData, piece: bytes, answer: Streamed) -> None:
+    def _take(self, stream: EventData, piece: bytes, answer: StreamedResponse) -> None:
         """Add the events that end in a piece of the stream to the answer; ServerError."""
         try:
             for data in stream.feed(piece):

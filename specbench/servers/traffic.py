@@ -18,7 +18,7 @@ from specbench.errors import LostError, ServerError, SpecbenchError
 from specbench.records import Request
 from specbench.records.requests import poisson_arrivals
 from specbench.servers.client import Client
-from specbench.servers.streamed import Streamed
+from specbench.servers.response import StreamedResponse
 
 TICK_S = 0.01
 TIMER_S = 0.001  # a thread's timer is late by less than this unless the thread was kept waiting
@@ -84,13 +84,13 @@ def ticking(on_tick: OnTick) -> Iterator[None]:
 
 
 # Takes a request and the answers to the earlier requests of its conversation.
-Send = Callable[[Client, Request, Sequence[Streamed]], Awaitable[Streamed]]
+Send = Callable[[Client, Request, Sequence[StreamedResponse]], Awaitable[StreamedResponse]]
 
 
 class Traffic(NamedTuple):
     """The outcome of all requests, in their order, and the load of this process meanwhile."""
 
-    answers: list[Streamed]
+    answers: list[StreamedResponse]
     load: ProcessLoad
 
     def require_no_loss(self) -> None:
@@ -137,7 +137,7 @@ class _Users:
     ) -> None:
         self._requests, self._send, self._ends_at_loss = requests, send, ends_at_loss
         self._clients = clients
-        self._answered: dict[int, Streamed] = {}
+        self._answered: dict[int, StreamedResponse] = {}
         self._num_begun = 0
         self._is_over = False  # whether no conversation begins any more
         conversations: dict[str | int, list[int]] = {}
@@ -174,7 +174,7 @@ class _Users:
         """Send the requests of a conversation one after the other; servers take turns."""
         client = self._clients[self._num_begun % len(self._clients)]
         self._num_begun += 1
-        answers: list[Streamed] = []
+        answers: list[StreamedResponse] = []
         for i in conversation:
             answer = await self._ask(self._requests[i], client, answers)
             self._answered[i] = answer
@@ -182,17 +182,21 @@ class _Users:
                 self._is_over |= answer.is_lost and self._ends_at_loss
                 error = f"not sent: request {i} of its conversation failed"
                 left = conversation[conversation.index(i) + 1 :]
-                self._answered |= {j: Streamed(sent_s=perf_counter(), error=error) for j in left}
+                self._answered |= {
+                    j: StreamedResponse(sent_s=perf_counter(), error=error) for j in left
+                }
                 return
             answers.append(answer)
 
-    async def _ask(self, request: Request, client: Client, earlier: Sequence[Streamed]) -> Streamed:
+    async def _ask(
+        self, request: Request, client: Client, earlier: Sequence[StreamedResponse]
+    ) -> StreamedResponse:
         sent_s = perf_counter()
         try:
             answer = await self._send(client, request, earlier)
         except SpecbenchError as error:
             is_lost = isinstance(error, ServerError) and error.is_lost
-            return Streamed(sent_s=sent_s, error=str(error), is_lost=is_lost)
+            return StreamedResponse(sent_s=sent_s, error=str(error), is_lost=is_lost)
         answer.sent_s = answer.sent_s or sent_s
         return answer
 
@@ -200,5 +204,5 @@ class _Users:
         load = await load_of(work, self._clients)
         for i in set(range(len(self._requests))) - self._answered.keys():
             error = "not sent: an earlier request was lost"
-            self._answered[i] = Streamed(sent_s=perf_counter(), error=error)
+            self._answered[i] = StreamedResponse(sent_s=perf_counter(), error=error)
         return Traffic([self._answered[i] for i in range(len(self._requests))], load)

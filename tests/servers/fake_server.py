@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from specbench.servers import streamed
+from specbench.servers import response
 from tests.servers.http_server import Handler, serving_with
 
 PATIENCE_S = 120.0  # with a client that does not look at its clock when it reads a chunk
@@ -191,6 +191,6 @@ def serving(fake: FakeServer) -> Iterator[str]:
     CLOCK.start()
     with (
         serving_with(_Handler, fake=fake) as url,
-        patch.object(streamed, "perf_counter", CLOCK.perf_counter),
+        patch.object(response, "perf_counter", CLOCK.perf_counter),
     ):
         yield url

@@ -14,7 +14,7 @@ from specbench.inputs.address import Address
 from specbench.records import Request
 from specbench.servers import traffic
 from specbench.servers.client import Client
-from specbench.servers.streamed import Streamed
+from specbench.servers.response import StreamedResponse
 
 
 def client_of(url: str, **more: Any) -> Client:
@@ -63,18 +63,20 @@ class Posted(Request):
     """A request of the API, whose body may follow from the answers before."""
 
     path: str
-    body: Callable[[Sequence[Streamed]], Mapping[str, Any]]
+    body: Callable[[Sequence[StreamedResponse]], Mapping[str, Any]]
 
 
 def posted(
     path: str,
-    body: Callable[[Sequence[Streamed]], Mapping[str, Any]],
+    body: Callable[[Sequence[StreamedResponse]], Mapping[str, Any]],
     conversation: str | None = None,
 ) -> Posted:
     return Posted(path=path, body=body, conversation=conversation, max_new_tokens=0)
 
 
-async def _post(client: Client, request: Request, earlier: Sequence[Streamed]) -> Streamed:
+async def _post(
+    client: Client, request: Request, earlier: Sequence[StreamedResponse]
+) -> StreamedResponse:
     assert isinstance(request, Posted)
     return await client.stream(request.path, request.body(earlier))
 

@@ -157,7 +157,7 @@ def test_a_last_line_without_an_end_is_read():
 @pytest.mark.parametrize(
     ("limit", "call", "reason"),
     [
-        ("streamed.LONGEST_EVENT", lambda c: c.stream("completions", {}), "a line of more than"),
+        ("response.LONGEST_EVENT", lambda c: c.stream("completions", {}), "a line of more than"),
         ("client.LARGEST_PAGE", lambda c: c.json(c.address.root), "has more than"),
     ],
 )

@@ -15,7 +15,7 @@ from specbench.errors import ServerError, WorkloadError
 from specbench.metrics.aggregate import why_bound
 from specbench.records import ClientLoad, Request, Sampling
 from specbench.records.requests import poisson_arrivals
-from specbench.servers.streamed import Streamed
+from specbench.servers.response import StreamedResponse
 from tests.servers.event_loops import in_virtual_time
 from tests.servers.raw_server import posted, send_all
 
@@ -38,7 +38,7 @@ class PacedClient:
         if asked["seconds"] == 13:
             raise ServerError("unlucky")
         self.num_events += 1
-        return Streamed(text=f"{path} {asked['number']}")
+        return StreamedResponse(text=f"{path} {asked['number']}")
 
 
 def request(number, seconds=1.0, conversation=None):
@@ -183,7 +183,7 @@ class SleepyClient(PacedClient):
     async def stream(self, *_):
         await asyncio.sleep(0.1)
         time.sleep(0.1)
-        return Streamed()
+        return StreamedResponse()
 
 
 def test_the_lag_of_a_blocked_event_loop_is_measured():
@@ -211,7 +211,7 @@ class HoldingClient(PacedClient):
     async def stream(self, *_):
         await asyncio.sleep(0.1)
         ctypes.PyDLL(None).usleep(400_000)
-        return Streamed()
+        return StreamedResponse()
 
 
 def test_a_stall_at_the_end_that_holds_the_gil_is_fully_measured():

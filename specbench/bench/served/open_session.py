@@ -32,7 +32,7 @@ from specbench.records import (
 )
 from specbench.servers.client import Client, Stall
 from specbench.servers.metrics_page import Counters
-from specbench.servers.streamed import Streamed
+from specbench.servers.response import StreamedResponse
 from specbench.servers.traffic import Traffic, send_all
 from specbench.stats.summaries import median_of
 
@@ -212,7 +212,9 @@ class OpenSession:
     async def _send(self, block: Block, cell: Cell, requests: Sequence[Request]) -> Traffic:
         condition = block.condition
 
-        async def send(client: Client, request: Request, earlier: Sequence[Streamed]) -> Streamed:
+        async def send(
+            client: Client, request: Request, earlier: Sequence[StreamedResponse]
+        ) -> StreamedResponse:
             texts = [answer.text for answer in earlier]
             whole = self._answers.completed(cell, request, texts)
             return await self._engine.answer(client, self._running.facts.model, whole)
@@ -234,14 +236,14 @@ def is_steady(paces: Sequence[float]) -> bool:
     return len(last) == STEADY_BATCHES and max(last) <= STEADY * min(last)
 
 
-def _token_s(answer: Streamed) -> float | None:
+def _token_s(answer: StreamedResponse) -> float | None:
     if answer.last_s is None or not answer.num_tokens:
         return None
     return (answer.last_s - answer.sent_s) / answer.num_tokens
 
 
 def request_records(
-    session: Session, cell: Cell, requests: Sequence[Request], answers: Sequence[Streamed]
+    session: Session, cell: Cell, requests: Sequence[Request], answers: Sequence[StreamedResponse]
 ) -> tuple[RequestRecord, ...]:
     """The records of one condition's requests, in their order."""
     engine = find_served(session.engine)
@@ -255,7 +257,7 @@ def request_records(
     )
 
 
-def _of_prompt(cell: Cell, answer: Streamed, began_s: float) -> dict[str, Any]:
+def _of_prompt(cell: Cell, answer: StreamedResponse, began_s: float) -> dict[str, Any]:
     """Fields about the prompt as the server reports it, and the time at which it was sent."""
     return {
         "num_prompt_tokens": answer.num_prompt_tokens or 0,

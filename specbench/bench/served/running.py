@@ -17,7 +17,7 @@ from specbench.inputs.pairing import Target
 from specbench.records import Request
 from specbench.servers.client import NOTICE_S, Client
 from specbench.servers.process import ServerProcess
-from specbench.servers.streamed import Streamed
+from specbench.servers.response import StreamedResponse
 from specbench.servers.traffic import send_all
 from specbench.settings import SERVED, RunSettings
 
@@ -47,13 +47,15 @@ class ServerHandle:
 
     async def ask(
         self, engine: str, requests: Sequence[Request], *, concurrency: int
-    ) -> list[Streamed]:
+    ) -> list[StreamedResponse]:
         """Send the requests and return the responses in order.
 
         Raises LostError at the first lost request.
         """
 
-        async def send(client: Client, request: Request, _: Sequence[Streamed]) -> Streamed:
+        async def send(
+            client: Client, request: Request, _: Sequence[StreamedResponse]
+        ) -> StreamedResponse:
             return await find_served(engine).answer(client, self.facts.model, request)
 
         done = await send_all(

@@ -53,7 +53,7 @@ from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError, SpecbenchError
 from specbench.records import DraftConfig, Prompt, Request
 from specbench.servers.client import watch_for_stalls
-from specbench.servers.streamed import Streamed
+from specbench.servers.response import StreamedResponse
 from specbench.verify.evidence import CONTROL
 from specbench.verify.two_samples import ServedText
 
@@ -223,7 +223,7 @@ class OutputCollector:
         return replace(Answers().completed(turn.cell, request, texts), conversation=None)
 
 
-def _text(running: ServerHandle, turn: _TurnRef, answer: Streamed) -> ServedText:
+def _text(running: ServerHandle, turn: _TurnRef, answer: StreamedResponse) -> ServedText:
     """The text of an answer; ServerError if it failed, with the cause if the server ended."""
     if answer.error is not None:
         running.require_running()

@@ -44,8 +44,8 @@ from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE, differ
 from specbench.methods import MODEL_METHOD, gguf_method
 from specbench.records import Request, RequestCounts, RequestSettings
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
+from specbench.servers.response import Count, Payload, StreamedResponse, TokenId, invalid_field
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
-from specbench.servers.streamed import Count, Payload, Streamed, TokenId, invalid_field
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -176,7 +176,7 @@ class _LlamaEvent(Payload):
 
 
 @dataclass(kw_only=True, slots=True)
-class _LlamaStream(Streamed):
+class _LlamaStream(StreamedResponse):
     """A stream in llama.cpp's format, with one token per event."""
 
     reports_all_ids: ClassVar[bool] = False
@@ -192,7 +192,7 @@ class _LlamaStream(Streamed):
             "prompt_tokens": fields.tokens_evaluated,
         }
         metrics = {**fields.timings.model_dump(), "steps": self.steps}
-        Streamed.add(self, {"choices": [choice], "usage": usage, "metrics": metrics})
+        StreamedResponse.add(self, {"choices": [choice], "usage": usage, "metrics": metrics})
         if fields.tokens and fields.tokens_predicted is not None:
             drafts = fields.timings.draft_n, fields.timings.draft_n_accepted
             self.steps.append(_TokenStep(fields.tokens_predicted, *drafts))
@@ -206,7 +206,7 @@ class _PromptTokens(Payload):
     tokens: list[TokenId]
 
 
-async def answer(client: "Client", model: str, request: Request) -> Streamed:
+async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
     """The answer with token ids, or without if a token ended within a character, since the server
     then omits ids."""
     root, sampling = client.address.root, request.sampling
@@ -244,7 +244,7 @@ def _constraints(settings: RequestSettings) -> dict[str, Any]:
     return fields
 
 
-def counts(answer: Streamed, k: int) -> RequestCounts | None:
+def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
     """The totals; if every token was reported, also the rounds and the tokens past the end."""
     totals = answer.metrics
     if not totals or not k:

@@ -13,8 +13,8 @@ from specbench.engines.served_engine import (
 from specbench.errors import UsageError
 from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import count_of
+from specbench.servers.response import StreamedResponse
 from specbench.servers.server_log import LogFormat
-from specbench.servers.streamed import Streamed
 from specbench.settings import OPENAI, SERVED
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def facts(client: "Client") -> ServerFacts:
     )
 
 
-async def answer(client: "Client", model: str, request: Request) -> Streamed:
+async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
     """Only with fields that the API has, the top-k if one was asked for, and template arguments
     without the reasoning effort, for which the API has a field."""
     top_k = {"top_k": request.sampling.top_k} if request.sampling.top_k else {}
@@ -62,6 +62,6 @@ async def answer(client: "Client", model: str, request: Request) -> Streamed:
     )
 
 
-def counts(answer: Streamed, k: int) -> RequestCounts | None:  # noqa: ARG001
+def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:  # noqa: ARG001
     """Always None: the API has no field for it."""
     return None

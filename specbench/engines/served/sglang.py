@@ -42,8 +42,8 @@ from specbench.engines.served_engine import (
 from specbench.errors import RefusedError, UsageError
 from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import CounterPage, count_of
+from specbench.servers.response import Count, Payload, StreamedResponse, TokenId
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat
-from specbench.servers.streamed import Count, Payload, Streamed, TokenId
 from specbench.stats.rounds import mean_length_from_rates
 
 if TYPE_CHECKING:
@@ -167,17 +167,17 @@ class _SglangCounts(Payload):
 
 
 @dataclass(kw_only=True, slots=True)
-class _SglangStream(Streamed):
+class _SglangStream(StreamedResponse):
     """Ids and counts come after the text, in an extension of the API."""
 
     def add(self, event: Mapping[str, Any]) -> None:
         extension = _SglangEvent.model_validate(event).sglext or _NOTHING
-        Streamed.add(self, {**event, "metrics": extension.spec_tokens_details})
+        StreamedResponse.add(self, {**event, "metrics": extension.spec_tokens_details})
         for ids in extension.output_ids or ():  # of each choice, and there is one
             self.token_ids = array("i", ids)
 
 
-async def answer(client: "Client", model: str, request: Request) -> Streamed:
+async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
     """Streamed with ids and counts; the first event's usage is the number of tokens in it."""
     body = {
         **request_fields(model, request),
@@ -190,7 +190,7 @@ async def answer(client: "Client", model: str, request: Request) -> Streamed:
     )
 
 
-def counts(answer: Streamed, k: int) -> RequestCounts | None:
+def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
     """Every round drafts; of a tree, `num_drafted` counts the nodes."""
     if not answer.metrics or not k:
         return None

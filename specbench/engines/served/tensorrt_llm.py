@@ -49,8 +49,8 @@ from specbench.servers.metrics_page import (
     gauge_of,
     labels_of,
 )
+from specbench.servers.response import Payload, StreamedResponse
 from specbench.servers.server_log import ARGUMENTS, LogFormat
-from specbench.servers.streamed import Payload, Streamed
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -137,23 +137,23 @@ class _TrtllmEvent(Payload):
 
 
 @dataclass(kw_only=True, slots=True)
-class _TrtllmStream(Streamed):
+class _TrtllmStream(StreamedResponse):
     """Every event has the mean tokens per iteration so far, prefill included."""
 
     def add(self, event: Mapping[str, Any]) -> None:
-        Streamed.add(self, event)
+        StreamedResponse.add(self, event)
         for choice in _TrtllmEvent.model_validate(event).choices or ():
             mean = choice.avg_decoded_tokens_per_iter
             self.metrics = {"avg_decoded_tokens_per_iter": mean} if mean else self.metrics
 
 
-async def answer(client: "Client", model: str, request: Request) -> Streamed:
+async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
     """Streamed without ids; the first event's usage is the number of tokens in it."""
     body = {**request_fields(model, request), "top_k": request.sampling.top_k, **COUNTED_STREAM}
     return await client.chat(body, conversation_fields(request), _TrtllmStream())
 
 
-def counts(answer: Streamed, k: int) -> RequestCounts | None:
+def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
     """From the mean: iterations are rounds, and one prefill. Drafts are not reported."""
     mean = (answer.metrics or {}).get("avg_decoded_tokens_per_iter")
     if not mean or not k or not answer.num_tokens:

@@ -45,8 +45,8 @@ from specbench.files.medusa import medusa_fields, medusa_tensors
 from specbench.files.model import ModelFiles, open_model
 from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of, labels_of
+from specbench.servers.response import Count, Payload, StreamedResponse
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, MEMORY, LogFormat
-from specbench.servers.streamed import Count, Payload, Streamed
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -185,7 +185,7 @@ def _kv_tokens(cache: dict[str, str]) -> int:
     return (blocks or 0) * (tokens or 0)
 
 
-async def answer(client: "Client", model: str, request: Request) -> Streamed:
+async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
     """Stream the response with token ids; a salt avoids a running server's prefix cache.
 
     vLLM's default for `tools` needs a parser of tool calls. With "none" the prompt has the tools,
@@ -210,7 +210,7 @@ class _SpecDecodeMetrics(Payload):
     per_step_accepted: list[Count] | None = None
 
 
-def counts(answer: Streamed, k: int) -> RequestCounts | None:
+def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
     """The counts of one response: every round with the server's "detailed", sums with "summary"."""
     metrics = (answer.metrics or {}).get("speculative_decoding")
     if not metrics or not k:

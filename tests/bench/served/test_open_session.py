@@ -18,13 +18,13 @@ from specbench.engines.served_engine import ServerFacts
 from specbench.probes.gpu import GpuUse
 from specbench.records import RequestCounts
 from specbench.servers.metrics_page import Counters
-from specbench.servers.streamed import Streamed
+from specbench.servers.response import StreamedResponse
 from tests.bench.served.served_runs import plan_of
 from tests.made_records import made_request
 
 SENT_S = 100.0
 # Two tokens after 0.5 s, all five 1.5 s later; at the end another event without any.
-SAID = Streamed(
+SAID = StreamedResponse(
     text="Hello",
     token_ids=array("i", range(5)),
     num_tokens=5,
@@ -78,8 +78,8 @@ def test_concurrent_requests_arrive_when_the_first_is_sent(tmp_path):
 @pytest.mark.parametrize(
     ("answered", "error"),
     [
-        (Streamed(sent_s=SENT_S, error="broke off"), "broke off"),
-        (Streamed(sent_s=SENT_S), "the answer has no token"),
+        (StreamedResponse(sent_s=SENT_S, error="broke off"), "broke off"),
+        (StreamedResponse(sent_s=SENT_S), "the answer has no token"),
     ],
 )
 def test_a_request_without_a_complete_response_is_recorded_as_failed(tmp_path, answered, error):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from specbench.engines.served_engine import ServerFacts, StartOptions, find_served
 from specbench.inputs.address import Address
 from specbench.records import Message, Request, Sampling
-from specbench.servers.client import Client, Streamed
+from specbench.servers.client import Client, StreamedResponse
 from tests.servers.fake_server import FakeServer, serving
 
 REQUEST = Request(
@@ -35,12 +35,12 @@ def facts(engine: str, pages: Mapping[str, str], address: str = "") -> ServerFac
 
 
 class Replayed(NamedTuple):
-    answer: Streamed
+    answer: StreamedResponse
     asked: list[dict[str, Any]]  # of the server, in order
 
 
 def answer(engine: str, pages: Mapping[str, str], request: Request = REQUEST) -> Replayed:
-    async def ask(url: str) -> Streamed:
+    async def ask(url: str) -> StreamedResponse:
         async with Client(Address.at(url, "--base-url")) as client:
             return await find_served(engine).answer(client, "tiny", request)
 

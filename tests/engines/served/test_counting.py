@@ -4,13 +4,13 @@ import pytest
 
 from specbench.engines.served_engine import DraftedRound, counts_of_rounds, counts_of_sums
 from specbench.errors import ServerError
-from specbench.servers.client import Streamed
+from specbench.servers.client import StreamedResponse
 
 K4 = 4
 
 
-def of(num_tokens: int) -> Streamed:
-    return Streamed(num_tokens=num_tokens)
+def of(num_tokens: int) -> StreamedResponse:
+    return StreamedResponse(num_tokens=num_tokens)
 
 
 def test_rounds_and_accepted_drafts_are_the_tokens_after_the_first():
@@ -31,7 +31,7 @@ def test_drafts_accepted_past_the_end_of_the_text_are_not_counted():
 
 def test_a_draft_accepted_at_the_end_of_the_text_is_counted():
     """As of our decoder, which drafts all but the last token of an answer that is known."""
-    ended = Streamed(num_tokens=1 + 5 + 2, finish_reason="stop")
+    ended = StreamedResponse(num_tokens=1 + 5 + 2, finish_reason="stop")
     assert (
         counts_of_rounds(ended, [DraftedRound(4, 4), DraftedRound(4, 2)], K4).num_accepted == 4 + 1
     )

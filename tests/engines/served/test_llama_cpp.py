@@ -8,7 +8,7 @@ import pytest
 
 from specbench.engines.served_engine import find_served
 from specbench.errors import UsageError
-from specbench.servers.client import Streamed
+from specbench.servers.client import StreamedResponse
 from tests.engines.served.replay import REQUEST, answer, facts, recorded, start
 
 LLAMA = find_served("llama_cpp")
@@ -142,7 +142,7 @@ def test_rounds_without_drafts_are_counted_separately():
     steps = [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 3, 1), (5, 3, 1)]
     told = [LLAMA._TokenStep(*step) for step in steps]
     metrics = {"draft_n": 3, "draft_n_accepted": 1, "steps": told}
-    counts = LLAMA.counts(Streamed(num_tokens=5, metrics=metrics), 4)
+    counts = LLAMA.counts(StreamedResponse(num_tokens=5, metrics=metrics), 4)
     assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (3, 1, 1)
 
 

@@ -11,7 +11,7 @@ from specbench.errors import ServerError
 from specbench.inputs.address import Address
 from specbench.records import RequestSettings
 from specbench.servers.client import Client
-from specbench.servers.streamed import Streamed
+from specbench.servers.response import StreamedResponse
 from specbench.settings import SERVED
 from tests.engines.served import test_llama_cpp, test_sglang, test_tensorrt_llm, test_vllm
 from tests.engines.served.replay import REQUEST, answer
@@ -95,7 +95,7 @@ def test_tools_are_refused_for_a_server_without_a_chat_template():
 
 
 def test_a_tool_call_is_text_whose_tokens_are_timed():
-    stream = Streamed()
+    stream = StreamedResponse()
     first = {"index": 0, "id": "c1", "type": "function", "function": {"name": "add"}}
     for call in (first, {"index": 0, "function": {"arguments": '{"a": 1}'}}):
         stream.add({"choices": [{"delta": {"content": None, "tool_calls": [call]}}]})

@@ -8,7 +8,7 @@ import yaml
 
 from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError
-from specbench.servers.client import Streamed
+from specbench.servers.client import StreamedResponse
 from tests.engines.served.replay import answer, facts, recorded, start
 
 TRTLLM = find_served("tensorrt_llm")
@@ -67,11 +67,11 @@ def test_rounds_of_a_tensorrt_llm_response_follow_from_its_mean():
     counts = TRTLLM.counts(said, 3)
     assert (counts.num_rounds, counts.num_accepted, counts.num_drafted) == (2, 4, None)
     assert TRTLLM.counts(said, 0) is None
-    assert TRTLLM.counts(Streamed(num_tokens=7), 3) is None
+    assert TRTLLM.counts(StreamedResponse(num_tokens=7), 3) is None
 
 
 def test_a_mean_below_one_token_per_iteration_is_refused():
-    said = Streamed(num_tokens=7, metrics={"avg_decoded_tokens_per_iter": 0.5})
+    said = StreamedResponse(num_tokens=7, metrics={"avg_decoded_tokens_per_iter": 0.5})
     with pytest.raises(ServerError, match="cannot be"):
         TRTLLM.counts(said, 3)
 

@@ -9,7 +9,7 @@ import pytest
 from specbench.engines.served_engine import find_served
 from specbench.errors import UsageError
 from specbench.records import Message
-from specbench.servers.client import Streamed
+from specbench.servers.client import StreamedResponse
 from tests.engines.served.replay import REQUEST, answer, facts, recorded, start
 
 VLLM = find_served("vllm")
@@ -124,16 +124,16 @@ def test_counts_of_a_recorded_vllm_response():
 def test_a_vllm_summary_gives_sums_without_a_histogram():
     told = answer("vllm", ANSWERS).answer.metrics["speculative_decoding"]
     summary = {name: value for name, value in told.items() if not name.startswith("per_step")}
-    said = Streamed(num_tokens=20, metrics={"speculative_decoding": summary})
+    said = StreamedResponse(num_tokens=20, metrics={"speculative_decoding": summary})
     counts = VLLM.counts(said, 4)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (5, 14, 2)
     assert counts.num_by_accepted is None
-    assert VLLM.counts(Streamed(num_tokens=20, metrics={}), 4) is None
+    assert VLLM.counts(StreamedResponse(num_tokens=20, metrics={}), 4) is None
 
 
 def test_a_vllm_response_without_drafts_has_one_round_per_token():
     empty = {"num_spec_steps": 0, "num_accepted_draft_tokens": 0, "num_draft_tokens": 0}
-    counts = VLLM.counts(Streamed(num_tokens=5, metrics={"speculative_decoding": empty}), 2)
+    counts = VLLM.counts(StreamedResponse(num_tokens=5, metrics={"speculative_decoding": empty}), 2)
     assert (counts.num_rounds, counts.num_by_accepted) == (4, (4, 0, 0))
 
 

@@ -106,7 +106,7 @@ class EventData:
 
 
 @dataclass(kw_only=True, slots=True)
-class Streamed:
+class StreamedResponse:
     """One streamed response, or the error in its place.
 
     Times are readings of `perf_counter`.

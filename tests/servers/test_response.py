@@ -5,21 +5,21 @@ import re
 
 import pytest
 
-from specbench.servers import streamed
-from specbench.servers.streamed import EventData, Streamed
+from specbench.servers import response
+from specbench.servers.response import EventData, StreamedResponse
 
 
 def taken(monkeypatch, *timed):
     """An answer of events and the seconds when they came."""
-    answer = Streamed()
+    answer = StreamedResponse()
     for at_s, event in timed:
-        monkeypatch.setattr(streamed, "perf_counter", lambda at_s=at_s: at_s)
+        monkeypatch.setattr(response, "perf_counter", lambda at_s=at_s: at_s)
         answer.add(event)
     return answer
 
 
 def test_prompt_token_ids_are_read_from_any_event():
-    answer = Streamed()
+    answer = StreamedResponse()
     answer.add({"choices": [{"delta": {"role": "assistant"}}], "prompt_token_ids": [5, 6]})
     answer.add(ids(7))
     assert (answer.prompt_ids, answer.num_events) == ([5, 6], 1)
@@ -79,7 +79,11 @@ def test_usage_in_every_event_gives_the_token_counts(monkeypatch):
 
 
 def test_a_response_without_tokens_has_no_times():
-    assert (Streamed().first_s, Streamed().last_s, Streamed().num_first) == (None, None, None)
+    assert (
+        StreamedResponse().first_s,
+        StreamedResponse().last_s,
+        StreamedResponse().num_first,
+    ) == (None, None, None)
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "content"])
@@ -119,4 +123,4 @@ def test_an_incomplete_stream_reports_its_fault(monkeypatch):
 @pytest.mark.parametrize("token_id", [-1, 2**31, 1.5, "7", None])
 def test_a_token_id_is_a_small_whole_number(token_id):
     with pytest.raises(ValueError, match=r"token_ids\.0"):
-        Streamed().add({"choices": [{"token_ids": [token_id]}]})
+        StreamedResponse().add({"choices": [{"token_ids": [token_id]}]})
