@@ -151,7 +151,7 @@ class Recipe(NamedTuple):
     has_vocabulary: bool = False  # its own vocabulary and output
 
 
-def _nothing(_: object) -> None:
+def _no_answer(_: object) -> None:
     return None
 
 
@@ -166,7 +166,7 @@ class HeadFacts:
     layouts: Layouts
     fit: Callable[[Files, HeadTarget], Fit]  # ModelError
     tensor_names: Mapping[str, str] = field(default_factory=dict)  # prefixes, with today's
-    by_config: Callable[[ModelFiles], str | None] = _nothing
+    by_config: Callable[[ModelFiles], str | None] = _no_answer
     by_tensors: Callable[[frozenset[str]], bool] = lambda _: False
     architecture: str | None = None
     is_speculators_type: bool = True  # as a `speculators_model_type` of the same name
@@ -213,7 +213,7 @@ class Method:
     retokenizes: bool = False
     always_drafts: bool = False
     parameters: tuple[Parameter, ...] = ()
-    tree: Callable[[Settings], str | None] = _nothing  # kind; None: a chain
+    tree: Callable[[Settings], str | None] = _no_answer  # kind; None: a chain
     round_shape: Callable[[Settings, int], RoundShape] = _chain  # for a K above 0
     # The deepest K, None: no limit. The head is None if its weights are random, the target's
     # vocabulary if it is not known; both are asked only if the answer depends on them.

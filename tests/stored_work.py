@@ -6,7 +6,7 @@ from typing import Any
 from specbench.metrics.aggregate import usable_sessions
 from specbench.records import BlockRecord, Environment, ServerRecord
 from specbench.runs import StoredRecord, StoredRun
-from specbench.runs.codec import Done, encode_line
+from specbench.runs.codec import RunEnd, encode_line
 
 # Beside what ends in `_s`: names of attempts, and what is of a machine, a start or a moment.
 OF_A_TIME = {"block_id", "command", "client", "finished_at", "log", "node", "queue_s", "seconds"}
@@ -35,7 +35,7 @@ def _counts(record: StoredRecord, sessions: set[str | None], purpose: str | None
         return record.session in sessions and purpose in (None, record.purpose)
     if isinstance(record, ServerRecord):
         return record.session in sessions and (purpose is None or f"|{purpose}|" in record.place)
-    return not isinstance(record, Environment | Done)
+    return not isinstance(record, Environment | RunEnd)
 
 
 def _timeless(value: Any) -> Any:

@@ -108,14 +108,14 @@ def effort(
 COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs
 
 
-class _Between(NamedTuple):
+class _InterleavedTimings(NamedTuple):
     """Forecasts whose round costs are timed between the blocks of an exhaustive run."""
 
     group: list[DraftedCells]
     costs: RoundCosts
 
 
-class Forecasting:
+class TargetForecaster:
     """One target's forecasts. `trace` comes before cells warm up, `narrow` after it."""
 
     def __init__(self, session: OpenTarget, deadline: Deadline, trace: Trace) -> None:
@@ -123,7 +123,7 @@ class Forecasting:
         self._plan, self._store, self._reporter = session.plan, session.store, session.reporter
         self._engine_costs = self._store.stored.engine_costs
         self._warned: set[str] = set()
-        self._between: list[_Between] = []
+        self._between: list[_InterleavedTimings] = []
         self._measured_s: defaultdict[Condition, float] = defaultdict(float)
         self._tracer = Tracer(session, trace, self._drafting)
 
@@ -147,7 +147,7 @@ class Forecasting:
         groups = sharing_costs(drafted for drafted in forecasts if drafted.key not in known)
         settings = self._plan.settings.forecasting
         if settings.exhaustive:
-            self._between = [_Between(group, self._costs(group)) for group in groups]
+            self._between = [_InterleavedTimings(group, self._costs(group)) for group in groups]
             return usable
         new = [
             record
@@ -209,7 +209,7 @@ class Forecasting:
         if self._engine_costs:
             return self._forecasts_from(group, self._engine_curves(group), 0.0)
         self._reporter.stage(f"{self._plan.target.name}: timing rounds")
-        costs, should_continue = self._costs(group), self._within(COSTS_SHARE / num_groups)
+        costs, should_continue = self._costs(group), self._budget_check(COSTS_SHARE / num_groups)
         curves = self._measured_curves(group, costs, should_continue)
         return self._forecasts_from(group, curves, costs.spent_s)
 
@@ -304,7 +304,7 @@ class Forecasting:
     def _warn_unmeasured(self, error: Exception) -> None:
         self._reporter.warn(f"round costs: {first_line(error)}; every K is measured instead")
 
-    def _within(self, share: float) -> Callable[[], bool]:
+    def _budget_check(self, share: float) -> Callable[[], bool]:
         """A check that at most `share` of the time left now is used; true without a limit."""
         left_s = self._deadline.seconds_left("explore")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from specbench.bench.blocks import Cell, work_of
-from specbench.engines.engine import Engine, InProcess, Instrumented, Work
+from specbench.engines.engine import Engine, InProcess, InstrumentedEngine, Work
 from specbench.models.library_errors import raise_if_device_lost
 from specbench.probes.device import (
     HostCalls,
@@ -34,7 +34,7 @@ BLOCKS = 8  # per cell; more would not be more precise
 
 
 def measure_forwards(
-    engine: Instrumented, cells: tuple[Cell, ...], request_of: Callable[[Cell], Request]
+    engine: InstrumentedEngine, cells: tuple[Cell, ...], request_of: Callable[[Cell], Request]
 ) -> Iterator[ForwardCost]:
     """The model forwards of every cell, timed alternately with rounds of the cell.
 
@@ -79,7 +79,7 @@ FEW_TOKENS, MANY_TOKENS = 8, 40  # a prefill and a few rounds; a prefill and mor
 
 
 def measure_limits(
-    engine: Instrumented,
+    engine: InstrumentedEngine,
     cells: tuple[Cell, ...],
     block: BlockRecord,
     *,
@@ -137,7 +137,7 @@ def count_launches(
             )
 
 
-def _bytes_per_round(engine: Instrumented, cell: Cell, context: int) -> int:
+def _bytes_per_round(engine: InstrumentedEngine, cell: Cell, context: int) -> int:
     """Bytes that a round must read; 0 if the engine does not know all forwards of a round."""
     rows = cell.key.condition.concurrency
     return sum(
@@ -196,14 +196,14 @@ class MemoryMeter:
     def target_alone(self, engine: Engine, run_pass: Callable[[], None]) -> MemoryRecord | None:
         """Run one K = 0 pass with only the target loaded."""
         self._alone = self._peaks_of(run_pass)
-        self._idle = self._now()
+        self._idle = self._current_peaks()
         return self._record(engine, NO_DRAFTER, self._alone)
 
     def with_drafter(
         self, engine: Engine, drafter: str, load_and_run: Callable[[], None]
     ) -> MemoryRecord | None:
         """Load one drafter and run one pass with it."""
-        before = self._now()
+        before = self._current_peaks()
         after = self._peaks_of(load_and_run)
         peaks = self._alone.with_drafter(self._idle, before, after)
         return self._record(engine, drafter, peaks)
@@ -223,7 +223,7 @@ class MemoryMeter:
         process = gpu.process_used_bytes if gpu else None
         return _Peaks(allocated, reserved, process, gpu.device_used_bytes if gpu else None)
 
-    def _now(self) -> _Peaks:
+    def _current_peaks(self) -> _Peaks:
         if self._device == "cpu":
             return _Peaks(None, None, process_used_bytes(), host_used_bytes())
         reset_allocator_peaks(self._device)

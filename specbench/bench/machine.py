@@ -10,7 +10,7 @@ from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import ReadHead, headers_on_this_machine
 from specbench.bench.served.cycles import ServedRun
-from specbench.bench.units import Once, Reporter, UnitSource, WholeTarget
+from specbench.bench.units import Reporter, SingleUnit, UnitSource, WholeTarget
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
 from specbench.probes.environment import describe_environment
@@ -85,7 +85,7 @@ def unit_sources(
 ) -> Iterator[UnitSource]:
     """The sources of a target's units: the engines in one process, and each serving engine."""
     if plan.in_process is not None:
-        yield Once(WholeTarget(plan=plan.in_process))
+        yield SingleUnit(WholeTarget(plan=plan.in_process))
     for engine in plan.served:
         yield ServedRun(plan, engine, running, store, deadline)
 

@@ -14,7 +14,7 @@ from specbench.bench.pruning import BudgetPruner, Extensions
 from specbench.bench.session import OpenTarget
 from specbench.bench.units import RunLoop
 from specbench.decide.recommend import by_question, choose, winners
-from specbench.engines.engine import Instrumented
+from specbench.engines.engine import InstrumentedEngine
 from specbench.errors import first_line
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
@@ -83,7 +83,7 @@ class Passes:
     def _measure_limits(self, block: Block, record: BlockRecord) -> None:
         """Store the bounds of one row's rounds, measured directly after the block."""
         engine = self._session.engine
-        if block.condition.overlaps or not isinstance(engine, Instrumented):
+        if block.condition.overlaps or not isinstance(engine, InstrumentedEngine):
             return
         done = {request.cell_id for request in record.requests if request.output_ids}
         cells = tuple(

@@ -311,7 +311,7 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
             return (files.num_tokens(text) or 0) + margin
 
         limit = min(files.longest_context or inf, context or inf)
-        short, failures = _without(plan, limit, count)
+        short, failures = _drop_long_prompts(plan, limit, count)
         reasons = {failure.workload: failure.reason for failure in failures}
         noted = []
         for workload in short.workloads:
@@ -330,12 +330,12 @@ def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
     """The plan without prompts that exceed the context, counted with their chat template; a
     workload of only such prompts stays, and fails with the engine's error."""
     count = partial(_prompt_tokens, engine.tokenizer)
-    short, failures = _without(plan, engine.context or inf, count)
+    short, failures = _drop_long_prompts(plan, engine.context or inf, count)
     unchanged = {workload.name for workload in plan.workloads if workload in short.workloads}
     return short, tuple(f for f in failures if f.workload not in unchanged)
 
 
-def _without(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> Shortened:
+def _drop_long_prompts(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> Shortened:
     """The plan without prompts above the limit, and a failure for each workload that has such
     prompts; a workload of only such prompts stays."""
     kept, failures = list(plan.workloads), []

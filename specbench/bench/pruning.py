@@ -102,20 +102,20 @@ class BudgetPruner:
             at, ids = block.condition, {cell.key.id for cell in block.cells}
             num = num_begun[at]
             if self._has_budget and (num < MIN_UNITS or _is_round(num)):
-                question, decide = block.cells[0], partial(self._decided, block, num)
+                question, decide = block.cells[0], partial(self._prune_at, block, num)
                 decided = self._extensions.take("drop", decide, question, num)
                 if self._extensions.is_taken("drop", question, num):
                     self._left_out[at] = decided
             num_begun[at] += 1
             yield block.only(ids - self._left_out.get(at, frozenset()))
 
-    def _decided(self, block: Block, num: int) -> frozenset[str] | None:
+    def _prune_at(self, block: Block, num: int) -> frozenset[str] | None:
         """The cells to leave out from block number `num` of its condition on; None: no change."""
         measured = self._measured(block)
         if not self._decides or len(measured) != num or self._deadline.is_over("explore"):
             return None
         if num == 0:
-            return self._first(block)
+            return self._prune_at_start(block)
         left_out = self._left_out.get(block.condition, frozenset())
         num_blocks = Counter(cell_id for stored in measured for cell_id in stored.order)
         gathered, enough = (
@@ -135,7 +135,7 @@ class BudgetPruner:
         means = _mean_seconds(measured)
         seconds = {cell.key.id: means.get(cell.key.id, 0.0) for cell in block.cells}
         seconds |= _interpolated(_fixed(block.cells), means)
-        behind = _behind(block, active, cells)
+        behind = _distances_to_best(block, active, cells)
         left = (cell for cell in candidates if cell.key.id in behind)
         ranked = sorted(left, key=lambda cell: behind[cell.key.id])
         unpruned = [cell for cell in block.cells if cell not in _fixed(block.cells)]
@@ -161,7 +161,7 @@ class BudgetPruner:
         decided = frozenset(cell.key.id for cell in _fixed(block.cells) if cell not in kept)
         return None if decided == left_out else decided
 
-    def _first(self, block: Block) -> frozenset[str] | None:
+    def _prune_at_start(self, block: Block) -> frozenset[str] | None:
         """The cells to leave out before the first prompt, if five prompts of every K at the cost of
         K = 0 exceed the budget; the remaining K are evenly spread."""
         groups = _groups(_fixed(block.cells))
@@ -274,7 +274,7 @@ def _losers(active: Iterable[Cell], cells: dict[str, CellData]) -> set[str]:
     return lost
 
 
-def _behind(
+def _distances_to_best(
     block: Block, active: Collection[Cell], cells: dict[str, CellData]
 ) -> dict[str, tuple[float, int, float]]:
     """The distance of each K from its drafter's best, in speed and then in K; best drafters first.

@@ -154,18 +154,18 @@ class RoundCosts:
             return False
         if self.num_repetitions >= MOST_REPETITIONS:
             return True
-        later = self._later()
+        later = self._later_times()
         step = later[self._baseline.cell.key.id]
         ratios = (paired_log_ratio(cost, step) for cost in later.values() if cost is not step)
         return all((ratio.standard_error or 0.0) <= ENOUGH_ERROR for ratio in ratios)
 
     def _has_used_its_share(self) -> bool:
-        later = self._later()
+        later = self._later_times()
         sweep_s = sum(median(later[timed.cell.key.id]) * timed.num_rounds for timed in self.cells)
         is_enough = self.num_repetitions >= FEWEST_REPETITIONS
         return is_enough and self.spent_s > TIME_SHARE * sweep_s
 
-    def _later(self) -> dict[str, list[float]]:
+    def _later_times(self) -> dict[str, list[float]]:
         return {cell_id: [*map(later_s, times)] for cell_id, times in self._repetitions.items()}
 
 

@@ -10,7 +10,7 @@ import torch
 
 from specbench.bench.blocks import Block, Cell, work_of
 from specbench.bench.budget import Deadline
-from specbench.bench.forecasting import Forecasting
+from specbench.bench.forecasting import TargetForecaster
 from specbench.bench.limits import MemoryMeter, count_launches
 from specbench.bench.passes import Passes
 from specbench.bench.plan import TargetPlan, peers_of
@@ -96,7 +96,7 @@ class TargetRun:
                 deadline = self._deadline.part(share)
                 forecasting = None
                 if self._plan.settings.forecasting.forecast:
-                    forecasting = Forecasting(session, deadline, self._trace)
+                    forecasting = TargetForecaster(session, deadline, self._trace)
                     forecasting.trace(loaded)
                 usable = self._warm_up(engines, prompt_ids, loaded)
                 self._store_engine_records(engines)

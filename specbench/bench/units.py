@@ -129,7 +129,7 @@ class WholeTarget:
         )
 
 
-class Once:
+class SingleUnit:
     """The source of a single unit."""
 
     def __init__(self, unit: Unit) -> None:

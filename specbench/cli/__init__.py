@@ -17,7 +17,7 @@ from specbench.cli.baseline import baseline
 from specbench.cli.check import check
 from specbench.cli.doctor import doctor
 from specbench.cli.export import export
-from specbench.cli.help import EXAMPLES, NEXT, Commands, Grouped
+from specbench.cli.help import EXAMPLES, NEXT, Commands, GroupedCommand
 from specbench.cli.history import history
 from specbench.cli.import_results import import_results
 from specbench.cli.init import init
@@ -84,7 +84,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
 for _group, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         _epilog = f"Example: {EXAMPLES[_name]}"
-        app.command(_name, cls=Grouped, epilog=_epilog, rich_help_panel=_group)(_command)
+        app.command(_name, cls=GroupedCommand, epilog=_epilog, rich_help_panel=_group)(_command)
 
 
 class _PlainStream:

@@ -17,10 +17,10 @@ class _PlainTexts(RenderHook):
     """A hook of rich that makes printed text plain, but keeps colors and cursor moves."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Plain(renderable) for renderable in renderables]
+        return [_PlainRenderable(renderable) for renderable in renderables]
 
 
-class _Plain:
+class _PlainRenderable:
     def __init__(self, renderable: ConsoleRenderable) -> None:
         self._renderable = renderable
 
@@ -40,7 +40,7 @@ def open_console(
     would be cut.
     """
     console = Console(
-        file=_beneath(sys.stderr if stderr else sys.stdout),
+        file=_underlying_stream(sys.stderr if stderr else sys.stdout),
         soft_wrap=soft_wrap,
         highlight=False,
         markup=False,
@@ -58,7 +58,7 @@ def say(line: str) -> None:
     open_console(soft_wrap=not is_terminal()).print(Text(line))
 
 
-def _beneath(stream: TextIO) -> TextIO:
+def _underlying_stream(stream: TextIO) -> TextIO:
     """Below what makes text plain, and what keeps it above a live view: colors stay colors."""
     while (below := getattr(stream, "rich_proxied_file", None)) is not None:
         stream = below

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _NO_SERVER = "llama-server is not on the PATH; name it with --engine-python"
-_FEW = 10  # pairings that are printed in full if none is named
+_MOST_IN_FULL = 10  # pairings that are printed in full if none is named
 
 
 def doctor(
@@ -79,7 +79,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(document, indent=2))
     else:
-        _print(document, in_full=bool(pairings) or len(chosen) <= _FEW)
+        _print(document, in_full=bool(pairings) or len(chosen) <= _MOST_IN_FULL)
     if pairings and not all(row["ready"] for row in rows):
         raise typer.Exit(ExitCode.FAILED)
 

@@ -103,7 +103,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-class Grouped(TyperCommand):
+class GroupedCommand(TyperCommand):
     """A command whose help lists options in groups, the rare ones only with --help-all."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

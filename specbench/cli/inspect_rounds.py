@@ -34,7 +34,7 @@ _MARKS = {"accepted": "+", "rejected": "-", "own": "="}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspected:
+class InspectOptions:
     """The options that `inspect` shares with `run`."""
 
     pairings: PairingNames
@@ -50,7 +50,7 @@ class Inspected:
 
 def inspect_rounds(
     pair: AdhocPairing,
-    call: Inspected,
+    call: InspectOptions,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -88,7 +88,7 @@ def inspect_rounds(
         progress.stage("starting")
         from specbench.bench.generation import watched_generation
 
-        show = _Shown(progress.close)
+        show = _RoundPrinter(progress.close)
         done = watched_generation(settings, pairing, question or "", k, progress, show)
     typer.echo("\n" + summary(done, k))
 
@@ -118,7 +118,7 @@ def _k(settings: RunSettings, pairing: "Pairing") -> int:
     return DEFAULT_K if most is None else min(DEFAULT_K, most)
 
 
-class _Shown:
+class _RoundPrinter:
     """Prints rounds as they come: colored text on a terminal, else a line of marks for each."""
 
     def __init__(self, begin: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from specbench.cli.hardware import MachineSummary
     from specbench.files.model import ModelFiles
-    from specbench.fit.candidates import DraftCandidate, Prepared
+    from specbench.fit.candidates import CandidateList, DraftCandidate
     from specbench.fit.weights import Weights
     from specbench.inputs.pairing import DrafterSpec, Target
     from specbench.runs import StoredRun
@@ -198,7 +198,7 @@ def _prepare(
     known: "Sequence[DrafterSpec]",
     machine: "MachineSummary",
     call: PairOptions,
-) -> "Prepared":
+) -> "CandidateList":
     from specbench.fit.candidates import prepare
     from specbench.fit.discover import catalog_drafters, discover, draftless, with_unique_names
 
@@ -267,7 +267,7 @@ def _built_hybrid(files: "ModelFiles", dtype: str) -> "Weights | None":
 
 def _measure(
     word: str,
-    prepared: "Prepared",
+    prepared: "CandidateList",
     machine: "MachineSummary",
     settings: RunSettings,
     call: PairOptions,
@@ -331,7 +331,7 @@ def _measure(
     require_decided(is_undecided(ranked))
 
 
-def _show(prepared: "Prepared", machine: "MachineSummary", call: PairOptions) -> None:
+def _show(prepared: "CandidateList", machine: "MachineSummary", call: PairOptions) -> None:
     from specbench.cli.pair_tables import pair_document, print_prepared
 
     if call.as_json:

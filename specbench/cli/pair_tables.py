@@ -11,11 +11,11 @@ from rich.table import Table
 from specbench.cli.console import WIDTH, open_console, say
 from specbench.cli.hardware import MachineSummary
 from specbench.decide.explanation import range_text, speedup_text
-from specbench.decide.rank import Gain, Ranked, are_distinct
+from specbench.decide.rank import Gain, RankedDrafter, are_distinct
 from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.files.config import Experts
 from specbench.files.gguf import GgufFile
-from specbench.fit.candidates import Prepared
+from specbench.fit.candidates import CandidateList
 from specbench.fit.memory_plan import MemoryPlan
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.report.answers import answer_lines
@@ -28,7 +28,7 @@ _WORDS = {"True": "yes", "False": "no", "None": "none"}
 _WHAT_DECIDES = "use more --num-prompts or a quieter machine"
 
 
-def print_prepared(prepared: Prepared, machine: MachineSummary) -> None:
+def print_prepared(prepared: CandidateList, machine: MachineSummary) -> None:
     """Prints unsupported drafters, then warnings, then memory."""
     for line in _lines(prepared):
         say(line)
@@ -65,7 +65,9 @@ def gguf_json(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[Path]) -> None:
+def print_ranking(
+    ranked: Sequence[RankedDrafter], document: Document, paths: Sequence[Path]
+) -> None:
     """Prints the ranked drafters, the path of the report, and one sentence per workload."""
     table = Table(box=None, pad_edge=False)
     for header in ("", "drafter", "method"):
@@ -101,7 +103,10 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
 
 
 def pair_document(
-    prepared: Prepared, machine: MachineSummary, ranked: Sequence[Ranked], run_id: str | None
+    prepared: CandidateList,
+    machine: MachineSummary,
+    ranked: Sequence[RankedDrafter],
+    run_id: str | None,
 ) -> dict[str, Any]:
     """The JSON document of `pair`; an unknown value is null."""
     return {
@@ -154,7 +159,7 @@ def _gain_json(gain: Gain) -> dict[str, Any]:
     }
 
 
-def _lines(prepared: Prepared) -> Iterator[str]:
+def _lines(prepared: CandidateList) -> Iterator[str]:
     refused = [c for c in prepared.candidates if c.is_refused]
     for candidate in refused:
         for finding in candidate.compatibility.of_level("refused"):
@@ -179,7 +184,7 @@ def _lines(prepared: Prepared) -> Iterator[str]:
         yield f"skipped  {skipped.source}: {skipped.reason}"
 
 
-def _print_memory(prepared: Prepared, machine: MachineSummary) -> None:
+def _print_memory(prepared: CandidateList, machine: MachineSummary) -> None:
     setup, alone = machine.setup, prepared.alone
     table = Table(box=None, pad_edge=False)
     table.add_column("memory", no_wrap=True, overflow="fold")
@@ -256,26 +261,26 @@ def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:
     }
 
 
-def verdict(ranked: Sequence[Ranked]) -> str:
+def verdict(ranked: Sequence[RankedDrafter]) -> str:
     """The recommendation in a sentence, with a drafter that may be as fast."""
     for entry in ranked:
         gain = entry.measured
         if gain is not None and gain.num_speculative_tokens:
             text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{gain.value:.2f}x"
             k = gain.num_speculative_tokens
-            text = f"Use {entry.drafter} ({entry.method}) with K={k}: {text}{_where(entry, gain)}"
+            text = f"Use {entry.drafter} ({entry.method}) with K={k}: {text}{_setting(entry, gain)}"
             return f"{text}{_rival(entry, ranked)}."
     return _undecided(ranked) or "Do not speculate: nothing measured gains."
 
 
-def is_undecided(ranked: Sequence[Ranked]) -> bool:
+def is_undecided(ranked: Sequence[RankedDrafter]) -> bool:
     """Whether no drafter is recommended, although one may still speed up."""
     gains = (entry.measured for entry in ranked)
     is_found = any(gain is not None and gain.num_speculative_tokens for gain in gains)
     return not is_found and _undecided(ranked) is not None
 
 
-def _rival(best: Ranked, ranked: Sequence[Ranked]) -> str:
+def _rival(best: RankedDrafter, ranked: Sequence[RankedDrafter]) -> str:
     """The first other drafter whose interval overlaps with the best one's, and how to decide."""
     for entry in ranked:
         interval, speedup = best.interval, entry.interval
@@ -285,7 +290,7 @@ def _rival(best: Ranked, ranked: Sequence[Ranked]) -> str:
     return ""
 
 
-def _where(entry: Ranked, gain: Gain) -> str:
+def _setting(entry: RankedDrafter, gain: Gain) -> str:
     """The setting of this gain among several, and the gain over all of them."""
     if len(entry.gains) < 2:
         return ""
@@ -294,7 +299,7 @@ def _where(entry: Ranked, gain: Gain) -> str:
     return f" on {name}; {entry.speedup:.2f}x over all {len(entry.gains)} settings"
 
 
-def has_evidence(ranked: Sequence[Ranked]) -> bool:
+def has_evidence(ranked: Sequence[RankedDrafter]) -> bool:
     """Whether a valid speedup was measured; a forecast is not evidence."""
     return any(
         gain.basis == "measured" and gain.speedup is not None
@@ -303,7 +308,7 @@ def has_evidence(ranked: Sequence[Ranked]) -> bool:
     )
 
 
-def _undecided(ranked: Sequence[Ranked]) -> str | None:
+def _undecided(ranked: Sequence[RankedDrafter]) -> str | None:
     """The best measured drafter that may speed up; None without one."""
     if not has_evidence(ranked):
         return "Undecided: nothing valid was measured with drafts; the report says why."

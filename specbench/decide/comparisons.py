@@ -147,7 +147,7 @@ def _compare(cell: CellData, peer: CellData, both: CellData) -> SideBySide | Non
 def _compare_with_server(builtin: CellData, peer: CellData) -> SideBySide | None:
     """The comparison by the rates of all requests of prompts that both served."""
     common = _prompts(builtin) & _prompts(peer)
-    ours, theirs = _only(builtin, common), _only(peer, common)
+    ours, theirs = _restrict_to(builtin, common), _restrict_to(peer, common)
     at = builtin.key.condition
     rates = (
         (busy_tokens_per_s, aggregate_tokens_per_s)
@@ -179,7 +179,7 @@ def _prompts(cell: CellData) -> set[str]:
     return {request.prompt_id for request in cell.finished}
 
 
-def _only(cell: CellData, prompts: Collection[str]) -> CellData:
+def _restrict_to(cell: CellData, prompts: Collection[str]) -> CellData:
     """The cell with only the requests of these prompts; its passes are unchanged."""
     return replace(cell, requests=tuple(r for r in cell.finished if r.prompt_id in prompts))
 
@@ -238,7 +238,7 @@ class AdaptiveComparison:
     valid: Annotated[bool, Doc("`false`: a cell is invalid, so nothing can be concluded")]
 
 
-class Pooled(NamedTuple):
+class PooledRatio(NamedTuple):
     """The mean ratio of several settings, and their number."""
 
     ratio: float
@@ -277,13 +277,13 @@ def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
     return max(ranked, key=itemgetter(0))[1] if ranked else None
 
 
-def pooled(comparisons: Iterable[AdaptiveComparison]) -> Pooled | None:
+def pooled(comparisons: Iterable[AdaptiveComparison]) -> PooledRatio | None:
     """The geometric mean of the estimates of valid comparisons of confirmation runs; None without.
 
     Those of the exploration phase favor the fixed K, which was chosen by the same figures.
     """
     estimates = [c.decode.estimate for c in comparisons if c.valid and c.is_confirmed]
-    return Pooled(geometric_mean(estimates), len(estimates)) if estimates else None
+    return PooledRatio(geometric_mean(estimates), len(estimates)) if estimates else None
 
 
 def _competes(key: CellKey, adaptive: CellKey) -> bool:

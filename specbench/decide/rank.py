@@ -29,7 +29,7 @@ class Gain(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ranked:
+class RankedDrafter:
     """A ranked drafter with its gains by setting: a workload, temperature and concurrency."""
 
     pairing: str
@@ -86,7 +86,7 @@ def rank(
     decisions: Sequence[Decision],
     cells: Iterable[CellSummary],
     forecasts: Iterable[ForecastRecord],
-) -> tuple[Ranked, ...]:
+) -> tuple[RankedDrafter, ...]:
     """The drafters, the best first, by `speedup` and then `potential`.
 
     A setting's gain comes from its decision if the drafter was measured, else from its forecast.
@@ -110,7 +110,7 @@ def rank(
             at=key.draft.length.named,
         )
     ranked = [
-        Ranked(
+        RankedDrafter(
             pairing=name,
             drafter=keys[name].draft.drafter,
             method=keys[name].draft.method,

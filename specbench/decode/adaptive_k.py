@@ -291,7 +291,7 @@ class Controller:
 
 
 NUM_ROUNDS = 7  # of each kind; the first of them warms up
-AWAY = (2, 16)  # rounds at K = 0 before the drafter has to catch up
+PAUSE_ROUNDS = (2, 16)  # rounds at K = 0 before the drafter has to catch up
 
 
 class Calibration(NamedTuple):
@@ -324,7 +324,7 @@ def measure_round_costs(
     """Seconds of a few rounds for rows 1, 2, 4 .. num_rows and every K, on one real prompt."""
     limit = decoder.target.max_position
     if limit is not None:  # a shorter prompt if it and these rounds would not fit
-        needed = max(NUM_ROUNDS * (max(ks) + 1), 2 * (max(AWAY) + 2)) + 1
+        needed = max(NUM_ROUNDS * (max(ks) + 1), 2 * (max(PAUSE_ROUNDS) + 2)) + 1
         prompt_ids = prompt_ids[-max(limit - needed, 1) :]
     round_s: dict[tuple[int, int], tuple[float, ...]] = {}
     spent_s = 0.0
@@ -342,7 +342,7 @@ def measure_round_costs(
             round_s[rows, k] = seconds[1:NUM_ROUNDS]
     one_draft_s = median(rounds(FixedK(1), 1, 2 * NUM_ROUNDS + 1)[1:])
     catch_up_s = []
-    for away in AWAY:
+    for away in PAUSE_ROUNDS:
         seconds = rounds(_Script(away), 1, 2 * (away + 2) + 1)
         # Every round at K = 1 here catches up; the second one is warm.
         caught_up = seconds[2 * away + 1 :: away + 1]

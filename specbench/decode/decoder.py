@@ -11,7 +11,7 @@ from specbench.decode.round import Verifier
 from specbench.decode.rows import Rows
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import FixedK, Policy
-from specbench.decode.serving import ServedRequests, Serving
+from specbench.decode.serving import ServedRequests, ServingLoop
 from specbench.decode.verifier import verify
 from specbench.footprint import PREFILL_CHUNK, row_slots
 from specbench.forward.attention.stock import pinned_attention
@@ -71,7 +71,7 @@ class Decoder:
         rows = self._open_rows(num_rows, longest + num_drafts + 1, num_drafts)
         launcher = self.launcher = self._open_launcher(rows, sampler)
         with pinned_attention(self.target.device):
-            return Serving(requests, launcher, policy, text=self._text).run()
+            return ServingLoop(requests, launcher, policy, text=self._text).run()
 
     def _open_rows(self, num_rows: int, num_tokens: int, num_drafts: int) -> Rows:
         """The rows of the last pass if they suffice: graphs are bound to their addresses."""

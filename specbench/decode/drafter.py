@@ -154,7 +154,7 @@ class Capabilities:
     repeatability: Repeatability = "exact"
 
 
-class OwnForward(NamedTuple):
+class DrafterForward(NamedTuple):
     """A forward of the drafter over `num_tokens` tokens per row."""
 
     num_tokens: int
@@ -173,7 +173,7 @@ class Resources:
     head_parts: Mapping[str, HeadPart] = field(default_factory=dict)
     # The minimum forwards of a round at K, including those of `observe`; the same kind may occur
     # several times.
-    forwards: Callable[[int], tuple[OwnForward, ...]] = lambda _: ()
+    forwards: Callable[[int], tuple[DrafterForward, ...]] = lambda _: ()
 
     @property
     def has_model(self) -> bool:

@@ -86,7 +86,7 @@ def finish_round(
         # Before the lengths move on: the path's slots become those of its positions.
         sources_BT = state.length_B1 + verdict.path_BT[:, 1:]
         target.move_slots(sources_BT, positions_BT[:, 1:], state.first_row)
-        features = tuple(_along(verdict.path_BT, feature) for feature in features)
+        features = tuple(_gather_path(verdict.path_BT, feature) for feature in features)
     report_BR = commit(state, proposal, verdict, next_BT)
     drafter.observe(
         state,
@@ -132,5 +132,5 @@ def commit(state: State, proposal: Proposal, verdict: Verdict, next_BT: Tensor) 
     return torch.cat([*counts, state.budget_B[:, None], verdict.tokens_BT], 1)
 
 
-def _along(path_BT: Tensor, x_BNF: Tensor) -> Tensor:
+def _gather_path(path_BT: Tensor, x_BNF: Tensor) -> Tensor:
     return x_BNF.gather(1, path_BT[..., None].expand(-1, -1, x_BNF.shape[2]))

@@ -93,12 +93,12 @@ class Rows:
         first: dict[int, tuple[int, bool]] = {}
         most = rows_prefilled_together(self.target.vocab_size)
         fed, copies = _split(fills)
-        for group in _together(fed, most, are_padded=not self._have_states):
+        for group in _group_fills(fed, most, are_padded=not self._have_states):
             prefilled = self._prefill(group)
             starts = [prefilled]
             for i, fill in enumerate(group):
                 # Before the row gets its first token, which its copies do not share.
-                for same in _together(copies.get(fill.row, ()), most, are_padded=True):
+                for same in _group_fills(copies.get(fill.row, ()), most, are_padded=True):
                     starts.append(self._copy(prefilled, i, same))
             for start in starts:
                 first |= self._start(start, sampler)
@@ -145,7 +145,7 @@ class Rows:
         state.seed_B.copy_(torch.tensor([fill.request.seed for fill in group]))
         return state
 
-    def _prefill(self, group: Sequence[PrefillRequest]) -> "_Prefilled":
+    def _prefill(self, group: Sequence[PrefillRequest]) -> "_Prefill":
         """Feed the prompts, right-padded and in chunks."""
         state = self._load(group)
         first_row, begin = group[0].row, group[0].num_cached
@@ -171,11 +171,11 @@ class Rows:
                 state, Chunk(tokens_BT, following_BT, positions_BT, span, out.features, start)
             )
             here = Output(out.logits, tuple(_entry(f_BTF, at_B) for f_BTF in out.features))
-            last = here if last is None else _later(last_B >= start, here, last)
+            last = here if last is None else _merge_chunks(last_B >= start, here, last)
         assert last is not None, "a prompt has at least one token that is not kept"
-        return _Prefilled(group, state, last, span)
+        return _Prefill(group, state, last, span)
 
-    def _copy(self, of: "_Prefilled", i: int, copies: Sequence[PrefillRequest]) -> "_Prefilled":
+    def _copy(self, of: "_Prefill", i: int, copies: Sequence[PrefillRequest]) -> "_Prefill":
         """Make neighboring rows equal to the i-th that was prefilled."""
         source, state = of.group[i], self._load(copies)
         for copy in copies:
@@ -186,9 +186,9 @@ class Rows:
             return x_B1F[i : i + 1].expand(len(copies), -1, -1)
 
         last = Output(repeated(of.last.logits), tuple(map(repeated, of.last.features)))
-        return _Prefilled(copies, state, last, of.span)
+        return _Prefill(copies, state, last, of.span)
 
-    def _start(self, start: "_Prefilled", sampler: Sampler) -> dict[int, tuple[int, bool]]:
+    def _start(self, start: "_Prefill", sampler: Sampler) -> dict[int, tuple[int, bool]]:
         """Commit each row's first token; by row, the token and whether it is the last."""
         state, last = start.state, start.last
         last_B = state.length_B - 1
@@ -220,7 +220,7 @@ def num_shared(left: Sequence[int], right: Sequence[int]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
-class _Prefilled(NamedTuple):
+class _Prefill(NamedTuple):
     """Neighboring rows with their prompts in the KV cache, before their first tokens."""
 
     group: Sequence[PrefillRequest]
@@ -250,7 +250,7 @@ def _entry(x_BTF: Tensor, at_B: Tensor) -> Tensor:
     return x_BTF.gather(1, at_B[:, None, None].expand(-1, 1, x_BTF.shape[2]))
 
 
-def _later(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
+def _merge_chunks(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
     """Rows that ended in an earlier chunk keep theirs."""
 
     def choose(new_B1F: Tensor, old_B1F: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ def _later(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
     return Output(choose(later.logits, earlier.logits), tuple(choose(*pair) for pair in features))
 
 
-def _together(
+def _group_fills(
     fills: Sequence[PrefillRequest], most: int, *, are_padded: bool
 ) -> list[list[PrefillRequest]]:
     """Groups of at most `most` neighboring rows with equally many cached tokens.

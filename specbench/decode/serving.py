@@ -27,7 +27,7 @@ from specbench.footprint import PREFILL_LOGITS, rounded_up
 from specbench.records import AnswerCheck, Request, Result, RoundLog, RoundTimeline
 
 
-class Checked(NamedTuple):
+class VerifiedPrediction(NamedTuple):
     """The result of verifying a row's predicted output."""
 
     tokens: list[int]  # emitted
@@ -36,7 +36,7 @@ class Checked(NamedTuple):
     is_done: bool
 
 
-def check_predicted_output(launcher: Launcher, row: int) -> Checked | None:
+def check_predicted_output(launcher: Launcher, row: int) -> VerifiedPrediction | None:
     """Verify the output that a row's drafter predicts, and emit what the target accepts.
 
     The row has its first token. Each forward takes as many tokens as the memory for logits allows;
@@ -70,7 +70,7 @@ def check_predicted_output(launcher: Launcher, row: int) -> Checked | None:
         num_accepted += accepted
         if accepted < drafted:
             break
-    return Checked(tokens, num_drafted, num_accepted, left == 0) if tokens else None
+    return VerifiedPrediction(tokens, num_drafted, num_accepted, left == 0) if tokens else None
 
 
 @dataclass
@@ -80,7 +80,7 @@ class _RequestProgress:
     began: Mark
     first_token: Mark
     output: list[int]
-    check: Checked | None = None
+    check: VerifiedPrediction | None = None
     check_ended: Mark | None = None
     num_drafted: list[int] = field(default_factory=list)
     num_accepted: list[int] = field(default_factory=list)
@@ -109,7 +109,7 @@ class ServedRequests(NamedTuple):
     seconds: float  # until the last token
 
 
-class Serving:
+class ServingLoop:
     """One pass over a set of requests."""
 
     def __init__(
@@ -170,7 +170,7 @@ class Serving:
 
     def _check_predicted_outputs(self, admitted: Sequence[Admission]) -> None:
         """Verify the predicted outputs, row after row."""
-        checks: dict[int, Checked] = {}
+        checks: dict[int, VerifiedPrediction] = {}
         for row, request in admitted:
             check = check_predicted_output(self._launcher, row)
             if check is not None:

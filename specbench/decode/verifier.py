@@ -70,7 +70,7 @@ def _match(proposal: Proposal, target_BT: Tensor) -> Verdict:
     the target's own draw, given a prefix that equals what was emitted.
     """
     equal_BK = proposal.tokens_BK == target_BT[:, :-1]
-    return Verdict(_leading(equal_BK).minimum(proposal.num_drafted_B), target_BT)
+    return Verdict(_count_leading(equal_BK).minimum(proposal.num_drafted_B), target_BT)
 
 
 def _match_tree(proposal: Proposal, tree: Tree, target_BN: Tensor) -> Verdict:
@@ -103,13 +103,13 @@ def _reject(
     q_BK = draft_BKV.gather(-1, drafts_BK[..., None])[..., 0]
     chance_BK = uniform(seed_B, positions_BT[:, :-1], Purpose.ACCEPT)
     accepted_BK = (chance_BK * q_BK <= p_BK) & (p_BK > 0)
-    num_accepted_B = _leading(accepted_BK).minimum(proposal.num_drafted_B)
+    num_accepted_B = _count_leading(accepted_BK).minimum(proposal.num_drafted_B)
 
     # Where nothing was drafted nothing was refused: the bonus token and a round cut short.
     at_B11 = num_accepted_B[:, None, None]
-    q_BV = _at(draft_BKV, at_B11.clamp(max=draft_BKV.shape[1] - 1))
+    q_BV = _gather_at(draft_BKV, at_B11.clamp(max=draft_BKV.shape[1] - 1))
     is_refused_B1 = (num_accepted_B < proposal.num_drafted_B)[:, None]
-    left_BV = _refused(_at(target_BTV, at_B11), q_BV, is_refused_B1)
+    left_BV = _residual(_gather_at(target_BTV, at_B11), q_BV, is_refused_B1)
     next_position_B1 = positions_BT.gather(1, num_accepted_B[:, None])
     next_B1 = draw(left_BV[:, None], seed_B, next_position_B1, Purpose.TARGET)
     tokens_BT = torch.cat([drafts_BK, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
@@ -152,8 +152,8 @@ def _reject_tree(
     leaf_B = _deepest(accepted_BN, tree)
 
     leaf_B1, place_B1 = leaf_B[:, None], families.places_N[leaf_B][:, None]
-    own_BV = sampler.probs(_at(logits_BNV, leaf_B1[..., None]))
-    refused_BV = _at(left_BIV, place_B1.clamp(min=0)[..., None])
+    own_BV = sampler.probs(_gather_at(logits_BNV, leaf_B1[..., None]))
+    refused_BV = _gather_at(left_BIV, place_B1.clamp(min=0)[..., None])
     p_BV = torch.where(place_B1 < 0, own_BV, refused_BV)
     next_B1 = draw(p_BV[:, None], seed_B, positions_BN.gather(1, leaf_B1), Purpose.TARGET)
     return path_verdict(proposal, tree, leaf_B, next_B1)
@@ -176,21 +176,21 @@ def _in_turn(
         p_of_drafts.append(p_BI1[..., 0])
         q_of_drafts.append(q_BI1[..., 0])
         # A distribution with fewer tokens than children leaves some that were not drawn.
-        p_BIV = _refused(p_BIV, q_BIV, is_active_BI1 & (q_BI1 > 0))
+        p_BIV = _residual(p_BIV, q_BIV, is_active_BI1 & (q_BI1 > 0))
         left.append(p_BIV[:, num_more:])
         if num_more:  # parents with another child are the first ones
             p_BIV, q_BIV = p_BIV[:, :num_more], q_BIV[:, :num_more]
-            q_BIV = _without(token_BI1[:, :num_more], q_BIV)
+            q_BIV = _exclude(token_BI1[:, :num_more], q_BIV)
     return torch.cat(p_of_drafts, 1), torch.cat(q_of_drafts, 1), torch.cat(left[::-1], 1)
 
 
-def _without(token_1: Tensor, q_V: Tensor) -> Tensor:
+def _exclude(token_1: Tensor, q_V: Tensor) -> Tensor:
     """q [..., V], normalized again, once a token [..., 1] was drawn without replacement."""
     others_V = q_V.scatter(-1, token_1, 0.0)
     return others_V.div_(others_V.sum(-1, keepdim=True).clamp_(min=1e-30))
 
 
-def _refused(p_V: Tensor, q_V: Tensor, is_refused_1: Tensor) -> Tensor:
+def _residual(p_V: Tensor, q_V: Tensor, is_refused_1: Tensor) -> Tensor:
     """norm(max(p - q, 0)) [..., V] for a rejected draft, and p otherwise.
 
     p == q up to rounding leaves nothing, and p stays; a rejection there has probability 0 but for
@@ -201,10 +201,10 @@ def _refused(p_V: Tensor, q_V: Tensor, is_refused_1: Tensor) -> Tensor:
     return torch.where(is_refused_1 & (total_1 > 0), residual_V.div_(total_1), p_V)
 
 
-def _leading(accepted_BK: Tensor) -> Tensor:
+def _count_leading(accepted_BK: Tensor) -> Tensor:
     """Number of True before the first False [B]."""
     return accepted_BK.cumprod(1).sum(1)
 
 
-def _at(x_BTV: Tensor, index_B11: Tensor) -> Tensor:
+def _gather_at(x_BTV: Tensor, index_B11: Tensor) -> Tensor:
     return x_BTV.gather(1, index_B11.expand(-1, 1, x_BTV.shape[-1]))[:, 0]

@@ -16,9 +16,9 @@ from specbench.decode.drafter import (
     Capabilities,
     Chunk,
     Drafter,
+    DrafterForward,
     HeadPart,
     Outcome,
-    OwnForward,
     Proposal,
     Resources,
     RowBuffer,
@@ -224,8 +224,8 @@ class DFlash(Drafter):
             weights=self.head.weights,
             head_parts=self._head_parts(),
             forwards=lambda k: (
-                OwnForward(k + 1, "observe"),
-                OwnForward(self.head.block_length(k), "block"),
+                DrafterForward(k + 1, "observe"),
+                DrafterForward(self.head.block_length(k), "block"),
             ),
         )
 

@@ -14,8 +14,8 @@ from specbench.decode.drafter import (
     Capabilities,
     Chunk,
     Drafter,
+    DrafterForward,
     Outcome,
-    OwnForward,
     Proposal,
     Resources,
     RowBuffer,
@@ -53,9 +53,9 @@ class ModelDrafter(Drafter):
         trees = self._trees if self._is_tree else None
         num_fed = self._num_fed
 
-        def forwards(k: int) -> tuple[OwnForward, ...]:
+        def forwards(k: int) -> tuple[DrafterForward, ...]:
             widths = (1,) * (k - 1) if trees is None else trees[k].topology.inner_widths
-            return (OwnForward(num_fed), *(OwnForward(width) for width in widths))
+            return (DrafterForward(num_fed), *(DrafterForward(width) for width in widths))
 
         return Resources(runner=self.runner, forwards=forwards)
 
@@ -85,7 +85,7 @@ class ModelDrafter(Drafter):
     ) -> Tensor:
         """Over the target's vocabulary [B, T, V]; tokens that the model lacks are impossible."""
         out = self.runner.forward(
-            self._known(tokens_BT), positions_BT, span, first_row=first_row, branches=branches
+            self._known_ids(tokens_BT), positions_BT, span, first_row=first_row, branches=branches
         )
         missing = self._target_vocab_size - out.logits.shape[-1]
         if missing < 0:
@@ -94,7 +94,7 @@ class ModelDrafter(Drafter):
             return pad(out.logits, (0, missing), value=-torch.inf)
         return out.logits
 
-    def _known(self, tokens: Tensor) -> Tensor:
+    def _known_ids(self, tokens: Tensor) -> Tensor:
         """Ids past the model's vocabulary are padding of the target's; any id will do."""
         if self.runner.vocab_size >= self._target_vocab_size:
             return tokens
@@ -148,7 +148,7 @@ class DraftModel(ModelDrafter):
     ) -> None:
         last_1 = torch.full_like(tokens_BT[0, :1], tokens_BT.shape[1] - 1)
         self.runner.forward(
-            self._known(tokens_BT),
+            self._known_ids(tokens_BT),
             positions_BT,
             span,
             first_row=first_row,

@@ -18,9 +18,9 @@ from torch.nn.functional import silu
 from specbench.decode.drafter import (
     Capabilities,
     Drafter,
+    DrafterForward,
     HeadPart,
     Outcome,
-    OwnForward,
     Proposal,
     Resources,
 )
@@ -146,9 +146,9 @@ class Medusa(Drafter):
 
         return {self._first(n): part(n) for n in range(1, heads.num_heads + 1)}
 
-    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
+    def _forwards(self, k: int) -> tuple[DrafterForward, ...]:
         num_heads = k if self.trees is None else len(self.trees[k].levels)
-        return (OwnForward(1, self._first(num_heads)),)
+        return (DrafterForward(1, self._first(num_heads)),)
 
     def _first(self, num_heads: int) -> str:
         return f"{num_heads} of {self.heads.num_heads} heads"

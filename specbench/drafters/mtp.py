@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-from specbench.decode.drafter import Chunk, HeadPart, Outcome, OwnForward, Proposal
+from specbench.decode.drafter import Chunk, DrafterForward, HeadPart, Outcome, Proposal
 from specbench.decode.growth import grow_chain
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
@@ -443,10 +443,10 @@ class Mtp(FeatureDrafter):
             )
         return parts
 
-    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
+    def _forwards(self, k: int) -> tuple[DrafterForward, ...]:
         L = self.head.num_layers
-        drafts = (OwnForward(min(depth, L), f"layer {depth % L}") for depth in range(1, k))
-        return (OwnForward(k + 1, "observe"), *drafts)
+        drafts = (DrafterForward(min(depth, L), f"layer {depth % L}") for depth in range(1, k))
+        return (DrafterForward(k + 1, "observe"), *drafts)
 
     def _kept(self, state: State) -> Tensor:
         """Each layer's state after the row's last token [B, L, F]."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specbench.decode.drafter import OwnForward, Proposal
+from specbench.decode.drafter import DrafterForward, Proposal
 from specbench.decode.growth import grow_block
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
@@ -48,9 +48,9 @@ class PEagle(FeatureDrafter):
             tensors={**bare.tensors, "mask_hidden": mask},
         )
 
-    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
-        masks = (OwnForward(k - 1, "draft"),) if k > 1 else ()
-        return (OwnForward(k + 1, "observe"), *masks)
+    def _forwards(self, k: int) -> tuple[DrafterForward, ...]:
+        masks = (DrafterForward(k - 1, "draft"),) if k > 1 else ()
+        return (DrafterForward(k + 1, "observe"), *masks)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         head = self.head

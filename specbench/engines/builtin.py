@@ -17,7 +17,7 @@ from specbench.decode.round import Verifier
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import FixedK, ObservedFixedK, Policy
 from specbench.engines.engine import (
-    Instrumented,
+    InstrumentedEngine,
     Load,
     RoundForward,
     Scores,
@@ -119,7 +119,7 @@ class Controllers:
         self._known = {key: c for key, c in self._known.items() if key[1].drafter != drafter}
 
 
-class BuiltinEngine(Instrumented):
+class BuiltinEngine(InstrumentedEngine):
     """A target and its drafters in this process."""
 
     name = BUILTIN

@@ -1,7 +1,7 @@
 """The protocol of an engine: it takes requests and returns results.
 
-`InProcess` and `Instrumented` are the protocols of engines in this process, which a caller checks
-with isinstance. No torch here, since an engine may be a server.
+`InProcess` and `InstrumentedEngine` are the protocols of engines in this process, which a caller
+checks with isinstance. No torch here, since an engine may be a server.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,7 +180,7 @@ class InProcess(Protocol):
 
 
 @runtime_checkable
-class Instrumented(InProcess, Protocol):
+class InstrumentedEngine(InProcess, Protocol):
     """An engine that can also run and time each model forward of a round separately."""
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:

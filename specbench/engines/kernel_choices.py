@@ -49,7 +49,7 @@ class _Numbers(NamedTuple):
     positions_BT: Tensor
 
 
-class Drawing(NamedTuple):
+class DrawKind(NamedTuple):
     """A kind of draw with its switch for our kernels, and the check of its results."""
 
     name: str
@@ -60,7 +60,7 @@ class Drawing(NamedTuple):
 
 @torch.inference_mode()
 def autotune_draws(
-    drawing: Drawing, vocab_size: int, dtype: torch.dtype, device: torch.device, timing: Timing
+    drawing: DrawKind, vocab_size: int, dtype: torch.dtype, device: torch.device, timing: Timing
 ) -> Outcome:
     """Our kernels if they are correct and faster, else torch."""
     numbers = _random_numbers(vocab_size, dtype, device)
@@ -128,8 +128,8 @@ def _wrong_cut(numbers: _Numbers, drawn: Results, expected: Results) -> str | No
 
 
 DRAWINGS = (
-    Drawing("draws", DRAWS, _draws, _wrong_draws),
-    Drawing("top-p", TOP_P, _cut, _wrong_cut),
+    DrawKind("draws", DRAWS, _draws, _wrong_draws),
+    DrawKind("top-p", TOP_P, _cut, _wrong_cut),
 )
 
 

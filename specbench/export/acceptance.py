@@ -129,8 +129,8 @@ def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str
         "measured": True,
         "producer": "specbench",
         "method": drafter.method,
-        "draft_checkpoint": _about(drafter.model),
-        "target_model": _about(measured.pairing.target.model),
+        "draft_checkpoint": _model_names(drafter.model),
+        "target_model": _model_names(measured.pairing.target.model),
         "num_speculative_tokens": k,
         "block_size": None,
         "max_supported_k": k,
@@ -183,7 +183,7 @@ def golden_lengths(measured: MeasuredAcceptance, mode: str) -> str:
         length = _over_prompts(cell, when_drafted=True)
         if length is not None and length.low is not None and length.high is not None:
             comments.append(f"K = {k}: 95% interval {length.low:.3f} to {length.high:.3f}")
-    draft = _about(measured.pairing.drafter.model)
+    draft = _model_names(measured.pairing.drafter.model)
     body: dict[str, Any] = {METADATA: {DRAFT_MODEL: draft["id"]}} if draft else {}
     body = {**body, measured.pairing.target.name: {f"{MODE}{mode}": lengths}}
     return "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(body, sort_keys=False)
@@ -206,7 +206,7 @@ def _is_chain(pairing: Pairing, k: int) -> bool:
     return is_chain and method.shape(parameters, k).num_forwards == k
 
 
-def _about(spec: ModelSpec | None) -> dict[str, str] | None:
+def _model_names(spec: ModelSpec | None) -> dict[str, str] | None:
     """A model by the last parts of its name: a file to publish names no folders of this machine."""
     if spec is None:
         return None

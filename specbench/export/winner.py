@@ -144,8 +144,8 @@ def _select(
     if not left:
         return []
     left = [d for d in left if d.condition.engine == selection.engine] or left
-    first = _across(min(left, key=lambda d: d.condition.order)).without("variant")
-    alike = [d for d in left if _across(d).without("variant") == first]
+    first = _condition_of_all_loads(min(left, key=lambda d: d.condition.order)).without("variant")
+    alike = [d for d in left if _condition_of_all_loads(d).without("variant") == first]
     conditions = {d.condition for d in alike}
     picks = recommend_for([c for c in cells if c.key.condition in conditions], alike, Objective())
     known = [best.key for best in (joint_recommendation(picks), *(p.best for p in picks)) if best]
@@ -209,7 +209,7 @@ def _at_concurrency(
     return Tier(concurrency, k), [*reasons, f"one K for these workloads: K={k}; loses {losses}"]
 
 
-def _across(decision: Decision) -> Condition:
+def _condition_of_all_loads(decision: Decision) -> Condition:
     return decision.condition.without("workload", "concurrency")
 
 

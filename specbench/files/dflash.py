@@ -25,7 +25,7 @@ F = TypeVar("F", bound=HeadFiles[Any])
 
 DFLASH_ARCHITECTURE = "DFlashDraftModel"
 _ARCHITECTURES = (DFLASH_ARCHITECTURE, "DFlashSpeculator")
-_OWN, _SPECULATORS_OWN = "dflash_config", "transformer_layer_config"
+_DFLASH, _SPECULATORS = "dflash_config", "transformer_layer_config"
 _NEEDS = ("target_layer_ids", "mask_token_id", "num_hidden_layers")
 _SPECULATORS_NEEDS = ("aux_hidden_state_layer_ids", "mask_token_id")
 
@@ -122,14 +122,14 @@ def with_layer_fields(files: F) -> F:
         "layer_types": [SLIDING if window else "full_attention" for window in windows],
         "sliding_window": next(filter(None, windows), None),
     }
-    fields.pop(_SPECULATORS_OWN, None)
+    fields.pop(_SPECULATORS, None)
     return replace(files, config=fields)
 
 
 def _fields(files: HeadFiles[Shaped]) -> Fields:
     """The config, with the entries of the head's own sections."""
     values = dict(files.config)
-    for name in (_OWN, _SPECULATORS_OWN):
+    for name in (_DFLASH, _SPECULATORS):
         section = files.fields.section(name)
         values |= section.values if section else {}
     return Fields(source=files.source, values=values)

@@ -30,10 +30,10 @@ _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=
 _STRING, _ARRAY = 8, 9
 # Keys that each architecture needs: src/llama-model.cpp.
 _REQUIRED = ("context_length", "embedding_length", "block_count", "attention.head_count")
-_UP = "blk.0.ffn_up.weight"
+_FFN_UP = "blk.0.ffn_up.weight"
 _EPSILONS = (".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon")
 _SHARD = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
-_AGAIN = "download or convert it again"
+_REDOWNLOAD = "download or convert it again"
 
 # Name, elements of a block, and its bytes.
 _TYPES: Mapping[int, tuple[str, int, int]] = {
@@ -166,7 +166,7 @@ class GgufFile:
 
     def require_keys(self) -> None:
         """ModelError for a key without which llama.cpp does not load the file."""
-        names = [*_REQUIRED, *(["feed_forward_length"] if _UP in self.tensors else [])]
+        names = [*_REQUIRED, *(["feed_forward_length"] if _FFN_UP in self.tensors else [])]
         keys = [f"{self.architecture}.{name}" for name in names]
         keys += ["tokenizer.ggml.merges"] if self.vocabulary.tokenizer == "BPE" else []
         if not any(key.endswith(_EPSILONS) for key in self.keys):
@@ -192,7 +192,7 @@ class GgufFile:
         return value or (0,)
 
     def _fail(self, text: str) -> NoReturn:
-        raise ModelError(f"{self.path}: {text}; {_AGAIN}")
+        raise ModelError(f"{self.path}: {text}; {_REDOWNLOAD}")
 
 
 class GgufDifference(NamedTuple):
@@ -289,11 +289,11 @@ class _Header:
         tensors = dict(self._tensor() for _ in range(num_tensors))
         alignment = keys.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= 2**20:
-            self._fail(f"has a general.alignment of {str(alignment)[:40]}; {_AGAIN}")
+            self._fail(f"has a general.alignment of {str(alignment)[:40]}; {_REDOWNLOAD}")
         begin = -(-self._opened.tell() // alignment) * alignment
         ends = (begin + tensor.begin + tensor.nbytes for tensor in tensors.values())
         if (missing := max(ends, default=0) - self._size) > 0:
-            self._fail(f"ends {missing:,} bytes before its tensors do; {_AGAIN}")
+            self._fail(f"ends {missing:,} bytes before its tensors do; {_REDOWNLOAD}")
         nbytes = max(self._size - begin, 0)
         return GgufFile(path=self._path, keys=keys, tensors=tensors, nbytes=nbytes)
 
@@ -301,7 +301,7 @@ class _Header:
         name = self._string()
         num_dims = self._number("I")
         if num_dims > 8:
-            self._fail(f"says that {name[:80]} has {num_dims} dimensions; {_AGAIN}")
+            self._fail(f"says that {name[:80]} has {num_dims} dimensions; {_REDOWNLOAD}")
         shape = tuple(self._number("Q") for _ in range(num_dims))
         number, offset = self._number("I"), self._number("Q")
         dtype, elements, nbytes = _TYPES.get(number, (f"type {number}", 1, 0))
@@ -318,7 +318,7 @@ class _Header:
         if kind == _ARRAY and of == _STRING:
             return tuple(self._string() for _ in range(self._count(name[:80], least=8)))
         if of not in _NUMBERS:
-            self._fail(f"has the unknown type {of} at {name[:80]}; {_AGAIN}")
+            self._fail(f"has the unknown type {of} at {name[:80]}; {_REDOWNLOAD}")
         size = struct.calcsize(_NUMBERS[of])
         count = self._count(name[:80], least=size)
         if count > _MOST_NUMBERS:
@@ -330,7 +330,7 @@ class _Header:
         """A number of things of at least `least` bytes each."""
         count: int = self._number("Q")
         if count * least > self._end - self._opened.tell():
-            self._fail(f"would have {count:,} {text}, more than its bytes can hold; {_AGAIN}")
+            self._fail(f"would have {count:,} {text}, more than its bytes can hold; {_REDOWNLOAD}")
         return count
 
     def _string(self) -> str:
@@ -342,7 +342,7 @@ class _Header:
 
     def _take(self, count: int) -> bytes:
         if count > self._end - self._opened.tell():
-            self._fail(f"ends within its header, or a length in it is wrong; {_AGAIN}")
+            self._fail(f"ends within its header, or a length in it is wrong; {_REDOWNLOAD}")
         return self._opened.read(count)
 
     def _fail(self, text: str) -> NoReturn:

@@ -65,7 +65,7 @@ class HeadFiles(Generic[T_co]):
                 raise ModelError(f"{self.source} does not fit: {names[new]} and {old} are one")
             if new is not None:
                 names[new] = old
-        return replace(self, tensors=_Renamed(self.tensors, names))
+        return replace(self, tensors=_RenamedTensors(self.tensors, names))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape; the tensor is not read if its file's header states it."""
@@ -144,7 +144,7 @@ class LazyTensors(Mapping[str, T_co]):
         return len(self._names)
 
 
-class _Renamed(LazyTensors[T_co]):
+class _RenamedTensors(LazyTensors[T_co]):
     """Another mapping's tensors under other names."""
 
     def __init__(self, tensors: Mapping[str, T_co], names: Mapping[str, str]) -> None:
@@ -264,7 +264,7 @@ def _is_specforge_eagle3(files: Files) -> bool:
     )
 
 
-def _any(_: Files) -> bool:
+def _is_any(_: Files) -> bool:
     return True
 
 
@@ -280,30 +280,30 @@ EAGLE_LAYOUTS: Layouts = (
         _has_field(SPECULATORS),
         Layout("speculators", "vllm-project/speculators at 8a49095, models/eagle.py"),
     ),
-    (_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py", is_ours=True)),
+    (_is_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py", is_ours=True)),
 )
 EAGLE3_LAYOUTS: Layouts = (
     _OF_SPECULATORS,
     (_has_field("next_layer_regular", "eagle_config"), _MODELOPT),
     (_is_specforge_eagle3, _SPECFORGE),
-    (_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py", is_ours=True)),
+    (_is_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py", is_ours=True)),
 )
 PEAGLE_LAYOUTS: Layouts = (
     _OF_SPECULATORS,
     (_has_field("mask_token_id"), _SPECFORGE),
-    (_any, Layout("Amazon", f"{_VLLM} at 00bd149, models/llama_eagle3.py")),
+    (_is_any, Layout("Amazon", f"{_VLLM} at 00bd149, models/llama_eagle3.py")),
 )
 DFLASH_LAYOUTS: Layouts = (
     _OF_SPECULATORS,
     (_has_field("causal", "dflash_config"), _MODELOPT),
     (_has_field("num_target_layers"), _SPECFORGE),
-    (_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
+    (_is_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
 )
 MEDUSA_LAYOUTS: Layouts = (
     (_holds("medusa_heads."), _MODELOPT),
     (_holds("blocks."), Layout("vLLM", _MEDUSA)),
     (
-        _any,
+        _is_any,
         Layout(
             "FasterDecoding",
             "FasterDecoding/Medusa at e2a5d20, medusa/model/medusa_model.py",
@@ -314,7 +314,7 @@ MEDUSA_LAYOUTS: Layouts = (
 MTP_LAYOUTS: Layouts = (
     _OF_SPECULATORS,
     (
-        _any,
+        _is_any,
         Layout(
             "its model",
             f"{_VLLM} at 4f7c144, 028aedf, 98debc2, ffdc985 and 01d9980, models/*_mtp.py",

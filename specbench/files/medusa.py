@@ -26,7 +26,7 @@ class _Names(NamedTuple):
 
 
 # Medusa's own: layers and the final product are numbered in one list.
-_OWN = _Names(
+_OUR_NAMES = _Names(
     numbers=re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.weight"),
     layer="{i}.{j}.linear.{kind}",
     out="{i}.{num_layers}.weight",
@@ -109,7 +109,7 @@ def _numbers(files: HeadFiles[Any]) -> set[tuple[int, int]]:
 
 
 def _names(files: HeadFiles[Any]) -> _Names:
-    return _VLLM if any(_VLLM.numbers.fullmatch(name) for name in files.tensors) else _OWN
+    return _VLLM if any(_VLLM.numbers.fullmatch(name) for name in files.tensors) else _OUR_NAMES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,7 +53,7 @@ class DraftCandidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class CandidateList:
     """The candidates in the order that they were named or found."""
 
     target: Target
@@ -91,13 +91,13 @@ def prepare(
     left_out: Sequence[SkippedModel] = (),
     count: CountWeights | None = None,
     ignored: Collection[str] = (),
-) -> Prepared:
+) -> CandidateList:
     """Check and plan every drafter; `count` counts weights that no rule covers, fields in `ignored`
     refuse nothing. CompatibilityError for the target."""
     findings = check_target(files, ignored)
     if refused := [f.text for f in findings if f.level == "refused"]:
         raise CompatibilityError(_no_target(target, refused))
-    return Prepared(
+    return CandidateList(
         target=target,
         findings=findings,
         alone=plan_target(files, setup, count),

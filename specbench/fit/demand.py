@@ -63,7 +63,7 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpe
         draft_bytes = [loaded_bytes(d.model, setup) if d.model else 0 for d in drafters]
         return Demand(
             dtype=setup.dtype or target.model.dtype,
-            weights=loaded_bytes(target.model, setup) + _together(draft_bytes, setup),
+            weights=loaded_bytes(target.model, setup) + _combined_bytes(draft_bytes, setup),
             rest=0,
             is_least=True,
         )
@@ -85,7 +85,7 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpe
         beside[drafter.model or drafter.name] = max(own_bytes, least)
     return Demand(
         dtype=planned_dtype(files, setup.device, setup.dtype),
-        weights=max(weights, declared) + _together(list(beside.values()), setup),
+        weights=max(weights, declared) + _combined_bytes(list(beside.values()), setup),
         rest=max(rests),
         is_least=is_least,
     )
@@ -233,7 +233,7 @@ def _rest(plan: MemoryPlan | None) -> int:
     return plan.peak.kv_cache + plan.peak.rest if plan else 0
 
 
-def _together(sizes: Sequence[int], setup: DeploymentSpec) -> int:
+def _combined_bytes(sizes: Sequence[int], setup: DeploymentSpec) -> int:
     # What does not fit on a GPU is measured after the rest; a CPU's process would be killed.
     return sum(sizes) if setup.device == "cpu" else max(sizes, default=0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specbench.errors import ModelError
 from specbench.files.gguf import GgufFile, differences, read_gguf
-from specbench.fit.candidates import DraftCandidate, Prepared
+from specbench.fit.candidates import CandidateList, DraftCandidate
 from specbench.fit.compatibility import Compatibility, FitFinding, Level, finding
 from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, Peak, longest_that_fits
 from specbench.fit.weights import Weights
@@ -26,7 +26,7 @@ _NOTES = (
 
 def prepare_gguf(
     target: Target, file: GgufFile, drafters: Sequence[DrafterSpec], setup: DeploymentSpec
-) -> tuple[Prepared, dict[str, GgufFile]]:
+) -> tuple[CandidateList, dict[str, GgufFile]]:
     """Verdicts, plans, and the files that can be read by name; ModelError for the target's."""
     alone = plan_gguf(file, None, DrafterSpec(name="none", method="none"), setup)
     files, candidates = {target.name: file}, []
@@ -42,7 +42,7 @@ def prepare_gguf(
         checked = Compatibility(drafter=drafter, findings=findings)
         plan = None if checked.level == "refused" else plan
         candidates.append(DraftCandidate(compatibility=checked, plan=plan))
-    prepared = Prepared(
+    prepared = CandidateList(
         target=target,
         findings=(),
         alone=alone,

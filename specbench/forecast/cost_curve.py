@@ -88,7 +88,7 @@ def curve_from(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[in
             f"--step-times: {source} does not say what a step without speculation (K = 0) costs; "
             "add it, or give costs in steps"
         )
-    by_k = {k: cost for k in sorted({0, *ks}) if (cost := _between(known_costs, k)) is not None}
+    by_k = {k: cost for k in sorted({0, *ks}) if (cost := _interpolate(known_costs, k)) is not None}
     return CostCurve(
         visits=by_k,
         source=source,
@@ -127,7 +127,7 @@ def _by_k(costs: Sequence[EngineCost]) -> dict[int, tuple[float, ...]]:
     return {k: tuple(values) for k, values in known.items()}
 
 
-def _between(costs: Mapping[int, tuple[float, ...]], k: int) -> tuple[float, ...] | None:
+def _interpolate(costs: Mapping[int, tuple[float, ...]], k: int) -> tuple[float, ...] | None:
     if k in costs:
         return costs[k]
     below = max((other for other in costs if 0 < other < k), default=None)

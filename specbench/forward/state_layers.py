@@ -243,7 +243,7 @@ class _SlotForward:
         inputs, last = self._products
         modules = self._module._modules
         originals = {name: modules[name] for name in (*inputs, *([last] if last else []))}
-        precomputed = {name: _Precomputed(modules[name], hidden_BTF) for name in inputs}
+        precomputed = {name: _PrecomputedModule(modules[name], hidden_BTF) for name in inputs}
 
         def select_token(token: int) -> None:
             for product in precomputed.values():
@@ -258,7 +258,7 @@ class _SlotForward:
 
         modules.update(precomputed)  # type: ignore[arg-type]
         if last is not None:
-            modules[last] = _Skipped(modules[last])  # type: ignore[assignment]
+            modules[last] = _SkippedModule(modules[last])  # type: ignore[assignment]
         try:
             yield select_token, finish
         finally:
@@ -275,7 +275,7 @@ class _ModuleProxy:
         return getattr(self._module, name)
 
 
-class _Precomputed(_ModuleProxy):
+class _PrecomputedModule(_ModuleProxy):
     """A module's output for all tokens, returned token by token."""
 
     def __init__(self, module: Any, hidden_BTF: Tensor) -> None:
@@ -287,7 +287,7 @@ class _Precomputed(_ModuleProxy):
         return self._output_BTF[:, self.token : self.token + 1]
 
 
-class _Skipped(_ModuleProxy):
+class _SkippedModule(_ModuleProxy):
     """Returns its input: the module runs later, over all tokens."""
 
     def __call__(self, x: Tensor) -> Tensor:

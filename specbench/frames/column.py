@@ -151,7 +151,7 @@ def _joined(get: Callable[[Row], Any]) -> Callable[[Row], Any]:
     return text
 
 
-class OfRun(Protocol):
+class RunRow(Protocol):
     """The run and the cell of a row of any table."""
 
     @property
@@ -160,13 +160,13 @@ class OfRun(Protocol):
     def key(self) -> CellKey: ...
 
 
-RUN_ID: TableColumn[OfRun] = TableColumn(
+RUN_ID: TableColumn[RunRow] = TableColumn(
     name="run_id",
     meaning="the run, so that tables of several runs can be stacked",
     dtype="category",
     value=attrgetter("run.run_id"),
 )
-KEY: tuple[TableColumn[OfRun], ...] = record_columns(FlatKey, lambda row: FlatKey(**row.key.flat))
+KEY: tuple[TableColumn[RunRow], ...] = record_columns(FlatKey, lambda row: FlatKey(**row.key.flat))
 
 
 def cell_id(get: Callable[[Any], CellKey] = attrgetter("key")) -> TableColumn[Any]:

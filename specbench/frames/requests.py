@@ -65,7 +65,7 @@ def _num_rounds(request: RequestRecord) -> int | None:
 
 def request_columns() -> tuple[TableColumn[Any], ...]:
     """Times, counts and outputs of a request, and the NVML samples taken while it ran."""
-    return (RUN_ID, *KEY, PURPOSE, *OWN, *_DERIVED, *_CHECK, *_DEVICE, *_COUNTS, *_OF, cell_id())
+    return (RUN_ID, *KEY, PURPOSE, *RECORD, *_DERIVED, *_CHECK, *_DEVICE, *_COUNTS, *_OF, cell_id())
 
 
 PURPOSE: TableColumn[RequestRow] = TableColumn(
@@ -74,7 +74,7 @@ PURPOSE: TableColumn[RequestRow] = TableColumn(
     dtype="category",
     value=attrgetter("block.purpose"),
 )
-OWN: tuple[TableColumn[RequestRow], ...] = record_columns(
+RECORD: tuple[TableColumn[RequestRow], ...] = record_columns(
     RequestRecord,
     attrgetter("request"),
     without=(
@@ -129,7 +129,7 @@ _OF: tuple[TableColumn[RequestRow], ...] = (
 )
 
 
-_WHICH = ("prompt_id", "turn", "repeat", "sample")  # identify a request in its cell
+_REQUEST_KEY = ("prompt_id", "turn", "repeat", "sample")  # identify a request in its cell
 
 
 def round_columns() -> tuple[TableColumn[Any], ...]:
@@ -179,6 +179,6 @@ _REQUEST: tuple[TableColumn[Any], ...] = (
     RUN_ID,
     *KEY,
     PURPOSE,
-    *(column for column in OWN if column.name in _WHICH),
+    *(column for column in RECORD if column.name in _REQUEST_KEY),
 )
 _ROUND: tuple[TableColumn[RequestRow], ...] = (_INDEX, *_logged())

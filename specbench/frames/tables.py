@@ -153,7 +153,7 @@ def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 def server_columns() -> tuple[TableColumn[Any], ...]:
     """Start, counters, client load and effective settings of a session."""
-    return (RUN_ID, *_OWN, *_COUNTED, *_CLIENT, *_START)
+    return (RUN_ID, *_RECORD_COLUMNS, *_COUNTED, *_CLIENT, *_START)
 
 
 def _counter(name: str) -> Callable[[ServerRow], float | None]:
@@ -167,7 +167,7 @@ def _of_client(name: str) -> Callable[[ServerRow], float | None]:
     return total
 
 
-_OWN: tuple[TableColumn[ServerRow], ...] = record_columns(
+_RECORD_COLUMNS: tuple[TableColumn[ServerRow], ...] = record_columns(
     ServerRecord, attrgetter("server"), without=("command", "settings", "counters", "client")
 )
 _COUNTED: tuple[TableColumn[ServerRow], ...] = tuple(

@@ -158,7 +158,7 @@ def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFi
     """The figures of a cell: some metrics, by default all with a better direction."""
     units = _units(cell)
     chosen = [m for m in all_metrics().values() if m.better and (names is None or m.name in names)]
-    rest = [_without(cell, unit) for unit in units]
+    rest = [_without_unit(cell, unit) for unit in units]
     figures = {}
     for metric in chosen:
         whole = _named(metric.name, metric.function(cell))
@@ -245,7 +245,7 @@ def _of_unit(cell: CellData, unit: str) -> _UnitRequests:
     return _UnitRequests(served.requests, tuple(r for each in base for r in each))
 
 
-def _without(cell: CellData, unit: str) -> CellData:
+def _without_unit(cell: CellData, unit: str) -> CellData:
     of = _of_unit(cell, unit)
     gone, base_gone = (set(map(_identity, side)) for side in (of.requests, of.baseline))
 

@@ -129,11 +129,11 @@ def to_cell(
     """
     name = result.file_name
     wanted = f"{name}#k=4, or {name}#k=0 for a server without speculation"
-    k = _first(parsed.num_speculative_tokens, given.num_speculative_tokens, result, "K", wanted)
-    temperature = _first(
+    k = _fact(parsed.num_speculative_tokens, given.num_speculative_tokens, result, "K", wanted)
+    temperature = _fact(
         parsed.temperature, given.temperature, result, "the temperature", "--temperature 0"
     )
-    concurrency = _first(
+    concurrency = _fact(
         parsed.concurrency,
         given.concurrency,
         result,
@@ -296,7 +296,7 @@ def _known(figures: Figures) -> dict[str, float | tuple[float, ...]]:
     return {name: value for name, value in figures.items() if value is not None and value != ()}
 
 
-def _first(parsed: N | None, given: N | None, result: JsonObject, fact: str, option: str) -> N:
+def _fact(parsed: N | None, given: N | None, result: JsonObject, fact: str, option: str) -> N:
     """The fact in the file, or else the given one; UsageError without either."""
     value = given if parsed is None else parsed
     if value is None:

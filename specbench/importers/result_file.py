@@ -182,7 +182,7 @@ def _is_object(line: str) -> bool:
 
 def _parse(place: str, text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"{place}: not JSON: {error.msg} ({position})") from error
@@ -198,7 +198,7 @@ def _result(place: str, name: str, digest: str, values: Any) -> JsonObject:
     return JsonObject(place=place, file_name=name, sha256=digest, key="", values=values)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -61,7 +61,7 @@ class TextSource:
             texts = [
                 "\n\n".join(part for part in _paragraphs(other) if part.strip() not in excluded)
                 for workload in self.workloads
-                for other in self._after(prompt, workload, lap)
+                for other in self._following_prompts(prompt, workload, lap)
             ]
             if not any(texts):
                 raise WorkloadError(
@@ -69,7 +69,7 @@ class TextSource:
                 )
             yield from filter(None, texts)
 
-    def _after(self, prompt: Prompt, workload: Workload, lap: int) -> list[Prompt]:
+    def _following_prompts(self, prompt: Prompt, workload: Workload, lap: int) -> list[Prompt]:
         def place(item: Prompt) -> str:
             return hashlib.sha256(f"{self.seed}/{lap}/{item.id}".encode()).hexdigest()
 

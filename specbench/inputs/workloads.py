@@ -203,7 +203,7 @@ def _load_file(path: Path, field: str | None, settings: Mapping[str, Any] | None
         taken[prompt.id] = row.line
         sample.add(prompt, _hash(prompt.id))
     notes = _skipped(path.name, skipped, num_rows)
-    prompts = _some(sample.prompts, path, notes)
+    prompts = _require(sample.prompts, path, notes)
     if sample.num_left_out:
         notes += (sample.note(path.name),)
     notes += _not_applied(path.name, prompts)
@@ -275,10 +275,12 @@ def _strict_prompts(path: Path, settings: Mapping[str, Any] | None) -> tuple[Pro
     for row, content in read_rows(path):
         prompts.append(read_prompt(content, row, taken, strict=True, defaults=settings))
         taken[prompts[-1].id] = row.line
-    return _some(prompts, path)
+    return _require(prompts, path)
 
 
-def _some(prompts: Sequence[Prompt], path: Path, notes: Sequence[str] = ()) -> tuple[Prompt, ...]:
+def _require(
+    prompts: Sequence[Prompt], path: Path, notes: Sequence[str] = ()
+) -> tuple[Prompt, ...]:
     if not prompts:
         Row(file=path, line=1).fail("; ".join(("the file has no prompts", *notes)))
     return tuple(prompts)

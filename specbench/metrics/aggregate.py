@@ -84,7 +84,7 @@ def aggregate_cells(
     sessions = usable_sessions(servers)
     chosen = [
         _merged([_by_cell(block, sessions.get(block.session or "")) for block in group])
-        for group in _together([block for block in blocks if block.purpose == purpose], sessions)
+        for group in _groups([block for block in blocks if block.purpose == purpose], sessions)
     ]
     memory = {(record.target, record.drafter): record for record in memories}
     cells = [
@@ -149,7 +149,7 @@ _NO_PART = _CellPart()
 _Parts = Mapping[str, _CellPart]  # by cell
 
 
-def _together(
+def _groups(
     blocks: Iterable[BlockRecord], sessions: Mapping[str, ServerRecord]
 ) -> Iterator[list[BlockRecord]]:
     """Groups of blocks that are paired: a single block, or the blocks of a server's cycle."""

@@ -106,7 +106,7 @@ FEWEST_PROMPTS = 3
 _OPTION = "--threads"
 LIMITED_CLOCKS = "CPU clocks are limited"  # begins a fact that is as true in every other run
 _NOISY = "noisy machine: "
-_SO = (
+_CONSEQUENCE = (
     ". Intervals get wider and small gains stay undecided: stop other programs, or measure later "
     "or elsewhere; more --repeats also narrow them"
 )
@@ -114,7 +114,7 @@ _SO = (
 
 def noise_warning(facts: Sequence[str]) -> str:
     """The warning about noise: its signs, its effect and its remedy."""
-    return f"{_NOISY}{'; '.join(facts)}{_SO}"
+    return f"{_NOISY}{'; '.join(facts)}{_CONSEQUENCE}"
 
 
 def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
@@ -127,7 +127,7 @@ def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
 
 def noise_facts(warnings: Sequence[str], signs: Sequence[str]) -> tuple[str, ...]:
     """Signs that the machine was busy, at the start of a run and in its results."""
-    noisy = (w.removeprefix(_NOISY).removesuffix(_SO) for w in warnings if is_noise(w))
+    noisy = (w.removeprefix(_NOISY).removesuffix(_CONSEQUENCE) for w in warnings if is_noise(w))
     early = [fact for facts in noisy for fact in facts.split("; ")]
     if any(_OPTION in fact for fact in early):  # advice is given once
         signs = [sign for sign in signs if _OPTION not in sign]

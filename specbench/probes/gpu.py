@@ -337,10 +337,10 @@ class Gpus:
 
     def stop(self) -> GpuUse:
         """End what `start` began and sum it up."""
-        return _together([probe.stop() for probe in self._probes])
+        return _sum_of_devices([probe.stop() for probe in self._probes])
 
 
-def _together(samples: Sequence[DeviceSample | None]) -> GpuUse:
+def _sum_of_devices(samples: Sequence[DeviceSample | None]) -> GpuUse:
     known = [sample for sample in samples if sample is not None]
     powers = [sample.power_w for sample in known if sample.power_w is not None]
     memories = [s.device_used_bytes for s in known if s.device_used_bytes is not None]

@@ -179,7 +179,7 @@ def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
     idle = ("idle", "iowait", "steal", "guest", "guest_nice")  # guests are in user time already
     busy_s = sum(getattr(after, n) - getattr(before, n) for n in after._fields if n not in idle)
     stolen_s = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
-    used = ((name, (s - each.get(at, (name, s))[1]) / seconds) for at, (name, s) in _now(each))
+    used = ((name, (s - each.get(at, (name, s))[1]) / seconds) for at, (name, s) in _seconds(each))
     busiest = sorted(
         (process for process in used if process[1] >= 0.05), key=lambda process: -process[1]
     )
@@ -257,7 +257,7 @@ def busy_facts(load: HostLoad, num_needed: int, threads: int | None = None) -> t
     return tuple(facts)
 
 
-def _now(known: dict[int, tuple[str, float]]) -> list[tuple[int, tuple[str, float]]]:
+def _seconds(known: dict[int, tuple[str, float]]) -> list[tuple[int, tuple[str, float]]]:
     return [(at, process) for at, process in _process_seconds().items() if at in known]
 
 

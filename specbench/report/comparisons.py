@@ -158,7 +158,7 @@ def crossover_grid(document: Document) -> Grid | None:
     return grid_of(
         "Speedup by concurrent requests, and up to how many it is shown",
         *_curve_names(curves, "concurrency"),
-        *((plural(n, "request"), [_at(c.points, n) for c in curves]) for n in _x_values(curves)),
+        *((plural(n, "request"), [_y_at(c.points, n) for c in curves]) for n in _x_values(curves)),
         ("stops at", [_stops(curve) for curve in curves]),
         ("drops to 1 at", [value_text(curve.estimated, "{:.1f}") for curve in curves]),
         num_names=2,
@@ -175,7 +175,7 @@ def context_grid(document: Document) -> Grid | None:
     return grid_of(
         "Speedup and KV cache by tokens of context",
         *_curve_names(curves, "context"),
-        *((f"{n:,}", [_at(curve.points, n) for curve in curves]) for n in lengths),
+        *((f"{n:,}", [_y_at(curve.points, n) for curve in curves]) for n in lengths),
         ("drops to 1 at [95%]", ends),
         *((f"KV, {n:,}", [_kv(curve.points, n) for curve in curves]) for n in lengths),
         num_names=2,
@@ -231,7 +231,7 @@ def _points_at(points: Sequence[Point], at: int) -> Iterator[Point]:
     return (point for point in points if point.at == at)
 
 
-def _at(points: Sequence[Point], at: int) -> str:
+def _y_at(points: Sequence[Point], at: int) -> str:
     """The estimate at an x value, without its interval, which is in the results."""
     for point in _points_at(points, at):
         if point.speedup is not None:

@@ -11,7 +11,7 @@ from specbench.report.grids import Grid, grid_of
 from specbench.report.numbers import ABSENT, measured, plural, value_text
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     """Bytes by purpose; `rest` is None if no peak was measured."""
 
     weights: int
@@ -31,7 +31,7 @@ class MemoryRow:
     record: MemoryRecord
     name: str  # the target, or the pairing
     context: int  # tokens of the request that `need` is for
-    need: Need
+    need: MemoryNeed
     cost_bytes: float | None  # measured peak with the drafter - without it
     cost_tokens: float | None  # the same in tokens of the target's KV cache
 
@@ -87,13 +87,13 @@ def tokens_left(document: Document, key: CellKey) -> int | None:
     return left // key.condition.batch_size - (key.condition.context or 0)
 
 
-def need(record: MemoryRecord, context: int) -> Need:
+def need(record: MemoryRecord, context: int) -> MemoryNeed:
     """The memory that `record` needs for one request of `context` tokens.
 
     The peak is of a short pass, so the KV cache of the whole context is added to it.
     """
     peak = _peak_bytes(record)
-    return Need(
+    return MemoryNeed(
         weights=record.weights_bytes,
         kv_cache=record.kv_bytes_per_token * context,
         rest=None if peak is None else max(peak - record.weights_bytes, 0),

@@ -40,7 +40,7 @@ SCHEMA_VERSION = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
+class RunEnd:
     """The last line of a run that measured everything in its plan."""
 
     finished_at: str  # ISO 8601, UTC
@@ -64,7 +64,7 @@ StoredRecord = (
     | ExtensionRecord
     | ServerRecord
     | Environment
-    | Done
+    | RunEnd
 )
 
 
@@ -160,7 +160,7 @@ _AnyLine = (
     | _RecordLine[Literal["extension"], ExtensionRecord]
     | _RecordLine[Literal["server"], ServerRecord]
     | _RecordLine[Literal["session"], Environment]  # environment of the lines after a resume
-    | _RecordLine[Literal["done"], Done]
+    | _RecordLine[Literal["done"], RunEnd]
 )
 _TAGS: dict[type, str] = {
     data: get_args(tag)[0] for tag, data in (get_args(line) for line in get_args(_AnyLine))

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, NamedTuple, get_args, get_origin, get_type_hin
 from specbench.errors import StoreError
 from specbench.records import BlockRecord, FailureRecord, RunRecord
 from specbench.runs.codec import (
-    Done,
     NotJsonError,
+    RunEnd,
     SchemaError,
     StoredRecord,
     StoredRun,
@@ -121,7 +121,7 @@ def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> S
         kinds.setdefault(type(record), []).append(record)
     kinds[FailureRecord] = list(_unsettled(records))
     by_field: dict[str, Any] = {name: tuple(kinds.get(k, ())) for name, k in _kinds().items()}
-    done = bool(records) and isinstance(records[-1], Done)
+    done = bool(records) and isinstance(records[-1], RunEnd)
     is_empty = not any(map(has_measured, records))
     return StoredRun(
         folder=folder,

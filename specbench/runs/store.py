@@ -16,7 +16,7 @@ from specbench.errors import StoreError
 from specbench.records import BlockRecord, Environment, RunRecord
 from specbench.runs.codec import (
     SCHEMA_VERSION,
-    Done,
+    RunEnd,
     StoredRecord,
     StoredRun,
     encode_line,
@@ -191,7 +191,7 @@ class RunStore:
     def finish(self) -> None:
         """Mark the run as complete, once everything in its plan is stored."""
         if not (self.stored.is_complete or self.stored.is_failed):
-            self.append(Done(finished_at=datetime.now(UTC).isoformat(timespec="seconds")))
+            self.append(RunEnd(finished_at=datetime.now(UTC).isoformat(timespec="seconds")))
 
     def close(self) -> None:
         """Release the lock; appended records are on disk already."""

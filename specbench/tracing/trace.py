@@ -180,7 +180,7 @@ class TraceResult(NamedTuple):
     target_probs: list[float]  # of each token; 1 for the first, which is from prefill
 
 
-class _Read(NamedTuple):
+class _TargetForward(NamedTuple):
     """The target's forward of tokens `begin` .. `end` - 1 of the output."""
 
     begin: int
@@ -270,7 +270,7 @@ class DrafterTrace:
         state.budget_B.zero_()
         self._before = tokens
 
-    def _read(self, text: TargetText) -> Iterator[_Read]:
+    def _read(self, text: TargetText) -> Iterator[_TargetForward]:
         """Forwards of the target over the output without its last token."""
         chunk = max(1, min(_CHUNK, LOGITS_AT_ONCE // self._target.vocab_size))
         if self._shares_cache:
@@ -289,14 +289,14 @@ class DrafterTrace:
                 features=self._drafter.capabilities.features,
                 start=None if self._steps else first,
             )
-            yield _Read(begin, end, first, out.logits, out.features)
+            yield _TargetForward(begin, end, first, out.logits, out.features)
 
     def _propose(
         self,
         text: TargetText,
         text_C: Tensor,
         starts: Sequence[int],
-        read: _Read,
+        read: _TargetForward,
         sampler: TextSampler,
         matches: Mapping[int, ProposalMatches],
     ) -> None:
@@ -334,7 +334,7 @@ class DrafterTrace:
         state.seed_B.fill_(text.seed)
         return state
 
-    def _outcome(self, text_C: Tensor, length: int, read: _Read, span: int) -> Outcome:
+    def _outcome(self, text_C: Tensor, length: int, read: _TargetForward, span: int) -> Outcome:
         """The outcome of a round at K = 0 that emitted the token at `length`."""
         position_11 = torch.full((1, 1), length - 1, device=text_C.device)
         at = length - 1 - read.position

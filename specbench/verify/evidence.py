@@ -18,7 +18,7 @@ Output = tuple[str, tuple[int, ...]]  # the name of its prompt, and its tokens
 CONTROL = 0.8  # a verdict needs tokens enough to detect a temperature lower by this factor
 
 
-class Expected(NamedTuple):
+class SumMoments(NamedTuple):
     """Mean and variance of a sum over tokens."""
 
     mean: float
@@ -115,7 +115,7 @@ class SampledEvidence:
     surprise_N: Floats
     identity_N: Floats
     log_likelihoods: Mapping[float, float]
-    colder: Expected  # for the factor CONTROL
+    colder: SumMoments  # for the factor CONTROL
     num_texts: int
     num_outside: int  # tokens that top-k or top-p exclude
     num_at_edge: int  # excluded by no more than rounding; they are in no column

@@ -273,14 +273,14 @@ def divergence_lines(findings: Sequence[Finding]) -> list[str]:
     """The divergences of a server's greedy texts from those at K = 0, each with its cause."""
     return [
         f"{_served_subject(finding)}: {describe_divergence(divergence)}"
-        f"{_why(finding, is_near=is_tie(divergence))}"
+        f"{_reason_text(finding, is_near=is_tie(divergence))}"
         for finding in findings
         if not _is_baseline(finding)
         for divergence in finding.divergences
     ]
 
 
-def _why(finding: Finding, *, is_near: bool) -> str:
+def _reason_text(finding: Finding, *, is_near: bool) -> str:
     if finding.not_scored_because:
         return f"; not scored, because {finding.not_scored_because}"
     return ": a near-tie" if is_near else ": rounding does not explain it"
@@ -359,7 +359,7 @@ def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
         return f"{num} are like those of K = 0 ({_p(finding)}), {target}"
     if finding.verdict == "mismatch":
         return "; ".join(
-            [f"{finding.reason} ({_p(finding)}{_far(finding)})", *_context(finding, baseline)]
+            [f"{finding.reason} ({_p(finding)}{_gap(finding)})", *_context(finding, baseline)]
         )
     return finding.reason
 
@@ -367,12 +367,12 @@ def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
 def _context(finding: Finding, baseline: Finding | None) -> Iterator[str]:
     """Facts that help to find the cause of a fault."""
     if baseline is not None and baseline.verdict == "matches_distribution":
-        yield f"K = 0 of the same server follows it ({_p(baseline)}{_far(baseline)})"
+        yield f"K = 0 of the same server follows it ({_p(baseline)}{_gap(baseline)})"
     if finding.rule:
         yield f"the rule by which it should accept drafts keeps the distribution: {finding.rule}"
 
 
-def _far(finding: Finding) -> str:
+def _gap(finding: Finding) -> str:
     """The position of the largest distance, and its size."""
     distance = finding.farthest
     if distance is None:

@@ -14,12 +14,12 @@ from specbench.records import Sampling
 from specbench.verify.evidence import (
     CONTROL,
     Divergence,
-    Expected,
     Floats,
     GreedyEvidence,
     JointCounts,
     SampledEvidence,
     Subject,
+    SumMoments,
 )
 from specbench.verify.reference_model import (
     ReferenceModel,
@@ -130,7 +130,7 @@ class TextScorer:
                 factor: sum(float(each.log_likelihoods[i]) for each in scored)
                 for i, factor in enumerate(TEMPERATURES)
             },
-            colder=Expected(*np.sum([each.colder for each in scored], axis=0)),
+            colder=SumMoments(*np.sum([each.colder for each in scored], axis=0)),
             num_texts=len(scored),
             num_outside=sum(each.num_outside for each in scored),
             num_at_edge=sum(each.num_at_edge for each in scored),
@@ -183,9 +183,9 @@ class _ScoredText:
         if self._tally is not None:
             self._tally.add(self._prompt.id, begin, probs_NV.cpu().numpy(), tokens_N.cpu().numpy())
         if has_cuts(self._sampling):
-            is_in_N = _of(allowed(logits_NV, self._sampling), tokens_N)
+            is_in_N = _gather_tokens(allowed(logits_NV, self._sampling), tokens_N)
             slack_N1 = edge_slack(logits_NV)
-            is_near_N = _of(allowed(logits_NV, self._sampling, slack_N1), tokens_N)
+            is_near_N = _gather_tokens(allowed(logits_NV, self._sampling, slack_N1), tokens_N)
             self.num_outside += int((~is_near_N).sum())
             self.num_at_edge += int((is_near_N & ~is_in_N).sum())
             probs_NV, tokens_N = probs_NV[is_in_N], tokens_N[is_in_N]
@@ -196,7 +196,7 @@ class _ScoredText:
         self.colder += ratio_to_expect(probs_NV, CONTROL)
 
 
-def _of(is_allowed_NV: Tensor, tokens_N: Tensor) -> Tensor:
+def _gather_tokens(is_allowed_NV: Tensor, tokens_N: Tensor) -> Tensor:
     return is_allowed_NV.gather(1, tokens_N[:, None])[:, 0]
 
 

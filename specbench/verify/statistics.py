@@ -15,7 +15,7 @@ from scipy.special import gammaln, xlogy
 from scipy.stats import binom, kstest, norm
 
 from specbench.stats.multiple_testing import mean_ratio_p_value
-from specbench.verify.evidence import Distance, Expected, Floats, JointCounts
+from specbench.verify.evidence import Distance, Floats, JointCounts, SumMoments
 
 POWER = 0.80
 NUM_TAILS = 20  # shares of 1/2, 1/4 .. 2**-20
@@ -59,7 +59,7 @@ def temperature_p_value(log_likelihoods: Mapping[float, float]) -> float:
     return mean_ratio_p_value(ratios)
 
 
-def control_p_value(colder: Expected, num_others: int) -> float:
+def control_p_value(colder: SumMoments, num_others: int) -> float:
     """The bound on `temperature_p_value`, in 80% of calls, for tokens at the lower temperature.
 
     It follows from the distributions. Testing the sampled tokens against a lower temperature would
@@ -70,7 +70,7 @@ def control_p_value(colder: Expected, num_others: int) -> float:
     return float(np.exp(min(0.0, math.log(num_others) - ratio)))
 
 
-def tokens_for_control(colder: Expected, num_tokens: int, num_others: int, alpha: float) -> float:
+def tokens_for_control(colder: SumMoments, num_tokens: int, num_others: int, alpha: float) -> float:
     """Number of tokens that brings `control_p_value` below `alpha`; infinite if none does.
 
     `colder` is the sum over `num_tokens`.

@@ -47,16 +47,18 @@ def first_divergence(expected: ServedText, actual: ServedText) -> Divergence | N
     """The first difference in tokens, or in characters if one text has no tokens; no logits."""
     if expected.ids and actual.ids:
         pairs = enumerate(zip_longest(expected.ids, actual.ids))
-        return next((_at(actual.prompt, i, a, b) for i, (a, b) in pairs if a != b), None)
+        return next((_divergence(actual.prompt, i, a, b) for i, (a, b) in pairs if a != b), None)
     characters = enumerate(zip_longest(expected.text, actual.text))
     position = next((i for i, (a, b) in characters if a != b), None)
     if position is None:
         return None
     shown = slice(position, position + SHOWN)
-    return _at(actual.prompt, position, expected.text[shown] or None, actual.text[shown] or None)
+    return _divergence(
+        actual.prompt, position, expected.text[shown] or None, actual.text[shown] or None
+    )
 
 
-def _at(
+def _divergence(
     prompt: str, position: int, expected: int | str | None, actual: int | str | None
 ) -> Divergence:
     return Divergence(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specbench.bench.generation import Generation, WatchedRound
-from specbench.cli.inspect_rounds import _k, _Shown, summary
+from specbench.cli.inspect_rounds import _k, _RoundPrinter, summary
 from specbench.inputs.config import load_pairings
 from specbench.settings import (
     DecoderSettings,
@@ -38,7 +38,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> str:
     monkeypatch.setattr("specbench.cli.console.is_terminal", lambda **_: is_terminal)
     out = StringIO()
     with redirect_stdout(out):
-        show = _Shown(lambda: None)
+        show = _RoundPrinter(lambda: None)
         for one in ROUNDS:
             show(one, text)
     return out.getvalue()
@@ -83,7 +83,7 @@ def test_a_part_of_a_character_is_shown_as_its_token(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("specbench.cli.console.is_terminal", lambda **_: False)
     out = StringIO()
     with redirect_stdout(out):
-        show = _Shown(lambda: None)
+        show = _RoundPrinter(lambda: None)
         show(WatchedRound(0, (), (), 7), in_halves)
         show(WatchedRound(1, (8,), (), None), in_halves)
     assert out.getvalue().splitlines()[1:] == ["prefill: ='<7>'", "round 1, 1 of 1 accepted: +'é'"]

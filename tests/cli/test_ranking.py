@@ -5,14 +5,14 @@ import re
 import pytest
 
 from specbench.cli.pair_tables import verdict
-from specbench.decide.rank import Gain, Ranked
+from specbench.decide.rank import Gain, RankedDrafter
 from specbench.records import Interval
 from tests.decide.conftest import summary
 
 Bounds = tuple[float | None, float, float | None]
 
 
-def ranked(drafter: str, *found: Bounds | None, basis: str = "measured") -> Ranked:
+def ranked(drafter: str, *found: Bounds | None, basis: str = "measured") -> RankedDrafter:
     """A drafter with a speedup on each of so many workloads."""
     gains = {}
     for i, bounds in enumerate(found):
@@ -20,10 +20,12 @@ def ranked(drafter: str, *found: Bounds | None, basis: str = "measured") -> Rank
         setting = summary(4, low, estimate, high, workload=f"w{i}").key.condition
         speedup = Interval(estimate=estimate, low=low, high=high) if bounds else None
         gains[setting] = Gain(4 if low and low > 1 else 0, speedup, 2.0, basis, at="K=4")
-    return Ranked(pairing=f"demo/{drafter}", drafter=drafter, method="draft_model", gains=gains)
+    return RankedDrafter(
+        pairing=f"demo/{drafter}", drafter=drafter, method="draft_model", gains=gains
+    )
 
 
-def rival(*all_ranked: Ranked) -> str:
+def rival(*all_ranked: RankedDrafter) -> str:
     """What a verdict for the first says of another one."""
     said = verdict(all_ranked)
     assert said.startswith(f"Use {all_ranked[0].drafter} ")

@@ -98,7 +98,7 @@ def test_a_fault_of_sampling_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_fault_of_the_verifier_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "_leading", lambda kept_BK: kept_BK.sum(1))
+    monkeypatch.setattr(verifier, "_count_leading", lambda kept_BK: kept_BK.sum(1))
     ran = specbench("verify tiny --method draft_model", *SMALL, "--temperature", "0", cwd=tiny)
     assert ran.code == 1
     assert re.search(r"tiny/draft: NOT lossless: .*draft_model K=4 .*T=0: prompts", ran.out)

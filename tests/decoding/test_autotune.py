@@ -18,7 +18,11 @@ from specbench.forward.attention.candidates import (
     autotune_attention,
     wrong,
 )
-from specbench.forward.attention.implementations import AttentionShape, Masked, PlainAttention
+from specbench.forward.attention.implementations import (
+    AttentionShape,
+    MaskedAttention,
+    PlainAttention,
+)
 from specbench.forward.autotune import KernelCandidate, Timing, fastest
 from specbench.forward.fused_runner import FusedRunner
 from tests.decoding.fake_graphs import FakeGraphs
@@ -74,36 +78,36 @@ def frozen(run):
     return lambda: None
 
 
-class SeesOneMore(Masked):
+class SeesOneMore(MaskedAttention):
     def build_metadata(self, inputs):
         return super().build_metadata(inputs._replace(positions_BT=inputs.positions_BT + 1))
 
 
-class SeesOneLess(Masked):
+class SeesOneLess(MaskedAttention):
     def build_metadata(self, inputs):
         return super().build_metadata(inputs._replace(positions_BT=inputs.positions_BT - 1))
 
 
-class ForgetsTheWindow(Masked):
+class ForgetsTheWindow(MaskedAttention):
     def build_metadata(self, inputs):
         return super().build_metadata(inputs._replace(window=None))
 
 
-class ForgetsTheTree(Masked):
+class ForgetsTheTree(MaskedAttention):
     def build_metadata(self, inputs):
         return super().build_metadata(inputs._replace(branches=None))
 
 
-class MixesRows(Masked):
+class MixesRows(MaskedAttention):
     def attend(self, work, kept, look):
         super().attend(work, kept, look.flip(0))
 
 
-class WritesNothing(Masked):
+class WritesNothing(MaskedAttention):
     def attend(self, work, kept, look): ...
 
 
-class Raises(Masked):
+class Raises(MaskedAttention):
     def build_metadata(self, inputs):  # noqa: ARG002
         raise RuntimeError("no kernel for this\nand more that nobody needs")
 
@@ -154,7 +158,7 @@ def test_no_winner_is_chosen_if_no_candidate_is_correct():
 
 def test_a_slower_kernel_listed_first_is_not_chosen():
     meter = Metered()
-    slow = meter.takes(Masked("slow"), 0.02)
+    slow = meter.takes(MaskedAttention("slow"), 0.02)
     fast = meter.takes(PlainAttention(), 0.01)
     winner, (first, second) = autotune_attention(CASE, [slow, fast], Timing(meter.seconds), SHORT)
     assert winner == "plain"
@@ -296,7 +300,7 @@ ESCAPED = [
 ]
 
 
-class Fails(Masked):
+class Fails(MaskedAttention):
     """Raises the error at the `at`th call of all."""
 
     def __init__(self, error, at):

@@ -57,11 +57,11 @@ def test_the_unmodified_decoder_passes_every_check() -> None:
 
 GREEDY_BUGS = {
     "accept all": (
-        verifier._leading,
+        verifier._count_leading,
         "accepted_BK.cumprod(1).sum(1)",
         "torch.ones_like(accepted_BK).long().sum(1)",
     ),
-    "sum for cumprod": (verifier._leading, ".cumprod(1).sum(1)", ".sum(1)"),
+    "sum for cumprod": (verifier._count_leading, ".cumprod(1).sum(1)", ".sum(1)"),
     "rollback off by one": (
         one_round.commit,
         "state.length_B1.add_(num_emitted_B1)",
@@ -176,18 +176,18 @@ def _shared_noise(seed_B: Tensor, positions_BK: Tensor, drafts_BK: Tensor) -> Te
 
 DISTRIBUTION_BUGS = {
     "no residual": (
-        verifier._refused,
+        verifier._residual,
         "residual_V = (p_V - q_V).clamp_(min=0)",
         "residual_V = p_V.clone()",
     ),
     "p and q swapped": (verifier._reject, "chance_BK * q_BK <= p_BK", "chance_BK * p_BK <= q_BK"),
     "q ignored": (verifier._reject, "chance_BK * q_BK <= p_BK", "chance_BK <= p_BK"),
     "accept all": (
-        verifier._leading,
+        verifier._count_leading,
         "accepted_BK.cumprod(1).sum(1)",
         "torch.ones_like(accepted_BK).long().sum(1)",
     ),
-    "sum for cumprod": (verifier._leading, ".cumprod(1).sum(1)", ".sum(1)"),
+    "sum for cumprod": (verifier._count_leading, ".cumprod(1).sum(1)", ".sum(1)"),
     "the bonus drawn from the residual of nothing drafted": (
         verifier._reject,
         "proposal.num_drafted_B)[:, None]",
@@ -213,7 +213,7 @@ DISTRIBUTION_BUGS = {
 DISTRIBUTION_TREE_BUGS = {
     "every sibling judged against the whole distribution": (
         verifier._in_turn,
-        "p_BIV = _refused(p_BIV, q_BIV, is_active_BI1 & (q_BI1 > 0))",
+        "p_BIV = _residual(p_BIV, q_BIV, is_active_BI1 & (q_BI1 > 0))",
         "p_BIV = p_BIV",
     ),
     "a child judged by its parent's distribution": (
@@ -319,7 +319,7 @@ BUGS_BY_HAND: dict[str, Any] = {
     ),
     "the draft's distribution keeps the token that was rejected": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4),
-        verifier._without,
+        verifier._exclude,
         "q_V.scatter(-1, token_1, 0.0)",
         "q_V.clone()",
     ),

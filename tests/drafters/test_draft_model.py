@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decode.drafter import Chunk, Drafter, OwnForward
+from specbench.decode.drafter import Chunk, Drafter, DrafterForward
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.forward.runner import Output, StockRunner
@@ -148,5 +148,5 @@ def test_a_proposal_runs_the_declared_forwards(k: int, num_tokens: list[int]) ->
     proposed(drafter, (5, 6, 7), Sampling(), k)
 
     _, *fed = runner.fed  # the first is the prefill
-    assert drafter.resources.forwards(k) == tuple(OwnForward(num) for num in num_tokens)
+    assert drafter.resources.forwards(k) == tuple(DrafterForward(num) for num in num_tokens)
     assert fed == num_tokens

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.decode.drafter import Drafter, HeadPart, Outcome, OwnForward, Proposal
+from specbench.decode.drafter import Drafter, DrafterForward, HeadPart, Outcome, Proposal
 from specbench.decode.round import run_round
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
@@ -271,7 +271,7 @@ def test_a_drafter_without_a_head_has_no_parts() -> None:
     ngram = build_drafter("ngram", parts_of(runner), {})
 
     assert ngram.resources.head_parts == {}
-    assert OwnForward(2).part == ""
+    assert DrafterForward(2).part == ""
 
 
 def test_a_part_is_timed_on_the_device_of_its_weights() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decode.drafter import OwnForward
+from specbench.decode.drafter import DrafterForward
 from specbench.errors import ModelError, UsageError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
@@ -181,7 +181,7 @@ def test_self_speculation_runs_one_forward_per_tree_level(
 ) -> None:
     drafter = make_drafter("self_speculation", StockRunner(tiny_llama()), tree=tree)
 
-    assert drafter.resources.forwards(4) == tuple(OwnForward(num) for num in num_tokens)
+    assert drafter.resources.forwards(4) == tuple(DrafterForward(num) for num in num_tokens)
 
 
 def test_more_layers_than_the_target_has_are_refused() -> None:

@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 from transformers.utils import logging as transformers_logging
 
-from specbench.engines.engine import InProcess, Instrumented, Load
+from specbench.engines.engine import InProcess, InstrumentedEngine, Load
 from specbench.engines.transformers import BASELINES, COUNTERPARTS
 from specbench.engines.transformers_engine import (
     GenerationLog,
@@ -215,7 +215,7 @@ def test_a_method_that_is_not_transformers_own_is_a_bug(engine, work):
 
 def test_bytes_are_known_and_rounds_cannot_be_split_into_parts(engine):
     assert isinstance(engine, InProcess)
-    assert not isinstance(engine, Instrumented)
+    assert not isinstance(engine, InstrumentedEngine)
 
 
 def test_the_methods_of_transformers_are_listed_without_torch():

@@ -9,7 +9,7 @@ from specbench.decode import rows
 from specbench.decode.rows import Rows
 from specbench.forward.runner import StockRunner
 from specbench.forward.slot_cache import SlotCache, StateSlots
-from specbench.forward.state_layers import LayerState, _Precomputed
+from specbench.forward.state_layers import LayerState, _PrecomputedModule
 from tests.decoding.conftest import Plant
 from tests.hybrids.checks import (
     Subject,
@@ -82,13 +82,13 @@ BUGS = {
         "LFM2",
     ),
     "products of the token before": Bug(
-        _Precomputed.__call__,
+        _PrecomputedModule.__call__,
         "self.token : self.token + 1",
         "max(self.token - 1, 0) : max(self.token, 1)",
         side_by_side,
     ),
     "padding enters a state": Bug(
-        rows._together,
+        rows._group_fills,
         "are_padded or len(fill.prompt_ids)",
         "True or len(fill.prompt_ids)",
         side_by_side,

@@ -31,7 +31,7 @@ from specbench.records import (
     TraceRecord,
 )
 from specbench.runs import SCHEMA_VERSION
-from specbench.runs.codec import Done, StoredRecord
+from specbench.runs.codec import RunEnd, StoredRecord
 from tests.cell_keys import cell_key
 from tests.made_records import made_block, made_request
 from tests.settings.flat_settings import settings_of
@@ -194,7 +194,7 @@ EVERY_RECORD = (
     MODEL,
     TRACE,
     ENVIRONMENT,
-    Done(finished_at="2026-11-21T02:00:00+00:00"),
+    RunEnd(finished_at="2026-11-21T02:00:00+00:00"),
 )
 
 ENGINE = EngineRecord(

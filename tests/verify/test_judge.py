@@ -10,12 +10,12 @@ from specbench.verify.evidence import (
     BaselineSample,
     Divergence,
     Evidence,
-    Expected,
     FailedEvidence,
     GreedyEvidence,
     SampledEvidence,
     ServedEvidence,
     Subject,
+    SumMoments,
 )
 from specbench.verify.judge import FALSE_ALARM, Finding, judge
 from specbench.verify.report import document, exit_code, false_alarm_note, sentences
@@ -23,7 +23,7 @@ from specbench.verify.statistics import control_p_value, detectable
 from tools.machine_document import DOCUMENTS
 
 SOUND = {0.7: -1090.0, 0.8: -1060.0, 1.0: -1000.0, 1.25: -1030.0}
-SHARP, BLUNT = Expected(40.0, 70.0), Expected(4.0, 7.0)  # the second of a tenth of the tokens
+SHARP, BLUNT = SumMoments(40.0, 70.0), SumMoments(4.0, 7.0)  # the second of a tenth of the tokens
 
 
 def subject(temperature: float, lossy: str | None = None, k: int = 4) -> Subject:
@@ -141,9 +141,9 @@ def test_too_blunt_tokens_leave_the_temperature_inconclusive() -> None:
     # So many tokens like these would decide.
     (needed,) = re.findall(r"--num-tokens (\d+)", finding.reason)
     assert "--time-budget" in finding.reason
-    more = Expected(*(value * int(needed) / 4096 for value in BLUNT))
+    more = SumMoments(*(value * int(needed) / 4096 for value in BLUNT))
     assert control_p_value(more, 3) < FALSE_ALARM / 4 <= control_p_value(BLUNT, 3)
-    sure = only(sampled(colder=Expected(0.0, 0.0)))
+    sure = only(sampled(colder=SumMoments(0.0, 0.0)))
     assert "--temperature" in sure.reason
     assert "--num-tokens" not in sure.reason
     assert exit_code([finding]) == 3

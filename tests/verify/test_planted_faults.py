@@ -257,7 +257,7 @@ def test_tokens_that_top_k_excludes_are_found(tiny: Bench, monkeypatch: pytest.M
 
 
 def test_a_planted_greedy_fault_is_located(tiny: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "_leading", lambda kept_BK: kept_BK.sum(1))
+    monkeypatch.setattr(verifier, "_count_leading", lambda kept_BK: kept_BK.sum(1))
     finding = tiny.greedy()
     assert (finding.verdict, finding.lossless) == ("mismatch", False)
     first = finding.first_divergence

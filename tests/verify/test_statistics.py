@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, kstwo, multinomial
 
-from specbench.verify.evidence import Expected, Floats, JointCounts
+from specbench.verify.evidence import Floats, JointCounts, SumMoments
 from specbench.verify.statistics import (
     TAIL,
     control_p_value,
@@ -99,13 +99,13 @@ def test_the_control_p_value_is_reached_in_80_percent_of_calls() -> None:
     ratio_V = np.log(cold_V / probs_V)
     mean = cold_V @ ratio_V
     variance = cold_V @ ratio_V**2 - mean**2
-    control = control_p_value(Expected(NUM_TOKENS * mean, NUM_TOKENS * variance), 3)
+    control = control_p_value(SumMoments(NUM_TOKENS * mean, NUM_TOKENS * variance), 3)
     calls = (rng.choice(20, NUM_TOKENS, p=cold_V) for _ in range(NUM_CALLS))
     reached = [temperature_p_value(log_likelihoods(probs_V, call)) <= control for call in calls]
     print(f"a control of {control:.2g} was reached in {np.mean(reached):.1%}")
     assert 0.77 < np.mean(reached) < 0.90
     assert control < 0.05
-    assert control_p_value(Expected(0.0, 0.0), 3) == 1.0
+    assert control_p_value(SumMoments(0.0, 0.0), 3) == 1.0
 
 
 def joint(observed_C: Floats, probs_C: Floats) -> float:
@@ -166,10 +166,10 @@ def test_another_distribution_of_short_texts_is_detected() -> None:
 def test_tokens_for_control_is_the_fewest_tokens_below_alpha(
     alpha: float,
 ) -> None:
-    needed = tokens_for_control(Expected(4.0, 7.0), 4096, 6, alpha)
-    enough, fewer = (Expected(4.0 * s, 7.0 * s) for s in (needed / 4096, 0.8 * needed / 4096))
+    needed = tokens_for_control(SumMoments(4.0, 7.0), 4096, 6, alpha)
+    enough, fewer = (SumMoments(4.0 * s, 7.0 * s) for s in (needed / 4096, 0.8 * needed / 4096))
     assert control_p_value(enough, 6) < alpha <= control_p_value(fewer, 6)
-    assert tokens_for_control(Expected(0.0, 0.0), 4096, 6, alpha) == np.inf
+    assert tokens_for_control(SumMoments(0.0, 0.0), 4096, 6, alpha) == np.inf
 
 
 def test_an_impossible_text_has_p_value_0() -> None:

@@ -201,7 +201,7 @@ class CycleRun:
         """The reason of a failure to store; it is printed in full once, then only its log."""
         reason = error.reason if isinstance(error, EngineError) else _on_one_line(error)
         text, log = str(error).strip() or reason, getattr(error, "log", None)
-        if any(_same(reason, earlier) for row in self._failures.values() for earlier in row):
+        if any(_is_same(reason, earlier) for row in self._failures.values() for earlier in row):
             text = f"the same error as before{f'; log: {log}' if log else ''}"
         self._reporter.warn(f"{session.label}: {text}")
         return reason
@@ -211,15 +211,15 @@ def is_over(failures: Failures, starts: Set[Start]) -> bool:
     """Whether one reason occurred twice, and prevented a K = 0 or every other K."""
     speculating = {start for start in starts if start[0].k}
     for reason in {row[-1] for row in failures.values() if row}:
-        num = sum(_same(reason, other) for row in failures.values() for other in row)
+        num = sum(_is_same(reason, other) for row in failures.values() for other in row)
         lasts = {start: failures.get(start, ())[-1:] for start in starts}
-        failed = {start for start, last in lasts.items() if last and _same(reason, last[0])}
+        failed = {start for start, last in lasts.items() if last and _is_same(reason, last[0])}
         if num >= TRIES and (failed - speculating or failed >= speculating):
             return True
     return False
 
 
-def _same(reason: str, other: str) -> bool:
+def _is_same(reason: str, other: str) -> bool:
     """Whether two reasons are equal except for their numbers, such as free memory."""
     return _NUMBER.sub("", reason) == _NUMBER.sub("", other)
 

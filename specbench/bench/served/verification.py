@@ -303,7 +303,7 @@ class _OutputScoring:
         spec = self._plan.target.model
         if spec.folder is None:
             self._why_not_scored = f"{spec.source} is not a folder on this disk"
-            return list(self._each())
+            return list(self._evidence_per_output())
         self._collector.reporter.stage(f"{self._plan.target.name}: computing its logits")
         # Imported here, so that no torch is loaded while servers run.
         from specbench.bench.served.reference_scorer import ReferenceScorer  # noqa: PLC0415
@@ -312,10 +312,10 @@ class _OutputScoring:
         requests, most_tokens = self._collector.requests, self._collector.most_tokens
         try:
             self._target = ReferenceScorer(self._plan, requests, most_tokens)
-            return list(self._each())
+            return list(self._evidence_per_output())
         except EXPECTED_ERRORS as error:
             self._target, self._why_not_scored = None, first_line(error)
-        return list(self._each())
+        return list(self._evidence_per_output())
 
     def _why_not_scored_at(self, temperature: float) -> str:
         """The reason why answers at a temperature cannot be scored; "" if they can."""
@@ -324,7 +324,7 @@ class _OutputScoring:
             return "the server does not report the ids of all tokens"
         return self._why_not_scored
 
-    def _each(self) -> Iterator[Evidence]:
+    def _evidence_per_output(self) -> Iterator[Evidence]:
         for output in self._outputs:
             if output.error:
                 yield FailedEvidence(subject=self._subject(output), reason=output.error)

@@ -17,9 +17,9 @@ from specbench.decode.drafter import (
     Capabilities,
     Chunk,
     Drafter,
+    DrafterForward,
     HeadPart,
     Outcome,
-    OwnForward,
     Proposal,
     Resources,
     RowBuffer,
@@ -165,13 +165,13 @@ class FeatureDrafter(Drafter):
             )
         }
 
-    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
+    def _forwards(self, k: int) -> tuple[DrafterForward, ...]:
         plan = self._plan
         widths: tuple[int, ...] = (plan.top_k if plan.kind == "dynamic" else 1,) * (k - 1)
         if plan.kind == "static":
             widths = self._trees[k].topology.inner_widths
-        drafts = (OwnForward(width, "draft") for width in widths)
-        return (OwnForward(k + 1, "observe"), *drafts)
+        drafts = (DrafterForward(width, "draft") for width in widths)
+        return (DrafterForward(k + 1, "observe"), *drafts)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.head.layers.allocate(num_rows, max_len + self._spare_slots)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specbench.decode.drafter import (
     Drafter,
+    DrafterForward,
     Outcome,
-    OwnForward,
     Proposal,
     Resources,
     RowBuffer,
@@ -35,7 +35,7 @@ class _DraftRow:
     fed: list[int] = field(default_factory=list)
 
 
-class Standing(NamedTuple):
+class DraftModelState(NamedTuple):
     """The draft model's state, in its own tokens, after the rows' texts."""
 
     logits_B1D: Tensor  # for its next token
@@ -58,8 +58,8 @@ class RetokenizedModel(Drafter):
 
     @cached_property
     def resources(self) -> Resources:
-        def forwards(k: int) -> tuple[OwnForward, ...]:
-            return (OwnForward(1),) * k
+        def forwards(k: int) -> tuple[DrafterForward, ...]:
+            return (DrafterForward(1),) * k
 
         return Resources(runner=self.runner, cached_layers=self.runner, forwards=forwards)
 
@@ -95,7 +95,7 @@ class RetokenizedModel(Drafter):
         self._filled.discard(destination)
         self.runner.cache.copy_row(source, destination, len(fed))
 
-    def stand(self, state: State, k: int) -> Standing:
+    def stand(self, state: State, k: int) -> DraftModelState:
         """Feed what the rows' texts have beyond the cache, and reserve slots for k drafts."""
         rows = [self._rows[number] for number in self._numbers(state)]
         self._filled.difference_update(self._numbers(state))
@@ -121,7 +121,7 @@ class RetokenizedModel(Drafter):
             )
         for row, ids in zip(rows, texts, strict=True):
             row.fed = ids
-        return Standing(out.logits, positions_BT[:, -1:] + 1, span)
+        return DraftModelState(out.logits, positions_BT[:, -1:] + 1, span)
 
     def guess(self, state: State, k: int, sampler: Sampler) -> Proposal:
         """K tokens after the rows' texts, one after the other."""

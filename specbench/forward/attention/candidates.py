@@ -22,7 +22,7 @@ from specbench.forward.attention.implementations import (
     AttentionShape,
     FlashAttn,
     Kernel,
-    Masked,
+    MaskedAttention,
     PlainAttention,
     SplitKv,
     VarlenFlash,
@@ -34,14 +34,14 @@ from specbench.forward.workspace import JoinedCache, Workspace
 Kernels = MutableMapping[tuple[int | None, bool], Kernel]  # by window, and whether it is a tree
 
 # What runs before a choice: whichever of its kernels torch picks.
-USUAL = Masked("torch")
+USUAL = MaskedAttention("torch")
 # In the order that decides among equals.
 KERNELS: tuple[Kernel, ...] = (
     SplitKv(),
     FlashAttn(),
     VarlenFlash(),
-    Masked("efficient", SDPBackend.EFFICIENT_ATTENTION),
-    Masked("cudnn", SDPBackend.CUDNN_ATTENTION),
+    MaskedAttention("efficient", SDPBackend.EFFICIENT_ATTENTION),
+    MaskedAttention("cudnn", SDPBackend.CUDNN_ATTENTION),
     USUAL,
     PlainAttention(),
 )

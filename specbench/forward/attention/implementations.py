@@ -102,7 +102,7 @@ class PlainAttention:
         work.spread.copy_(out.view_as(work.spread))
 
 
-class Masked:
+class MaskedAttention:
     """Torch's own attention with an additive mask over the whole bucket.
 
     Heads that share keys and values are packed along the query axis, so none is repeated.
