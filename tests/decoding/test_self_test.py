@@ -222,6 +222,17 @@ def test_logits_that_are_not_numbers_are_refused():
         make_checked_runner(model)
 
 
+def test_a_model_that_runs_out_of_memory_in_the_self_test_is_not_called_faulty():
+    model = build(ARCHITECTURES["Phi3"]())
+
+    def run_out(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.lm_head.register_forward_hook(run_out)
+    with pytest.raises(torch.OutOfMemoryError):
+        make_checked_runner(model)
+
+
 @pytest.mark.parametrize(("window", "is_said"), [(8, False), (9, True), (4096, True)])
 def test_a_window_longer_than_the_self_test_gets_a_note(window, is_said):
     config = ARCHITECTURES["Mistral + window"]()

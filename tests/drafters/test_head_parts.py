@@ -19,6 +19,7 @@ from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.forward import layer_stack
+from specbench.forward.layer_stack import WholeTexts
 from specbench.forward.runner import StockRunner
 from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import parts_of
@@ -278,3 +279,17 @@ def test_a_part_is_timed_on_the_device_of_its_weights() -> None:
     weights = (torch.empty(2, 3, device="meta"),)
 
     assert HeadPart(run=lambda *_: None, weights=weights).device == torch.device("meta")
+
+
+def test_a_window_hides_what_a_later_pass_over_a_text_can_no_longer_reach():
+    texts, T = WholeTexts(num_layers=1), 6
+    states = torch.zeros(1, 1, T, 2)
+    texts.update(states, states, 0)
+    positions_BT = torch.arange(T)[None]
+
+    visible_TS = texts.visible_slots(positions_BT, layer=0, first=0, window=3)[0]
+
+    first_pass, own_pass = visible_TS.split(T, dim=1)
+    expected = [[t - s in (1, 2) for s in range(T)] for t in range(T)]  # of 3, one is the token's
+    assert first_pass.tolist() == expected
+    assert own_pass.tolist() == torch.eye(T, dtype=torch.bool).tolist()
