@@ -30,7 +30,7 @@ from specbench.settings import RunSettings
 
 
 class WatchedRound(NamedTuple):
-    """The watched of a round's drafts, in token ids. The prefill counts as K = 0."""
+    """A round as token ids: accepted and rejected drafts, then one more. The prefill is K = 0."""
 
     num_drafted: int  # K, or fewer if the drafter found fewer; for a tree its nodes
     accepted: tuple[int, ...]
