@@ -2,7 +2,7 @@
 
     python -m benchmarks.change_points [--out benchmarks/change_points.json]
 
-Series are simulated: a level with 2 % of noise, by three distributions, and a step in the middle or
+Series are simulated: a level with 2% of noise, by three distributions, and a step in the middle or
 late.
 """
 

@@ -48,7 +48,7 @@ WIDE_BYTES = 64_000_000  # twice the cache of the processor that this was writte
 WORKLOADS = ("chat", "code", "creative", "qa", "edit")
 BOUNDS = (0.05, 0.07)  # what is hoped for, and the aim
 MOST = 8
-REPEATS = 3  # one alone is good to 5 % and more on a machine that others use, too
+REPEATS = 3  # one alone is good to 5% and more on a machine that others use, too
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -28,7 +28,7 @@ class Rates:
     alarms: float  # gates with a regression
     inconclusive_counts: float  # of the verdicts on counts, text among them
     inconclusive_seconds: float  # of the verdicts on seconds
-    alarms_at_most: float  # 95 %, by so many gates as are independent
+    alarms_at_most: float  # 95%, by so many gates as are independent
 
 
 def rates(gates: Iterable[Gate], num_independent: int | None = None) -> Rates:
@@ -91,7 +91,7 @@ def simulated(
 
 @cache
 def slower(share: float) -> Change:
-    """A speedup, and tokens a second, that lose a share: 0.1 is 10 %."""
+    """A speedup, and tokens a second, that lose a share: 0.1 is 10%."""
 
     def change(drawn: Prompts) -> Prompts:
         return drawn._replace(spec_s=drawn.spec_s / (1 - share))

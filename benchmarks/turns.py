@@ -41,7 +41,7 @@ def take_turns(
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """The median of the ratios of neighbours, and a 95 % interval that assumes no distribution.
+    """The median of the ratios of neighbours, and a 95% interval that assumes no distribution.
 
     Neighbours are of one round, so that drift of the machine cancels. The interval's ends are
     order statistics: the median lies between them unless a fair coin falls on one side too

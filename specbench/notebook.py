@@ -109,7 +109,7 @@ class LoadedRun:
         csv has the cells. UsageError for another format; StoreError if the disk refuses.
         """
         if format not in _REPORTS:
-            raise UsageError(f"no format {format!r}: allowed are {', '.join(_REPORTS)}")
+            raise UsageError(f"no format {format!r}: choose from {', '.join(_REPORTS)}")
         text = _REPORTS[format]([self._document])
         if path is not None:
             with disk_errors_named(Path(path)):

@@ -1,6 +1,6 @@
 """What a broken file is: the place and the words that its error must have.
 
-A test writes `files` into an empty working folder. Where `workload` is None, reading
+A test writes `files` into an empty working folder. If `workload` is None, reading
 pairings.yaml must fail; else `--workload` with that name or file must.
 """
 

@@ -32,7 +32,7 @@ def test_turns_end_with_a_whole_round_when_time_is_up() -> None:
 
 
 def test_the_median_ratio_interval_uses_order_statistics() -> None:
-    # Ten ratios 1 .. 10: with a fair coin fewer than 2 of 10 heads come in 1.1 % of throws, so
+    # Ten ratios 1 .. 10: with a fair coin fewer than 2 of 10 heads come in 1.1% of throws, so
     # the second from either end bounds the median.
     interval = median_ratio([10.0 * i for i in range(1, 11)], [10.0] * 10)
     assert (interval.estimate, interval.low, interval.high) == (5.5, 2.0, 9.0)

@@ -16,7 +16,7 @@ def counts(rounds: float, accepted: float) -> Counts:
 
 
 def lucky_texts(num: int, true_share: float = 1.0) -> list[Compared]:
-    """Measured rounds whose expectation is the replayed ones times a share, with 5 % of luck."""
+    """Measured rounds whose expectation is the replayed ones times a share, with 5% of luck."""
     luck = np.random.default_rng(0).normal(true_share, 0.05, num)
     return [Compared(i, counts(50 * x, 50), counts(50, 50)) for i, x in enumerate(luck)]
 
@@ -36,7 +36,7 @@ def test_at_temperature_0_a_single_extra_round_is_a_failure():
 def test_only_a_true_bias_of_replayed_lengths_is_reported():
     fair = judge(lucky_texts(100), 0.02)
     assert abs(fair.error) < 3 * 0.005
-    # AL is 1 + 50 / rounds: 5 % of luck in the rounds is half as much in it, over 10 = sqrt(100).
+    # AL is 1 + 50 / rounds: 5% of luck in the rounds is half as much in it, over 10 = sqrt(100).
     assert fair.standard_error == pytest.approx(0.05 / 2 / 10, rel=0.3)
     assert not fair.is_off
     # A tenth fewer rounds than replayed: AL is 2.11, and 2 was replayed.
@@ -46,7 +46,7 @@ def test_only_a_true_bias_of_replayed_lengths_is_reported():
 
 
 def test_an_error_beyond_the_bound_but_within_noise_is_no_failure():
-    # Measured AL 1 + 300 / 270, replayed 2; texts of 35 and 55 rounds leave that unsure by 5 %.
+    # Measured AL 1 + 300 / 270, replayed 2; texts of 35 and 55 rounds leave that unsure by 5%.
     few = [Compared(i, counts(rounds, 50), counts(50, 50)) for i, rounds in enumerate([35, 55] * 3)]
     found = judge(few, 0.02)
     assert found.error == pytest.approx(2 / (1 + 300 / 270) - 1)

@@ -1,4 +1,4 @@
-"""Two tokenizers for models of made-up weights: 60 % of their tokens are in common.
+"""Two tokenizers for models of made-up weights: 60% of their tokens are in common.
 
 Common tokens are single characters, a space among them, in another order; the others are pairs
 of these, which the two sides pair differently.

@@ -255,7 +255,7 @@ def _make_pass(cell: Cell, served: ServedPass) -> PassRecord:
 
 
 def _make_samples(cell: Cell, requests: Sequence[Request], served: ServedPass) -> SamplesRecord:
-    """The samples of one turn, and the likeliest of them, or the first of equals."""
+    """The samples of one turn, and the likeliest of them, or the first of a tie."""
     assert served.scores is not None, "samples have scores"
     first, log_probs = requests[0], served.scores.log_probs
     return SamplesRecord(

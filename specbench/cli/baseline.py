@@ -89,5 +89,5 @@ def parse_allowed(text: str | None, words: Collection[str]) -> tuple[str, ...]:
     named = [part.strip() for part in (text or "").split(",") if part.strip()]
     for word in named:
         if word.lower() not in by_lower:
-            raise UsageError(f"--allow-different {word!r}: allowed are {', '.join(words)}")
+            raise UsageError(f"--allow-different {word!r}: choose from {', '.join(words)}")
     return tuple(dict.fromkeys(by_lower[word.lower()] for word in named))

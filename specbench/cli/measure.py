@@ -51,7 +51,7 @@ class Nodes(NamedTuple):
                 raise UsageError("--gpus-per-task shares out the nodes of a cluster: add --ray")
             return None
         if _ADDRESS.fullmatch(ray) is None:
-            raise UsageError(f"--ray {ray!r}: allowed are auto, local and host:port")
+            raise UsageError(f"--ray {ray!r}: choose from auto, local, host:port")
         return cls(ray, gpus_per_task)
 
     @property

@@ -63,7 +63,7 @@ def recommend(
 
     name = next((name for name in OBJECTIVES if name == objective), None)
     if name is None:
-        raise UsageError(f"--objective {objective!r}: allowed are {', '.join(OBJECTIVES)}")
+        raise UsageError(f"--objective {objective!r}: choose from {', '.join(OBJECTIVES)}")
     if name == "cost" and price_per_hour is None:
         raise UsageError("--objective cost needs the machine's --price-per-hour, such as 2.50")
     if name != "cost" and price_per_hour is not None:

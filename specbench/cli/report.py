@@ -39,7 +39,7 @@ def report(
     """Write reports of stored runs and print their answers again."""
     chosen = tuple(dict.fromkeys(part.strip() for part in formats.split(",")))
     if unknown := [name for name in chosen if name not in FORMATS]:
-        raise UsageError(f"--format {unknown[0]!r}: allowed are {', '.join(FORMATS)}")
+        raise UsageError(f"--format {unknown[0]!r}: choose from {', '.join(FORMATS)}")
 
     if is_opened and "html" not in chosen:
         raise UsageError(f"--open shows the page, and --format {formats!r} has no html")

@@ -226,7 +226,7 @@ def recommend_for(
 ) -> tuple[Recommendation, ...]:
     """One answer per workload and setting; concurrency and variant are part of the answer.
 
-    The highest rate by the lower bound of its speedup wins. Of rates within 1%, not speculating
+    The highest rate by the lower bound of its speedup wins. If rates are within 1%, not speculating
     wins, then the lower concurrency, then the smaller K. Latency is compared at the lowest
     measured concurrency, since a higher one is never faster for one user.
     """

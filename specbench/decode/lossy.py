@@ -165,7 +165,7 @@ class SyntheticVerifier:
 
 
 def _first_children(tree: Tree) -> tuple[Tensor, Tensor]:
-    """The path [B, T] that always takes the first draft that is meant, and its length [B]."""
+    """The path [B, T] that always takes the first active draft, and its length [B]."""
     node_B1 = torch.zeros_like(tree.parents_BK[:, :1])
     path, num_B = [node_B1], torch.zeros_like(node_B1[:, 0])
     for _ in range(tree.depth):

@@ -111,7 +111,7 @@ def commit(state: State, proposal: Proposal, verdict: Verdict, next_BT: Tensor) 
     accepted.
     """
     T = verdict.tokens_BT.shape[1]
-    # Drafts past the budget were not meant, so this only holds back rows that are done.
+    # Drafts past the budget were inactive, so this only limits rows that are done.
     num_accepted_B = verdict.num_accepted_B
     num_emitted_B = (num_accepted_B + 1).minimum(state.budget_B)
     # All T tokens are written: those past num_emitted are garbage that the next round

@@ -105,7 +105,7 @@ def _reject(
     accepted_BK = (chance_BK * q_BK <= p_BK) & (p_BK > 0)
     num_accepted_B = _count_leading(accepted_BK).minimum(proposal.num_drafted_B)
 
-    # Where nothing was drafted nothing was refused: the bonus token and a round cut short.
+    # A round without drafts rejects nothing: the bonus token and a round cut short.
     at_B11 = num_accepted_B[:, None, None]
     q_BV = _gather_at(draft_BKV, at_B11.clamp(max=draft_BKV.shape[1] - 1))
     is_refused_B1 = (num_accepted_B < proposal.num_drafted_B)[:, None]

@@ -29,15 +29,15 @@ from specbench.decode.state import State
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.layers import (
     decoder_layer,
-    drawn,
     fitting,
     layer_config,
     layer_stack,
     load,
     new_layer_fields,
     output_weights,
-    spread,
+    random_weights,
     tensors_of,
+    to_target_vocab,
     token_table,
 )
 from specbench.files.dflash import (
@@ -142,7 +142,7 @@ class DFlashHead:
             )
         states_BKF = self.model.norm(states_BNF[:, 0 if style.drafts_from_current else 1 :])
         if (lm_head := self.model.lm_head) is not None:
-            return spread(lm_head(states_BKF), self._target_ids_D, self._target.vocab_size)
+            return to_target_vocab(lm_head(states_BKF), self._target_ids_D, self._target.vocab_size)
         logits_BKV = self._target.logits(states_BKF)
         if style.logit_scale != 1:
             logits_BKV = logits_BKV * style.logit_scale
@@ -215,7 +215,7 @@ class DFlash(Drafter):
         }
         empty = Checkpoint(source="a new DFlash head", config=fields, tensors={})
         layers = make_layers(make_config(empty, None), len(target_layer_ids))
-        return replace(empty, tensors=drawn(layers, seed, fields["initializer_range"]))
+        return replace(empty, tensors=random_weights(layers, seed, fields["initializer_range"]))
 
     @cached_property
     def resources(self) -> Resources:

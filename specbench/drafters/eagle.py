@@ -22,13 +22,13 @@ from specbench.drafters.shared.feature_drafter import (
 from specbench.drafters.shared.layers import (
     Embed,
     decoder_layer,
-    drawn,
     fitting,
     layer_config,
     layer_stack,
     load,
     new_layer_fields,
     output_weights,
+    random_weights,
     tensors_of,
     token_embedding,
     weights_of,
@@ -163,4 +163,4 @@ class Eagle(FeatureDrafter):
         bare = Checkpoint(source="a new EAGLE head", config=fields, tensors={})
         with torch.device("meta"):
             weights = EagleWeights(layer_config(bare), frozenset(), has_bias=False)
-        return replace(bare, tensors=drawn(weights, seed, fields["initializer_range"]))
+        return replace(bare, tensors=random_weights(weights, seed, fields["initializer_range"]))

@@ -16,15 +16,15 @@ from specbench.drafters.registry import drafter
 from specbench.drafters.shared.feature_drafter import Reads
 from specbench.drafters.shared.layers import (
     decoder_layer,
-    drawn,
     fitting,
     layer_config,
     layer_stack,
     load,
     new_layer_fields,
     output_weights,
-    spread,
+    random_weights,
     tensors_of,
+    to_target_vocab,
     token_embedding,
     token_table,
 )
@@ -108,7 +108,7 @@ class Eagle3Head(JoiningHead):
         logits_BTD: Tensor = weights.lm_head(states_BTF)
         if self._style.logit_scale != 1:
             logits_BTD = logits_BTD * self._style.logit_scale
-        return spread(logits_BTD, self._target_ids_D, self._target.vocab_size)
+        return to_target_vocab(logits_BTD, self._target_ids_D, self._target.vocab_size)
 
 
 class ParallelHead(Eagle3Head):
@@ -199,7 +199,7 @@ class Eagle3(Eagle):
         style = Style.of(bare, text.num_hidden_layers)
         with torch.device("meta"):
             weights = Eagle3Weights(layer_config(bare), style, frozenset(), text.hidden_size)
-        tensors = drawn(weights, seed, fields["initializer_range"])
+        tensors = random_weights(weights, seed, fields["initializer_range"])
         if target_ids:
             ids_D = torch.tensor(target_ids)
             tensors["d2t"] = ids_D - torch.arange(len(ids_D))

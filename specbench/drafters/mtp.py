@@ -22,10 +22,10 @@ from specbench.drafters.registry import Parts, drafter
 from specbench.drafters.shared.feature_drafter import FeatureDrafter, Reads, TreePlan, blank_states
 from specbench.drafters.shared.layers import (
     WRONG_CONFIG,
-    drawn,
     fitting,
     new_layer_fields,
     output_weights,
+    random_weights,
     shapes_of,
     tensors_of,
 )
@@ -335,7 +335,7 @@ class Mtp(FeatureDrafter):
         fields |= {"num_nextn_predict_layers": num_layers}
         empty = Checkpoint(source=f"new {family} MTP layers", config=fields, tensors={})
         layers, _ = make_layers(empty)
-        weights = drawn(layers, seed, fields.get("initializer_range") or 0.02)
+        weights = random_weights(layers, seed, fields.get("initializer_range") or 0.02)
         tensors: dict[str, Tensor] = {}
         for name in layer_shapes(layers, FAMILIES[family]):
             tensors |= split_experts(file_name(empty, name), weights[name])

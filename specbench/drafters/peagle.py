@@ -20,11 +20,11 @@ from specbench.models.checkpoint import Checkpoint
 
 @drafter("peagle")
 class PEagle(FeatureDrafter):
-    """Drafts with a P-EAGLE head: a forward over masks in place of one per token.
+    """Drafts with a P-EAGLE head: one forward over masks instead of one per token.
 
-    EAGLE-3 feeds back a draft and the state that it came from; this one is fed a mask and a learned
-    state for every token after the next: K - 1 of them, each of which sees those before it. Drafts
-    are independent of each other: above temperature 0 each is drawn from its own distribution.
+    EAGLE-3 feeds back a draft and the state that it came from. This head is fed a mask and a
+    learned state for every token after the next: K - 1 masks, each of which sees those before it.
+    Drafts are independent of each other: above temperature 0 each has its own distribution.
     """
 
     def __init__(self, parts: Parts) -> None:

@@ -352,7 +352,7 @@ class Exporter(Protocol):
 def find_exporter(engine: str) -> Exporter:
     """The exporter of an engine; UsageError lists the engines with an export."""
     if engine not in EXPORTED:
-        raise UsageError(f"--engine {engine!r}: allowed are {', '.join(EXPORTED)}")
+        raise UsageError(f"--engine {engine!r}: choose from {', '.join(EXPORTED)}")
     package = "specbench.engines.served" if engine in SERVED else "specbench.engines"
     return cast(Exporter, import_module(f"{package}.{engine}"))
 

@@ -80,7 +80,7 @@ class GenerationLog:
         """The rounds after the first token; None if one drafted more than K.
 
         A first verification that was merged with the prompt is split in two: its first token
-        belongs to the prefill, and its other tokens form a round with one draft less and 0
+        belongs to the prefill, and its other tokens form a round with one draft fewer and 0
         seconds. A round cut by EOS or the token limit counts the drafts in the text.
         """
         num_drafted, num_accepted, num_emitted, round_s = [], [], [], []
@@ -166,7 +166,7 @@ def make_peer(model: Any) -> Any:
     settings of the request.
     """
     module = twin(model)
-    # The kernel has no soft-capping: some versions raise an error, others ignore it.
+    # The sdpa kernel has no soft-capping: some versions raise an error, others ignore it.
     config = module.config.get_text_config()
     has_cap = getattr(config, "attn_logit_softcapping", None) is not None
     try:
@@ -179,9 +179,9 @@ def make_peer(model: Any) -> Any:
 
 @contextmanager
 def generate_errors_translated(module: Any, method: str) -> Iterator[None]:
-    """Raise ModelError if transformers cannot run a method; lack of memory passes unchanged.
+    """Raise ModelError if transformers cannot run a method, unless the device is out of memory.
 
-    transformers raises plain ValueErrors and RuntimeErrors, so bugs of its code are included.
+    transformers raises plain ValueErrors and RuntimeErrors, so bugs in its code are included.
     """
     try:
         with device_errors_translated():
@@ -483,7 +483,7 @@ class TransformersEngine(InProcess):
 
 def _require_known(work: Work) -> None:
     if work.adaptive:
-        raise UsageError("transformers has no -k auto; name its K, or use engine builtin")
+        raise UsageError("transformers has no -k auto; give a K, or use --engine builtin")
     if work.method not in (sum(COUNTERPARTS.values(), ()) if work.k > 0 else BASELINES):
         raise ValueError(f"transformers has no method {work.method} at K = {work.k}")
 

@@ -1,6 +1,6 @@
 """The measured acceptance of a pairing as a file that other programs replay.
 
-`importers/` reads both formats back, and knows their facts.
+`importers/` reads both formats back, and defines their names.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ class MeasuredAcceptance:
 
     pairing: Pairing
     cells: Mapping[int, CellSummary]  # by K, rising
-    data: Mapping[int, CellData]  # without those of an imported run
+    data: Mapping[int, CellData]  # empty for an imported run
     conditions: Mapping[str, Any]
 
 
@@ -45,8 +45,8 @@ def measured_acceptance(
     cells: Sequence[CellData],
     at: Selection,
 ) -> MeasuredAcceptance:
-    """The cells that `at` selects, at the first setting of them; UsageError if that is none, or
-    if they are of several workloads."""
+    """The cells that `at` selects, only those of the first setting; UsageError if there are none,
+    or if they are of several workloads."""
     measured = [
         cell
         for cell in summaries
@@ -65,7 +65,7 @@ def measured_acceptance(
     if not valid:
         reasons = "; ".join(dict.fromkeys(r for cell in measured for r in cell.invalid_reasons))
         raise UsageError(
-            f"the run has no valid acceptance of {pairing.name} there"
+            f"the run has no valid acceptance of {pairing.name} in this setting"
             f"{f' ({reasons})' if reasons else ''}; measure it with `specbench sweep-k`"
         )
     if len(workloads := sorted({cell.key.condition.workload for cell in valid})) > 1:
@@ -119,7 +119,7 @@ def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str
     lengths = {str(k): _length(cell) for k, cell in measured.cells.items()}
     k = max(measured.cells) if k is None else k
     if k not in measured.cells:
-        raise UsageError(f"-k {k}: measured are K = {', '.join(lengths)}")
+        raise UsageError(f"-k {k}: the run measured K = {', '.join(lengths)}")
     figures, drafter = measured.cells[k].metrics, measured.pairing.drafter
     names = ("acceptance_rate_per_position", "acceptance_histogram")
     marginal, counts = (_list(figures, name) for name in names)
@@ -155,7 +155,7 @@ def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str
 
 
 def _validation(marginal: Sequence[float], mean_length: float) -> dict[str, Any]:
-    """The format's own checks: the rates give the mean length, and none is above the one before."""
+    """The format's own checks: the rates imply the mean length, and no rate is above the last."""
     implied = mean_length_from_rates(marginal)
     rises = [
         {"position": i, "value": rate, "previous": marginal[i - 1]}
@@ -200,7 +200,7 @@ def _list(figures: Mapping[str, float | tuple[float, ...]], name: str) -> list[f
 
 
 def _is_chain(pairing: Pairing, k: int) -> bool:
-    """Whether it drafts token by token, so that a smaller K drafts the same tokens."""
+    """Whether the pairing drafts token by token, so that a smaller K drafts the same tokens."""
     method, parameters = find_method(pairing.drafter.method), pairing.drafter.parameters
     is_chain = method.tree(method.settings(parameters)) is None
     return is_chain and method.shape(parameters, k).num_forwards == k

@@ -39,7 +39,7 @@ class DFlashStyle:
     mask_id: int
     block_size: int  # the current token and its drafts
     drafts_from_current: bool  # the current token's place also gives a draft
-    num_tokens: int | None  # that it can say; None: all of the target's
+    num_tokens: int | None  # that it can draft; None: all of the target's
     windows: tuple[int | None, ...]  # by layer
     is_causal: tuple[bool, ...]  # by layer: of a block only what comes before is seen
     windows_from_current: bool  # windows count back from the current token, not from each

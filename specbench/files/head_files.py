@@ -13,8 +13,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 SPECULATORS = "speculators_model_type"
 TOKEN_MAP = "token_map"
-ID_TABLES = ("d2t", "t2d", TOKEN_MAP)  # of whole numbers, not weights
-OLD_ROTARY = "rotary_emb.inv_freq"  # old transformers stored what follows from the config
+ID_TABLES = ("d2t", "t2d", TOKEN_MAP)  # integers, not weights
+OLD_ROTARY = "rotary_emb.inv_freq"  # old transformers stored it, though it follows from the config
 _MOST_NAMES = 12  # of tensors, in an error
 
 
@@ -31,8 +31,7 @@ T_co = TypeVar("T_co", bound=Shaped, covariant=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadFiles(Generic[T_co]):
-    """A head's config and tensors, which may be read only when asked for; `source` is what messages
-    call it."""
+    """A head's config and tensors, which may be read on first use; messages call it `source`."""
 
     source: str
     config: Mapping[str, Any]
@@ -41,7 +40,7 @@ class HeadFiles(Generic[T_co]):
 
     @property
     def fields(self) -> Fields:
-        """The config, whose values may be of any type."""
+        """The config as Fields, which check the types of its values."""
         return Fields(source=self.source, values=self.config)
 
     def renamed(self, rename: Mapping[str, str]) -> Self:
@@ -49,7 +48,7 @@ class HeadFiles(Generic[T_co]):
         return self._mapped(lambda name: new_name(name, rename))
 
     def without(self, suffix: str) -> Self:
-        """The files without the tensors whose names end with these suffixes."""
+        """The files without the tensors whose names end with the suffix."""
         return self._mapped(lambda name: None if name.endswith(suffix) else name)
 
     def under(self, prefix: str) -> Self:
@@ -62,7 +61,7 @@ class HeadFiles(Generic[T_co]):
         for old in self.tensors:
             new = new_name(old)
             if new in names:
-                raise ModelError(f"{self.source} does not fit: {names[new]} and {old} are one")
+                raise ModelError(f"{self.source} does not fit: {old} repeats {names[new]}")
             if new is not None:
                 names[new] = old
         return replace(self, tensors=_RenamedTensors(self.tensors, names))
@@ -72,19 +71,19 @@ class HeadFiles(Generic[T_co]):
         return tuple(header_of(self.tensors, name).shape)
 
     def whole_numbers(self, name: str) -> list[int]:
-        """The values of a small table; ModelError if they are not whole numbers."""
+        """The values of a small table; ModelError if they are not integers."""
         table: Any = self.tensors[name]
         try:
             numbers: list[Any] = table.tolist()
         except (TypeError, OSError):
             numbers = [None]
         if not all(isinstance(number, int) for number in numbers):
-            raise ModelError(f"{self.source}: {name} has to hold whole numbers")
+            raise ModelError(f"{self.source}: {name} must contain integers")
         return numbers
 
     def require(self, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]) -> None:
-        """ModelError lists every tensor that is missing, not known, of another shape, or of whole
-        numbers, as packed weights are."""
+        """ModelError lists every tensor that is missing, unknown, of another shape, or of integers
+        (packed weights)."""
         needed = set(shapes) - optional
         missing = sorted(needed - set(self.tensors))
         surplus = sorted(set(self.tensors) - set(shapes))
@@ -100,9 +99,9 @@ class HeadFiles(Generic[T_co]):
         ]
         problems = [
             *([f"missing: {_listed(missing)}"] if missing else []),
-            *([f"not known: {_listed(surplus)}"] if surplus else []),
+            *([f"unknown: {_listed(surplus)}"] if surplus else []),
             *([_listed(wrong)] if wrong else []),
-            *([f"whole numbers, not weights: {_listed(packed)}"] if packed else []),
+            *([f"integers, not weights: {_listed(packed)}"] if packed else []),
         ]
         if problems:
             raise ModelError(f"{self.source} does not fit: {'; '.join(problems)}")
@@ -117,19 +116,19 @@ def new_name(name: str, rename: Mapping[str, str]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """The names with commas; only the first ones of very many."""
+    """The names with commas; past _MOST_NAMES only the number of the rest."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def header_of(tensors: Mapping[str, Shaped], name: str) -> Shaped:
-    """The header of a tensor if the tensors know it before they are read, else the tensor."""
+    """A tensor's header if `tensors` can read it without the tensor, else the tensor itself."""
     header: Callable[[str], Shaped] = getattr(tensors, "header", tensors.__getitem__)
     return header(name)
 
 
 class LazyTensors(Mapping[str, T_co]):
-    """Tensors by name, each read when it is asked for; `names`: what it is found by."""
+    """Tensors by name, each read on access; `names` maps a name to what finds the tensor."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
@@ -180,7 +179,7 @@ def require_tensors(files: HeadFiles[Shaped], shapes: Shapes, optional: Shapes) 
 
 
 def table_shapes(D: int, V: int) -> dict[str, tuple[int, ...]]:
-    """The id tables of a head: d2t leads to the target's tokens, t2d marks them."""
+    """The id tables of a head: d2t maps its tokens to the target's, and t2d marks those."""
     return {"d2t": (D,), "t2d": (V,)}
 
 
@@ -191,11 +190,11 @@ def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
         files.whole_numbers(name) if name in files.tensors else None for name in table_shapes(D, V)
     )
     if t2d is not None and D == V and not any(t2d):
-        t2d = None  # of SafeAILab's heads that say all tokens: never filled in
+        t2d = None  # SafeAILab never fills it in for heads that draft all tokens
     if d2t is None:
         if D != V:
             raise ModelError(
-                f"{files.source} does not fit: missing: d2t, for draft_vocab_size is {D} and "
+                f"{files.source} does not fit: missing: d2t; draft_vocab_size is {D}, "
                 f"vocab_size {V}"
             )
         if t2d is not None and not all(t2d):
@@ -204,11 +203,11 @@ def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
     ids = [i + offset for i, offset in enumerate(d2t)]
     if min(ids) < 0 or max(ids) >= V or len(set(ids)) != D:
         is_ids = sorted(set(d2t)) == d2t and min(d2t) >= 0 and max(d2t) < V
-        hint = "; it holds ids, and offsets are needed (d2t[i] = id - i)" if is_ids else ""
+        hint = "; it contains ids instead of offsets (d2t[i] = id - i)" if is_ids else ""
         raise ModelError(
-            f"{files.source}: d2t does not lead to {D} different tokens of the target's {V}{hint}"
+            f"{files.source}: d2t does not map to {D} different tokens of the target's {V}{hint}"
         )
-    if t2d is not None and {i for i, is_said in enumerate(t2d) if is_said} != set(ids):
+    if t2d is not None and {i for i, is_marked in enumerate(t2d) if is_marked} != set(ids):
         raise ModelError(
             f"{files.source}: d2t and t2d name different tokens; one belongs to another head"
         )
@@ -218,8 +217,8 @@ def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
 class Layout(NamedTuple):
     """The project whose layout a head's files have, and whether its heads were tested.
 
-    `release` is the one whose heads were met, which `tests/foreign_heads` holds; None: only its
-    source was read. docs/heads.md has the same as a table.
+    `release` is the one whose heads were tested in `tests/foreign_heads`; None: none, the layout
+    was only read in its `source`. docs/heads.md has the same as a table.
     """
 
     author: str
@@ -230,19 +229,19 @@ class Layout(NamedTuple):
     @property
     def note(self) -> str:
         if self.release is not None:
-            return f"as {self.author} writes it: logits are those of {self.release}'s own forward"
-        ours = " (`specbench train` has it too)" if self.is_ours else ""
+            return f"as {self.author} writes it: logits equal those of {self.release}'s own forward"
+        ours = " (also that of `specbench train`)" if self.is_ours else ""
         read = f"{self.author}'s layout{ours}, read in {self.source}"
         return f"{read}; never tested with a published head"
 
 
 Files = HeadFiles[Any]
-Layouts = tuple[tuple[Callable[[Files], bool], Layout], ...]  # of a kind of head, the first counts
+Layouts = tuple[tuple[Callable[[Files], bool], Layout], ...]  # the first match counts
 
 
 def layout_of(files: Files, layouts: Layouts) -> Layout | None:
-    """The first of these layouts that the files have. Pickled tensors have no names here."""
-    return next((layout for is_such, layout in layouts if is_such(files)), None)
+    """The first of these layouts that the files have; names of pickled tensors are unknown here."""
+    return next((layout for matches, layout in layouts if matches(files)), None)
 
 
 def _has_field(name: str, section: str | None = None) -> Callable[[Files], bool]:
@@ -258,7 +257,7 @@ def _holds(*prefixes: str) -> Callable[[Files], bool]:
 
 
 def _is_specforge_eagle3(files: Files) -> bool:
-    """SafeAILab's heads have the same tensors, and the class of a Llama."""
+    """SafeAILab's heads have the same tensors, but `architectures` names a plain Llama."""
     return _holds("midlayer.")(files) and "LlamaForCausalLMEagle3" in files.fields.texts(
         "architectures"
     )

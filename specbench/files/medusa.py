@@ -47,19 +47,19 @@ def medusa_tensors(files: F) -> F:
 
 
 def count_heads(files: HeadFiles[Any]) -> int:
-    """Heads in `medusa_tensors`, by their names: configs say otherwise. ModelError for none."""
+    """The number of heads in `medusa_tensors`; configs may state another. ModelError for none."""
     return len({i for i, _ in _numbers(files)})
 
 
 def count_tokens(files: HeadFiles[Any]) -> int | None:
-    """That the heads of `medusa_tensors` can say; None: all of the target's."""
+    """The number of tokens that the heads can draft; None: all of the target's."""
     map_shape = files.shape(TOKEN_MAP) if TOKEN_MAP in files.tensors else ()
     return map_shape[0] if map_shape else None
 
 
 def token_map(files: HeadFiles[Any], V: int) -> list[int] | None:
-    """The target's id of each token that the heads of `medusa_tensors` can say; None: all V.
-    ModelError if it has none such."""
+    """The target's id of each token that the heads of `medusa_tensors` can draft; None: all V.
+    ModelError if the map has other ids."""
     if TOKEN_MAP not in files.tensors:
         return None
     ids, shape = files.whole_numbers(TOKEN_MAP), files.shape(TOKEN_MAP)
@@ -117,7 +117,7 @@ class MedusaLayout:
     """Names of the tensors, by residual layer and head; `outs` has one if heads share it."""
 
     num_heads: int
-    num_tokens: int  # that the heads can say
+    num_tokens: int  # that the heads can draft
     weights: list[list[str]]
     biases: list[list[str]]
     outs: list[str]
@@ -131,7 +131,7 @@ class MedusaLayout:
 
     @classmethod
     def of(cls, files: HeadFiles[Shaped], target: HeadTarget) -> "MedusaLayout":
-        """How many heads and layers there are follows from the tensors: configs say otherwise.
+        """The tensors show how many heads and layers there are; configs may state others.
 
         `files` are those of `medusa_tensors`. ModelError if they hold no heads.
         """
@@ -195,7 +195,7 @@ class MedusaTree:
     """The heads, and the tree of their drafts."""
 
     num_heads: int
-    num_tokens: int | None  # that the heads can say; None: more than any tree has ranks
+    num_tokens: int | None  # that the heads can draft; None: more than any tree has ranks
     kind: str  # `tree` of the method; auto is published here
     max_drafts: int
     rates: tuple[tuple[float, ...], ...] = ()  # of a fitted tree, per head and rank

@@ -26,7 +26,7 @@ class MeasuredPoint:
 
     mean_acceptance_length: Annotated[float | None, Doc("of the cell", "tokens/round")]
     speedup: Annotated[Interval | None, Doc("of the cell", "x")]
-    valid: Annotated[bool, Doc("whether the cell is")]
+    valid: Annotated[bool, Doc("whether the cell is valid")]
     length_error: Annotated[
         float | None,
         Doc(
@@ -75,7 +75,7 @@ def check_forecasts(
     cells: Sequence[CellData],
     summaries: Sequence[CellSummary],
 ) -> tuple[CheckedForecast, ...]:
-    """Every forecast with what was measured of its K; of one made twice the last one."""
+    """Every forecast with the measurements of its K; of repeated forecasts only the last."""
     data = {cell.key: cell for cell in cells}
     known = {cell.key: cell for cell in summaries}
     newest = {record.key: record for record in forecasts}
@@ -95,7 +95,7 @@ def check_forecasts(
 def is_left_out(key: CellKey, forecasts: Iterable[ForecastRecord]) -> bool:
     """Whether a forecast found a planned cell not worth measuring.
 
-    Where costs are another engine's nothing is measured, K = 0 included.
+    If costs are those of another engine, nothing is measured, not even K = 0.
     """
     for record in forecasts:
         if record.key.condition != key.condition:
@@ -126,11 +126,11 @@ def _measured(
     prompts = {request.prompt_id for request in data.finished}
     same = replayed([t for t in traces if t.prompt_id in prompts], point.num_speculative_tokens)
     length_error = speedup_error = None
-    # A pass over many rows may take a prompt more than once, others not at all.
+    # A pass of concurrent requests may repeat some prompts and never reach others.
     if same is not None and not cell.key.condition.is_stream:
-        again = same.pooled.mean_acceptance_length
-        if length and again:
-            length_error = again / length - 1
+        expected = same.pooled.mean_acceptance_length
+        if length and expected:
+            length_error = expected / length - 1
         if cell.speedup is not None:
             speedup_error = math.exp(same.tokens.log) / point.cost / cell.speedup.estimate - 1
     return MeasuredPoint(

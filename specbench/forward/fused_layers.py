@@ -182,7 +182,7 @@ def _add_product(
     total: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor | None
 ) -> Tensor:
     """total + x @ matrix + bias in `out`, which may be `total`; None: in a new tensor."""
-    # In place it is 3 to 5 % faster on a CPU than into `out`, though both write the same.
+    # In place it is 3 to 5% faster on a CPU than into `out`, though both write the same.
     out = total.addmm_(x, matrix) if out is total else torch.addmm(total, x, matrix, out=out)
     if bias is not None:
         out.add_(bias)

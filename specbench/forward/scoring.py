@@ -1,4 +1,4 @@
-"""Log-probabilities of finished texts under the target, by which the best sample is chosen.
+"""Log-probabilities of finished texts under the target, which decide the best sample.
 
 Shape suffixes: B samples, T tokens fed, V vocabulary.
 """
@@ -13,7 +13,7 @@ from specbench.footprint import rounded_up
 from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.runner import Runner, check_context
 
-MOST_LOGITS = 2**25  # at once
+MOST_LOGITS = 2**25  # per forward
 _CHUNK = 512  # tokens per row and forward
 
 
@@ -25,7 +25,7 @@ def mean_log_probs(
 
     The distribution is the target's own at temperature 1; its end-of-text token counts like others,
     and dividing by the length keeps short texts from being preferred. The prompt is fed once,
-    the outputs are fed side by side. Uses the target's rows 0 .. B - 1, whose requests must be
+    then the outputs as one batch. Uses the target's rows 0 .. B - 1, whose requests must be
     done. Raises ModelError if a text is longer than the target's context.
     """
     num_samples, num_prompt = len(outputs), len(prompt_ids)
@@ -34,7 +34,7 @@ def mean_log_probs(
     target.allocate(num_samples, rounded_up(num_prompt + longest))
     scores_B = torch.zeros(num_samples, device=target.device)
     lengths_B = torch.tensor(list(map(len, outputs)), device=target.device)
-    # The last prompt token says the first of the output.
+    # The last prompt token predicts the first output token.
     fed_BT = pad_sequence(
         [torch.tensor([prompt_ids[-1], *output]) for output in outputs], batch_first=True
     ).to(target.device)
@@ -50,8 +50,8 @@ def mean_log_probs(
                 rounded_up(begin + start + len(places_T)),
                 start=begin + start,
             ).logits
-            said_BT1 = fed_BT[:, places_T + 1, None]
-            log_probs_BT = logits_BTV.float().log_softmax(-1).gather(-1, said_BT1)[..., 0]
+            next_BT1 = fed_BT[:, places_T + 1, None]
+            log_probs_BT = logits_BTV.float().log_softmax(-1).gather(-1, next_BT1)[..., 0]
             scores_B += log_probs_BT.masked_fill(places_T >= lengths_B[:, None], 0.0).sum(1)
     return tuple((scores_B / lengths_B).tolist())
 
@@ -75,7 +75,7 @@ def next_logits(target: Runner, tokens: Sequence[int]) -> Tensor:
 
 
 def _prefill(target: Runner, tokens: Sequence[int], num_rows: int) -> None:
-    """Feed what all rows begin with to the first, and copy it to the others."""
+    """Feed the tokens that all rows begin with to row 0, and copy its cache to the others."""
     tokens_1T = torch.tensor([list(tokens)], device=target.device)
     for start in range(0, len(tokens), _CHUNK):
         stop = min(start + _CHUNK, len(tokens))
@@ -92,5 +92,5 @@ def _prefill(target: Runner, tokens: Sequence[int], num_rows: int) -> None:
 
 
 def likeliest(log_probs: Sequence[float]) -> int:
-    """The index of the sample with the highest mean log-probability, or the first of equals."""
+    """The index of the sample with the highest mean log-probability, or the first of a tie."""
     return max(range(len(log_probs)), key=lambda i: log_probs[i])

@@ -144,7 +144,7 @@ class StaticTree:
         ]
 
     def of_rows(self, num_rows: int) -> Tree:
-        """The tree of every row; all drafts are meant."""
+        """The tree of every row; all drafts are active."""
         parents_BK = self._parents_1K.expand(num_rows, -1)
         return Tree(
             parents_BK=parents_BK,

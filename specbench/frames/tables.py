@@ -259,7 +259,7 @@ TABLES: Mapping[str, FrameTable] = {
 def describe(table: str) -> pd.DataFrame:
     """A table's columns: name, unit, meaning and pandas type. UsageError for an unknown table."""
     if table not in TABLES:
-        raise UsageError(f"no table {table!r}: there are {', '.join(TABLES)}")
+        raise UsageError(f"no table {table!r}: choose from {', '.join(TABLES)}")
     parts = ("name", "unit", "meaning", "dtype")
     return pd.DataFrame(
         [[getattr(column, part) for part in parts] for column in TABLES[table].columns()],

@@ -31,7 +31,7 @@ class Address:
         """UsageError, which names the option, for anything but the address of a server."""
         try:
             parts = urlsplit(url)
-        except ValueError as error:  # not shown, for it may have a password in it
+        except ValueError as error:  # not shown: it may contain a password
             raise UsageError(f"{option}: {error}; expected an address such as {EXAMPLE}") from error
         try:
             has_place = bool(parts.hostname) and (parts.port or 1) > 0

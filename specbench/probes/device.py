@@ -54,7 +54,7 @@ def find_device(name: str) -> torch.device:
         return torch.device("cuda:0" if has_cuda else "cpu")
     kind, _, index = name.partition(":")
     if kind != "cuda" or not (index or "0").isdigit():
-        raise UsageError(f"--device {name!r}: allowed are auto, cpu, cuda and cuda:N")
+        raise UsageError(f"--device {name!r}: choose from auto, cpu, cuda, cuda:N")
     count = torch.cuda.device_count()
     if int(index or 0) >= count:
         raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")

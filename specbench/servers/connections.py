@@ -140,7 +140,7 @@ class _Connection:
                     raise httpx.RemoteProtocolError("it closed the connection without an answer")
                 self._http.receive_data(data)
         except TimeoutError as error:
-            raise httpx.ReadTimeout(f"said nothing for {self._silence_s:g} s") from error
+            raise httpx.ReadTimeout(f"received nothing for {self._silence_s:g} s") from error
         except h11.RemoteProtocolError as error:
             raise httpx.RemoteProtocolError(str(error)) from error
         except OSError as error:

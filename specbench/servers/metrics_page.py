@@ -127,7 +127,7 @@ def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
         elif name == page.k_gauge:
             if sample.value > MOST_POSITIONS:
                 raise ValueError(
-                    f"{sample.name} is {sample.value:g}; allowed are 0 to {MOST_POSITIONS}"
+                    f"{sample.name} is {sample.value:g}; it must be 0 to {MOST_POSITIONS}"
                 )
             k_gauge = max(k_gauge, sample.value)  # the same on every rank
     num_positions = max(accepted, default=-1) + 1
@@ -146,7 +146,7 @@ def _position(sample: Sample) -> int:
     position = int(sample.labels.get("position", ""))
     if not 0 <= position < MOST_POSITIONS:
         raise ValueError(
-            f"{sample.name} has position {position}; allowed are 0 to {MOST_POSITIONS - 1}"
+            f"{sample.name} has position {position}; it must be 0 to {MOST_POSITIONS - 1}"
         )
     return position
 

@@ -84,7 +84,7 @@ def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ..
     for name in names:
         if name not in allowed:
             close = nearest(name, allowed) or ":"
-            raise UsageError(f"{option} {name!r}{close} allowed are {', '.join(allowed)}")
+            raise UsageError(f"{option} {name!r}{close} choose from {', '.join(allowed)}")
     return names
 
 
@@ -94,7 +94,7 @@ def one_of(option: str, text: str, *allowed: Choice) -> Choice:
         if choice == text:
             return choice
     close = nearest(text, allowed) or ":"
-    raise UsageError(f"{option} {text!r}{close} allowed are {', '.join(allowed)}")
+    raise UsageError(f"{option} {text!r}{close} choose from {', '.join(allowed)}")
 
 
 def parse_acceptance(text: str) -> tuple[float, ...] | str:

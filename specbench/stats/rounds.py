@@ -1,5 +1,5 @@
-"""Formulas of rounds: acceptance, on counts and on rates, and cost. Only the standard library is
-imported, because the decoder's controller uses them between rounds.
+"""Formulas for rounds: acceptance, from counts and from rates, and cost. They import only the
+standard library, because the decoder's controller uses them between rounds.
 
 Per round: d draft tokens, a of them accepted (at most K), e tokens emitted. N rounds in all.
 Position i has the joint rate #(a >= i) / N, and the conditional rate #(a >= i) / #(a >= i - 1).
@@ -159,7 +159,7 @@ def mean_length_from_rates(per_position: Iterable[float]) -> float:
     return 1 + sum(per_position)
 
 
-# What to simulate: one chance of every draft token, joint rates, or joint rates by K.
+# The acceptance to simulate: one chance of every draft token, joint rates, or joint rates by K.
 Acceptance = Sequence[float] | Mapping[int, Sequence[float]]
 
 
@@ -168,8 +168,8 @@ def acceptance_rates(values: Acceptance, k: int) -> tuple[float, ...]:
 
     One value is alpha, each draft's own chance after those before it: a_i = alpha**i. Several
     are a_1, a_2 .. themselves; past their end nothing is accepted. A mapping has those of each K.
-    UsageError unless they are shares that never rise: at least two drafts cannot be accepted more
-    often than at least one; and for a K that a mapping does not have.
+    UsageError unless they are shares that never rise (two drafts cannot be accepted more often than
+    one), and for a K that a mapping does not have.
     """
     if isinstance(values, Mapping):
         if k and k not in values:
@@ -231,7 +231,7 @@ def amortized_goodput(rate: float, *, stay_s: float, once_s: float) -> float:
 
 
 def bytes_per_forward(weights_bytes: int, rows: int, context: int, kv_bytes_per_token: int) -> int:
-    """W + B L kv: every weight once and the keys and values of every row, whatever its tokens.
+    """W + B L kv: every weight once and the keys and values of every row.
 
     Checking a few tokens reads as much as one step. W contains the embedding table only if it is
     also the output matrix: otherwise single rows of it are looked up. Source: the memory side of
@@ -241,7 +241,7 @@ def bytes_per_forward(weights_bytes: int, rows: int, context: int, kv_bytes_per_
 
 
 def roofline_s(num_bytes: float, bytes_per_s: float) -> float:
-    """bytes / bandwidth: what must be read from memory takes at least so long."""
+    """bytes / bandwidth: reading them from memory takes at least that long."""
     return num_bytes / bytes_per_s
 
 
@@ -256,7 +256,7 @@ def break_even_acceptance(k: int, round_steps: float) -> float | None:
         return None
     if round_steps <= 1:
         return 0.0
-    # By halves: scipy.optimize takes longer to import than most commands run.
+    # Bisection: scipy.optimize takes longer to import than most commands run.
     low, high = 0.0, 1.0
     while high - low > 2e-12:
         middle = (low + high) / 2

@@ -49,7 +49,7 @@ def one_by_one(updates: Iterable[Tensor]) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Learning rates: a linear warm-up, then constant, then a linear decay to 2 %."""
+    """Learning rates: a linear warm-up, then constant, then a linear decay to 2%."""
 
     steps: int
     muon_lr: float

@@ -1,7 +1,7 @@
 """An engine without a model, a clock without time: every number can be worked out by hand.
 
 A step of the baseline takes 1 second, a round at K takes 1 + 0.1 K. The drafter `good` is
-always right (K + 1 tokens a round), the drafter `bad` never (1 token a round).
+always right (K + 1 tokens per round), the drafter `bad` never (1 token per round).
 """
 
 import zlib

@@ -32,7 +32,7 @@ from tests.settings.flat_settings import changed
 def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp_path):
     files = tuple(write_prompts(tmp_path / f"{name}.jsonl", TWENTY) for name in ("a", "b"))
     # A block takes 175 s, without its slowest K 118 s, and a reference 41 s more, so that some 16
-    # of 120 blocks fit into 80 % of the time; a winner beside K = 0 takes 52 s.
+    # of 120 blocks fit into 80% of the time; a winner beside K = 0 takes 52 s.
     clock = FakeClock()
     watch = RecordingWatch()
     run = measured(

@@ -367,7 +367,7 @@ def cost(k: int, seconds: float, engine: str = "vllm 0.32") -> EngineCost:
 
 
 def test_imported_step_times_give_a_forecast_without_measuring(tmp_path):
-    """There a round at K = 4 is dear: K = 2 is best, 40 tokens in 14 rounds of 1.1 steps."""
+    """There a round at K = 4 is expensive: K = 2 is best, 40 tokens in 14 rounds of 1.1 steps."""
     theirs = [cost(0, 1.0), cost(2, 1.1), cost(4, 4.0)]
     settings = changed(FORECAST, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
     stored = run(tmp_path, settings, costs=theirs)

@@ -1,10 +1,10 @@
 """`pair` orders the drafts of one target as exhaustive measuring does.
 
 The drafts are the target's first layers, of two depths, as they are or with noise on their
-weights. Exhaustive measuring decodes every draft at every K. Its order is that of tokens a round
-emits over what a round costs, at each draft's best K. Tokens are counts that repeat exactly; so
-do costs, on a clock that goes on by the layers and tokens of every forward: rounds of these
-models are so short that a busy machine orders them as it likes.
+weights. Exhaustive measuring decodes every draft at every K. It orders drafts by tokens per round
+over the cost of a round, at each draft's best K. Tokens are counts that repeat exactly. So do
+costs, on a clock that advances by the layers and tokens of every forward: rounds of these models
+are so short that load on the machine would change their order.
 """
 
 import copy

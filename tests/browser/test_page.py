@@ -72,7 +72,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run with every kind of part: axe looks at each pair of colours, which takes long."""
+    """One run with every kind of part: axe looks at each pair of colors, which takes long."""
     hot = replace(SMALL, workloads=("code",), device="gpu", throttled_k=4)
     place = tmp_path_factory.mktemp("page") / "one.html"
     place.write_text(to_html([with_text(hot, [" word", " naïve\n"])]), encoding="utf-8")

@@ -39,8 +39,8 @@ def session(
 
     What it prints goes to files, or to a terminal's `screen`.
 
-    Where `most_records` says so, it stores no more than that and then waits for its end: a test
-    that is starved before it can interrupt or kill would else come too late.
+    With `most_records` it stores that many and then waits to be ended. Otherwise a slow test could
+    try to interrupt or kill it too late.
     """
     out, err = (screen, screen) if screen else (cwd / "session.out", cwd / "session.err")
     process = server().Process(target=_main, args=(arguments, cwd, out, err, most_records))

@@ -51,7 +51,7 @@ def slower_verify(request, seconds: float = 0.04):
 
 
 def keeps_nothing(request):
-    """Every draft rejected: a round of the same seconds a token."""
+    """Every draft is rejected, so a token takes the seconds of a round."""
     log, n = request.rounds, request.num_output_tokens - 1
     each = [column[0] for column in (log.round_s, log.draft_s, log.verify_s)]
     return replace(
@@ -212,7 +212,7 @@ def test_cells_that_were_not_measured_exit_4(made: Path) -> None:
         ("usual again --fail-on decode_speedup", "expected METRIC:SHARE"),
         ("usual again --fail-on decode_speedup:100%", "below 100%"),
         ("usual again --fail-on alpha:1%,alpha:2%", "alpha twice"),
-        ("usual again --allow-different weather", "allowed are K, target"),
+        ("usual again --allow-different weather", "choose from K, target"),
     ],
 )
 def test_check_exits_2_for_incomparable_runs(arguments: str, says: str, made: Path) -> None:

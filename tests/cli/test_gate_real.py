@@ -82,7 +82,7 @@ def gate(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def verdicts(document: dict[str, Any]) -> dict[str, str]:
-    return {judgement["metric"]: judgement["verdict"] for judgement in document["judgments"]}
+    return {judgment["metric"]: judgment["verdict"] for judgment in document["judgments"]}
 
 
 @pytest.fixture(scope="module")

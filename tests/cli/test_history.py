@@ -18,7 +18,7 @@ METRIC = ("--metric", "aggregate_tokens_per_s")
 
 @pytest.fixture(scope="module")
 def nightly(tmp_path_factory):
-    """Ten imported runs of one night each; with the sixth 19 % of the speed went."""
+    """Ten imported runs of one night each; with the sixth 19% of the speed went."""
     folder = tmp_path_factory.mktemp("nightly")
     result = json.loads((FILES / "vllm_spec.json").read_text())
     for i, speed in enumerate(SPEEDS):
@@ -118,7 +118,7 @@ def test_the_history_page_is_written_to_the_given_path(nightly, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--metric", "speed"), "did you mean 'cpu_speedup'? allowed are"),
+        (("--metric", "speed"), "did you mean 'cpu_speedup'? choose from"),
         (("--metric", "joules_per_token"), "no valid cell of 10 runs has joules_per_token"),
         (
             ("--pairing", "nobody/x", *METRIC),

@@ -35,7 +35,7 @@ def test_ray_addresses_are_parsed(address):
 @pytest.mark.parametrize(
     ("ray", "gpus", "said"),
     [
-        ("demo/draft", None, r"--ray 'demo/draft': allowed are auto, local and host:port"),
+        ("demo/draft", None, r"--ray 'demo/draft': choose from auto, local, host:port"),
         (None, 2, r"--gpus-per-task .*: add --ray"),
     ],
 )

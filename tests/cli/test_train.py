@@ -97,7 +97,7 @@ def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("ngram", "METHOD 'ngram': allowed are eagle, eagle3, medusa, mtp"),
+        ("ngram", "METHOD 'ngram': choose from eagle, eagle3, medusa, mtp"),
         ("eagle --target tinny", "no target 'tinny' in pairings.yaml, did you mean 'tiny'?"),
         ("eagle --target ./nowhere", "./nowhere does not exist"),
         ("eagle --target demo:targett", "no demo model 'targett', did you mean"),
@@ -109,8 +109,8 @@ def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
         ("eagle --resume", "new has no training to resume; leave --resume out"),
         ("eagle --temperature hot", "--temperature 'hot': expected numbers"),
         ("eagle --time-budget soon", "--time-budget 'soon': expected a time"),
-        ("eagle --dtype fp8", "--dtype 'fp8': allowed are float32, bfloat16, float16"),
-        ("eagle --device gpu", "--device 'gpu': allowed are auto, cpu, cuda and cuda:N"),
+        ("eagle --dtype fp8", "--dtype 'fp8': choose from float32, bfloat16, float16"),
+        ("eagle --device gpu", "--device 'gpu': choose from auto, cpu, cuda, cuda:N"),
         ("eagle --workload ./none.jsonl", "none.jsonl: cannot be read"),
         ("eagle --workload chatt", "no workload 'chatt', did you mean 'chat'?"),
         ("eagle --steps 0", "--steps"),

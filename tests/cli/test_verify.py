@@ -131,7 +131,7 @@ def test_verify_exits_4_for_a_drafter_that_cannot_run(tiny: Path, tmp_path: Path
     [
         ("-k auto", "-k auto: verify tests fixed K, and auto only picks among them"),
         ("-k auto", "name them, as in -k 1..8"),
-        ("--method nothing", "--method 'nothing': allowed are "),
+        ("--method nothing", "--method 'nothing': choose from "),
         ("--temperature hot", "--temperature 'hot': expected numbers"),
         ("--top-p 0", "--top-p 0 leaves no token"),
         ("--num-tokens 1", "--num-tokens"),

@@ -35,7 +35,7 @@ NEVER_LEFT_OUT = [  # what the documents and their examples name
     "qwen3.6-27b/mtp",
     "gpt-oss-120b/eagle3",
 ]
-CATALOGUED = [p for p in PAIRINGS.all if p.name not in {*EMBEDDED, *SHAPES}]
+PUBLISHED = [p for p in PAIRINGS.all if p.name not in {*EMBEDDED, *SHAPES}]
 
 
 def test_the_bundled_pair_comes_first_and_is_the_default() -> None:
@@ -53,13 +53,13 @@ def test_the_bundled_pair_drafts_five_tokens_with_its_own_workloads() -> None:
 def test_the_catalog_has_many_targets_and_every_kind_of_draft() -> None:
     names = {pairing.name for pairing in PAIRINGS.all}
     assert {*EMBEDDED, *SHAPES, *NEVER_LEFT_OUT} <= names
-    assert len({pairing.target.model.source for pairing in CATALOGUED}) >= 40
-    methods = {pairing.drafter.method for pairing in CATALOGUED}
+    assert len({pairing.target.model.source for pairing in PUBLISHED}) >= 40
+    methods = {pairing.drafter.method for pairing in PUBLISHED}
     assert methods == {"draft_model", "eagle", "eagle3", "mtp", "dflash"}
 
 
 def test_catalog_entries_have_a_pinned_source_and_run_no_remote_code() -> None:
-    for pairing in CATALOGUED:
+    for pairing in PUBLISHED:
         origin = pairing.drafter.origin
         assert origin is not None, pairing.name
         # Of a page that changes, what was read is the version that the address pins.

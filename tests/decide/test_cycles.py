@@ -80,7 +80,7 @@ BUILTIN = (cells.BASE, cells.draft(4))
 
 
 def own_cells(engine_s: float) -> list:
-    """Of the prompts that the server was asked, at 12 tokens each."""
+    """Cells of the built-in engine for the prompts of the server, 12 tokens each."""
     found = []
     for key, seconds in zip(BUILTIN, (0.24, engine_s), strict=True):
         cell = cells.cell(key, [seconds] * 6)

@@ -1,7 +1,7 @@
-"""How often the rule says `helps` where speculation changes nothing, simulated.
+"""How often the rule recommends a K though speculation changes nothing, simulated.
 
-1,000 sweeps over K = 1..8 with 10 prompts each and a true speedup of exactly 1. Allowed: 5 %.
-The rule says it in about 2 %, and would exceed 5 % in fewer than 1 of 100,000 seeds.
+1,000 sweeps over K = 1..8 with 10 prompts each and a true speedup of exactly 1. Allowed: 5%.
+The rule recommends a K in about 2%, and would exceed 5% in fewer than 1 of 100,000 seeds.
 """
 
 import math
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow  # thousands of simulated sweeps
 SWEEPS = 1_000
 NUM_PROMPTS = 10
 KS = range(1, 9)
-PROMPT_SIGMA = 0.05  # some prompts are guessed better than others, at every K
+PROMPT_SIGMA = 0.05  # some prompts are drafted better than others, at every K
 NOISE_SIGMA = 0.15  # of one request's time
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ Summarized = Callable[..., CellSummary]
 
 
 class Prompts(NamedTuple):
-    """The same prompts are decoded again and again; only the noise is fresh."""
+    """The prompts of all measurements of a sweep; only the noise is new each time."""
 
     lengths: Floats
     slowness: Floats  # of speculation against the baseline
@@ -75,11 +75,11 @@ def sweeps(summarized: Summarized, true_speedup: float) -> list[Sweep]:
     return [simulate(rng, summarized, true_speedup) for _ in range(SWEEPS)]
 
 
-def says_helps(sweep: Sweep) -> bool:
+def recommends_a_k(sweep: Sweep) -> bool:
     return decide(sweep.choice, sweep.again).draft.k > 0
 
 
-def best_of_many_says_helps(sweep: Sweep) -> bool:
+def recommends_unconfirmed(sweep: Sweep) -> bool:
     """Negative control: the first pass's winner, quoted as it is."""
     return judge(leader(sweep).speedup) is SpeedupVerdict.FASTER
 
@@ -96,9 +96,9 @@ def log_error(cell: CellSummary, true_speedup: float) -> float:
 
 def test_false_speedups_are_recommended_in_at_most_5_percent(summarized):
     null = sweeps(summarized, 1.0)
-    confirmed = np.mean([says_helps(sweep) for sweep in null])
-    unconfirmed = np.mean([best_of_many_says_helps(sweep) for sweep in null])
-    print(f"helps, though nothing is gained: {confirmed:.1%}; unconfirmed {unconfirmed:.1%}")
+    confirmed = np.mean([recommends_a_k(sweep) for sweep in null])
+    unconfirmed = np.mean([recommends_unconfirmed(sweep) for sweep in null])
+    print(f"recommended without a gain: {confirmed:.1%}; unconfirmed {unconfirmed:.1%}")
     assert confirmed <= 0.05
     assert unconfirmed > 0.05
 
@@ -106,11 +106,11 @@ def test_false_speedups_are_recommended_in_at_most_5_percent(summarized):
 def test_a_true_speedup_is_found_and_quoted_without_bias(summarized):
     """The first pass flatters its winner; the second measurement does not."""
     real = sweeps(summarized, 1.3)
-    found = np.mean([says_helps(sweep) for sweep in real])
+    found = np.mean([recommends_a_k(sweep) for sweep in real])
     flattered = np.mean([log_error(leader(sweep), 1.3) for sweep in real])
     quoted = np.mean([log_error(sweep.again, 1.3) for sweep in real])
-    print(f"helps, where 1.3x is gained: {found:.1%}")
-    print(f"bias of what is quoted: {quoted:+.1%}; of the first pass: {flattered:+.1%}")
+    print(f"recommended at a gain of 1.3x: {found:.1%}")
+    print(f"bias of the quoted speedup: {quoted:+.1%}; of the first pass: {flattered:+.1%}")
     assert found > 0.80
     assert abs(quoted) < 0.01
     assert flattered > 0.03

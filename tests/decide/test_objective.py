@@ -63,7 +63,7 @@ def test_configurations_beyond_a_limit_are_excluded_with_the_excess():
 def test_cost_is_the_price_per_million_tokens():
     cells = rated(1, 100, 100, {4: (1.9, 2.0, 2.1)})
     (one,) = recommend_for(cells, decided(cells), COST)
-    # 3.6 an hour is 0.001 a second; 200 tokens a second: 5,000 seconds a million.
+    # 3.6 per hour is 0.001 per second; 200 tokens per second: 5,000 seconds per million.
     assert one.best.value == pytest.approx(5.0)
     assert one.candidates[-1].value == pytest.approx(10.0)
 
@@ -82,7 +82,7 @@ def test_the_shared_configuration_minimizes_the_largest_regret():
     ]
     picks = recommend_for(cells, [], LATENCY)
     shared = joint_recommendation(picks)
-    # K = 8 gives up 20 % on chat, K = 2 25 % on code.
+    # K = 8 gives up 20% on chat, K = 2 25% on code.
     assert shared.key.draft.k == 8
     assert shared.regret == pytest.approx({"chat": 0.2, "code": 0.0})
     assert joint_recommendation(picks[:1]) is None
@@ -148,8 +148,8 @@ def test_the_arrival_rate_fixes_the_throughput_in_open_loop():
 
 
 def test_throughput_at_concurrency_1_includes_prefill():
-    """100 tokens a second while decoding are 60 over whole requests, of which the drafter's
-    prefill takes a part, too."""
+    """100 tokens per second while decoding are 60 over whole requests, which also include the
+    drafter's prefill."""
     one, two = rated(1, 100, 100, {4: (1.8, 2.0, 2.2)}), rated(2, 60, 80, {})
     base, spec = (
         replace(cell, metrics={**cell.metrics, "end_to_end_tokens_per_s": rate})
@@ -161,7 +161,7 @@ def test_throughput_at_concurrency_1_includes_prefill():
     rates = {(c.key.condition.concurrency, c.key.draft.k): c.rate for c in found.candidates}
     assert rates == pytest.approx({(1, 0): 60, (1, 4): 75, (2, 0): 80})
     assert found.best.key.condition.concurrency == 2
-    (found,) = recommend_for(cells, decided(cells), LATENCY)  # one user's seconds a token have none
+    (found,) = recommend_for(cells, decided(cells), LATENCY)  # seconds per token exclude it
     assert 1 / found.best.value == pytest.approx(200)
 
 

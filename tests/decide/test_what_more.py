@@ -41,7 +41,7 @@ def test_no_prompt_count_is_advised_for_an_effect_above_100_percent(summarized):
 
 def test_the_verdict_names_the_available_prompts_and_the_width_they_give(summarized):
     cell = summarized(4, 0.9, 1.0, 1 / 0.9, num_prompts=8)
-    # Half width of the log: 10.5 % * sqrt(8 / 40) * t(39) / t(7) = 4.0 %.
+    # Half width of the log: 10.5% * sqrt(8 / 40) * t(39) / t(7) = 4.0%.
     narrower = math.log(1 / 0.9) * math.sqrt(8 / 40) * student_t(39, UPPER) / student_t(7, UPPER)
     assert 0.035 < math.expm1(narrower) < 0.045
     assert numbers(advice(cell)) == [IN_ALL, 4]

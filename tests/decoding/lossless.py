@@ -129,7 +129,7 @@ def parts_of(
 
 
 def acceptance_rate(results: Sequence[Result]) -> float:
-    """Of the drafts of rounds and of predicted outputs checked in one forward."""
+    """The share of accepted drafts, of rounds and of predicted outputs checked in one forward."""
     checks = [r.answer_check for r in results if r.answer_check]
     drafted = sum(sum(r.rounds.num_drafted) for r in results) + sum(c.num_drafted for c in checks)
     accepted = sum(sum(r.rounds.num_accepted) for r in results)

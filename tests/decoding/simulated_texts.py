@@ -1,7 +1,7 @@
 """Texts and machines that are simulated, and what a controller loses on them to the best fixed K.
 
-All times are simulated: a round costs what COSTS says, a clock shows it with a noise of 5 %, one
-in fifty times three times over, on a machine that drifts by 0.2 % a round. Seeds are fixed.
+All times are simulated: a round costs what COSTS says, a clock shows it with a noise of 5%, one
+in fifty times three times over, on a machine that drifts by 0.2% a round. Seeds are fixed.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Every implementation of attention that runs without a GPU, equal to the plain one in float32.
+"""Every implementation of attention that runs without a GPU, equal to plain attention in float32.
 
 Triton's kernels run in its interpreter, which has no product in bfloat16; float16 stands for it.
 """
@@ -24,7 +24,7 @@ from specbench.forward.kernels import slot_attention
 
 CPU = torch.device("cpu")
 HERE: tuple[Kernel, ...] = (USUAL, PlainAttention(), SplitKv())
-# Of the root mean square of what comes out.
+# The largest error, relative to the output's root mean square.
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 HEADS = [(4, 4, 64), (6, 2, 80), (4, 1, 96), (8, 2, 128), (2, 1, 256)]  # query, key/value, size
 
@@ -62,7 +62,7 @@ def test_kernels_equal_plain_attention_over_random_shapes(
 ):
     draws = random.Random(f"{heads}{is_tree}")
     for seed in range(num_trials):
-        # Of few programs each looks at many slots, step by step.
+        # With few programs each reads many slots, block by block.
         monkeypatch.setattr(slot_attention, "_PROGRAMS", draws.choice([2, 16, 264]))
         rows, tokens = draws.randint(1, 3), draws.choice((2, 5, 11) if is_tree else (1, 2, 5, 9))
         span = draws.choice([64, 192, 512])
@@ -75,13 +75,13 @@ def test_kernels_equal_plain_attention_over_random_shapes(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", HERE[:2], ids=lambda kernel: kernel.name)
-def test_torchs_kernels_equal_the_plain_one_in_other_dtypes(kernel, dtype):
+def test_torchs_kernels_equal_plain_attention_in_other_dtypes(kernel, dtype):
     for is_tree in (False, True):
         inputs = Inputs(of(HEADS[3], dtype, None, is_tree), BatchShape(2, 5, 100, 256))
         assert error(kernel, inputs) < BOUNDS[dtype]
 
 
-def as_its_page_says(
+def documented_flash(
     query_BTHD: Tensor,
     keys_BSND: Tensor,
     values_BSND: Tensor,
@@ -90,7 +90,7 @@ def as_its_page_says(
     causal: bool,
     window_size: tuple[int, int],
 ) -> Tensor:
-    """flash-attn's function for decoding: the T queries of a row are the last of those in use."""
+    """flash-attn's function for decoding: a row's T queries are the last of its tokens."""
     assert causal
     assert cache_seqlens.dtype is torch.int32
     out = torch.empty_like(query_BTHD)
@@ -111,7 +111,7 @@ def as_its_page_says(
 
 @pytest.mark.parametrize("window", [None, 7])
 def test_flash_attn_gets_lengths_and_windows_as_documented(window, monkeypatch):
-    module = type("flash_attn", (), {"flash_attn_with_kvcache": staticmethod(as_its_page_says)})
+    module = type("flash_attn", (), {"flash_attn_with_kvcache": staticmethod(documented_flash)})
     monkeypatch.setattr(implementations, "import_module", lambda _: module)
     inputs = Inputs(of(HEADS[1], torch.float16, window, False), BatchShape(3, 5, 60, 128))
     assert error(FlashAttn(), inputs) < BOUNDS[torch.float16]
@@ -133,7 +133,7 @@ def flash_as_torch_calls_it(
     window_size_right: int | None,
     seqused_k: Tensor,
 ) -> tuple[Tensor]:
-    """Each sequence's keys begin where `cum_seq_k` says and are as many as `seqused_k`."""
+    """Each sequence has `seqused_k` keys, the first of them at `cum_seq_k`."""
     assert {part.dtype for part in (cum_seq_q, cum_seq_k, seqused_k)} == {torch.int32}
     assert (max_q, dropout_p, is_causal, return_debug_mask) == (1, 0.0, False, False)
     assert max_k >= int(seqused_k.max())

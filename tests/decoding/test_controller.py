@@ -20,7 +20,7 @@ def exact_costs(catch_up_s: float = 0.0) -> RoundCostModel:
 
 
 def settled(num_accepted: Sequence[int], costs: RoundCostModel | None = None) -> Controller:
-    """A controller that has seen one row keep these numbers of drafts at K = 4."""
+    """A controller that has seen one row accept these numbers of drafts at K = 4."""
     controller = Controller(KS, costs or exact_costs())
     for accepted in num_accepted:
         saw(controller, 4, accepted)
@@ -58,7 +58,7 @@ def test_adaptive_k_picks_the_largest_k_if_every_draft_is_accepted():
     assert settled([4] * 60).choose(1, 1, 10_000) == 8
 
 
-def test_drafts_that_are_never_kept_stop_the_drafting():
+def test_drafts_that_are_never_accepted_stop_the_drafting():
     controller = settled([])
     for _ in range(40):
         k = controller.choose(1, 1, 10_000)
@@ -77,7 +77,7 @@ def test_a_few_rejected_rounds_do_not_stop_drafting():
     assert second_choice(20) == 0  # 1.07 +- a twentieth
 
 
-NOW_AND_THEN = [1, 0, 0, 4, 1] * 10  # 1.6 tokens a round at K = 1, 2.2 at K = 4
+NOW_AND_THEN = [1, 0, 0, 4, 1] * 10  # 1.6 tokens per round at K = 1, 2.2 at K = 4
 
 
 def test_adaptive_k_drafts_at_batch_size_1_and_not_at_16():
@@ -106,7 +106,7 @@ def test_a_round_with_a_catch_up_is_not_counted_in_its_k():
     saw(controller, 0, 0)
     before = costs.round_s(1, 4)
 
-    # Its report comes when the next K is chosen already, as it does with graphs.
+    # Its report arrives after the next K was chosen, as with graphs.
     controller.choose(1, 1, 1)
     controller.choose(1, 1, 0)
     controller.observe(
@@ -202,11 +202,11 @@ def test_drift_under_alternating_k_keeps_their_cost_ratio():
 
 
 def test_cost_ratios_are_stable_while_the_batch_size_varies():
-    """Passes that fill 16 rows at K = 8 and drain: measured too dear where rows are few."""
+    """Passes that fill 16 rows at K = 8 and drain; costs of few rows start out too high."""
     seconds = {0: 1.0, 8: 2.0}
-    dear = {1: 1.3, 4: 1.2, 16: 1.0}
+    too_high = {1: 1.3, 4: 1.2, 16: 1.0}
     costs = RoundCostModel(
-        {(rows, k): (dear[rows] * rows * seconds[k],) * 6 for rows in dear for k in seconds}
+        {(rows, k): (too_high[rows] * rows * seconds[k],) * 6 for rows in too_high for k in seconds}
     )
     for _ in range(30):
         for rows in (*(16,) * 60, *range(15, 0, -1)):
@@ -230,7 +230,7 @@ def test_the_prior_acceptance_rate_is_one_half():
 def test_acceptance_by_position_is_extrapolated_beyond_k():
     seen = AcceptanceTracker(3, memory_rounds=1e9)
     for _ in range(1000):
-        seen.observe(2, [2, 2, 1, 0])  # 3 of 4 keep the first, 2 of those 3 the second
+        seen.observe(2, [2, 2, 1, 0])  # 3 of 4 accept the first, 2 of those 3 the second
 
     _, one, two, three = seen.expected_tokens()
     assert one - 1 == pytest.approx(3 / 4, rel=0.01)

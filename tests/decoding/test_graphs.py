@@ -322,7 +322,7 @@ def test_the_span_of_a_round_covers_exactly_what_it_may_fill(
     spans: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where reports lag, the last round is over before the one that ended the text is known of."""
+    """If reports lag, the last round is over before the round that ended the text is known."""
     asked: list[int] = []
     span_for = launcher.span_for
 

@@ -45,10 +45,10 @@ def judged(
 ) -> tuple[list[int], list[int]]:
     """The tokens that one row emits, and what the target drew after each node."""
     tree = None if topology is None else StaticTree(topology, torch.device("cpu")).of_rows(1)
-    meant = len(drafts) if num_drafted is None else num_drafted
+    num_active = len(drafts) if num_drafted is None else num_drafted
     if tree is not None and num_drafted is not None:
         tree = tree.truncated_to(torch.tensor([num_drafted]))
-    proposal = Proposal(torch.tensor([drafts]), torch.tensor([meant]), tree=tree)
+    proposal = Proposal(torch.tensor([drafts]), torch.tensor([num_active]), tree=tree)
     logits = torch.stack(probs).log()[None]
     places = torch.arange(len(probs))[None] if tree is None else tree.depths_BN
     sampler, seeds = Sampler(sampling), torch.tensor([seed])
@@ -83,7 +83,7 @@ def judged(
         # The first child (0.5) has two untypical children, the second (0.15) a typical one.
         pytest.param([0, 2, 3, 3, 1], {"topology": TREE}, [2, 1], 5, id="a tree's longest path"),
         # 0.3 * 0.15 against 0.15 * 0.5 and 0.3 * 0.3
-        pytest.param([1, 2, 2, 1, 0], {"topology": TREE}, [1, 1], 4, id="of equals the likeliest"),
+        pytest.param([1, 2, 2, 1, 0], {"topology": TREE}, [1, 1], 4, id="the likeliest of a tie"),
         pytest.param([3, 3, 0, 0, 0], {"topology": TREE}, [], 0, id="no child passes"),
     ],
 )

@@ -335,7 +335,7 @@ BUGS_BY_HAND: dict[str, Any] = {
         "torch.where(place_B1 < 0, own_BV, refused_BV)",
         "own_BV",
     ),
-    "drafts that are not meant are accepted": (
+    "inactive drafts are accepted": (
         judged_one_by_one,
         verifier._reject_tree,
         "passes_BK = is_active_BK & (q_BK > 0)",

@@ -1,8 +1,8 @@
 """Sampled text has exactly the target's distribution: chi-square on three tokens together.
 
-Once for each way of verifying, and for every drafter whose drafts come with probabilities.
-Where they come without, the target draws every token itself: each text equals the one without
-drafts, which says more than a test of its distribution.
+Once for each rule of verification, and for every drafter whose drafts have probabilities. If they
+have none, the target samples every token itself, so each text equals the one without drafts. That
+proves more than a test of its distribution.
 
 False alarm: 1e-3 for the whole file, shared equally (Bonferroni) by all its p-values. Seeds
 are fixed, so an alarm repeats. The distribution is enumerated from plain forwards, never sampled.
@@ -67,7 +67,7 @@ def bench(sampling: Sampling, num_layers: int = 1) -> SamplingBench:
 
 
 def drafter_for(name: str, bench: SamplingBench) -> Drafter:
-    """The catalogue's drafter; or a draft model whose guesses the verifier must match."""
+    """The drafter of pairings.yaml; or a draft model whose guesses the verifier must match."""
     if name == "draft_model without its distribution":
         return WithoutProbs(make_drafter("draft_model", bench.target, bench.draft))
     chosen = {str(variant): variant for variant in VARIANTS}.get(name)

@@ -1,4 +1,4 @@
-"""Of a multimodal model only what text needs is loaded, and its text stays what it was."""
+"""Only the text part of a multimodal model is loaded, and its text is the same as before."""
 
 import logging
 import re

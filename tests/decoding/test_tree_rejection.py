@@ -90,9 +90,9 @@ def drawn_case(seed: int, sampler: Sampler, vocab_size: int, most: int) -> Case:
     parents_I = proposal.tree.families.parents_I
     torch.testing.assert_close(proposal.probs, sampler.probs(draft_BNV[:, parents_I]))
     room_B = torch.randint(0, 7, (ROWS,), generator=generator)
-    meant = proposal.tree.truncated_to(room_B)
-    places_BN = state.length_B1 + 1 + meant.depths_BN
-    return Case(proposal._replace(tree=meant), logits_BNV, state.seed_B, places_BN)
+    active = proposal.tree.truncated_to(room_B)
+    places_BN = state.length_B1 + 1 + active.depths_BN
+    return Case(proposal._replace(tree=active), logits_BNV, state.seed_B, places_BN)
 
 
 def check(case: Case, sampler: Sampler) -> int:

@@ -1,6 +1,6 @@
-"""The kernels of a layer's small operations, in Triton's interpreter, equal to torch's operations.
+"""Triton's kernels of a layer's small operations, in its interpreter, equal to torch's operations.
 
-Its interpreter rounds to bfloat16 as a GPU does; only products in it are missing (slot_attention).
+The interpreter rounds to bfloat16 as a GPU does. It lacks only products (slot_attention).
 """
 
 from collections import defaultdict
@@ -48,7 +48,7 @@ def after(steps, sizes, dtype, head_norm, rounded_to):
     weights = drawn(sizes.query_heads + sizes.kv_heads, sizes.head)
     layer = type("Layer", (), {"head_norm": weights if head_norm else None})
     order = torch.randperm(num_slots, generator=generator)[:N]
-    # Columns of a table, which is how a round has them.
+    # Strided columns of a table, as in a round.
     slots_N, positions_N = torch.stack((order, order.flip(0)), 1).unbind(1)
     steps.keep(work, layer, kept, slots_N, steps.turns(rope, positions_N))
     gated = steps.gate(work)
@@ -67,8 +67,8 @@ def test_triton_steps_equal_torch_operations(sizes, dtype, head_norm):
         torch.testing.assert_close(ours.float(), theirs, rtol=BOUNDS[dtype], atol=BOUNDS[dtype] / 4)
 
 
-def launches_a_layer(name: str, *, triton: bool) -> int:
-    """Between forwards of one layer and of two over 5 tokens, on fake CUDA tensors."""
+def launches_per_layer(name: str, *, triton: bool) -> int:
+    """The difference between forwards of two layers and of one, 5 tokens, fake CUDA tensors."""
     with fake_cuda():
         with DEVICE:
             whole = FusedRunner(family(name))
@@ -79,7 +79,7 @@ def launches_a_layer(name: str, *, triton: bool) -> int:
         tokens_1T = torch.zeros(1, 5, dtype=torch.long, device=DEVICE)
         counted = []
         for runner in (whole.first_layers(1), whole.first_layers(2)):
-            runner.forward(tokens_1T, tokens_1T, 64)  # makes what is made once
+            runner.forward(tokens_1T, tokens_1T, 64)  # allocates what later forwards reuse
             with Launches() as launches:
                 runner.forward(tokens_1T, tokens_1T, 64)
             counted.append(launches.total)
@@ -88,5 +88,5 @@ def launches_a_layer(name: str, *, triton: bool) -> int:
 
 @pytest.mark.parametrize(("name", "before"), [("Llama", 15), ("Qwen2", 15), ("Qwen3", 17)])
 def test_triton_reduces_the_launches_per_layer_to_ten(name, before):
-    assert launches_a_layer(name, triton=False) == before
-    assert launches_a_layer(name, triton=True) == 10
+    assert launches_per_layer(name, triton=False) == before
+    assert launches_per_layer(name, triton=True) == 10

@@ -213,7 +213,7 @@ class Subject(NamedTuple):
         return watched.seen, set(num_kept(ends, watched.seen))
 
     def deep_beams(self) -> list[Drafted]:
-        """Of rows of 64 tokens, 50 to 59 of them taken: beams of 25 slots, trees of 2 drafts."""
+        """Proposals in rows of 64 slots, 50 to 59 of them taken: beams of 25, trees of 2 drafts."""
         watched = Watched(self.drafter(tree="dynamic", top_k=5, max_drafts=2))
         run_rounds(self.target, watched, [text[:50] for text in self.texts], [6] * 3, span=64)
         return watched.seen

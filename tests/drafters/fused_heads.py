@@ -113,7 +113,7 @@ def head_of(kind: Kind, target: Runner, *, is_stock: bool) -> Any:
 
 
 def logits_over_slots(head: Any) -> Tensor:
-    """Of two ragged rows, the second and third of three: known tokens, wrong ones, a tree."""
+    """Logits of two ragged rows, the last two of three: known tokens, wrong ones, a tree."""
     generator = torch.Generator("cpu").manual_seed(3)
     head.layers.allocate(3, SPAN)
     at_T = torch.arange(SPAN)

@@ -44,7 +44,7 @@ def target(vocab_size: int) -> StockRunner:
 def pairing(
     folder: Path, runner: StockRunner, method: str, parameters: dict[str, Any], head: Any
 ) -> Pairing:
-    """Of the files of a target and a head, which a folder gets."""
+    """A pairing of a target and a head, whose files are written into the folder."""
     write_files(folder / "target", runner.model.config.to_dict())
     spec = None
     if head is not None:

@@ -128,7 +128,7 @@ def test_greedy_drafts_have_no_distribution() -> None:
 
 
 class CountingStockRunner(StockRunner):
-    """Remembers how many tokens a row each forward was fed."""
+    """Remembers how many tokens per row each forward was fed."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

@@ -173,8 +173,8 @@ def test_a_config_that_does_not_fit_is_refused_by_name(case: str) -> None:
     ("changes", "message"),
     [
         ({"fc__weight": None}, "missing: fc.weight"),
-        ({"fc__bias": torch.ones(32)}, "not known: fc.bias"),
-        ({"layers__0__input_layernorm__weight": torch.ones(32)}, "not known: layers.0.input"),
+        ({"fc__bias": torch.ones(32)}, "unknown: fc.bias"),
+        ({"layers__0__input_layernorm__weight": torch.ones(32)}, "unknown: layers.0.input"),
         ({"embed_tokens__weight": torch.ones(96, 32)}, r"\(96, 32\), not \(97, 32\)"),
     ],
 )

@@ -250,15 +250,15 @@ def test_a_config_that_does_not_fit_is_refused_by_name(case: str) -> None:
     ("changes", "message"),
     [
         ({"norm__weight": None}, "missing: norm.weight"),
-        ({"mask_hidden": torch.ones(1)}, "not known: mask_hidden"),
+        ({"mask_hidden": torch.ones(1)}, "unknown: mask_hidden"),
         ({"d2t": None}, "missing: d2t"),
         ({"d2t": torch.tensor(IDS)}, "29 different tokens"),
         (
             {"d2t": torch.zeros(29, dtype=torch.long).index_fill(0, torch.tensor(3), -1)},
             "29 different tokens",
         ),
-        ({"d2t": (torch.tensor(IDS) - torch.arange(29)).float()}, "d2t has to hold whole"),
-        ({"t2d": torch.zeros(97)}, "t2d has to hold whole"),
+        ({"d2t": (torch.tensor(IDS) - torch.arange(29)).float()}, "d2t must contain integers"),
+        ({"t2d": torch.zeros(97)}, "t2d must contain integers"),
         ({"t2d": torch.arange(97) < 29}, "d2t and t2d name different tokens"),
     ],
 )

@@ -175,7 +175,7 @@ def repetitive() -> list[Request]:
 
 
 def drafted_and_kept(*batches: list[Request], prefill_chunk: int = 512) -> list[Any]:
-    """Of each request round by round; batches are decoded one after the other."""
+    """The counts of each request round by round; batches are decoded one after the other."""
     target = StockRunner(exact_llama(seed=0))
     drafter = lookahead(target, **SMALL)
     results = [

@@ -1,4 +1,4 @@
-"""Every drafter of the catalogue changes speed and never the text; a new file is tested too.
+"""Every drafter of pairings.yaml changes speed and never the text; a new file is tested too.
 
 Random drafters seldom see all their drafts kept, so one of the deepest paths of their proposals is
 also made the target's own text. Their sampled texts are tested in

@@ -217,7 +217,7 @@ def as_vllm(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def logits_of(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Of all heads for three states [H, 3, V]."""
+    """The logits of all heads for three states [H, 3, V]."""
     checkpoint = Checkpoint(source="heads", config={"medusa_num_heads": 2}, tensors=tensors)
     states_BF = torch.randn(3, 32, generator=torch.Generator().manual_seed(3))
     found = MedusaHeads(checkpoint, target())
@@ -307,12 +307,12 @@ SMALL = torch.zeros(2, 2)
     [
         ({"1.0.linear.weight": None}, "missing: 1.0.linear.weight"),
         ({"1.0.linear.bias": None}, "missing: 1.0.linear.bias"),
-        ({"7.1.weight": SMALL}, "not known: 7.1.weight"),
+        ({"7.1.weight": SMALL}, "unknown: 7.1.weight"),
         ({"0.1.weight": SMALL}, "vocab_size is 2, the target's is 97"),
         ({"900.0.linear.weight": SMALL}, "missing: 5.0.linear.bias, 5.0.linear.weight, 5.1.weight"),
         ({"token_map": torch.tensor([1, 97])}, "token_map names the id 97; the target has 97"),
         ({"token_map": torch.tensor([-1, 5])}, "token_map names the id -1"),
-        ({"token_map": torch.tensor([0.5])}, "token_map has to hold whole numbers"),
+        ({"token_map": torch.tensor([0.5])}, "token_map must contain integers"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused_by_name(

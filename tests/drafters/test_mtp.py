@@ -235,7 +235,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
     "a tensor more": (
         {},
         {f"{AT}gate.weight": torch.ones(1)},
-        r"not known: model\.mtp_layers\.0\.gate\.weight",
+        r"unknown: model\.mtp_layers\.0\.gate\.weight",
     ),
     "another shape": (
         {},

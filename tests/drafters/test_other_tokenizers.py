@@ -67,7 +67,7 @@ def ten_tokens() -> Language:
 def p_value(
     drafter: Drafter, sampling: Sampling, first_seed: int = 0, num_samples: int = NUM_SAMPLES
 ) -> tuple[float, float]:
-    """Of the joint distribution of the last three tokens; and the share of drafts accepted."""
+    """p of the joint distribution of the last three tokens, and the share of accepted drafts."""
     texts_N4, accepted = sample_texts(
         ten_tokens().target,
         drafter,
@@ -112,7 +112,7 @@ def test_the_two_vocabularies_of_that_test_have_60_percent_in_common():
     assert set(target.vocabulary.ids_by_token.values()) == ids
 
 
-class NotRenormalised(Wrapped):
+class NotRenormalized(Wrapped):
     """Says that a draft had the probability of a draft model that may say all of its tokens."""
 
     def change(self, proposal: Proposal) -> Proposal:
@@ -121,7 +121,7 @@ class NotRenormalised(Wrapped):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lie", [NotRenormalised, Flattened])
+@pytest.mark.parametrize("lie", [NotRenormalized, Flattened])
 def test_a_distribution_that_is_not_renormalized_is_detected(lie):
     target, draft, _ = ten_tokens()
     p, _ = p_value(lie(make_drafter("token_intersection", target, draft)), WARM, num_samples=2048)

@@ -1,4 +1,4 @@
-"""The memory plan against the peak of CUDA's allocator: within 5 %."""
+"""The memory plan against the peak of CUDA's allocator: within 5%."""
 
 from pathlib import Path
 

@@ -96,9 +96,9 @@ def test_the_layers_that_a_head_reads_are_reported(target, tmp_path):
         (
             "eagle3",
             {},
-            "SafeAILab's layout (`specbench train` has it too), read in SafeAILab/EAGLE",
+            "SafeAILab's layout (also that of `specbench train`), read in SafeAILab/EAGLE",
         ),
-        ("peagle", {}, "as SpecForge writes it: logits are those of SpecForge 0.2.0's own forward"),
+        ("peagle", {}, "as SpecForge writes it: logits equal those of SpecForge 0.2.0's own"),
         (
             "peagle",
             {"mask_token_id": None, "ptd_token_id": 3, "parallel_drafting": None},

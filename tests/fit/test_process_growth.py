@@ -1,4 +1,4 @@
-"""The memory plan against a process that decodes the pair: within 5 % of its growth."""
+"""The memory plan against a process that decodes the pair: within 5% of its growth."""
 
 import json
 import os

@@ -104,7 +104,7 @@ def test_bytes_of_a_forward_and_their_time_by_hand():
 
 
 def test_the_targets_first_layers_read_its_whole_head(tiny):
-    """But for the final norm, of which its share is counted: 0.1 %."""
+    """But for the final norm, of which its share is counted: 0.1%."""
     drafter = tiny.drafter("self_speculation", num_layers=2)
     engine = tiny.decoded(drafter, K)
     _, *own = engine.forwards("self_speculation", K)

@@ -22,7 +22,7 @@ from tests.forecast.traces import curve, right, trace, wrong
 KEY = draft(4)
 STEP_S = 0.1
 COSTS = {0: STEP_S, 1: 0.12, 2: 0.15, 3: 0.20, 4: 0.30}
-CLEAR = {**COSTS, 3: 0.21}  # K = 2 is 5 % faster than K = 3, with COSTS as fast
+CLEAR = {**COSTS, 3: 0.21}  # K = 2 is 5% faster than K = 3, with COSTS as fast
 PROMPTS = "abcdef"
 
 

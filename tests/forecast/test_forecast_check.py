@@ -44,7 +44,7 @@ def test_an_exact_forecast_has_errors_of_0():
 
 
 def test_a_planted_wrong_cost_is_caught_only_as_an_error_of_the_speedup():
-    """The cost of a round taken for two thirds of what it is: 50 % too fast."""
+    """The cost of a round taken for two thirds of what it is: 50% too fast."""
     found = checked({0: STEP_S, 1: STEP_S}, 6 * 1.5 * STEP_S)
     measured = found.measured[1]
     assert measured.speedup_error == pytest.approx(0.5)
@@ -52,7 +52,7 @@ def test_a_planted_wrong_cost_is_caught_only_as_an_error_of_the_speedup():
 
 
 def test_a_forecast_is_compared_on_the_measured_prompts():
-    """Of twelve prompts that were traced the six easy ones were measured."""
+    """Twelve prompts were traced, and only the six easy ones were measured."""
     cells = measured_cells(0.9)
     easy, hard = traces(), [trace(f"q{i}", [False] * 12, depth=2) for i in range(6)]
     record = forecast(draft(1), [*easy, *hard], curve({0: STEP_S, 1: 0.15}), (1,))

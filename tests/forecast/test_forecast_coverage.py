@@ -1,8 +1,8 @@
 """The interval of a forecast covers the truth as often as it claims, costs' error included.
 
 2,000 simulated forecasts at 8, 20 and 40 prompts from a pool of prompts that differ in length
-and in acceptance, with costs of 6 noisy timing repetitions. Accepted: 92 to 98 %; a method that
-covers 94 % leaves that range in fewer than 1 of 10,000 seeds.
+and in acceptance, with costs of 6 noisy timing repetitions. Accepted: 92 to 98%; a method that
+covers 94% leaves that range in fewer than 1 of 10,000 seeds.
 """
 
 import random
@@ -21,7 +21,7 @@ K = 3
 POOL = 1_500
 NUM_VISITS = 6
 COST = 1.6  # of a round, in steps
-NOISE = 0.08  # of a repetition, log-normal: costs are off by 4 to 5 %
+NOISE = 0.08  # of a repetition, log-normal: costs are off by 4 to 5%
 
 
 @cache

@@ -44,7 +44,7 @@ def make_tokens() -> Tensor:
 
 @torch.no_grad()
 def states_of(target: Any, tokens_T: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The outputs of all layers [T, F] by number, 0 the embedding, none of them normalised; and
+    """The outputs of all layers [T, F] by number, 0 the embedding, none of them normalized; and
     what the final norm makes of the last."""
     seen: list[Tensor] = []
     hooks = [

@@ -12,7 +12,7 @@ ROUND = {"draft_s": 0.002, "verify_s": 0.007, "other_s": 0.001}
 
 
 def figures(length=3.0, step=0.006, **parts):
-    """A cell that emits `length` tokens a round of the summed parts."""
+    """A cell that emits `length` tokens per round, which takes the sum of the parts."""
     times = {**ROUND, **parts}
     seconds = sum(times.values())
     values = {
@@ -62,7 +62,7 @@ def test_two_causes_are_named_if_each_has_a_share_of_the_loss():
 
 
 def test_a_small_share_of_a_loss_is_not_reported():
-    # 33 % less acceptance, 2 % more time.
+    # 33% less acceptance, 2% more time.
     after = figures(length=2.0, verify_s=0.0072)
     found = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
     assert found.causes == (Cause.ACCEPTANCE,)
@@ -70,7 +70,7 @@ def test_a_small_share_of_a_loss_is_not_reported():
 
 
 def test_a_small_share_is_not_reported_if_k_0_hides_the_loss():
-    """The metric itself lost 3 %: the causes are weighed by what acceptance and rounds lost."""
+    """The metric itself lost 3%: the causes are weighed by what acceptance and rounds lost."""
     before, after = (
         cell({**measured.figures, "end_to_end_speedup": figure(value)})
         for measured, value in ((figures(), 2.0), (figures(length=2.0, verify_s=0.0072), 1.94))

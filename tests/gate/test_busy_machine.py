@@ -100,7 +100,7 @@ def test_a_busy_baseline_does_not_excuse_a_fallen_ratio():
 
 
 def test_tests_that_cannot_fail_are_excluded_from_holm():
-    # 7.4 %: p = 0.035 by itself, 0.070 as the first of two (Holm); see test_check.py.
+    # 7.4%: p = 0.035 by itself, 0.070 as the first of two (Holm); see test_check.py.
     quiet, loaded = sides(84.0, 1.852), sides(84.0, 1.852, noisy="candidate")
     asked = [Tolerance(metric=SPEEDUP, share=0.05), Tolerance(metric=SPEED, share=0.12)]
     assert verdicts(check(*quiet, asked))[SPEEDUP] is not GateVerdict.REGRESSION

@@ -1,7 +1,7 @@
 """Every verdict, with numbers worked out by hand.
 
-On a GPU the speedup of a single run is taken to be known to 1 %, so the difference of two to
-sqrt(2) %: normal quantiles, 1.645 for 5 % and 0.842 for 80 %.
+On a GPU the speedup of a single run is taken to be known to 1%, so the difference of two to
+sqrt(2) %: normal quantiles, 1.645 for 5% and 0.842 for 80%.
 """
 
 import math
@@ -45,13 +45,13 @@ def test_a_loss_whose_interval_excludes_the_tolerance_is_a_regression():
     assert found.verdict is GateVerdict.REGRESSION
     assert found.p_value == pytest.approx(6.6e-5, rel=0.01)
     assert found.change.estimate == pytest.approx(-0.10)
-    # Two-sided 95 %: 1.960 * 0.01414 = 0.02772.
+    # Two-sided 95%: 1.960 * 0.01414 = 0.02772.
     assert found.change.low == pytest.approx(math.exp(-0.10536 - 0.02772) - 1, abs=1e-4)
     assert found.change.high == pytest.approx(math.exp(-0.10536 + 0.02772) - 1, abs=1e-4)
 
 
 def test_a_loss_beyond_the_tolerance_but_within_noise_is_inconclusive():
-    # 6 %: 0.01059 beyond, / 0.01414 = 0.749, p = 0.23. Detectable: 2.486 * 0.01414 = 3.5 %.
+    # 6%: 0.01059 beyond, / 0.01414 = 0.749, p = 0.23. Detectable: 2.486 * 0.01414 = 3.5%.
     found = judged("decode_speedup", 2.0, 1.88)
     assert found.verdict is GateVerdict.INCONCLUSIVE
     assert found.reason.startswith("undecided on this machine")
@@ -60,7 +60,7 @@ def test_a_loss_beyond_the_tolerance_but_within_noise_is_inconclusive():
 
 
 def test_noise_that_could_hide_the_tolerance_is_inconclusive():
-    # Error 5 %, 4 degrees: (2.132 + 0.941) * 0.05 = 0.154 is more than 0.0513, and the upper
+    # Error 5%, 4 degrees: (2.132 + 0.941) * 0.05 = 0.154 is more than 0.0513, and the upper
     # bound of the loss, 2.132 * 0.05 = 0.107, is, too.
     found = judged("decode_speedup", 2.0, 2.0, error=0.05)
     assert found.verdict is GateVerdict.INCONCLUSIVE
@@ -70,7 +70,7 @@ def test_noise_that_could_hide_the_tolerance_is_inconclusive():
 
 @pytest.mark.parametrize("error", [0.0, 0.05])
 def test_an_improvement_passes_even_if_noise_is_large(error):
-    # 20 % more: a loss of -0.182, at most -0.182 + 0.107 < 0.
+    # 20% more: a loss of -0.182, at most -0.182 + 0.107 < 0.
     assert judged("decode_speedup", 2.0, 2.4, error=error).verdict is GateVerdict.PASS
 
 
@@ -81,7 +81,7 @@ def test_a_metric_declares_whether_less_is_better():
 
 
 def test_exact_counts_are_judged_without_a_statistical_test():
-    # No spread between prompts, none between runs: 2.1 % is a regression, 1.9 % is not.
+    # No spread between prompts, none between runs: 2.1% is a regression, 1.9% is not.
     assert (
         judged("mean_acceptance_length", 1.0, 0.979, tolerance=0.02).verdict
         is GateVerdict.REGRESSION
@@ -105,7 +105,7 @@ def test_figures_that_vary_are_undecided_below_five_prompts():
 
 
 def test_deviation_between_runs_widens_the_interval():
-    # 10 %: found when runs agree to 1 %, not when four runs are 5 % apart:
+    # 10%: found when runs agree to 1%, not when four runs are 5% apart:
     # 0.05 * sqrt(1 + 1 / 4) = 0.0559; 0.05407 / 0.0559 = 0.967.
     steady = judged("decode_speedup", 2.0, 1.8, deviation=0.01, num_runs=4)
     shaky = judged("decode_speedup", 2.0, 1.8, deviation=0.05, num_runs=4)
@@ -131,7 +131,7 @@ def two_cells(loss: float) -> Gate:
 
 
 def test_two_cells_share_the_false_alarms_of_one_gate():
-    # 7.4 %: 0.02559 / 0.01414 = 1.809, p = 0.035 alone, 0.070 for the first of two (Holm).
+    # 7.4%: 0.02559 / 0.01414 = 1.809, p = 0.035 alone, 0.070 for the first of two (Holm).
     assert judged("decode_speedup", 2.0, 1.852).verdict is GateVerdict.REGRESSION
     gate = two_cells(0.074)
     assert [j.p_value for j in gate.judgments] == pytest.approx([0.0704, 0.0704], abs=0.0005)
@@ -228,7 +228,7 @@ def test_counts_of_an_adaptive_k_are_not_judged():
 
 
 def test_unpaired_prompts_add_their_spreads():
-    # Errors of 1 % on either side, unpaired: sqrt(2) %, and 4 + 4 degrees of freedom.
+    # Errors of 1% on either side, unpaired: sqrt(2) %, and 4 + 4 degrees of freedom.
     names = ("q1", "q2", "q3", "q4", "q5")
     before = side(cell({"decode_speedup": figure(2.0, 0.02)}))
     after = cell({"decode_speedup": figure(1.7, 0.02)}, units=names)
@@ -241,7 +241,7 @@ def test_unpaired_prompts_add_their_spreads():
     ("speed", "verdict"), [(130.0, GateVerdict.PASS), (101.0, GateVerdict.REGRESSION)]
 )
 def test_a_lower_speedup_passes_if_k_0_and_the_cell_got_faster(speed, verdict):
-    # The cell's own speed is known to 2 % * sqrt(2): 30 % more is faster for sure, 1 % is not.
+    # The cell's own speed is known to 2% * sqrt(2): 30% more is faster for sure, 1% is not.
     before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(speed)}
     (found,) = check(side(cell(before)), side(cell(after), name="b"), SPEEDUP).judgments

@@ -186,7 +186,7 @@ def test_only_cells_of_both_runs_are_compared_if_that_is_allowed():
     "changed", [{"k": 2}, {"concurrency": 4}, {"temperature": 1.0}], ids=lambda of: next(iter(of))
 )
 def test_a_cell_that_only_the_baseline_has_is_not_reported_as_changed(changed):
-    """Its nearest neighbour belongs to another cell of the baseline."""
+    """Its nearest neighbor belongs to another cell of the baseline."""
     both = side(cell(FIGURES), cell(FIGURES, of=key(**changed)))
     one = side(cell(FIGURES), name="b")
     assert refused(both, one).endswith("--allow-different cells")

@@ -222,7 +222,7 @@ def test_interrupted_runs_are_included_in_a_history_if_allowed():
 
 @pytest.mark.slow
 def test_noise_gives_change_points_in_at_most_5_percent_of_series():
-    """1,800 series know a rate of 5 % to 0.5 %; docs/history.md and `false_alarms` say 5 %."""
+    """1,800 series know a rate of 5% to 0.5%; docs/history.md and `false_alarms` say 5%."""
     assert SIGNIFICANCE == 0.05
     steps, trends, num_series = 0, 0, 200
     for num_runs in (8, 12, 20):

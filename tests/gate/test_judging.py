@@ -18,15 +18,15 @@ from tests.gate.gate_sides import cell, figure, key, side
 
 
 def verdict(loss: float, tolerance: float) -> GateVerdict:
-    """Of one speedup that lost a share."""
+    """The verdict on a speedup that lost this share."""
     before = side(cell({"decode_speedup": figure(2.0)}))
     after = side(cell({"decode_speedup": figure(2.0 * (1 - loss))}), name="b")
     return check(before, after, [Tolerance(metric="decode_speedup", share=tolerance)]).verdict
 
 
 def test_a_cell_passes_only_if_twice_the_tolerance_would_be_detected():
-    # Detectable: 2.486 * 0.01414 = 0.0352. Of 2 % lost 0.0202 + 0.0233 is beyond both limits,
-    # 0.0367 and 0.0346, so that what could be found is what decides.
+    # Detectable: 2.486 * 0.01414 = 0.0352. A loss of 2% is at most 0.0202 + 0.0233, beyond both
+    # limits, 0.0367 and 0.0346, so the detectable effect decides.
     assert verdict(0.02, 0.036) is GateVerdict.PASS
     assert verdict(0.02, 0.034) is GateVerdict.INCONCLUSIVE
 
@@ -38,7 +38,7 @@ def test_a_cell_passes_if_the_bound_of_the_loss_is_within_the_tolerance():
 
 
 def test_a_loss_beyond_the_tolerance_never_passes_on_a_noisy_machine():
-    # 51 % lost where 40 % is tolerated, on a CPU: 0.713 - 0.511 = 0.202, within 1.645 * 0.1414.
+    # 51% lost and 40% tolerated, on a CPU: 0.713 - 0.511 = 0.202, within 1.645 * 0.1414.
     cpu = {"hardware": {"device": "cpu", "CPU": "one"}}
     before = side(cell({"decode_tokens_per_s": figure(100.0)}), **cpu)
     after = side(cell({"decode_tokens_per_s": figure(49.0)}), name="b", **cpu)
@@ -47,7 +47,7 @@ def test_a_loss_beyond_the_tolerance_never_passes_on_a_noisy_machine():
     assert found.verdict is GateVerdict.INCONCLUSIVE
     assert re.match("undecided .*: lost more", found.reason)
     slightly = side(cell({"decode_tokens_per_s": figure(65.0)}), name="b", **cpu)
-    assert check(before, slightly, asked).verdict is GateVerdict.PASS  # 35 %, within the tolerance
+    assert check(before, slightly, asked).verdict is GateVerdict.PASS  # 35%, within the tolerance
 
 
 def test_a_figure_that_repeats_exactly_passes_at_a_tolerance_of_0():
@@ -58,7 +58,7 @@ def test_a_figure_that_repeats_exactly_passes_at_a_tolerance_of_0():
 
 
 def test_the_detectable_effect_is_that_of_the_whole_gate():
-    # Of two tests 2.5 % each: (1.960 + 0.842) * 0.01414 = 0.0396.
+    # Two tests at 2.5% each: (1.960 + 0.842) * 0.01414 = 0.0396.
     keys = [key(workload=name) for name in ("code", "chat")]
     sides = [[cell({"decode_speedup": figure(2.0)}, of=k) for k in keys] for _ in "ab"]
     gate = check(
@@ -121,7 +121,7 @@ def lost(before, after, tolerance: float = 0.05, allowed=()):
 
 
 def test_unequal_spreads_of_unpaired_prompts_have_welchs_degrees_of_freedom():
-    # 4 % and 1 %: sqrt(0.0017) = 0.04123; 0.0017^2 / (0.0016^2 / 4 + 0.0001^2 / 4) = 4.498.
+    # 4% and 1%: sqrt(0.0017) = 0.04123; 0.0017^2 / (0.0016^2 / 4 + 0.0001^2 / 4) = 4.498.
     names = ("q1", "q2", "q3", "q4", "q5")
     before = cell({"decode_speedup": figure(2.0, 0.04)})
     after = cell({"decode_speedup": figure(1.7, 0.01)}, units=names)
@@ -161,7 +161,7 @@ def test_an_invalid_baseline_cannot_cause_a_regression():
 
 
 def test_the_noise_floor_is_that_of_the_noisier_device():
-    # A GPU's 1 % and a CPU's, the same figures: what is a loss on a GPU is noise on a CPU.
+    # A GPU's 1% and a CPU's, the same figures: what is a loss on a GPU is noise on a CPU.
     before, after = (cell({"decode_speedup": figure(v)}) for v in (2.0, 1.8))
     asked = [Tolerance(metric="decode_speedup", share=0.05)]
     other = side(after, name="b", hardware={"device": "cpu", "CPU": "one"})
@@ -170,7 +170,7 @@ def test_the_noise_floor_is_that_of_the_noisier_device():
 
 
 def test_the_spread_with_the_larger_margin_is_used():
-    # Over prompts 0.0135 with 4 degrees, 0.0288 at 95 %; over runs 0.01414 known, 0.0233.
+    # Over prompts 0.0135 with 4 degrees, 0.0288 at 95%; over runs 0.01414 known, 0.0233.
     found = lost(
         cell({"decode_speedup": figure(2.0)}), cell({"decode_speedup": figure(1.8, 0.0135)})
     )
@@ -204,7 +204,7 @@ def test_tolerances_and_assumed_deviations_are_those_of_the_docs():
     ("length", "causes"), [(2.70, ["acceptance", "round time"]), (2.85, ["round time"])]
 )
 def test_a_cause_is_reported_from_a_quarter_of_the_loss(length, causes):
-    # Rounds of 10 ms take 12.5: 0.2231. Acceptance lost 0.1054, 32 % of both, or 0.0513, 19 %.
+    # Rounds of 10 ms take 12.5: 0.2231. Acceptance lost 0.1054, 32% of both, or 0.0513, 19%.
     before = {"mean_acceptance_length": figure(3.0), "round_s": figure(0.010)}
     after = {"mean_acceptance_length": figure(length), "round_s": figure(0.0125)}
     found = attribute(cell(before), cell(after), ["decode_tokens_per_s"], same_hardware=True)
@@ -221,7 +221,7 @@ def test_on_other_hardware_all_drafts_of_a_round_are_counted():
 
 
 def test_a_gate_of_two_cells_needs_a_larger_margin_to_pass():
-    # 2 % lost where 3.6 % is tolerated, 0.0367: 0.0352 could be found alone, 0.0396 of two.
+    # 2% lost where 3.6% is tolerated, 0.0367: 0.0352 could be found alone, 0.0396 of two.
     keys = [key(workload=name) for name in ("code", "chat")]
     before = [cell({"decode_speedup": figure(2.0)}, of=k) for k in keys]
     after = [cell({"decode_speedup": figure(1.96)}, of=k) for k in keys]

@@ -103,7 +103,7 @@ def test_identical_single_runs_pass(greedy):
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("metric", ["decode_speedup", "decode_tokens_per_s"])
 def test_identical_single_runs_pass_at_a_tight_tolerance(metric, greedy):
-    """5 %, as in docs/ci.md's example: noise exceeds it often, and is no regression."""
+    """5%, as in docs/ci.md's example: noise exceeds it often, and is no regression."""
     found = run_gates("identical, tight", greedy, {metric: 0.05}, num_pairs=1_000)
     assert found.alarms <= 0.05
 
@@ -176,7 +176,7 @@ def test_ignoring_holm_raises_false_alarms(greedy, monkeypatch):
 
 
 def test_simulated_figures_are_those_of_the_metrics(greedy):
-    """Of a recorded run as it was: its own speedup and acceptance, from its sums."""
+    """Without noise the simulated run has the recorded speedup and acceptance, from its sums."""
     twice = Prompts(*(np.repeat(column[:1], 2, axis=0) for column in greedy[0].columns))
     still = CellNoise(greedy[0].workload, 0.0, twice)
     (cell,) = simulated_run([still], np.random.default_rng(0), "a").cells

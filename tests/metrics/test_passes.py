@@ -1,7 +1,7 @@
 """Cells whose requests overlap: their identities, their speedups, their intervals.
 
-How often intervals over 6 passes cover the truth: 2,000 simulated runs, seed 1. Claimed 95 %,
-accepted 92 to 98 %; a method that covers 95 % would leave that range in fewer than 1 of
+How often intervals over 6 passes cover the truth: 2,000 simulated runs, seed 1. Claimed 95%,
+accepted 92 to 98%; a method that covers 95% would leave that range in fewer than 1 of
 100,000 seeds.
 """
 
@@ -90,7 +90,7 @@ def test_other_requests_prefills_may_take_time_between_rounds(rows):
 
 
 def coverage(num_passes: int, *, correlated: bool) -> float:
-    """Passes of one run differ by 5 %; `correlated`: each is copied, a plain mistake."""
+    """Passes of one run differ by 5%; `correlated`: each is copied, a plain mistake."""
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(2_000):

@@ -24,7 +24,7 @@ def test_the_sessions_of_a_cycle_are_paired_prompt_by_prompt():
     requests = [r for b in stored.blocks if b.purpose == "explore" for r in b.requests]
 
     def seconds(k: int) -> float:
-        """Of the first prompt in the second cycle, whose sessions have repeats 2 and 3."""
+        """Seconds of the first prompt in the second cycle, whose sessions have repeats 2 and 3."""
         own = [r for r in requests if r.cell_id == key_of(k).id and r.repeat in (2, 3)]
         return sum(r.decode_s for r in own if r.prompt_id == "code-0")
 

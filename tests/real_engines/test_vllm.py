@@ -54,7 +54,7 @@ def test_every_vllm_session_is_free_of_problems(served):
 
 
 def test_vllm_accepts_as_many_drafts_as_our_decoder(served, builtin):
-    """Of ngram the texts alone: vLLM looks for other n-grams, and where ours have none, too."""
+    """For ngram only texts are compared: vLLM looks up other n-grams, and more of them."""
     print_table(served, builtin, "vLLM", DRAFTERS)
     for drafter in MODELS:
         for workload in WORKLOADS:

@@ -82,7 +82,7 @@ def test_every_field_of_a_part_is_an_axis_of_its_name() -> None:
     [
         {"pairing": "demo/poor"},
         {"temperature": "0"},
-        {"colour": "red"},
+        {"color": "red"},
     ],
 )
 def test_entries_that_do_not_fit_together_are_refused(wrong: dict[str, Any]) -> None:

@@ -128,7 +128,7 @@ def _pass(key: CellKey, i: int) -> PassRecord:
 
 
 def _seconds(key: CellKey, i: int) -> float:
-    """Of one request; no two prompts or passes are quite alike."""
+    """Seconds of one request, a little different for every prompt and pass."""
     k = key.draft.k
     lost = LOST_PER_DOUBLING ** (key.condition.concurrency.bit_length() - 1) if k else 1.0
     lost *= LOST_AT.get(key.condition.context or 0, 1.0) if k else 1.0

@@ -183,9 +183,9 @@ def test_an_approximate_forecast_is_marked_with_what_it_would_measure(here):
 
 def test_a_forecast_that_saves_nothing_states_the_extra_time(here):
     (good, _) = here.forecasts
-    dear = replace(good, forecast=replace(good.forecast, trace_s=2 * good.forecast.sweep_s))
-    assert " more time than " in forecast_text(dear)
-    assert "-" not in forecast_text(dear).rpartition("measured")[2]
+    costly = replace(good, forecast=replace(good.forecast, trace_s=2 * good.forecast.sweep_s))
+    assert " more time than " in forecast_text(costly)
+    assert "-" not in forecast_text(costly).rpartition("measured")[2]
 
 
 def test_unmeasured_cells_are_not_reported_as_measured(here):

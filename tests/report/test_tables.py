@@ -1,4 +1,4 @@
-"""The terminal's tables: 80 columns, nothing lost, words where colour may be missing."""
+"""The terminal's tables: 80 columns, nothing lost, words where color may be missing."""
 
 import io
 import re

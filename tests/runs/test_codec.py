@@ -112,7 +112,7 @@ def test_a_value_of_another_type_is_refused_when_writing(change: dict[str, objec
     [
         ({"weights_bytes": "7"}, r"memory\.data\.weights_bytes: Input should be a valid integer"),
         ({"weights_bytes": True}, "weights_bytes"),
-        ({"colour": "red"}, "colour: Unexpected keyword"),
+        ({"color": "red"}, "color: Unexpected keyword"),
     ],
 )
 def test_a_line_with_a_wrong_value_or_an_unknown_key_names_it(
@@ -139,9 +139,9 @@ def test_text_that_is_not_json_is_distinguished_from_a_wrong_record(text: bytes)
         decode_line(text)
 
 
-@pytest.mark.parametrize("text", [b"[]", b"null", b"{}", b'{"type":"colour","data":{}}'])
+@pytest.mark.parametrize("text", [b"[]", b"null", b"{}", b'{"type":"color","data":{}}'])
 def test_json_that_is_not_a_record_is_refused(text: bytes):
-    with pytest.raises(ValueError, match=r"line|type|colour"):
+    with pytest.raises(ValueError, match=r"line|type|color"):
         decode_line(text)
 
 

@@ -21,7 +21,7 @@ FAULTS = {  # prompt -> what a client must say of it
     "reset": "broke off: [Errno",
     "end": "broke off: its stream ended after 1 events",
     "counts": "counts differ: 10 completion tokens in `usage`, 9 token ids",
-    "hang": "said nothing for",
+    "hang": "received nothing for",
 }
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 IDS = [1234, 567, 89]  # of each event

@@ -232,7 +232,7 @@ async def load_at(url, concurrency, num_requests):
 
 @pytest.mark.long
 def test_the_cpu_cost_per_event_is_constant_in_the_concurrency():
-    """Streams are paced as those of a server; pools of connections once made requests dear."""
+    """Streams are paced like a server's; connection pools once made requests expensive."""
     costs_s = {}
     for concurrency, num_requests, pause_s in ((1, 10, 0.005), (64, 192, 0.05), (256, 768, 0.2)):
         with another_process(pause_s) as url:

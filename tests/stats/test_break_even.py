@@ -1,8 +1,8 @@
 """The interval of a break-even covers the truth, and a flat curve has none.
 
 Prompts differ in length (lognormal, sigma 0.6) and in how much speculation helps them (sigma 0.3),
-alike at every context length to the given share. Accepted: 92 % or more of 500 runs; what covers
-95 % falls below that in fewer than 1 of 100 seeds. Seen: 93 to 100 %.
+alike at every context length to the given share. Accepted: 92% or more of 500 runs; what covers
+95% falls below that in fewer than 1 of 100 seeds. Seen: 93 to 100%.
 """
 
 import math
@@ -19,7 +19,7 @@ SIGMA = 0.3
 
 
 def falling(at, size):
-    """A speedup of 1 at `at`, which loses 16 % per doubling."""
+    """A speedup of 1 at `at`, which loses 16% per doubling."""
     return (at / size) ** 0.25
 
 
@@ -99,7 +99,7 @@ def test_the_break_even_of_the_best_of_three_covers_the_truth():
 
 @pytest.mark.parametrize("level", [0.85, 1.0, 1.2])
 def test_a_flat_speedup_has_no_break_even(level):
-    """Its two bounds need a gain at one end and a loss at the other: 2.5 % each at most."""
+    """Its two bounds need a gain at one end and a loss at the other: 2.5% each at most."""
     rng = np.random.default_rng(0)
     found = [break_even(measured(rng, 8, lambda _: level, 0.5)) for _ in range(RUNS)]
     both = [one for one in found if one and one.low is not None and one.high is not None]

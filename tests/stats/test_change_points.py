@@ -8,7 +8,7 @@ import pytest
 
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, analyze_series
 
-NOISE = 0.02  # of the level: a coefficient of variation of 2 %
+NOISE = 0.02  # of the level: a coefficient of variation of 2%
 
 
 def noisy(rng, levels, shape="normal"):

@@ -1,8 +1,8 @@
 """Intervals cover the truth as often as they claim: 2,000 simulated runs at 8, 20, 40 prompts.
 
 Prompts differ in length (lognormal, sigma 0.6) and in how much speculation helps them
-(lognormal, sigma 0.3): skewed, as measured runs are. Accepted: 92 to 98 %. A method that
-covers 94 %, the worst seen here, would leave that range in fewer than 1 of 10,000 seeds.
+(lognormal, sigma 0.3): skewed, as measured runs are. Accepted: 92 to 98%. A method that
+covers 94%, the worst seen here, would leave that range in fewer than 1 of 10,000 seeds.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def greedy_speedup(rng: np.random.Generator, n: int) -> Interval:
 
 
 def sampled_speedup(rng: np.random.Generator, n: int) -> Interval:
-    """Temperature > 0: each side draws its length, about 20 % apart, from one distribution."""
+    """Temperature > 0: each side draws its length, about 20% apart, from one distribution."""
     base, spec = seconds(rng, n)
     base_tokens, spec_tokens = base / STEP_S, base / STEP_S
     longer, shorter = rng.lognormal(0.0, 0.2, (2, n))
@@ -135,7 +135,7 @@ def test_an_effect_of_the_minimum_detectable_size_is_found_in_four_of_five_runs(
 
 
 def test_a_dominant_prompt_lowers_the_degrees_of_freedom():
-    # 20 prompts of which one takes 90 % of the time: far fewer than 20 independent facts.
+    # 20 prompts of which one takes 90% of the time: far fewer than 20 independent facts.
     base = np.array([171.0] + [1.0] * 19)
     ratio = log_ratio([base], [base])
     assert ratio.spread.degrees_of_freedom == 1.0

@@ -1,8 +1,8 @@
 """Speedups of sessions: figures by hand, and how often intervals cover what they claim.
 
 2,000 simulated sweeps a case (simulated_sweeps.py says of what noise); pytest -s prints the rates.
-From 4 cycles on 93 to 97 % must cover the truth; of 2 cycles, whose variance nobody knows, 93 %
-or more. At most 5 % may say "helps" where nothing helps: nominally 2.5 %.
+From 4 cycles on 93 to 97% must cover the truth; of 2 cycles, whose variance nobody knows, 93%
+or more. At most 5% may say "helps" where nothing helps: nominally 2.5%.
 """
 
 import math
@@ -225,7 +225,7 @@ def test_an_interval_over_only_prompts_is_far_too_narrow():
     covered, helps = simulated("loaded CPU", 4, 40, over_prompts_alone)
     assert covered < 0.75
     assert helps > 0.10
-    # Where servers hardly differ there is nothing to miss.
+    # If servers hardly differ, there is nothing to miss.
     assert simulated("quiet GPU", 4, 40, over_prompts_alone)[0] > 0.93
 
 

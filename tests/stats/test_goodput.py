@@ -1,8 +1,8 @@
 """The interval of a goodput ratio covers the truth, also if a side keeps hardly any limit.
 
 Prompts differ in latency (lognormal, sigma 0.4), alike on both sides to 0.8; speculation is 1.5x
-as fast (sigma 0.3). Accepted: 92 % or more of 500 runs; what covers 95 % falls below that in fewer
-than 1 of 100 seeds. Seen: 94 to 99 %.
+as fast (sigma 0.3). Accepted: 92% or more of 500 runs; what covers 95% falls below that in fewer
+than 1 of 100 seeds. Seen: 94 to 99%.
 """
 
 import numpy as np
@@ -50,7 +50,7 @@ def test_goodput_intervals_need_the_noise_of_the_added_half():
 
 
 def test_equal_goodput_is_rarely_reported_as_higher():
-    """A one-sided rate of 2.5 %; 18 of 400 or more come in fewer than 1 of 100 seeds."""
+    """A one-sided rate of 2.5%; 18 of 400 or more come in fewer than 1 of 100 seeds."""
     rng = np.random.default_rng(0)
     num_more = 0
     for _ in range(400):

@@ -40,7 +40,7 @@ def test_holm_equals_a_worked_example():
 
 
 def test_the_inverse_mean_ratio_is_a_p_value():
-    """Of a coin: ratios of other coins to a fair one; below alpha in no more than alpha."""
+    """Likelihood ratios of biased coins to a fair one: p is below alpha in at most alpha."""
     rng = np.random.default_rng(0)
     others = np.array([0.3, 0.4, 0.6, 0.8])
     heads = rng.binomial(30, 0.5, 4000)

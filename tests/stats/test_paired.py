@@ -70,7 +70,7 @@ def _coverage() -> float:
 
 @pytest.mark.slow
 def test_the_interval_has_its_nominal_coverage() -> None:
-    """95 % is claimed; 93 to 97 is accepted: four deviations from what seeds have shown, 94."""
+    """95% is claimed; 93 to 97 is accepted: four deviations from what seeds have shown, 94."""
     share = _coverage()
     print(f"covered {share:.1%}")
     assert 0.93 <= share <= 0.97

@@ -71,7 +71,7 @@ def test_every_k_is_replayed_to_the_round_on_every_workload(drafter: str, worklo
     [pytest.param(name, marks=pytest.mark.long if name in LIKE else ()) for name in ON_EDIT],
 )
 def test_every_other_method_is_replayed_to_the_round(drafter: str):
-    """Of the editing prompts one has a second turn."""
+    """One of the editing prompts has a second turn."""
     assert max(len(conversation) for conversation in texts("edit")) > 1
     for conversation in texts("edit"):
         assert_equal_counts(drafter, conversation)

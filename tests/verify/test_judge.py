@@ -167,11 +167,11 @@ def test_the_false_alarm_rate_is_that_of_all_tests_of_a_call() -> None:
     ("num_calls", "most"), [(200, 17), pytest.param(400, 30, marks=pytest.mark.long)]
 )
 def test_sound_calls_have_the_stated_false_alarm_rate(num_calls: int, most: int) -> None:
-    """`most`: were the rate 5 %, one seed in a hundred would have more."""
+    """`most`: were the rate 5%, one seed in a hundred would have more."""
     seeds = range(0, 3 * num_calls, 3)
     calls = [judge([sampled(i), sampled(i + 1)], false_alarm=0.05) for i in seeds]
     alarms = sum(any(f.verdict == "mismatch" for f in call) for call in calls)
-    print(f"{alarms} alarms in {num_calls} sound calls at 5 %")
+    print(f"{alarms} alarms in {num_calls} sound calls at 5%")
     assert alarms <= most
 
 

@@ -136,7 +136,7 @@ def _one_in_fifty(seed_B: Tensor, positions_BT: Tensor, purpose: Purpose) -> Ten
     return torch.where(is_blind_BT, 0.0, chance_BT)
 
 
-def _favouring_some(self: Sampler, logits: Tensor) -> Tensor:
+def _favoring_some(self: Sampler, logits: Tensor) -> Tensor:
     """A third more of every token with a small id."""
     weights_V = torch.where(torch.arange(logits.shape[-1]) < 136, 4 / 3, 1.0)
     weighted = _probs(self, logits) * weights_V
@@ -150,7 +150,7 @@ def _noise_used_twice(self: Sampler, logits: Tensor, seeds: Tensor, places: Tens
 FAULTS = {
     "temperature applied twice": (Sampler, "probs", _twice_as_cold),
     "one draft in fifty too many": (verifier, "uniform", _one_in_fifty),
-    "favoured tokens": (Sampler, "probs", _favouring_some),
+    "favored tokens": (Sampler, "probs", _favoring_some),
     "noise used twice": (Sampler, "pick", _noise_used_twice),
 }
 
@@ -180,7 +180,7 @@ def test_low_acceptance_keeps_the_distribution(temperature: float, stranger: Ben
     [
         ("temperature applied twice", "temperature", 0.7),
         ("one draft in fifty too many", "surprise", 0.2),  # a random target is flat when warm
-        ("favoured tokens", "identity", 0.7),
+        ("favored tokens", "identity", 0.7),
     ],
 )
 def test_a_planted_sampling_fault_is_detected(
@@ -299,7 +299,7 @@ def test_the_tokens_needed_do_not_depend_on_the_sampler(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "temperature"),
-    # Where the embedded pair shows it in the fewest tokens: p below 1e-14 on three seeds.
+    # At these temperatures the demo pair shows it in the fewest tokens: p < 1e-14, three seeds.
     [("temperature applied twice", 1.4), ("one draft in fifty too many", 0.4)],
 )
 def test_faults_in_the_demo_pair_are_detected(

@@ -47,7 +47,7 @@ def test_p_values_are_corrected_for_every_tested_share() -> None:
 
 def test_a_few_wrongly_accepted_drafts_are_detected_in_the_tail() -> None:
     tokens_N = np.random.default_rng(1).random(8192)
-    tokens_N[:16] = 1e-5  # 0.2 %
+    tokens_N[:16] = 1e-5  # 0.2%
     assert tail_p_value(tokens_N) < 1e-10
     assert uniform_p_value(tokens_N) > 0.01
 
@@ -158,7 +158,7 @@ def test_another_distribution_of_short_texts_is_detected() -> None:
     probs_C = rng.dirichlet(np.ones(100))
     cold_C = probs_C**1.2 / (probs_C**1.2).sum()
     found = [joint(rng.multinomial(5000, cold_C).astype(float), probs_C) < 2e-4 for _ in range(800)]
-    print(f"a distribution that is 17 % colder: found in {np.mean(found):.0%} of calls")
+    print(f"a distribution that is 17% colder: found in {np.mean(found):.0%} of calls")
     assert np.mean(found) > 0.8
 
 

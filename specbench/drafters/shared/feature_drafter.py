@@ -53,7 +53,7 @@ class FeatureHead(Protocol):
     features: tuple[int, ...]  # hidden states of the target that it fuses
     feature_size: int
     state_size: int
-    num_tokens: int  # that it can say
+    num_tokens: int  # that it can draft
     device: torch.device
     dtype: torch.dtype
     layers: LayerStack
@@ -89,7 +89,7 @@ class FeatureHead(Protocol):
         ...
 
     def logits(self, states_BTF: Tensor, depth: int = 0) -> Tensor:
-        """Over the target's vocabulary [B, T, V]; what it cannot say is -inf."""
+        """Logits over the target's vocabulary [B, T, V]; -inf for tokens that it cannot draft."""
         ...
 
 

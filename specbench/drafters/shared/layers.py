@@ -46,9 +46,9 @@ _OPTIONAL = (
 def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> Any:
     """The config of a head's layers, its own or that of a speculators checkpoint.
 
-    Rotary positions do not limit a head: they reach at least as far as the target's, for some heads
-    state the length that they were trained on. ModelError if the config lacks something or has what
-    cannot be run.
+    Rotary positions do not limit a head: they reach at least as far as the target's, because some
+    heads state the length that they were trained on. ModelError if the config lacks a field or
+    cannot be built.
     """
     given = layer_fields(checkpoint.fields)
     fields = {name: given.values[name] for name in (*LAYER_NEEDS, *_OPTIONAL) if given.has(name)}
@@ -69,8 +69,8 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
 
 
 def fitting(checkpoint: Checkpoint, target: Runner, method: str) -> Checkpoint:
-    """A head of the method under today's names of tensors; ModelError names every field in which
-    its value is not the target's, and what else `pair` refuses."""
+    """A head of the method with the current names of its tensors; ModelError names every field in
+    which it differs from the target, as `pair` does."""
     facts = find_method(method).head
     assert facts is not None
     checkpoint = checkpoint.renamed(facts.tensor_names)
@@ -89,7 +89,7 @@ def decoder_layer(config: Any, i: int, names: Collection[str], width: int | None
     layer = (Qwen3DecoderLayer if config.model_type == "qwen3" else LlamaDecoderLayer)(config, i)
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         linear = getattr(layer.self_attn, name)
-        # Configs of heads say it under many names; the files know.
+        # Configs of heads have many names for this; the tensors show it.
         has_bias = f"layers.{i}.self_attn.{name}.bias" in names
         inputs = linear.in_features if name == "o_proj" else width or linear.in_features
         setattr(layer.self_attn, name, nn.Linear(inputs, linear.out_features, bias=has_bias))
@@ -119,7 +119,7 @@ def load(
 ) -> dict[str, Tensor]:
     """Load a fitting checkpoint's tensors into a module without weights, but return `separate`.
 
-    They are used as they are if device and dtype are already the target's.
+    Tensors whose device and dtype are already the target's are not copied.
     """
     tensors = {
         name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
@@ -139,17 +139,17 @@ def token_embedding(target: Runner, weight_VF: Tensor | None) -> Embed:
 
 
 def token_table(checkpoint: Checkpoint, D: int, target: Runner) -> Tensor | None:
-    """The target's id of each of the D tokens that a fitting head can say [D]; None: all of V."""
+    """The target's id of each of the D tokens that a fitting head can draft [D]; None: all V."""
     ids = token_ids(checkpoint, D, target.vocab_size)
     return None if ids is None else torch.tensor(ids, device=target.device)
 
 
-def spread(logits_BTD: Tensor, target_ids_D: Tensor | None, V: int) -> Tensor:
-    """Over the target's vocabulary [B, T, V]; what the head cannot say is -inf."""
+def to_target_vocab(logits_BTD: Tensor, target_ids_D: Tensor | None, V: int) -> Tensor:
+    """Logits over the target's vocabulary [B, T, V]; -inf for tokens that a head cannot draft."""
     if target_ids_D is None:
         return logits_BTD
-    unsaid_BTV = logits_BTD.new_full((*logits_BTD.shape[:2], V), -torch.inf)
-    return unsaid_BTV.index_copy(-1, target_ids_D, logits_BTD)
+    none_BTV = logits_BTD.new_full((*logits_BTD.shape[:2], V), -torch.inf)
+    return none_BTV.index_copy(-1, target_ids_D, logits_BTD)
 
 
 def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
@@ -159,7 +159,7 @@ def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
 
 
 def tensors_of(*modules: nn.Module) -> tuple[Tensor, ...]:
-    """Their parameters and buffers."""
+    """Parameters and buffers of the modules."""
     return tuple(t for module in modules for t in (*module.parameters(), *module.buffers()))
 
 
@@ -180,7 +180,7 @@ def _is_targets(target: Runner, weight_VF: Tensor) -> bool:
 def new_layer_fields(config: Any, architecture: str) -> dict[str, Any]:
     """The config of a new head's layer, as wide as those of the target with this config.
 
-    `architecture` is what servers know such a head by.
+    By the class name `architecture` servers recognize such a head.
     """
     text = config.get_text_config()
     heads = text.num_attention_heads
@@ -204,8 +204,8 @@ def new_layer_fields(config: Any, architecture: str) -> dict[str, Any]:
     }
 
 
-def drawn(module: nn.Module, seed: int, deviation: float) -> dict[str, Tensor]:
-    """Normal weights for a module that has none; those of its norms are 1."""
+def random_weights(module: nn.Module, seed: int, deviation: float) -> dict[str, Tensor]:
+    """Normally distributed weights for a module that has none; those of its norms are 1."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return {
         name: torch.ones(shape, device="cpu")

@@ -1,8 +1,8 @@
-"""Panels of small charts as inline SVG: neutral ink, colors that hold on white and on black.
+"""Panels of small charts as inline SVG: neutral ink, colors for white and for black pages.
 
 Text takes the page's own color and font, so one picture serves light, dark and print. Hover texts
-are SVG titles, which every browser shows without a script; until it is written, a figure carries
-them as the ids of its artists.
+are SVG titles, which every browser shows without a script. Until the SVG is written, the texts are
+the ids of the figure's artists.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def to_svg(figure: Figure, description: str) -> str:
 
 
 def _inline(svg: str, description: str) -> str:
-    """Without prologue, fixed size, font names and ids that nothing refers to."""
+    """The SVG without prologue, fixed size, font names and ids that nothing refers to."""
     head, body = svg[svg.index("<svg ") :].split(">", 1)
     view_box = re.search(r'viewBox="0 0 ([\d.]+) [\d.]+"', head)
     assert view_box is not None
@@ -168,7 +168,7 @@ class Label(NamedTuple):
 def drawing() -> Iterator[None]:
     """Applies the style of every chart; restores matplotlib's settings afterwards."""
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
-        # A name in a script that the measuring font lacks is still shown by the browser.
+        # Browsers show scripts that the font used for measuring lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
@@ -343,7 +343,7 @@ def shorten(text: str, inches: float) -> str:
 def spaced(labels: Sequence[Label], gap: float) -> list[Label]:
     """The labels from low to high, moved at least `gap` apart; a crowd keeps its middle."""
     crowds: list[list[Label]] = []
-    for label in sorted(reversed(labels), key=lambda label: label.y):  # of equals the first on top
+    for label in sorted(reversed(labels), key=lambda label: label.y):  # of a tie the first on top
         crowds.append([label])
         while (
             len(crowds) > 1 and _heights(crowds[-2], gap)[-1] + gap > _heights(crowds[-1], gap)[0]

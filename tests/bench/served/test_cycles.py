@@ -212,7 +212,7 @@ def test_the_noise_sets_the_number_of_cycles_by_default(tmp_path, wobble, cycles
 
 
 def test_no_cycle_starts_that_would_exceed_the_budget(tmp_path):
-    """80 % of it explore: 160 s, cycles of six sessions of 10 s."""
+    """80% of it explore: 160 s, cycles of six sessions of 10 s."""
     budget = Stored(tmp_path, budget_s=200.0, cycles=None)
     with budget.store:
         assert [budget.hold_cycle().number for _ in range(2)] == [0, 1]

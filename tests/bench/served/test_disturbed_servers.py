@@ -99,7 +99,7 @@ def check_that_nothing_more_is_asked(stored, watch):
     [
         ("full", "answered 429"),
         ("broken", "broke off"),
-        ("hung", "said nothing for"),
+        ("hung", "received nothing for"),
         ("paused", "/health answers 503"),
         ("replaced", "it runs at K = 0, but K = 2 is expected"),
     ],

@@ -224,7 +224,7 @@ def test_a_later_turn_contains_the_k_0_response(attached):
 
 
 def test_the_served_speedup_follows_from_the_stored_seconds(attached):
-    """Of a cycle: seconds a token of both its sessions at K = 0, over those at K = 2."""
+    """Seconds per token at K = 0 over those at K = 2: the mean of two cycles, by logarithms."""
     logs = []
     for cycle in (0, 1):
         pace = {}

@@ -83,7 +83,7 @@ def test_repeats_of_a_prompt_in_one_pass_have_different_seeds(tmp_path):
 
 @pytest.mark.parametrize(("num", "rows"), [(4, 1), (20, 1), (4, 4), (31, 4)])
 def test_a_number_of_requests_cycles_over_the_prompts(tmp_path, num, rows):
-    """Of six prompts, the last of which has two turns; alike at every K."""
+    """Six prompts, the last with two turns; the requests are the same at every K."""
     plan = plan_of(tmp_path, concurrency=(rows,), num_requests=num)
     sessions = list(cycle_of(served_cells(plan, "vllm"), 1))
     each = [requests_of(plan, next(session.blocks(plan))) for session in sessions]

@@ -1,4 +1,4 @@
-"""The part of a proposal that a text accepts, by hand; the chance of a sampled draft token."""
+"""How much of a proposal a traced text accepts, and the chance of a sampled draft, by hand."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from specbench.forward.tree import Tree, ancestors_of
 from specbench.records import Sampling
 from specbench.tracing.trace import NOTHING, ProposalMatches, kept_given_text, refuse_drawn_tree
 
-# Prompt of two tokens, then the output 10 11 12 13 14; rows stand at starts 0 and 3.
+# A prompt of two tokens, then the output 10 11 12 13 14; the rows are at output tokens 0 and 3.
 TEXT = torch.tensor([1, 2, 10, 11, 12, 13, 14, *[NOTHING] * 9])
 SIZE = 7
 LENGTHS = torch.tensor([[2], [5]])
@@ -34,7 +34,7 @@ def test_a_traced_chain_is_accepted_up_to_the_first_mismatch():
     drafts = torch.tensor([[11, 12, 9, 14], [14, NOTHING, NOTHING, NOTHING]])
     found = added(Proposal(drafts, torch.tensor([4, 4])))
 
-    # After token 3 one token of the text is left; past it nothing is equal to anything.
+    # After token 3 one token of the text is left; past the end no draft matches.
     assert chances(found) == [(1.0, 1.0, 0.0), (1.0,)]
     assert found.num_drafted == {0: 4, 3: 4}
 
@@ -47,7 +47,7 @@ def test_inactive_drafts_are_not_accepted_in_a_trace():
 
 
 def test_a_traced_tree_is_followed_along_the_text():
-    """0 -> (11, 9), 11 -> (9, 12), 12 -> 13 twice; the last node is not meant."""
+    """0 -> (11, 9), 11 -> (9, 12), 12 -> 13 twice; the last node is inactive."""
     parents_BK = torch.tensor([[0, 0, 1, 1, 4, 4]]).expand(2, -1)
     seen_BNN, depths_BN = ancestors_of(parents_BK, 3)
     is_active_BK = torch.tensor([[True] * 5 + [False], [True] * 6])
@@ -78,10 +78,10 @@ def test_acceptance_chances_end_at_a_certain_rejection():
     assert found.chances(0, [0.5] * 5) == (0.0,)
 
 
-def test_a_kept_draft_given_the_emitted_token_is_min_of_1_and_q_over_p():
-    """The decoder's own verifier, 40,000 rounds of one draft, grouped by what came out.
+def test_the_chance_of_a_draft_given_the_emitted_token_is_min_of_1_and_q_over_p():
+    """The decoder's own verifier, 40,000 rounds of one draft, grouped by the emitted token.
 
-    sum min(p, q) is the mean over tokens: right on average, wrong for every single text. The
+    sum min(p, q) is the mean over tokens: right on average, wrong for each of them. The
     bound is 5 standard errors for each of 4 tokens: false alarms below 3e-6.
     """
     p_V = torch.tensor([0.5, 0.3, 0.15, 0.05])
@@ -103,8 +103,8 @@ def test_a_kept_draft_given_the_emitted_token_is_min_of_1_and_q_over_p():
         assert abs(chance - float(mean)) > 0.1  # the control: the mean would fail here
 
 
-# Two tokens. After 0 the draft says 0 far too often, after 1 it is right: what is accepted leads on
-# to where less is accepted.
+# Two tokens. After 0 the drafter proposes 0 far too often, after 1 it is right: accepted tokens
+# lead to contexts in which fewer drafts are accepted.
 P_AFTER = torch.tensor([[0.5, 0.5], [0.3, 0.7]])
 Q_AFTER = torch.tensor([[0.9, 0.1], [0.3, 0.7]])
 
@@ -134,7 +134,7 @@ def forecast_lengths(num_drafts: int) -> tuple[list[float], list[float]]:
 
 
 def test_replaying_with_sum_min_p_q_would_give_other_lengths():
-    """The verifier's rounds of three drafts: what is accepted and what comes next go together.
+    """The verifier's rounds of three drafts: what is accepted depends on the tokens before.
 
     40,000 rounds, 5 standard errors for each of 4 lengths: false alarms below 3e-6.
     """
@@ -159,7 +159,7 @@ def test_replaying_with_sum_min_p_q_would_give_other_lengths():
         assert kept == 0 or abs(share - summed[kept]) > bound  # the control
 
 
-def test_a_tree_that_is_drawn_is_refused_by_name():
+def test_a_sampled_tree_is_refused_by_name():
     parents_BK = torch.tensor([[0, 0]])
     seen_BNN, depths_BN = ancestors_of(parents_BK, 1)
     tree = Tree(parents_BK, depths_BN, seen_BNN, torch.ones(1, 2, dtype=torch.bool), 1)
