@@ -40,9 +40,9 @@ class Example(NamedTuple):
 def examples(page: Path) -> Iterator[Example]:
     """Every fenced block, in order."""
     text = page.read_text(encoding="utf-8")
-    for found in _BLOCK.finditer(text):
-        marks = dict(re.findall(_MARK, found[1]))
-        yield Example(text.count("\n", 0, found.start()) + 1, found[4], found[5], marks)
+    for match in _BLOCK.finditer(text):
+        marks = dict(re.findall(_MARK, match[1]))
+        yield Example(text.count("\n", 0, match.start()) + 1, match[4], match[5], marks)
 
 
 def spoken(page: Path) -> list[list[str]]:
@@ -50,4 +50,4 @@ def spoken(page: Path) -> list[list[str]]:
     run, which had the options of its time.
     """
     text = _STORED_RUN.sub("", _BLOCK.sub("", page.read_text(encoding="utf-8")))
-    return [shlex.split(one) for one in re.findall(r"`(specbench [a-z][^`\n]*)`", text)]
+    return [shlex.split(command) for command in re.findall(r"`(specbench [a-z][^`\n]*)`", text)]

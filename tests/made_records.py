@@ -6,12 +6,12 @@ from specbench.records import BlockRecord, RequestRecord, RoundLog
 
 
 def made_request(
-    cell_id: str, prompt_id: str, rounds: RoundLog | None, **said: Any
+    cell_id: str, prompt_id: str, rounds: RoundLog | None, **more: Any
 ) -> RequestRecord:
     """As long as its rounds, after a prefill of 0.1 s; `said`: what is otherwise."""
-    decode_s = said.get("decode_s", sum(rounds.round_s) if rounds else None)
-    prefill_s = said.get("prefill_s", 0.1)
-    ttft_s = said.get("ttft_s", prefill_s)
+    decode_s = more.get("decode_s", sum(rounds.round_s) if rounds else None)
+    prefill_s = more.get("prefill_s", 0.1)
+    ttft_s = more.get("ttft_s", prefill_s)
     usual = {
         "turn": 0,
         "repeat": 0,
@@ -26,7 +26,7 @@ def made_request(
         "cpu_s": None,
     }
     return RequestRecord(
-        **{"cell_id": cell_id, "prompt_id": prompt_id, "rounds": rounds, **usual, **said}
+        **{"cell_id": cell_id, "prompt_id": prompt_id, "rounds": rounds, **usual, **more}
     )
 
 
@@ -42,7 +42,7 @@ def steps(num_rounds: int, round_s: float = 0.1) -> RoundLog:
 
 
 def made_block(
-    prompt_id: str, *requests: RequestRecord, purpose: str = "explore", repeat: int = 0, **said: Any
+    prompt_id: str, *requests: RequestRecord, purpose: str = "explore", repeat: int = 0, **more: Any
 ) -> BlockRecord:
     """Cells in the order of their requests; `said`: what is otherwise."""
     usual = {
@@ -53,5 +53,5 @@ def made_block(
         "requests": requests,
     }
     return BlockRecord(
-        **{"prompt_id": prompt_id, "repeat": repeat, "purpose": purpose, **usual, **said}
+        **{"prompt_id": prompt_id, "repeat": repeat, "purpose": purpose, **usual, **more}
     )

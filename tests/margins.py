@@ -123,7 +123,7 @@ def _watch_comparisons() -> None:
 def _note_close(actual: Any, expected: Any, how: dict[str, Any]) -> None:
     import torch
 
-    both = [torch.as_tensor(one).double() for one in (actual, expected)]
+    both = [torch.as_tensor(side).double() for side in (actual, expected)]
     if both[0].shape != both[1].shape or not both[0].numel():
         return
     rtol, atol = how.get("rtol"), how.get("atol")
@@ -139,13 +139,13 @@ def _note_close(actual: Any, expected: Any, how: dict[str, Any]) -> None:
 
 def _numbers(left: Any, right: Any) -> tuple[float, float] | None:
     pair = []
-    for one in (left, right):
-        if isinstance(one, bool) or type(one).__name__ not in (
+    for side in (left, right):
+        if isinstance(side, bool) or type(side).__name__ not in (
             "int", "float", "float64", "float32", "int64", "Tensor",
         ):  # fmt: skip
             return None
         try:
-            pair.append(float(one))
+            pair.append(float(side))
         except (TypeError, ValueError, RuntimeError):
             return None
     return (pair[0], pair[1]) if all(map(math.isfinite, pair)) else None
@@ -195,12 +195,12 @@ def _shake_seeds(shake: int) -> None:
 
 def read(folder: Path) -> dict[Claim, tuple[float, float, float]]:
     """The claims of one run with their least room, value and limit."""
-    found: dict[Claim, tuple[float, float, float]] = {}
+    by_claim: dict[Claim, tuple[float, float, float]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for text in path.read_text().splitlines():
             test, line, kind, *figures = json.loads(text)
-            found[Claim(test, line, kind)] = tuple(figures)
-    return found
+            by_claim[Claim(test, line, kind)] = tuple(figures)
+    return by_claim
 
 
 def table(runs: Sequence[dict[Claim, tuple[float, float, float]]]) -> Iterator[str]:
@@ -210,13 +210,13 @@ def table(runs: Sequence[dict[Claim, tuple[float, float, float]]]) -> Iterator[s
     """
     rows = []
     for claim in set().union(*runs):
-        found = [run[claim] for run in runs if claim in run]
-        rooms = [room for room, _, _ in found]
+        margins = [run[claim] for run in runs if claim in run]
+        rooms = [room for room, _, _ in margins]
         spread = statistics.stdev(rooms) if len(rooms) > 1 else 0.0
         if spread > 1e-12 * max(map(abs, rooms)):
-            rows.append((statistics.mean(rooms) / spread, min(rooms), spread, claim, found))
-    for distance, least, spread, claim, found in sorted(rows, key=lambda row: row[0]):
-        values = " ".join(f"{value:.4g}/{limit:.4g}" for _, value, limit in found)
+            rows.append((statistics.mean(rooms) / spread, min(rooms), spread, claim, margins))
+    for distance, least, spread, claim, margins in sorted(rows, key=lambda row: row[0]):
+        values = " ".join(f"{value:.4g}/{limit:.4g}" for _, value, limit in margins)
         yield f"{distance:8.1f} {least:10.3g} {spread:10.3g}  {claim.test}:{claim.line}  {values}"
 
 

@@ -64,14 +64,14 @@ def _written(folder: Path, inner: Inner) -> ChatTokenizer:
 
 def revocabularied(model: Any, target: ChatTokenizer, draft: ChatTokenizer) -> Any:
     """The model under the draft's ids: as good a draft as the tokens in common allow."""
-    found = common_tokens(target.vocabulary, draft.vocabulary)
+    common = common_tokens(target.vocabulary, draft.vocabulary)
     config = type(model.config).from_dict(model.config.to_dict())
     config.vocab_size = len(draft.ids_by_token)
     torch.manual_seed(9)
     other = type(model)(config).to(model.dtype).eval()
     weights = model.state_dict()
     own_S, of_target_S = (
-        torch.tensor(ids) for ids in (list(found.draft_ids.values()), list(found.draft_ids))
+        torch.tensor(ids) for ids in (list(common.draft_ids.values()), list(common.draft_ids))
     )
     state = other.state_dict()
     for name, weight in weights.items():

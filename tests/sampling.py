@@ -58,9 +58,9 @@ def make_only_what_runs(metafunc: pytest.Metafunc) -> None:
 
 
 def _leave_the_rest_to_long(test: str, cases: Sequence[Any], marker: pytest.Mark) -> None:
-    own = [case for case in cases if not _is_long(case)]
-    kept = kept_cases([case.params for case in own], seed=test, **marker.kwargs)
-    for i, case in enumerate(own):
+    short_cases = [case for case in cases if not _is_long(case)]
+    kept = kept_cases([case.params for case in short_cases], seed=test, **marker.kwargs)
+    for i, case in enumerate(short_cases):
         if i not in kept:
             case.marks.append(pytest.mark.long.mark)
 

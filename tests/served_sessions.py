@@ -70,9 +70,9 @@ def served_sweep(sweep: Sweep = SMALL) -> StoredRun:
     for purpose, ks, cycles in _passes(sweep):
         for cycle in cycles:
             for k, leg in [*((k, 0) for k in ks), *((k, 1) for k in reversed(ks))]:
-                found, own = _session(sweep, purpose, k, cycle, leg)
-                servers += found
-                blocks += own
+                session_servers, session_blocks = _session(sweep, purpose, k, cycle, leg)
+                servers += session_servers
+                blocks += session_blocks
     return StoredRun(
         folder=Path("reports/20261122-010203-5e55"),
         run=RunRecord(
@@ -219,9 +219,9 @@ def counters_of(requests: Sequence[RequestRecord]) -> dict[str, float]:
     counts = [request.counts for request in requests if request.counts]
     if counts:
         counted |= {
-            "num_rounds": float(sum(own.num_rounds for own in counts)),
-            "num_draft_tokens": float(sum(own.num_drafted or 0 for own in counts)),
-            "num_accepted": float(sum(own.num_accepted + own.num_overshot for own in counts)),
+            "num_rounds": float(sum(count.num_rounds for count in counts)),
+            "num_draft_tokens": float(sum(count.num_drafted or 0 for count in counts)),
+            "num_accepted": float(sum(count.num_accepted + count.num_overshot for count in counts)),
         }
     return counted
 
@@ -229,9 +229,9 @@ def counters_of(requests: Sequence[RequestRecord]) -> dict[str, float]:
 def accepted_at(requests: Sequence[RequestRecord], k: int) -> tuple[float, ...]:
     """Drafts that a server counts as accepted at position 1 .. K; what is past an end, at 1."""
     counts = [request.counts for request in requests if request.counts]
-    histogram = [sum((own.num_by_accepted or ())[i] for own in counts) for i in range(k + 1)]
+    histogram = [sum((count.num_by_accepted or ())[i] for count in counts) for i in range(k + 1)]
     at = [float(sum(histogram[i:])) for i in range(1, k + 1)]
-    return (at[0] + sum(own.num_overshot for own in counts), *at[1:]) if counts else ()
+    return (at[0] + sum(count.num_overshot for count in counts), *at[1:]) if counts else ()
 
 
 def _block(
@@ -243,13 +243,13 @@ def _block(
     free = [0.0] * rows
     requests = []
     for i in range(sweep.num_prompts * (1 if rows == 1 else 2)):
-        asked = _request(sweep, key, i % sweep.num_prompts, pace)
+        request = _request(sweep, key, i % sweep.num_prompts, pace)
         began_s = heapq.heappop(free)
-        heapq.heappush(free, began_s + asked.total_s)
+        heapq.heappush(free, began_s + request.total_s)
         times = 1 if rows == 1 else 2
         requests.append(
             replace(
-                asked,
+                request,
                 repeat=repeat * times + i // sweep.num_prompts,
                 arrived_s=None if rows == 1 else began_s,
             )

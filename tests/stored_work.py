@@ -21,7 +21,7 @@ def work_of(stored: StoredRun, *, purpose: str | None = None) -> list[str]:
     `purpose`: only of that pass, for times decide which K are measured again.
     """
     kinds = (getattr(stored, name) for name in stored.__dataclass_fields__)
-    records = [one for kind in kinds if isinstance(kind, tuple) for one in kind]
+    records = [record_kind for kind in kinds if isinstance(kind, tuple) for record_kind in kind]
     sessions = {None, *usable_sessions(stored.servers)}
     return sorted(
         json.dumps(_timeless(json.loads(encode_line(record))), sort_keys=True)
@@ -40,10 +40,10 @@ def _counts(record: StoredRecord, sessions: set[str | None], purpose: str | None
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        own = {
-            name: _timeless(one)
-            for name, one in value.items()
+        kept = {
+            name: _timeless(item)
+            for name, item in value.items()
             if not name.endswith("_s") and name not in OF_A_TIME | OF_A_MACHINE
         }
-        return own
-    return [_timeless(one) for one in value] if isinstance(value, list) else value
+        return kept
+    return [_timeless(item) for item in value] if isinstance(value, list) else value

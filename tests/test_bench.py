@@ -21,14 +21,14 @@ def test_every_candidate_runs_in_every_round_in_changing_order() -> None:
     samples = take_turns({name: lambda n=name: measure(n) for name in "abc"}, 3)
 
     assert "".join(order) == "abcbcacab"
-    assert {name: len(own) for name, own in samples.items()} == {"a": 3, "b": 3, "c": 3}
+    assert {name: len(times) for name, times in samples.items()} == {"a": 3, "b": 3, "c": 3}
 
 
 def test_turns_end_with_a_whole_round_when_time_is_up() -> None:
     answers = iter([True, False])
     measure = {name: lambda: Sample(1.0, 1.0) for name in "ab"}
     samples = take_turns(measure, 9, may_go_on=lambda: next(answers))
-    assert [len(own) for own in samples.values()] == [2, 2]
+    assert [len(times) for times in samples.values()] == [2, 2]
 
 
 def test_the_median_ratio_interval_uses_order_statistics() -> None:
@@ -73,11 +73,11 @@ def test_bench_compares_equal_work_and_records_its_provenance(
         "builtin K=8",
         "builtin K=20",
     ]
-    own = {cell["name"]: cell for cell in document["cells"] if "builtin" in cell["name"]}
+    cells = {cell["name"]: cell for cell in document["cells"] if "builtin" in cell["name"]}
     # A busy machine may be too unsteady to tell.
-    assert all(cell.get("overhead_ratio", 0.95) >= 0.95 for cell in own.values())
-    assert own["builtin K=0"]["num_forward_samples"] == 8  # of one block
-    assert [one["num_tokens"] for one in document["forwards"]] == [1, 5, 9]
+    assert all(cell.get("overhead_ratio", 0.95) >= 0.95 for cell in cells.values())
+    assert cells["builtin K=0"]["num_forward_samples"] == 8  # of one block
+    assert [forward["num_tokens"] for forward in document["forwards"]] == [1, 5, 9]
     assert document["settings"]["threads"] == 1
     assert {"cpu", "git_commit", "packages"} <= document["environment"].keys()
     assert (tmp_path / "runs" / document["run_id"]).is_dir()
@@ -92,8 +92,8 @@ def test_auto_is_compared_with_the_best_fixed_k_of_every_workload(tmp_path: Path
     auto.main([*arguments, "--out", str(out), "--runs", str(tmp_path / "runs")])
     document = json.loads(out.read_text())
 
-    found = {(row["workload"], row["concurrency"]) for row in document["comparisons"]}
-    assert found == {("chat", 1), ("code", 1), ("creative", 1)}
+    actual = {(row["workload"], row["concurrency"]) for row in document["comparisons"]}
+    assert actual == {("chat", 1), ("code", 1), ("creative", 1)}
     assert document["settings"]["num_speculative_tokens"] == [0, 1, 2, 3, 4, 6, 8]
     again = [row for row in document["comparisons"] if row["is_confirmed"] and row["valid"]]
     assert document["num_pooled"] == len(again)

@@ -35,8 +35,8 @@ def understood(words: list[str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_and_option_exists(page: Path) -> None:
-    shell = [one for one in examples(page) if one.language == "sh"]
-    commands = [words for one in shell for words in one.commands]
+    shell = [example for example in examples(page) if example.language == "sh"]
+    commands = [words for example in shell for words in example.commands]
     for words in commands:
         assert words[0] in ("specbench", "make", "cd", "python"), words
         if words[0] == "make":
@@ -49,22 +49,22 @@ def test_every_command_and_option_exists(page: Path) -> None:
 
 def test_the_pages_contain_examples_to_test() -> None:
     """A change of the pages' form shall not leave this file without work."""
-    shell = [one for page in PAGES for one in examples(page) if one.language == "sh"]
-    assert sum(len(one.commands) for one in shell) > 50
-    assert sum("not run" not in one.marks for one in shell) > 30
+    shell = [example for page in PAGES for example in examples(page) if example.language == "sh"]
+    assert sum(len(example.commands) for example in shell) > 50
+    assert sum("not run" not in example.marks for example in shell) > 30
     assert sum(len(spoken(page)) for page in PAGES) > 20
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_an_example_that_is_not_run_states_its_requirement(page: Path) -> None:
-    reasons = [one.marks["not run"] for one in examples(page) if "not run" in one.marks]
+    reasons = [example.marks["not run"] for example in examples(page) if "not run" in example.marks]
     assert all(reason.startswith(REASONS) for reason in reasons)
 
 
 def test_the_readme_yaml_has_eight_lines_and_valid_pairings(tmp_path: Path) -> None:
     from specbench.inputs.config import load_pairings
 
-    (block,) = (one for one in examples(ROOT / "README.md") if one.language == "yaml")
+    (block,) = (example for example in examples(ROOT / "README.md") if example.language == "yaml")
     assert len(block.text.splitlines()) == 8
     file = tmp_path / block.marks["file"]
     file.write_text(block.text, encoding="utf-8")
@@ -73,7 +73,7 @@ def test_the_readme_yaml_has_eight_lines_and_valid_pairings(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_yaml_and_json_example_can_be_read(page: Path) -> None:
-    for one in examples(page):
-        if one.language in ("yaml", "json"):
-            for text in one.text.splitlines() if one.language == "json" else [one.text]:
-                assert yaml.safe_load(text), f"{page.name}:{one.line}"
+    for example in examples(page):
+        if example.language in ("yaml", "json"):
+            for text in example.text.splitlines() if example.language == "json" else [example.text]:
+                assert yaml.safe_load(text), f"{page.name}:{example.line}"

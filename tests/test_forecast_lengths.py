@@ -48,11 +48,11 @@ def test_only_a_true_bias_of_replayed_lengths_is_reported():
 def test_an_error_beyond_the_bound_but_within_noise_is_no_failure():
     # Measured AL 1 + 300 / 270, replayed 2; texts of 35 and 55 rounds leave that unsure by 5%.
     few = [Compared(i, counts(rounds, 50), counts(50, 50)) for i, rounds in enumerate([35, 55] * 3)]
-    found = judge(few, 0.02)
-    assert found.error == pytest.approx(2 / (1 + 300 / 270) - 1)
-    assert found.standard_error == pytest.approx(0.052, abs=0.01)
-    assert found.is_beyond
-    assert not found.is_off
+    judgment = judge(few, 0.02)
+    assert judgment.error == pytest.approx(2 / (1 + 300 / 270) - 1)
+    assert judgment.standard_error == pytest.approx(0.052, abs=0.01)
+    assert judgment.is_beyond
+    assert not judgment.is_off
 
 
 def test_texts_of_one_request_at_several_k_are_one_unit():
@@ -63,9 +63,9 @@ def test_texts_of_one_request_at_several_k_are_one_unit():
 
 def test_the_table_names_the_worst_k_and_counts_failures():
     def point(k: int, error: float, is_off: bool) -> dict[str, Any]:
-        found = {"num_speculative_tokens": k, "measured": 2.0, "error": error, "is_off": is_off}
+        entry = {"num_speculative_tokens": k, "measured": 2.0, "error": error, "is_off": is_off}
         counted = {"num_texts": 40, "num_equal_texts": 3, "num_rounds": 100}
-        return {**found, **counted, "standard_error": 0.005, "is_beyond": abs(error) > 0.02}
+        return {**entry, **counted, "standard_error": 0.005, "is_beyond": abs(error) > 0.02}
 
     row = {
         "pairing": "demo/draft",

@@ -176,24 +176,24 @@ def after_failures_of(graphs: FakeGraphs) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_failed_captures_are_reported_separately_from_later_errors() -> None:
-    found = after_failures_of(StrictGraphs())
-    assert [one["holds"] for one in found["claims"]] == [True, True]
-    assert "not permitted" in found["ways"]["waits in every capture"]["graph_reason"]
-    assert "K=2" in found["ways"]["no memory for K = 2"]["graph_reason"]
+    section = after_failures_of(StrictGraphs())
+    assert [claim["holds"] for claim in section["claims"]] == [True, True]
+    assert "not permitted" in section["ways"]["waits in every capture"]["graph_reason"]
+    assert "K=2" in section["ways"]["no memory for K = 2"]["graph_reason"]
 
 
 @pytest.mark.slow
 def test_a_capture_failure_that_spreads_is_a_missed_claim() -> None:
-    found = after_failures_of(FailingGraphs())
-    assert [one["holds"] for one in found["claims"]] == [True, False]
+    section = after_failures_of(FailingGraphs())
+    assert [claim["holds"] for claim in section["claims"]] == [True, False]
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_planted_capture_failures_that_do_not_occur_are_missed_claims() -> None:
-    found = after_failures_of(FakeGraphs())
-    assert found["claims"][1]["measured"] == 3  # all but the two that say what was refused
-    assert found["claims"][1]["holds"] is False
+    section = after_failures_of(FakeGraphs())
+    assert section["claims"][1]["measured"] == 3  # all but the two that say what was refused
+    assert section["claims"][1]["holds"] is False
 
 
 @pytest.mark.long
@@ -202,14 +202,14 @@ def test_graph_captures_are_counted_by_purpose() -> None:
     graphs: Any = FakeGraphs()
     graphs.capture_s = 0.0
     launchers = partial(GraphLauncher, graph="round", graphs=graphs, readback=Readback())
-    found = captured(medium_pair(small(), torch.float32, layers=2), launchers, graphs)
-    assert [one["holds"] for one in found["claims"]] == [True, True]
-    assert sum(one["num_captures"] for one in found["buckets"]) == graphs.num_captures > 9
+    section = captured(medium_pair(small(), torch.float32, layers=2), launchers, graphs)
+    assert [claim["holds"] for claim in section["claims"]] == [True, True]
+    assert sum(bucket["num_captures"] for bucket in section["buckets"]) == graphs.num_captures > 9
     refusing: Any = FailingGraphs(2)
     refusing.capture_s = 0.0
     launchers = partial(GraphLauncher, graph="round", graphs=refusing, readback=Readback())
-    found = captured(medium_pair(small(), torch.float32, layers=2), launchers, refusing)
-    assert [one["holds"] for one in found["claims"]] == [True, False]
+    section = captured(medium_pair(small(), torch.float32, layers=2), launchers, refusing)
+    assert [claim["holds"] for claim in section["claims"]] == [True, False]
 
 
 @pytest.mark.long
@@ -217,10 +217,10 @@ def test_graph_captures_are_counted_by_purpose() -> None:
 def test_sync_claims_are_open_if_a_planted_wait_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    found = calls_of(medium_pair(small(), torch.float32, layers=2))
-    assert [one["holds"] for one in found["claims"]] == [None] * 3
-    assert "planted wait" in found["claims"][2]["reason"]
-    launches = sum(one["num_launches"] for one in found["watch"].values())
+    section = calls_of(medium_pair(small(), torch.float32, layers=2))
+    assert [claim["holds"] for claim in section["claims"]] == [None] * 3
+    assert "planted wait" in section["claims"][2]["reason"]
+    launches = sum(entry["num_launches"] for entry in section["watch"].values())
     assert modes == ["error", "default"] * (launches + 1)  # and the planted one
 
 
@@ -232,15 +232,15 @@ def test_the_gpu_page_keeps_the_summary_of_the_gpu_tests(tmp_path: Path) -> None
     (folder / "test_other.py").write_text("import nothing_that_is_here\n")
     lines = "import pytest\npytestmark = pytest.mark.gpu\n\ndef test_right(): pass\n"
     (folder / "test_card.py").write_text(lines)
-    found = outcome_of(folder, 60)
-    assert found["files"] == ["test_card.py"]
-    assert "1 passed" in found["summary"]
-    assert found["claims"][0]["holds"]
+    outcome = outcome_of(folder, 60)
+    assert outcome["files"] == ["test_card.py"]
+    assert "1 passed" in outcome["summary"]
+    assert outcome["claims"][0]["holds"]
     (folder / "test_card.py").write_text(lines + "\ndef test_wrong(): assert False\n")
-    found = outcome_of(folder, 60)
-    assert "1 failed" in found["summary"]
-    assert found["claims"][0]["holds"] is False
-    assert any("test_wrong" in line for line in found["last_lines"])
+    outcome = outcome_of(folder, 60)
+    assert "1 failed" in outcome["summary"]
+    assert outcome["claims"][0]["holds"] is False
+    assert any("test_wrong" in line for line in outcome["last_lines"])
 
 
 FAKE_VLLM = """
@@ -266,9 +266,9 @@ def test_vllm_is_queried_in_a_separate_process(
     (package / "__init__.py").write_text(FAKE_VLLM)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = beside_vllm(Stage(), small())
-    assert len(found["ours_s"]) == len(found["vllm_s"]) == 6
-    assert found["ratios"][0]["end_to_end"]["estimate"] < 1  # it decodes nothing
+    section = beside_vllm(Stage(), small())
+    assert len(section["ours_s"]) == len(section["vllm_s"]) == 6
+    assert section["ratios"][0]["end_to_end"]["estimate"] < 1  # it decodes nothing
 
     (package / "__init__.py").write_text("raise RuntimeError('no card')")
     assert "no card" in beside_vllm(Stage(), small())["reason"]

@@ -20,8 +20,8 @@ def small() -> Machine:
     return Machine(device=torch.device("cpu"), small=True, ends_s=math.inf)
 
 
-def held(found: Json) -> dict[str, bool | None]:
-    return {one["what"].split(" (")[0]: one["holds"] for one in found["claims"]}
+def held(section: Json) -> dict[str, bool | None]:
+    return {claim["what"].split(" (")[0]: claim["holds"] for claim in section["claims"]}
 
 
 class OneTooFar(PlainAttention):
@@ -38,13 +38,13 @@ def test_an_attention_that_is_off_by_one_is_named(
     small: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(autotuning, "KERNELS", (OneTooFar(), PlainAttention()))
-    found = autotuning.autotuning(small)
-    assert held(found) == {
+    section = autotuning.autotuning(small)
+    assert held(section) == {
         "contests that somebody wins": True,
         "implementations that are wrong somewhere": False,
     }
-    assert all("one too far: " in one for one in found["wrong"])
-    assert found["choices"][0]["chosen"] == "plain"  # of the chain: a tree's branches say it all
+    assert all("one too far: " in text for text in section["wrong"])
+    assert section["choices"][0]["chosen"] == "plain"  # of the chain: a tree's branches say it all
 
 
 @pytest.mark.slow
@@ -64,9 +64,9 @@ def test_a_forward_without_the_last_token_fails_the_logit_check(
         return runner
 
     monkeypatch.setattr(numerics, "make_runner", forgetful)
-    found = held(numerics.long_logits(small))
-    assert found["worst distance from transformers' logits, of their spread"] is False
-    assert found["worst error over that of transformers' bf16"] is False
+    claims = held(numerics.long_logits(small))
+    assert claims["worst distance from transformers' logits, of their spread"] is False
+    assert claims["worst error over that of transformers' bf16"] is False
 
 
 @pytest.mark.slow
@@ -77,10 +77,10 @@ def test_a_verifier_that_accepts_everything_is_detected_by_its_texts(
     monkeypatch.setattr(
         drafting, "variants", lambda: [("draft_model", "draft_model", {}), ("no", "no", {})]
     )
-    found = drafting.one_graph(small)
-    assert held(found)["drafters and trees that ran"] is False
-    assert held(found)["of these with the texts of K = 0 in float32"] is False
-    assert "UsageError" in found["drafters"]["no"]["refused"]
+    section = drafting.one_graph(small)
+    assert held(section)["drafters and trees that ran"] is False
+    assert held(section)["of these with the texts of K = 0 in float32"] is False
+    assert "UsageError" in section["drafters"]["no"]["refused"]
 
 
 def test_a_planted_rotation_error_fails_the_kernel_check(
@@ -95,5 +95,5 @@ def test_a_planted_rotation_error_fails_the_kernel_check(
 
     monkeypatch.setattr(own_kernels, "why_not", lambda _: None)
     monkeypatch.setattr(own_kernels, "TritonSteps", partial(Backwards, mirrored=False))
-    found = held(own_kernels.own_kernels(small))
-    assert found["worst error of a layer's steps in bf16, relative"] is False
+    claims = held(own_kernels.own_kernels(small))
+    assert claims["worst error of a layer's steps in bf16, relative"] is False

@@ -64,35 +64,35 @@ def printed(
 @pytest.mark.slow
 @pytest.mark.parametrize("printed", ["correct"], indirect=True)
 def test_the_gpu_correctness_sections_pass(printed: Any) -> None:
-    found = printed["sections"]
-    assert _without_figures(found) == NEEDS_GPU
-    ways = [way for ways in found["identity"]["models"].values() for way in ways]
+    sections = printed["sections"]
+    assert _without_figures(sections) == NEEDS_GPU
+    ways = [way for ways in sections["identity"]["models"].values() for way in ways]
     refused = [way["forward"] for way in ways if "refused" in way]
     ran = [way for way in ways if "refused" not in way]
     assert refused == ["fused, triton"] * 2
     assert len(ran) == 24
     assert all(way["equal"] == way["of"] == 4 for way in ran)
-    together = found["together_and_alone"]
+    together = sections["together_and_alone"]
     assert together["greedy"] == together["sampled"] == {"equal": 16, "of": 16}
-    paused = found["catch_up"]
+    paused = sections["catch_up"]
     assert paused["equal_accepted"]
     assert paused["equal_text"]
     assert sum(paused["accepted_after_pause"]) > 0
-    assert (found["memory"]["num_complete"], found["memory"]["in_turn"]) == (12, True)
-    ways = found["sampling_law"]["ways"]
+    assert (sections["memory"]["num_complete"], sections["memory"]["in_turn"]) == (12, True)
+    ways = sections["sampling_law"]["ways"]
     wrong = ways.pop("wrong: keeps every draft, K=3")
     assert wrong["p"] < 1e-6
     assert all(way["p"] > 1e-3 for way in ways.values())  # fixed seeds: 3 in 1000 by chance
-    distances = found["fused_is_stock"]["distance"]
+    distances = sections["fused_is_stock"]["distance"]
     assert max(distances["Qwen2, float32"]["fused"].values()) < 1e-5
     assert 1e-4 < max(distances["Qwen2, bfloat16"]["fused"].values()) < 0.1
-    claims = [one for section in found.values() for one in section.get("claims", ())]
+    claims = [claim for section in sections.values() for claim in section.get("claims", ())]
     assert len(claims) == 21
-    assert all(one["holds"] for one in claims if one["reason"] is None)
-    assert {one["reason"] for one in claims} == {None, machine.NO_GPU}
-    drafters = found["one_graph"]["drafters"]
+    assert all(claim["holds"] for claim in claims if claim["reason"] is None)
+    assert {claim["reason"] for claim in claims} == {None, machine.NO_GPU}
+    drafters = sections["one_graph"]["drafters"]
     assert {method.name for method in all_methods()} < set(drafters)
-    assert all(one["equal"] == one["of"] == 2 for one in drafters.values())
+    assert all(drafter["equal"] == drafter["of"] == 2 for drafter in drafters.values())
     assert "figures show nothing" in page(printed)
 
 
@@ -100,55 +100,55 @@ def test_the_gpu_correctness_sections_pass(printed: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("printed", ["speed"], indirect=True)
 def test_the_gpu_speed_part_compares_like_with_like(printed: Any) -> None:
-    found = printed["sections"]
-    assert _without_figures(found) == {"beside_vllm"}
-    for shares in found["plain_steps"]["shares"]:
+    sections = printed["sections"]
+    assert _without_figures(sections) == {"beside_vllm"}
+    for shares in sections["plain_steps"]["shares"]:
         assert {"products", "attention", "gaps"} < set(shares["classes"])
         assert shares["share_of_read_bandwidth"] is None
         assert sum(shares["classes"].values()) >= shares["round_s"] * 0.999
-    assert [p["k"] for p in found["plain_steps"]["points"]] == [0, 0]
-    sampled = {one["name"]: one for one in found["sampled"]["ways"]}
+    assert [p["k"] for p in sections["plain_steps"]["points"]] == [0, 0]
+    sampled = {entry["name"]: entry for entry in sections["sampled"]["ways"]}
     assert len(sampled) == 6
-    assert all(one["tokens_per_round"] == 1 for name, one in sampled.items() if "K=0" in name)
-    assert [one["name"] for one in found["by_choosing"]["ways"]][-1] == "auto"
-    for one in found["attention_table"]["measured"]:
-        assert all(isinstance(cell, float) for cell in one["cells"].values())
-    assert "flash" in found["attention_table"]["refused"]
-    assert len(found["product_table"]["table"]["rows"]) == 5
-    assert all(None not in row for row in found["product_table"]["table"]["rows"])
-    claims = [one for section in found.values() for one in section.get("claims", ())]
+    assert all(entry["tokens_per_round"] == 1 for name, entry in sampled.items() if "K=0" in name)
+    assert [entry["name"] for entry in sections["by_choosing"]["ways"]][-1] == "auto"
+    for row in sections["attention_table"]["measured"]:
+        assert all(isinstance(cell, float) for cell in row["cells"].values())
+    assert "flash" in sections["attention_table"]["refused"]
+    assert len(sections["product_table"]["table"]["rows"]) == 5
+    assert all(None not in row for row in sections["product_table"]["table"]["rows"])
+    claims = [claim for section in sections.values() for claim in section.get("claims", ())]
     assert len(claims) == 4
-    assert all(one["reason"] == machine.NO_GPU for one in claims)
+    assert all(claim["reason"] == machine.NO_GPU for claim in claims)
     for section in ("beside_transformers", "embedded_pair"):
-        pairs = {(ratio["own"], ratio["peer"]) for ratio in found[section]["ratios"]}
+        pairs = {(ratio["own"], ratio["peer"]) for ratio in sections[section]["ratios"]}
         assert pairs == {
             ("builtin K=0", "generate"),
             ("builtin K=4", "assisted K=4"),
             ("builtin K=4", "assisted_default K=20"),
         }
-    (static,) = found["generate_static"]["ratios"]
+    (static,) = sections["generate_static"]["ratios"]
     assert (static["own"], static["peer"]) == ("builtin K=0", "generate_static")
-    equal = [one["equal_texts"] for one in found["embedded_pair"]["finishes"]]
+    equal = [finish["equal_texts"] for finish in sections["embedded_pair"]["finishes"]]
     assert equal == [1.0] * 5
-    assert found["large_pair"]["synthetic_acceptance"] == 0.7
+    assert sections["large_pair"]["synthetic_acceptance"] == 0.7
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("printed", ["sweep"], indirect=True)
 def test_sweep_changes_one_factor_at_a_time(printed: Any) -> None:
-    found = printed["sections"]
-    assert not _without_figures(found)
-    by_k = [(point["k"], point["num_rows"]) for point in found["K"]["points"]]
+    sections = printed["sections"]
+    assert not _without_figures(sections)
+    by_k = [(point["k"], point["num_rows"]) for point in sections["K"]["points"]]
     assert by_k == [(0, 1), (1, 1), (2, 1)]
-    rows = [(point["k"], point["num_rows"]) for point in found["rows"]["points"]]
+    rows = [(point["k"], point["num_rows"]) for point in sections["rows"]["points"]]
     assert rows == [(4, 2), (0, 2), (4, 1), (0, 1)]
-    points = [point for section in found.values() for point in section["points"]]
+    points = [point for section in sections.values() for point in section["points"]]
     assert all(point["tokens_per_round"] == 1 for point in points if point["k"] == 0)
     assert all(point["bandwidth_utilization"] is None for point in points)
 
 
 def _without_figures(sections: dict[str, Any]) -> set[str]:
-    return {name for name, found in sections.items() if "reason" in found}
+    return {name for name, section in sections.items() if "reason" in section}
 
 
 def test_a_refusal_is_recorded_and_the_rest_continues(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,9 +182,9 @@ def test_sections_skipped_at_the_time_limit_are_listed(capsys: pytest.CaptureFix
     late = Machine(device=CPU, small=True, ends_s=time.monotonic() - 1)
     star = sweep.open_star(late, models.shape("llama-8b", late), models.shape("llama-1b", late))
     decoder = star.decoder()
-    found = star.measured({f"K={k}": star.point(decoder, k) for k in (0, 1)})
-    assert [point["name"] for point in found["points"]] == ["K=0"]
-    assert found["left_out_for_time"] == ["K=1"]
+    section = star.measured({f"K={k}": star.point(decoder, k) for k in (0, 1)})
+    assert [point["name"] for point in section["points"]] == ["K=0"]
+    assert section["left_out_for_time"] == ["K=1"]
     capsys.readouterr()
 
 
@@ -207,9 +207,9 @@ def test_a_large_pair_reports_the_needed_memory(monkeypatch: pytest.MonkeyPatch)
     """Full shapes, of which only skeletons are made, on a card of 80 GiB."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (78 * 2**30, 80 * 2**30))
     card = Machine(device=torch.device("cuda"), small=False, ends_s=math.inf)
-    found = speed.large_pair(card)
-    assert "136.7 GiB" in found["reason"]  # 133.7 of weights and 3
-    assert "78.0 GiB" in found["reason"]
+    section = speed.large_pair(card)
+    assert "136.7 GiB" in section["reason"]  # 133.7 of weights and 3
+    assert "78.0 GiB" in section["reason"]
 
 
 def test_requests_without_time_are_listed() -> None:
@@ -217,8 +217,8 @@ def test_requests_without_time_are_listed() -> None:
     (pairing,) = load_pairings(shipped("pairings.yaml")).select(["demo/draft"])
     ours, *_ = speed._candidates(late, pairing.target, pairing.drafter, ModelPool(CPU, "float32"))
     requests = [request_of([1, 2, 3], 4) for _ in range(3)]
-    found = compare_engines([ours], requests, late)
-    assert found["left_out_for_time"] == ["request 2", "request 3"]
+    comparison = compare_engines([ours], requests, late)
+    assert comparison["left_out_for_time"] == ["request 2", "request 3"]
 
 
 def test_the_draft_agrees_at_the_requested_rate_and_shares_no_memory() -> None:
@@ -228,8 +228,8 @@ def test_the_draft_agrees_at_the_requested_rate_and_shares_no_memory() -> None:
 
     assert 0 < scale < 1
     assert 0.6 < agreed < 0.8
-    own = {p.data_ptr() for p in target.parameters()}
-    assert not own & {p.data_ptr() for p in draft.parameters()}
+    pointers = {p.data_ptr() for p in target.parameters()}
+    assert not pointers & {p.data_ptr() for p in draft.parameters()}
     first = target.model.layers[0].mlp.down_proj.weight
     assert torch.equal(first, draft.model.layers[0].mlp.down_proj.weight)
 
@@ -272,13 +272,13 @@ def test_the_sync_watch_is_off_by_default() -> None:
 
 def _imported_by(names: Iterable[str]) -> set[str]:
     """All modules that these import when they are imported, their own packages' followed."""
-    found: set[str] = set()
+    modules: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in modules:
             continue
-        found.add(name)
+        modules.add(name)
         path = ROOT / name.replace(".", "/")
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         if name.split(".")[0] not in ("benchmarks", "specbench") or not file.exists():
@@ -286,15 +286,15 @@ def _imported_by(names: Iterable[str]) -> set[str]:
         waiting += {name.rpartition(".")[0]} - {""}
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.ImportFrom) and node.module:
-                waiting += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             elif isinstance(node, ast.Import):
-                waiting += [one.name for one in node.names]
-    return found
+                waiting += [alias.name for alias in node.names]
+    return modules
 
 
 def test_the_gpu_suite_does_not_import_cli_and_report_packages() -> None:
-    found = _imported_by(f"benchmarks.gpu_suite.{part}" for part in PARTS)
-    roots = {name.split(".")[0] for name in found}
+    modules = _imported_by(f"benchmarks.gpu_suite.{part}" for part in PARTS)
+    roots = {name.split(".")[0] for name in modules}
     assert {"torch", "transformers", "specbench"} < roots
     assert not roots & {"typer", "rich", "pydantic", "pandas", "matplotlib", "pytest", "tests"}
     assert "pydantic" in {name.split(".")[0] for name in _imported_by(["specbench.runs.reader"])}

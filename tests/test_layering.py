@@ -82,14 +82,14 @@ FILES_OF_OURS = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py")
 @cache
 def imports_of(source: str) -> set[str]:
     """Dotted names of everything that a file imports, also within functions."""
-    found = set()
+    modules = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports are not used"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
 
 
 def packages_imported(source: str) -> set[str]:
@@ -99,8 +99,8 @@ def packages_imported(source: str) -> set[str]:
 
 def files_imported(source: str, names: Iterable[str]) -> set[str]:
     """The imported ones of these files: `from specbench.cli import options` imports the file."""
-    found = imports_of(source)
-    return {name if name in names else name.rpartition(".")[0] for name in found} & {*names}
+    imported = imports_of(source)
+    return {name if name in names else name.rpartition(".")[0] for name in imported} & {*names}
 
 
 def dotted(path: Path) -> str:
@@ -153,7 +153,7 @@ NAMES_METHODS += ("engines/transformers.py",)
 
 def methods_named(source: str) -> set[str]:
     """Names of methods that are compared, matched, or listed with other methods."""
-    found: set[str] = set()
+    imports: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare | ast.MatchValue):
             parts, least = list(ast.walk(node)), 1
@@ -164,8 +164,8 @@ def methods_named(source: str) -> set[str]:
         else:
             continue
         names = {part.value for part in parts if isinstance(part, ast.Constant)} & {*METHODS}
-        found |= names if len(names) >= least else set()
-    return found
+        imports |= names if len(names) >= least else set()
+    return imports
 
 
 def test_method_names_occur_only_in_the_allowed_files():
@@ -215,13 +215,13 @@ def test_the_statistics_of_the_decoder_and_the_records_import_nothing_heavy(tmp_
 def test_planning_and_analysis_commands_do_not_import_torch(tmp_path):
     """In one process. An engine may be a server, so its protocol and its evidence belong here."""
     results = Path(__file__).parent / "importers" / "files" / "vllm_spec.json"
-    told = ["--pairing", "llama/head", "--method", "eagle3", "-w", "mtbench", "--temperature", "0"]
+    given = ["--pairing", "llama/head", "--method", "eagle3", "-w", "mtbench", "--temperature", "0"]
     commands = (
-        *(["list", what] for what in ("pairings", "workloads", "methods", "metrics", "runs")),
+        *(["list", kind] for kind in ("pairings", "workloads", "methods", "metrics", "runs")),
         ["run", "--dry-run"],
         ["pair", "demo", "--draft", "demo:draft", "--draft", "ngram", "--dry-run"],
         ["export", "demo/draft", "--engine", "transformers", "-k", "4"],
-        ["import", str(results), *told],
+        ["import", str(results), *given],
         ["history", "--metric", "mean_acceptance_length"],
     )
     code = "\n".join(

@@ -37,7 +37,7 @@ def made_inside() -> list[list[object]]:
 @pytest.mark.usefixtures("nothing_frozen")
 def test_objects_made_with_collection_off_skip_the_young_generations():
     made = made_inside()[0]
-    assert not any(one is made for young in (0, 1) for one in gc.get_objects(generation=young))
+    assert not any(obj is made for young in (0, 1) for obj in gc.get_objects(generation=young))
 
 
 def test_objects_frozen_by_the_caller_stay_frozen():

@@ -36,14 +36,14 @@ def run(root: Path) -> specbench.LoadedRun:
 
 def test_a_run_is_found_by_id_by_folder_and_as_the_newest(root: Path) -> None:
     folder = root / "20261121-010203-a1b2"
-    found = [
+    runs = [
         specbench.load("20261121-010203-a1b2", root),
         specbench.load(folder),
         specbench.load(str(folder)),
         specbench.load(root=root),
     ]
-    assert {run.id for run in found} == {"20261121-010203-a1b2"}
-    assert {run.folder for run in found} == {folder}
+    assert {run.id for run in runs} == {"20261121-010203-a1b2"}
+    assert {run.folder for run in runs} == {folder}
 
 
 def test_the_default_is_the_newest_run_in_reports(
@@ -53,14 +53,14 @@ def test_the_default_is_the_newest_run_in_reports(
     assert specbench.load().folder == Path("reports/20261121-010203-a1b2")
 
 
-@pytest.mark.parametrize("asked", ["no-such-run", "latest", "../etc", "x" * 300])
+@pytest.mark.parametrize("name", ["no-such-run", "latest", "../etc", "x" * 300])
 def test_loading_a_wrong_run_gives_the_error_of_the_command_line(
-    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreError) as error:
-        specbench.load(asked)
-    ran = command_line("report", asked, cwd=tmp_path)
+        specbench.load(name)
+    ran = command_line("report", name, cwd=tmp_path)
     assert (ran.code, ran.err.strip()) == (2, f"error: {error.value}")
 
 
@@ -88,8 +88,8 @@ def test_notebook_tables_can_be_joined(run: specbench.LoadedRun) -> None:
 
 
 def test_columns_state_units_without_a_run() -> None:
-    told = specbench.LoadedRun.columns("rounds").set_index("name")
-    assert told.loc["round_s", "unit"] == "s"
+    columns = specbench.LoadedRun.columns("rounds").set_index("name")
+    assert columns.loc["round_s", "unit"] == "s"
     assert (
         specbench.LoadedRun.columns().set_index("name").loc["joules_per_token", "unit"] == "J/token"
     )

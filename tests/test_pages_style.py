@@ -33,8 +33,8 @@ def faults(text: str) -> Iterator[str]:
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     lines = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
     flowing = " ".join(prose(text).split())
-    yield from (f"word: {found[0]}" for found in WORDS.finditer(flowing))
-    yield from (f"word: {found[0]}" for found in _PAGE_WORDS.finditer(flowing))
+    yield from (f"word: {match[0]}" for match in WORDS.finditer(flowing))
+    yield from (f"word: {match[0]}" for match in _PAGE_WORDS.finditer(flowing))
     for line in lines:
         if line.startswith("|"):
             cells = (cell for cell in line.split(" | ") if len(_words(cell)) > CELL_WORDS)
@@ -69,11 +69,11 @@ def _words(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_follows_the_style_rules_or_is_listed_as_unfinished(page: Path) -> None:
-    found = list(faults(page.read_text(encoding="utf-8")))
+    page_faults = list(faults(page.read_text(encoding="utf-8")))
     if page.name in UNFINISHED:
-        assert found, f"{page.name} keeps the rules: take it from UNFINISHED"
+        assert page_faults, f"{page.name} keeps the rules: take it from UNFINISHED"
     else:
-        assert not found, "\n".join(found)
+        assert not page_faults, "\n".join(page_faults)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -105,7 +105,7 @@ def test_pages_listed_as_unfinished_exist() -> None:
     ],
 )
 def test_a_style_fault_is_detected(text: str, fault: str) -> None:
-    assert [one[: len(fault)] for one in faults(text)] == [fault]
+    assert [shown[: len(fault)] for shown in faults(text)] == [fault]
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,11 @@ def test_no_k_pays_off_if_k_1_does_not():
 
 
 def test_the_dots_of_the_break_even_chart_are_where_a_round_gains_nothing():
-    told = re.findall(
+    shown_costs = re.findall(
         r"costs ([\d.]+) of a step: breaks even at (\d+)%",
         readme.BREAK_EVEN.read_text(encoding="utf-8"),
     )
-    assert [float(cost) for cost, _ in told] == list(break_even.COSTS)
-    for cost, bound in told:
+    assert [float(cost) for cost, _ in shown_costs] == list(break_even.COSTS)
+    for cost, bound in shown_costs:
         steps = 1 + 4 * float(cost)
         assert expected_tokens_iid(int(bound) / 100, 4) == pytest.approx(steps, rel=0.02)

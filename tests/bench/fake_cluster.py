@@ -67,25 +67,25 @@ class FakeCluster:
                 raise Killed
             left = None if left is None else left - 1
             if isinstance(message, NodeInfo) and node in self._cpus:
-                own = replace(message.environment, cpu=self._cpus[node])
-                message = NodeInfo(own, message.dtypes)
+                environment = replace(message.environment, cpu=self._cpus[node])
+                message = NodeInfo(environment, message.dtypes)
             self.told.append(message)
             self._events.put(TaskEvent(number, message))
 
-        what: TaskEvent | BaseException = TaskEvent(number, TaskEnded())
+        event: TaskEvent | BaseException = TaskEvent(number, TaskEnded())
         try:
             with _LOADING:
                 task(tell)
         except Killed:
             if node in self._leaves:
                 self._slots.pop(node, None)
-            what = TaskEvent(number, WorkerLost("killed by the test"))
+            event = TaskEvent(number, WorkerLost("killed by the test"))
         except DeviceLostError as error:
-            what = TaskEvent(number, WorkerLost(str(error)))
+            event = TaskEvent(number, WorkerLost(str(error)))
         except BaseException as error:
-            what = error
+            event = error
         self._count(node, -1)
-        self._events.put(what)
+        self._events.put(event)
 
     def _count(self, node: str, more: int) -> None:
         with self._lock:

@@ -92,8 +92,8 @@ def make_plan(
     pairings_file = folder / "pairings.yaml"
     pairings_file.write_text(PAIRINGS)
     if not settings.workload.workloads:
-        own = write_prompts(folder / "own.jsonl", prompts)
-        settings = changed(settings, workloads=(own,))
+        workload = write_prompts(folder / "own.jsonl", prompts)
+        settings = changed(settings, workloads=(workload,))
     pairings: tuple[Pairing, ...] = load_pairings(pairings_file).select(settings.workload.pairings)
     (plan,) = plan_targets(settings, pairings, lambda _: dtype)
     return replace(plan, depths=depths)
@@ -142,7 +142,7 @@ def fake_trace(
     )
 
 
-def run_record(plan: TargetPlan, **said: Any) -> RunRecord:
+def run_record(plan: TargetPlan, **fields: Any) -> RunRecord:
     """The record of a run of the plan; `said`: what is otherwise."""
     usual: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -152,7 +152,7 @@ def run_record(plan: TargetPlan, **said: Any) -> RunRecord:
         "workload_sha256": {},
         "cells": plan.cell_plans(),
     }
-    return RunRecord(**{**usual, **said})
+    return RunRecord(**{**usual, **fields})
 
 
 def measure(

@@ -179,7 +179,7 @@ class FakeServer:
             results.append(replace(self.generate(request, work), arrived_s=arrived_s))
         seconds = (self.clock.now_s - began_s) / load.concurrency
         logs = [result.rounds for result in results if result.rounds]
-        columns = list(zip(*(one for log in logs for one in _rows(log, work.k)), strict=True))
+        columns = list(zip(*(row for log in logs for row in _rows(log, work.k)), strict=True))
         at_s = list(accumulate(columns[0], initial=0.0))[:-1]
         rounds = RoundTimeline(
             at_s=tuple(at_s),
@@ -256,8 +256,8 @@ class FakeEngine(FakeServer):
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         target = RoundForward(role="target", num_tokens=k + 1, times=1)
-        own = RoundForward(role="drafter", num_tokens=1, times=k)
-        return (target,) if drafter == "none" else (target, own)
+        draft = RoundForward(role="drafter", num_tokens=1, times=k)
+        return (target,) if drafter == "none" else (target, draft)
 
     def time_forwards(self, request: Request, work: Work) -> TimedForwards:
         """Takes no time: it is beside what is measured. Every fifth of a kind is a hiccup."""

@@ -132,8 +132,8 @@ def test_a_noisier_measurement_uses_more_prompts(tmp_path):
 
 def asked(run):
     """The K of the drafter `good` that each block of the first pass measured."""
-    own = ("".join(i + "\n" for i in cells_of(block) if "/good|" in i) for block in explored(run))
-    return [sorted(map(int, re.findall(r"\|k(\d+)", ids))) for ids in own]
+    lines = ("".join(i + "\n" for i in cells_of(block) if "/good|" in i) for block in explored(run))
+    return [sorted(map(int, re.findall(r"\|k(\d+)", ids))) for ids in lines]
 
 
 WIDE = changed(SETTINGS, pairings=("big/good",), num_speculative_tokens=tuple(range(9)))
@@ -149,8 +149,8 @@ def test_a_budget_measures_spread_k_first_then_the_neighbors_of_the_best(
     assert asked(run)[:5] == [[2, 5, 7]] * 5
     assert asked(run)[5:10] == [[7, 8]] * 5
     assert {7} <= set.intersection(*map(set, asked(run)))
-    (said,) = [w for w in watch.messages if "the budget fits" in w]
-    assert "K=2, 5, 7" in said
+    (message,) = [w for w in watch.messages if "the budget fits" in w]
+    assert "K=2, 5, 7" in message
     (decision,) = build_document(run).decisions
     assert decision.leader.draft.k in (7, 8)
 
@@ -159,11 +159,11 @@ def test_a_budget_too_small_for_five_prompts_warns_and_measures_one_k(tmp_path):
     watch = RecordingWatch()
     run = measured(tmp_path, changed(WIDE, budget_s=300.0), TWENTY, watch=watch)
     assert {tuple(ks) for ks in asked(run)} == {(5,)}
-    (said,) = [w for w in watch.messages if "too little time" in w]
+    (message,) = [w for w in watch.messages if "too little time" in w]
     # Five answers at K = 0 and K = 5, and their references, taken for as long: 5 x 3 x 40.5 s,
     # after the 116 s that were spent before; 80% of it is for the first pass.
-    assert "K=5" in said
-    (needed,) = re.findall(r"--time-budget (\d+)s", said)
+    assert "K=5" in message
+    (needed,) = re.findall(r"--time-budget (\d+)s", message)
     assert 760 <= int(needed) <= 920
 
 

@@ -38,8 +38,8 @@ def run(folder, settings=FORECAST, prompts=SIX, **options) -> StoredRun:
 
 
 def forecast_of(stored: StoredRun, pairing: str) -> ForecastRecord:
-    (found,) = (f for f in stored.forecasts if f.key.pairing == pairing)
-    return found
+    (forecast,) = (f for f in stored.forecasts if f.key.pairing == pairing)
+    return forecast
 
 
 def cells_run(stored: StoredRun) -> set[tuple[str, int]]:
@@ -56,9 +56,9 @@ def whole(tmp_path_factory) -> StoredRun:
 def test_the_curve_is_that_of_the_engine(whole):
     good = forecast_of(whole, "big/good")
     assert good.best == 4
-    found = {p.num_speculative_tokens: p.speedup.estimate for p in good.points if p.speedup}
+    actual = {p.num_speculative_tokens: p.speedup.estimate for p in good.points if p.speedup}
     expected = {k: 40 / (ROUNDS[k] * (1 + 0.1 * k)) for k in (1, 2, 4)}
-    assert found == pytest.approx(expected)
+    assert actual == pytest.approx(expected)
     bad = forecast_of(whole, "big/bad")
     assert bad.best == 0
     assert [p.speedup.estimate for p in bad.points[1:]] == pytest.approx(
@@ -298,7 +298,7 @@ def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path
     def tree(engine, drafter, method, texts, ks, drafting="own"):
         ks = tuple(ks)
         deeper = (fake_trace(engine, drafter, method, texts, (k,), drafting=drafting) for k in ks)
-        return tuple(replace(t, is_chain=False) for own in deeper for t in own)
+        return tuple(replace(t, is_chain=False) for traces in deeper for t in traces)
 
     calls = []
 
@@ -331,28 +331,30 @@ def test_rounds_of_a_sweep_are_scaled_by_each_workloads_traced_share(tmp_path):
     questions = []
     for condition, num_prompts in zip(plan.conditions, (6, 3), strict=True):
         cells = tuple(c for c in plan.cells(condition) if c.drafter == "good")
-        own = [t for t in stored.traces if t.drafter == "good" and t.workload == condition.workload]
-        questions.append(DraftedCells(plan.pairings[0], condition, cells, own[:num_prompts]))
-    found = {c.cell.key.draft.k: c.num_rounds for c in timed_cells(plan, questions)}
+        traces = [
+            t for t in stored.traces if t.drafter == "good" and t.workload == condition.workload
+        ]
+        questions.append(DraftedCells(plan.pairings[0], condition, cells, traces[:num_prompts]))
+    actual = {c.cell.key.draft.k: c.num_rounds for c in timed_cells(plan, questions)}
     # Each workload's sweep decodes six prompts twice, however many were traced.
-    assert found == {k: 2 * (6 + 6) * n for k, n in ROUNDS.items()}
+    assert actual == {k: 2 * (6 + 6) * n for k, n in ROUNDS.items()}
 
 
 def test_a_drafter_is_traced_as_deep_as_it_can_draft(tmp_path):
-    asked = []
+    calls = []
 
     def noted(engine, drafter, method, texts, ks, drafting="own"):
-        asked.append((drafter, tuple(ks)))
+        calls.append((drafter, tuple(ks)))
         return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)
 
     for is_default_range in (True, False):
-        asked.clear()
+        calls.clear()
         settings = changed(FORECAST, is_default_range=is_default_range)
         folder = tmp_path / str(is_default_range)
         folder.mkdir()
         plan = make_plan(folder, settings, SIX, depths={"good": 2})
         measure(plan, FakeEngine(), folder, trace=noted)
-        assert set(asked) == {("good", (1, 2)), ("bad", (1, 2, 4))}
+        assert set(calls) == {("good", (1, 2)), ("bad", (1, 2, 4))}
 
 
 def cost(k: int, seconds: float, engine: str = "vllm 0.32") -> EngineCost:

@@ -72,8 +72,8 @@ def test_a_system_clock_that_jumps_does_not_affect_measured_seconds(
     after = measured(tmp_path, SETTINGS, SIX)
     assert ids_of(after) == ids_of(whole)
     assert len({block.started_at for block in after.blocks}) > 1
-    for one, other in zip(after.blocks, whole.blocks, strict=True):
-        assert one.requests == other.requests
+    for block, other in zip(after.blocks, whole.blocks, strict=True):
+        assert block.requests == other.requests
 
 
 class VanishingNvml(FakeNvml):

@@ -151,11 +151,11 @@ def test_cells_that_differ_in_workload_or_load_share_one_count():
     condition = replace(cell(4).key.condition, workload="chat", concurrency=4)
     alike = replace(cell(4), key=replace(cell(4).key, condition=condition))
 
-    told = list(count_launches(engine, (cell(4), cell(2), alike), REQUEST, GPU, engine.counted))
+    limits = list(count_launches(engine, (cell(4), cell(2), alike), REQUEST, GPU, engine.counted))
 
     assert [work.k for _, work in engine.works] == [4, 4, 4, 2, 2, 2]
-    assert [limit.cell_id for limit in told] == [c.key.id for c in (cell(4), alike, cell(2))]
-    assert {limit.launches_per_round for limit in told} == {4.0}
+    assert [limit.cell_id for limit in limits] == [c.key.id for c in (cell(4), alike, cell(2))]
+    assert {limit.launches_per_round for limit in limits} == {4.0}
 
 
 def test_unknown_facts_are_not_recorded():
@@ -179,8 +179,8 @@ def test_a_cell_that_cannot_be_profiled_is_skipped(error):
 
     engine: Any = Refusing()
     cells = (cell(0), cell(2), cell(4))
-    told = list(count_launches(engine, cells, REQUEST, GPU, engine.counted))
-    assert [limit.cell_id for limit in told] == [cell(0).key.id, cell(4).key.id]
+    limits = list(count_launches(engine, cells, REQUEST, GPU, engine.counted))
+    assert [limit.cell_id for limit in limits] == [cell(0).key.id, cell(4).key.id]
 
 
 NOTHING = ("weights_bytes", "kv_bytes_per_token", "state_bytes_per_row")

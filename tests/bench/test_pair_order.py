@@ -123,8 +123,8 @@ def test_drafts_are_ranked_as_exhaustive_measuring_ranks_them(
     )
     assert ran.is_complete, ran.err
     ranking = json.loads(ran.out)["ranking"]
-    print([(one["drafter"], one["speedup"], one["gains"]) for one in ranking])
-    order = [one["drafter"] for one in ranking]
+    print([(entry["drafter"], entry["speedup"], entry["gains"]) for entry in ranking])
+    order = [entry["drafter"] for entry in ranking]
     assert order == exhaustive_order(shelf, drafts) == list(drafts)
     is_measured = [i < num_measured for i in range(len(drafts))]
-    assert [one["is_measured"] for one in ranking] == is_measured
+    assert [entry["is_measured"] for entry in ranking] == is_measured

@@ -150,12 +150,12 @@ def test_prompts_longer_than_the_context_are_omitted_and_listed(tmp_path):
     assert len(again.blocks) == len(run.blocks)
 
 
-@pytest.mark.parametrize(("context", "asked"), [(290, {"p0", "p1"}), (289, {"p0"})])
-def test_all_turns_of_a_conversation_count_with_answers_of_full_length(tmp_path, context, asked):
+@pytest.mark.parametrize(("context", "expected"), [(290, {"p0", "p1"}), (289, {"p0"})])
+def test_all_turns_of_a_conversation_count_with_answers_of_full_length(tmp_path, context, expected):
     # "user: Hi\n", "assistant: \n", "user: Ho\n": 30 tokens, and two answers of 130.
     settings = changed(SETTINGS, max_new_tokens=130)
     run = measured(tmp_path, settings, ["Hello", ["Hi", "Ho"]], FakeEngine(context=context))
-    assert {block.prompt_id for block in run.blocks} == asked
+    assert {block.prompt_id for block in run.blocks} == expected
 
 
 def test_a_prompt_that_the_template_refuses_is_a_located_error(tmp_path):

@@ -225,8 +225,8 @@ def test_a_replayed_turn_follows_the_recorded_text_in_every_engine(tmp_path: Pat
     row = {"messages": messages, "replay": True}
     engine = FakeEngine()
     measure(plan_of(tmp_path, row), engine, tmp_path)
-    asked = {call.text for call in engine.calls if call.request.prompt_id}
-    assert asked == {"user: A\n", "user: A\nassistant: R\nuser: B\n"}
+    texts = {call.text for call in engine.calls if call.request.prompt_id}
+    assert texts == {"user: A\n", "user: A\nassistant: R\nuser: B\n"}
     plan = plan_of(tmp_path, row, engines=("vllm",), **STARTED)
     (prompt,) = plan.workloads[0].prompts
     request = request_of(plan, served_cells(plan, "vllm")[0], prompt, 1, repeat=0, seed=1)

@@ -163,7 +163,7 @@ def test_a_dropped_cell_stays_dropped_on_resume_even_if_the_rule_changed(tmp_pat
     run = measure(plan, FakeEngine(), tmp_path)
 
     assert not any(cells_of(block) & ids for block in explored(run)[5:])
-    drops = [one.num_prompts for one in run.extensions if one.kind == "drop"]
+    drops = [extension.num_prompts for extension in run.extensions if extension.kind == "drop"]
     assert drops == [5, 20]  # each decided once
 
 
@@ -177,7 +177,7 @@ def test_the_winners_chosen_before_a_resume_are_confirmed(tmp_path, monkeypatch)
     with pytest.raises(Interrupted):
         measure(plan, FakeEngine(), tmp_path, RecordingWatch(stop_in_confirming))
     before = load_run(RUN_ID, tmp_path)
-    (chosen,) = (one for one in before.extensions if one.kind == "confirm")
+    (chosen,) = (extension for extension in before.extensions if extension.kind == "confirm")
     assert {"big/good|own.jsonl|builtin|ngram|k4|c1|t0|float32"} == set(chosen.cell_ids)
 
     monkeypatch.setattr(passes, "winners", lambda cells: (cell.key.id for cell in cells))
@@ -185,7 +185,7 @@ def test_the_winners_chosen_before_a_resume_are_confirmed(tmp_path, monkeypatch)
 
     drafted = [{i for i in cells_of(b) if not i.startswith("big|")} for b in confirmed(run)]
     assert drafted == [set(chosen.cell_ids)] * 6
-    assert [one for one in run.extensions if one.kind == "confirm"] == [chosen]
+    assert [extension for extension in run.extensions if extension.kind == "confirm"] == [chosen]
 
 
 def test_a_setting_that_reached_its_precision_is_not_reopened(tmp_path, monkeypatch):
@@ -193,7 +193,7 @@ def test_a_setting_that_reached_its_precision_is_not_reopened(tmp_path, monkeypa
     whole = measure(plan, FakeEngine(), tmp_path)
     num_explored = len(explored(whole))
     assert num_explored < 20
-    (precise,) = (one for one in whole.extensions if one.kind == "precise")
+    (precise,) = (extension for extension in whole.extensions if extension.kind == "precise")
     assert precise.question == "big|own.jsonl|builtin|none|k0|c1|t0|float32"
 
     monkeypatch.setattr(passes, "_half_width", lambda _: 1.0)
@@ -211,8 +211,8 @@ targets:
 
 def pairing(folder: Path, text: str) -> Pairing:
     (folder / "own.yaml").write_text(text)
-    (one,) = load_pairings(folder / "own.yaml").all
-    return one
+    (loaded,) = load_pairings(folder / "own.yaml").all
+    return loaded
 
 
 @pytest.mark.parametrize(
@@ -229,14 +229,14 @@ def pairing(folder: Path, text: str) -> Pairing:
 def test_the_pairing_hash_covers_every_field_that_affects_results(
     before: str, after: str, tmp_path: Path
 ) -> None:
-    own = pairing(tmp_path, OWN).sha256
-    assert pairing(tmp_path, OWN.replace(before, after, 1)).sha256 != own
+    sha256 = pairing(tmp_path, OWN).sha256
+    assert pairing(tmp_path, OWN.replace(before, after, 1)).sha256 != sha256
 
 
 @pytest.mark.parametrize("words", ["another note", "a note, weights_gib: 3"])
 def test_the_pairing_hash_ignores_notes(words: str, tmp_path: Path) -> None:
-    own = pairing(tmp_path, OWN).sha256
-    assert pairing(tmp_path, OWN.replace("a note", words)).sha256 == own
+    sha256 = pairing(tmp_path, OWN).sha256
+    assert pairing(tmp_path, OWN.replace("a note", words)).sha256 == sha256
 
 
 def test_a_changed_pairing_is_refused_on_resume_with_its_name(tmp_path: Path) -> None:

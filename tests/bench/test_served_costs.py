@@ -42,10 +42,10 @@ def test_without_speculation_a_round_is_a_token():
 
 def test_rounds_that_accept_more_cost_the_same():
     """The cost of a round must not shrink with what it keeps."""
-    found = []
+    costs = []
     for kept in (0, 3):
-        found += [c.cost for c in timed(FakeServer(kept=kept, round_s=0.01))]
-    assert found == pytest.approx([0.01] * len(found))
+        costs += [c.cost for c in timed(FakeServer(kept=kept, round_s=0.01))]
+    assert costs == pytest.approx([0.01] * len(costs))
 
 
 def test_several_concurrent_requests_and_their_contents():
@@ -211,9 +211,9 @@ def test_servers_are_timed_alternately_batch_by_batch():
             turns.append(self.name)
             return super().events(is_chat)
 
-    one, two = Named(), Named(k=0)
-    one.name, two.name = "one", "two"
-    with serving(one) as first, serving(two) as second:
+    drafting, plain = Named(), Named(k=0)
+    drafting.name, plain.name = "one", "two"
+    with serving(drafting) as first, serving(plain) as second:
         costs = time_servers([first, second], PROMPTS)
     assert turns[:6] == ["one", "two"] * 3
     assert [c.num_speculative_tokens for c in costs] == [3] * 6 + [0] * 6

@@ -51,9 +51,9 @@ def predictions(folder: Path, entry: Mapping[str, Any], **changes: Any) -> list[
     settings = changed(SETTINGS, workloads=(str(prompts),), **changes)
     measured(folder, settings, engine=engine)
     # Warming up foresees half of its own text.
-    asked = [call.request for call in engine.calls if call.request.max_new_tokens > WARM_UP_TOKENS]
-    told = [bytes(request.prediction_ids) for request in asked]
-    return list(dict.fromkeys(filter(None, told)))
+    sent = [call.request for call in engine.calls if call.request.max_new_tokens > WARM_UP_TOKENS]
+    texts = [bytes(request.prediction_ids) for request in sent]
+    return list(dict.fromkeys(filter(None, texts)))
 
 
 def test_predictions_are_the_quoted_text_and_then_the_previous_response(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_with_concurrency_a_block_is_one_pass_by_every_cell(stream):
     ids = {plan.key.id for plan in stream.run.cells}
     assert {plan.key.draft.is_adaptive for plan in stream.run.cells} == {False, True}
     for block in explored(stream):
-        assert {one.cell_id for one in block.passes} == ids == set(block.order)
+        assert {timed_pass.cell_id for timed_pass in block.passes} == ids == set(block.order)
         # Nine prompts from a list of four: the first comes three times and has two turns.
         for cell_id in ids:
             requests = [r for r in block.requests if r.cell_id == cell_id]
@@ -53,20 +53,20 @@ def test_with_concurrency_a_block_is_one_pass_by_every_cell(stream):
 
 
 def test_texts_of_concurrent_requests_equal_the_references(stream):
-    own = {(r.prompt_id, r.turn): r.output_ids for r in stream.references}
+    references = {(r.prompt_id, r.turn): r.output_ids for r in stream.references}
     for block in stream.blocks:
-        assert all(r.output_ids == own[r.prompt_id, r.turn] for r in block.requests)
+        assert all(r.output_ids == references[r.prompt_id, r.turn] for r in block.requests)
 
 
 def test_the_requests_and_rounds_of_a_pass_are_consistent(stream):
     for block in stream.blocks:
-        for one in block.passes:
-            requests = [r for r in block.requests if r.cell_id == one.cell_id]
+        for timed_pass in block.passes:
+            requests = [r for r in block.requests if r.cell_id == timed_pass.cell_id]
             emitted = sum(sum(r.rounds.num_emitted) for r in requests)
-            assert sum(one.rounds.num_emitted) == emitted
-            assert max(one.rounds.num_live) == 3
-            assert max(r.arrived_s + r.total_s for r in requests) <= one.seconds * 1.0001
-            assert one.kv_bytes > 0
+            assert sum(timed_pass.rounds.num_emitted) == emitted
+            assert max(timed_pass.rounds.num_live) == 3
+            assert max(r.arrived_s + r.total_s for r in requests) <= timed_pass.seconds * 1.0001
+            assert timed_pass.kv_bytes > 0
     document = build_document(stream)
     assert document.missing == document.failures == ()
     for cell in document.cells:
@@ -125,7 +125,7 @@ def test_blocks_are_shared_by_engines_with_equal_texts(tiny, tmp_path):
         texts = {}
         for request in block.requests:
             texts.setdefault((request.prompt_id, request.turn), set()).add(request.output_ids)
-        assert all(len(found) == 1 for found in texts.values())
+        assert all(len(outputs) == 1 for outputs in texts.values())
     methods = {
         plan.key.draft.method
         for plan in run.run.cells
@@ -145,11 +145,11 @@ def test_k_auto_keeps_a_time_line_in_one_row(tiny, tmp_path):
     run = measure(tiny, tmp_path, num_speculative_tokens=(), adaptive=True)
 
     (auto,) = (plan.key for plan in run.run.cells if plan.key.draft.is_adaptive)
-    passes = [one for block in run.blocks for one in block.passes]
-    assert {one.cell_id for one in passes} == {auto.id}
-    assert all(max(one.rounds.num_speculative_tokens) <= 8 for one in passes)
+    passes = [timed_pass for block in run.blocks for timed_pass in block.passes]
+    assert {timed_pass.cell_id for timed_pass in passes} == {auto.id}
+    assert all(max(timed_pass.rounds.num_speculative_tokens) <= 8 for timed_pass in passes)
     # Round costs are measured once, in the first pass, and that is part of its seconds.
-    calibrated = [one for one in passes if one.calibration_s > 0]
+    calibrated = [timed_pass for timed_pass in passes if timed_pass.calibration_s > 0]
     assert calibrated == passes[:1]
     assert calibrated[0].seconds > calibrated[0].calibration_s
 

@@ -32,7 +32,7 @@ class Words:
     )
 
     def measure(self, machine, store, deadline):  # noqa: ARG002
-        stored = {one.reason for one in store.stored.failures}
+        stored = {failure.reason for failure in store.stored.failures}
         machine.reporter.stage(f"{self.label} at {store.node}")
         for word in self.words:
             if word not in stored:
@@ -80,7 +80,7 @@ def spread_over(cluster, tmp_path, engines):
         for engine in engines:
             engine.store = store
         spread.keep_busy(engines, store, None)
-        return [one.reason for one in store.records], watch
+        return [record.reason for record in store.records], watch
 
 
 def units(num, size=3):
@@ -116,8 +116,8 @@ def test_a_lost_worker_neither_loses_nor_repeats_a_record(tmp_path):
     cluster = FakeCluster({"a": 1, "b": 1}, deaths=(None, 3))
     stored, watch = spread_over(cluster, tmp_path, [InTwoPasses(units(4), [])])
     assert Counter(stored) == words_of(units(4))
-    (told,) = watch.warnings
-    assert "(killed by the test); " in told
+    (warning,) = watch.warnings
+    assert "(killed by the test); " in warning
 
 
 def test_a_node_that_left_gets_no_more_work(tmp_path):
@@ -150,10 +150,10 @@ def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named
     nodes = select_nodes(FakeCluster({"a": 1, "b": 3, "c": 1}, cpus=cpus), SERVED, (), watch)
     assert list(nodes) == ["b"]
     assert (nodes["b"].environment.node, nodes["b"].environment.cpu) == ("b", "fast")
-    (told,) = watch.warnings
-    assert "left out: a, c" in told
-    assert "an old one" in told
-    assert "most have device" in told
+    (warning,) = watch.warnings
+    assert "left out: a, c" in warning
+    assert "an old one" in warning
+    assert "most have device" in warning
 
 
 def test_a_run_without_a_usable_node_is_refused():

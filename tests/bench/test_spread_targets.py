@@ -105,7 +105,7 @@ def test_a_retried_unit_gets_the_remaining_budget(targets, monkeypatch):
     stored = targets.run(watch, cluster=cluster, budget_s=200.0)
     again = [text for text in watch.warnings if "is resumed from" in text]
     assert len(again) == 1
-    assert {one[0] for one in begun} == {100.0}  # half for each target
-    (spent_s,) = (one[1] for one in begun if one[1])
+    assert {start[0] for start in begun} == {100.0}  # half for each target
+    (spent_s,) = (start[1] for start in begun if start[1])
     seconds = [sum(block_seconds(block).values()) for block in stored.blocks]
     assert 0 < spent_s < sum(seconds)

@@ -119,7 +119,7 @@ def test_sampling_gives_every_k_the_same_three_seeds(tmp_path):
         if request.repeat < 3:
             seeds[request.prompt_id, request.repeat].add(request.seed)
     assert len(seeds) == 6
-    assert all(len(found) == 1 for found in seeds.values())
+    assert all(len(prompt_seeds) == 1 for prompt_seeds in seeds.values())
     assert len(set.union(*seeds.values())) == 6
     sampled = [call for call in engine.calls if call.request.sampling.temperature == 1.0]
     assert {call.request.seed for call in sampled} - {0} >= set.union(*seeds.values())
@@ -309,11 +309,11 @@ def test_progress_is_reported_for_every_block(tmp_path):
 
 
 def test_the_text_of_one_reference_per_workload_is_stored_in_pieces(run):
-    told = [reference for reference in run.references if reference.pieces]
-    assert [(r.workload, r.prompt_id) for r in told] == [
+    references = [reference for reference in run.references if reference.pieces]
+    assert [(r.workload, r.prompt_id) for r in references] == [
         (run.references[0].workload, run.references[0].prompt_id)
     ]
-    (first,) = told
+    (first,) = references
     assert len(first.pieces) == len(first.output_ids)
     assert "".join(first.pieces) == FakeEngine.tokenizer.text(first.output_ids)
 
@@ -361,11 +361,11 @@ def on_gpu(tmp_path, monkeypatch):
 
 def launches(run):
     """By drafter and K, over all workloads."""
-    found = defaultdict(list)
+    counts = defaultdict(list)
     for cell in build_document(run).cells:
         draft = cell.key.draft
-        found[f"{draft.drafter} {draft.k}"].append(cell.metrics.get("launches_per_round"))
-    return {draft: tuple(counts) for draft, counts in found.items()}
+        counts[f"{draft.drafter} {draft.k}"].append(cell.metrics.get("launches_per_round"))
+    return {draft: tuple(counts) for draft, counts in counts.items()}
 
 
 def test_a_profiler_does_not_slow_measured_requests(on_gpu):
@@ -467,15 +467,15 @@ def test_logits_are_compared_at_the_first_half_precision_difference(examined):
     engine = NearTies()
     run = examined(engine)
 
-    found = {(d.cell_id.split("|")[0], d.position, d.gap, d.spacing) for d in run.differences}
-    assert found == {("big/good", 3, 0.25, 0.25), ("big/bad", 3, 0.25, 0.25)}
+    actual = {(d.cell_id.split("|")[0], d.position, d.gap, d.spacing) for d in run.differences}
+    assert actual == {("big/good", 3, 0.25, 0.25), ("big/bad", 3, 0.25, 0.25)}
     # Of six prompts that differ, three per drafter and K; the text is the prompt and what agrees.
     assert sorted(Counter(engine.looked_at).values()) == [2, 2, 2]
     assert all(text.endswith("\nabc") for text in engine.looked_at)
     cells = [cell for cell in build_document(run).cells if cell.key.draft.k == 4]
-    said = [w for cell in cells for w in cell.warnings if "differ from K = 0" in w]
-    assert all("3 outputs" in w and "0.25 apart" in w and "1 x the spacing" in w for w in said)
-    assert len(said) == 2
+    warnings = [w for cell in cells for w in cell.warnings if "differ from K = 0" in w]
+    assert all("3 outputs" in w and "0.25 apart" in w and "1 x the spacing" in w for w in warnings)
+    assert len(warnings) == 2
 
 
 def test_logits_are_compared_once_after_everything_is_measured(examined):
@@ -516,12 +516,12 @@ def test_lossy_cells_stop_at_their_own_end_of_text(
     run = measure(with_rule(make_plan(tmp_path, settings), "bad"), engine, tmp_path)
 
     assert not run.failures
-    asked = {
+    calls = {
         (call.drafter, call.request.max_new_tokens, call.request.stop_at_eos)
         for call in engine.calls
     }
-    assert ("good", ANSWER_TOKENS, False) in asked
-    assert ("none", ANSWER_TOKENS, False) in asked
-    assert ("bad", 99, True) in asked
-    assert ("bad", ANSWER_TOKENS, False) not in asked
+    assert ("good", ANSWER_TOKENS, False) in calls
+    assert ("none", ANSWER_TOKENS, False) in calls
+    assert ("bad", 99, True) in calls
+    assert ("bad", ANSWER_TOKENS, False) not in calls
     assert {key.draft.drafter for key in run.run.keys if key.draft.lossy == "typical"} == {"bad"}

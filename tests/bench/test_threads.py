@@ -88,8 +88,8 @@ def test_the_fastest_number_is_chosen(fastest, engine, tmp_path):
     engine.seconds_of = {1: 2.0, 4: 2.0, 8: 2.0, fastest: 1.0}
     choice = chosen(engine, tmp_path)
     assert choice.chosen == str(fastest)
-    assert [one.name for one in choice.contenders] == ["1", "4", "8"]
-    times = {one.name: one.seconds for one in choice.contenders}
+    assert [c.name for c in choice.contenders] == ["1", "4", "8"]
+    times = {c.name: c.seconds for c in choice.contenders}
     assert times[str(fastest)] == min(times.values())
     assert times["1" if fastest != 1 else "8"] == pytest.approx(2 * times[str(fastest)])
 
@@ -112,19 +112,19 @@ def test_the_thread_trial_interleaves_counts_at_k_0_and_4(engine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("others", "numbers"),
+    ("busy_cores", "numbers"),
     [(0.0, [1, 4, 8]), (0.2, [1, 4, 8]), (1.0, [1, 4]), (4.0, [1, 4]), (4.5, [1]), (9.0, [1])],
 )
-def test_threads_above_the_idle_cores_are_not_tried(others, numbers, machine, engine, tmp_path):
-    machine(others)
+def test_threads_above_the_idle_cores_are_not_tried(busy_cores, numbers, machine, engine, tmp_path):
+    machine(busy_cores)
     engine.seconds_of = {1: 4.0, 4: 2.0, 8: 1.0}
     choice = chosen(engine, tmp_path)
     assert int(choice.chosen) == numbers[-1]
     assert {n for n, _ in engine.numbers} <= set(numbers)
-    refused = [one for one in choice.contenders if one.refusal is not None]
-    assert [int(one.name) for one in refused] == [n for n in (1, 4, 8) if n not in numbers]
-    assert all(f"{others:.1f} of 8" in one.refusal for one in refused)
-    assert all("python" in one.refusal for one in refused)
+    refused = [c for c in choice.contenders if c.refusal is not None]
+    assert [int(c.name) for c in refused] == [n for n in (1, 4, 8) if n not in numbers]
+    assert all(f"{busy_cores:.1f} of 8" in c.refusal for c in refused)
+    assert all("python" in c.refusal for c in refused)
     if len(numbers) == 1:
         assert engine.calls == []  # no trial
 
@@ -142,7 +142,7 @@ def test_a_thread_count_is_reused_for_equal_conditions(machine, engine, tmp_path
     num_calls = len(engine.calls)
     kept = chosen(engine, tmp_path)
     assert (kept.chosen, len(engine.calls)) == ("4", num_calls)
-    assert [one.name for one in kept.contenders] == ["1", "4", "8"]
+    assert [c.name for c in kept.contenders] == ["1", "4", "8"]
     of_other_weights: Facts = ("2" * 64, "float32", "builtin", 1)
     of_eight_requests: Facts = ("1" * 64, "float32", "builtin", 8)
     for facts in (of_other_weights, OF_BFLOAT16, of_eight_requests):
@@ -202,7 +202,7 @@ def test_the_choice_and_its_reason_are_in_the_record_and_a_resumed_run_keeps_it(
     assert stored.run.environment.threads is None
     (choice,) = {record.threads for record in stored.engines}
     assert choice.chosen == "4"
-    assert [one.name for one in choice.contenders] == ["1", "4", "8"]
+    assert [c.name for c in choice.contenders] == ["1", "4", "8"]
     document = build_document(stored)
     assert document.run.environment.threads == 4
     assert not [w for w in document.sessions if w.threads != 4]

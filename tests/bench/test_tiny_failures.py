@@ -110,9 +110,9 @@ def test_a_prompt_longer_than_the_context_is_omitted_without_a_failure(
     run = run_on(tiny, settings, tmp_path)
     requests = [r for block in run.blocks for r in block.requests]
     assert {(r.prompt_id, r.finish_reason == "failed") for r in requests} == {("p1", False)}
-    (told,) = [f.reason for f in run.failures] or [w for w in run.run.warnings if "'p0'" in w]
-    assert "1 of 2 prompts" in told
-    assert "256" in told
+    (reason,) = [f.reason for f in run.failures] or [w for w in run.run.warnings if "'p0'" in w]
+    assert "1 of 2 prompts" in reason
+    assert "256" in reason
     assert [(f.stage, f.num_prompts) for f in run.failures] == [("prompts", 1)] * is_planned
     assert {cell.num_prompts for cell in run.run.cells} == {1 + is_planned}
     assert run.run.workload_prompts == {"long.jsonl": 1 + is_planned}

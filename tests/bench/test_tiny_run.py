@@ -49,16 +49,16 @@ def test_a_run_keeps_how_many_prompts_its_workloads_have(run):
 
 @pytest.mark.slow
 def test_every_greedy_cell_gives_the_targets_own_text(run):
-    own = {(r.prompt_id, r.turn): r.output_ids for r in run.references}
-    assert len(own) == 3
+    references = {(r.prompt_id, r.turn): r.output_ids for r in run.references}
+    assert len(references) == 3
     requests = requests_of(run, 0.0)
     assert {(r.cell_id, r.prompt_id, r.turn) for r in requests} == {
         (plan.key.id, *turn)
         for plan in run.run.cells
         if plan.key.condition.temperature == 0
-        for turn in own
+        for turn in references
     }
-    assert all(r.output_ids == own[r.prompt_id, r.turn] for r in requests)
+    assert all(r.output_ids == references[r.prompt_id, r.turn] for r in requests)
 
 
 def test_some_drafts_of_the_tiny_run_are_rejected(run):
@@ -78,7 +78,7 @@ def test_a_sampled_text_without_a_draft_distribution_does_not_depend_on_k(run):
         if "draft_model" not in request.cell_id:
             texts[request.prompt_id, request.turn, request.repeat].add(request.output_ids)
     assert len(texts) == 9  # three turns, three seeds
-    assert all(len(found) == 1 for found in texts.values())
+    assert all(len(outputs) == 1 for outputs in texts.values())
     assert len(set.union(*texts.values())) == 9  # every seed says something else
 
 

@@ -61,8 +61,8 @@ def test_verification_shards_together_equal_a_single_process(
                 assert own == other
             case pair:
                 raise AssertionError(pair)
-    told = [text for text in watch.messages if "greedy answers" in text]
-    assert len(told) == 2  # of the whole, and of the first share
+    texts = [text for text in watch.messages if "greedy answers" in text]
+    assert len(texts) == 2  # of the whole, and of the first share
 
 
 def test_small_models_are_examined_on_every_core(
@@ -71,9 +71,9 @@ def test_small_models_are_examined_on_every_core(
     monkeypatch.setattr(verification, "idle_threads", lambda: 3)
     monkeypatch.setattr("psutil.cpu_count", lambda **_: 3)
     embedded = load_pairings(shipped("pairings.yaml")).select(["demo"])
-    own = settings(tmp_path, threads=None)
-    assert _num_processes(own, embedded) == 3
-    assert _num_processes(own, embedded[:2]) == 2
+    run_settings = settings(tmp_path, threads=None)
+    assert _num_processes(run_settings, embedded) == 3
+    assert _num_processes(run_settings, embedded[:2]) == 2
     assert _num_processes(settings(tmp_path), embedded) == 1
     monkeypatch.setattr(verification, "_SMALL", 0)
-    assert _num_processes(own, pairings) == 1  # each forward takes several cores
+    assert _num_processes(run_settings, pairings) == 1  # each forward takes several cores

@@ -18,8 +18,8 @@ _END = b"\0"
 def program() -> str:
     """The browser's path; LookupError says how to get it."""
     for name in NAMES:
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     raise LookupError(f"none of {', '.join(NAMES)} is installed: apt-get install chromium")
 
 
@@ -90,14 +90,14 @@ class Tab:
         text = {"text": "\r"} if key == "Enter" else {}
         code = {"Tab": 9, "Enter": 13}[key]
         for kind in ("keyDown", "keyUp"):
-            own = text if kind == "keyDown" else {}
+            fields = text if kind == "keyDown" else {}
             self.call(
                 "Input.dispatchKeyEvent",
                 type=kind,
                 key=key,
                 code=key,
                 windowsVirtualKeyCode=code,
-                **own,
+                **fields,
             )
 
     def screenshot(self, place: Path) -> None:
@@ -120,15 +120,15 @@ class Tab:
         return dict(json.loads(line))
 
     def _keep(self, event: dict[str, Any]) -> None:
-        said = event.get("params", {})
+        params = event.get("params", {})
         if event.get("method") == "Network.requestWillBeSent":
-            self.requested.append(said["request"]["url"])
+            self.requested.append(params["request"]["url"])
         elif event.get("method") == "Runtime.consoleAPICalled":
-            self.logged.append(f"{said['type']}: {said['args']}")
+            self.logged.append(f"{params['type']}: {params['args']}")
         elif event.get("method") == "Runtime.exceptionThrown":
-            self.logged.append(f"exception: {said['exceptionDetails']}")
+            self.logged.append(f"exception: {params['exceptionDetails']}")
         elif event.get("method") == "Log.entryAdded":
-            self.logged.append(f"{said['entry']['level']}: {said['entry']['text']}")
+            self.logged.append(f"{params['entry']['level']}: {params['entry']['text']}")
 
 
 @contextmanager

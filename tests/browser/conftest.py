@@ -7,5 +7,5 @@ from tests.browser.chromium import Tab, tab
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Tab]:
-    with tab() as found:
-        yield found
+    with tab() as page_tab:
+        yield page_tab

@@ -126,14 +126,14 @@ def test_axe_finds_no_serious_accessibility_violation(
     chromium.open(page_of_one)
     chromium.unfold()
     chromium.value(SCRIPT.read_text(encoding="utf-8") + "; 0")
-    found = chromium.value("axe.run(document, {resultTypes: ['violations', 'passes']})")
-    assert len(found["passes"]) > 15  # it has looked at something
-    told = [
-        f"{one['impact']} {one['id']}: {one['help']}: {[n['html'] for n in one['nodes']][:3]}"
-        for one in found["violations"]
+    result = chromium.value("axe.run(document, {resultTypes: ['violations', 'passes']})")
+    assert len(result["passes"]) > 15  # it has looked at something
+    lines = [
+        f"{v['impact']} {v['id']}: {v['help']}: {[n['html'] for n in v['nodes']][:3]}"
+        for v in result["violations"]
     ]
-    print(*told, sep="\n")
-    assert [text for text in told if text.startswith(GRAVE)] == []
+    print(*lines, sep="\n")
+    assert [text for text in lines if text.startswith(GRAVE)] == []
 
 
 def test_axe_finds_a_planted_low_contrast_heading(chromium: Tab, page_of_one: Path) -> None:
@@ -142,8 +142,8 @@ def test_axe_finds_a_planted_low_contrast_heading(chromium: Tab, page_of_one: Pa
     chromium.unfold()
     chromium.value("document.querySelector('h1').style.color = '#ccc'")
     chromium.value(SCRIPT.read_text(encoding="utf-8") + "; 0")
-    found = chromium.value("axe.run(document)")
-    assert "color-contrast" in [one["id"] for one in found["violations"]]
+    result = chromium.value("axe.run(document)")
+    assert "color-contrast" in [v["id"] for v in result["violations"]]
 
 
 def test_charts_on_a_phone_are_one_per_row_and_legible(chromium: Tab, page: Path) -> None:
@@ -185,15 +185,15 @@ def test_hovering_over_a_point_shows_the_prompt(chromium: Tab, page: Path) -> No
     chromium.look(1440)
     chromium.open(page)
     chromium.unfold()
-    told = chromium.value(
+    class_name = chromium.value(
         "(() => { const dot = [...document.querySelectorAll('use')].find((one) =>"
         " one.textContent.startsWith('code-')); dot.scrollIntoView({block: 'center'});"
         " const box = dot.getBoundingClientRect();"
         " const x = box.x + box.width / 2, y = box.y + box.height / 2;"
         " return document.elementFromPoint(x, y).closest('use').textContent })()"
     )
-    assert told.startswith("code-")
-    assert told.endswith("x")
+    assert class_name.startswith("code-")
+    assert class_name.endswith("x")
 
 
 def test_tables_can_be_sorted_and_restored_by_keyboard(chromium: Tab, page: Path) -> None:
@@ -234,11 +234,11 @@ def test_a_filter_leaves_the_rows_with_all_of_its_words(chromium: Tab, page: Pat
     shown = "rows.filter((row) => !row.hidden).map((row) => row.textContent)"
     every = len(chromium.value(shown))
     chromium.value("type('POOR temperature creative')")
-    found = chromium.value(shown)
-    assert 0 < len(found) < every
-    assert all("poor" in text and "creative" in text for text in found)
-    said = chromium.value("document.querySelector('.filter output').value")
-    assert said == f"{len(found)} of {every} rows"
+    rows = chromium.value(shown)
+    assert 0 < len(rows) < every
+    assert all("poor" in text and "creative" in text for text in rows)
+    text = chromium.value("document.querySelector('.filter output').value")
+    assert text == f"{len(rows)} of {every} rows"
     chromium.value("type('')")
     assert len(chromium.value(shown)) == every
 

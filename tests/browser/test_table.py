@@ -84,8 +84,8 @@ def test_the_table_filter_ignores_case_and_counts_rows(table: Tab) -> None:
 def test_a_table_of_few_rows_has_no_filter(chromium: Tab, tmp_path: Path) -> None:
     for num_rows in (8, 7):
         opened(chromium, tmp_path, ROWS[:num_rows])
-        found = chromium.value("document.querySelectorAll('.filter').length")
-        assert found == (num_rows == 8)
+        num_filters = chromium.value("document.querySelectorAll('.filter').length")
+        assert num_filters == (num_rows == 8)
 
 
 def test_a_table_in_a_narrow_window_is_marked_as_scrollable(table: Tab) -> None:

@@ -70,7 +70,7 @@ def test_a_dry_run_writes_nothing(tiny: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--target ./target --draft ''", "--draft is empty"),
         ("--draft ./draft", "--draft './draft' needs --target MODEL"),
@@ -82,10 +82,10 @@ def test_a_dry_run_writes_nothing(tiny: Path, tmp_path: Path):
     ],
 )
 @pytest.mark.parametrize("command", ["run", "sweep-k"])
-def test_bad_model_options_are_refused(tiny: Path, command: str, words: str, said: str):
+def test_bad_model_options_are_refused(tiny: Path, command: str, words: str, message: str):
     ran = specbench(f"{command} {words}", cwd=tiny)
     assert ran.code == 2
-    assert said in ran.err
+    assert message in ran.err
 
 
 @pytest.mark.parametrize("target", ["owner/not-on-this-machine", "demo:target"])
@@ -145,7 +145,7 @@ def test_every_command_knows_an_ad_hoc_pairing_by_name(measured: Path):
         assert ran.code in (0, 3), (command, ran.err)
     short = ("--max-new-tokens", "16")
     dry = specbench("run big/small --dry-run --json", *short, cwd=measured)
-    assert {one["pairing"] for one in json.loads(dry.out)["cells"]} == {"big", "big/small"}
+    assert {cell["pairing"] for cell in json.loads(dry.out)["cells"]} == {"big", "big/small"}
 
 
 @pytest.mark.slow

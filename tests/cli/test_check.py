@@ -30,9 +30,9 @@ def keep(folder: Path, run_id: str, stored: StoredRun) -> str:
 def changed(stored: StoredRun, change: Callable[..., object], k: int = 4) -> StoredRun:
     """The run with every request of one K replaced."""
 
-    def block(one: BlockRecord) -> BlockRecord:
-        requests = tuple(change(r) if f"|k{k}|" in r.cell_id else r for r in one.requests)
-        return replace(one, requests=requests)
+    def block(record: BlockRecord) -> BlockRecord:
+        requests = tuple(change(r) if f"|k{k}|" in r.cell_id else r for r in record.requests)
+        return replace(record, requests=requests)
 
     return replace(stored, blocks=tuple(map(block, stored.blocks)))
 
@@ -94,7 +94,7 @@ def waiting(block: BlockRecord) -> BlockRecord:
     """For other processes; a winner's second measurement did not."""
     if block.purpose == "confirm":
         return block
-    requests = (replace(one, cpu_s=one.total_s / 3) for one in block.requests)
+    requests = (replace(request, cpu_s=request.total_s / 3) for request in block.requests)
     return replace(block, requests=tuple(requests))
 
 
@@ -175,9 +175,9 @@ def test_check_attributes_wrong_drafts_to_acceptance_and_exits_1(made: Path) -> 
     ran = specbench("check usual wrong --json", cwd=made)
     document = json.loads(ran.out)
     assert (ran.code, document["verdict"]) == (1, "regression")
-    (found,) = document["attributions"]
-    assert found["causes"] == ["acceptance"]
-    assert found["curve"]["after"] == [0, 0, 0, 0]
+    (attribution,) = document["attributions"]
+    assert attribution["causes"] == ["acceptance"]
+    assert attribution["curve"]["after"] == [0, 0, 0, 0]
 
 
 def test_an_improvement_exits_0(made: Path) -> None:

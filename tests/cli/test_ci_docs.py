@@ -59,8 +59,8 @@ def test_the_documented_ci_recipe_equals_the_measured_one():
     assert len(re.findall(r"\d", re.search(r"for i in ([\d ]+);", BLOCKS[0])[1])) == CANDIDATE_RUNS
     assert len(re.findall(r"\d", re.search(r"for i in ([\d ]+);", BLOCKS[1])[1])) == BASELINE_RUNS
     (check,) = [call for call in candidate if call[1] == "check"]
-    asked = parse_fail_on(check[check.index("--fail-on") + 1])
-    assert {tolerance.metric: tolerance.share for tolerance in asked} == TOLERANCES
+    tolerances = parse_fail_on(check[check.index("--fail-on") + 1])
+    assert {tolerance.metric: tolerance.share for tolerance in tolerances} == TOLERANCES
 
 
 def test_every_run_of_a_workflow_names_its_number_of_threads():

@@ -91,7 +91,7 @@ def test_piped_output_has_the_same_width_in_every_environment(named, monkeypatch
 def test_a_cell_is_shown_below_the_bar_or_as_a_log_line(capsys) -> None:
     key, none = KEY, BASE_KEY
     block = SimpleNamespace(
-        cells=[SimpleNamespace(key=one) for one in (none, key)],
+        cells=[SimpleNamespace(key=cell_key) for cell_key in (none, key)],
         condition=key.condition,
         purpose="explore",
         session=None,

@@ -171,8 +171,8 @@ def test_a_pairing_that_needs_accelerate_is_not_ready_without_it(tmp_path, monke
         "      ngram: {method: ngram}\n"
     )
 
-    def problems(found):
-        monkeypatch.setattr(module, "find_spec", lambda _: found)
+    def problems(spec):
+        monkeypatch.setattr(module, "find_spec", lambda _: spec)
         rows = json.loads(specbench("doctor a --json", cwd=tmp_path).out)["pairings"]
         return {row["pairing"]: "; ".join(row["problems"]) for row in rows}
 

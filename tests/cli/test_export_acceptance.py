@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = replace(made.run.settings, decoder=DecoderSettings(acceptance=(0.5,)))
     keep(folder / "reports", "synthetic", replace(made, run=replace(made.run, settings=settings)))
     for name, file in (("profile", PROFILE), ("golden", GOLDEN)):
-        told = ("--pairing", "demo/draft", "-w", "chat", *AT, "--runs-dir", name)
-        assert specbench("import", file, *told, cwd=folder).code == 0
+        options = ("--pairing", "demo/draft", "-w", "chat", *AT, "--runs-dir", name)
+        assert specbench("import", file, *options, cwd=folder).code == 0
     return folder
 
 
@@ -62,8 +62,12 @@ def test_a_measured_profile_reads_back_with_equal_numbers(folder, tmp_path):
     known = {cell.key.draft.k: cell for cell in cells}
     assert set(known) == {1, 2, 4}
     summary, cell = measured(folder, 4), known[4]
-    at, own = cell.key.condition, summary.key.condition
-    assert (at.workload, at.engine, at.temperature) == (own.workload, own.engine, own.temperature)
+    at, other = cell.key.condition, summary.key.condition
+    assert (at.workload, at.engine, at.temperature) == (
+        other.workload,
+        other.engine,
+        other.temperature,
+    )
     assert cell.key.draft.method == "draft_model"
     assert len(cell.record.figures) == 6
     for name, value in cell.record.figures.items():
@@ -106,8 +110,8 @@ def test_acceptance_of_a_client_bound_cell_is_valid_but_not_that_of_a_broken_one
             replace(c, valid=False, invalid_reasons=(reason,)) if c.key.draft.k == 4 else c
             for c in document.cells
         ]
-        found = measured_acceptance(pairing, document.run, summaries, cells, at)
-        assert max(found.cells) == most
+        acceptance = measured_acceptance(pairing, document.run, summaries, cells, at)
+        assert max(acceptance.cells) == most
 
 
 def test_a_profile_lists_the_checks_it_violates():

@@ -37,10 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         SHORT: [],
     }
     for name, records in failing.items():
-        asked = replace(run(name), environment=later)
+        run_record = replace(run(name), environment=later)
         if name == SHORT:
-            asked = replace(asked, settings=changed(asked.settings, budget_s=3.0))
-        with create_run(folder / "reports", asked) as store:
+            run_record = replace(run_record, settings=changed(run_record.settings, budget_s=3.0))
+        with create_run(folder / "reports", run_record) as store:
             for record in records:
                 store.append(record)
             store.finish()

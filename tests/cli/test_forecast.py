@@ -41,10 +41,10 @@ def test_the_answer_of_a_forecast_run_comes_from_measurements(tiny, forecast):
 def test_at_temperature_0_the_replayed_rounds_are_the_measured_ones(tiny, forecast):
     assert forecast.is_complete
     ran = specbench("report --runs-dir forecasts --json", cwd=tiny)
-    (found,) = json.loads(ran.out)["forecasts"]
-    measured = [p["measured"] for p in found["points"] if p["measured"]]
+    (forecast_json,) = json.loads(ran.out)["forecasts"]
+    measured = [p["measured"] for p in forecast_json["points"] if p["measured"]]
     assert measured
-    assert all(abs(one["length_error"]) < 1e-9 for one in measured)
+    assert all(abs(point["length_error"]) < 1e-9 for point in measured)
 
 
 def test_run_can_also_forecast(tiny):
@@ -127,7 +127,7 @@ def test_a_forecast_from_imported_step_times_recommends_k(tiny, told):
 
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(
-    ("file", "told_ks", "ks", "shown", "said"),
+    ("file", "told_ks", "ks", "shown", "message"),
     [
         ("wide.csv", (0, 1, 3), "1..3", {1, 2, 3}, None),
         ("few.csv", (0, 2, 3), "1..4", {2, 3}, "K = 1, 4 left out: {} cover K = 0 and 2..3;"),
@@ -135,21 +135,21 @@ def test_a_forecast_from_imported_step_times_recommends_k(tiny, told):
         ("step.csv", (0,), "2", set(), "K = 2 left out: {} cover only K = 0;"),
     ],
 )
-def test_a_k_beyond_the_step_times_is_reported_once(tiny, file, told_ks, ks, shown, said):
+def test_a_k_beyond_the_step_times_is_reported_once(tiny, file, told_ks, ks, shown, message):
     (tiny / file).write_text("k,cost\n" + "".join(f"{k},{10 + k}\n" for k in told_ks))
     both = ("--temperature", "0,1")  # two settings, and nothing is said twice
     ran = specbench(
         *ASKED, *both, "-k", ks, "--step-times", file, "--runs-dir", file[:-4], cwd=tiny
     )
     made = load_run("latest", tiny / file[:-4], also_empty=not shown).forecasts
-    assert all({p.num_speculative_tokens for p in one.points} == {0, *shown} for one in made)
+    assert all({p.num_speculative_tokens for p in f.points} == {0, *shown} for f in made)
     assert len(made) == (2 if shown else 0)
     assert ran.is_complete if shown else ran.code == 4
-    if said is None:
+    if message is None:
         assert "left out" not in ran.err
     else:
         assert ran.err.count("left out") == 1
-        assert "warning: " + said.format(f"the costs of your engine ({file})") in ran.err
+        assert "warning: " + message.format(f"the costs of your engine ({file})") in ran.err
 
 
 def test_a_forecast_run_resumes_without_its_costs_file(tiny, told):
@@ -172,9 +172,9 @@ def test_the_costs_of_a_running_server(tiny):
         sources = ("--step-times", without, "--step-times", with_k, "-w", "other.jsonl")
         ran = specbench(*ASKED, "-k", "0..3", *sources, "--runs-dir", "served", cwd=tiny)
     assert ran.is_complete, ran.err
-    asked = [request["messages"][0]["content"] for request in fake.asked]
-    assert asked[:2] == [asked[0], asked[0]]  # one warms up
-    assert asked[2] == "of another workload"
+    prompts = [request["messages"][0]["content"] for request in fake.asked]
+    assert prompts[:2] == [prompts[0], prompts[0]]  # one warms up
+    assert prompts[2] == "of another workload"
     made, _ = load_run("latest", tiny / "served").forecasts
     assert [p.num_speculative_tokens for p in made.points] == [0, 3]
     assert made.points[1].length_there == pytest.approx(2.0)
@@ -183,7 +183,7 @@ def test_the_costs_of_a_running_server(tiny):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("--step-times none.csv", "none.csv: cannot be read"),
         ("--step-times bad.csv", "bad.csv:3: cost: expected a number above 0"),
@@ -201,12 +201,12 @@ def test_the_costs_of_a_running_server(tiny):
         ("--validate-forecast --step-times rows.csv", "use one of them"),
     ],
 )
-def test_forecast_exits_2_for_invalid_options_before_measuring(tiny, options, said):
+def test_forecast_exits_2_for_invalid_options_before_measuring(tiny, options, message):
     (tiny / "rows.csv").write_text(COSTS)
     (tiny / "bad.csv").write_text("k,cost\n0,1\n3,much\n")
     (tiny / "no_step.csv").write_text("k,cost\n3,1\n")
     ran = specbench(*ASKED, *options.split(), "--runs-dir", "mistakes", cwd=tiny)
     assert ran.code == 2
-    assert said in ran.err
+    assert message in ran.err
     assert "Traceback" not in ran.err
     assert not (tiny / "mistakes").exists()

@@ -62,13 +62,13 @@ def test_a_full_disk_loses_no_block_and_the_error_gives_the_remedy(
         is_begun = len(list(root.glob("*/run.json"))) > 1
         return specbench(*(resume if is_begun else (command, *words, *out)), cwd=tiny, in_full=True)
 
-    stored, said = b"", ""
+    stored, printed = b"", ""
     for limit in full_at:
         with file_size_limit(limit):
             ran = again()
         assert ran.code == 2, (limit, ran.err)
         assert "Traceback" not in ran.err
-        said += ran.err
+        printed += ran.err
         (error,) = re.findall(r"^error: (.*)$", ran.err, re.MULTILINE)
         assert str(tmp_path) in error
         assert "File too large" in error
@@ -83,7 +83,7 @@ def test_a_full_disk_loses_no_block_and_the_error_gives_the_remedy(
         stored = now
     last = again()
     assert last.is_complete, last.err
-    assert f": run {LATER} is dated" in " ".join((said + last.err).split())
+    assert f": run {LATER} is dated" in " ".join((printed + last.err).split())
 
     run = load_run("latest", root)
     assert (run.folder / "records.jsonl").read_bytes().startswith(stored)

@@ -126,8 +126,8 @@ def test_a_worse_draft_under_the_same_name_is_caught_by_counts(place: Path, usua
     code, document = gate(place, usual, poor, "--fail-on", "mean_acceptance_length:2%")
     assert code == 1
     assert verdicts(document) == {"mean_acceptance_length": "regression", "output_tokens": "pass"}
-    (found,) = document["attributions"]
-    assert found["causes"] == ["changed weights", "acceptance"]
+    (attribution,) = document["attributions"]
+    assert attribution["causes"] == ["changed weights", "acceptance"]
     assert "weights of tiny/draft" in [change["name"] for change in document["changes"]]
 
 
@@ -141,9 +141,9 @@ def test_a_slower_forward_of_the_target_is_caught_as_a_slower_baseline(
     slow = measured(place)
     code, document = gate(place, usual, slow)
     assert code == 1
-    found = verdicts(document)
-    assert (found["mean_acceptance_length"], found["output_tokens"]) == ("pass", "pass")
-    assert found["decode_tokens_per_s"] == "regression"
+    by_metric = verdicts(document)
+    assert (by_metric["mean_acceptance_length"], by_metric["output_tokens"]) == ("pass", "pass")
+    assert by_metric["decode_tokens_per_s"] == "regression"
     (attribution,) = document["attributions"]
     assert attribution["causes"] == ["machine"]
     assert attribution["step"]["after"] > attribution["step"]["before"]

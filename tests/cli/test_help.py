@@ -81,9 +81,9 @@ def test_rare_options_are_in_help_all_only(command, tmp_path):
 def test_an_old_name_suggests_the_new_one(typed, suggested, tmp_path):
     ran = specbench(*typed.split(), cwd=tmp_path)
     assert ran.code == 2
-    *_, said = ran.err.splitlines()
+    *_, last = ran.err.splitlines()
     assert (
-        re.findall(r"(?<=[ (])(--[a-z-]+|'inspect')(?=[,)?])", said.partition(":")[2]) == suggested
+        re.findall(r"(?<=[ (])(--[a-z-]+|'inspect')(?=[,)?])", last.partition(":")[2]) == suggested
     )
 
 
@@ -142,8 +142,8 @@ def test_options_are_listed_under_the_heading_of_their_group(tmp_path):
     lines = specbench("run", "-h", cwd=tmp_path).out.splitlines()
     headings = [n for n, line in enumerate(lines) if line.endswith(":") and line[0] != " "]
     assert len(headings) >= 8
-    own = lines.index("Your own pair, without a pairings file:")
-    assert lines[own + 1].startswith("  --target MODEL")
+    index = lines.index("Your own pair, without a pairings file:")
+    assert lines[index + 1].startswith("  --target MODEL")
     assert lines[headings[-1]] == "Options:"
 
 
@@ -153,8 +153,8 @@ def test_every_command_has_an_example_that_it_understands(command, tmp_path):
     example = " ".join(out.partition("Example: specbench ")[2].split())
     name, *arguments = shlex.split(example)
     assert name == command
-    found = get_command(app).get_command(None, command)
-    assert found.make_context(command, prepare_arguments([name, *arguments])[1:]).params
+    parser = get_command(app).get_command(None, command)
+    assert parser.make_context(command, prepare_arguments([name, *arguments])[1:]).params
 
 
 def test_specbench_without_a_command_prints_three_first_commands(tmp_path):
@@ -170,24 +170,24 @@ def test_the_version_is_the_packages(tmp_path):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_complete_commands_and_options(shell, tmp_path):
-    asked = {"_SPECBENCH_COMPLETE": f"complete_{shell}"}
+    environment = {"_SPECBENCH_COMPLETE": f"complete_{shell}"}
     if shell == "bash":
-        asked |= {"COMP_WORDS": "specbench sw", "COMP_CWORD": "1"}
+        environment |= {"COMP_WORDS": "specbench sw", "COMP_CWORD": "1"}
     else:
-        asked |= {"_TYPER_COMPLETE_ARGS": "specbench sw"}
-        asked |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args"} if shell == "fish" else {}
+        environment |= {"_TYPER_COMPLETE_ARGS": "specbench sw"}
+        environment |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args"} if shell == "fish" else {}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in asked.items():
+        for name, value in environment.items():
             patch.setenv(name, value)
         assert "sweep-k" in specbench(cwd=tmp_path).out
 
 
 def test_the_help_of_check_lists_the_default_tolerances(tmp_path):
-    said = "".join(specbench("check", "--help", cwd=tmp_path).out.split())
+    help_text = "".join(specbench("check", "--help", cwd=tmp_path).out.split())
     gpu, cpu = (default_tolerances(device) for device in ("cuda", "cpu"))
-    for one in {*gpu, *cpu}:
-        assert f"{one.metric}:{100 * one.share:.3g}%" in said
-    assert "onaCPU" in said
+    for tolerance in {*gpu, *cpu}:
+        assert f"{tolerance.metric}:{100 * tolerance.share:.3g}%" in help_text
+    assert "onaCPU" in help_text
 
 
 def test_a_run_far_over_its_budget_has_a_note():

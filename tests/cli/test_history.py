@@ -26,8 +26,8 @@ def nightly(tmp_path_factory):
         file.write_text(
             json.dumps(result | {"output_throughput": speed, "date": f"202611{i + 1:02}-020000"})
         )
-        told = ("--pairing", "llama/head", "--method", "eagle3", "--temperature", "0")
-        assert specbench("import", file, *told, cwd=folder).code == 0
+        options = ("--pairing", "llama/head", "--method", "eagle3", "--temperature", "0")
+        assert specbench("import", file, *options, cwd=folder).code == 0
     return folder
 
 

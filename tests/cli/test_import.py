@@ -18,8 +18,8 @@ VLLM = (FILES / "vllm_base.json", FILES / "vllm_spec.json")
 TOLD = ("--pairing", "llama/head", "--method", "eagle3", "-w", "mtbench", "--temperature", "0")
 
 
-def document(tmp_path, *files, told=(*TOLD, "-k", "0")):
-    ran = specbench("import", *files, *told, "--json", cwd=tmp_path)
+def document(tmp_path, *files, options=(*TOLD, "-k", "0")):
+    ran = specbench("import", *files, *options, "--json", cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     return json.loads(ran.out)
 
@@ -69,13 +69,13 @@ def detailed(tmp_path, k, decode_s, num_at_once=1):
 def test_requests_one_at_a_time_give_an_interval_over_their_prompts(tmp_path):
     base_s, spec_s = [1.0, 1.2, 0.9, 1.1, 1.0, 1.3], [0.5, 0.7, 0.4, 0.6, 0.45, 0.6]
     files = detailed(tmp_path, 0, base_s), detailed(tmp_path, 4, spec_s)
-    found = document(tmp_path, *files, told=TOLD)
+    imported = document(tmp_path, *files, options=TOLD)
     wanted = speedup_interval(
         [2.1, 1.2, 0.9, 1.0, 1.3], [1.1, 0.7, 0.4, 0.45, 0.6]
     )  # 0 and 3 are one
-    assert found["cells"][1]["speedup"] == pytest.approx(asdict(wanted))
-    assert found["decisions"][0]["num_speculative_tokens"] == 4
-    assert "requests" not in found["imported"][0]
+    assert imported["cells"][1]["speedup"] == pytest.approx(asdict(wanted))
+    assert imported["decisions"][0]["num_speculative_tokens"] == 4
+    assert "requests" not in imported["imported"][0]
     recommended = specbench("recommend", "--json", cwd=tmp_path)
     assert recommended.code == 0
     best = json.loads(recommended.out)["picks"][0]["best"]
@@ -85,16 +85,16 @@ def test_requests_one_at_a_time_give_an_interval_over_their_prompts(tmp_path):
 def test_concurrent_requests_or_other_prompts_give_no_interval(tmp_path):
     seconds = [1.0, 1.2, 0.9, 1.1, 1.0]
     files = [detailed(tmp_path, k, seconds, num_at_once=4) for k in (0, 4)]
-    at_once = document(tmp_path, *files, told=TOLD)["cells"][1]
+    at_once = document(tmp_path, *files, options=TOLD)["cells"][1]
     assert at_once["speedup"] == {"estimate": pytest.approx(5.0), "low": None, "high": None}
     files = detailed(tmp_path, 0, [*seconds, 1.0]), detailed(tmp_path, 4, seconds)
-    others = document(tmp_path, *files, told=TOLD)["cells"][1]
-    assert others["speedup"]["low"] is None
+    other_cell = document(tmp_path, *files, options=TOLD)["cells"][1]
+    assert other_cell["speedup"]["low"] is None
 
 
 def test_a_ratio_of_aggregates_is_shown_but_undecided(tmp_path):
-    found = document(tmp_path, *VLLM)
-    (decision,) = found["decisions"]
+    imported = document(tmp_path, *VLLM)
+    (decision,) = imported["decisions"]
     assert (decision["num_speculative_tokens"], decision["speedup"]["low"]) == (0, None)
     ran = specbench("recommend", cwd=tmp_path)
     assert ran.code == 3
@@ -162,7 +162,7 @@ def test_random_prompts_and_a_servers_running_average_are_warned_of(tmp_path):
     line = json.loads((FILES / "sglang.jsonl").read_text().splitlines()[1])
     file = tmp_path / "random.jsonl"
     file.write_text(json.dumps(line | {"dataset_name": "random"}))
-    (cell,) = document(tmp_path, file, told=("--temperature", "0"))["cells"]
+    (cell,) = document(tmp_path, file, options=("--temperature", "0"))["cells"]
     length, prompts = cell["warnings"]
     assert length.startswith("accept_length is ")
     assert prompts.startswith("random prompts: ")

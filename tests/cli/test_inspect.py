@@ -39,8 +39,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> str:
     out = StringIO()
     with redirect_stdout(out):
         show = _RoundPrinter(lambda: None)
-        for one in ROUNDS:
-            show(one, text)
+        for round_ in ROUNDS:
+            show(round_, text)
     return out.getvalue()
 
 
@@ -90,25 +90,25 @@ def test_a_part_of_a_character_is_shown_as_its_token(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("asked", "own", "deepest", "k"),
+    ("requested_k", "pairing_k", "deepest", "k"),
     [(3, 5, 9, 3), (None, 5, 3, 5), (None, None, None, 4), (None, None, 9, 4), (None, None, 2, 2)],
 )
 def test_k_falls_back_from_the_option_to_the_pairing_to_the_drafter(
-    asked: int | None,
-    own: int | None,
+    requested_k: int | None,
+    pairing_k: int | None,
     deepest: int | None,
     k: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("specbench.bench.planning.deepest", lambda *_, **__: deepest)
-    ks = None if asked is None else (asked,)
+    ks = None if requested_k is None else (requested_k,)
     settings: Any = SimpleNamespace(draft=DraftSettings(num_speculative_tokens=ks))
-    pairing: Any = SimpleNamespace(drafter=SimpleNamespace(num_speculative_tokens=own))
+    pairing: Any = SimpleNamespace(drafter=SimpleNamespace(num_speculative_tokens=pairing_k))
     assert _k(settings, pairing) == k
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("inspect", "name one pairing"),
         ("inspect demo -p Hi", "inspect shows one pairing; name one of demo/draft"),
@@ -118,20 +118,20 @@ def test_k_falls_back_from_the_option_to_the_pairing_to_the_drafter(
     ],
 )
 def test_inspect_refuses_bad_arguments_and_lists_valid_pairings(
-    words: str, said: str, tmp_path: Path
+    words: str, message: str, tmp_path: Path
 ) -> None:
     ran = specbench(words, cwd=tmp_path)
-    assert (ran.code, said in ran.err) == (2, True), ran.err
+    assert (ran.code, message in ran.err) == (2, True), ran.err
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_callback_gets_the_result(temperature: float, tiny: Path) -> None:
     from specbench.bench.generation import watched_generation
 
-    told: list[WatchedRound] = []
+    seen: list[WatchedRound] = []
     with chdir(tiny):
         for pairing in load_pairings().select(["tiny"]):
-            told.clear()
+            seen.clear()
             settings = RunSettings(
                 workload=WorkloadSettings(pairings=(pairing.name,), workloads=()),
                 sampling=SamplingSettings(temperatures=(temperature,), max_new_tokens=24),
@@ -139,12 +139,12 @@ def test_the_callback_gets_the_result(temperature: float, tiny: Path) -> None:
                 machine=MachineSettings(device="cpu", threads=1),
             )
             done = watched_generation(
-                settings, pairing, "Name a colour", 3, RecordingWatch(), lambda r, _: told.append(r)
+                settings, pairing, "Name a colour", 3, RecordingWatch(), lambda r, _: seen.append(r)
             )
-            emitted = [token for one in told for token in (*one.accepted, one.extra)]
+            emitted = [token for round_ in seen for token in (*round_.accepted, round_.extra)]
             assert [token for token in emitted if token is not None] == list(done.output_ids)
-            assert done.rounds == tuple(told)
-            assert all(one.num_drafted <= 3 for one in told)
-            for one in told[1:]:
-                num_judged = len(one.accepted) + len(one.rejected)
-                assert one.extra is None or num_judged == one.num_drafted
+            assert done.rounds == tuple(seen)
+            assert all(round_.num_drafted <= 3 for round_ in seen)
+            for round_ in seen[1:]:
+                num_judged = len(round_.accepted) + len(round_.rejected)
+                assert round_.extra is None or num_judged == round_.num_drafted

@@ -125,8 +125,8 @@ def test_killed_commands_neither_lose_nor_repeat_a_stored_block(
     assert stored_lines(root).startswith(stored)
     assert run.is_complete
     explored = [block for block in run.blocks if block.purpose == "explore"]
-    asked = Counter(block.prompt_id for block in explored)
-    assert asked == Counter(f"p{i}" for i in range(num_prompts))
+    counts = Counter(block.prompt_id for block in explored)
+    assert counts == Counter(f"p{i}" for i in range(num_prompts))
     assert all(set(block.order) == set(explored[0].order) for block in explored)
     assert len({block.block_id for block in run.blocks}) == len(run.blocks)
     answered = {(r.prompt_id, r.turn) for r in run.references}

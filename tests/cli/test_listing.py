@@ -128,9 +128,9 @@ def test_doctor_counts_missing_models_as_this_machine_would_load_them(tmp_path):
         "    drafters:\n      near: {method: draft_model, model: owner/near, weights_gib: 1}\n"
     )
     ran = specbench("doctor far --json", cwd=tmp_path)
-    told = json.loads(ran.out)
-    (row,) = told["pairings"]
-    gib = 900_001 * (2 if told["device"] == "cpu" else 1)  # a CPU loads them in float32
+    document = json.loads(ran.out)
+    (row,) = document["pairings"]
+    gib = 900_001 * (2 if document["device"] == "cpu" else 1)  # a CPU loads them in float32
     assert ran.code == 1
     assert row["weights_gib"] == gib
     assert f"at least {gib:,.0f} GiB" in row["problems"][0]
@@ -215,5 +215,5 @@ def test_doctor_prints_one_line_per_pairing_without_truncation(tmp_path):
     ran = specbench("doctor", cwd=tmp_path)
     rows = [line for line in ran.out.splitlines() if "/" in line.partition(" ")[0]]
     listed = json.loads(specbench("list pairings --json", cwd=tmp_path).out)
-    assert [row.split()[0] for row in rows] == [one["pairing"] for one in listed]
+    assert [row.split()[0] for row in rows] == [entry["pairing"] for entry in listed]
     assert "`specbench doctor PAIRING`" in ran.out.splitlines()[-1]

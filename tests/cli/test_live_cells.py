@@ -27,11 +27,11 @@ def test_live_cells_count_a_repeated_prompt_once() -> None:
 
 def test_concurrent_requests_are_timed_by_their_pass_with_every_token() -> None:
     requests = [made_request(KEY.id, name, ROUNDS) for name in ("p1", "p2")]
-    told = PassRecord(cell_id=KEY.id, seconds=0.5, rounds=None)
+    pass_record = PassRecord(cell_id=KEY.id, seconds=0.5, rounds=None)
     alone = made_request(BASE_KEY.id, "p1", steps(9))
     stray = PassRecord(cell_id="of another block", seconds=9.0, rounds=None)
     cells = LiveCells()
-    block = made_block("all", alone, *requests, passes=(told, stray))
+    block = made_block("all", alone, *requests, passes=(pass_record, stray))
     cells.add(block_of(KEY, BASE_KEY), block)
     assert cells.recent() == [
         f"{KEY.label}, 28.0 tok/s, 3.00 tokens per round, 2 prompts",

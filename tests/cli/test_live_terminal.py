@@ -48,6 +48,6 @@ def test_the_live_view_shows_control_characters_of_a_name(tiny, tmp_path):
     name = b"odd" + SHOWN_ESCAPE + b"[31mname"
     assert name in seen
     assert seen.count(SHOWN_ESCAPE) == seen.count(name)
-    _, *said = seen.decode().rpartition("report: ")[2].splitlines()
-    assert " ".join(said).strip().startswith("odd")
-    assert 40 < max(map(len, said)) <= 80  # broken between words
+    _, *lines = seen.decode().rpartition("report: ")[2].splitlines()
+    assert " ".join(lines).strip().startswith("odd")
+    assert 40 < max(map(len, lines)) <= 80  # broken between words

@@ -46,9 +46,9 @@ def lossy(tiny: Path) -> Path:
 @pytest.fixture(scope="module")
 def ran(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
     out = tmp_path_factory.mktemp("lossy")
-    asked = ("-w", "prompts.jsonl", "--num-prompts", "5", "-k", "3,auto", "--concurrency", "2")
+    options = ("-w", "prompts.jsonl", "--num-prompts", "5", "-k", "3,auto", "--concurrency", "2")
     return specbench(
-        "run", *ALL, *asked, *SMALL, "--repeats", "1", "--runs-dir", out, cwd=lossy
+        "run", *ALL, *options, *SMALL, "--repeats", "1", "--runs-dir", out, cwd=lossy
     ), out
 
 
@@ -88,17 +88,17 @@ def test_lossy_texts_stop_at_their_own_end_and_differ_from_k_0(ran) -> None:
     by_drafter = {key.draft.drafter: texts[key.id] for key in stored.run.keys if key.id in texts}
     assert by_drafter["copy"] == by_drafter["none"]
     assert by_drafter["wild"] != by_drafter["none"]
-    said = " ".join(done.out.split())
-    assert re.search("outputs differ .*K = 0 .*rule typical", said)
+    output = " ".join(done.out.split())
+    assert re.search("outputs differ .*K = 0 .*rule typical", output)
 
 
 def test_samples_are_also_drawn_under_a_lossy_rule(lossy: Path, tmp_path: Path) -> None:
-    asked = ("-w", "prompts.jsonl", "-k", "2", "--temperature", "0.8", "--best-of", "3")
+    options = ("-w", "prompts.jsonl", "-k", "2", "--temperature", "0.8", "--best-of", "3")
     sizes = ("--num-prompts", "2", "--repeats", "1", "--runs-dir", tmp_path)
-    done = specbench("run", "tiny/bold", *asked, *sizes, *SMALL, "--json", cwd=lossy)
+    done = specbench("run", "tiny/bold", *options, *sizes, *SMALL, "--json", cwd=lossy)
     assert done.is_complete
     best = json.loads(done.out)["best_of"]
-    assert {one["key"]["lossy"] for one in best} == {None, "typical"}
+    assert {entry["key"]["lossy"] for entry in best} == {None, "typical"}
 
 
 def test_lists_and_plans_mark_lossy_drafters(lossy: Path) -> None:
@@ -132,11 +132,11 @@ def test_lossy_drafters_run_only_on_the_built_in_engine(lossy: Path) -> None:
 def test_options_that_contradict_the_acceptance_rule_are_refused(
     arguments: str, says: str, lossy: Path, tmp_path: Path
 ) -> None:
-    asked = ("-w", "prompts.jsonl", *SMALL, "--runs-dir", tmp_path)
-    done = specbench("run", *ALL, *asked, *arguments.split(), cwd=lossy)
+    options = ("-w", "prompts.jsonl", *SMALL, "--runs-dir", tmp_path)
+    done = specbench("run", *ALL, *options, *arguments.split(), cwd=lossy)
     assert (done.code, done.out) == (2, "")
     assert says in done.err
-    fine = specbench("run", "tiny/copy", *asked, *arguments.split(), "--dry-run", cwd=lossy)
+    fine = specbench("run", "tiny/copy", *options, *arguments.split(), "--dry-run", cwd=lossy)
     assert fine.code == 0
 
 
@@ -144,8 +144,8 @@ VERIFY = ("-w", "prompts.jsonl", "--num-prompts", "3", "--num-tokens", "1000", "
 
 
 def verdicts(done: Ran) -> dict[tuple[str, float], str]:
-    found = json.loads(done.out)["results"]
-    return {(r["pairing"], r["temperature"]): r["verdict"] for r in found}
+    results = json.loads(done.out)["results"]
+    return {(r["pairing"], r["temperature"]): r["verdict"] for r in results}
 
 
 def test_verify_reports_a_lossy_drafter_and_exits_1(lossy: Path) -> None:
@@ -172,6 +172,6 @@ def test_verify_detects_an_unmarked_lossy_drafter_by_statistics(
     monkeypatch.setattr(BuiltinEngine, "lossy_option", lambda *_: None)
     done = specbench("verify", "tiny/wild", *VERIFY, *SMALL, cwd=lossy)
     assert done.code == 1
-    found = verdicts(done)
-    assert found["tiny/wild", 0.0] == found["tiny/wild", 0.7] == "mismatch"
-    assert found["tiny", 0.7] == "matches_distribution"
+    by_pairing = verdicts(done)
+    assert by_pairing["tiny/wild", 0.0] == by_pairing["tiny/wild", 0.7] == "mismatch"
+    assert by_pairing["tiny", 0.7] == "matches_distribution"

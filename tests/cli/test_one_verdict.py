@@ -346,9 +346,9 @@ def test_every_command_refuses_what_loading_refuses(
         for word in case.words:
             assert plain(word) in plain(ran.out + ran.err), (door, ran)
     assert not list(tmp_path.glob("reports/*/run.json"))  # nothing was begun
-    said = refusal_of_loading(folder, None if case.is_target else sound)
+    message = refusal_of_loading(folder, None if case.is_target else sound)
     for word in case.words:
-        assert word in said
+        assert word in message
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -365,10 +365,12 @@ def test_planning_and_loading_give_the_same_reason(
             if case.is_target
             else check_drafter(target, pairing.drafter).findings
         )
-        reasons = [one.reason for one in checked if one.keeps_from_loading]
+        reasons = [finding.reason for finding in checked if finding.keeps_from_loading]
     assert len(reasons) == 1
-    said = refusal_of_loading(folder, None if case.is_target else sound).replace(f"{folder}/", "")
-    assert reasons[0].replace("./", "").replace(f"{folder}/", "") in said
+    message = refusal_of_loading(folder, None if case.is_target else sound).replace(
+        f"{folder}/", ""
+    )
+    assert reasons[0].replace("./", "").replace(f"{folder}/", "") in message
 
 
 def test_more_threads_than_cores_are_refused_with_the_number_of_cores(
@@ -376,12 +378,12 @@ def test_more_threads_than_cores_are_refused_with_the_number_of_cores(
 ):
     folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
     monkeypatch.setattr("specbench.probes.host.num_cores", lambda: 3)
-    asked = (*RUN, "--threads", "4")
+    options = (*RUN, "--threads", "4")
     for command in ("run", "sweep-k"):
-        ran = specbench(command, "case/x", *asked, cwd=folder)
+        ran = specbench(command, "case/x", *options, cwd=folder)
         assert ran.code == 2, ran
         assert "1 to 3" in ran.err
-    ran = specbench("run", "case/x", *asked, "--dry-run", cwd=folder)
+    ran = specbench("run", "case/x", *options, "--dry-run", cwd=folder)
     assert (ran.code, "1 to 3" in ran.err) == (0, True)
     all_cores = specbench("run", "case/x", *RUN, "--threads", "3", "--dry-run", cwd=folder)
     assert (all_cores.code, "1 to 3" in all_cores.err) == (0, False)
@@ -392,10 +394,10 @@ def test_prompts_beyond_the_context_are_named_by_every_dry_run(models: Path, tmp
     folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
     with (folder / "prompts.jsonl").open("a") as file:
         file.write("\n" + json.dumps({"id": "long", "turns": ["word " * 4000]}))
-    asked = ("-w", "prompts.jsonl", "--max-new-tokens", "12", "--dry-run")
-    run = specbench("run", "case/x", *asked, cwd=folder)
-    pair = specbench("pair", "case", *asked, cwd=folder)
-    stored = json.loads(specbench("pair", "case", *asked, "--json", cwd=folder).out)
+    options = ("-w", "prompts.jsonl", "--max-new-tokens", "12", "--dry-run")
+    run = specbench("run", "case/x", *options, cwd=folder)
+    pair = specbench("pair", "case", *options, cwd=folder)
+    stored = json.loads(specbench("pair", "case", *options, "--json", cwd=folder).out)
     (note,) = (note for note in stored["machine"]["notes"] if "left out" in note)
     assert "1 of 7 prompts" in note
     assert all(plain(note) in plain(ran.out) for ran in (run, pair))
@@ -411,7 +413,7 @@ def test_a_format_for_a_server_needs_no_local_reader(models: Path, tmp_path: Pat
         ("pair", "case", "--dry-run", "--gpu", "H100"): 0,
     }
     ran = {command: specbench(*command, cwd=folder) for command in commands}
-    assert {command: one.code for command, one in ran.items()} == commands
+    assert {command: result.code for command, result in ran.items()} == commands
     mixed = ("run", "case/x", *RUN, "--dry-run", "--engine", "builtin,vllm")
     assert "warning: case cannot" in ran[mixed].err
 
@@ -431,10 +433,10 @@ def test_a_missing_optional_package_is_reported_by_every_command(
     file.write_text(file.read_text().replace("model: ./x", f"model: ./x, {entry}"))
     monkeypatch.setattr("specbench.files.model.find_spec", lambda _: None)
     ran = doors(folder)
-    assert [one.code for one in ran.values()] == [2, 1, 2, 0, 2]
-    said = [plain(ran[door].out + ran[door].err) for door in ("pair", "doctor", "dry run", "run")]
+    assert [result.code for result in ran.values()] == [2, 1, 2, 0, 2]
+    texts = [plain(ran[door].out + ran[door].err) for door in ("pair", "doctor", "dry run", "run")]
     for word in words:
-        assert all(plain(word) in text for text in (*said, plain(refusal_of_loading(folder))))
+        assert all(plain(word) in text for text in (*texts, plain(refusal_of_loading(folder))))
 
 
 def fewer_rows(folder: Path) -> None:
@@ -468,7 +470,7 @@ def test_a_pair_that_loads_with_a_loss_gives_a_warning(models: Path, tmp_path: P
     folder = write_case(models, tmp_path, Case(method, lambda _: None, ()))
     change(folder / changed)
     ran = doors(folder)
-    assert [one.code for one in ran.values()][:-1] == [0, 0, 0, 0], ran
+    assert [result.code for result in ran.values()][:-1] == [0, 0, 0, 0], ran
     for door in ("pair", "dry run", "run"):
         for word in words:
             assert word in ran[door].out + ran[door].err, (door, ran[door])
@@ -490,7 +492,7 @@ def test_tokens_that_the_draft_does_not_know_change_no_text(models: Path, tmp_pa
     engine, (pairing,) = engine_of(folder), load_pairings(folder / "pairings.yaml").all
     drafter = pairing.drafter
     engine.add_drafter(drafter)
-    said = set()
+    token_ids = set()
     for seed in range(8):
         request = Request(
             prompt_ids=tuple(range(3 + seed, 23 + seed)),
@@ -501,8 +503,8 @@ def test_tokens_that_the_draft_does_not_know_change_no_text(models: Path, tmp_pa
         plain_ids = engine.generate(request, engine.baseline).output_ids
         work = Work(drafter=drafter.name, method=drafter.method, k=3)
         assert engine.generate(request, work).output_ids == plain_ids
-        said |= set(plain_ids)
-    assert said & {259, 260}
+        token_ids |= set(plain_ids)
+    assert token_ids & {259, 260}
 
 
 @pytest.mark.parametrize("role", ["target", "draft", "head"])
@@ -517,10 +519,10 @@ def test_numbers_that_are_not_finite_are_named_with_the_role_of_their_model(
     name = next(name for name in tensors if name.endswith("mlp.up_proj.weight"))
     tensors[name][1, 2] = value
     save_file(tensors, file, metadata={"format": "pt"})
-    said = refusal_of_loading(folder)
-    assert f"the {role} " in said
-    assert "NaN or infinities" in said
-    assert name in said
+    message = refusal_of_loading(folder)
+    assert f"the {role} " in message
+    assert "NaN or infinities" in message
+    assert name in message
     ran = specbench("run", "case/x", *RUN, cwd=folder)
     assert ran.code == 2
     assert ran.err.count(name) == 1

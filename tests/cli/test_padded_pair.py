@@ -20,12 +20,12 @@ def test_pair_names_the_engines_that_do_something_special(folder: Path):
     ran = specbench("pair padded --draft draft --dry-run --json", cwd=folder)
     assert ran.code == 0, ran.err
     (drafter,) = json.loads(ran.out)["drafters"]
-    notes = {one["field"]: one for one in drafter["findings"] if TARGET in one["reason"]}
+    notes = {f["field"]: f for f in drafter["findings"] if TARGET in f["reason"]}
     assert set(notes) == {"vllm", "sglang", "tensorrt_llm", "transformers"}
     assert "use_heterogeneous_vocab" in notes["vllm"]["reason"]
     equal = specbench("pair demo --draft draft --dry-run --json", cwd=folder)
     (drafter,) = json.loads(equal.out)["drafters"]
-    assert not {"vllm", "sglang"} & {one["field"] for one in drafter["findings"]}
+    assert not {"vllm", "sglang"} & {finding["field"] for finding in drafter["findings"]}
 
 
 def test_a_plan_of_served_cells_states_what_the_engine_does(folder: Path):
@@ -33,7 +33,7 @@ def test_a_plan_of_served_cells_states_what_the_engine_does(folder: Path):
     ran = specbench(*plan, "vllm", cwd=folder)
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
-    (warning,) = (one for one in document["warnings"] if TARGET in one)
+    (warning,) = (text for text in document["warnings"] if TARGET in text)
     assert "use_heterogeneous_vocab" in warning
     assert {cell["num_speculative_tokens"] for cell in document["cells"]} == {0, 4}
     ran = specbench(*plan, "sglang", cwd=folder)

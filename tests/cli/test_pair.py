@@ -63,7 +63,7 @@ def test_the_json_output_of_pair_has_every_finding(shelf):
     )
     assert (ran.code, ran.err) == (0, "")
     document = json.loads(ran.out)
-    by_name = {one["drafter"]: one for one in document["drafters"]}
+    by_name = {entry["drafter"]: entry for entry in document["drafters"]}
     assert {"other", "eagle", "ngram", "suffix"} <= set(by_name)
     refused = [f for f in by_name["eagle"]["findings"] if f["level"] == "refused"]
     assert {(f["field"], f["target"], f["draft"]) for f in refused} >= {("hidden_size", "32", "64")}
@@ -129,7 +129,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("tiny --draft eagle", "the method needs weights"),
         ("tiny --draft ngrm", "no such method, did you mean 'ngram'?, and no model of"),
@@ -152,10 +152,10 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
         ("./drafts/eagle --draft ngram", "cannot be a target"),
     ],
 )
-def test_pair_exits_2_for_invalid_arguments(shelf, arguments, said):
+def test_pair_exits_2_for_invalid_arguments(shelf, arguments, message):
     ran = plan(*arguments.split(), cwd=shelf)
     assert ran.code == 2
-    assert said in ran.err
+    assert message in ran.err
     assert "Traceback" not in ran.err
 
 
@@ -163,8 +163,8 @@ def test_a_truncated_context_names_the_limit(shelf):
     longest = json.loads((shelf / "target" / "config.json").read_text())["max_position_embeddings"]
     arguments = ("tiny", "--draft", "ngram", "--gpu", "L4", "--plan-context")
     cut = plan(*arguments, str(4 * longest), cwd=shelf)
-    said = f"capped at {longest:,} tokens, the maximum by the target's files, instead of"
-    assert f"{said} {4 * longest:,}" in cut.out
+    note = f"capped at {longest:,} tokens, the maximum by the target's files, instead of"
+    assert f"{note} {4 * longest:,}" in cut.out
     assert "the target's config.json" not in plan(*arguments, str(longest), cwd=shelf).out
 
 
@@ -246,12 +246,12 @@ def test_a_mixture_of_experts_has_a_note_on_the_experts_of_a_verification(tmp_pa
         sizes = dict(zip(names, (8, 2), strict=True))
         change_json(spec.folder / "config.json", lambda config: config.update(sizes))
     typed = ("./target", "--draft", "ngram", "-k", "4")
-    found = json.loads(plan(*typed, "--json", cwd=tmp_path).out)["experts"]
+    experts = json.loads(plan(*typed, "--json", cwd=tmp_path).out)["experts"]
     printed = plan(*typed, cwd=tmp_path).out.replace("\n", " ")
     if names is None:
-        assert found is None
+        assert experts is None
         assert "experts" not in printed
     else:
         expected = sum(1 - 0.75**5 for _ in range(8))  # each expert is missed by 5 tokens
-        assert found == {"num": 8, "per_token": 2, "num_tokens": 5, "expected": expected}
+        assert experts == {"num": 8, "per_token": 2, "num_tokens": 5, "expected": expected}
         assert re.search(r"2 of 8 .* 5 tokens .* 6\.1 .* 3\.1 times", printed)

@@ -52,8 +52,8 @@ def test_a_gguf_pair_is_refused_by_the_rules_of_llama_cpp(
     write_gguf(tmp_path / "d.gguf", tokens, **draft)
     code, document = pair(tmp_path)
     (drafter,) = document["drafters"]
-    found = [(finding["field"], finding["level"]) for finding in drafter["findings"]]
-    assert found[:1] == ([expected] if expected else [])
+    findings = [(finding["field"], finding["level"]) for finding in drafter["findings"]]
+    assert findings[:1] == ([expected] if expected else [])
     is_refused = ("refused" in expected) if expected else False
     assert code == (2 if is_refused else 0)
     assert (drafter["memory"] is None) == is_refused
@@ -169,7 +169,7 @@ def test_pair_exits_2_for_gguf_files_that_cannot_be_compared(tmp_path: Path, wor
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
-    blocks = [one for one in examples(ROOT / "docs" / "pair.md") if ".gguf" in one.text]
+    blocks = [example for example in examples(ROOT / "docs" / "pair.md") if ".gguf" in example.text]
     commands = [words for block in blocks for words in block.commands]
     assert {words[1] for words in commands} == {"pair", "sweep-k"}
     for words in commands:

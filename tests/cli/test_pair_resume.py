@@ -39,10 +39,10 @@ def test_the_printed_resume_command_completes_and_ranks(tiny, interrupted):
     assert not load_run("latest", out, also_empty=True).is_complete
     ran = specbench(*command, "--json", cwd=tiny)
     assert ran.is_complete, ran.err
-    found = json.loads(ran.out)
-    assert {one["drafter"] for one in found["ranking"]} == {"ngram", "suffix"}
+    document = json.loads(ran.out)
+    assert {entry["drafter"] for entry in document["ranking"]} == {"ngram", "suffix"}
     stored = load_run("latest", out)
-    assert (stored.run.run_id, stored.is_complete) == (found["run_id"], True)
+    assert (stored.run.run_id, stored.is_complete) == (document["run_id"], True)
     assert stored.run.settings.forecasting.most_drafters == 1
     again = specbench(*command, *HERE, cwd=tiny)  # finished, and its own options repeated
     assert again.is_complete, again.err
@@ -51,7 +51,7 @@ def test_the_printed_resume_command_completes_and_ranks(tiny, interrupted):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("./target --draft ngram", "leave out --draft, --discover and --dry-run"),
         ("./target --discover", "leave out --draft, --discover and --dry-run"),
@@ -61,11 +61,11 @@ def test_the_printed_resume_command_completes_and_ranks(tiny, interrupted):
         ("./draft", "ranks drafters for target, not for draft"),
     ],
 )
-def test_resume_refuses_drafts_that_the_run_did_not_request(tiny, interrupted, arguments, said):
+def test_resume_refuses_drafts_that_the_run_did_not_request(tiny, interrupted, arguments, message):
     out, _ = interrupted
     ran = specbench(f"pair {arguments} --resume latest --runs-dir", out, cwd=tiny)
     assert ran.code == 2
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_the_hint_names_the_file_that_has_the_target(tiny, tmp_path):
@@ -75,12 +75,12 @@ def test_the_hint_names_the_file_that_has_the_target(tiny, tmp_path):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TargetRun, "measure", interrupt)
-        asked = ("pair", "mine", "--config", str(tmp_path / "mine.yaml"), *HERE)
-        ran = specbench(*asked, "--runs-dir", str(tmp_path), cwd=tiny)
+        options = ("pair", "mine", "--config", str(tmp_path / "mine.yaml"), *HERE)
+        ran = specbench(*options, "--runs-dir", str(tmp_path), cwd=tiny)
     (command,) = re.findall(r"Resume with: specbench (.*)$", ran.err, re.MULTILINE)
     again = specbench(*shlex.split(command), "--json", cwd=tiny)
     assert again.code in (0, 3, 4), again.err
-    assert [one["drafter"] for one in json.loads(again.out)["ranking"]] == ["ngram"]
+    assert [entry["drafter"] for entry in json.loads(again.out)["ranking"]] == ["ngram"]
 
 
 def test_a_run_of_another_command_is_refused_with_the_right_command(tiny, tmp_path):

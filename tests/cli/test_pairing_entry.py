@@ -32,8 +32,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def entry(word: str, file: Path | None = None) -> tuple[str, str]:
     """Where to paste, and what."""
     spec = load_pairings(file).target(word).model if "/" not in word else model_spec(word)
-    told = pairing_entry("eagle", Path("heads/first"), word, spec, file)
-    where, _, lines = told.partition("\n")
+    entry = pairing_entry("eagle", Path("heads/first"), word, spec, file)
+    where, _, lines = entry.partition("\n")
     return where, lines + "\n"
 
 

@@ -24,8 +24,8 @@ DEMO_MODELS = Path(demo.__file__).parent / "models"
 def outlook(folder: Path, *words: str) -> dict[str, Any]:
     ran = specbench("run", *words, "--dry-run", "--json", "--device", "cpu", cwd=folder)
     assert ran.code == 0, ran.err
-    (found,) = json.loads(ran.out)["estimates"]
-    return found
+    (estimate,) = json.loads(ran.out)["estimates"]
+    return estimate
 
 
 def test_memory_is_that_of_the_dtype_that_this_device_takes(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_an_earlier_run_gives_the_time_per_token(tmp_path: Path) -> None:
         for record in stored.blocks:
             writer.append(record)
         writer.finish()
-    found = outlook(tmp_path, "demo/draft", "-w", "chat", "--num-prompts", "10", "-k", "4")
-    assert found["seconds_are_measured"]
+    estimate = outlook(tmp_path, "demo/draft", "-w", "chat", "--num-prompts", "10", "-k", "4")
+    assert estimate["seconds_are_measured"]
     spent_s = sum(sum(block_seconds(block).values()) for block in stored.blocks)
     num_tokens = sum(r.num_output_tokens for b in stored.blocks for r in b.requests)
     plan = json.loads(
@@ -99,15 +99,15 @@ def test_a_failed_run_gives_no_estimate(tmp_path: Path) -> None:
 
 def test_a_server_uses_the_checkpoints_dtype_and_llama_cpp_starts_quickly(tmp_path: Path) -> None:
     words = ("run", "demo/draft", "-w", "chat", "-k", "4", "--dry-run", "--json")
-    found = {}
+    seconds = {}
     for engine in ("vllm", "llama_cpp"):
         plan = json.loads(specbench(*words, "--engine", engine, cwd=tmp_path).out)
         (memory,) = plan["estimates"]
         assert (memory["server"], memory["dtype"], memory["seconds"]) == (engine, "bfloat16", None)
         assert memory["memory_bytes"] > 0
         (sessions,) = plan["sessions"]
-        found[engine] = sessions["seconds"]
-    assert found["vllm"] - found["llama_cpp"] > 600
+        seconds[engine] = sessions["seconds"]
+    assert seconds["vllm"] - seconds["llama_cpp"] > 600
     ran = specbench(*words[:-1], "--engine", "llama_cpp", cwd=tmp_path)
     assert re.search("demo .*llama_cpp, per server: ", ran.out)
 
@@ -124,9 +124,9 @@ def test_prompts_that_exceed_the_context_are_counted_in_a_plan_and_not_planned(
     assert ran.code == 0
     plan = json.loads(ran.out)
     assert {cell["num_prompts"] for cell in plan["cells"]} == {2}
-    (told,) = plan["warnings"]
+    (warning,) = plan["warnings"]
     for value in ("own.jsonl", "left out", "2 of 4 prompts", "1,024"):
-        assert value in told
+        assert value in warning
 
 
 def test_prompts_that_may_exceed_a_servers_context_are_planned(

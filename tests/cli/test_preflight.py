@@ -65,9 +65,9 @@ def test_errors_are_reported_without_torch(tmp_path: Path) -> None:
     )
     lines = done.stdout.splitlines()
     assert len(lines) == len(WRONG)
-    for (command, said), line in zip(WRONG.items(), lines, strict=True):
+    for (command, message), line in zip(WRONG.items(), lines, strict=True):
         assert line.startswith("2 False "), f"{command}: {line}"
-        assert said in line, f"{command}: {line}"
+        assert message in line, f"{command}: {line}"
 
 
 def settings(device: str) -> RunSettings:

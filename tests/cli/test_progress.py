@@ -11,10 +11,10 @@ from specbench.models.library_output import report_progress
 PATIENCE_S = 20.0
 
 
-def said(capsys: pytest.CaptureFixture[str], what: str) -> str:
+def said(capsys: pytest.CaptureFixture[str], words: str) -> str:
     """Standard error until it holds some words, or for as long as one has patience."""
     text, until = "", time.monotonic() + PATIENCE_S
-    while what not in text and time.monotonic() < until:
+    while words not in text and time.monotonic() < until:
         time.sleep(0.01)
         text += capsys.readouterr().err
     return text

@@ -12,10 +12,10 @@ from tests.decide.conftest import summary
 Bounds = tuple[float | None, float, float | None]
 
 
-def ranked(drafter: str, *found: Bounds | None, basis: str = "measured") -> RankedDrafter:
+def ranked(drafter: str, *intervals: Bounds | None, basis: str = "measured") -> RankedDrafter:
     """A drafter with a speedup on each of so many workloads."""
     gains = {}
-    for i, bounds in enumerate(found):
+    for i, bounds in enumerate(intervals):
         low, estimate, high = bounds or (None, 1.0, None)
         setting = summary(4, low, estimate, high, workload=f"w{i}").key.condition
         speedup = Interval(estimate=estimate, low=low, high=high) if bounds else None
@@ -27,21 +27,21 @@ def ranked(drafter: str, *found: Bounds | None, basis: str = "measured") -> Rank
 
 def rival(*all_ranked: RankedDrafter) -> str:
     """What a verdict for the first says of another one."""
-    said = verdict(all_ranked)
-    assert said.startswith(f"Use {all_ranked[0].drafter} ")
-    return said.partition("; ")[2]
+    message = verdict(all_ranked)
+    assert message.startswith(f"Use {all_ranked[0].drafter} ")
+    return message.partition("; ")[2]
 
 
 @pytest.mark.parametrize(
-    ("bounds", "said"),
+    ("bounds", "expected"),
     [
         ((1.4, 1.5, 1.6), "Use draft (draft_model) with K=4: 1.50x faster [1.40, 1.60]."),
         ((0.9, 1.5, 2.1), "Undecided: 0.90x to 2.10x with draft at K=4, "),
         ((0.5, 0.7, 0.9), "Do not speculate: nothing measured gains."),
     ],
 )
-def test_the_last_line_of_pair_recommends_or_is_undecided(bounds, said):
-    assert verdict([ranked("draft", bounds)]).startswith(said)
+def test_the_last_line_of_pair_recommends_or_is_undecided(bounds, expected):
+    assert verdict([ranked("draft", bounds)]).startswith(expected)
 
 
 def test_with_several_settings_the_last_line_names_them_and_the_mean():
@@ -53,23 +53,23 @@ def test_with_several_settings_the_last_line_names_them_and_the_mean():
 
 @pytest.mark.parametrize(("basis", "bounds"), [("measured", None), ("forecast", (0.5, 0.7, 0.9))])
 def test_without_a_valid_measurement_nothing_is_advised(basis, bounds):
-    said = verdict([ranked("draft", bounds, basis=basis)])
-    assert said.startswith("Undecided: nothing valid ")
+    message = verdict([ranked("draft", bounds, basis=basis)])
+    assert message.startswith("Undecided: nothing valid ")
 
 
 def test_overlapping_intervals_name_the_rival_and_the_remedy():
-    said = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55)))
-    assert said.startswith("small ")
-    assert "1.45x [1.30, 1.55]" in said
-    assert "--num-prompts" in said
-    assert "(forecast)" not in said
+    message = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55)))
+    assert message.startswith("small ")
+    assert "1.45x [1.30, 1.55]" in message
+    assert "--num-prompts" in message
+    assert "(forecast)" not in message
 
 
 def test_a_rival_known_by_forecast_is_marked():
-    said = rival(
+    message = rival(
         ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55), basis="forecast")
     )
-    assert "1.45x [1.30, 1.55] (forecast)" in said
+    assert "1.45x [1.30, 1.55] (forecast)" in message
 
 
 def test_a_known_order_has_no_warning():
@@ -81,15 +81,15 @@ def test_a_known_order_has_no_warning():
 def test_the_verdict_names_no_rival_without_a_winner(basis):
     """Neither gains, or nothing was measured: the order decides nothing."""
     bounds = (0.8, 0.9, 1.0) if basis == "measured" else (1.4, 1.5, 1.6)
-    said = verdict([ranked(name, bounds, basis=basis) for name in ("big", "small")])
-    assert "small" not in said
+    message = verdict([ranked(name, bounds, basis=basis) for name in ("big", "small")])
+    assert "small" not in message
     assert verdict([])
 
 
 def test_a_figure_without_an_interval_differs_from_a_missing_one():
-    said = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None)))
-    assert said.startswith("small ")
-    assert "1.10x" in said
+    message = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None)))
+    assert message.startswith("small ")
+    assert "1.10x" in message
 
 
 def test_rivals_are_compared_by_their_mean_over_workloads():
@@ -119,7 +119,7 @@ class NothingFailed:
 
 def test_a_drafter_slower_than_k_0_is_never_called_best():
     both = [ranked("slow", (0.5, 0.7, 1.1)), ranked("ngram", (0.6, 0.85, 1.2))]
-    said = verdict(both)
-    assert "looks best" not in said
-    assert said.index("0.60x to 1.20x") < said.index("ngram")
-    assert "0.85" not in said
+    message = verdict(both)
+    assert "looks best" not in message
+    assert message.index("0.60x to 1.20x") < message.index("ngram")
+    assert "0.85" not in message

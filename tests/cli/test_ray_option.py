@@ -33,14 +33,14 @@ def test_ray_addresses_are_parsed(address):
 
 
 @pytest.mark.parametrize(
-    ("ray", "gpus", "said"),
+    ("ray", "gpus", "message"),
     [
         ("demo/draft", None, r"--ray 'demo/draft': choose from auto, local, host:port"),
         (None, 2, r"--gpus-per-task .*: add --ray"),
     ],
 )
-def test_invalid_ray_options_are_refused(ray, gpus, said):
-    with pytest.raises(UsageError, match=said):
+def test_invalid_ray_options_are_refused(ray, gpus, message):
+    with pytest.raises(UsageError, match=message):
         Nodes.parsed(ray, gpus)
 
 

@@ -59,20 +59,20 @@ def test_an_slo_of_the_run_does_not_affect_speed_objectives(folder: Path) -> Non
         for cell in report["cells"]
         if not cell["num_speculative_tokens"]
     ]
-    for one in json.loads(by_run.out)["picks"]:
-        for candidate in one["candidates"]:
+    for pick in json.loads(by_run.out)["picks"]:
+        for candidate in pick["candidates"]:
             assert candidate["value"] == candidate["requests_per_s"]
             if not candidate["num_speculative_tokens"]:
                 assert any(candidate["value"] == pytest.approx(rate) for rate in rates)
-        (best, *others) = one["candidates"]
-        assert all(best["value"] >= 0.99 * other["requests_per_s_low"] for other in others)
+        (best, *rest) = pick["candidates"]
+        assert all(best["value"] >= 0.99 * other["requests_per_s_low"] for other in rest)
 
 
 def test_recommend_by_cost_reports_the_price_per_million_tokens(folder: Path) -> None:
     ran = specbench("recommend served --objective cost --price-per-hour 2 --json", cwd=folder)
-    found = json.loads(ran.out)
-    for one in found["picks"]:
-        best = one["best"]
+    document = json.loads(ran.out)
+    for pick in document["picks"]:
+        best = pick["best"]
         assert best["value"] == pytest.approx(2 / (best["tokens_per_s"] * 3600) * 1e6)
 
 

@@ -11,9 +11,9 @@ from tests.cli.conftest import SMALL
 
 @pytest.fixture
 def run_id(finished: Ran) -> str:
-    found = re.search(r"^run (\S+)$", finished.err, re.MULTILINE)
-    assert found
-    return found[1]
+    match = re.search(r"^run (\S+)$", finished.err, re.MULTILINE)
+    assert match
+    return match[1]
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_resume_refuses_other_pairings_and_settings(
 
 @pytest.mark.slow
 def test_resume_accepts_the_runs_parameters(run_id: str, tiny: Path) -> None:
-    own = ("tiny", "-w", "prompts.jsonl", "-k", "2", *SMALL)
-    assert specbench("run", *own, "--resume", run_id, cwd=tiny).is_complete
+    options = ("tiny", "-w", "prompts.jsonl", "-k", "2", *SMALL)
+    assert specbench("run", *options, "--resume", run_id, cwd=tiny).is_complete
 
 
 def test_a_pairing_that_was_changed_since_is_refused(run_id: str, tiny: Path) -> None:

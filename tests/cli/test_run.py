@@ -31,11 +31,11 @@ def test_the_answer_is_the_last_thing_on_stdout(finished):
 
 def test_the_reports_are_written_and_their_paths_printed(finished, tiny):
     folder = run_folder(finished, tiny)
-    told = re.findall(r"^report: (.*)$", finished.out, re.MULTILINE)
-    assert [tiny / path for path in told] == [
+    paths = re.findall(r"^report: (.*)$", finished.out, re.MULTILINE)
+    assert [tiny / path for path in paths] == [
         folder / name for name in ("report.html", "report.md", "cells.csv")
     ]
-    assert all((tiny / path).stat().st_size > 100 for path in told)
+    assert all((tiny / path).stat().st_size > 100 for path in paths)
 
 
 def test_the_tables_fit_80_columns(finished):

@@ -57,18 +57,18 @@ def test_each_prompt_is_answered_once_and_n_times_at_every_k(stored):
     assert all(block.samples == () for block in blocks_of(stored, 1))
     for block in blocks_of(stored, N):
         for samples in block.samples:
-            own = [
+            requests = [
                 r
                 for r in block.requests
                 if r.cell_id == samples.served.cell_id and turn_of(r) == turn_of(samples)
             ]
-            assert [r.sample for r in own] == list(range(N))
-            assert len({r.seed for r in own}) == N
+            assert [r.sample for r in requests] == list(range(N))
+            assert len({r.seed for r in requests}) == N
             assert len(samples.log_probs) == N
             assert samples.picked == samples.log_probs.index(max(samples.log_probs))
             assert samples.scoring_s > 0
             assert samples.served.kv_bytes > 0
-            emitted = sum(sum(r.rounds.num_emitted) for r in own)
+            emitted = sum(sum(r.rounds.num_emitted) for r in requests)
             assert sum(samples.served.rounds.num_emitted) == emitted
     turns = {turn_of(samples) for block in blocks_of(stored, N) for samples in block.samples}
     assert {turn for _, turn, _ in turns} == {0, 1}, "a conversation is sampled turn by turn"
@@ -111,9 +111,9 @@ def test_the_document_has_cost_and_gain_and_keeps_its_schema(document):
         assert best["gain"]["estimate"] >= 0
     metrics = [c["metrics"] for c in document["cells"] if c["num_samples"] == N]
     names = {"best_of_s", "scoring_s", "first_log_prob", "picked_log_prob", "best_of_gain"}
-    assert all(names <= found.keys() for found in metrics)
+    assert all(names <= values.keys() for values in metrics)
     alone = [c["metrics"] for c in document["cells"] if c["num_samples"] == 1]
-    assert not any(names & found.keys() for found in alone)
+    assert not any(names & values.keys() for values in alone)
 
 
 def test_the_terminal_shows_one_line_per_cell_in_80_columns(sampled):

@@ -21,7 +21,7 @@ URL = "http://localhost:8000"
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         ({"base_urls": (URL,)}, "need a serving engine"),
         ({"cycles": 3}, "need a serving engine"),
@@ -35,13 +35,13 @@ URL = "http://localhost:8000"
         ({"engines": ("vllm",), "base_urls": (f"{URL}#k=x",)}, "expected the server's K"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(asked, said):
-    with pytest.raises(UsageError, match=said):
-        checked(settings_of(pairings=("a/b",), workloads=(), **asked))
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        checked(settings_of(pairings=("a/b",), workloads=(), **options))
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"engines": ("vllm",), "launch": "vllm", "cycles": 3},
         {"engines": ("builtin", "vllm"), "base_urls": (f"{URL}#k=0", "http://gpu2:8000#k=4")},
@@ -50,8 +50,8 @@ def test_options_that_do_not_go_together_are_refused(asked, said):
         {"engines": ("llama_cpp",), "engine_args": ("--model", "b.gguf", "--draft-p-min", "0.5")},
     ],
 )
-def test_options_that_go_together_are_taken(asked):
-    settings = settings_of(pairings=("a/b",), workloads=(), **asked)
+def test_options_that_go_together_are_taken(options):
+    settings = settings_of(pairings=("a/b",), workloads=(), **options)
     assert checked(settings) == settings
 
 

@@ -62,11 +62,11 @@ def test_json_lists_every_result(as_json: Ran) -> None:
     document = json.loads(as_json.out)
     assert as_json.code == 0
     assert document["lossless"] is True
-    found = {
+    actual = {
         (r["pairing"], r["engine"], r["method"], r["num_speculative_tokens"], r["temperature"])
         for r in document["results"]
     }
-    assert found == {
+    assert actual == {
         (*who, temperature)
         for temperature in (0, 0.7)
         for who in (

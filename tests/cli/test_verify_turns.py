@@ -53,11 +53,11 @@ def test_verify_asks_a_later_turn_after_the_targets_own_response(
     first, second = (question for question in asked if question.conversation)
     (alone,) = (question for question in asked if not question.conversation)
     tokenizer = ChatTokenizer(str(tiny / "target"), revision=None, trust_remote_code=False)
-    said = tokenizer.text(answers[first.prompt_ids])
+    text = tokenizer.text(answers[first.prompt_ids])
     assert second.id == f"{first.id}, turn 2"
     assert second.conversation == first.conversation
     assert alone.prompt_ids in answers
-    talk = (("user", "Hello"), ("assistant", said), ("user", "And then?"))
+    talk = (("user", "Hello"), ("assistant", text), ("user", "And then?"))
     history = [Message(role=role, content=text) for role, text in talk]
     assert second.prompt_ids == tokenizer.prompt_ids(history)
 
@@ -89,8 +89,8 @@ def test_a_later_turn_that_is_too_long_is_omitted_with_a_warning(
 
     assert ran.code == 0, ran.err
     assert len(asked) == 1
-    said = " ".join(ran.err.split())
-    assert re.search("turn 2 .*context has 8", said)
+    output = " ".join(ran.err.split())
+    assert re.search("turn 2 .*context has 8", output)
 
 
 class Full(io.StringIO):

@@ -32,9 +32,9 @@ def test_a_host_specific_api_key_takes_precedence():
     general = {"SPECBENCH_API_KEY": "general"}
     assert address.key({}) is None
     assert address.key(general) == "general"
-    own = {"SPECBENCH_API_KEY_API_MY_HOST_ORG": "own"}
-    assert address.key(general | own) == "own"
-    assert Address.at("https://other.org", "--step-times").key(own) is None
+    environment = {"SPECBENCH_API_KEY_API_MY_HOST_ORG": "own"}
+    assert address.key(general | environment) == "own"
+    assert Address.at("https://other.org", "--step-times").key(environment) is None
 
 
 def test_a_malformed_address_is_refused_without_repeating_it():

@@ -26,7 +26,7 @@ def rule_of(folder: Path, text: str) -> LossyRule | None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "parameters", "told"),
+    ("text", "name", "parameters", "expected"),
     [
         ("typical", "typical", {"threshold": 0.09, "alpha": 0.3}, "typical"),
         ("{rule: typical}", "typical", {"threshold": 0.09, "alpha": 0.3}, "typical"),
@@ -51,11 +51,11 @@ def rule_of(folder: Path, text: str) -> LossyRule | None:
     ],
 )
 def test_a_lossy_rule_has_defaults_and_shows_changed_parameters(
-    text: str, name: str, parameters: dict[str, float], told: str, tmp_path: Path
+    text: str, name: str, parameters: dict[str, float], expected: str, tmp_path: Path
 ) -> None:
     rule = rule_of(tmp_path, text)
     assert rule == LossyRule(name=name, parameters=parameters)
-    assert str(rule) == told
+    assert str(rule) == expected
 
 
 def test_a_drafter_without_the_lossy_key_is_lossless(tmp_path: Path) -> None:

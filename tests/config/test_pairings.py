@@ -288,15 +288,15 @@ def test_the_only_files_that_are_models_are_gguf_files(tmp_path, monkeypatch):
 
 def test_a_file_adds_to_the_shipped_pairings_and_wins_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    own = "targets: {mine: {model: o/b, drafters: {copy: {method: ngram}}}}"
-    Path("pairings.yaml").write_text(own)
+    text = "targets: {mine: {model: o/b, drafters: {copy: {method: ngram}}}}"
+    Path("pairings.yaml").write_text(text)
     pairings = load_pairings()
     assert [pairing.name for pairing in pairings.all] == ["mine/copy"]
     assert pairings.select()[0].name == "mine/copy"
     assert pairings.select(["demo/draft"])[0].target.model.source == "demo:target"
     assert pairings.target("demo").name == "demo"
 
-    Path("pairings.yaml").write_text(own.replace("mine", "demo"))
+    Path("pairings.yaml").write_text(text.replace("mine", "demo"))
     assert [pairing.name for pairing in load_pairings().select(["demo"])] == ["demo/copy"]
     with pytest.raises(UsageError, match="no pairing 'demo/draft'"):
         load_pairings().select(["demo/draft"])

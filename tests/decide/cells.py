@@ -61,7 +61,7 @@ def stream(key: CellKey, seconds: list[float], ks: tuple[int, ...] = ()) -> Cell
         passes.append(Pass(f"pass-{i}", record, requests))
     return CellData(
         key=key,
-        requests=tuple(request for one in passes for request in one.requests),
+        requests=tuple(request for p in passes for request in p.requests),
         passes=tuple(passes),
     )
 

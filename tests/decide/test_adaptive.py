@@ -26,9 +26,9 @@ def explored(base: float, auto: float, **by_k: float) -> list[CellData]:
 
 def broken(cell: CellData) -> CellData:
     """The cell with its first request failed."""
-    first, *others = cell.requests
+    first, *other_requests = cell.requests
     failed = replace(first, finish_reason="failed", error="refused")
-    return replace(cell, requests=(failed, *others))
+    return replace(cell, requests=(failed, *other_requests))
 
 
 def prefilled(cell: CellData, seconds: float) -> CellData:
@@ -46,17 +46,17 @@ def only(comparisons: tuple[AdaptiveComparison, ...]) -> AdaptiveComparison:
 
 
 def test_auto_is_compared_with_the_fastest_fixed_k():
-    found = only(compare_adaptive(explored(2.0, 0.8, k2=1.25, k4=1.0, k8=1.6)))
-    assert found.best_fixed.draft.k == 4
-    assert found.decode.estimate == pytest.approx(1.0 / 0.8)
-    assert found.decode.low == pytest.approx(1.25)
-    assert (found.num_units, found.is_confirmed, found.valid) == (6, False, True)
+    comparison = only(compare_adaptive(explored(2.0, 0.8, k2=1.25, k4=1.0, k8=1.6)))
+    assert comparison.best_fixed.draft.k == 4
+    assert comparison.decode.estimate == pytest.approx(1.0 / 0.8)
+    assert comparison.decode.low == pytest.approx(1.25)
+    assert (comparison.num_units, comparison.is_confirmed, comparison.valid) == (6, False, True)
 
 
 def test_k_0_counts_as_a_fixed_k():
-    found = only(compare_adaptive(explored(1.0, 1.0, k2=1.5, k4=2.0)))
-    assert found.best_fixed == BASE
-    assert found.decode.estimate == pytest.approx(1.0)
+    comparison = only(compare_adaptive(explored(1.0, 1.0, k2=1.5, k4=2.0)))
+    assert comparison.best_fixed == BASE
+    assert comparison.decode.estimate == pytest.approx(1.0)
 
 
 def test_the_confirmation_run_counts_if_there_is_one():
@@ -64,10 +64,10 @@ def test_the_confirmation_run_counts_if_there_is_one():
     first = explored(2.0, 1.0, k2=1.2, k4=0.9)
     plain = cell(BASE, [2.0] * 6, repeat=9)
     again = [plain, cell(draft(4), [1.1] * 6, repeat=9), cell(AUTO, [1.0] * 6, repeat=9)]
-    found = only(compare_adaptive(first, again))
-    assert found.best_fixed.draft.k == 4
-    assert found.is_confirmed
-    assert found.decode.estimate == pytest.approx(1.1)
+    comparison = only(compare_adaptive(first, again))
+    assert comparison.best_fixed.draft.k == 4
+    assert comparison.is_confirmed
+    assert comparison.decode.estimate == pytest.approx(1.1)
     assert not only(compare_adaptive(first, again[:2])).is_confirmed  # auto was not repeated
     assert not only(compare_adaptive(first, again[::2])).is_confirmed  # nor the K
 
@@ -81,20 +81,20 @@ def test_an_invalid_k_is_not_the_best():
 def test_decoding_decides_the_best_fixed_k_and_whole_requests_are_also_shown():
     plain, k2, k4, auto = explored(2.0, 0.8, k2=1.0, k4=1.25)
     # Whole requests: 2.1 s without a draft, 5 s at K = 2, 1.35 s at K = 4 and 0.9 s at auto.
-    found = only(compare_adaptive([plain, prefilled(k2, 4.0), k4, auto]))
-    assert found.best_fixed.draft.k == 2
-    assert found.decode.estimate == pytest.approx(1.0 / 0.8)
-    assert found.end_to_end is not None
-    assert found.end_to_end.estimate == pytest.approx(5.0 / 0.9)
+    comparison = only(compare_adaptive([plain, prefilled(k2, 4.0), k4, auto]))
+    assert comparison.best_fixed.draft.k == 2
+    assert comparison.decode.estimate == pytest.approx(1.0 / 0.8)
+    assert comparison.end_to_end is not None
+    assert comparison.end_to_end.estimate == pytest.approx(5.0 / 0.9)
 
 
 def test_a_comparison_is_valid_only_if_both_sides_are():
     first = explored(2.0, 0.8, k4=1.0)
     plain, fixed, auto = (cell(key, [1.0] * 6, repeat=9) for key in (BASE, draft(4), AUTO))
     sides = [[fixed, auto], [broken(fixed), auto], [fixed, broken(auto)]]
-    found = [only(compare_adaptive(first, [plain, *both])) for both in sides]
-    assert all(comparison.is_confirmed for comparison in found)
-    assert [comparison.valid for comparison in found] == [True, False, False]
+    comparisons = [only(compare_adaptive(first, [plain, *both])) for both in sides]
+    assert all(comparison.is_confirmed for comparison in comparisons)
+    assert [comparison.valid for comparison in comparisons] == [True, False, False]
 
 
 def test_passes_are_the_unit_with_concurrent_requests():
@@ -104,25 +104,28 @@ def test_passes_are_the_unit_with_concurrent_requests():
     plain = stream(base, [2.0, 2.2, 2.1, 2.0, 2.3, 2.1])
     fixed = against(stream(k4, fixed_s), plain)
     adaptive = against(stream(auto, auto_s, ks=(8, 4, 4, 4, 2, 2)), plain)
-    found = only(compare_adaptive([plain, fixed, adaptive]))
-    assert found.best_fixed == k4
-    assert found.num_units == 6
-    assert found.decode.estimate == pytest.approx(6.4 / 5.0)
-    assert found.decode.low is not None
-    assert 1.1 < found.decode.low < 6.4 / 5.0
-    assert found.mean_num_speculative_tokens == pytest.approx(4.0)
-    assert found.minimum_detectable_effect == pytest.approx(
+    comparison = only(compare_adaptive([plain, fixed, adaptive]))
+    assert comparison.best_fixed == k4
+    assert comparison.num_units == 6
+    assert comparison.decode.estimate == pytest.approx(6.4 / 5.0)
+    assert comparison.decode.low is not None
+    assert 1.1 < comparison.decode.low < 6.4 / 5.0
+    assert comparison.mean_num_speculative_tokens == pytest.approx(4.0)
+    assert comparison.minimum_detectable_effect == pytest.approx(
         minimum_detectable_effect(speedup_ratio(fixed_s, auto_s))
     )
     # An effect that is found four times in five is larger than the interval's half-width.
-    assert found.minimum_detectable_effect > found.decode.estimate / found.decode.low - 1
+    assert (
+        comparison.minimum_detectable_effect
+        > comparison.decode.estimate / comparison.decode.low - 1
+    )
 
 
 def test_four_prompts_give_no_interval_and_no_detectable_effect():
     plain = cell(BASE, [2.0] * 4)
     auto = against(cell(AUTO, [1.0, 1.1, 1.2, 1.3]), plain)
-    found = only(compare_adaptive([plain, auto]))
-    assert (found.decode.low, found.minimum_detectable_effect) == (None, None)
+    comparison = only(compare_adaptive([plain, auto]))
+    assert (comparison.decode.low, comparison.minimum_detectable_effect) == (None, None)
 
 
 def test_adaptive_k_is_compared_only_with_the_same_method_and_setting():
@@ -167,11 +170,11 @@ def test_invalid_cells_give_the_best_fixed_k_only_if_no_valid_cell_does(summariz
 
 
 def test_the_pooled_ratio_is_a_geometric_mean_of_confirmed_comparisons():
-    one = only(compare_adaptive(explored(2.0, 1.0, k4=2.0 / 4)))  # 0.5
-    two = only(compare_adaptive(explored(2.0, 1.0, k4=2.0)))  # 2.0
-    assert pooled([one, two]) is None
-    one, two = replace(one, is_confirmed=True), replace(two, is_confirmed=True)
-    assert pooled([one, two]) == (pytest.approx(1.0), 2)
-    assert pooled([one, replace(two, valid=False)]) == (pytest.approx(0.5), 1)
-    assert pooled([replace(one, is_confirmed=False), two]) == (pytest.approx(2.0), 1)
+    first = only(compare_adaptive(explored(2.0, 1.0, k4=2.0 / 4)))  # 0.5
+    second = only(compare_adaptive(explored(2.0, 1.0, k4=2.0)))  # 2.0
+    assert pooled([first, second]) is None
+    first, second = replace(first, is_confirmed=True), replace(second, is_confirmed=True)
+    assert pooled([first, second]) == (pytest.approx(1.0), 2)
+    assert pooled([first, replace(second, valid=False)]) == (pytest.approx(0.5), 1)
+    assert pooled([replace(first, is_confirmed=False), second]) == (pytest.approx(2.0), 1)
     assert pooled([]) is None

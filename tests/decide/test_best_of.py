@@ -39,12 +39,12 @@ def block(keys: Sequence[CellKey], i: int) -> BlockRecord:
         decode_s = DECODE_S[key.draft.k]
         # The second sample ends sooner than the first, or in a block of one there is none.
         for sample, share in list(enumerate((1.0, 0.5)))[:num_samples]:
-            one = cells.request(key, prompt, decode_s * share * num_samples, repeat=0)
-            requests.append(replace(one, sample=sample, seed=sample))
+            request = cells.request(key, prompt, decode_s * share * num_samples, repeat=0)
+            requests.append(replace(request, sample=sample, seed=sample))
         if num_samples > 1:
             samples.append(_samples(key, i, decode_s))
-    said = {"block_id": f"{prompt} {num_samples}", "samples": tuple(samples)}
-    return made_block(prompt, *requests, workload=keys[0].condition.workload, **said)
+    fields = {"block_id": f"{prompt} {num_samples}", "samples": tuple(samples)}
+    return made_block(prompt, *requests, workload=keys[0].condition.workload, **fields)
 
 
 def _samples(key: CellKey, i: int, decode_s: float) -> SamplesRecord:
@@ -119,7 +119,7 @@ def test_turns_are_paired_with_themselves_and_summed_by_prompt() -> None:
 
     # No sample of the last prompt has a second token, so that it has no decoding time.
     decoding = [(1.0, 3.0), (1.0, 3.0), (0.0, 0.0)]
-    blocks = [with_turns(block(KEYS[2:], i), *own) for i, own in enumerate(decoding)]
+    blocks = [with_turns(block(KEYS[2:], i), *turns) for i, turns in enumerate(decoding)]
     seconds = paired_decode(aggregate_cells(KEYS, blocks)[1])
     assert seconds is not None
     assert seconds.base_s.tolist() == pytest.approx([2.4 * 4] * 2)
@@ -153,17 +153,17 @@ def test_the_gain_is_paired_by_prompt(compared: tuple[BestOf, ...]) -> None:
 
 
 def test_metrics_of_samples_exist_only_for_samples(gathered: tuple[CellData, ...]) -> None:
-    one, _, many, _ = gathered
+    single, _, many, _ = gathered
     assert best_of_s(many) == pytest.approx(2.6)
     assert scoring_s(many) == pytest.approx(0.1)
     assert best_of_gain(many) == pytest.approx(0.5)
-    assert not {"best_of_s", "scoring_s", "best_of_gain"} & measure(one).keys()
+    assert not {"best_of_s", "scoring_s", "best_of_gain"} & measure(single).keys()
 
 
 def test_a_pass_whose_tokens_do_not_add_up_is_invalid(gathered: tuple[CellData, ...]) -> None:
     cell = gathered[2]
     assert judge_cell(cell) == ()
-    lost = tuple(one._replace(requests=one.requests[:1]) for one in cell.passes)
+    lost = tuple(p._replace(requests=p.requests[:1]) for p in cell.passes)
 
     broken = replace(cell, passes=lost)
 

@@ -55,17 +55,17 @@ def test_for_concurrent_requests_only_more_cycles_are_suggested(summarized):
 
 
 @pytest.mark.parametrize(
-    ("cycles", "prompts", "found"),
+    ("cycles", "prompts", "expected"),
     [
         (1, 6, "from 1 cycle; at least 1 more cycle needed for an interval"),
         (4, 3, "from 4 cycles; at least 2 more prompts needed for an interval"),
         (4, 1, "from 4 cycles; at least 4 more prompts needed for an interval"),
     ],
 )
-def test_cycles_and_prompts_missing_for_an_interval_are_reported(cycles, prompts, found):
+def test_cycles_and_prompts_missing_for_an_interval_are_reported(cycles, prompts, expected):
     sweep = Sweep(ks=(4,), cycles=cycles, num_prompts=prompts, rows=(1,), confirmed=None)
     (decision,) = build_document(served_sweep(sweep)).decisions
-    assert decision.sentence.endswith(found)
+    assert decision.sentence.endswith(expected)
     assert "undecided" in decision.sentence
 
 
@@ -81,12 +81,12 @@ BUILTIN = (cells.BASE, cells.draft(4))
 
 def own_cells(engine_s: float) -> list:
     """Cells of the built-in engine for the prompts of the server, 12 tokens each."""
-    found = []
+    named_cells = []
     for key, seconds in zip(BUILTIN, (0.24, engine_s), strict=True):
         cell = cells.cell(key, [seconds] * 6)
         named = (replace(r, prompt_id=f"code-{i}") for i, r in enumerate(cell.requests))
-        found.append(replace(cell, requests=tuple(named)))
-    return found
+        named_cells.append(replace(cell, requests=tuple(named)))
+    return named_cells
 
 
 def test_a_comparison_with_a_server_has_no_intervals():
@@ -113,8 +113,8 @@ def test_only_prompts_that_both_served_are_compared():
 
 def test_texts_are_not_called_different_if_one_side_has_no_tokens():
     served = aggregate_run(served_sweep())
-    told, *_ = side_by_side([*own_cells(0.06), *served])
-    assert told.equal_text == 0.0  # 13 tokens are not 25
+    comparison, *_ = side_by_side([*own_cells(0.06), *served])
+    assert comparison.equal_text == 0.0  # 13 tokens are not 25
     mute = [
         replace(c, requests=tuple(replace(r, output_ids=(), num_tokens=25) for r in c.requests))
         for c in served

@@ -106,11 +106,11 @@ def test_false_speedups_are_recommended_in_at_most_5_percent(summarized):
 def test_a_true_speedup_is_found_and_quoted_without_bias(summarized):
     """The first pass flatters its winner; the second measurement does not."""
     real = sweeps(summarized, 1.3)
-    found = np.mean([recommends_a_k(sweep) for sweep in real])
+    rate = np.mean([recommends_a_k(sweep) for sweep in real])
     flattered = np.mean([log_error(leader(sweep), 1.3) for sweep in real])
     quoted = np.mean([log_error(sweep.again, 1.3) for sweep in real])
-    print(f"recommended at a gain of 1.3x: {found:.1%}")
+    print(f"recommended at a gain of 1.3x: {rate:.1%}")
     print(f"bias of the quoted speedup: {quoted:+.1%}; of the first pass: {flattered:+.1%}")
-    assert found > 0.80
+    assert rate > 0.80
     assert abs(quoted) < 0.01
     assert flattered > 0.03

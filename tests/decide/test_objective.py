@@ -17,8 +17,8 @@ COST = Objective(name="cost", price_per_hour=3.6)
 
 
 def best(cells, objective):
-    (one,) = recommend_for(cells, decided(cells), objective)
-    return one.best and (one.best.key.condition.concurrency, one.best.key.draft.k)
+    (pick,) = recommend_for(cells, decided(cells), objective)
+    return pick.best and (pick.best.key.condition.concurrency, pick.best.key.draft.k)
 
 
 def test_latency_takes_the_fewest_rows_and_throughput_the_most_tokens():
@@ -50,9 +50,9 @@ def test_configurations_beyond_a_limit_are_excluded_with_the_excess():
         *rated(16, 20, 320, {4: (1.1, 1.2, 1.3)}),
     ]
     limited = replace(THROUGHPUT, limits=parse_limits("tpot=8ms", LIMITS))
-    (one,) = recommend_for(cells, decided(cells), limited)
-    assert (one.best.key.condition.concurrency, one.best.key.draft.k) == (1, 4)
-    broken = {(c.key.condition.concurrency, c.key.draft.k): c.broken for c in one.candidates}
+    (pick,) = recommend_for(cells, decided(cells), limited)
+    assert (pick.best.key.condition.concurrency, pick.best.key.draft.k) == (1, 4)
+    broken = {(c.key.condition.concurrency, c.key.draft.k): c.broken for c in pick.candidates}
     assert broken[16, 4] == ("tpot 41.7 ms, above 8 ms",)
     assert broken[1, 0] == ("tpot 10 ms, above 8 ms",)
     assert best(cells, replace(THROUGHPUT, limits=parse_limits("tpot=1ms", LIMITS))) is None
@@ -62,10 +62,10 @@ def test_configurations_beyond_a_limit_are_excluded_with_the_excess():
 
 def test_cost_is_the_price_per_million_tokens():
     cells = rated(1, 100, 100, {4: (1.9, 2.0, 2.1)})
-    (one,) = recommend_for(cells, decided(cells), COST)
+    (pick,) = recommend_for(cells, decided(cells), COST)
     # 3.6 per hour is 0.001 per second; 200 tokens per second: 5,000 seconds per million.
-    assert one.best.value == pytest.approx(5.0)
-    assert one.candidates[-1].value == pytest.approx(10.0)
+    assert pick.best.value == pytest.approx(5.0)
+    assert pick.candidates[-1].value == pytest.approx(10.0)
 
 
 def test_configurations_tied_within_1_percent_go_to_k_0():
@@ -95,7 +95,7 @@ def test_a_workloads_own_configuration_has_no_regret():
         *rated(1, 100, 100, {7: (1.9, 2.0, 2.1), 8: (1.4, 1.5, 1.6)}, workload="code"),
     ]
     by_workload = (cells[:3], cells[3:])
-    decisions = [decide(choose(own), choose(own).leader) for own in by_workload]
+    decisions = [decide(choose(part), choose(part).leader) for part in by_workload]
     shared = joint_recommendation(recommend_for(cells, decisions, LATENCY))
     assert shared.key.draft.k == 7
     assert shared.regret == {"chat": 0.0, "code": 0.0}
@@ -114,7 +114,7 @@ def test_no_joint_recommendation_if_a_limit_fails_in_one_workload():
 def test_k_0_is_joint_only_if_every_answer_ran_in_every_workload():
     chat = rated(1, 100, 100, {7: (1.9, 2.0, 2.1)}, workload="chat")
     code = rated(1, 100, 100, {5: (2.2, 2.4, 2.6)}, workload="code")
-    decisions = [decide(choose(own), choose(own).leader) for own in (chat, code)]
+    decisions = [decide(choose(part), choose(part).leader) for part in (chat, code)]
     assert joint_recommendation(recommend_for([*chat, *code], decisions, LATENCY)) is None
 
 
@@ -140,29 +140,29 @@ def test_the_arrival_rate_fixes_the_throughput_in_open_loop():
         replace(cell, key=with_axes(cell.key, request_rate=2.0))
         for cell in rated(8, 50, 100, {4: (1.4, 1.5, 1.6)})
     ]
-    (one,) = recommend_for(cells, decided(cells), THROUGHPUT)
-    assert {candidate.rate for candidate in one.candidates} == {100.0}
-    assert one.best.key.draft.k == 0
-    (one,) = recommend_for(cells, decided(cells), LATENCY)
-    assert one.best.key.draft.k == 4
+    (pick,) = recommend_for(cells, decided(cells), THROUGHPUT)
+    assert {candidate.rate for candidate in pick.candidates} == {100.0}
+    assert pick.best.key.draft.k == 0
+    (pick,) = recommend_for(cells, decided(cells), LATENCY)
+    assert pick.best.key.draft.k == 4
 
 
 def test_throughput_at_concurrency_1_includes_prefill():
     """100 tokens per second while decoding are 60 over whole requests, which also include the
     drafter's prefill."""
-    one, two = rated(1, 100, 100, {4: (1.8, 2.0, 2.2)}), rated(2, 60, 80, {})
+    first, second = rated(1, 100, 100, {4: (1.8, 2.0, 2.2)}), rated(2, 60, 80, {})
     base, spec = (
         replace(cell, metrics={**cell.metrics, "end_to_end_tokens_per_s": rate})
-        for cell, rate in zip(one, (60.0, 75.0), strict=True)
+        for cell, rate in zip(first, (60.0, 75.0), strict=True)
     )
     spec = replace(spec, speedup_end_to_end=Interval(estimate=1.25, low=1.2, high=1.3))
-    cells = [base, spec, *two]
-    (found,) = recommend_for(cells, decided(cells), THROUGHPUT)
-    rates = {(c.key.condition.concurrency, c.key.draft.k): c.rate for c in found.candidates}
+    cells = [base, spec, *second]
+    (pick,) = recommend_for(cells, decided(cells), THROUGHPUT)
+    rates = {(c.key.condition.concurrency, c.key.draft.k): c.rate for c in pick.candidates}
     assert rates == pytest.approx({(1, 0): 60, (1, 4): 75, (2, 0): 80})
-    assert found.best.key.condition.concurrency == 2
-    (found,) = recommend_for(cells, decided(cells), LATENCY)  # seconds per token exclude it
-    assert 1 / found.best.value == pytest.approx(200)
+    assert pick.best.key.condition.concurrency == 2
+    (pick,) = recommend_for(cells, decided(cells), LATENCY)  # seconds per token exclude it
+    assert 1 / pick.best.value == pytest.approx(200)
 
 
 def test_joint_latency_is_compared_at_the_lowest_concurrency():
@@ -179,16 +179,16 @@ def test_joint_latency_is_compared_at_the_lowest_concurrency():
 
 def test_latency_is_compared_only_at_the_lowest_concurrency():
     """Two rows that came out faster for one user are an accident."""
-    found = [*rated(1, 100, 100, {}), *rated(2, 120, 240, {4: (1.4, 1.5, 1.6)})]
-    assert best(found, LATENCY) == (1, 0)
+    cells = [*rated(1, 100, 100, {}), *rated(2, 120, 240, {4: (1.4, 1.5, 1.6)})]
+    assert best(cells, LATENCY) == (1, 0)
 
 
 def test_the_lower_bound_wins_and_not_the_estimate():
     sure = rated(1, 100, 100, {4: (1.6, 1.7, 1.8)}, drafter="sure")
     bold = rated(1, 100, 100, {4: (1.2, 2.0, 3.3)}, drafter="bold")[1:]
-    found = [*sure, *bold]
-    (one,) = recommend_for(found, decided(found), LATENCY)
-    assert one.best.key.draft.drafter == "sure"
+    cells = [*sure, *bold]
+    (pick,) = recommend_for(cells, decided(cells), LATENCY)
+    assert pick.best.key.draft.drafter == "sure"
 
 
 def test_with_equal_rates_the_smaller_batch_precedes_the_smaller_k():
@@ -198,80 +198,80 @@ def test_with_equal_rates_the_smaller_batch_precedes_the_smaller_k():
 
 
 def test_throughput_counts_the_time_with_all_requests_active():
-    found = rated(4, 25, 100, {})
-    (one,) = recommend_for(found, [], THROUGHPUT)
-    assert one.best.value == 100
+    cells = rated(4, 25, 100, {})
+    (pick,) = recommend_for(cells, [], THROUGHPUT)
+    assert pick.best.value == 100
 
 
 def test_a_limit_that_is_exactly_reached_is_met():
-    found = rated(1, 100, 100, {})
-    (one,) = recommend_for(found, [], replace(LATENCY, limits=parse_limits("ttft=100ms", LIMITS)))
-    assert one.best is not None
+    cells = rated(1, 100, 100, {})
+    (pick,) = recommend_for(cells, [], replace(LATENCY, limits=parse_limits("ttft=100ms", LIMITS)))
+    assert pick.best is not None
 
 
 def test_an_invalid_cell_is_no_candidate():
-    found = rated(1, 100, 100, {4: (1.8, 2.0, 2.2)})
-    bad = replace(found[1], valid=False, invalid_reasons=("throttled",))
-    (one,) = recommend_for([found[0], bad], [], LATENCY)
-    assert [way.key.draft.k for way in one.options] == [0]
+    cells = rated(1, 100, 100, {4: (1.8, 2.0, 2.2)})
+    bad = replace(cells[1], valid=False, invalid_reasons=("throttled",))
+    (pick,) = recommend_for([cells[0], bad], [], LATENCY)
+    assert [way.key.draft.k for way in pick.options] == [0]
 
 
 def test_joint_recommendations_tied_within_1_percent_take_the_smaller_k():
-    found = [
+    cells = [
         cell
         for workload in ("chat", "code")
         for cell in rated(
             1, 100, 100, {2: (1.4, 1.495, 1.6), 8: (1.4, 1.5, 1.6)}, workload=workload
         )
     ]
-    shared = joint_recommendation(recommend_for(found, [], LATENCY))
+    shared = joint_recommendation(recommend_for(cells, [], LATENCY))
     assert shared.key.draft.k == 2
 
 
 @pytest.mark.parametrize(("again", "broken"), [(2.0, True), (2.5, False)])
 def test_a_limit_on_tpot_is_compared_with_the_confirmation_run(again, broken):
     """The first pass says 4.4 ms at 2.2x; the second one, which is quoted, another speedup."""
-    found = rated(1, 100, 100, {4: (2.1, 2.2, 2.3)})
-    found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.0044})
-    winner = replace(found[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))
+    cells = rated(1, 100, 100, {4: (2.1, 2.2, 2.3)})
+    cells[1] = replace(cells[1], metrics={**cells[1].metrics, "tpot_s": 0.0044})
+    winner = replace(cells[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))
     limit = replace(LATENCY, limits=parse_limits("tpot=4.5ms", LIMITS))
-    (one,) = recommend_for(found, [decide(choose(found[1:]), winner)], limit)
-    (way,) = (c for c in one.candidates if c.key.draft.k)
+    (pick,) = recommend_for(cells, [decide(choose(cells[1:]), winner)], limit)
+    (way,) = (c for c in pick.candidates if c.key.draft.k)
     assert bool(way.broken) is broken
 
 
 @pytest.mark.parametrize(("objective", "broken"), [(LATENCY, False), (THROUGHPUT, True)])
 def test_a_limit_on_tpot_is_compared_with_the_shown_time(objective, broken):
     """Its own requests took 6 ms a token: of other prompts than those of K = 0, which took 10."""
-    found = rated(1, 100, 100, {4: (2.4, 2.5, 2.6)})
-    found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.006})
+    cells = rated(1, 100, 100, {4: (2.4, 2.5, 2.6)})
+    cells[1] = replace(cells[1], metrics={**cells[1].metrics, "tpot_s": 0.006})
     limit = replace(objective, limits=parse_limits("tpot=4.5ms", LIMITS))
-    (one,) = recommend_for(found, [decide(choose(found[1:]), found[1])], limit)
-    (way,) = (c for c in one.candidates if c.key.draft.k)
+    (pick,) = recommend_for(cells, [decide(choose(cells[1:]), cells[1])], limit)
+    (way,) = (c for c in pick.candidates if c.key.draft.k)
     assert bool(way.broken) is broken
 
 
 def with_lossy(lossless, lossy, workload="code"):
     """Two drafters with these speedups, of which `bold` changes the text."""
-    one, other = (
+    first, other = (
         rated(1, 100, 100, {4: (x - 0.05, x, x + 0.05)}, drafter=name, workload=workload)
         for name, x in (("draft", lossless), ("bold", lossy))
     )
-    return [*one, replace(other[1], key=with_axes(other[1].key, lossy="typical"))]
+    return [*first, replace(other[1], key=with_axes(other[1].key, lossy="typical"))]
 
 
 @pytest.mark.parametrize(
     ("lossless", "lossy", "chosen"), [(1.5, 2.5, "draft"), (0.9, 2.5, "bold"), (0.9, 0.8, "none")]
 )
 def test_a_lossy_drafter_is_recommended_only_if_no_lossless_one_helps(lossless, lossy, chosen):
-    found = with_lossy(lossless, lossy)
-    (one,) = recommend_for(found, decided(found), LATENCY)
-    assert one.best.key.draft.drafter == chosen
+    cells = with_lossy(lossless, lossy)
+    (pick,) = recommend_for(cells, decided(cells), LATENCY)
+    assert pick.best.key.draft.drafter == chosen
 
 
 def test_a_lossy_drafter_is_never_the_joint_recommendation():
-    found = [*with_lossy(1.5, 2.5, "chat"), *with_lossy(1.5, 2.5)]
-    shared = joint_recommendation(recommend_for(found, decided(found), LATENCY))
+    cells = [*with_lossy(1.5, 2.5, "chat"), *with_lossy(1.5, 2.5)]
+    shared = joint_recommendation(recommend_for(cells, decided(cells), LATENCY))
     assert shared.key.draft.drafter == "draft"
     assert shared.regret == pytest.approx({"chat": 0.0, "code": 0.0})
 
@@ -279,10 +279,10 @@ def test_a_lossy_drafter_is_never_the_joint_recommendation():
 @pytest.mark.parametrize("name", ["latency", "throughput", "cost"])
 def test_a_pruned_k_is_no_candidate(name):
     price = {"price_per_hour": 1.0} if name == "cost" else {}
-    found = rated(1, 100, 100, {4: (1.4, 1.5, 1.6), 8: (None, 3.0, None)})
+    cells = rated(1, 100, 100, {4: (1.4, 1.5, 1.6), 8: (None, 3.0, None)})
 
-    drafting = [c for c in found if c.key.draft.k]
-    (one,) = recommend_for(
-        found, [decide(choose(drafting), drafting[0])], Objective(name=name, **price)
+    drafting = [c for c in cells if c.key.draft.k]
+    (pick,) = recommend_for(
+        cells, [decide(choose(drafting), drafting[0])], Objective(name=name, **price)
     )
-    assert 8 not in {way.key.draft.k for way in one.options}
+    assert 8 not in {way.key.draft.k for way in pick.options}

@@ -54,7 +54,7 @@ def forecast(
 
 
 def places(ranked) -> list[str]:
-    return [one.drafter for one in ranked]
+    return [drafter.drafter for drafter in ranked]
 
 
 def test_measured_and_forecast_drafters_are_ranked_together_by_speed():
@@ -64,8 +64,8 @@ def test_measured_and_forecast_drafters_are_ranked_together_by_speed():
         [forecast("slow", {2: 1.2}), forecast("fast", {4: 1.8}), forecast("middle", {3: 1.5})],
     )
     assert places(ranked) == ["fast", "middle", "slow"]
-    assert [one.is_measured for one in ranked] == [True, False, True]
-    assert [one.num_speculative_tokens for one in ranked] == [4, 3, 2]
+    assert [drafter.is_measured for drafter in ranked] == [True, False, True]
+    assert [drafter.num_speculative_tokens for drafter in ranked] == [4, 3, 2]
 
 
 def test_a_forecast_counts_as_a_measurement_does_by_its_interval():
@@ -77,15 +77,15 @@ def test_a_forecast_counts_as_a_measurement_does_by_its_interval():
     unsure = replace(shown, speedup=wider, draft=replace(shown.draft, length=Fixed(0)))
     ranked = rank([unsure], [], [replace(weak, points=points), forecast("ngram", {1: 1.3})])
     assert places(ranked) == ["ngram", "poor"]
-    assert [one.num_speculative_tokens for one in ranked] == [0, 0]
-    assert [one.speedup for one in ranked] == [1.0, 1.0]
+    assert [drafter.num_speculative_tokens for drafter in ranked] == [0, 0]
+    assert [drafter.speedup for drafter in ranked] == [1.0, 1.0]
     shown = rank([unsure], [], [weak, forecast("ngram", {1: 1.3})])
     assert places(shown) == ["poor", "ngram"]  # its interval is above 1
 
 
 def test_a_measurement_takes_precedence_over_a_forecast():
-    (one,) = rank([decided("draft", 4, 1.5)], [cell("draft", 4, 1.5)], [forecast("draft", {4: 2})])
-    (gain,) = one.gains.values()
+    (best,) = rank([decided("draft", 4, 1.5)], [cell("draft", 4, 1.5)], [forecast("draft", {4: 2})])
+    (gain,) = best.gains.values()
     assert (gain.basis, gain.speedup) == ("measured", interval(1.5))
     assert gain.mean_acceptance_length == 2.5
 
@@ -93,8 +93,8 @@ def test_a_measurement_takes_precedence_over_a_forecast():
 def test_drafters_without_a_speedup_are_ranked_by_their_best_forecast():
     ranked = rank([], [], [forecast("awful", {1: 0.5}), forecast("bad", {1: 0.9, 2: 0.8})])
     assert places(ranked) == ["bad", "awful"]
-    assert [one.num_speculative_tokens for one in ranked] == [0, 0]
-    assert [one.speedup for one in ranked] == [1.0, 1.0]
+    assert [drafter.num_speculative_tokens for drafter in ranked] == [0, 0]
+    assert [drafter.speedup for drafter in ranked] == [1.0, 1.0]
     assert ranked[0].potential == pytest.approx(0.9)
 
 
@@ -118,8 +118,8 @@ def test_a_joint_interval_has_bounds_only_if_every_workload_has():
     lone = replace(
         cell("draft", 4, 1.5, "chat"), speedup=Interval(estimate=1.5, low=None, high=None)
     )
-    (one,) = rank([decided("draft", 4, 1.5), decide(choose([lone]))], [], [])
-    assert one.interval == Interval(estimate=pytest.approx(1.5), low=None, high=None)
+    (drafter,) = rank([decided("draft", 4, 1.5), decide(choose([lone]))], [], [])
+    assert drafter.interval == Interval(estimate=pytest.approx(1.5), low=None, high=None)
 
 
 @pytest.mark.parametrize(("other", "apart"), [(1.50, True), (1.52, False)])

@@ -118,7 +118,7 @@ def test_a_cell_without_an_interval_never_leads(summarized):
 
 
 @pytest.mark.parametrize(
-    ("others", "num_unmeasured", "is_only"),
+    ("rivals", "num_unmeasured", "is_only"),
     [
         ((), 0, False),
         ((), 7, True),
@@ -127,10 +127,10 @@ def test_a_cell_without_an_interval_never_leads(summarized):
     ],
 )
 def test_a_k_measured_without_competitors_is_called_the_only_k(
-    summarized, others, num_unmeasured, is_only
+    summarized, rivals, num_unmeasured, is_only
 ):
     leader = summarized(2, 1.2, 1.3, 1.4)
-    cells = [leader, *(summarized(*other, num_prompts=num) for *other, num in others)]
+    cells = [leader, *(summarized(*other, num_prompts=num) for *other, num in rivals)]
     decision = decide(choose(cells), leader, num_unmeasured=num_unmeasured)
     assert ("only K" in decision.sentence) is is_only
 

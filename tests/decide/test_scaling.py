@@ -12,9 +12,9 @@ def at(summarized, concurrency, low, estimate, high, **rest):
     return replace(cell, key=with_axes(cell.key, concurrency=concurrency))
 
 
-def only(found):
-    (one,) = found
-    return one
+def only(items):
+    (item,) = items
+    return item
 
 
 def test_the_crossover_is_the_lowest_concurrency_without_further_gains(summarized):
@@ -23,11 +23,11 @@ def test_the_crossover_is_the_lowest_concurrency_without_further_gains(summarize
         at(summarized, 1, 1.8, 2.0, 2.2),
         at(summarized, 4, 0.99, 1.25, 1.5),  # not shown to pay, though the estimate is above 1
     ]
-    found = only(crossovers(cells))
-    assert found.concurrency == 4
-    assert [point.at for point in found.points] == [1, 4, 16]
+    crossover = only(crossovers(cells))
+    assert crossover.concurrency == 4
+    assert [point.at for point in crossover.points] == [1, 4, 16]
     # log 1.25 above and log 0.8 below are as far from 0: half way from log 4 to log 16.
-    assert found.estimated == pytest.approx(8.0)
+    assert crossover.estimated == pytest.approx(8.0)
 
 
 def test_the_crossover_is_interpolated_between_the_estimates(summarized):
@@ -37,13 +37,13 @@ def test_the_crossover_is_interpolated_between_the_estimates(summarized):
 
 
 def test_speculation_that_pays_everywhere_has_no_crossover(summarized):
-    found = only(crossovers([at(summarized, c, 1.2, 1.5, 1.8) for c in (1, 4)]))
-    assert (found.concurrency, found.estimated) == (None, None)
+    crossover = only(crossovers([at(summarized, c, 1.2, 1.5, 1.8) for c in (1, 4)]))
+    assert (crossover.concurrency, crossover.estimated) == (None, None)
 
 
 def test_speculation_that_never_gains_crosses_at_the_lowest_load(summarized):
-    found = only(crossovers([at(summarized, c, 0.5, 0.6, 0.7) for c in (1, 4)]))
-    assert (found.concurrency, found.estimated) == (1, None)
+    crossover = only(crossovers([at(summarized, c, 0.5, 0.6, 0.7) for c in (1, 4)]))
+    assert (crossover.concurrency, crossover.estimated) == (1, None)
 
 
 def test_the_crossover_ignores_gaps_at_lower_concurrency(summarized):
@@ -65,22 +65,22 @@ def test_invalid_cells_are_plotted_without_a_crossover(summarized):
         at(summarized, 1, 1.2, 1.5, 1.8),
         at(summarized, 4, 0.5, 0.6, 0.7, invalid=("throttled",)),
     ]
-    found = only(crossovers(cells))
-    assert [point.valid for point in found.points] == [True, False]
-    assert (found.concurrency, found.estimated) == (None, None)
+    crossover = only(crossovers(cells))
+    assert [point.valid for point in crossover.points] == [True, False]
+    assert (crossover.concurrency, crossover.estimated) == (None, None)
 
 
 def test_each_k_and_workload_has_its_own(summarized):
-    one = [at(summarized, c, 1.2, 1.5, 1.8) for c in (1, 4)]
+    code = [at(summarized, c, 1.2, 1.5, 1.8) for c in (1, 4)]
     chat = [at(summarized, c, 1.2, 1.5, 1.8, workload="chat") for c in (1, 4)]
-    auto = [replace(cell, key=with_axes(cell.key, adaptive=True)) for cell in one]
-    found = crossovers([*one, *chat, *auto])
-    assert [(c.key.condition.workload, c.key.draft.is_adaptive) for c in found] == [
+    auto = [replace(cell, key=with_axes(cell.key, adaptive=True)) for cell in code]
+    results = crossovers([*code, *chat, *auto])
+    assert [(c.key.condition.workload, c.key.draft.is_adaptive) for c in results] == [
         ("code", False),
         ("chat", False),
         ("code", True),
     ]
-    assert crossovers(one[:1]) == ()
+    assert crossovers(code[:1]) == ()
     baseline = summarized(0, None, 1.0, None)
     rows = replace(baseline, key=with_axes(baseline.key, concurrency=4))
     assert crossovers([baseline, rows]) == ()

@@ -25,18 +25,18 @@ def test_the_shared_k_has_the_least_worst_regret(summarized):
         *sweep(summarized, "code", k2=1.5, k4=1.8, k8=2.0),
         *sweep(summarized, "chat", k2=1.2, k4=1.1, k8=0.6),
     ]
-    found = find_shared_k(cells)
-    assert found is not None
-    assert found.num_speculative_tokens == 4
-    assert found.regret == pytest.approx({"code": 1 - 1.8 / 2.0, "chat": 1 - 1.1 / 1.2})
+    shared_k = find_shared_k(cells)
+    assert shared_k is not None
+    assert shared_k.num_speculative_tokens == 4
+    assert shared_k.regret == pytest.approx({"code": 1 - 1.8 / 2.0, "chat": 1 - 1.1 / 1.2})
 
 
 def test_a_shared_k_names_cells_without_an_interval(summarized):
     code = sweep(summarized, "code", k4=2.0, k8=1.8)
     chat = [*sweep(summarized, "chat", k8=1.4), summarized(4, None, 1.5, None, workload="chat")]
-    found = find_shared_k([*code, *chat])
-    assert found is not None
-    assert (found.num_speculative_tokens, found.left_out) == (8, (4,))
+    shared_k = find_shared_k([*code, *chat])
+    assert shared_k is not None
+    assert (shared_k.num_speculative_tokens, shared_k.left_out) == (8, (4,))
     assert left_out_in_words(["K=4"]).endswith(" interval on every workload: K=4")
     complete = find_shared_k([*code, *sweep(summarized, "chat", k4=1.5, k8=1.4)])
     assert complete is not None
@@ -51,10 +51,10 @@ def test_a_workloads_own_k_has_no_regret(summarized):
         summarized(8, 1.05, 1.48, 2.08, workload="chat"),
     ]
     code = sweep(summarized, "code", k7=2.0, k8=1.5)
-    found = find_shared_k([*chat, *code])
-    assert found is not None
-    assert (found.num_speculative_tokens, found.regret) == (7, {"chat": 0.0, "code": 0.0})
-    assert losses_in_words(found.regret, other_ks(found.best_k, 7)) == ["nothing"]
+    shared_k = find_shared_k([*chat, *code])
+    assert shared_k is not None
+    assert (shared_k.num_speculative_tokens, shared_k.regret) == (7, {"chat": 0.0, "code": 0.0})
+    assert losses_in_words(shared_k.regret, other_ks(shared_k.best_k, 7)) == ["nothing"]
 
 
 def test_a_workload_with_another_best_k_is_named_without_a_loss(summarized):
@@ -64,28 +64,28 @@ def test_a_workload_with_another_best_k_is_named_without_a_loss(summarized):
         summarized(4, 1.30, 1.46, 1.64, workload="code"),
     ]
     chat = sweep(summarized, "chat", k2=1.3, k4=1.6)
-    found = find_shared_k([*code, *chat])
-    assert found is not None
-    assert (found.num_speculative_tokens, dict(found.best_k)) == (4, {"code": 2, "chat": 4})
-    (loss,) = losses_in_words(found.regret, other_ks(found.best_k, 4))
+    shared_k = find_shared_k([*code, *chat])
+    assert shared_k is not None
+    assert (shared_k.num_speculative_tokens, dict(shared_k.best_k)) == (4, {"code": 2, "chat": 4})
+    (loss,) = losses_in_words(shared_k.regret, other_ks(shared_k.best_k, 4))
     assert re.fullmatch(r"nothing measurable .*code \(.*: K=2\)", loss)
 
 
 def test_a_shared_k_respects_the_confirmation_run(summarized):
     code = sweep(summarized, "code", k2=1.3, k4=1.5)
     lost = decide(choose(code), summarized(4, 0.90, 0.95, 1.00, workload="code"))
-    found = find_shared_k([*code, *sweep(summarized, "chat", k2=1.3, k4=1.5)], [lost])
-    assert found is not None
-    assert dict(found.best_k) == {"code": 0, "chat": 4}
+    shared_k = find_shared_k([*code, *sweep(summarized, "chat", k2=1.3, k4=1.5)], [lost])
+    assert shared_k is not None
+    assert dict(shared_k.best_k) == {"code": 0, "chat": 4}
 
 
 def test_without_a_decision_the_quoted_k_is_the_workloads_own(summarized):
     code = sweep(summarized, "code", k2=1.01, k4=1.05)
     undecided = decide(choose(code))
     assert undecided.draft.k == 0
-    found = find_shared_k([*code, *sweep(summarized, "chat", k2=1.5, k4=1.6)], [undecided])
-    assert found is not None
-    assert dict(found.best_k) == {"code": 4, "chat": 4}
+    shared_k = find_shared_k([*code, *sweep(summarized, "chat", k2=1.5, k4=1.6)], [undecided])
+    assert shared_k is not None
+    assert dict(shared_k.best_k) == {"code": 4, "chat": 4}
 
 
 def test_no_shared_k_without_intervals_in_every_workload(summarized):
@@ -100,34 +100,34 @@ def test_k_0_is_a_candidate_for_the_shared_k(summarized):
         *sweep(summarized, "code", k2=1.05),
         *sweep(summarized, "creative", k2=0.5),
     ]
-    found = find_shared_k(cells)
-    assert found is not None
-    assert found.num_speculative_tokens == 0
-    assert found.regret == pytest.approx({"code": 1 - 1 / 1.05, "creative": 0.0})
+    shared_k = find_shared_k(cells)
+    assert shared_k is not None
+    assert shared_k.num_speculative_tokens == 0
+    assert shared_k.regret == pytest.approx({"code": 1 - 1 / 1.05, "creative": 0.0})
 
 
 def test_regrets_within_1_percent_go_to_the_smaller_k(summarized):
-    found = find_shared_k(sweep(summarized, "code", k2=1.991, k4=2.0))
-    assert found is not None
-    assert found.num_speculative_tokens == 2
+    shared_k = find_shared_k(sweep(summarized, "code", k2=1.991, k4=2.0))
+    assert shared_k is not None
+    assert shared_k.num_speculative_tokens == 2
 
 
 def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarized):
     code = sweep(summarized, "code", k2=1.5, k8=2.0)
     chat = sweep(summarized, "chat", k2=1.5, k8=2.0)
     chat[1] = replace(chat[1], valid=False, invalid_reasons=("throttled",))
-    found = find_shared_k([*code, *chat])
-    assert found is not None
-    assert found.num_speculative_tokens == 2
-    assert found.regret == pytest.approx({"code": 0.25, "chat": 0.0})
+    shared_k = find_shared_k([*code, *chat])
+    assert shared_k is not None
+    assert shared_k.num_speculative_tokens == 2
+    assert shared_k.regret == pytest.approx({"code": 0.25, "chat": 0.0})
 
 
 def test_a_pruned_k_is_never_the_shared_k(summarized):
     dropped = [summarized(8, None, 1.9, None, workload=name) for name in ("code", "chat")]
     cells = [*sweep(summarized, "code", k10=1.3), *sweep(summarized, "chat", k10=1.3), *dropped]
-    found = find_shared_k(cells)
-    assert found is not None
-    assert (found.num_speculative_tokens, found.regret) == (10, {"code": 0.0, "chat": 0.0})
+    shared_k = find_shared_k(cells)
+    assert shared_k is not None
+    assert (shared_k.num_speculative_tokens, shared_k.regret) == (10, {"code": 0.0, "chat": 0.0})
 
 
 def test_without_a_valid_cell_there_is_no_shared_k(summarized):
@@ -140,9 +140,9 @@ def test_an_adaptive_k_is_never_the_shared_k(summarized):
     auto = [
         replace(c, key=with_axes(c.key, adaptive=True)) for c in sweep(summarized, "code", k8=3.0)
     ]
-    found = find_shared_k([*code, *auto])
-    assert found is not None
-    assert found.num_speculative_tokens == 2
+    shared_k = find_shared_k([*code, *auto])
+    assert shared_k is not None
+    assert shared_k.num_speculative_tokens == 2
     assert find_shared_k(auto) is None
 
 

@@ -96,8 +96,8 @@ def undecided_runs(rng, num_prompts, speedup, prompts_sd, noise):
         spec_s = base_s / speedup * np.exp(rng.normal(0.0, prompts_sd, num_prompts))
         times = (side * np.exp(rng.normal(0.0, noise, num_prompts)) for side in (base_s, spec_s))
         ratio = speedup_ratio(*times)
-        if judge(found := interval(ratio)) is SpeedupVerdict.UNDECIDED:
-            yield found, minimum_detectable_effect(ratio)
+        if judge(ci := interval(ratio)) is SpeedupVerdict.UNDECIDED:
+            yield ci, minimum_detectable_effect(ratio)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_equal_runs_get_equal_advice(summarized, num_prompts, speedup, prompts_s
     runs = undecided_runs(np.random.default_rng(31), num_prompts, speedup, prompts_sd, noise)
     named, widths, needed = set(), [], []
     for _ in range(RUNS):
-        found, effect = next(runs)
-        cell = summarized(4, found.low, found.estimate, found.high, num_prompts=num_prompts)
-        said = numbers(advice(replace(cell, minimum_detectable_effect=effect)))
-        named.update(said[:1])
-        widths += said[1:]
-        margin = max(math.log(found.estimate / 1.01), math.log(1.02 / found.estimate))
-        half = math.log(found.high / found.low) / 2
+        ci, effect = next(runs)
+        cell = summarized(4, ci.low, ci.estimate, ci.high, num_prompts=num_prompts)
+        figures = numbers(advice(replace(cell, minimum_detectable_effect=effect)))
+        named.update(figures[:1])
+        widths += figures[1:]
+        margin = max(math.log(ci.estimate / 1.01), math.log(1.02 / ci.estimate))
+        half = math.log(ci.high / ci.low) / 2
         needed.append(num_prompts * (half / margin) ** 2)
     assert named == {IN_ALL}
     assert len(widths) > RUNS / 2  # else the noise hides any speedup

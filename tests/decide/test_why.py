@@ -11,24 +11,24 @@ from specbench.decide.recommend import choose, decide
 from tests.cell_keys import with_axes
 
 
-def metrics(length=3.0, break_even=2.0, draft=0.1, verify=1.4, **others):
+def metrics(length=3.0, break_even=2.0, draft=0.1, verify=1.4, **more):
     return {
         "mean_acceptance_length": length,
         "break_even_length": break_even,
         "draft_cost_ratio": draft,
         "verify_cost_ratio": verify,
-        **others,
+        **more,
     }
 
 
 def test_losses_sum_to_the_gain_of_a_perfect_free_draft():
-    found = losses(metrics(), 4)
-    assert sum(found.values()) == pytest.approx(math.log(5) - math.log(3.0 / 2.0))
+    by_cause = losses(metrics(), 4)
+    assert sum(by_cause.values()) == pytest.approx(math.log(5) - math.log(3.0 / 2.0))
     # B = 2: 0.4 for drafting, 0.4 above a step for verifying, 0.2 for the rest.
-    assert found["draft"] == pytest.approx(math.log(2) * 0.4)
-    assert found["verify"] == pytest.approx(math.log(2) * 0.4)
-    assert found["overhead"] == pytest.approx(math.log(2) * 0.2)
-    assert found["acceptance"] == pytest.approx(math.log(5 / 3))
+    assert by_cause["draft"] == pytest.approx(math.log(2) * 0.4)
+    assert by_cause["verify"] == pytest.approx(math.log(2) * 0.4)
+    assert by_cause["overhead"] == pytest.approx(math.log(2) * 0.2)
+    assert by_cause["acceptance"] == pytest.approx(math.log(5 / 3))
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_losses_sum_to_the_gain_of_a_perfect_free_draft():
     ],
 )
 def test_the_largest_loss_bounds_the_cell(given, bound):
-    found = losses(given, 4)
-    assert max(found, key=found.get) == bound
+    by_cause = losses(given, 4)
+    assert max(by_cause, key=by_cause.get) == bound
 
 
 def test_a_round_measured_a_little_faster_than_its_forwards_has_no_overhead():
@@ -106,18 +106,18 @@ def test_a_verification_cheaper_than_a_step_loses_nothing():
     assert losses(metrics(break_even=1.3, draft=0.05, verify=0.9), 4)["verify"] == 0
 
 
-@pytest.mark.parametrize(("kept", "said"), [(0.49, True), (0.51, False)])
-def test_a_draft_is_mismatched_below_one_half(summarized, kept, said):
+@pytest.mark.parametrize(("kept", "expected"), [(0.49, True), (0.51, False)])
+def test_a_draft_is_mismatched_below_one_half(summarized, kept, expected):
     cell = summarized(2, 1.1, 1.2, 1.3, metrics={"acceptance_rate_per_position": (kept, 0.1)})
-    assert any("mismatched" in line for line in why(cell)) is said
+    assert any("mismatched" in line for line in why(cell)) is expected
     lookup = replace(cell, key=with_axes(cell.key, method="ngram"))
     assert not any("mismatched" in line for line in why(lookup))
 
 
-@pytest.mark.parametrize(("cost", "said"), [(0.29, False), (0.31, True)])
-def test_a_draft_cost_above_0_3_steps_reports_a_too_small_target(summarized, cost, said):
+@pytest.mark.parametrize(("cost", "expected"), [(0.29, False), (0.31, True)])
+def test_a_draft_cost_above_0_3_steps_reports_a_too_small_target(summarized, cost, expected):
     cell = summarized(2, 1.1, 1.2, 1.3, metrics={"draft_cost_ratio": cost})
-    assert any("too small" in line for line in why(cell)) is said
+    assert any("too small" in line for line in why(cell)) is expected
 
 
 def test_an_adaptive_k_has_no_bottleneck_line(summarized):

@@ -42,10 +42,10 @@ def measured(summarized):
     return build
 
 
-def found(parts, asked=Selection(), names=("draft",)):  # noqa: B008
+def found(parts, selection=Selection(), names=("draft",)):  # noqa: B008
     cells = [cell for group, _ in parts for cell in group]
     decisions = [decision for _, decision in parts]
-    return winner([pairing(name) for name in names], decisions, cells, asked)
+    return winner([pairing(name) for name in names], decisions, cells, selection)
 
 
 def test_a_single_setting_exports_its_winning_k(measured):
@@ -152,8 +152,8 @@ def test_the_lowest_temperature_is_exported_by_default(measured):
 def test_other_temperatures_of_the_run_are_named(measured):
     parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
     assert re.match(r".*temperature 0; .*0\.7, 1: choose", found(parts).basis[0])
-    for asked, some in ((Selection(temperature=1.0), parts), (Selection(), parts[:1])):
-        assert not any("choose with --temperature" in text for text in found(some, asked).basis)
+    for selection, some in ((Selection(temperature=1.0), parts), (Selection(), parts[:1])):
+        assert not any("choose with --temperature" in text for text in found(some, selection).basis)
 
 
 def test_k_of_the_shortest_prompts_is_exported_with_a_note_on_the_others(measured):

@@ -43,8 +43,8 @@ class FakeDriver:
             def capture_end(self) -> None:
                 driver.log.append("capture_end")
                 if driver.fails:
-                    said, driver.fails = driver.fails, None
-                    raise RuntimeError(said)
+                    message, driver.fails = driver.fails, None
+                    raise RuntimeError(message)
                 driver.underway.remove(self._pool)
                 self._has_ended = True
                 driver.reserved += GRAPH_BYTES

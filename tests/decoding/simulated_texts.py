@@ -131,8 +131,8 @@ def regret(
     """
     passes = range(num_passes or PASSES[len(texts)])
     trial_s = {k: mean(seconds_at(k, texts, 600 * len(texts), -i) for i in _TRIALS) for k in KS}
-    pace, *others = sorted(KS, key=trial_s.__getitem__)
+    pace, *slower = sorted(KS, key=trial_s.__getitem__)
     tokens = int(600 * len(texts) * num_rounds * COSTS[len(texts)][pace] / trial_s[pace])
-    nearly = (pace, *others[:3])
+    nearly = (pace, *slower[:3])
     best_s = min(sum(seconds_at(k, texts, tokens, seed) for seed in passes) for k in nearly)
     return sum(seconds_of(make, texts, tokens, seed) for seed in passes) / best_s - 1

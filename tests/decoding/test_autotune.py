@@ -209,15 +209,15 @@ def test_a_kernel_that_is_wrong_when_replayed_loses():
 class ForgetsAToken(FusedRunner):
     kind = "wrong"
 
-    def forward(self, tokens_BT, *others, **named):
-        return super().forward(tokens_BT * 0, *others, **named)
+    def forward(self, tokens_BT, *args, **named):
+        return super().forward(tokens_BT * 0, *args, **named)
 
 
 class NoNumbersForDrafts(FusedRunner):
     kind = "wrong"
 
-    def forward(self, tokens_BT, *others, **named):
-        out = super().forward(tokens_BT, *others, **named)
+    def forward(self, tokens_BT, *args, **named):
+        out = super().forward(tokens_BT, *args, **named)
         return out._replace(logits=out.logits * torch.nan) if tokens_BT.shape[1] > 1 else out
 
 
@@ -250,7 +250,7 @@ def test_whole_forwards_are_autotuned_and_a_wrong_one_loses(monkeypatch):
     runner = FusedRunner(tiny_llama())
     winner, contenders = autotune_forward(runner, names, Timing(meter.seconds))
     assert winner == "stock"  # all take no time by this clock: the order decides
-    reasons = [one.refusal for one in contenders]
+    reasons = [c.refusal for c in contenders]
     assert re.search("wrong: .*1 tokens ", reasons[0])
     assert re.search("Triton .*CPU", reasons[1])
     assert reasons[2:] == [None, None]

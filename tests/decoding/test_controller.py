@@ -232,10 +232,10 @@ def test_acceptance_by_position_is_extrapolated_beyond_k():
     for _ in range(1000):
         seen.observe(2, [2, 2, 1, 0])  # 3 of 4 accept the first, 2 of those 3 the second
 
-    _, one, two, three = seen.expected_tokens()
-    assert one - 1 == pytest.approx(3 / 4, rel=0.01)
-    assert two - one == pytest.approx(1 / 2, rel=0.01)
-    assert three - two == pytest.approx(1 / 2 * 2 / 3, rel=0.01)
+    _, at_1, at_2, at_3 = seen.expected_tokens()
+    assert at_1 - 1 == pytest.approx(3 / 4, rel=0.01)
+    assert at_2 - at_1 == pytest.approx(1 / 2, rel=0.01)
+    assert at_3 - at_2 == pytest.approx(1 / 2 * 2 / 3, rel=0.01)
 
 
 def test_old_rounds_are_forgotten_in_the_acceptance_estimate():

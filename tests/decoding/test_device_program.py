@@ -75,7 +75,7 @@ def on_triton(name: str) -> FusedRunner:
     ],
 )
 def test_a_round_on_our_kernels_neither_syncs_nor_copies(name: str, variant: str) -> None:
-    (chosen,) = (one for one in VARIANTS if str(one) == variant)
+    (chosen,) = (candidate for candidate in VARIANTS if str(candidate) == variant)
     trace_round(chosen.method, 3, make_runner=lambda: on_triton(name), **chosen.parameters)
 
 

@@ -46,12 +46,12 @@ def held(drawing, timing=Timing(even)):  # noqa: B008
     return autotune_draws(drawing, V, torch.float32, CPU, timing)
 
 
-def twice_the_noise(seeds_B, positions_BT, *others):
-    return 2 * noise.exponential(seeds_B, positions_BT, *others)
+def twice_the_noise(seeds_B, positions_BT, *args):
+    return 2 * noise.exponential(seeds_B, positions_BT, *args)
 
 
-def another_token(x_BTV, *others):
-    return (race.race(x_BTV, *others) + 1) % V
+def another_token(x_BTV, *args):
+    return (race.race(x_BTV, *args) + 1) % V
 
 
 def raises(*_):
@@ -72,18 +72,20 @@ WRONG = [
 def test_correct_triton_sampling_kernels_win(drawing):
     winner, contenders = held(drawing)
     assert winner == "triton"
-    assert [one.refusal for one in contenders] == [None, None]
+    assert [c.refusal for c in contenders] == [None, None]
 
 
-@pytest.mark.parametrize(("drawing", "module", "name", "wrong", "said"), WRONG, ids=range(6))
-def test_a_wrong_or_failing_kernel_loses_to_torch(monkeypatch, drawing, module, name, wrong, said):
+@pytest.mark.parametrize(("drawing", "module", "name", "wrong", "message"), WRONG, ids=range(6))
+def test_a_wrong_or_failing_kernel_loses_to_torch(
+    monkeypatch, drawing, module, name, wrong, message
+):
     from specbench.decode import sampling
 
     kernels = SimpleNamespace(**{**vars(noise), **vars(race), name: wrong})
     monkeypatch.setattr(sampling, module, kernels)
     winner, (lost, _) = held(drawing)
     assert winner == "torch"
-    assert said in lost.refusal
+    assert message in lost.refusal
 
 
 def test_a_replay_without_new_draws_loses():
@@ -93,14 +95,14 @@ def test_a_replay_without_new_draws_loses():
 
     winner, contenders = held(DRAWS, Timing(even, frozen))
     assert winner is None
-    assert all(re.match("replayed, .*wrong", one.refusal) for one in contenders)
+    assert all(re.match("replayed, .*wrong", c.refusal) for c in contenders)
 
 
 def test_a_models_own_vocabulary_is_tuned_when_it_is_loaded_and_recorded(monkeypatch):
-    asked = []
+    calls = []
 
     def tuned(drawing, vocab_size, *_):
-        asked.append((drawing.name, vocab_size))
+        calls.append((drawing.name, vocab_size))
         return "torch" if drawing is DRAWS else "triton", []
 
     monkeypatch.setattr(kernel_choices, "autotune_draws", tuned)
@@ -108,8 +110,8 @@ def test_a_models_own_vocabulary_is_tuned_when_it_is_loaded_and_recorded(monkeyp
     runner = StockRunner(tiny_llama())
     choices.choose(runner, "stock", "big")
 
-    assert asked == [("draws", runner.vocab_size), ("top-p", runner.vocab_size)]
-    assert [(one.subject, one.chosen) for one in choices.autotuner.choices.values()] == [
+    assert calls == [("draws", runner.vocab_size), ("top-p", runner.vocab_size)]
+    assert [(choice.subject, choice.chosen) for choice in choices.autotuner.choices.values()] == [
         (f"draws of big, {runner.vocab_size} tokens", "torch"),
         (f"top-p of big, {runner.vocab_size} tokens", "triton"),
     ]

@@ -75,8 +75,8 @@ def test_the_same_seed_gives_the_same_weights_and_another_others():
     for (name, weight), again in zip(first.named_parameters(), same.parameters(), strict=True):
         assert torch.equal(weight, again), name
     drawn = [n for n, p in first.named_parameters() if p.ndim > 1 or n.endswith("sinks")]
-    others = dict(other.named_parameters())
-    assert not any(torch.equal(first.get_parameter(name), others[name]) for name in drawn)
+    other_parameters = dict(other.named_parameters())
+    assert not any(torch.equal(first.get_parameter(name), other_parameters[name]) for name in drawn)
 
 
 def test_the_callers_random_state_is_unchanged():

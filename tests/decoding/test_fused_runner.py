@@ -76,11 +76,11 @@ def test_fused_logits_are_as_accurate_as_stock_ones(name: str, dtype: torch.dtyp
 def test_text_of_the_fused_runner_equals_generate(name: str) -> None:
     model = family(name)
     texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
-    target, own, stranger = FusedRunner(model), FusedRunner(model), FusedRunner(family(name, 1))
+    target, draft, stranger = FusedRunner(model), FusedRunner(model), FusedRunner(family(name, 1))
     requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
 
     baseline = decode(target, make_drafter("none", target), requests, k=0)
-    right = decode(target, make_drafter("draft_model", target, own), requests, k=4)
+    right = decode(target, make_drafter("draft_model", target, draft), requests, k=4)
     wrong = decode(target, make_drafter("draft_model", target, stranger), requests, k=4)
 
     assert_texts(baseline, texts)
@@ -226,8 +226,8 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 def tensors_of(weights: FusedWeights) -> list[Tensor]:
-    own = [weights.embedding, weights.final_norm, weights.head]
-    return own + [t for layer in weights.layers for t in layer if isinstance(t, Tensor)]
+    tensors = [weights.embedding, weights.final_norm, weights.head]
+    return tensors + [t for layer in weights.layers for t in layer if isinstance(t, Tensor)]
 
 
 @pytest.mark.parametrize("mirrored", [False, True], ids=["gpu", "cpu"])

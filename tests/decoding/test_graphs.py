@@ -159,8 +159,8 @@ def test_a_graph_that_cannot_be_captured_runs_eagerly_with_the_reason(
     assert_texts(bench.serve(requests, FixedK(4), 3), texts)
     assert bench.graphs.num_captures == num_buckets  # and none twice
     assert bench.launcher.graph == "off"
-    said = str(error).splitlines()[0]
-    assert bench.launcher.reason.endswith(f": {said}")
+    message = str(error).splitlines()[0]
+    assert bench.launcher.reason.endswith(f": {message}")
 
 
 class OnTheHost(Ngram):
@@ -323,11 +323,11 @@ def test_the_span_of_a_round_covers_exactly_what_it_may_fill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If reports lag, the last round is over before the round that ended the text is known."""
-    asked: list[int] = []
+    lengths: list[int] = []
     span_for = launcher.span_for
 
     def span(self: Launcher, num_tokens: int) -> int:
-        asked.append(num_tokens)
+        lengths.append(num_tokens)
         return span_for(self, num_tokens)
 
     monkeypatch.setattr(launcher, "span_for", span)
@@ -337,7 +337,7 @@ def test_the_span_of_a_round_covers_exactly_what_it_may_fill(
     else:
         eager_texts(llama, drafter, one_request(num_tokens), FixedK(k), 1)
 
-    assert asked == spans
+    assert lengths == spans
 
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nGPU 0 has ...")
@@ -460,19 +460,19 @@ def test_a_longer_text_moves_on_to_the_graph_of_a_longer_span() -> None:
 @pytest.mark.slow
 def test_graphs_end_when_another_decoder_lets_the_cache_grow() -> None:
     subject = Subject(*(StockRunner(exact_llama(seed=seed)) for seed in (0, 0, 1)))
-    one, other = (Bench(subject, subject.drafter("draft_model")) for _ in range(2))
+    first, other = (Bench(subject, subject.drafter("draft_model")) for _ in range(2))
     texts = eager_texts(subject, NoDrafter(), one_request(), FixedK(0), 1)
-    one.serve(one_request(), FixedK(4))
+    first.serve(one_request(), FixedK(4))
     before = weakref.ref(subject.target.cache)
 
     other.serve(some_requests(3), FixedK(4), num_rows=3)
     gc.collect()
     assert before() is None  # graphs do not keep the memory of a cache that was replaced
 
-    assert_texts(one.serve(one_request(), FixedK(4)), texts)
-    assert one.graphs.num_captures == 2
-    assert_texts(one.serve(one_request(), FixedK(4)), texts)
-    assert one.graphs.num_captures == 2
+    assert_texts(first.serve(one_request(), FixedK(4)), texts)
+    assert first.graphs.num_captures == 2
+    assert_texts(first.serve(one_request(), FixedK(4)), texts)
+    assert first.graphs.num_captures == 2
 
 
 def test_graphs_end_when_only_the_drafters_cache_grows(llama: Subject) -> None:

@@ -49,12 +49,12 @@ def test_tied_weights_take_their_memory_once(tmp_path):
     assert sizes[0] - sizes[1] == untied.lm_head.weight.nbytes
 
 
-@pytest.mark.parametrize(("asked", "got"), [("auto", "float32"), ("bfloat16", "bfloat16")])
-def test_dtype_on_a_cpu_is_float32_by_default(tmp_path, asked, got):
+@pytest.mark.parametrize(("dtype", "got"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_dtype_on_a_cpu_is_float32_by_default(tmp_path, dtype, got):
     tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
-    loaded = load_model(spec_of(tmp_path, dtype=asked), CPU)
+    loaded = load_model(spec_of(tmp_path, dtype=dtype), CPU)
     assert loaded.dtype == got
-    assert planned_dtype(spec_of(tmp_path, dtype=asked), CPU) == got
+    assert planned_dtype(spec_of(tmp_path, dtype=dtype), CPU) == got
 
 
 def test_on_a_gpu_dtype_is_the_checkpoints_own(tmp_path):
@@ -197,9 +197,9 @@ def test_a_large_checkpoint_is_hashed_by_its_edges(folder, monkeypatch):
 
 
 def test_a_hub_model_is_identified_by_its_commit():
-    one, other = (loading.weights_sha256("owner/name", c) for c in ("abc", "abd"))
-    assert one.startswith("commit:")
-    assert one != other
+    first, other = (loading.weights_sha256("owner/name", c) for c in ("abc", "abd"))
+    assert first.startswith("commit:")
+    assert first != other
 
 
 @pytest.mark.parametrize(
@@ -220,17 +220,17 @@ def test_end_tokens_are_those_of_the_generation_settings_else_the_models(
 )
 def test_a_kernel_named_in_a_config_is_not_downloaded(folder, monkeypatch, name):
     """Transformers would download and import the repository that a config names."""
-    asked = []
+    calls = []
     for module in (hub_kernels, modeling_utils):
         for loader in ("load_and_register_attn_kernel", "lazy_load_kernel", "get_kernel"):
             monkeypatch.setattr(
-                module, loader, lambda *args, **_: asked.append(args), raising=False
+                module, loader, lambda *args, **_: calls.append(args), raising=False
             )
     change_json(folder / "config.json", lambda config: config.update({name: "someone/kernel"}))
 
     loaded = load_model(spec_of(folder), CPU)
 
-    assert not asked
+    assert not calls
     assert loaded.model.config._attn_implementation == "sdpa"
 
 

@@ -53,8 +53,8 @@ def judged(
     places = torch.arange(len(probs))[None] if tree is None else tree.depths_BN
     sampler, seeds = Sampler(sampling), torch.tensor([seed])
     verdict = LossyVerifier(rule)(proposal, logits, sampler, seeds, places)
-    own = sampler.pick(logits, seeds, places)[0].tolist()
-    return verdict.tokens_BT[0, : int(verdict.num_accepted_B) + 1].tolist(), own
+    picks = sampler.pick(logits, seeds, places)[0].tolist()
+    return verdict.tokens_BT[0, : int(verdict.num_accepted_B) + 1].tolist(), picks
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def judged(
 def test_typical_drafts_are_kept(
     drafts: list[int], options: dict[str, Any], kept: list[int], last_node: int
 ) -> None:
-    tokens, own = judged(TYPICAL, drafts, [PROBS] * (len(drafts) + 1), **options)
-    assert tokens == [*kept, own[last_node]]
+    tokens, picks = judged(TYPICAL, drafts, [PROBS] * (len(drafts) + 1), **options)
+    assert tokens == [*kept, picks[last_node]]
 
 
 def test_typical_acceptance_is_more_lenient_for_flat_distributions() -> None:
@@ -100,8 +100,8 @@ def test_typical_acceptance_is_more_lenient_for_flat_distributions() -> None:
     assert judged(TYPICAL, [7], [flat] * 2)[0][0] == 7
     # One token in front: the bar is 0.3 * exp(-1.78) = 0.05.
     peaked = torch.tensor([0.6, *[0.4 / 16] * 16])
-    tokens, own = judged(TYPICAL, [7], [peaked] * 2)
-    assert tokens == [own[0]]
+    tokens, picks = judged(TYPICAL, [7], [peaked] * 2)
+    assert tokens == [picks[0]]
 
 
 def test_a_typical_draft_is_accepted_at_temperature_0() -> None:
@@ -110,11 +110,11 @@ def test_a_typical_draft_is_accepted_at_temperature_0() -> None:
 
 
 def test_a_threshold_accepts_likely_drafts_and_the_targets_own_token() -> None:
-    kept, own = judged(QUARTER, [1, 1, 1], [PROBS] * 4, seed=1)
-    assert kept == [1, 1, 1, own[3]]
+    kept, picks = judged(QUARTER, [1, 1, 1], [PROBS] * 4, seed=1)
+    assert kept == [1, 1, 1, picks[3]]
     for seed in range(40):
-        tokens, own = judged(QUARTER, [3, 1], [PROBS] * 3, seed=seed)
-        assert tokens == ([3, 1, own[2]] if own[0] == 3 else [own[0]])
+        tokens, picks = judged(QUARTER, [3, 1], [PROBS] * 3, seed=seed)
+        assert tokens == ([3, 1, picks[2]] if picks[0] == 3 else [picks[0]])
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
@@ -124,11 +124,11 @@ def test_lossy_tree_acceptance_equals_a_plain_loop(rule: LossyRule, sampling: Sa
     for seed in range(200):
         probs = list((4 * torch.rand(6, 4, generator=generator)).softmax(-1))
         drafts = torch.randint(0, 4, (5,), generator=generator).tolist()
-        tokens, own = judged(rule, drafts, probs, sampling=sampling, topology=TREE, seed=seed)
-        assert tokens == by_hand(rule, drafts, probs, own)
+        tokens, picks = judged(rule, drafts, probs, sampling=sampling, topology=TREE, seed=seed)
+        assert tokens == by_hand(rule, drafts, probs, picks)
 
 
-def by_hand(rule: LossyRule, drafts: list[int], probs: list[Tensor], own: list[int]) -> list[int]:
+def by_hand(rule: LossyRule, drafts: list[int], probs: list[Tensor], picks: list[int]) -> list[int]:
     """The rule over every path of TREE, one number after the other."""
     best: tuple[int, float, list[int], int] = (0, 0.0, [], 0)
     for path in TREE.paths:
@@ -140,14 +140,14 @@ def by_hand(rule: LossyRule, drafts: list[int], probs: list[Tensor], own: list[i
                 entropy = -sum(p * math.log(p + 1e-5) for p in probs_V)
                 passes = probs_V[token] > min(0.09, 0.3 * math.exp(-entropy))
             else:
-                passes = probs_V[token] >= 0.25 or token == own[parent]
+                passes = probs_V[token] >= 0.25 or token == picks[parent]
             if not passes:
                 break
             log_p += math.log(probs_V[token])
         else:
             if (len(path), log_p) > best[:2]:
                 best = (len(path), log_p, tokens, nodes[-1])
-    return [*best[2], own[best[3]]]
+    return [*best[2], picks[best[3]]]
 
 
 def decoded(
@@ -156,8 +156,8 @@ def decoded(
     target, draft = StockRunner(exact_llama(seed=0)), StockRunner(exact_llama(seed=1))
     drafter = make_drafter(method, target, draft, **parameters)
     prompts = [*ragged_prompts(), (4, 8, 15, 16, 4, 8, 15, 16, 4, 8)]
-    asked = [Request(prompt_ids=p, max_new_tokens=20, seed=i) for i, p in enumerate(prompts)]
-    return decode(target, drafter, asked, k=k, sampling=sampling, verifier=verifier)
+    requests = [Request(prompt_ids=p, max_new_tokens=20, seed=i) for i, p in enumerate(prompts)]
+    return decode(target, drafter, requests, k=k, sampling=sampling, verifier=verifier)
 
 
 def texts(results: list[Result]) -> list[tuple[int, ...]]:
@@ -190,8 +190,8 @@ def test_a_rule_that_accepts_everything_keeps_all_k_drafts(parameters: dict[str,
 
 @pytest.mark.parametrize("method", ["ngram", "medusa"])
 def test_a_threshold_of_1_is_the_lossless_rule(method: str) -> None:
-    one = LossyVerifier(LossyRule(name="threshold", parameters={"single": 1.0}))
-    lossy, lossless = (decoded(v, method, 3, WARM) for v in (one, verify))
+    verifier = LossyVerifier(LossyRule(name="threshold", parameters={"single": 1.0}))
+    lossy, lossless = (decoded(v, method, 3, WARM) for v in (verifier, verify))
     assert texts(lossy) == texts(lossless)
     assert [r.rounds.num_accepted for r in lossy] == [r.rounds.num_accepted for r in lossless]
 

@@ -134,7 +134,7 @@ def test_nucleus_is_at_least_twice_as_fast_as_a_sort(num_rows, ratio):
             begin_s = time.process_time()
             work(scores_NV)
             seconds[name].append(time.process_time() - begin_s)
-    print({name: min(own) for name, own in seconds.items()})
+    print({name: min(times) for name, times in seconds.items()})
     assert min(seconds["sort"]) > ratio * min(seconds["ours"])
 
 

@@ -113,9 +113,9 @@ def test_logits_are_selected_if_a_model_returns_every_position(
     model = tiny_llama()
     forward = model.forward
 
-    def without(input_ids: Any = None, position_ids: Any = None, **others: Any) -> Any:
-        assert "logits_to_keep" not in others
-        return forward(input_ids=input_ids, position_ids=position_ids, **others)
+    def without(input_ids: Any = None, position_ids: Any = None, **more: Any) -> Any:
+        assert "logits_to_keep" not in more
+        return forward(input_ids=input_ids, position_ids=position_ids, **more)
 
     monkeypatch.setattr(model, "forward", without)
     runner = StockRunner(model)
@@ -125,10 +125,10 @@ def test_logits_are_selected_if_a_model_returns_every_position(
     every = runner.forward(tokens_BT, positions_BT, 8).logits
 
     both = runner.forward(tokens_BT, positions_BT, 8, last_B=torch.tensor([1, 4])).logits
-    one = runner.forward(tokens_BT, positions_BT, 8, last_B=torch.tensor([2])).logits
+    last = runner.forward(tokens_BT, positions_BT, 8, last_B=torch.tensor([2])).logits
 
     torch.testing.assert_close(both[:, 0], torch.stack([every[0, 1], every[1, 4]]))
-    torch.testing.assert_close(one[:, 0], every[:, 2])
+    torch.testing.assert_close(last[:, 0], every[:, 2])
 
 
 def test_a_configured_window_that_the_model_ignores_is_refused() -> None:

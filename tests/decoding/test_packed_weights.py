@@ -63,7 +63,7 @@ def test_a_slower_requested_scheme_still_runs_with_its_ratio_reported():
     clock = Metered(model, layer_s=0.75)
     chosen, contenders = time_packed(packed_layers(model), 5, "int8", Timing(seconds=clock.seconds))
     assert chosen == "int8"
-    assert [(one.name, one.seconds) for one in contenders] == [("int8", 3.0), ("float32", 1.0)]
+    assert [(c.name, c.seconds) for c in contenders] == [("int8", 3.0), ("float32", 1.0)]
     assert times_as_long(tuple(contenders)) == 3.0
 
 
@@ -77,7 +77,7 @@ def test_packed_layers_are_timed_by_graph_replay_if_captured():
     timing = Timing(seconds=Metered(model, layer_s=9.0).seconds, captured=capture)
     _, contenders = time_packed(packed_layers(model), 1, "int8", timing)
     assert len(captured) == 2
-    assert [one.seconds for one in contenders] == [1.0, 1.0]
+    assert [c.seconds for c in contenders] == [1.0, 1.0]
 
 
 def test_a_failed_capture_gives_a_reason_instead_of_a_ratio():
@@ -90,12 +90,12 @@ def test_a_failed_capture_gives_a_reason_instead_of_a_ratio():
 
     timing = Timing(seconds=seconds, captured=capture)
     _, contenders = time_packed(packed_layers(packed_model()), 1, "int8", timing)
-    assert all("CUDA out of memory" in (one.refusal or "") for one in contenders)
+    assert all("CUDA out of memory" in (c.refusal or "") for c in contenders)
     assert times_as_long(tuple(contenders)) is None
 
 
 @pytest.mark.parametrize(
-    ("ratios", "said"),
+    ("ratios", "suffix"),
     [
         ({1: 2.468, 5: 1.0}, "2.47 times as long for T = 1 and 1.00 times as long for T = 5"),
         ({1: 0.6, 5: 1.2}, "0.60 times as long for T = 1 and 1.20 times as long for T = 5"),
@@ -103,9 +103,9 @@ def test_a_failed_capture_gives_a_reason_instead_of_a_ratio():
         ({}, None),
     ],
 )
-def test_slower_packed_weights_give_a_note_with_the_ratios(ratios, said):
+def test_slower_packed_weights_give_a_note_with_the_ratios(ratios, suffix):
     sentence = "fp8 weights are slower than bfloat16 here: a large linear layer takes "
-    expected = None if said is None else sentence + said
+    expected = None if suffix is None else sentence + suffix
     assert slower_note("fp8", "bfloat16", ratios) == expected
 
 
@@ -123,9 +123,9 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
 
     choices = KernelChoices("auto", Clock(), None)
     held = take(pool, spec, "stock", choices)
-    said = [note for note in held.notes if "slower than float32" in note]
-    assert len(said) == is_said
-    assert all(re.match("wide: int8 .*3.00 .*T = 1 .*3.00 .*T = 5$", note) for note in said)
+    notes = [note for note in held.notes if "slower than float32" in note]
+    assert len(notes) == is_said
+    assert all(re.match("wide: int8 .*3.00 .*T = 1 .*3.00 .*T = 5$", note) for note in notes)
     timed = [choice for choice in choices.autotuner.choices.values() if choice.chosen == "int8"]
     assert [c.subject for c in timed] == [f"int8 linear layer of wide, T = {T}" for T in (1, 5)]
 

@@ -156,7 +156,7 @@ def test_each_weight_is_on_its_device_before_the_next_is_read(folder, scheme):
         model = load(folder, META, dtype="float32", quantization=scheme).model
     num_weights = len(list(model.parameters()))
     steps = journey.steps[: 2 * num_weights]  # after them: the rotary's frequencies
-    assert [what for what, _ in steps] == ["read", "moved"] * num_weights
+    assert [event for event, _ in steps] == ["read", "moved"] * num_weights
     assert [shape for _, shape in steps[::2]] == [shape for _, shape in steps[1::2]]
     assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {META}
 
@@ -171,7 +171,7 @@ def test_a_weight_is_packed_before_the_next_is_read(folder, monkeypatch):
         monkeypatch.setattr(weights, "pack", noted)
         model = load(folder, CPU, quantization="int8").model
     steps = journey.steps
-    packed = [number for number, (what, _) in enumerate(steps) if what == "packed"]
+    packed = [number for number, (event, _) in enumerate(steps) if event == "packed"]
     assert len(packed) == len(packable(model)) == 14
     assert all(steps[number - 1] == ("read", steps[number][1]) for number in packed)
 

@@ -244,12 +244,12 @@ def test_replayed_rounds_after_a_check_leave_the_text_unchanged(
 
 def test_samples_of_one_prompt_are_checked_separately() -> None:
     target = StockRunner(exact_llama(seed=0))
-    asked = [
+    requests = [
         Request(prompt_ids=PROMPTS[1], max_new_tokens=12, seed=seed, is_sample=True)
         for seed in range(4)
     ]
-    texts = [r.output_ids for r in serve(target, asked, FixedK(0), num_rows=4, sampling=WARM)]
-    expected = [replace(request, prediction_ids=texts[1]) for request in asked]
+    texts = [r.output_ids for r in serve(target, requests, FixedK(0), num_rows=4, sampling=WARM)]
+    expected = [replace(request, prediction_ids=texts[1]) for request in requests]
     results = serve(target, expected, num_rows=4, sampling=WARM)
     assert_texts(results, texts)
     assert results[1].answer_check == check_of(10, 10, 11)
@@ -260,7 +260,7 @@ def test_a_conversation_continues_in_the_row_that_a_check_completed() -> None:
     first = generated(model, PROMPTS[2], 12)
     turn = (*PROMPTS[2], *first, *random_prompt(6, seed=9))
     texts = [first, generated(model, turn, 10)]
-    asked = [
+    requests = [
         Request(
             prompt_ids=prompt,
             max_new_tokens=len(text),
@@ -269,6 +269,6 @@ def test_a_conversation_continues_in_the_row_that_a_check_completed() -> None:
         )
         for prompt, text in zip((PROMPTS[2], turn), texts, strict=True)
     ]
-    results = serve(StockRunner(model), asked)
+    results = serve(StockRunner(model), requests)
     assert_texts(results, texts)
     assert [len(result.rounds) for result in results] == [0, 0]

@@ -366,7 +366,7 @@ def test_memory_plans_count_compressed_tensors_as_they_run(
 ):
     spec = spec_of(folder)
     plain = model_weights(open_model(spec), dtype)
-    stored_bytes = sum(one.nbytes for one in open_model(spec).tensors.values())
+    stored_bytes = sum(tensor.nbytes for tensor in open_model(spec).tensors.values())
     store(folder, **compressed(num_bits, kind))
     files = open_model(spec)
     planned = model_weights(files, dtype)

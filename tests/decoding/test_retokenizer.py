@@ -59,12 +59,12 @@ def test_common_tokens_are_matched_by_text_and_not_by_spelling():
     target = vocabulary("<s>", "Ġthe", "a", "Ċ", "cat", special=1)
     draft = vocabulary("<s>", "<0x61>", "cat", "▁the", "a", "dog", special=1, spelling="pieces")
 
-    found = common_tokens(target, draft)
+    common = common_tokens(target, draft)
 
     # The piece `a`, not the byte that SentencePiece falls back to.
-    assert found.draft_ids == {0: 0, 1: 3, 2: 4, 4: 2}
-    assert found.share == 4 / 5
-    assert re.match(r"4 tokens .*80\.0% .*66\.7% ", found.in_words)
+    assert common.draft_ids == {0: 0, 1: 3, 2: 4, 4: 2}
+    assert common.share == 4 / 5
+    assert re.match(r"4 tokens .*80\.0% .*66\.7% ", common.in_words)
 
 
 def test_a_special_token_matches_only_a_special_token():
@@ -79,20 +79,20 @@ def test_empty_tokens_are_not_counted_as_common():
 
 
 def test_tokens_without_a_known_text_are_not_in_common():
-    told, untold = vocabulary("a", "b"), vocabulary("a", "b", spelling=None)
-    assert common_tokens(told, untold).draft_ids == {}
+    spelled, unspelled = vocabulary("a", "b"), vocabulary("a", "b", spelling=None)
+    assert common_tokens(spelled, unspelled).draft_ids == {}
     with pytest.raises(CompatibilityError, match="does not give the text"):
-        require_common_tokens(untold, told)
+        require_common_tokens(unspelled, spelled)
 
 
 @pytest.mark.parametrize(("source", "destination"), [("bytes", "pieces"), ("pieces", "bytes")])
 def test_a_text_read_in_pieces_is_encoded_as_a_whole(tokenizers, source, destination):
-    own, other = tokenizers[source], tokenizers[destination]
-    retokenizer = Retokenizer(own, other)
+    first, other = tokenizers[source], tokenizers[destination]
+    retokenizer = Retokenizer(first, other)
     rng = random.Random(0)
     # Texts as people write them, and as a random model does.
-    texts = [own.ids(text) for text in (TEXT, *TEXTS)]
-    texts += [rng.choices(range(2, len(own.ids_by_token)), k=90) for _ in range(20)]
+    texts = [first.ids(text) for text in (TEXT, *TEXTS)]
+    texts += [rng.choices(range(2, len(first.ids_by_token)), k=90) for _ in range(20)]
     for ids in texts:
         whole, parts = retokenizer.read(), retokenizer.read()
         whole.extend(ids)

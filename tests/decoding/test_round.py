@@ -41,7 +41,7 @@ def columns(result: Result) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "num_tokens", "rounds"),
+    ("options", "num_tokens", "rounds"),
     [
         # 1 token from the prefill, then 4 + 4 + 3: the last round may keep 2 drafts.
         pytest.param({"k": 3}, 12, [(3, 3, 4), (3, 3, 4), (2, 2, 3)], id="every draft is right"),
@@ -81,12 +81,12 @@ def columns(result: Result) -> list[tuple[int, int, int]]:
     ],
 )
 def test_a_round_emits_and_counts(
-    asked: dict[str, Any], num_tokens: int, rounds: list[tuple[int, int, int]]
+    options: dict[str, Any], num_tokens: int, rounds: list[tuple[int, int, int]]
 ) -> None:
-    result = counted(**asked)
+    result = counted(**options)
 
     assert result.output_ids == tuple(range(6, 6 + num_tokens))
-    assert (result.finish_reason == "eos") == (num_tokens < asked.get("num_tokens", 12))
+    assert (result.finish_reason == "eos") == (num_tokens < options.get("num_tokens", 12))
     assert columns(result) == rounds
 
 

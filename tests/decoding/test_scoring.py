@@ -32,8 +32,8 @@ def plain(model: Any, prompt: Sequence[int], output: Sequence[int]) -> float:
     tokens_1T = torch.tensor([[*prompt, *output]])
     log_probs_TV = plain_logits(model, tokens_1T)[0].float().log_softmax(-1)
     places = range(len(prompt) - 1, len(prompt) + len(output) - 1)
-    said = [float(log_probs_TV[i, token]) for i, token in zip(places, output, strict=True)]
-    return sum(said) / len(said)
+    log_probs = [float(log_probs_TV[i, token]) for i, token in zip(places, output, strict=True)]
+    return sum(log_probs) / len(log_probs)
 
 
 def assert_plain(runner: Runner, expected: Sequence[float], prompt: Sequence[int]) -> None:
@@ -56,8 +56,8 @@ def test_logits_of_the_next_token_are_those_of_a_plain_forward(
     expected = plain_logits(model, torch.tensor([tokens]))[0, -1]
     runner = make_runner(model)
     for text in (random_prompt(9, 4), tokens):  # another text was in the row before
-        found = next_logits(runner, text)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        actual = next_logits(runner, text)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("most_logits", [1, 4 * 5 * VOCAB_SIZE])

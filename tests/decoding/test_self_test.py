@@ -20,8 +20,8 @@ class SeesTheFuture(StockRunner):
     def __init__(self, model, **options):
         super().__init__(model, **options)
         right = self._masks
-        self._masks = lambda at_BT, *others, **named: right(
-            (at_BT + self.off).clamp(min=0), *others, **named
+        self._masks = lambda at_BT, *args, **named: right(
+            (at_BT + self.off).clamp(min=0), *args, **named
         )
 
 
@@ -93,9 +93,9 @@ class ChangesLayers(FusedLayers):
 
     change: ClassVar[dict[str, None]]
 
-    def __init__(self, layers, *others, **named):
+    def __init__(self, layers, *args, **named):
         changed = tuple(layer._replace(**self.change) for layer in layers)
-        super().__init__(changed, *others, **named)
+        super().__init__(changed, *args, **named)
 
 
 class ForgetsTheBias(ChangesLayers):
@@ -238,5 +238,5 @@ def test_a_window_longer_than_the_self_test_gets_a_note(window, is_said):
     config = ARCHITECTURES["Mistral + window"]()
     config.sliding_window = window
     _, notes = make_checked_runner(build(config))
-    said = (f"the self-test is shorter than the sliding window of {window} tokens",)
-    assert notes == (said if is_said else ())
+    expected = (f"the self-test is shorter than the sliding window of {window} tokens",)
+    assert notes == (expected if is_said else ())

@@ -101,9 +101,9 @@ def test_a_stopped_row_is_done_on_the_device():
     (whole,) = answers([()], "none", 0, GREEDY)
     seen = []
 
-    def launcher(rows, *others):
+    def launcher(rows, *args):
         seen.append(rows)
-        return Launcher(rows, *others)
+        return Launcher(rows, *args)
 
     answers([(text(whole.output_ids[4:6]),)], "none", 0, GREEDY, launcher)
     assert seen[0].state.budget_B.tolist() == [0, 0]
@@ -138,8 +138,8 @@ def test_an_answer_of_a_known_length_is_not_cut():
 )
 def test_the_first_token_that_completes_a_stop_string_among_new_ones(num_new, stop, end):
     ids = [ord(character) for character in "abcde"]
-    found = length_to_stop(ids, num_new, stop, lambda ids: "".join(map(chr, ids)))
-    assert found == end
+    actual = length_to_stop(ids, num_new, stop, lambda ids: "".join(map(chr, ids)))
+    assert actual == end
 
 
 def test_text_is_kept_up_to_the_earliest_stop_string():

@@ -107,15 +107,15 @@ def test_the_text_part_has_the_logits_of_the_whole_model(
 def test_transformers_does_not_warn_about_dropped_parts(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     log = logging.getLogger("transformers.modeling_utils")
-    monkeypatch.setattr(log, "handle", lambda record: said.append(record.getMessage()))
+    monkeypatch.setattr(log, "handle", lambda record: messages.append(record.getMessage()))
     loaded.model.set_attn_implementation("eager")
-    assert "vision_config" in said.pop()  # as it does
+    assert "vision_config" in messages.pop()  # as it does
 
     make_checked_runner(loaded.model)
 
-    assert not said
+    assert not messages
 
 
 def test_dummy_weights_cover_only_the_text_part(whole: tuple[Any, Path]) -> None:

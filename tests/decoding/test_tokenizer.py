@@ -133,16 +133,16 @@ DOUBLED = (
 
 
 @pytest.mark.parametrize(
-    ("template", "what"),
+    ("template", "message"),
     [(ENDLESS, "0.3 s of processor time"), (DOUBLED, "0.0625 GiB of memory")],
 )
-def test_an_endless_template_is_a_clear_error(template, what, tmp_path, monkeypatch):
+def test_an_endless_template_is_a_clear_error(template, message, tmp_path, monkeypatch):
     seconds = 0.3 if template == ENDLESS else 60.0
     monkeypatch.setattr("specbench.models.tokenizer.MOST_S", seconds)
     monkeypatch.setattr("specbench.models.tokenizer.MOST_GROWTH", 2**26)
     tokenizer = write(tmp_path, template=template)
     before = signal.getsignal(signal.SIGVTALRM)
-    with pytest.raises(WorkloadError, match=f"{what}"):
+    with pytest.raises(WorkloadError, match=f"{message}"):
         tokenizer.prompt_ids([said("user", "A")])
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGVTALRM) is before or before == signal.SIG_DFL
@@ -202,8 +202,8 @@ def test_a_missing_tokenizer_and_a_wrong_config_give_different_errors(tmp_path):
 
 
 def test_equal_vocabularies_fit_despite_different_templates(tmp_path):
-    one, other = write(tmp_path / "one"), write(tmp_path / "other", template=None)
-    assert require_same_vocabulary(one, other) == ((), (), ())
+    first, other = write(tmp_path / "one"), write(tmp_path / "other", template=None)
+    assert require_same_vocabulary(first, other) == ((), (), ())
 
 
 def test_differing_token_ids_are_refused_with_the_first_three(tmp_path):

@@ -113,7 +113,7 @@ FIRST, SECOND = torch.eye(4)[:2]
 
 
 @pytest.mark.parametrize(
-    ("asked", "num_accepted", "shares"),
+    ("options", "num_accepted", "shares"),
     [
         pytest.param({"drafts": [3]}, 0, RESIDUAL, id="a rejected draft: the residual"),
         pytest.param(
@@ -129,9 +129,9 @@ FIRST, SECOND = torch.eye(4)[:2]
     ],
 )
 def test_the_token_after_the_accepted_drafts_is_drawn_from(
-    asked: dict[str, Any], num_accepted: int, shares: Tensor
+    options: dict[str, Any], num_accepted: int, shares: Tensor
 ) -> None:
-    verdict = judged(**asked)
+    verdict = judged(**options)
 
     assert verdict.num_accepted_B.unique().tolist() == [num_accepted]
     assert have_shares(verdict.tokens_BT[:, num_accepted], shares)

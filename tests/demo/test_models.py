@@ -21,8 +21,8 @@ from tools.demo.evaluation import (
 
 def prompts(register: str, tokenizer, count: int) -> list[list[int]]:
     text = (WORKLOADS / f"{register}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
-    found = [json.loads(line) for line in text]
-    return [prompt_ids(tokenizer, line["turns"][0], line.get("system")) for line in found]
+    rows = [json.loads(line) for line in text]
+    return [prompt_ids(tokenizer, line["turns"][0], line.get("system")) for line in rows]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,16 +76,16 @@ def test_text_survives_the_tokenizer(tokenizer) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_at_least_seven_of_ten_code_answers_are_valid_python(target, tokenizer) -> None:
-    found = answers(target, prompts("code", tokenizer, 10), sampled=False)
-    texts = [tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in found]
+    outputs = answers(target, prompts("code", tokenizer, 10), sampled=False)
+    texts = [tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in outputs]
     assert sum(map(parses, texts)) >= 7
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_greedy_stories_do_not_loop(target, tokenizer) -> None:
-    found = answers(target, prompts("creative", tokenizer, 5), sampled=False)
-    assert sum(most_repeated(answer.ids) <= 3 for answer in found) >= 4
+    outputs = answers(target, prompts("creative", tokenizer, 5), sampled=False)
+    assert sum(most_repeated(answer.ids) <= 3 for answer in outputs) >= 4
 
 
 @pytest.mark.long
@@ -101,15 +101,15 @@ def test_the_good_draft_has_far_higher_acceptance_than_the_poor_one(target, toke
 
 def test_the_target_agrees_with_itself_completely(target, tokenizer) -> None:
     ids = prompts("qa", tokenizer, 3)
-    found = answers(target, ids, sampled=False)
-    same = agreement(target, target, found, found)
+    outputs = answers(target, ids, sampled=False)
+    same = agreement(target, target, outputs, outputs)
     assert same.greedy == 1.0
     assert same.alpha == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_greedy_answer_is_the_first_choice_of_each_distribution(target, tokenizer) -> None:
-    (found,) = answers(target, prompts("qa", tokenizer, 1), sampled=False)
-    assert distributions(target, found).argmax(-1).tolist() == found.ids
+    (answer,) = answers(target, prompts("qa", tokenizer, 1), sampled=False)
+    assert distributions(target, answer).argmax(-1).tolist() == answer.ids
 
 
 def test_the_most_repeated_run_is_counted() -> None:

@@ -22,10 +22,10 @@ def test_a_draft_with_another_tokenizer_is_made_and_fits(
     (target,) = load_pairings(tmp_path / "pairings.yaml").targets
     files = open_model(target.model)
     by_name = {drafter.name: check_drafter(files, drafter) for drafter in target.drafters}
-    assert {name: found.level for name, found in by_name.items()} == {
+    assert {name: finding.level for name, finding in by_name.items()} == {
         "same": "ok",
         "intersection": "warning",
         "strings": "warning",
     }
-    texts = [one.text for one in by_name["strings"].of_level("warning")]
+    texts = [finding.text for finding in by_name["strings"].of_level("warning")]
     assert any("60.2% of the target's" in text for text in texts), texts

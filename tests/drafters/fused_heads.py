@@ -46,8 +46,8 @@ def biased(checkpoint: Checkpoint) -> Checkpoint:
 def with_two_layers(checkpoint: Checkpoint) -> Checkpoint:
     """The second one is like the first, but that its norm comes before attention as usual."""
     first = "layers.0."
-    own = {n: t for n, t in checkpoint.tensors.items() if n.startswith(first)}
-    tensors = {n.replace(first, "layers.1."): t.flip(0) for n, t in own.items()}
+    first_layer = {n: t for n, t in checkpoint.tensors.items() if n.startswith(first)}
+    tensors = {n.replace(first, "layers.1."): t.flip(0) for n, t in first_layer.items()}
     size = checkpoint.config["hidden_size"]
     for name in ("q_proj", "k_proj", "v_proj"):
         weight = tensors[f"layers.1.self_attn.{name}.weight"]

@@ -67,15 +67,15 @@ def family_of(name: str, i: int = 0) -> Family:
     config = make[name]()
     if name == "mimo":
         at = f"model.mtp_layers.{i}."
-        own = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
-        return Family(config, *(f"{at}{o}.weight" for o in own), at, order="state token")
+        names = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+        return Family(config, *(f"{at}{o}.weight" for o in names), at, order="state token")
     if name.startswith("qwen"):
-        own = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
-        return Family(config, *(f"mtp.{o}.weight" for o in own), f"mtp.layers.{i}.", norm_adds=1)
+        names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+        return Family(config, *(f"mtp.{o}.weight" for o in names), f"mtp.layers.{i}.", norm_adds=1)
     at = f"model.layers.{2 + i}."
-    own = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+    names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
     return Family(
-        config, *(f"{at}{o}.weight" for o in own), at, head=f"{at}shared_head.head.weight"
+        config, *(f"{at}{o}.weight" for o in names), at, head=f"{at}shared_head.head.weight"
     )
 
 

@@ -91,10 +91,10 @@ class PlainEagle3(PlainHead):
         return self.layer(torch.cat([token_TF, state_TF], -1), states_TF, "layers.0.")
 
     def say(self, states_TF: Tensor) -> Tensor:
-        own = self.norm(states_TF, "norm.weight") @ self.tensors["lm_head.weight"].T
-        logits = torch.full((*own.shape[:-1], self.config["vocab_size"]), -torch.inf)
+        draft_logits = self.norm(states_TF, "norm.weight") @ self.tensors["lm_head.weight"].T
+        logits = torch.full((*draft_logits.shape[:-1], self.config["vocab_size"]), -torch.inf)
         for i, offset in enumerate(self.tensors["d2t"].tolist()):
-            logits[..., i + offset] = own[..., i]
+            logits[..., i + offset] = draft_logits[..., i]
         return logits
 
 

@@ -78,10 +78,10 @@ def test_the_depth_is_known_for_loaded_and_dummy_drafters(
 ) -> None:
     runner = target(vocab_size)
     head = new_head(variant.method, runner)
-    own = pairing(tmp_path, runner, variant.method, variant.parameters, head)
+    spec = pairing(tmp_path, runner, variant.method, variant.parameters, head)
     most = of_drafter(runner, variant.method, variant.parameters, head)
-    assert deepest(own, read_head, dummy=False) == most
-    assert deepest(own, read_head, dummy=True) == most
+    assert deepest(spec, read_head, dummy=False) == most
+    assert deepest(spec, read_head, dummy=True) == most
 
 
 @pytest.mark.parametrize(("method", "size", "parameters"), SIZES)
@@ -90,9 +90,9 @@ def test_the_depth_is_that_of_heads_of_several_sizes(
 ) -> None:
     runner = target(96)
     head = new_head(method, runner, **size)
-    own = pairing(tmp_path, runner, method, parameters, head)
+    spec = pairing(tmp_path, runner, method, parameters, head)
     most = of_drafter(runner, method, parameters, head)
-    assert deepest(own, headers_on_this_machine, dummy=False) == most
+    assert deepest(spec, headers_on_this_machine, dummy=False) == most
     if method == "dflash":
         assert most == size["block_size"] - 1
 
@@ -100,38 +100,38 @@ def test_the_depth_is_that_of_heads_of_several_sizes(
 def test_accuracies_in_a_head_config_limit_the_tree_depth(tmp_path: Path) -> None:
     head = new_head("medusa", target(96), num_heads=5)
     assert head is not None
-    own = pairing(tmp_path, target(96), "medusa", {}, head)
-    assert deepest(own, headers_on_this_machine, dummy=False) == 4
+    spec = pairing(tmp_path, target(96), "medusa", {}, head)
+    assert deepest(spec, headers_on_this_machine, dummy=False) == 4
     config = {**head.config, **RATES}
     (tmp_path / "head" / "config.json").write_text(json.dumps(config))
-    assert deepest(own, headers_on_this_machine, dummy=False) == 2
+    assert deepest(spec, headers_on_this_machine, dummy=False) == 2
 
 
 def test_only_names_of_pickled_heads_are_read(tmp_path: Path) -> None:
     head = new_head("medusa", target(96), num_heads=3)
     assert head is not None
-    own = pairing(tmp_path, target(96), "medusa", {}, head)
+    spec = pairing(tmp_path, target(96), "medusa", {}, head)
     (tmp_path / "head" / "model.safetensors").unlink()
     torch.save(dict(head.tensors), tmp_path / "head" / "medusa_lm_head.pt")
-    assert deepest(own, headers_on_this_machine, dummy=False) is None
-    assert deepest(own, read_shapes, dummy=False) == 3
-    model = own.drafter.model
+    assert deepest(spec, headers_on_this_machine, dummy=False) is None
+    assert deepest(spec, read_shapes, dummy=False) == 3
+    model = spec.drafter.model
     assert model is not None
     assert all(tensor.is_meta for tensor in read_shapes(model).tensors.values())
 
 
 @pytest.mark.parametrize("read_head", [headers_on_this_machine, read_shapes])
 def test_missing_or_unusable_files_have_no_known_limit(read_head: ReadHead, tmp_path: Path) -> None:
-    own = pairing(tmp_path, target(96), "medusa", {}, new_head("medusa", target(96)))
+    spec = pairing(tmp_path, target(96), "medusa", {}, new_head("medusa", target(96)))
     (tmp_path / "head" / "model.safetensors").write_bytes(b"nothing")
-    assert deepest(own, read_head, dummy=False) is None
+    assert deepest(spec, read_head, dummy=False) is None
     (tmp_path / "head" / "config.json").unlink()
-    assert deepest(own, read_head, dummy=False) is None
+    assert deepest(spec, read_head, dummy=False) is None
 
 
 def test_a_head_that_is_not_downloaded_has_no_known_limit(tmp_path: Path) -> None:
     head = ModelSpec(source="nobody/has-this-head")
-    own = pairing(tmp_path, target(96), "medusa", {}, None)
+    spec = pairing(tmp_path, target(96), "medusa", {}, None)
     drafter = DrafterSpec(name="one", method="medusa", model=head)
-    hub = Pairing(target=own.target, drafter=drafter)
+    hub = Pairing(target=spec.target, drafter=drafter)
     assert deepest(hub, headers_on_this_machine, dummy=False) is None

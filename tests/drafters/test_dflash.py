@@ -41,9 +41,9 @@ def style_of(**config: Any) -> DFlashStyle:
 
 
 def test_fields_missing_in_a_dflash_config_get_the_library_defaults() -> None:
-    own = style_of(target_layer_ids=[0, 2], num_hidden_layers=2)
-    assert (own.layer_ids, own.block_size, own.depth) == ((0, 2), 16, 15)
-    assert not own.reads_bare_output
+    style = style_of(target_layer_ids=[0, 2], num_hidden_layers=2)
+    assert (style.layer_ids, style.block_size, style.depth) == ((0, 2), 16, 15)
+    assert not style.reads_bare_output
 
     mixed = {
         "num_hidden_layers": 2,
@@ -55,8 +55,8 @@ def test_fields_missing_in_a_dflash_config_get_the_library_defaults() -> None:
     assert (theirs.layer_ids, theirs.block_size, theirs.depth) == ((0, 2), 8, 7)
     assert theirs.reads_bare_output
     assert theirs.is_causal == (True, False)
-    told = {"sample_from_anchor": True, "sliding_window_non_causal": True}
-    theirs = style_of(**named, transformer_layer_config=mixed, **told)
+    options = {"sample_from_anchor": True, "sliding_window_non_causal": True}
+    theirs = style_of(**named, transformer_layer_config=mixed, **options)
     assert (theirs.depth, theirs.is_causal) == (8, (False, False))
 
 
@@ -134,17 +134,17 @@ SEEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_dflash_layers_attend_to_what_the_config_allows(name: str) -> None:
     target, checkpoint, plain, texts = subject()
     fields, facts = SEEN[name]
-    own = {**checkpoint.config["dflash_config"], **fields.get("dflash_config", {})}
-    config = {**checkpoint.config, **fields, "dflash_config": own}
+    block_config = {**checkpoint.config["dflash_config"], **fields.get("dflash_config", {})}
+    config = {**checkpoint.config, **fields, "dflash_config": block_config}
     if "speculators_model_type" in fields:
-        ids = [i + 1 for i in own["target_layer_ids"]]
+        ids = [i + 1 for i in block_config["target_layer_ids"]]
         own_fields = ("layer_types", "sliding_window", "dflash_config", "architectures")
         layer = {n: value for n, value in config.items() if n not in own_fields[2:]}
         config = {
             **{n: config[n] for n in ("speculators_model_type", "block_size")},
             "transformer_layer_config": layer,
             "aux_hidden_state_layer_ids": ids,
-            "mask_token_id": own["mask_token_id"],
+            "mask_token_id": block_config["mask_token_id"],
         }
     expected = PlainDFlash(plain.model, checkpoint)
     vars(expected).update(facts)

@@ -76,7 +76,7 @@ def test_a_sliding_window_changes_drafts_only_if_the_text_exceeds_it() -> None:
     def drafted(checkpoint: Any) -> list[Any]:
         watched = Watched(case._replace(checkpoint=checkpoint).drafter(tree="chain"))
         run_rounds(case.target, watched, PROMPTS, [4, 4], sampling=Sampling(temperature=1.0))
-        return [one.probs for one in watched.seen]
+        return [proposal.probs for proposal in watched.seen]
 
     plain, same, other = drafted(case.checkpoint), drafted(wide), drafted(narrow)
     assert all(torch.equal(a, b) for a, b in zip(plain, same, strict=True))
@@ -104,8 +104,8 @@ def test_peagle_above_temperature_0_drafts_each_token_from_its_own_mask() -> Non
     for drafted in watched.seen:
         assert drafted.probs is not None
         # Which tokens the drafts are does not matter to the plain head.
-        said = [case.plain.logits(drafted.text, (0,) * i) for i in range(3)]
-        expected = torch.stack(said).div(0.7).softmax(-1)
+        logits = [case.plain.logits(drafted.text, (0,) * i) for i in range(3)]
+        expected = torch.stack(logits).div(0.7).softmax(-1)
         torch.testing.assert_close(drafted.probs, expected, atol=1e-4, rtol=1e-3)
 
 
@@ -197,18 +197,18 @@ def as_speculators(checkpoint: Checkpoint) -> Checkpoint:
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
 def test_mtp_layers_in_the_names_of_speculators_are_those_of_the_family(family: str) -> None:
-    own = checkpoint_for(family, family_of(family).config)
+    head = checkpoint_for(family, family_of(family).config)
     target = StockRunner(dense_target())
-    one, other = (MtpHead(each, target) for each in (own, as_speculators(own)))
+    first, other = (MtpHead(each, target) for each in (head, as_speculators(head)))
 
-    states = one.module.state_dict()
+    states = first.module.state_dict()
     assert states.keys() == other.module.state_dict().keys()
     for name, tensor in other.module.state_dict().items():
         assert torch.equal(tensor, states[name]), name
 
 
 def test_mtp_layers_of_a_family_that_speculators_does_not_have_are_refused_by_name() -> None:
-    own = as_speculators(checkpoint_for("qwen3_5", family_of("qwen3_5").config))
-    layer = {**own.config["transformer_layer_config"], "model_type": "llama"}
+    head = as_speculators(checkpoint_for("qwen3_5", family_of("qwen3_5").config))
+    layer = {**head.config["transformer_layer_config"], "model_type": "llama"}
     with pytest.raises(ModelError, match=r"llama.*qwen3, qwen3_n"):
-        MtpHead(with_config(own, transformer_layer_config=layer), StockRunner(dense_target()))
+        MtpHead(with_config(head, transformer_layer_config=layer), StockRunner(dense_target()))

@@ -211,9 +211,9 @@ def counted(method: str, **parameters: Any) -> Counted:
 
         def launches(run: Callable[[], object]) -> int:
             run()  # makes what is made once
-            with Launches() as found:
+            with Launches() as launches:
                 run()
-            return found.total
+            return launches.total
 
         round_ = partial(run_round, target, drafter, state, Sampler(Sampling()), k=K, span=64)
         for name, part in drafter.resources.head_parts.items():

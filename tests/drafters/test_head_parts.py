@@ -115,9 +115,9 @@ class Spy(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        found = [a for a in args if isinstance(a, Tensor) and self._is_weight(a)]
+        tensors = [a for a in args if isinstance(a, Tensor) and self._is_weight(a)]
         if not func.is_view and name not in _LOOKED_UP:
-            self.read += found
+            self.read += tensors
         if name in _PRODUCTS:
             first = len(args) - 2  # of two factors, the last of the arguments
             (x, weight) = args[first:]
@@ -164,8 +164,8 @@ def test_the_forwards_of_a_round_are_those_counted_by_hand(case: Case) -> None:
 @torch.no_grad()
 def test_timed_head_parts_run_the_matrix_products_of_a_round(case: Case) -> None:
     """The same matrices with the same numbers of tokens, each as often."""
-    target, drafter = own = subject(case)
-    in_round, alone = Spy(own.weights), Spy(own.weights)
+    target, drafter = under_test = subject(case)
+    in_round, alone = Spy(under_test.weights), Spy(under_test.weights)
     drafter.num_drafts(case.k)
     rows = prefilled(target, drafter, PROMPTS[:1])
 
@@ -187,20 +187,20 @@ def no_zeros_behind_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pieces(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
     """Where tensors begin and end; those that touch are one piece."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for begin, end in sorted({(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors}):
-        if found and found[-1][1] >= begin:
-            begin, end = found[-1][0], max(end, found.pop()[1])
-        found.append((begin, end))
-    return found
+        if spans and spans[-1][1] >= begin:
+            begin, end = spans[-1][0], max(end, spans.pop()[1])
+        spans.append((begin, end))
+    return spans
 
 
-def assert_reads_what_it_names(own: Subject, name: str) -> None:
-    part = own.drafter.resources.head_parts[name]
+def assert_reads_what_it_names(under_test: Subject, name: str) -> None:
+    part = under_test.drafter.resources.head_parts[name]
     run_bare(part, 2)
     # Norms of single heads are held once more, a row for each head.
     named = [tensor for tensor in part.weights if tensor.shape != (HEAD_SIZE,)]
-    places = own.weights | {tensor.untyped_storage().data_ptr() for tensor in part.weights}
+    places = under_test.weights | {tensor.untyped_storage().data_ptr() for tensor in part.weights}
     with Spy(places) as spy:
         run_bare(part, 2)
     read = pieces(tensor for tensor in spy.read if tensor.shape != (HEAD_SIZE,))
@@ -212,19 +212,19 @@ def assert_reads_what_it_names(own: Subject, name: str) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @torch.no_grad()
 def test_a_head_part_reads_only_the_tensors_it_lists(case: Case) -> None:
-    own = subject(case)
-    for name in own.drafter.resources.head_parts:
-        assert_reads_what_it_names(own, name)
+    under_test = subject(case)
+    for name in under_test.drafter.resources.head_parts:
+        assert_reads_what_it_names(under_test, name)
 
 
 @torch.no_grad()
 def test_a_layer_with_experts_and_its_own_head_does_not_read_the_targets() -> None:
-    own = subject(Case("mtp", 2, (), family="deepseek_v3"))
-    parts = own.drafter.resources.head_parts
+    under_test = subject(Case("mtp", 2, (), family="deepseek_v3"))
+    parts = under_test.drafter.resources.head_parts
     assert len(parts) > 1
     for name, part in parts.items():
-        assert_reads_what_it_names(own, name)
-        assert not {*own.target.model.lm_head.parameters()} & {*part.weights}
+        assert_reads_what_it_names(under_test, name)
+        assert not {*under_test.target.model.lm_head.parameters()} & {*part.weights}
 
 
 @torch.no_grad()

@@ -76,15 +76,15 @@ def test_the_lookahead_window_follows_the_paper() -> None:
         levels[0][0] = text[-1]
         assert window()[: len(levels)] == levels
 
-        said = []
+        tokens = []
         for column in range(3):
             column_down = [level[column] for level in levels[1:]]
             seen = [*text[:-1], *levels[0][: column + 1], *column_down]
-            said.append(int(plain_logits(plain, torch.tensor([seen]))[0, -1].argmax()))
+            tokens.append(int(plain_logits(plain, torch.tensor([seen]))[0, -1].argmax()))
         if len(levels) == 3:
-            grams |= set(zip(*levels, said, strict=True))
+            grams |= set(zip(*levels, tokens, strict=True))
             levels = levels[1:]
-        levels.append(said)
+        levels.append(tokens)
         run_round(target, drafter, state, GREEDY, k=3, span=128)
         assert {gram for row in held(drafter) for gram in row} == grams
     assert len(grams) > 6
@@ -217,8 +217,8 @@ def snapshot(drafter: Lookahead, row: int) -> list[Tensor]:
     return [tensor[row].clone() for tensor in kept]  # type: ignore[index]
 
 
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def same(first: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("num_rounds", [0, 3])

@@ -207,32 +207,32 @@ def test_invalid_accuracies_are_refused(rates: object, complaint: str) -> None:
         drafter_of(replace(heads(), config=config), tree="fitted")
 
 
-def as_vllm(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def as_vllm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     layers = {
-        f"blocks.{i}.layers.0.{kind}": own[f"{i}.0.linear.{kind}"]
+        f"blocks.{i}.layers.0.{kind}": tensors[f"{i}.0.linear.{kind}"]
         for i in range(NUM_HEADS)
         for kind in ("weight", "bias")
     }
-    return layers | {f"lm_heads.{i}.weight": own[f"{i}.1.weight"] for i in range(NUM_HEADS)}
+    return layers | {f"lm_heads.{i}.weight": tensors[f"{i}.1.weight"] for i in range(NUM_HEADS)}
 
 
 def logits_of(tensors: Mapping[str, Tensor]) -> Tensor:
     """The logits of all heads for three states [H, 3, V]."""
     checkpoint = Checkpoint(source="heads", config={"medusa_num_heads": 2}, tensors=tensors)
     states_BF = torch.randn(3, 32, generator=torch.Generator().manual_seed(3))
-    found = MedusaHeads(checkpoint, target())
-    return found.logits(states_BF, found.num_heads)
+    medusa = MedusaHeads(checkpoint, target())
+    return medusa.logits(states_BF, medusa.num_heads)
 
 
 def test_medusa_heads_of_every_layout_are_read_from_their_tensors() -> None:
-    own = heads().tensors
-    wanted = logits_of(own)
+    original = heads().tensors
+    wanted = logits_of(original)
     assert len(wanted) == NUM_HEADS, "the config says 2"
-    within = {f"medusa_head.{name}": tensor for name, tensor in own.items()}
+    within = {f"medusa_head.{name}": tensor for name, tensor in original.items()}
     whole = within | {"model.embed_tokens.weight": torch.zeros(3, 3)}
-    prefixed = {f"medusa_heads.{name}": tensor for name, tensor in as_vllm(own).items()}
+    prefixed = {f"medusa_heads.{name}": tensor for name, tensor in as_vllm(original).items()}
 
-    for tensors in (whole, as_vllm(own), prefixed):
+    for tensors in (whole, as_vllm(original), prefixed):
         torch.testing.assert_close(logits_of(tensors), wanted, rtol=0, atol=0)
 
 
@@ -264,31 +264,31 @@ class OneByOne(Mapping[str, Tensor]):
 
 
 def test_tensors_are_read_one_by_one() -> None:
-    own = heads().tensors
-    files = OneByOne(own)
-    torch.testing.assert_close(logits_of(files), logits_of(own), rtol=0, atol=0)
+    tensors = heads().tensors
+    files = OneByOne(tensors)
+    torch.testing.assert_close(logits_of(files), logits_of(tensors), rtol=0, atol=0)
     assert files.most_held == 0
 
 
 def test_layers_without_a_bias_add_none() -> None:
-    own = heads().tensors
-    bare = {name: tensor for name, tensor in own.items() if "bias" not in name}
-    zero = {name: tensor * ("bias" not in name) for name, tensor in own.items()}
+    tensors = heads().tensors
+    bare = {name: tensor for name, tensor in tensors.items() if "bias" not in name}
+    zero = {name: tensor * ("bias" not in name) for name, tensor in tensors.items()}
     torch.testing.assert_close(logits_of(bare), logits_of(zero))
 
 
 def test_medusa_heads_may_share_one_output_matrix() -> None:
-    own = dict(heads().tensors)
-    shared = {name: tensor for name, tensor in as_vllm(own).items() if "lm_heads" not in name}
-    own |= {f"{i}.1.weight": own["0.1.weight"] for i in range(NUM_HEADS)}
-    shared["lm_head.weight"] = own["0.1.weight"]
-    torch.testing.assert_close(logits_of(shared), logits_of(own))
+    tensors = dict(heads().tensors)
+    shared = {name: tensor for name, tensor in as_vllm(tensors).items() if "lm_heads" not in name}
+    tensors |= {f"{i}.1.weight": tensors["0.1.weight"] for i in range(NUM_HEADS)}
+    shared["lm_head.weight"] = tensors["0.1.weight"]
+    torch.testing.assert_close(logits_of(shared), logits_of(tensors))
 
 
 def test_medusa_heads_of_a_reduced_vocabulary_draft_target_ids() -> None:
     few = torch.tensor([90, 3, 41, 7])
-    own = as_vllm(heads().tensors)
-    few_rows = {name: t[few] if "lm_head" in name else t for name, t in own.items()}
+    tensors = as_vllm(heads().tensors)
+    few_rows = {name: t[few] if "lm_head" in name else t for name, t in tensors.items()}
     checkpoint = Checkpoint(source="few", config={}, tensors=few_rows | {"token_map": few})
     drafter = drafter_of(checkpoint)
 

@@ -199,11 +199,11 @@ def test_other_tensors_of_the_targets_files_are_not_read() -> None:
             assert "mtp" in name, f"{name} was read"
             return super().__getitem__(name)
 
-    others = {
+    extra = {
         "model.layers.0.mlp.up_proj.weight": torch.zeros(1),
         "model.norm.weight": torch.ones(1),
     }
-    MtpHead(replace(checkpoint, tensors=Files({**checkpoint.tensors, **others})), target_of("mimo"))
+    MtpHead(replace(checkpoint, tensors=Files({**checkpoint.tensors, **extra})), target_of("mimo"))
 
 
 def target_of(name: str) -> StockRunner:
@@ -277,22 +277,22 @@ def test_a_kernel_named_in_a_config_is_not_downloaded(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Transformers would download and import the repository that a config names."""
-    asked: list[object] = []
+    calls: list[object] = []
 
     def fetch(*arguments: object, **options: object) -> None:
-        asked.append((arguments, options))
+        calls.append((arguments, options))
         raise AssertionError(f"a kernel was asked for: {arguments}")
 
     for module in (hub_kernels, modeling_utils):
         for loader in ("load_and_register_attn_kernel", "lazy_load_kernel", "get_kernel"):
             monkeypatch.setattr(module, loader, fetch, raising=False)
-    target, own = target_of(name), checkpoint_for(name, family_of(name).config)
-    before = MtpHead(own, target)
+    target, checkpoint = target_of(name), checkpoint_for(name, family_of(name).config)
+    before = MtpHead(checkpoint, target)
     kernel = f"someone/{name}"  # transformers 5.17 asks for each once in a process
     config = {**dict.fromkeys(IMPLEMENTATIONS, kernel), "auto_map": {"AutoModel": "own.Own"}}
-    named = MtpHead(with_config(own, **config), target)
+    named = MtpHead(with_config(checkpoint, **config), target)
 
-    assert not asked
+    assert not calls
     block: Any = named.layers.layers[0]
     assert block.self_attn.config._attn_implementation == stock.NAME
     assert [w.shape for w in named.weights] == [w.shape for w in before.weights]
@@ -324,8 +324,8 @@ def test_only_a_plain_tensor_of_the_same_numbers_and_dtype_is_a_copy() -> None:
     class Packed(torch.Tensor):
         pass
 
-    one = torch.ones(2, 3)
-    assert _is_same(one, one.clone())
-    assert _is_same(one, torch.nn.Parameter(one.clone()))
-    others = (None, one + 1, one[:1], one.bfloat16(), one.clone().as_subclass(Packed))
-    assert not any(_is_same(one, other) for other in others)
+    ones = torch.ones(2, 3)
+    assert _is_same(ones, ones.clone())
+    assert _is_same(ones, torch.nn.Parameter(ones.clone()))
+    different = (None, ones + 1, ones[:1], ones.bfloat16(), ones.clone().as_subclass(Packed))
+    assert not any(_is_same(ones, other) for other in different)

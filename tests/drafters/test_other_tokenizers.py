@@ -152,21 +152,21 @@ def drafter_of(
 def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("pair")
     made = [write_byte_level(folder / "bytes", 360), write_pieces(folder / "pieces", 420)]
-    own, other = made if request.param == "byte-level" else made[::-1]
-    model = exact_llama(seed=0, vocab_size=len(own.ids_by_token))
+    vocab, other = made if request.param == "byte-level" else made[::-1]
+    model = exact_llama(seed=0, vocab_size=len(vocab.ids_by_token))
     words = " ".join(TEXTS).split(" ")
     prompts = []
     for i in range(NUM_PROMPTS):
         start = i % (len(words) - 6)
-        ids = own.ids(" ".join(words[start : start + 3 + i % 4]))
-        prompts.append((*ids, *random_prompt(i // len(words), i, len(own.ids_by_token))))
+        ids = vocab.ids(" ".join(words[start : start + 3 + i % 4]))
+        prompts.append((*ids, *random_prompt(i // len(words), i, len(vocab.ids_by_token))))
     few = [generated(model, prompt, BUDGET) for prompt in prompts[:4]]
     target = StockRunner(model)
-    draft = StockRunner(revocabularied(model, own, other))
-    asked = [Request(prompt_ids=p, max_new_tokens=BUDGET) for p in prompts]
-    texts = [r.output_ids for r in decode(target, make_drafter("none", target), asked, k=0)]
+    draft = StockRunner(revocabularied(model, vocab, other))
+    requests = [Request(prompt_ids=p, max_new_tokens=BUDGET) for p in prompts]
+    texts = [r.output_ids for r in decode(target, make_drafter("none", target), requests, k=0)]
     assert texts[:4] == few
-    return Pair(target, draft, (own, other), prompts, texts)
+    return Pair(target, draft, (vocab, other), prompts, texts)
 
 
 @pytest.mark.sampled(one_in=2, every=["method"])
@@ -224,19 +224,19 @@ def test_drafts_of_another_tokenizer_equal_under_graphs(method: str, sampling: S
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_text_of_more_draft_tokens_enlarges_the_draft_cache(method: str, tmp_path: Path) -> None:
-    own = write_byte_level(tmp_path / "merged", 420)
+    merged = write_byte_level(tmp_path / "merged", 420)
     other = write_byte_level(tmp_path / "bytes", 258)  # bytes and nothing else
-    model = exact_llama(seed=0, vocab_size=len(own.ids_by_token))
-    target, draft = StockRunner(model), StockRunner(revocabularied(model, own, other))
-    prompt = own.ids(" ".join(TEXTS))[:60]
-    asked = [Request(prompt_ids=prompt, max_new_tokens=BUDGET)] * 2
-    expected = decode(target, make_drafter("none", target), asked, k=0)
+    model = exact_llama(seed=0, vocab_size=len(merged.ids_by_token))
+    target, draft = StockRunner(model), StockRunner(revocabularied(model, merged, other))
+    prompt = merged.ids(" ".join(TEXTS))[:60]
+    requests = [Request(prompt_ids=prompt, max_new_tokens=BUDGET)] * 2
+    expected = decode(target, make_drafter("none", target), requests, k=0)
 
-    results = decode(target, drafter_of(method, target, draft, (own, other)), asked, k=4)
+    results = decode(target, drafter_of(method, target, draft, (merged, other)), requests, k=4)
 
     assert_texts(results, [result.output_ids for result in expected])
     assert draft.cache.max_len > 2 * target.cache.max_len
-    again = decode(target, drafter_of(method, target, draft, (own, other)), asked, k=4)
+    again = decode(target, drafter_of(method, target, draft, (merged, other)), requests, k=4)
     accepted = [result.rounds.num_accepted for result in results]
     assert accepted == [result.rounds.num_accepted for result in again]  # it has room now
 

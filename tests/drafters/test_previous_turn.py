@@ -66,12 +66,12 @@ def test_a_lookup_depends_on_where_earlier_rounds_began() -> None:
     """Why a replay of it is an approximation: `a b` is in the reference twice."""
     x, a, b, m, n, z = range(1, 7)
     reference = [x, a, b, a, m, a, b, n]
-    one, two = Answer(reference), Answer(reference)
-    assert one.then([x]) == two.then([x]) == [[a, b, a]]
-    assert one.then([a, z]) == two.then([a, z])
-    two.then([a])  # a round that began here finds it at another place
-    assert one.then([a, b]) == [[a, m, a]]
-    assert two.then([b]) == [[n]]
+    first, second = Answer(reference), Answer(reference)
+    assert first.then([x]) == second.then([x]) == [[a, b, a]]
+    assert first.then([a, z]) == second.then([a, z])
+    second.then([a])  # a round that began here finds it at another place
+    assert first.then([a, b]) == [[a, m, a]]
+    assert second.then([b]) == [[n]]
 
 
 def test_a_replaced_token_is_skipped_in_the_reference() -> None:

@@ -24,27 +24,27 @@ pytestmark = pytest.mark.slow
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 
-def renamed(own: Checkpoint, names: Mapping[str, str], config: Mapping[str, Any]) -> Checkpoint:
-    return replace(own.renamed(names), config=config)
+def renamed(head: Checkpoint, names: Mapping[str, str], config: Mapping[str, Any]) -> Checkpoint:
+    return replace(head.renamed(names), config=config)
 
 
 def without(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in names}
 
 
-def safeailab_eagle(own: Checkpoint) -> Checkpoint:
+def safeailab_eagle(head: Checkpoint) -> Checkpoint:
     """cnets1.py: its own table of the target's tokens, and a bias that the config states."""
     table_VF = subject("eagle").target.model.get_input_embeddings().weight
     return replace(
-        own,
-        config={**own.config, **LLAMA, "bias": True},
-        tensors={**own.tensors, "embed_tokens.weight": table_VF},
+        head,
+        config={**head.config, **LLAMA, "bias": True},
+        tensors={**head.tensors, "embed_tokens.weight": table_VF},
     )
 
 
-def speculators_eagle(own: Checkpoint) -> Checkpoint:
+def speculators_eagle(head: Checkpoint) -> Checkpoint:
     """models/eagle.py: tables are the verifier's; the layer's config lies within."""
-    layer = {**without(own.config, "bias", "architectures"), "model_type": "llama"}
+    layer = {**without(head.config, "bias", "architectures"), "model_type": "llama"}
     config = {
         "speculators_model_type": "eagle",
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
@@ -54,32 +54,34 @@ def speculators_eagle(own: Checkpoint) -> Checkpoint:
         "fusion_bias": True,
         "speculators_config": {"algorithm": "eagle", "default_proposal_method": "greedy"},
     }
-    return renamed(own, {"fc.": "fusion_fc.", "layers.0.": "transformer."}, config)
+    return renamed(head, {"fc.": "fusion_fc.", "layers.0.": "transformer."}, config)
 
 
-def safeailab_eagle3(own: Checkpoint) -> Checkpoint:
+def safeailab_eagle3(checkpoint: Checkpoint) -> Checkpoint:
     """cnets.py: one `midlayer`, which tokens it can say, and the states by the paper's rule."""
-    config = {**without(own.config, "eagle_aux_hidden_state_layer_ids"), **LLAMA}
-    said = torch.arange(own.config["draft_vocab_size"]) + own.tensors["d2t"]
-    t2d_V = torch.zeros(own.config["vocab_size"], dtype=torch.bool).index_fill(0, said, True)
-    head = renamed(own, {"layers.0.": "midlayer."}, config)
+    config = {**without(checkpoint.config, "eagle_aux_hidden_state_layer_ids"), **LLAMA}
+    target_ids = torch.arange(checkpoint.config["draft_vocab_size"]) + checkpoint.tensors["d2t"]
+    t2d_V = torch.zeros(checkpoint.config["vocab_size"], dtype=torch.bool).index_fill(
+        0, target_ids, True
+    )
+    head = renamed(checkpoint, {"layers.0.": "midlayer."}, config)
     return replace(head, tensors={**head.tensors, "t2d": t2d_V})
 
 
-def amazon_peagle(own: Checkpoint) -> Checkpoint:
+def amazon_peagle(head: Checkpoint) -> Checkpoint:
     """llama_eagle3.py: `mask_hidden` next to an EAGLE-3 head, and the mask by another name."""
-    mask = own.config["mask_token_id"]
-    config = {**without(own.config, "mask_token_id"), "ptd_token_id": mask}
-    return replace(own, config=config)
+    mask = head.config["mask_token_id"]
+    config = {**without(head.config, "mask_token_id"), "ptd_token_id": mask}
+    return replace(head, config=config)
 
 
-def z_lab_dflash(own: Checkpoint) -> Checkpoint:
+def z_lab_dflash(head: Checkpoint) -> Checkpoint:
     """model.py: DFlash's own fields are in a section, or next to the layers' fields."""
-    ids = own.config["dflash_config"]["target_layer_ids"]
-    mask = own.config["dflash_config"]["mask_token_id"]
-    config = without(own.config, "num_target_layers", "dflash_config")
+    ids = head.config["dflash_config"]["target_layer_ids"]
+    mask = head.config["dflash_config"]["mask_token_id"]
+    config = without(head.config, "num_target_layers", "dflash_config")
     return replace(
-        own, config={**config, "mask_token_id": mask, "dflash_config": {"target_layer_ids": ids}}
+        head, config={**config, "mask_token_id": mask, "dflash_config": {"target_layer_ids": ids}}
     )
 
 
@@ -146,10 +148,10 @@ def test_z_labs_dflash_layout_drafts_like_the_reference(tmp_path: Path) -> None:
 def test_medusa_heads_have_equal_logits_in_either_layout(
     source: str, is_vllms: bool, tmp_path: Path
 ) -> None:
-    own = test_medusa.heads()
-    tensors = test_medusa.as_vllm(own.tensors) if is_vllms else own.tensors
-    read = in_files(tmp_path / "heads", replace(own, tensors=tensors), source, "medusa")
+    head = test_medusa.heads()
+    tensors = test_medusa.as_vllm(head.tensors) if is_vllms else head.tensors
+    read = in_files(tmp_path / "heads", replace(head, tensors=tensors), source, "medusa")
 
-    wanted = test_medusa.logits_of(own.tensors)
+    wanted = test_medusa.logits_of(head.tensors)
 
     assert torch.equal(test_medusa.logits_of(read.tensors), wanted)

@@ -55,15 +55,15 @@ def proposed(
 def test_drafts_are_drawn_from_the_drafts_own_distribution_over_the_common_tokens() -> None:
     models = [tiny_llama(seed, vocab_size=VOCAB_SIZE, initializer_range=0.15) for seed in (0, 1, 1)]
     tokenizers, text = made_up_tokenizers(VOCAB_SIZE), (1, 3, 7, 5)
-    own, of_draft = (made.vocabulary for made in tokenizers)
-    draft_ids = dict(common_tokens(own, of_draft).draft_ids)
+    of_target, of_draft = (made.vocabulary for made in tokenizers)
+    draft_ids = dict(common_tokens(of_target, of_draft).draft_ids)
 
     runners = (StockRunner(models[0]), StockRunner(models[1]))
     proposal = proposed("token_intersection", text, runners, tokenizers, WARM)
 
     assert proposal.probs is not None
     # Token 7 is the characters of tokens 1 and 2, which the draft has apart.
-    names = {i: name for name, i in own.ids_by_token.items()}
+    names = {i: name for name, i in of_target.ids_by_token.items()}
     assert names[7] == names[1] + names[2]
     known: list[int] = [draft_ids[i] for i in (1, 3, 1, 2, 5)]
     for i, token in enumerate(proposal.tokens_BK[0].tolist()):
@@ -113,13 +113,13 @@ def test_retokenized_drafts_spell_the_draft_models_text_or_are_empty(tokens, dra
 
 
 def test_a_text_without_spaces_is_cut_into_words_of_limited_length() -> None:
-    one = tokenizer("a", "b")
-    reading = Retokenizer(one, one).read()
+    vocab = tokenizer("a", "b")
+    reading = Retokenizer(vocab, vocab).read()
     reading.extend([0, 1] * 200)
     assert 0 < len(reading.word) <= LONGEST_WORD
     assert reading.ids == [0, 1] * 200
 
-    full = Retokenizer(one, one).read()
+    full = Retokenizer(vocab, vocab).read()
     full.extend([0] * LONGEST_WORD)
     assert len(full.word) == LONGEST_WORD
     full.extend([0])

@@ -113,8 +113,8 @@ def test_suffix_drafts_exclude_responses_to_the_same_prompt() -> None:
     assert num_rounds(third) < 11
     # The third prompt is the first one's, which ends and gives its row away in the midst of it.
     requests = [([50, 9], 12), ([70, 39], 4), ([50, 9], 12), ([80, 60], 12)]
-    asked = [Request(prompt_ids=tuple(p), max_new_tokens=n) for p, n in requests]
-    *_, result, _ = serve(CountingRunner(), suffix(), asked, FixedK(4), 2).results
+    inputs = [Request(prompt_ids=tuple(p), max_new_tokens=n) for p, n in requests]
+    *_, result, _ = serve(CountingRunner(), suffix(), inputs, FixedK(4), 2).results
     assert num_rounds(result) == 11
 
 
@@ -371,16 +371,16 @@ def test_a_cursor_finds_the_longest_matches_while_the_tree_changes() -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
         tree = SuffixTree(DEPTH)
-        others = [tree.add(some_text(rng, 30, vocab_size=3)) for _ in range(2)]
+        texts = [tree.add(some_text(rng, 30, vocab_size=3)) for _ in range(2)]
         text: list[int] = []
         cursor = Cursor(tree, text)
         for _ in range(30):
             text += some_text(rng, rng.choice([1, 1, 4, 9]), vocab_size=4)
-            if rng.random() < 0.2 and others:
-                tree.remove(others.pop())
+            if rng.random() < 0.2 and texts:
+                tree.remove(texts.pop())
             if rng.random() < 0.2:
-                others.append(tree.add(some_text(rng, 12, vocab_size=3)))
-            seen, _ = counted(others)
+                texts.append(tree.add(some_text(rng, 12, vocab_size=3)))
+            seen, _ = counted(texts)
             strings = [tuple(text[len(text) - m :]) for m in range(min(DEPTH, len(text)) + 1)]
             longest = max(m for m, string in enumerate(strings) if m == 0 or seen[string])
             assert len(cursor.ends) == longest + 1

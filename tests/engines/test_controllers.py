@@ -19,15 +19,15 @@ OTHER = replace(CHAT, drafter="other")
 @pytest.fixture
 def measured(monkeypatch):
     """The numbers of rows for which rounds were measured; each time takes a second."""
-    found = []
+    batch_sizes = []
 
     def measure(_, prompt_ids, ks, num_rows, sampler):  # noqa: ARG001
-        found.append(num_rows)
+        batch_sizes.append(num_rows)
         costs = RoundCostModel({(num_rows, k): (1.0 + k,) for k in ks})
         return Calibration(costs, 1.0)
 
     monkeypatch.setattr(builtin, "measure_round_costs", measure)
-    return found
+    return batch_sizes
 
 
 def opened(made, work=CHAT, request=REQUEST, load=Load()):  # noqa: B008 - frozen

@@ -173,17 +173,17 @@ def test_drafting_with_the_first_layer_reads_that_layer_and_the_head(pair: Targe
     )
     config = AutoConfig.from_pretrained(pair.model.folder)
     engine.generate(REQUEST, engine.baseline)
-    target, own = engine.forwards("self", 4)
-    read, own_read = (engine.bytes_read("self", forward, 1, 0) for forward in (target, own))
+    target, draft = engine.forwards("self", 4)
+    read, own_read = (engine.bytes_read("self", forward, 1, 0) for forward in (target, draft))
     layer = (read - own_read) / (config.num_hidden_layers - 1)
 
-    assert (own.num_tokens, own.times, own.part) == (1, 4, "")
+    assert (draft.num_tokens, draft.times, draft.part) == (1, 4, "")
     assert engine.weights_bytes("self") == engine.weights_bytes("none")
     rest = 4 * (VOCAB * WIDTH + WIDTH)  # the head and the final norm
     frequencies = 64  # of the rotary positions
     assert own_read == layer + rest + frequencies
     # Of the target's keys and values it looks at those of one layer.
-    cached = engine.bytes_read("self", own, 1, 100) - own_read
+    cached = engine.bytes_read("self", draft, 1, 100) - own_read
     assert cached == 100 * engine.kv_bytes_per_token("none") // config.num_hidden_layers
 
 
@@ -194,24 +194,24 @@ def test_levels_of_a_tree_that_are_equally_wide_are_one_kind_of_forward(pair: Ta
         DrafterSpec(name="self", method="self_speculation", model=None, parameters=parameters)
     )
 
-    target, first, others = engine.forwards("self", 4)
+    target, first, later = engine.forwards("self", 4)
 
     assert (target.num_tokens, target.times) == (9, 1)
     assert (first.num_tokens, first.times) == (1, 1)
-    assert (others.num_tokens, others.times) == (2, 3)
+    assert (later.num_tokens, later.times) == (2, 3)
 
 
 def test_a_head_trained_for_another_target_is_reported(pair: Target) -> None:
-    own = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
+    builtin = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     head = head_of(pair)
     place = Path(head.model.location) / "training.json"
     try:
-        for sha256, is_told in ((own.identity.content_sha256, False), ("0" * 64, True)):
+        for sha256, is_told in ((builtin.identity.content_sha256, False), ("0" * 64, True)):
             place.write_text(json.dumps({"target": {"sha256": sha256}}))
             engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
             engine.add_drafter(head)
-            told = [note for note in engine.record.notes if "different target" in note]
-            assert bool(told) is is_told
+            notes = [note for note in engine.record.notes if "different target" in note]
+            assert bool(notes) is is_told
         place.write_text('{"target": [1]}')
         BuiltinEngine(pair, ModelPool(torch.device("cpu"))).add_drafter(head)
     finally:
@@ -247,6 +247,6 @@ def test_a_head_whose_layers_cannot_run_fused_says_why(tmp_path: Path) -> None:
 
     (note,) = [note for note in engine.record.notes if note.startswith("e:")]
     assert {"stock", "gelu,", "silu"} <= set(note.split())
-    asked = DecoderSettings(forward="fused")
+    settings = DecoderSettings(forward="fused")
     with pytest.raises(ModelError, match=r"e: .*fused.*gelu"):
-        BuiltinEngine(target, ModelPool(torch.device("cpu")), asked).add_drafter(drafter)
+        BuiltinEngine(target, ModelPool(torch.device("cpu")), settings).add_drafter(drafter)

@@ -28,10 +28,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Target:
     """A tiny byte-level target, with a draft of pieces in the folder `other` next to it."""
     folder = tmp_path_factory.mktemp("pair")
     file = write_pair(folder)
-    own = ChatTokenizer(str(folder / "target"), revision=None, trust_remote_code=False)
+    tokenizer = ChatTokenizer(str(folder / "target"), revision=None, trust_remote_code=False)
     pieces = write_pieces(folder / "other", 300)
     _, draft = make_pair()
-    revocabularied(draft, own, pieces).save_pretrained(folder / "other")
+    revocabularied(draft, tokenizer, pieces).save_pretrained(folder / "other")
     return load_pairings(file).targets[0]
 
 
@@ -56,9 +56,9 @@ def test_a_draft_with_another_tokenizer_loads_and_leaves_the_text_unchanged(
     drafted = engine.generate(REQUEST, Work(drafter="other", method=method, k=3))
     assert drafted.output_ids == plain.output_ids
     assert sum(drafted.rounds.num_accepted) > 0
-    target, *own = engine.forwards("other", 3)
+    target, *passes = engine.forwards("other", 3)
     assert target == RoundForward(role="target", num_tokens=4, times=1)
-    assert sum(forward.times for forward in own) == 3
+    assert sum(forward.times for forward in passes) == 3
     assert engine.weights_bytes("other") > engine.weights_bytes("none")
 
 

@@ -57,10 +57,10 @@ def test_a_text_checked_in_one_forward_keeps_the_rows_position(target):
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     engine.add_drafter(drafter)
     answer = engine.generate(REQUEST, PLAIN).output_ids
-    said = replace(REQUEST, prediction_ids=answer[:12])
+    request = replace(REQUEST, prediction_ids=answer[:12])
     work = Work(drafter="said", method="previous_turn", k=3)
-    assert engine.generate(said, work).answer_check
-    timed = engine.time_forwards(said, work)
+    assert engine.generate(request, work).answer_check
+    timed = engine.time_forwards(request, work)
     assert timed.result.output_ids == answer
     assert timed.result.answer_check is None
 
@@ -118,10 +118,10 @@ def request(engine: BuiltinEngine) -> Request:
 @pytest.mark.parametrize("name", HEADS)
 def test_every_part_of_a_round_is_timed_and_has_its_bytes(engine: BuiltinEngine, name: str) -> None:
     engine.generate(request(engine), Work(drafter=name, method=name, k=K))
-    target, *own = engine.forwards(name, K)
+    target, *passes = engine.forwards(name, K)
 
-    assert [(f.num_tokens, f.times, f.part) for f in own] == HEADS[name]
-    for forward in (target, *own):
+    assert [(f.num_tokens, f.times, f.part) for f in passes] == HEADS[name]
+    for forward in (target, *passes):
         assert engine.forward_seconds(name, forward, 100) > 0
         assert engine.bytes_read(name, forward, 1, 100) > 0
 
@@ -133,8 +133,8 @@ def test_timing_forwards_does_not_change_what_is_decoded_next(
     engine: BuiltinEngine, name: str
 ) -> None:
     """Neither the text of three rows nor how many drafts each of their rounds keeps."""
-    work, asked = Work(drafter=name, method=name, k=K), request(engine)
-    all_asked = [replace(asked, prompt_ids=asked.prompt_ids[i:]) for i in range(3)]
+    work, base_request = Work(drafter=name, method=name, k=K), request(engine)
+    all_asked = [replace(base_request, prompt_ids=base_request.prompt_ids[i:]) for i in range(3)]
 
     def decoded() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         results = engine.serve(all_asked, work, Load(concurrency=3)).results
@@ -144,7 +144,7 @@ def test_timing_forwards_does_not_change_what_is_decoded_next(
     assert len(before) == 3
     assert all(sum(num_accepted) > 0 for _, num_accepted in before)
 
-    for context in (1, len(asked.prompt_ids) + 10, 300):
+    for context in (1, len(base_request.prompt_ids) + 10, 300):
         for forward in engine.forwards(name, K):
             engine.forward_seconds(name, forward, context)
 
@@ -157,9 +157,9 @@ def test_timing_forwards_does_not_change_what_is_decoded_next(
 def test_rounds_keep_the_same_drafts_with_timed_forwards_between_them(
     engine: BuiltinEngine, name: str
 ) -> None:
-    work, asked = Work(drafter=name, method=name, k=K), request(engine)
-    alone = engine.generate(asked, work)
-    timed = engine.time_forwards(asked, work)
+    work, base_request = Work(drafter=name, method=name, k=K), request(engine)
+    alone = engine.generate(base_request, work)
+    timed = engine.time_forwards(base_request, work)
     assert timed is not None
     assert alone.rounds is not None
     assert timed.result.rounds is not None
@@ -333,7 +333,7 @@ def test_the_target_and_a_head_with_extra_beam_slots_are_counted(tmp_path: Path,
         DrafterSpec(name="e", method="eagle", model=head.spec, parameters=parameters)
     )
     work = Work(drafter="e", method="eagle", k=2)
-    told = set()
+    sizes = set()
     for most in (50, 61, 67):  # rising past the end of a bucket: rows are never given back
         requests = [
             Request(prompt_ids=(40, 41, 42), max_new_tokens=most, sampling=Sampling(), seed=i)
@@ -341,10 +341,10 @@ def test_the_target_and_a_head_with_extra_beam_slots_are_counted(tmp_path: Path,
         ]
         served = engine.serve(requests, work, Load(concurrency=ROWS))
         of_target = sum(both.nbytes for both in engine.runner.cache.layers)
-        own = engine.drafting("e").head.layers.cache.layers  # type: ignore[attr-defined]
-        of_head = sum(both.nbytes for both in own)
+        layers = engine.drafting("e").head.layers.cache.layers  # type: ignore[attr-defined]
+        of_head = sum(both.nbytes for both in layers)
         assert served.kv_bytes == of_target + of_head, f"{most} new tokens"
-        told.add(served.kv_bytes)
-    assert len(told) == 2
+        sizes.add(served.kv_bytes)
+    assert len(sizes) == 2
     spare = engine.drafting("e").resources.spare_slots
     assert (spare > 0) is (tree == "dynamic")

@@ -110,13 +110,13 @@ def test_a_removed_drafter_releases_its_model(own_engine, pool, target):
 
 
 def test_memory_is_that_of_the_models_in_use(own_engine, pool, target):
-    own, draft = pool.load(target.model), pool.load(target.drafters[0].model)
+    loaded_target, draft = pool.load(target.model), pool.load(target.drafters[0].model)
     assert (
         own_engine.weights_bytes(NO_DRAFTER)
         == own_engine.weights_bytes("ngram")
-        == own.weights_bytes
+        == loaded_target.weights_bytes
     )
-    assert own_engine.weights_bytes("draft") == own.weights_bytes + draft.weights_bytes
+    assert own_engine.weights_bytes("draft") == loaded_target.weights_bytes + draft.weights_bytes
     # Layers, keys and values, one KV head of 16 float32.
     assert own_engine.kv_bytes_per_token(NO_DRAFTER) == 4 * 2 * 16 * 4
     assert own_engine.kv_bytes_per_token("draft") == (4 + 1) * 2 * 16 * 4

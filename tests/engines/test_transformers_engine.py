@@ -263,10 +263,10 @@ def test_a_peer_module_shares_weights_and_has_equal_logits(name):
 
 def test_rotary_frequencies_and_other_buffers_without_a_file_come_along():
     model = tiny_llama()
-    own, others = (
+    first, second = (
         dict(m.named_buffers())["model.rotary_emb.inv_freq"] for m in (model, twin(model))
     )
-    assert own.data_ptr() == others.data_ptr()
+    assert first.data_ptr() == second.data_ptr()
 
 
 def test_tied_weights_stay_tied():
@@ -376,12 +376,12 @@ def test_a_text_beyond_the_context_gives_the_error_of_the_decoder(engine, work):
     prompt = tuple(random_prompt(CONTEXT - 3, seed=1))
     assert len(engine.generate(request(3, prompt=prompt), work).output_ids) == 3
 
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as caught:
         engine.generate(request(4, prompt=prompt), work)
 
     with pytest.raises(ModelError, match=r"257.*256") as decoders:
         check_context(CONTEXT, CONTEXT + 1)
-    assert str(told.value) == str(decoders.value)
+    assert str(caught.value) == str(decoders.value)
 
 
 def test_a_pass_with_one_request_too_long_is_refused_before_any_is_decoded(engine):
@@ -418,12 +418,12 @@ def test_a_mode_refused_by_transformers_is_reported_and_others_run(
 
 @pytest.mark.parametrize("kind", [ValueError, NotImplementedError, RuntimeError])
 def test_a_transformers_error_becomes_one_line_with_its_cause_chained(kind):
-    with pytest.raises(ModelError) as told, generate_errors_translated(tiny_llama(), "assisted"):
+    with pytest.raises(ModelError) as caught, generate_errors_translated(tiny_llama(), "assisted"):
         raise kind("no such cache\nand a page about it")
     assert re.fullmatch(
-        "transformers .*assisted .*LlamaForCausalLM: no such cache; .*--engine", str(told.value)
+        "transformers .*assisted .*LlamaForCausalLM: no such cache; .*--engine", str(caught.value)
     )
-    assert isinstance(told.value.__cause__, kind)
+    assert isinstance(caught.value.__cause__, kind)
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, KeyError, ModelError])
@@ -504,11 +504,11 @@ def test_a_longer_conversation_is_prefilled_whole_and_that_is_noted(engine):
 @pytest.mark.parametrize("num_prompt", [1, 2, 3, len(PROMPT)])
 @pytest.mark.parametrize("num_tokens", [1, 2, 3])
 def test_a_short_text_is_a_prefix_of_a_longer_one(engine, work, num_prompt, num_tokens):
-    asked = request(prompt=PROMPT[:num_prompt])
-    whole = engine.generate(asked, BASELINE).output_ids
+    sent = request(prompt=PROMPT[:num_prompt])
+    whole = engine.generate(sent, BASELINE).output_ids
     assert len(whole) == NUM_TOKENS
 
-    result = engine.generate(replace(asked, max_new_tokens=num_tokens), work)
+    result = engine.generate(replace(sent, max_new_tokens=num_tokens), work)
 
     assert result.output_ids == whole[:num_tokens]
     assert sum(result.rounds.num_emitted) == num_tokens - 1

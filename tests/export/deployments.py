@@ -65,8 +65,8 @@ def exported(engine: str, made: Deployment, version: str | None = None) -> Expor
 
 def config_of(made: Export) -> dict[str, Any]:
     """What follows --speculative-config."""
-    found: dict[str, Any] = json.loads(flag(made, "--speculative-config"))
-    return found
+    config: dict[str, Any] = json.loads(flag(made, "--speculative-config"))
+    return config
 
 
 def flag(made: Export, name: str) -> str:

@@ -103,8 +103,8 @@ def test_the_tensorrt_llm_draft_schedule_depends_on_the_version():
     assert "draft_len_schedule" not in rising.config.text
     assert speculative(rising)["max_draft_len"] == 2
     for version, k in (("1.2", 3), ("1.3", 0)):
-        said = lost(exported("tensorrt_llm", replace(tiered, tiers=SEVERAL[:2]), version))
-        assert re.search(f"above 4 concurrent requests.*TensorRT-LLM keeps K={k}", said)
+        message = lost(exported("tensorrt_llm", replace(tiered, tiers=SEVERAL[:2]), version))
+        assert re.search(f"above 4 concurrent requests.*TensorRT-LLM keeps K={k}", message)
 
 
 def test_tensorrt_llm_grows_trees_from_1_3_on():
@@ -123,8 +123,8 @@ def test_names_from_pairings_yaml_reach_the_engine_through_a_shell_unharmed(engi
     made = with_draft(made, source='./it\'s "quoted"', revision="a b")
     out = exported(engine, made)
     assert tuple(shlex.split(out.command_line)) == out.command
-    told = " ".join(out.command) + (out.config.text if out.config else "").replace("\\", "")
-    assert "odd name; rm -rf $HOME `id` 'x'" in told
+    text = " ".join(out.command) + (out.config.text if out.config else "").replace("\\", "")
+    assert "odd name; rm -rf $HOME `id` 'x'" in text
 
 
 def test_names_stay_whole_in_the_program_for_transformers():
@@ -155,10 +155,10 @@ def test_weights_packed_on_loading_are_reported_as_lost(engine):
 def test_revisions_reach_the_engine_or_are_reported_as_lost(engine, method):
     pinned = replace(TARGET, model=ModelSpec(source="org/Big-8B", revision="abc1"))
     made = with_draft(drafting(method, pinned), revision="def2")
-    found = exported(engine, made)
-    told = found.command_line + (found.config.text if found.config else "")
+    out = exported(engine, made)
+    text = out.command_line + (out.config.text if out.config else "")
     for revision in ("abc1", "def2"):
-        assert revision in told or f"revision {revision}" in lost(found)
+        assert revision in text or f"revision {revision}" in lost(out)
     if engine == "llama_cpp":  # what is not drafted has no revision
         assert "def2" not in lost(exported(engine, replace(made, tiers=(Tier(None, 0),))))
 
@@ -220,11 +220,11 @@ def with_rule(made, name, **parameters):
 
 def test_sglang_has_the_threshold_rule_above_temperature_0():
     made = with_rule(deployment("draft_model", temperature=0.7), "threshold", single=0.5)
-    found = exported("sglang", made)
-    assert flag(found, "--speculative-accept-threshold-single") == "0.5"
-    assert flag(found, "--speculative-accept-threshold-acc") == "1.0"
-    assert "--speculative-use-rejection-sampling" not in found.command  # it has no threshold
-    assert found.not_expressed == ()
+    out = exported("sglang", made)
+    assert flag(out, "--speculative-accept-threshold-single") == "0.5"
+    assert flag(out, "--speculative-accept-threshold-acc") == "1.0"
+    assert "--speculative-use-rejection-sampling" not in out.command  # it has no threshold
+    assert out.not_expressed == ()
     cold = exported("sglang", replace(made, temperature=0.0))
     assert "lossy rule threshold" in lost(cold)
     other = exported("sglang", with_rule(made, "typical", threshold=0.09, alpha=0.3))
@@ -236,6 +236,6 @@ def test_a_lossy_rule_is_named_and_reported_as_lost(temperature):
     made = deployment("eagle3", temperature=temperature)
     made = with_rule(made, "typical", threshold=0.09, alpha=0.3)
     for engine in ("vllm", "sglang", "tensorrt_llm", "llama_cpp"):
-        found = exported(engine, made)
-        assert "lossy rule typical" in found.acceptance_rule
-        assert any("lossy rule typical" in text for text in found.not_expressed)
+        out = exported(engine, made)
+        assert "lossy rule typical" in out.acceptance_rule
+        assert any("lossy rule typical" in text for text in out.not_expressed)

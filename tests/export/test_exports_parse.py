@@ -108,15 +108,15 @@ def test_generation_configs_are_built_by_transformers_itself(method, temperature
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GenerationConfig"
     ]
     assert len(calls) == (2 if method in ("draft_model", "dflash", *BETWEEN_TOKENIZERS) else 1)
-    told: dict[str, object] = {}
+    options: dict[str, object] = {}
     for call in calls:
         keywords = {kw.arg: ast.literal_eval(kw.value) for kw in call.keywords}
         config = GenerationConfig(**keywords)
         config.validate(strict=True)
         assert {name: getattr(config, name) for name in keywords} == keywords
-        told |= keywords
-    assert told["do_sample"] is (temperature > 0)
-    assert 4 in (told.get("num_assistant_tokens"), told.get("prompt_lookup_num_tokens"))
+        options |= keywords
+    assert options["do_sample"] is (temperature > 0)
+    assert 4 in (options.get("num_assistant_tokens"), options.get("prompt_lookup_num_tokens"))
 
 
 def test_the_recorded_parser_refuses_invalid_flags():

@@ -21,7 +21,7 @@ def served(folder: Path, k: int = 3, **config: object) -> Deployment:
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    ("engine", "message"),
     [
         ("vllm", "issues 39273"),
         ("llama_cpp", "pull request 19493"),
@@ -30,11 +30,11 @@ def served(folder: Path, k: int = 3, **config: object) -> Deployment:
     ],
 )
 def test_each_export_notes_how_recurrent_state_is_rolled_back(
-    engine: str, said: str, tmp_path: Path
+    engine: str, message: str, tmp_path: Path
 ) -> None:
-    told = "\n".join(exported(engine, served(tmp_path)).not_expressed)
-    assert "org/Hybrid has recurrent layers" in told
-    assert said in told
+    text = "\n".join(exported(engine, served(tmp_path)).not_expressed)
+    assert "org/Hybrid has recurrent layers" in text
+    assert message in text
     assert "recurrent" not in "".join(exported(engine, served(tmp_path, k=0)).not_expressed)
     kinds = ["full_attention", "full_attention"]
     dense = exported(engine, served(tmp_path, layer_types=kinds))

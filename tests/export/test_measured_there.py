@@ -22,19 +22,19 @@ def exported(
     stored: StoredRun, tmp_path: Path, *options: str, engine: str = "vllm"
 ) -> dict[str, object]:
     keep(tmp_path / "reports", "run", stored)
-    asked = ("export", "demo/draft", "--engine", engine, "--run", "run", "--json", *options)
-    ran = specbench(*asked, cwd=tmp_path)
+    arguments = ("export", "demo/draft", "--engine", engine, "--run", "run", "--json", *options)
+    ran = specbench(*arguments, cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
-    found: dict[str, object] = json.loads(ran.out)
-    return found
+    document: dict[str, object] = json.loads(ran.out)
+    return document
 
 
 def test_a_configuration_measured_on_a_server_is_exported_as_started(tmp_path):
     stored = served_sweep(ONE_ROW)
-    found = exported(stored, tmp_path)
-    assert found["written_for"] == "0.32.1"
-    assert '"num_speculative_tokens": 4' in found["command_line"]
-    run, itself, sentence, *_ = found["basis"]
+    document = exported(stored, tmp_path)
+    assert document["written_for"] == "0.32.1"
+    assert '"num_speculative_tokens": 4' in document["command_line"]
+    run, itself, sentence, *_ = document["basis"]
     assert run == "run run"
     assert re.match(r"measured .*vllm 0\.32\.1 itself, .*flags", itself)
     assert sentence == build_document(stored).decisions[0].sentence
@@ -43,13 +43,13 @@ def test_a_configuration_measured_on_a_server_is_exported_as_started(tmp_path):
 def test_user_arguments_of_the_engine_are_noted_in_an_export(tmp_path):
     stored = served_sweep(ONE_ROW)
     settings = changed(stored.run.settings, engine_args=("--max-num-seqs", "64"))
-    found = exported(replace(stored, run=replace(stored.run, settings=settings)), tmp_path)
-    assert any(line.endswith(": --max-num-seqs 64") for line in found["basis"])
+    document = exported(replace(stored, run=replace(stored.run, settings=settings)), tmp_path)
+    assert any(line.endswith(": --max-num-seqs 64") for line in document["basis"])
 
 
 def test_flags_of_a_running_server_are_not_known(tmp_path):
-    found = exported(served_sweep(replace(ONE_ROW, is_attached=True)), tmp_path)
-    assert re.match(r"measured .*vllm 0\.32\.1 itself, .*running: ", found["basis"][1])
+    document = exported(served_sweep(replace(ONE_ROW, is_attached=True)), tmp_path)
+    assert re.match(r"measured .*vllm 0\.32\.1 itself, .*running: ", document["basis"][1])
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_flags_of_a_running_server_are_not_known(tmp_path):
     ],
 )
 def test_the_export_is_for_the_measured_release_if_known(tmp_path, version, options, written_for):
-    found = exported(served_sweep(replace(ONE_ROW, version=version)), tmp_path, *options)
-    assert found["written_for"] == written_for
+    document = exported(served_sweep(replace(ONE_ROW, version=version)), tmp_path, *options)
+    assert document["written_for"] == written_for
 
 
 def test_a_build_of_llama_cpp_is_read_without_its_commit(tmp_path):
     stored = served_sweep(replace(ONE_ROW, engine="llama_cpp", version="b9235-1a2b3c4"))
-    found = exported(stored, tmp_path, engine="llama_cpp")
-    assert "b9235" in found["written_for"]
-    assert found["basis"][1].startswith("measured with llama_cpp b9235-1a2b3c4 itself")
+    document = exported(stored, tmp_path, engine="llama_cpp")
+    assert "b9235" in document["written_for"]
+    assert document["basis"][1].startswith("measured with llama_cpp b9235-1a2b3c4 itself")
 
 
 def both_engines() -> StoredRun:
@@ -78,11 +78,11 @@ def both_engines() -> StoredRun:
     sessions = served_sweep(replace(ONE_ROW, confirmed=None, ks=(2,))).blocks[:2]
     blocks = []
     for base, drafted in zip(*(session.requests for session in sessions), strict=True):
-        own = (
+        requests = (
             replace(base, cell_id=ours[0].id),
             replace(drafted, cell_id=ours[2].id, decode_s=drafted.decode_s / 3),
         )
-        blocks.append(made_block(base.prompt_id, *own, block_id=f"own {base.prompt_id}"))
+        blocks.append(made_block(base.prompt_id, *requests, block_id=f"own {base.prompt_id}"))
     plans = tuple(replace(there.run.cells[0], key=key) for key in ours.values())
     run = replace(there.run, cells=(*plans, *there.run.cells))
     return replace(there, run=run, blocks=(*blocks, *there.blocks))
@@ -104,8 +104,8 @@ def test_the_exported_engine_decides(tmp_path):
 )
 def test_recommend_works_on_runs_of_a_serving_engine(tmp_path, objective):
     keep(tmp_path / "reports", "run", served_sweep())
-    asked = ("recommend", "run", "--objective", *objective, "--json")
-    ran = specbench(*asked, cwd=tmp_path)
+    options = ("recommend", "run", "--objective", *objective, "--json")
+    ran = specbench(*options, cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     (pick,) = json.loads(ran.out)["picks"]
     best = pick["best"]

@@ -52,9 +52,9 @@ def test_a_head_that_names_no_class_gets_a_note_in_the_export(tmp_path: Path) ->
 def test_an_eagle_bias_that_vllm_misreads_is_noted(tmp_path: Path) -> None:
     config = json.loads((MODELS / "eagle" / "config.json").read_text())
 
-    (told,) = lost("eagle", written(tmp_path / "told", {**config, "bias": True}))
-    assert '"bias": true' in told
-    assert "almost no draft" in told
+    (note,) = lost("eagle", written(tmp_path / "told", {**config, "bias": True}))
+    assert '"bias": true' in note
+    assert "almost no draft" in note
 
     del config["bias"]  # which means that there is one
     (silent,) = lost("eagle", written(tmp_path / "silent", config))
@@ -64,8 +64,8 @@ def test_an_eagle_bias_that_vllm_misreads_is_noted(tmp_path: Path) -> None:
 
 def test_a_bias_of_eagle3_is_dropped(tmp_path: Path) -> None:
     config = {"architectures": ["LlamaForCausalLMEagle3"]}
-    (said,) = lost("eagle3", written(tmp_path / "head", config, "fc.weight", "fc.bias"))
-    assert "fc.bias" in said
+    (note,) = lost("eagle3", written(tmp_path / "head", config, "fc.weight", "fc.bias"))
+    assert "fc.bias" in note
 
 
 def test_fields_missing_in_a_medusa_config_are_listed_with_their_values(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_fields_missing_in_a_medusa_config_are_listed_with_their_values(tmp_path
         json.dumps({name: value for name, value in config.items() if name not in gone})
     )
 
-    (said,) = lost("medusa", tmp_path)
+    (note,) = lost("medusa", tmp_path)
 
-    assert said.endswith(
+    assert note.endswith(
         'add "model_type": "medusa", "hidden_size": 128, "vocab_size": 2048, "medusa_fc_bias": true'
     )
 
@@ -90,18 +90,18 @@ def test_wrong_sizes_in_a_medusa_config_are_listed(tmp_path: Path) -> None:
         tmp_path / "head", {**config, **counts}, "blocks.0.layers.0.weight", "lm_heads.0.weight"
     )
 
-    (said,) = lost("medusa", head)
+    (note,) = lost("medusa", head)
 
-    assert said.endswith('add "hidden_size": 4')
+    assert note.endswith('add "hidden_size": 4')
 
 
 def test_a_shared_head_matrix_and_token_map_set_medusa_fields(tmp_path: Path) -> None:
     tensors = ("0.0.linear.weight", "0.0.linear.bias", "lm_head.weight", "token_map")
-    (said,) = lost("medusa", written(tmp_path / "head", {"model_type": "medusa"}, *tensors))
+    (note,) = lost("medusa", written(tmp_path / "head", {"model_type": "medusa"}, *tensors))
 
-    assert '"truncated_vocab_size": 4' in said
-    assert '"vocab_size"' not in said
-    assert '"original_lm_head": true' in said
+    assert '"truncated_vocab_size": 4' in note
+    assert '"vocab_size"' not in note
+    assert '"original_lm_head": true' in note
 
 
 def test_missing_or_unreadable_files_get_no_notes(tmp_path: Path) -> None:

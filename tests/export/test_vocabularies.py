@@ -93,7 +93,7 @@ def test_transformers_is_given_a_draft_of_the_targets_size():
 def test_an_unknown_size_is_reported_once_and_only_for_draft_models():
     for engine in (name for name in EXPORTED if "draft_model" in METHODS[name]):
         notes = exported(engine, with_draft(deployment("draft_model"), vocab_size=None))
-        (note,) = (one for one in notes.not_expressed if "vocab_size" in one)
+        (note,) = (text for text in notes.not_expressed if "vocab_size" in text)
         assert "org/Big-8B" in note
         assert "org/Small-1B" in note
     head = with_draft(deployment("eagle3"), vocab_size=None)

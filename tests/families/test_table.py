@@ -41,8 +41,8 @@ def told() -> dict[tuple[str, str], tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SAMPLE)
 def test_the_verdict_on_a_family_matches_the_page(family: str) -> None:
-    found = verdict(family)
-    assert transformers.__version__ != NEWEST or told()[family, NEWEST] == found.shown
+    row = verdict(family)
+    assert transformers.__version__ != NEWEST or told()[family, NEWEST] == row.shown
 
 
 def test_no_family_changes_the_text_and_refusals_give_a_remedy() -> None:
@@ -57,9 +57,12 @@ def test_the_page_has_every_decoder_of_the_registry() -> None:
 
 
 def test_verdicts_that_differ_between_versions_get_separate_rows() -> None:
-    one, other = Verdict(IDENTICAL, "stock"), Verdict(REFUSED, "has no head; choose another")
+    first, other = Verdict(IDENTICAL, "stock"), Verdict(REFUSED, "has no head; choose another")
     page = render(
-        {"1.0": {"same": one, "new": one, "worse": one}, "2.0": {"same": one, "worse": other}}
+        {
+            "1.0": {"same": first, "new": first, "worse": first},
+            "2.0": {"same": first, "worse": other},
+        }
     )
     assert "| same | 1.0, 2.0 | identical | stock |" in page
     assert "| worse | 1.0 | identical | stock |" in page
@@ -75,9 +78,9 @@ def test_all_family_verdicts_match_the_page(version: str, python: Path, tmp_path
     command = [python, "-m", "tools.families", "--rows", rows]
     subprocess.run(command, check=True, env=environment, cwd=ROOT)
 
-    said = json.loads(rows.read_text())
+    document = json.loads(rows.read_text())
 
-    found = {family: Verdict(*row).shown for family, row in said["families"].items()}
+    actual = {family: Verdict(*row).shown for family, row in document["families"].items()}
     page = {family: row for (family, of), row in told().items() if of == version}
-    assert said["transformers"] == version
-    assert found == {family: row for family, row in page.items() if row[0] != ABSENT}
+    assert document["transformers"] == version
+    assert actual == {family: row for family, row in page.items() if row[0] != ABSENT}

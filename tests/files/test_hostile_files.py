@@ -104,8 +104,8 @@ def test_a_link_out_of_the_folder_is_refused(target, tmp_path):
     (draft.folder / "config.json").symlink_to(tmp_path / "secret")
     spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
     checked = check_drafter(target, DrafterSpec(name="d", method="draft_model", model=spec))
-    (found,) = {finding.text for finding in checked.of_level("refused")}
-    assert "a link out" in found
+    (text,) = {finding.text for finding in checked.of_level("refused")}
+    assert "a link out" in text
 
 
 def test_parsed_headers_equal_those_of_safetensors(tmp_path):
@@ -123,13 +123,13 @@ def test_parsed_headers_equal_those_of_safetensors(tmp_path):
 def test_equal_tensors_are_found_equal_and_others_are_not(tmp_path):
     from specbench.files.headers import same_bytes
 
-    one = read_headers(write_model(tmp_path / "one", seed=0).folder / "model.safetensors")
+    first = read_headers(write_model(tmp_path / "one", seed=0).folder / "model.safetensors")
     same = read_headers(write_model(tmp_path / "same", seed=0).folder / "model.safetensors")
     other = read_headers(write_model(tmp_path / "other", seed=1).folder / "model.safetensors")
     name = "model.embed_tokens.weight"
-    assert same_bytes(one[name], same[name])
-    assert not same_bytes(one[name], other[name])
-    assert not same_bytes(one[name], one["model.norm.weight"])
+    assert same_bytes(first[name], same[name])
+    assert not same_bytes(first[name], other[name])
+    assert not same_bytes(first[name], first["model.norm.weight"])
 
 
 def test_reading_an_empty_model_folder_is_a_specbench_error(tmp_path):

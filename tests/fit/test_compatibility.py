@@ -40,9 +40,9 @@ def check(target: ModelFiles, draft: ModelFiles) -> Compatibility:
 
 def only(checked: Compatibility, level: str) -> FitFinding:
     """The one finding that is not ok."""
-    (found,) = [finding for finding in checked.findings if finding.level != "ok"]
-    assert found.level == level
-    return found
+    (finding,) = [finding for finding in checked.findings if finding.level != "ok"]
+    assert finding.level == level
+    return finding
 
 
 def change_tokenizer(model: ModelFiles, change) -> ModelFiles:
@@ -62,26 +62,26 @@ def test_a_draft_of_the_same_family_fits(target, draft):
 
 def test_an_id_that_means_another_token_is_refused_with_both_tokens(target, draft):
     changed = change_tokenizer(draft, swap_tokens)
-    found = only(check(target, changed), "refused")
+    finding = only(check(target, changed), "refused")
     a = target.vocabulary.ids_by_token["A"]
-    assert found.field == "tokenizer"
-    assert re.search(rf"2 token ids .*\({a}: 'A' .*'B', {a + 1}: 'B' .*'A'\)", found.text)
-    assert (found.target, found.draft) == ("259 tokens", "259 tokens")
+    assert finding.field == "tokenizer"
+    assert re.search(rf"2 token ids .*\({a}: 'A' .*'B', {a + 1}: 'B' .*'A'\)", finding.text)
+    assert (finding.target, finding.draft) == ("259 tokens", "259 tokens")
     tokenizers = (
         ChatTokenizer(str(model.folder), revision=None, trust_remote_code=False)
         for model in (target, changed)
     )
-    with pytest.raises(CompatibilityError, match=re.escape(found.reason)):  # and so does loading
+    with pytest.raises(CompatibilityError, match=re.escape(finding.reason)):  # and so does loading
         require_same_vocabulary(*tokenizers)
 
 
 def test_a_token_that_the_draft_lacks_is_a_warning_that_names_it(target, draft):
     changed = change_tokenizer(draft, lambda content: content["model"]["vocab"].pop("A"))
-    found = only(check(target, changed), "warning")
-    assert (found.target, found.draft) == ("259 tokens", "258 tokens")
-    assert re.search("1 of .*tokens", found.reason)
-    assert "'A'" in found.reason
-    assert "None" not in found.text
+    finding = only(check(target, changed), "warning")
+    assert (finding.target, finding.draft) == ("259 tokens", "258 tokens")
+    assert re.search("1 of .*tokens", finding.reason)
+    assert "'A'" in finding.reason
+    assert "None" not in finding.text
     assert check(changed, target).level == "ok"  # the target never takes what it does not know
 
 
@@ -93,9 +93,9 @@ def test_a_special_token_of_another_name_is_a_warning_with_both_names(target, dr
             if token["content"] == "<|im_end|>":
                 token["content"] = "<|turn|>"
 
-    found = only(check(target, change_tokenizer(draft, rename)), "warning")
-    assert found.field == "special_tokens"
-    assert (found.target, found.draft) == ("<|im_end|>", "<|turn|>")
+    finding = only(check(target, change_tokenizer(draft, rename)), "warning")
+    assert finding.field == "special_tokens"
+    assert (finding.target, finding.draft) == ("<|im_end|>", "<|turn|>")
 
 
 def test_a_draft_without_a_tokenizer_is_refused(target, draft):
@@ -111,8 +111,8 @@ def test_equal_files_of_an_older_tokenizer_are_equal_vocabularies(target, draft)
         (model.folder / "tokenizer.json").unlink()
         (model.folder / "tokenizer.model").write_bytes(content)
     checked = check(files_of(target.folder), files_of(draft.folder))
-    (found,) = [f for f in checked.findings if f.field == "tokenizer"]
-    assert (found.level, found.reason) == ("ok", "the same tokenizer.model")
+    (finding,) = [f for f in checked.findings if f.field == "tokenizer"]
+    assert (finding.level, finding.reason) == ("ok", "the same tokenizer.model")
     (draft.folder / "tokenizer.model").write_bytes(b"others")
     changed = check(files_of(target.folder), files_of(draft.folder))
     assert only(changed, "warning").field == "tokenizer"
@@ -120,45 +120,45 @@ def test_equal_files_of_an_older_tokenizer_are_equal_vocabularies(target, draft)
 
 def test_another_chat_template_is_a_warning(target, draft):
     (draft.folder / "chat_template.jinja").write_text("{{ messages }}")
-    found = only(check(target, files_of(draft.folder)), "warning")
-    assert found.field == "chat_template"
-    assert None not in (found.target, found.draft)
-    assert found.target != found.draft
+    finding = only(check(target, files_of(draft.folder)), "warning")
+    assert finding.field == "chat_template"
+    assert None not in (finding.target, finding.draft)
+    assert finding.target != finding.draft
 
 
 def test_other_ends_of_text_are_a_warning(target, draft):
     change_json(draft.folder / "generation_config.json", lambda c: c.update(eos_token_id=[0, 2]))
-    found = only(check(target, files_of(draft.folder)), "warning")
-    assert (found.field, found.target, found.draft) == ("eos", "0", "0, 2")
-    assert "end the text" in found.reason
+    finding = only(check(target, files_of(draft.folder)), "warning")
+    assert (finding.field, finding.target, finding.draft) == ("eos", "0", "0, 2")
+    assert "end the text" in finding.reason
 
 
 def test_padding_of_the_embedding_is_allowed_and_reported(tmp_path, target):
     draft = write_model(tmp_path / "padded", num_hidden_layers=1, vocab_size=320)
     checked = check(target, draft)
     assert checked.level == "ok"
-    (found,) = [f for f in checked.findings if f.field == "vocab_size"]
-    assert (found.target, found.draft) == ("272", "320")
-    assert "padding of 259 ids" in found.reason
+    (finding,) = [f for f in checked.findings if f.field == "vocab_size"]
+    assert (finding.target, finding.draft) == ("272", "320")
+    assert "padding of 259 ids" in finding.reason
 
 
 def test_a_draft_that_lacks_rows_for_tokens_is_a_warning_with_both_sizes(tmp_path, target):
     draft = write_model(tmp_path / "short", num_hidden_layers=1, vocab_size=250)
-    found = only(check(target, draft), "warning")
-    assert (found.field, found.target, found.draft) == ("vocab_size", "272", "250")
-    assert re.search(r"250 .*259 ids \(97%\)", found.reason)
+    finding = only(check(target, draft), "warning")
+    assert (finding.field, finding.target, finding.draft) == ("vocab_size", "272", "250")
+    assert re.search(r"250 .*259 ids \(97%\)", finding.reason)
 
 
 def test_a_shorter_context_is_a_warning_with_both_lengths(tmp_path, target):
     draft = write_model(tmp_path / "short", num_hidden_layers=1, max_position_embeddings=64)
-    found = only(check(target, draft), "warning")
-    assert (found.field, found.target, found.draft) == ("context", "128", "64")
+    finding = only(check(target, draft), "warning")
+    assert (finding.field, finding.target, finding.draft) == ("context", "128", "64")
 
 
 def test_pickled_weights_are_refused_and_not_opened(target, draft, tmp_path):
     changed = replace_weights(draft, "pytorch_model.bin", Mark(tmp_path / "ran"))
-    found = only(check(target, changed), "refused")
-    assert (found.field, found.draft) == ("weights", "pytorch_model.bin")
+    finding = only(check(target, changed), "refused")
+    assert (finding.field, finding.draft) == ("weights", "pytorch_model.bin")
     assert not (tmp_path / "ran").exists()
 
 
@@ -181,19 +181,19 @@ def test_loading_the_planted_pickle_runs_its_code(tmp_path):
 
 def test_a_config_without_weights_can_be_planned_and_not_measured(target, draft):
     (draft.folder / "model.safetensors").unlink()
-    found = only(check(target, files_of(draft.folder)), "warning")
-    assert (found.field, found.draft) == ("weights", "none")
+    finding = only(check(target, files_of(draft.folder)), "warning")
+    assert (finding.field, finding.draft) == ("weights", "none")
     spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
     drafters = (
         DrafterSpec(name="draft", method="draft_model", model=spec),
         DrafterSpec(name="ngram", method="ngram"),
     )
-    own = Target(name="t", model=target.spec, drafters=())
-    prepared = prepare(own, target, drafters, DeploymentSpec(device="cpu"))
+    own_target = Target(name="t", model=target.spec, drafters=())
+    prepared = prepare(own_target, target, drafters, DeploymentSpec(device="cpu"))
     assert [c.drafter.name for c in prepared.fitting] == ["draft", "ngram"]
     assert [c.drafter.name for c in prepared.measurable] == ["ngram"]
     (target.folder / "model.safetensors").unlink()
-    bare = prepare(own, files_of(target.folder), drafters, DeploymentSpec(device="cpu"))
+    bare = prepare(own_target, files_of(target.folder), drafters, DeploymentSpec(device="cpu"))
     assert (len(bare.fitting), bare.measurable) == (2, ())
     assert bare.alone is not None
 
@@ -202,16 +202,16 @@ def test_code_that_transformers_does_not_have_is_refused_and_never_run(target, d
     (draft.folder / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     auto_map = {"AutoModelForCausalLM": "modeling_own.Own"}
     changed = change_config(draft, model_type="own", auto_map=auto_map)
-    found = only(check(target, changed), "refused")
-    assert (found.field, found.draft) == ("code", "auto_map")
-    assert "trust_remote_code: true " in found.reason
+    finding = only(check(target, changed), "refused")
+    assert (finding.field, finding.draft) == ("code", "auto_map")
+    assert "trust_remote_code: true " in finding.reason
     assert not (tmp_path / "ran").exists()
 
 
 def test_code_of_a_known_architecture_is_reported_and_not_run(target, draft):
     changed = change_config(draft, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
-    found = only(check(target, changed), "warning")
-    assert "was not run" in found.reason
+    finding = only(check(target, changed), "warning")
+    assert "was not run" in finding.reason
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,9 @@ def test_code_of_a_known_architecture_is_reported_and_not_run(target, draft):
     ids=lambda value: str(value)[:20],
 )
 def test_attention_that_cannot_be_rolled_back_is_refused(target, draft, fields, reason):
-    found = only(check(target, change_config(draft, **fields)), "refused")
-    assert found.field == "attention"
-    assert reason in found.reason
+    finding = only(check(target, change_config(draft, **fields)), "refused")
+    assert finding.field == "attention"
+    assert reason in finding.reason
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"architectures": 3}', "null"])
@@ -246,8 +246,8 @@ def test_a_target_that_is_a_head_is_refused(target):
     changed = change_config(target, architectures=["LlamaForCausalLMEagle3"])
     assert [f.field for f in check_target(changed)] == ["kind"]
     spec = ModelSpec(source=str(target.folder), folder=target.folder)
-    told = "t cannot be a target: kind: does not write text by itself: .* head; .*target eagle3"
-    with pytest.raises(CompatibilityError, match=told):
+    message = "t cannot be a target: kind: does not write text by itself: .* head; .*target eagle3"
+    with pytest.raises(CompatibilityError, match=message):
         prepare(
             Target(name="t", model=spec, drafters=()), changed, (), DeploymentSpec(device="cpu")
         )
@@ -256,6 +256,6 @@ def test_a_target_that_is_a_head_is_refused(target):
 @pytest.mark.parametrize(("layers", "level"), [(0, "ok"), (6, "ok"), (7, "refused")])
 def test_self_speculation_has_as_many_layers_as_the_target(target, layers, level):
     drafter = DrafterSpec(name="self", method="self_speculation", parameters={"num_layers": layers})
-    (found,) = check_drafter(target, drafter).findings
-    assert (found.level, found.target) == (level, "6")
-    assert found.draft == str(layers or 1)
+    (finding,) = check_drafter(target, drafter).findings
+    assert (finding.level, finding.target) == (level, "6")
+    assert finding.draft == str(layers or 1)

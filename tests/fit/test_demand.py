@@ -25,10 +25,10 @@ def shape(name: str) -> tuple[Target, tuple[DrafterSpec, ...]]:
 
 def test_a_float32_shortage_on_a_cpu_suggests_bfloat16():
     target, drafters = shape("8b")
-    told = shortage(target, drafters, HERE)
-    assert told is not None
-    assert re.match(r"needs .*34\.9 GiB .*float32 \(34\.5 GiB ", told)
-    assert re.search(r"21\.0 GiB free; .*--dtype bfloat16 \(17\.5 GiB\)$", told)
+    message = shortage(target, drafters, HERE)
+    assert message is not None
+    assert re.match(r"needs .*34\.9 GiB .*float32 \(34\.5 GiB ", message)
+    assert re.search(r"21\.0 GiB free; .*--dtype bfloat16 \(17\.5 GiB\)$", message)
     assert shortage(target, drafters, replace(HERE, dtype="bfloat16")) is None
     assert shortage(target, drafters, replace(HERE, device="cuda")) is None
     assert shortage(target, drafters, replace(HERE, memory_bytes=None)) is None
@@ -37,9 +37,9 @@ def test_a_float32_shortage_on_a_cpu_suggests_bfloat16():
 def test_fewer_rows_and_shorter_texts_are_suggested_if_they_help():
     target, drafters = shape("8b")
     many = replace(HERE, dtype="bfloat16", concurrency=64, context=8000)
-    told = shortage(target, drafters, many) or ""
-    assert re.search("64 .*8,000 tokens", told)
-    assert ": --concurrency 2 (" in told
+    message = shortage(target, drafters, many) or ""
+    assert re.search("64 .*8,000 tokens", message)
+    assert ": --concurrency 2 (" in message
     few = replace(many, concurrency=2)
     assert shortage(target, drafters, few) is None
     assert shortage(target, drafters, replace(few, concurrency=4)) is not None
@@ -47,22 +47,22 @@ def test_fewer_rows_and_shorter_texts_are_suggested_if_they_help():
 
 def test_a_shortage_without_a_remedy_suggests_a_smaller_model():
     target, drafters = shape("70b")
-    told = shortage(target, drafters, HERE) or ""
-    assert "smaller model" in told
-    assert "133.9 GiB" in told
+    message = shortage(target, drafters, HERE) or ""
+    assert "smaller model" in message
+    assert "133.9 GiB" in message
 
 
 def test_a_missing_model_is_planned_without_packing():
     spec = model_spec("owner/far-away")
     target = Target(name="far", model=replace(spec, weights_gib=48.0), drafters=())
-    told = shortage(target, [], HERE) or ""
-    assert re.match(r"needs .*least 96\.0 GiB, .*21\.0 GiB free; .*smaller model", told)
+    message = shortage(target, [], HERE) or ""
+    assert re.match(r"needs .*least 96\.0 GiB, .*21\.0 GiB free; .*smaller model", message)
 
 
 def test_a_cpu_holds_all_drafters_together_and_a_gpu_one_at_a_time():
     target, (drafter,) = shape("8b")
     other = replace(drafter, name="other", model=replace(target.model, weights_gib=5.0))
-    small, large = (demand(target, [one], HERE).weights for one in (drafter, other))
+    small, large = (demand(target, [draft], HERE).weights for draft in (drafter, other))
     alone = demand(target, [], HERE).weights
     assert demand(target, [drafter, other], HERE).weights == small + large - alone
     on_gpu = replace(HERE, device="cuda", dtype="float32")
@@ -71,8 +71,8 @@ def test_a_cpu_holds_all_drafters_together_and_a_gpu_one_at_a_time():
 
 def test_a_missing_model_needs_at_least_the_stated_weights():
     (pairing,) = load_pairings().select(["llama-3.1-8b/eagle3"])
-    told = shortage(pairing.target, [pairing.drafter], replace(HERE, memory_bytes=GIB)) or ""
-    assert told.startswith("needs at least ")
+    message = shortage(pairing.target, [pairing.drafter], replace(HERE, memory_bytes=GIB)) or ""
+    assert message.startswith("needs at least ")
 
 
 ABSURD = {
@@ -111,8 +111,8 @@ def test_every_command_checks_memory_the_same_way(
     monkeypatch.setattr("specbench.probes.host.host_available_bytes", lambda: 21 * GIB)
     ran = specbench(command, "shape-8b", cwd=tmp_path)
     assert ran.code == (1 if command == "doctor" else 2)
-    told = " ".join((ran.out if command == "doctor" else ran.err).split())
-    assert re.search(r"GiB .*float32 \(34\.5 GiB ", told)
-    assert ": --dtype bfloat16 (17." in told
-    assert ("--skip-memory-check" in told) is (command != "doctor")
+    message = " ".join((ran.out if command == "doctor" else ran.err).split())
+    assert re.search(r"GiB .*float32 \(34\.5 GiB ", message)
+    assert ": --dtype bfloat16 (17." in message
+    assert ("--skip-memory-check" in message) is (command != "doctor")
     assert not (tmp_path / "reports").exists()

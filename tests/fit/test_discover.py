@@ -57,17 +57,17 @@ def find(target: ModelFiles, *folders: Path) -> Discovery:
 
 
 def test_drafts_and_heads_are_found_with_their_methods(target, pool):
-    found = find(target, pool)
-    methods = {d.name: d.method for d in found.drafters if d.model is not None}
+    discovery = find(target, pool)
+    methods = {d.name: d.method for d in discovery.drafters if d.model is not None}
     assert methods == {"draft": "draft_model", **{method: method for method in HEADS}}
 
 
 def test_methods_without_a_draft_model_are_always_found(target):
-    found = find(target)
-    methods = {drafter.method for drafter in found.drafters}
+    discovery = find(target)
+    methods = {drafter.method for drafter in discovery.drafters}
     assert methods >= DRAFTLESS
     assert all(find_method(method).model == "refused" for method in methods)
-    assert found.left_out == ()
+    assert discovery.left_out == ()
 
 
 def test_a_model_that_cannot_draft_is_refused_with_a_reason(target, pool):
@@ -87,9 +87,9 @@ def test_hostile_folders_are_listed_and_nothing_in_them_runs(target, tmp_path):
     change_config(coded, model_type="own", auto_map={"AutoConfig": "configuration_own.Own"})
     (pool / "away").symlink_to(tmp_path)
 
-    found = find(target, pool)
+    discovery = find(target, pool)
 
-    assert {d.name for d in found.drafters if d.model} == {"pickled", "coded"}
+    assert {d.name for d in discovery.drafters if d.model} == {"pickled", "coded"}
     assert not (tmp_path / "unpickled").exists()
     assert not (tmp_path / "ran").exists()
 
@@ -149,7 +149,7 @@ def test_a_draft_option_is_parsed_into_name_and_method(word, name, method):
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("eagle", "the method needs weights; name their folder"),
         ("eagle=./head", "eagle=./head: write ./head; the method follows from its files"),
@@ -158,8 +158,8 @@ def test_a_draft_option_is_parsed_into_name_and_method(word, name, method):
         ("a b", "is not a target in pairings.yaml"),
     ],
 )
-def test_an_unknown_draft_name_is_a_usage_error(word, said):
-    with pytest.raises(UsageError, match=said):
+def test_an_unknown_draft_name_is_a_usage_error(word, message):
+    with pytest.raises(UsageError, match=message):
         drafter_of(word)
 
 

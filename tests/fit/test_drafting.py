@@ -44,9 +44,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDrafters:
 def test_a_drafters_own_layers_run_as_often_as_is_planned(tiny, method, k, parameters, forwards):
     drafter = tiny.drafter(method, **parameters)
     engine = tiny.decoded(drafter, k)
-    own = [forward for forward in engine.forwards(method, k) if forward.role == "drafter"]
+    passes = [forward for forward in engine.forwards(method, k) if forward.role == "drafter"]
 
-    assert drafting(drafter, k).num_forwards == forwards == sum(one.times for one in own)
+    assert drafting(drafter, k).num_forwards == forwards == sum(f.times for f in passes)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])

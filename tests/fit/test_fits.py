@@ -29,8 +29,8 @@ targets:
     )
     ran = specbench("list pairings --fits --gpu RTX-4090 --json", cwd=tmp_path)
     rows = {row["pairing"]: row["weights"] for row in json.loads(ran.out)}
-    own = [n for n in rows if n.partition("/")[0] in ("small", "tight", "untold", "large")]
-    assert {name: rows[name] for name in own} == {
+    names = [n for n in rows if n.partition("/")[0] in ("small", "tight", "untold", "large")]
+    assert {name: rows[name] for name in names} == {
         "small/copy": "20",
         "tight/whole": "23",
         "tight/untold": ">=20",

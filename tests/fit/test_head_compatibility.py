@@ -68,8 +68,8 @@ def test_a_head_of_another_vocabulary_is_refused_with_both_sizes(target, tmp_pat
 def test_layers_that_the_target_lacks_are_refused_with_both(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = change_config(head, eagle_aux_hidden_state_layer_ids=[1, 3, 7])
-    (found,) = check(target, changed, "eagle3").of_level("refused")
-    assert re.search(r"layer_ids .*\[1, 3, 7\], .*0 to 5", found.reason)
+    (finding,) = check(target, changed, "eagle3").of_level("refused")
+    assert re.search(r"layer_ids .*\[1, 3, 7\], .*0 to 5", finding.reason)
 
 
 def test_a_dflash_head_of_a_deeper_target_is_refused(target, tmp_path):
@@ -78,16 +78,16 @@ def test_a_dflash_head_of_a_deeper_target_is_refused(target, tmp_path):
     assert refusals(check(target, changed, "dflash")) == [("num_target_layers", "6", "12")]
     ids = {"target_layer_ids": [1, 9], "mask_token_id": 271}
     changed = change_config(head, num_target_layers=6, dflash_config=ids)
-    (found,) = check(target, changed, "dflash").of_level("refused")
-    assert re.search(r"target_layer_ids \[1, 9\] .*mask_token_id 271 ", found.reason)
-    assert "must be below 6" in found.reason
-    assert "below 272" in found.reason
+    (finding,) = check(target, changed, "dflash").of_level("refused")
+    assert re.search(r"target_layer_ids \[1, 9\] .*mask_token_id 271 ", finding.reason)
+    assert "must be below 6" in finding.reason
+    assert "below 272" in finding.reason
 
 
 def test_the_layers_that_a_head_reads_are_reported(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle3", target, layer_ids=(0, 2, 4))
-    (found,) = [f for f in check(target, head, "eagle3").findings if f.field == "layer_ids"]
-    assert (found.level, found.target, found.draft) == ("ok", "6 layers", "[0, 2, 4]")
+    (finding,) = [f for f in check(target, head, "eagle3").findings if f.field == "layer_ids"]
+    assert (finding.level, finding.target, finding.draft) == ("ok", "6 layers", "[0, 2, 4]")
 
 
 @pytest.mark.parametrize(
@@ -114,24 +114,24 @@ def test_the_check_reports_the_layout_of_a_head(target, tmp_path, method, fields
     if "dflash_config" in fields:
         fields = {"dflash_config": {**head.config["dflash_config"], **fields["dflash_config"]}}
     checked = check(target, change_config(head, **fields), method)
-    (found,) = [one for one in checked.findings if one.field == "layout"]
-    assert (found.level, note in found.reason) == ("ok", True), found.reason
+    (finding,) = [finding for finding in checked.findings if finding.field == "layout"]
+    assert (finding.level, note in finding.reason) == ("ok", True), finding.reason
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash2", "xpress"])
 def test_unsupported_speculators_types_are_refused(target, tmp_path, kind):
     head = write_head(tmp_path / "head", "dflash", target)
     changed = change_config(head, speculators_model_type=kind)
-    (found,) = check(target, changed, "dflash").of_level("refused")
-    assert f"speculators_model_type {kind}" in found.reason
+    (finding,) = check(target, changed, "dflash").of_level("refused")
+    assert f"speculators_model_type {kind}" in finding.reason
     heads = [method.name for method in all_methods() if method.is_head]
-    assert f" {', '.join(heads)} " in found.reason
+    assert f" {', '.join(heads)} " in finding.reason
 
 
-@pytest.mark.parametrize(("wrote", "asked"), [("eagle", "eagle3"), ("medusa", "eagle")])
-def test_a_head_of_another_method_is_refused_with_both_methods(target, tmp_path, wrote, asked):
+@pytest.mark.parametrize(("wrote", "named"), [("eagle", "eagle3"), ("medusa", "eagle")])
+def test_a_head_of_another_method_is_refused_with_both_methods(target, tmp_path, wrote, named):
     head = write_head(tmp_path / "head", wrote, target)
-    assert refusals(check(target, head, asked)) == [("kind", asked, wrote)]
+    assert refusals(check(target, head, named)) == [("kind", named, wrote)]
 
 
 def test_a_whole_model_is_not_a_head(target):
@@ -142,17 +142,17 @@ def test_a_whole_model_is_not_a_head(target):
 def test_a_missing_head_is_refused(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = change_config(head, speculators_model_type="peagle")
-    (found,) = check(target, changed, "eagle3").of_level("refused")
-    assert "speculators_model_type peagle" in found.reason
+    (finding,) = check(target, changed, "eagle3").of_level("refused")
+    assert "speculators_model_type peagle" in finding.reason
 
 
 def test_a_head_with_a_tokenizer_of_another_model_is_refused(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle", target)
     shutil.copy(target.folder / "tokenizer.json", head.folder)
     change_json(head.folder / "tokenizer.json", swap_tokens)
-    (found,) = check(target, files_of(head.folder), "eagle").of_level("refused")
-    assert found.field == "tokenizer"
-    assert "'A' against 'B'" in found.reason
+    (finding,) = check(target, files_of(head.folder), "eagle").of_level("refused")
+    assert finding.field == "tokenizer"
+    assert "'A' against 'B'" in finding.reason
 
 
 @pytest.mark.parametrize("key", ["speculators", "base"])
@@ -161,9 +161,9 @@ def test_a_head_whose_authors_name_another_target_is_a_warning_with_both(target,
     named = {"base_model_name_or_path": "owner/other"}
     if key == "speculators":
         named = {"speculators_config": {"verifier": {"name_or_path": "owner/other"}}}
-    (found,) = check(target, change_config(head, **named), "eagle").of_level("warning")
-    assert (found.field, found.draft) == ("made_for", "owner/other")
-    assert found.target == str(target.folder)
+    (finding,) = check(target, change_config(head, **named), "eagle").of_level("warning")
+    assert (finding.field, finding.draft) == ("made_for", "owner/other")
+    assert finding.target == str(target.folder)
     same = change_config(head, base_model_name_or_path="owner/TARGET", speculators_config=None)
     assert check(target, same, "eagle").level == "ok"
 
@@ -172,9 +172,9 @@ def test_a_pickled_head_is_reported_and_not_opened(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
     changed = change_config(changed, architectures=["LlamaForCausalLMEagle"])
-    (found,) = check(target, changed, "eagle").of_level("warning")
-    assert (found.field, found.draft) == ("weights", "pytorch_model.bin")
-    assert "not opened" in found.reason
+    (finding,) = check(target, changed, "eagle").of_level("warning")
+    assert (finding.field, finding.draft) == ("weights", "pytorch_model.bin")
+    assert "not opened" in finding.reason
 
 
 def test_a_pickled_head_is_not_refused_for_its_unread_tensors(target, tmp_path):
@@ -182,17 +182,17 @@ def test_a_pickled_head_is_not_refused_for_its_unread_tensors(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
     fields = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 100}
-    found = check(target, change_config(changed, **fields), "eagle3")
-    assert not found.of_level("refused")
-    assert [one.field for one in found.of_level("warning")] == ["weights"]
+    checked = check(target, change_config(changed, **fields), "eagle3")
+    assert not checked.of_level("refused")
+    assert [finding.field for finding in checked.of_level("warning")] == ["weights"]
 
 
 def test_a_pickled_head_with_a_plain_models_config_is_reported(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
-    found = check(target, change_config(changed, architectures=["LlamaForCausalLM"]), "eagle")
-    assert not found.of_level("refused")
-    assert "kind" in [one.field for one in found.of_level("warning")]
+    checked = check(target, change_config(changed, architectures=["LlamaForCausalLM"]), "eagle")
+    assert not checked.of_level("refused")
+    assert "kind" in [finding.field for finding in checked.of_level("warning")]
 
 
 def test_medusa_tensors_of_other_shapes_are_refused_with_both(target, tmp_path):
@@ -203,10 +203,10 @@ def test_medusa_tensors_of_other_shapes_are_refused_with_both(target, tmp_path):
     assert check(target, good, "medusa").level == "ok"
     tensors["0.0.linear.bias"] = torch.zeros(31)
     wrong = write_files(tmp_path / "wrong", {"medusa_num_heads": 1}, tensors)
-    (found,) = check(target, wrong, "medusa").of_level("refused")
-    assert "0.0.linear.bias is (31,), not (32,)" in found.reason
+    (finding,) = check(target, wrong, "medusa").of_level("refused")
+    assert "0.0.linear.bias is (31,), not (32,)" in finding.reason
 
 
 def test_a_target_without_mtp_layers_is_refused_for_mtp(target):
-    (found,) = check_drafter(target, DrafterSpec(name="mtp", method="mtp")).of_level("refused")
-    assert re.search("MTP layers .*llama", found.reason)
+    (finding,) = check_drafter(target, DrafterSpec(name="mtp", method="mtp")).of_level("refused")
+    assert re.search("MTP layers .*llama", finding.reason)

@@ -17,8 +17,8 @@ def test_a_pickled_head_of_another_width_is_not_refused(target, tmp_path):  # no
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
     fields = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}
-    found = check(target, change_config(changed, **fields), "eagle3")
-    assert "hidden_size" not in [field for field, *_ in refusals(found)]
+    checked = check(target, change_config(changed, **fields), "eagle3")
+    assert "hidden_size" not in [field for field, *_ in refusals(checked)]
 
 
 def test_a_model_config_is_refused_as_a_head_without_a_pickle(target, tmp_path):  # noqa: F811
@@ -48,11 +48,11 @@ def test_a_separate_embedding_is_looked_up_but_not_streamed(target, tmp_path):  
     (file,) = head.folder.glob("*.safetensors")
     tensors = {n: t for n, t in load_file(file).items() if "embed_tokens" not in n}
     facts = find_method("eagle").head
-    own = torch.randn(target.vocab_size, target.size("hidden_size"))
-    found = []
-    for more in ({}, {"embed_tokens.weight": own}):
+    embedding = torch.randn(target.vocab_size, target.size("hidden_size"))
+    weights = []
+    for more in ({}, {"embed_tokens.weight": embedding}):
         save_file({**tensors, **more}, file)
-        found.append(head_weights(target, open_model(head.spec), facts, "float32"))
-    bare, full = found
-    assert full.nbytes - bare.nbytes == own.nbytes
+        weights.append(head_weights(target, open_model(head.spec), facts, "float32"))
+    bare, full = weights
+    assert full.nbytes - bare.nbytes == embedding.nbytes
     assert full.read_bytes == bare.read_bytes

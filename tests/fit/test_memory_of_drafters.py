@@ -50,8 +50,8 @@ def test_memory_of_a_drafter_other_than_keys_is_planned(tiny, method, parameters
     """Against n-grams, which keep nothing, in as many rows of as many slots."""
     drafter = tiny.drafter(method, **parameters)
     drafting = tiny.decoded(drafter, K)._drafters[drafter.name]
-    own = sum(buffer.nbytes for buffer in drafting.buffers if isinstance(buffer, Tensor))
-    assert own > 0
+    nbytes = sum(buffer.nbytes for buffer in drafting.buffers if isinstance(buffer, Tensor))
+    assert nbytes > 0
 
     def rest(of, rows: int) -> int:
         # A lookahead checks more tokens than K: a round of as many drafts, and nothing kept.
@@ -62,11 +62,11 @@ def test_memory_of_a_drafter_other_than_keys_is_planned(tiny, method, parameters
         alone = planned(tiny, bare, replace(at, num_speculative_tokens=k))
         return whole.peak.rest - alone.peak.rest
 
-    shared = own if method == "token_recycling" else 0  # by all rows
+    shared = nbytes if method == "token_recycling" else 0  # by all rows
     if drafting.resources.cached_layers is not None:
         layers = drafting.resources.cached_layers.fused
         shared = layers._scratch.nbytes + layers.slots.rope.nbytes
-    by_row = 0 if method == "token_recycling" else own
+    by_row = 0 if method == "token_recycling" else nbytes
     assert rest(drafter, 1) == by_row + shared
     assert rest(drafter, 3) == 3 * by_row + shared
 

@@ -50,8 +50,8 @@ def test_above_temperature_0_distributions_are_kept():
 
 
 def test_the_targets_own_layers_draft_at_their_share_of_a_step_and_its_whole_head():
-    own = DrafterSpec(name="self", method="self_speculation", parameters={"num_layers": 8})
-    plan = plan_pair(open_model(shape("llama-8b")), own, PLACE)
+    drafter = DrafterSpec(name="self", method="self_speculation", parameters={"num_layers": 8})
+    plan = plan_pair(open_model(shape("llama-8b")), drafter, PLACE)
     head, vocabulary = 2 * 4096 * 128256, 2 * 4096 * 128256
     step = 2 * 8_030_261_248 - vocabulary + PLACE.context * PLACE.concurrency * 2 * 32 * 2 * 1024
     once = (step - head) * 8 / 32 + head

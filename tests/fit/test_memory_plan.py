@@ -91,9 +91,9 @@ def test_the_reported_context_is_the_largest_that_fits(target):
         most = plan.max_context
         assert 0 < most < 131_072
 
-        def peak(context: int, own: MemoryPlan = plan) -> int:
+        def peak(context: int, pair_plan: MemoryPlan = plan) -> int:
             at = replace(place, context=context)
-            planned = plan_target(target, at) if own.draft is None else pair(target, at)
+            planned = plan_target(target, at) if pair_plan.draft is None else pair(target, at)
             return planned.peak.total
 
         assert peak(most) <= 24 * GIB < peak(most + 64)

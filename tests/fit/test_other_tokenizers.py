@@ -32,34 +32,38 @@ def with_method(target: ModelFiles, draft: ModelFiles, method: str) -> Compatibi
 
 
 def test_a_refused_tokenizer_gives_the_usable_methods_and_common_share(target, draft):
-    found = only(check(target, renamed(draft, 102)), "refused")
-    assert re.search(r"157 tokens .*60\.6% .*60\.6% ", found.reason)
-    assert re.search("method token_intersection .*string_match ", found.reason)
+    finding = only(check(target, renamed(draft, 102)), "refused")
+    assert re.search(r"157 tokens .*60\.6% .*60\.6% ", finding.reason)
+    assert re.search("method token_intersection .*string_match ", finding.reason)
 
 
 @pytest.mark.parametrize("method", ["token_intersection", "string_match"])
 def test_another_tokenizer_fits_with_a_warning_on_common_tokens(target, draft, method):
-    found = only(with_method(target, renamed(draft, 102), method), "warning")
-    assert (found.field, found.target, found.draft) == ("tokenizer", "259 tokens", "259 tokens")
-    assert re.match(r"157 tokens .*60\.6% ", found.reason)
-    assert "the host" in found.reason
+    finding = only(with_method(target, renamed(draft, 102), method), "warning")
+    assert (finding.field, finding.target, finding.draft) == (
+        "tokenizer",
+        "259 tokens",
+        "259 tokens",
+    )
+    assert re.match(r"157 tokens .*60\.6% ", finding.reason)
+    assert "the host" in finding.reason
 
 
 def test_methods_for_other_tokenizers_warn_if_tokenizers_are_equal(target, draft):
-    found = only(with_method(target, draft, "token_intersection"), "warning")
-    assert re.search("draft_model .*without the host", found.reason)
+    finding = only(with_method(target, draft, "token_intersection"), "warning")
+    assert re.search("draft_model .*without the host", finding.reason)
 
 
 def test_a_tokenizer_without_the_texts_of_its_tokens_is_refused(target, draft):
     changed = change_tokenizer(draft, lambda content: content.update(decoder=None))
-    found = only(with_method(target, changed, "token_intersection"), "refused")
-    assert "does not give" in found.reason
+    finding = only(with_method(target, changed, "token_intersection"), "refused")
+    assert "does not give" in finding.reason
 
 
 @pytest.mark.parametrize("method", ["token_intersection", "string_match"])
 def test_a_draft_with_another_tokenizer_is_named_with_its_method(method, draft):
-    found = drafter_of(f"{method}={draft.folder}")
-    assert (found.method, found.model.folder) == (method, draft.folder)
-    assert found.name == f"draft-{method}"
+    drafter = drafter_of(f"{method}={draft.folder}")
+    assert (drafter.method, drafter.model.folder) == (method, draft.folder)
+    assert drafter.name == f"draft-{method}"
     with pytest.raises(UsageError, match=f"write {method}=MODEL"):
         drafter_of(method)

@@ -45,7 +45,7 @@ def drafting_bytes(
 def test_drafting_reads_what_its_forwards_read(tiny, method, parameters):
     drafter = tiny.drafter(method, **parameters)
     engine = tiny.decoded(drafter, K)
-    target, *own = engine.forwards(method, K)
+    target, *passes = engine.forwards(method, K)
 
     def read(forward) -> int:
         return forward.times * engine.bytes_read(method, forward, ROWS, CONTEXT)
@@ -53,7 +53,7 @@ def test_drafting_reads_what_its_forwards_read(tiny, method, parameters):
     plan = plan_pair(tiny.files, drafter, PLACE)
     assert plan is not None
     assert plan.step_s == read(target)
-    assert drafting_bytes(tiny, drafter) == sum(map(read, own)) > 0
+    assert drafting_bytes(tiny, drafter) == sum(map(read, passes)) > 0
 
 
 def test_eagle_reads_its_layer_and_the_targets_head_in_every_forward(tiny):
@@ -64,19 +64,19 @@ def test_eagle_reads_its_layer_and_the_targets_head_in_every_forward(tiny):
 
 
 def test_medusa_reads_its_own_heads_once_and_no_keys(tiny):
-    one = 4 * (WIDTH * WIDTH + WIDTH) + HEAD  # a block with a bias, and a matrix of its own
+    block_bytes = 4 * (WIDTH * WIDTH + WIDTH) + HEAD  # a block with a bias, and a matrix of its own
     medusa = tiny.drafter("medusa", tree="chain")
-    assert drafting_bytes(tiny, medusa) == K * one
+    assert drafting_bytes(tiny, medusa) == K * block_bytes
     longer = replace(PLACE, context=2 * CONTEXT)
-    assert drafting_bytes(tiny, medusa, longer) == K * one
+    assert drafting_bytes(tiny, medusa, longer) == K * block_bytes
 
 
 def test_eagle3_has_its_own_head_and_does_not_read_the_targets(tiny):
     """A step short of exact: the matrix that joins three layers' states is read once a round."""
     drafter = tiny.drafter("eagle3", tree="chain")
     engine = tiny.decoded(drafter, K)
-    _, *own = engine.forwards("eagle3", K)
-    read = sum(f.times * engine.bytes_read("eagle3", f, ROWS, CONTEXT) for f in own)
+    _, *passes = engine.forwards("eagle3", K)
+    read = sum(f.times * engine.bytes_read("eagle3", f, ROWS, CONTEXT) for f in passes)
     assert drafting_bytes(tiny, drafter) == read + (K - 1) * 4 * 3 * WIDTH * WIDTH
 
 
@@ -88,8 +88,8 @@ def test_dflash_reads_the_targets_head_once_per_block(tiny):
     once = plan.draft.nbytes + HEAD + ROWS * CONTEXT * plan.draft.kv_bytes_per_token
     assert drafting_bytes(tiny, drafter) == once
     engine = tiny.decoded(drafter, K)
-    _, *own = engine.forwards("dflash", K)
-    read = sum(f.times * engine.bytes_read("dflash", f, ROWS, CONTEXT) for f in own)
+    _, *passes = engine.forwards("dflash", K)
+    read = sum(f.times * engine.bytes_read("dflash", f, ROWS, CONTEXT) for f in passes)
     assert once < read < once + plan.draft.nbytes, "a lower bound, and not far below"
 
 
@@ -107,6 +107,6 @@ def test_the_targets_first_layers_read_its_whole_head(tiny):
     """But for the final norm, of which its share is counted: 0.1%."""
     drafter = tiny.drafter("self_speculation", num_layers=2)
     engine = tiny.decoded(drafter, K)
-    _, *own = engine.forwards("self_speculation", K)
-    read = sum(f.times * engine.bytes_read("self_speculation", f, ROWS, CONTEXT) for f in own)
+    _, *passes = engine.forwards("self_speculation", K)
+    read = sum(f.times * engine.bytes_read("self_speculation", f, ROWS, CONTEXT) for f in passes)
     assert drafting_bytes(tiny, drafter) == pytest.approx(read, rel=2e-3)

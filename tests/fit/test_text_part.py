@@ -39,9 +39,9 @@ def files(names: str, **config: Any) -> Any:
 def test_text_needs_the_weights_next_to_its_embedding(
     text: str, beside: str, left_out: tuple[str, ...]
 ) -> None:
-    kept, others = text_tensors(files(f"{beside} {text}", text_config={}))
+    kept, dropped = text_tensors(files(f"{beside} {text}", text_config={}))
     assert set(kept) == set(text.split())
-    assert others == left_out
+    assert dropped == left_out
 
 
 def test_a_text_only_model_needs_all_of_its_tensors() -> None:

@@ -97,10 +97,10 @@ def test_an_architecture_without_files_is_built_without_memory_and_counted(tmp_p
 def test_the_planned_dtype_equals_the_loaded_one(tmp_path, device, dtype):
     model = build(DENSE["Llama"]()).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
-    asked = None if dtype == "auto" else dtype
+    requested_dtype = None if dtype == "auto" else dtype
     source = ModelSpec(source=str(tmp_path), folder=tmp_path, dtype=dtype)
     wanted = loading_dtype(source, torch.device(device))
-    assert planned_dtype(files_of(tmp_path), device, asked) == wanted
+    assert planned_dtype(files_of(tmp_path), device, requested_dtype) == wanted
 
 
 def test_packed_weights_are_an_estimate(tmp_path):
@@ -132,9 +132,9 @@ def test_planned_bytes_equal_loaded_ones_for_every_bundled_drafter():
         engine.generate(request, Work(drafter=drafter.name, method=drafter.method, k=4))
         plan = plan_pair(files, drafter, place)
         assert plan is not None, drafter.name
-        own = plan.draft.nbytes if plan.draft else 0
+        draft_bytes = plan.draft.nbytes if plan.draft else 0
         kv = plan.draft.kv_bytes_per_token if plan.draft else 0
-        assert plan.target.nbytes + own == engine.weights_bytes(drafter.name), drafter.name
+        assert plan.target.nbytes + draft_bytes == engine.weights_bytes(drafter.name), drafter.name
         whole = plan.target.kv_bytes_per_token + kv
         assert whole == engine.kv_bytes_per_token(drafter.name), drafter.name
         nodes = engine._drafters[drafter.name].num_drafts(4)

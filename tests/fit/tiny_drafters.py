@@ -29,8 +29,8 @@ class TinyDrafters:
         self._folder = folder
 
     def drafter(self, method: str, **parameters: Setting) -> DrafterSpec:
-        own = self._folder / method
-        model = ModelSpec(source=str(own), folder=own) if own.exists() else None
+        folder = self._folder / method
+        model = ModelSpec(source=str(folder), folder=folder) if folder.exists() else None
         return DrafterSpec(name=method, method=method, model=model, parameters=parameters)
 
     def decoded(self, drafter: DrafterSpec, k: int) -> BuiltinEngine:

@@ -49,7 +49,7 @@ def test_the_engine_is_vllm_unless_another_server_is_named():
 
 def test_rounds_without_a_draft_also_count():
     """N-gram: 100 rounds drafted and kept 200 drafts; 800 rounds there were."""
-    (found,) = read(
+    (entry,) = read(
         {
             **SPECULATIVE,
             "spec_decode_num_drafts": 100,
@@ -57,18 +57,18 @@ def test_rounds_without_a_draft_also_count():
             "spec_decode_accepted_tokens": 200,
         }
     )
-    assert found.cost == pytest.approx(0.012 * 1000 / 800)
+    assert entry.cost == pytest.approx(0.012 * 1000 / 800)
 
 
 def test_drafts_accepted_past_an_answers_end_do_not_shorten_rounds():
-    (found,) = read({**SPECULATIVE, "spec_decode_accepted_tokens": 650})
-    assert found.cost == pytest.approx(0.012 * 1000 / 400)
+    (entry,) = read({**SPECULATIVE, "spec_decode_accepted_tokens": 650})
+    assert entry.cost == pytest.approx(0.012 * 1000 / 400)
 
 
 def test_detailed_results_give_exact_round_seconds():
     gaps = [[0.03] * 40] * 10
-    (found,) = read({**SPECULATIVE, "itls": gaps})
-    assert found.cost == pytest.approx(0.03)
+    (entry,) = read({**SPECULATIVE, "itls": gaps})
+    assert entry.cost == pytest.approx(0.03)
 
 
 def test_k_falls_back_from_the_file_to_positions_to_the_mean():

@@ -115,34 +115,34 @@ def cost(k: int, value: float, **changes) -> EngineCost:
 
 
 def test_costs_are_interpolated_between_two_k_and_not_extrapolated():
-    found = curve_from([cost(0, 1.0), cost(2, 1.4), cost(5, 2.0)], concurrency=1, ks=range(9))
-    assert found.visits == {
+    curve = curve_from([cost(0, 1.0), cost(2, 1.4), cost(5, 2.0)], concurrency=1, ks=range(9))
+    assert curve.visits == {
         k: (pytest.approx(c),) for k, c in {0: 1.0, 2: 1.4, 3: 1.6, 4: 1.8, 5: 2.0}.items()
     }
-    assert found.source == "vllm 0.32 (t.csv)"
+    assert curve.source == "vllm 0.32 (t.csv)"
 
 
 def test_repeated_rows_are_averaged():
-    found = curve_from([cost(0, 1.0), cost(0, 3.0), cost(2, 3.0)], concurrency=1, ks=(2,))
-    assert found.round_s(0) == pytest.approx(2.0)
-    assert found.ratio(2, 0).log == pytest.approx(math.log(1.5))
-    assert found.ratio(2, 0).standard_error is None
+    curve = curve_from([cost(0, 1.0), cost(0, 3.0), cost(2, 3.0)], concurrency=1, ks=(2,))
+    assert curve.round_s(0) == pytest.approx(2.0)
+    assert curve.ratio(2, 0).log == pytest.approx(math.log(1.5))
+    assert curve.ratio(2, 0).standard_error is None
 
 
 def test_repeated_imported_step_times_give_an_error():
     """Nothing belongs together: the errors of both sides add, whatever the order of the rows."""
     spread = (0.9, 1.1, 1.0, 0.95, 1.05)
     rows = [*(cost(0, c) for c in spread), *(cost(2, 3 * c) for c in reversed(spread))]
-    found = curve_from(rows, concurrency=1, ks=(2,)).ratio(2, 0)
+    ratio = curve_from(rows, concurrency=1, ks=(2,)).ratio(2, 0)
     alone = paired_log_ratio(spread, 1.0).standard_error
-    assert found.standard_error == pytest.approx(math.sqrt(2) * alone)
-    assert math.exp(found.log) == pytest.approx(3)
+    assert ratio.standard_error == pytest.approx(math.sqrt(2) * alone)
+    assert math.exp(ratio.log) == pytest.approx(3)
 
 
 def test_relative_step_times_need_no_k_0():
-    found = curve_from([cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))
-    assert found.visits == {0: (1.0,), 3: (1.5,)}
-    assert found.round_s(3) is None
+    curve = curve_from([cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))
+    assert curve.visits == {0: (1.0,), 3: (1.5,)}
+    assert curve.round_s(3) is None
 
 
 def test_step_times_without_k_0_or_the_batch_size_are_an_error():

@@ -185,9 +185,9 @@ def test_the_share_of_time_saved_by_a_forecast():
 
 def test_a_trace_of_one_token_has_no_round():
     traces = [right(p) for p in PROMPTS]
-    one = trace("z", [])
-    assert replayed([one], 0) is None
-    assert replayed([*traces, one], 1).num_rounds.tolist() == [6.0] * 6
+    empty = trace("z", [])
+    assert replayed([empty], 0) is None
+    assert replayed([*traces, empty], 1).num_rounds.tolist() == [6.0] * 6
 
 
 def test_the_middle_context_is_that_of_the_median_output():

@@ -29,15 +29,15 @@ def checked(costs: Mapping[int, float], at_k_s: float):
     """The forecast for K = 1 with these costs, and a cell of `at_k_s` seconds a prompt."""
     cells = measured_cells(at_k_s)
     record = forecast(draft(1), traces(), curve(costs), (1,))
-    (found,) = check_forecasts([record], traces(), cells, summarize(cells))
-    return found
+    (forecast_check,) = check_forecasts([record], traces(), cells, summarize(cells))
+    return forecast_check
 
 
 def test_an_exact_forecast_has_errors_of_0():
     """6 rounds of 1.5 steps: 12 / 9 = 1.33 times as fast."""
-    found = checked({0: STEP_S, 1: 1.5 * STEP_S}, 6 * 1.5 * STEP_S)
-    assert found.point(1).speedup.estimate == pytest.approx(12 / 9)
-    measured = found.measured[1]
+    forecast_check = checked({0: STEP_S, 1: 1.5 * STEP_S}, 6 * 1.5 * STEP_S)
+    assert forecast_check.point(1).speedup.estimate == pytest.approx(12 / 9)
+    measured = forecast_check.measured[1]
     assert measured.length_error == pytest.approx(0)
     assert measured.speedup_error == pytest.approx(0)
     assert measured.mean_acceptance_length == pytest.approx(2)
@@ -45,8 +45,8 @@ def test_an_exact_forecast_has_errors_of_0():
 
 def test_a_planted_wrong_cost_is_caught_only_as_an_error_of_the_speedup():
     """The cost of a round taken for two thirds of what it is: 50% too fast."""
-    found = checked({0: STEP_S, 1: STEP_S}, 6 * 1.5 * STEP_S)
-    measured = found.measured[1]
+    forecast_check = checked({0: STEP_S, 1: STEP_S}, 6 * 1.5 * STEP_S)
+    measured = forecast_check.measured[1]
     assert measured.speedup_error == pytest.approx(0.5)
     assert measured.length_error == pytest.approx(0)
 
@@ -57,9 +57,9 @@ def test_a_forecast_is_compared_on_the_measured_prompts():
     easy, hard = traces(), [trace(f"q{i}", [False] * 12, depth=2) for i in range(6)]
     record = forecast(draft(1), [*easy, *hard], curve({0: STEP_S, 1: 0.15}), (1,))
     assert record.points[1].speedup.estimate == pytest.approx(144 / 108 / 1.5)
-    (found,) = check_forecasts([record], [*easy, *hard], cells, summarize(cells))
-    assert found.measured[1].length_error == pytest.approx(0)
-    assert found.measured[1].speedup_error == pytest.approx(0)
+    (forecast_check,) = check_forecasts([record], [*easy, *hard], cells, summarize(cells))
+    assert forecast_check.measured[1].length_error == pytest.approx(0)
+    assert forecast_check.measured[1].speedup_error == pytest.approx(0)
 
 
 def test_the_last_of_two_forecasts_is_used():
@@ -67,14 +67,14 @@ def test_the_last_of_two_forecasts_is_used():
     records = [
         forecast(draft(1), traces(), curve({0: STEP_S, 1: cost}), (1,)) for cost in (0.3, 0.15)
     ]
-    (found,) = check_forecasts(records, traces(), cells, summarize(cells))
-    assert found.forecast == records[1]
+    (forecast_check,) = check_forecasts(records, traces(), cells, summarize(cells))
+    assert forecast_check.forecast == records[1]
 
 
 def test_a_run_with_only_a_forecast_has_no_measurement():
     record = forecast(draft(1), traces(), curve({0: STEP_S, 1: STEP_S}), (1,))
-    (found,) = check_forecasts([record], traces(), (), ())
-    assert found.measured == {}
+    (forecast_check,) = check_forecasts([record], traces(), (), ())
+    assert forecast_check.measured == {}
 
 
 def test_a_cell_that_the_forecast_excluded_is_not_missing():

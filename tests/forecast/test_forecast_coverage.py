@@ -46,13 +46,13 @@ def coverage(num_prompts: int, *, joins_costs: bool = True) -> float:
         picks = rng.integers(POOL, size=num_prompts)
         at_k = COST * rng.lognormal(0, NOISE, NUM_VISITS)
         step = rng.lognormal(0, NOISE, NUM_VISITS)
-        one = replay_one(trace("a", [1.0]), K)
-        tokens = Rounds(rounds[picks], emitted[picks], one, ()).tokens
+        replayed_trace = replay_one(trace("a", [1.0]), K)
+        tokens = Rounds(rounds[picks], emitted[picks], replayed_trace, ()).tokens
         cost = paired_log_ratio(step, at_k)
         if not joins_costs:
             cost = LogRatio(log=cost.log, spread=None, num_prompts=0)
-        found = interval(product(tokens, cost))
-        covered += found.low <= truth <= found.high
+        bounds = interval(product(tokens, cost))
+        covered += bounds.low <= truth <= bounds.high
     return covered / RUNS
 
 

@@ -59,10 +59,10 @@ def test_a_cost_applies_only_to_its_drafter_workload_and_target(tmp_path, sweep)
 
 
 def test_invalid_and_open_loop_cells_give_no_step_times(tmp_path, sweep):
-    own = next(plan.key.id for plan in sweep.run.cells if plan.key.draft.k == 4)
+    cell_id = next(plan.key.id for plan in sweep.run.cells if plan.key.draft.k == 4)
     servers = tuple(
         replace(
-            s, client=(ClientLoad(cell_id=own, seconds=1, cpu_s=1, num_events=1, mean_lag_s=0),)
+            s, client=(ClientLoad(cell_id=cell_id, seconds=1, cpu_s=1, num_events=1, mean_lag_s=0),)
         )
         for s in sweep.servers
     )

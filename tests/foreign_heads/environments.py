@@ -39,13 +39,13 @@ def make() -> None:
     _run(sys.executable, "-m", "venv", "--clear", PYTHON.parents[1])
     _run(PYTHON, "-m", "pip", "install", "-q", TRANSFORMERS)
     _run(PYTHON, "-m", "pip", "install", "-q", "--no-deps", *PACKAGES, *IMPORTED)
-    own = subprocess.run(
+    site_packages = subprocess.run(
         [PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True,
         capture_output=True,
         text=True,
     ).stdout.strip()
-    Path(own, "beside.pth").write_text(get_path("purelib"))
+    Path(site_packages, "beside.pth").write_text(get_path("purelib"))
     made_of.write_text(wanted)
 
 

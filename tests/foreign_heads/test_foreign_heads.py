@@ -127,10 +127,10 @@ def test_files_are_recognized_and_fit(library: str, name: str) -> None:
     files, spec = files_of(written.folder), ModelSpec(source=name, folder=written.folder)
     target = files_of(written_by(library) / "target")
 
-    found = check_drafter(target, DrafterSpec(name="head", method=written.method, model=spec))
+    checked = check_drafter(target, DrafterSpec(name="head", method=written.method, model=spec))
 
     assert kind_of(files).method == written.method
-    assert found.level != "refused", [one.text for one in found.of_level("refused")]
+    assert checked.level != "refused", [finding.text for finding in checked.of_level("refused")]
 
 
 @pytest.mark.parametrize(("library", "name"), HEADS)
@@ -174,13 +174,13 @@ def chain(written: Written, head: Any) -> Say:
     @torch.no_grad()
     def say(n: int, k: int) -> Tensor:
         states = after_reading(written, head, n)
-        said = [head.logits(states)[0, 0]]
+        all_logits = [head.logits(states)[0, 0]]
         for depth in range(1, k):
             at_11 = torch.tensor([[n + depth - 1]])
             token_11 = torch.tensor([[written.tokens[n + depth]]])
             states = head.step(token_11, states, at_11, SPAN, depth=depth)
-            said.append(head.logits(states)[0, 0])
-        return torch.stack(said)
+            all_logits.append(head.logits(states)[0, 0])
+        return torch.stack(all_logits)
 
     return say
 

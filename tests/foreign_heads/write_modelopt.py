@@ -58,17 +58,17 @@ def eagle3(out: Path, count: int, num_said: int, scaling: dict[str, Any], **more
             model._base_model(tokens_T[None, :n])  # its hooks keep the states
             states = head.fc(model.pop_and_gather_aux_hiddens())
             head._maybe_init_rope()
-            said = []
+            all_logits = []
             for step in range(STEPS):  # as its pseudo_speculative_generate does
                 ids_1T = tokens_T[None, 1 : n + 1 + step]
                 shape = tuple(ids_1T.shape)
                 mask = model._prepare_decoder_attention_mask(None, shape, 0, "cpu", states.dtype)
-                _, own, logits_1TW, _ = model._eagle_forward(
+                _, head_states, logits_1TW, _ = model._eagle_forward(
                     states, model._base_model_embeddings(ids_1T), mask, None
                 )
-                said.append(logits_1TW[0, -1])
-                states = torch.cat([states, own[:, -1:]], 1)
-            logits[str(n)] = torch.stack(said)
+                all_logits.append(logits_1TW[0, -1])
+                states = torch.cat([states, head_states[:, -1:]], 1)
+            logits[str(n)] = torch.stack(all_logits)
     out.mkdir(parents=True)
     export_speculative_decoding(model, export_dir=out)
     # With a scaling what it exports is not what its own forward does.
@@ -112,9 +112,9 @@ def medusa(out: Path) -> None:
     draw(model.medusa_heads)
     with torch.no_grad():
         last_TF = model.model(tokens_T[None]).last_hidden_state[0]
-        said = torch.stack([head(last_TF) for head in model.medusa_heads], 1)
+        stacked = torch.stack([head(last_TF) for head in model.medusa_heads], 1)
     model.save_pretrained(out)
-    logits = {str(n): said[n - 1] for n in range(1, len(tokens_T) - STEPS)}
+    logits = {str(n): stacked[n - 1] for n in range(1, len(tokens_T) - STEPS)}
     write_proof(out, "medusa", logits, ids=list(range(V)))
 
 

@@ -73,7 +73,7 @@ def eagle3(out: Path, ids: tuple[int, ...], **more: Any) -> None:
     with torch.no_grad():
         model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
     states, _ = states_of(target, tokens_T)
-    T, said = len(tokens_T), []
+    T, rows = len(tokens_T), []
     places_1T = torch.arange(T)[None]
     mask = model.prepare_decoder_attention_mask(torch.ones(1, T), states[0][None], 1, T, 0)
     kept: list[list[Tensor]] = [[], []]
@@ -87,9 +87,9 @@ def eagle3(out: Path, ids: tuple[int, ...], **more: Any) -> None:
                 attention_mask=mask,
                 position_ids=places_1T,
             )
-            said.append(model.compute_logits(hidden)[0])
+            rows.append(model.compute_logits(hidden)[0])
     save(model, out, with_embedding=False)
-    logits = {str(n): torch.stack([one[n - 1] for one in said]) for n in range(1, T - STEPS)}
+    logits = {str(n): torch.stack([row[n - 1] for row in rows]) for n in range(1, T - STEPS)}
     write_proof(out, "eagle3", logits, ids=ids_D.tolist())
 
 
@@ -108,8 +108,8 @@ def peagle(out: Path) -> None:
         picked.append(sample(**given)) or (picked[-1])
     )
     peagle_model.compute_peagle_metrics = lambda **_: (None, {})  # a kernel for GPUs
-    said: list[Tensor] = []
-    model.lm_head.register_forward_hook(lambda _, __, logits: said.append(logits[0].detach()))
+    all_logits: list[Tensor] = []
+    model.lm_head.register_forward_hook(lambda _, __, logits: all_logits.append(logits[0].detach()))
     T = len(tokens_T)
     training = peagle_model.OnlinePEagleModel(
         model, MASK, num_depths=STEPS, down_sample_ratio=0.999
@@ -126,7 +126,7 @@ def peagle(out: Path) -> None:
     (anchors_N, depths_N), logits = picked[0], {}
     for n in range(1, T - STEPS):
         places = [((anchors_N == n - 1) & (depths_N == d)).nonzero()[:, 0] for d in range(STEPS)]
-        logits[str(n)] = torch.stack([said[0][place[0]] for place in places if len(place)])
+        logits[str(n)] = torch.stack([all_logits[0][place[0]] for place in places if len(place)])
     write_proof(out, "peagle", logits, ids=ids_D.tolist())
 
 

@@ -97,7 +97,7 @@ def eagle3(out: Path, make: Any, count: int, ids: list[int], types: list[str] | 
     model = Eagle3DraftModel(config).eval()
     ids_W = finished(model, target, num_said)
     states, _ = states_of(target, tokens_T)
-    said, following_T = Said(model), tokens_T.roll(-1)  # as its data pairs tokens and states
+    recorder, following_T = Said(model), tokens_T.roll(-1)  # as its data pairs tokens and states
     with torch.no_grad():
         model(
             joined(states, ids),
@@ -112,7 +112,7 @@ def eagle3(out: Path, make: Any, count: int, ids: list[int], types: list[str] | 
     logits = {}
     for n in range(1, len(tokens_T) - STEPS):
         deep = STEPS if n + STEPS - 1 <= room else 1
-        logits[str(n)] = torch.stack([said.all[step][n - 1] for step in range(deep)])
+        logits[str(n)] = torch.stack([recorder.all[step][n - 1] for step in range(deep)])
     write_proof(out, "eagle3", logits, ids=ids_W.tolist())
 
 
@@ -134,7 +134,7 @@ def peagle(out: Path, make: Any, count: int, types: list[str] | None = None, **s
     peagle_core.generate_cod_sample_indices = lambda **given: (
         picked.append(sample(**given)) or (picked[-1])
     )
-    said = Said(model)
+    recorder = Said(model)
     with torch.no_grad():
         model.verifier_lm_head.weight.copy_(model.lm_head.weight)
         model(
@@ -151,7 +151,7 @@ def peagle(out: Path, make: Any, count: int, types: list[str] | None = None, **s
     for n in range(1, len(tokens_T) - STEPS):
         places = [((anchors_N == n - 1) & (depths_N == d)).nonzero()[:, 0] for d in range(STEPS)]
         there = [place for place in places if len(place)]
-        logits[str(n)] = torch.stack([said.all[0][place[0]] for place in there])
+        logits[str(n)] = torch.stack([recorder.all[0][place[0]] for place in there])
     write_proof(out, "peagle", logits, ids=ids_W.tolist())
 
 
@@ -214,16 +214,16 @@ def mtp(out: Path, model_type: str) -> None:
     ).eval()
     finished(model, target, None)
     _, last_TF = states_of(target, tokens_T)
-    said = Said(model)
+    recorder = Said(model)
     with torch.no_grad():
         model(tokens_T[None], last_TF[None])
     del model.verifier_lm_head  # as its load_verifier_weights does
     model.save_pretrained(out)
     logits = {}
     for n in range(1, len(tokens_T) - STEPS):
-        own = drafted(model, tokens_T, last_TF, n)
-        torch.testing.assert_close(own[0], said.all[0][n - 1], atol=1e-3, rtol=1e-3)
-        logits[str(n)] = own
+        draft_logits = drafted(model, tokens_T, last_TF, n)
+        torch.testing.assert_close(draft_logits[0], recorder.all[0][n - 1], atol=1e-3, rtol=1e-3)
+        logits[str(n)] = draft_logits
     write_proof(out, "mtp", logits, ids=list(range(V)))
 
 
@@ -231,7 +231,7 @@ def mtp(out: Path, model_type: str) -> None:
 def drafted(model: Any, tokens_T: Tensor, last_TF: Tensor, n: int) -> Tensor:
     """Its layer over one text, as servers run it: its forward gives a later step keys of that
     step alone. What it hands on is what its forward hands on."""
-    states, said = last_TF[None, :n], []
+    states, all_logits = last_TF[None, :n], []
     for step in range(STEPS):
         T = n + step
         places = torch.arange(T)[None]
@@ -243,9 +243,9 @@ def drafted(model: Any, tokens_T: Tensor, last_TF: Tensor, n: int) -> Tensor:
             position_ids=places,
             position_embeddings=model.rotary_emb(states, turned),
         )
-        said.append(model.lm_head(out)[0, -1])
+        all_logits.append(model.lm_head(out)[0, -1])
         states = torch.cat([states, out[:, -1:]], 1)
-    return torch.stack(said)
+    return torch.stack(all_logits)
 
 
 def write_all(out: Path) -> None:

@@ -47,8 +47,8 @@ def test_parquet_reads_back_or_names_the_package_to_install() -> None:
         with pytest.raises(UsageError, match="pip install pyarrow"):
             to_parquet(table)
     else:
-        found = pd.read_parquet(io.BytesIO(to_parquet(table)))
-        pd.testing.assert_frame_equal(found, table, check_categorical=False)
+        read = pd.read_parquet(io.BytesIO(to_parquet(table)))
+        pd.testing.assert_frame_equal(read, table, check_categorical=False)
 
 
 def test_report_writes_parquet_or_names_the_package_to_install(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ def test_counts_of_requests_give_the_metrics_of_the_report():
     requests = requests_frame([STORED])
     sessions = servers_frame([STORED])
     sound = sessions.loc[sessions["problems"] == "", "session"]
-    own = requests[(requests["purpose"] == "explore") & requests["session"].isin(sound)]
-    sums = own.groupby("cell_id", observed=True)[
+    rows = requests[(requests["purpose"] == "explore") & requests["session"].isin(sound)]
+    sums = rows.groupby("cell_id", observed=True)[
         ["counted_num_rounds", "counted_num_accepted", "counted_num_overshot", "num_rounds"]
     ].sum()
     cells = cells_frame([build_document(STORED)]).set_index("cell_id")

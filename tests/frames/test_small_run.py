@@ -27,8 +27,8 @@ def rounds() -> pd.DataFrame:
 
 
 def test_a_round_is_a_row_with_the_request_it_belongs_to(rounds: pd.DataFrame) -> None:
-    own = rounds[(rounds["purpose"] == "explore") & (rounds["num_speculative_tokens"] == 3)]
-    shown = own[["prompt_id", "round_index", "num_drafted", "num_accepted", "num_emitted"]]
+    rows = rounds[(rounds["purpose"] == "explore") & (rounds["num_speculative_tokens"] == 3)]
+    shown = rows[["prompt_id", "round_index", "num_drafted", "num_accepted", "num_emitted"]]
     assert [tuple(row) for row in shown.itertuples(index=False)] == [
         ("a", 0, 3, 3, 4),
         ("a", 1, 3, 1, 2),
@@ -36,8 +36,8 @@ def test_a_round_is_a_row_with_the_request_it_belongs_to(rounds: pd.DataFrame) -
         ("b", 0, 3, 0, 1),
         ("b", 1, 2, 2, 3),
     ]
-    assert set(own["cell_id"]) == {KEY.id}
-    assert set(own["run_id"]) == {"small"}
+    assert set(rows["cell_id"]) == {KEY.id}
+    assert set(rows["run_id"]) == {"small"}
 
 
 def test_every_finished_request_of_both_passes_gives_its_rounds(rounds: pd.DataFrame) -> None:
@@ -48,18 +48,18 @@ def test_every_finished_request_of_both_passes_gives_its_rounds(rounds: pd.DataF
 
 def test_rounds_of_a_failed_request_are_excluded_from_the_frame() -> None:
     stored = small_run()
-    first, *others = stored.blocks
+    first, *later_blocks = stored.blocks
     failed = replace(first.requests[0], finish_reason="failed", error="out of memory")
     broken = replace(first, requests=(failed, *first.requests[1:]))
-    rounds = rounds_frame([replace(stored, blocks=(broken, *others))])
+    rounds = rounds_frame([replace(stored, blocks=(broken, *later_blocks))])
     assert len(rounds) == 8 + 22 - 3
 
 
 def test_unreported_parts_of_a_round_are_absent(rounds: pd.DataFrame) -> None:
-    own = rounds[rounds["num_speculative_tokens"] == 3]
-    assert own.loc[own["prompt_id"] == "a", "draft_s"].tolist() == [0.03, 0.03, 0.0] * 2
-    assert own.loc[own["prompt_id"] == "b", ["draft_s", "verify_s"]].isna().all(axis=None)
-    assert own["round_s"].sum() == pytest.approx(2 * 0.44 + 0.31)
+    rows = rounds[rounds["num_speculative_tokens"] == 3]
+    assert rows.loc[rows["prompt_id"] == "a", "draft_s"].tolist() == [0.03, 0.03, 0.0] * 2
+    assert rows.loc[rows["prompt_id"] == "b", ["draft_s", "verify_s"]].isna().all(axis=None)
+    assert rows["round_s"].sum() == pytest.approx(2 * 0.44 + 0.31)
 
 
 def test_the_request_frame_has_one_row_per_request(requests: pd.DataFrame) -> None:

@@ -56,11 +56,11 @@ def frames_of(stored: StoredRun) -> dict[str, pd.DataFrame]:
     }
 
 
-def assert_same(found: pd.Series, metric: pd.Series) -> None:
+def assert_same(actual: pd.Series, metric: pd.Series) -> None:
     """Equal for every cell that has the metric."""
     known = metric.dropna()
     assert len(known)
-    assert found.reindex(known.index).tolist() == pytest.approx(known.tolist(), rel=1e-9)
+    assert actual.reindex(known.index).tolist() == pytest.approx(known.tolist(), rel=1e-9)
 
 
 def test_summed_rounds_give_the_metrics_of_the_report(
@@ -111,8 +111,8 @@ def test_speedups_follow_from_paired_requests() -> None:
 
 
 def test_the_cell_frame_equals_the_cells_of_the_json_report(document: Document) -> None:
-    found = cells_frame([document])
-    for row, cell in zip(rows(found), to_json(document)["cells"], strict=True):
+    frame = cells_frame([document])
+    for row, cell in zip(rows(frame), to_json(document)["cells"], strict=True):
         flat = {**cell, **cell["metrics"], **spread(cell, "speedup", "speedup_end_to_end")}
         for name in ("invalid_reasons", "warnings"):
             flat[name] = "; ".join(cell[name])
@@ -120,8 +120,8 @@ def test_the_cell_frame_equals_the_cells_of_the_json_report(document: Document) 
 
 
 def test_the_decision_frame_equals_the_decisions_of_the_json_report(document: Document) -> None:
-    found = decisions_frame([document])
-    for row, decision in zip(rows(found), to_json(document)["decisions"], strict=True):
+    frame = decisions_frame([document])
+    for row, decision in zip(rows(frame), to_json(document)["decisions"], strict=True):
         flat = {**decision, **spread(decision, "speedup")}
         flat["reasons"] = "; ".join(decision["reasons"])
         same(row, flat, besides=("run_id", "verdict", "cell_id", "drafter"))
@@ -158,30 +158,32 @@ def spread(record: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def same(row: dict[str, Any], document: dict[str, Any], besides: Sequence[str]) -> None:
     for name in row.keys() - set(besides):
-        told = document.get(name)
-        assert row[name] == (tuple(told) if isinstance(told, list) else told), name
+        value = document.get(name)
+        assert row[name] == (tuple(value) if isinstance(value, list) else value), name
 
 
 @pytest.mark.slow
 @pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("table", TABLES)
 def test_columns_and_types_are_the_documented_ones_in_every_run(table: str) -> None:
-    told = describe(table)
+    listed = describe(table)
     for stored in (*RUNS.values(), EMPTY):
-        found = frames_of(stored)[table]
-        assert list(found.columns) == told["name"].tolist()
-        assert [str(dtype) for dtype in found.dtypes] == told["dtype"].tolist()
-        assert found.index.equals(pd.RangeIndex(len(found)))
+        frame = frames_of(stored)[table]
+        assert list(frame.columns) == listed["name"].tolist()
+        assert [str(dtype) for dtype in frame.dtypes] == listed["dtype"].tolist()
+        assert frame.index.equals(pd.RangeIndex(len(frame)))
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_column_has_a_meaning_and_the_unit_of_its_name(table: str) -> None:
-    told = describe(table)
-    assert told["name"].is_unique
-    assert told["meaning"].str.len().min() > 0
+    listed = describe(table)
+    assert listed["name"].is_unique
+    assert listed["meaning"].str.len().min() > 0
     units = {"_s": "s", "_bytes": "bytes", "_j": "J", "_w": "W", "_mhz": "MHz"}
     for suffix, unit in units.items():
-        named = told[told["name"].str.endswith(suffix) & ~told["name"].str.contains("_per_|tpot")]
+        named = listed[
+            listed["name"].str.endswith(suffix) & ~listed["name"].str.contains("_per_|tpot")
+        ]
         assert set(named["unit"]) <= {unit}
     assert re.search("'cell': .*cells, requests, rounds, decisions", refusal("cell"))
 
@@ -204,7 +206,7 @@ def test_a_field_without_a_meaning_is_refused() -> None:
 
 def test_a_count_that_another_tool_gives_as_a_mean_keeps_its_fraction() -> None:
     document = build_document(RUNS["small"])
-    first, *others = document.cells
+    first, *later_cells = document.cells
     averaged = replace(first, metrics={**first.metrics, "num_output_tokens": 12.5})
-    found = cells_frame([replace(document, cells=(averaged, *others))])
-    assert found["num_output_tokens"].tolist() == [12.5, 13.0]
+    frame = cells_frame([replace(document, cells=(averaged, *later_cells))])
+    assert frame["num_output_tokens"].tolist() == [12.5, 13.0]

@@ -45,8 +45,8 @@ def cell(
         units=tuple(units),
         num_tokens=(100.0,) * len(units),
         figures={
-            name: replace(one, without=one.without and one.without[: len(units)])
-            for name, one in figures.items()
+            name: replace(figure, without=figure.without and figure.without[: len(units)])
+            for name, figure in figures.items()
         },
         texts=texts or {},
         problems=problems,

@@ -34,11 +34,11 @@ def causes(after, metric="decode_speedup", same_hardware=True):
 
 
 def test_a_lower_acceptance_length_is_attributed_to_acceptance():
-    found = attribute(figures(), figures(length=2.0), ["decode_speedup"], same_hardware=True)
-    assert found.causes == (Cause.ACCEPTANCE,)
-    assert (found.acceptance.before, found.acceptance.after) == (3.0, 2.0)
-    assert found.curve == ((1.0,), (0.5,))
-    assert found.slower == ()
+    result = attribute(figures(), figures(length=2.0), ["decode_speedup"], same_hardware=True)
+    assert result.causes == (Cause.ACCEPTANCE,)
+    assert (result.acceptance.before, result.acceptance.after) == (3.0, 2.0)
+    assert result.curve == ((1.0,), (0.5,))
+    assert result.slower == ()
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_a_lower_acceptance_length_is_attributed_to_acceptance():
 )
 def test_a_slower_part_of_the_round_is_the_cause(part, cause):
     after = figures(**{f"{part}_s": ROUND[f"{part}_s"] + 0.005})
-    found = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
-    assert found.causes == (cause,)
-    assert [shift.name for shift in found.slower] == [part]
+    result = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
+    assert result.causes == (cause,)
+    assert [shift.name for shift in result.slower] == [part]
 
 
 def test_two_causes_are_named_if_each_has_a_share_of_the_loss():
@@ -64,9 +64,9 @@ def test_two_causes_are_named_if_each_has_a_share_of_the_loss():
 def test_a_small_share_of_a_loss_is_not_reported():
     # 33% less acceptance, 2% more time.
     after = figures(length=2.0, verify_s=0.0072)
-    found = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
-    assert found.causes == (Cause.ACCEPTANCE,)
-    assert found.slower == ()
+    result = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
+    assert result.causes == (Cause.ACCEPTANCE,)
+    assert result.slower == ()
 
 
 def test_a_small_share_is_not_reported_if_k_0_hides_the_loss():
@@ -75,8 +75,8 @@ def test_a_small_share_is_not_reported_if_k_0_hides_the_loss():
         cell({**measured.figures, "end_to_end_speedup": figure(value)})
         for measured, value in ((figures(), 2.0), (figures(length=2.0, verify_s=0.0072), 1.94))
     )
-    found = attribute(before, after, ["end_to_end_speedup"], same_hardware=True)
-    assert found.causes == (Cause.ACCEPTANCE,)
+    result = attribute(before, after, ["end_to_end_speedup"], same_hardware=True)
+    assert result.causes == (Cause.ACCEPTANCE,)
 
 
 def test_higher_acceptance_is_no_cause():
@@ -86,10 +86,10 @@ def test_higher_acceptance_is_no_cause():
 def test_a_slower_k_0_is_attributed_to_the_machine():
     # A machine half as fast: verification would seem to cause most of the loss.
     after = figures(step=0.012, draft_s=0.004, verify_s=0.014, other_s=0.002)
-    found = attribute(figures(), after, ["decode_tokens_per_s"], same_hardware=True)
-    assert found.causes == (Cause.MACHINE,)
-    assert found.slower == ()
-    assert "6.00 -> 12.0 ms" in cause_text(found)
+    result = attribute(figures(), after, ["decode_tokens_per_s"], same_hardware=True)
+    assert result.causes == (Cause.MACHINE,)
+    assert result.slower == ()
+    assert "6.00 -> 12.0 ms" in cause_text(result)
 
 
 def test_on_a_slower_machine_a_drafter_is_blamed_only_for_its_share():
@@ -107,26 +107,26 @@ def test_on_a_slower_machine_a_drafter_is_blamed_only_for_its_share():
 
 def test_a_faster_step_is_distinguished_from_a_slower_round():
     after = figures(step=0.004)
-    found = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
-    assert found.causes == (Cause.ROUND_TIME,)
-    assert found.round.log == 0
-    assert found.step.after == pytest.approx(0.004)
+    result = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
+    assert result.causes == (Cause.ROUND_TIME,)
+    assert result.round.log == 0
+    assert result.step.after == pytest.approx(0.004)
 
 
 def test_on_other_hardware_round_times_are_compared_in_steps():
     # Twice as slow a machine, and a verify that is slower still.
     after = figures(step=0.012, draft_s=0.004, verify_s=0.024, other_s=0.002)
-    found = attribute(figures(), after, ["decode_speedup"], same_hardware=False)
-    assert found.causes == (Cause.VERIFICATION,)
-    assert found.round.unit == "steps"
-    assert [(s.name, s.unit) for s in found.slower] == [("verify", "steps")]
+    result = attribute(figures(), after, ["decode_speedup"], same_hardware=False)
+    assert result.causes == (Cause.VERIFICATION,)
+    assert result.round.unit == "steps"
+    assert [(s.name, s.unit) for s in result.slower] == [("verify", "steps")]
 
 
 def test_seconds_of_other_hardware_are_not_compared():
     """Not even where K = 0 takes as long there."""
     after = figures(verify_s=0.012)
-    found = attribute(figures(), after, ["decode_speedup"], same_hardware=False)
-    assert (found.round.unit, found.step) == ("steps", None)
+    result = attribute(figures(), after, ["decode_speedup"], same_hardware=False)
+    assert (result.round.unit, result.step) == ("steps", None)
 
 
 @pytest.mark.parametrize("metric", ["tpot_s", "no_such_metric"])
@@ -141,9 +141,9 @@ def test_a_metric_that_was_0_has_no_cause():
         cell({"decode_tokens_per_s": figure(value), "mean_acceptance_length": figure(length)})
         for value, length in ((0.0, 3.0), (5.0, 2.4))
     )
-    for one, other in ((before, after), (after, before)):
-        found = attribute(one, other, ["decode_tokens_per_s"], same_hardware=True)
-        assert found.causes == ((Cause.ACCEPTANCE,) if one is before else ())
+    for first, other in ((before, after), (after, before)):
+        result = attribute(first, other, ["decode_tokens_per_s"], same_hardware=True)
+        assert result.causes == ((Cause.ACCEPTANCE,) if first is before else ())
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_metrics_of_one_part_imply_their_cause(metric, cause):
 
 def test_a_change_without_round_counts_has_no_cause():
     bare = cell({"decode_tokens_per_s": figure(100.0)})
-    found = attribute(bare, bare, ["decode_tokens_per_s"], same_hardware=True)
-    assert found.causes == ()
+    result = attribute(bare, bare, ["decode_tokens_per_s"], same_hardware=True)
+    assert result.causes == ()
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_a_loss_is_not_attributed_to_acceptance_that_hardly_changed(metric, valu
         cell({metric: figure(value), "mean_acceptance_length": figure(length)})
         for value, length in zip(values, (2.50, 2.49), strict=True)
     )
-    found = attribute(before, after, [metric], same_hardware=True)
-    assert found.causes == ()
+    result = attribute(before, after, [metric], same_hardware=True)
+    assert result.causes == ()
 
 
 @pytest.mark.parametrize("metric", ["launches_per_round", "padding_efficiency", "first_log_prob"])
@@ -201,8 +201,8 @@ def test_changes_come_before_their_effects_in_a_fixed_order():
     everything = changed(PROMPTS, **NEW_WEIGHTS, **NEW_PACKAGE)
     after = figures(length=1.8, step=0.012, draft_s=0.030, verify_s=0.040, other_s=0.002)
     speeds = ["decode_speedup", "decode_tokens_per_s"]
-    found = attribute(figures(), after, speeds, same_hardware=True, changed=everything)
-    assert found.causes == (
+    result = attribute(figures(), after, speeds, same_hardware=True, changed=everything)
+    assert result.causes == (
         Cause.WEIGHTS,
         Cause.PROMPTS,
         Cause.PACKAGES,
@@ -211,11 +211,11 @@ def test_changes_come_before_their_effects_in_a_fixed_order():
         Cause.VERIFICATION,
         Cause.MACHINE,
     )
-    assert list(found.causes) == [cause for cause in Cause if cause in found.causes]
-    assert [change.name for change in found.changes] == ["drafter", "prompts", "package torch"]
-    text = cause_text(found)
-    told = ("e" * 12, "6 of code", "2.14.0", "3.00 -> 1.80", "6.00 -> 12.0 ms")
-    places = [text.index(value) for value in told]
+    assert list(result.causes) == [cause for cause in Cause if cause in result.causes]
+    assert [change.name for change in result.changes] == ["drafter", "prompts", "package torch"]
+    text = cause_text(result)
+    parts = ("e" * 12, "6 of code", "2.14.0", "3.00 -> 1.80", "6.00 -> 12.0 ms")
+    places = [text.index(value) for value in parts]
     assert places == sorted(places)
 
 
@@ -231,8 +231,8 @@ def test_changes_come_before_their_effects_in_a_fixed_order():
     ],
 )
 def test_each_kind_of_change_gives_its_cause(sides, cause):
-    found = [each for each, _ in changed(**sides)]
-    assert found == ([] if cause is None else [Cause.WEIGHTS if cause == "weights" else cause])
+    causes = [each for each, _ in changed(**sides)]
+    assert causes == ([] if cause is None else [Cause.WEIGHTS if cause == "weights" else cause])
 
 
 def test_another_pairings_weights_are_no_cause():
@@ -260,20 +260,20 @@ def test_only_a_change_of_the_cells_own_target_or_workload_is_its_cause(name, ow
 def test_an_engine_change_on_another_target_is_no_cause():
     names = ("builtin of demo", "builtin of large", "server vllm of large, version")
     models = {"demo": "a" * 64, "large": "b" * 64}
-    found = changed(
+    differing = changed(
         before={"models": models, "software": dict.fromkeys(names, "one")},
         models=models,
         software=dict.fromkeys(names, "other"),
     )
-    assert [d.name for _, d in found] == ["builtin of demo"]
+    assert [d.name for _, d in differing] == ["builtin of demo"]
 
 
 def test_a_slower_k_0_is_not_attributed_to_the_draft_model():
     """It does not take part in it; packages do."""
     after = figures(step=0.012, draft_s=0.004, verify_s=0.014, other_s=0.002)
     both = changed(**NEW_WEIGHTS, **NEW_PACKAGE)
-    found = attribute(figures(), after, ["decode_tokens_per_s"], same_hardware=True, changed=both)
-    assert found.causes == (Cause.PACKAGES, Cause.MACHINE)
+    result = attribute(figures(), after, ["decode_tokens_per_s"], same_hardware=True, changed=both)
+    assert result.causes == (Cause.PACKAGES, Cause.MACHINE)
 
 
 def test_allowed_hardware_differences_are_attributed_to_the_machine():
@@ -284,5 +284,5 @@ def test_allowed_hardware_differences_are_attributed_to_the_machine():
 @pytest.mark.parametrize(("metric", "is_of_drafts"), [("ttft_s", False), ("tpot_s", True)])
 def test_a_slower_prefill_is_not_attributed_to_another_drafter(metric, is_of_drafts):
     change = (Cause.WEIGHTS, RunDifference("drafter", "a", "b"))
-    found = attribute(figures(), figures(), [metric], same_hardware=True, changed=[change])
-    assert (Cause.WEIGHTS in found.causes) is is_of_drafts
+    result = attribute(figures(), figures(), [metric], same_hardware=True, changed=[change])
+    assert (Cause.WEIGHTS in result.causes) is is_of_drafts

@@ -16,17 +16,17 @@ def run(speedup, name, **changed):
 
 
 def imported(name, *files):
-    one = run(2.0, name)
-    return replace(one, origins=(replace(one.origins[0], imported_sha256=files),))
+    single = run(2.0, name)
+    return replace(single, origins=(replace(single.origins[0], imported_sha256=files),))
 
 
 def test_several_runs_are_their_geometric_mean_and_the_deviation_of_their_logarithms():
     pooled = pool([run(2.0, "a"), run(2.0 * math.exp(0.04), "b")])
-    (one,) = pooled.cells
-    found = one.figures["decode_speedup"]
-    assert found.value == pytest.approx(2.0 * math.exp(0.02))
-    assert found.without == pytest.approx((2.0 * math.exp(0.02),) * 5)
-    assert found.deviation == pytest.approx(0.04 / math.sqrt(2))  # n - 1
+    (pooled_cell,) = pooled.cells
+    speedup = pooled_cell.figures["decode_speedup"]
+    assert speedup.value == pytest.approx(2.0 * math.exp(0.02))
+    assert speedup.without == pytest.approx((2.0 * math.exp(0.02),) * 5)
+    assert speedup.deviation == pytest.approx(0.04 / math.sqrt(2))  # n - 1
     assert pooled.num_runs == 2
 
 
@@ -38,8 +38,8 @@ def test_a_pool_of_one_run_has_no_deviation():
 def test_equal_counts_are_pooled_unchanged():
     value = 2.123456789
     same = [side(cell({"mean_acceptance_length": figure(value)}), name=n) for n in "abc"]
-    found = pool(same).cells[0].figures["mean_acceptance_length"]
-    assert (found.value, found.deviation) == (2.123457, 0.0)
+    length = pool(same).cells[0].figures["mean_acceptance_length"]
+    assert (length.value, length.deviation) == (2.123457, 0.0)
 
 
 def test_text_that_did_not_repeat_is_not_compared():
@@ -50,10 +50,10 @@ def test_text_that_did_not_repeat_is_not_compared():
 
 def test_cells_invalid_in_one_run_are_omitted_from_a_baseline():
     bad = cell({"decode_speedup": figure(2.0)}, of=key(5), problems=("throttled",))
-    one = side(cell({"decode_speedup": figure(2.0)}), bad, name="a")
-    pooled = pool([one])
+    single = side(cell({"decode_speedup": figure(2.0)}), bad, name="a")
+    pooled = pool([single])
     assert [c.key for c in pooled.cells] == [key()]
-    assert [line.endswith("run a0: throttled") for line in left_out([one], pooled)] == [True]
+    assert [line.endswith("run a0: throttled") for line in left_out([single], pooled)] == [True]
 
 
 def test_cells_of_other_prompts_are_omitted_from_a_baseline_and_listed():

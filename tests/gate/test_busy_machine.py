@@ -66,8 +66,8 @@ def test_the_signs_of_noise_and_the_advice_appear_once():
     (shown,) = (line for line in lines if FACT in line)
     assert "candidate" in shown
     assert "b0" in shown
-    (asked,) = (line for line in lines if "--fail-on" in line)
-    assert asked.endswith("--fail-on decode_speedup:5%")
+    (command_line,) = (line for line in lines if "--fail-on" in line)
+    assert command_line.endswith("--fail-on decode_speedup:5%")
     both = check(*sides(40.0, noisy="baseline and candidate"))
     assert sum(FACT in line for line in detail_lines(both)) == 2
 
@@ -102,19 +102,18 @@ def test_a_busy_baseline_does_not_excuse_a_fallen_ratio():
 def test_tests_that_cannot_fail_are_excluded_from_holm():
     # 7.4%: p = 0.035 by itself, 0.070 as the first of two (Holm); see test_check.py.
     quiet, loaded = sides(84.0, 1.852), sides(84.0, 1.852, noisy="candidate")
-    asked = [Tolerance(metric=SPEEDUP, share=0.05), Tolerance(metric=SPEED, share=0.12)]
-    assert verdicts(check(*quiet, asked))[SPEEDUP] is not GateVerdict.REGRESSION
-    gate = check(*loaded, asked)
+    tolerances = [Tolerance(metric=SPEEDUP, share=0.05), Tolerance(metric=SPEED, share=0.12)]
+    assert verdicts(check(*quiet, tolerances))[SPEEDUP] is not GateVerdict.REGRESSION
+    gate = check(*loaded, tolerances)
     assert (verdicts(gate)[SPEEDUP], gate.num_tests) == (GateVerdict.REGRESSION, 1)
 
 
 def test_an_exactly_repeating_time_on_a_busy_machine_is_inconclusive():
     before, after = sides(40.0, noisy="candidate")
     exact = [
-        replace(one, cells=(cell({SPEED: figure(v)}),))
-        for one, v in ((before, 100.0), (after, 40.0))
+        replace(s, cells=(cell({SPEED: figure(v)}),)) for s, v in ((before, 100.0), (after, 40.0))
     ]
-    several = [replace(one, origins=one.origins * 2) for one in exact]
+    several = [replace(s, origins=s.origins * 2) for s in exact]
     assert check(*several, [Tolerance(metric=SPEED, share=0.1)]).verdict is GateVerdict.INCONCLUSIVE
 
 
@@ -135,10 +134,10 @@ def test_a_pooled_baseline_records_which_run_was_noisy(tmp_path):
     assert "b0" in warning
 
 
-@pytest.mark.parametrize(("others", "num"), [(0.0, 0), (3.0, 2)])
-def test_limited_clocks_do_not_make_a_machine_busy(tmp_path, others, num):
+@pytest.mark.parametrize(("busy_cores", "num"), [(0.0, 0), (3.0, 2)])
+def test_limited_clocks_do_not_make_a_machine_busy(tmp_path, busy_cores, num):
     stored = load_run(RUNS / "stored_sweep" / "sweep", tmp_path)
-    load = HostLoad(4, others, 0.0, load_average=3.3, clock_limit=(2000, 4000))
+    load = HostLoad(4, busy_cores, 0.0, load_average=3.3, clock_limit=(2000, 4000))
     facts = busy_facts(load, num_needed=2)
     assert len(facts) == num + 1
     quiet, warned = (
@@ -169,15 +168,15 @@ def simulated(
     }
     sides = []
     for name, figures, cpu in (("a", before, 0.99), ("b", after, share)):
-        one = side(cell({n: figure(v, 0.01) for n, v in figures.items()}), name=name)
-        sides.append(with_share(one, cpu))
+        one_side = side(cell({n: figure(v, 0.01) for n, v in figures.items()}), name=name)
+        sides.append(with_share(one_side, cpu))
     return check(*sides).verdict
 
 
 def regressions(slower: float, lost: float, share: float | None, num: int = GATES) -> float:
     rng = np.random.default_rng(11)
-    found = [simulated(slower, lost, rng, share) for _ in range(num)]
-    rate = sum(verdict is GateVerdict.REGRESSION for verdict in found) / num
+    outcomes = [simulated(slower, lost, rng, share) for _ in range(num)]
+    rate = sum(verdict is GateVerdict.REGRESSION for verdict in outcomes) / num
     print(f"slower {slower:.0%}, drafts lose {lost:.0%}, CPU share {share}: regression {rate:.1%}")
     return rate
 
@@ -205,8 +204,8 @@ def test_waiting_for_the_gpu_is_not_mistaken_for_a_busy_machine():
     rng = np.random.default_rng(1)
     before, after = sides(60.0)
     waiting = [
-        replace(one, origins=tuple(replace(origin, cpu_share=share) for origin in one.origins))
-        for one, share in ((before, 0.5), (after, 0.3))
+        replace(s, origins=tuple(replace(origin, cpu_share=share) for origin in s.origins))
+        for s, share in ((before, 0.5), (after, 0.3))
     ]
     assert check(*waiting).verdict is GateVerdict.REGRESSION
     assert simulated(0.4, 0.0, rng, 0.99) is GateVerdict.REGRESSION

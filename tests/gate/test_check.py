@@ -41,31 +41,31 @@ def judged(
 
 def test_a_loss_whose_interval_excludes_the_tolerance_is_a_regression():
     # ln(2 / 1.8) = 0.10536, 0.05407 beyond ln(1 / 0.95); / 0.01414 = 3.823.
-    found = judged("decode_speedup", 2.0, 1.8)
-    assert found.verdict is GateVerdict.REGRESSION
-    assert found.p_value == pytest.approx(6.6e-5, rel=0.01)
-    assert found.change.estimate == pytest.approx(-0.10)
+    judgment = judged("decode_speedup", 2.0, 1.8)
+    assert judgment.verdict is GateVerdict.REGRESSION
+    assert judgment.p_value == pytest.approx(6.6e-5, rel=0.01)
+    assert judgment.change.estimate == pytest.approx(-0.10)
     # Two-sided 95%: 1.960 * 0.01414 = 0.02772.
-    assert found.change.low == pytest.approx(math.exp(-0.10536 - 0.02772) - 1, abs=1e-4)
-    assert found.change.high == pytest.approx(math.exp(-0.10536 + 0.02772) - 1, abs=1e-4)
+    assert judgment.change.low == pytest.approx(math.exp(-0.10536 - 0.02772) - 1, abs=1e-4)
+    assert judgment.change.high == pytest.approx(math.exp(-0.10536 + 0.02772) - 1, abs=1e-4)
 
 
 def test_a_loss_beyond_the_tolerance_but_within_noise_is_inconclusive():
     # 6%: 0.01059 beyond, / 0.01414 = 0.749, p = 0.23. Detectable: 2.486 * 0.01414 = 3.5%.
-    found = judged("decode_speedup", 2.0, 1.88)
-    assert found.verdict is GateVerdict.INCONCLUSIVE
-    assert found.reason.startswith("undecided on this machine")
-    assert found.p_value == pytest.approx(0.227, abs=0.001)
-    assert found.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.03516), abs=1e-4)
+    judgment = judged("decode_speedup", 2.0, 1.88)
+    assert judgment.verdict is GateVerdict.INCONCLUSIVE
+    assert judgment.reason.startswith("undecided on this machine")
+    assert judgment.p_value == pytest.approx(0.227, abs=0.001)
+    assert judgment.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.03516), abs=1e-4)
 
 
 def test_noise_that_could_hide_the_tolerance_is_inconclusive():
     # Error 5%, 4 degrees: (2.132 + 0.941) * 0.05 = 0.154 is more than 0.0513, and the upper
     # bound of the loss, 2.132 * 0.05 = 0.107, is, too.
-    found = judged("decode_speedup", 2.0, 2.0, error=0.05)
-    assert found.verdict is GateVerdict.INCONCLUSIVE
-    assert found.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.1536), abs=1e-3)
-    assert "noise could hide" in found.reason
+    judgment = judged("decode_speedup", 2.0, 2.0, error=0.05)
+    assert judgment.verdict is GateVerdict.INCONCLUSIVE
+    assert judgment.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.1536), abs=1e-3)
+    assert "noise could hide" in judgment.reason
 
 
 @pytest.mark.parametrize("error", [0.0, 0.05])
@@ -99,9 +99,9 @@ def test_figures_that_vary_are_undecided_below_five_prompts():
     three = ("p1", "p2", "p3")
     varied = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
     same = cell({"decode_speedup": Figure(value=2.0, without=(2.0,) * 3)}, units=three)
-    (found,) = check(side(same), side(varied, name="b"), SPEEDUP).judgments
-    assert found.verdict is GateVerdict.INCONCLUSIVE
-    assert "an interval needs 5" in found.reason
+    (judgment,) = check(side(same), side(varied, name="b"), SPEEDUP).judgments
+    assert judgment.verdict is GateVerdict.INCONCLUSIVE
+    assert "an interval needs 5" in judgment.reason
 
 
 def test_deviation_between_runs_widens_the_interval():
@@ -117,9 +117,9 @@ def test_runs_on_both_sides_pool_their_deviations():
     # sqrt((3 * 0.03^2 + 1 * 0.05^2) / 4) = 0.0361; * sqrt(1 / 4 + 1 / 2) = 0.03125; 4 degrees.
     baseline = side(cell({"decode_speedup": figure(2.0, 0.0, 0.03)}), num_runs=4)
     candidate = side(cell({"decode_speedup": figure(1.7, 0.0, 0.05)}), name="b", num_runs=2)
-    (found,) = check(baseline, candidate, SPEEDUP).judgments
+    (judgment,) = check(baseline, candidate, SPEEDUP).judgments
     # ln(2 / 1.7) = 0.16252, 0.11123 beyond, / 0.03125 = 3.559.
-    assert found.p_value == pytest.approx(0.0118, abs=0.0001)
+    assert judgment.p_value == pytest.approx(0.0118, abs=0.0001)
 
 
 def two_cells(loss: float) -> Gate:
@@ -186,9 +186,9 @@ def test_a_list_metric_is_judged_as_a_whole_or_by_one_entry():
     ],
 )
 def test_a_metric_that_cannot_be_judged_is_an_error(metric, says):
-    one = side(cell({"decode_speedup": figure(2.0)}))
+    single = side(cell({"decode_speedup": figure(2.0)}))
     with pytest.raises(UsageError, match=says):
-        check(one, one, [Tolerance(metric=metric, share=0.05)])
+        check(single, single, [Tolerance(metric=metric, share=0.05)])
 
 
 def test_a_metric_that_the_candidate_lost_is_missing():
@@ -208,13 +208,14 @@ def test_figures_of_another_tool_need_several_runs():
         only = Figure(value=value, deviation=deviation)
         return cell({"decode_tokens_per_s": only}, units=())
 
-    asked = [Tolerance(metric="decode_tokens_per_s", share=0.10)]
-    (alone,) = check(side(imported(100.0)), side(imported(50.0), name="b"), asked).judgments
+    tolerances = [Tolerance(metric="decode_tokens_per_s", share=0.10)]
+    (alone,) = check(side(imported(100.0)), side(imported(50.0), name="b"), tolerances).judgments
     assert alone.verdict is GateVerdict.INCONCLUSIVE
     assert "several runs" in alone.reason
     several = side(imported(100.0, 0.02), num_runs=4)
     verdicts = [
-        check(several, side(imported(value), name="b"), asked).verdict for value in (50.0, 101.0)
+        check(several, side(imported(value), name="b"), tolerances).verdict
+        for value in (50.0, 101.0)
     ]
     assert verdicts == [GateVerdict.REGRESSION, GateVerdict.PASS]
 
@@ -232,9 +233,9 @@ def test_unpaired_prompts_add_their_spreads():
     names = ("q1", "q2", "q3", "q4", "q5")
     before = side(cell({"decode_speedup": figure(2.0, 0.02)}))
     after = cell({"decode_speedup": figure(1.7, 0.02)}, units=names)
-    (found,) = check(before, side(after, name="b"), SPEEDUP, {"prompts"}).judgments
+    (judgment,) = check(before, side(after, name="b"), SPEEDUP, {"prompts"}).judgments
     # 0.11123 / 0.02828 = 3.933; t(8).
-    assert found.p_value == pytest.approx(0.00217, abs=0.00003)
+    assert judgment.p_value == pytest.approx(0.00217, abs=0.00003)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +245,9 @@ def test_a_lower_speedup_passes_if_k_0_and_the_cell_got_faster(speed, verdict):
     # The cell's own speed is known to 2% * sqrt(2): 30% more is faster for sure, 1% is not.
     before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(speed)}
-    (found,) = check(side(cell(before)), side(cell(after), name="b"), SPEEDUP).judgments
-    assert found.verdict is verdict
-    assert ("K = 0 got faster" in found.reason) is (verdict is GateVerdict.PASS)
+    (judgment,) = check(side(cell(before)), side(cell(after), name="b"), SPEEDUP).judgments
+    assert judgment.verdict is verdict
+    assert ("K = 0 got faster" in judgment.reason) is (verdict is GateVerdict.PASS)
 
 
 @pytest.mark.parametrize(
@@ -255,11 +256,11 @@ def test_a_lower_speedup_passes_if_k_0_and_the_cell_got_faster(speed, verdict):
 def test_an_uncertain_loss_of_speedup_does_not_block_an_improvement(speed, verdict):
     before = {"decode_speedup": figure(4.0, 0.2), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.6, 0.2), "decode_tokens_per_s": figure(speed)}
-    others = cell(after, units=("q1", "q2", "q3", "q4", "q5"))
-    (found,) = check(side(cell(before)), side(others, name="b"), SPEEDUP, {"prompts"}).judgments
-    assert found.verdict is verdict
-    assert found.minimum_detectable_effect > found.tolerance
-    assert found.reason.startswith("this cell got") is (verdict is GateVerdict.PASS)
+    moved = cell(after, units=("q1", "q2", "q3", "q4", "q5"))
+    (judgment,) = check(side(cell(before)), side(moved, name="b"), SPEEDUP, {"prompts"}).judgments
+    assert judgment.verdict is verdict
+    assert judgment.minimum_detectable_effect > judgment.tolerance
+    assert judgment.reason.startswith("this cell got") is (verdict is GateVerdict.PASS)
 
 
 def test_a_lower_speedup_on_faster_hardware_is_a_regression():
@@ -275,8 +276,8 @@ def test_only_a_decode_speedup_is_excused_by_a_faster_k_0(metric):
     before = {metric: figure(1.0), "decode_tokens_per_s": figure(100.0)}
     after = {metric: figure(worse), "decode_tokens_per_s": figure(130.0)}
     tolerance = (Tolerance(metric=metric, share=0.1),)
-    (found,) = check(side(cell(before)), side(cell(after), name="b"), tolerance).judgments
-    assert (found.verdict, found.reason) == (GateVerdict.REGRESSION, "")
+    (judgment,) = check(side(cell(before)), side(cell(after), name="b"), tolerance).judgments
+    assert (judgment.verdict, judgment.reason) == (GateVerdict.REGRESSION, "")
 
 
 def test_tokens_that_a_request_checks_at_once_are_a_count():
@@ -284,8 +285,8 @@ def test_tokens_that_a_request_checks_at_once_are_a_count():
     fewer = {"num_checked_at_once": Figure(value=10.0, without=(10.0,) * 5)}
     tolerance = (Tolerance(metric="num_checked_at_once", share=0.05),)
     gate = check(side(cell(figures)), side(cell(fewer), name="b"), tolerance)
-    (found,) = gate.judgments
-    assert (found.verdict, found.kind, gate.num_tests) == (
+    (judgment,) = gate.judgments
+    assert (judgment.verdict, judgment.kind, gate.num_tests) == (
         GateVerdict.REGRESSION,
         MetricKind.COUNT,
         0,
@@ -315,9 +316,9 @@ def test_a_metric_of_only_one_prompt_is_compared_relatively():
         side(cell({name: Figure(value=v, without=(0.0, v, v, v, v))}), name=run)
         for run, v in (("a", 0.2), ("b", 0.1))
     )
-    asked = [Tolerance(metric="acceptance_rate_per_position", share=0.05)]
-    (found,) = check(before, after, asked).judgments
-    assert found.change.estimate == pytest.approx(-0.5)
+    tolerances = [Tolerance(metric="acceptance_rate_per_position", share=0.05)]
+    (judgment,) = check(before, after, tolerances).judgments
+    assert judgment.change.estimate == pytest.approx(-0.5)
 
 
 def test_the_bound_of_a_very_uncertain_loss_is_finite():

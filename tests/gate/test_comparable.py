@@ -30,9 +30,9 @@ def test_runs_with_other_request_settings_are_compared_if_that_is_allowed():
     assert "request-settings" in refused(plain, formatted)
     (pair,) = pair_up(plain, formatted, ["request-settings"]).pairs
     assert pair.candidate.key.condition.request_settings == "response_format"
-    one, other = (side(cell(FIGURES), request_settings={"code": h * 64}) for h in "ef")
-    assert "\n  request-settings: " in refused(one, other)
-    assert pair_up(one, other, ["request-settings"]).pairs
+    first, other = (side(cell(FIGURES), request_settings={"code": h * 64}) for h in "ef")
+    assert "\n  request-settings: " in refused(first, other)
+    assert pair_up(first, other, ["request-settings"]).pairs
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,16 @@ def test_runs_with_other_request_settings_are_compared_if_that_is_allowed():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_other_work_is_refused_by_name_unless_it_is_allowed(changed, word):
-    one, other = side(cell(FIGURES)), side(cell(FIGURES), name="b", **changed)
-    told = refused(one, other)
-    assert f"\n  {word}: " in told
-    assert told.endswith(f"--allow-different {word}")
-    found = pair_up(one, other, {word})
-    assert [difference.name for difference in found.allowed] == [word]
+    first, other = side(cell(FIGURES)), side(cell(FIGURES), name="b", **changed)
+    message = refused(first, other)
+    assert f"\n  {word}: " in message
+    assert message.endswith(f"--allow-different {word}")
+    comparable = pair_up(first, other, {word})
+    assert [difference.name for difference in comparable.allowed] == [word]
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"k": 5}, "K: 4 in the baseline, 5 in the candidate"),
         ({"temperature": 1.0}, "temperature: 0.0 in the baseline, 1.0"),
@@ -67,10 +67,10 @@ def test_other_work_is_refused_by_name_unless_it_is_allowed(changed, word):
         ({"workload": "chat"}, "not planned in the candidate"),
     ],
 )
-def test_a_different_cell_is_refused_with_the_axis_that_differs(changed, told):
-    one = side(cell(FIGURES))
+def test_a_different_cell_is_refused_with_the_axis_that_differs(changed, expected):
+    first = side(cell(FIGURES))
     other = side(cell(FIGURES, of=key(**changed)), name="b")
-    assert told in refused(one, other)
+    assert expected in refused(first, other)
 
 
 @pytest.mark.parametrize(("template", "name"), [("f", "chat template of demo:"), ("b", "demo")])
@@ -86,20 +86,20 @@ def test_a_tokenizer_differs_in_its_chat_template_or_elsewhere(template: str, na
 
 def test_prompts_of_other_token_ids_are_refused_unless_that_is_allowed():
     ids = {"p1": "a", "p2": "b"}
-    one = side(cell(FIGURES, prompt_sha256=ids))
+    first = side(cell(FIGURES, prompt_sha256=ids))
     other = side(cell(FIGURES, prompt_sha256={**ids, "p2": "c"}), name="b")
-    told = refused(one, other)
-    assert "1 of 2 in code, first p2" in told
-    assert told.endswith("--allow-different prompts")
-    assert [d.name for d in pair_up(one, other, {"prompts"}).allowed] == ["prompts"]
+    message = refused(first, other)
+    assert "1 of 2 in code, first p2" in message
+    assert message.endswith("--allow-different prompts")
+    assert [d.name for d in pair_up(first, other, {"prompts"}).allowed] == ["prompts"]
     tokenizer = side(other.cells[0], name="b", tokenizers={"demo": "f" * 64})  # explains them
-    assert [d.name for d in pair_up(one, tokenizer, {"tokenizer"}).allowed] == ["tokenizer"]
+    assert [d.name for d in pair_up(first, tokenizer, {"tokenizer"}).allowed] == ["tokenizer"]
 
 
 @pytest.mark.parametrize("known", [{}, {"p3": "z"}, {"p1": "a"}])
 def test_prompts_with_unknown_token_ids_are_compared(known):
-    one = side(cell(FIGURES, prompt_sha256={"p1": "a", "p2": "b"}))
-    assert pair_up(one, side(cell(FIGURES, prompt_sha256=known), name="b")).allowed == ()
+    first = side(cell(FIGURES, prompt_sha256={"p1": "a", "p2": "b"}))
+    assert pair_up(first, side(cell(FIGURES, prompt_sha256=known), name="b")).allowed == ()
 
 
 def test_texts_are_compared_only_for_equal_prompts():
@@ -110,15 +110,15 @@ def test_texts_are_compared_only_for_equal_prompts():
         side(cell(FIGURES, texts=t, prompt_sha256=i), name=n)
         for t, i, n in zip(texts, ids, "ab", strict=True)
     ]
-    (found,) = (j for j in check(*sides, allowed={"prompts"}).judgments if j.unit == "texts")
-    assert (found.verdict, found.baseline, found.candidate) == (GateVerdict.PASS, 1, 1)
+    (judgment,) = (j for j in check(*sides, allowed={"prompts"}).judgments if j.unit == "texts")
+    assert (judgment.verdict, judgment.baseline, judgment.candidate) == (GateVerdict.PASS, 1, 1)
     unknown = side(cell(FIGURES, texts=texts[1]), name="b")
     assert check(sides[0], unknown).verdict is GateVerdict.REGRESSION
 
 
 def test_cells_of_another_k_are_compared_if_that_is_allowed():
-    one, other = side(cell(FIGURES)), side(cell(FIGURES, of=key(5)), name="b")
-    (pair,) = pair_up(one, other, {"K"}).pairs
+    first, other = side(cell(FIGURES)), side(cell(FIGURES, of=key(5)), name="b")
+    (pair,) = pair_up(first, other, {"K"}).pairs
     assert (pair.baseline.key, pair.candidate.key) == (key(4), key(5))
 
 
@@ -137,9 +137,9 @@ def test_cells_of_another_k_are_compared_if_that_is_allowed():
 )
 def test_the_result_contains_the_axes_in_which_matched_cells_differ(changed, allowed):
     words = {"K", "temperature", "target", "drafter"}
-    one = side(cell(FIGURES), cell(FIGURES, of=key(workload="chat")))
-    others = (cell(FIGURES, of=key(workload=name, **changed)) for name in ("code", "chat"))
-    assert list(pair_up(one, side(*others, name="b"), words).allowed) == allowed
+    single = side(cell(FIGURES), cell(FIGURES, of=key(workload="chat")))
+    cells = (cell(FIGURES, of=key(workload=name, **changed)) for name in ("code", "chat"))
+    assert list(pair_up(single, side(*cells, name="b"), words).allowed) == allowed
 
 
 def test_allowed_differences_that_make_cells_ambiguous_are_refused():
@@ -165,21 +165,21 @@ def test_a_refusal_distinguishes_cells_of_the_same_name():
     ],
 )
 def test_a_cell_without_a_counterpart_is_reported_by_its_label(changed, name):
-    one = side(cell(FIGURES, of=key(**changed)))
+    single = side(cell(FIGURES, of=key(**changed)))
     other = side(cell(FIGURES, of=key(workload="chat")), name="b")
-    assert re.search(f"cells: {re.escape(name)} .*not planned", refused(one, other))
+    assert re.search(f"cells: {re.escape(name)} .*not planned", refused(single, other))
 
 
 def test_only_cells_of_both_runs_are_compared_if_that_is_allowed():
     both = side(cell(FIGURES), cell(FIGURES, of=key(workload="chat")))
-    one = side(cell(FIGURES), name="b")
-    assert "cells: " in refused(both, one)
-    assert len(pair_up(both, one, {"cells"}).pairs) == 1
-    assert pair_up(one, both).only_candidate == (key(workload="chat"),)
-    (note,) = [note for note in check(one, both).notes if "candidate cell" in note]
+    single = side(cell(FIGURES), name="b")
+    assert "cells: " in refused(both, single)
+    assert len(pair_up(both, single, {"cells"}).pairs) == 1
+    assert pair_up(single, both).only_candidate == (key(workload="chat"),)
+    (note,) = [note for note in check(single, both).notes if "candidate cell" in note]
     assert re.fullmatch("1 .*not judged", note)
     planned = side(cell(FIGURES), unmeasured=(key(workload="chat"),))
-    assert pair_up(one, planned).only_candidate == ()
+    assert pair_up(single, planned).only_candidate == ()
 
 
 @pytest.mark.parametrize(
@@ -188,66 +188,68 @@ def test_only_cells_of_both_runs_are_compared_if_that_is_allowed():
 def test_a_cell_that_only_the_baseline_has_is_not_reported_as_changed(changed):
     """Its nearest neighbor belongs to another cell of the baseline."""
     both = side(cell(FIGURES), cell(FIGURES, of=key(**changed)))
-    one = side(cell(FIGURES), name="b")
-    assert refused(both, one).endswith("--allow-different cells")
-    assert [pair.baseline.key for pair in pair_up(both, one, {"cells"}).pairs] == [key()]
+    single = side(cell(FIGURES), name="b")
+    assert refused(both, single).endswith("--allow-different cells")
+    assert [pair.baseline.key for pair in pair_up(both, single, {"cells"}).pairs] == [key()]
 
 
 @pytest.mark.parametrize("changed", [{"concurrency": (4, 8)}, {"temperature": (0.7, 1.0)}])
 def test_a_changed_cell_is_omitted_if_cells_may_differ(changed):
     ((name, values),) = changed.items()
-    one, other = (
+    first, other = (
         side(cell(FIGURES), cell(FIGURES, of=key(**{name: value})), name=run)
         for run, value in zip("ab", values, strict=True)
     )
-    assert name in refused(one, other)
-    assert [pair.baseline.key for pair in pair_up(one, other, {"cells"}).pairs] == [key()]
+    assert name in refused(first, other)
+    assert [pair.baseline.key for pair in pair_up(first, other, {"cells"}).pairs] == [key()]
 
 
 def test_an_additional_cell_is_named_by_the_axis_in_which_it_differs():
     both = side(cell(FIGURES), cell(FIGURES, of=key(dtype="bfloat16")))
-    told = refused(both, side(cell(FIGURES), name="b"))
-    assert re.search("cells: demo/draft K=4 .*code, .*bfloat16 .*baseline", told)
+    message = refused(both, side(cell(FIGURES), name="b"))
+    assert re.search("cells: demo/draft K=4 .*code, .*bfloat16 .*baseline", message)
 
 
 def test_other_prompts_are_refused_by_name():
-    one = side(cell(FIGURES))
+    first = side(cell(FIGURES))
     other = side(cell(FIGURES, units=("p1", "p2", "p3", "p4", "p9")), name="b")
-    told = refused(one, other)
-    assert re.search(r"prompts: 5 of code \(p5 .*baseline, 5 of code \(p9 ", told)
-    assert pair_up(one, other, {"prompts"}).pairs
+    message = refused(first, other)
+    assert re.search(r"prompts: 5 of code \(p5 .*baseline, 5 of code \(p9 ", message)
+    assert pair_up(first, other, {"prompts"}).pairs
 
 
 def test_other_hardware_is_refused_only_for_absolute_times():
-    one, other = side(cell(FIGURES)), side(cell(FIGURES), name="b", **OTHER_MACHINE)
-    assert re.search(r"hardware: GPU one\b.*GPU another", refused(one, other, absolute_times=True))
+    first, other = side(cell(FIGURES)), side(cell(FIGURES), name="b", **OTHER_MACHINE)
+    assert re.search(
+        r"hardware: GPU one\b.*GPU another", refused(first, other, absolute_times=True)
+    )
     speedup = [Tolerance(metric="decode_speedup", share=0.05)]
     speed = [Tolerance(metric="decode_tokens_per_s", share=0.1)]
-    assert check(one, other, speedup).verdict is GateVerdict.PASS
+    assert check(first, other, speedup).verdict is GateVerdict.PASS
     for tolerances in (speed, None):
         with pytest.raises(UsageError, match="hardware"):
-            check(one, other, tolerances)
-    assert check(one, other, speed, {"hardware"}).verdict is GateVerdict.PASS
+            check(first, other, tolerances)
+    assert check(first, other, speed, {"hardware"}).verdict is GateVerdict.PASS
 
 
 def test_all_differences_are_named_together():
-    one = side(cell(FIGURES))
+    first = side(cell(FIGURES))
     other = side(cell(FIGURES), name="b", sampling="top-k 5, top-p 1", models={"demo": "f" * 64})
-    told = refused(one, other)
-    assert told.endswith("--allow-different model,sampling")
+    message = refused(first, other)
+    assert message.endswith("--allow-different model,sampling")
 
 
 def test_changed_drafter_weights_are_a_change_and_not_different_work():
-    one, other = fingerprint(), fingerprint(drafters={"demo/draft": "e" * 64})
-    assert differences(one, other) == ()
-    assert [change.name for change in changes(one, other)] == ["weights of demo/draft"]
-    assert have_same_arithmetic(one, other)
+    first, other = fingerprint(), fingerprint(drafters={"demo/draft": "e" * 64})
+    assert differences(first, other) == ()
+    assert [change.name for change in changes(first, other)] == ["weights of demo/draft"]
+    assert have_same_arithmetic(first, other)
 
 
 def test_another_torch_version_is_allowed_but_changes_arithmetic():
-    one, other = fingerprint(), fingerprint(torch="2.14.0")
-    assert differences(one, other) == ()
-    assert not have_same_arithmetic(one, other)
+    first, other = fingerprint(), fingerprint(torch="2.14.0")
+    assert differences(first, other) == ()
+    assert not have_same_arithmetic(first, other)
 
 
 def test_greedy_text_must_stay_the_same_if_the_arithmetic_does():
@@ -266,14 +268,14 @@ def test_greedy_text_must_stay_the_same_if_the_arithmetic_does():
 
 
 def test_a_missing_or_invalid_cell_is_reported():
-    one = side(cell(FIGURES))
-    gate = check(one, side(name="b", unmeasured=(key(),)))
+    first = side(cell(FIGURES))
+    gate = check(first, side(name="b", unmeasured=(key(),)))
     assert [(j.verdict, j.reason) for j in gate.judgments] == [
         (GateVerdict.MISSING, "not measured")
     ]
     throttled = side(cell(FIGURES, problems=("throttled",)), name="b")
-    (found,) = check(one, throttled).judgments
-    assert (found.verdict, found.reason) == (GateVerdict.MISSING, "not valid: throttled")
+    (judgment,) = check(first, throttled).judgments
+    assert (judgment.verdict, judgment.reason) == (GateVerdict.MISSING, "not valid: throttled")
 
 
 def test_prompts_that_an_interrupted_run_did_not_reach_are_missing():

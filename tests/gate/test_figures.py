@@ -66,14 +66,14 @@ def test_the_spread_is_that_of_the_paired_interval_over_sums(steady):
         ),
     )
     before, after = (cell_figures(c, {"decode_speedup"}) for c in (steady, slower))
-    found = compare(
+    change = compare(
         before, after, "decode_speedup", 0.05, higher_is_better=True, floor=0.0, runs=Runs(1, 1)
     )
     base, spec = ([r.decode_s for r in c.requests] for c in (steady, slower))
     expected = log_ratio([spec], [base])
-    assert found.loss == pytest.approx(expected.log, rel=1e-5)
-    assert found.spread.standard_error == pytest.approx(expected.standard_error, rel=1e-4)
-    assert found.spread.degrees_of_freedom == pytest.approx(5)
+    assert change.loss == pytest.approx(expected.log, rel=1e-5)
+    assert change.spread.standard_error == pytest.approx(expected.standard_error, rel=1e-4)
+    assert change.spread.degrees_of_freedom == pytest.approx(5)
 
 
 def test_a_newly_registered_metric_can_be_gated(steady, monkeypatch):
@@ -84,8 +84,8 @@ def test_a_newly_registered_metric_can_be_gated(steady, monkeypatch):
         """Longest decode_s."""
         return max((r.decode_s for r in cell.finished), default=None)
 
-    one = side(cell_figures(steady, {"longest_request_s"}))
-    gate = check(one, one, [Tolerance(metric=longest_request_s.__name__, share=0.05)])
+    single = side(cell_figures(steady, {"longest_request_s"}))
+    gate = check(single, single, [Tolerance(metric=longest_request_s.__name__, share=0.05)])
     assert gate.judgments[-1].baseline == pytest.approx(0.9)
 
 
@@ -155,9 +155,9 @@ def test_text_is_hashed_in_pieces_so_that_the_first_difference_is_found(steady):
     same = replace(
         steady, requests=tuple(replace(r, output_ids=tuple(range(41))) for r in steady.requests)
     )
-    one, other = (cell_figures(c, set()).texts for c in (same, changed))
-    assert {p for p in one if one[p] != other[p]} == {"p1"}
-    assert first_difference(one["p1"], other["p1"]) == "tokens 33 to 48"
+    first, other = (cell_figures(c, set()).texts for c in (same, changed))
+    assert {p for p in first if first[p] != other[p]} == {"p1"}
+    assert first_difference(first["p1"], other["p1"]) == "tokens 33 to 48"
 
 
 def test_repeats_that_agree_are_hashed_once(steady):
@@ -228,16 +228,16 @@ def test_the_deviation_floor_is_0_for_counts_and_largest_for_times():
 @pytest.fixture
 def seen(monkeypatch):
     """The cells that a metric was asked about: the whole one, then each without a unit."""
-    found = []
+    cells = []
     monkeypatch.setattr(registry, "_METRICS", dict(all_metrics()))
 
     @metric(unit="s", better="lower")
     def noted_s(cell):
         """Always 1."""
-        found.append(cell)
+        cells.append(cell)
         return 1.0
 
-    return found
+    return cells
 
 
 def test_an_excluded_pass_is_removed_from_both_sides(seen, stream):
@@ -281,9 +281,9 @@ def test_an_excluded_prompt_is_removed_from_the_samples_of_both_sides(seen, stea
     )
     cell_figures(cell, {"noted_s"})
     left = seen[1]  # without p0
-    for own, base in ((left.passes, left.requests), (left.baseline_passes, left.baseline)):
-        assert own == sampled(base)
-        assert "p0" not in {r.prompt_id for s in own for r in s.requests}
+    for timed, base in ((left.passes, left.requests), (left.baseline_passes, left.baseline)):
+        assert timed == sampled(base)
+        assert "p0" not in {r.prompt_id for s in timed for r in s.requests}
 
 
 def test_a_failed_request_is_not_a_unit(stream):
@@ -296,11 +296,11 @@ def test_a_failed_request_is_not_a_unit(stream):
             )
         )
 
-    one, two, *others = stream.passes
-    passes = (fail(one, {0}), fail(two, set(range(len(two.requests)))), *others)
+    first, second, *rest = stream.passes
+    passes = (fail(first, {0}), fail(second, set(range(len(second.requests)))), *rest)
     cell = replace(stream, passes=passes, requests=tuple(r for p in passes for r in p.requests))
-    whole, found = (cell_figures(c, {"aggregate_tokens_per_s"}) for c in (stream, cell))
-    assert found.units == ("pass 0", *whole.units[2:])
-    failed = one.requests[0].num_output_tokens
+    whole, partial = (cell_figures(c, {"aggregate_tokens_per_s"}) for c in (stream, cell))
+    assert partial.units == ("pass 0", *whole.units[2:])
+    failed = first.requests[0].num_output_tokens
     assert failed > 0
-    assert found.num_tokens[0] == whole.num_tokens[0] - failed
+    assert partial.num_tokens[0] == whole.num_tokens[0] - failed

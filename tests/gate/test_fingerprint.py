@@ -23,12 +23,12 @@ DRAFT = next(m for m in MODELS if m.name != "demo")
 USUAL = fingerprint_of(RUN, MODELS)
 
 
-def models(one, **changed):
-    return tuple(replace(m, **changed) if m is one else m for m in MODELS)
+def models(model, **changed):
+    return tuple(replace(m, **changed) if m is model else m for m in MODELS)
 
 
 def names(run=RUN, models=MODELS) -> list[str]:
-    return [found.name for found in differences(USUAL, fingerprint_of(run, models))]
+    return [d.name for d in differences(USUAL, fingerprint_of(run, models))]
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_another_machine_changes_the_hardware_fingerprint(environment):
 def test_another_drafter_driver_or_package_is_permitted_and_reported():
     other = fingerprint_of(RUN, models(DRAFT, content_sha256="f" * 64))
     assert differences(USUAL, other) == ()
-    assert [found.name for found in changes(USUAL, other)] == [f"weights of demo/{DRAFT.name}"]
+    assert [d.name for d in changes(USUAL, other)] == [f"weights of demo/{DRAFT.name}"]
     packages = {**RUN.environment.packages, "torch": "9.9"}
     environment = replace(RUN.environment, packages=packages, driver="999", git_commit="e" * 40)
     other = fingerprint_of(replace(RUN, environment=environment), MODELS)
     assert differences(USUAL, other) == ()
-    told = {found.name for found in changes(USUAL, other)}
-    assert {"package torch", "driver", "commit"} <= told
+    names = {d.name for d in changes(USUAL, other)}
+    assert {"package torch", "driver", "commit"} <= names
     assert not have_same_arithmetic(USUAL, other)
 
 
@@ -91,11 +91,11 @@ def test_runs_with_other_kernels_are_not_repeats(engine):
     usual = EngineRecord(
         target="demo", engine="builtin", forward="fused", graph="round", attention="sdpa"
     )
-    one = fingerprint_of(RUN, MODELS, [usual])
+    first = fingerprint_of(RUN, MODELS, [usual])
     other = fingerprint_of(RUN, MODELS, [replace(usual, **engine)])
-    assert not differences(one, other)
-    assert [found.name for found in changes(one, other)] == ["builtin of demo"]
-    assert [found.name for found in software_changes(one, other, AROUND)] == ["builtin of demo"]
+    assert not differences(first, other)
+    assert [d.name for d in changes(first, other)] == ["builtin of demo"]
+    assert [d.name for d in software_changes(first, other, AROUND)] == ["builtin of demo"]
 
 
 def test_runs_with_other_packages_are_not_repeats():
@@ -105,17 +105,17 @@ def test_runs_with_other_packages_are_not_repeats():
         USUAL, fingerprint_of(replace(RUN, environment=other), MODELS), AROUND
     )
     other = replace(other, packages=packages)
-    (found,) = software_changes(
+    (difference,) = software_changes(
         USUAL, fingerprint_of(replace(RUN, environment=other), MODELS), AROUND
     )
-    assert found.name == "package torch"
+    assert difference.name == "package torch"
 
 
 def test_a_target_packed_on_loading_is_another_model():
     packed = EngineRecord(target="demo", engine="builtin", quantization="int8")
-    (found,) = differences(USUAL, fingerprint_of(RUN, MODELS, [packed]))
-    assert found.name == "model"
-    assert found.candidate == f"demo int8 of {TARGET.content_sha256[:12]}"
+    (difference,) = differences(USUAL, fingerprint_of(RUN, MODELS, [packed]))
+    assert difference.name == "model"
+    assert difference.candidate == f"demo int8 of {TARGET.content_sha256[:12]}"
 
 
 def test_another_version_of_an_imported_tool_is_reported():
@@ -130,5 +130,5 @@ def test_another_version_of_an_imported_tool_is_reported():
         num_failed=None,
     )
     sides = (replace(record, tool_version=version) for version in ("0.10", "0.11"))
-    one, other = (fingerprint_of(RUN, MODELS, imported=[side]) for side in sides)
-    assert [tuple(found) for found in changes(one, other)] == [(record.tool, "0.10", "0.11")]
+    first, other = (fingerprint_of(RUN, MODELS, imported=[side]) for side in sides)
+    assert [tuple(d) for d in changes(first, other)] == [(record.tool, "0.10", "0.11")]

@@ -72,7 +72,7 @@ def test_a_step_names_the_run_it_came_with():
 
 
 def test_history_points_are_sorted_by_time():
-    shuffled = [replace(one, run_id=f"z{90 - i}") for i, one in enumerate(runs(STEPPED))][::-1]
+    shuffled = [replace(run, run_id=f"z{90 - i}") for i, run in enumerate(runs(STEPPED))][::-1]
     (series,) = history(shuffled, ["decode_speedup"]).series
     assert series.values == tuple(STEPPED)
     assert (series.points[0].low, series.points[0].high) == pytest.approx((1.4, 1.6))
@@ -81,9 +81,9 @@ def test_history_points_are_sorted_by_time():
 def test_runs_of_another_fingerprint_are_omitted_and_listed():
     other = replace(HERE, hardware={"device": "cpu", "CPU": "a new one"})
     old = [run(i, cell(9.0), fingerprint=other) for i in (1, 2)]
-    found = history([*old, *runs(STEPPED, first=3)], ["decode_speedup"])
-    assert len(found.series[0].points) == len(STEPPED)
-    assert re.fullmatch("run-01 .*hardware: .*a new one, .*an old one", left_out_lines(found)[0])
+    result = history([*old, *runs(STEPPED, first=3)], ["decode_speedup"])
+    assert len(result.series[0].points) == len(STEPPED)
+    assert re.fullmatch("run-01 .*hardware: .*a new one, .*an old one", left_out_lines(result)[0])
     kept = history([*old, *runs(STEPPED, first=3)], ["decode_speedup"], allowed=["hardware"])
     assert len(kept.series[0].points) == len(STEPPED) + 2
 
@@ -97,20 +97,20 @@ def test_invalid_cells_and_absent_metrics_are_omitted_from_a_history():
 
 
 def test_a_steady_history_reports_the_expected_false_alarms():
-    found = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
-    assert change_lines(found) == []
-    (grid,) = history_grids(found)
+    result = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
+    assert change_lines(result) == []
+    (grid,) = history_grids(result)
     assert grid.rows[0][-1] == "steady"
-    assert re.search(r"\b0\.1 .*change point", found.false_alarms)
+    assert re.search(r"\b0\.1 .*change point", result.false_alarms)
 
 
 def test_a_trend_is_reported_as_a_trend():
     rising = [1.0 + 0.01 * i + 0.001 * (-1) ** i for i in range(12)]
-    found = history(runs(rising), ["decode_speedup"])
-    (series,) = found.series
-    (told,) = history_json(found)["series"]
-    assert told["trend"] == {"slope": series.trend.slope, "p_value": series.trend.p_value}
-    (line,) = change_lines(found)
+    result = history(runs(rising), ["decode_speedup"])
+    (series,) = result.series
+    (series_json,) = history_json(result)["series"]
+    assert series_json["trend"] == {"slope": series.trend.slope, "p_value": series.trend.p_value}
+    (line,) = change_lines(result)
     assert re.search(r"trend .*\+0\.01 x .*12 runs", line)
     assert line.endswith("no step")
 
@@ -121,13 +121,13 @@ def test_sparkline_bars_range_from_lowest_to_highest_value():
     assert len(sparkline(tuple(range(100)))) == 24
 
 
-def page_of(found):
-    return page(history_report(found), {"history": history_charts(found)})
+def page_of(result):
+    return page(history_report(result), {"history": history_charts(result)})
 
 
 def test_the_history_page_is_self_contained_and_deterministic():
-    found = history(runs(STEPPED), ["decode_speedup"])
-    html = page_of(found)
+    result = history(runs(STEPPED), ["decode_speedup"])
+    html = page_of(result)
     assert html == page_of(history(runs(STEPPED), ["decode_speedup"]))
     assert html.count("<svg ") == 1
     assert "run-06" in html
@@ -143,12 +143,12 @@ def test_a_history_needs_a_run():
 def test_runs_over_other_prompts_are_omitted_and_listed(num_prompts):
     whole = runs([1.5, 1.5, 1.5])
     cut = run(4, replace(cell(1.1), num_prompts=num_prompts))
-    found = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"])
-    assert [point.run_id for point in found.series[0].points] == [
+    result = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"])
+    assert [point.run_id for point in result.series[0].points] == [
         *(r.run_id for r in whole),
         "run-05",
     ]
-    (left,) = found.left_out
+    (left,) = result.left_out
     assert (left.run_id, left.differences[0].name) == ("run-04", "prompts")
     kept = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"], allowed=["prompts"])
     assert len(kept.series[0].points) == 5
@@ -165,13 +165,13 @@ def drafted(day, value, weights, pairing="demo/draft"):
 
 def test_a_series_ends_when_the_weights_of_its_drafter_are_replaced():
     past = [drafted(1, 1.5, "cc" * 32), drafted(2, 2.0, "dd" * 32), drafted(3, 2.1, "dd" * 32)]
-    found = history(past, ["decode_speedup"])
-    points = {one.key.draft.k: [point.run_id for point in one.points] for one in found.series}
+    result = history(past, ["decode_speedup"])
+    points = {s.key.draft.k: [point.run_id for point in s.points] for s in result.series}
     assert points == {0: ["run-01", "run-02", "run-03"], 4: ["run-02", "run-03"]}
-    (line,) = left_out_lines(found)
+    (line,) = left_out_lines(result)
     assert re.fullmatch("run-01 .*: demo/draft c{12}, .*demo/draft d{12}", line)
     kept = history(past, ["decode_speedup"], allowed=["drafter"])
-    assert {len(one.points) for one in kept.series} == {3}
+    assert {len(s.points) for s in kept.series} == {3}
 
 
 def test_unknown_weights_or_those_of_another_drafter_do_not_split_a_series():
@@ -181,10 +181,10 @@ def test_unknown_weights_or_those_of_another_drafter_do_not_split_a_series():
         run(3, cell(1.6)),  # of a specbench that did not record it
         drafted(4, 1.7, "cc" * 32),
     ]
-    found = history(past, ["decode_speedup"])
-    assert found.left_out == ()
-    (own,) = [one for one in found.series if one.key == KEY]
-    assert [point.run_id for point in own.points] == ["run-01", "run-03", "run-04"]
+    result = history(past, ["decode_speedup"])
+    assert result.left_out == ()
+    (series,) = [series for series in result.series if series.key == KEY]
+    assert [point.run_id for point in series.points] == ["run-01", "run-03", "run-04"]
 
 
 def cut(day, value, **changed):
@@ -194,20 +194,20 @@ def cut(day, value, **changed):
 @pytest.mark.parametrize("num_prompts", [3, 8])
 @pytest.mark.parametrize("day", [1, 4, 9])
 def test_interrupted_runs_are_omitted_even_if_a_cell_is_complete(day, num_prompts):
-    whole = [one for one in runs([1.5] * 8) if one.run_id != f"run-{day:02}"]
-    found = history([*whole, cut(day, 1.1, num_prompts=num_prompts)], ["decode_speedup"])
-    assert [point.run_id for point in found.series[0].points] == [one.run_id for one in whole]
-    (left,) = found.left_out
+    whole = [run for run in runs([1.5] * 8) if run.run_id != f"run-{day:02}"]
+    result = history([*whole, cut(day, 1.1, num_prompts=num_prompts)], ["decode_speedup"])
+    assert [point.run_id for point in result.series[0].points] == [run.run_id for run in whole]
+    (left,) = result.left_out
     assert (left.run_id, left.differences[0].name) == (f"run-{day:02}", "interrupted")
-    assert f"--resume run-{day:02}" in left_out_lines(found)[0]
+    assert f"--resume run-{day:02}" in left_out_lines(result)[0]
 
 
 def test_an_interrupted_run_is_not_the_reference_of_the_history():
     other = replace(HERE, hardware={"device": "cpu", "CPU": "a new one"})
     newest = replace(cut(9, 1.1), fingerprint=other)
-    found = history([*runs(STEPPED[:8]), newest], ["decode_speedup"])
-    assert len(found.series[0].points) == 8
-    assert [difference.name for difference in found.left_out[0].differences] == [
+    result = history([*runs(STEPPED[:8]), newest], ["decode_speedup"])
+    assert len(result.series[0].points) == 8
+    assert [difference.name for difference in result.left_out[0].differences] == [
         "hardware",
         "interrupted",
     ]
@@ -229,9 +229,9 @@ def test_noise_gives_change_points_in_at_most_5_percent_of_series():
         for shape in ("normal", "heavy", "skewed"):
             rng = np.random.default_rng([num_runs, ord(shape[0])])
             for _ in range(num_series):
-                found = analyze_series(noisy(rng, np.full(num_runs, 1.5), shape))
-                steps += bool(found.steps)
-                trends += found.trend is not None
+                analysis = analyze_series(noisy(rng, np.full(num_runs, 1.5), shape))
+                steps += bool(analysis.steps)
+                trends += analysis.trend is not None
     most = 0.05 + 3 * (0.05 * 0.95 / (9 * num_series)) ** 0.5
     assert steps / (9 * num_series) <= most
     assert trends / (9 * num_series) <= 0.05
@@ -240,16 +240,16 @@ def test_noise_gives_change_points_in_at_most_5_percent_of_series():
 def test_an_end_to_end_speedup_has_its_own_interval():
     from dataclasses import replace
 
-    own = Interval(estimate=1.2, low=1.15, high=1.25)
-    both = replace(cell(1.2, metric="end_to_end_speedup"), speedup_end_to_end=own)
+    interval = Interval(estimate=1.2, low=1.15, high=1.25)
+    both = replace(cell(1.2, metric="end_to_end_speedup"), speedup_end_to_end=interval)
     (series,) = history([run(1, both)], ["end_to_end_speedup"]).series
     assert (series.points[0].low, series.points[0].high) == (1.15, 1.25)
 
 
 def test_the_history_reports_a_5_percent_false_alarm_rate():
-    found = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
-    assert len(found.series) == 1
-    assert re.search(r"of 1 series .*\b0\.1 ", found.false_alarms)
+    result = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
+    assert len(result.series) == 1
+    assert re.search(r"of 1 series .*\b0\.1 ", result.false_alarms)
     assert history(runs(STEPPED[:4]), ["decode_speedup"]).false_alarms.startswith("no series has")
 
 
@@ -257,8 +257,8 @@ def test_runs_of_drifting_machines_are_not_exchangeable():
     """Negative control: a random walk is what the test does not hold for, and it shows."""
     rng = np.random.default_rng(0)
     walks = [1.5 + 0.02 * np.cumsum(rng.normal(size=20)) for _ in range(100)]
-    found = [analyze_series(walk) for walk in walks]
-    assert sum(bool(one.steps) or one.trend is not None for one in found) > 50
+    analyses = [analyze_series(walk) for walk in walks]
+    assert sum(bool(analysis.steps) or analysis.trend is not None for analysis in analyses) > 50
 
 
 def test_a_step_before_a_larger_one_is_found():

@@ -42,12 +42,12 @@ def test_a_loss_beyond_the_tolerance_never_passes_on_a_noisy_machine():
     cpu = {"hardware": {"device": "cpu", "CPU": "one"}}
     before = side(cell({"decode_tokens_per_s": figure(100.0)}), **cpu)
     after = side(cell({"decode_tokens_per_s": figure(49.0)}), name="b", **cpu)
-    asked = [Tolerance(metric="decode_tokens_per_s", share=0.40)]
-    (found,) = check(before, after, asked).judgments
-    assert found.verdict is GateVerdict.INCONCLUSIVE
-    assert re.match("undecided .*: lost more", found.reason)
+    limits = [Tolerance(metric="decode_tokens_per_s", share=0.40)]
+    (judgment,) = check(before, after, limits).judgments
+    assert judgment.verdict is GateVerdict.INCONCLUSIVE
+    assert re.match("undecided .*: lost more", judgment.reason)
     slightly = side(cell({"decode_tokens_per_s": figure(65.0)}), name="b", **cpu)
-    assert check(before, slightly, asked).verdict is GateVerdict.PASS  # 35%, within the tolerance
+    assert check(before, slightly, limits).verdict is GateVerdict.PASS  # 35%, within the tolerance
 
 
 def test_a_figure_that_repeats_exactly_passes_at_a_tolerance_of_0():
@@ -64,8 +64,8 @@ def test_the_detectable_effect_is_that_of_the_whole_gate():
     gate = check(
         side(*sides[0]), side(*sides[1], name="b"), [Tolerance(metric="decode_speedup", share=0.1)]
     )
-    found = [j.minimum_detectable_effect for j in gate.judgments]
-    assert found == pytest.approx([1 - math.exp(-0.03962)] * 2, abs=1e-4)
+    effects = [j.minimum_detectable_effect for j in gate.judgments]
+    assert effects == pytest.approx([1 - math.exp(-0.03962)] * 2, abs=1e-4)
 
 
 @pytest.mark.parametrize("changed", [{"dtype": "bfloat16"}, {"target": "other"}])
@@ -87,13 +87,13 @@ def test_runs_of_different_drafts_are_not_pooled():
     from specbench.errors import UsageError
     from specbench.gate.baseline import pool
 
-    one = side(cell({"mean_acceptance_length": figure(3.0)}), name="a")
+    first = side(cell({"mean_acceptance_length": figure(3.0)}), name="a")
     other = side(
         cell({"mean_acceptance_length": figure(2.0)}), name="b", drafters={"demo/draft": "e" * 64}
     )
     with pytest.raises(UsageError, match=r"weights of demo/draft.*--allow-different drafter"):
-        pool([one, other])
-    assert pool([one, other], {"drafter"}).num_runs == 2
+        pool([first, other])
+    assert pool([first, other], {"drafter"}).num_runs == 2
 
 
 def test_runs_with_other_drafter_parameters_are_not_pooled():
@@ -101,7 +101,7 @@ def test_runs_with_other_drafter_parameters_are_not_pooled():
     from specbench.errors import UsageError
     from specbench.gate.baseline import pool
 
-    one, other = (
+    first, other = (
         side(cell({"mean_acceptance_length": figure(length)}), name=name, entries=entries)
         for name, length, entries in (
             ("a", 2.0, {"demo/ngram": "a" * 64}),
@@ -109,15 +109,15 @@ def test_runs_with_other_drafter_parameters_are_not_pooled():
         )
     )
     with pytest.raises(UsageError, match="demo/ngram"):
-        pool([one, other])
-    assert pool([one, other], {"drafter"}).num_runs == 2
+        pool([first, other])
+    assert pool([first, other], {"drafter"}).num_runs == 2
 
 
 def lost(before, after, tolerance: float = 0.05, allowed=()):
     """The judgment on a speedup."""
-    asked = [Tolerance(metric="decode_speedup", share=tolerance)]
-    (found,) = check(side(before), side(after, name="b"), asked, allowed).judgments
-    return found
+    limits = [Tolerance(metric="decode_speedup", share=tolerance)]
+    (judgment,) = check(side(before), side(after, name="b"), limits, allowed).judgments
+    return judgment
 
 
 def test_unequal_spreads_of_unpaired_prompts_have_welchs_degrees_of_freedom():
@@ -141,52 +141,52 @@ def test_a_dominant_prompt_on_either_side_lowers_the_degrees_of_freedom():
 
 def test_the_interval_of_a_lower_is_better_metric_is_ordered():
     before, after = (cell({"round_s": figure(0.01, error)}) for error in (0.0, 0.05))
-    asked = [Tolerance(metric="round_s", share=0.05)]
-    (found,) = check(side(before), side(after, name="b"), asked).judgments
+    limits = [Tolerance(metric="round_s", share=0.05)]
+    (judgment,) = check(side(before), side(after, name="b"), limits).judgments
     # t(4) = 2.776: exp(+-0.1388) - 1.
-    assert (found.change.low, found.change.high) == pytest.approx((-0.1296, 0.1489), abs=1e-4)
+    assert (judgment.change.low, judgment.change.high) == pytest.approx((-0.1296, 0.1489), abs=1e-4)
 
 
 def test_memory_that_rises_from_0_is_a_regression():
     before, after = (cell({"speculation_cost_bytes": figure(v)}) for v in (0.0, 1e6))
-    asked = [Tolerance(metric="speculation_cost_bytes", share=0.03)]
-    assert check(side(before), side(after, name="b"), asked).verdict is GateVerdict.REGRESSION
+    limits = [Tolerance(metric="speculation_cost_bytes", share=0.03)]
+    assert check(side(before), side(after, name="b"), limits).verdict is GateVerdict.REGRESSION
 
 
 def test_an_invalid_baseline_cannot_cause_a_regression():
     figures = {"decode_speedup": figure(2.0)}
-    found = lost(cell(figures, problems=("throttled",)), cell(figures))
-    assert found.verdict is GateVerdict.MISSING
-    assert re.fullmatch("not valid .*baseline: throttled", found.reason)
+    judgment = lost(cell(figures, problems=("throttled",)), cell(figures))
+    assert judgment.verdict is GateVerdict.MISSING
+    assert re.fullmatch("not valid .*baseline: throttled", judgment.reason)
 
 
 def test_the_noise_floor_is_that_of_the_noisier_device():
     # A GPU's 1% and a CPU's, the same figures: what is a loss on a GPU is noise on a CPU.
     before, after = (cell({"decode_speedup": figure(v)}) for v in (2.0, 1.8))
-    asked = [Tolerance(metric="decode_speedup", share=0.05)]
+    limits = [Tolerance(metric="decode_speedup", share=0.05)]
     other = side(after, name="b", hardware={"device": "cpu", "CPU": "one"})
-    assert check(side(before), side(after, name="b"), asked).verdict is GateVerdict.REGRESSION
-    assert check(side(before), other, asked).verdict is GateVerdict.INCONCLUSIVE
+    assert check(side(before), side(after, name="b"), limits).verdict is GateVerdict.REGRESSION
+    assert check(side(before), other, limits).verdict is GateVerdict.INCONCLUSIVE
 
 
 def test_the_spread_with_the_larger_margin_is_used():
     # Over prompts 0.0135 with 4 degrees, 0.0288 at 95%; over runs 0.01414 known, 0.0233.
-    found = lost(
+    judgment = lost(
         cell({"decode_speedup": figure(2.0)}), cell({"decode_speedup": figure(1.8, 0.0135)})
     )
-    assert found.p_value == pytest.approx(t.sf(0.05407 / 0.0135, 4), rel=1e-3)
+    assert judgment.p_value == pytest.approx(t.sf(0.05407 / 0.0135, 4), rel=1e-3)
 
 
 def test_a_5_percent_tolerance_of_a_lower_is_better_metric_is_x_1_05():
     before, after = (cell({"round_s": figure(v)}) for v in (0.010, 0.011))
-    asked = [Tolerance(metric="round_s", share=0.05)]
-    (found,) = check(side(before), side(after, name="b"), asked).judgments
+    limits = [Tolerance(metric="round_s", share=0.05)]
+    (judgment,) = check(side(before), side(after, name="b"), limits).judgments
     # ln(1.1 / 1.05) / (0.02 * sqrt(2)) = 1.6447.
-    assert found.p_value == pytest.approx(norm.sf(1.6447), rel=1e-3)
+    assert judgment.p_value == pytest.approx(norm.sf(1.6447), rel=1e-3)
 
 
 def test_tolerances_and_assumed_deviations_are_those_of_the_docs():
-    shares = {d: [one.share for one in default_tolerances(d)] for d in ("cuda", "cpu")}
+    shares = {d: [tolerance.share for tolerance in default_tolerances(d)] for d in ("cuda", "cpu")}
     assert shares == {"cuda": [0.02, 0.03, 0.05, 0.10], "cpu": [0.02, 0.03, 0.40, 0.40]}
     assert deviation_floor(MetricKind.COUNT, "cpu") == 0
     assert (
@@ -207,17 +207,17 @@ def test_a_cause_is_reported_from_a_quarter_of_the_loss(length, causes):
     # Rounds of 10 ms take 12.5: 0.2231. Acceptance lost 0.1054, 32% of both, or 0.0513, 19%.
     before = {"mean_acceptance_length": figure(3.0), "round_s": figure(0.010)}
     after = {"mean_acceptance_length": figure(length), "round_s": figure(0.0125)}
-    found = attribute(cell(before), cell(after), ["decode_tokens_per_s"], same_hardware=True)
-    assert [cause.value for cause in found.causes] == causes
+    attribution = attribute(cell(before), cell(after), ["decode_tokens_per_s"], same_hardware=True)
+    assert [cause.value for cause in attribution.causes] == causes
 
 
 def test_on_other_hardware_all_drafts_of_a_round_are_counted():
     # K = 4: each draft 0.15 steps more is 0.6 a round, as much as the verification.
     before = {"draft_cost_ratio": 0.08, "verify_cost_ratio": 1.2, "break_even_length": 1.6}
     after = {"draft_cost_ratio": 0.23, "verify_cost_ratio": 1.8, "break_even_length": 2.8}
-    sides = [cell({n: figure(v) for n, v in one.items()}) for one in (before, after)]
-    found = attribute(*sides, ["decode_speedup"], same_hardware=False)
-    assert [shift.name for shift in found.slower] == ["draft", "verify"]
+    sides = [cell({n: figure(v) for n, v in figures.items()}) for figures in (before, after)]
+    attribution = attribute(*sides, ["decode_speedup"], same_hardware=False)
+    assert [shift.name for shift in attribution.slower] == ["draft", "verify"]
 
 
 def test_a_gate_of_two_cells_needs_a_larger_margin_to_pass():
@@ -225,8 +225,8 @@ def test_a_gate_of_two_cells_needs_a_larger_margin_to_pass():
     keys = [key(workload=name) for name in ("code", "chat")]
     before = [cell({"decode_speedup": figure(2.0)}, of=k) for k in keys]
     after = [cell({"decode_speedup": figure(1.96)}, of=k) for k in keys]
-    asked = [Tolerance(metric="decode_speedup", share=0.036)]
-    assert check(side(*before), side(*after, name="b"), asked).verdict is GateVerdict.INCONCLUSIVE
+    limits = [Tolerance(metric="decode_speedup", share=0.036)]
+    assert check(side(*before), side(*after, name="b"), limits).verdict is GateVerdict.INCONCLUSIVE
 
 
 def test_missing_takes_precedence_over_inconclusive():

@@ -49,12 +49,12 @@ def sampled() -> tuple[CellNoise, ...]:
     return tuple(cell for cell in read_noise(FILE) if cell.temperature > 0)
 
 
-def told(name: str, found: Rates) -> Rates:
+def told(name: str, counted: Rates) -> Rates:
     print(
-        f"{name:34} regression {found.alarms:.1%}, inconclusive counts "
-        f"{found.inconclusive_counts:.1%}, seconds {found.inconclusive_seconds:.1%}"
+        f"{name:34} regression {counted.alarms:.1%}, inconclusive counts "
+        f"{counted.inconclusive_counts:.1%}, seconds {counted.inconclusive_seconds:.1%}"
     )
-    return found
+    return counted
 
 
 class Pairs:
@@ -75,9 +75,9 @@ class Pairs:
 made = cache(Pairs)
 
 
-def run_gates(name, noise, asked, change=None, runs=(1, 1), num_pairs=PAIRS) -> Rates:
-    asked, pairs = tolerances(asked), made(noise, change, runs).first(num_pairs)
-    return told(name, rates(gate.check(*pair, asked) for pair in pairs))
+def run_gates(name, noise, shares, change=None, runs=(1, 1), num_pairs=PAIRS) -> Rates:
+    shares, pairs = tolerances(shares), made(noise, change, runs).first(num_pairs)
+    return told(name, rates(gate.check(*pair, shares) for pair in pairs))
 
 
 def between_runs(noise: tuple[CellNoise, ...], *, of_ratio: bool = True) -> float:
@@ -94,9 +94,9 @@ def test_the_recorded_noise_file_is_below_100_kb():
 
 
 def test_identical_single_runs_pass(greedy):
-    found = run_gates("identical single runs", greedy, {**LENGTH, **SPEEDUP, **SPEED})
-    assert found.alarms <= 0.05
-    assert found.inconclusive_counts == 0
+    gate_rates = run_gates("identical single runs", greedy, {**LENGTH, **SPEEDUP, **SPEED})
+    assert gate_rates.alarms <= 0.05
+    assert gate_rates.inconclusive_counts == 0
 
 
 @pytest.mark.long
@@ -104,25 +104,25 @@ def test_identical_single_runs_pass(greedy):
 @pytest.mark.parametrize("metric", ["decode_speedup", "decode_tokens_per_s"])
 def test_identical_single_runs_pass_at_a_tight_tolerance(metric, greedy):
     """5%, as in docs/ci.md's example: noise exceeds it often, and is no regression."""
-    found = run_gates("identical, tight", greedy, {metric: 0.05}, num_pairs=1_000)
-    assert found.alarms <= 0.05
+    gate_rates = run_gates("identical, tight", greedy, {metric: 0.05}, num_pairs=1_000)
+    assert gate_rates.alarms <= 0.05
 
 
 @pytest.mark.long
 def test_identical_runs_of_the_recipe_pass_and_are_decided(greedy):
-    found = run_gates(
+    gate_rates = run_gates(
         "identical, recipe", greedy, {**LENGTH, **RECIPE_SPEEDUP}, None, RECIPE, 2_000
     )
-    assert found.alarms <= 0.05
-    assert found.inconclusive_counts == 0
-    assert found.inconclusive_seconds <= 0.10
+    assert gate_rates.alarms <= 0.05
+    assert gate_rates.inconclusive_counts == 0
+    assert gate_rates.inconclusive_seconds <= 0.10
 
 
 @pytest.mark.sampled(one_in=2)
-@pytest.mark.parametrize("asked", [SPEEDUP, SPEED], ids=["speedup", "speed"])
-def test_seconds_lost_by_twice_the_tolerance_are_found(asked, greedy):
-    (share,) = asked.values()
-    assert run_gates("lost in single runs", greedy, asked, slower(2 * share)).alarms >= 0.80
+@pytest.mark.parametrize("tolerances", [SPEEDUP, SPEED], ids=["speedup", "speed"])
+def test_seconds_lost_by_twice_the_tolerance_are_found(tolerances, greedy):
+    (share,) = tolerances.values()
+    assert run_gates("lost in single runs", greedy, tolerances, slower(2 * share)).alarms >= 0.80
 
 
 def test_the_ci_recipe_detects_twice_its_tolerance(greedy):

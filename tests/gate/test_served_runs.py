@@ -47,10 +47,10 @@ def of_prompts(stored: StoredRun, sha256: str) -> StoredRun:
 @pytest.mark.parametrize("clock", ["server", None])
 def test_a_template_date_of_the_server_is_noted_and_texts_not_compared(clock):
     runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
-    found = gate(*runs, SPEEDUP)
-    assert found.verdict is GateVerdict.PASS
-    assert OUTPUT_TOKENS not in {j.metric for j in found.judgments}
-    (note,) = (note for note in found.notes if "own date" in note)
+    result = gate(*runs, SPEEDUP)
+    assert result.verdict is GateVerdict.PASS
+    assert OUTPUT_TOKENS not in {j.metric for j in result.judgments}
+    (note,) = (note for note in result.notes if "own date" in note)
     assert re.match("vllm: 6 of 6 .*code ", note)
     assert [n for n in gate(runs[0], runs[0], SPEEDUP).notes if "own date" in n] == []
     pooled = pool([snapshot(run) for run in (runs[0], replace_id(runs[1]))])
@@ -68,8 +68,8 @@ def test_different_prompts_are_refused_unless_a_template_date_explains_them(cloc
 
 def test_allowed_differences_of_prompts_are_not_attributed_to_a_servers_clock():
     runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=""), day) for day in "ab"]
-    found = gate(*runs, SPEEDUP, {"prompts"})
-    assert [note for note in found.notes if "own date" in note] == []
+    result = gate(*runs, SPEEDUP, {"prompts"})
+    assert [note for note in result.notes if "own date" in note] == []
 
 
 def replace_id(stored: StoredRun) -> StoredRun:
@@ -79,14 +79,14 @@ def replace_id(stored: StoredRun) -> StoredRun:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_the_unit_of_a_served_cell_is_a_whole_cycle(rows):
     cell = cell_of(served_sweep(Sweep(wobble=0.1)), 4, rows)
-    found = cell_figures(cell, {"decode_speedup", "mean_acceptance_length", "num_preemptions"})
-    assert found.units == ("cycle 0", "cycle 1", "cycle 2", "cycle 3")
-    assert found.num_tokens == (2 * 6 * (1 if rows == 1 else 2) * 25.0,) * 4
+    figures = cell_figures(cell, {"decode_speedup", "mean_acceptance_length", "num_preemptions"})
+    assert figures.units == ("cycle 0", "cycle 1", "cycle 2", "cycle 3")
+    assert figures.num_tokens == (2 * 6 * (1 if rows == 1 else 2) * 25.0,) * 4
     three = cell_of(served_sweep(Sweep(wobble=0.1, cycles=3)), 4, rows)
     without_last = cell_figures(three, {"decode_speedup"}).figures["decode_speedup"].value
-    assert found.figures["decode_speedup"].without[3] == without_last
-    assert found.figures["mean_acceptance_length"].without == ()  # it repeats
-    assert found.figures["num_preemptions"].without == (3, 3, 3, 3)
+    assert figures.figures["decode_speedup"].without[3] == without_last
+    assert figures.figures["mean_acceptance_length"].without == ()  # it repeats
+    assert figures.figures["num_preemptions"].without == (3, 3, 3, 3)
 
 
 def test_a_cell_of_the_builtin_engine_has_no_cycles(steady):
@@ -96,55 +96,57 @@ def test_a_cell_of_the_builtin_engine_has_no_cycles(steady):
 def test_the_interval_has_the_noise_between_processes():
     """Two runs of 4 cycles: variances of both, 3 degrees of freedom each."""
     runs = [served_sweep(replace(ONE_ROW, wobble=0.3, differing=d)) for d in (0.05, 0.051)]
-    (found,) = (j for j in gate(*runs, SPEEDUP).judgments if j.cell == key_of(4) and j.unit == "x")
+    (judgment,) = (
+        j for j in gate(*runs, SPEEDUP).judgments if j.cell == key_of(4) and j.unit == "x"
+    )
     logs = []
     for run in runs:
         cell = cell_of(run, 4)
         speeds = []
         for cycle in range(4):
-            own = {repeat for repeat, c in cell.cycles.items() if c == cycle}
+            repeats = {repeat for repeat, c in cell.cycles.items() if c == cycle}
             seconds = (
-                sum(r.decode_s for r in side if r.repeat in own)
+                sum(r.decode_s for r in side if r.repeat in repeats)
                 for side in (cell.baseline, cell.requests)
             )
             base_s, spec_s = seconds
             speeds.append(np.log(base_s / spec_s))
         logs.append(np.array(speeds))
-    error = np.sqrt(sum(own.var(ddof=1) / 4 for own in logs))
-    width = np.log((1 + found.change.high) / (1 + found.change.low)) / 2
+    error = np.sqrt(sum(log_ratios.var(ddof=1) / 4 for log_ratios in logs))
+    width = np.log((1 + judgment.change.high) / (1 + judgment.change.low)) / 2
     assert error > 0.05
     assert width == pytest.approx(2.447 * error, rel=0.01)  # Student's t of 6
 
 
 def test_more_cycles_do_not_replace_prompts():
     more = replace(ONE_ROW, cycles=6)
-    found = gate(served_sweep(ONE_ROW), served_sweep(more), SPEEDUP)
-    assert found.verdict is GateVerdict.PASS
-    assert found.allowed == ()
+    result = gate(served_sweep(ONE_ROW), served_sweep(more), SPEEDUP)
+    assert result.verdict is GateVerdict.PASS
+    assert result.allowed == ()
     with pytest.raises(UsageError, match="prompts: 6 of code"):
         gate(served_sweep(ONE_ROW), served_sweep(replace(ONE_ROW, num_prompts=8)), SPEEDUP)
 
 
 def test_a_slower_engine_is_a_regression_and_the_same_one_is_not():
     slow = served_sweep(replace(ONE_ROW, slower={4: 2.5}))
-    found = gate(served_sweep(ONE_ROW), slow, SPEEDUP)
-    assert found.verdict is GateVerdict.REGRESSION
-    (judgment,) = (j for j in found.judgments if j.verdict is GateVerdict.REGRESSION)
+    result = gate(served_sweep(ONE_ROW), slow, SPEEDUP)
+    assert result.verdict is GateVerdict.REGRESSION
+    (judgment,) = (j for j in result.judgments if j.verdict is GateVerdict.REGRESSION)
     assert judgment.cell == key_of(4)
     assert gate(served_sweep(ONE_ROW), served_sweep(ONE_ROW)).verdict is GateVerdict.PASS
 
 
 def test_one_cycle_is_too_few_for_an_interval():
-    one = served_sweep(replace(ONE_ROW, cycles=1))
-    found = gate(one, one, SPEEDUP)
-    (reason,) = {j.reason for j in found.judgments if j.metric == "decode_speedup"}
+    sweep = served_sweep(replace(ONE_ROW, cycles=1))
+    result = gate(sweep, sweep, SPEEDUP)
+    (reason,) = {j.reason for j in result.judgments if j.metric == "decode_speedup"}
     assert re.fullmatch("1 .* 2", reason)
 
 
 def test_an_interrupted_candidate_is_judged_by_the_cycles_it_has():
     short = replace(served_sweep(replace(ONE_ROW, cycles=3)), is_complete=False)
-    found = gate(served_sweep(ONE_ROW), short, SPEEDUP)
-    assert found.verdict is GateVerdict.PASS
+    result = gate(served_sweep(ONE_ROW), short, SPEEDUP)
+    assert result.verdict is GateVerdict.PASS
 
 
 def without_ids(stored: StoredRun, words: str = "", repeat: int | None = None) -> StoredRun:
@@ -159,21 +161,21 @@ def without_ids(stored: StoredRun, words: str = "", repeat: int | None = None) -
     return replace(stored, blocks=tuple(blocks))
 
 
-def text_of(found: Gate):
-    return next(j for j in found.judgments if j.metric == OUTPUT_TOKENS and j.cell == key_of(4))
+def text_of(result: Gate):
+    return next(j for j in result.judgments if j.metric == OUTPUT_TOKENS and j.cell == key_of(4))
 
 
 def test_texts_without_tokens_are_compared_by_words():
     before = without_ids(served_sweep(ONE_ROW))
     assert text_of(gate(before, before)).verdict is GateVerdict.PASS
-    found = text_of(gate(before, without_ids(served_sweep(ONE_ROW), " other")))
-    assert found.verdict is GateVerdict.REGRESSION
-    assert re.match("6 of 6 .*code-0 .*17 to 32", found.reason)
+    judgment = text_of(gate(before, without_ids(served_sweep(ONE_ROW), " other")))
+    assert judgment.verdict is GateVerdict.REGRESSION
+    assert re.match("6 of 6 .*code-0 .*17 to 32", judgment.reason)
 
 
 def test_output_tokens_are_not_compared_with_word_counts():
-    found = gate(served_sweep(ONE_ROW), without_ids(served_sweep(ONE_ROW)))
-    assert not [j for j in found.judgments if j.metric == OUTPUT_TOKENS]
+    result = gate(served_sweep(ONE_ROW), without_ids(served_sweep(ONE_ROW)))
+    assert not [j for j in result.judgments if j.metric == OUTPUT_TOKENS]
 
 
 def test_text_that_differs_between_cycles_is_not_compared():
@@ -186,11 +188,11 @@ def test_text_that_differs_between_cycles_is_not_compared():
 
 def test_another_server_version_is_reported_and_not_pooled():
     before, after = served_sweep(ONE_ROW), served_sweep(replace(ONE_ROW, version="0.33.0"))
-    one, other = fingerprint(before), fingerprint(after)
-    assert differences(one, other) == ()
-    assert changes(one, other) == (("server vllm of demo, version", "0.32.1", "0.33.0"),)
-    assert not have_same_arithmetic(one, other)
-    assert gate(before, after, SPEEDUP).changes == changes(one, other)
+    first, other = fingerprint(before), fingerprint(after)
+    assert differences(first, other) == ()
+    assert changes(first, other) == (("server vllm of demo, version", "0.32.1", "0.33.0"),)
+    assert not have_same_arithmetic(first, other)
+    assert gate(before, after, SPEEDUP).changes == changes(first, other)
     renamed = replace(snapshot(after), origins=(replace(snapshot(after).origins[0], run_id="b"),))
     with pytest.raises(UsageError, match=r"vllm.*demo.*version"):
         pool([snapshot(before), renamed])
@@ -223,8 +225,8 @@ def test_other_arguments_and_settings_are_reported():
         settings={"dtype": "float32", "block_size": "32"},
         prefix_cache="on",
     )
-    found = changes(fingerprint(before), fingerprint(after))
-    assert [(d.name.partition(", ")[2], d.baseline, d.candidate) for d in found] == [
+    differing = changes(fingerprint(before), fingerprint(after))
+    assert [(d.name.partition(", ")[2], d.baseline, d.candidate) for d in differing] == [
         ("prefix cache", "off", "on"),
         ("block_size", "16", "32"),
         ("--max-num-seqs", "absent", "256"),
@@ -243,8 +245,8 @@ def test_addresses_drafts_and_computed_settings_are_not_facts():
         ),
         settings={"num_gpu_blocks": "9000", "model_path": "/m", "chat_template": "/x/chat.jinja"},
     )
-    found = served_facts([here])
-    assert dict(found.software) == {
+    facts = served_facts([here])
+    assert dict(facts.software) == {
         "server vllm of demo, version": "0.32.1",
         "server vllm of demo, prefix cache": "off",
         "server vllm of demo, chat_template": "chat.jinja",
@@ -252,7 +254,7 @@ def test_addresses_drafts_and_computed_settings_are_not_facts():
         "server vllm of demo, --rope-scale": "-1",
         "server vllm of demo, --eager": "given",
     }
-    assert dict(found.hardware) == {"server vllm of demo, GPUs": "1"}
+    assert dict(facts.hardware) == {"server vllm of demo, GPUs": "1"}
 
 
 @pytest.mark.parametrize(
@@ -266,9 +268,9 @@ def test_arguments_of_the_user_about_drafts_are_facts(flag, value, of_k):
     plain, drafting = served_sweep(ONE_ROW).servers[:2]
     plain = replace(plain, command=("serve", "--metrics", flag, value))
     drafting = replace(drafting, command=("serve", of_k, "4", flag, value))
-    found = served_facts([plain, drafting]).software
-    assert found[f"server vllm of demo, {flag}"] == value
-    assert not [name for name in found if of_k in name]
+    facts = served_facts([plain, drafting]).software
+    assert facts[f"server vllm of demo, {flag}"] == value
+    assert not [name for name in facts if of_k in name]
 
 
 def test_user_speculative_config_fields_are_part_of_the_fingerprint():
@@ -294,8 +296,8 @@ def test_sessions_that_differ_have_all_of_their_values_and_lost_ones_none():
     servers = served_sweep(ONE_ROW).servers
     updated = replace(servers[0], session="new", place="new", version="0.33.0")
     lost = replace(updated, session="lost", place="lost", version="0.1", problems=("gone",))
-    found = served_facts([*servers, updated, lost]).software
-    assert found["server vllm of demo, version"] == "0.32.1 | 0.33.0"
+    facts = served_facts([*servers, updated, lost]).software
+    assert facts["server vllm of demo, version"] == "0.32.1 | 0.33.0"
 
 
 def test_the_command_line_compares_two_stored_runs(tmp_path):

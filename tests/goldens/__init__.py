@@ -21,16 +21,16 @@ def read(family: str) -> Any:
 def write(family: str, facts: Any) -> None:
     """Sorted, a line per fact: a list of numbers is one line."""
     text = json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False)
-    short = re.sub(r"\[\n[^][{}\"]*\]", lambda found: " ".join(found[0].split()), text)
+    short = re.sub(r"\[\n[^][{}\"]*\]", lambda match: " ".join(match[0].split()), text)
     (EXPECTED / f"{family}.json").write_text(short + "\n", encoding="utf-8")
 
 
-def assert_equal(family: str, found: Any, *path: str) -> None:
+def assert_equal(family: str, actual: Any, *path: str) -> None:
     """Compare facts with what is expected there; a difference names file, key, old and new."""
     expected = read(family)
     for key in path:
         expected = expected.get(key, {})
-    old, new = (dict(_flat(facts, "/".join(path))) for facts in (expected, found))
+    old, new = (dict(_flat(facts, "/".join(path))) for facts in (expected, actual))
     lines = [
         f"expected/{family}.json: {key}: expected {old.get(key)!r}, found {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())

@@ -54,15 +54,15 @@ def all_facts(folder: Path) -> dict[str, Any]:
         "check local failed",
         "history --runs-dir nights --metric aggregate_tokens_per_s",
     ]
-    found = {call: _of_call(folder, *call.split()) for call in calls}
+    results = {call: _of_call(folder, *call.split()) for call in calls}
     files = ("vllm_base.json", "vllm_spec.json")
-    found["import"] = _of_call(
+    results["import"] = _of_call(
         folder, "import", *files, *_TOLD, "-k", "0", "--runs-dir", "imported"
     )
     for name, evidence in _evidence().items():
         findings = judge(evidence)
-        found[f"verify: {name}"] = {"code": exit_code(findings), **_facts(document(findings))}
-    return found
+        results[f"verify: {name}"] = {"code": exit_code(findings), **_facts(document(findings))}
+    return results
 
 
 def _runs() -> dict[str, StoredRun]:
@@ -139,10 +139,10 @@ def _pruned(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, list):
-        return [_pruned(one) for one in value]
+        return [_pruned(item) for item in value]
     if not isinstance(value, dict):
         return "(text)" if isinstance(value, str) and value.count(" ") > 3 else value
     if value.keys() == {"estimate", "low", "high"}:
         return [_pruned(value[name]) for name in ("estimate", "low", "high")]
-    kept = {key: _pruned(one) for key, one in value.items() if key not in _LEFT_OUT}
-    return {key: one for key, one in kept.items() if one not in (None, [], {})}
+    kept = {key: _pruned(item) for key, item in value.items() if key not in _LEFT_OUT}
+    return {key: item for key, item in kept.items() if item not in (None, [], {})}

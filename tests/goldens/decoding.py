@@ -103,7 +103,7 @@ class Decoding:
         """Ids and counts of every pass of one drafter at one K."""
         pairing = next((p for p in self._pairings.all if p.drafter.name == name), None)
         subject = self._subjects(pairing.target.name if pairing else "demo")
-        found = {}
+        facts = {}
         for label, sampling in _SAMPLINGS.items():
             for concurrency, num_prompts in _NUM_PROMPTS.items():
                 work = subject.engine.baseline
@@ -125,8 +125,8 @@ class Decoding:
                     fact = _in_one_line(served.results, k)
                 except UsageError as error:
                     fact = f"refused: {type(error).__name__}"
-                found[f"{label}, concurrency {concurrency}"] = fact
-        return found
+                facts[f"{label}, concurrency {concurrency}"] = fact
+        return facts
 
     def _add(self, engine: BuiltinEngine, drafter: DrafterSpec) -> None:
         """Once, or before every pass if it has no model: such a drafter may learn from answers."""
@@ -192,7 +192,7 @@ def _write_other_draft(folder: Path) -> None:
 
 def all_facts(folder: Path) -> dict[str, dict[str, dict[str, str]]]:
     """By drafter, then by K, sampling and concurrency."""
-    decoding, found = Decoding(folder), defaultdict(dict)
+    decoding, facts = Decoding(folder), defaultdict(dict)
     for name, k in CASES:
-        found[name][f"K={k}"] = decoding.facts(name, k)
-    return found
+        facts[name][f"K={k}"] = decoding.facts(name, k)
+    return facts

@@ -46,9 +46,9 @@ def _facts(engine: str, version: str | None, method: str, parameters: dict[str, 
         name: deployment(method, dtype="bfloat16", **setting, **parameters)
         for name, setting in _SETTINGS.items()
     }
-    found = {name: _export(engine, version, made) for name, made in settings.items()}
-    first, *others = found.values()
-    return first if all(fact == first for fact in others) else found
+    exports = {name: _export(engine, version, made) for name, made in settings.items()}
+    first, *rest = exports.values()
+    return first if all(fact == first for fact in rest) else exports
 
 
 def _export(engine: str, version: str | None, made: Deployment) -> Any:

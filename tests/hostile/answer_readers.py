@@ -87,20 +87,20 @@ def _context(**_: object) -> ssl.SSLContext:
 
 async def _facts(engine: str, client: Client) -> None:
     """They are stored, and K decides what is planned."""
-    found = await find_served(engine).facts(client)
-    assert found.k is None or type(found.k) is int
-    assert found.kv_tokens is None or type(found.kv_tokens) is int
+    facts = await find_served(engine).facts(client)
+    assert facts.k is None or type(facts.k) is int
+    assert facts.kv_tokens is None or type(facts.kv_tokens) is int
     encode_line(
         ServerRecord(
             **dict.fromkeys(("session", "place", "target", "engine", "drafter", "method"), "a"),
             num_speculative_tokens=1,
             cycle=0,
-            version=found.version,
-            model=found.model,
+            version=facts.version,
+            model=facts.model,
             addresses=(),
-            settings=found.settings,
-            prefix_cache=found.prefix_cache,
-            kv_tokens=found.kv_tokens,
+            settings=facts.settings,
+            prefix_cache=facts.prefix_cache,
+            kv_tokens=facts.kv_tokens,
         )
     )
 
@@ -108,23 +108,23 @@ async def _facts(engine: str, client: Client) -> None:
 async def _answer(engine: str, client: Client) -> None:
     """Its tokens are counted, and its text and counts are stored."""
     served = find_served(engine)
-    said = await served.answer(client, "tiny", REQUEST)
-    said.text.encode()
-    assert all(0 <= token < 2**31 for token in said.token_ids)
-    counts = served.counts(said, 4)
+    response = await served.answer(client, "tiny", REQUEST)
+    response.text.encode()
+    assert all(0 <= token < 2**31 for token in response.token_ids)
+    counts = served.counts(response, 4)
     if counts is not None:
-        told = {name: getattr(counts, name) for name in RequestCounts.__dataclass_fields__}
-        flat = [*told.values(), *(told.pop("num_by_accepted") or ())]
-        assert all(n is None or type(n) is int or n == told for n in flat if type(n) is not tuple)
+        fields = {name: getattr(counts, name) for name in RequestCounts.__dataclass_fields__}
+        flat = [*fields.values(), *(fields.pop("num_by_accepted") or ())]
+        assert all(n is None or type(n) is int or n == fields for n in flat if type(n) is not tuple)
 
 
 def _of_page(engine: str, path: str, pages: Mapping[str, str], ask: Callable[..., object]) -> Make:
     def make(folder: Path) -> Case:
         file = folder / "page"
 
-        def replies(asked: str) -> bytes:
-            page = file.read_bytes() if asked == path else pages.get(asked, "").encode()
-            return _whole(page) if page or asked in pages else b"HTTP/1.1 404 Not\r\n\r\n"
+        def replies(requested: str) -> bytes:
+            page = file.read_bytes() if requested == path else pages.get(requested, "").encode()
+            return _whole(page) if page or requested in pages else b"HTTP/1.1 404 Not\r\n\r\n"
 
         return Case(
             file=file,

@@ -120,8 +120,8 @@ def _some_lines() -> list[bytes]:
     kinds: dict[bytes, list[bytes]] = {}
     for line in (RUN / "records.jsonl").read_bytes().splitlines(keepends=True):
         kinds.setdefault(line[:18], []).append(line)
-    *others, done = [line for lines in kinds.values() for line in lines[:3]]
-    return [*others, *map(encode_line, (FAILURE, TRACE, ENVIRONMENT)), done]
+    *rest, done = [line for lines in kinds.values() for line in lines[:3]]
+    return [*rest, *map(encode_line, (FAILURE, TRACE, ENVIRONMENT)), done]
 
 
 def _of_run(name: str, mutated: Mutation) -> Make:
@@ -169,13 +169,13 @@ def _baseline(folder: Path) -> Case:
 
 def _kernel_choices(folder: Path) -> Case:
     """A file of the user's cache, which is made again where it is lost."""
-    one = Contender(name="sdpa", seconds=0.1)
-    own = KernelChoice(key="a", subject="attention", chosen="sdpa", contenders=(one,))
+    contender = Contender(name="sdpa", seconds=0.1)
+    kept_choice = KernelChoice(key="a", subject="attention", chosen="sdpa", contenders=(contender,))
     with (
         patch.object(autotune, "_known", {}),
         patch.dict("os.environ", XDG_CACHE_HOME=str(folder)),
     ):
-        autotune.keep_choice(own)
+        autotune.keep_choice(kept_choice)
         file = next(folder.rglob("kernels.json"))
 
     def read() -> None:
@@ -183,9 +183,9 @@ def _kernel_choices(folder: Path) -> Case:
             patch.object(autotune, "_known", {}),
             patch.dict("os.environ", XDG_CACHE_HOME=str(folder)),
         ):
-            found = autotune.find_choice("a")
-            assert found is None or encode_choice(found)
-            autotune.keep_choice(own)
+            choice = autotune.find_choice("a")
+            assert choice is None or encode_choice(choice)
+            autotune.keep_choice(kept_choice)
 
     return Case(
         file=file,
@@ -215,11 +215,11 @@ def _texts(folder: Path) -> Case:
 
 
 def _results(name: str) -> Make:
-    told = ImportOverrides(temperature=0.0, num_speculative_tokens=4, concurrency=1)
+    overrides = ImportOverrides(temperature=0.0, num_speculative_tokens=4, concurrency=1)
 
     def read(file: Path) -> None:
-        for found in import_files([file], told):
-            encode_line(found.record)
+        for imported in import_files([file], overrides):
+            encode_line(imported.record)
 
     kind = mutations.json_lines if name.endswith("l") else mutations.json_file
     return one_file(name, (RESULTS / name).read_bytes(), kind, read)

@@ -70,7 +70,7 @@ def _changed_json(content: bytes, rng: random.Random) -> bytes:
         else:
             holder[key] = f"@{rng.randrange(len(VALUES))}@"
     text = json.dumps(document[0]).replace('@twice@"', '"')
-    return _PLACE.sub(lambda found: VALUES[int(found[1])], text).encode()
+    return _PLACE.sub(lambda match: VALUES[int(match[1])], text).encode()
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -102,8 +102,8 @@ def _changed_words(pattern: re.Pattern[str], values: tuple[str, ...]) -> Mutatio
     def changed(content: bytes, rng: random.Random) -> bytes:
         text = content.decode()
         for _ in range(rng.choice((1, 1, 2))):
-            found = rng.choice(list(pattern.finditer(text)))
-            text = text[: found.start()] + rng.choice(values) + text[found.end() :]
+            match = rng.choice(list(pattern.finditer(text)))
+            text = text[: match.start()] + rng.choice(values) + text[match.end() :]
         return text.encode()
 
     return changed
@@ -113,8 +113,8 @@ def _changed_header(content: bytes, rng: random.Random) -> bytes:
     """The JSON before a file's tensors, whose length may be another."""
     length = int.from_bytes(content[:8], "little")
     header = _changed_json(content[8 : 8 + length], rng)
-    said = rng.choice((len(header), len(header), len(header), 0, length, 10**9, 2**63))
-    return said.to_bytes(8, "little") + header + content[8 + length :]
+    size = rng.choice((len(header), len(header), len(header), 0, length, 10**9, 2**63))
+    return size.to_bytes(8, "little") + header + content[8 + length :]
 
 
 json_file = _damage_or(_changed_json)

@@ -43,13 +43,13 @@ def test_a_damaged_file_gives_an_error_with_its_name(name, num_inputs, tmp_path:
         refusal = refusal_of(case.read)
         with patience(f"{name}, copy {seed}"):
             ran = specbench(*command, cwd=tmp_path)
-        what = f"{name}, copy {seed}: {ran} {content[:2000]!r}"
-        assert ran.code in range(5), what
-        assert "Traceback" not in ran.err, what
+        details = f"{name}, copy {seed}: {ran} {content[:2000]!r}"
+        assert ran.code in range(5), details
+        assert "Traceback" not in ran.err, details
         if refusal:
-            assert ran.code == 2, what
+            assert ran.code == 2, details
             is_whole = refusal.startswith("these runs did different work")  # a baseline, read
-            assert is_whole or place in ran.out + ran.err, what
+            assert is_whole or place in ran.out + ran.err, details
 
 
 def refusal_of(read) -> str:

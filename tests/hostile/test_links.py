@@ -92,15 +92,15 @@ def test_paths_given_by_the_user_may_be_symbolic_links(root: Path) -> None:
 
 
 def test_output_to_a_symbolic_link_is_written_to_its_target(tmp_path: Path) -> None:
-    shared, own = tmp_path / "shared" / "a.json", tmp_path / "a.json"
+    shared, link = tmp_path / "shared" / "a.json", tmp_path / "a.json"
     shared.parent.mkdir()
-    own.symlink_to(shared)
+    link.symlink_to(shared)
     for text in ("new", "newer"):
-        write_whole(own, text)
-        assert (own.is_symlink(), shared.read_text()) == (True, text)
+        write_whole(link, text)
+        assert (link.is_symlink(), shared.read_text()) == (True, text)
     with pytest.raises(FileExistsError):
-        write_new(own, "newest")
+        write_new(link, "newest")
     shared.unlink()
     with pytest.raises(FileExistsError):
-        write_new(own, "through a link that leads nowhere")
+        write_new(link, "through a link that leads nowhere")
     assert not shared.exists()

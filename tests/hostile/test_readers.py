@@ -19,9 +19,9 @@ MOST_GROWTH = 2**30  # bytes of memory that one reader may take at its worst
 
 
 @contextmanager
-def patience(what: str) -> Iterator[None]:
+def patience(name: str) -> Iterator[None]:
     def out_of_it(*_: object) -> None:
-        raise AssertionError(f"{what} hangs")
+        raise AssertionError(f"{name} hangs")
 
     signal.signal(signal.SIGALRM, out_of_it)
     signal.alarm(PATIENCE_S)
@@ -54,6 +54,6 @@ def test_damaged_copies_are_read_or_give_a_clear_error(name, num_inputs, tmp_pat
                 error.add_note(f"{name}, copy {seed}: {content[:2000]!r}")
                 raise
     place = case.file.name if case.place is None else case.place
-    assert [said for said in refusals if place not in said] == []
+    assert [refusal for refusal in refusals if place not in refusal] == []
     assert bool(refusals) <= case.refuses
     assert most_memory() - before < MOST_GROWTH

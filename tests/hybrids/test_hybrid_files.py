@@ -88,14 +88,14 @@ def test_loading_refuses_a_tree_by_the_drafters_name(engine: BuiltinEngine) -> N
 
 
 def test_forwards_timed_between_rounds_leave_the_text_unchanged(engine: BuiltinEngine) -> None:
-    own = replace(TREE, name="chain", parameters={"num_layers": 1})
-    engine.add_drafter(own)
+    chain = replace(TREE, name="chain", parameters={"num_layers": 1})
+    engine.add_drafter(chain)
     prompt = ragged_prompts()[0]
     request = Request(
         prompt_ids=prompt, max_new_tokens=16, sampling=Sampling(), seed=0, stop_at_eos=False
     )
 
-    timed = engine.time_forwards(request, Work(drafter="chain", method=own.method, k=3))
+    timed = engine.time_forwards(request, Work(drafter="chain", method=chain.method, k=3))
 
     assert timed is not None
     expected = generated(tiny_hybrid("LFM2", vocab_size=VOCAB_SIZE), prompt, 16)

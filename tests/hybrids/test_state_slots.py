@@ -63,7 +63,7 @@ def test_products_of_a_round_run_once_over_all_of_its_tokens() -> None:
         seen.clear()
         positions_1T = torch.arange(start, start + 4)[None]
         runner.forward(positions_1T, positions_1T, 8)
-    assert [one for one in seen if one[0] != "conv"] == [("in_proj", 4), ("out_proj", 4)]
+    assert [step for step in seen if step[0] != "conv"] == [("in_proj", 4), ("out_proj", 4)]
 
 
 def test_a_cache_is_rebuilt_for_more_drafts_than_it_has_states() -> None:

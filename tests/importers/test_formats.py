@@ -15,13 +15,13 @@ FILES = Path(__file__).parent / "files"
 GREEDY = ImportOverrides(temperature=0.0, num_speculative_tokens=0)
 
 
-def cell(name, told=GREEDY, place=0):
-    return import_files([FILES / name], told)[place]
+def cell(name, overrides=GREEDY, place=0):
+    return import_files([FILES / name], overrides)[place]
 
 
 def test_vllm_counters_are_those_of_rounds_that_drafted():
-    found = cell("vllm_spec.json")
-    figures = found.record.figures
+    imported = cell("vllm_spec.json")
+    figures = imported.record.figures
     assert figures["mean_acceptance_length_when_drafted"] == pytest.approx(1 + 9600 / 6400)
     assert figures["acceptance_rate"] == pytest.approx(9600 / 19200)  # 50% in the file
     # Rounds that drafted nothing are unknown, so nothing is said of all rounds.
@@ -37,8 +37,8 @@ def test_figures_of_acceptance_come_with_a_warning_about_their_convention():
 
 
 def test_a_drafter_that_never_misses_drafts_in_every_round():
-    told = ImportOverrides(temperature=0.0, pairing="llama/head", method="eagle3")
-    figures = cell("vllm_spec.json", told).record.figures
+    overrides = ImportOverrides(temperature=0.0, pairing="llama/head", method="eagle3")
+    figures = cell("vllm_spec.json", overrides).record.figures
     assert figures["mean_acceptance_length"] == 2.5
     assert figures["num_rounds"] == 6400
     assert figures["acceptance_rate_per_position"] == (0.7, 0.5, 0.3)
@@ -52,22 +52,22 @@ def test_imported_rates_without_counts_are_converted_to_fractions(tmp_path):
         del result[f"spec_decode_{count}"]
     file = tmp_path / "rates.json"
     file.write_text(json.dumps(result))
-    (found,) = import_files([file], GREEDY)
-    assert found.record.figures["acceptance_rate"] == 0.5  # a percentage in the file
-    assert found.record.figures["mean_acceptance_length_when_drafted"] == 2.5
+    (imported,) = import_files([file], GREEDY)
+    assert imported.record.figures["acceptance_rate"] == 0.5  # a percentage in the file
+    assert imported.record.figures["mean_acceptance_length_when_drafted"] == 2.5
 
 
 def test_vllm_names_model_load_and_depth():
-    found = cell("vllm_spec.json")
-    key = found.key
+    imported = cell("vllm_spec.json")
+    key = imported.key
     assert (key.condition.target, key.condition.engine, key.draft.drafter) == (
         "Llama-3.1-8B-Instruct",
         "vllm",
         "unknown",
     )
     assert (key.draft.k, key.condition.concurrency, key.condition.request_rate) == (3, 4, None)
-    assert found.record.measured_at == "2026-11-20T10:30:00"
-    assert (found.record.num_requests, found.record.num_failed) == (80, 0)
+    assert imported.record.measured_at == "2026-11-20T10:30:00"
+    assert (imported.record.num_requests, imported.record.num_failed) == (80, 0)
 
 
 def test_a_given_concurrency_takes_precedence_over_the_observed_peak(tmp_path):
@@ -75,8 +75,10 @@ def test_a_given_concurrency_takes_precedence_over_the_observed_peak(tmp_path):
     result |= {"max_concurrency": None, "request_rate": 10.0, "max_concurrent_requests": 37}
     file = tmp_path / "open.json"
     file.write_text(json.dumps(result))
-    told = [ImportOverrides(temperature=0.0, concurrency=rows) for rows in (None, 64)]
-    assert [import_files([file], one)[0].key.condition.concurrency for one in told] == [37, 64]
+    given = [ImportOverrides(temperature=0.0, concurrency=rows) for rows in (None, 64)]
+    assert [
+        import_files([file], overrides)[0].key.condition.concurrency for overrides in given
+    ] == [37, 64]
 
 
 def test_vllm_times_are_seconds():
@@ -95,21 +97,21 @@ def test_vllm_times_are_seconds():
 
 
 def test_detailed_files_give_the_decode_speed():
-    found = cell("vllm_detailed.json")
+    imported = cell("vllm_detailed.json")
     # 10 tokens in 0.2 s and 20 in 0.3 s; the request that failed is in neither.
-    (summary,) = summarize_imported([found.key], [found.record])
+    (summary,) = summarize_imported([imported.key], [imported.record])
     assert summary.metrics["decode_tokens_per_s"] == pytest.approx(30 / 0.5)
     assert summary.metrics["user_tokens_per_s"] == pytest.approx((50 + 200 / 3) / 2)
-    assert (found.record.num_requests, found.record.num_failed) == (3, 1)
+    assert (imported.record.num_requests, imported.record.num_failed) == (3, 1)
 
 
 def test_aiperf_results_are_converted_by_their_units():
-    found = cell(
+    imported = cell(
         "aiperf.json", ImportOverrides(num_speculative_tokens=4, method="eagle3", pairing="a/b")
     )
-    assert found.record.tool_version == "0.13.0"
-    assert (found.key.condition.concurrency, found.key.condition.temperature) == (4, 0)
-    figures = dict(found.record.figures)
+    assert imported.record.tool_version == "0.13.0"
+    assert (imported.key.condition.concurrency, imported.key.condition.temperature) == (4, 0)
+    figures = dict(imported.record.figures)
     # 1,600 rounds accepted 0 to 4 tokens: 400, 200, 200, 200 and 600 of them.
     assert figures.pop("acceptance_rate_per_position") == (0.75, 0.625, 0.5, 0.375)
     assert figures == pytest.approx(
@@ -179,10 +181,10 @@ def aiperf_pair(folder, benchmark="abc123", metrics=SPECULATING):
 
 
 def test_the_servers_counters_give_k_and_acceptance(tmp_path):
-    told = ImportOverrides(method="eagle3", pairing="a/b")
-    (found,) = import_files([aiperf_pair(tmp_path / "k3")], told)
-    assert (found.key.draft.k, found.record.file) == (3, "profile_export_aiperf.json")
-    figures = found.record.figures
+    overrides = ImportOverrides(method="eagle3", pairing="a/b")
+    (imported,) = import_files([aiperf_pair(tmp_path / "k3")], overrides)
+    assert (imported.key.draft.k, imported.record.file) == (3, "profile_export_aiperf.json")
+    figures = imported.record.figures
     assert figures["mean_acceptance_length"] == pytest.approx(1 + 330 / 200)
     assert figures["acceptance_rate"] == pytest.approx(330 / 600)
     assert figures["acceptance_rate_per_position"] == pytest.approx((0.8, 0.55, 0.3))
@@ -218,21 +220,21 @@ def test_the_requests_of_aiperf_are_read_from_its_folder(tmp_path):
     folder, file = aiperf_pair(tmp_path / "k3"), tmp_path / "k3" / "profile_export.jsonl"
     lines = [*aiperf_requests([900.0], "warmup"), *aiperf_requests([300.0, 500.0])]
     file.write_text("\n".join(map(json.dumps, lines)))
-    (found,) = import_files([folder], ImportOverrides())
-    assert [r.prompt_id for r in found.record.requests] == [
+    (imported,) = import_files([folder], ImportOverrides())
+    assert [r.prompt_id for r in imported.record.requests] == [
         "session_0, turn 0",
         "session_1, turn 0",
     ]
-    assert [r.decode_s for r in found.record.requests] == pytest.approx([0.2, 0.4])
-    assert {(r.ttft_s, r.num_output_tokens) for r in found.record.requests} == {(0.1, 9)}
+    assert [r.decode_s for r in imported.record.requests] == pytest.approx([0.2, 0.4])
+    assert {(r.ttft_s, r.num_output_tokens) for r in imported.record.requests} == {(0.1, 9)}
     with pytest.raises(UsageError, match=r"profile_export_aiperf\.json .* 0 are given"):
         import_files([file], ImportOverrides())
 
 
 def test_a_server_without_counters_of_speculation_is_k_0(tmp_path):
     folder = aiperf_pair(tmp_path / "k0", metrics={"vllm:generation_tokens": counter(1000.0)})
-    (found,) = import_files([folder], ImportOverrides())
-    assert found.key.is_baseline
+    (imported,) = import_files([folder], ImportOverrides())
+    assert imported.key.is_baseline
     other = aiperf_pair(tmp_path / "unknown", metrics={"sglang:num_requests": counter(1.0)})
     with pytest.raises(UsageError, match="#k="):
         import_files([other], ImportOverrides())
@@ -251,8 +253,8 @@ def test_a_histogram_beyond_k_names_its_entry():
 
 def test_each_file_has_its_own_k():
     files = [f"{FILES / name}#k={k}" for name, k in (("vllm_base.json", 0), ("aiperf.json", 4))]
-    told = ImportOverrides(pairing="a/b", temperature=0.0)
-    assert [found.key.draft.k for found in import_files(files, told)] == [0, 4]
+    overrides = ImportOverrides(pairing="a/b", temperature=0.0)
+    assert [imported.key.draft.k for imported in import_files(files, overrides)] == [0, 4]
 
 
 def test_a_given_k_that_contradicts_the_file_is_refused():
@@ -269,10 +271,10 @@ def test_only_k_may_follow_the_name_of_an_import_file(fact):
 def test_an_import_file_name_may_contain_a_k_fragment(tmp_path):
     file = tmp_path / "run#k=4"
     file.write_bytes((FILES / "vllm_base.json").read_bytes())
-    (found,) = import_files([file], GREEDY)
-    assert found.key.draft.k == 0
-    (found,) = import_files([f"{file}#k=2"], GREEDY)
-    assert found.key.draft.k == 2
+    (imported,) = import_files([file], GREEDY)
+    assert imported.key.draft.k == 0
+    (imported,) = import_files([f"{file}#k=2"], GREEDY)
+    assert imported.key.draft.k == 2
 
 
 def test_importing_a_folder_reads_its_results_and_reports_other_files(tmp_path):
@@ -283,8 +285,8 @@ def test_importing_a_folder_reads_its_results_and_reports_other_files(tmp_path):
     (tmp_path / "inputs.json").write_text('{"data": []}')
     (tmp_path / "cut.json").write_text('{"date": ')
     notes = []
-    found = import_files([tmp_path], GREEDY, note=notes.append)
-    assert sorted(one.key.draft.k for one in found) == [0, 3]
+    cells = import_files([tmp_path], GREEDY, note=notes.append)
+    assert sorted(imported.key.draft.k for imported in cells) == [0, 3]
     assert [note.partition(".json")[0].rpartition("/")[2] for note in notes] == ["cut", "inputs"]
 
 
@@ -304,8 +306,8 @@ def test_files_of_different_models_are_refused_unless_their_name_is_given(tmp_pa
     with pytest.raises(UsageError, match=r"Llama-3\.1-8B-Instruct in .*Qwen3-8B in .*--pairing"):
         import_files(files, GREEDY)
     notes = []
-    told = ImportOverrides(temperature=0.0, num_speculative_tokens=0, pairing="llama/head")
-    assert len(import_files(files, told, note=notes.append)) == 2
+    overrides = ImportOverrides(temperature=0.0, num_speculative_tokens=0, pairing="llama/head")
+    assert len(import_files(files, overrides, note=notes.append)) == 2
     assert "Qwen3-8B" in notes[0]
     other.write_text(json.dumps(result | {"model_id": "/models/Llama-3.1-8B-Instruct/"}))
     assert len(import_files(files, GREEDY)) == 2
@@ -327,8 +329,8 @@ def test_a_temperature_is_found_among_all_extra_inputs(tmp_path, extra):
         result[holder] = result.get(holder, {}) | {"cli_command": command}
     file = tmp_path / "aiperf.json"
     file.write_text(json.dumps(result))
-    (found,) = import_files([file], ImportOverrides(num_speculative_tokens=4))
-    assert found.key.condition.temperature == 0.7
+    (imported,) = import_files([file], ImportOverrides(num_speculative_tokens=4))
+    assert imported.key.condition.temperature == 0.7
 
 
 def test_a_line_of_sglang_is_a_cell_and_its_accept_length_is_marked():
@@ -357,17 +359,17 @@ def test_k_of_an_sglang_server_without_steps_follows_from_its_draft_tokens(tmp_p
 
 
 def test_imported_metrics_have_registered_names():
-    told = ImportOverrides(
+    overrides = ImportOverrides(
         temperature=0.0, num_speculative_tokens=4, method="eagle3", concurrency=4
     )
     files = [path for path in FILES.iterdir() if path.suffix in (".json", ".jsonl")]
     files.append(FILES / "golden.yaml")
     assert len(files) == 10
     for file in files:
-        for found in import_files([file], told):
-            assert set(found.record.figures) <= set(all_metrics())
-            assert len(found.record.file_sha256) == 64
-            assert found.record.file == file.name
+        for imported in import_files([file], overrides):
+            assert set(imported.record.figures) <= set(all_metrics())
+            assert len(imported.record.file_sha256) == 64
+            assert imported.record.file == file.name
 
 
 def test_each_format_recognizes_only_its_results():
@@ -388,5 +390,5 @@ def test_each_format_recognizes_only_its_results():
         ("sglang.jsonl", "sglang bench_serving"),
         ("vllm_base.json", "vllm bench serve"),
     ):
-        told = ImportOverrides(temperature=0, num_speculative_tokens=4, concurrency=1)
-        assert cell(name, told).record.tool == tool
+        overrides = ImportOverrides(temperature=0, num_speculative_tokens=4, concurrency=1)
+        assert cell(name, overrides).record.tool == tool

@@ -31,8 +31,8 @@ def test_figures_are_those_that_guidellm_prints():
         "tpot_s_p95": (2.4e-3, 1.1e-3),
     }
     for name, figures in printed.items():
-        found = (base.record.figures[name], spec.record.figures[name])
-        assert found == pytest.approx(figures, abs=0.051e-3), name
+        actual = (base.record.figures[name], spec.record.figures[name])
+        assert actual == pytest.approx(figures, abs=0.051e-3), name
     rates = {
         "requests_per_s": (7.3, 14.1),
         "input_tokens_per_s": (282.7, 543.3),
@@ -40,8 +40,8 @@ def test_figures_are_those_that_guidellm_prints():
         "num_output_tokens": (666, 666),
     }
     for name, figures in rates.items():
-        found = (base.record.figures[name], spec.record.figures[name])
-        assert found == pytest.approx(figures, abs=0.051), name
+        actual = (base.record.figures[name], spec.record.figures[name])
+        assert actual == pytest.approx(figures, abs=0.051), name
     assert (spec.record.num_requests, spec.record.num_failed) == (12, 0)
     assert spec.record.measured_at == "2026-11-25T09:24:29+00:00"
 

@@ -14,9 +14,9 @@ FILES = Path(__file__).parent / "files"
 TOLD = ImportOverrides(temperature=0.0, num_speculative_tokens=0)
 
 
-def refusal(file, told=TOLD):
+def refusal(file, overrides=TOLD):
     with pytest.raises(UsageError) as raised:
-        import_files([file], told)
+        import_files([file], overrides)
     assert str(file) in str(raised.value)
     return str(raised.value)
 
@@ -86,9 +86,9 @@ def test_an_impossible_value_is_refused_with_its_key(tmp_path, key, value):
 def test_values_that_are_missing_or_null_stay_missing(tmp_path):
     for nothing in (..., None):
         file = changed(tmp_path, output_throughput=nothing, median_ttft_ms=nothing, failed=nothing)
-        (found,) = import_files([file], TOLD)
-        assert not {"aggregate_tokens_per_s", "ttft_s", "num_failed"} & set(found.record.figures)
-        assert found.record.num_failed is None
+        (imported,) = import_files([file], TOLD)
+        assert not {"aggregate_tokens_per_s", "ttft_s", "num_failed"} & set(imported.record.figures)
+        assert imported.record.num_failed is None
 
 
 def test_the_error_names_a_missing_fact_and_its_option(tmp_path):

@@ -48,7 +48,7 @@ def installed(wheel: Path, folder: Path) -> Path:
 
 def light(wheel: Path, python: str, requirements: list[str]) -> Path:
     """The bin folder of an environment of another Python, without torch and transformers."""
-    wanted = [one for one in requirements if not re.match("|".join(_HEAVY), one)]
+    wanted = [r for r in requirements if not re.match("|".join(_HEAVY), r)]
     version = Path(python).name.removeprefix("python")
     interpreter = _venv(python, ENGINES / f"light-{version}", wanted)
     _install(interpreter, wheel)
@@ -57,14 +57,14 @@ def light(wheel: Path, python: str, requirements: list[str]) -> Path:
 
 def pythons() -> list[str]:
     """The interpreters of supported versions on this machine, other than the running one."""
-    found = {}
+    paths = {}
     for folder in sorted((Path.home() / ".pyenv" / "versions").glob("3.*")):
         version = ".".join(folder.name.split(".")[:2])
-        found[version] = str(folder / "bin" / f"python{version}")
+        paths[version] = str(folder / "bin" / f"python{version}")
     for version in VERSIONS:
-        found.setdefault(version, shutil.which(f"python{version}") or "")
+        paths.setdefault(version, shutil.which(f"python{version}") or "")
     running = f"3.{sys.version_info.minor}"
-    return [path for v, path in found.items() if v in VERSIONS and v != running and path]
+    return [path for v, path in paths.items() if v in VERSIONS and v != running and path]
 
 
 def clean() -> dict[str, str]:
@@ -75,13 +75,13 @@ def clean() -> dict[str, str]:
 def _venv(python: str, folder: Path, packages: "tuple[str, ...] | list[str]") -> Path:
     """The interpreter of an environment with the packages; an incomplete one is made again."""
     interpreter, stamp = folder / "bin" / "python", folder / "packages.txt"
-    told = "\n".join(packages)
-    if not (stamp.exists() and stamp.read_text() == told):
+    listed = "\n".join(packages)
+    if not (stamp.exists() and stamp.read_text() == listed):
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([python, "-m", "venv", folder], check=True, env=clean())
         install = [interpreter, "-m", "pip", "install", "-q", *packages]
         subprocess.run(install, check=True, env=clean())
-        stamp.write_text(told)
+        stamp.write_text(listed)
     return interpreter
 
 

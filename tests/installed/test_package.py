@@ -76,9 +76,9 @@ def test_the_sdist_has_all_that_its_tests_need(built):
 
 
 def test_package_metadata_has_python_version_license_and_entry_point(built):
-    told = metadata(built)
-    assert told["Requires-Python"] == ">=3.11"
-    assert told["License-Expression"] == "Apache-2.0"
+    fields = metadata(built)
+    assert fields["Requires-Python"] == ">=3.11"
+    assert fields["License-Expression"] == "Apache-2.0"
     with zipfile.ZipFile(built.wheel) as wheel:
         entry = wheel.read(f"specbench_llm-{__version__}.dist-info/entry_points.txt").decode()
     assert "specbench = specbench.cli:main" in entry

@@ -60,18 +60,18 @@ def test_values_derived_from_a_baseline_are_computed_once_per_baseline(cell, bas
         made_block("a", other_a, replace(spec_a, cell_id=alone_key.id), repeat=1),
         made_block("b", base_b, replace(spec_b, cell_id=alone_key.id), repeat=1),
     ]
-    asked = []
+    seen_keys = []
 
     @once_a_baseline
-    def num_tokens(one: CellData) -> int:
-        asked.append(one.key)
-        return sum(request.num_output_tokens for request in finished_baseline(one))
+    def num_tokens(cell: CellData) -> int:
+        seen_keys.append(cell.key)
+        return sum(request.num_output_tokens for request in finished_baseline(cell))
 
     keys = [baseline_cell.key, cell.key, far_key, alone_key]
     _, near, far, alone = aggregate_cells(keys, blocks)
     assert num_tokens(near) == num_tokens(far) == sum(r.num_output_tokens for r in (base_a, base_b))
     assert num_tokens(alone) == num_tokens(near) - 1
-    assert asked == [cell.key, alone_key]
+    assert seen_keys == [cell.key, alone_key]
     assert num_tokens(replace(near, baseline=(base_b,))) == base_b.num_output_tokens
     assert num_tokens(near) == num_tokens(far)
 
@@ -160,7 +160,7 @@ def test_generate_is_the_baseline_of_the_transformers_engine(cell):
         key = with_axes(cell.key, engine="transformers", method=method, **drafter)
         return with_axes(key, num_speculative_tokens=k)
 
-    own, static, plain, drafted = (
+    base_key, static, plain, drafted = (
         with_axes(
             cell.key, method="none", drafter="none", pairing="demo", num_speculative_tokens=0
         ),
@@ -168,7 +168,7 @@ def test_generate_is_the_baseline_of_the_transformers_engine(cell):
         peer("generate", 0),
         peer("assisted", 3),
     )
-    keys = [own, static, plain, drafted]
+    keys = [base_key, static, plain, drafted]
     stored = made_block("a", *(replace(cell.requests[0], cell_id=key.id) for key in keys))
     baselines = [gathered.baseline for gathered in aggregate_cells(keys, [stored])]
     assert [[r.cell_id for r in base] for base in baselines] == [[], [plain.id], [], [plain.id]]

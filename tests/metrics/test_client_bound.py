@@ -19,8 +19,8 @@ def load(cell_id: str, **changed: float) -> ClientLoad:
 
 
 def bound(server: ServerRecord, cell_id: str, **changed: float) -> ServerRecord:
-    others = tuple(own for own in server.client if own.cell_id != cell_id)
-    return replace(server, client=(*others, load(cell_id, **changed)))
+    rest = tuple(client_load for client_load in server.client if client_load.cell_id != cell_id)
+    return replace(server, client=(*rest, load(cell_id, **changed)))
 
 
 INTERVAL_S = 0.24 * 6 / 500  # of one session: six requests of 0.24 s, in 500 events
@@ -39,8 +39,8 @@ INTERVAL_S = 0.24 * 6 / 500  # of one session: six requests of 0.24 s, in 500 ev
 )
 def test_a_client_that_cannot_keep_up_makes_the_cell_invalid(changed, is_bound):
     stored = served_sweep(Sweep(wobble=0.0, differing=0.0))
-    own = cell_of(stored, 4).key.id
-    servers = tuple(bound(server, own, **changed) for server in stored.servers)
+    cell_id = cell_of(stored, 4).key.id
+    servers = tuple(bound(server, cell_id, **changed) for server in stored.servers)
     reasons = judge_cell(cell_of(replace(stored, servers=servers), 4))
     assert [reason.startswith("client-bound") for reason in reasons] == [True] * is_bound
 
@@ -51,8 +51,8 @@ def test_a_client_bound_baseline_invalidates_every_speedup():
     slow = replace(stored, servers=tuple(bound(s, base, cpu_s=9.0) for s in stored.servers))
     (reason,) = judge_cell(cell_of(slow, 4))
     assert {"baseline:", "client-bound:", "90%", "50%;"} <= set(reason.split())
-    (own,) = judge_cell(cell_of(slow, 0))
-    assert f"baseline: {own}" == reason
+    (baseline_reason,) = judge_cell(cell_of(slow, 0))
+    assert f"baseline: {baseline_reason}" == reason
 
 
 def test_client_load_of_another_cell_is_ignored():
@@ -67,17 +67,17 @@ def test_the_client_bound_reason_states_the_lag():
     idle = ClientLoad(cell_id="", seconds=0.0, cpu_s=0.0, num_events=0, mean_lag_s=0.0)
     assert why_bound(idle, 0.01) == ""
     late = ClientLoad(cell_id="", seconds=1.0, cpu_s=0.1, num_events=9, mean_lag_s=0.002)
-    told = why_bound(late, 0.01)
-    assert all(words in told for words in ("2.0 ms", "5%", "10.0 ms"))
+    message = why_bound(late, 0.01)
+    assert all(words in message for words in ("2.0 ms", "5%", "10.0 ms"))
     assert why_bound(late, None) == ""  # no event was timed
 
 
 def bound_in(k: int, cycles: Collection[int]) -> StoredRun:
     """In one of the two sessions of each of these cycles the client's loop stood still."""
     stored = served_sweep()
-    own = cell_of(stored, k).key.id
+    cell_id = cell_of(stored, k).key.id
     servers = tuple(
-        bound(server, own, mean_lag_s=0.1)
+        bound(server, cell_id, mean_lag_s=0.1)
         if (server.num_speculative_tokens, server.cycle) in {(k, cycle) for cycle in cycles}
         and server.place.endswith(".1")
         else server
@@ -88,13 +88,13 @@ def bound_in(k: int, cycles: Collection[int]) -> StoredRun:
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_a_client_bound_cycle_is_excluded_with_a_warning(k):
-    found = cell_of(bound_in(k, [1]), 4)
-    assert set(found.cycles.values()) == {0, 2, 3}
-    assert not judge_cell(found)
-    (warning,) = cell_warnings(found)
+    cell = cell_of(bound_in(k, [1]), 4)
+    assert set(cell.cycles.values()) == {0, 2, 3}
+    assert not judge_cell(cell)
+    (warning,) = cell_warnings(cell)
     assert "1 of 4 cycles " in warning[: warning.index(": client-bound")]
     rest = paired_decode(cell_of(served_sweep(), 4))
-    assert (paired_decode(found).spec_s == rest.spec_s[[0, 2, 3]]).all()
+    assert (paired_decode(cell).spec_s == rest.spec_s[[0, 2, 3]]).all()
 
 
 def test_a_client_bound_k_does_not_exclude_cycles_of_other_k():
@@ -102,11 +102,11 @@ def test_a_client_bound_k_does_not_exclude_cycles_of_other_k():
 
 
 def test_a_client_bound_in_most_cycles_invalidates_the_cell():
-    found = cell_of(bound_in(4, [0, 1, 3]), 4)
-    assert found.num_bound_cycles == 3  # for the plan: as many more cycles
-    assert len(set(found.cycles.values())) == 4
-    assert [reason.startswith("client-bound") for reason in judge_cell(found)] == [True]
-    assert not cell_warnings(found)
+    cell = cell_of(bound_in(4, [0, 1, 3]), 4)
+    assert cell.num_bound_cycles == 3  # for the plan: as many more cycles
+    assert len(set(cell.cycles.values())) == 4
+    assert [reason.startswith("client-bound") for reason in judge_cell(cell)] == [True]
+    assert not cell_warnings(cell)
 
 
 def test_two_cycles_that_are_left_still_count():
@@ -117,16 +117,16 @@ def test_a_fast_cycle_is_not_excluded_as_client_bound():
     """One limit for all cycles: else those would go in which the server was fast, and the
     speedup of the rest would be too low."""
     stored = served_sweep(Sweep(wobble=0.0, differing=0.0))
-    own = cell_of(stored, 4).key.id
+    cell_id = cell_of(stored, 4).key.id
     twice = tuple(
         replace(
             block,
             requests=tuple(replace(r, decode_s=r.decode_s / 2) for r in block.requests),
         )
-        if block.cycle == 1 and block.order[0] == own
+        if block.cycle == 1 and block.order[0] == cell_id
         else block
         for block in stored.blocks
     )
     late = 0.04 * INTERVAL_S  # of the usual interval 4%, of the fast cycle's 8%
-    servers = tuple(bound(server, own, mean_lag_s=late) for server in stored.servers)
+    servers = tuple(bound(server, cell_id, mean_lag_s=late) for server in stored.servers)
     assert not cell_of(replace(stored, blocks=twice, servers=servers), 4).num_bound_cycles

@@ -18,9 +18,9 @@ from tests.settings.flat_settings import changed
 SLO = {"ttft_s": 0.2, "tpot_s": 0.02}
 
 
-def asked(ttft_s, decode_s, num_tokens=11, **said):
+def asked(ttft_s, decode_s, num_tokens=11, **fields):
     ids = tuple(range(num_tokens))
-    return made_request("c", "p", None, ttft_s=ttft_s, decode_s=decode_s, output_ids=ids, **said)
+    return made_request("c", "p", None, ttft_s=ttft_s, decode_s=decode_s, output_ids=ids, **fields)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_a_request_counts_if_it_keeps_every_limit(request_, is_within):
     assert num_within([request_], SLO) == is_within
 
 
-def under(slo, **said):
-    stored = served_sweep(Sweep(**said))
+def under(slo, **fields):
+    stored = served_sweep(Sweep(**fields))
     return replace(stored, run=replace(stored.run, settings=changed(stored.run.settings, slo=slo)))
 
 

@@ -32,8 +32,8 @@ def test_the_roofline_is_the_bytes_of_a_round_over_the_bandwidth(cell):
 
 def test_a_baseline_step_is_compared_with_its_own_bytes(baseline_cell):
     # 6 GB at 100 GB/s are 0.06 s of a step of 0.10 s.
-    own = replace(READ, cell_id=BASE_KEY.id, bytes_per_round=6_000_000_000)
-    given = measure(replace(baseline_cell, limits=(own,)))
+    limit = replace(READ, cell_id=BASE_KEY.id, bytes_per_round=6_000_000_000)
+    given = measure(replace(baseline_cell, limits=(limit,)))
     assert given["bandwidth_utilization"] == pytest.approx(0.6)
 
 

@@ -30,7 +30,7 @@ def block(second: int, *requests: RequestRecord) -> BlockRecord:
 
 
 def test_a_run_reports_its_progress() -> None:
-    found = moments(
+    timeline = moments(
         [
             block(0, request(BASE_KEY.id, "p0"), request(DRAFTED.id, "p0", clock=900)),
             block(10, request(BASE_KEY.id, "p10")),
@@ -40,11 +40,11 @@ def test_a_run_reports_its_progress() -> None:
         [DRAFTED],
     )
     # The second request of a block began when the first had ended, 0.1 + 10 * 0.1 s later.
-    assert [round(moment.at_s) for moment in found] == [0, 1, 10, 20]
-    assert [moment.sm_clock_mhz for moment in found] == [1700, 900, 1700, 1700]
-    assert [moment.baseline_speed for moment in found] == [1.0, None, 1.0, 0.5]
-    assert [moment.cpu_share for moment in found] == pytest.approx([1, 1, 1, 1.1 / 2.1])
-    assert [moment.invalid for moment in found] == [(), ("demo/draft K=3",), (), ()]
+    assert [round(moment.at_s) for moment in timeline] == [0, 1, 10, 20]
+    assert [moment.sm_clock_mhz for moment in timeline] == [1700, 900, 1700, 1700]
+    assert [moment.baseline_speed for moment in timeline] == [1.0, None, 1.0, 0.5]
+    assert [moment.cpu_share for moment in timeline] == pytest.approx([1, 1, 1, 1.1 / 2.1])
+    assert [moment.invalid for moment in timeline] == [(), ("demo/draft K=3",), (), ()]
 
 
 def test_the_time_line_of_many_requests_is_thinned() -> None:
@@ -59,13 +59,13 @@ def test_a_single_sample_gives_no_time_line(blocks: Sequence[BlockRecord]) -> No
 
 
 def test_the_chart_marks_invalid_cells_by_name() -> None:
-    found = moments(
+    timeline = moments(
         [block(0, request(DRAFTED.id, "p0")), block(9, request(BASE_KEY.id, "p9"))],
         [BASE_KEY, DRAFTED],
         [DRAFTED],
     )
     with drawing():
-        chart = machine_chart(found, "cuda:0")
+        chart = machine_chart(timeline, "cuda:0")
     assert chart is not None
     assert {"SM clock", "MHz", "CPU of this process"} <= set(texts(chart))
     assert "speed of K=0" not in texts(chart)  # only one sample has it

@@ -40,7 +40,7 @@ def test_later_turns_are_not_compared_for_drift():
 
 
 @pytest.mark.parametrize(
-    ("cell", "device", "said"),
+    ("cell", "device", "expected"),
     [
         (
             plain(1.0, hiccup=0.089),
@@ -52,8 +52,8 @@ def test_later_turns_are_not_compared_for_drift():
         (plain(1.0, cpu_share=0.6), "cpu", "this process got the CPU for 60% of the time"),
     ],
 )
-def test_each_noise_sign_is_detected(cell, device, said):
-    assert noise_signs([cell], device=device) == (said,)
+def test_each_noise_sign_is_detected(cell, device, expected):
+    assert noise_signs([cell], device=device) == (expected,)
 
 
 def test_drift_between_both_measurements_of_a_winner_is_a_noise_sign():
@@ -63,8 +63,8 @@ def test_drift_between_both_measurements_of_a_winner_is_a_noise_sign():
 
 def test_a_prompt_measured_once_is_ignored_in_the_drift_check():
     once = [plain(1.0, key=with_axes(BASE_KEY, workload=name)) for name in ("chat", "creative")]
-    (said,) = noise_signs([plain(1.0, 1.5), *once], device="cpu")
-    assert re.match(r"K = 0 .*1\.50 ", said)
+    (sign,) = noise_signs([plain(1.0, 1.5), *once], device="cpu")
+    assert re.match(r"K = 0 .*1\.50 ", sign)
 
 
 def test_a_process_that_waits_for_a_gpu_is_not_disturbed():

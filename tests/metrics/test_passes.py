@@ -100,10 +100,10 @@ def coverage(num_passes: int, *, correlated: bool) -> float:
         if correlated:
             base_s, spec_s = np.tile(base_s, 6), np.tile(spec_s, 6)
         tokens = np.full(len(base_s), 100.0)
-        found = speedup_interval(base_s, spec_s, tokens, tokens)
-        assert found.low is not None
-        assert found.high is not None
-        covered += found.low <= 2.0 <= found.high
+        interval = speedup_interval(base_s, spec_s, tokens, tokens)
+        assert interval.low is not None
+        assert interval.high is not None
+        covered += interval.low <= 2.0 <= interval.high
     return covered / 2_000
 
 

@@ -18,22 +18,22 @@ NUM_CELLS = 1_000
 SERVER = cell_of(served_sweep(), 4).servers[0]
 
 
-def random_cell(rng: random.Random, told: str) -> CellData:
+def random_cell(rng: random.Random, kind: str) -> CellData:
     """A cell at K and its baseline. `told` is who counts: rounds, requests, counters, nobody.
 
     A round takes longer than a step of K = 0, drafts at most K tokens and may draft none.
     """
     k, step_s = rng.randint(1, 8), 10 ** rng.uniform(-4, -1)
     key = with_axes(KEY, num_speculative_tokens=k)
-    asked = [(f"p{i}", rng.randint(2, 60)) for i in range(rng.randint(1, 8))]
-    rounds = [_rounds(rng, num_tokens - 1, k, step_s) for _, num_tokens in asked]
+    lengths = [(f"p{i}", rng.randint(2, 60)) for i in range(rng.randint(1, 8))]
+    rounds = [_rounds(rng, num_tokens - 1, k, step_s) for _, num_tokens in lengths]
     spec, base = [], []
-    for (prompt, num_tokens), (log, overshot) in zip(asked, rounds, strict=True):
+    for (prompt, num_tokens), (log, overshot) in zip(lengths, rounds, strict=True):
         ids = tuple(range(num_tokens))
         # Several tokens may come in the first event; only the others are timed.
         num_first = rng.randint(1, num_tokens)
         share = (num_tokens - num_first) / (num_tokens - 1)
-        is_logged = told == "rounds"
+        is_logged = kind == "rounds"
         spec.append(
             made_request(
                 key.id,
@@ -43,15 +43,15 @@ def random_cell(rng: random.Random, told: str) -> CellData:
                 ttft_s=0.1,
                 decode_s=sum(log.round_s) * (1.0 if is_logged else share),
                 num_first=1 if is_logged else num_first,
-                counts=_counts(log, overshot, k) if told == "requests" else None,
+                counts=_counts(log, overshot, k) if kind == "requests" else None,
             )
         )
-        one = (1,) * (num_tokens - 1)
+        ones = (1,) * (num_tokens - 1)
         steps = RoundLog(
-            num_drafted=(0,) * len(one),
-            num_accepted=(0,) * len(one),
-            num_emitted=one,
-            round_s=(step_s,) * len(one),
+            num_drafted=(0,) * len(ones),
+            num_accepted=(0,) * len(ones),
+            num_emitted=ones,
+            round_s=(step_s,) * len(ones),
         )
         seconds = step_s * (num_tokens - 1)
         base.append(
@@ -64,9 +64,9 @@ def random_cell(rng: random.Random, told: str) -> CellData:
                 decode_s=seconds,
             )
         )
-    load = _load(key.id, rounds, spec, k) if told == "counters" else None
+    load = _load(key.id, rounds, spec, k) if kind == "counters" else None
     servers = (replace(SERVER, client=(load,) if load else ()),)
-    is_served = told != "rounds"
+    is_served = kind != "rounds"
     slo = {"ttft_s": 0.15, "tpot_s": step_s * rng.uniform(0.2, 1.2)}
     return CellData(
         key=key,
@@ -140,13 +140,13 @@ def _load(
     )
 
 
-@pytest.mark.parametrize("told", ["rounds", "requests", "counters", "nobody"])
-def test_every_metric_of_valid_records_is_in_its_range(told: str) -> None:
-    rng = random.Random(f"ranges of {told}")
+@pytest.mark.parametrize("kind", ["rounds", "requests", "counters", "nobody"])
+def test_every_metric_of_valid_records_is_in_its_range(kind: str) -> None:
+    rng = random.Random(f"ranges of {kind}")
     bounded = {n: m for n, m in all_metrics().items() if (m.low, m.high) != (-math.inf, math.inf)}
     seen: set[str] = set()
     for _ in range(NUM_CELLS // 4):
-        cell = random_cell(rng, told)
+        cell = random_cell(rng, kind)
         for name, known in bounded.items():
             value = inspect.unwrap(known.function)(cell)  # without its range
             if value is not None:
@@ -154,8 +154,8 @@ def test_every_metric_of_valid_records_is_in_its_range(told: str) -> None:
                 assert is_between(value, known.low, known.high), (name, value)
         length = all_metrics()["mean_acceptance_length"].function(cell)
         assert length is None or length <= cell.k + 1
-    assert {"break_even_length", "mean_acceptance_length", "round_s"} <= seen or told == "nobody"
-    if told == "nobody":
+    assert {"break_even_length", "mean_acceptance_length", "round_s"} <= seen or kind == "nobody"
+    if kind == "nobody":
         assert not {"break_even_length", "mean_acceptance_length", "round_s"} & seen
 
 

@@ -42,7 +42,7 @@ def stream(load: float, num: int = 40, passes: int = 2, seed: int = 0, turns: in
         draw.shuffle(requests)
         record = PassRecord(cell_id=key.id, seconds=9.0, rounds=None)
         served.append(Pass(f"{number}", record, tuple(requests)))
-    requests = [request for one in served for request in one.requests]
+    requests = [request for p in served for request in p.requests]
     return CellData(key=key, requests=tuple(requests), passes=tuple(served))
 
 
@@ -53,9 +53,9 @@ def share(load: float, **changes: int) -> float:
 
 def test_an_arrival_rate_above_capacity_is_reported_as_saturation():
     cell = stream(2.0)
-    found = saturation(cell)
-    assert "(16 per second)" in found
-    assert found in cell_warnings(cell)
+    text = saturation(cell)
+    assert "(16 per second)" in text
+    assert text in cell_warnings(cell)
     assert share(2.0) > 0.99
     assert share(1.5, num=24, passes=8) > 0.95
 
@@ -69,13 +69,13 @@ def test_half_the_capacity_is_rarely_reported_as_saturation():
 def test_a_slow_first_request_does_not_hide_saturation():
     cell = stream(2.0)
     slow = tuple(
-        one._replace(
+        p._replace(
             requests=tuple(
-                replace(r, ttft_s=r.ttft_s + 10) if r is min(one.requests, key=_arrival) else r
-                for r in one.requests
+                replace(r, ttft_s=r.ttft_s + 10) if r is min(p.requests, key=_arrival) else r
+                for r in p.requests
             ),
         )
-        for one in cell.passes
+        for p in cell.passes
     )
     assert saturation(replace(cell, passes=slow))
 

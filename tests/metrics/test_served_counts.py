@@ -40,14 +40,14 @@ def test_acceptance_is_that_of_the_requests_own_counts(cell):
     assert acceptance.acceptance_histogram(cell) == tuple(NUM_REQUESTS * n for n in (1, 3, 1, 1, 2))
     assert acceptance.acceptance_rate_per_position(cell) == (7 / 8, 4 / 8, 3 / 8, 2 / 8)
     assert rounds.num_rounds(cell) == NUM_REQUESTS * 8
-    found = vllm_counts(cell)
-    assert found is not None
-    assert (found.num_spec_steps, found.num_spec_tokens) == (NUM_REQUESTS * 8, 4)
+    counts = vllm_counts(cell)
+    assert counts is not None
+    assert (counts.num_spec_steps, counts.num_spec_tokens) == (NUM_REQUESTS * 8, 4)
 
 
 def test_rounds_that_drafted_nothing_count_though_an_engine_s_histogram_lacks_them(cell):
     """Two rounds more than the histogram has, as of a lookup that found nothing."""
-    other = counted(cell, lambda own: replace(own, num_rounds=10))
+    other = counted(cell, lambda counts: replace(counts, num_rounds=10))
     assert acceptance.mean_acceptance_length(other) == 1 + 16 / 10
     assert acceptance.mean_acceptance_length_when_drafted(other) == 1 + 16 / 8
     assert acceptance.acceptance_rate_per_position(other)[0] == 7 / 10
@@ -56,7 +56,7 @@ def test_rounds_that_drafted_nothing_count_though_an_engine_s_histogram_lacks_th
 
 
 def test_metrics_by_position_are_absent_without_a_histogram(cell):
-    other = counted(cell, lambda own: replace(own, num_by_accepted=None))
+    other = counted(cell, lambda counts: replace(counts, num_by_accepted=None))
     assert acceptance.mean_acceptance_length(other) == 1 + 16 / 8
     assert acceptance.acceptance_rate_per_position(other) is None
     assert acceptance.conditional_acceptance_rate(other) is None
@@ -152,9 +152,9 @@ def test_speculation_reduces_the_kv_cache_capacity(cell):
 
 def test_preemptions_are_summed_over_sessions(cell):
     assert speed.num_preemptions(cell) == 4
-    one, *rest = cell.servers
+    first, *rest = cell.servers
     assert (
-        speed.num_preemptions(replace(cell, servers=(replace(one, num_preemptions=None), *rest)))
+        speed.num_preemptions(replace(cell, servers=(replace(first, num_preemptions=None), *rest)))
         is None
     )
 
@@ -180,9 +180,9 @@ def test_a_server_at_its_gpus_power_cap_is_noted(cell):
 def test_few_rounds_or_impossible_counts_make_a_cell_invalid(cell):
     few = replace(cell, requests=cell.requests[:3])
     assert "fewer than 30 rounds" in judge_cell(few)
-    wrong = counted(cell, lambda own: replace(own, num_accepted=40))
+    wrong = counted(cell, lambda counts: replace(counts, num_accepted=40))
     assert any("mean acceptance length" in reason for reason in judge_cell(wrong))
-    torn = counted(cell, lambda own: replace(own, num_rounds=5))
+    torn = counted(cell, lambda counts: replace(counts, num_rounds=5))
     assert any("more rounds" in reason for reason in judge_cell(torn))
 
 
@@ -193,5 +193,5 @@ def test_texts_are_compared_if_a_server_returns_no_token_ids(cell):
     same = replace(cell, requests=untold(cell.requests), baseline=untold(cell.baseline))
     assert summarize([same])[0].warnings == ()
     other = replace(same, requests=(replace(same.requests[0], text="else"), *same.requests[1:]))
-    told = [("1 of 48 outputs" in w, "K = 0 " in w) for w in summarize([other])[0].warnings]
-    assert told == [(True, True)]
+    flags = [("1 of 48 outputs" in w, "K = 0 " in w) for w in summarize([other])[0].warnings]
+    assert flags == [(True, True)]

@@ -97,8 +97,8 @@ def base_pass(block_id: str) -> Pass:
 def of_passes(key: CellKey, spec: list[Pass], base: list[Pass]) -> CellData:
     return CellData(
         key=key,
-        requests=tuple(request for one in spec for request in one.requests),
-        baseline=tuple(request for one in base for request in one.requests),
+        requests=tuple(request for p in spec for request in p.requests),
+        baseline=tuple(request for p in base for request in p.requests),
         passes=tuple(spec),
         baseline_passes=tuple(base),
     )
@@ -118,11 +118,11 @@ def test_busy_tokens_count_rounds_and_first_tokens_between_the_first_and_last_fu
 
 def test_tokens_of_a_check_after_prefill_count_with_its_first_token(stream):
     check = AnswerCheck(num_drafted=9, num_accepted=6, num_emitted=7, seconds=0.01)
-    first, *others = stream.passes
+    first, *later_passes = stream.passes
     *early, late = first.requests
     # Those of the last request are emitted while all rows are busy, those of the others before.
     given = tuple(replace(request, answer_check=check) for request in (*early, late))
-    busy = replace(stream, passes=(first._replace(requests=given), *others))
+    busy = replace(stream, passes=(first._replace(requests=given), *later_passes))
     assert measure(busy)["busy_tokens_per_s"] == pytest.approx((13 + 7 + 13) / 0.8)
 
 
@@ -244,7 +244,7 @@ def test_inter_chunk_latency_comes_from_rounds_or_streamed_chunks(cell):
     assert measure(cell)["inter_chunk_latency_s"] == pytest.approx(0.16)  # of 5 rounds
     gaps = [(0.001, 0.004), (0.009,)]
     streamed = tuple(
-        replace(r, rounds=None, chunk_s=own) for r, own in zip(cell.requests, gaps, strict=True)
+        replace(r, rounds=None, chunk_s=gap) for r, gap in zip(cell.requests, gaps, strict=True)
     )
     served = replace(cell, requests=streamed, servers=cell_of(served_sweep(), 4).servers)
     given = measure(served)

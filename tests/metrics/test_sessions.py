@@ -19,20 +19,20 @@ LOST = (4, 3, 1)  # K, cycle, leg
 
 def test_the_sessions_of_a_cycle_are_paired_prompt_by_prompt():
     stored = served_sweep()
-    found = paired_decode(cell_of(stored, 4))
-    assert found.base_s.shape == (4, 6)  # cycles, prompts
+    paired = paired_decode(cell_of(stored, 4))
+    assert paired.base_s.shape == (4, 6)  # cycles, prompts
     requests = [r for b in stored.blocks if b.purpose == "explore" for r in b.requests]
 
     def seconds(k: int) -> float:
         """Seconds of the first prompt in the second cycle, whose sessions have repeats 2 and 3."""
-        own = [r for r in requests if r.cell_id == key_of(k).id and r.repeat in (2, 3)]
-        return sum(r.decode_s for r in own if r.prompt_id == "code-0")
+        selected = [r for r in requests if r.cell_id == key_of(k).id and r.repeat in (2, 3)]
+        return sum(r.decode_s for r in selected if r.prompt_id == "code-0")
 
     names = [*dict.fromkeys(r.prompt_id for r in requests)]
     place = 1, names.index("code-0")
-    assert found.base_s[place] == pytest.approx(seconds(0))
-    assert found.spec_s[place] == pytest.approx(seconds(4))
-    assert (found.base_tokens == 2 * 24).all()
+    assert paired.base_s[place] == pytest.approx(seconds(0))
+    assert paired.spec_s[place] == pytest.approx(seconds(4))
+    assert (paired.base_tokens == 2 * 24).all()
 
 
 def test_the_speedup_and_its_metric_are_the_geometric_mean_over_cycles():
@@ -146,8 +146,8 @@ def test_busy_time_is_while_every_concurrent_request_is_active():
     # All of the time from 0.25 to 1.3 two are under way. The first has 24 tokens from 0.05 to
     # 1.05, the second 1 + 24 from 0.3 to 1.3, the third its first at 1.1 and 0.2 s of 24.
     tokens = 24 * 0.8 + (1 + 24) + (1 + 24 * 0.2)
-    found = busy_tokens_per_s(replace(cell, requests=requests, passes=passes))
-    assert found == pytest.approx(tokens / (1.3 - 0.25))
+    actual = busy_tokens_per_s(replace(cell, requests=requests, passes=passes))
+    assert actual == pytest.approx(tokens / (1.3 - 0.25))
 
 
 def test_a_pass_that_never_was_full_has_no_busy_time():
@@ -156,10 +156,10 @@ def test_a_pass_that_never_was_full_has_no_busy_time():
 
 
 def test_a_cycle_run_on_two_nodes_counts_on_the_most_complete():
-    own = [server for server in served_sweep().servers if server.cycle == 0]
-    on_a = [replace(server, node="a") for server in own]
-    on_b = [replace(server, node="b", session=f"{server.session} again") for server in own]
-    assert usable_sessions(on_a).keys() == {server.session for server in own}
+    servers = [server for server in served_sweep().servers if server.cycle == 0]
+    on_a = [replace(server, node="a") for server in servers]
+    on_b = [replace(server, node="b", session=f"{server.session} again") for server in servers]
+    assert usable_sessions(on_a).keys() == {server.session for server in servers}
     assert usable_sessions(on_a[:2] + on_b[:2]).keys() == {server.session for server in on_b[:2]}
     assert usable_sessions(on_a + on_b[:2]).keys() == {server.session for server in on_a}
     assert usable_sessions(on_a + on_b).keys() == {server.session for server in on_b}
@@ -190,9 +190,9 @@ def test_a_session_missing_in_the_counted_attempt_is_a_failure():
     first = [server for server in served_sweep().servers if server.cycle == 0]
     again = [replace(s, attempt=2, session=f"{s.session} again") for s in first]
     rest = [s for s in first if s.num_speculative_tokens != 4]
-    (one, other) = lost_sessions(rest + [s for s in again if s.num_speculative_tokens != 2])
-    assert {one.stage, other.stage} == {"decode"}
-    assert all("K=2, cycle 1" in failure.reason for failure in (one, other))
+    (lost, other) = lost_sessions(rest + [s for s in again if s.num_speculative_tokens != 2])
+    assert {lost.stage, other.stage} == {"decode"}
+    assert all("K=2, cycle 1" in failure.reason for failure in (lost, other))
 
 
 def test_the_last_attempt_of_a_session_is_counted():

@@ -63,15 +63,15 @@ class WatchedNvml(FakeNvml):
 
 
 def test_every_nvml_name_in_use_exists_in_pynvml():
-    asked = {
+    names = {
         node.attr
         for source in Path(specbench.probes.__file__).parent.glob("*.py")
         for node in ast.walk(ast.parse(source.read_text()))
         if isinstance(node, ast.Attribute) and node.attr.lower().startswith("nvml")
     }
 
-    assert len(asked) > 20
-    assert [name for name in asked | set(EVERY_FUNCTION) if not hasattr(pynvml, name)] == []
+    assert len(names) > 20
+    assert [name for name in names | set(EVERY_FUNCTION) if not hasattr(pynvml, name)] == []
 
 
 def test_throttle_bits_match_pynvml():

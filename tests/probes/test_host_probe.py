@@ -33,11 +33,11 @@ class Readings:
     def __call__(self) -> tuple[int, int]:
         with self._changed:
             self._num_begun += 1
-        found = self._read()
+        reading = self._read()
         with self._changed:
             self._num_done += 1
             self._changed.notify_all()
-        return found
+        return reading
 
     def wait(self) -> None:
         """Until one that began after now is done."""
@@ -48,9 +48,9 @@ class Readings:
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
-    found = Readings(host._read)
-    monkeypatch.setattr(host, "_read", found)
-    return found
+    readings = Readings(host._read)
+    monkeypatch.setattr(host, "_read", readings)
+    return readings
 
 
 def hold_ballast(readings: Readings) -> None:
@@ -116,22 +116,22 @@ def test_used_and_available_host_memory_sum_to_the_total(monkeypatch):
 
 
 def test_available_cgroup_memory_is_the_rest_of_its_limit(tmp_path):
-    own = tmp_path / "own"
+    path = tmp_path / "own"
 
     def write(folder, **files):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (tmp_path / folder / name.replace("__", ".")).write_text(f"{text}\n")
 
-    own.write_text("0::/a/b\n")
-    assert cgroup_available_bytes(tmp_path, own) is None
+    path.write_text("0::/a/b\n")
+    assert cgroup_available_bytes(tmp_path, path) is None
     write("a/b", memory__max="max", memory__current=5)
-    assert cgroup_available_bytes(tmp_path, own) is None
+    assert cgroup_available_bytes(tmp_path, path) is None
     write("a", memory__max=1000, memory__current=700, memory__stat="anon 9\ninactive_file 200")
-    assert cgroup_available_bytes(tmp_path, own) == 500  # the limit above holds below
+    assert cgroup_available_bytes(tmp_path, path) == 500  # the limit above holds below
     write("a/b", memory__max=300, memory__current=400)
-    assert cgroup_available_bytes(tmp_path, own) == 0
+    assert cgroup_available_bytes(tmp_path, path) == 0
 
-    own.write_text("9:name=systemd:/\n4:memory:/of/the/host\n0::/\n")  # a container's root
+    path.write_text("9:name=systemd:/\n4:memory:/of/the/host\n0::/\n")  # a container's root
     write("memory", memory__limit_in_bytes=900, memory__usage_in_bytes=100)
-    assert cgroup_available_bytes(tmp_path, own) == 800
+    assert cgroup_available_bytes(tmp_path, path) == 800

@@ -29,8 +29,8 @@ def test_a_quiet_machine_gets_no_warning():
 def test_other_processes_are_listed_only_if_too_few_cores_are_left():
     busy = QUIET._replace(others_cores=1.2, busiest=(("cc1plus", 0.8), ("chrome", 0.4)))
     assert busy_facts(busy, num_needed=1) == ()
-    others, load = busy_facts(busy, num_needed=2)
-    assert re.search(r"1\.2 of 2 cores \(cc1plus 0\.8, chrome 0\.4\)", others)
+    processes, load = busy_facts(busy, num_needed=2)
+    assert re.search(r"1\.2 of 2 cores \(cc1plus 0\.8, chrome 0\.4\)", processes)
     assert re.fullmatch(r"load average 1\.1 .*2 cores", load)
 
 
@@ -51,7 +51,7 @@ def test_more_threads_than_idle_cores_are_advised_against(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({"steal_share": 0.12}, "other guests of this host take 12% of the CPU time"),
         ({"load_average": 5.2}, "load average 5.2 on 2 cores"),
@@ -59,8 +59,8 @@ def test_more_threads_than_idle_cores_are_advised_against(monkeypatch):
         ({"clock_limit": (2600, 3000)}, "CPU clocks are limited to 2.6 of 3.0 GHz"),
     ],
 )
-def test_stolen_cpu_time_and_load_are_reported(changed, said):
-    assert said in busy_facts(QUIET._replace(**changed), num_needed=1)
+def test_stolen_cpu_time_and_load_are_reported(changed, expected):
+    assert expected in busy_facts(QUIET._replace(**changed), num_needed=1)
 
 
 @pytest.mark.parametrize("limit", [None, (2700, 3000), (3000, 3000)])
@@ -70,8 +70,8 @@ def test_a_barely_limited_clock_is_not_mentioned(limit):
 
 def test_the_most_limited_core_is_reported_if_known(tmp_path):
     assert clock_limit(tmp_path / "nowhere") is None
-    told = {"cpu0": (3_000_000, 4_000_000), "cpu1": (2_000_000, 2_500_000), "cpu10": (1, 0)}
-    for name, (limit, most) in told.items():
+    clocks = {"cpu0": (3_000_000, 4_000_000), "cpu1": (2_000_000, 2_500_000), "cpu10": (1, 0)}
+    for name, (limit, most) in clocks.items():
         folder = tmp_path / name / "cpufreq"
         folder.mkdir(parents=True)
         (folder / "scaling_max_freq").write_text(f"{limit}\n")
@@ -81,15 +81,15 @@ def test_the_most_limited_core_is_reported_if_known(tmp_path):
 
 
 def test_the_noise_warning_states_the_cause_and_the_remedy():
-    told = noise_warning(["load average 5.2 on 2 cores"])
-    assert re.match(r"noisy .*: load average 5\.2 on 2 cores\. ", told)
-    assert "stop other programs" in told
+    warning = noise_warning(["load average 5.2 on 2 cores"])
+    assert re.match(r"noisy .*: load average 5\.2 on 2 cores\. ", warning)
+    assert "stop other programs" in warning
 
 
 def test_host_load_excludes_this_process(monkeypatch):
     """Counted by hand: of 4 s of CPU time in 2 s this process took 1, another 2."""
     clock = iter((10.0, 12.0))
-    own, times = iter((5.0, 6.0)), iter((100.0, 104.0))
+    process_s, times = iter((5.0, 6.0)), iter((100.0, 104.0))
 
     class Times:
         _fields = ("user", "idle")
@@ -106,11 +106,11 @@ def test_host_load_excludes_this_process(monkeypatch):
                 "cpu_times": SimpleNamespace(user=user, system=0.0),
             }
 
-    others = iter((1.0, 3.0))
-    times_told = {"monotonic": lambda: next(clock), "process_time": lambda: next(own)}
+    other_times = iter((1.0, 3.0))
+    times_told = {"monotonic": lambda: next(clock), "process_time": lambda: next(process_s)}
     monkeypatch.setattr(load, "time", SimpleNamespace(**times_told))
     monkeypatch.setattr(psutil, "cpu_times", lambda: Times(next(times)))
-    monkeypatch.setattr(psutil, "process_iter", lambda _: [Other(next(others))])
-    found = host_load(lambda _: None)
-    assert found.others_cores == pytest.approx(1.5)
-    assert found.busiest == (("other[31mxxxxxxxxxxx", 1.0),)  # inert, and cut
+    monkeypatch.setattr(psutil, "process_iter", lambda _: [Other(next(other_times))])
+    measured = host_load(lambda _: None)
+    assert measured.others_cores == pytest.approx(1.5)
+    assert measured.busiest == (("other[31mxxxxxxxxxxx", 1.0),)  # inert, and cut

@@ -64,9 +64,9 @@ def _make_llama_server() -> None:
     if not LLAMA_CPP.exists():
         _unpack(_downloaded(tools / "python"), ENGINES / "llama_cpp")
     off = [f"-D{name}=OFF" for name in CMAKE_OFF]
-    own = ["-DLLAMA_BUILD_SERVER=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    options = ["-DLLAMA_BUILD_SERVER=ON", "-DCMAKE_BUILD_TYPE=Release"]
     ninja = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
-    _run(tools / "cmake", "-S", LLAMA_CPP, "-B", built, *ninja, *own, *off)
+    _run(tools / "cmake", "-S", LLAMA_CPP, "-B", built, *ninja, *options, *off)
     _run(tools / "cmake", "--build", built, "--target", "llama-server")
 
 

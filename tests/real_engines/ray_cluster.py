@@ -41,8 +41,8 @@ class Killer(RecordingWatch):
 
 def workers():
     """Processes of ours at work on a task."""
-    own = psutil.Process().children(recursive=True)
-    return [p for p in own if p.is_running() and WORKER in " ".join(p.cmdline())]
+    children = psutil.Process().children(recursive=True)
+    return [p for p in children if p.is_running() and WORKER in " ".join(p.cmdline())]
 
 
 @pytest.fixture
@@ -111,9 +111,9 @@ def names_its_process(send):
 def test_a_lost_device_ends_its_process_and_the_next_task_has_another():
     with ray_cluster("local", None, ONE_CORE) as cluster:
         cluster.start("local", loses_its_device)
-        told, last = cluster.next_event().message, cluster.next_event().message
+        call, last = cluster.next_event().message, cluster.next_event().message
         assert isinstance(last, WorkerLost)
         cluster.start("local", names_its_process)
-        assert isinstance(told, ReporterCall)
-        assert cluster.next_event().message != told
+        assert isinstance(call, ReporterCall)
+        assert cluster.next_event().message != call
         assert cluster.next_event().message == TaskEnded()

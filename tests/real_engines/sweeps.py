@@ -92,8 +92,8 @@ class Sweep(NamedTuple):
 
     def requests(self, drafter: str, workload: str, k: int) -> list[RequestRecord]:
         """All of one cell, of every session."""
-        own = self.cells[drafter, workload, k]["cell_id"]
-        return [r for block in self.run.blocks for r in block.requests if r.cell_id == own]
+        cell_id = self.cells[drafter, workload, k]["cell_id"]
+        return [r for block in self.run.blocks for r in block.requests if r.cell_id == cell_id]
 
 
 def sweep(*arguments: str | Path, cwd: Path, out: Path, **environment: str) -> Sweep:
@@ -123,14 +123,14 @@ def beside_builtin(engine: Sweep, builtin: Sweep, drafter: str, workload: str, k
     ours = {(r.prompt_id, r.turn): r for r in builtin.requests(drafter, workload, k)}
     answers = engine.requests(drafter, workload, k)
     equal = [r for r in answers if r.output_ids == ours[r.prompt_id, r.turn].output_ids]
-    own = [ours[r.prompt_id, r.turn].rounds for r in equal]
+    logs = [ours[r.prompt_id, r.turn].rounds for r in equal]
     return Same(
         num_texts=len(answers),
         num_equal=len(equal),
         rounds=sum(r.counts.num_rounds for r in equal if r.counts),
         accepted=sum(r.counts.num_accepted for r in equal if r.counts),
-        own_rounds=sum(len(log) for log in own if log),
-        own_accepted=sum(sum(log.num_accepted) for log in own if log),
+        own_rounds=sum(len(log) for log in logs if log),
+        own_accepted=sum(sum(log.num_accepted) for log in logs if log),
     )
 
 
@@ -138,12 +138,12 @@ def texts_other_than_without_speculation(
     engine: Sweep, drafter: str, k: int, workloads: Sequence[str] = WORKLOADS
 ) -> list[str]:
     """The requests whose ids are not those of K = 0."""
-    found = []
+    results = []
     for workload in workloads:
         plain: dict[tuple[str, int], tuple[int, ...]] = {}
         for r in engine.requests("none", workload, 0):
             plain.setdefault((r.prompt_id, r.turn), r.output_ids)
-        found += [
+        results += [
             f"{drafter} K={k} {r.prompt_id} turn {r.turn}"
             for r in (
                 *engine.requests("none", workload, 0),
@@ -151,7 +151,7 @@ def texts_other_than_without_speculation(
             )
             if not r.output_ids or r.output_ids != plain[r.prompt_id, r.turn]
         ]
-    return found
+    return results
 
 
 def print_table(engine: Sweep, builtin: Sweep, name: str, drafters: tuple[str, ...]) -> None:
@@ -161,13 +161,13 @@ def print_table(engine: Sweep, builtin: Sweep, name: str, drafters: tuple[str, .
     print(line.format("drafter", "on", "rounds", "ours", "engine's", "builtin", "texts"))
     for drafter in drafters:
         for workload in WORKLOADS:
-            own, ours = engine.cells[drafter, workload, K], builtin.cells[drafter, workload, K]
+            theirs, ours = engine.cells[drafter, workload, K], builtin.cells[drafter, workload, K]
             same = beside_builtin(engine, builtin, drafter, workload, K)
             lengths = [
-                own["mean_acceptance_length"],
-                own["mean_acceptance_length_of_engine"],
+                theirs["mean_acceptance_length"],
+                theirs["mean_acceptance_length_of_engine"],
                 ours["mean_acceptance_length"],
             ]
             texts = f"{same.num_equal}/{same.num_texts}"
             shown = [f"{float(length):.4f}" for length in lengths]
-            print(line.format(drafter, workload, own["num_rounds"], *shown, texts))
+            print(line.format(drafter, workload, theirs["num_rounds"], *shown, texts))

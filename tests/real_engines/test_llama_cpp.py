@@ -49,26 +49,26 @@ def builtin(tmp_path_factory) -> Sweep:
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory) -> Sweep:
     """K = 0, 2 and 4 with the draft model."""
-    asked = ("-k", f"0,2,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
+    options = ("-k", f"0,2,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
     out = tmp_path_factory.mktemp("drafting")
-    return sweep("sweep-k", "demo/draft", *STARTED, *asked, cwd=GGUF, out=out)
+    return sweep("sweep-k", "demo/draft", *STARTED, *options, cwd=GGUF, out=out)
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory) -> Sweep:
     """The EAGLE-3 head, and llama.cpp's own lookup."""
-    asked = ("-k", f"0,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
+    options = ("-k", f"0,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
     out = tmp_path_factory.mktemp("others")
-    return sweep("sweep-k", "demo/eagle3", "demo/ngram", *STARTED, *asked, cwd=GGUF, out=out)
+    return sweep("sweep-k", "demo/eagle3", "demo/ngram", *STARTED, *options, cwd=GGUF, out=out)
 
 
 def test_every_session_counts_and_its_two_counts_agree(drafting, others):
     """A request's `timings` and the metrics page; where they differ there is a warning."""
-    for one in (drafting, others):
-        assert one.run.is_complete
-        assert one.run.servers
-        assert [(s.place, s.problems, s.warnings) for s in one.run.servers] == [
-            (s.place, (), ()) for s in one.run.servers
+    for result in (drafting, others):
+        assert result.run.is_complete
+        assert result.run.servers
+        assert [(s.place, s.problems, s.warnings) for s in result.run.servers] == [
+            (s.place, (), ()) for s in result.run.servers
         ]
     drafted = [s.counters["num_accepted"] for s in drafting.run.servers if s.drafter == "draft"]
     assert min(drafted) > 0
@@ -109,15 +109,15 @@ def test_a_method_that_llama_cpp_lacks_is_refused(tmp_path, drafter):
 
 
 def test_running_llama_cpp_servers_are_measured(tmp_path):
-    with _server(tmp_path / "0.log") as plain, _server(tmp_path / "4.log", *DRAFTING_K) as own:
-        addresses = ("--base-url", f"{plain}#k=0", "--base-url", f"{own}#k={K}")
-        asked = ("demo/draft", "--engine", "llama_cpp", *addresses, "-k", f"0,{K}", *ASKED)
-        found = sweep("sweep-k", *asked, "--restart-cycles", "2", cwd=GGUF, out=tmp_path / "runs")
-    assert {s.num_speculative_tokens for s in found.run.servers} == {0, K}
-    assert not [s.problems for s in found.run.servers if s.problems]
-    assert {s.addresses for s in found.run.servers} == {(plain,), (own,)}
-    assert float(found.cells["draft", "code", K]["mean_acceptance_length"]) > 1
-    assert not texts_other_than_without_speculation(found, "draft", K)
+    with _server(tmp_path / "0.log") as plain, _server(tmp_path / "4.log", *DRAFTING_K) as fast:
+        addresses = ("--base-url", f"{plain}#k=0", "--base-url", f"{fast}#k={K}")
+        options = ("demo/draft", "--engine", "llama_cpp", *addresses, "-k", f"0,{K}", *ASKED)
+        run_ = sweep("sweep-k", *options, "--restart-cycles", "2", cwd=GGUF, out=tmp_path / "runs")
+    assert {s.num_speculative_tokens for s in run_.run.servers} == {0, K}
+    assert not [s.problems for s in run_.run.servers if s.problems]
+    assert {s.addresses for s in run_.run.servers} == {(plain,), (fast,)}
+    assert float(run_.cells["draft", "code", K]["mean_acceptance_length"]) > 1
+    assert not texts_other_than_without_speculation(run_, "draft", K)
 
 
 @pytest.mark.parametrize(("padding", "drafts"), [(128, True), (129, False)])
@@ -217,11 +217,11 @@ def test_gguf_files_are_measured_as_their_checkpoints_are(drafting, tmp_path):
     draft = {"method": "draft_model", **files["draft"]}
     target = {**files["target"], "workloads": "demo", "drafters": {"draft": draft}}
     (tmp_path / "pairings.yaml").write_text(json.dumps({"targets": {"mine": target}}))
-    asked = ("-k", f"0,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
-    found = sweep("sweep-k", "mine", *STARTED, *asked, cwd=tmp_path, out=tmp_path / "runs")
-    assert not [s.problems for s in found.run.servers if s.problems]
+    options = ("-k", f"0,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
+    run_ = sweep("sweep-k", "mine", *STARTED, *options, cwd=tmp_path, out=tmp_path / "runs")
+    assert not [s.problems for s in run_.run.servers if s.problems]
     for workload in WORKLOADS:
-        cells = [one.cells["draft", workload, K] for one in (found, drafting)]
+        cells = [result.cells["draft", workload, K] for result in (run_, drafting)]
         lengths = {cell["mean_acceptance_length"] for cell in cells}
         assert len(lengths) == 1
         assert float(lengths.pop()) > 1
@@ -254,8 +254,8 @@ def _greedy(root: str, server: subprocess.Popen[bytes] | None = None) -> tuple[s
     for i in range(60):
         try:
             with urlopen(request) as response:
-                found = json.load(response)
-            return found["choices"][0]["message"]["content"], found["timings"]
+                document = json.load(response)
+            return document["choices"][0]["message"]["content"], document["timings"]
         except URLError:  # not up yet
             if i == 59 or (server is not None and server.poll() is not None):
                 raise

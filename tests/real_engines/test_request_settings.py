@@ -86,15 +86,23 @@ class Engine(NamedTuple):
         (out / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         plain, drafting = self.addresses
         servers = ("--base-url", f"{plain}#k=0", "--base-url", f"{drafting}#k={K}")
-        asked = ("-w", "./own.jsonl", "--restart-cycles", "2", "--max-new-tokens", "256", *options)
-        found = sweep(
-            "sweep-k", "demo/draft", "--engine", self.name, *servers, *asked, cwd=out, out=out
+        arguments = (
+            "-w",
+            "./own.jsonl",
+            "--restart-cycles",
+            "2",
+            "--max-new-tokens",
+            "256",
+            *options,
         )
-        assert not [server.problems for server in found.run.servers if server.problems]
-        assert not texts_other_than_without_speculation(found, "draft", K, ["own.jsonl"])
-        length = found.cells["draft", "own.jsonl", K]["mean_acceptance_length"]
+        run = sweep(
+            "sweep-k", "demo/draft", "--engine", self.name, *servers, *arguments, cwd=out, out=out
+        )
+        assert not [server.problems for server in run.run.servers if server.problems]
+        assert not texts_other_than_without_speculation(run, "draft", K, ["own.jsonl"])
+        length = run.cells["draft", "own.jsonl", K]["mean_acceptance_length"]
         print(f"\n{self.name}, {[*settings]} {options}: mean acceptance length {length}")
-        return found
+        return run
 
 
 @pytest.fixture(scope="module", params=COMMANDS)
@@ -122,10 +130,10 @@ def _is_healthy(root: str) -> bool:
         return False
 
 
-def texts_of(found: Sweep) -> dict[str, str]:
+def texts_of(result: Sweep) -> dict[str, str]:
     """The text of each prompt, which is the same at every K and in every session."""
     cells = ("none", 0), ("draft", K)
-    requests = [r for drafter, k in cells for r in found.requests(drafter, "own.jsonl", k)]
+    requests = [r for drafter, k in cells for r in result.requests(drafter, "own.jsonl", k)]
     texts = {r.prompt_id: r.text for r in requests}
     assert all(r.text == texts[r.prompt_id] for r in requests)
     assert len(texts) == len(PROMPTS)
@@ -143,10 +151,10 @@ def is_valid(text: str) -> bool:
 def test_every_answer_has_its_schema(engine, tmp_path):
     free = engine.measured(tmp_path, "--ignore-request-settings", response_format=FORMAT)
     assert not any(map(is_valid, texts_of(free).values()))
-    found = engine.measured(tmp_path, response_format=FORMAT)
-    assert all(map(is_valid, texts_of(found).values())), texts_of(found)
+    run = engine.measured(tmp_path, response_format=FORMAT)
+    assert all(map(is_valid, texts_of(run).values())), texts_of(run)
     lengths = [
-        float(one.cells["draft", "own.jsonl", K]["mean_acceptance_length"]) for one in (found, free)
+        float(run.cells["draft", "own.jsonl", K]["mean_acceptance_length"]) for run in (run, free)
     ]
     assert all(1 < length <= K + 1 for length in lengths)
 

@@ -43,8 +43,8 @@ def builtin(tmp_path_factory) -> Sweep:
 def served(tmp_path_factory) -> Sweep:
     out = tmp_path_factory.mktemp("vllm")
     started = ("--engine", "vllm", "--engine-python", VLLM, "--engine-args", EAGER)
-    asked = ("-k", f"0,{K}", "--restart-cycles", "2", *started, *ASKED_OF_BOTH)
-    return sweep("sweep-k", *PAIRINGS, *asked, cwd=out, out=out, **ENVIRONMENT)
+    options = ("-k", f"0,{K}", "--restart-cycles", "2", *started, *ASKED_OF_BOTH)
+    return sweep("sweep-k", *PAIRINGS, *options, cwd=out, out=out, **ENVIRONMENT)
 
 
 def test_every_vllm_session_is_free_of_problems(served):
@@ -85,10 +85,10 @@ def test_a_draft_model_reduces_the_kv_cache_capacity_of_vllm(served):
 def test_a_padded_pair_is_started_as_exported_and_its_drafts_are_accepted(tmp_path):
     folder = write_padded_pair(tmp_path)
     started = ("--engine", "vllm", "--engine-python", VLLM, "--engine-args", EAGER)
-    asked = ("-k", f"0,{K}", "--restart-cycles", "2", *started, *ASKED_OF_BOTH)
-    found = sweep("sweep-k", "padded/draft", *asked, cwd=folder, out=folder / "out", **ENVIRONMENT)
-    assert not [s.problems for s in found.run.servers if s.problems]
-    assert any("use_heterogeneous_vocab" in warning for warning in found.run.run.warnings)
+    options = ("-k", f"0,{K}", "--restart-cycles", "2", *started, *ASKED_OF_BOTH)
+    run = sweep("sweep-k", "padded/draft", *options, cwd=folder, out=folder / "out", **ENVIRONMENT)
+    assert not [s.problems for s in run.run.servers if s.problems]
+    assert any("use_heterogeneous_vocab" in warning for warning in run.run.run.warnings)
     for workload in WORKLOADS:
-        assert float(found.cells["draft", workload, K]["mean_acceptance_length"]) > 1.5
-    assert not texts_other_than_without_speculation(found, "draft", K)
+        assert float(run.cells["draft", workload, K]["mean_acceptance_length"]) > 1.5
+    assert not texts_other_than_without_speculation(run, "draft", K)

@@ -124,7 +124,7 @@ def test_each_part_has_one_order() -> None:
 
 
 def test_conditions_without_an_axis_are_equal_if_they_differ_only_in_it() -> None:
-    one, many = KEY.condition, cell_key(concurrency=4).condition
-    assert one.without("concurrency") == many.without("concurrency")
-    assert one.without("workload") != many.without("workload")
+    single, many = KEY.condition, cell_key(concurrency=4).condition
+    assert single.without("concurrency") == many.without("concurrency")
+    assert single.without("workload") != many.without("workload")
     assert many.without("concurrency").label == "demo, temperature 0, float32, builtin engine"

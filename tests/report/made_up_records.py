@@ -117,12 +117,12 @@ def _rounds(key: CellKey, request: str, *, has_parts: bool) -> RoundLog:
 
 def memory(target: str, drafters: Sequence[str], *, is_gpu: bool) -> Iterator[MemoryRecord]:
     for position, drafter in enumerate((NO_DRAFTER, *drafters)):
-        own = 12 * MIB if position else 0
-        peak = 1200 * MIB + own + (4 * MIB if position else 0)
+        draft_bytes = 12 * MIB if position else 0
+        peak = 1200 * MIB + draft_bytes + (4 * MIB if position else 0)
         yield MemoryRecord(
             target=target,
             drafter=drafter,
-            weights_bytes=900 * MIB + own,
+            weights_bytes=900 * MIB + draft_bytes,
             kv_bytes_per_token=2 * MIB + (MIB // 8 if position else 0),
             peak_allocated_bytes=peak if is_gpu else None,
             peak_reserved_bytes=peak + 30 * MIB if is_gpu else None,

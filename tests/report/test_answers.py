@@ -46,10 +46,10 @@ def test_the_drafter_with_the_highest_lower_bound_is_best(
             "demo/poor creative": (0.5, 1.02),
         },
     )
-    code, draft, creative, *others = answer_lines(document)
+    code, draft, creative, *rest = answer_lines(document)
     assert (code, draft) == ("code: demo/poor, K=4 [1.3, 1.4]", "  demo/draft: K=4 [1.2, 3.0]")
     assert re.match("creative: no speedup ", creative)
-    assert others == ["  demo/draft: no [0.8, 0.9]", "  demo/poor: no [0.5, 1.02]"]
+    assert rest == ["  demo/draft: no [0.8, 0.9]", "  demo/poor: no [0.5, 1.02]"]
 
 
 def test_an_undecided_drafter_leaves_the_workload_undecided(cpu_document: Document) -> None:

@@ -55,8 +55,8 @@ def test_the_adaptive_table_names_the_best_fixed_k_and_what_was_picked(served: D
 
 
 def test_the_adaptive_table_states_the_number_of_settings_in_its_mean(served: Document) -> None:
-    first, *others = served.adaptive
-    again = replace(served, adaptive=(replace(first, is_confirmed=True), *others))
+    first, *rest = served.adaptive
+    again = replace(served, adaptive=(replace(first, is_confirmed=True), *rest))
     grid = adaptive_grid(again)
     assert grid is not None
     assert re.search(r"0\.923x .*1 setting of the confirmation run$", grid.title)
@@ -123,15 +123,15 @@ def test_pages_show_every_comparison(served: Document, lengths: Document) -> Non
 
 def test_the_machine_document_holds_the_comparisons(served: Document, lengths: Document) -> None:
     for document in (served, lengths):
-        found = json.loads(json.dumps(to_json(document), allow_nan=False))
-        VALIDATOR.validate(found)
-    found = to_json(served)
-    assert found["cells"][0]["context"] is None
-    assert len(found["side_by_side"]) == 2 * 6
-    assert found["side_by_side"][0]["peer"]["method"] == "generate"
-    assert {c["adaptive"]["adaptive"] for c in found["adaptive_comparisons"]} == {True}
-    assert len(found["crossovers"]) == 2 * 3
-    assert [engine["engine"] for engine in found["engines"]] == ["builtin", "transformers"]
+        json_document = json.loads(json.dumps(to_json(document), allow_nan=False))
+        VALIDATOR.validate(json_document)
+    json_document = to_json(served)
+    assert json_document["cells"][0]["context"] is None
+    assert len(json_document["side_by_side"]) == 2 * 6
+    assert json_document["side_by_side"][0]["peer"]["method"] == "generate"
+    assert {c["adaptive"]["adaptive"] for c in json_document["adaptive_comparisons"]} == {True}
+    assert len(json_document["crossovers"]) == 2 * 3
+    assert [engine["engine"] for engine in json_document["engines"]] == ["builtin", "transformers"]
     (curve,) = to_json(lengths)["context_curves"]
     assert [point["at"] for point in curve["points"]] == [512, 4096]
 

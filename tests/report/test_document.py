@@ -76,11 +76,11 @@ def test_the_baseline_is_one_cell_for_each_workload(cpu_document: Document) -> N
 
 
 def test_each_pairing_workload_and_temperature_has_one_decision(gpu_document: Document) -> None:
-    asked = [
+    combinations = [
         (d.leader.pairing, d.leader.condition.workload, d.leader.condition.temperature)
         for d in gpu_document.decisions
     ]
-    assert len(asked) == len(set(asked)) == 2 * 2 * 2
+    assert len(combinations) == len(set(combinations)) == 2 * 2 * 2
 
 
 def test_an_invalid_cell_is_listed_and_never_decided_for(gpu_document: Document) -> None:
@@ -117,13 +117,13 @@ def test_a_k_skipped_for_the_budget_is_reported_but_not_missing(stored: StoredRu
     effort = replace(stored.run.settings.effort, budget_s=60.0)
     run = replace(stored.run, settings=replace(stored.run.settings, effort=effort))
     paid = replace(stored, blocks=blocks, failures=())
-    for one, gap in ((paid, True), (replace(paid, run=run), False)):
-        document = build_document(one)
+    for variant, gap in ((paid, True), (replace(paid, run=run), False)):
+        document = build_document(variant)
         assert document.missing == (key,)
         assert document.is_skipped_for_budget(key) is not gap
-        told = "\n".join(run_warnings(document))
-        assert ("demo/draft K=4 (code): " in told) is not gap
-        assert ("1 of 14 cells" in told) is gap
+        text = "\n".join(run_warnings(document))
+        assert ("demo/draft K=4 (code): " in text) is not gap
+        assert ("1 of 14 cells" in text) is gap
         with pytest.raises(typer.Exit) if gap else nullcontext():
             require_complete(document)
     assert not build_document(replace(paid, run=run, is_complete=False)).is_skipped_for_budget(key)

@@ -164,18 +164,18 @@ def test_a_long_chart_label_is_shortened_in_its_name_only() -> None:
     assert shorten("x" * 99, 0.0) == "x\u2026x"
     long = renamed(stored_run(replace(SMALL, drafters=("draft",))), "demo", "d" * 60)
     every = [text for chart in drawn(build_document(long)).all for text in texts(chart)]
-    (told,) = (text for text in every if "speculation costs" in text)
-    assert told.startswith("dd")
-    assert "\u2026" in told
-    assert re.search(r": 1\.76 GiB, .*16\.0 MiB$", told)
+    (note,) = (text for text in every if "speculation costs" in text)
+    assert note.startswith("dd")
+    assert "\u2026" in note
+    assert re.search(r": 1\.76 GiB, .*16\.0 MiB$", note)
     assert max(map(len, every)) <= 52
 
 
 def test_a_chart_point_has_hover_text(cpu_document: Document) -> None:
     (proof,) = drawn(cpu_document).proof
     cells = [cell for cell in cpu_document.cells if cell.speedup]
-    told = {f"{c.key.draft.drafter}, K={c.key.draft.k}: {speedup_text(c.speedup)}" for c in cells}
-    assert set(hover_texts(proof)) == told
+    titles = {f"{c.key.draft.drafter}, K={c.key.draft.k}: {speedup_text(c.speedup)}" for c in cells}
+    assert set(hover_texts(proof)) == titles
 
 
 def test_the_chosen_k_has_the_largest_point(cpu_charts: tuple[Chart, ...]) -> None:
@@ -193,8 +193,8 @@ def test_points_of_fewer_than_five_prompts_are_pale(cpu_document: Document) -> N
         replace(cell, num_prompts=nums.get(cell.key.draft.k, 5)) for cell in cpu_document.cells
     ]
     proof = speedups_of(replace(cpu_document, cells=tuple(cells)))
-    found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
-    points = [one for panel in proof.panels for one in found.findall(panel)]
+    pattern = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
+    points = [match for panel in proof.panels for match in pattern.findall(panel)]
     pale = {title for style, title in points if "opacity: 0.35" in style}
     assert pale
     assert pale == {title for _, title in points if "K=2:" in title}
@@ -202,8 +202,8 @@ def test_points_of_fewer_than_five_prompts_are_pale(cpu_document: Document) -> N
 
 def test_invalid_points_are_hollow_and_labeled(gpu_document: Document) -> None:
     (proof,) = drawn(gpu_document).proof
-    found = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
-    points = [one for panel in proof.panels for one in found.findall(panel)]
+    pattern = re.compile(r'<use [^>]*style="([^"]*)"[^>]*><title>([^<]*)</title>')
+    points = [match for panel in proof.panels for match in pattern.findall(panel)]
     invalid = [title for style, title in points if "fill-opacity: 0;" in style]
     assert invalid == [title for _, title in points if title.endswith(", invalid")]
     assert len(invalid) == 4  # K = 4 of two drafters and workloads
@@ -284,10 +284,10 @@ def test_chart_panels_of_a_page_have_unique_ids(cpu_charts: tuple[Chart, ...]) -
 def test_hostile_names_in_charts_are_plain_text() -> None:
     stored = stored_run(replace(SMALL, drafters=("draft",)))
     hostile = renamed(renamed(stored, "creative", "<b>$\\frac{$</b>&"), "draft", "\u732b\"'")
-    found = drawn(build_document(hostile)).all
-    assert "<b>$\\frac{$</b>&" in texts(found[0])
-    assert "\u732b\"'" in texts(found[0])
-    assert all("<b>" not in panel for chart in found for panel in chart.panels)
+    charts = drawn(build_document(hostile)).all
+    assert "<b>$\\frac{$</b>&" in texts(charts[0])
+    assert "\u732b\"'" in texts(charts[0])
+    assert all("<b>" not in panel for chart in charts for panel in chart.panels)
 
 
 def contrast(first: str, second: str) -> float:

@@ -138,11 +138,11 @@ def test_the_json_report_contains_every_forecast_point(here, there):
     for document in (here, there):
         text = json.dumps(to_json(document), allow_nan=False)
         VALIDATOR.validate(json.loads(text))
-    found = to_json(here)["forecasts"][0]
-    by_k = {point["num_speculative_tokens"]: point for point in found["points"]}
+    forecast = to_json(here)["forecasts"][0]
+    by_k = {point["num_speculative_tokens"]: point for point in forecast["points"]}
     assert by_k[4]["measured"]["speedup"]["estimate"] == pytest.approx(40 / 11.2)
     assert by_k[1]["measured"] is None
-    assert 0 < found["share_saved"] < 1
+    assert 0 < forecast["share_saved"] < 1
 
 
 def test_forecasts_from_imported_step_times_name_their_source(there):

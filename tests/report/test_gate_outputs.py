@@ -61,7 +61,7 @@ def test_the_headline_names_the_first_regression_and_how_many_there_are(gate):
 
 def test_every_gate_format_names_the_first_cause(gate, capsys):
     cause, weights = gate.attributions[0].causes[0].value, "e" * 12
-    assert [one.value for one in gate.attributions[0].causes] == [cause, "changed packages"]
+    assert [cause.value for cause in gate.attributions[0].causes] == [cause, "changed packages"]
     (failure,) = ET.fromstring(gate_junit(gate)).iter("failure")
     assert cause in failure.get("message")
     assert weights in failure.text
@@ -87,8 +87,8 @@ def test_inconclusive_verdicts_name_changed_weights_in_every_format():
     )
     gate = check(before, after, [Tolerance(metric="decode_speedup", share=0.01)])
     assert gate.verdict is GateVerdict.INCONCLUSIVE
-    (found,) = gate.attributions
-    assert (found.metrics, found.causes) == ((), (Cause.WEIGHTS,))
+    (attribution,) = gate.attributions
+    assert (attribution.metrics, attribution.causes) == ((), (Cause.WEIGHTS,))
     (skipped,) = ET.fromstring(gate_junit(gate)).iter("skipped")
     (verdict,) = (
         line
@@ -146,9 +146,9 @@ def test_a_metric_without_interval_is_not_reported_as_repeating_exactly():
 def test_the_junit_file_is_well_formed_with_correct_counts(gate):
     suite = ET.fromstring(gate_junit(gate)).find("testsuite")
     kinds = ("failure", "error", "skipped")
-    found = [sum(1 for _ in suite.iter(kind)) for kind in kinds]
-    assert found == [1, 1, 0]
-    assert [int(suite.get(name)) for name in ("failures", "errors", "skipped")] == found
+    counts = [sum(1 for _ in suite.iter(kind)) for kind in kinds]
+    assert counts == [1, 1, 0]
+    assert [int(suite.get(name)) for name in ("failures", "errors", "skipped")] == counts
     assert int(suite.get("tests")) == sum(1 for _ in suite.iter("testcase"))
     (failure,) = suite.iter("failure")
     assert re.match("demo/draft K=4 .*code: changed weights", failure.text)

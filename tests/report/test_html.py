@@ -204,14 +204,14 @@ def test_hostile_names_are_escaped_in_html(name: str) -> None:
 
 def test_hostile_errors_warnings_and_commands_are_escaped() -> None:
     stored = stored_run(replace(SMALL, drafters=("draft",)))
-    first, *others = stored.blocks
+    first, *rest = stored.blocks
     failed = replace(first.requests[1], finish_reason="failed", error=HOSTILE, rounds=None)
     block = replace(first, requests=(first.requests[0], failed, *first.requests[2:]))
     environment = replace(stored.run.environment, command=(HOSTILE,), cpu=HOSTILE)
     hostile = replace(
         stored,
         run=replace(stored.run, environment=environment, warnings=(HOSTILE,)),
-        blocks=(block, *others),
+        blocks=(block, *rest),
         models=tuple(replace(model, source=HOSTILE) for model in stored.models),
         failures=(
             FailureRecord(pairing=HOSTILE, workload=HOSTILE, stage="decode", reason=HOSTILE),

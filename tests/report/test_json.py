@@ -35,10 +35,10 @@ def test_documents_keep_the_schema(name: str, request: pytest.FixtureRequest) ->
 
 def test_the_json_schema_is_valid_and_refuses_unknown_keys(cpu_document: Document) -> None:
     Draft202012Validator.check_schema(SCHEMA)
-    found = to_json(cpu_document)
-    assert not VALIDATOR.is_valid({**found, "speedups": []})
-    del found["cells"][0]["valid"]
-    assert not VALIDATOR.is_valid(found)
+    result = to_json(cpu_document)
+    assert not VALIDATOR.is_valid({**result, "speedups": []})
+    del result["cells"][0]["valid"]
+    assert not VALIDATOR.is_valid(result)
 
 
 def test_schema_and_page_are_generated_from_the_fields() -> None:
@@ -88,8 +88,8 @@ def test_a_document_outside_the_bounds_is_refused(
         node = node[step]
     node[path[-1]] = value
     (error,) = VALIDATOR.iter_errors(document)
-    found = tuple(error.absolute_path)
-    assert path[: len(found)] == found[: len(path)]
+    error_path = tuple(error.absolute_path)
+    assert path[: len(error_path)] == error_path[: len(path)]
 
 
 def test_a_gain_may_be_negative() -> None:
@@ -106,9 +106,9 @@ def test_every_property_of_a_schema_is_explained() -> None:
 
 
 def test_the_json_report_has_every_documented_key(cpu_document: Document) -> None:
-    found = to_json(cpu_document)
-    cell, decision = found["cells"][1], found["decisions"][0]
-    assert {"schema_version", "run_id", "environment", "cells", "decisions"} <= found.keys()
+    result = to_json(cpu_document)
+    cell, decision = result["cells"][1], result["decisions"][0]
+    assert {"schema_version", "run_id", "environment", "cells", "decisions"} <= result.keys()
     promised = (
         "pairing target drafter workload engine method num_speculative_tokens concurrency "
         "temperature dtype valid invalid_reasons metrics speedup"
@@ -142,10 +142,10 @@ def test_gpu_metrics_are_absent_in_a_cpu_run_and_not_zero(
 
 def test_an_interval_without_bounds_is_null_below_five_prompts() -> None:
     few = build_document(stored_run(replace(SMALL, num_prompts=4)))
-    found = to_json(few)
-    VALIDATOR.validate(found)
-    assert {cell["minimum_detectable_effect"] for cell in found["cells"]} == {None}
-    assert found["cells"][1]["speedup"]["low"] is None
+    result = to_json(few)
+    VALIDATOR.validate(result)
+    assert {cell["minimum_detectable_effect"] for cell in result["cells"]} == {None}
+    assert result["cells"][1]["speedup"]["low"] is None
 
 
 def test_the_document_does_not_share_state_with_its_records(cpu_document: Document) -> None:
@@ -154,20 +154,22 @@ def test_the_document_does_not_share_state_with_its_records(cpu_document: Docume
 
 
 def test_the_json_report_has_warnings_and_failures(cpu_document: Document) -> None:
-    found = to_json(replace(cpu_document, run=replace(cpu_document.run, warnings=("few prompts",))))
-    assert found["warnings"] == ["few prompts"]
-    assert found["failures"][0]["stage"] == "load"
-    assert found["complete"] is True
+    result = to_json(
+        replace(cpu_document, run=replace(cpu_document.run, warnings=("few prompts",)))
+    )
+    assert result["warnings"] == ["few prompts"]
+    assert result["failures"][0]["stage"] == "load"
+    assert result["complete"] is True
 
 
 def test_the_json_report_has_sessions_including_failed_ones(sessions: Document) -> None:
-    found = to_json(sessions)
-    lost = [server for server in found["servers"] if server["problems"]]
+    result = to_json(sessions)
+    lost = [server for server in result["servers"] if server["problems"]]
     assert [(s["num_speculative_tokens"], s["cycle"]) for s in lost] == [(4, 3)]
-    assert "cycle 4: another client" in found["failures"][0]["reason"]
-    load = found["servers"][0]["client"][0]
+    assert "cycle 4: another client" in result["failures"][0]["reason"]
+    load = result["servers"][0]["client"][0]
     assert load["cell_id"] == sessions.cells[0].key.id
-    assert len(found["servers"]) == 4 * 2 * (3 + 2)  # cycles, both ways, first pass and second
+    assert len(result["servers"]) == 4 * 2 * (3 + 2)  # cycles, both ways, first pass and second
 
 
 def properties(schema: dict[str, Any]) -> Iterator[str]:

@@ -24,8 +24,8 @@ LARGE = Wish(ks=(0, 1, 2, 3, 4), workloads=("code", "creative"), num_prompts=10)
 def large_run(num_requests: int, wish: Wish = LARGE) -> StoredRun:
     """At least so many requests, winners measured again among them."""
     small = stored_run(wish)
-    own = sum(len(block.requests) for block in small.blocks)
-    copies = -(-num_requests // own)
+    num_stored = sum(len(block.requests) for block in small.blocks)
+    copies = -(-num_requests // num_stored)
     blocks = [_copied(block, copy) for copy in range(copies) for block in small.blocks]
     return replace(small, blocks=tuple(blocks))
 
@@ -37,7 +37,7 @@ def keep_large(root: Path, run_id: str, stored: StoredRun) -> Path:
         store.finish()
     records = root / run_id / "records.jsonl"
     done = records.read_bytes()
-    lines = (encode_line(one) for one in (*stored.memory, *stored.forwards, *stored.blocks))
+    lines = (encode_line(record) for record in (*stored.memory, *stored.forwards, *stored.blocks))
     records.write_bytes(b"".join(lines) + done)
     return root / run_id
 

@@ -98,11 +98,11 @@ def test_a_report_of_a_lossy_run_fits_80_columns(marked: Document) -> None:
 
 
 def test_json_names_the_rule_and_keeps_its_schema(marked: Document) -> None:
-    found = to_json(marked)
-    VALIDATOR.validate(json.loads(json.dumps(found)))
-    for entry in (*found["cells"], *found["decisions"], *found["shared_k"]):
+    json_document = to_json(marked)
+    VALIDATOR.validate(json.loads(json.dumps(json_document)))
+    for entry in (*json_document["cells"], *json_document["decisions"], *json_document["shared_k"]):
         assert entry["lossy"] == (RULE if "bold" in entry["pairing"] else None)
-    for decision in found["decisions"]:
+    for decision in json_document["decisions"]:
         assert decision["sentence"].endswith(f" [lossy: {RULE}]") == bool(decision["lossy"])
 
 
@@ -156,8 +156,8 @@ def test_a_text_that_differs_from_k_0_is_expected() -> None:
         for block in stored.blocks
     )
     cells = build_document(replace(stored, blocks=blocks)).cells
-    said = {warning for cell in cells for warning in cell.warnings}
-    (warning,) = said
+    warnings = {warning for cell in cells for warning in cell.warnings}
+    (warning,) = warnings
     assert re.match(f"6 of 6 outputs .*K = 0 .*{re.escape(RULE)}", warning)
     assert all(cell.valid for cell in cells)
 

@@ -37,9 +37,9 @@ def test_markdown_has_the_reasons_of_every_drafter(cpu_document: Document, is_wo
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_header(gpu_document: Document) -> None:
-    found = list(tables(to_markdown([gpu_document])))
-    assert len(found) > 10
-    for header, *rows in found:
+    all_tables = list(tables(to_markdown([gpu_document])))
+    assert len(all_tables) > 10
+    for header, *rows in all_tables:
         assert {row.count("|") for row in rows} == {header.count("|")}
 
 

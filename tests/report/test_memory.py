@@ -36,10 +36,10 @@ def test_every_figure_of_the_chart_is_in_the_table(cpu_document: Document) -> No
     assert chart is not None
     by_name = {text.partition(": ")[0]: text for text in texts(chart)}
     for row in grid.rows:
-        told = dict(zip(grid.headers, row, strict=True))
-        costs = told["speculation costs"]
+        fields = dict(zip(grid.headers, row, strict=True))
+        costs = fields["speculation costs"]
         more = "" if costs == "-" else f", speculation costs {costs}"
-        assert by_name[row[0]] == f"{row[0]}: {told['together']}{more}"
+        assert by_name[row[0]] == f"{row[0]}: {fields['together']}{more}"
     drafted = dict(zip(grid.headers, grid.rows[1], strict=True))
     assert drafted["speculation costs"] == "16.0 MiB"  # 12 of weights, 4 more at the peak
     assert re.search("one request .*89 tokens", memory_legend(cpu_document))
@@ -80,6 +80,6 @@ def test_the_legend_names_the_longest_context_of_each_target(cpu_document: Docum
 
 
 def test_the_reasons_quote_the_cost_that_the_table_has(cpu_document: Document) -> None:
-    told = [text for d in cpu_document.decisions for text in d.reasons if "drafter memory" in text]
-    assert told
-    assert all(re.search("memory: 16 MiB .* 8 tokens", text) for text in told)
+    lines = [text for d in cpu_document.decisions for text in d.reasons if "drafter memory" in text]
+    assert lines
+    assert all(re.search("memory: 16 MiB .* 8 tokens", text) for text in lines)

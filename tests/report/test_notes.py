@@ -31,11 +31,11 @@ def warned(cpu_document: Document) -> Document:
     """A winner that was warned about twice in the same words, and once in others."""
     winner = next(d.leader for d in cpu_document.decisions if d.draft.k)
 
-    def cell(one: CellSummary) -> CellSummary:
-        return replace(one, warnings=(CELL,)) if one.key == winner else one
+    def cell(summary: CellSummary) -> CellSummary:
+        return replace(summary, warnings=(CELL,)) if summary.key == winner else summary
 
-    def decision(one: Decision) -> Decision:
-        return replace(one, warnings=(CELL, AGAIN)) if one.leader == winner else one
+    def decision(made: Decision) -> Decision:
+        return replace(made, warnings=(CELL, AGAIN)) if made.leader == winner else made
 
     return replace(
         cpu_document,

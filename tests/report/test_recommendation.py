@@ -41,14 +41,14 @@ def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) 
     objective = Objective(name=name, price_per_hour=2.0)
     picks = recommendations_of(served, objective)
     workloads = {cell.key.condition.workload for cell in served.cells}
-    assert {one.condition.workload for one in picks} == workloads
+    assert {pick.condition.workload for pick in picks} == workloads
     titles = headlines(served, picks, objective)
     assert len(titles) >= len(picks)
-    for one in picks:
-        grid = candidate_grid(served, one, objective)
-        is_open = headline(served, one, objective).startswith("undecided")
+    for pick in picks:
+        grid = candidate_grid(served, pick, objective)
+        is_open = headline(served, pick, objective).startswith("undecided")
         assert grid.marks.count("chosen") == (not is_open)
-        assert len(grid.rows) == len(one.candidates)
+        assert len(grid.rows) == len(pick.candidates)
 
 
 def test_broken_limits_fit_the_terminal_table(served: Document, capsys) -> None:
@@ -64,34 +64,34 @@ def test_broken_limits_fit_the_terminal_table(served: Document, capsys) -> None:
 def test_recommendations_can_be_limited_to_a_concurrency_and_workload(served: Document) -> None:
     rows = max(cell.key.condition.concurrency for cell in served.cells)
     workload = served.cells[0].key.condition.workload
-    (one,) = recommendations_of(served, Objective(), concurrency=rows, workloads=[workload])
-    assert {candidate.key.condition.concurrency for candidate in one.candidates} == {rows}
-    assert one.condition.workload == workload
+    (pick,) = recommendations_of(served, Objective(), concurrency=rows, workloads=[workload])
+    assert {candidate.key.condition.concurrency for candidate in pick.candidates} == {rows}
+    assert pick.condition.workload == workload
 
 
 def test_the_json_recommendation_has_candidates_and_reasons(served: Document) -> None:
     objective = Objective(name="throughput", limits={"tpot_s": 10.0})
-    found = recommendation_json(served, recommendations_of(served, objective), objective)
-    found = json.loads(json.dumps(found, allow_nan=False))
-    assert found["objective"]["unit"] == "tokens/s"
-    assert found["picks"]
-    for one in found["picks"]:
-        assert one["best"] == one["candidates"][0]
-        rates = [c["tokens_per_s_low"] for c in one["candidates"][1:]]
+    json_document = recommendation_json(served, recommendations_of(served, objective), objective)
+    json_document = json.loads(json.dumps(json_document, allow_nan=False))
+    assert json_document["objective"]["unit"] == "tokens/s"
+    assert json_document["picks"]
+    for pick in json_document["picks"]:
+        assert pick["best"] == pick["candidates"][0]
+        rates = [c["tokens_per_s_low"] for c in pick["candidates"][1:]]
         assert rates == sorted(rates, reverse=True)
 
 
 def test_a_k_0_recommendation_explains_why_the_best_k_lost() -> None:
     document = build_document(stored_run(replace(SMALL, drafters=("poor",))))
-    for one in recommendations_of(document, Objective()):
-        assert one.best.key.draft.k == 0
+    for pick in recommendations_of(document, Objective()):
+        assert pick.best.key.draft.k == 0
         lost = next(
-            d for d in document.decisions if d.leader.condition.workload == one.condition.workload
+            d for d in document.decisions if d.leader.condition.workload == pick.condition.workload
         )
-        said = list(reasons(document, one))
-        assert said[0].startswith("runner-up: demo/poor, K=1, 0.")
-        assert tuple(said[1:]) == lost.reasons
-        assert any("break-even" in line for line in said)
+        lines = list(reasons(document, pick))
+        assert lines[0].startswith("runner-up: demo/poor, K=1, 0.")
+        assert tuple(lines[1:]) == lost.reasons
+        assert any("break-even" in line for line in lines)
 
 
 def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
@@ -101,16 +101,16 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     run = replace(stored.run, cells=(*stored.run.cells, *later))
     document = build_document(replace(stored, run=run))
     picks = recommendations_of(document, Objective())
-    (one,) = picks
+    (pick,) = picks
     lines = recommendation_lines(document, picks, Objective())
     assert lines[0].startswith("code: undecided: no valid ")
     assert any(line.startswith("  demo/draft: excluded: K = 1: ") for line in lines)
     assert lines[-1] == "chat: no answer: not measured"
     assert "do not speculate" not in lines[0]
-    assert candidate_grid(document, one, Objective()).rows[0][-1] == "not compared"
-    found = recommendation_json(document, picks, Objective())
-    assert found["picks"][0]["no_valid_speculative_run"]
-    assert found["without_recommendation"] == {"chat": "no answer: not measured"}
+    assert candidate_grid(document, pick, Objective()).rows[0][-1] == "not compared"
+    json_document = recommendation_json(document, picks, Objective())
+    assert json_document["picks"][0]["no_valid_speculative_run"]
+    assert json_document["without_recommendation"] == {"chat": "no answer: not measured"}
     only = recommendation_json(document, picks, Objective(), workloads=("code",))
     assert only["without_recommendation"] == {}
 
@@ -120,15 +120,15 @@ def test_a_recommendation_names_the_planned_k_without_measurements() -> None:
     stored = stored_run(replace(wish, ks=(0,)))
     run = replace(stored.run, cells=stored_run(wish).run.cells)
     document = build_document(replace(stored, run=run))
-    (one,) = recommendations_of(document, Objective())
-    assert any(re.search("demo/draft .*K = 1, 2 and 4$", line) for line in reasons(document, one))
+    (pick,) = recommendations_of(document, Objective())
+    assert any(re.search("demo/draft .*K = 1, 2 and 4$", line) for line in reasons(document, pick))
 
 
 def test_an_unconfirmed_winner_is_listed_as_best_undecided() -> None:
     wish = replace(SMALL, drafters=("draft",), workloads=("code",), is_complete=False)
     document = build_document(stored_run(wish))  # the winner was not measured again
-    (one,) = recommendations_of(document, Objective())
-    assert next(iter(reasons(document, one))).startswith("best undecided: ")
+    (pick,) = recommendations_of(document, Objective())
+    assert next(iter(reasons(document, pick))).startswith("best undecided: ")
 
 
 def test_no_joint_recommendation_without_a_decided_workload() -> None:
@@ -142,29 +142,27 @@ def test_no_joint_recommendation_without_a_decided_workload() -> None:
 def test_a_workload_that_is_undecided_is_not_reported_as_better_without_drafts() -> None:
     shared = JointRecommendation(key=KEY, regret={"chat": 0.0}, best_by_workload={"chat": BASE_KEY})
     assert re.fullmatch(r"nothing .*chat \(.*not speculate\)", _losses(shared, []))
-    told = _losses(shared, ["chat"])
-    assert "undecided on chat" in told
-    assert "do not speculate" not in told
+    text = _losses(shared, ["chat"])
+    assert "undecided on chat" in text
+    assert "do not speculate" not in text
 
 
 def test_a_valid_cell_is_quoted_before_a_faster_invalid_one() -> None:
     stored = stored_run(replace(SMALL, ks=(0, 1), workloads=("code",), is_complete=False))
     fast = {plan.key.id for plan in stored.run.cells if plan.key.draft.drafter == "draft"}
-    first, *others = stored.blocks
-    cut = [
-        replace(b, requests=tuple(r for r in b.requests if r.cell_id not in fast)) for b in others
-    ]
+    first, *rest = stored.blocks
+    cut = [replace(b, requests=tuple(r for r in b.requests if r.cell_id not in fast)) for b in rest]
     document = build_document(replace(stored, blocks=(first, *cut)))
     assert [c.valid for c in document.cells] == [True, False, True]  # fewer than 30 rounds
-    (one,) = picks = recommendations_of(document, Objective())
+    (pick,) = picks = recommendations_of(document, Objective())
     assert re.match(
         r"code: undecided: demo/poor, 0\.\d\dx .*1\.\d\dx .*K=1",
         recommendation_lines(document, picks, Objective())[0],
     )
-    assert next(iter(reasons(document, one))).startswith(
+    assert next(iter(reasons(document, pick))).startswith(
         "runner-up: demo/poor, K=1, 0.89x to 1.05x"
     )
-    grid = candidate_grid(document, one, Objective())
+    grid = candidate_grid(document, pick, Objective())
     assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("K=0", "undecided", "")
 
 
@@ -199,16 +197,16 @@ def point(at: int, estimate: float, *, is_sure: bool = True) -> Point:
 def test_saturation_is_reported_for_the_same_setting(
     served: Document, first: Point, changed: dict[str, object], is_told: bool
 ) -> None:
-    one = recommendations_of(served, Objective(name="throughput"))[0]
-    own = next(
+    pick = recommendations_of(served, Objective(name="throughput"))[0]
+    base_key = next(
         cell.key
         for cell in served.cells
-        if cell.key.draft.k and cell.key.condition.workload == one.condition.workload
+        if cell.key.draft.k and cell.key.condition.workload == pick.condition.workload
     )
-    key = with_axes(own, **changed)
-    found = Crossover(key=key, points=(first, point(4, 0.9)), concurrency=4, estimated=None)
-    told = list(reasons(replace(served, crossovers=(found,)), one))
-    assert any("no speedup at 4" in text for text in told) is is_told
+    key = with_axes(base_key, **changed)
+    crossover = Crossover(key=key, points=(first, point(4, 0.9)), concurrency=4, estimated=None)
+    lines = list(reasons(replace(served, crossovers=(crossover,)), pick))
+    assert any("no speedup at 4" in text for text in lines) is is_told
 
 
 def test_recommendations_name_their_temperature(served: Document) -> None:
@@ -217,19 +215,19 @@ def test_recommendations_name_their_temperature(served: Document) -> None:
     picks = recommendations_of(both, Objective())
     lines = headlines(both, picks, Objective())
     assert len(set(lines)) == len(lines)
-    grids = [candidate_grid(both, one, Objective(), picks).title for one in picks]
+    grids = [candidate_grid(both, pick, Objective(), picks).title for pick in picks]
     assert len(set(grids)) == len(picks)
     assert all("temperature" in title for title in grids)
-    found = recommendation_json(both, picks, Objective())
-    assert {one["temperature"] for one in found["picks"]} == {0.0, 1.0}
-    assert found["shared"]
-    jsonschema.validate(found, schema_of(DOCUMENTS["Recommend"]))
+    json_document = recommendation_json(both, picks, Objective())
+    assert {pick["temperature"] for pick in json_document["picks"]} == {0.0, 1.0}
+    assert json_document["shared"]
+    jsonschema.validate(json_document, schema_of(DOCUMENTS["Recommend"]))
 
 
-def with_memory(document: Document, one: Recommendation, num_tokens: int) -> Document:
+def with_memory(document: Document, pick: Recommendation, num_tokens: int) -> Document:
     """The document with a GPU that has free memory for this many tokens of 10 bytes."""
-    assert one.best is not None
-    key = one.best.key
+    assert pick.best is not None
+    key = pick.best.key
     memory = MemoryRecord(
         target=key.condition.target,
         drafter=key.draft.drafter if key.draft.k else NO_DRAFTER,
@@ -243,17 +241,17 @@ def with_memory(document: Document, one: Recommendation, num_tokens: int) -> Doc
     return replace(document, memory=(memory,), run=run, crossovers=())
 
 
-def with_key(one: Recommendation, **axes: int) -> Recommendation:
-    assert one.best is not None
-    return replace(one, best=replace(one.best, key=with_axes(one.best.key, **axes)))
+def with_key(pick: Recommendation, **axes: int) -> Recommendation:
+    assert pick.best is not None
+    return replace(pick, best=replace(pick.best, key=with_axes(pick.best.key, **axes)))
 
 
 def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
     """Best of n decodes n rows for one request."""
-    one = recommendations_of(served, Objective())[0]
-    document = with_memory(served, one, 2_400)
+    pick = recommendations_of(served, Objective())[0]
+    document = with_memory(served, pick, 2_400)
     for samples, left in ((1, "2,400"), (8, "300")):
-        of = with_key(one, concurrency=1, num_samples=samples)
+        of = with_key(pick, concurrency=1, num_samples=samples)
         assert any(f" {left} more tokens " in line for line in reasons(document, of))
 
 
@@ -286,9 +284,9 @@ def test_k_by_context_is_part_of_the_answer() -> None:
     picks = recommendations_of(document, objective)
     assert recommendation_lines(document, picks, objective)[-1] == sentence
     assert list(run_report(document).shared.lines) == [sentence]
-    found = json.loads(json.dumps(recommendation_json(document, picks, objective)))
-    (entry,) = found["by_context"]
-    jsonschema.validate(found, schema_of(DOCUMENTS["Recommend"]))
+    json_document = json.loads(json.dumps(recommendation_json(document, picks, objective)))
+    (entry,) = json_document["by_context"]
+    jsonschema.validate(json_document, schema_of(DOCUMENTS["Recommend"]))
     assert [
         (at["context"], at["num_speculative_tokens"], at["verdict"]) for at in entry["contexts"]
     ] == [(512, 4, "faster"), (16_384, 4, "faster"), (65_536, 0, "no speedup")]

@@ -16,7 +16,7 @@ ONE = KEY.condition
 
 
 @pytest.mark.parametrize(
-    ("others", "parts"),
+    ("changes", "parts"),
     [
         ({}, ("code",)),
         ({"temperature": 1.0}, ("code", "temperature 0")),
@@ -26,13 +26,13 @@ ONE = KEY.condition
         ({"context": 512}, ("code", "prompts unchanged")),
     ],
 )
-def test_a_setting_is_named_by_what_differs_from_the_others(others, parts):
-    assert ONE.distinct_parts([ONE, replace(ONE, **others)], also="workload") == parts
+def test_a_setting_is_named_by_what_differs_from_the_others(changes, parts):
+    assert ONE.distinct_parts([ONE, replace(ONE, **changes)], also="workload") == parts
 
 
 def test_rates_at_one_batch_size_are_distinguished():
     several = [replace(ONE, concurrency=64, request_rate=rate) for rate in (2.0, 4.0, 8.0)]
-    titles = {one.distinct_parts(several, also="workload") for one in several}
+    titles = {setting.distinct_parts(several, also="workload") for setting in several}
     assert titles == {("code", f"{rate:g} requests per second") for rate in (2.0, 4.0, 8.0)}
 
 
@@ -44,7 +44,7 @@ def test_confirmation_runs_are_mentioned_only_if_there_is_one():
 
 
 def test_the_terminal_report_names_the_phase_of_its_tables():
-    said = StringIO()
+    out = StringIO()
     document = build_document(stored_run(SMALL))
-    Console(file=said, width=80).print(terminal_report(document))
-    assert which_pass(document).partition(". ")[0] in " ".join(said.getvalue().split())
+    Console(file=out, width=80).print(terminal_report(document))
+    assert which_pass(document).partition(". ")[0] in " ".join(out.getvalue().split())

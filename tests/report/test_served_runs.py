@@ -41,9 +41,9 @@ def test_sections_are_distinguished_by_concurrency_and_engine(served: Document) 
 
 
 def test_each_engine_has_a_section_with_its_baseline_and_cells(served: Document) -> None:
-    own, peer, *_ = sections(served)
-    assert own.baseline is not None
-    assert own.baseline.key.draft.method == "none"
+    builtin, peer, *_ = sections(served)
+    assert builtin.baseline is not None
+    assert builtin.baseline.key.draft.method == "none"
     assert peer.baseline is not None
     assert peer.baseline.key.draft.method == "generate"
     static = peer.undrafted[1]
@@ -137,9 +137,9 @@ def test_acceptance_is_plotted_only_at_the_lowest_concurrency(
 def test_the_report_starts_with_the_settings_of_the_run(
     served: Document, lengths: Document
 ) -> None:
-    said = setup(served)
-    assert "K = 0, 2, 4, 20, auto;" in said
-    assert "one request at a time, 2 concurrent requests and 4 concurrent requests" in said
+    text = setup(served)
+    assert "K = 0, 2, 4, 20, auto;" in text
+    assert "one request at a time, 2 concurrent requests and 4 concurrent requests" in text
     assert "; 512 and 4,096 tokens of context;" in setup(lengths)
 
 
@@ -177,8 +177,8 @@ def test_the_time_line_has_only_the_corners_of_its_steps() -> None:
 
 
 def test_acceptance_by_position_is_of_the_deepest_fixed_k(served: Document) -> None:
-    own = sections(served)[0]
-    assert [cell.key.draft.k for cell in own.deepest] == [4]
+    builtin = sections(served)[0]
+    assert [cell.key.draft.k for cell in builtin.deepest] == [4]
 
 
 def test_an_adaptive_winner_does_not_mark_the_fixed_k(served: Document) -> None:
@@ -194,9 +194,9 @@ def test_an_adaptive_winner_does_not_mark_the_fixed_k(served: Document) -> None:
 
 def test_the_speedup_chart_caption_defines_the_ratio(served_charts: tuple[Chart, ...]) -> None:
     drawn = [chart for chart in served_charts if chart.title == "Speedup against K"]
-    said = {"one request at a time" in c.setting: c.caption.partition(".")[0] for c in drawn}
-    assert re.match("Decode seconds .*K=0 / .* K, ", said[True])
-    assert re.match("Tokens per second .*K / .*K=0 ", said[False])
+    captions = {"one request at a time" in c.setting: c.caption.partition(".")[0] for c in drawn}
+    assert re.match("Decode seconds .*K=0 / .* K, ", captions[True])
+    assert re.match("Tokens per second .*K / .*K=0 ", captions[False])
 
 
 def test_open_loop_charts_state_the_arrival_rate_and_the_ratio(served: Document) -> None:

@@ -82,21 +82,21 @@ def test_a_run_without_servers_has_no_server_table(shown: str, baseline_document
 
 
 def test_the_command_of_the_best_k_has_version_and_settings(plain: Document) -> None:
-    found = facts(plain)
-    assert found["vllm of demo, version"] == "0.32.1"
-    assert found["vllm of demo, settings"] == "dtype float32, block_size 16"
-    assert found["vllm of demo, K=0"] == "vllm serve models/target --port 41207"
-    assert '"num_speculative_tokens": 4' in found["vllm of demo, K=4, the best"]
-    assert not any("K=2" in name for name in found)
+    shown_facts = facts(plain)
+    assert shown_facts["vllm of demo, version"] == "0.32.1"
+    assert shown_facts["vllm of demo, settings"] == "dtype float32, block_size 16"
+    assert shown_facts["vllm of demo, K=0"] == "vllm serve models/target --port 41207"
+    assert '"num_speculative_tokens": 4' in shown_facts["vllm of demo, K=4, the best"]
+    assert not any("K=2" in name for name in shown_facts)
 
 
 def test_the_acceptance_rule_of_the_built_in_engine_is_stated(plain: Document) -> None:
-    own = replace(plain.cells[1], key=own_cells(0.1)[1].key)
+    base = replace(plain.cells[1], key=own_cells(0.1)[1].key)
     sampled = replace(
-        own,
-        key=replace(own.key, condition=replace(own.key.condition, temperature=1.0)),
+        base,
+        key=replace(base.key, condition=replace(base.key.condition, temperature=1.0)),
     )
-    both = facts(replace(plain, cells=(*plain.cells, own, sampled)))
+    both = facts(replace(plain, cells=(*plain.cells, base, sampled)))
     assert re.fullmatch(
         r"greedy: .*argmax; min\(1, p/q\) .*\(Leviathan et al\. 2023, Alg\. 1\)",
         both["acceptance rule of builtin"],
@@ -107,10 +107,10 @@ def test_running_servers_give_warnings_on_restarts_and_clients(
     plain: Document, attached: Document
 ) -> None:
     assert list(session_warnings(plain)) == []
-    others, restarted = session_warnings(attached)
-    assert re.match("vllm .*: requests of other clients", others)
+    foreign, restarted = session_warnings(attached)
+    assert re.match("vllm .*: requests of other clients", foreign)
     assert re.match("vllm .*not restarted: .*variation", restarted)
-    assert {others, restarted} <= set(notes(attached)["Warnings"])
+    assert {foreign, restarted} <= set(notes(attached)["Warnings"])
     assert facts(attached)["vllm of demo, K=0"] == "was running at http://localhost:8000"
 
 
@@ -124,9 +124,9 @@ def test_server_facts_have_the_template_date_and_omit_failed_servers() -> None:
         )
         for server in stored.servers
     )
-    found = facts(build_document(replace(stored, servers=dated)))
-    assert found["vllm of demo, date in its chat template"] == "2024-07-26"
-    assert not [name for name in found if "K=2" in name or "K=4" in name]
+    shown_facts = facts(build_document(replace(stored, servers=dated)))
+    assert shown_facts["vllm of demo, date in its chat template"] == "2024-07-26"
+    assert not [name for name in shown_facts if "K=2" in name or "K=4" in name]
 
 
 def test_a_kept_prefix_cache_and_session_warnings_are_reported_once() -> None:
@@ -145,24 +145,24 @@ def test_a_drafter_of_a_server_is_called_by_its_pairing(plain: Document) -> None
 
 
 def test_chart_captions_state_what_the_intervals_are_over(plain: Document) -> None:
-    found = drawn(plain).all
-    titles = [chart.title for chart in found]
+    charts = drawn(plain).all
+    titles = [chart.title for chart in charts]
     assert titles.count("Speedup against K") == 2
     assert "Speedup against concurrent requests" in titles
     assert any(title.startswith("Where the round time goes") for title in titles)
-    one, many = (c.caption for c in found if c.title == "Speedup against K")
-    assert re.search("95% .*over prompts and cycles", one)
+    single, many = (c.caption for c in charts if c.title == "Speedup against K")
+    assert re.search("95% .*over prompts and cycles", single)
     assert re.search("95% [a-z]+ over cycles", many)
 
 
 def test_the_built_in_decoder_is_compared_with_the_engine_without_an_interval() -> None:
     stored = served_sweep()
-    own = own_cells(0.06)
+    builtin_cells = own_cells(0.06)
     blocks = tuple(
-        made_block(f"code-{i}", *(cell.requests[i] for cell in own), block_id=f"own {i}")
+        made_block(f"code-{i}", *(cell.requests[i] for cell in builtin_cells), block_id=f"own {i}")
         for i in range(6)
     )
-    plans = tuple(replace(stored.run.cells[0], key=cell.key) for cell in own)
+    plans = tuple(replace(stored.run.cells[0], key=cell.key) for cell in builtin_cells)
     both = build_document(
         replace(
             stored,

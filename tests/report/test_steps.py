@@ -41,10 +41,10 @@ def with_text(wish: Wish, pieces: Sequence[str]) -> Document:
     )
 
 
-def shown(one: ShownGeneration) -> str:
+def shown(generated: ShownGeneration) -> str:
     """The text as a reader sees it."""
-    boxes = [step.accepted + step.bonus + step.after for step in one.steps]
-    return (one.before + "".join(boxes)).replace("\u00a0", " ")
+    boxes = [step.accepted + step.bonus + step.after for step in generated.steps]
+    return (generated.before + "".join(boxes)).replace("\u00a0", " ")
 
 
 def test_each_workload_shows_the_generation_of_its_best_drafter() -> None:
@@ -66,7 +66,7 @@ def test_the_drafter_nearest_to_a_speedup_is_shown_if_none_helps() -> None:
         "poor": Interval(estimate=0.97, low=0.93, high=0.99),
     }
     decisions = tuple(
-        replace(one, speedup=speedups[one.leader.draft.drafter]) for one in document.decisions
+        replace(d, speedup=speedups[d.leader.draft.drafter]) for d in document.decisions
     )
     code, creative = shown_generations(replace(document, decisions=decisions))
     assert code.title.startswith("code: demo/poor, ")
@@ -121,21 +121,21 @@ def generation(
 
 
 def test_every_piece_is_accepted_or_the_targets_own() -> None:
-    one = generation(REQUEST)
-    assert one is not None
-    assert (one.title.rpartition(", ")[2], one.before, one.more) == ("p", "a", "")
-    parts = [(step.accepted, step.bonus, step.num_rejected) for step in one.steps]
+    generated = generation(REQUEST)
+    assert generated is not None
+    assert (generated.title.rpartition(", ")[2], generated.before, generated.more) == ("p", "a", "")
+    parts = [(step.accepted, step.bonus, step.num_rejected) for step in generated.steps]
     assert parts == [("bc", "d", 1), ("", "e", 3), ("fg", "", 0)]
-    assert one.steps[0].hover_text == "Round 1: 3 drafted, 2 accepted, 100 ms"
+    assert generated.steps[0].hover_text == "Round 1: 3 drafted, 2 accepted, 100 ms"
 
 
 def test_tokens_of_a_predicted_output_are_in_no_round() -> None:
     check = AnswerCheck(num_drafted=4, num_accepted=1, num_emitted=2, seconds=0.1)
     log = replace(ROUNDS, num_emitted=(2, 1, 1), num_accepted=(1, 0, 1))
     ids = tuple(range(7))
-    one = generation(made_request(CELL_KEY.id, "p", log, output_ids=ids, answer_check=check))
-    assert one is not None
-    assert (one.before, one.steps[0].accepted) == ("abc", "d")
+    generated = generation(made_request(CELL_KEY.id, "p", log, output_ids=ids, answer_check=check))
+    assert generated is not None
+    assert (generated.before, generated.steps[0].accepted) == ("abc", "d")
 
 
 def test_the_first_request_with_a_stored_text_is_shown() -> None:
@@ -175,9 +175,9 @@ def test_a_very_long_generation_is_truncated_with_a_note() -> None:
         round_s=(0.1,) * 200,
     )
     long = replace(REFERENCE, output_ids=tuple(range(201)), pieces=("x",) * 201)
-    one = generation(made_request(CELL_KEY.id, "p", rounds), references=[long])
-    assert one is not None
-    assert (len(one.steps), one.more) == (150, "and 50 more rounds")
+    generated = generation(made_request(CELL_KEY.id, "p", rounds), references=[long])
+    assert generated is not None
+    assert (len(generated.steps), generated.more) == (150, "and 50 more rounds")
 
 
 @pytest.mark.usefixtures("without_charts")
@@ -189,17 +189,17 @@ def test_the_page_marks_every_part_of_a_round_with_hover_text() -> None:
     boxes = re.findall(r'<div class="steps"[^>]*>(.*?)</div>', page, re.DOTALL)
     part = r"(?:<ins>(.*?)</ins>)?(?:<b>(.*?)</b>)?(?:<del>\u2212(\d+)</del>)?"
     box = re.compile(rf'<span class="step" title="(.*?)">{part}</span>(\n?)', re.DOTALL)
-    told = shown_generations(document)
-    assert len(boxes) == len(told)
-    for written, one in zip(boxes, told, strict=True):
-        assert written.startswith(f"{one.before}<span")
-        assert written.endswith(f'<span class="muted">{one.more}</span>')
+    generations = shown_generations(document)
+    assert len(boxes) == len(generations)
+    for written, generated in zip(boxes, generations, strict=True):
+        assert written.startswith(f"{generated.before}<span")
+        assert written.endswith(f'<span class="muted">{generated.more}</span>')
         assert box.findall(written) == [
             (step.hover_text, step.accepted, step.bonus, str(step.num_rejected or ""), step.after)
-            for step in one.steps
+            for step in generated.steps
         ]
-    assert any(step.accepted and step.bonus and step.num_rejected for step in told[0].steps)
-    for i, step in enumerate(told[0].steps):
+    assert any(step.accepted and step.bonus and step.num_rejected for step in generations[0].steps)
+    for i, step in enumerate(generations[0].steps):
         number, drafted, accepted = map(int, re.findall(r"\d+", step.hover_text)[:3])
         assert (number, drafted - accepted) == (i + 1, step.num_rejected)
     assert STEPS_LEGEND.split(",")[0] in page

@@ -155,8 +155,8 @@ def test_acceptance_of_trees_is_shown_as_a_share_of_nodes(cpu_document: Document
 
 def test_the_number_of_prompts_is_shown_if_rows_differ_in_it(cpu_document: Document) -> None:
     assert "prompts" not in table_headers(printed(cpu_document))
-    first, *others = cpu_document.cells
-    fewer = [replace(cell, num_prompts=3) if cell.key.draft.k else cell for cell in others]
+    first, *rest = cpu_document.cells
+    fewer = [replace(cell, num_prompts=3) if cell.key.draft.k else cell for cell in rest]
     text = printed(replace(cpu_document, cells=(first, *fewer)))
     assert "prompts" in table_headers(text)
     assert max(map(len, text.splitlines())) <= 80

@@ -112,10 +112,10 @@ WORDS = {"sentence", "reasons", "warnings"}  # for people, who are told better t
 def facts(value: Any) -> Any:
     """Without words, and numbers without the digits that the order of a sum changes."""
     if isinstance(value, dict):
-        return {name: facts(one) for name, one in value.items() if name not in WORDS}
+        return {name: facts(item) for name, item in value.items() if name not in WORDS}
     if isinstance(value, float):
         return float(f"{value:.12g}")
-    return [facts(one) for one in value] if isinstance(value, list) else value
+    return [facts(item) for item in value] if isinstance(value, list) else value
 
 
 def of_then(now: Any, then: Any) -> Any:
@@ -131,12 +131,12 @@ def test_a_stored_sweep_gives_the_same_cells_and_report_as_before() -> None:
     stored = load_run(RUNS / "sweep", RUNS)
     assert [key.id for key in stored.run.keys] == EXPECTED["ids"]
     then = EXPECTED["report"]
-    found = of_then(json.loads(json.dumps(to_json(build_document(stored)))), then)
-    for decision in (*found["decisions"], *then["decisions"]):
+    document = of_then(json.loads(json.dumps(to_json(build_document(stored)))), then)
+    for decision in (*document["decisions"], *then["decisions"]):
         if decision["num_speculative_tokens"] == 0:  # it quotes the best K today
             del decision["speedup"]
-    assert facts(found) == facts(then)
-    in_order = [list(cell) for cell in (*found["cells"], *found["decisions"])]
+    assert facts(document) == facts(then)
+    in_order = [list(cell) for cell in (*document["cells"], *document["decisions"])]
     assert in_order == [list(cell) for cell in (*then["cells"], *then["decisions"])]
 
 

@@ -51,8 +51,8 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_new_file(tmp_path: Path, write)
 
 def test_two_concurrent_writers_do_not_mix(tmp_path: Path) -> None:
     place = tmp_path / "a.json"
-    with replaced(place) as one, replaced(place) as other:
-        one.write(b"one, which is long")
+    with replaced(place) as first, replaced(place) as other:
+        first.write(b"one, which is long")
         other.write(b"other")
     assert place.read_text() == "one, which is long"
     assert list(tmp_path.iterdir()) == [place]

@@ -97,9 +97,9 @@ class CrowdServer:
         fields = (line.partition(": ") for line in lines)
         headers = {name.lower(): value for name, _, value in fields}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
-        said = headers.get("authorization", "")
-        if self.key and said != f"Bearer {self.key}":
-            _send_page(writer, "401 Unauthorized", f"wrong key {said}")
+        authorization = headers.get("authorization", "")
+        if self.key and authorization != f"Bearer {self.key}":
+            _send_page(writer, "401 Unauthorized", f"wrong key {authorization}")
         elif first.startswith("GET"):
             page = f"vllm:generation_tokens_total {self.num_tokens}\n"
             _send_page(writer, "200 OK", page)
@@ -107,16 +107,16 @@ class CrowdServer:
             self.num_active += 1
             self.most_active = max(self.most_active, self.num_active)
             try:
-                await self._stream(json.loads(body), reader, writer, said)
+                await self._stream(json.loads(body), reader, writer, authorization)
             finally:
                 self.num_active -= 1
                 await self._tell()
         await writer.drain()
 
     async def _stream(
-        self, asked: dict[str, object], reader: StreamReader, writer: StreamWriter, said: str
+        self, body: dict[str, object], reader: StreamReader, writer: StreamWriter, said: str
     ) -> None:
-        prompt = str(asked["prompt"])
+        prompt = str(body["prompt"])
         self.asked.append(prompt)
         if prompt == "500":
             _send_page(writer, "500 Internal Server Error", f"out of memory, {said}")

@@ -146,8 +146,8 @@ class _Handler(Handler):
         if self.fake.elsewhere:
             self.send("", 307, {"Location": self.fake.elsewhere + self.path})
         elif self.fake.key and self.headers["Authorization"] != f"Bearer {self.fake.key}":
-            said = {"error": {"message": f"wrong key {self.headers['Authorization']}"}}
-            self.send(json.dumps(said), 401)
+            body = {"error": {"message": f"wrong key {self.headers['Authorization']}"}}
+            self.send(json.dumps(body), 401)
         else:
             return True
         return False

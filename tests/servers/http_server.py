@@ -13,8 +13,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def asked(self) -> dict[str, Any]:
         """The JSON of the request's body."""
-        asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        return asked
+        body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        return body
 
     def send(
         self, body: str | bytes, status: int = 200, headers: Mapping[str, str] | None = None

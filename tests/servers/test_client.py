@@ -32,21 +32,21 @@ def test_a_streamed_response_is_read_completely():
 def connections_of(prompts, idle_s, close=None):
     """How many connections a server has had when each of the prompts was answered."""
     server = CrowdServer()
-    found = []
+    counts = []
 
     async def ask():
         async with server.serving() as url, client_of(url) as client:
             for prompt in prompts:
                 answer = await client.stream("completions", {"prompt": prompt})
                 assert list(answer.token_ids) == IDS * server.num_events
-                found.append(server.num_connections)
+                counts.append(server.num_connections)
                 if close:
                     close(*server.writers)
                     await server.until(lambda: not server.writers)
                 asyncio.get_running_loop().skipped_s += idle_s
 
     in_loop(SkippingLoop, ask())
-    return found
+    return counts
 
 
 def abort(writer):

@@ -38,9 +38,9 @@ def echoes(form):
 )
 def test_a_key_that_is_repeated_is_not_shown(form, call, monkeypatch):
     monkeypatch.setenv("SPECBENCH_API_KEY", KEY)
-    said = failure_of(echoes(form), *([call] if call else []))
-    assert KEY not in said
-    assert "***" in said
+    message = failure_of(echoes(form), *([call] if call else []))
+    assert KEY not in message
+    assert "***" in message
 
 
 def test_an_invalid_api_key_is_refused_before_any_request(monkeypatch):
@@ -78,11 +78,11 @@ def test_a_server_with_an_untrusted_certificate_gets_no_request(monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(UNVOUCHED))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(UNVOUCHED)
-    asked = []
+    calls = []
 
     async def ask():
         server = await asyncio.start_server(
-            lambda _, writer: asked.append(writer.close()), "127.0.0.1", 0, ssl=context
+            lambda _, writer: calls.append(writer.close()), "127.0.0.1", 0, ssl=context
         )
         async with server:
             url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -91,7 +91,7 @@ def test_a_server_with_an_untrusted_certificate_gets_no_request(monkeypatch):
                     await client.model()
 
     asyncio.run(ask())
-    assert not asked
+    assert not calls
 
 
 def test_a_server_without_tls_is_an_error_with_a_hint():

@@ -115,9 +115,9 @@ def test_no_response_objects_remain_after_many_requests(tmp_path, monkeypatch):
     served(400, tmp_path)
     gc.collect()
     left = [
-        found
-        for found in gc.get_objects()
-        if issubclass(type(found), (httpx.Response, h11.Connection))  # some warn of a look inside
+        obj
+        for obj in gc.get_objects()
+        if issubclass(type(obj), (httpx.Response, h11.Connection))  # some warn of a look inside
     ]
     assert not left
 

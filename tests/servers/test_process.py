@@ -194,9 +194,9 @@ def test_a_server_killed_in_mid_session_is_reported_and_its_children_end(tmp_pat
 
         assert not left_of(processes)
 
-    said = str(ended.value)
-    what, _, remedy, log = said.splitlines()
-    assert what.endswith(" SIGKILL:")
+    message = str(ended.value)
+    reason, _, remedy, log = message.splitlines()
+    assert reason.endswith(" SIGKILL:")
     assert "--engine-args" in remedy
     assert log == f"  log: {tmp_path}/server.log"
 

@@ -101,9 +101,9 @@ def test_events_are_parsed_from_chunks_of_any_size():
     raw = (raw + "data:\n\ndata: [DONE]\n\n").encode()
     for size in (1, 7, len(raw)):
         data = EventData()
-        found = [one for i in range(0, len(raw), size) for one in data.feed(raw[i : i + size])]
-        assert [json.loads(one) for one in found[:-1]] == events
-        assert found[-1] == b"[DONE]"
+        lines = [line for i in range(0, len(raw), size) for line in data.feed(raw[i : i + size])]
+        assert [json.loads(line) for line in lines[:-1]] == events
+        assert lines[-1] == b"[DONE]"
 
 
 def test_an_incomplete_stream_reports_its_fault(monkeypatch):

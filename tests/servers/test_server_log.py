@@ -129,8 +129,8 @@ def test_a_cause_that_every_engine_may_print_has_its_remedy(tmp_path, engine, pr
     ],
 )
 def test_the_root_cause_is_found_in_a_server_log(tmp_path, engine, printed, cause, remedy):
-    what, found, *more = explained(tmp_path, printed, engine=engine)
-    assert (what, found) == ("it ended:", f"  {cause}")
+    summary, cause_line, *more = explained(tmp_path, printed, engine=engine)
+    assert (summary, cause_line) == ("it ended:", f"  {cause}")
     assert [remedy in line for line in more[:-1]] == ([True] if remedy else [])
 
 

@@ -29,16 +29,16 @@ class PacedClient:
     num_active: int = 0
     most_active: int = 0
 
-    async def stream(self, path, asked):
-        self.served.append(asked["number"])
+    async def stream(self, path, body):
+        self.served.append(body["number"])
         self.num_active += 1
         self.most_active = max(self.most_active, self.num_active)
-        await asyncio.sleep(asked["seconds"])
+        await asyncio.sleep(body["seconds"])
         self.num_active -= 1
-        if asked["seconds"] == 13:
+        if body["seconds"] == 13:
             raise ServerError("unlucky")
         self.num_events += 1
-        return StreamedResponse(text=f"{path} {asked['number']}")
+        return StreamedResponse(text=f"{path} {body['number']}")
 
 
 def request(number, seconds=1.0, conversation=None):
@@ -72,7 +72,7 @@ def test_in_open_loop_requests_start_at_their_arrival_times():
 
 def test_arrival_times_equal_those_for_served_engines():
     sampling = Sampling(temperature=0.0)
-    asked = [
+    requests = [
         Request(
             prompt_ids=(1,), max_new_tokens=1, sampling=sampling, seed=0, conversation=conversation
         )
@@ -80,7 +80,7 @@ def test_arrival_times_equal_those_for_served_engines():
     ]
     times_s = poisson_arrivals(4.0, 7)
     expected = [next(times_s), None, next(times_s), next(times_s), next(times_s)]
-    assert [a.at_s for a in arriving(asked, Load(request_rate=4.0, seed=7))] == expected
+    assert [a.at_s for a in arriving(requests, Load(request_rate=4.0, seed=7))] == expected
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -140,8 +140,8 @@ class StallingClient(PacedClient):
 
     stall_s = 0.1
 
-    async def stream(self, path, asked):
-        answer = await super().stream(path, asked)
+    async def stream(self, path, body):
+        answer = await super().stream(path, body)
         asyncio.get_running_loop().stand_still(self.stall_s)
         return answer
 
@@ -188,8 +188,8 @@ class SleepyClient(PacedClient):
 
 def test_the_lag_of_a_blocked_event_loop_is_measured():
     """What comes in during each pause waits for half of it: a quarter of the time on average."""
-    asked = [request(i) for i in range(5)]
-    load = asyncio.run(send_all(asked, [SleepyClient()], concurrency=1)).load
+    requests = [request(i) for i in range(5)]
+    load = asyncio.run(send_all(requests, [SleepyClient()], concurrency=1)).load
     assert load.mean_lag_s > 0.8 * 0.1 / 4
     assert not [thread for thread in threading.enumerate() if thread.name == "ticks"]
 

@@ -27,8 +27,8 @@ def said(*words: str) -> RunSettings:
     """What a command gets whose only parameter is the settings."""
     heard: list[RunSettings] = []
 
-    def command(asked: RunSettings) -> None:
-        heard.append(asked)
+    def command(settings: RunSettings) -> None:
+        heard.append(settings)
 
     app = typer.Typer()
     app.command()(spread(command))
@@ -82,8 +82,8 @@ def test_a_command_can_have_its_own_defaults_for_a_group():
     heard: list[Two] = []
     hers = Two(num_cups=5, kind="coffee")
 
-    def command(asked: Two = hers) -> None:
-        heard.append(asked)
+    def command(settings: Two = hers) -> None:
+        heard.append(settings)
 
     app = typer.Typer(rich_markup_mode=None)
     app.command()(spread(command))

@@ -62,25 +62,25 @@ class Noise:
         tokens = 100 * rng.lognormal(0.0, LENGTH_SIGMA, (num_sweeps, 1, num_prompts))
         machine = self._machine(rng, num_sweeps, num_cycles, 2 * (num_ks + 1))
         base = self._side(rng, shape, machine[:, :, [0, -1]], "base")
-        found = []
+        sweeps = []
         for place in range(1, num_ks + 1):
             slower = rng.lognormal(-(self.prompt**2) / 2, self.prompt, tokens.shape)  # mean 1
             spec = slower * self._side(rng, shape, machine[:, :, [place, -1 - place]], "spec")
             sides = [tokens * rng.lognormal(0.0, self.length, shape) for _ in range(2)]
             cells = Cells(base * sides[0], spec * sides[1], *sides)
             cells.spec_s[rng.random(shape) < self.failed] = np.nan
-            found.append(cells)
-        return found
+            sweeps.append(cells)
+        return sweeps
 
     def _machine(self, rng: np.random.Generator, sweeps: int, cycles: int, sessions: int) -> Floats:
         """Log seconds of every session: its server's own deviation on the drifting machine."""
         shape = (sweeps, cycles * sessions)
-        own = rng.normal(0.0, self.session, shape)
+        session_errors = rng.normal(0.0, self.session, shape)
         if self.session_has_heavy_tails:
             scale = self.session / np.sqrt(HEAVY_TAILS / (HEAVY_TAILS - 2))
-            own = scale * rng.standard_t(HEAVY_TAILS, shape)
+            session_errors = scale * rng.standard_t(HEAVY_TAILS, shape)
         steps = rng.normal(0.0, self.drift, shape) + rng.normal(0.0, self.drift, (sweeps, 1))
-        logs: Floats = own + steps.cumsum(axis=1)
+        logs: Floats = session_errors + steps.cumsum(axis=1)
         return logs.reshape(sweeps, cycles, sessions)
 
     def _side(

@@ -64,8 +64,8 @@ def coverage(n, shape, truth, shared, change=lambda curve: curve):
     hits = []
     for _ in range(RUNS):
         curve = measured(rng, n, lambda size: shape(truth, size), shared)
-        found = break_even(change(curve))
-        low, high = found.low or 0.0, found.high or math.inf
+        crossing = break_even(change(curve))
+        low, high = crossing.low or 0.0, crossing.high or math.inf
         hits.append(low <= truth <= high)
     return np.mean(hits)
 
@@ -92,8 +92,8 @@ def test_the_break_even_of_the_best_of_three_covers_the_truth():
             best = max(curves, key=lambda curve: curve[i][1].low)
             if best[i][1].low > 1.01:
                 break
-        found = break_even(best)
-        hits.append((found.low or 0.0) <= 9_000 <= (found.high or math.inf))
+        crossing = break_even(best)
+        hits.append((crossing.low or 0.0) <= 9_000 <= (crossing.high or math.inf))
     assert np.mean(hits) >= 0.92
 
 
@@ -101,20 +101,20 @@ def test_the_break_even_of_the_best_of_three_covers_the_truth():
 def test_a_flat_speedup_has_no_break_even(level):
     """Its two bounds need a gain at one end and a loss at the other: 2.5% each at most."""
     rng = np.random.default_rng(0)
-    found = [break_even(measured(rng, 8, lambda _: level, 0.5)) for _ in range(RUNS)]
-    both = [one for one in found if one and one.low is not None and one.high is not None]
+    points = [break_even(measured(rng, 8, lambda _: level, 0.5)) for _ in range(RUNS)]
+    both = [p for p in points if p and p.low is not None and p.high is not None]
     assert len(both) / RUNS <= 0.01
 
 
 def test_each_bound_crosses_on_its_own_line():
-    found = break_even([at(1_000, 1.25, 2.0, 4.0), at(16_000, 0.2, 0.5, 0.8)])
+    crossing = break_even([at(1_000, 1.25, 2.0, 4.0), at(16_000, 0.2, 0.5, 0.8)])
 
     def between(first, last):
         return 1_000 * 16 ** (math.log(first) / math.log(first / last))
 
-    assert found.estimate == pytest.approx(4_000)
-    assert found.low == pytest.approx(between(1.25, 0.2))
-    assert found.high == pytest.approx(between(4.0, 0.8))
+    assert crossing.estimate == pytest.approx(4_000)
+    assert crossing.low == pytest.approx(between(1.25, 0.2))
+    assert crossing.high == pytest.approx(between(4.0, 0.8))
 
 
 def test_a_break_even_bound_outside_the_measured_range_is_unknown():
@@ -125,7 +125,7 @@ def test_a_break_even_bound_outside_the_measured_range_is_unknown():
 
 
 def test_the_break_even_interval_covers_a_curve_that_rises_again():
-    found = break_even(
+    crossing = break_even(
         [
             at(1_000, 1.2, 1.3, 1.4),
             at(2_000, 0.8, 0.9, 0.95),
@@ -133,12 +133,12 @@ def test_the_break_even_interval_covers_a_curve_that_rises_again():
             at(8_000, 0.4, 0.5, 0.6),
         ]
     )
-    assert 1_000 < found.low < found.estimate < 2_000
-    assert 4_000 < found.high < 8_000
+    assert 1_000 < crossing.low < crossing.estimate < 2_000
+    assert 4_000 < crossing.high < 8_000
 
 
 def test_without_intervals_there_is_only_an_estimate():
-    found = break_even([at(1_000, None, 2.0, None), at(4_000, None, 0.5, None)])
-    assert found == Interval(estimate=pytest.approx(2_000), low=None, high=None)
+    crossing = break_even([at(1_000, None, 2.0, None), at(4_000, None, 0.5, None)])
+    assert crossing == Interval(estimate=pytest.approx(2_000), low=None, high=None)
     # A size with an interval is worth more than one without.
     assert break_even([at(1_000, 1.2, 2.0, 3.0), at(4_000, None, 0.5, None)]) is None

@@ -29,10 +29,10 @@ def noisy(rng, levels, shape="normal"):
 def test_noise_gives_change_points_at_the_stated_rate(shape, num_runs):
     rng = np.random.default_rng(num_runs)
     num_series = 400
-    found = [analyze_series(noisy(rng, np.full(num_runs, 1.5), shape)) for _ in range(num_series)]
+    series = [analyze_series(noisy(rng, np.full(num_runs, 1.5), shape)) for _ in range(num_series)]
     most = SIGNIFICANCE + 3 * (SIGNIFICANCE * (1 - SIGNIFICANCE) / num_series) ** 0.5
-    assert sum(bool(one.steps) for one in found) / num_series <= most
-    assert sum(one.trend is not None for one in found) / num_series <= most
+    assert sum(bool(s.steps) for s in series) / num_series <= most
+    assert sum(s.trend is not None for s in series) / num_series <= most
 
 
 @pytest.mark.sampled(one_in=3)
@@ -49,13 +49,13 @@ def test_a_step_of_three_deviations_is_found_at_its_run(at):
 
 
 def test_a_clear_step_is_found_with_its_levels_and_change():
-    found = analyze_series([2.0, 2.01, 1.99, 2.0, 2.0, 1.0, 1.01, 0.99, 1.0, 1.0])
-    (step,) = found.steps
+    analysis = analyze_series([2.0, 2.01, 1.99, 2.0, 2.0, 1.0, 1.01, 0.99, 1.0, 1.0])
+    (step,) = analysis.steps
     assert step.run_index == 5
     assert (step.before, step.after) == pytest.approx((2.0, 1.0))
     assert step.change == pytest.approx(-0.5)
     assert step.p_value <= SIGNIFICANCE
-    assert found.trend is None
+    assert analysis.trend is None
 
 
 def test_two_steps_of_a_series_are_both_found():
@@ -68,18 +68,18 @@ def test_two_steps_of_a_series_are_both_found():
 @pytest.mark.slow
 def test_a_drift_is_a_trend_and_not_a_step():
     rng = np.random.default_rng(5)
-    found = [analyze_series(noisy(rng, np.linspace(1.0, 1.25, 24))) for _ in range(300)]
-    assert sum(bool(one.steps) for one in found) <= 15
-    assert sum(one.trend is not None for one in found) >= 285
-    assert found[0].trend.slope == pytest.approx(0.25 / 23, rel=0.35)
+    series = [analyze_series(noisy(rng, np.linspace(1.0, 1.25, 24))) for _ in range(300)]
+    assert sum(bool(s.steps) for s in series) <= 15
+    assert sum(s.trend is not None for s in series) >= 285
+    assert series[0].trend.slope == pytest.approx(0.25 / 23, rel=0.35)
 
 
 @pytest.mark.slow
 def test_a_step_is_not_reported_as_a_trend():
     rng = np.random.default_rng(6)
-    found = [analyze_series(noisy(rng, [1.0] * 12 + [1.15] * 12)) for _ in range(300)]
-    assert sum(len(one.steps) == 1 for one in found) >= 255
-    assert sum(one.trend is not None for one in found) <= 15
+    series = [analyze_series(noisy(rng, [1.0] * 12 + [1.15] * 12)) for _ in range(300)]
+    assert sum(len(s.steps) == 1 for s in series) >= 255
+    assert sum(s.trend is not None for s in series) <= 15
 
 
 def test_short_and_constant_series_have_no_change_point():

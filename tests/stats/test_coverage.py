@@ -126,12 +126,12 @@ def test_an_effect_of_the_minimum_detectable_size_is_found_in_four_of_five_runs(
     n = 20
     effects = [minimum_detectable_effect(speedup_ratio(*seconds(rng, n))) for _ in range(RUNS)]
     effect = float(np.mean([e for e in effects if e is not None]))
-    found = 0
+    num_detected = 0
     for _ in range(RUNS):
         base, spec = seconds(rng, n)
         # From TRUE_SPEEDUP to a true speedup of 1 + effect.
-        found += speedup_interval(base, spec * TRUE_SPEEDUP / (1 + effect)).low > 1
-    assert found / RUNS == pytest.approx(0.80, abs=0.04)
+        num_detected += speedup_interval(base, spec * TRUE_SPEEDUP / (1 + effect)).low > 1
+    assert num_detected / RUNS == pytest.approx(0.80, abs=0.04)
 
 
 def test_a_dominant_prompt_lowers_the_degrees_of_freedom():

@@ -74,14 +74,14 @@ def test_the_variances_over_cycles_and_over_prompts_add_up():
         over_cycles = ((logs() - logs().mean()) ** 2).sum() / 4 / 5
         left_out = np.array([logs(without=p).mean() for p in range(6)])
         over_prompts = 5 / 6 * ((left_out - left_out.mean()) ** 2).sum()
-        found = crossed_speedup(*measured)
-        assert found.log == pytest.approx(logs().mean())
-        assert found.spread.standard_error**2 == pytest.approx(over_cycles + over_prompts)
+        ratio = crossed_speedup(*measured)
+        assert ratio.log == pytest.approx(logs().mean())
+        assert ratio.spread.standard_error**2 == pytest.approx(over_cycles + over_prompts)
         noise = session_noise(*measured)
         assert noise.cycle_sd == pytest.approx(math.sqrt(5 * over_cycles))
         shares = np.mean([c / c.sum(axis=1, keepdims=True) for c in measured], axis=(0, 1))
         assert noise.prompts.degrees_of_freedom == pytest.approx(1 / (shares**2).sum() - 1)
-        assert found.spread == combined(spread(noise.cycle_sd / math.sqrt(5), 4.0), noise.prompts)
+        assert ratio.spread == combined(spread(noise.cycle_sd / math.sqrt(5), 4.0), noise.prompts)
 
 
 def test_many_prompts_do_not_replace_cycles_in_the_margin():
@@ -95,12 +95,12 @@ def test_many_prompts_do_not_replace_cycles_in_the_margin():
 def test_a_failed_request_counts_on_neither_side():
     measured = cells()
     measured.spec_s[1, 2] = np.nan
-    found = crossed_speedup(*measured)
+    ratio = crossed_speedup(*measured)
     for column in measured:
         column[1, 2] = np.nan
-    assert found == crossed_speedup(*measured)
+    assert ratio == crossed_speedup(*measured)
     base_s, spec_s, base_tokens, spec_tokens = (np.nansum(column, axis=1) for column in measured)
-    assert found.log == pytest.approx(np.log(base_s / base_tokens / (spec_s / spec_tokens)).mean())
+    assert ratio.log == pytest.approx(np.log(base_s / base_tokens / (spec_s / spec_tokens)).mean())
 
 
 def test_prompts_and_cycles_with_too_few_requests_are_ignored():
@@ -183,9 +183,9 @@ def test_no_extra_cycles_are_planned_if_prompts_dominate_the_noise():
 
 def rates(ratios: Iterable[LogRatio]) -> tuple[float, float]:
     """How often intervals cover the true speedup, 1, and how often they are above it."""
-    found = [interval(ratio) for ratio in ratios]
-    covered = [run.low <= 1 <= run.high for run in found]
-    return float(np.mean(covered)), float(np.mean([run.low > 1 for run in found]))
+    intervals = [interval(ratio) for ratio in ratios]
+    covered = [run.low <= 1 <= run.high for run in intervals]
+    return float(np.mean(covered)), float(np.mean([run.low > 1 for run in intervals]))
 
 
 def simulated(
@@ -272,8 +272,8 @@ def test_an_effect_of_the_detectable_size_is_found_in_four_of_five_sweeps():
     [sweeps] = NOISES["loaded CPU"].sweeps(rng, SWEEPS, 6, 20)
     ratios = [crossed_speedup(*sweeps.sweep(i)) for i in range(SWEEPS)]
     effect = math.log1p(np.mean([minimum_detectable_effect(ratio) for ratio in ratios]))
-    found = [ratio.log + effect > ratio.spread.margin() for ratio in ratios]
-    assert np.mean(found) == pytest.approx(0.80, abs=0.05)
+    detected = [ratio.log + effect > ratio.spread.margin() for ratio in ratios]
+    assert np.mean(detected) == pytest.approx(0.80, abs=0.05)
 
 
 def together(cells: Cells) -> Cells:
@@ -282,12 +282,12 @@ def together(cells: Cells) -> Cells:
 
 
 def test_prompts_served_together_have_an_interval_over_cycles_only():
-    found = crossed_speedup(*together(cells(cycles=4, prompts=6)))
+    ratio = crossed_speedup(*together(cells(cycles=4, prompts=6)))
     logs = np.log([c.sum(axis=1) for c in cells(cycles=4, prompts=6)])
     of_cycles = logs[0] - logs[1] - logs[2] + logs[3]
-    assert found.log == pytest.approx(of_cycles.mean())
-    assert found.spread.standard_error == pytest.approx(of_cycles.std(ddof=1) / 2)
-    assert found.spread.degrees_of_freedom == pytest.approx(3.0)
+    assert ratio.log == pytest.approx(of_cycles.mean())
+    assert ratio.spread.standard_error == pytest.approx(of_cycles.std(ddof=1) / 2)
+    assert ratio.spread.degrees_of_freedom == pytest.approx(3.0)
     assert crossed_speedup(*together(cells(cycles=1, prompts=6))).spread is None
 
 

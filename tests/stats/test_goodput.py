@@ -31,12 +31,12 @@ def goodput(base_s, spec_s, base_good, spec_good, *, has_noise: bool = True) -> 
     return interval(with_count_noise(ratio, *good) if has_noise else ratio)
 
 
-def coverage(n, shares, **said):
+def coverage(n, shares, **options):
     base_s, spec_s, base_good, spec_good = counted(np.random.default_rng(1), 500_000, *shares)
     truth = spec_good.sum() / spec_s.sum() / (base_good.sum() / base_s.sum())
     rng = np.random.default_rng(n)
-    found = [goodput(*counted(rng, n, *shares), **said) for _ in range(RUNS)]
-    return np.mean([one.low <= truth <= one.high for one in found])
+    estimates = [goodput(*counted(rng, n, *shares), **options) for _ in range(RUNS)]
+    return np.mean([estimate.low <= truth <= estimate.high for estimate in estimates])
 
 
 @pytest.mark.parametrize("n", [8, 20])
@@ -61,6 +61,6 @@ def test_equal_goodput_is_rarely_reported_as_higher():
 
 def test_goodput_of_zero_on_both_sides_is_undecided():
     none, seconds = np.zeros(20), np.ones(20)
-    found = goodput(seconds, seconds / 2, none, none)
-    assert found.estimate == pytest.approx(2)
-    assert found.low < 1 < found.high
+    estimate = goodput(seconds, seconds / 2, none, none)
+    assert estimate.estimate == pytest.approx(2)
+    assert estimate.low < 1 < estimate.high

@@ -124,19 +124,19 @@ def ratio(log: float, error: float | None, freedom: float | None, n: int = 9) ->
 
 
 def test_a_product_of_ratios_follows_welch_and_satterthwaite():
-    found = product(ratio(0.5, 0.03, 8.0), ratio(0.2, 0.04, 5.0, n=6))
-    assert found.log == pytest.approx(0.7)
-    assert found.standard_error == pytest.approx(0.05)
+    result = product(ratio(0.5, 0.03, 8.0), ratio(0.2, 0.04, 5.0, n=6))
+    assert result.log == pytest.approx(0.7)
+    assert result.standard_error == pytest.approx(0.05)
     expected = 0.05**4 / (0.03**4 / 8 + 0.04**4 / 5)
-    assert found.spread.degrees_of_freedom == pytest.approx(expected)
-    assert found.num_prompts == 9
+    assert result.spread.degrees_of_freedom == pytest.approx(expected)
+    assert result.num_prompts == 9
 
 
 def test_a_product_takes_a_second_ratio_without_error_as_exact():
-    found = product(ratio(0.5, 0.03, 8.0), ratio(0.2, None, None, n=1))
-    assert found.spread == Uncertainty(standard_error=0.03, degrees_of_freedom=8.0)
+    result = product(ratio(0.5, 0.03, 8.0), ratio(0.2, None, None, n=1))
+    assert result.spread == Uncertainty(standard_error=0.03, degrees_of_freedom=8.0)
 
 
 def test_a_product_with_an_unknown_error_has_no_spread():
-    found = product(ratio(0.5, None, None, n=3), ratio(0.2, 0.04, 5.0))
-    assert found.spread is None
+    result = product(ratio(0.5, None, None, n=3), ratio(0.2, 0.04, 5.0))
+    assert result.spread is None

@@ -10,10 +10,10 @@ def rejected(p_values: list[float], alpha: float) -> set[int]:
     """Holm 1979: the smallest against alpha / m, the next against alpha / (m - 1), .. until one
     is not rejected, and all after it are not."""
     left = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    found: set[int] = set()
+    rejected: set[int] = set()
     while left and p_values[left[0]] <= alpha / len(left):
-        found.add(left.pop(0))
-    return found
+        rejected.add(left.pop(0))
+    return rejected
 
 
 def test_adjusted_p_values_reject_the_same_as_the_procedure():
@@ -24,7 +24,7 @@ def test_adjusted_p_values_reject_the_same_as_the_procedure():
         for alpha in (0.001, 0.05, 0.5, 0.999):
             assert {i for i, p in enumerate(adjusted) if p <= alpha} == rejected(p_values, alpha)
         assert len(adjusted) == len(p_values)
-        assert all(p <= own <= 1 for p, own in zip(p_values, adjusted, strict=True))
+        assert all(p <= adjusted_p <= 1 for p, adjusted_p in zip(p_values, adjusted, strict=True))
 
 
 def test_equal_p_values_stay_equal():
@@ -42,9 +42,9 @@ def test_holm_equals_a_worked_example():
 def test_the_inverse_mean_ratio_is_a_p_value():
     """Likelihood ratios of biased coins to a fair one: p is below alpha in at most alpha."""
     rng = np.random.default_rng(0)
-    others = np.array([0.3, 0.4, 0.6, 0.8])
+    rates = np.array([0.3, 0.4, 0.6, 0.8])
     heads = rng.binomial(30, 0.5, 4000)
-    logs = np.outer(heads, np.log(2 * others)) + np.outer(30 - heads, np.log(2 * (1 - others)))
+    logs = np.outer(heads, np.log(2 * rates)) + np.outer(30 - heads, np.log(2 * (1 - rates)))
     p_values = [mean_ratio_p_value(row) for row in logs]
     for alpha in (0.2, 0.05, 0.01):
         assert np.mean(np.array(p_values) <= alpha) <= alpha

@@ -15,18 +15,18 @@ NUM_PAIRS = 12
 def test_the_paired_ratio_of_a_worked_example() -> None:
     """Means 3 and 2."""
     over, under = [1.0, 4.0, 5.0, 2.5, 2.5], [1.0, 2.0, 3.0, 2.0, 2.0]
-    found = paired_log_ratio(over, under)
-    assert math.exp(found.log) == pytest.approx(3 / 2)
+    ratio = paired_log_ratio(over, under)
+    assert math.exp(ratio.log) == pytest.approx(3 / 2)
     residuals = [a / 3 - b / 2 for a, b in zip(over, under, strict=True)]
-    assert found.standard_error == pytest.approx(
+    assert ratio.standard_error == pytest.approx(
         math.sqrt(5 / 4 * sum(r * r for r in residuals) / 25)
     )
-    assert found.spread.degrees_of_freedom == 4
+    assert ratio.spread.degrees_of_freedom == 4
 
 
 def test_two_pairs_give_a_ratio_without_a_standard_error() -> None:
-    found = paired_log_ratio([2.0, 4.0], [1.0, 1.0])
-    assert (found.log, found.standard_error) == (pytest.approx(math.log(3)), None)
+    ratio = paired_log_ratio([2.0, 4.0], [1.0, 1.0])
+    assert (ratio.log, ratio.standard_error) == (pytest.approx(math.log(3)), None)
 
 
 def test_an_outlying_timing_repetition_is_excluded() -> None:
@@ -37,8 +37,8 @@ def test_an_outlying_timing_repetition_is_excluded() -> None:
 
 
 def test_four_timings_left_after_an_outlier_give_no_spread() -> None:
-    found = paired_log_ratio([1.6, 1.6, 4.8, 1.6, 1.6], 1.0)
-    assert (math.exp(found.log), found.spread) == (pytest.approx(1.6), None)
+    ratio = paired_log_ratio([1.6, 1.6, 4.8, 1.6, 1.6], 1.0)
+    assert (math.exp(ratio.log), ratio.spread) == (pytest.approx(1.6), None)
 
 
 def test_a_ratio_within_the_common_spread_is_kept() -> None:
@@ -61,10 +61,10 @@ def _coverage() -> float:
         shared = rng.lognormal(0, 0.3, NUM_PAIRS)  # a busy machine hits both
         over = 1.6 * shared * rng.lognormal(0, NOISE, NUM_PAIRS)
         under = shared * rng.lognormal(0, NOISE, NUM_PAIRS)
-        found = interval(paired_log_ratio(over, under))
-        assert found.low is not None
-        assert found.high is not None
-        covered += found.low <= 1.6 <= found.high
+        bounds = interval(paired_log_ratio(over, under))
+        assert bounds.low is not None
+        assert bounds.high is not None
+        covered += bounds.low <= 1.6 <= bounds.high
     return covered / RUNS
 
 
@@ -78,9 +78,9 @@ def test_the_interval_has_its_nominal_coverage() -> None:
 
 def test_noise_shared_by_both_sides_of_a_pair_does_not_widen_the_interval() -> None:
     rng = np.random.default_rng(1)
-    shared, own = rng.lognormal(0, 0.5, NUM_PAIRS), rng.lognormal(0, 0.02, NUM_PAIRS)
-    together = paired_log_ratio(1.6 * shared * own, shared).standard_error
-    apart = paired_log_ratio(1.6 * shared * own, rng.permutation(shared)).standard_error
+    shared, noise = rng.lognormal(0, 0.5, NUM_PAIRS), rng.lognormal(0, 0.02, NUM_PAIRS)
+    together = paired_log_ratio(1.6 * shared * noise, shared).standard_error
+    apart = paired_log_ratio(1.6 * shared * noise, rng.permutation(shared)).standard_error
     assert together is not None
     assert apart is not None
     assert together < 0.02 < 0.1 < apart

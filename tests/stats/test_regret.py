@@ -23,12 +23,12 @@ def drawn(seed: int) -> tuple[list[dict[str, float]], dict[str, float]]:
 def test_the_first_option_of_least_worst_regret_is_chosen():
     for seed in range(400):
         options, best = drawn(seed)
-        found = minimax_regret(options, best)
+        choice = minimax_regret(options, best)
         worst = [max((best[c] - o[c]) / best[c] for c in CASES) for o in options]
-        assert worst[found.option] <= min(worst) + TIE + 1e-12
-        assert all(w > min(worst) + TIE - 1e-12 for w in worst[: found.option])
-        assert max(found.regret.values()) == pytest.approx(worst[found.option])
-        assert all(-1e-12 <= regret < 1 for regret in found.regret.values())
+        assert worst[choice.option] <= min(worst) + TIE + 1e-12
+        assert all(w > min(worst) + TIE - 1e-12 for w in worst[: choice.option])
+        assert max(choice.regret.values()) == pytest.approx(worst[choice.option])
+        assert all(-1e-12 <= regret < 1 for regret in choice.regret.values())
 
 
 def test_the_unit_of_a_case_does_not_matter():
@@ -41,14 +41,14 @@ def test_the_unit_of_a_case_does_not_matter():
 
 def test_minimax_regret_of_a_worked_example():
     options = [{"a": 1.0, "b": 1.0}, {"a": 1.8, "b": 1.1}, {"a": 2.0, "b": 0.6}]
-    found = minimax_regret(options, {"a": 2.0, "b": 1.2})
-    assert found.option == 1
-    assert found.regret == pytest.approx({"a": 0.1, "b": 1 / 12})
+    choice = minimax_regret(options, {"a": 2.0, "b": 1.2})
+    assert choice.option == 1
+    assert choice.regret == pytest.approx({"a": 0.1, "b": 1 / 12})
 
 
 def test_a_rate_within_the_tie_does_not_justify_a_less_simple_choice():
-    found = minimax_regret([{"a": 1.0}, {"a": 1.1}], {"a": 1.0})
-    assert found == (0, {"a": 0.0})
+    choice = minimax_regret([{"a": 1.0}, {"a": 1.1}], {"a": 1.0})
+    assert choice == (0, {"a": 0.0})
 
 
 def test_minimax_regret_needs_at_least_one_option():

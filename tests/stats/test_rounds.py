@@ -47,44 +47,44 @@ def drawn(seed: int) -> Rounds:
 def test_counts_are_those_of_the_rounds_one_by_one():
     for seed in SEEDS:
         rounds = drawn(seed)
-        found = rounds.counts
+        counts = rounds.counts
         triples = list(zip(rounds.drafted, rounds.accepted, rounds.emitted, strict=True))
         n, total = len(triples), sum(a for _, a, _ in triples)
-        assert found.k == rounds.k
-        assert found.num_emitted == sum(e for _, _, e in triples)
-        assert found.mean_acceptance_length == pytest.approx(sum(1 + a for _, a, _ in triples) / n)
+        assert counts.k == rounds.k
+        assert counts.num_emitted == sum(e for _, _, e in triples)
+        assert counts.mean_acceptance_length == pytest.approx(sum(1 + a for _, a, _ in triples) / n)
         drafting = [a for d, a, _ in triples if d]
         if drafting:
-            length = found.mean_acceptance_length_when_drafted
+            length = counts.mean_acceptance_length_when_drafted
             assert length == pytest.approx(sum(1 + a for a in drafting) / len(drafting))
-            assert found.acceptance_rate == pytest.approx(total / sum(rounds.drafted))
+            assert counts.acceptance_rate == pytest.approx(total / sum(rounds.drafted))
         joint = [sum(a >= i for _, a, _ in triples) / n for i in range(1, rounds.k + 1)]
-        assert found.acceptance_rate_per_position == pytest.approx(joint)
+        assert counts.acceptance_rate_per_position == pytest.approx(joint)
         # Drafts are tested until the first that is rejected.
         outcomes = [o for d, a, e in triples for o in [True] * a + [False] * (a < d and e > a)]
         expected = sum(outcomes) / len(outcomes) if outcomes else None
-        assert found.alpha == (None if expected is None else pytest.approx(expected))
+        assert counts.alpha == (None if expected is None else pytest.approx(expected))
 
 
 def test_acceptance_length_is_1_plus_the_sum_of_joint_rates():
     for seed in SEEDS:
-        found = drawn(seed).counts
-        joint = found.acceptance_rate_per_position
-        assert found.mean_acceptance_length == pytest.approx(mean_length_from_rates(joint))
-        conditional = found.conditional_acceptance_rate
+        counts = drawn(seed).counts
+        joint = counts.acceptance_rate_per_position
+        assert counts.mean_acceptance_length == pytest.approx(mean_length_from_rates(joint))
+        conditional = counts.conditional_acceptance_rate
         assert joint_rates(conditional) == pytest.approx(joint[: len(conditional)])
         assert not any(joint[len(conditional) :])
-        assert expected_tokens_by_k(conditional)[-1] == pytest.approx(found.mean_acceptance_length)
+        assert expected_tokens_by_k(conditional)[-1] == pytest.approx(counts.mean_acceptance_length)
 
 
 def test_counts_of_two_round_logs_sum_to_those_of_one():
     for seed in SEEDS:
-        one, other = drawn(seed), drawn(seed + 1000)
-        k = max(one.k, other.k)
-        both = Rounds(*(a + b for a, b in zip(one[:3], other[:3], strict=True)), k)
-        assert one._replace(k=k).counts + other._replace(k=k).counts == both.counts
+        first, other = drawn(seed), drawn(seed + 1000)
+        k = max(first.k, other.k)
+        both = Rounds(*(a + b for a, b in zip(first[:3], other[:3], strict=True)), k)
+        assert first._replace(k=k).counts + other._replace(k=k).counts == both.counts
     with pytest.raises(ValueError, match="different K"):
-        one._replace(k=2).counts + other._replace(k=3).counts
+        first._replace(k=2).counts + other._replace(k=3).counts
 
 
 def test_rates_without_rounds_or_drafts_are_none():

@@ -37,12 +37,12 @@ def test_the_spread_of_a_mean_is_that_of_the_t_test():
 def test_spreads_are_combined_as_in_welchs_t_test():
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
-        one = rng.normal(0, rng.uniform(0.1, 3), rng.integers(MIN_UNITS, 30))
+        first = rng.normal(0, rng.uniform(0.1, 3), rng.integers(MIN_UNITS, 30))
         other = rng.normal(0, rng.uniform(0.1, 3), rng.integers(MIN_UNITS, 30))
-        both = combined(of_mean(one), of_mean(other))
-        welch = ttest_ind(one, other, equal_var=False)
+        both = combined(of_mean(first), of_mean(other))
+        welch = ttest_ind(first, other, equal_var=False)
         assert both.degrees_of_freedom == pytest.approx(welch.df)
-        assert both.standard_error == pytest.approx((one.mean() - other.mean()) / welch.statistic)
+        assert both.standard_error == pytest.approx((first.mean() - other.mean()) / welch.statistic)
 
 
 def test_an_exact_value_adds_no_error_to_a_combined_spread():
@@ -78,10 +78,10 @@ def test_the_jackknife_by_its_formula():
         weights = rng.dirichlet(np.full(len(left_out), rng.uniform(0.05, 3))).tolist()
         n, mean = len(left_out), sum(left_out) / len(left_out)
         squares = sum((value - mean) ** 2 for value in left_out)
-        found = jackknife(left_out, weights)
-        assert found.standard_error == pytest.approx(math.sqrt((n - 1) / n * squares))
+        uncertainty = jackknife(left_out, weights)
+        assert uncertainty.standard_error == pytest.approx(math.sqrt((n - 1) / n * squares))
         effective = 1 / sum(w * w for w in weights)
-        assert found.degrees_of_freedom == pytest.approx(max(1.0, effective - 1))
+        assert uncertainty.degrees_of_freedom == pytest.approx(max(1.0, effective - 1))
 
 
 def test_four_units_have_no_spread_and_five_have():

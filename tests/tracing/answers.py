@@ -51,7 +51,7 @@ class Asked:
     max_new_tokens: int = 64
 
 
-def decode(engine: BuiltinEngine, workload: str, prompt: Prompt, asked: Asked) -> Conversation:
+def decode(engine: BuiltinEngine, workload: str, prompt: Prompt, options: Asked) -> Conversation:
     """The target's own answers without drafts; later turns follow the greedy ones."""
     history: list[Message] = []
     texts: Conversation = []
@@ -62,34 +62,34 @@ def decode(engine: BuiltinEngine, workload: str, prompt: Prompt, asked: Asked) -
         history += messages
         prompt_ids = engine.tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
         quoted = engine.tokenizer.ids(quoted_text(prompt.turns[0]))
-        seed, sampling = 1000 * asked.repeat + turn, Sampling(temperature=asked.temperature)
-        output = _answer(engine, prompt_ids, sampling, seed, asked.max_new_tokens)
+        seed, sampling = 1000 * options.repeat + turn, Sampling(temperature=options.temperature)
+        output = _answer(engine, prompt_ids, sampling, seed, options.max_new_tokens)
         texts.append(
             TargetText(
                 workload=workload,
                 prompt_id=prompt.id,
                 turn=turn,
-                repeat=asked.repeat,
+                repeat=options.repeat,
                 prompt_ids=prompt_ids,
                 output_ids=output,
                 # Greedy cells decode as many tokens as the reference has, sampled ones to the end.
-                max_new_tokens=asked.max_new_tokens if asked.temperature else len(output),
+                max_new_tokens=options.max_new_tokens if options.temperature else len(output),
                 sampling=sampling,
                 seed=seed,
                 prediction_ids=before if turn else quoted,
             )
         )
         if turn + 1 < len(prompt.turns):
-            before = _answer(engine, prompt_ids, Sampling(), 0, asked.max_new_tokens)
+            before = _answer(engine, prompt_ids, Sampling(), 0, options.max_new_tokens)
     return texts
 
 
 def conversations(
-    engine: BuiltinEngine, workload: str, num_prompts: int, asked: Asked = Asked()
+    engine: BuiltinEngine, workload: str, num_prompts: int, options: Asked = Asked()
 ) -> list[Conversation]:
     """The first prompts of a workload, answered."""
     prompts = load_workload(workload, folder=demo_target().workloads).prompts[:num_prompts]
-    return [decode(engine, workload, prompt, asked) for prompt in prompts]
+    return [decode(engine, workload, prompt, options) for prompt in prompts]
 
 
 def answered(
@@ -109,11 +109,11 @@ def answered(
         for text in texts
     ]
     work = Work(drafter=drafter, method=method_of(drafter), k=k)
-    found = []
+    results = []
     for result in engine.serve(requests, work, Load()).results:
         assert result.rounds is not None
-        found.append((result.output_ids, result.rounds))
-    return found
+        results.append((result.output_ids, result.rounds))
+    return results
 
 
 def measured(

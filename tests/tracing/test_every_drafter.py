@@ -56,12 +56,12 @@ def drafter_of(variant: Variant):
 @cache
 def texts(sampling: Sampling = GREEDY) -> tuple[TargetText, ...]:
     """The target's own texts; a seed each."""
-    found = []
+    results = []
     for seed, prompt in enumerate(PROMPTS):
-        asked = Request(prompt_ids=prompt, max_new_tokens=MOST, seed=seed)
+        request = Request(prompt_ids=prompt, max_new_tokens=MOST, seed=seed)
         plain = make_drafter("none", *models())
-        (result,) = decode(models()[0], plain, [asked], k=0, sampling=sampling)
-        found.append(
+        (result,) = decode(models()[0], plain, [request], k=0, sampling=sampling)
+        results.append(
             TargetText(
                 workload="tiny",
                 prompt_id=f"p{seed}",
@@ -74,7 +74,7 @@ def texts(sampling: Sampling = GREEDY) -> tuple[TargetText, ...]:
                 prediction_ids=(*result.output_ids[:12], 0, *result.output_ids[15:]),
             )
         )
-    return tuple(found)
+    return tuple(results)
 
 
 def traced(
@@ -85,14 +85,14 @@ def traced(
 
 
 def measured(variant: Variant, text: TargetText, k: int, drafter: Any = None) -> RoundCounts:
-    asked = Request(
+    request = Request(
         prompt_ids=text.prompt_ids,
         max_new_tokens=text.max_new_tokens,
         seed=text.seed,
         prediction_ids=text.prediction_ids,
     )
     drafter = drafter or drafter_of(variant)
-    (result,) = decode(models()[0], drafter, [asked], k=k, sampling=text.sampling)
+    (result,) = decode(models()[0], drafter, [request], k=k, sampling=text.sampling)
     assert result.output_ids == text.output_ids
     return counted([result.rounds], k)
 
@@ -166,11 +166,11 @@ def test_a_round_does_not_see_the_text_after_its_drafts(variant: Variant):
     changed = tuple((token + 1) % 7 for token in text.output_ids[cut:])
     other = replace(text, output_ids=(*text.output_ids[:cut], *changed))
 
-    for one, two in zip(traced(variant, text), traced(variant, other), strict=True):
+    for first, second in zip(traced(variant, text), traced(variant, other), strict=True):
         for start in range(cut - 1):
             depth = cut - 1 - start
-            assert one.chances[start][:depth] == two.chances[start][:depth]
-            assert one.num_drafted[start] == two.num_drafted[start]
+            assert first.chances[start][:depth] == second.chances[start][:depth]
+            assert first.num_drafted[start] == second.num_drafted[start]
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -21,29 +21,29 @@ LENGTHS = torch.tensor([[2], [5]])
 
 
 def added(proposal: Proposal) -> ProposalMatches:
-    found = ProposalMatches()
-    found.add([0, 3], proposal, LENGTHS, TEXT, SIZE)
-    return found
+    matches = ProposalMatches()
+    matches.add([0, 3], proposal, LENGTHS, TEXT, SIZE)
+    return matches
 
 
-def chances(found: ProposalMatches) -> list[tuple[float, ...]]:
-    return [found.chances(start, [1.0] * 5) for start in (0, 3)]
+def chances(matches: ProposalMatches) -> list[tuple[float, ...]]:
+    return [matches.chances(start, [1.0] * 5) for start in (0, 3)]
 
 
 def test_a_traced_chain_is_accepted_up_to_the_first_mismatch():
     drafts = torch.tensor([[11, 12, 9, 14], [14, NOTHING, NOTHING, NOTHING]])
-    found = added(Proposal(drafts, torch.tensor([4, 4])))
+    matches = added(Proposal(drafts, torch.tensor([4, 4])))
 
     # After token 3 one token of the text is left; past the end no draft matches.
-    assert chances(found) == [(1.0, 1.0, 0.0), (1.0,)]
-    assert found.num_drafted == {0: 4, 3: 4}
+    assert chances(matches) == [(1.0, 1.0, 0.0), (1.0,)]
+    assert matches.num_drafted == {0: 4, 3: 4}
 
 
 def test_inactive_drafts_are_not_accepted_in_a_trace():
-    found = added(Proposal(torch.tensor([[11, 12], [14, 7]]), torch.tensor([1, 0])))
+    matches = added(Proposal(torch.tensor([[11, 12], [14, 7]]), torch.tensor([1, 0])))
 
-    assert chances(found) == [(1.0,), ()]
-    assert found.num_drafted == {0: 1, 3: 0}
+    assert chances(matches) == [(1.0,), ()]
+    assert matches.num_drafted == {0: 1, 3: 0}
 
 
 def test_a_traced_tree_is_followed_along_the_text():
@@ -53,29 +53,29 @@ def test_a_traced_tree_is_followed_along_the_text():
     is_active_BK = torch.tensor([[True] * 5 + [False], [True] * 6])
     tree = Tree(parents_BK, depths_BN, seen_BNN, is_active_BK, 3)
     drafts = torch.tensor([[11, 9, 9, 12, 8, 13], [9, 14, 14, 14, 14, 14]])
-    found = added(Proposal(drafts, is_active_BK.sum(1), None, tree))
+    matches = added(Proposal(drafts, is_active_BK.sum(1), None, tree))
 
-    assert chances(found) == [(1.0, 1.0, 0.0), (1.0,)]
-    assert found.num_drafted == {0: 5, 3: 6}
+    assert chances(matches) == [(1.0, 1.0, 0.0), (1.0,)]
+    assert matches.num_drafted == {0: 5, 3: 6}
 
 
 def test_a_sampled_chain_has_the_probabilities_of_the_texts_tokens():
     probs = torch.full((2, 3, 16), 0.01)
     probs[0, 0, 11], probs[0, 1, 12], probs[0, 2, 13], probs[1, 0, 14] = 0.2, 0.9, 0.0, 0.3
     drafts = torch.tensor([[11, 12, 13], [14, 0, 0]])
-    found = added(Proposal(drafts, torch.tensor([3, 3]), probs))
+    matches = added(Proposal(drafts, torch.tensor([3, 3]), probs))
 
     target = [1.0, 0.4, 0.5, 0.6, 0.6]
-    assert found.chances(0, target) == pytest.approx((0.5, 1.0, 0.0))
-    assert found.chances(3, target) == pytest.approx((0.5,))
+    assert matches.chances(0, target) == pytest.approx((0.5, 1.0, 0.0))
+    assert matches.chances(3, target) == pytest.approx((0.5,))
 
 
 def test_acceptance_chances_end_at_a_certain_rejection():
     probs = torch.full((2, 3, 16), 0.5)
     probs[:, 0] = 0.0
-    found = added(Proposal(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 3]), probs))
+    matches = added(Proposal(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 3]), probs))
 
-    assert found.chances(0, [0.5] * 5) == (0.0,)
+    assert matches.chances(0, [0.5] * 5) == (0.0,)
 
 
 def test_the_chance_of_a_draft_given_the_emitted_token_is_min_of_1_and_q_over_p():
@@ -120,11 +120,11 @@ def forecast_lengths(num_drafts: int) -> tuple[list[float], list[float]]:
         proposal = Proposal(
             torch.tensor([tokens]), torch.tensor([num_drafts]), Q_AFTER[torch.tensor([before])]
         )
-        found = ProposalMatches()
-        found.add([0], proposal, torch.tensor([[1]]), text_C, 3 + num_drafts)
+        matches = ProposalMatches()
+        matches.add([0], proposal, torch.tensor([[1]]), text_C, 3 + num_drafts)
         weight = math.prod(target)
         for lengths, chances in (
-            (replayed, found.chances(0, [1.0, *target])),
+            (replayed, matches.chances(0, [1.0, *target])),
             (summed, [overlaps[token] for token in before]),
         ):
             for kept in range(num_drafts + 1):

@@ -111,18 +111,18 @@ def on_the_embedded_pair() -> Compared:
     ],
 )
 def test_replayed_rounds_equal_measured_ones_on_average(name: str, sampling: Sampling):
-    found = on_tiny_models(name, sampling)
+    estimate = on_tiny_models(name, sampling)
 
-    assert found.standard_error < 0.02
-    assert abs(found.z) < 4
+    assert estimate.standard_error < 0.02
+    assert abs(estimate.z) < 4
 
 
 @pytest.mark.long
 def test_replayed_rounds_of_the_demo_pair_equal_measured_ones():
-    found = on_the_embedded_pair()
+    estimate = on_the_embedded_pair()
 
-    assert found.standard_error < 0.04
-    assert abs(found.z) < 4
+    assert estimate.standard_error < 0.04
+    assert abs(estimate.z) < 4
 
 
 def test_a_planted_inverse_acceptance_ratio_is_detected(monkeypatch):
@@ -137,8 +137,8 @@ def test_a_planted_shift_of_trace_starts_is_detected(monkeypatch):
     """The distribution of a draft held against the token after it."""
     honest = trace_module.ProposalMatches.add
 
-    def shifted(found, starts, proposal, length_B1, text_C, size):
-        honest(found, starts, proposal, length_B1, text_C.roll(-1), size - 1)
+    def shifted(matches, starts, proposal, length_B1, text_C, size):
+        honest(matches, starts, proposal, length_B1, text_C.roll(-1), size - 1)
 
     monkeypatch.setattr(trace_module.ProposalMatches, "add", shifted)
 

@@ -25,10 +25,10 @@ def refused(path: Path, num_bytes: int) -> Iterator[None]:
     """All in one sentence: which file, why, and what to do."""
     with pytest.raises(StoreError) as caught, file_size_limit(num_bytes):
         yield
-    said = str(caught.value)
-    assert said.startswith(f"{path} ")
-    assert {"File", "large.", "--resume:"} <= set(said.split())
-    assert "\n" not in said
+    message = str(caught.value)
+    assert message.startswith(f"{path} ")
+    assert {"File", "large.", "--resume:"} <= set(message.split())
+    assert "\n" not in message
 
 
 def test_training_resumes_from_the_last_saved_step(tmp_path):

@@ -36,8 +36,8 @@ def test_training_logits_equal_the_reference_at_every_depth(method, plain):
 
     with torch.no_grad():
         bench_passes = [
-            student._head.logits(one.states_BTF)[0]
-            for one in student._run(lesson, lesson.features, DEPTH)
+            student._head.logits(head_pass.states_BTF)[0]
+            for head_pass in student._run(lesson, lesson.features, DEPTH)
         ]
 
     for depth, logits_TV in enumerate(bench_passes):
@@ -57,9 +57,9 @@ def test_training_agreement_equals_the_acceptance_of_a_chain(method, num_heads):
     bench = lab()
     student = bench.student(method, num_heads)
     teacher = bench.teacher(student)
-    found = [student.agreement(teacher.lesson(batch), 3) for batch in bench.held_out]
-    right = torch.stack([one.correct_D for one in found]).sum(0).tolist()
-    contexts = torch.stack([one.contexts_D for one in found]).sum(0).tolist()
+    agreements = [student.agreement(teacher.lesson(batch), 3) for batch in bench.held_out]
+    right = torch.stack([agreement.correct_D for agreement in agreements]).sum(0).tolist()
+    contexts = torch.stack([agreement.contexts_D for agreement in agreements]).sum(0).tolist()
 
     counted = [0, 0, 0]
     possible = [0, 0, 0]

@@ -46,7 +46,7 @@ def silent(done: int, total: int) -> None:
 
 @pytest.mark.slow
 def test_corpus_prompts_are_not_in_the_bundled_workloads(tokenizer):
-    asked = corpus_questions(tokenizer, 400, seed=0, end=9300)
+    corpus = corpus_questions(tokenizer, 400, seed=0, end=9300)
     first_turns = {
         tokenizer.prompt_ids(prompt.turns[0])
         for name in ("chat", "code", "creative", "qa", "edit")
@@ -54,8 +54,8 @@ def test_corpus_prompts_are_not_in_the_bundled_workloads(tokenizer):
     }
 
     assert len(first_turns) == 200
-    assert not first_turns & {question.ids for question in asked.questions}
-    assert len(asked.questions) > 500
+    assert not first_turns & {question.ids for question in corpus.questions}
+    assert len(corpus.questions) > 500
 
 
 def load(path: Path):
@@ -66,25 +66,25 @@ def load(path: Path):
 
 @pytest.mark.slow
 def test_a_twentieth_of_the_prompts_is_held_out_by_content(tokenizer):
-    one, other = (corpus_questions(tokenizer, 400, seed, end=9300).questions for seed in (0, 1))
+    first, other = (corpus_questions(tokenizer, 400, seed, end=9300).questions for seed in (0, 1))
 
-    held_out = {question.ids for question in one if question.is_held_out}
+    held_out = {question.ids for question in first if question.is_held_out}
     assert held_out == {question.ids for question in other if question.is_held_out}
-    assert not held_out & {question.ids for question in one if not question.is_held_out}
-    assert 0.02 < len(held_out) / len(one) < 0.09
-    assert [q.ids for q in one] != [q.ids for q in other]
-    assert len({question.ids for question in one}) == len(one)
+    assert not held_out & {question.ids for question in first if not question.is_held_out}
+    assert 0.02 < len(held_out) / len(first) < 0.09
+    assert [q.ids for q in first] != [q.ids for q in other]
+    assert len({question.ids for question in first}) == len(first)
 
 
 def test_at_least_one_of_few_prompts_is_held_out(tokenizer, tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"Say {i}."}) + "\n" for i in range(3)))
 
-    asked = workload_questions((str(path),), tokenizer, 400, seed=0)
+    corpus = workload_questions((str(path),), tokenizer, 400, seed=0)
 
-    assert sorted(question.is_held_out for question in asked.questions)[-1]
-    assert not asked.questions[-1].is_held_out
-    assert list(asked.sources) == ["few.jsonl"]
+    assert sorted(question.is_held_out for question in corpus.questions)[-1]
+    assert not corpus.questions[-1].is_held_out
+    assert list(corpus.sources) == ["few.jsonl"]
 
 
 def test_settings_that_training_texts_are_made_without_are_named(tokenizer, tmp_path):
@@ -114,8 +114,8 @@ def test_held_out_prompts_are_answered_greedily_as_transformers_does(tmp_path):
     model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
 
     for text in (text for text in texts if text.is_held_out):
-        prompt, said = text.ids[: text.num_prompt], text.ids[text.num_prompt :]
-        assert said == generated(model, prompt, 6)
+        prompt, output = text.ids[: text.num_prompt], text.ids[text.num_prompt :]
+        assert output == generated(model, prompt, 6)
     assert [text.is_held_out for text in texts] == [True] * 3 + [False] * 12
 
 
@@ -123,8 +123,8 @@ def test_repeated_prompts_need_sampled_training_answers(tmp_path):
     texts = answered(tmp_path / "sampled.jsonl", num_texts=30)
     greedy = plan_answers(QUESTIONS, (0.0,), 30, seed=0)
 
-    asked = Counter(text.ids[: text.num_prompt] for text in texts if not text.is_held_out)
-    assert sum(asked.values()) == 30
+    counts = Counter(text.ids[: text.num_prompt] for text in texts if not text.is_held_out)
+    assert sum(counts.values()) == 30
     assert len(set(texts)) == len(texts)
     assert len(greedy) == len(QUESTIONS)
 
@@ -152,12 +152,12 @@ def test_a_foreign_file_is_refused_and_unchanged_by_training(tmp_path):
 
 
 def test_two_trainings_do_not_mix_their_texts(tmp_path):
-    one, other = (TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE) for _ in range(2))
-    one.add([TrainingText((1, 2, 3), 1, is_held_out=True)])
+    first, other = (TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE) for _ in range(2))
+    first.add([TrainingText((1, 2, 3), 1, is_held_out=True)])
 
     with pytest.raises(StoreError, match="another training"):
         other.add([TrainingText((4, 5, 6), 1, is_held_out=True)])
-    assert TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE).texts == one.texts
+    assert TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE).texts == first.texts
 
 
 def test_fewer_training_texts_are_a_prefix_of_more(tmp_path):

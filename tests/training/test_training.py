@@ -116,8 +116,8 @@ def test_a_head_for_a_large_vocabulary_learns_the_most_frequent_tokens(tmp_path,
 
     counts_V = students.token_counts(bench.texts, VOCAB_SIZE)
     d2t_D = written.checkpoint().tensors["d2t"]
-    said = (d2t_D + torch.arange(7)).tolist()
-    assert min(counts_V[said]) >= max(counts_V[i] for i in range(VOCAB_SIZE) if i not in said)
+    ids = (d2t_D + torch.arange(7)).tolist()
+    assert min(counts_V[ids]) >= max(counts_V[i] for i in range(VOCAB_SIZE) if i not in ids)
     assert measure_acceptance(written, bench.teacher(written), bench.held_out, 1).contexts > 0
 
 
@@ -149,12 +149,12 @@ def test_held_out_texts_are_not_trained_on():
 
 
 def test_another_seed_gives_other_weights(tmp_path):
-    bench, one, other = lab(), lab().student("eagle"), lab().student("eagle")
-    for student, seed in ((one, 0), (other, 1)):
+    bench, first, other = lab(), lab().student("eagle"), lab().student("eagle")
+    for student, seed in ((first, 0), (other, 1)):
         path = tmp_path / str(seed)
         train(student, bench.teacher(student), bench.batches, plan(2, seed), path, SETTINGS, silent)
 
-    assert any(not torch.equal(one.parameters[n], other.parameters[n]) for n in one.parameters)
+    assert any(not torch.equal(first.parameters[n], other.parameters[n]) for n in first.parameters)
 
 
 def test_a_time_budget_shortens_the_training_schedule(tmp_path):

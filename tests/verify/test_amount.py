@@ -56,7 +56,7 @@ def test_a_conversation_does_not_continue_past_the_prompt_list():
 
 def test_outputs_are_expected_to_be_as_long_as_the_greedy_one():
     answer = KnownOutput("builtin", (7,) * 40)
-    talk = [replace(one, answer=answer) for one in TALK]
+    talk = [replace(prompt, answer=answer) for prompt in TALK]
     assert taken(num_tokens=41, num_rows=1, talk=talk) == "a b1 b2"
     assert taken(num_tokens=121, num_rows=1, talk=talk) == "a b1 b2 c"
 
@@ -113,21 +113,21 @@ def test_only_missing_tokens_are_requested_after_short_outputs():
 
 def test_k_0_is_not_generated_again_except_in_conversations():
     answer = KnownOutput("builtin", (7,) * 40)
-    talk = [replace(one, answer=answer) for one in TALK]
+    talk = [replace(prompt, answer=answer) for prompt in TALK]
     collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk, seed=0)
     of_one_turn = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk[:1], seed=0)
     work = cast(Any, SimpleNamespace(method="none", k=0))
     assert of_one_turn.greedy_texts(EngineUnderTest("one", cast(Any, Served()), work)) == [
         (7,) * 40
     ]
-    for name, k, asked in (("builtin", 0, 2), ("builtin", 4, 5), ("transformers", 0, 5)):
+    for name, k, num_questions in (("builtin", 0, 2), ("builtin", 4, 5), ("transformers", 0, 5)):
         engine = Served()
         engine.name = name
         work = cast(Any, SimpleNamespace(method="ngram", k=k))
         texts = collector.greedy_texts(EngineUnderTest("one", cast(Any, engine), work))
-        assert len(engine.seeds) == asked
+        assert len(engine.seeds) == num_questions
         assert [len(text) for text in texts] == (
-            [40, 100, 100, 40, 40] if asked == 2 else [100] * 5
+            [40, 100, 100, 40, 40] if num_questions == 2 else [100] * 5
         )
 
 
@@ -141,25 +141,25 @@ def jobs(*temperatures: float) -> list[VerificationJob]:
 
 def test_the_estimate_is_reported_before_sampling():
     answer = KnownOutput("builtin", (7,) * 40)
-    talk = [replace(one, answer=answer) for one in TALK]  # 200 tokens, which took 2 s
-    num_tokens, told = _estimate(jobs(0.0, 0.0), talk, 2.0, 8192, math.inf, 0)
-    assert re.match(f"about {duration(4.0)}: 5 .*2 cells", told)
+    talk = [replace(prompt, answer=answer) for prompt in TALK]  # 200 tokens, which took 2 s
+    num_tokens, message = _estimate(jobs(0.0, 0.0), talk, 2.0, 8192, math.inf, 0)
+    assert re.match(f"about {duration(4.0)}: 5 .*2 cells", message)
     seconds = 0.01 * (2 * 200 + 2 * (_SAMPLED + _READ) * 8192)
     mixed = jobs(0.0, 0.7, 0.0, 0.7)
-    num_tokens, told = _estimate(mixed, talk, 2.0, 8192, math.inf, 2)
+    num_tokens, message = _estimate(mixed, talk, 2.0, 8192, math.inf, 2)
     assert num_tokens == 8192
-    assert told.startswith(f"about {duration(seconds)}: ")
-    assert re.search("8,192 sampled .* 2,", told)
-    assert f"{power_of_call(8192, 2).shift:.1%}" in told
+    assert message.startswith(f"about {duration(seconds)}: ")
+    assert re.search("8,192 sampled .* 2,", message)
+    assert f"{power_of_call(8192, 2).shift:.1%}" in message
 
 
 def test_a_time_budget_limits_the_verified_tokens_with_a_note():
-    talk = [replace(one, answer=KnownOutput("builtin", (7,) * 40)) for one in TALK]
+    talk = [replace(prompt, answer=KnownOutput("builtin", (7,) * 40)) for prompt in TALK]
     mixed = jobs(0.0, 0.7, 0.0, 0.7)  # 4 s of greedy answers, 34 ms a sampled token of both
-    num_tokens, told = _estimate(mixed, talk, 2.0, 20_000, 38.0, 2)
+    num_tokens, message = _estimate(mixed, talk, 2.0, 20_000, 38.0, 2)
     assert num_tokens == pytest.approx(1000, abs=1)
-    assert told.startswith("about 38s (--time-budget: 38s): ")
-    assert re.search(f"{num_tokens:,} .*20,000 sampled", told)
+    assert message.startswith("about 38s (--time-budget: 38s): ")
+    assert re.search(f"{num_tokens:,} .*20,000 sampled", message)
     assert _estimate(mixed, talk, 2.0, 20_000, 1e6, 2)[0] == 20_000
     assert _estimate(mixed, talk, 2.0, 20_000, 1.0, 2)[0] == FEWEST_TOKENS
 
@@ -176,7 +176,7 @@ def test_the_tokens_for_a_precision_detect_that_shift():
 
 def test_tokens_per_cell_rise_with_the_number_of_cells():
     """K = 0 is a cell, too; of a temperature of 0 nothing is sampled."""
-    one = cast(Any, SimpleNamespace(target=SimpleNamespace(name="one")))
+    job = cast(Any, SimpleNamespace(target=SimpleNamespace(name="one")))
     for ks, temperatures, num_pairings, tokens in (
         (None, (0.0, 0.7), 1, 8192),
         ((1, 2, 3), (0.0, 0.7), 1, 8192),
@@ -188,4 +188,4 @@ def test_tokens_per_cell_rise_with_the_number_of_cells():
             sampling=SimpleNamespace(temperatures=temperatures),
             load=SimpleNamespace(engines=("builtin",)),
         )
-        assert enough_tokens(PRECISION, cast(Any, settings), [one] * num_pairings) == tokens
+        assert enough_tokens(PRECISION, cast(Any, settings), [job] * num_pairings) == tokens

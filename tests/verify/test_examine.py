@@ -40,26 +40,26 @@ def refusal(error: Exception, lossy: LossyRule | None) -> FailedEvidence:
     job = VerificationJob("big/heads", drafter, "builtin", work, Sampling(temperature=0.7))
     engines = {"builtin": cast(Engine, Refusing(error))}
     amount = Amount(num_tokens=1, num_rows={"builtin": 1})
-    (found,) = examine(engines, cast(Collector, None), [job], amount, lambda _: None)
-    assert isinstance(found, FailedEvidence)
-    return found
+    (evidence,) = examine(engines, cast(Collector, None), [job], amount, lambda _: None)
+    assert isinstance(evidence, FailedEvidence)
+    return evidence
 
 
-@pytest.mark.parametrize(("lossy", "told"), [(TYPICAL, "typical"), (None, None)])
+@pytest.mark.parametrize(("lossy", "expected"), [(TYPICAL, "typical"), (None, None)])
 def test_a_lossy_pairing_that_cannot_be_loaded_is_still_called_lossy(
-    lossy: LossyRule | None, told: str | None
+    lossy: LossyRule | None, expected: str | None
 ) -> None:
-    found = refusal(ModelError("no such head\nlook elsewhere"), lossy)
+    evidence = refusal(ModelError("no such head\nlook elsewhere"), lossy)
 
-    assert found.reason == "no such head"
-    subject: dict[str, Any] = {n: getattr(found.subject, n) for n in found.subject.__slots__}
+    assert evidence.reason == "no such head"
+    subject: dict[str, Any] = {n: getattr(evidence.subject, n) for n in evidence.subject.__slots__}
     assert subject == {
         "pairing": "big/heads",
         "engine": "builtin",
         "method": "medusa",
         "num_speculative_tokens": 4,
         "temperature": 0.7,
-        "lossy": told,
+        "lossy": expected,
     }
 
 

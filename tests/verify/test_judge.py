@@ -213,10 +213,10 @@ def test_each_pairing_has_one_verdict_sentence() -> None:
 
 
 def test_the_document_has_the_declared_keys() -> None:
-    found = document(judge([greedy(divergence()), sampled()]))
-    jsonschema.validate(found, schema_of(DOCUMENTS["Verify"]))
-    assert (found["lossless"], found["num_tests"]) == (True, 4)
-    first, second = found["results"]
+    json_document = document(judge([greedy(divergence()), sampled()]))
+    jsonschema.validate(json_document, schema_of(DOCUMENTS["Verify"]))
+    assert (json_document["lossless"], json_document["num_tests"]) == (True, 4)
+    first, second = json_document["results"]
     assert (first["verdict"], first["match_rate"], first["p_value"]) == ("near_tie", 0.9, None)
     assert first["first_divergence"]["prompt_id"] == "chat/p1"
     assert (second["verdict"], second["match_rate"]) == ("matches_distribution", None)

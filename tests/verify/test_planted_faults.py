@@ -211,11 +211,11 @@ class SevenTokens:
         drafter = make_drafter(work.method, self.target, self.draft)
         results = []
         for first in range(0, len(requests), load.concurrency):
-            asked = [
+            sent = [
                 Request(prompt_ids=r.prompt_ids, max_new_tokens=r.max_new_tokens, seed=r.seed)
                 for r in requests[first : first + load.concurrency]
             ]
-            results += decode(self.target, drafter, asked, k=work.k, sampling=requests[0].sampling)
+            results += decode(self.target, drafter, sent, k=work.k, sampling=requests[0].sampling)
         return ServedPass(results=tuple(results), seconds=0.0, rounds=None, cpu_s=0.0)
 
 

@@ -107,9 +107,9 @@ def test_a_text_may_end_with_eos_or_with_the_last_requested_token(text):
 )
 def test_a_text_that_ends_elsewhere_is_a_mismatch(text, position, says):
     for baseline in (None, (WORSE,) * MOST):
-        found = greedy(text, baseline)
-        assert (found.verdict, found.first_divergence.position) == ("mismatch", position)
-        assert says in found.reason
+        finding = greedy(text, baseline)
+        assert (finding.verdict, finding.first_divergence.position) == ("mismatch", position)
+        assert says in finding.reason
 
 
 def test_an_end_that_k_0_shares_is_not_a_fault_of_speculation():
@@ -173,14 +173,14 @@ def test_identity_is_the_cumulative_probability_by_token_id() -> None:
     probs_NV = torch.tensor([[0.5, 0.1, 0.3, 0.1]], dtype=torch.float64).expand(4, -1)
     expected = torch.tensor([0.0, 0.5, 0.6, 0.9], dtype=torch.float64)
     torch.testing.assert_close(identity(probs_NV, torch.arange(4), torch.zeros(4)), expected)
-    found = identity(probs_NV, torch.arange(4), torch.full((4,), 0.5))
-    torch.testing.assert_close(found, expected + probs_NV[0] / 2)
+    actual = identity(probs_NV, torch.arange(4), torch.full((4,), 0.5))
+    torch.testing.assert_close(actual, expected + probs_NV[0] / 2)
 
 
 def test_surprise_keeps_its_precision_in_the_far_tail() -> None:
     probs_NV = torch.tensor([[1 - 3e-17, 2e-17, 1e-17]], dtype=torch.float64)
-    found = surprise(probs_NV, torch.tensor([1]), torch.zeros(1))
-    assert float(found) == pytest.approx(1e-17)
+    actual = surprise(probs_NV, torch.tensor([1]), torch.zeros(1))
+    assert float(actual) == pytest.approx(1e-17)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)
@@ -191,9 +191,9 @@ def test_the_likelihood_at_another_temperature(sampling: Sampling) -> None:
         probs_NV > 0, torch.tensor(-torch.inf, dtype=torch.float64)
     )
     expected = scores_NV.log_softmax(-1).gather(1, tokens_N[:, None]).sum()
-    colder, own = log_likelihoods(probs_NV, tokens_N, (0.8, 1.0))
+    colder, unscaled = log_likelihoods(probs_NV, tokens_N, (0.8, 1.0))
     assert colder == pytest.approx(float(expected))
-    assert own == pytest.approx(float(probs_NV.amax(-1).log().sum()))
+    assert unscaled == pytest.approx(float(probs_NV.amax(-1).log().sum()))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)

@@ -38,10 +38,10 @@ def test_a_text_has_the_same_logits_in_a_batch(
     texts: list[Text], reference: ReferenceModel
 ) -> None:
     expected = [alone(reference, text) for text in texts]
-    found = dict(reference.together(texts))
-    assert sorted(found) == list(range(len(texts)))
+    logits = dict(reference.together(texts))
+    assert sorted(logits) == list(range(len(texts)))
     for i, alone_NV in enumerate(expected):
-        torch.testing.assert_close(found[i], alone_NV)
+        torch.testing.assert_close(logits[i], alone_NV)
     torch.testing.assert_close(alone(reference, texts[0]), expected[0])  # and again after them
 
 
@@ -54,8 +54,8 @@ def test_a_text_longer_than_a_chunk_is_read_in_parts(
     for i, logits_NV in reference.together(MIXED):
         parts[i].append(logits_NV)
     assert max(map(len, parts)) == 2
-    for found, alone_NV in zip(parts, expected, strict=True):
-        torch.testing.assert_close(torch.cat(found), alone_NV)
+    for part, alone_NV in zip(parts, expected, strict=True):
+        torch.testing.assert_close(torch.cat(part), alone_NV)
 
 
 def test_fewer_texts_are_batched_if_the_vocabulary_is_large(
@@ -101,15 +101,15 @@ def read(
 def test_evidence_does_not_depend_on_the_batch_size(
     sampling: Sampling, reference: ReferenceModel
 ) -> None:
-    one, three, all_at_once = (read(reference, n, sampling) for n in (1, 3, 64))
-    assert one.num_texts == three.num_texts == all_at_once.num_texts == 6
+    whole, three, all_at_once = (read(reference, n, sampling) for n in (1, 3, 64))
+    assert whole.num_texts == three.num_texts == all_at_once.num_texts == 6
     for other in (three, all_at_once):
-        np.testing.assert_allclose(other.surprise_N, one.surprise_N, atol=1e-5)
-        np.testing.assert_allclose(other.identity_N, one.identity_N, atol=1e-5)
-        assert other.log_likelihoods == pytest.approx(one.log_likelihoods)
-        assert other.colder == pytest.approx(one.colder, rel=1e-4)
-        assert (other.num_outside, other.wrongly_ended) == (one.num_outside, one.wrongly_ended)
-    assert len(one.surprise_N) == 20 - one.num_outside
+        np.testing.assert_allclose(other.surprise_N, whole.surprise_N, atol=1e-5)
+        np.testing.assert_allclose(other.identity_N, whole.identity_N, atol=1e-5)
+        assert other.log_likelihoods == pytest.approx(whole.log_likelihoods)
+        assert other.colder == pytest.approx(whole.colder, rel=1e-4)
+        assert (other.num_outside, other.wrongly_ended) == (whole.num_outside, whole.wrongly_ended)
+    assert len(whole.surprise_N) == 20 - whole.num_outside
 
 
 def test_each_token_is_located_in_the_targets_distribution(reference: ReferenceModel) -> None:

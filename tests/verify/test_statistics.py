@@ -71,12 +71,12 @@ def test_the_uniform_test_is_exact_for_any_number_of_tokens() -> None:
 
 
 def log_likelihoods(probs_V: Floats, tokens_N: Floats) -> dict[float, float]:
-    found = {}
+    scores = {}
     for factor in (0.7, 0.8, 1.0, 1.25):
         scores_V = np.log(probs_V) / factor
         scores_V -= np.log(np.exp(scores_V).sum())
-        found[factor] = float(scores_V[tokens_N].sum())
-    return found
+        scores[factor] = float(scores_V[tokens_N].sum())
+    return scores
 
 
 def test_the_temperature_test_detects_only_another_temperature() -> None:
@@ -157,9 +157,11 @@ def test_another_distribution_of_short_texts_is_detected() -> None:
     rng = np.random.default_rng(0)
     probs_C = rng.dirichlet(np.ones(100))
     cold_C = probs_C**1.2 / (probs_C**1.2).sum()
-    found = [joint(rng.multinomial(5000, cold_C).astype(float), probs_C) < 2e-4 for _ in range(800)]
-    print(f"a distribution that is 17% colder: found in {np.mean(found):.0%} of calls")
-    assert np.mean(found) > 0.8
+    caught = [
+        joint(rng.multinomial(5000, cold_C).astype(float), probs_C) < 2e-4 for _ in range(800)
+    ]
+    print(f"a distribution that is 17% colder: found in {np.mean(caught):.0%} of calls")
+    assert np.mean(caught) > 0.8
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 1e-5])

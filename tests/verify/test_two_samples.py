@@ -48,13 +48,13 @@ class Source:
 def test_two_sample_tests_have_the_stated_false_alarm_rate(test, source):
     """A seeded simulation: 600 pairs of sound sets; at a share of 0.05 up to 0.085 are within
     four standard deviations."""
-    found = []
+    p_values = []
     for trial in range(600):
         answers = source.draw(90, seed=trial)
         order = np.random.default_rng(trial).permutation(len(answers))
         sides = [[answers[i] for i in side] for side in (order[:45], order[45:])]
-        found.append(test(*sides))
-    p = np.array(found)
+        p_values.append(test(*sides))
+    p = np.array(p_values)
     for share in (0.05, 0.01, 0.002):
         most = share + 4 * (share * (1 - share) / len(p)) ** 0.5
         assert (p < share).mean() <= most, share
@@ -65,10 +65,10 @@ def test_two_sample_tests_have_the_stated_false_alarm_rate(test, source):
 )
 def test_two_sample_tests_detect_only_planted_faults(fault, seen_by):
     source = Source(8, 0.5)
-    own, sound = source.draw(1500, seed=1), source.draw(1500, seed=2)
+    baseline, sound = source.draw(1500, seed=1), source.draw(1500, seed=2)
     broken = source.draw(1500, seed=3, **fault)
-    assert TESTS[seen_by](broken, own) < 1e-6
-    assert all(test(sound, own) > 0.01 for test in TESTS.values())
+    assert TESTS[seen_by](broken, baseline) < 1e-6
+    assert all(test(sound, baseline) > 0.01 for test in TESTS.values())
 
 
 def test_a_changed_dependence_between_tokens_is_detected():
@@ -96,14 +96,14 @@ def test_the_floor_is_the_mean_distance_of_exact_draws():
         drawn = rng.choice(60, size=(2, 80), p=law)
         for token in drawn[0]:
             tally.add("p", 1, law[None], np.array([token]))
-        (found,) = tally.distances()
-        apart.append(found.total_variation)
-        floors.append(found.floor)
+        (distance,) = tally.distances()
+        apart.append(distance.total_variation)
+        floors.append(distance.floor)
         sides = [[("p", (int(token),)) for token in side] for side in drawn]
         two = between(*sides)[0]
         pairs.append(two.total_variation)
         pair_floors.append(two.floor)
-    assert found.position == 1
+    assert distance.position == 1
     assert np.mean(apart) == pytest.approx(np.mean(floors), rel=0.03)
     assert np.mean(pairs) == pytest.approx(np.mean(pair_floors), rel=0.15)
 

@@ -45,7 +45,7 @@ def test_messages_are_one_turn_and_the_answer_at_their_end_is_dropped(tmp_path: 
 
 
 def test_sharegpt_names_of_speakers_are_understood(tmp_path: Path) -> None:
-    said = [
+    messages = [
         ("system", "S"),
         ("human", "A"),
         ("gpt", "B"),
@@ -53,7 +53,7 @@ def test_sharegpt_names_of_speakers_are_understood(tmp_path: Path) -> None:
         ("gpt", "D"),
         ("gpt", "E"),
     ]
-    conversation = [{"from": speaker, "value": text} for speaker, text in said]
+    conversation = [{"from": speaker, "value": text} for speaker, text in messages]
     (prompt,) = read(tmp_path, {"id": "x_0", "conversations": conversation})
     expected = [("system", "S"), ("user", "A"), ("assistant", "B"), ("user", "C")]
     assert roles_and_texts(prompt) == [expected]
@@ -85,21 +85,21 @@ def test_tool_calls_and_their_results_stay_in_the_history(tmp_path: Path) -> Non
             "template_args": {"enable_thinking": False},
         },
     )
-    _, asked, answered = prompt.turns[0]
-    assert asked == Message(role="assistant", content="", extra={"tool_calls": [call]})
+    _, tool_call, answered = prompt.turns[0]
+    assert tool_call == Message(role="assistant", content="", extra={"tool_calls": [call]})
     assert answered.extra == {"name": "weather"}
     assert prompt.tools == (tool,)
     assert prompt.template_args == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize(
-    ("said", "predictions"),
+    ("prediction", "predictions"),
     [("x", ("x", None)), (["x", "y"], ("x", "y")), ([None, "y"], (None, "y")), (None, ())],
 )
 def test_a_prediction_is_for_the_first_turn_or_per_turn(
-    tmp_path: Path, said: object, predictions: tuple[str | None, ...]
+    tmp_path: Path, prediction: object, predictions: tuple[str | None, ...]
 ) -> None:
-    (prompt,) = read(tmp_path, {"turns": ["A", "B"], "prediction": said})
+    (prompt,) = read(tmp_path, {"turns": ["A", "B"], "prediction": prediction})
     assert prompt.predictions == predictions
 
 
@@ -124,17 +124,17 @@ def test_a_replayed_history_has_a_turn_for_every_recorded_answer(tmp_path: Path)
         [("assistant", "B1"), ("assistant", "B2"), ("user", "C")],
     ]
     assert replayed.turns[1][0].extra == {"tool_calls": [call]}
-    own = [Message(role="assistant", content="own")] * 2
-    assert replayed.history(2, own) == whole.turns[0]
-    assert replayed.history(1, own[:1]) == whole.turns[0][:5]
-    (asked,) = read(tmp_path, {"turns": ["A"]})
-    assert asked.history(0, ()) == asked.turns[0]
+    outputs = [Message(role="assistant", content="own")] * 2
+    assert replayed.history(2, outputs) == whole.turns[0]
+    assert replayed.history(1, outputs[:1]) == whole.turns[0][:5]
+    (prompt,) = read(tmp_path, {"turns": ["A"]})
+    assert prompt.history(0, ()) == prompt.turns[0]
 
 
 def test_the_history_of_a_turn_contains_the_models_own_response(tmp_path: Path) -> None:
     (prompt,) = read(tmp_path, {"turns": ["A", "B"]})
-    own = Message(role="assistant", content="own")
-    assert prompt.history(1, [own]) == (*prompt.turns[0], own, *prompt.turns[1])
+    output = Message(role="assistant", content="own")
+    assert prompt.history(1, [output]) == (*prompt.turns[0], output, *prompt.turns[1])
 
 
 def test_ids_come_from_the_file_else_from_the_line(tmp_path: Path) -> None:

@@ -139,8 +139,8 @@ def test_a_batch_file_is_read_as_chat_or_response_requests(tmp_path: Path) -> No
 
 
 def test_settings_of_a_batch_file_are_applied_or_reported(tmp_path: Path) -> None:
-    asked = {"temperature": 0.7, "stop": ["x"], "new_setting": 1, "model": "m", "stream": True}
-    body = {**BATCH["body"], **asked, "chat_template_kwargs": {"enable_thinking": False}}
+    fields = {"temperature": 0.7, "stop": ["x"], "new_setting": 1, "model": "m", "stream": True}
+    body = {**BATCH["body"], **fields, "chat_template_kwargs": {"enable_thinking": False}}
     plain = {"custom_id": "request-2", "body": {"prompt": "Once"}}
     file = write(tmp_path, "batch.jsonl", lines({**BATCH, "body": body}, plain))
     workload = load_workload(str(file))
@@ -177,7 +177,7 @@ def test_template_arguments_of_a_batch_file_are_an_object(tmp_path: Path) -> Non
 
 def test_unusable_sharegpt_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     def row(id_: str, *speech: tuple[str, str]) -> Mapping[str, object]:
-        return {"id": id_, "conversations": [{"from": who, "value": what} for who, what in speech]}
+        return {"id": id_, "conversations": [{"from": who, "value": text} for who, text in speech]}
 
     rows = [
         row("a_0", ("human", "A"), ("gpt", "B"), ("human", "C"), ("gpt", "D")),

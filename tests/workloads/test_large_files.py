@@ -55,14 +55,14 @@ def test_a_sample_of_prompts_does_not_depend_on_their_order() -> None:
     for _ in range(5):
         rng.shuffle(many)
         sample = PromptSample(most_characters=300_000)
-        for one, sha256 in many:
-            sample.add(one, sha256)
-        kept.append({one.id for one in sample.prompts})
+        for candidate, sha256 in many:
+            sample.add(candidate, sha256)
+        kept.append({prompt.id for prompt in sample.prompts})
         assert len(kept[-1]) + sample.num_left_out == 300
     assert kept.count(kept[0]) == 5
     assert 40 < len(kept[0]) < 80
-    lowest = sorted(many, key=lambda one: int(one[1], 16))[: len(kept[0])]
-    assert kept[0] == {one.id for one, _ in lowest}
+    lowest = sorted(many, key=lambda item: int(item[1], 16))[: len(kept[0])]
+    assert kept[0] == {prompt.id for prompt, _ in lowest}
 
 
 def test_a_file_that_is_too_large_to_hold_says_how_much_of_it_is_used(
@@ -73,7 +73,7 @@ def test_a_file_that_is_too_large_to_hold_says_how_much_of_it_is_used(
     path.write_text(json.dumps([{"prompt": f"{i} " + "x" * 1000} for i in range(50)]))
     workload = load_workload(str(path))
     assert 5 < len(workload.prompts) < 15
-    numbers = [int(one.id) for one in workload.prompts]
+    numbers = [int(prompt.id) for prompt in workload.prompts]
     assert numbers == sorted(numbers)
     (note,) = workload.notes
     assert re.match(rf"many\.json: {len(numbers)} of 50 prompts .*0 MiB ", note)

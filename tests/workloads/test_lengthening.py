@@ -147,7 +147,7 @@ def test_the_same_call_gives_the_same_prompt(seed):
 
 def test_another_seed_gives_another_context():
     longer = (lengthen(QUESTION, 900, source_of(POOL, seed=seed), words) for seed in range(5))
-    assert len({context_of(one, QUESTION) for one in longer}) > 1
+    assert len({context_of(prompt, QUESTION) for prompt in longer}) > 1
 
 
 def test_prompts_of_a_workload_are_lengthened_with_different_texts():
@@ -197,15 +197,15 @@ def test_answers_of_a_history_are_text_and_system_messages_are_not():
 
 
 def test_used_up_text_continues_with_other_workloads_and_then_in_another_order():
-    own = workload_of("own", QUESTION, *(asked(f"own {i}", f"own {i}") for i in range(6)))
+    workload = workload_of("own", QUESTION, *(asked(f"own {i}", f"own {i}") for i in range(6)))
     more = workload_of("more", *(asked(f"more {i}", f"more {i}") for i in range(6)))
-    texts = source_of(own, more).texts(QUESTION)
+    texts = source_of(workload, more).texts(QUESTION)
     first, second = (list(islice(texts, 12)) for _ in range(2))
     for lap in (first, second):
         assert sorted(lap[:6]) == [f"own {i}" for i in range(6)]
         assert sorted(lap[6:]) == [f"more {i}" for i in range(6)]
     assert first != second
-    assert 490 <= words(lengthen(QUESTION, 500, source_of(own, more), words)) <= 500
+    assert 490 <= words(lengthen(QUESTION, 500, source_of(workload, more), words)) <= 500
 
 
 def test_a_shipped_workload_is_its_own_first_source_and_counted_once():

@@ -59,28 +59,28 @@ def test_a_pairings_own_folder_comes_first_then_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = write_workload(tmp_path / "own", "chat", text="from the pairing")
+    folder = write_workload(tmp_path / "own", "chat", text="from the pairing")
     write_workload(Path("workloads"), "chat", text="from the working folder")
     write_workload(Path("workloads"), "extra", text="only here")
-    assert text_of(load_workload("chat", folder=own)) == "from the pairing"
+    assert text_of(load_workload("chat", folder=folder)) == "from the pairing"
     assert text_of(load_workload("chat")) == "from the working folder"
-    assert text_of(load_workload("extra", folder=own)) == "only here"
+    assert text_of(load_workload("extra", folder=folder)) == "only here"
 
 
 def test_only_a_pairings_own_folder_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = write_workload(write_workload(tmp_path / "own", "b"), "a")
+    folder = write_workload(write_workload(tmp_path / "own", "b"), "a")
     write_workload(Path("workloads"), "mine")
-    assert find_workloads(own) == ("a", "b")
+    assert find_workloads(folder) == ("a", "b")
     assert "mine" in find_workloads()
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    own = write_workload(tmp_path / "own", "greet")
+    folder = write_workload(tmp_path / "own", "greet")
     with pytest.raises(WorkloadError, match=r"'greeet'.*'greet'"):
-        load_workload("greeet", folder=own)
+        load_workload("greeet", folder=folder)
 
 
 def workload_of(categories: str) -> Workload:

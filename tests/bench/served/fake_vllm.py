@@ -68,9 +68,9 @@ class Engine:
         with self.lock:
             slowdown = 1.5**self.num_slow
             self.num_slow = max(0, self.num_slow - 1)
-        for one in accepted:
+        for num_accepted in accepted:
             time.sleep((ROUND_S + self.k * DRAFT_S) * slowdown)
-            new = ids[done : done + one + 1]
+            new = ids[done : done + num_accepted + 1]
             text = "".join(f"{self.word}{done + i} " for i in range(len(new)))
             yield {"choices": [{"delta": {"content": text}, "token_ids": new}]}
             done += len(new)
@@ -79,8 +79,8 @@ class Engine:
             self.num_prompt_tokens += len(prompt.split())
             self.num_requests += 1
             if self.k:
-                for one in accepted:
-                    for position in range(one):
+                for num_accepted in accepted:
+                    for position in range(num_accepted):
                         self.accepted_at[position] += 1
                 self.num_drafts += len(accepted)
                 self.num_accepted += sum(accepted) - (self.fault == "hides")
@@ -191,14 +191,14 @@ def option(name: str) -> str:
 
 
 def main() -> None:
-    told = json.loads(os.environ.get("FAKE_VLLM", "{}"))
+    options = json.loads(os.environ.get("FAKE_VLLM", "{}"))
     start = 1
-    if "state" in told:
-        with Path(told["state"]).open("a+") as file:
+    if "state" in options:
+        with Path(options["state"]).open("a+") as file:
             file.write("x")
             file.flush()
             start = file.tell()
-    fault = told.get("faults", {}).get(str(start), "")
+    fault = options.get("faults", {}).get(str(start), "")
     if fault == "memory":
         sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.")
     config = option("--speculative-config")

@@ -60,13 +60,13 @@ class Lawful:
 
     def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with self._lock:
-            said = self._answer(body)
-        text = "".join(chr(0x4E00 + i) for i in said.ids if i != EOS)
-        ids = {"token_ids": said.ids} if self._has_ids else {}
-        finish = "stop" if said.is_ended else "length"
+            answer = self._answer(body)
+        text = "".join(chr(0x4E00 + i) for i in answer.ids if i != EOS)
+        ids = {"token_ids": answer.ids} if self._has_ids else {}
+        finish = "stop" if answer.is_ended else "length"
         yield {"choices": [{"delta": {"content": text}, "finish_reason": finish, **ids}]}
         prompt = self.num_prompt_tokens(body)
-        usage = {"completion_tokens": len(said.ids), "prompt_tokens": prompt}
+        usage = {"completion_tokens": len(answer.ids), "prompt_tokens": prompt}
         yield {"choices": [], "usage": usage}
 
 

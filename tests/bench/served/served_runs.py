@@ -89,19 +89,19 @@ def measured(
 
 def fake(monkeypatch: Any, folder: Path, faults: dict[int, str] | None = None) -> None:
     """What the started servers do; `faults` by start, from 1."""
-    told = {
+    options = {
         "state": str(folder / "starts"),
         "faults": {str(n): f for n, f in (faults or {}).items()},
     }
-    monkeypatch.setenv("FAKE_VLLM", json.dumps(told))
+    monkeypatch.setenv("FAKE_VLLM", json.dumps(options))
     monkeypatch.setattr(server_process, "POLL_S", 0.01)  # healthy after 0.1 s
 
 
 def servers_left(folder: Path) -> list[int]:
     """Processes of the fake that a run in this folder has started, and that still run."""
-    found = []
+    pids = []
     for process in psutil.process_iter(["pid", "environ"]):
-        told = (process.info["environ"] or {}).get("FAKE_VLLM", "")
-        if str(folder) in told and process.pid != os.getpid():
-            found.append(process.pid)
-    return found
+        options = (process.info["environ"] or {}).get("FAKE_VLLM", "")
+        if str(folder) in options and process.pid != os.getpid():
+            pids.append(process.pid)
+    return pids

@@ -90,12 +90,12 @@ def check_that_nothing_more_is_asked(stored, watch):
     assert sum(not request.error for request in block.requests) == 2
     assert sum("not sent" in (request.error or "") for request in block.requests) == 4
     stalled = [text for text in watch.warnings if "K=2, cycle 1: http" in text]
-    (told,) = [text for text in stalled if "sent nothing for" in text]  # however long it lasts
-    assert "/health answers 503" in told
+    (message,) = [text for text in stalled if "sent nothing for" in text]  # however long it lasts
+    assert "/health answers 503" in message
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("full", "answered 429"),
         ("broken", "broke off"),
@@ -105,7 +105,7 @@ def check_that_nothing_more_is_asked(stored, watch):
     ],
 )
 def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(
-    tmp_path, undisturbed, kind, said
+    tmp_path, undisturbed, kind, message
 ):
     with running(0, 2) as servers:
         settings = running_settings(tmp_path, *(server.url for server in servers))
@@ -114,7 +114,7 @@ def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(
         with impatient():
             stored = measured(tmp_path, settings, watch)
         disturbance.end()
-        assert any(said in text and "K=2" in text for text in watch.warnings)
+        assert any(message in text and "K=2" in text for text in watch.warnings)
         assert build_document(stored).failures
         if kind == "hung":
             check_that_nothing_more_is_asked(stored, watch)

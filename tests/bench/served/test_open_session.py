@@ -40,39 +40,39 @@ SAID = StreamedResponse(
 def recorded(folder, *answers, concurrency=1):
     plan = plan_of(folder, concurrency=(concurrency,))
     session, *_ = cycle_of(served_cells(plan, "vllm"), 1)
-    asked = requests_of(plan, next(session.blocks(plan)))[: len(answers)]
-    return request_records(session, session.cells[0], asked, answers)
+    requests = requests_of(plan, next(session.blocks(plan)))[: len(answers)]
+    return request_records(session, session.cells[0], requests, answers)
 
 
 def test_times_are_from_sending_to_the_first_token_and_on_to_the_last(tmp_path):
-    (one,) = recorded(tmp_path, replace(SAID, sent_s=SENT_S))
-    assert (one.ttft_s, one.decode_s, one.total_s) == (0.5, 1.5, 2.0)
-    assert (one.num_output_tokens, one.num_first, one.num_timed_tokens) == (5, 2, 3)
-    assert (one.num_prompt_tokens, one.text, one.finish_reason) == (7, "Hello", "eos")
-    assert (one.arrived_s, one.repeat) == (None, 2)
-    assert one.chunk_s == (0.5, 1.0)  # in whole microseconds, of which a file takes fewer bytes
+    (record,) = recorded(tmp_path, replace(SAID, sent_s=SENT_S))
+    assert (record.ttft_s, record.decode_s, record.total_s) == (0.5, 1.5, 2.0)
+    assert (record.num_output_tokens, record.num_first, record.num_timed_tokens) == (5, 2, 3)
+    assert (record.num_prompt_tokens, record.text, record.finish_reason) == (7, "Hello", "eos")
+    assert (record.arrived_s, record.repeat) == (None, 2)
+    assert record.chunk_s == (0.5, 1.0)  # in whole microseconds, of which a file takes fewer bytes
 
 
 def test_a_prompt_is_known_by_its_token_ids_if_the_server_gives_them(tmp_path):
     ids = [[1, 2, 3], [1, 2, 3], [12, 3], None]
-    said = [replace(SAID, sent_s=SENT_S, prompt_ids=own) for own in ids]
-    one, same, other, unknown = (r.prompt_sha256 for r in recorded(tmp_path, *said))
-    assert one == same != other
+    answers = [replace(SAID, sent_s=SENT_S, prompt_ids=token_ids) for token_ids in ids]
+    first, same, other, unknown = (r.prompt_sha256 for r in recorded(tmp_path, *answers))
+    assert first == same != other
     assert unknown is None
 
 
 def test_the_token_count_comes_from_usage_without_token_ids(tmp_path):
     silent = replace(SAID, token_ids=array("i"), num_first=None, finish_reason="length")
-    (one,) = recorded(tmp_path, replace(silent, sent_s=SENT_S))
-    assert (one.output_ids, one.num_output_tokens, one.num_first) == ((), 5, 1)
-    assert one.finish_reason == "length"
+    (record,) = recorded(tmp_path, replace(silent, sent_s=SENT_S))
+    assert (record.output_ids, record.num_output_tokens, record.num_first) == ((), 5, 1)
+    assert record.finish_reason == "length"
 
 
 def test_concurrent_requests_arrive_when_the_first_is_sent(tmp_path):
     sent_s = (SENT_S + 0.25, SENT_S)
     answers = [replace(SAID, sent_s=s) for i, s in enumerate(sent_s)]
-    found = recorded(tmp_path, *answers, concurrency=2)
-    assert [one.arrived_s for one in found] == [0.25, 0.0]
+    records = recorded(tmp_path, *answers, concurrency=2)
+    assert [record.arrived_s for record in records] == [0.25, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_concurrent_requests_arrive_when_the_first_is_sent(tmp_path):
     ],
 )
 def test_a_request_without_a_complete_response_is_recorded_as_failed(tmp_path, answered, error):
-    (one,) = recorded(tmp_path, answered)
-    assert (one.finish_reason, one.error) == ("failed", error)
-    assert one.ttft_s is one.decode_s is one.total_s is None
+    (record,) = recorded(tmp_path, answered)
+    assert (record.finish_reason, record.error) == ("failed", error)
+    assert record.ttft_s is record.decode_s is record.total_s is None
 
 
-@pytest.mark.parametrize(("command", "told"), [(("vllm",), (2, 300.0, 10)), ((), (None,) * 3)])
-def test_gpu_use_is_recorded_only_for_started_servers(tmp_path, command, told):
+@pytest.mark.parametrize(("command", "expected"), [(("vllm",), (2, 300.0, 10)), ((), (None,) * 3)])
+def test_gpu_use_is_recorded_only_for_started_servers(tmp_path, command, expected):
     plan = plan_of(tmp_path)
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
     facts = ServerFacts(version="0.32.0", model="tiny", k=0)
@@ -97,7 +97,7 @@ def test_gpu_use_is_recorded_only_for_started_servers(tmp_path, command, told):
     running = ServerHandle(clients=(), facts=facts, command=command)
     with asyncio.Runner() as runner:
         server = OpenSession(plan, session, "one", running, runner, Answers(), None).record(use)
-    assert (server.num_gpus, server.power_w, server.memory_bytes) == told
+    assert (server.num_gpus, server.power_w, server.memory_bytes) == expected
     assert server.throttle_reasons == (("hot",) if command else ())
 
 
@@ -106,8 +106,8 @@ COUNTS = RequestCounts(num_rounds=4, num_drafted=8, num_accepted=5, num_drafting
 
 def requests(num, counts=None):
     """Of 10 tokens each, to prompts of 20."""
-    asked = {"output_ids": tuple(range(10)), "num_prompt_tokens": 20}
-    return [made_request("cell", f"p{i}", None, counts=counts, **asked) for i in range(num)]
+    fields = {"output_ids": tuple(range(10)), "num_prompt_tokens": 20}
+    return [made_request("cell", f"p{i}", None, counts=counts, **fields) for i in range(num)]
 
 
 MOST_TOKENS = 12
@@ -119,7 +119,7 @@ def problems(some, k=0, **counted):
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "said"),
+    ("num_tokens", "expected"),
     [
         (26.0, "26 output tokens"),
         (27.0, None),  # a request's end may be counted or not
@@ -128,9 +128,9 @@ def problems(some, k=0, **counted):
         (None, None),
     ],
 )
-def test_extra_output_tokens_indicate_another_client(num_tokens, said):
-    assert [said in text for text in problems(requests(3), num_tokens=num_tokens)] == (
-        [True] if said else []
+def test_extra_output_tokens_indicate_another_client(num_tokens, expected):
+    assert [expected in text for text in problems(requests(3), num_tokens=num_tokens)] == (
+        [True] if expected else []
     )
 
 
@@ -149,8 +149,8 @@ def test_extra_output_tokens_indicate_another_client(num_tokens, said):
     ],
 )
 def test_extra_prompt_tokens_or_requests_indicate_another_client(counted, is_foreign):
-    found = problems(requests(3), num_tokens=30.0, **counted)
-    assert [FOREIGN in text for text in found] == [True] * is_foreign
+    texts = problems(requests(3), num_tokens=30.0, **counted)
+    assert [FOREIGN in text for text in texts] == [True] * is_foreign
 
 
 def test_missing_prompt_token_counts_are_not_taken_for_another_client():
@@ -176,7 +176,7 @@ def test_failed_requests_explain_only_their_own_server_counts():
 
 
 @pytest.mark.parametrize(
-    ("accepted", "rounds", "said"),
+    ("accepted", "rounds", "expected"),
     [
         (12.0, 6.0, ()),  # what is accepted past the end is the server's, too
         (10.0, 6.0, ("accepted drafts: 12 by the requests' counts, 10 by the server's",)),
@@ -185,10 +185,10 @@ def test_failed_requests_explain_only_their_own_server_counts():
         (None, None, ()),
     ],
 )
-def test_counts_of_requests_are_compared_with_the_servers(accepted, rounds, said):
+def test_counts_of_requests_are_compared_with_the_servers(accepted, rounds, expected):
     counted = Counters(engine="vllm", num_tokens=20.0, num_accepted=accepted, num_rounds=rounds)
     assert not [*count_problems(requests(2, COUNTS), counted, 2, MOST_TOKENS)]
-    assert tuple(count_warnings(requests(2, COUNTS), counted)) == said
+    assert tuple(count_warnings(requests(2, COUNTS), counted)) == expected
     some = [*requests(1, COUNTS), *requests(1)]
     assert not [*count_warnings(some, counted)]
 

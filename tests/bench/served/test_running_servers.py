@@ -60,18 +60,18 @@ def test_a_plan_counts_on_the_context_that_servers_report(monkeypatch, context):
 
 def test_prompts_beyond_the_servers_context_are_skipped_at_every_k(tmp_path):
     """The target's context is 1,024: of 3 prompts, what is beyond that and beyond 300 tokens."""
-    own = {"pairings": ("demo/draft",), "workloads": (write_prompts(tmp_path / "p.jsonl", LONG),)}
-    settings = settings_for(tmp_path, **own, max_new_tokens=16)
+    given = {"pairings": ("demo/draft",), "workloads": (write_prompts(tmp_path / "p.jsonl", LONG),)}
+    settings = settings_for(tmp_path, **given, max_new_tokens=16)
     pairings = load_pairings(None).select(("demo/draft",))
 
     def planned(context):
         (plan,) = plan_targets(settings, pairings, lambda _: "", running_ks=None, context=context)
         return {cell.num_prompts for cell in plan.cell_plans()}, [*plan.left_out]
 
-    for context, num, told in ((None, 2, "1 of 3"), (10**6, 2, "1 of 3"), (300, 1, "2 of 3")):
+    for context, num, expected in ((None, 2, "1 of 3"), (10**6, 2, "1 of 3"), (300, 1, "2 of 3")):
         numbers, (note,) = planned(context)
         assert numbers == {num}
-        assert told in note
+        assert expected in note
     assert planned(10)[0] == {3}  # none is left: the server says why
 
 
@@ -111,17 +111,17 @@ def attached(tmp_path_factory):
 
 
 def test_replicas_share_the_requests_and_their_counters_are_summed(attached):
-    one, other, _ = (len(server.measured) for server in attached.servers)
-    assert one + other == sum(
+    first, other, _ = (len(server.measured) for server in attached.servers)
+    assert first + other == sum(
         len(b.requests) for b in attached.stored.blocks if "|none|" in b.session
     )
-    assert 0.8 < one / other < 1.25  # conversations take turns
+    assert 0.8 < first / other < 1.25  # conversations take turns
     for server in attached.stored.servers:
-        own = [b for b in attached.stored.blocks if b.session == server.session]
-        asked = sum(r.num_output_tokens for b in own for r in b.requests)
-        assert server.counters["num_tokens"] == asked
+        blocks = [b for b in attached.stored.blocks if b.session == server.session]
+        num_tokens = sum(r.num_output_tokens for b in blocks for r in b.requests)
+        assert server.counters["num_tokens"] == num_tokens
         assert server.seconds == pytest.approx(sum(load.seconds for load in server.client))
-        assert [load.cell_id for load in server.client] == [b.order[0] for b in own]
+        assert [load.cell_id for load in server.client] == [b.order[0] for b in blocks]
         assert server.problems == server.warnings == ()
         assert len(server.addresses) == (1 if server.num_speculative_tokens else 2)
         assert (server.start_s, server.num_gpus, server.command) == (None, None, ())
@@ -194,15 +194,15 @@ def test_a_session_sends_the_requested_number_of_warm_up_requests(tmp_path, num)
 
 def test_every_k_gets_the_same_requests_in_the_same_order_in_each_session(attached):
     for rows in (1, ROWS):
-        asked = {k: [_asked(b) for b in attached.blocks(k, rows)] for k in (0, 2)}
+        requests = {k: [_asked(b) for b in attached.blocks(k, rows)] for k in (0, 2)}
         by_leg = {k: {b.repeat: _asked(b) for b in attached.blocks(k, rows)} for k in (0, 2)}
         assert by_leg[0] == by_leg[2]
         assert sorted(by_leg[0]) == [0, 1, 2, 3]  # two cycles of two
-        prompts = {tuple(prompt for prompt, *_ in one) for one in asked[0]}
+        prompts = {tuple(prompt for prompt, *_ in block) for block in requests[0]}
         assert len(prompts) > 1  # the order is drawn for each session
-        seeds = [seed for one in asked[0] for *_, seed in one]
+        seeds = [seed for block in requests[0] for *_, seed in block]
         assert len(set(seeds)) == len(seeds)
-        repeats = [(p, turn, repeat) for one in asked[0] for p, turn, repeat, _ in one]
+        repeats = [(p, turn, repeat) for block in requests[0] for p, turn, repeat, _ in block]
         assert len(set(repeats)) == len(repeats)
 
 
@@ -229,8 +229,8 @@ def test_the_served_speedup_follows_from_the_stored_seconds(attached):
     for cycle in (0, 1):
         pace = {}
         for k in (0, 2):
-            own = [r for b in attached.blocks(k, 1) if b.cycle == cycle for r in b.requests]
-            pace[k] = sum(r.decode_s for r in own) / sum(r.num_output_tokens - 1 for r in own)
+            timed = [r for b in attached.blocks(k, 1) if b.cycle == cycle for r in b.requests]
+            pace[k] = sum(r.decode_s for r in timed) / sum(r.num_output_tokens - 1 for r in timed)
         logs.append(math.log(pace[0] / pace[2]))
     cell = attached.cells[2, 1]
     assert cell.metrics["decode_speedup"] == pytest.approx(math.exp(fmean(logs)))
@@ -248,13 +248,13 @@ def test_the_acceptance_is_what_the_engine_drew_cut_at_the_end_of_each_answer(at
         for request in (r for b in attached.blocks(2, rows) for r in b.requests):
             drawn = engine.rounds(prompts[request.prompt_id, request.turn], MAX_TOKENS)
             left = request.num_output_tokens - 1
-            for one in drawn:
-                accepted += min(one, left - 1)  # the last token is the round's own, also an end
-                left -= one + 1
+            for num in drawn:
+                accepted += min(num, left - 1)  # the last token is the round's own, also an end
+                left -= num + 1
             rounds += len(drawn)
             assert left <= 0
-        found = attached.cells[2, rows].metrics["mean_acceptance_length"]
-        assert found == pytest.approx(1 + accepted / rounds)
+        actual = attached.cells[2, rows].metrics["mean_acceptance_length"]
+        assert actual == pytest.approx(1 + accepted / rounds)
 
 
 def test_rates_of_concurrent_requests_follow_from_stored_times(attached):
@@ -268,8 +268,8 @@ def test_rates_of_concurrent_requests_follow_from_stored_times(attached):
         metrics = attached.cells[k, ROWS].metrics
         assert metrics["aggregate_tokens_per_s"] == pytest.approx(tokens / seconds)
         assert metrics["busy_tokens_per_s"] == pytest.approx(busy_tokens / busy_s)
-        own = [r for b in attached.blocks(k, ROWS) for r in b.requests]
-        assert metrics["ttft_s"] == pytest.approx(median(r.ttft_s for r in own))
+        requests = [r for b in attached.blocks(k, ROWS) for r in b.requests]
+        assert metrics["ttft_s"] == pytest.approx(median(r.ttft_s for r in requests))
 
 
 def _busy(requests):
@@ -298,16 +298,16 @@ def test_speedups_of_concurrent_requests_use_busy_seconds(attached):
             spans = [_busy(b.requests) for b in attached.blocks(k, ROWS) if b.cycle == cycle]
             pace[k] = sum(s for s, _ in spans) / sum(tokens for _, tokens in spans)
         logs.append(math.log(pace[0] / pace[2]))
-    found = attached.cells[2, ROWS].metrics["decode_speedup"]
-    assert found == pytest.approx(math.exp(fmean(logs)))
+    actual = attached.cells[2, ROWS].metrics["decode_speedup"]
+    assert actual == pytest.approx(math.exp(fmean(logs)))
 
 
 def test_the_round_of_a_server_is_its_decode_seconds_over_its_rounds(attached):
     for k in (0, 2):
-        own = [r for b in attached.blocks(k, 1) for r in b.requests]
-        rounds = sum(r.counts.num_rounds if k else r.num_output_tokens - 1 for r in own)
-        found = attached.cells[k, 1].metrics["round_s"]
-        assert found == pytest.approx(sum(r.decode_s for r in own) / rounds)
+        requests = [r for b in attached.blocks(k, 1) for r in b.requests]
+        rounds = sum(r.counts.num_rounds if k else r.num_output_tokens - 1 for r in requests)
+        actual = attached.cells[k, 1].metrics["round_s"]
+        assert actual == pytest.approx(sum(r.decode_s for r in requests) / rounds)
 
 
 def test_the_winner_is_confirmed_in_separate_cycles(attached):
@@ -336,13 +336,13 @@ async def visit(session, *addresses):
 def test_a_server_that_changed_k_or_version_is_not_measured(tmp_path):
     plain, drafting, *_ = cycle_of(served_cells(plan_of(tmp_path), "vllm"), 0)
     with running(0, 0) as servers:
-        one, two = (Address(root=server.url, k=0) for server in servers)
-        asyncio.run(visit(plain, one, two))
+        first, second = (Address(root=server.url, k=0) for server in servers)
+        asyncio.run(visit(plain, first, second))
         with pytest.raises(ServerError, match=r"K = 0.*K = 2"):
-            asyncio.run(visit(drafting, replace(one, k=2)))
+            asyncio.run(visit(drafting, replace(first, k=2)))
         servers[1].engine.version = "0.33.0"
         with pytest.raises(ServerError, match="replicas must"):
-            asyncio.run(visit(plain, one, two))
+            asyncio.run(visit(plain, first, second))
 
 
 @pytest.mark.parametrize(("num_refused", "problem"), [(1, ""), (2, "answered no warm-up request")])
@@ -350,9 +350,9 @@ def test_a_server_that_answers_no_warm_up_is_not_measured(tmp_path, num_refused,
     with running(0) as (server,):
         server.engine.num_to_refuse = num_refused
         settings = running_settings(tmp_path, server.url, concurrency=(2,), num_prompts=2)
-        first, *others = measured(tmp_path, settings).servers
+        first, *later_servers = measured(tmp_path, settings).servers
     assert first.problems == () if not problem else problem in first.problems[0]
-    assert [told.problems for told in others] == [()] * 3
+    assert [server.problems for server in later_servers] == [()] * 3
 
 
 @pytest.mark.parametrize("num_refusing", [1, 2])
@@ -374,8 +374,8 @@ def looked(*urls: str, engine: str = "vllm"):
 
 def test_k_comes_from_the_address_or_else_from_the_server():
     with running(0, 2) as (plain, drafting):
-        found = looked(drafting.url, f"{plain.url}#k=0", plain.url)
-        assert [(one.address.root, one.address.k, one.is_k_known) for one in found] == [
+        servers = looked(drafting.url, f"{plain.url}#k=0", plain.url)
+        assert [(s.address.root, s.address.k, s.is_k_known) for s in servers] == [
             (drafting.url, 2, True),
             (plain.url, 0, True),
             (plain.url, 0, True),
@@ -407,8 +407,8 @@ def test_assumptions_about_a_server_are_printed():
 
     for model in ("org/Llama-3-8B", "llama-3-8b", "/models/Llama-3-8B", "big", "llama-3-8b.gguf"):
         assert not said(model)
-    one, _ = said("org/Llama-3-70B")
-    assert re.search("org/Llama-3-70B, .*big .*org/Llama-3-8B", one)
+    text, _ = said("org/Llama-3-70B")
+    assert re.search("org/Llama-3-70B, .*big .*org/Llama-3-8B", text)
     assert "#k=4" in said("big", is_k_known=False, ks=(0,))[0]
     (note,) = said("big", ks=(0, 0))
     assert re.match("2 servers .*K = 0: ", note)
@@ -418,10 +418,10 @@ def test_a_server_of_unknown_engine_gives_a_warning():
     target = Target(name="big", model=ModelSpec(source="big"), drafters=())
     address = Address(root="http://a", k=0)
     facts = ServerFacts(version="", model="big")
-    one = RunningServer(address=address, facts=facts, is_k_known=True)
-    assert list(server_warnings([one], "openai", target)) == []
-    (told,) = server_warnings([one], "vllm", target)
-    assert re.search("check .*vllm$", told)
+    server = RunningServer(address=address, facts=facts, is_k_known=True)
+    assert list(server_warnings([server], "openai", target)) == []
+    (warning,) = server_warnings([server], "vllm", target)
+    assert re.search("check .*vllm$", warning)
 
 
 def test_arrivals_of_an_open_loop_are_drawn_for_each_session(tmp_path):
@@ -446,7 +446,7 @@ def test_arrivals_of_an_open_loop_are_drawn_for_each_session(tmp_path):
         came_s = [r.arrived_s for r in block.requests if r.turn == 0]
 
         def off_s(repeat, came_s=came_s):
-            own = drawn[repeat]
-            return sum(abs(a - b + own[0]) for a, b in zip(came_s, own, strict=True))
+            arrivals = drawn[repeat]
+            return sum(abs(a - b + arrivals[0]) for a, b in zip(came_s, arrivals, strict=True))
 
         assert min(drawn, key=off_s) == block.repeat

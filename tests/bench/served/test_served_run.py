@@ -33,8 +33,8 @@ def sound(tmp_path_factory):
 
 def test_every_session_of_every_cycle_is_recorded(sound):
     stored, watch = sound
-    told = [text for text in watch.stages if "cycle" in text]
-    assert len(set(told)) == len(told) == len(stored.servers)
+    stages = [text for text in watch.stages if "cycle" in text]
+    assert len(set(stages)) == len(stages) == len(stored.servers)
     assert watch.blocks == [block.block_id for block in stored.blocks]
     ks = [server.num_speculative_tokens for server in stored.servers if "explore" in server.place]
     assert ks == [0, 2, 4, 4, 2, 0] * 2
@@ -56,13 +56,13 @@ def test_acceptance_stops_at_the_end_and_the_engines_figure_is_also_shown(sound)
     stored, _ = sound
     for cell in build_document(stored).cells:
         k = cell.key.draft.k
-        own = [r for b in stored.blocks for r in b.requests if r.cell_id == cell.key.id]
+        requests = [r for b in stored.blocks for r in b.requests if r.cell_id == cell.key.id]
         if k == 0:
-            assert all(r.counts is None for r in own)
+            assert all(r.counts is None for r in requests)
             continue
-        rounds = sum(r.counts.num_rounds for r in own)
+        rounds = sum(r.counts.num_rounds for r in requests)
         # vLLM's tokens and drafts, as anyone can count them: one token of an answer is prefill's.
-        later = sum(r.num_output_tokens - 1 for r in own)
+        later = sum(r.num_output_tokens - 1 for r in requests)
         assert cell.metrics["mean_acceptance_length"] == pytest.approx(later / rounds)
         overshot = cell.metrics["num_overshot"]
         assert overshot > 0
@@ -92,7 +92,7 @@ def test_a_method_that_the_engine_lacks_is_skipped_with_a_warning(tmp_path, monk
 
 @pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         pytest.param("memory", "memory", marks=pytest.mark.long),  # it does not start, as `deaf`
         ("dies", "ended"),
@@ -103,14 +103,14 @@ def test_a_method_that_the_engine_lacks_is_skipped_with_a_warning(tmp_path, monk
     ],
 )
 def test_a_failed_session_is_recorded_the_rest_continues_and_resuming_completes(
-    tmp_path, monkeypatch, fault, said
+    tmp_path, monkeypatch, fault, message
 ):
     fake(monkeypatch, tmp_path, {3: fault})
     patience_s = 2.0 if fault == "deaf" else 60.0
     settings = settings_for(tmp_path, num_speculative_tokens=(0, 4), start_timeout_s=patience_s)
     stored = measured(tmp_path, settings)
     (lost,) = [server for server in stored.servers if server.problems]
-    assert said in " ".join(lost.problems)
+    assert message in " ".join(lost.problems)
     assert (lost.num_speculative_tokens, lost.cycle) == (4, 0)
     came_up = fault not in ("memory", "deaf")
     assert (bool(lost.version), bool(lost.command)) == (came_up,) * 2
@@ -132,8 +132,8 @@ def test_counts_that_differ_from_the_servers_are_a_warning(tmp_path, monkeypatch
     fake(monkeypatch, tmp_path, {2: "hides"})
     small = {"num_speculative_tokens": (0, 2), "num_prompts": 2, "cycles": 1}
     stored = measured(tmp_path, settings_for(tmp_path, **small))
-    (told,) = [server for server in stored.servers if server.warnings]
-    assert "by the server's" in " ".join(told.warnings)
+    (server,) = [server for server in stored.servers if server.warnings]
+    assert "by the server's" in " ".join(server.warnings)
 
 
 def test_concurrent_requests_are_served_by_the_same_start(tmp_path, monkeypatch):
@@ -152,10 +152,10 @@ def test_a_workload_with_a_response_format_is_measured_and_named(tmp_path, monke
     fake(monkeypatch, tmp_path)
     form = {"response_format": {"type": "json_object"}, "stop": "x"}
     rows = ({"id": f"p{i}", "prompt": f"Number {i}", **form} for i in range(5))
-    own = tmp_path / "own.jsonl"
-    own.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = settings_for(tmp_path, num_speculative_tokens=(0, 2), cycles=1)
-    both = (*settings.workload.workloads, str(own))
+    both = (*settings.workload.workloads, str(path))
     stored = measured(tmp_path, changed(settings, workloads=both))
     assert list(stored.run.settings_sha256) == ["own.jsonl"]
     document = build_document(stored)

@@ -50,8 +50,8 @@ class Tiny:
     @cache  # noqa: B019 - as long as the tests
     def ids(self, prompt: str) -> list[int]:
         chat = [{"role": "user", "content": prompt}]
-        asked = make_tokenizer().apply_chat_template(chat, add_generation_prompt=True)
-        return list(asked["input_ids"])
+        encoded = make_tokenizer().apply_chat_template(chat, add_generation_prompt=True)
+        return list(encoded["input_ids"])
 
     def server(
         self, law: Law, seed: int, swaps: dict[int, int] | None = None, *, has_ids: bool = True
@@ -114,7 +114,7 @@ def findings_of(
 ) -> tuple[Finding, ...]:
     watch = RecordingWatch()
     with ExitStack() as stack:
-        urls = [stack.enter_context(serving(one)) for one in (without, with_drafts)]
+        urls = [stack.enter_context(serving(server)) for server in (without, with_drafts)]
         settings = settings_of(
             pairings=("tiny/ngram",),
             workloads=(str(tiny.folder / "prompts.jsonl"),),
@@ -135,49 +135,49 @@ def findings_of(
 
 
 def test_a_correct_server_is_lossless(tiny: Tiny) -> None:
-    found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2), (0.0, TEMPERATURE))
-    assert [finding.verdict for finding in found] == [
+    findings = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2), (0.0, TEMPERATURE))
+    assert [finding.verdict for finding in findings] == [
         "identical",
         "matches_distribution",
         "identical",
         "matches_distribution",
     ]
-    assert exit_code(found) == 0
-    of_own, of_drafts = sentences(found)
+    assert exit_code(findings) == 0
+    of_own, of_drafts = sentences(findings)
     assert re.match(r"tiny .*vllm .*K = 0: sound: .*\b3\b", of_own)
     assert re.match(r"tiny/ngram .*vllm .*K = 2: lossless: .*K = 0\b", of_drafts)
-    assert all(d.total_variation < 1.5 * d.floor for f in found for d in f.distances)
-    assert [d.position for d in found[1].distances] == list(range(LENGTH))
+    assert all(d.total_variation < 1.5 * d.floor for f in findings for d in f.distances)
+    assert [d.position for d in findings[1].distances] == list(range(LENGTH))
 
 
 def test_wrong_sampling_at_later_positions_is_located(tiny: Tiny) -> None:
-    found = findings_of(tiny, tiny.server(right, 1), tiny.server(wrong_later, 2), (TEMPERATURE,))
-    assert [finding.verdict for finding in found] == ["matches_distribution", "mismatch"]
-    assert exit_code(found) == 1
-    first, *later = found[1].distances
+    findings = findings_of(tiny, tiny.server(right, 1), tiny.server(wrong_later, 2), (TEMPERATURE,))
+    assert [finding.verdict for finding in findings] == ["matches_distribution", "mismatch"]
+    assert exit_code(findings) == 1
+    first, *later = findings[1].distances
     assert first.total_variation < 1.2 * first.floor
-    assert all(one.total_variation > 1.2 * one.floor for one in later)
-    assert found[1].farthest in later
-    sentence = sentences(found)[1]
+    assert all(distance.total_variation > 1.2 * distance.floor for distance in later)
+    assert findings[1].farthest in later
+    sentence = sentences(findings)[1]
     assert "NOT lossless: at T=0.3 " in sentence
     assert "K = 0 " in sentence
     assert "by chance" in sentence
 
 
 def test_a_mismatch_at_k_0_is_not_blamed_on_speculation(tiny: Tiny) -> None:
-    found = findings_of(tiny, tiny.server(warmer, 1), tiny.server(warmer, 2), (TEMPERATURE,))
-    assert [finding.verdict for finding in found] == ["mismatch", "matches_baseline"]
-    assert exit_code(found) == 1
-    of_own, of_drafts = sentences(found)
+    findings = findings_of(tiny, tiny.server(warmer, 1), tiny.server(warmer, 2), (TEMPERATURE,))
+    assert [finding.verdict for finding in findings] == ["mismatch", "matches_baseline"]
+    assert exit_code(findings) == 1
+    of_own, of_drafts = sentences(findings)
     assert WITHOUT_SPECULATION in of_own
     assert re.match("tiny/ngram .*vllm .*K = 2: lossless: ", of_drafts)
     assert "without speculation" in of_drafts
 
 
 def test_a_fault_of_speculation_is_found_even_if_k_0_is_wrong(tiny: Tiny) -> None:
-    found = findings_of(tiny, tiny.server(warmer, 1), tiny.server(right, 2), (TEMPERATURE,))
-    assert [finding.verdict for finding in found] == ["mismatch", "mismatch"]
-    assert "at K = 0" in found[1].reason
+    findings = findings_of(tiny, tiny.server(warmer, 1), tiny.server(right, 2), (TEMPERATURE,))
+    assert [finding.verdict for finding in findings] == ["mismatch", "mismatch"]
+    assert "at K = 0" in findings[1].reason
 
 
 @pytest.mark.long
@@ -186,65 +186,67 @@ def test_a_missing_target_is_replaced_by_k_0_as_the_reference(tiny: Tiny, has_id
     text = (tiny.folder / "pairings.yaml").read_text().replace("./target", "owner/far")
     (tiny.folder / "far.yaml").write_text(text)
     for law, verdict in ((right, "matches_baseline"), (wrong_later, "mismatch")):
-        own, other = (tiny.server(one, i, has_ids=has_ids) for i, one in enumerate((right, law)))
+        base, other = (
+            tiny.server(answer, i, has_ids=has_ids) for i, answer in enumerate((right, law))
+        )
         num_tokens = (
             900 if verdict == "matches_baseline" else NUM_TOKENS
         )  # two samples say less than one
-        found = findings_of(
-            tiny, own, other, (0.0, TEMPERATURE), num_tokens, pairings_file="far.yaml"
+        findings = findings_of(
+            tiny, base, other, (0.0, TEMPERATURE), num_tokens, pairings_file="far.yaml"
         )
-        assert [finding.verdict for finding in found] == [
+        assert [finding.verdict for finding in findings] == [
             "matches_baseline",
             "matches_baseline",
             "identical",
             verdict,
         ]
-        assert exit_code(found) == (verdict == "mismatch")
-        assert found[3].not_scored_because.startswith("owner/far ")
+        assert exit_code(findings) == (verdict == "mismatch")
+        assert findings[3].not_scored_because.startswith("owner/far ")
 
 
 def test_a_near_tie_is_not_a_fault_but_is_in_the_document(tiny: Tiny) -> None:
     swaps = {tiny.tied: tiny.other}
-    found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
-    assert [finding.verdict for finding in found] == ["identical", "near_tie"]
-    assert exit_code(found) == 0
-    (first, *_) = divergence_lines(found)
+    findings = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
+    assert [finding.verdict for finding in findings] == ["identical", "near_tie"]
+    assert exit_code(findings) == 0
+    (first, *_) = divergence_lines(findings)
     assert re.match(r"tiny/ngram .*vllm .*K = 2: prompts\.jsonl/p", first)
     assert first.endswith(": a near-tie")
-    assert found[1].first_divergence.found == tiny.other
-    own, drafts = document(found)["results"]
-    assert own["divergences"] == []
+    assert findings[1].first_divergence.found == tiny.other
+    baseline, drafts = document(findings)["results"]
+    assert baseline["divergences"] == []
     assert drafts["divergences"][0]["prompt_id"].startswith("prompts.jsonl/p")
     assert drafts["not_looked_at"] is None
 
 
 def test_a_greedy_divergence_that_rounding_does_not_explain_is_a_fault(tiny: Tiny) -> None:
     swaps = {tiny.tied: 150}
-    found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
-    assert [finding.verdict for finding in found] == ["identical", "mismatch"]
-    assert exit_code(found) == 1
-    first = divergence_lines(found)[0]
+    findings = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
+    assert [finding.verdict for finding in findings] == ["identical", "mismatch"]
+    assert exit_code(findings) == 1
+    first = divergence_lines(findings)[0]
     assert f": 150 instead of {tiny.tied}, " in first
     assert first.endswith("not explain it")
-    assert re.search("NOT lossless: .*K = 0 in ", sentences(found)[1])
+    assert re.search("NOT lossless: .*K = 0 in ", sentences(findings)[1])
 
 
 def test_without_logits_a_divergence_is_reported_but_not_judged(tiny: Tiny) -> None:
     """K = 0 itself is not the target that is here: its logits would prove nothing."""
-    own = tiny.server(right, 1, {tiny.tied: 150})
-    found = findings_of(tiny, own, tiny.server(right, 2), (0.0,))
-    assert [finding.verdict for finding in found] == ["matches_baseline", "inconclusive"]
-    assert exit_code(found) == 3
-    assert re.search("not scored, .*K = 0 ", divergence_lines(found)[0])
+    baseline = tiny.server(right, 1, {tiny.tied: 150})
+    findings = findings_of(tiny, baseline, tiny.server(right, 2), (0.0,))
+    assert [finding.verdict for finding in findings] == ["matches_baseline", "inconclusive"]
+    assert exit_code(findings) == 3
+    assert re.search("not scored, .*K = 0 ", divergence_lines(findings)[0])
 
 
 def test_prompts_of_another_template_are_not_scored(tiny: Tiny) -> None:
     servers = [tiny.server(right, i) for i in (1, 2)]
     for server in servers:
         server.num_prompt_tokens = lambda _: 7
-    found = findings_of(tiny, *servers, (0.0, TEMPERATURE))
-    assert " 7 tokens " in found[0].not_scored_because
-    assert [finding.verdict for finding in found] == [
+    findings = findings_of(tiny, *servers, (0.0, TEMPERATURE))
+    assert " 7 tokens " in findings[0].not_scored_because
+    assert [finding.verdict for finding in findings] == [
         "matches_baseline",
         "matches_baseline",
         "identical",
@@ -255,7 +257,7 @@ def test_prompts_of_another_template_are_not_scored(tiny: Tiny) -> None:
 def test_verify_on_a_server_prints_the_verdicts_and_exits_1(tiny: Tiny) -> None:
     servers = [tiny.server(right, 1), tiny.server(wrong_later, 2)]
     with ExitStack() as stack:
-        urls = [stack.enter_context(serving(one)) for one in servers]
+        urls = [stack.enter_context(serving(server)) for server in servers]
         words = (
             "verify tiny/ngram --engine vllm --num-prompts 3 --num-tokens 1000 -w prompts.jsonl "
             f"--base-url {urls[0]}#k=0 --base-url {urls[1]}#k=2 --temperature 0,0.3 "
@@ -286,21 +288,21 @@ def test_verify_of_servers_needs_one_without_speculation(tiny: Tiny) -> None:
 def test_a_server_that_refuses_is_not_verified_but_the_others_are(tiny: Tiny) -> None:
     broken = tiny.server(right, 2)
     broken.is_broken = True
-    found = findings_of(tiny, tiny.server(right, 1), broken, (0.0,))
-    assert [finding.verdict for finding in found] == ["identical", "failed"]
-    assert "0 of 3 requests" in found[1].reason
-    assert exit_code(found) == 4
-    found = findings_of(tiny, broken, tiny.server(right, 1), (0.0,))
-    assert "K = 0 " in found[1].reason
+    findings = findings_of(tiny, tiny.server(right, 1), broken, (0.0,))
+    assert [finding.verdict for finding in findings] == ["identical", "failed"]
+    assert "0 of 3 requests" in findings[1].reason
+    assert exit_code(findings) == 4
+    findings = findings_of(tiny, broken, tiny.server(right, 1), (0.0,))
+    assert "K = 0 " in findings[1].reason
 
 
 def test_a_server_that_breaks_off_gets_no_verdict_and_no_more_requests(tiny: Tiny) -> None:
     broken = tiny.server(right, 2)
     broken.breaks_off_at = 5
-    found = findings_of(tiny, tiny.server(right, 1), broken, (TEMPERATURE,))
-    assert [finding.verdict for finding in found] == ["matches_distribution", "failed"]
-    assert "requests were answered" in found[1].reason
-    assert exit_code(found) == 4
+    findings = findings_of(tiny, tiny.server(right, 1), broken, (TEMPERATURE,))
+    assert [finding.verdict for finding in findings] == ["matches_distribution", "failed"]
+    assert "requests were answered" in findings[1].reason
+    assert exit_code(findings) == 4
     assert broken.num_asked < 5 + 4  # those that were under way
 
 
@@ -317,5 +319,7 @@ def test_a_target_that_does_not_fit_into_the_memory_of_the_container_is_not_scor
 ) -> None:
     name = "specbench.bench.served.reference_scorer.host_available_bytes"
     monkeypatch.setattr(name, lambda: 1000)
-    found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2), (0.0,))
-    assert all("this machine has 0.0 GiB free" in finding.not_scored_because for finding in found)
+    findings = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2), (0.0,))
+    assert all(
+        "this machine has 0.0 GiB free" in finding.not_scored_because for finding in findings
+    )

@@ -35,18 +35,18 @@ from tests.settings.flat_settings import changed
 
 
 def test_the_first_estimate_of_a_sweep_uses_starts_and_tokens(tmp_path):
-    (one,) = estimate_sessions(plan_of(tmp_path, concurrency=(1, 3)), [])
+    (estimate,) = estimate_sessions(plan_of(tmp_path, concurrency=(1, 3)), [])
     # Seven requests one after the other, and three at once those of nine prompts.
     plan = plan_of(tmp_path, concurrency=(1, 3))
-    (_, three) = one.sessions[0].blocks(plan)
+    (_, three) = estimate.sessions[0].blocks(plan)
     num_three = len(requests_of(plan, three))
-    assert len(one.sessions) == 6
-    assert one.session_s == pytest.approx(
+    assert len(estimate.sessions) == 6
+    assert estimate.session_s == pytest.approx(
         find_served("vllm").START_S + MAX_NEW_TOKENS * (7 + num_three / 3) / TOKENS_PER_S
     )
-    assert not one.is_measured
-    assert one.seconds == pytest.approx(2 * 6 * one.session_s)
-    assert one.detectable == expected_noise(6).detectable_effect(2)
+    assert not estimate.is_measured
+    assert estimate.seconds == pytest.approx(2 * 6 * estimate.session_s)
+    assert estimate.detectable == expected_noise(6).detectable_effect(2)
     (running,) = estimate_sessions(plan_of(tmp_path, running_ks=(0, 2, 4)), [])
     assert running.session_s == pytest.approx(MAX_NEW_TOKENS * 7 / TOKENS_PER_S)
 
@@ -55,30 +55,30 @@ def test_a_sweep_estimate_uses_earlier_session_times(tmp_path):
     plan = plan_of(tmp_path)
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
     held = replace(unusable(session, "one", ()), command=("vllm",), start_s=30.0, seconds=10.0)
-    others = [
+    other_sessions = [
         replace(held, engine="sglang", start_s=900.0),
         replace(held, command=(), start_s=900.0),  # it was running
         replace(held, target="small", start_s=900.0),
         unusable(session, "two", ("it did not start",)),
     ]
-    (one,) = estimate_sessions(plan, [held, replace(held, seconds=30.0), *others])
-    assert (one.session_s, one.is_measured) == (50.0, True)
+    (estimate,) = estimate_sessions(plan, [held, replace(held, seconds=30.0), *other_sessions])
+    assert (estimate.session_s, estimate.is_measured) == (50.0, True)
 
 
 def test_fewer_than_five_prompts_give_no_detectable_effect(tmp_path):
-    (one,) = estimate_sessions(plan_of(tmp_path, num_prompts=4), [])
-    assert one.detectable is None
+    (estimate,) = estimate_sessions(plan_of(tmp_path, num_prompts=4), [])
+    assert estimate.detectable is None
 
 
 def test_repeats_of_a_prompt_in_one_pass_have_different_seeds(tmp_path):
     plan = plan_of(tmp_path, concurrency=(4,))  # twelve prompts of six
     sessions = list(cycle_of(served_cells(plan, "vllm"), 1))
     for session in sessions:
-        asked = requests_of(plan, next(session.blocks(plan)))
-        assert {one.repeat for one in asked} == {2 * session.repeat, 2 * session.repeat + 1}
-        assert len({(one.prompt_id, one.turn, one.repeat) for one in asked}) == len(asked) == 14
-        assert len({one.seed for one in asked}) == len(asked)
-        assert len({one.conversation for one in asked} - {None}) == 2
+        requests = requests_of(plan, next(session.blocks(plan)))
+        assert {r.repeat for r in requests} == {2 * session.repeat, 2 * session.repeat + 1}
+        assert len({(r.prompt_id, r.turn, r.repeat) for r in requests}) == len(requests) == 14
+        assert len({r.seed for r in requests}) == len(requests)
+        assert len({r.conversation for r in requests} - {None}) == 2
 
 
 @pytest.mark.parametrize(("num", "rows"), [(4, 1), (20, 1), (4, 4), (31, 4)])
@@ -87,19 +87,19 @@ def test_a_number_of_requests_cycles_over_the_prompts(tmp_path, num, rows):
     plan = plan_of(tmp_path, concurrency=(rows,), num_requests=num)
     sessions = list(cycle_of(served_cells(plan, "vllm"), 1))
     each = [requests_of(plan, next(session.blocks(plan))) for session in sessions]
-    for asked in each:
-        first_turns = Counter(one.prompt_id for one in asked if one.turn == 0)
+    for requests in each:
+        first_turns = Counter(r.prompt_id for r in requests if r.turn == 0)
         assert first_turns.total() == num
         assert set(first_turns.values()) <= {num // 6, num // 6 + 1}
-        assert len({(one.prompt_id, one.turn, one.repeat) for one in asked}) == len(asked)
-    assert len({frozenset(one.prompt_id for one in asked) for asked in each}) == 1
+        assert len({(r.prompt_id, r.turn, r.repeat) for r in requests}) == len(requests)
+    assert len({frozenset(r.prompt_id for r in requests) for requests in each}) == 1
 
 
 def test_the_number_of_requests_may_exceed_the_number_of_prompts(tmp_path):
     plan = plan_of(tmp_path, num_prompts=3, num_requests=10, concurrency=(2,))
     session, *_ = cycle_of(served_cells(plan, "vllm"), 1)
-    asked = requests_of(plan, next(session.blocks(plan)))
-    prompts = Counter(one.prompt_id for one in asked if one.turn == 0)
+    requests = requests_of(plan, next(session.blocks(plan)))
+    prompts = Counter(r.prompt_id for r in requests if r.turn == 0)
     assert sorted(prompts.values()) == [3, 3, 4]
 
 
@@ -163,15 +163,15 @@ def test_a_model_folder_must_be_complete(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"launch": "true {arg}"}, "{arg} in"),
         ({"launch": "true 'unclosed"}, "No closing quotation"),
         ({"engines": ("llama_cpp",), "launch": "true {args}"}, "big.gguf is not in"),
     ],
 )
-def test_missing_or_mistyped_values_are_reported_before_anything_starts(tmp_path, changes, said):
-    with pytest.raises(UsageError, match=re.escape(said)):
+def test_missing_or_mistyped_values_are_reported_before_anything_starts(tmp_path, changes, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
         require_startable([plan_of(tmp_path, **changes)])
     assert not (tmp_path / "servers").exists()
 
@@ -180,9 +180,9 @@ def test_a_single_k_is_planned_without_a_confirmation_run(tmp_path, capsys):
     print_plan([plan_of(tmp_path)])
     assert "measured again" in " ".join(capsys.readouterr().out.split())
     print_plan([plan_of(tmp_path, num_speculative_tokens=(0, 4), cycles=None)])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "measured again" not in told
-    assert re.search("4 cycles, .*of 4 sessions", told)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "measured again" not in output
+    assert re.search("4 cycles, .*of 4 sessions", output)
 
 
 def test_the_export_version_comes_from_the_engines_python(tmp_path):
@@ -219,10 +219,10 @@ TALK = Prompt(id="p", turns=(FIRST, SECOND))
 PLACE = {"turn": 1, "repeat": 3, "seed": 1}
 
 
-def said(plan, answers, cell, own):
+def said(plan, answers, cell, output):
     """What stands between both turns."""
     later = request_of(plan, cell, TALK, **PLACE)
-    first, answer, second = answers.completed(cell, later, [own]).messages
+    first, answer, second = answers.completed(cell, later, [output]).messages
     assert ((first,), (second,)) == (FIRST, SECOND)
     return answer.content
 
@@ -274,8 +274,8 @@ def test_the_date_of_a_chat_template_is_sent_if_it_takes_one(
     assert template_clock(model, engine) == (date, args)
     (cell, *_) = served_cells(plan, "vllm")
     today = {"date_string": "today"}
-    own = replace(TALK, template_args=today)
-    assert request_of(plan, cell, own, **PLACE).template_args == today
+    prompt = replace(TALK, template_args=today)
+    assert request_of(plan, cell, prompt, **PLACE).template_args == today
 
 
 def test_every_temperature_has_its_own_server_starts(tmp_path):
@@ -313,7 +313,7 @@ def test_the_port_is_filled_in_anywhere_and_json_is_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         (
             "run {model} {args}",
@@ -324,6 +324,6 @@ def test_the_port_is_filled_in_anywhere_and_json_is_unchanged():
         (" ", "--engine-command is empty"),
     ],
 )
-def test_a_template_that_cannot_be_read_is_refused(template, said):
-    with pytest.raises(UsageError, match=said):
+def test_a_template_that_cannot_be_read_is_refused(template, message):
+    with pytest.raises(UsageError, match=message):
         line(template)

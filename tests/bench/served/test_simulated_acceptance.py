@@ -46,9 +46,9 @@ def test_a_run_names_the_file_of_its_acceptance_and_the_hash_of_it(tmp_path, mon
     (tmp_path / "rates").mkdir()
     (tmp_path / "rates" / "profile.json").write_bytes(PROFILE.read_bytes())
     sha256 = hashlib.sha256(PROFILE.read_bytes()).hexdigest()
-    asked = {"pairings": ("a/b",), "workloads": (), "num_speculative_tokens": (0, 3)}
+    options = {"pairings": ("a/b",), "workloads": (), "num_speculative_tokens": (0, 3)}
     for typed, name in (("rates/profile.json", "rates/profile.json"), (PROFILE, PROFILE.name)):
-        settings = checked(settings_of(**asked, acceptance=str(typed)))
+        settings = checked(settings_of(**options, acceptance=str(typed)))
         decoder = settings.decoder
         assert decoder.is_synthetic
         assert (decoder.acceptance_file, decoder.acceptance_sha256) == (name, sha256)
@@ -56,9 +56,9 @@ def test_a_run_names_the_file_of_its_acceptance_and_the_hash_of_it(tmp_path, mon
         document = build_document(replace(stored, run=replace(stored.run, settings=settings)))
         facts = {fact.name: fact.value for fact in provenance(document)}
         assert facts[f"simulated acceptance of {name}"] == f"sha256 {sha256[:12]}"
-        told = to_json(document)["settings"]
-        assert (told["acceptance_file"], told["acceptance_sha256"]) == (name, sha256)
-    typed_rates = checked(settings_of(**asked, acceptance=(0.5,))).decoder
+        shown = to_json(document)["settings"]
+        assert (shown["acceptance_file"], shown["acceptance_sha256"]) == (name, sha256)
+    typed_rates = checked(settings_of(**options, acceptance=(0.5,))).decoder
     assert (typed_rates.acceptance_file, typed_rates.acceptance_sha256) == (None, None)
 
 

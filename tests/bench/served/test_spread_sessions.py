@@ -36,10 +36,10 @@ def folder(tmp_path_factory):
 
 
 def nodes_by_cycle(stored):
-    found = defaultdict(set)
+    nodes = defaultdict(set)
     for server in usable_sessions(stored.servers).values():
-        found[server.cycle].add(server.node)
-    return found
+        nodes[server.cycle].add(server.node)
+    return nodes
 
 
 def test_a_run_on_two_nodes_stores_the_same_as_on_one_machine(folder):
@@ -47,13 +47,13 @@ def test_a_run_on_two_nodes_stores_the_same_as_on_one_machine(folder):
     there = folder.measured(cluster=cluster)
     assert folder.explored_as_here(there)
     assert there.is_complete
-    found = nodes_by_cycle(there)
-    assert found[0] | found[1] == {"a", "b"}
-    assert all(len(nodes) == 1 for nodes in found.values())
+    nodes = nodes_by_cycle(there)
+    assert nodes[0] | nodes[1] == {"a", "b"}
+    assert all(len(nodes) == 1 for nodes in nodes.values())
     assert {block.node for block in there.blocks} == {"a", "b"}
-    assert [one.node for one in (there.run.environment, *there.sessions)] == ["a", "b"]
+    assert [env.node for env in (there.run.environment, *there.sessions)] == ["a", "b"]
     logs = sorted(server.log for server in there.servers)
-    assert sorted(one.name for one in cluster.told if isinstance(one, LogMessage)) == logs
+    assert sorted(m.name for m in cluster.told if isinstance(m, LogMessage)) == logs
     assert all((there.folder / log).is_file() for log in logs)
     assert {server.node for server in folder.here.servers} == {None}
 
@@ -80,7 +80,7 @@ def test_an_interrupted_run_keeps_what_is_stored_and_is_completed_without_a_clus
     whole = folder.measured(resume=watch.ids[0])
     assert folder.explored_as_here(whole)
     assert whole.is_complete
-    found = nodes_by_cycle(whole)
-    assert (found[0], found[1]) == ({"a"}, {None})
+    nodes = nodes_by_cycle(whole)
+    assert (nodes[0], nodes[1]) == ({"a"}, {None})
     explored = [server for server in whole.servers if "explore" in server.place]
     assert len(explored) == 8  # those of the first cycle were not held again

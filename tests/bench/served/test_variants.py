@@ -55,7 +55,7 @@ def test_variants_are_names_with_arguments_and_one_is_compared_with_the_plain_on
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["eager"], "'eager'"),
         (["=--x"], "'=--x'"),
@@ -65,13 +65,13 @@ def test_variants_are_names_with_arguments_and_one_is_compared_with_the_plain_on
         (["default=--x"], "--variant default"),
     ],
 )
-def test_wrong_variants_are_refused(words, said):
-    with pytest.raises(UsageError, match=re.escape(said)):
+def test_wrong_variants_are_refused(words, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
         parse_variants(words)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"engines": ("builtin",)}, "engine builtin"),
         ({"engines": ("builtin", "vllm")}, "engine builtin"),
@@ -85,8 +85,8 @@ def test_wrong_variants_are_refused(words, said):
         ({"variants": {"a": (), "b": ("--api-key", "x")}}, "--api-key"),
     ],
 )
-def test_engines_without_arguments_and_flags_of_other_axes_are_refused(changes, said):
-    with pytest.raises(UsageError, match=re.escape(said)):
+def test_engines_without_arguments_and_flags_of_other_axes_are_refused(changes, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
         checked(settings_of(**{**STARTED, "variants": TWO, **changes}))
 
 
@@ -188,9 +188,9 @@ def test_speedups_are_over_k_0_of_the_same_variant_and_json_and_sessions_name_it
     for cell in document.cells:
         if cell.key.draft.k == 4 and cell.key.condition.concurrency == 1:
             assert cell.speedup.estimate == pytest.approx(2.0, rel=0.05)
-    found = to_json(document)
-    assert {cell["variant"] for cell in found["cells"]} == {"eager", "graphs"}
-    assert found["variants"][0]["cell"]["variant"] == "graphs"
+    json_document = to_json(document)
+    assert {cell["variant"] for cell in json_document["cells"]} == {"eager", "graphs"}
+    assert json_document["variants"][0]["cell"]["variant"] == "graphs"
     names = [row[0] for row in sessions_grid(document).rows]
     assert names == ["vllm of demo, eager"] * 3 + ["vllm of demo, graphs"] * 3
 

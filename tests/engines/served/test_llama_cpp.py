@@ -80,49 +80,53 @@ def test_a_missing_gguf_file_is_an_error_with_the_convert_command(tmp_path, monk
 
 def test_a_gguf_file_given_by_the_user_is_not_searched_for(tmp_path, monkeypatch):
     monkeypatch.chdir(with_model(tmp_path, "d.gguf"))
-    own = ("--model", "/mine.gguf")
-    assert LLAMA.launch(start(tmp_path, *DRAFTED, arguments=own)).command[-2:] == own
+    arguments = ("--model", "/mine.gguf")
+    assert LLAMA.launch(start(tmp_path, *DRAFTED, arguments=arguments)).command[-2:] == arguments
 
 
 def test_facts_of_a_llama_cpp_server_are_read_from_its_pages():
-    found = facts("llama_cpp", SERVER)
-    assert (found.version, found.model, found.k) == ("b1-0c1e570", "target.gguf", 4)
-    assert (found.settings["n_ctx"], found.settings["total_slots"]) == ("1024", "2")
-    assert found.context == 1024  # of a slot
+    info = facts("llama_cpp", SERVER)
+    assert (info.version, info.model, info.k) == ("b1-0c1e570", "target.gguf", 4)
+    assert (info.settings["n_ctx"], info.settings["total_slots"]) == ("1024", "2")
+    assert info.context == 1024  # of a slot
     assert facts("llama_cpp", SERVER | {"/props": "{}"}).context is None
-    assert found.prefix_cache == "by request"
+    assert info.prefix_cache == "by request"
 
 
 def test_k_is_read_from_idle_slots_or_from_counters_after_a_draft():
     off = SERVER["/slots"].replace("true", "false")
     page = "llamacpp:tokens_predicted_total 0\n"
     assert facts("llama_cpp", SERVER | {"/slots": off, "/metrics": page}).k == 0
-    found = facts("llama_cpp", SERVER | {"/metrics": page})
-    assert found.k is None
+    info = facts("llama_cpp", SERVER | {"/metrics": page})
+    assert info.k is None
     assert facts("llama_cpp", SERVER | {"/slots": "", "/metrics": page}).k is None
 
 
 def test_counts_of_a_recorded_llama_cpp_response():
     """Its last draft is the end of text: the token that follows it is never sent."""
-    said = answer("llama_cpp", ANSWERS).answer
-    assert (said.num_tokens, len(said.token_ids), said.num_first) == (15, 15, 1)
-    assert (said.finish_reason, said.token_ids[-1]) == ("stop", 2)
-    assert said.num_prompt_tokens == 24
-    assert said.metrics["draft_n_accepted"] == 9
-    counts = LLAMA.counts(said, 4)
+    response = answer("llama_cpp", ANSWERS).answer
+    assert (response.num_tokens, len(response.token_ids), response.num_first) == (15, 15, 1)
+    assert (response.finish_reason, response.token_ids[-1]) == ("stop", 2)
+    assert response.num_prompt_tokens == 24
+    assert response.metrics["draft_n_accepted"] == 9
+    counts = LLAMA.counts(response, 4)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (6, 8, 1)
     assert (counts.num_drafted, counts.num_drafting, counts.num_rejecting) == (24, 6, 5)
     assert counts.num_by_accepted == (2, 1, 2, 1, 0)
-    assert LLAMA.counts(said, 0) is None
+    assert LLAMA.counts(response, 0) is None
 
 
 def test_llama_cpp_completes_the_ids_of_the_templated_conversation():
-    template, text, asked = answer("llama_cpp", ANSWERS).asked
+    template, text, request = answer("llama_cpp", ANSWERS).asked
     assert template["messages"] == [{"role": "user", "content": "Hello"}]
     assert text["content"].startswith("<|im_start|>user")
-    assert asked["prompt"] == json.loads(ANSWERS["/tokenize"])["tokens"]
-    assert (asked["n_predict"], asked["seed"], asked["cache_prompt"]) == (20, 7, False)
-    assert (asked["temperature"], asked["top_k"], asked["min_p"]) == (0.5, 0, 0)  # off, not its own
+    assert request["prompt"] == json.loads(ANSWERS["/tokenize"])["tokens"]
+    assert (request["n_predict"], request["seed"], request["cache_prompt"]) == (20, 7, False)
+    assert (request["temperature"], request["top_k"], request["min_p"]) == (
+        0.5,
+        0,
+        0,
+    )  # off, not its own
     kept = replace(REQUEST, keeps_prefixes=True)
     assert answer("llama_cpp", ANSWERS, kept).asked[-1]["cache_prompt"]
 
@@ -130,9 +134,9 @@ def test_llama_cpp_completes_the_ids_of_the_templated_conversation():
 def test_a_token_that_ends_no_character_is_unreported_and_so_are_the_ids():
     """Sums remain, in which rounds that drafted nothing hide what went past the end."""
     events = ANSWERS["/completion"].split("\n\n")
-    said = answer("llama_cpp", ANSWERS | {"/completion": "\n\n".join(events[:3] + events[4:])})
-    assert (said.answer.num_tokens, list(said.answer.token_ids)) == (15, [])
-    counts = LLAMA.counts(said.answer, 4)
+    result = answer("llama_cpp", ANSWERS | {"/completion": "\n\n".join(events[:3] + events[4:])})
+    assert (result.answer.num_tokens, list(result.answer.token_ids)) == (15, [])
+    counts = LLAMA.counts(result.answer, 4)
     assert (counts.num_rounds, counts.num_accepted) == (5, 9)
     assert counts.num_by_accepted is counts.num_drafting is None
 
@@ -140,8 +144,8 @@ def test_a_token_that_ends_no_character_is_unreported_and_so_are_the_ids():
 def test_rounds_without_drafts_are_counted_separately():
     """One token from prefill, two plain rounds, then a round of 3 drafts of which 1 is accepted."""
     steps = [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 3, 1), (5, 3, 1)]
-    told = [LLAMA._TokenStep(*step) for step in steps]
-    metrics = {"draft_n": 3, "draft_n_accepted": 1, "steps": told}
+    token_steps = [LLAMA._TokenStep(*step) for step in steps]
+    metrics = {"draft_n": 3, "draft_n_accepted": 1, "steps": token_steps}
     counts = LLAMA.counts(StreamedResponse(num_tokens=5, metrics=metrics), 4)
     assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (3, 1, 1)
 

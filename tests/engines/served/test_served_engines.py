@@ -69,8 +69,8 @@ def test_no_served_engine_imports_torch():
 
 def test_k_of_an_openai_server_comes_from_the_address():
     assert facts("openai", {}, "#k=3").k == 3
-    found = facts("openai", {})
-    assert (found.k, found.model, found.prefix_cache) == (None, "tiny", "unknown")
+    info = facts("openai", {})
+    assert (info.k, info.model, info.prefix_cache) == (None, "tiny", "unknown")
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def ask_twice(fake: FakeServer) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("server", [{"has_chat": False}, {"refusal": "no chat template"}])
 def test_without_a_template_the_text_of_the_messages_is_completed(server):
-    asked = ask_twice(FakeServer(**server))
-    assert [one["prompt"] for one in asked] == ["Be brief.\n\nHello"] * 2
-    assert all("messages" not in one for one in asked)
+    requests = ask_twice(FakeServer(**server))
+    assert [request["prompt"] for request in requests] == ["Be brief.\n\nHello"] * 2
+    assert all("messages" not in request for request in requests)
 
 
 def test_a_chat_request_is_tried_once_per_server():

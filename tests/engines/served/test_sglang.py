@@ -30,13 +30,13 @@ def test_concurrency_is_the_same_with_and_without_speculation(tmp_path):
 
 
 def test_facts_of_an_sglang_server_are_read_from_its_pages():
-    found = facts("sglang", says({"context_length": 512}))
-    assert (found.version, found.model) == ("0.5.23", "tiny")
-    assert (found.k, found.kv_tokens, found.context) == (3, 120_000, 512)
-    assert found.prefix_cache == "off"
-    assert found.settings["tp_size"] == "2"
-    assert "quantization" not in found.settings
-    assert "a-key-of-its-own" not in str(found)
+    info = facts("sglang", says({"context_length": 512}))
+    assert (info.version, info.model) == ("0.5.23", "tiny")
+    assert (info.k, info.kv_tokens, info.context) == (3, 120_000, 512)
+    assert info.prefix_cache == "off"
+    assert info.settings["tp_size"] == "2"
+    assert "quantization" not in info.settings
+    assert "a-key-of-its-own" not in str(info)
     assert facts("sglang", says({"context_length": None})).context is None
 
 
@@ -56,27 +56,27 @@ def test_k_of_an_sglang_server_for_each_algorithm(info, k):
 
 def test_sglang_kv_tokens_are_summed_over_data_parallel_ranks():
     old = {"/get_server_info": json.dumps(INFO | {"dp_size": 4, "disable_radix_cache": False})}
-    found = facts("sglang", old)
-    assert (found.kv_tokens, found.prefix_cache) == (480_000, "on")
+    info = facts("sglang", old)
+    assert (info.kv_tokens, info.prefix_cache) == (480_000, "on")
 
 
 def test_an_sglang_response_with_token_ids_and_counts():
     """2 rounds that accept 5 drafts would emit 7 tokens after the first, and there are 6."""
-    said = answer("sglang", ANSWERS).answer
-    assert (said.text, said.num_tokens, said.num_first) == ("The answer is 12.", 7, 1)
-    assert list(said.token_ids) == [403, 552, 600, 311, 436, 16, 2]
-    counts = SGLANG.counts(said, 3)
+    response = answer("sglang", ANSWERS).answer
+    assert (response.text, response.num_tokens, response.num_first) == ("The answer is 12.", 7, 1)
+    assert list(response.token_ids) == [403, 552, 600, 311, 436, 16, 2]
+    counts = SGLANG.counts(response, 3)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (2, 4, 1)
     assert (counts.num_drafted, counts.num_drafting) == (6, 2)
-    assert SGLANG.counts(said, 0) is None
+    assert SGLANG.counts(response, 0) is None
 
 
 def test_the_request_body_sent_to_sglang():
-    [asked] = answer("sglang", ANSWERS).asked
-    assert asked["return_spec_tokens_details"]
-    assert asked["return_output_ids_in_sglext"]
-    assert asked["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
-    assert (asked["top_k"], asked["repetition_penalty"]) == (-1, 1)
-    assert "cache_salt" in asked
+    [request] = answer("sglang", ANSWERS).asked
+    assert request["return_spec_tokens_details"]
+    assert request["return_output_ids_in_sglext"]
+    assert request["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert (request["top_k"], request["repetition_penalty"]) == (-1, 1)
+    assert "cache_salt" in request
     kept = replace(REQUEST, keeps_prefixes=True)
     assert "cache_salt" not in answer("sglang", ANSWERS, kept).asked[0]

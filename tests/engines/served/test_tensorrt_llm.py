@@ -17,9 +17,9 @@ ANSWERS = {"/v1/chat/completions": recorded("tensorrt_llm_chat.sse")}
 
 
 def test_the_tensorrt_llm_config_sets_counters_and_prefix_reuse(tmp_path):
-    own = tmp_path / "speculative.yaml"
-    own.write_text("speculative_config:\n  decoding_type: Eagle3\n", encoding="utf-8")
-    drafted = start(tmp_path, "trtllm-serve", "m", "--config", str(own), config=own)
+    path = tmp_path / "speculative.yaml"
+    path.write_text("speculative_config:\n  decoding_type: Eagle3\n", encoding="utf-8")
+    drafted = start(tmp_path, "trtllm-serve", "m", "--config", str(path), config=path)
     command = TRTLLM.launch(drafted).command
     config = Path(command[command.index("--config") + 1])
     assert yaml.safe_load(config.read_text(encoding="utf-8")) == {
@@ -28,7 +28,7 @@ def test_the_tensorrt_llm_config_sets_counters_and_prefix_reuse(tmp_path):
         "enable_iter_perf_stats": True,
         "return_perf_metrics": True,
     }
-    assert "reuse" not in own.read_text(encoding="utf-8")
+    assert "reuse" not in path.read_text(encoding="utf-8")
     TRTLLM.launch(replace(drafted, keeps_prefixes=True))
     assert "enable_block_reuse: true" in config.read_text(encoding="utf-8")
     TRTLLM.launch(replace(drafted, constrains_output=True))
@@ -44,10 +44,10 @@ def test_a_started_tensorrt_llm_gets_a_config_with_counters(tmp_path):
 
 
 def test_facts_of_a_tensorrt_llm_server_are_read_from_its_metrics():
-    found = facts("tensorrt_llm", {"/prometheus/metrics": PAGE})
-    assert (found.k, found.kv_tokens) == (3, 16_000)
-    assert (found.version, found.prefix_cache) == ("0.32.0", "off")
-    assert found.settings["spec_draft_model"] == "eagle3"
+    info = facts("tensorrt_llm", {"/prometheus/metrics": PAGE})
+    assert (info.k, info.kv_tokens) == (3, 16_000)
+    assert (info.version, info.prefix_cache) == ("0.32.0", "off")
+    assert info.settings["spec_draft_model"] == "eagle3"
 
 
 @pytest.mark.parametrize(
@@ -61,23 +61,23 @@ def test_k_is_refused_if_absent_or_unknown(page, k):
 
 def test_rounds_of_a_tensorrt_llm_response_follow_from_its_mean():
     """7 tokens at 2.33 an iteration are 3: prefill and 2 rounds, which accepted 4 drafts."""
-    said = answer("tensorrt_llm", ANSWERS).answer
-    assert (said.text, said.num_tokens, said.num_first) == ("The answer is 12.", 7, 1)
-    assert (list(said.token_ids), said.finish_reason) == ([], "stop")
-    counts = TRTLLM.counts(said, 3)
+    response = answer("tensorrt_llm", ANSWERS).answer
+    assert (response.text, response.num_tokens, response.num_first) == ("The answer is 12.", 7, 1)
+    assert (list(response.token_ids), response.finish_reason) == ([], "stop")
+    counts = TRTLLM.counts(response, 3)
     assert (counts.num_rounds, counts.num_accepted, counts.num_drafted) == (2, 4, None)
-    assert TRTLLM.counts(said, 0) is None
+    assert TRTLLM.counts(response, 0) is None
     assert TRTLLM.counts(StreamedResponse(num_tokens=7), 3) is None
 
 
 def test_a_mean_below_one_token_per_iteration_is_refused():
-    said = StreamedResponse(num_tokens=7, metrics={"avg_decoded_tokens_per_iter": 0.5})
+    response = StreamedResponse(num_tokens=7, metrics={"avg_decoded_tokens_per_iter": 0.5})
     with pytest.raises(ServerError, match="cannot be"):
-        TRTLLM.counts(said, 3)
+        TRTLLM.counts(response, 3)
 
 
 def test_only_fields_that_tensorrt_llm_accepts_are_sent():
-    [asked] = answer("tensorrt_llm", ANSWERS).asked
-    own = {"top_k", "stream_options", "stream"}
+    [request] = answer("tensorrt_llm", ANSWERS).asked
+    engine_fields = {"top_k", "stream_options", "stream"}
     common = {"model", "max_tokens", "temperature", "top_p", "seed", "messages"}
-    assert {*asked} == own | common
+    assert {*request} == engine_fields | common

@@ -23,9 +23,9 @@ SERVER = {
 
 
 def test_a_server_is_started_by_its_command_or_by_the_python_of_its_environment(tmp_path):
-    own = VLLM.launch(start(tmp_path, "vllm", "serve", "m", "--dtype", "float32"))
-    assert own.command[:5] == ("vllm", "serve", "m", "--dtype", "float32")
-    assert own.environment["VLLM_NO_USAGE_STATS"] == "1"
+    launched = VLLM.launch(start(tmp_path, "vllm", "serve", "m", "--dtype", "float32"))
+    assert launched.command[:5] == ("vllm", "serve", "m", "--dtype", "float32")
+    assert launched.environment["VLLM_NO_USAGE_STATS"] == "1"
     python = VLLM.launch(start(tmp_path, "vllm", "serve", "m", python=Path("/env/bin/python")))
     module = ("-m", "vllm.entrypoints.openai.api_server", "--model", "m")
     assert python.command[0] == "/env/bin/python"
@@ -74,25 +74,25 @@ def test_user_speculative_config_fields_are_merged_except_at_k_0(tmp_path, words
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--speculative-config.num_speculative_tokens", "8"), "'num_speculative_tokens'"),
         (("--speculative-config", '{"method": "eagle"}'), "'method'"),
         (("-sc", "draft"), "'draft'"),
     ],
 )
-def test_fields_that_specbench_sets_are_refused(tmp_path, words, said):
+def test_fields_that_specbench_sets_are_refused(tmp_path, words, message):
     exported = (*SPECULATIVE[:-1], '{"method": "ngram", "num_speculative_tokens": 4}')
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         VLLM.launch(start(tmp_path, *exported, arguments=words))
 
 
 def test_facts_of_a_vllm_server_are_read_from_its_pages():
-    found = facts("vllm", SERVER)
-    assert (found.version, found.model, found.k) == ("0.32.0", "demo/target", 4)
-    assert (found.kv_tokens, found.prefix_cache, found.context) == (58240, "off", 1024)
-    assert found.settings["block_size"] == "128"
-    assert found.settings["max_model_len"] == "1024"
+    info = facts("vllm", SERVER)
+    assert (info.version, info.model, info.k) == ("0.32.0", "demo/target", 4)
+    assert (info.kv_tokens, info.prefix_cache, info.context) == (58240, "off", 1024)
+    assert info.settings["block_size"] == "128"
+    assert info.settings["max_model_len"] == "1024"
     unknown = SERVER | {"/v1/models": '{"data": [{"id": "m"}]}'}
     assert facts("vllm", unknown).context is None
 
@@ -104,28 +104,28 @@ def test_a_server_without_counters_of_drafts_does_not_speculate():
 
 def test_an_older_server_reports_its_blocks():
     page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
-    found = facts("vllm", SERVER | {"/metrics": page + page.replace("1\n", "1.0\n")})
-    assert found.kv_tokens == 2 * 1600  # two ranks
-    assert found.prefix_cache == "unknown"
+    info = facts("vllm", SERVER | {"/metrics": page + page.replace("1\n", "1.0\n")})
+    assert info.kv_tokens == 2 * 1600  # two ranks
+    assert info.prefix_cache == "unknown"
 
 
 def test_counts_of_a_recorded_vllm_response():
     """Rounds of 4, 4, 4, 0 and 4 accepted drafts; the limit leaves 2 of the last 5 tokens out."""
-    said = answer("vllm", ANSWERS).answer
-    assert (said.num_tokens, len(said.token_ids), said.num_first) == (20, 20, 1)
-    assert (said.num_prompt_tokens, said.finish_reason) == (40, "length")
-    counts = VLLM.counts(said, 4)
+    response = answer("vllm", ANSWERS).answer
+    assert (response.num_tokens, len(response.token_ids), response.num_first) == (20, 20, 1)
+    assert (response.num_prompt_tokens, response.finish_reason) == (40, "length")
+    counts = VLLM.counts(response, 4)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (5, 14, 2)
     assert (counts.num_drafted, counts.num_drafting, counts.num_rejecting) == (20, 5, 1)
     assert counts.num_by_accepted == (1, 0, 1, 0, 3)
-    assert VLLM.counts(said, 0) is None
+    assert VLLM.counts(response, 0) is None
 
 
 def test_a_vllm_summary_gives_sums_without_a_histogram():
-    told = answer("vllm", ANSWERS).answer.metrics["speculative_decoding"]
-    summary = {name: value for name, value in told.items() if not name.startswith("per_step")}
-    said = StreamedResponse(num_tokens=20, metrics={"speculative_decoding": summary})
-    counts = VLLM.counts(said, 4)
+    details = answer("vllm", ANSWERS).answer.metrics["speculative_decoding"]
+    summary = {name: value for name, value in details.items() if not name.startswith("per_step")}
+    response = StreamedResponse(num_tokens=20, metrics={"speculative_decoding": summary})
+    counts = VLLM.counts(response, 4)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (5, 14, 2)
     assert counts.num_by_accepted is None
     assert VLLM.counts(StreamedResponse(num_tokens=20, metrics={}), 4) is None
@@ -145,15 +145,15 @@ def test_the_request_body_sent_to_vllm():
         tools=(tool,),
         template_args={"enable_thinking": False},
     )
-    [asked] = answer("vllm", ANSWERS, request).asked
-    assert asked["messages"] == [{"role": "user", "content": "Hello", "name": "Ada"}]
-    assert asked["tools"] == [tool]
-    assert asked["chat_template_kwargs"] == {"enable_thinking": False}
-    assert (asked["temperature"], asked["top_p"], asked["seed"]) == (0.5, 0.9, 7)
-    assert (asked["max_tokens"], asked["model"]) == (20, "tiny")
+    [body] = answer("vllm", ANSWERS, request).asked
+    assert body["messages"] == [{"role": "user", "content": "Hello", "name": "Ada"}]
+    assert body["tools"] == [tool]
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert (body["temperature"], body["top_p"], body["seed"]) == (0.5, 0.9, 7)
+    assert (body["max_tokens"], body["model"]) == (20, "tiny")
     # Whatever the model's generation_config.json says.
-    assert (asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (-1, 0, 1)
-    assert asked["return_token_ids"]
+    assert (body["top_k"], body["min_p"], body["repetition_penalty"]) == (-1, 0, 1)
+    assert body["return_token_ids"]
 
 
 def test_cached_prefixes_are_shared_only_on_request():
