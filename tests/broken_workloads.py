@@ -54,7 +54,7 @@ def _card_with(**changed: str | int | None) -> str:
     return "".join(f"{key}: {value}\n" for key, value in card.items() if value is not None)
 
 
-def _own(name: str, says: str, entry: Mapping[str, object]) -> BrokenInput:
+def _wrong(name: str, says: str, entry: Mapping[str, object]) -> BrokenInput:
     content = json.dumps(entry).encode() + b"\n"
     card = _card_with(sha256=hashlib.sha256(content).hexdigest())
     return BrokenInput(
@@ -199,9 +199,9 @@ BROKEN_WORKLOADS = [
     _card("another count", 6, "mine.jsonl has 1 prompts", _card_with(prompts=2)),
     _card("a length of nothing", 5, "from 1 to 131072", _card_with(max_new_tokens=0)),
     _card("a card that is empty", 1, "the file is empty", ""),
-    _own("a misspelt key", "'sytem', did you mean 'system'?", {"prompt": "a", "sytem": "b"}),
-    _own("a conversation of nothing", "at least one item", {"conversations": []}),
-    _own("two prompts in one", "gives turns and prompt", {"prompt": "a", "turns": ["b"]}),
+    _wrong("a misspelt key", "'sytem', did you mean 'system'?", {"prompt": "a", "sytem": "b"}),
+    _wrong("a conversation of nothing", "at least one item", {"conversations": []}),
+    _wrong("two prompts in one", "gives turns and prompt", {"prompt": "a", "turns": ["b"]}),
     BrokenInput(
         name="a workload without its card",
         files={"workloads/mine.jsonl": _PROMPT},

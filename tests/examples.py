@@ -45,7 +45,7 @@ def examples(page: Path) -> Iterator[Example]:
         yield Example(text.count("\n", 0, match.start()) + 1, match[4], match[5], marks)
 
 
-def spoken(page: Path) -> list[list[str]]:
+def inline_commands(page: Path) -> list[list[str]]:
     """Every `specbench COMMAND ...` within the text of a page, as words, but for that of a stored
     run, which had the options of its time.
     """

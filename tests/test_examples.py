@@ -11,7 +11,7 @@ import yaml
 from typer.main import get_command
 
 from specbench.cli import app, prepare_arguments
-from tests.examples import PAGES, ROOT, examples, spoken
+from tests.examples import PAGES, ROOT, examples, inline_commands
 
 GROUP = get_command(app)
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
@@ -19,7 +19,7 @@ LEFT_OUT = ("MissingParameter", "BadOptionUsage")  # an argument, or the value o
 REASONS = ("needs ", "takes ")
 
 
-def understood(words: list[str]) -> None:
+def parse_command(words: list[str]) -> None:
     """Raises where the command line takes the words for wrong, but for something left out."""
     _, name, *rest = words
     if name.startswith("-"):
@@ -42,9 +42,9 @@ def test_every_command_and_option_exists(page: Path) -> None:
         if words[0] == "make":
             assert words[1] in TARGETS
     piped = [words[: words.index(">")] if ">" in words else words for words in commands]
-    for words in (*piped, *spoken(page)):
+    for words in (*piped, *inline_commands(page)):
         if words[0] == "specbench" and words[1:]:
-            understood(words)
+            parse_command(words)
 
 
 def test_the_pages_contain_examples_to_test() -> None:
@@ -52,7 +52,7 @@ def test_the_pages_contain_examples_to_test() -> None:
     shell = [example for page in PAGES for example in examples(page) if example.language == "sh"]
     assert sum(len(example.commands) for example in shell) > 50
     assert sum("not run" not in example.marks for example in shell) > 30
-    assert sum(len(spoken(page)) for page in PAGES) > 20
+    assert sum(len(inline_commands(page)) for page in PAGES) > 20
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

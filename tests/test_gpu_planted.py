@@ -20,7 +20,7 @@ def small() -> Machine:
     return Machine(device=torch.device("cpu"), small=True, ends_s=math.inf)
 
 
-def held(section: Json) -> dict[str, bool | None]:
+def holds_by_claim(section: Json) -> dict[str, bool | None]:
     return {claim["what"].split(" (")[0]: claim["holds"] for claim in section["claims"]}
 
 
@@ -39,7 +39,7 @@ def test_an_attention_that_is_off_by_one_is_named(
 ) -> None:
     monkeypatch.setattr(autotuning, "KERNELS", (OneTooFar(), PlainAttention()))
     section = autotuning.autotuning(small)
-    assert held(section) == {
+    assert holds_by_claim(section) == {
         "contests that somebody wins": True,
         "implementations that are wrong somewhere": False,
     }
@@ -64,7 +64,7 @@ def test_a_forward_without_the_last_token_fails_the_logit_check(
         return runner
 
     monkeypatch.setattr(numerics, "make_runner", forgetful)
-    claims = held(numerics.long_logits(small))
+    claims = holds_by_claim(numerics.long_logits(small))
     assert claims["worst distance from transformers' logits, of their spread"] is False
     assert claims["worst error over that of transformers' bf16"] is False
 
@@ -78,8 +78,8 @@ def test_a_verifier_that_accepts_everything_is_detected_by_its_texts(
         drafting, "variants", lambda: [("draft_model", "draft_model", {}), ("no", "no", {})]
     )
     section = drafting.one_graph(small)
-    assert held(section)["drafters and trees that ran"] is False
-    assert held(section)["of these with the texts of K = 0 in float32"] is False
+    assert holds_by_claim(section)["drafters and trees that ran"] is False
+    assert holds_by_claim(section)["of these with the texts of K = 0 in float32"] is False
     assert "UsageError" in section["drafters"]["no"]["refused"]
 
 
@@ -95,5 +95,5 @@ def test_a_planted_rotation_error_fails_the_kernel_check(
 
     monkeypatch.setattr(own_kernels, "why_not", lambda _: None)
     monkeypatch.setattr(own_kernels, "TritonSteps", partial(Backwards, mirrored=False))
-    claims = held(own_kernels.own_kernels(small))
+    claims = holds_by_claim(own_kernels.own_kernels(small))
     assert claims["worst error of a layer's steps in bf16, relative"] is False

@@ -35,8 +35,9 @@ def test_the_ratchet_counts_lines_private_words_and_bad_names(tmp_path: Path) ->
         "files in tests": 1,
         "lines in specbench": 15,
         "lines in tests": 1,
-        "names that are pronouns or participles": 4,
         "private words": 3,
+        "unclear names in specbench": 4,
+        "unclear names in tests": 1,
     }
 
 

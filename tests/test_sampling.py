@@ -40,7 +40,7 @@ SAMPLED = pytest.mark.sampled(one_in=4, every=["b"]).mark
 LONG = pytest.mark.long.mark
 
 
-def made(
+def sample(
     test: str = "f",
     marks: Sequence[pytest.Mark] = (),
     num_long: int = 0,
@@ -67,32 +67,34 @@ def params(cases: Sequence[SimpleNamespace]) -> list[dict[str, int]]:
 
 
 def test_unsampled_cases_are_not_generated_and_each_test_samples_apart() -> None:
-    first, second = made("f", [SAMPLED]), made("g", [SAMPLED])
+    first, second = sample("f", [SAMPLED]), sample("g", [SAMPLED])
     for cases in (first, second):
         assert len(cases) == 4
         assert {case.params["b"] for case in cases} == {0, 1}
     assert params(first) != params(second)
-    assert len(made()) == 16
+    assert len(sample()) == 16
 
 
 def test_unsampled_cases_are_marked_long() -> None:
-    everything = made(marks=[SAMPLED], expression="long")
+    everything = sample(marks=[SAMPLED], expression="long")
     assert len(everything) == 16
-    assert params([case for case in everything if not case.marks]) == params(made(marks=[SAMPLED]))
+    assert params([case for case in everything if not case.marks]) == params(
+        sample(marks=[SAMPLED])
+    )
 
 
 def test_a_long_case_is_not_sampled() -> None:
-    cases = made(marks=[SAMPLED], num_long=8)
+    cases = sample(marks=[SAMPLED], num_long=8)
     assert len(cases) == 2
     assert all(case.params["a"] >= 4 for case in cases)
 
 
 def test_a_long_test_collects_one_case_that_is_deselected() -> None:
-    assert params(made(marks=[LONG])) == params(made()[:1])
-    assert [case.marks for case in made(num_long=16)] == [[LONG]]
+    assert params(sample(marks=[LONG])) == params(sample()[:1])
+    assert [case.marks for case in sample(num_long=16)] == [[LONG]]
 
 
 def test_a_case_named_on_the_command_line_runs() -> None:
-    cases = made(marks=[SAMPLED], named="tests/test_f.py::test_f[1-0]")
+    cases = sample(marks=[SAMPLED], named="tests/test_f.py::test_f[1-0]")
     assert len(cases) == 16
     assert not any(case.marks for case in cases)

@@ -40,7 +40,7 @@ class FakeCluster:
         self._busy = dict.fromkeys(nodes, 0)
         self.most_busy = dict.fromkeys(nodes, 0)
         self.begun: list[str] = []  # node of every task, the surveys' first
-        self.told: list[Message] = []
+        self.messages: list[Message] = []
 
     def slots(self) -> Mapping[str, int]:
         return dict(self._slots)
@@ -69,7 +69,7 @@ class FakeCluster:
             if isinstance(message, NodeInfo) and node in self._cpus:
                 environment = replace(message.environment, cpu=self._cpus[node])
                 message = NodeInfo(environment, message.dtypes)
-            self.told.append(message)
+            self.messages.append(message)
             self._events.put(TaskEvent(number, message))
 
         event: TaskEvent | BaseException = TaskEvent(number, TaskEnded())

@@ -130,7 +130,7 @@ def test_a_noisier_measurement_uses_more_prompts(tmp_path):
     assert num_blocks["much"] == 20
 
 
-def asked(run):
+def measured_ks(run):
     """The K of the drafter `good` that each block of the first pass measured."""
     lines = ("".join(i + "\n" for i in cells_of(block) if "/good|" in i) for block in explored(run))
     return [sorted(map(int, re.findall(r"\|k(\d+)", ids))) for ids in lines]
@@ -146,9 +146,9 @@ def test_a_budget_measures_spread_k_first_then_the_neighbors_of_the_best(
     # three K of eight. The deepest is the best; the K next to it follow on later prompts.
     watch = RecordingWatch()
     run = measured(tmp_path, changed(WIDE, budget_s=1_500.0), TWENTY, watch=watch)
-    assert asked(run)[:5] == [[2, 5, 7]] * 5
-    assert asked(run)[5:10] == [[7, 8]] * 5
-    assert {7} <= set.intersection(*map(set, asked(run)))
+    assert measured_ks(run)[:5] == [[2, 5, 7]] * 5
+    assert measured_ks(run)[5:10] == [[7, 8]] * 5
+    assert {7} <= set.intersection(*map(set, measured_ks(run)))
     (message,) = [w for w in watch.messages if "the budget fits" in w]
     assert "K=2, 5, 7" in message
     (decision,) = build_document(run).decisions
@@ -158,7 +158,7 @@ def test_a_budget_measures_spread_k_first_then_the_neighbors_of_the_best(
 def test_a_budget_too_small_for_five_prompts_warns_and_measures_one_k(tmp_path):
     watch = RecordingWatch()
     run = measured(tmp_path, changed(WIDE, budget_s=300.0), TWENTY, watch=watch)
-    assert {tuple(ks) for ks in asked(run)} == {(5,)}
+    assert {tuple(ks) for ks in measured_ks(run)} == {(5,)}
     (message,) = [w for w in watch.messages if "too little time" in w]
     # Five answers at K = 0 and K = 5, and their references, taken for as long: 5 x 3 x 40.5 s,
     # after the 116 s that were spent before; 80% of it is for the first pass.
@@ -183,13 +183,13 @@ def test_a_resumed_run_keeps_its_original_k(tmp_path, num_blocks):
     assert run.extensions[: len(decided)] == decided
     left_out = [0] + [e.num_prompts for e in decided if e.kind == "drop"]
     until = max(5, left_out[-1])
-    assert asked(run)[:until] == asked(whole)[:until]
+    assert measured_ks(run)[:until] == measured_ks(whole)[:until]
     assert len({block.block_id for block in run.blocks}) == len(run.blocks)
 
 
 def test_a_budget_large_enough_for_every_k_defers_none(tmp_path):
     run = measured(tmp_path, changed(WIDE, budget_s=4_000.0), TWENTY)
-    assert asked(run)[0] == list(range(1, 9))
+    assert measured_ks(run)[0] == list(range(1, 9))
 
 
 def test_exploring_gets_four_fifths_of_the_budget_and_confirming_the_rest():

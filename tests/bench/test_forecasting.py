@@ -249,12 +249,12 @@ def test_a_budget_ends_tracing_after_enough_prompts_and_is_kept(tmp_path):
     prompts = [f"prompt {i}" for i in range(40)]
     engine = FakeEngine()
 
-    def slowly(*given, **named):
+    def trace_slowly(*given, **named):
         engine.clock.now_s += 10
         return fake_trace(*given, **named)
 
     plan = make_plan(tmp_path, changed(FORECAST, budget_s=2_000.0), prompts)
-    stored = measure(plan, engine, tmp_path, trace=slowly)
+    stored = measure(plan, engine, tmp_path, trace=trace_slowly)
     traced = {trace.prompt_id for trace in stored.traces}
     assert 5 <= len(traced) < 40
     assert stored.blocks
@@ -265,12 +265,12 @@ def test_a_budget_ends_tracing_after_enough_prompts_and_is_kept(tmp_path):
 def test_tracing_leaves_half_of_a_small_budget_for_measuring(tmp_path):
     engine = FakeEngine()
 
-    def very_slowly(*given, **named):
+    def trace_very_slowly(*given, **named):
         engine.clock.now_s += 250
         return fake_trace(*given, **named)
 
     plan = make_plan(tmp_path, changed(FORECAST, budget_s=2_000.0), SIX)
-    stored = measure(plan, engine, tmp_path, trace=very_slowly)
+    stored = measure(plan, engine, tmp_path, trace=trace_very_slowly)
     assert len({trace.prompt_id for trace in stored.traces}) == 2  # 1,000 of 1,600 s of exploring
     assert cells_run(stored) == {("none", 0), ("good", 4), ("bad", 1)}
 

@@ -21,7 +21,7 @@ def ids_of(run):
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
+def full_run(tmp_path_factory):
     """The run on a machine that does not fail, and the size of its records."""
     root = tmp_path_factory.mktemp("sound")
     stored = measured(root, SETTINGS, SIX)
@@ -29,8 +29,8 @@ def sound(tmp_path_factory):
 
 
 @pytest.mark.parametrize("num_writes", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_a_full_disk_at_any_write_neither_loses_nor_repeats_a_block(num_writes, sound, tmp_path):
-    whole, num_bytes = sound
+def test_a_full_disk_at_any_write_neither_loses_nor_repeats_a_block(num_writes, full_run, tmp_path):
+    whole, num_bytes = full_run
     rng = random.Random(num_writes)
     plan = make_plan(tmp_path, SETTINGS, SIX)
     records = tmp_path / RUN_ID / "records.jsonl"
@@ -55,7 +55,7 @@ def test_a_full_disk_at_any_write_neither_loses_nor_repeats_a_block(num_writes, 
 
 @pytest.mark.parametrize("days", [-4000, 4000])
 def test_a_system_clock_that_jumps_does_not_affect_measured_seconds(
-    days, sound, tmp_path, monkeypatch
+    days, full_run, tmp_path, monkeypatch
 ):
     class Jumping(datetime):
         """The wall clock: another day with every look."""
@@ -68,7 +68,7 @@ def test_a_system_clock_that_jumps_does_not_affect_measured_seconds(
             return cls.at.astimezone(tz)
 
     monkeypatch.setattr(session, "datetime", Jumping)
-    whole, _ = sound
+    whole, _ = full_run
     after = measured(tmp_path, SETTINGS, SIX)
     assert ids_of(after) == ids_of(whole)
     assert len({block.started_at for block in after.blocks}) > 1
@@ -95,8 +95,8 @@ class VanishingNvml(FakeNvml):
 
 
 @pytest.mark.parametrize("num_answers", [0, 7, 300])
-def test_if_nvml_disappears_only_its_figures_are_missing(num_answers, sound, tmp_path):
-    whole, _ = sound
+def test_if_nvml_disappears_only_its_figures_are_missing(num_answers, full_run, tmp_path):
+    whole, _ = full_run
     gpu = FakeGpu()
     nvml = VanishingNvml(gpu, num_answers)
     probe = NvmlProbe(gpu, nvml=nvml, interval_s=0.001)

@@ -26,7 +26,7 @@ PICKLED = ModelSpec(source="org/pickled")
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is reported of slow steps, while the hub may be asked."""
     texts: list[str] = []
     monkeypatch.setattr(library_output, "listeners", [texts.append])
@@ -35,7 +35,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def address(said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: ARG001
+def address(messages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: ARG001
     """A hub with two copies of the embedded target, one of them gated, and a model in a pickle."""
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -58,7 +58,7 @@ def _template(address: str) -> str:
     return address + "/{repo_id}/resolve/{revision}/{filename}"
 
 
-def kept(name: str) -> str | None:
+def cached_file(name: str) -> str | None:
     file = try_to_load_from_cache(
         BIG.source, name, cache_dir=constants.HF_HUB_CACHE, revision=REVISION
     )
@@ -71,21 +71,21 @@ def mebibytes(words: str) -> float:
 
 @pytest.mark.usefixtures("address")
 def test_the_size_is_named_before_the_download_and_bytes_are_counted_to_the_last(
-    said: list[str],
+    messages: list[str],
 ) -> None:
     warnings: list[str] = []
     hub.download_missing([BIG], warnings.append)
     (line,) = warnings
     size = sum(file.stat().st_size for file in DEMO.iterdir())
     assert f"org/big ({size / 2**20:.1f} MiB)" in line
-    counts = [text.removeprefix("downloading org/big: ") for text in said if text]
+    counts = [text.removeprefix("downloading org/big: ") for text in messages if text]
     done, totals = zip(*(map(mebibytes, count.split(" of ")) for count in counts), strict=True)
     assert set(totals) == {round(size / 2**20, 1)}
     assert done[0] == 0
     assert any(0 < count < totals[0] for count in done)
     assert max(done) == totals[0]
-    assert Path(kept("model.safetensors") or "").stat().st_size > 6e6
-    assert said[-1] == ""
+    assert Path(cached_file("model.safetensors") or "").stat().st_size > 6e6
+    assert messages[-1] == ""
 
 
 @pytest.mark.usefixtures("address")
@@ -94,25 +94,25 @@ def test_weights_are_fetched_although_the_config_is_cached(
 ) -> None:
     monkeypatch.setattr(hub, "has_weights", lambda _: False)
     hub.download_missing([BIG], [].append, weights=False)
-    assert kept("config.json")
-    assert kept("model.safetensors") is None
+    assert cached_file("config.json")
+    assert cached_file("model.safetensors") is None
     warnings: list[str] = []
     hub.download_missing([BIG], warnings.append)
     stored = (DEMO / "model.safetensors").stat().st_size
     assert f"org/big ({stored / 2**20:.1f} MiB)" in warnings[0]  # only what is still missing
-    assert kept("model.safetensors")
+    assert cached_file("model.safetensors")
 
 
 def test_a_gated_model_is_reported_with_its_page_and_the_login_command(
-    address: str, said: list[str]
+    address: str, messages: list[str]
 ) -> None:
     warnings: list[str] = []
     hub.download_missing([SHUT, BIG], warnings.append)
     (shut,) = (line for line in warnings if line.startswith("org/shut"))
     assert f"{address}/org/shut" in shut
     assert "hf auth login" in shut
-    assert kept("model.safetensors")
-    assert said[-1] == ""
+    assert cached_file("model.safetensors")
+    assert messages[-1] == ""
 
 
 @pytest.mark.usefixtures("address")
@@ -131,7 +131,7 @@ def test_pickled_weights_of_the_hub_are_not_read(monkeypatch: pytest.MonkeyPatch
         load_model(PICKLED, torch.device("cpu"))
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("messages")
 def test_a_missing_model_needs_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=rf"{FAR.source}: .*`hf download`"):
@@ -151,7 +151,7 @@ def test_a_failed_download_is_warned_of_and_does_not_end_the_others(
     assert any(line.startswith("org/nothing: not on") for line in warnings)
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("messages")
 def test_an_unreachable_hub_is_tried_once_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     warnings: list[str] = []
@@ -164,7 +164,7 @@ def test_an_unreachable_hub_is_tried_once_with_a_warning(monkeypatch: pytest.Mon
     assert constants.is_offline_mode()
 
 
-@pytest.mark.usefixtures("said")
+@pytest.mark.usefixtures("messages")
 def test_local_models_need_no_request_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "_is_reachable", lambda: pytest.fail("asked the hub"))
     hub.download_missing([model_spec("demo:target")], pytest.fail)

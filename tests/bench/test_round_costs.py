@@ -47,7 +47,7 @@ def timed(k: int, num_rounds: float = 1e6, concurrency: int = 1) -> TimedCell:
     )
 
 
-class Disturbed(FakeEngine):
+class DisturbedEngine(FakeEngine):
     """Rounds of a pass take up to `share` longer, all alike; what was asked is kept."""
 
     share = 0.0
@@ -64,8 +64,8 @@ class Disturbed(FakeEngine):
         return replace(served, rounds=slow)
 
 
-def engine_of(share: float = 0.0) -> Disturbed:
-    engine = Disturbed(loaded=["good"])
+def engine_of(share: float = 0.0) -> DisturbedEngine:
+    engine = DisturbedEngine(loaded=["good"])
     engine.share = share
     return engine
 

@@ -30,7 +30,7 @@ def test_a_round_is_the_time_over_the_rounds_the_server_counted():
     assert {c.source for c in costs} == {url}
     assert [c.cost for c in costs] == pytest.approx([fake.round_s] * len(costs))
     assert len(costs) > 1
-    assert len(fake.asked) == len(costs) + 1  # the first one warms up
+    assert len(fake.requests) == len(costs) + 1  # the first one warms up
 
 
 def test_without_speculation_a_round_is_a_token():
@@ -53,19 +53,19 @@ def test_several_concurrent_requests_and_their_contents():
     costs = timed(fake, concurrencies=(3,), temperature=0.7, max_tokens=17)
     assert {c.concurrency for c in costs} == {3}
     assert {c.mean_acceptance_length for c in costs} == {2.0}
-    assert len(fake.asked) == 3 * (len(costs) + 1)
-    body = fake.asked[0]
+    assert len(fake.requests) == 3 * (len(costs) + 1)
+    body = fake.requests[0]
     assert (body["temperature"], body["max_tokens"], body["model"]) == (0.7, 17, "tiny")
     assert body["stream_options"] == {"include_usage": True}
     assert body["return_token_ids"]  # as the file of vLLM asks
-    assert len({body["seed"] for body in fake.asked}) == len(fake.asked)
-    assert {a["messages"][0]["content"] for a in fake.asked} == set(PROMPTS)
+    assert len({body["seed"] for body in fake.requests}) == len(fake.requests)
+    assert {a["messages"][0]["content"] for a in fake.requests} == set(PROMPTS)
 
 
 def test_a_server_without_a_chat_template_gets_completion_requests():
     fake = FakeServer(has_chat=False)
     assert timed(fake, "/v1")
-    assert fake.asked[0]["prompt"] == "Hello"
+    assert fake.requests[0]["prompt"] == "Hello"
 
 
 def test_for_a_server_without_counters_k_0_must_be_stated():
@@ -126,7 +126,7 @@ def test_a_server_that_speculates_is_not_timed_as_k_0():
     with pytest.raises(UsageError, match="#k=4"):
         timed(fake)
     costs = timed(fake, "#k=3")
-    assert fake.asked[0]["return_output_ids_in_sglext"]  # as the file of SGLang asks
+    assert fake.requests[0]["return_output_ids_in_sglext"]  # as the file of SGLang asks
     assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}
 
 
@@ -193,7 +193,7 @@ def test_a_server_that_serves_others_meanwhile_is_not_timed():
 def test_a_server_that_restarts_meanwhile_is_not_timed():
     class Restarting(FakeServer):
         def page(self) -> str:
-            if len(self.asked) == 3:
+            if len(self.requests) == 3:
                 self.total_tokens = self.total_rounds = 0
             return super().page()
 
@@ -237,4 +237,4 @@ def test_a_redirect_to_another_host_is_refused():
     redirects = pytest.raises(UsageError, match="it redirects to another address")
     with serving(other) as elsewhere, redirects:
         timed(FakeServer(elsewhere=elsewhere))
-    assert not other.asked
+    assert not other.requests

@@ -18,7 +18,7 @@ from tests.settings.flat_settings import changed
 SMALL, LARGE = "```\na = 1\n```", "```python\ndef f():\n    return 1\n```"
 
 
-def said(content: str, role: Role = "user") -> Message:
+def turn(content: str, role: Role = "user") -> Message:
     return Message(role=role, content=content)
 
 
@@ -35,12 +35,12 @@ def said(content: str, role: Role = "user") -> Message:
     ],
 )
 def test_the_largest_fenced_block_or_the_whole_message_is_quoted(content: str, quoted: str) -> None:
-    assert quoted_text([said("Be brief.", "system"), said(content)]) == quoted
+    assert quoted_text([turn("Be brief.", "system"), turn(content)]) == quoted
 
 
 def test_the_quoted_text_is_from_the_last_user_message() -> None:
-    assert quoted_text([said("A"), said("B", "assistant"), said("C")]) == "C"
-    assert quoted_text([said("A", "system")]) == ""
+    assert quoted_text([turn("A"), turn("B", "assistant"), turn("C")]) == "C"
+    assert quoted_text([turn("A", "system")]) == ""
 
 
 def predictions(folder: Path, entry: Mapping[str, Any], **changes: Any) -> list[bytes]:

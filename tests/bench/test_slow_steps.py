@@ -39,26 +39,26 @@ for capability in (80, 89, 90):
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     monkeypatch.setattr(library_output, "listeners", [texts.append])
     return texts
 
 
-def test_reading_weights_reports_tensors_and_their_total(said: list[str]) -> None:
+def test_reading_weights_reports_tensors_and_their_total(messages: list[str]) -> None:
     loaded = load_model(model_spec("demo:draft"), torch.device("cpu"))
     total = len(dict(loaded.model.named_parameters()))
-    counts = [text for text in said if text]
+    counts = [text for text in messages if text]
     assert len(counts) == total
     assert f"{total - 1} of {total} tensors" in counts[-1]
-    assert said[-1] == ""
+    assert messages[-1] == ""
 
 
-def test_other_progress_bars_of_transformers_are_unchanged(said: list[str]) -> None:
+def test_other_progress_bars_of_transformers_are_unchanged(messages: list[str]) -> None:
     with tqdm(total=3) as bar:
         bar.update(1)
     assert list(tqdm(iter("ab"))) == ["a", "b"]
-    assert not said
+    assert not messages
 
 
 def test_kernels_that_are_compiled_are_counted_and_those_of_the_cache_are_not(tmp_path) -> None:
@@ -76,8 +76,8 @@ def test_kernels_that_are_compiled_are_counted_and_those_of_the_cache_are_not(tm
     assert all("_gated" in line and "cached" in line for line in lines)
 
 
-def test_autotuning_shows_what_it_compares(said: list[str], monkeypatch) -> None:
+def test_autotuning_shows_what_it_compares(messages: list[str], monkeypatch) -> None:
     monkeypatch.setattr(autotune, "keep_choice", lambda _: None)
     autotune._tuned("key", "attention of big", lambda: ("torch", [Contender(name="torch")]))
-    assert said[0].endswith(": attention of big")
-    assert said[1:] == [""]
+    assert messages[0].endswith(": attention of big")
+    assert messages[1:] == [""]

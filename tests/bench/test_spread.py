@@ -17,7 +17,7 @@ from tests.bench.fakes import RecordingWatch
 from tests.settings.flat_settings import settings_of
 
 
-def said(text):
+def failure(text):
     return FailureRecord(pairing=text, workload="", stage="decode", reason=text)
 
 
@@ -36,13 +36,13 @@ class Words:
         machine.reporter.stage(f"{self.label} at {store.node}")
         for word in self.words:
             if word not in stored:
-                store.append(said(word))
+                store.append(failure(word))
 
     def known(self, records):
         return [r for r in records if isinstance(r, FailureRecord) and r.reason in self.words]
 
     def lost(self, stored, reason):  # noqa: ARG002
-        yield said(f"{self.label}: {reason}")
+        yield failure(f"{self.label}: {reason}")
 
 
 class InTwoPasses:

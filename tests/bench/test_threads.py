@@ -62,12 +62,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float]
     monkeypatch.setattr(torch, "set_num_threads", lambda n: now.update(threads=n))
     monkeypatch.setattr(torch, "get_num_threads", lambda: now["threads"])
 
-    def others(cores: float) -> None:
+    def set_busy_cores(cores: float) -> None:
         busy = QUIET._replace(others_cores=cores, busiest=(("python", cores),))
         monkeypatch.setattr(load, "host_load", lambda: busy)
 
-    others(0.0)
-    return others
+    set_busy_cores(0.0)
+    return set_busy_cores
 
 
 @pytest.fixture

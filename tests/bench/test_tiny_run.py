@@ -171,13 +171,13 @@ def test_a_run_whose_work_has_changed_cannot_be_resumed(tiny, tmp_path, run):
     settings = settings_for(tiny, temperatures=(0.0, 1.0))
     records = (tmp_path / run.folder.name / "records.jsonl").read_bytes()
     other = write_prompts(tmp_path / "talk.jsonl", ["Something else"])
-    for others, says in (
+    for changes, says in (
         (changed(settings, workloads=(other,)), r"its workload talk\.jsonl has changed since"),
         (changed(settings, dtype="float64"), "the plan would differ"),
         (changed(settings, pairings=("tiny/ngram",)), "the plan would differ"),
     ):
         with pytest.raises(UsageError, match=says):
-            run_on(tiny, others, tmp_path, resume=run.folder.name)
+            run_on(tiny, changes, tmp_path, resume=run.folder.name)
     assert (tmp_path / run.folder.name / "records.jsonl").read_bytes() == records
 
 

@@ -54,11 +54,11 @@ def test_verification_shards_together_equal_a_single_process(
     assert together.keys() == whole.keys()
     for key, each in whole.items():
         match each, together[key]:
-            case SampledEvidence() as own, SampledEvidence() as other:
-                assert own.subject == other.subject
-                assert np.array_equal(own.surprise_N, other.surprise_N)
-            case GreedyEvidence() as own, GreedyEvidence() as other:
-                assert own == other
+            case SampledEvidence() as expected, SampledEvidence() as other:
+                assert expected.subject == other.subject
+                assert np.array_equal(expected.surprise_N, other.surprise_N)
+            case GreedyEvidence() as expected, GreedyEvidence() as other:
+                assert expected == other
             case pair:
                 raise AssertionError(pair)
     texts = [text for text in watch.messages if "greedy answers" in text]

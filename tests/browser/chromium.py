@@ -52,7 +52,7 @@ class Tab:
                 return dict(answer["result"])
             self._keep(answer)
 
-    def look(self, width: int, *, scheme: str = "light", medium: str = "screen") -> None:
+    def resize(self, width: int, *, scheme: str = "light", medium: str = "screen") -> None:
         """As on a screen of this width, or on paper."""
         self.call(
             "Emulation.setDeviceMetricsOverride",

@@ -83,7 +83,7 @@ def page_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_logs_nothing_contacts_no_host_and_fits_the_screen(
     chromium: Tab, page: Path, width: int, scheme: str, medium: str
 ) -> None:
-    chromium.look(width, scheme=scheme, medium=medium)
+    chromium.resize(width, scheme=scheme, medium=medium)
     chromium.open(page)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     chromium.screenshot(SCREENSHOTS / f"{width}-{scheme}-{medium}.png")
@@ -105,7 +105,7 @@ def test_reports_of_every_kind_of_run_fit_the_screen(
 ) -> None:
     place = tmp_path / "report.html"
     place.write_text(to_html([OTHERS[kind]()]), encoding="utf-8")
-    chromium.look(width, scheme=scheme)
+    chromium.resize(width, scheme=scheme)
     chromium.open(place)
     chromium.unfold()
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def test_axe_finds_no_serious_accessibility_violation(
     chromium: Tab, page_of_one: Path, width: int, scheme: str
 ) -> None:
     assert SCRIPT.exists(), HOW
-    chromium.look(width, scheme=scheme)
+    chromium.resize(width, scheme=scheme)
     chromium.open(page_of_one)
     chromium.unfold()
     chromium.value(SCRIPT.read_text(encoding="utf-8") + "; 0")
@@ -137,7 +137,7 @@ def test_axe_finds_no_serious_accessibility_violation(
 
 
 def test_axe_finds_a_planted_low_contrast_heading(chromium: Tab, page_of_one: Path) -> None:
-    chromium.look(1440)
+    chromium.resize(1440)
     chromium.open(page_of_one)
     chromium.unfold()
     chromium.value("document.querySelector('h1').style.color = '#ccc'")
@@ -147,7 +147,7 @@ def test_axe_finds_a_planted_low_contrast_heading(chromium: Tab, page_of_one: Pa
 
 
 def test_charts_on_a_phone_are_one_per_row_and_legible(chromium: Tab, page: Path) -> None:
-    chromium.look(390)
+    chromium.resize(390)
     chromium.open(page)
     chromium.unfold()
     tops = chromium.value(
@@ -167,7 +167,7 @@ def test_charts_on_a_phone_are_one_per_row_and_legible(chromium: Tab, page: Path
 
 
 def test_scrollable_boxes_are_marked_and_reachable_by_keyboard(chromium: Tab, page: Path) -> None:
-    chromium.look(390)
+    chromium.resize(390)
     chromium.open(page)
     chromium.unfold()
     chromium.value("window.boxes = [...document.querySelectorAll('.wide, .panel')]")
@@ -182,7 +182,7 @@ def test_scrollable_boxes_are_marked_and_reachable_by_keyboard(chromium: Tab, pa
 
 
 def test_hovering_over_a_point_shows_the_prompt(chromium: Tab, page: Path) -> None:
-    chromium.look(1440)
+    chromium.resize(1440)
     chromium.open(page)
     chromium.unfold()
     class_name = chromium.value(
@@ -197,7 +197,7 @@ def test_hovering_over_a_point_shows_the_prompt(chromium: Tab, page: Path) -> No
 
 
 def test_tables_can_be_sorted_and_restored_by_keyboard(chromium: Tab, page: Path) -> None:
-    chromium.look(1440)
+    chromium.resize(1440)
     chromium.open(page)
     chromium.unfold()
     chromium.value(
@@ -223,7 +223,7 @@ def test_tables_can_be_sorted_and_restored_by_keyboard(chromium: Tab, page: Path
 
 
 def test_a_filter_leaves_the_rows_with_all_of_its_words(chromium: Tab, page: Path) -> None:
-    chromium.look(1440)
+    chromium.resize(1440)
     chromium.open(page)
     chromium.unfold()
     chromium.value(
@@ -244,7 +244,7 @@ def test_a_filter_leaves_the_rows_with_all_of_its_words(chromium: Tab, page: Pat
 
 
 def test_keyboard_focus_moves_down_the_page(chromium: Tab, page: Path) -> None:
-    chromium.look(1440)
+    chromium.resize(1440)
     chromium.open(page)
     chromium.unfold()
     chromium.value("window.every = [...document.querySelectorAll('*')]")
@@ -258,7 +258,7 @@ def test_keyboard_focus_moves_down_the_page(chromium: Tab, page: Path) -> None:
 
 
 def test_the_page_is_complete_without_javascript(chromium: Tab, page: Path) -> None:
-    chromium.look(1440)
+    chromium.resize(1440)
     chromium.open(page)
     rows = chromium.value("document.querySelectorAll('tr').length")
     chromium.call("Emulation.setScriptExecutionDisabled", value=True)
@@ -271,7 +271,7 @@ def test_the_page_is_complete_without_javascript(chromium: Tab, page: Path) -> N
 
 
 def test_the_printed_page_is_unfolded_and_uncut(chromium: Tab, page: Path) -> None:
-    chromium.look(PAPER_PX, medium="print")
+    chromium.resize(PAPER_PX, medium="print")
     chromium.open(page)
     below = chromium.value(  # the height of what a summary folds
         "[...document.querySelectorAll('details:not([open])')].filter((one) => one.textContent)"
@@ -296,7 +296,7 @@ def test_the_printed_page_is_unfolded_and_uncut(chromium: Tab, page: Path) -> No
 
 
 def test_the_report_prints_on_more_than_three_pages(chromium: Tab, page: Path) -> None:
-    chromium.look(PAPER_PX, medium="print")
+    chromium.resize(PAPER_PX, medium="print")
     chromium.open(page)
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     chromium.pdf(SCREENSHOTS / "print.pdf")

@@ -32,7 +32,7 @@ def opened(tab: Tab, folder: Path, rows: Sequence[Sequence[str]]) -> Tab:
         "<style>.wide { overflow-x: auto } th { min-width: 9rem }</style>"
         f"<div class=wide>{written}</div><script>{script}</script>"
     )
-    tab.look(1440)
+    tab.resize(1440)
     tab.open(page)
     tab.value("window.table = document.querySelector('table')")
     return tab
@@ -91,6 +91,6 @@ def test_a_table_of_few_rows_has_no_filter(chromium: Tab, tmp_path: Path) -> Non
 def test_a_table_in_a_narrow_window_is_marked_as_scrollable(table: Tab) -> None:
     is_cut = "document.querySelector('.wide').matches('.cut')"
     assert not table.value(is_cut)
-    table.look(390)
+    table.resize(390)
     table.value("new Promise((done) => setTimeout(done, 200))")
     assert table.value(is_cut)

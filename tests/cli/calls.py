@@ -24,7 +24,7 @@ MEASURED = (ExitCode.GOOD, ExitCode.INCONCLUSIVE)
 get_command: Callable[[typer.Typer], Any] = cache(typer.main.get_command)
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended."""
 
     code: int
@@ -37,7 +37,9 @@ class Ran(NamedTuple):
         return self.code in MEASURED
 
 
-def specbench(command: str = "", *arguments: str | Path, cwd: Path, in_full: bool = False) -> Ran:
+def specbench(
+    command: str = "", *arguments: str | Path, cwd: Path, in_full: bool = False
+) -> CommandResult:
     """`specbench COMMAND ARGUMENTS` as a shell in `cwd` would run it, entry point and all.
 
     The command may have several words, as they are typed.
@@ -57,4 +59,4 @@ def specbench(command: str = "", *arguments: str | Path, cwd: Path, in_full: boo
             pytest.raises(SystemExit) as done,
         ):
             main()
-    return Ran(int(done.value.code or 0), out.getvalue(), err.getvalue())
+    return CommandResult(int(done.value.code or 0), out.getvalue(), err.getvalue())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.fake_runs import write_prompts
-from tests.cli.calls import Ran, specbench
+from tests.cli.calls import CommandResult, specbench
 from tests.tiny_pair import write_pair
 
 SMALL = ("--num-prompts", "6", "--max-new-tokens", "12", "--threads", "1", "--device", "cpu")
@@ -22,7 +22,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished(tiny: Path) -> Ran:
+def finished(tiny: Path) -> CommandResult:
     """`specbench run` on the tiny pair, through to its answer."""
     return specbench("run tiny -w prompts.jsonl -k 2", *SMALL, cwd=tiny, in_full=True)
 

@@ -11,7 +11,7 @@ import torch
 
 from specbench.decode.launcher import Launcher, RoundLaunch
 from specbench.runs import StoredRun, load_run
-from tests.cli.calls import Ran, specbench
+from tests.cli.calls import CommandResult, specbench
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch) -> Break:
     return prepare
 
 
-def first_run(tiny: Path, out: Path, pairing: str = "tiny") -> Ran:
+def first_run(tiny: Path, out: Path, pairing: str = "tiny") -> CommandResult:
     return specbench(
         *("run", pairing, "-w", "prompts.jsonl", "-k", "1,2", *FEW, "--runs-dir", out), cwd=tiny
     )
@@ -61,7 +61,7 @@ def stored(out: Path) -> StoredRun:
     return load_run(folder, out)
 
 
-def resumed(tiny: Path, ran: Ran) -> Ran:
+def resumed(tiny: Path, ran: CommandResult) -> CommandResult:
     (command,) = re.findall(r"Resume with: specbench (.*)$", ran.err, re.MULTILINE)
     return specbench(*shlex.split(command), cwd=tiny)
 

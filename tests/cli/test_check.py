@@ -14,7 +14,7 @@ from specbench.metrics.machine import noise_warning
 from specbench.records import BlockRecord
 from specbench.runs import StoredRun
 from specbench.untrusted import plain
-from tests.cli.calls import Ran, specbench
+from tests.cli.calls import CommandResult, specbench
 from tests.report import stored_runs
 from tests.report.stored_runs import Wish, stored_run
 
@@ -99,7 +99,7 @@ def waiting(block: BlockRecord) -> BlockRecord:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of the same work: two alike, one with a slow verify, one whose drafts are all wrong."""
     folder = tmp_path_factory.mktemp("made")
     usual = stored_run(WISH)
@@ -122,8 +122,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_like_its_baseline_exits_0(made: Path) -> None:
-    ran = specbench("check usual again", cwd=made)
+def test_a_run_like_its_baseline_exits_0(runs_dir: Path) -> None:
+    ran = specbench("check usual again", cwd=runs_dir)
     assert (ran.code, ran.err) == (0, "")
     *_, last = ran.out.splitlines()
     assert re.match("PASS: 4 .*1 cell", last)
@@ -133,8 +133,8 @@ def test_a_run_like_its_baseline_exits_0(made: Path) -> None:
     assert max(map(len, table.splitlines())) <= 80
 
 
-def test_a_slower_verify_exits_1_and_is_called_verification(made: Path) -> None:
-    ran = specbench("check usual slow", cwd=made)
+def test_a_slower_verify_exits_1_and_is_called_verification(runs_dir: Path) -> None:
+    ran = specbench("check usual slow", cwd=runs_dir)
     text = ran.out.replace("\n", " ")
     assert ran.code == 1
     assert re.search("demo/draft K=4 .*code: verification: .*acceptance", text)
@@ -147,11 +147,11 @@ def test_a_slower_verify_exits_1_and_is_called_verification(made: Path) -> None:
 )
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
 def test_a_gate_on_a_noisy_run_exits_3_with_the_reason(
-    run_id: str, fact: str, side: str, made: Path, tmp_path: Path
+    run_id: str, fact: str, side: str, runs_dir: Path, tmp_path: Path
 ) -> None:
     sides = (run_id, "usual") if side == "baseline" else ("usual", run_id)
     junit = tmp_path / "gate.xml"
-    ran = specbench("check", *sides, "--json", "--junit", junit, cwd=made)
+    ran = specbench("check", *sides, "--json", "--junit", junit, cwd=runs_dir)
     document = json.loads(ran.out)
     assert (ran.code, document["verdict"]) == (3, "inconclusive")
     verdicts = {j["metric"]: j["verdict"] for j in document["judgments"]}
@@ -161,18 +161,18 @@ def test_a_gate_on_a_noisy_run_exits_3_with_the_reason(
     (skipped,) = ET.parse(junit).getroot().iter("skipped")
     assert "machine" in (skipped.get("message") or "")
     ratios = ("--fail-on", "mean_acceptance_length:2%,decode_speedup:40%")
-    assert specbench("check", *sides, *ratios, cwd=made).code == 0
+    assert specbench("check", *sides, *ratios, cwd=runs_dir).code == 0
 
 
-def test_a_quiet_machine_on_which_everything_is_slower_exits_1(made: Path) -> None:
-    ran = specbench("check usual slower --json", cwd=made)
+def test_a_quiet_machine_on_which_everything_is_slower_exits_1(runs_dir: Path) -> None:
+    ran = specbench("check usual slower --json", cwd=runs_dir)
     document = json.loads(ran.out)
     assert (ran.code, document["verdict"]) == (1, "regression")
     assert [a["causes"] for a in document["attributions"]] == [["machine"]]
 
 
-def test_check_attributes_wrong_drafts_to_acceptance_and_exits_1(made: Path) -> None:
-    ran = specbench("check usual wrong --json", cwd=made)
+def test_check_attributes_wrong_drafts_to_acceptance_and_exits_1(runs_dir: Path) -> None:
+    ran = specbench("check usual wrong --json", cwd=runs_dir)
     document = json.loads(ran.out)
     assert (ran.code, document["verdict"]) == (1, "regression")
     (attribution,) = document["attributions"]
@@ -180,19 +180,19 @@ def test_check_attributes_wrong_drafts_to_acceptance_and_exits_1(made: Path) -> 
     assert attribution["curve"]["after"] == [0, 0, 0, 0]
 
 
-def test_an_improvement_exits_0(made: Path) -> None:
-    assert specbench("check usual fast", cwd=made).code == 0
-    assert specbench("check slow usual", cwd=made).code == 0
+def test_an_improvement_exits_0(runs_dir: Path) -> None:
+    assert specbench("check usual fast", cwd=runs_dir).code == 0
+    assert specbench("check slow usual", cwd=runs_dir).code == 0
 
 
-def test_noise_that_could_hide_the_tolerance_exits_3(made: Path) -> None:
-    ran = specbench("check usual again --fail-on decode_speedup:1%", cwd=made)
+def test_noise_that_could_hide_the_tolerance_exits_3(runs_dir: Path) -> None:
+    ran = specbench("check usual again --fail-on decode_speedup:1%", cwd=runs_dir)
     assert ran.code == 3
     assert ran.out.splitlines()[-1].startswith("INCONCLUSIVE: demo/draft K=4 on code: ")
 
 
-def test_cells_that_were_not_measured_exit_4(made: Path) -> None:
-    ran = specbench("check usual nothing", cwd=made)
+def test_cells_that_were_not_measured_exit_4(runs_dir: Path) -> None:
+    ran = specbench("check usual nothing", cwd=runs_dir)
     assert ran.code == 4
     assert ran.out.splitlines()[-1].startswith("MISSING: ")
 
@@ -215,47 +215,51 @@ def test_cells_that_were_not_measured_exit_4(made: Path) -> None:
         ("usual again --allow-different weather", "choose from K, target"),
     ],
 )
-def test_check_exits_2_for_incomparable_runs(arguments: str, says: str, made: Path) -> None:
-    ran = specbench(f"check {arguments}", cwd=made)
+def test_check_exits_2_for_incomparable_runs(arguments: str, says: str, runs_dir: Path) -> None:
+    ran = specbench(f"check {arguments}", cwd=runs_dir)
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
     assert "|" not in ran.err  # no cell id
     assert "Traceback" not in ran.err
 
 
-def test_allow_different_compares_runs_despite_the_named_difference(made: Path) -> None:
-    ran = specbench("check usual other-k --allow-different k", cwd=made)
+def test_allow_different_compares_runs_despite_the_named_difference(runs_dir: Path) -> None:
+    ran = specbench("check usual other-k --allow-different k", cwd=runs_dir)
     assert ran.code == 0
     assert re.search("allowed .*: K: 4 .*baseline, 5 ", ran.out)
     speedups = ("--fail-on", "mean_acceptance_length:2%,decode_speedup:25%")
-    assert specbench("check usual gpu", *speedups, cwd=made).code == 0
+    assert specbench("check usual gpu", *speedups, cwd=runs_dir).code == 0
 
 
 @pytest.fixture(scope="module")
-def written(made: Path) -> Ran:
-    return specbench("baseline usual again", cwd=made)
+def baseline_call(runs_dir: Path) -> CommandResult:
+    return specbench("baseline usual again", cwd=runs_dir)
 
 
-def test_a_baseline_file_can_be_checked_instead_of_its_runs(made: Path, written: Ran) -> None:
-    assert (written.code, written.err) == (0, "")
-    assert written.out.splitlines()[-1].startswith("baseline.json: 2 cells of 2 runs, ")
-    assert "decode_speedup 1.93x +- 0.00%" in written.out
-    assert specbench("check baseline.json again", cwd=made).code == 0
-    assert specbench("check baseline.json slow", cwd=made).code == 1
+def test_a_baseline_file_can_be_checked_instead_of_its_runs(
+    runs_dir: Path, baseline_call: CommandResult
+) -> None:
+    assert (baseline_call.code, baseline_call.err) == (0, "")
+    assert baseline_call.out.splitlines()[-1].startswith("baseline.json: 2 cells of 2 runs, ")
+    assert "decode_speedup 1.93x +- 0.00%" in baseline_call.out
+    assert specbench("check baseline.json again", cwd=runs_dir).code == 0
+    assert specbench("check baseline.json slow", cwd=runs_dir).code == 1
 
 
-def test_a_baseline_without_valid_cells_exits_2(made: Path) -> None:
-    assert specbench("baseline", "nothing", cwd=made).code == 2
-    assert specbench("baseline usual few", cwd=made).code == 2
-    assert specbench("baseline usual usual", cwd=made).code == 2
+def test_a_baseline_without_valid_cells_exits_2(runs_dir: Path) -> None:
+    assert specbench("baseline", "nothing", cwd=runs_dir).code == 2
+    assert specbench("baseline usual few", cwd=runs_dir).code == 2
+    assert specbench("baseline usual usual", cwd=runs_dir).code == 2
 
 
-def test_check_writes_ci_files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_writes_ci_files(
+    runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv(SUMMARY_VARIABLE, str(summary))
     files = ("--junit", tmp_path / "junit.xml", "--markdown", tmp_path / "gate.md")
-    assert specbench("check usual slow", *files, cwd=made).code == 1
+    assert specbench("check usual slow", *files, cwd=runs_dir).code == 1
 
     suite = ET.parse(tmp_path / "junit.xml").getroot().find("testsuite")
     assert suite is not None
@@ -272,12 +276,12 @@ def test_check_writes_ci_files(made: Path, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("candidate", "code"), [("again", 2), ("slow", 1), ("nothing", 4)])
 def test_the_verdict_is_printed_even_if_an_output_file_cannot_be_written(
-    candidate: str, code: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    candidate: str, code: int, runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged = specbench("check", "usual", candidate, cwd=made)
+    judged = specbench("check", "usual", candidate, cwd=runs_dir)
     monkeypatch.setenv(SUMMARY_VARIABLE, "absent/summary.md")
     files = ("--junit", "absent/gate.xml", "--markdown", tmp_path / "gate.md")
-    ran = specbench("check", "usual", candidate, *files, cwd=made)
+    ran = specbench("check", "usual", candidate, *files, cwd=runs_dir)
     assert (ran.code, ran.out) == (code, judged.out)
     for file, line in zip(("gate.xml", "summary.md"), ran.err.splitlines(), strict=True):
         assert re.fullmatch(f"error: absent/{file}: .*: No such file .*", line)
@@ -294,12 +298,12 @@ def test_the_verdict_is_printed_even_if_an_output_file_cannot_be_written(
     ids=["other work", "no baseline", "a name that is not UTF-8"],
 )
 def test_a_refusal_is_in_every_file_of_ci(
-    sides: list[str], first: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sides: list[str], first: str, runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = tmp_path / "summary.md"
     monkeypatch.setenv(SUMMARY_VARIABLE, str(summary))
     junit = tmp_path / "gate.xml"
-    ran = specbench("check", *sides, "--junit", junit, "--json", cwd=made)
+    ran = specbench("check", *sides, "--junit", junit, "--json", cwd=runs_dir)
     assert ran.code == 2
     document = json.loads(ran.out)
     assert document.keys() == {"schema_version", "verdict", "sentence"}
@@ -314,10 +318,10 @@ def test_a_refusal_is_in_every_file_of_ci(
 
 
 @pytest.mark.slow
-def test_neither_command_imports_torch(made: Path, written: Ran) -> None:
+def test_neither_command_imports_torch(runs_dir: Path, baseline_call: CommandResult) -> None:
     from tests.test_layering import modules_after
 
-    assert written.code == 0
+    assert baseline_call.code == 0
     commands = (
         ["check", "baseline.json", "again"],
         ["baseline", "usual", "--output", "b.json"],
@@ -327,4 +331,4 @@ def test_neither_command_imports_torch(made: Path, written: Ran) -> None:
         "    try:\n        c.app(command)\n"
         "    except SystemExit as done:\n        assert not done.code, command"
     )
-    assert not modules_after(code, made) & {"torch", "transformers", "matplotlib"}
+    assert not modules_after(code, runs_dir) & {"torch", "transformers", "matplotlib"}

@@ -25,7 +25,7 @@ LONG = "./named/" + "a-draft-whose-name-is-long-" * 3
 
 
 @pytest.fixture(scope="session")
-def named(tiny: Path) -> Path:
+def long_name(tiny: Path) -> Path:
     """The tiny pair's draft under a name for which 80 columns are too few."""
     (tiny / LONG).parent.mkdir(exist_ok=True)
     (tiny / LONG).symlink_to(tiny / "draft")
@@ -65,27 +65,27 @@ def table(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_wide_terminal_is_used_in_full(named):
-    lines = table(on_a_terminal(200, *DRY, LONG, cwd=named))
+def test_a_wide_terminal_is_used_in_full(long_name):
+    lines = table(on_a_terminal(200, *DRY, LONG, cwd=long_name))
     assert len(lines) == 3  # header, target, draft: nothing is folded
     assert WIDTH < max(map(len, lines)) <= 200
 
 
 @pytest.mark.slow
-def test_in_a_narrow_terminal_no_figure_is_cut(named):
-    assert table(on_a_terminal(40, *DRY, LONG, cwd=named)) == table(
-        specbench(*DRY, LONG, cwd=named).out
+def test_in_a_narrow_terminal_no_figure_is_cut(long_name):
+    assert table(on_a_terminal(40, *DRY, LONG, cwd=long_name)) == table(
+        specbench(*DRY, LONG, cwd=long_name).out
     )
 
 
 @pytest.mark.parametrize("variable", ["COLUMNS", "FORCE_COLOR"])
-def test_piped_output_has_the_same_width_in_every_environment(named, monkeypatch, variable):
-    usual = specbench(*DRY, LONG, cwd=named).out
+def test_piped_output_has_the_same_width_in_every_environment(long_name, monkeypatch, variable):
+    usual = specbench(*DRY, LONG, cwd=long_name).out
     assert max(map(len, table(usual))) <= WIDTH
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv(variable, "200")
-    assert specbench(*DRY, LONG, cwd=named).out == usual
+    assert specbench(*DRY, LONG, cwd=long_name).out == usual
 
 
 def test_a_cell_is_shown_below_the_bar_or_as_a_log_line(capsys) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from specbench.report.document import build_document
 from specbench.runs import load_run
-from tests.cli.calls import Ran, specbench
+from tests.cli.calls import CommandResult, specbench
 from tests.cli.conftest import SMALL
 from tests.servers.fake_server import FakeServer, serving
 
@@ -19,7 +19,7 @@ ASKED = ("sweep-k", "tiny/draft", "-w", "prompts.jsonl", *SMALL)
 
 
 @pytest.fixture(scope="session")
-def forecast(tiny: Path) -> Ran:
+def forecast(tiny: Path) -> CommandResult:
     return specbench(*ASKED, "-k", "0..3", "--forecast", "--runs-dir", "forecasts", cwd=tiny)
 
 
@@ -95,7 +95,7 @@ def test_costs_without_a_fixed_k_to_forecast_are_refused(tiny, ks):
 
 
 @pytest.fixture(scope="session")
-def told(tiny: Path) -> Ran:
+def from_step_times(tiny: Path) -> CommandResult:
     (tiny / "costs.csv").write_text(COSTS)
     return specbench(
         *ASKED,
@@ -111,9 +111,9 @@ def told(tiny: Path) -> Ran:
     )
 
 
-def test_a_forecast_from_imported_step_times_recommends_k(tiny, told):
-    assert told.is_complete, told.err
-    last = told.out.strip().splitlines()[-1]
+def test_a_forecast_from_imported_step_times_recommends_k(tiny, from_step_times):
+    assert from_step_times.is_complete, from_step_times.err
+    last = from_step_times.out.strip().splitlines()[-1]
     assert "prompts.jsonl: forecast: " in last
     assert re.search(r"vllm 0\.32\.0 \(costs\.csv\), .*greedily$", last)
     stored = load_run("latest", tiny / "told")
@@ -152,8 +152,8 @@ def test_a_k_beyond_the_step_times_is_reported_once(tiny, file, told_ks, ks, sho
         assert "warning: " + message.format(f"the costs of your engine ({file})") in ran.err
 
 
-def test_a_forecast_run_resumes_without_its_costs_file(tiny, told):
-    assert told.is_complete
+def test_a_forecast_run_resumes_without_its_costs_file(tiny, from_step_times):
+    assert from_step_times.is_complete
     stored = load_run("latest", tiny / "told")
     lines = (stored.folder / "records.jsonl").read_text().splitlines(keepends=True)
     kept = [line for line in lines if not line.startswith(('{"type":"forecast"', '{"type":"done"'))]
@@ -172,7 +172,7 @@ def test_the_costs_of_a_running_server(tiny):
         sources = ("--step-times", without, "--step-times", with_k, "-w", "other.jsonl")
         ran = specbench(*ASKED, "-k", "0..3", *sources, "--runs-dir", "served", cwd=tiny)
     assert ran.is_complete, ran.err
-    prompts = [request["messages"][0]["content"] for request in fake.asked]
+    prompts = [request["messages"][0]["content"] for request in fake.requests]
     assert prompts[:2] == [prompts[0], prompts[0]]  # one warms up
     assert prompts[2] == "of another workload"
     made, _ = load_run("latest", tiny / "served").forecasts

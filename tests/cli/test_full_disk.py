@@ -58,14 +58,14 @@ def test_a_full_disk_loses_no_block_and_the_error_gives_the_remedy(
         for i in rng.choices(range(3), weights=(1, 2, 1), k=num_writes)
     )
 
-    def again():
+    def run_again():
         is_begun = len(list(root.glob("*/run.json"))) > 1
         return specbench(*(resume if is_begun else (command, *words, *out)), cwd=tiny, in_full=True)
 
     stored, printed = b"", ""
     for limit in full_at:
         with file_size_limit(limit):
-            ran = again()
+            ran = run_again()
         assert ran.code == 2, (limit, ran.err)
         assert "Traceback" not in ran.err
         printed += ran.err
@@ -81,7 +81,7 @@ def test_a_full_disk_loses_no_block_and_the_error_gives_the_remedy(
             hints = f"--resume {files[0].parent.name}", f"specbench report {files[0].parent}"
             assert any(hint in error for hint in hints)
         stored = now
-    last = again()
+    last = run_again()
     assert last.is_complete, last.err
     assert f": run {LATER} is dated" in " ".join((printed + last.err).split())
 

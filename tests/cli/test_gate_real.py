@@ -107,13 +107,13 @@ def clock() -> Iterator[WorkClock]:
 
 
 @pytest.fixture(scope="module")
-def usual(place: Path) -> str:
+def usual_run(place: Path) -> str:
     return measured(place)
 
 
-def test_counts_and_text_of_a_second_run_are_the_same(place: Path, usual: str) -> None:
+def test_counts_and_text_of_a_second_run_are_the_same(place: Path, usual_run: str) -> None:
     counts = ("--fail-on", "mean_acceptance_length:2%")
-    code, document = gate(place, usual, measured(place), *counts)
+    code, document = gate(place, usual_run, measured(place), *counts)
     assert code == 0
     assert document["num_tests"] == 0
     assert verdicts(document) == {"mean_acceptance_length": "pass", "output_tokens": "pass"}
@@ -121,9 +121,9 @@ def test_counts_and_text_of_a_second_run_are_the_same(place: Path, usual: str) -
     assert length["baseline"] == length["candidate"] > 3
 
 
-def test_a_worse_draft_under_the_same_name_is_caught_by_counts(place: Path, usual: str) -> None:
+def test_a_worse_draft_under_the_same_name_is_caught_by_counts(place: Path, usual_run: str) -> None:
     poor = measured(place, "poor")
-    code, document = gate(place, usual, poor, "--fail-on", "mean_acceptance_length:2%")
+    code, document = gate(place, usual_run, poor, "--fail-on", "mean_acceptance_length:2%")
     assert code == 1
     assert verdicts(document) == {"mean_acceptance_length": "regression", "output_tokens": "pass"}
     (attribution,) = document["attributions"]
@@ -132,14 +132,14 @@ def test_a_worse_draft_under_the_same_name_is_caught_by_counts(place: Path, usua
 
 
 def test_a_slower_forward_of_the_target_is_caught_as_a_slower_baseline(
-    place: Path, usual: str, clock: WorkClock, monkeypatch: pytest.MonkeyPatch
+    place: Path, usual_run: str, clock: WorkClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slower(num_layers: int, num_tokens: int) -> float:
         return forward_s(num_layers, num_tokens) * (20 if num_layers == NUM_TARGET_LAYERS else 1)
 
     monkeypatch.setattr(clock, "cost", slower)
     slow = measured(place)
-    code, document = gate(place, usual, slow)
+    code, document = gate(place, usual_run, slow)
     assert code == 1
     by_metric = verdicts(document)
     assert (by_metric["mean_acceptance_length"], by_metric["output_tokens"]) == ("pass", "pass")
@@ -149,11 +149,11 @@ def test_a_slower_forward_of_the_target_is_caught_as_a_slower_baseline(
     assert attribution["step"]["after"] > attribution["step"]["before"]
 
     # The other way round all is faster, K = 0 by more than K = 4: an improvement never fails.
-    code, document = gate(place, slow, usual)
+    code, document = gate(place, slow, usual_run)
     assert code == 0
     assert set(verdicts(document).values()) == {"pass"}
 
 
-def test_the_slowed_forward_in_the_gate_test_is_fused(place: Path, usual: str) -> None:
-    (engine,) = load_run(usual, place / "reports").engines
+def test_the_slowed_forward_in_the_gate_test_is_fused(place: Path, usual_run: str) -> None:
+    (engine,) = load_run(usual_run, place / "reports").engines
     assert engine.forward == "fused"

@@ -34,7 +34,7 @@ def text(ids: tuple[int, ...]) -> str:
     return "".join(map(chr, ids))
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> str:
+def shown_rounds(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> str:
     monkeypatch.setattr("specbench.cli.console.is_terminal", lambda **_: is_terminal)
     out = StringIO()
     with redirect_stdout(out):
@@ -45,7 +45,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> str:
 
 
 def test_piped_output_shows_each_round_as_a_line_of_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    legend, prefill, first, second = shown(monkeypatch, is_terminal=False).splitlines()
+    legend, prefill, first, second = shown_rounds(monkeypatch, is_terminal=False).splitlines()
     assert re.match(r"\+ accepted .*, - rejected .*, = ", legend)
     assert prefill == "prefill: ='H'"
     assert first == "round 1, 2 of 3 accepted: +'e' +'l' -'!' ='l'"
@@ -56,14 +56,14 @@ def test_token_kinds_are_colored_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    out = shown(monkeypatch, is_terminal=True)
+    out = shown_rounds(monkeypatch, is_terminal=True)
     green, red, cyan = "\x1b[32m", "\x1b[9;31m", "\x1b[1;36m"
     assert f"{green}e\x1b[0m{green}l\x1b[0m{red}!\x1b[0m{cyan}l\x1b[0m" in out
     assert "[2/3]" in out
     assert "\x1b\x1b" not in out
     assert "\u241b" in out  # what the model wrote is inert
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in shown(monkeypatch, is_terminal=True)
+    assert "\x1b" not in shown_rounds(monkeypatch, is_terminal=True)
 
 
 def test_the_summary_has_the_k_of_every_round() -> None:

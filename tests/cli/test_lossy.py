@@ -9,7 +9,7 @@ import pytest
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.runs import load_run
-from tests.cli.calls import Ran, specbench
+from tests.cli.calls import CommandResult, specbench
 from tests.report.test_json import VALIDATOR
 from tests.tiny_pair import make_pair
 
@@ -44,7 +44,7 @@ def lossy(tiny: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
+def lossy_run(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[CommandResult, Path]:
     out = tmp_path_factory.mktemp("lossy")
     options = ("-w", "prompts.jsonl", "--num-prompts", "5", "-k", "3,auto", "--concurrency", "2")
     return specbench(
@@ -52,8 +52,8 @@ def ran(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Pat
     ), out
 
 
-def test_a_lossy_run_stores_the_rule_and_names_it_in_every_output(ran, lossy: Path) -> None:
-    done, out = ran
+def test_a_lossy_run_stores_the_rule_and_names_it_in_every_output(lossy_run, lossy: Path) -> None:
+    done, out = lossy_run
     assert done.is_complete
     (folder,) = out.iterdir()
     keys = load_run(folder, out).run.keys
@@ -77,8 +77,8 @@ def test_a_lossy_run_stores_the_rule_and_names_it_in_every_output(ran, lossy: Pa
     assert document["adaptive_comparisons"]
 
 
-def test_lossy_texts_stop_at_their_own_end_and_differ_from_k_0(ran) -> None:
-    done, out = ran
+def test_lossy_texts_stop_at_their_own_end_and_differ_from_k_0(lossy_run) -> None:
+    done, out = lossy_run
     (folder,) = out.iterdir()
     stored = load_run(folder, out)
     texts: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -143,7 +143,7 @@ def test_options_that_contradict_the_acceptance_rule_are_refused(
 VERIFY = ("-w", "prompts.jsonl", "--num-prompts", "3", "--num-tokens", "1000", "-k", "3", "--json")
 
 
-def verdicts(done: Ran) -> dict[tuple[str, float], str]:
+def verdicts(done: CommandResult) -> dict[tuple[str, float], str]:
     results = json.loads(done.out)["results"]
     return {(r["pairing"], r["temperature"]): r["verdict"] for r in results}
 

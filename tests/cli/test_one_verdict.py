@@ -21,7 +21,7 @@ from specbench.files.model import open_model
 from specbench.fit.compatibility import check_drafter, check_target
 from specbench.inputs.config import load_pairings
 from specbench.records import Request, Sampling
-from tests.cli.calls import Ran, specbench
+from tests.cli.calls import CommandResult, specbench
 from tests.cli.conftest import SMALL
 from tests.gguf_files import write_gguf
 from tests.tiny_models import VOCAB_SIZE, change_json, write_head, write_model
@@ -296,7 +296,7 @@ def plain(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-def doors(folder: Path) -> dict[str, Ran]:
+def doors(folder: Path) -> dict[str, CommandResult]:
     """What each command makes of the pair `case/x`."""
     pair = ("pair", "case", "--draft", "x", "--dry-run")
     return {
@@ -309,7 +309,7 @@ def doors(folder: Path) -> dict[str, Ran]:
 
 
 @pytest.fixture(scope="module")
-def sound(models: Path, tmp_path_factory: pytest.TempPathFactory) -> BuiltinEngine:
+def sound_engine(models: Path, tmp_path_factory: pytest.TempPathFactory) -> BuiltinEngine:
     """An engine with the target as it is."""
     folder = tmp_path_factory.mktemp("sound")
     return engine_of(write_case(models, folder, Case("draft_model", lambda _: None, ())))
@@ -331,7 +331,7 @@ def refusal_of_loading(folder: Path, engine: BuiltinEngine | None = None) -> str
 @pytest.mark.sampled(one_in=6)  # loading and planning refuse every case below
 @pytest.mark.parametrize("name", CASES)
 def test_every_command_refuses_what_loading_refuses(
-    models: Path, sound: BuiltinEngine, tmp_path: Path, name: str
+    models: Path, sound_engine: BuiltinEngine, tmp_path: Path, name: str
 ):
     case = CASES[name]
     folder = write_case(models, tmp_path, case)
@@ -346,14 +346,14 @@ def test_every_command_refuses_what_loading_refuses(
         for word in case.words:
             assert plain(word) in plain(ran.out + ran.err), (door, ran)
     assert not list(tmp_path.glob("reports/*/run.json"))  # nothing was begun
-    message = refusal_of_loading(folder, None if case.is_target else sound)
+    message = refusal_of_loading(folder, None if case.is_target else sound_engine)
     for word in case.words:
         assert word in message
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_planning_and_loading_give_the_same_reason(
-    models: Path, sound: BuiltinEngine, tmp_path: Path, name: str
+    models: Path, sound_engine: BuiltinEngine, tmp_path: Path, name: str
 ):
     case = CASES[name]
     folder = write_case(models, tmp_path, case)
@@ -367,7 +367,7 @@ def test_planning_and_loading_give_the_same_reason(
         )
         reasons = [finding.reason for finding in checked if finding.keeps_from_loading]
     assert len(reasons) == 1
-    message = refusal_of_loading(folder, None if case.is_target else sound).replace(
+    message = refusal_of_loading(folder, None if case.is_target else sound_engine).replace(
         f"{folder}/", ""
     )
     assert reasons[0].replace("./", "").replace(f"{folder}/", "") in message

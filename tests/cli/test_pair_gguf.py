@@ -11,11 +11,11 @@ from tests.examples import ROOT, examples
 from tests.gguf_files import HIDDEN, KV_BYTES, NUM_TOKENS, TOKENS, write_gguf
 
 
-def more(count: int) -> tuple[str, ...]:
+def more_tokens(count: int) -> tuple[str, ...]:
     return (*TOKENS, *(f"more{i}" for i in range(count)))
 
 
-def swapped(token_id: int) -> tuple[str, ...]:
+def swap_token(token_id: int) -> tuple[str, ...]:
     return (*TOKENS[:token_id], "other", *TOKENS[token_id + 1 :])
 
 
@@ -29,11 +29,11 @@ SPM, ADDED = {"tokenizer__ggml__model": "llama"}, {"tokenizer__ggml__add_eos_tok
 BOS, EOS = "tokenizer__ggml__bos_token_id", "tokenizer__ggml__eos_token_id"
 PAIRS: dict[str, tuple[Any, Any, Any, Any]] = {
     "the same": (TOKENS, {}, {}, None),
-    "id 4 differs": (swapped(4), {}, {}, None),
-    "id 5 differs": (swapped(5), {}, {}, ("tokens", "refused")),
-    "the last id differs": (swapped(NUM_TOKENS - 1), {}, {}, ("tokens", "refused")),
-    "128 more": (more(128), {}, {}, ("vocab_size", "warning")),
-    "129 more": (more(129), {}, {}, ("vocab_size", "refused")),
+    "id 4 differs": (swap_token(4), {}, {}, None),
+    "id 5 differs": (swap_token(5), {}, {}, ("tokens", "refused")),
+    "the last id differs": (swap_token(NUM_TOKENS - 1), {}, {}, ("tokens", "refused")),
+    "128 more": (more_tokens(128), {}, {}, ("vocab_size", "warning")),
+    "129 more": (more_tokens(129), {}, {}, ("vocab_size", "refused")),
     "129 fewer": (TOKENS[:-129], {}, {}, ("vocab_size", "refused")),
     "other eos": (TOKENS, {}, {EOS: 3}, ("eos_token_id", "warning")),
     "other eos that is added": (TOKENS, ADDED, {**ADDED, EOS: 3}, ("eos_token_id", "refused")),
@@ -77,8 +77,8 @@ targets:
 def test_files_in_a_pairings_file_are_planned_and_examined(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     write_gguf(tmp_path / "t.gguf")
-    draft = write_gguf(tmp_path / "sub" / "d.gguf", more(20))
-    write_gguf(tmp_path / "sub" / "far.gguf", more(129))
+    draft = write_gguf(tmp_path / "sub" / "d.gguf", more_tokens(20))
+    write_gguf(tmp_path / "sub" / "far.gguf", more_tokens(129))
     (tmp_path / "pairings.yaml").write_text(PAIRINGS)
     assert specbench("sweep-k", "mine", *LLAMA_CPP, "--dry-run", cwd=tmp_path).code == 0
     made = specbench("export", "mine/small", *LLAMA_CPP, "-k", "2", cwd=tmp_path)
@@ -121,7 +121,7 @@ def test_a_wrong_gguf_file_exits_2_before_a_start(tmp_path: Path, old: str, new:
 
 def test_the_plan_has_both_files_and_their_caches(tmp_path: Path) -> None:
     write_gguf(tmp_path / "t.gguf")
-    write_gguf(tmp_path / "d.gguf", more(20), llama__attention__head_count_kv=1)
+    write_gguf(tmp_path / "d.gguf", more_tokens(20), llama__attention__head_count_kv=1)
     sizes = ("--plan-context", "1000", "--concurrency", "3", "-k", "4", "--gpu", "H100")
     _, document = pair(tmp_path, *sizes)
     memory = document["drafters"][0]["memory"]

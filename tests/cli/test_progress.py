@@ -11,7 +11,7 @@ from specbench.models.library_output import report_progress
 PATIENCE_S = 20.0
 
 
-def said(capsys: pytest.CaptureFixture[str], words: str) -> str:
+def read_stderr_until(capsys: pytest.CaptureFixture[str], words: str) -> str:
     """Standard error until it holds some words, or for as long as one has patience."""
     text, until = "", time.monotonic() + PATIENCE_S
     while words not in text and time.monotonic() < until:
@@ -28,7 +28,7 @@ def test_without_a_terminal_one_line_a_minute_reports_progress(
         watch.stage("big: own")
         watch.advance(2, 12, None)
         watch.advance(3, 12, None)
-        text = said(capsys, "3 of 12 blocks")
+        text = read_stderr_until(capsys, "3 of 12 blocks")
     line = next(line for line in text.splitlines() if "3 of 12 blocks" in line)
     assert line.startswith("big: own, ")
     assert line.endswith(" left")
@@ -85,7 +85,7 @@ def test_a_slow_step_shows_its_stage_until_the_next_step_or_the_end(
         task = watch._progress.tasks[watch._task]
         watch.stage("big: loading")
         report_progress("reading weights: 7 of 9 tensors")
-        assert said(capsys, "big: loading: reading weights: 7 of 9 tensors, ")
+        assert read_stderr_until(capsys, "big: loading: reading weights: 7 of 9 tensors, ")
         report_progress("")
         assert task.description == "big: loading"
         report_progress("reading weights: 8 of 9 tensors")

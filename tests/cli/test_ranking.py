@@ -25,7 +25,7 @@ def ranked(drafter: str, *intervals: Bounds | None, basis: str = "measured") -> 
     )
 
 
-def rival(*all_ranked: RankedDrafter) -> str:
+def rival_text(*all_ranked: RankedDrafter) -> str:
     """What a verdict for the first says of another one."""
     message = verdict(all_ranked)
     assert message.startswith(f"Use {all_ranked[0].drafter} ")
@@ -58,7 +58,7 @@ def test_without_a_valid_measurement_nothing_is_advised(basis, bounds):
 
 
 def test_overlapping_intervals_name_the_rival_and_the_remedy():
-    message = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55)))
+    message = rival_text(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55)))
     assert message.startswith("small ")
     assert "1.45x [1.30, 1.55]" in message
     assert "--num-prompts" in message
@@ -66,15 +66,15 @@ def test_overlapping_intervals_name_the_rival_and_the_remedy():
 
 
 def test_a_rival_known_by_forecast_is_marked():
-    message = rival(
+    message = rival_text(
         ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55), basis="forecast")
     )
     assert "1.45x [1.30, 1.55] (forecast)" in message
 
 
 def test_a_known_order_has_no_warning():
-    assert rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.1, 1.2, 1.39))) == ""
-    assert rival(ranked("big", (1.4, 1.5, 1.6))) == ""
+    assert rival_text(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.1, 1.2, 1.39))) == ""
+    assert rival_text(ranked("big", (1.4, 1.5, 1.6))) == ""
 
 
 @pytest.mark.parametrize("basis", ["measured", "forecast"])
@@ -87,7 +87,7 @@ def test_the_verdict_names_no_rival_without_a_winner(basis):
 
 
 def test_a_figure_without_an_interval_differs_from_a_missing_one():
-    message = rival(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None)))
+    message = rival_text(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None)))
     assert message.startswith("small ")
     assert "1.10x" in message
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calls import Ran, specbench
+from tests.cli.calls import CommandResult, specbench
 from tests.cli.conftest import SMALL
 
 
 @pytest.fixture
-def run_id(finished: Ran) -> str:
+def run_id(finished: CommandResult) -> str:
     match = re.search(r"^run (\S+)$", finished.err, re.MULTILINE)
     assert match
     return match[1]

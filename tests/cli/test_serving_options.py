@@ -81,7 +81,7 @@ def test_a_dry_run_plans_the_k_that_running_servers_have(tmp_path, capsys):
         _show_plan(
             changed(settings, base_urls=urls), pairings, tmp_path, is_here=True, as_json=True
         )
-        assert not any(server.engine.asked for server in servers)
+        assert not any(server.engine.requests for server in servers)
     plan = json.loads(capsys.readouterr().out)
     assert [cell["num_speculative_tokens"] for cell in plan["cells"]] == [0, 3]
     (sessions,) = plan["sessions"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specbench.methods import all_methods
-from tests.cli.calls import Ran, specbench
+from tests.cli.calls import CommandResult, specbench
 from tests.training.tiny_target import METHODS
 
 SMALL = (
@@ -22,14 +22,14 @@ targets:
 """
 
 
-def trained(method: str, out: str, *more: str, cwd: Path) -> Ran:
+def trained(method: str, out: str, *more: str, cwd: Path) -> CommandResult:
     return specbench(
         "train", method, "--target", "./target", "--output", out, *SMALL, *more, cwd=cwd
     )
 
 
 @pytest.fixture(scope="session")
-def eagle(tiny) -> Ran:
+def eagle(tiny) -> CommandResult:
     return trained("eagle", "heads/eagle", "--json", cwd=tiny)
 
 

@@ -11,7 +11,7 @@ from specbench.bench.verification import nearly
 from specbench.decode import verifier
 from specbench.decode.sampling import Sampler
 from specbench.engines.builtin import BuiltinEngine
-from tests.cli.calls import Ran, specbench
+from tests.cli.calls import CommandResult, specbench
 
 pytestmark = pytest.mark.slow  # whole verifications
 
@@ -30,17 +30,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="session")
-def verified(tiny: Path) -> Ran:
+def verified(tiny: Path) -> CommandResult:
     return specbench("verify tiny -k 3", *SMALL, cwd=tiny)
 
 
 @pytest.fixture(scope="session")
-def as_json(tiny: Path) -> Ran:
+def as_json(tiny: Path) -> CommandResult:
     changes = ("--engine", "builtin,transformers", "--num-tokens", "300", "--max-new-tokens", "8")
     return specbench("verify", "tiny/draft", *SMALL, *changes, "--json", cwd=tiny)
 
 
-def test_a_lossless_pairing_has_one_sentence_in_verify(verified: Ran) -> None:
+def test_a_lossless_pairing_has_one_sentence_in_verify(verified: CommandResult) -> None:
     assert verified.code == 0
     *_, draft, ngram = verified.out.splitlines()
     assert re.match("tiny/draft: lossless: .*K = 0 .*3 of 3 ", draft)
@@ -48,7 +48,7 @@ def test_a_lossless_pairing_has_one_sentence_in_verify(verified: Ran) -> None:
     assert ngram.startswith("tiny/ngram: lossless: ")
 
 
-def test_the_table_has_a_row_for_each_and_fits_80_columns(verified: Ran) -> None:
+def test_the_table_has_a_row_for_each_and_fits_80_columns(verified: CommandResult) -> None:
     table, _, _ = verified.out.partition("\n\n")
     rows = [line.split()[:5] for line in table.splitlines()]
     assert ["tiny", "none", "0", "0", "identical"] in rows
@@ -58,7 +58,7 @@ def test_the_table_has_a_row_for_each_and_fits_80_columns(verified: Ran) -> None
     assert "(Holm)" in table
 
 
-def test_json_lists_every_result(as_json: Ran) -> None:
+def test_json_lists_every_result(as_json: CommandResult) -> None:
     document = json.loads(as_json.out)
     assert as_json.code == 0
     assert document["lossless"] is True

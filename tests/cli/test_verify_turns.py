@@ -20,7 +20,7 @@ GREEDY = ("-k", "2", "--temperature", "0")
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list:
+def questions(monkeypatch: pytest.MonkeyPatch) -> list:
     """The questions of a call, as its collector gets them."""
     seen: list = []
     collector = verification.Collector
@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list:
 
 
 def test_verify_asks_a_later_turn_after_the_targets_own_response(
-    tiny: Path, asked: list, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, questions: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {}
     serve = BuiltinEngine.serve
@@ -50,8 +50,8 @@ def test_verify_asks_a_later_turn_after_the_targets_own_response(
 
     assert ran.code == 0, ran.err
     assert "in 3 of 3 answers" in ran.out
-    first, second = (question for question in asked if question.conversation)
-    (alone,) = (question for question in asked if not question.conversation)
+    first, second = (question for question in questions if question.conversation)
+    (alone,) = (question for question in questions if not question.conversation)
     tokenizer = ChatTokenizer(str(tiny / "target"), revision=None, trust_remote_code=False)
     text = tokenizer.text(answers[first.prompt_ids])
     assert second.id == f"{first.id}, turn 2"
@@ -72,7 +72,7 @@ def test_sampled_turns_also_follow_the_distribution(tiny: Path) -> None:
 
 
 def test_a_later_turn_that_is_too_long_is_omitted_with_a_warning(
-    tiny: Path, asked: list, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, questions: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve = BuiltinEngine.serve
 
@@ -88,12 +88,12 @@ def test_a_later_turn_that_is_too_long_is_omitted_with_a_warning(
     ran = specbench("verify", "tiny/draft", *GREEDY, "-w", "one.jsonl", *TALK[2:], cwd=tiny)
 
     assert ran.code == 0, ran.err
-    assert len(asked) == 1
+    assert len(questions) == 1
     output = " ".join(ran.err.split())
     assert re.search("turn 2 .*context has 8", output)
 
 
-class Full(io.StringIO):
+class FullDisk(io.StringIO):
     """What a full disk is to a writer."""
 
     def write(self, text: str) -> int:  # noqa: ARG002
@@ -104,7 +104,7 @@ class Full(io.StringIO):
 def test_a_verdict_that_stdout_cannot_take_is_printed_to_stderr(
     more: tuple[str, ...], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.cli.calls.StringIO", iter_of(Full(), io.StringIO()))
+    monkeypatch.setattr("tests.cli.calls.StringIO", iter_of(FullDisk(), io.StringIO()))
     ran = specbench("verify", "tiny/draft", *GREEDY, *TALK, *more, cwd=tiny)
 
     assert ran.code == 2

@@ -40,13 +40,13 @@ def prefilled(cell: CellData, seconds: float) -> CellData:
     return replace(cell, requests=requests)
 
 
-def only(comparisons: tuple[AdaptiveComparison, ...]) -> AdaptiveComparison:
+def single(comparisons: tuple[AdaptiveComparison, ...]) -> AdaptiveComparison:
     (comparison,) = comparisons
     return comparison
 
 
 def test_auto_is_compared_with_the_fastest_fixed_k():
-    comparison = only(compare_adaptive(explored(2.0, 0.8, k2=1.25, k4=1.0, k8=1.6)))
+    comparison = single(compare_adaptive(explored(2.0, 0.8, k2=1.25, k4=1.0, k8=1.6)))
     assert comparison.best_fixed.draft.k == 4
     assert comparison.decode.estimate == pytest.approx(1.0 / 0.8)
     assert comparison.decode.low == pytest.approx(1.25)
@@ -54,7 +54,7 @@ def test_auto_is_compared_with_the_fastest_fixed_k():
 
 
 def test_k_0_counts_as_a_fixed_k():
-    comparison = only(compare_adaptive(explored(1.0, 1.0, k2=1.5, k4=2.0)))
+    comparison = single(compare_adaptive(explored(1.0, 1.0, k2=1.5, k4=2.0)))
     assert comparison.best_fixed == BASE
     assert comparison.decode.estimate == pytest.approx(1.0)
 
@@ -64,24 +64,24 @@ def test_the_confirmation_run_counts_if_there_is_one():
     first = explored(2.0, 1.0, k2=1.2, k4=0.9)
     plain = cell(BASE, [2.0] * 6, repeat=9)
     again = [plain, cell(draft(4), [1.1] * 6, repeat=9), cell(AUTO, [1.0] * 6, repeat=9)]
-    comparison = only(compare_adaptive(first, again))
+    comparison = single(compare_adaptive(first, again))
     assert comparison.best_fixed.draft.k == 4
     assert comparison.is_confirmed
     assert comparison.decode.estimate == pytest.approx(1.1)
-    assert not only(compare_adaptive(first, again[:2])).is_confirmed  # auto was not repeated
-    assert not only(compare_adaptive(first, again[::2])).is_confirmed  # nor the K
+    assert not single(compare_adaptive(first, again[:2])).is_confirmed  # auto was not repeated
+    assert not single(compare_adaptive(first, again[::2])).is_confirmed  # nor the K
 
 
 def test_an_invalid_k_is_not_the_best():
     cells = explored(2.0, 1.0, k2=1.5, k4=0.5)
     cells[2] = broken(cells[2])
-    assert only(compare_adaptive(cells)).best_fixed.draft.k == 2
+    assert single(compare_adaptive(cells)).best_fixed.draft.k == 2
 
 
 def test_decoding_decides_the_best_fixed_k_and_whole_requests_are_also_shown():
     plain, k2, k4, auto = explored(2.0, 0.8, k2=1.0, k4=1.25)
     # Whole requests: 2.1 s without a draft, 5 s at K = 2, 1.35 s at K = 4 and 0.9 s at auto.
-    comparison = only(compare_adaptive([plain, prefilled(k2, 4.0), k4, auto]))
+    comparison = single(compare_adaptive([plain, prefilled(k2, 4.0), k4, auto]))
     assert comparison.best_fixed.draft.k == 2
     assert comparison.decode.estimate == pytest.approx(1.0 / 0.8)
     assert comparison.end_to_end is not None
@@ -92,7 +92,7 @@ def test_a_comparison_is_valid_only_if_both_sides_are():
     first = explored(2.0, 0.8, k4=1.0)
     plain, fixed, auto = (cell(key, [1.0] * 6, repeat=9) for key in (BASE, draft(4), AUTO))
     sides = [[fixed, auto], [broken(fixed), auto], [fixed, broken(auto)]]
-    comparisons = [only(compare_adaptive(first, [plain, *both])) for both in sides]
+    comparisons = [single(compare_adaptive(first, [plain, *both])) for both in sides]
     assert all(comparison.is_confirmed for comparison in comparisons)
     assert [comparison.valid for comparison in comparisons] == [True, False, False]
 
@@ -104,7 +104,7 @@ def test_passes_are_the_unit_with_concurrent_requests():
     plain = stream(base, [2.0, 2.2, 2.1, 2.0, 2.3, 2.1])
     fixed = against(stream(k4, fixed_s), plain)
     adaptive = against(stream(auto, auto_s, ks=(8, 4, 4, 4, 2, 2)), plain)
-    comparison = only(compare_adaptive([plain, fixed, adaptive]))
+    comparison = single(compare_adaptive([plain, fixed, adaptive]))
     assert comparison.best_fixed == k4
     assert comparison.num_units == 6
     assert comparison.decode.estimate == pytest.approx(6.4 / 5.0)
@@ -124,7 +124,7 @@ def test_passes_are_the_unit_with_concurrent_requests():
 def test_four_prompts_give_no_interval_and_no_detectable_effect():
     plain = cell(BASE, [2.0] * 4)
     auto = against(cell(AUTO, [1.0, 1.1, 1.2, 1.3]), plain)
-    comparison = only(compare_adaptive([plain, auto]))
+    comparison = single(compare_adaptive([plain, auto]))
     assert (comparison.decode.low, comparison.minimum_detectable_effect) == (None, None)
 
 
@@ -133,7 +133,7 @@ def test_adaptive_k_is_compared_only_with_the_same_method_and_setting():
     lookup = cell(draft(4, method="ngram", pairing="demo/ngram"), [0.1] * 6)
     longer = cell(draft(4, context=512), [0.1] * 6)
     rivals = [against(rival, cells[0]) for rival in (lookup, longer)]
-    assert only(compare_adaptive([*cells, *rivals])).best_fixed == draft(4)
+    assert single(compare_adaptive([*cells, *rivals])).best_fixed == draft(4)
 
 
 def test_without_an_adaptive_cell_there_is_nothing_to_compare():
@@ -170,8 +170,8 @@ def test_invalid_cells_give_the_best_fixed_k_only_if_no_valid_cell_does(summariz
 
 
 def test_the_pooled_ratio_is_a_geometric_mean_of_confirmed_comparisons():
-    first = only(compare_adaptive(explored(2.0, 1.0, k4=2.0 / 4)))  # 0.5
-    second = only(compare_adaptive(explored(2.0, 1.0, k4=2.0)))  # 2.0
+    first = single(compare_adaptive(explored(2.0, 1.0, k4=2.0 / 4)))  # 0.5
+    second = single(compare_adaptive(explored(2.0, 1.0, k4=2.0)))  # 2.0
     assert pooled([first, second]) is None
     first, second = replace(first, is_confirmed=True), replace(second, is_confirmed=True)
     assert pooled([first, second]) == (pytest.approx(1.0), 2)

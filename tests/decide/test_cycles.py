@@ -79,7 +79,7 @@ def test_a_winner_is_quoted_over_its_confirmation_cycles():
 BUILTIN = (cells.BASE, cells.draft(4))
 
 
-def own_cells(engine_s: float) -> list:
+def cells_of_builtin(engine_s: float) -> list:
     """Cells of the built-in engine for the prompts of the server, 12 tokens each."""
     named_cells = []
     for key, seconds in zip(BUILTIN, (0.24, engine_s), strict=True):
@@ -91,7 +91,7 @@ def own_cells(engine_s: float) -> list:
 
 def test_a_comparison_with_a_server_has_no_intervals():
     served = aggregate_run(served_sweep(Sweep(wobble=0.0, differing=0.0)))
-    base, four = side_by_side([*own_cells(engine_s=0.06), *served])
+    base, four = side_by_side([*cells_of_builtin(engine_s=0.06), *served])
     assert (base.peer, four.peer) == (key_of(0), key_of(4))
     # 12 tokens in 0.24 s against 24 in 0.48 s; then 12 in 0.06 s against 24 in 0.24 s.
     assert base.decode.estimate == pytest.approx(1.0)
@@ -103,7 +103,7 @@ def test_a_comparison_with_a_server_has_no_intervals():
 
 def test_only_prompts_that_both_served_are_compared():
     served = aggregate_run(served_sweep(Sweep(wobble=0.0)))
-    ours = [replace(cell, requests=cell.requests[:2]) for cell in own_cells(engine_s=0.06)]
+    ours = [replace(cell, requests=cell.requests[:2]) for cell in cells_of_builtin(engine_s=0.06)]
     (pair,) = [p for p in side_by_side([*ours, *served]) if p.cell.draft.k]
     theirs = next(c for c in served if c.key == key_of(4))
     both = [r.decode_s for r in theirs.requests if r.prompt_id in ("code-0", "code-1")]
@@ -113,13 +113,13 @@ def test_only_prompts_that_both_served_are_compared():
 
 def test_texts_are_not_called_different_if_one_side_has_no_tokens():
     served = aggregate_run(served_sweep())
-    comparison, *_ = side_by_side([*own_cells(0.06), *served])
+    comparison, *_ = side_by_side([*cells_of_builtin(0.06), *served])
     assert comparison.equal_text == 0.0  # 13 tokens are not 25
     mute = [
         replace(c, requests=tuple(replace(r, output_ids=(), num_tokens=25) for r in c.requests))
         for c in served
     ]
-    untold, *_ = side_by_side([*own_cells(0.06), *mute])
+    untold, *_ = side_by_side([*cells_of_builtin(0.06), *mute])
     assert untold.equal_text is None
 
 

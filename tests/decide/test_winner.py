@@ -22,7 +22,7 @@ def pairing(name: str) -> Pairing:
     return Pairing(target=TARGET, drafter=DrafterSpec(name=name, method="ngram"))
 
 
-def at(cell: CellSummary, **changes: object) -> CellSummary:
+def cell_at(cell: CellSummary, **changes: object) -> CellSummary:
     key = with_axes(cell.key, **changes)
     return replace(cell, key=key)
 
@@ -33,7 +33,7 @@ def measured(summarized):
 
     def build(speedups, workload="code", **changes):
         cells = [
-            at(summarized(k, s - 0.05, s, s + 0.05, workload=workload), **changes)
+            cell_at(summarized(k, s - 0.05, s, s + 0.05, workload=workload), **changes)
             for k, s in speedups.items()
         ]
         choice = choose(cells)
@@ -42,14 +42,14 @@ def measured(summarized):
     return build
 
 
-def found(parts, selection=Selection(), names=("draft",)):  # noqa: B008
+def pick(parts, selection=Selection(), names=("draft",)):  # noqa: B008
     cells = [cell for group, _ in parts for cell in group]
     decisions = [decision for _, decision in parts]
     return winner([pairing(name) for name in names], decisions, cells, selection)
 
 
 def test_a_single_setting_exports_its_winning_k(measured):
-    made = found([measured({2: 1.3, 4: 1.6, 8: 1.4})])
+    made = pick([measured({2: 1.3, 4: 1.6, 8: 1.4})])
     assert made.tiers == (Tier(None, 4),)
     here, beyond = made.basis
     assert re.fullmatch(r"code: K=4, 1\.60x .*\[1\.55, 1\.65\]", here)
@@ -58,7 +58,7 @@ def test_a_single_setting_exports_its_winning_k(measured):
 
 
 def test_the_winner_is_k_0_with_the_reason_if_no_k_is_faster(measured):
-    made = found([measured({2: 0.8, 4: 0.7})])
+    made = pick([measured({2: 0.8, 4: 0.7})])
     assert made.k == 0
     (only,) = made.basis
     assert re.fullmatch(r"code: no speedup: K=2 .*0\.80x \[0\.75, 0\.85\]", only)
@@ -66,10 +66,10 @@ def test_the_winner_is_k_0_with_the_reason_if_no_k_is_faster(measured):
 
 def test_k_0_without_evidence_differs_from_a_decided_k_0(measured):
     lost, open_ = measured({2: 0.8, 4: 0.7}), measured({2: 0.8, 4: 1.03}, workload="edit")
-    assert not found([lost]).is_undecided
-    assert found([open_]).is_undecided
-    assert found([lost, open_]).is_undecided
-    helps = found([measured({4: 1.6}), open_])
+    assert not pick([lost]).is_undecided
+    assert pick([open_]).is_undecided
+    assert pick([lost, open_]).is_undecided
+    helps = pick([measured({4: 1.6}), open_])
     assert (helps.k, helps.is_undecided) == (4, False)
 
 
@@ -79,17 +79,17 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
         measured({2: 1.50, 4: 1.45, 8: 1.1}),
         measured({2: 1.2, 4: 1.55, 8: 1.60}, workload="edit"),
     ]
-    made = found(parts)
+    made = pick(parts)
     assert made.tiers == (Tier(None, 4),)
     assert re.match(r"one K .*: K=4; .*3\.3% on code", made.basis[-2])
-    assert found(parts, Selection(workload="edit")).k == 8
+    assert pick(parts, Selection(workload="edit")).k == 8
 
 
 def test_winners_that_no_other_workload_has_an_interval_at_leave_k_undecided(measured):
-    made = found([measured({5: 2.4}), measured({7: 2.0}, workload="chat")])
+    made = pick([measured({5: 2.4}), measured({7: 2.0}, workload="chat")])
     assert (made.k, made.is_undecided) == (0, True)
     assert "--workload" in made.basis[-1]
-    assert found([measured({7: 2.4}), measured({7: 2.0}, workload="chat")]).k == 7
+    assert pick([measured({7: 2.4}), measured({7: 2.0}, workload="chat")]).k == 7
 
 
 def test_concurrencies_become_tiers_and_equal_neighbors_one(measured):
@@ -99,10 +99,10 @@ def test_concurrencies_become_tiers_and_equal_neighbors_one(measured):
         measured({2: 1.3, 5: 1.1}, concurrency=8),
         measured({2: 0.9, 5: 0.7}, concurrency=32),
     ]
-    made = found(parts)
+    made = pick(parts)
     assert made.tiers == (Tier(2, 5), Tier(8, 2), Tier(32, 0))
     assert re.match("2 concurrent requests: code: K=5", made.basis[1])
-    assert found(parts, Selection(concurrency=8)).tiers == (Tier(None, 2),)
+    assert pick(parts, Selection(concurrency=8)).tiers == (Tier(None, 2),)
     assert made.at(3).k == 2
     assert made.at(1000).k == 0  # beyond what was measured: as the last
 
@@ -115,8 +115,8 @@ def test_the_best_drafter_is_the_one_whose_worst_workload_is_best(measured):
         measured({4: 0.8}, workload="chat", **uneven),
         measured({4: 2.0}, **uneven),
     ]
-    assert found(parts, names=("draft", "uneven")).pairing.name == "demo/draft"
-    best = found(parts, Selection(workload="code"), ("draft", "uneven"))
+    assert pick(parts, names=("draft", "uneven")).pairing.name == "demo/draft"
+    best = pick(parts, Selection(workload="code"), ("draft", "uneven"))
     assert best.pairing.name == "demo/uneven"
 
 
@@ -128,7 +128,7 @@ def test_the_drafter_with_more_gain_on_some_workloads_is_exported(measured):
         measured({4: 0.8}, workload="chat", **other),
         measured({4: 1.8}, **other),
     ]
-    made = found(parts, names=("draft", "other"))
+    made = pick(parts, names=("draft", "other"))
     assert (made.pairing.name, made.k) == ("demo/other", 4)
 
 
@@ -136,52 +136,52 @@ def test_drafters_are_compared_on_the_workloads_that_they_share(measured):
     once = {"pairing": "demo/once", "drafter": "once"}
     both = [measured({4: 1.6}), measured({4: 1.2}, workload="chat")]
     names = ("draft", "once")
-    assert found([*both, measured({4: 1.3}, **once)], names=names).pairing.name == "demo/draft"
-    assert found([*both, measured({4: 1.9}, **once)], names=names).pairing.name == "demo/once"
+    assert pick([*both, measured({4: 1.3}, **once)], names=names).pairing.name == "demo/draft"
+    assert pick([*both, measured({4: 1.9}, **once)], names=names).pairing.name == "demo/once"
     apart = measured({4: 1.9}, workload="edit", **once)  # nothing to compare them on
-    assert found([*both, apart], names=names).pairing.name == "demo/draft"
+    assert pick([*both, apart], names=names).pairing.name == "demo/draft"
 
 
 def test_the_lowest_temperature_is_exported_by_default(measured):
     parts = [measured({4: 1.2}, temperature=1.0), measured({2: 1.5})]
-    assert (found(parts).temperature, found(parts).k) == (0.0, 2)
-    warm = found(parts, Selection(temperature=1.0))
+    assert (pick(parts).temperature, pick(parts).k) == (0.0, 2)
+    warm = pick(parts, Selection(temperature=1.0))
     assert (warm.temperature, warm.k) == (1.0, 4)
 
 
 def test_other_temperatures_of_the_run_are_named(measured):
     parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
-    assert re.match(r".*temperature 0; .*0\.7, 1: choose", found(parts).basis[0])
+    assert re.match(r".*temperature 0; .*0\.7, 1: choose", pick(parts).basis[0])
     for selection, some in ((Selection(temperature=1.0), parts), (Selection(), parts[:1])):
-        assert not any("choose with --temperature" in text for text in found(some, selection).basis)
+        assert not any("choose with --temperature" in text for text in pick(some, selection).basis)
 
 
 def test_k_of_the_shortest_prompts_is_exported_with_a_note_on_the_others(measured):
     parts = [measured({4: speedup}, context=n) for n, speedup in ((4096, 0.7), (512, 1.6))]
-    made = found(parts)
+    made = pick(parts)
     assert (made.k, made.context) == (4, 512)
     assert "code, by context: K=4 up to 512 tokens; do not speculate from 4,096" in made.basis
-    assert found(parts, Selection(context=4096)).k == 0
+    assert pick(parts, Selection(context=4096)).k == 0
     for engine in EXPORTED:
         lost = find_exporter(engine).export(made, None, "config").not_expressed
         assert [line for line in lost if line.startswith("K by context")], engine
     with pytest.raises(UsageError, match="prompts of 100 tokens"):
-        found(parts, Selection(context=100))
+        pick(parts, Selection(context=100))
 
 
 def test_an_equal_k_at_every_length_has_no_note_on_lengths(measured):
-    made = found([measured({4: 1.6}, context=n) for n in (512, 4096)])
+    made = pick([measured({4: 1.6}, context=n) for n in (512, 4096)])
     assert (made.k, made.context, made.contexts_lost) == (4, None, [])
     assert "code, by context: K=4 from 512 to 4,096 tokens" in made.basis
 
 
 def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarized):
     cells, _ = measured({2: 1.3, 4: 1.5})
-    auto = at(summarized(8, 1.7, 1.8, 1.9), adaptive=True)
+    auto = cell_at(summarized(8, 1.7, 1.8, 1.9), adaptive=True)
     choice = choose([*cells, auto])
     decision = decide(choice, auto)
     assert decision.leader.draft.is_adaptive
-    made = found([([*cells, auto], decision)])
+    made = pick([([*cells, auto], decision)])
     assert made.tiers == (Tier(None, 4),)
     assert re.search("fixed .*K=4", made.basis[-2])
 
@@ -189,50 +189,50 @@ def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarized
 def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarized):
     parts = []
     for name in ("code", "chat"):
-        auto = at(summarized(8, 1.7, 1.8, 1.9, workload=name), adaptive=True)
+        auto = cell_at(summarized(8, 1.7, 1.8, 1.9, workload=name), adaptive=True)
         parts.append(([auto], decide(choose([auto]))))
-    made = found(parts)
+    made = pick(parts)
     assert made.tiers == (Tier(None, 0),)
     assert "no fixed K" in made.basis[-1]
 
 
 def test_a_selected_concurrency_has_no_note_on_higher_ones(measured):
     parts = [measured({4: 1.5}, concurrency=rows) for rows in (1, 4)]
-    basis = found(parts, Selection(concurrency=1)).basis
+    basis = pick(parts, Selection(concurrency=1)).basis
     assert not any("not measured beyond" in text for text in basis)
-    assert "beyond 4 concurrent requests" in found(parts).basis[-1]
+    assert "beyond 4 concurrent requests" in pick(parts).basis[-1]
 
 
 def test_selecting_an_unmeasured_cell_for_export_is_an_error(measured):
     parts = [measured({4: 1.5})]
     with pytest.raises(UsageError, match=r"demo/draft.*chat"):
-        found(parts, Selection(workload="chat"))
+        pick(parts, Selection(workload="chat"))
     with pytest.raises(UsageError, match="no decision for demo/other;"):
-        found(parts, names=("other",))
+        pick(parts, names=("other",))
 
 
 def test_a_winner_without_interval_does_not_help(measured):
     cells, decision = measured({4: 1.5})
     unsure = [replace(c, speedup=Interval(estimate=1.5, low=None, high=None)) for c in cells]
-    made = found([(unsure, decide(choose(unsure)))])
+    made = pick([(unsure, decide(choose(unsure)))])
     assert made.k == 0
     assert decision.draft.k == 4
 
 
 def test_k_0_is_exported_if_only_an_adaptive_k_helps(measured, summarized):
     cells, _ = measured({2: 0.9, 4: 0.8})
-    auto = at(summarized(8, 1.15, 1.2, 1.25), adaptive=True)
+    auto = cell_at(summarized(8, 1.15, 1.2, 1.25), adaptive=True)
     decision = decide(choose([*cells, auto]), auto)
-    made = found([([*cells, auto], decision)])
+    made = pick([([*cells, auto], decision)])
     assert (made.k, made.is_undecided) == (0, False)
     assert "no fixed K" in made.basis[-1]
-    assert found([([auto], decide(choose([auto])))]).is_undecided  # no fixed K was measured
+    assert pick([([auto], decide(choose([auto])))]).is_undecided  # no fixed K was measured
 
 
 def test_cells_with_several_samples_are_another_setting(measured):
     several = [measured({2: 1.2, 4: 1.5}, name, num_samples=4) for name in ("code", "edit")]
     parts = [measured({2: 1.3, 4: 1.6}, name) for name in ("code", "edit")]
-    assert found([*parts, *several]).tiers == (Tier(None, 4),)
+    assert pick([*parts, *several]).tiers == (Tier(None, 4),)
 
 
 def test_an_engines_own_defaults_are_not_exported_as_a_k(measured):
@@ -241,7 +241,7 @@ def test_an_engines_own_defaults_are_not_exported_as_a_k(measured):
         measured({2: 1.3, 4: 1.6}, method="assisted", **peer),
         measured({20: 1.9}, method="assisted_default", **peer),
     ]
-    assert found(parts).tiers == (Tier(None, 4),)
+    assert pick(parts).tiers == (Tier(None, 4),)
 
 
 def test_the_export_prefers_the_better_worst_workload(measured):
@@ -252,4 +252,4 @@ def test_the_export_prefers_the_better_worst_workload(measured):
         measured({4: 2.5}, **uneven),
         measured({4: 1.1}, workload="chat", **uneven),
     ]
-    assert found(parts, names=("draft", "uneven")).pairing.name == "demo/draft"
+    assert pick(parts, names=("draft", "uneven")).pairing.name == "demo/draft"

@@ -28,7 +28,7 @@ SPAN = 64
 SAMPLINGS = (Sampling(), Sampling(temperature=0.7, top_k=5, top_p=0.9))
 
 
-class Planted(Wrapped):
+class FaultyDrafter(Wrapped):
     """Does with its drafts what a round must not do, before it hands them on."""
 
     def __init__(self, inner: Drafter, plant: Callable[[Tensor], object]) -> None:
@@ -67,7 +67,7 @@ def trace_round(
             holder.allocate(3, SPAN)
         state = State.allocate(3, SPAN, [5, 6], DEVICE)
         if plant is not None:
-            drafter = Planted(drafter, plant)
+            drafter = FaultyDrafter(drafter, plant)
         for sampler in map(Sampler, SAMPLINGS):
             if not drafter.capabilities.needs_host:
                 with HostWatch():

@@ -88,10 +88,10 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
     cost = COSTS[len(texts)]
     num_rows, speed = len(texts), 1.0
 
-    def shown(seconds: float) -> float:
+    def jittered(seconds: float) -> float:
         return seconds * exp(clock.gauss(0, 0.05)) * (3 if clock.random() < 0.02 else 1)
 
-    samples = {(num_rows, k): [shown(cost[k]) for _ in range(4)] for k in KS}
+    samples = {(num_rows, k): [jittered(cost[k]) for _ in range(4)] for k in KS}
     controller = make(RoundCostModel(samples, catch_up_s=CATCH_UP_S))
     rows = [Row(rates, f"{seed} {i}") for i, rates in enumerate(texts)]
     emitted, seconds, behind = 0, 0.0, 0
@@ -109,7 +109,7 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
                 num_accepted=kept,
                 num_emitted=[n + 1 for n in kept],
                 num_caught_up=caught_up,
-                seconds=shown(cost[k] + catch_up) * speed,
+                seconds=jittered(cost[k] + catch_up) * speed,
             )
         )
         seconds += cost[k] + catch_up

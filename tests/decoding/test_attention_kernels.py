@@ -29,7 +29,7 @@ BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 5e-3, torch.b
 HEADS = [(4, 4, 64), (6, 2, 80), (4, 1, 96), (8, 2, 128), (2, 1, 256)]  # query, key/value, size
 
 
-def of(
+def shape_of(
     heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, is_tree: bool
 ) -> AttentionShape:
     query_heads, kv_heads, head_size = heads
@@ -69,7 +69,10 @@ def test_kernels_equal_plain_attention_over_random_shapes(
         length = draws.randint(1, span - tokens)
         dtype = (torch.float32, torch.float16)[seed % 2]
         window = draws.choice([None, None, 7, 40])
-        case, shape = of(heads, dtype, window, is_tree), BatchShape(rows, tokens, length, span)
+        case, shape = (
+            shape_of(heads, dtype, window, is_tree),
+            BatchShape(rows, tokens, length, span),
+        )
         assert error(kernel, Inputs(case, shape, seed=seed)) < BOUNDS[dtype], (shape, window, dtype)
 
 
@@ -77,7 +80,7 @@ def test_kernels_equal_plain_attention_over_random_shapes(
 @pytest.mark.parametrize("kernel", HERE[:2], ids=lambda kernel: kernel.name)
 def test_torchs_kernels_equal_plain_attention_in_other_dtypes(kernel, dtype):
     for is_tree in (False, True):
-        inputs = Inputs(of(HEADS[3], dtype, None, is_tree), BatchShape(2, 5, 100, 256))
+        inputs = Inputs(shape_of(HEADS[3], dtype, None, is_tree), BatchShape(2, 5, 100, 256))
         assert error(kernel, inputs) < BOUNDS[dtype]
 
 
@@ -113,7 +116,7 @@ def documented_flash(
 def test_flash_attn_gets_lengths_and_windows_as_documented(window, monkeypatch):
     module = type("flash_attn", (), {"flash_attn_with_kvcache": staticmethod(documented_flash)})
     monkeypatch.setattr(implementations, "import_module", lambda _: module)
-    inputs = Inputs(of(HEADS[1], torch.float16, window, False), BatchShape(3, 5, 60, 128))
+    inputs = Inputs(shape_of(HEADS[1], torch.float16, window, False), BatchShape(3, 5, 60, 128))
     assert error(FlashAttn(), inputs) < BOUNDS[torch.float16]
 
 
@@ -155,12 +158,12 @@ def flash_as_torch_calls_it(
 @pytest.mark.parametrize("window", [None, 7])
 def test_torchs_flash_gets_the_bounds_of_every_sequence(window, monkeypatch):
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_as_torch_calls_it)
-    inputs = Inputs(of(HEADS[3], torch.float16, window, False), BatchShape(3, 5, 60, 128))
+    inputs = Inputs(shape_of(HEADS[3], torch.float16, window, False), BatchShape(3, 5, 60, 128))
     assert error(VarlenFlash(), inputs) < BOUNDS[torch.float16]
 
 
 def test_an_attention_kernel_gives_its_reason_for_unsupported_inputs():
-    half = replace(of(HEADS[3], torch.bfloat16, None, False), device=torch.device("cuda"))
+    half = replace(shape_of(HEADS[3], torch.bfloat16, None, False), device=torch.device("cuda"))
     assert "not installed" in (FlashAttn().unsupported_reason(half) or "")
     assert "no mask" in (FlashAttn().unsupported_reason(replace(half, is_tree=True)) or "")
     assert "not float32" in FlashAttn().unsupported_reason(replace(half, dtype=torch.float32))

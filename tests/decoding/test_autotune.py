@@ -40,7 +40,7 @@ CASE = AttentionShape(
 SHORT = SHAPES[:4]  # texts of 200 tokens
 
 
-class Metered:
+class WorkClock:
     """A clock for work that says itself how long it takes."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Metered:
         return run
 
 
-def frozen(run):
+def replay_nothing(run):
     """Replays nothing: the results stay as they were wiped."""
     run()
     return lambda: None
@@ -112,8 +112,8 @@ class Raises(MaskedAttention):
         raise RuntimeError("no kernel for this\nand more that nobody needs")
 
 
-def held(case, *kernels):
-    meter = Metered()
+def autotuned(case, *kernels):
+    meter = WorkClock()
     for place, kernel in enumerate(kernels):
         meter.takes(kernel, 0.01 * (place + 1))  # the wrong ones are first and fast
     return autotune_attention(case, kernels, Timing(meter.seconds), SHORT)
@@ -132,7 +132,7 @@ def held(case, *kernels):
     ],
 )
 def test_a_wrong_kernel_loses_with_the_reason_recorded(wrong, case):
-    winner, contenders = held(case, wrong("wrong"), PlainAttention())
+    winner, contenders = autotuned(case, wrong("wrong"), PlainAttention())
     assert winner == "plain"
     lost, won = contenders
     assert lost.seconds is None
@@ -141,23 +141,23 @@ def test_a_wrong_kernel_loses_with_the_reason_recorded(wrong, case):
 
 
 def test_a_kernel_that_writes_no_output_loses():
-    winner, (_, lost) = held(CASE, PlainAttention(), WritesNothing("idle"))
+    winner, (_, lost) = autotuned(CASE, PlainAttention(), WritesNothing("idle"))
     assert winner == "plain"
     assert lost.refusal.startswith("it is wrong: off by nan")
 
 
 def test_a_kernel_that_raises_loses_with_the_first_line_of_the_error():
-    winner, (lost, _) = held(CASE, Raises("raises"), PlainAttention())
+    winner, (lost, _) = autotuned(CASE, Raises("raises"), PlainAttention())
     assert winner == "plain"
     assert re.search("RuntimeError: no kernel", lost.refusal)
 
 
 def test_no_winner_is_chosen_if_no_candidate_is_correct():
-    assert held(CASE, Raises("raises"))[0] is None
+    assert autotuned(CASE, Raises("raises"))[0] is None
 
 
 def test_a_slower_kernel_listed_first_is_not_chosen():
-    meter = Metered()
+    meter = WorkClock()
     slow = meter.takes(MaskedAttention("slow"), 0.02)
     fast = meter.takes(PlainAttention(), 0.01)
     winner, (first, second) = autotune_attention(CASE, [slow, fast], Timing(meter.seconds), SHORT)
@@ -167,7 +167,7 @@ def test_a_slower_kernel_listed_first_is_not_chosen():
 
 @pytest.mark.parametrize(("second_s", "winner"), [(0.96, "first"), (0.94, "second")])
 def test_candidates_within_5_percent_are_chosen_by_order(second_s, winner):
-    meter = Metered()
+    meter = WorkClock()
     candidates = [
         KernelCandidate("first", meter.run_of(1.0)),
         KernelCandidate("second", meter.run_of(second_s)),
@@ -177,7 +177,7 @@ def test_candidates_within_5_percent_are_chosen_by_order(second_s, winner):
 
 @pytest.mark.parametrize(("ready_s", "takes_part"), [(210.0, True), (330.0, False)])
 def test_setup_time_counts_apart_from_run_time_in_the_autotune_limit(ready_s, takes_part):
-    meter = Metered()
+    meter = WorkClock()
     candidate = KernelCandidate("slow", meter.run_of(100.0), ready_s=ready_s)  # the limit is 120 s
     winner, (slow,) = fastest([candidate], Timing(meter.seconds))
     assert (winner == "slow") is takes_part
@@ -185,7 +185,7 @@ def test_setup_time_counts_apart_from_run_time_in_the_autotune_limit(ready_s, ta
 
 
 def test_autotuning_compares_medians_of_several_timings():
-    meter = Metered()
+    meter = WorkClock()
     lucky_once = meter.run_of(0.1, 0.01, 0.1)  # the first is a warm-up
     candidates = [
         KernelCandidate("lucky", lucky_once),
@@ -197,10 +197,10 @@ def test_autotuning_compares_medians_of_several_timings():
 
 
 def test_a_kernel_that_is_wrong_when_replayed_loses():
-    meter = Metered()
+    meter = WorkClock()
 
     winner, (lost,) = autotune_attention(
-        CASE, [PlainAttention()], Timing(meter.seconds, frozen), SHORT
+        CASE, [PlainAttention()], Timing(meter.seconds, replay_nothing), SHORT
     )
     assert winner is None
     assert re.match("replayed, .*wrong", lost.refusal)
@@ -224,28 +224,28 @@ class NoNumbersForDrafts(FusedRunner):
 def test_a_forward_that_gives_no_numbers_for_drafts_loses(monkeypatch):
     wrong = lambda runner: NoNumbersForDrafts(runner.model)  # noqa: E731
     monkeypatch.setitem(kernel_choices.FORWARDS, "wrong", wrong)
-    timing = Timing(Metered().seconds)
+    timing = Timing(WorkClock().seconds)
     winner, (lost, _) = autotune_forward(FusedRunner(tiny_llama()), ("wrong", "stock"), timing)
     assert winner == "stock"
     assert re.search("wrong: .*5 tokens .*nan$", lost.refusal)
 
 
 def test_a_forward_that_is_wrong_when_replayed_loses():
-    timing = Timing(Metered().seconds, frozen)
+    timing = Timing(WorkClock().seconds, replay_nothing)
     winner, (lost,) = autotune_forward(FusedRunner(tiny_llama()), ("fused",), timing)
     assert winner is None
     assert re.search("^replayed, .*wrong: .*1 tokens .*nan$", lost.refusal)
 
 
 def test_a_forward_that_is_right_when_replayed_takes_part():
-    timing = Timing(Metered().seconds, lambda run: FakeGraphs().capture(run).replay)
+    timing = Timing(WorkClock().seconds, lambda run: FakeGraphs().capture(run).replay)
     assert autotune_forward(FusedRunner(tiny_llama()), ("stock",), timing)[0] == "stock"
 
 
 def test_whole_forwards_are_autotuned_and_a_wrong_one_loses(monkeypatch):
     wrong = lambda runner: ForgetsAToken(runner.model)  # noqa: E731
     monkeypatch.setitem(kernel_choices.FORWARDS, "wrong", wrong)
-    meter = Metered()
+    meter = WorkClock()
     names = ("wrong", "fused, triton", "stock", "fused")
     runner = FusedRunner(tiny_llama())
     winner, contenders = autotune_forward(runner, names, Timing(meter.seconds))
@@ -317,17 +317,17 @@ class Fails(MaskedAttention):
 @pytest.mark.parametrize("at", [0, 3, 20])  # at once, at a later shape, while it is timed
 @pytest.mark.parametrize("error", ESCAPED, ids=lambda error: type(error).__name__)
 def test_a_candidate_that_raises_any_error_loses_with_the_reason(error, at):
-    winner, (lost, won) = held(CASE, Fails(error, at), PlainAttention())
+    winner, (lost, won) = autotuned(CASE, Fails(error, at), PlainAttention())
     assert (winner, won.refusal) == ("plain", None)
     assert lost.seconds is None
     assert type(error).__name__ in lost.refusal
 
 
 def test_a_lost_device_ends_the_tuning(monkeypatch):
-    def lost():
+    def lose_device():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    monkeypatch.setattr(torch.cuda, "synchronize", lose_device)
     with pytest.raises(DeviceLostError, match="shared memory"):
-        held(CASE, Fails(ESCAPED[0], 0), PlainAttention())
+        autotuned(CASE, Fails(ESCAPED[0], 0), PlainAttention())

@@ -23,11 +23,11 @@ def settled(num_accepted: Sequence[int], costs: RoundCostModel | None = None) ->
     """A controller that has seen one row accept these numbers of drafts at K = 4."""
     controller = Controller(KS, costs or exact_costs())
     for accepted in num_accepted:
-        saw(controller, 4, accepted)
+        observe_row(controller, 4, accepted)
     return controller
 
 
-def saw(controller: Controller, k: int, num_accepted: int) -> None:
+def observe_row(controller: Controller, k: int, num_accepted: int) -> None:
     controller.observe(
         ObservedRound(
             k=k,
@@ -62,7 +62,7 @@ def test_drafts_that_are_never_accepted_stop_the_drafting():
     controller = settled([])
     for _ in range(40):
         k = controller.choose(1, 1, 10_000)
-        saw(controller, k, 0)
+        observe_row(controller, k, 0)
 
     assert k == 0
 
@@ -92,7 +92,7 @@ def test_drafting_resumes_only_if_it_gains_more_than_the_catch_up():
         controller = settled(NOW_AND_THEN, exact_costs(catch_up_s))
         assert controller.choose(1, 1, 10_000) > 0
         assert controller.choose(16, 16, 10_000) == 0
-        saw(controller, 0, 0)
+        observe_row(controller, 0, 0)
         return controller.choose(1, 1, 10_000)
 
     # A stay is 50 rounds at K = 4, or 250 ms: it gains 35 ms, and 34 ms if 0.5% must be left.
@@ -103,7 +103,7 @@ def test_drafting_resumes_only_if_it_gains_more_than_the_catch_up():
 def test_a_round_with_a_catch_up_is_not_counted_in_its_k():
     costs = exact_costs()
     controller = settled([4] * 20, costs)
-    saw(controller, 0, 0)
+    observe_row(controller, 0, 0)
     before = costs.round_s(1, 4)
 
     # Its report arrives after the next K was chosen, as with graphs.
@@ -128,7 +128,7 @@ def test_failed_probes_of_k_become_rare():
     drafted = []
     for _ in range(3000):
         k = controller.choose(1, 1, 10_000)
-        saw(controller, k, 0)
+        observe_row(controller, k, 0)
         drafted.append(k > 0)
     half = len(drafted) // 2
 

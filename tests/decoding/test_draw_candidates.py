@@ -35,14 +35,14 @@ def interpreted(monkeypatch, tmp_path):
         monkeypatch.setattr(drawing.switch, "_lost", frozenset())
 
 
-def even(run):
+def even_clock(run):
     """By this clock all take the same: the first that is right wins. What is ready is not run."""
     if not isinstance(run, partial):
         run()
     return 1.0
 
 
-def held(drawing, timing=Timing(even)):  # noqa: B008
+def autotuned(drawing, timing=Timing(even_clock)):  # noqa: B008
     return autotune_draws(drawing, V, torch.float32, CPU, timing)
 
 
@@ -54,7 +54,7 @@ def another_token(x_BTV, *args):
     return (race.race(x_BTV, *args) + 1) % V
 
 
-def raises(*_):
+def raise_error(*_):
     raise RuntimeError("no image for this card\nand more")
 
 
@@ -63,14 +63,14 @@ WRONG = [
     (DRAWS, "noise", "exponential", twice_the_noise, "its noise differs"),
     (DRAWS, "race", "race", another_token, "its tokens differ"),
     (DRAWS, "race", "race", lambda *given: race.race(*given) + V, "out of bounds"),
-    (DRAWS, "race", "race", raises, "it raises RuntimeError: no image for this card"),
+    (DRAWS, "race", "race", raise_error, "it raises RuntimeError: no image for this card"),
     (TOP_P, "in_parts", "nucleus", lambda s, p, top_p: nucleus.nucleus(s, p, top_p / 2), "of a"),
 ]
 
 
 @pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
 def test_correct_triton_sampling_kernels_win(drawing):
-    winner, contenders = held(drawing)
+    winner, contenders = autotuned(drawing)
     assert winner == "triton"
     assert [c.refusal for c in contenders] == [None, None]
 
@@ -83,7 +83,7 @@ def test_a_wrong_or_failing_kernel_loses_to_torch(
 
     kernels = SimpleNamespace(**{**vars(noise), **vars(race), name: wrong})
     monkeypatch.setattr(sampling, module, kernels)
-    winner, (lost, _) = held(drawing)
+    winner, (lost, _) = autotuned(drawing)
     assert winner == "torch"
     assert message in lost.refusal
 
@@ -93,7 +93,7 @@ def test_a_replay_without_new_draws_loses():
         run()
         return lambda: None
 
-    winner, contenders = held(DRAWS, Timing(even, frozen))
+    winner, contenders = autotuned(DRAWS, Timing(even_clock, frozen))
     assert winner is None
     assert all(re.match("replayed, .*wrong", c.refusal) for c in contenders)
 

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def made(config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+def build(config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     model = make_skeleton(config, dtype, seed=seed)
     fill(model, CPU, seed=seed, scheme=None)
     return model.eval()
@@ -54,7 +54,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_finite_and_differ_from_token_to_token(name):
     tokens_1T = torch.tensor([random_prompt(40, seed=1)])
-    logits_TV = plain_logits(made(ARCHITECTURES[name]()), tokens_1T)[0]
+    logits_TV = plain_logits(build(ARCHITECTURES[name]()), tokens_1T)[0]
     assert logits_TV.isfinite().all()
     assert len(set(logits_TV.argmax(-1).tolist())) >= 8
     assert 0.5 < logits_TV.std(0).mean() / logits_TV.std() < 1.1  # not one text for all inputs
@@ -65,13 +65,13 @@ def test_logits_are_finite_and_differ_from_token_to_token(name):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_dummy_logits_of_deep_half_precision_models_stay_distinct(dtype, tie_word_embeddings):
     config = tiny_llama(num_hidden_layers=64, tie_word_embeddings=tie_word_embeddings).config
-    logits_TV = plain_logits(made(config, dtype=dtype), torch.tensor([random_prompt(40, seed=1)]))
+    logits_TV = plain_logits(build(config, dtype=dtype), torch.tensor([random_prompt(40, seed=1)]))
     assert 0.7 < logits_TV.float().std() < 1.4  # a final norm of 1 times rows of length 1
     assert len(set(logits_TV[0].argmax(-1).tolist())) >= 4
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_others():
-    first, same, other = (made(ARCHITECTURES["GPT-OSS + window"](), seed=s) for s in (0, 0, 1))
+    first, same, other = (build(ARCHITECTURES["GPT-OSS + window"](), seed=s) for s in (0, 0, 1))
     for (name, weight), again in zip(first.named_parameters(), same.parameters(), strict=True):
         assert torch.equal(weight, again), name
     drawn = [n for n, p in first.named_parameters() if p.ndim > 1 or n.endswith("sinks")]
@@ -83,11 +83,11 @@ def test_the_callers_random_state_is_unchanged():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    made(ARCHITECTURES["Llama"]())
+    build(ARCHITECTURES["Llama"]())
     assert torch.equal(torch.rand(3), expected)
 
 
-class Takings(TorchDispatchMode):
+class MatrixRecorder(TorchDispatchMode):
     """Every tensor of two dimensions that is made outside the meta device."""
 
     def __init__(self) -> None:
@@ -107,14 +107,14 @@ def test_memory_is_taken_once_and_in_the_final_dtype():
     matrices = [p for p in model.parameters() if p.ndim > 1]
     assert all(matrix.is_meta for matrix in matrices)
 
-    with Takings() as takings:
+    with MatrixRecorder() as takings:
         fill(model, CPU, seed=0, scheme=None)
     assert {tensor.dtype for tensor in takings.taken.values()} == {torch.bfloat16}
     assert sum(t.nbytes for t in takings.taken.values()) == sum(m.nbytes for m in matrices)
     assert not any(p.is_meta for p in (*model.parameters(), *model.buffers()))
 
 
-class Unpacked(TorchDispatchMode):
+class UnpackedCount(TorchDispatchMode):
     """How many of the matrices that were drawn are held at once."""
 
     def __init__(self) -> None:
@@ -134,14 +134,14 @@ class Unpacked(TorchDispatchMode):
 def test_a_packed_model_is_never_held_unpacked(scheme, most):
     """int8: the embedding, and one layer's matrix or the head at a time, or both ends."""
     model = make_skeleton(tiny_llama(num_hidden_layers=4).config, torch.float32)
-    with Unpacked() as unpacked:
+    with UnpackedCount() as unpacked:
         fill(model, CPU, seed=0, scheme=scheme)
     assert unpacked.most <= most
     assert (unpacked.most == most) is (scheme is None)
 
 
 def test_tied_dummy_weights_stay_tied():
-    model = made(tiny_llama(tie_word_embeddings=True).config)
+    model = build(tiny_llama(tie_word_embeddings=True).config)
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 

@@ -125,11 +125,11 @@ def test_positions_past_the_context_repeat_the_last_position() -> None:
     model = tiny_llama(max_position_embeddings=16)
     runner, stock = FusedRunner(copy.deepcopy(model)), StockRunner(model)
 
-    def last(runner: Runner) -> Tensor:
+    def last_logits(runner: Runner) -> Tensor:
         runner.allocate(1, 64)
         return runner.forward(TOKENS_2T[:1], positions(0, 2 * WINDOW), 64).logits
 
-    torch.testing.assert_close(last(runner), last(stock), **CLOSE)
+    torch.testing.assert_close(last_logits(runner), last_logits(stock), **CLOSE)
 
 
 @pytest.fixture

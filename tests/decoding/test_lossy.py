@@ -33,7 +33,7 @@ ANYTHING = LossyVerifier(replace(TYPICAL, parameters={"threshold": 1e-30, "alpha
 TREE = Topology.of_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 
 
-def judged(
+def judge_row(
     rule: LossyRule,
     drafts: list[int],
     probs: list[Tensor],
@@ -90,30 +90,30 @@ def judged(
 def test_typical_drafts_are_kept(
     drafts: list[int], options: dict[str, Any], kept: list[int], last_node: int
 ) -> None:
-    tokens, picks = judged(TYPICAL, drafts, [PROBS] * (len(drafts) + 1), **options)
+    tokens, picks = judge_row(TYPICAL, drafts, [PROBS] * (len(drafts) + 1), **options)
     assert tokens == [*kept, picks[last_node]]
 
 
 def test_typical_acceptance_is_more_lenient_for_flat_distributions() -> None:
     # 40 equal tokens: each has 0.025, the bar is 0.3 * 0.025.
     flat = torch.full((40,), 1 / 40)
-    assert judged(TYPICAL, [7], [flat] * 2)[0][0] == 7
+    assert judge_row(TYPICAL, [7], [flat] * 2)[0][0] == 7
     # One token in front: the bar is 0.3 * exp(-1.78) = 0.05.
     peaked = torch.tensor([0.6, *[0.4 / 16] * 16])
-    tokens, picks = judged(TYPICAL, [7], [peaked] * 2)
+    tokens, picks = judge_row(TYPICAL, [7], [peaked] * 2)
     assert tokens == [picks[0]]
 
 
 def test_a_typical_draft_is_accepted_at_temperature_0() -> None:
-    assert judged(TYPICAL, [1, 3], [PROBS] * 3, sampling=GREEDY)[0] == [1, 0]
-    assert judged(TYPICAL, [0, 0], [PROBS] * 3, sampling=GREEDY)[0] == [0, 0, 0]
+    assert judge_row(TYPICAL, [1, 3], [PROBS] * 3, sampling=GREEDY)[0] == [1, 0]
+    assert judge_row(TYPICAL, [0, 0], [PROBS] * 3, sampling=GREEDY)[0] == [0, 0, 0]
 
 
 def test_a_threshold_accepts_likely_drafts_and_the_targets_own_token() -> None:
-    kept, picks = judged(QUARTER, [1, 1, 1], [PROBS] * 4, seed=1)
+    kept, picks = judge_row(QUARTER, [1, 1, 1], [PROBS] * 4, seed=1)
     assert kept == [1, 1, 1, picks[3]]
     for seed in range(40):
-        tokens, picks = judged(QUARTER, [3, 1], [PROBS] * 3, seed=seed)
+        tokens, picks = judge_row(QUARTER, [3, 1], [PROBS] * 3, seed=seed)
         assert tokens == ([3, 1, picks[2]] if picks[0] == 3 else [picks[0]])
 
 
@@ -124,7 +124,7 @@ def test_lossy_tree_acceptance_equals_a_plain_loop(rule: LossyRule, sampling: Sa
     for seed in range(200):
         probs = list((4 * torch.rand(6, 4, generator=generator)).softmax(-1))
         drafts = torch.randint(0, 4, (5,), generator=generator).tolist()
-        tokens, picks = judged(rule, drafts, probs, sampling=sampling, topology=TREE, seed=seed)
+        tokens, picks = judge_row(rule, drafts, probs, sampling=sampling, topology=TREE, seed=seed)
         assert tokens == by_hand(rule, drafts, probs, picks)
 
 
@@ -210,7 +210,7 @@ def test_typical_acceptance_keeps_more_and_changes_the_text() -> None:
 def test_every_lossy_rule_accepts_a_likely_draft() -> None:
     for name, parameters in RULES.items():
         rule = LossyRule(name=name, parameters=dict.fromkeys(parameters, 0.4))
-        assert judged(rule, [0], [PROBS] * 2)[0][0] == 0
+        assert judge_row(rule, [0], [PROBS] * 2)[0][0] == 0
 
 
 @pytest.mark.sampled(one_in=3, every=["method", "rule"])

@@ -113,11 +113,11 @@ def test_logits_are_selected_if_a_model_returns_every_position(
     model = tiny_llama()
     forward = model.forward
 
-    def without(input_ids: Any = None, position_ids: Any = None, **more: Any) -> Any:
+    def forward_without_limit(input_ids: Any = None, position_ids: Any = None, **more: Any) -> Any:
         assert "logits_to_keep" not in more
         return forward(input_ids=input_ids, position_ids=position_ids, **more)
 
-    monkeypatch.setattr(model, "forward", without)
+    monkeypatch.setattr(model, "forward", forward_without_limit)
     runner = StockRunner(model)
     runner.allocate(2, 16)
     tokens_BT = torch.arange(1, 11).view(2, 5)

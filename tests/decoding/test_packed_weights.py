@@ -26,7 +26,7 @@ from tests.decoding.models import tiny_llama
 CPU = torch.device("cpu")
 
 
-class Metered:
+class LayerClock:
     """A clock for packed layers that say how long they take; anything else takes a second."""
 
     def __init__(self, model: nn.Module, layer_s: float) -> None:
@@ -60,7 +60,7 @@ def test_the_largest_packed_layers_of_one_shape_are_timed_and_no_plain_ones():
 
 def test_a_slower_requested_scheme_still_runs_with_its_ratio_reported():
     model = packed_model()
-    clock = Metered(model, layer_s=0.75)
+    clock = LayerClock(model, layer_s=0.75)
     chosen, contenders = time_packed(packed_layers(model), 5, "int8", Timing(seconds=clock.seconds))
     assert chosen == "int8"
     assert [(c.name, c.seconds) for c in contenders] == [("int8", 3.0), ("float32", 1.0)]
@@ -74,7 +74,7 @@ def test_packed_layers_are_timed_by_graph_replay_if_captured():
         captured.append(run)
         return lambda: None
 
-    timing = Timing(seconds=Metered(model, layer_s=9.0).seconds, captured=capture)
+    timing = Timing(seconds=LayerClock(model, layer_s=9.0).seconds, captured=capture)
     _, contenders = time_packed(packed_layers(model), 1, "int8", timing)
     assert len(captured) == 2
     assert [c.seconds for c in contenders] == [1.0, 1.0]
@@ -118,7 +118,7 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
     tiny_llama(hidden_size=128, intermediate_size=256).save_pretrained(tmp_path / "wide")
     spec = ModelSpec(source="wide", folder=tmp_path / "wide", quantization="int8")
     pool = ModelPool(CPU)
-    clock = Metered(pool.load(spec).model, layer_s)
+    clock = LayerClock(pool.load(spec).model, layer_s)
     monkeypatch.setattr(kernel_choices, "_seconds", lambda _, run: clock.seconds(run))
 
     choices = KernelChoices("auto", Clock(), None)

@@ -129,7 +129,7 @@ class Journey(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class Elsewhere(TorchDispatchMode):
+class MetaCopies(TorchDispatchMode):
     """What goes to the meta device keeps its values: it is copied where it lies."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -164,11 +164,11 @@ def test_each_weight_is_on_its_device_before_the_next_is_read(folder, scheme):
 def test_a_weight_is_packed_before_the_next_is_read(folder, monkeypatch):
     with Journey() as journey:
 
-        def noted(linear: torch.nn.Linear, scheme: str) -> None:
+        def note_and_pack(linear: torch.nn.Linear, scheme: str) -> None:
             journey.steps.append(("packed", tuple(linear.weight.shape)))
             pack(linear, scheme)
 
-        monkeypatch.setattr(weights, "pack", noted)
+        monkeypatch.setattr(weights, "pack", note_and_pack)
         model = load(folder, CPU, quantization="int8").model
     steps = journey.steps
     packed = [number for number, (event, _) in enumerate(steps) if event == "packed"]
@@ -191,7 +191,7 @@ def test_weights_that_were_moved_are_those_of_the_files(tmp_path, tie_word_embed
     """Transformers draws values for all that it does not know to be read."""
     tiny_llama(tie_word_embeddings=tie_word_embeddings).save_pretrained(tmp_path)
     expected = load(tmp_path, CPU).model.state_dict()
-    with Elsewhere():
+    with MetaCopies():
         moved = load(tmp_path, META).model.state_dict()
     assert moved.keys() == expected.keys()
     assert all(torch.equal(moved[name], expected[name]) for name in expected)

@@ -30,7 +30,7 @@ def models() -> tuple[StockRunner, StockRunner]:
     return StockRunner(exact_llama(seed=0)), StockRunner(exact_llama(seed=1))
 
 
-class Noting(Wrapped):
+class Recorder(Wrapped):
     """Keeps the drafts that each proposal means; -1 elsewhere, where tokens are undefined."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -144,7 +144,7 @@ def test_drafts_after_a_joint_prefill_equal_those_after_separate_ones(
 
     def drafts(requests: Sequence[Request]) -> tuple[list[list[list[int]]], list[Result]]:
         inner = make_drafter(variant.method, target, draft, **variant.parameters)
-        noting = Noting(inner)
+        noting = Recorder(inner)
         results = decode(
             target,
             noting,

@@ -112,12 +112,12 @@ def test_logits_can_be_limited_to_one_position_per_row(
 ) -> None:
     tokens_3T = TOKENS_1T.expand(3, -1)
 
-    def ask(*last: int) -> Tensor:
+    def run_rows(*last: int) -> Tensor:
         last_B = torch.tensor(last)
         return runner.forward(tokens_3T, positions(0, 12, 3), 64, last_B=last_B).logits
 
-    torch.testing.assert_close(ask(11, 4, 0), expected_1TV[0, [11, 4, 0]][:, None], **CLOSE)
-    torch.testing.assert_close(ask(4), expected_1TV[:, [4]].expand(3, -1, -1), **CLOSE)
+    torch.testing.assert_close(run_rows(11, 4, 0), expected_1TV[0, [11, 4, 0]][:, None], **CLOSE)
+    torch.testing.assert_close(run_rows(4), expected_1TV[:, [4]].expand(3, -1, -1), **CLOSE)
 
 
 @torch.no_grad()
@@ -153,7 +153,7 @@ def test_a_cache_that_is_large_enough_is_kept(runner: Runner) -> None:
     assert (rows.num_rows, rows.max_len) == (3, 65)
 
 
-def seen(mask: Tensor, row: int, query: int) -> list[int]:
+def seen_slots(mask: Tensor, row: int, query: int) -> list[int]:
     """The slots that are not masked."""
     slots: list[int] = (mask[row, 0, query] == 0).nonzero()[:, 0].tolist()
     return slots
@@ -168,24 +168,24 @@ def test_a_position_attends_to_itself_and_earlier_ones() -> None:
     mask = mask_of([[2, 3], [0, 1]], window=None, pack=1)
 
     assert mask.shape == (2, 1, 2, 6)
-    assert seen(mask, 0, 0) == [0, 1, 2]
-    assert seen(mask, 0, 1) == [0, 1, 2, 3]
-    assert seen(mask, 1, 0) == [0]
+    assert seen_slots(mask, 0, 0) == [0, 1, 2]
+    assert seen_slots(mask, 0, 1) == [0, 1, 2, 3]
+    assert seen_slots(mask, 1, 0) == [0]
     assert float(mask.min()) == torch.finfo(torch.float32).min / 2
 
 
 def test_a_window_of_3_shows_a_position_and_the_two_before_it() -> None:
     mask = mask_of([[4, 1]], window=3, pack=1)
 
-    assert seen(mask, 0, 0) == [2, 3, 4]
-    assert seen(mask, 0, 1) == [0, 1]
+    assert seen_slots(mask, 0, 0) == [2, 3, 4]
+    assert seen_slots(mask, 0, 1) == [0, 1]
 
 
 def test_a_packed_mask_repeats_its_queries_per_head_of_the_group() -> None:
     mask = mask_of([[2, 3]], window=None, pack=3)
 
     assert mask.shape == (1, 1, 6, 6)
-    assert [seen(mask, 0, query)[-1] for query in range(6)] == [2, 3, 2, 3, 2, 3]
+    assert [seen_slots(mask, 0, query)[-1] for query in range(6)] == [2, 3, 2, 3, 2, 3]
 
 
 _TINY: dict[str, Any] = {

@@ -322,7 +322,7 @@ def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
             now = sum(tensor.nbytes for tensor in tensors.values())
             self.most_bytes = max(self.most_bytes, now)
 
-    def held(num_requests: int) -> int:
+    def most_bytes(num_requests: int) -> int:
         requests = [
             Request(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=i) for i in range(num_requests)
         ]
@@ -332,5 +332,5 @@ def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
         return policy.most_bytes
 
     runner = StockRunner(tiny_llama(seed=0))
-    held(4)
-    assert held(40) == held(8) > 0
+    most_bytes(4)
+    assert most_bytes(40) == most_bytes(8) > 0

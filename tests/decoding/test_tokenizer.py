@@ -48,12 +48,12 @@ def tokenizer(tmp_path: Path) -> ChatTokenizer:
     return write(tmp_path)
 
 
-def said(role: str, content: str, **extra) -> Message:
+def turn(role: str, content: str, **extra) -> Message:
     return Message(role=role, content=content, extra=extra)
 
 
 def test_prompt_ids_come_from_the_templated_conversation(tokenizer):
-    messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
+    messages = [turn("system", "S"), turn("user", "A"), turn("assistant", "B"), turn("user", "C")]
     ids = tokenizer.prompt_ids(messages)
     assert PLAIN.decode(ids) == "system=S;user=A;assistant=B;user=C;answer="
 
@@ -74,7 +74,7 @@ def test_prompt_ids_come_from_the_templated_conversation(tokenizer):
 )
 def test_a_template_sees_the_same_time_on_every_day(tmp_path, template, printed, clock):
     tokenizer = write(tmp_path, template=template)
-    assert PLAIN.decode(tokenizer.prompt_ids([said("user", "A")])) == printed
+    assert PLAIN.decode(tokenizer.prompt_ids([turn("user", "A")])) == printed
     assert tokenizer.template_clock == clock
 
 
@@ -88,20 +88,20 @@ def test_the_hash_of_a_chat_template_is_empty_without_one(tmp_path):
 
 
 def test_tools_arguments_and_further_fields_reach_the_template(tokenizer):
-    messages = [said("user", "A"), said("assistant", "", tool_calls=[{"name": "now"}])]
+    messages = [turn("user", "A"), turn("assistant", "", tool_calls=[{"name": "now"}])]
     ids = tokenizer.prompt_ids(messages, TOOLS, {"think": True})
     assert PLAIN.decode(ids) == "now;user=A;assistant=<now>;thinking="
 
 
 def test_a_chat_template_error_is_a_workload_error_with_its_reason(tokenizer):
     with pytest.raises(WorkloadError, match="no tools, please"):
-        tokenizer.prompt_ids([said("user", "A"), said("tool", "12:00")])
+        tokenizer.prompt_ids([turn("user", "A"), turn("tool", "12:00")])
 
 
 @pytest.mark.parametrize("arguments", [{"return_dict": False}, {"tokenize": False}])
 def test_template_arguments_that_the_program_needs_itself_are_refused(tokenizer, arguments):
     with pytest.raises(WorkloadError, match="refuses the conversation"):
-        tokenizer.prompt_ids([said("user", "A")], template_args=arguments)
+        tokenizer.prompt_ids([turn("user", "A")], template_args=arguments)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_broken_or_hostile_template_is_a_workload_error_and_runs_nothing(
     monkeypatch.chdir(tmp_path)
     tokenizer = write(tmp_path / "model", template=template)
     with pytest.raises(WorkloadError, match="refuses the conversation"):
-        tokenizer.prompt_ids([said("user", "A")])
+        tokenizer.prompt_ids([turn("user", "A")])
     assert not (tmp_path / "ran").exists()
 
 
@@ -143,15 +143,15 @@ def test_an_endless_template_is_a_clear_error(template, message, tmp_path, monke
     tokenizer = write(tmp_path, template=template)
     before = signal.getsignal(signal.SIGVTALRM)
     with pytest.raises(WorkloadError, match=f"{message}"):
-        tokenizer.prompt_ids([said("user", "A")])
+        tokenizer.prompt_ids([turn("user", "A")])
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGVTALRM) is before or before == signal.SIG_DFL
-    PLAIN.decode(write(tmp_path, template="a").prompt_ids([said("user", "A")]))
+    PLAIN.decode(write(tmp_path, template="a").prompt_ids([turn("user", "A")]))
 
 
 def test_without_a_template_the_text_itself_is_the_prompt(tmp_path):
     tokenizer = write(tmp_path, template=None)
-    ids = tokenizer.prompt_ids([said("system", "Be kind."), said("user", "Hello")])
+    ids = tokenizer.prompt_ids([turn("system", "Be kind."), turn("user", "Hello")])
     assert PLAIN.decode(ids) == "Be kind.\n\nHello"
 
 

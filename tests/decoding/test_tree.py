@@ -265,7 +265,7 @@ def test_a_tree_of_accuracies_is_optimal_for_its_size() -> None:
     rates = [[0.5, 0.3], [0.6, 0.2], [0.7, 0.1]]
     nodes = [p for depth in (1, 2, 3) for p in itertools.product(range(2), repeat=depth)]
 
-    def worth(paths: tuple[tuple[int, ...], ...]) -> float:
+    def chance(paths: tuple[tuple[int, ...], ...]) -> float:
         total = 0.0
         for path in paths:
             product = 1.0
@@ -277,9 +277,9 @@ def test_a_tree_of_accuracies_is_optimal_for_its_size() -> None:
     def is_tree(paths: tuple[tuple[int, ...], ...]) -> bool:
         return all(path[:-1] in {(), *paths} for path in paths)
 
-    best = max(worth(paths) for paths in itertools.combinations(nodes, 5) if is_tree(paths))
+    best = max(chance(paths) for paths in itertools.combinations(nodes, 5) if is_tree(paths))
 
-    assert worth(Topology.of_accuracies(rates, 5).paths) == pytest.approx(best)
+    assert chance(Topology.of_accuracies(rates, 5).paths) == pytest.approx(best)
 
 
 def test_a_tree_of_accuracies_may_prefer_a_lower_rank() -> None:

@@ -27,7 +27,7 @@ SIZES = [
 EPS = 1e-6
 
 
-def after(steps, sizes, dtype, head_norm, rounded_to):
+def results(steps, sizes, dtype, head_norm, rounded_to):
     """Queries, the cache and the gated product once the steps have run over the same numbers."""
     generator = torch.Generator().manual_seed(1)
     B, T, num_slots = 2, 3, 40
@@ -61,8 +61,8 @@ def after(steps, sizes, dtype, head_norm, rounded_to):
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: f"{sizes.head}")
 def test_triton_steps_equal_torch_operations(sizes, dtype, head_norm):
-    exact = after(TorchSteps(sizes, EPS, mirrored=False), sizes, torch.float32, head_norm, dtype)
-    got = after(TritonSteps(sizes, EPS), sizes, dtype, head_norm, dtype)
+    exact = results(TorchSteps(sizes, EPS, mirrored=False), sizes, torch.float32, head_norm, dtype)
+    got = results(TritonSteps(sizes, EPS), sizes, dtype, head_norm, dtype)
     for ours, theirs in zip(got, exact, strict=True):
         torch.testing.assert_close(ours.float(), theirs, rtol=BOUNDS[dtype], atol=BOUNDS[dtype] / 4)
 

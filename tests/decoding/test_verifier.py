@@ -22,7 +22,7 @@ def logits_for(tokens: list[int], vocab_size: int = 4) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor([tokens]), vocab_size).float()
 
 
-def own_tokens(verdict: Verdict, row: int = 0) -> list[int]:
+def emitted_tokens(verdict: Verdict, row: int = 0) -> list[int]:
     tokens: list[int] = verdict.tokens_BT[row, : int(verdict.num_accepted_B[row]) + 1].tolist()
     return tokens
 
@@ -44,7 +44,7 @@ def test_a_row_emits(drafts: list[int], num_drafted: int, tokens: list[int]) -> 
 
     verdict = verify(proposal, logits_for(target), GREEDY, torch.zeros(1).long(), positions)
 
-    assert own_tokens(verdict) == tokens
+    assert emitted_tokens(verdict) == tokens
 
 
 def test_every_row_is_verified_separately() -> None:
@@ -54,7 +54,7 @@ def test_every_row_is_verified_separately() -> None:
     verdict = verify(proposal, logits, GREEDY, torch.zeros(3).long(), torch.arange(3).expand(3, -1))
 
     assert verdict.num_accepted_B.tolist() == [2, 1, 0]
-    assert [own_tokens(verdict, row) for row in range(3)] == [[1, 2, 3], [1, 2], [1]]
+    assert [emitted_tokens(verdict, row) for row in range(3)] == [[1, 2, 3], [1, 2], [1]]
 
 
 def test_one_hot_distributions_accept_only_the_targets_tokens() -> None:
@@ -70,14 +70,14 @@ def test_one_hot_distributions_accept_only_the_targets_tokens() -> None:
         torch.arange(3)[None],
     )
 
-    assert own_tokens(verdict) == [1, 2]
+    assert emitted_tokens(verdict) == [1, 2]
 
 
 P = torch.tensor([0.5, 0.3, 0.2, 0.0])
 Q = torch.tensor([0.1, 0.2, 0.3, 0.4])
 
 
-def judged(
+def verify_rows(
     drafts: list[int], q: Tensor = Q, p: Tensor = P, num_drafted: int | None = None
 ) -> Verdict:
     """N rows that drafted the same, with q for each draft or for all of them; p likewise."""
@@ -100,11 +100,11 @@ def have_shares(tokens_N: Tensor, expected: Tensor) -> bool:
 
 @pytest.mark.parametrize(("draft", "chance"), [(0, 1), (1, 1), (2, 2 / 3), (3, 0)])
 def test_a_draft_is_accepted_with_probability_p_over_q(draft: int, chance: float) -> None:
-    assert close(float(judged([draft]).num_accepted_B.float().mean()), chance)
+    assert close(float(verify_rows([draft]).num_accepted_B.float().mean()), chance)
 
 
 def test_a_draft_of_target_probability_0_is_always_rejected() -> None:
-    assert judged([3], q=torch.tensor([1.0, 0.0, 0.0, 0.0])).num_accepted_B.sum() == 0
+    assert verify_rows([3], q=torch.tensor([1.0, 0.0, 0.0, 0.0])).num_accepted_B.sum() == 0
 
 
 # max(p - q, 0) = (0.4, 0.1, 0, 0), that is 0.8 and 0.2.
@@ -131,7 +131,7 @@ FIRST, SECOND = torch.eye(4)[:2]
 def test_the_token_after_the_accepted_drafts_is_drawn_from(
     options: dict[str, Any], num_accepted: int, shares: Tensor
 ) -> None:
-    verdict = judged(**options)
+    verdict = verify_rows(**options)
 
     assert verdict.num_accepted_B.unique().tolist() == [num_accepted]
     assert have_shares(verdict.tokens_BT[:, num_accepted], shares)
@@ -143,7 +143,7 @@ def test_the_token_after_one_draft_has_the_targets_distribution() -> None:
 
 
 def test_a_draft_is_never_rejected_if_p_equals_q() -> None:
-    verdict = judged([0], q=P)
+    verdict = verify_rows([0], q=P)
 
     # p == q up to the rounding of a softmax of logarithms.
     assert int((verdict.num_accepted_B == 0).sum()) <= 1
@@ -155,7 +155,7 @@ def test_a_rejection_without_a_residual_samples_from_the_target() -> None:
     q = p * (1 + 1e-3)
     chance_N = uniform(torch.arange(N), torch.full((N, 1), 4), Purpose.ACCEPT)[:, 0]
 
-    verdict = judged([1], q=q, p=p)
+    verdict = verify_rows([1], q=q, p=p)
 
     refused_N = chance_N * q[1] > p[1]
     assert int(refused_N.sum()) > 10

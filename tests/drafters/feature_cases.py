@@ -41,7 +41,7 @@ METHODS = ["eagle", "eagle3"]
 Path = tuple[int, ...]
 
 
-class Drafted(NamedTuple):
+class RowDrafts(NamedTuple):
     """A row's drafts after a text, which ends with the current token."""
 
     text: Path
@@ -49,23 +49,23 @@ class Drafted(NamedTuple):
     probs: Tensor | None  # of a chain [K, V]
 
 
-class Watched(Wrapped):
+class Recorder(Wrapped):
     """Remembers every proposal, row after row."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
-        self.seen: list[Drafted] = []
+        self.seen: list[RowDrafts] = []
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         proposal = self.inner.propose(state, k, span, sampler)
         for row in range(state.num_rows):
             text = state.tokens_BC[row, : int(state.length_B[row]) + 1].tolist()
             probs = None if proposal.probs is None else proposal.probs[row]
-            self.seen.append(Drafted(tuple(text), paths_of(proposal, row), probs))
+            self.seen.append(RowDrafts(tuple(text), paths_of(proposal, row), probs))
         return proposal
 
 
-class Guided(Wrapped):
+class Guide(Wrapped):
     """Replaces drafts, so that each round keeps another number of them on another branch."""
 
     def __init__(self, inner: Drafter, texts: Sequence[Path]) -> None:
@@ -148,7 +148,7 @@ def run_rounds(
     ]
 
 
-def assert_chains(plain: PlainHead, seen: Sequence[Drafted]) -> None:
+def assert_chains(plain: PlainHead, seen: Sequence[RowDrafts]) -> None:
     """Each draft is the plain head's likeliest after those before it."""
     for drafted in seen:
         chain = drafted.paths[-1]
@@ -156,7 +156,7 @@ def assert_chains(plain: PlainHead, seen: Sequence[Drafted]) -> None:
         assert list(chain) == expected, f"after {len(drafted.text)} tokens"
 
 
-def assert_static_trees(plain: PlainHead, topology: Topology, seen: Sequence[Drafted]) -> None:
+def assert_static_trees(plain: PlainHead, topology: Topology, seen: Sequence[RowDrafts]) -> None:
     """Each draft is the plain head's child of its rank after the drafts above it."""
     for drafted in seen:
         for path, ranks in zip(drafted.paths, topology.paths, strict=True):
@@ -165,7 +165,7 @@ def assert_static_trees(plain: PlainHead, topology: Topology, seen: Sequence[Dra
 
 
 def assert_dynamic_trees(
-    plain: PlainHead, top_k: int, depth: int, max_drafts: int, seen: Sequence[Drafted]
+    plain: PlainHead, top_k: int, depth: int, max_drafts: int, seen: Sequence[RowDrafts]
 ) -> None:
     """The drafts are those of a beam search over the plain head, the likeliest paths of all."""
     for drafted in seen:
@@ -186,7 +186,7 @@ def assert_dynamic_trees(
         assert len(drafted.paths) == len(expected)
 
 
-def num_kept(texts: Sequence[Path], seen: Sequence[Drafted]) -> list[int]:
+def num_kept(texts: Sequence[Path], seen: Sequence[RowDrafts]) -> list[int]:
     """How many drafts each round kept; rows one after the other in every round."""
     B = len(texts)
     lengths = [len(drafted.text) for drafted in seen] + [len(text) for text in texts]
@@ -203,18 +203,18 @@ class Subject(NamedTuple):
     def drafter(self, **parameters: Any) -> Drafter:
         return build_drafter(self.method, parts_of(self.target, None, self.checkpoint), parameters)
 
-    def rounds(self, ks: list[int], **parameters: Any) -> tuple[list[Drafted], set[int]]:
+    def rounds(self, ks: list[int], **parameters: Any) -> tuple[list[RowDrafts], set[int]]:
         """The proposals of guided rounds after a prefill in chunks of 4; the numbers kept."""
-        watched = Watched(self.drafter(**parameters))
-        guided = Guided(watched, self.texts)
+        watched = Recorder(self.drafter(**parameters))
+        guided = Guide(watched, self.texts)
         ends = run_rounds(self.target, guided, PROMPTS, ks, prefill_chunk=4)
         for end, text in zip(ends, self.texts, strict=True):
             assert end == text[: len(end)]
         return watched.seen, set(num_kept(ends, watched.seen))
 
-    def deep_beams(self) -> list[Drafted]:
+    def deep_beams(self) -> list[RowDrafts]:
         """Proposals in rows of 64 slots, 50 to 59 of them taken: beams of 25, trees of 2 drafts."""
-        watched = Watched(self.drafter(tree="dynamic", top_k=5, max_drafts=2))
+        watched = Recorder(self.drafter(tree="dynamic", top_k=5, max_drafts=2))
         run_rounds(self.target, watched, [text[:50] for text in self.texts], [6] * 3, span=64)
         return watched.seen
 
@@ -227,14 +227,14 @@ def biased(checkpoint: Checkpoint) -> Checkpoint:
     return with_config(with_tensors(checkpoint, fc__bias=0.1 * bias_F), bias=True)
 
 
-def attentive(checkpoint: Checkpoint) -> Checkpoint:
+def sharpen_attention(checkpoint: Checkpoint) -> Checkpoint:
     """A drawn head attends to all tokens nearly alike; of this one, a wrong mask changes words."""
     sharp = ("q_proj.weight", "k_proj.weight", "o_proj.weight")
     tensors = {n: 10 * t if n.endswith(sharp) else t for n, t in checkpoint.tensors.items()}
     return replace(checkpoint, tensors=tensors)
 
 
-CHANGED = {"eagle": biased, "eagle3": attentive, "peagle": attentive}
+CHANGED = {"eagle": biased, "eagle3": sharpen_attention, "peagle": sharpen_attention}
 
 
 @cache

@@ -22,9 +22,9 @@ from tests.decoding.lossless import parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama
 from tests.drafters.changed_heads import with_config
 from tests.drafters.feature_cases import (
-    Guided,
+    Guide,
     Path,
-    Watched,
+    Recorder,
     num_kept,
     run_rounds,
 )
@@ -103,10 +103,10 @@ def test_dflash_blocks_equal_the_reference_for_any_acceptance(
     prefill_chunk: int,
 ) -> None:
     target, _, plain, texts = case = subject()
-    watched = Watched(case.drafter())
+    watched = Recorder(case.drafter())
     ks = [5, 5, 0, 3, 0, 0, 5, 1, 5, 5, 5]
 
-    ends = run_rounds(target, Guided(watched, texts), PROMPTS, ks, prefill_chunk=prefill_chunk)
+    ends = run_rounds(target, Guide(watched, texts), PROMPTS, ks, prefill_chunk=prefill_chunk)
 
     for end, text in zip(ends, texts, strict=True):
         assert end == text[: len(end)]
@@ -148,16 +148,16 @@ def test_dflash_layers_attend_to_what_the_config_allows(name: str) -> None:
         }
     expected = PlainDFlash(plain.model, checkpoint)
     vars(expected).update(facts)
-    watched = Watched(DFlash(parts_of(target, checkpoint=replace(checkpoint, config=config))))
+    watched = Recorder(DFlash(parts_of(target, checkpoint=replace(checkpoint, config=config))))
 
-    run_rounds(target, Guided(watched, texts), PROMPTS, [5, 5, 3, 5])
+    run_rounds(target, Guide(watched, texts), PROMPTS, [5, 5, 3, 5])
 
     assert_blocks(expected, watched.seen)
 
 
 def test_sampled_dflash_drafts_have_the_distribution_of_their_position() -> None:
     case = subject()
-    watched = Watched(case.drafter())
+    watched = Recorder(case.drafter())
 
     run_rounds(case.target, watched, PROMPTS, [4, 4, 4], sampling=WARM)
 
@@ -174,7 +174,7 @@ def test_scales_and_the_cap_of_logits_are_the_configs() -> None:
     more = {"output_multiplier": 0.5, "final_logit_softcapping": 2.0, "input_embedding_scale": 3.0}
     config = {**checkpoint.config["dflash_config"], **more}
     scaled = with_config(checkpoint, dflash_config=config)
-    watched = Watched(DFlash(parts_of(target, checkpoint=scaled)))
+    watched = Recorder(DFlash(parts_of(target, checkpoint=scaled)))
 
     run_rounds(target, watched, PROMPTS[:1], [3], sampling=Sampling(temperature=1.0))
 

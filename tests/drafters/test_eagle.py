@@ -40,7 +40,7 @@ def biased(value: float = 1.0) -> Checkpoint:
 
 
 @torch.no_grad()
-def spoken(checkpoint: Checkpoint) -> Tensor:
+def head_logits(checkpoint: Checkpoint) -> Tensor:
     """What the head says after three tokens over made-up states [V]."""
     head = EagleHead(checkpoint, target())
     head.layers.allocate(1, 64)
@@ -67,7 +67,7 @@ def test_the_tensors_are_those_of_the_published_checkpoints_but_for_a_bias() -> 
 
 @pytest.mark.parametrize("prefixes", [{"": "model."}, SPECULATORS])
 def test_every_layout_of_tensor_names_gives_the_same_head(prefixes: Mapping[str, str]) -> None:
-    torch.testing.assert_close(spoken(new().renamed(prefixes)), spoken(new()))
+    torch.testing.assert_close(head_logits(new().renamed(prefixes)), head_logits(new()))
 
 
 def test_a_config_of_speculators_is_read() -> None:
@@ -80,7 +80,7 @@ def test_a_config_of_speculators_is_read() -> None:
     }
     theirs = replace(plain.renamed(SPECULATORS), config=config)
 
-    torch.testing.assert_close(spoken(theirs), spoken(plain))
+    torch.testing.assert_close(head_logits(theirs), head_logits(plain))
 
 
 def test_a_new_eagle_head_has_no_bias_in_config_and_tensors() -> None:
@@ -89,14 +89,14 @@ def test_a_new_eagle_head_has_no_bias_in_config_and_tensors() -> None:
 
 
 def test_a_bias_that_the_files_have_is_added() -> None:
-    assert not torch.allclose(spoken(biased()), spoken(new()))
-    torch.testing.assert_close(spoken(biased(0.0)), spoken(new()))
+    assert not torch.allclose(head_logits(biased()), head_logits(new()))
+    torch.testing.assert_close(head_logits(biased(0.0)), head_logits(new()))
 
 
 def test_an_eagle_config_without_bias_implies_a_bias() -> None:
     config = {name: value for name, value in biased().config.items() if name != "bias"}
 
-    torch.testing.assert_close(spoken(replace(biased(), config=config)), spoken(biased()))
+    torch.testing.assert_close(head_logits(replace(biased(), config=config)), head_logits(biased()))
 
 
 def test_rotary_frequencies_in_old_files_are_ignored() -> None:
@@ -104,7 +104,7 @@ def test_rotary_frequencies_in_old_files_are_ignored() -> None:
 
     old = replace(new(), tensors={**new().tensors, **frequencies})
 
-    torch.testing.assert_close(spoken(old), spoken(new()))
+    torch.testing.assert_close(head_logits(old), head_logits(new()))
 
 
 def test_a_separate_embedding_is_used_and_a_copy_of_the_targets_is_dropped() -> None:
@@ -116,8 +116,8 @@ def test_a_separate_embedding_is_used_and_a_copy_of_the_targets_is_dropped() -> 
 
     assert len(EagleHead(copy, target()).weights) == num_plain
     assert len(EagleHead(other, target()).weights) == num_plain + 1
-    torch.testing.assert_close(spoken(copy), spoken(new()))
-    assert not torch.allclose(spoken(other), spoken(new()))
+    torch.testing.assert_close(head_logits(copy), head_logits(new()))
+    assert not torch.allclose(head_logits(other), head_logits(new()))
 
 
 def test_tensors_of_the_targets_dtype_are_not_copied() -> None:
@@ -142,13 +142,13 @@ def test_an_eagle_head_may_have_two_layers_and_biases() -> None:
         num_hidden_layers=2,
     )
 
-    assert not torch.allclose(spoken(deep), spoken(new()))
+    assert not torch.allclose(head_logits(deep), head_logits(new()))
 
 
 def test_a_head_may_attend_as_far_as_its_target() -> None:
     short = with_config(new(), max_position_embeddings=8)
 
-    torch.testing.assert_close(spoken(short), spoken(new()))
+    torch.testing.assert_close(head_logits(short), head_logits(new()))
 
 
 CONFIGS: Mapping[str, tuple[Mapping[str, Any], str]] = {

@@ -53,7 +53,7 @@ def stepped(
     return head.logits(states)[0, 0]
 
 
-def spoken(checkpoint: Checkpoint) -> Tensor:
+def head_logits(checkpoint: Checkpoint) -> Tensor:
     """What the head says after five tokens over made-up states [V]."""
     head = Eagle3Head(checkpoint, target())
     generator = torch.Generator().manual_seed(0)
@@ -82,25 +82,25 @@ def test_logits_are_those_of_the_package_speculators(name: str) -> None:
 
 def test_every_layout_of_tensor_names_gives_the_same_head() -> None:
     plain = new()
-    expected_V = spoken(plain)
+    expected_V = head_logits(plain)
 
     for prefixes in ({"layers.0.": "midlayer."}, {"": "model."}, {"layers.0.": "model.midlayer."}):
         renamed = plain.renamed(prefixes)
-        torch.testing.assert_close(spoken(renamed), expected_V)
+        torch.testing.assert_close(head_logits(renamed), expected_V)
 
 
 def test_the_former_names_of_feature_norms_are_accepted() -> None:
     today = new(fc_norm=True)
     first = {f"fc_norm.{i}.": f"aux_norm_{word}." for i, word in enumerate(("low", "mid", "high"))}
 
-    torch.testing.assert_close(spoken(today.renamed(first)), spoken(today))
+    torch.testing.assert_close(head_logits(today.renamed(first)), head_logits(today))
 
 
 @pytest.mark.parametrize(
     "option", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
 )
 def test_every_norm_in_a_config_changes_the_output(option: str) -> None:
-    assert not torch.allclose(spoken(new(**{option: True})), spoken(new()))
+    assert not torch.allclose(head_logits(new(**{option: True})), head_logits(new()))
 
 
 def test_d2t_offsets_map_draft_ids_to_target_ids() -> None:
@@ -114,7 +114,7 @@ def test_d2t_offsets_map_draft_ids_to_target_ids() -> None:
     table_VF = torch.zeros(VOCAB_SIZE, 32).index_copy(0, ids_D, small.tensors["lm_head.weight"])
     same = with_tensors(same, lm_head__weight=table_VF)
 
-    said_V, all_V = spoken(small), spoken(same)
+    said_V, all_V = head_logits(small), head_logits(same)
 
     torch.testing.assert_close(said_V[ids_D], all_V[ids_D])
     assert int((said_V > -torch.inf).sum()) == len(IDS)
@@ -124,9 +124,9 @@ def test_a_head_without_an_lm_head_uses_that_of_the_target() -> None:
     whole = new(target_ids=())
     own_VF = target().model.lm_head.weight
 
-    said_V = spoken(with_tensors(whole, lm_head__weight=None))
+    said_V = head_logits(with_tensors(whole, lm_head__weight=None))
 
-    torch.testing.assert_close(said_V, spoken(with_tensors(whole, lm_head__weight=own_VF)))
+    torch.testing.assert_close(said_V, head_logits(with_tensors(whole, lm_head__weight=own_VF)))
 
 
 def test_a_separate_embedding_is_used_and_a_copy_of_the_targets_is_dropped() -> None:
@@ -135,19 +135,19 @@ def test_a_separate_embedding_is_used_and_a_copy_of_the_targets_is_dropped() -> 
     other = with_tensors(new(), embed_tokens__weight=own_VF.flip(0))
 
     assert Eagle3Head(copy, target())._embed == target().embed
-    torch.testing.assert_close(spoken(copy), spoken(new()))
-    assert not torch.allclose(spoken(other), spoken(new()))
+    torch.testing.assert_close(head_logits(copy), head_logits(new()))
+    assert not torch.allclose(head_logits(other), head_logits(new()))
 
 
 def test_logits_of_a_reduced_vocabulary_take_the_configs_scale() -> None:
-    scaled_V = spoken(with_config(new(), logit_scale=0.5))
-    torch.testing.assert_close(scaled_V, 0.5 * spoken(new()))
+    scaled_V = head_logits(with_config(new(), logit_scale=0.5))
+    torch.testing.assert_close(scaled_V, 0.5 * head_logits(new()))
 
 
 def test_a_bias_in_the_files_changes_the_logits() -> None:
     biased = with_tensors(new(), fc__bias=torch.ones(32), layers__0__self_attn__q_proj__bias=None)
 
-    assert not torch.allclose(spoken(biased), spoken(new()))
+    assert not torch.allclose(head_logits(biased), head_logits(new()))
 
 
 def test_the_shapes_are_those_of_the_published_head_of_llama_3_1_8b() -> None:
@@ -214,7 +214,7 @@ def test_an_unfilled_table_of_draftable_tokens_is_ignored() -> None:
         whole, d2t=torch.zeros(97, dtype=torch.long), t2d=torch.zeros(97, dtype=torch.bool)
     )
 
-    torch.testing.assert_close(spoken(unfilled), spoken(whole))
+    torch.testing.assert_close(head_logits(unfilled), head_logits(whole))
 
 
 REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {

@@ -16,7 +16,7 @@ from tests.drafters.feature_cases import (
     BEAM,
     METHODS,
     PROMPTS,
-    Watched,
+    Recorder,
     assert_chains,
     assert_dynamic_trees,
     assert_static_trees,
@@ -70,7 +70,7 @@ def test_a_beam_of_more_slots_than_drafts_stays_in_its_row(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_draft_distributions_of_a_sampled_chain_equal_the_reference(method: str) -> None:
     case = subject(method)
-    watched = Watched(case.drafter(tree="chain"))
+    watched = Recorder(case.drafter(tree="chain"))
 
     run_rounds(case.target, watched, PROMPTS, [3] * 6, sampling=Sampling(temperature=0.7))
 
@@ -86,7 +86,7 @@ def test_draft_distributions_of_a_sampled_chain_equal_the_reference(method: str)
 def test_static_trees_are_drawn_and_dynamic_ones_are_matched(
     method: str, tree: str, draws: bool
 ) -> None:
-    watched = Watched(subject(method).drafter(tree=tree))
+    watched = Recorder(subject(method).drafter(tree=tree))
 
     run_rounds(subject(method).target, watched, PROMPTS, [4], sampling=Sampling(temperature=0.7))
 

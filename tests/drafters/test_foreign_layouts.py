@@ -24,8 +24,8 @@ from tests.drafters.changed_heads import with_config, with_tensors
 from tests.drafters.feature_cases import (
     BEAM,
     PROMPTS,
+    Recorder,
     Subject,
-    Watched,
     assert_chains,
     assert_dynamic_trees,
     assert_static_trees,
@@ -74,7 +74,7 @@ def test_a_sliding_window_changes_drafts_only_if_the_text_exceeds_it() -> None:
     )
 
     def drafted(checkpoint: Any) -> list[Any]:
-        watched = Watched(case._replace(checkpoint=checkpoint).drafter(tree="chain"))
+        watched = Recorder(case._replace(checkpoint=checkpoint).drafter(tree="chain"))
         run_rounds(case.target, watched, PROMPTS, [4, 4], sampling=Sampling(temperature=1.0))
         return [proposal.probs for proposal in watched.seen]
 
@@ -96,7 +96,7 @@ def test_peagle_drafts_equal_the_reference_for_any_acceptance(is_windowed: bool)
 
 def test_peagle_above_temperature_0_drafts_each_token_from_its_own_mask() -> None:
     case = subject("peagle")
-    watched = Watched(case.drafter())
+    watched = Recorder(case.drafter())
 
     run_rounds(case.target, watched, PROMPTS, [3, 3], sampling=Sampling(temperature=0.7))
 

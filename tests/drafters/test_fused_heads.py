@@ -189,14 +189,14 @@ def test_triton_head_layers_pass_their_check(kind: Kind, monkeypatch: pytest.Mon
     assert layers.fused.steps.name == "triton"
 
 
-class Counted(NamedTuple):
+class LaunchCounts(NamedTuple):
     """Launches of a greedy round at K = 4, and of each part of the head's work."""
 
     of_round: int
     of_parts: dict[str, int]
 
 
-def counted(method: str, **parameters: Any) -> Counted:
+def counted(method: str, **parameters: Any) -> LaunchCounts:
     """On fake CUDA tensors, head and target on kernels of ours."""
     K, counts = 4, {}
     with fake_cuda():
@@ -220,7 +220,7 @@ def counted(method: str, **parameters: Any) -> Counted:
             T = 1 if name in ("draft", "layer 0") else K + 1
             tokens_1T = torch.zeros(1, T, dtype=torch.long, device=DEVICE)
             counts[name] = launches(partial(part.forward, tokens_1T, tokens_1T, 64))
-        return Counted(launches(round_), counts)
+        return LaunchCounts(launches(round_), counts)
 
 
 # A layer's ten: two norms, four products, heads turned and kept, attention in two, the gate.

@@ -130,7 +130,7 @@ class Spy(TorchDispatchMode):
         return tensor.untyped_storage().data_ptr() in self._weights
 
 
-class Spied(Wrapped):
+class SpiedDrafter(Wrapped):
     """A drafter that is watched while it drafts and while it looks at the outcome."""
 
     def __init__(self, inner: Drafter, spy: Spy) -> None:
@@ -169,7 +169,7 @@ def test_timed_head_parts_run_the_matrix_products_of_a_round(case: Case) -> None
     drafter.num_drafts(case.k)
     rows = prefilled(target, drafter, PROMPTS[:1])
 
-    spied = Spied(drafter, in_round)
+    spied = SpiedDrafter(drafter, in_round)
     run_round(target, spied, rows.state, Sampler(GREEDY), k=case.k, span=SPAN)
     with alone:
         for forward in drafter.resources.forwards(case.k):

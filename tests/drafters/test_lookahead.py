@@ -86,11 +86,11 @@ def test_the_lookahead_window_follows_the_paper() -> None:
             levels = levels[1:]
         levels.append(tokens)
         run_round(target, drafter, state, GREEDY, k=3, span=128)
-        assert {gram for row in held(drafter) for gram in row} == grams
+        assert {gram for row in pooled_ngrams(drafter) for gram in row} == grams
     assert len(grams) > 6
 
 
-def held(drafter: Lookahead) -> list[set[tuple[int, ...]]]:
+def pooled_ngrams(drafter: Lookahead) -> list[set[tuple[int, ...]]]:
     """The n-grams in each row's pool."""
     grams_RPN = drafter.buffers[2]
     assert isinstance(grams_RPN, Tensor)
@@ -143,9 +143,9 @@ def test_lookahead_levels_fill_one_per_round_before_ngrams(ngram: int, num_round
     rows = filled(target, drafter, (50, 50, 5))
 
     for _ in range(num_rounds):
-        assert held(drafter) == [set()]
+        assert pooled_ngrams(drafter) == [set()]
         run_round(target, drafter, rows.state, GREEDY, k=1, span=128)
-    assert len(held(drafter)[0]) == 2
+    assert len(pooled_ngrams(drafter)[0]) == 2
 
 
 def test_lookahead_guesses_prompt_ngrams_in_the_first_round() -> None:
@@ -166,7 +166,7 @@ def test_only_whole_ngrams_of_a_rows_own_prompt_are_collected() -> None:
 
     filled(target, drafter, (4, 5, 6, 7, 8), (1, 2))
 
-    assert held(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8)}, set()]
+    assert pooled_ngrams(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8)}, set()]
 
 
 def repetitive() -> list[Request]:
@@ -204,10 +204,10 @@ def test_a_later_turn_keeps_the_ngrams_of_its_conversation() -> None:
     rows = filled(target, drafter, (4, 5, 6, 7))
     first = Request(prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9)
     rows.fill([PrefillRequest(0, first, num_cached=4)], GREEDY)
-    assert held(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8), (7, 8, 4)}]
+    assert pooled_ngrams(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8), (7, 8, 4)}]
 
     rows.fill([PrefillRequest(0, Request(prompt_ids=(4, 9), max_new_tokens=9))], GREEDY)
-    assert held(drafter) == [set()]
+    assert pooled_ngrams(drafter) == [set()]
 
 
 def snapshot(drafter: Lookahead, row: int) -> list[Tensor]:
@@ -217,7 +217,7 @@ def snapshot(drafter: Lookahead, row: int) -> list[Tensor]:
     return [tensor[row].clone() for tensor in kept]  # type: ignore[index]
 
 
-def same(first: list[Tensor], other: list[Tensor]) -> bool:
+def are_equal(first: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
@@ -235,10 +235,10 @@ def test_a_finished_row_is_unchanged_and_a_copied_row_equals_its_source(
 
     run_round(target, drafter, rows.state, GREEDY, k=2, span=128)
 
-    assert same(snapshot(drafter, 0), before[0])
-    assert not same(snapshot(drafter, 1), before[1])
+    assert are_equal(snapshot(drafter, 0), before[0])
+    assert not are_equal(snapshot(drafter, 1), before[1])
     rows.move_row(1, 0, 10)
-    assert same(snapshot(drafter, 0), snapshot(drafter, 1))
+    assert are_equal(snapshot(drafter, 0), snapshot(drafter, 1))
 
 
 def test_a_round_without_drafts_leaves_the_lookahead_window_unchanged() -> None:
@@ -249,7 +249,7 @@ def test_a_round_without_drafts_leaves_the_lookahead_window_unchanged() -> None:
 
     run_round(target, drafter, rows.state, GREEDY, k=0, span=128)
 
-    assert same(snapshot(drafter, 0), before)
+    assert are_equal(snapshot(drafter, 0), before)
 
 
 def pool(size: int, vocab_size: int = 100) -> NgramPool:
@@ -263,7 +263,7 @@ def add(pool: NgramPool, *grams: tuple[int, int, int], but: int = -1) -> None:
     pool.add(0, torch.tensor([grams]), torch.tensor(is_added))
 
 
-def found(pool: NgramPool, token: int) -> list[list[int]]:
+def grams_after(pool: NgramPool, token: int) -> list[list[int]]:
     grams_BGN, is_found_BG = pool.find(0, torch.tensor([[token]]))
     pairs = zip(grams_BGN[0].tolist(), is_found_BG[0].tolist(), strict=True)
     return [gram for gram, is_found in pairs if is_found]
@@ -272,13 +272,13 @@ def found(pool: NgramPool, token: int) -> list[list[int]]:
 def test_a_bucket_keeps_the_newest_ngrams() -> None:
     grams = pool(size=2)
     add(grams, (1, 2, 3), (7, 7, 7), (1, 4, 5))
-    assert found(grams, 1) == [[1, 2, 3], [1, 4, 5]]
+    assert grams_after(grams, 1) == [[1, 2, 3], [1, 4, 5]]
 
     add(grams, (1, 6, 6))
-    assert found(grams, 1) == [[1, 6, 6], [1, 4, 5]]
+    assert grams_after(grams, 1) == [[1, 6, 6], [1, 4, 5]]
     add(grams, (1, 8, 8), (1, 9, 9), (1, 10, 10))
-    assert sorted(found(grams, 1)) == [[1, 9, 9], [1, 10, 10]]
-    assert found(grams, 7) == [[7, 7, 7]]
+    assert sorted(grams_after(grams, 1)) == [[1, 9, 9], [1, 10, 10]]
+    assert grams_after(grams, 7) == [[7, 7, 7]]
 
 
 def test_a_repeated_ngram_takes_one_slot_of_the_pool() -> None:
@@ -286,22 +286,22 @@ def test_a_repeated_ngram_takes_one_slot_of_the_pool() -> None:
     add(grams, (1, 2, 3), (1, 2, 3), (1, 4, 5))
     add(grams, (1, 4, 5), (1, 2, 3))
 
-    assert found(grams, 1) == [[1, 2, 3], [1, 4, 5]]
+    assert grams_after(grams, 1) == [[1, 2, 3], [1, 4, 5]]
 
 
 def test_an_excluded_ngram_is_not_added_to_the_pool() -> None:
     grams = pool(size=2)
     add(grams, (1, 2, 3), (1, 4, 5), but=0)
-    assert found(grams, 1) == [[1, 4, 5]]
+    assert grams_after(grams, 1) == [[1, 4, 5]]
 
     add(grams, (1, 2, 3), (1, 2, 3), but=0)
-    assert sorted(found(grams, 1)) == [[1, 2, 3], [1, 4, 5]]
+    assert sorted(grams_after(grams, 1)) == [[1, 2, 3], [1, 4, 5]]
 
 
 def test_tokens_that_share_a_bucket_do_not_share_ngrams() -> None:
     grams = pool(size=2, vocab_size=5000)
     add(grams, (3, 1, 1), (3 + 1024, 2, 2))
 
-    assert found(grams, 3) == [[3, 1, 1]]
-    assert found(grams, 3 + 1024) == [[3 + 1024, 2, 2]]
-    assert found(grams, 3 + 2048) == []
+    assert grams_after(grams, 3) == [[3, 1, 1]]
+    assert grams_after(grams, 3 + 1024) == [[3 + 1024, 2, 2]]
+    assert grams_after(grams, 3 + 2048) == []

@@ -94,7 +94,7 @@ TREES = (
 )
 
 
-def named(name: str) -> Variant:
+def variant_named(name: str) -> Variant:
     return next(variant for variant in VARIANTS if variant.name == name)
 
 
@@ -111,7 +111,7 @@ def decoded(variant: Variant, eos_ids: tuple[int, ...] = ()) -> tuple[list[Resul
 
 @cache
 def whole_texts(name: str) -> list[Result]:
-    return decoded(named(name))[0]
+    return decoded(variant_named(name))[0]
 
 
 def first_of_several(name: str) -> int:
@@ -136,7 +136,7 @@ def keeps_the_deepest(variant: Variant) -> None:
     assert sum(result.rounds.num_accepted.count(k) for result in results) >= 4
 
 
-def counts_no_draft_past_the_end(variant: Variant) -> None:
+def assert_no_draft_counts_past_the_end(variant: Variant) -> None:
     """AssertionError where rounds count what an end of text took from them.
 
     The same rounds without an end of text tell how much the last one would have kept.
@@ -167,7 +167,7 @@ def test_drafts_that_match_the_target_are_accepted_to_full_depth(variant: Varian
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_an_end_of_text_among_the_drafts_is_the_last_that_counts(variant: Variant) -> None:
-    counts_no_draft_past_the_end(variant)
+    assert_no_draft_counts_past_the_end(variant)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_a_planted_error_in_moving_slots_is_detected(
     monkeypatch.setattr(StockRunner, "move_slots", one_short)
 
     with pytest.raises(AssertionError, match="differs at"):
-        keeps_the_deepest(named(name))
+        keeps_the_deepest(variant_named(name))
 
 
 @pytest.mark.slow
@@ -193,4 +193,4 @@ def test_planted_counts_past_the_end_are_detected(name: str, plant: Plant) -> No
     plant(one_round.commit, "num_accepted_B.minimum(num_emitted_B)", "num_accepted_B")
 
     with pytest.raises(AssertionError, match="<="):
-        counts_no_draft_past_the_end(named(name))
+        assert_no_draft_counts_past_the_end(variant_named(name))

@@ -28,8 +28,8 @@ from tests.drafters.changed_heads import with_config, with_tensors
 from tests.drafters.feature_cases import (
     GREEDY,
     SPAN,
-    Guided,
-    Watched,
+    Guide,
+    Recorder,
     assert_chains,
     num_kept,
     prefilled,
@@ -140,9 +140,9 @@ def test_mtp_drafts_equal_the_reference_for_any_acceptance(
 ) -> None:
     """Prefilled in chunks of 4, with rounds that draft nothing among the others."""
     target, checkpoint, plain, texts = subject(name, num_layers)
-    watched = Watched(Mtp(parts_of(target, checkpoint=checkpoint)))
+    watched = Recorder(Mtp(parts_of(target, checkpoint=checkpoint)))
 
-    ends = run_rounds(target, Guided(watched, texts), PROMPTS, ks, prefill_chunk=4)
+    ends = run_rounds(target, Guide(watched, texts), PROMPTS, ks, prefill_chunk=4)
 
     for end, text in zip(ends, texts, strict=True):
         assert end == text[: len(end)]
@@ -152,7 +152,7 @@ def test_mtp_drafts_equal_the_reference_for_any_acceptance(
 
 def test_a_moved_row_keeps_its_hidden_states() -> None:
     target, checkpoint, plain, _ = subject("mimo", 3)
-    watched = Watched(Mtp(parts_of(target, checkpoint=checkpoint)))
+    watched = Recorder(Mtp(parts_of(target, checkpoint=checkpoint)))
     rows = prefilled(target, watched, PROMPTS)
 
     with torch.no_grad():

@@ -183,7 +183,7 @@ def test_greedy_texts_of_many_prompts_are_the_targets_own(pair: Pair, method: st
     assert 0.02 < acceptance_rate(results) < 0.98, "drafts must be both kept and refused"
 
 
-class Deaf(Wrapped):
+class BlindDrafter(Wrapped):
     """Sees nothing of what a graph replays, as nothing on the host does."""
 
     is_replaying = False
@@ -206,7 +206,7 @@ def test_drafts_of_another_tokenizer_equal_under_graphs(method: str, sampling: S
     eager = make_drafter(method, llama.target, llama.stranger)
     policy = (4, 0, 0, 0, 4, 0, 1, 2)
     expected = serve(llama.target, eager, requests, Cycle(*policy), 3, sampling).results
-    drafter = Deaf(make_drafter(method, llama.target, llama.stranger))
+    drafter = BlindDrafter(make_drafter(method, llama.target, llama.stranger))
     bench = Bench(llama, drafter, graphs=ReplaysOfTheDevice(drafter))
 
     results = bench.serve(requests, Cycle(*policy), 3, sampling)

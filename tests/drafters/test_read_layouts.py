@@ -16,7 +16,7 @@ from specbench.files.head_files import layout_of
 from specbench.methods import find_method, kind_of
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from tests.drafters import test_dflash, test_medusa
-from tests.drafters.feature_cases import PROMPTS, Watched, assert_chains, run_rounds, subject
+from tests.drafters.feature_cases import PROMPTS, Recorder, assert_chains, run_rounds, subject
 from tests.tiny_models import write_files
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def renamed(head: Checkpoint, names: Mapping[str, str], config: Mapping[str, Any
     return replace(head.renamed(names), config=config)
 
 
-def without(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def without_fields(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in names}
 
 
@@ -44,7 +44,7 @@ def safeailab_eagle(head: Checkpoint) -> Checkpoint:
 
 def speculators_eagle(head: Checkpoint) -> Checkpoint:
     """models/eagle.py: tables are the verifier's; the layer's config lies within."""
-    layer = {**without(head.config, "bias", "architectures"), "model_type": "llama"}
+    layer = {**without_fields(head.config, "bias", "architectures"), "model_type": "llama"}
     config = {
         "speculators_model_type": "eagle",
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
@@ -59,7 +59,7 @@ def speculators_eagle(head: Checkpoint) -> Checkpoint:
 
 def safeailab_eagle3(checkpoint: Checkpoint) -> Checkpoint:
     """cnets.py: one `midlayer`, which tokens it can say, and the states by the paper's rule."""
-    config = {**without(checkpoint.config, "eagle_aux_hidden_state_layer_ids"), **LLAMA}
+    config = {**without_fields(checkpoint.config, "eagle_aux_hidden_state_layer_ids"), **LLAMA}
     target_ids = torch.arange(checkpoint.config["draft_vocab_size"]) + checkpoint.tensors["d2t"]
     t2d_V = torch.zeros(checkpoint.config["vocab_size"], dtype=torch.bool).index_fill(
         0, target_ids, True
@@ -71,7 +71,7 @@ def safeailab_eagle3(checkpoint: Checkpoint) -> Checkpoint:
 def amazon_peagle(head: Checkpoint) -> Checkpoint:
     """llama_eagle3.py: `mask_hidden` next to an EAGLE-3 head, and the mask by another name."""
     mask = head.config["mask_token_id"]
-    config = {**without(head.config, "mask_token_id"), "ptd_token_id": mask}
+    config = {**without_fields(head.config, "mask_token_id"), "ptd_token_id": mask}
     return replace(head, config=config)
 
 
@@ -79,13 +79,13 @@ def z_lab_dflash(head: Checkpoint) -> Checkpoint:
     """model.py: DFlash's own fields are in a section, or next to the layers' fields."""
     ids = head.config["dflash_config"]["target_layer_ids"]
     mask = head.config["dflash_config"]["mask_token_id"]
-    config = without(head.config, "num_target_layers", "dflash_config")
+    config = without_fields(head.config, "num_target_layers", "dflash_config")
     return replace(
         head, config={**config, "mask_token_id": mask, "dflash_config": {"target_layer_ids": ids}}
     )
 
 
-class Read(NamedTuple):
+class Layout(NamedTuple):
     """A layout that was read: whose, where, and how a head of ours is written in it."""
 
     method: str
@@ -94,10 +94,10 @@ class Read(NamedTuple):
 
 
 EAGLE_LAYOUTS = {
-    "SafeAILab, EAGLE": Read("eagle", "SafeAILab/EAGLE at cb7e084", safeailab_eagle),
-    "speculators, EAGLE": Read("eagle", "vllm-project/speculators at 8a49095", speculators_eagle),
-    "SafeAILab, EAGLE-3": Read("eagle3", "SafeAILab/EAGLE at cb7e084", safeailab_eagle3),
-    "Amazon, P-EAGLE": Read("peagle", "vllm-project/vllm at 00bd149", amazon_peagle),
+    "SafeAILab, EAGLE": Layout("eagle", "SafeAILab/EAGLE at cb7e084", safeailab_eagle),
+    "speculators, EAGLE": Layout("eagle", "vllm-project/speculators at 8a49095", speculators_eagle),
+    "SafeAILab, EAGLE-3": Layout("eagle3", "SafeAILab/EAGLE at cb7e084", safeailab_eagle3),
+    "Amazon, P-EAGLE": Layout("peagle", "vllm-project/vllm at 00bd149", amazon_peagle),
 }
 
 
@@ -135,7 +135,7 @@ def test_z_labs_dflash_layout_drafts_like_the_reference(tmp_path: Path) -> None:
     head = z_lab_dflash(case.checkpoint)
     read = in_files(tmp_path / "head", head, "z-lab/dflash at 1012959", "dflash")
 
-    watched = Watched(case._replace(checkpoint=read).drafter())
+    watched = Recorder(case._replace(checkpoint=read).drafter())
     run_rounds(case.target, watched, PROMPTS, [5, 0, 5, 2])
 
     test_dflash.assert_blocks(case.plain, watched.seen)

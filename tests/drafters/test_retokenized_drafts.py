@@ -155,7 +155,7 @@ def test_tokens_that_the_draft_model_has_no_row_for_are_never_drafted() -> None:
     assert proposal.tokens_BK[0].tolist() == [2, 0, 1]
 
 
-class Filled(NamedTuple):
+class FilledRows(NamedTuple):
     rows: Rows
     draft: CountingStockRunner
 
@@ -168,7 +168,7 @@ class Filled(NamedTuple):
 
 
 @torch.inference_mode()
-def filled(method: str, *lengths: int, are_samples: bool = False) -> Filled:
+def filled(method: str, *lengths: int, are_samples: bool = False) -> FilledRows:
     """Rows of prompts of those lengths; samples are of one prompt."""
     target, draft = StockRunner(tiny_llama()), CountingStockRunner(tiny_llama(1))
     prompts = [random_prompt(n, 0 if are_samples else i) for i, n in enumerate(lengths)]
@@ -177,7 +177,7 @@ def filled(method: str, *lengths: int, are_samples: bool = False) -> Filled:
         for i, ids in enumerate(prompts)
     ]
     drafter = make_drafter(method, target, draft)
-    return Filled(filled_rows(target, drafter, requests, num_rows=2), draft)
+    return FilledRows(filled_rows(target, drafter, requests, num_rows=2), draft)
 
 
 THE_LAST_TOKEN_AND_DRAFTS = [1, 1, 1]  # not the prompt again

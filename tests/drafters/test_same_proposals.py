@@ -61,7 +61,7 @@ def drafter_of(variant: Variant) -> Drafter:
     return build_drafter("mtp", parts_of(target, None, head), {})
 
 
-class Drafted(NamedTuple):
+class RowProposal(NamedTuple):
     """One row's proposal after a text, which ends with the current token."""
 
     text: Path
@@ -70,16 +70,16 @@ class Drafted(NamedTuple):
     probs: Tensor | None
 
 
-def drafted(state: State, k: int, proposal: Proposal) -> Drafted:
+def drafted(state: State, k: int, proposal: Proposal) -> RowProposal:
     paths = paths_of(proposal, 0)
     if proposal.tree is None:
         paths = paths[: int(proposal.num_drafted_B[0])]
     text = tuple(state.tokens_BC[0, : int(state.length_B[0]) + 1].tolist())
     probs = None if proposal.probs is None else proposal.probs[0]
-    return Drafted(text, k, paths, probs)
+    return RowProposal(text, k, paths, probs)
 
 
-class Saying(Sampler):
+class FixedTokenSampler(Sampler):
     """Picks one token, whatever a model says: another round's may have come from a refusal."""
 
     def __init__(self, token: int) -> None:
@@ -90,12 +90,12 @@ class Saying(Sampler):
         return torch.tensor([[self._token]])
 
 
-class Watched(Wrapped):
+class Recorder(Wrapped):
     """Remembers the proposals of a single row."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
-        self.seen: list[Drafted] = []
+        self.seen: list[RowProposal] = []
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         proposal = self.inner.propose(state, k, span, sampler)
@@ -103,9 +103,9 @@ class Watched(Wrapped):
         return proposal
 
 
-def served(variant: Variant, *prompts: Path) -> tuple[list[Drafted], list[Result]]:
+def served(variant: Variant, *prompts: Path) -> tuple[list[RowProposal], list[Result]]:
     """The proposals of a conversation's turns, of 40 tokens each."""
-    watched = Watched(drafter_of(variant))
+    watched = Recorder(drafter_of(variant))
     ks = [deepest(watched, k) if k else 0 for k in KS]
     turns = [
         Request(
@@ -126,12 +126,12 @@ def filled(drafter: Drafter, prompts: Sequence[Path], sampler: Sampler, **more: 
 
 
 @torch.inference_mode()
-def assert_those_of_a_fresh_prefill(variant: Variant, seen: Sequence[Drafted]) -> None:
+def assert_those_of_a_fresh_prefill(variant: Variant, seen: Sequence[RowProposal]) -> None:
     drafter = drafter_of(variant)
     for old in seen:
         if variant.method == "suffix":  # it remembers other texts' answers
             drafter = drafter_of(variant)
-        state = filled(drafter, [old.text[:-1]], Saying(old.text[-1])).state
+        state = filled(drafter, [old.text[:-1]], FixedTokenSampler(old.text[-1])).state
         new = drafted(state, old.k, drafter.propose(state, old.k, SPAN, Sampler(WARM)))
 
         where = f"K = {old.k} after {len(old.text)} tokens"
@@ -179,9 +179,9 @@ def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant)
 @torch.inference_mode()
 def rounds(
     variant: Variant, prompts: Sequence[Path], row: int, *, moves_to: int | None = None
-) -> tuple[list[Drafted], Path]:
+) -> tuple[list[RowProposal], Path]:
     """Greedy rounds of one row, which may move after the second: its drafts and its text."""
-    watched, sampler = Watched(drafter_of(variant)), Sampler(GREEDY)
+    watched, sampler = Recorder(drafter_of(variant)), Sampler(GREEDY)
     rows = filled(watched, prompts, sampler, prediction_ids=(0, 2, 1, 5, 0, 2) * 2)
     state = rows.state.rows(row, 1)
     for number, k in enumerate((4, 4, 2, 4, 3, 4)):

@@ -469,7 +469,7 @@ def test_the_tree_of_a_text_without_repetition_has_one_node_a_token() -> None:
     assert num_nodes(tree.root) == 1001
 
 
-class Deaf(Suffix):
+class BlindSuffix(Suffix):
     """Sees nothing of what a graph replays, as nothing on the host does."""
 
     is_replaying = False
@@ -480,7 +480,7 @@ class Deaf(Suffix):
 
 
 class ReplaysOfTheDevice(FakeGraphs):
-    def __init__(self, drafter: Deaf) -> None:
+    def __init__(self, drafter: BlindSuffix) -> None:
         super().__init__()
         self._drafter = drafter
 
@@ -502,7 +502,7 @@ def test_suffix_decoding_drafts_the_same_with_and_without_graphs(
     requests = [*repeating, *some_requests()]
     eager = build_drafter("suffix", parts_of(llama.target), {})
     expected = serve(llama.target, eager, requests, policy(), num_rows, sampling).results
-    drafter = Deaf(parts_of(llama.target), **find_method("suffix").settings({}))
+    drafter = BlindSuffix(parts_of(llama.target), **find_method("suffix").settings({}))
     bench = Bench(llama, drafter, graphs=ReplaysOfTheDevice(drafter))
 
     results = bench.serve(requests, policy(), num_rows, sampling)

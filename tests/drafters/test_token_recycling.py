@@ -181,7 +181,7 @@ def test_the_recycling_table_holds_the_top_tokens_of_plain_logits() -> None:
         assert torch.equal(table(drafter), expected)
 
 
-def kept(drafter: TokenRecycling, *first_tokens: int) -> list[tuple[int, ...]]:
+def num_kept(drafter: TokenRecycling, *first_tokens: int) -> list[tuple[int, ...]]:
     """Drafts kept in each round of requests that count up from a token, 12 tokens each."""
     requests = [Request(prompt_ids=(token,), max_new_tokens=12) for token in first_tokens]
     results = decode(CountingRunner(), drafter, requests, k=4)
@@ -199,19 +199,19 @@ def counting(**parameters: Any) -> TokenRecycling:
 def test_with_a_warm_start_a_pass_continues_from_the_previous_one() -> None:
     drafter = counting(warm_start=True)
 
-    assert kept(drafter, 3) == [(0,) * 11]  # it meets every number for the first time
-    assert kept(drafter, 3) == [(4, 4, 0)]
+    assert num_kept(drafter, 3) == [(0,) * 11]  # it meets every number for the first time
+    assert num_kept(drafter, 3) == [(4, 4, 0)]
 
 
 def test_without_a_warm_start_a_pass_is_like_the_first() -> None:
     drafter = counting()
 
-    assert kept(drafter, 3) == kept(drafter, 3) == [(0,) * 11]
+    assert num_kept(drafter, 3) == num_kept(drafter, 3) == [(0,) * 11]
 
 
 def test_a_row_drafts_from_successors_seen_in_another_row() -> None:
     """The second row comes to 13 when the first has been at 13 .. 21, and is not at 22 yet."""
-    ahead, behind = kept(counting(), 13, 4)
+    ahead, behind = num_kept(counting(), 13, 4)
 
     assert ahead == (0,) * 11
     assert behind == (0, 0, 0, 0, 0, 0, 0, 0, 2)

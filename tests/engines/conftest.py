@@ -34,6 +34,6 @@ def engine(target) -> TransformersEngine:
 
 
 @pytest.fixture
-def own_engine(target, pool) -> TransformersEngine:
+def new_engine(target, pool) -> TransformersEngine:
     """As `engine`, over the test's own pool."""
     return peer_over(target, pool)

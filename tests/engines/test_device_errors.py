@@ -10,7 +10,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel err
 REFUSED = "CUDA error: too many resources requested for launch"
 
 
-def told(error: Exception) -> None:
+def translated(error: Exception) -> None:
     with device_errors_translated():
         raise error
 
@@ -48,7 +48,7 @@ def test_a_cuda_error_is_a_refusal_if_the_device_still_works(
     error: RuntimeError, sound_device: list[str]
 ) -> None:
     with pytest.raises(DeviceError) as raised:
-        told(error)
+        translated(error)
     assert isinstance(raised.value, EXPECTED_ERRORS)
     assert str(raised.value) == str(error)
     assert sound_device == ["synchronize"]
@@ -57,7 +57,7 @@ def test_a_cuda_error_is_a_refusal_if_the_device_still_works(
 @pytest.mark.usefixtures("broken_device")
 def test_a_lasting_device_error_ends_the_process() -> None:
     with pytest.raises(DeviceLostError) as raised:
-        told(RuntimeError(ILLEGAL))
+        translated(RuntimeError(ILLEGAL))
     assert not isinstance(raised.value, EXPECTED_ERRORS)
     assert str(raised.value).startswith("the GPU has failed ")
     assert str(raised.value).endswith(": CUDA error: an illegal memory access was encountered")
@@ -76,10 +76,10 @@ def test_a_lasting_device_error_ends_the_process() -> None:
 )
 def test_every_other_error_is_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as raised:
-        told(error)
+        translated(error)
     assert raised.value is error
 
 
 def test_a_device_error_without_a_gpu_is_not_probed() -> None:
     with pytest.raises(DeviceError):
-        told(RuntimeError(REFUSED))
+        translated(RuntimeError(REFUSED))

@@ -30,7 +30,7 @@ def fresh(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def held(monkeypatch):
+def tuned_subjects(monkeypatch):
     """Subjects that are tuned; plain attention is always the fastest."""
     cases = []
 
@@ -55,13 +55,13 @@ def chosen_by(kernels):
     return [choice.chosen for choice in kernels.autotuner.choices.values()]
 
 
-def test_the_autotuned_kernel_runs_and_each_choice_is_made_once(held):
+def test_the_autotuned_kernel_runs_and_each_choice_is_made_once(tuned_subjects):
     made = choices()
     runner = made.choose(FusedRunner(tiny_llama()), "auto", "big")
     assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
-    assert held == ["chain", "tree", "forward"]
+    assert tuned_subjects == ["chain", "tree", "forward"]
     made.choose(FusedRunner(tiny_llama(seed=1)), "auto", "draft")  # of the same shape
-    assert len(held) == 3
+    assert len(tuned_subjects) == 3
     assert [choice.subject for choice in made.autotuner.choices.values()] == [
         "attention of big, chain",
         "attention of big, tree",
@@ -69,43 +69,43 @@ def test_the_autotuned_kernel_runs_and_each_choice_is_made_once(held):
     ]
 
 
-def test_heads_of_equal_shape_reuse_the_kernels_of_their_target(held):
+def test_heads_of_equal_shape_reuse_the_kernels_of_their_target(tuned_subjects):
     made = choices()
     target = made.choose(FusedRunner(tiny_llama()), "auto", "big")
     same, narrow = (make_drafter("eagle", t).head.layers for t in (target, narrow_target()))
     assert made.choose_for_layers(same, "auto", "head") == ()
-    assert len(held) == 3  # of equal heads
+    assert len(tuned_subjects) == 3  # of equal heads
     assert {kernel.name for kernel in same.fused.kernels.values()} == {"plain"}
     made.choose_for_layers(narrow, "auto", "narrow")
-    assert held[3:] == ["chain", "tree"]
+    assert tuned_subjects[3:] == ["chain", "tree"]
 
 
 def narrow_target():
     return FusedRunner(tiny_llama(num_key_value_heads=1))
 
 
-def test_a_heads_layers_run_stock_on_request(held):
+def test_a_heads_layers_run_stock_on_request(tuned_subjects):
     layers = make_drafter("eagle", FusedRunner(tiny_llama())).head.layers
     assert choices().choose_for_layers(layers, "stock", "head") == ()
     assert layers.fused is None
-    assert held == []
+    assert tuned_subjects == []
 
 
-def test_layers_with_and_without_a_window_are_autotuned_separately(held):
+def test_layers_with_and_without_a_window_are_autotuned_separately(tuned_subjects):
     choices().choose(FusedRunner(build(ARCHITECTURES["Qwen2 + window"]())), "auto", "big")
-    windows = [case for case in held if "window" in case]
+    windows = [case for case in tuned_subjects if "window" in case]
     assert len(windows) == 2
-    assert len(held) in (3, 5)
+    assert len(tuned_subjects) in (3, 5)
 
 
-def test_a_kernel_choice_is_reused_for_equal_shapes(held, monkeypatch):
+def test_a_kernel_choice_is_reused_for_equal_shapes(tuned_subjects, monkeypatch):
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     monkeypatch.setattr(autotune, "_known", {})
     runner = choices().choose(FusedRunner(tiny_llama()), "auto", "big")
-    assert len(held) == 3
+    assert len(tuned_subjects) == 3
     assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
     choices().choose(FusedRunner(tiny_llama(hidden_size=64)), "auto", "big")
-    assert len(held) > 3
+    assert len(tuned_subjects) > 3
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,16 @@ def test_a_kernel_choice_is_reused_for_equal_shapes(held, monkeypatch):
     ],
     ids=range(8),
 )
-def test_an_unreadable_kernel_cache_is_replaced(content, held, tmp_path):
+def test_an_unreadable_kernel_cache_is_replaced(content, tuned_subjects, tmp_path):
     file = tmp_path / "cache" / "specbench" / "kernels.json"
     file.parent.mkdir(parents=True)
     file.write_text(content)
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
-    assert len(held) == 3
+    assert len(tuned_subjects) == 3
     assert file.read_text().count('"chosen"') == 3
 
 
-def test_a_stored_choice_of_a_missing_kernel_is_autotuned_again(held, monkeypatch):
+def test_a_stored_choice_of_a_missing_kernel_is_autotuned_again(tuned_subjects, monkeypatch):
     first = choices()
     first.choose(FusedRunner(tiny_llama()), "auto", "big")
     made = first.autotuner.choices
@@ -139,7 +139,7 @@ def test_a_stored_choice_of_a_missing_kernel_is_autotuned_again(held, monkeypatc
     monkeypatch.setattr(autotune, "_known", stored)
     again = choices()
     runner = again.choose(FusedRunner(tiny_llama()), "auto", "big")
-    assert len(held) == 6
+    assert len(tuned_subjects) == 6
     assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
     assert chosen_by(again) == ["plain", "plain", "fused"]
 
@@ -160,21 +160,21 @@ GONE = [(FUSED_TRITON, "forward"), ("flash_attn", "attention of big, chain")]
 
 
 @pytest.mark.parametrize(("chosen", "of"), GONE)
-def test_a_stored_choice_that_no_longer_runs_is_made_again(chosen, of, held, monkeypatch):
+def test_a_stored_choice_that_no_longer_runs_is_made_again(chosen, of, tuned_subjects, monkeypatch):
     for choice in stored_as(chosen, of, monkeypatch):
         keep_choice(choice)
     again = choices()
     runner = again.choose(FusedRunner(tiny_llama()), "auto", "big")
-    assert len(held) == 4
+    assert len(tuned_subjects) == 4
     assert runner.kind == "fused"
     assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
     assert chosen_by(again) == ["plain", "plain", "fused"]
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
-    assert len(held) == 4  # it was kept
+    assert len(tuned_subjects) == 4  # it was kept
 
 
 @pytest.mark.parametrize(("chosen", "of"), GONE)
-@pytest.mark.usefixtures("held")
+@pytest.mark.usefixtures("tuned_subjects")
 def test_a_resumed_run_names_the_kernel_that_no_longer_runs(chosen, of, monkeypatch):
     remember_choices(stored_as(chosen, of, monkeypatch))
     with pytest.raises(ModelError, match=f"{of}.*'{chosen}'") as e:
@@ -182,16 +182,16 @@ def test_a_resumed_run_names_the_kernel_that_no_longer_runs(chosen, of, monkeypa
     assert "resume, or " in str(e.value)
 
 
-def test_only_the_forward_is_autotuned_again_for_another_depth(held):
+def test_only_the_forward_is_autotuned_again_for_another_depth(tuned_subjects):
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     choices().choose(FusedRunner(tiny_llama(num_hidden_layers=3)), "auto", "deep")
-    assert held == ["chain", "tree", "forward", "forward"]
+    assert tuned_subjects == ["chain", "tree", "forward", "forward"]
 
 
-def test_forwards_are_autotuned_again_with_other_candidates(held):
+def test_forwards_are_autotuned_again_with_other_candidates(tuned_subjects):
     for forward in ("auto", "fused", "auto"):
         choices().choose(FusedRunner(tiny_llama()), forward, "big")
-    assert held == ["chain", "tree", "forward", "forward"]
+    assert tuned_subjects == ["chain", "tree", "forward", "forward"]
 
 
 def test_a_kernel_choice_depends_on_threads_versions_and_graphs(monkeypatch):
@@ -206,13 +206,13 @@ def test_a_kernel_choice_depends_on_threads_versions_and_graphs(monkeypatch):
     assert len({made.key(torch.device("cpu"), "fact") for _ in range(2)} - keys) == 0
 
 
-def test_a_cache_that_cannot_be_written_costs_only_the_next_tuning(held, monkeypatch):
+def test_a_cache_that_cannot_be_written_costs_only_the_next_tuning(tuned_subjects, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no such folder")
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
-    assert len(held) == 3
+    assert len(tuned_subjects) == 3
 
 
-def test_a_resumed_run_keeps_its_choice(held, monkeypatch):
+def test_a_resumed_run_keeps_its_choice(tuned_subjects, monkeypatch):
     first = choices()
     first.choose(FusedRunner(tiny_llama()), "auto", "big")
     stored = [replace(choice, chosen="torch") for choice in first.autotuner.choices.values()]
@@ -221,7 +221,7 @@ def test_a_resumed_run_keeps_its_choice(held, monkeypatch):
     remember_choices(stored)  # though the cache says otherwise
     runner = choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert isinstance(runner, StockRunner)
-    assert len(held) == 3
+    assert len(tuned_subjects) == 3
 
 
 def test_a_forced_attention_kernel_is_still_checked():

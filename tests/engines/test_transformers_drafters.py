@@ -74,13 +74,13 @@ def test_a_method_without_a_counterpart_is_refused_by_name(engine):
         engine.add_drafter(DrafterSpec(name="s", method="suffix"))
 
 
-def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engine, pool, tmp_path):
+def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(new_engine, pool, tmp_path):
     _, draft = make_pair()
     draft.resize_token_embeddings(280)
     model = saved(tmp_path / "wide", draft)
 
     with pytest.raises(CompatibilityError, match=r"272.*280"):
-        own_engine.add_drafter(DrafterSpec(name="wide", method="draft_model", model=model))
+        new_engine.add_drafter(DrafterSpec(name="wide", method="draft_model", model=model))
 
     with pytest.raises(KeyError):  # it is released
         pool.release(model)
@@ -101,25 +101,25 @@ def test_a_draft_of_another_tokenizer_is_refused(engine, tmp_path):
         engine.add_drafter(DrafterSpec(name="other", method="draft_model", model=model))
 
 
-def test_a_removed_drafter_releases_its_model(own_engine, pool, target):
+def test_a_removed_drafter_releases_its_model(new_engine, pool, target):
     draft = target.drafters[0].model
-    own_engine.remove_drafter("draft")
-    own_engine.remove_drafter("never loaded")
+    new_engine.remove_drafter("draft")
+    new_engine.remove_drafter("never loaded")
     with pytest.raises(KeyError):
         pool.release(draft)
 
 
-def test_memory_is_that_of_the_models_in_use(own_engine, pool, target):
+def test_memory_is_that_of_the_models_in_use(new_engine, pool, target):
     loaded_target, draft = pool.load(target.model), pool.load(target.drafters[0].model)
     assert (
-        own_engine.weights_bytes(NO_DRAFTER)
-        == own_engine.weights_bytes("ngram")
+        new_engine.weights_bytes(NO_DRAFTER)
+        == new_engine.weights_bytes("ngram")
         == loaded_target.weights_bytes
     )
-    assert own_engine.weights_bytes("draft") == loaded_target.weights_bytes + draft.weights_bytes
+    assert new_engine.weights_bytes("draft") == loaded_target.weights_bytes + draft.weights_bytes
     # Layers, keys and values, one KV head of 16 float32.
-    assert own_engine.kv_bytes_per_token(NO_DRAFTER) == 4 * 2 * 16 * 4
-    assert own_engine.kv_bytes_per_token("draft") == (4 + 1) * 2 * 16 * 4
+    assert new_engine.kv_bytes_per_token(NO_DRAFTER) == 4 * 2 * 16 * 4
+    assert new_engine.kv_bytes_per_token("draft") == (4 + 1) * 2 * 16 * 4
 
 
 def test_a_target_that_drafts_for_itself_is_in_memory_once(engine, target):

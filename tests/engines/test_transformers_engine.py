@@ -406,14 +406,14 @@ def by_kind(module, _output):
     ],
 )
 def test_a_mode_refused_by_transformers_is_reported_and_others_run(
-    own_engine, work, attribute, value, words
+    new_engine, work, attribute, value, words
 ):
-    setattr(own_engine._module, attribute, value)
+    setattr(new_engine._module, attribute, value)
     with pytest.raises(ModelError, match=words):
-        own_engine.generate(request(), work)
+        new_engine.generate(request(), work)
 
-    delattr(own_engine._module, attribute)
-    assert own_engine.generate(request(), work) is not None
+    delattr(new_engine._module, attribute)
+    assert new_engine.generate(request(), work) is not None
 
 
 @pytest.mark.parametrize("kind", [ValueError, NotImplementedError, RuntimeError])
@@ -435,9 +435,9 @@ def test_other_errors_inside_transformers_are_raised_unchanged(kind):
         raise kind("as it was")
 
 
-def test_a_longer_static_cache_is_made_ready_before_the_request_that_needs_it(own_engine):
+def test_a_longer_static_cache_is_made_ready_before_the_request_that_needs_it(new_engine):
     def decode(num_tokens):
-        return static_lengths(lambda: own_engine.generate(request(num_tokens), STATIC))
+        return static_lengths(lambda: new_engine.generate(request(num_tokens), STATIC))
 
     prompt = len(PROMPT)
     assert decode(6) == [prompt + 6] * (4 + 6)  # a few tokens first
@@ -446,16 +446,16 @@ def test_a_longer_static_cache_is_made_ready_before_the_request_that_needs_it(ow
     assert decode(9) == [prompt + 9] * (4 + 9)
 
 
-def test_a_pass_makes_the_static_cache_ready_once_for_its_longest_request(own_engine):
+def test_a_pass_makes_the_static_cache_ready_once_for_its_longest_request(new_engine):
     requests = [request(5), request(9), request(7)]
     prompt = len(PROMPT)
 
-    lengths = static_lengths(lambda: own_engine.serve(requests, STATIC, Load()))
+    lengths = static_lengths(lambda: new_engine.serve(requests, STATIC, Load()))
 
     assert lengths == [prompt + 9] * (4 + 5 + 9 + 7)
 
 
-def test_preparing_a_static_cache_is_not_timed(own_engine, monkeypatch):
+def test_preparing_a_static_cache_is_not_timed(new_engine, monkeypatch):
     """On a clock that goes on by the forwards alone: a busy machine is slow in either part."""
     now = 0.0
 
@@ -465,14 +465,14 @@ def test_preparing_a_static_cache_is_not_timed(own_engine, monkeypatch):
 
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     served = []
-    ran = passes_of(lambda: served.append(own_engine.serve([request(4)], STATIC, Load())), forward)
+    ran = passes_of(lambda: served.append(new_engine.serve([request(4)], STATIC, Load())), forward)
     assert len(ran) == 4 + 4  # what makes it ready, and the pass
     assert served[0].seconds == 4.0
     assert served[0].results[0].total_s == 4.0
 
 
-def test_only_the_static_baseline_is_made_ready(own_engine):
-    ran = passes_of(lambda: own_engine.generate(request(5), BASELINE), by_kind)
+def test_only_the_static_baseline_is_made_ready(new_engine):
+    ran = passes_of(lambda: new_engine.generate(request(5), BASELINE), by_kind)
     assert len(ran) == 5
 
 

@@ -35,7 +35,7 @@ def drafting(method, target):
     return deployment(method, target=target, temperature=temperature, **settings)
 
 
-def lost(made):
+def losses(made):
     return " | ".join(made.not_expressed)
 
 
@@ -47,7 +47,7 @@ def test_vllm_takes_k_per_batch_size_without_gaps():
         "model": "org/Big-EAGLE3",
         "num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 4, 3], [5, 16, 0]],
     }
-    assert re.search("more than 16 concurrent requests", lost(made))
+    assert re.search("more than 16 concurrent requests", losses(made))
 
 
 def test_lookup_lengths_are_exported():
@@ -103,7 +103,7 @@ def test_the_tensorrt_llm_draft_schedule_depends_on_the_version():
     assert "draft_len_schedule" not in rising.config.text
     assert speculative(rising)["max_draft_len"] == 2
     for version, k in (("1.2", 3), ("1.3", 0)):
-        message = lost(exported("tensorrt_llm", replace(tiered, tiers=SEVERAL[:2]), version))
+        message = losses(exported("tensorrt_llm", replace(tiered, tiers=SEVERAL[:2]), version))
         assert re.search(f"above 4 concurrent requests.*TensorRT-LLM keeps K={k}", message)
 
 
@@ -113,7 +113,7 @@ def test_tensorrt_llm_grows_trees_from_1_3_on():
     assert (grown["max_total_draft_tokens"], grown["dynamic_tree_max_topK"]) == (31, 8)
     older = exported("tensorrt_llm", tree, "1.2")
     assert "use_dynamic_tree" not in speculative(older)
-    assert "chain of depth K=5" in lost(older)
+    assert "chain of depth K=5" in losses(older)
 
 
 @pytest.mark.parametrize(("engine", "method"), HAVING_A_MODEL)
@@ -148,7 +148,7 @@ def test_a_shape_cannot_be_served(engine):
 def test_weights_packed_on_loading_are_reported_as_lost(engine):
     packed = replace(TARGET, model=ModelSpec(source="org/Big-8B", quantization="int4"))
     for method in METHODS[engine]:
-        assert "int4 weights" in lost(exported(engine, drafting(method, packed)))
+        assert "int4 weights" in losses(exported(engine, drafting(method, packed)))
 
 
 @pytest.mark.parametrize(("engine", "method"), HAVING_A_MODEL)
@@ -158,16 +158,16 @@ def test_revisions_reach_the_engine_or_are_reported_as_lost(engine, method):
     out = exported(engine, made)
     text = out.command_line + (out.config.text if out.config else "")
     for revision in ("abc1", "def2"):
-        assert revision in text or f"revision {revision}" in lost(out)
+        assert revision in text or f"revision {revision}" in losses(out)
     if engine == "llama_cpp":  # what is not drafted has no revision
-        assert "def2" not in lost(exported(engine, replace(made, tiers=(Tier(None, 0),))))
+        assert "def2" not in losses(exported(engine, replace(made, tiers=(Tier(None, 0),))))
 
 
 def test_a_dtype_that_no_server_knows_is_omitted_with_a_warning():
     for engine in ("vllm", "sglang", "tensorrt_llm"):
         made = exported(engine, deployment("ngram", dtype="float64"))
         assert "float64" not in made.command_line + (made.config.text if made.config else "")
-        assert "float64" in lost(made)
+        assert "float64" in losses(made)
     assert (
         "--dtype bfloat16" in exported("vllm", deployment("ngram", dtype="bfloat16")).command_line
     )
@@ -226,7 +226,7 @@ def test_sglang_has_the_threshold_rule_above_temperature_0():
     assert "--speculative-use-rejection-sampling" not in out.command  # it has no threshold
     assert out.not_expressed == ()
     cold = exported("sglang", replace(made, temperature=0.0))
-    assert "lossy rule threshold" in lost(cold)
+    assert "lossy rule threshold" in losses(cold)
     other = exported("sglang", with_rule(made, "typical", threshold=0.09, alpha=0.3))
     assert flag(other, "--speculative-accept-threshold-single") == "1.0"
 

@@ -27,7 +27,7 @@ SAMPLE = (
 )
 
 
-def told() -> dict[tuple[str, str], tuple[str, str]]:
+def page_states() -> dict[tuple[str, str], tuple[str, str]]:
     """State and reason by family and version, as the page has them."""
     rows = re.findall(r"^\| (\S+) \| ([\d., ]+) \| ([a-z ]+) \| (.*) \|$", PAGE.read_text(), re.M)
     return {
@@ -42,17 +42,17 @@ def told() -> dict[tuple[str, str], tuple[str, str]]:
 @pytest.mark.parametrize("family", SAMPLE)
 def test_the_verdict_on_a_family_matches_the_page(family: str) -> None:
     row = verdict(family)
-    assert transformers.__version__ != NEWEST or told()[family, NEWEST] == row.shown
+    assert transformers.__version__ != NEWEST or page_states()[family, NEWEST] == row.shown
 
 
 def test_no_family_changes_the_text_and_refusals_give_a_remedy() -> None:
-    assert {state for state, _ in told().values()} == {IDENTICAL, REFUSED, NOT_BUILT, ABSENT}
-    refusals = [why for state, why in told().values() if state == REFUSED]
+    assert {state for state, _ in page_states().values()} == {IDENTICAL, REFUSED, NOT_BUILT, ABSENT}
+    refusals = [why for state, why in page_states().values() if state == REFUSED]
     assert all(re.search(r"; (measure|choose)", why) for why in refusals)
 
 
 def test_the_page_has_every_decoder_of_the_registry() -> None:
-    known = {family for (family, version), _ in told().items() if version == NEWEST}
+    known = {family for (family, version), _ in page_states().items() if version == NEWEST}
     assert transformers.__version__ != NEWEST or set(families()) <= known
 
 
@@ -81,6 +81,6 @@ def test_all_family_verdicts_match_the_page(version: str, python: Path, tmp_path
     document = json.loads(rows.read_text())
 
     actual = {family: Verdict(*row).shown for family, row in document["families"].items()}
-    page = {family: row for (family, of), row in told().items() if of == version}
+    page = {family: row for (family, of), row in page_states().items() if of == version}
     assert document["transformers"] == version
     assert actual == {family: row for family, row in page.items() if row[0] != ABSENT}

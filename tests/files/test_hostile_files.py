@@ -26,7 +26,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return write_model(tmp_path_factory.mktemp("models") / "target")
 
 
-def look_at(target: ModelFiles, folder: Path, method: str) -> bool:
+def check_draft(target: ModelFiles, folder: Path, method: str) -> bool:
     """Everything `pair --dry-run` does with a draft; whether it was refused."""
     spec = ModelSpec(source=str(folder), folder=folder)
     drafter = DrafterSpec(name="draft", method=method, model=spec)
@@ -57,11 +57,11 @@ def test_damaged_files_of_heads_that_the_demo_lacks_are_findings(target, tmp_pat
     file = folder / name
     whole = file.read_bytes()
     mutated = tensor_file if name.endswith(".safetensors") else json_file
-    assert not look_at(target, folder, method)
+    assert not check_draft(target, folder, method)
     refused = 0
     for seed in range(NUM_TRIALS):
         file.write_bytes(mutated(whole, random.Random(seed)))
-        refused += look_at(target, folder, method)
+        refused += check_draft(target, folder, method)
     assert refused > NUM_TRIALS // 4
 
 

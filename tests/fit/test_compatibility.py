@@ -38,7 +38,7 @@ def check(target: ModelFiles, draft: ModelFiles) -> Compatibility:
     return check_drafter(target, DrafterSpec(name="draft", method="draft_model", model=spec))
 
 
-def only(checked: Compatibility, level: str) -> FitFinding:
+def single(checked: Compatibility, level: str) -> FitFinding:
     """The one finding that is not ok."""
     (finding,) = [finding for finding in checked.findings if finding.level != "ok"]
     assert finding.level == level
@@ -62,7 +62,7 @@ def test_a_draft_of_the_same_family_fits(target, draft):
 
 def test_an_id_that_means_another_token_is_refused_with_both_tokens(target, draft):
     changed = change_tokenizer(draft, swap_tokens)
-    finding = only(check(target, changed), "refused")
+    finding = single(check(target, changed), "refused")
     a = target.vocabulary.ids_by_token["A"]
     assert finding.field == "tokenizer"
     assert re.search(rf"2 token ids .*\({a}: 'A' .*'B', {a + 1}: 'B' .*'A'\)", finding.text)
@@ -77,7 +77,7 @@ def test_an_id_that_means_another_token_is_refused_with_both_tokens(target, draf
 
 def test_a_token_that_the_draft_lacks_is_a_warning_that_names_it(target, draft):
     changed = change_tokenizer(draft, lambda content: content["model"]["vocab"].pop("A"))
-    finding = only(check(target, changed), "warning")
+    finding = single(check(target, changed), "warning")
     assert (finding.target, finding.draft) == ("259 tokens", "258 tokens")
     assert re.search("1 of .*tokens", finding.reason)
     assert "'A'" in finding.reason
@@ -93,7 +93,7 @@ def test_a_special_token_of_another_name_is_a_warning_with_both_names(target, dr
             if token["content"] == "<|im_end|>":
                 token["content"] = "<|turn|>"
 
-    finding = only(check(target, change_tokenizer(draft, rename)), "warning")
+    finding = single(check(target, change_tokenizer(draft, rename)), "warning")
     assert finding.field == "special_tokens"
     assert (finding.target, finding.draft) == ("<|im_end|>", "<|turn|>")
 
@@ -115,12 +115,12 @@ def test_equal_files_of_an_older_tokenizer_are_equal_vocabularies(target, draft)
     assert (finding.level, finding.reason) == ("ok", "the same tokenizer.model")
     (draft.folder / "tokenizer.model").write_bytes(b"others")
     changed = check(files_of(target.folder), files_of(draft.folder))
-    assert only(changed, "warning").field == "tokenizer"
+    assert single(changed, "warning").field == "tokenizer"
 
 
 def test_another_chat_template_is_a_warning(target, draft):
     (draft.folder / "chat_template.jinja").write_text("{{ messages }}")
-    finding = only(check(target, files_of(draft.folder)), "warning")
+    finding = single(check(target, files_of(draft.folder)), "warning")
     assert finding.field == "chat_template"
     assert None not in (finding.target, finding.draft)
     assert finding.target != finding.draft
@@ -128,7 +128,7 @@ def test_another_chat_template_is_a_warning(target, draft):
 
 def test_other_ends_of_text_are_a_warning(target, draft):
     change_json(draft.folder / "generation_config.json", lambda c: c.update(eos_token_id=[0, 2]))
-    finding = only(check(target, files_of(draft.folder)), "warning")
+    finding = single(check(target, files_of(draft.folder)), "warning")
     assert (finding.field, finding.target, finding.draft) == ("eos", "0", "0, 2")
     assert "end the text" in finding.reason
 
@@ -144,20 +144,20 @@ def test_padding_of_the_embedding_is_allowed_and_reported(tmp_path, target):
 
 def test_a_draft_that_lacks_rows_for_tokens_is_a_warning_with_both_sizes(tmp_path, target):
     draft = write_model(tmp_path / "short", num_hidden_layers=1, vocab_size=250)
-    finding = only(check(target, draft), "warning")
+    finding = single(check(target, draft), "warning")
     assert (finding.field, finding.target, finding.draft) == ("vocab_size", "272", "250")
     assert re.search(r"250 .*259 ids \(97%\)", finding.reason)
 
 
 def test_a_shorter_context_is_a_warning_with_both_lengths(tmp_path, target):
     draft = write_model(tmp_path / "short", num_hidden_layers=1, max_position_embeddings=64)
-    finding = only(check(target, draft), "warning")
+    finding = single(check(target, draft), "warning")
     assert (finding.field, finding.target, finding.draft) == ("context", "128", "64")
 
 
 def test_pickled_weights_are_refused_and_not_opened(target, draft, tmp_path):
     changed = replace_weights(draft, "pytorch_model.bin", Mark(tmp_path / "ran"))
-    finding = only(check(target, changed), "refused")
+    finding = single(check(target, changed), "refused")
     assert (finding.field, finding.draft) == ("weights", "pytorch_model.bin")
     assert not (tmp_path / "ran").exists()
 
@@ -181,7 +181,7 @@ def test_loading_the_planted_pickle_runs_its_code(tmp_path):
 
 def test_a_config_without_weights_can_be_planned_and_not_measured(target, draft):
     (draft.folder / "model.safetensors").unlink()
-    finding = only(check(target, files_of(draft.folder)), "warning")
+    finding = single(check(target, files_of(draft.folder)), "warning")
     assert (finding.field, finding.draft) == ("weights", "none")
     spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
     drafters = (
@@ -202,7 +202,7 @@ def test_code_that_transformers_does_not_have_is_refused_and_never_run(target, d
     (draft.folder / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     auto_map = {"AutoModelForCausalLM": "modeling_own.Own"}
     changed = change_config(draft, model_type="own", auto_map=auto_map)
-    finding = only(check(target, changed), "refused")
+    finding = single(check(target, changed), "refused")
     assert (finding.field, finding.draft) == ("code", "auto_map")
     assert "trust_remote_code: true " in finding.reason
     assert not (tmp_path / "ran").exists()
@@ -210,7 +210,7 @@ def test_code_that_transformers_does_not_have_is_refused_and_never_run(target, d
 
 def test_code_of_a_known_architecture_is_reported_and_not_run(target, draft):
     changed = change_config(draft, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
-    finding = only(check(target, changed), "warning")
+    finding = single(check(target, changed), "warning")
     assert "was not run" in finding.reason
 
 
@@ -225,7 +225,7 @@ def test_code_of_a_known_architecture_is_reported_and_not_run(target, draft):
     ids=lambda value: str(value)[:20],
 )
 def test_attention_that_cannot_be_rolled_back_is_refused(target, draft, fields, reason):
-    finding = only(check(target, change_config(draft, **fields)), "refused")
+    finding = single(check(target, change_config(draft, **fields)), "refused")
     assert finding.field == "attention"
     assert reason in finding.reason
 
@@ -239,7 +239,7 @@ def test_a_damaged_config_is_refused(target, draft, content):
 def test_a_missing_model_is_refused_with_what_to_do(target):
     spec = ModelSpec(source="nobody/has-this-draft")
     checked = check_drafter(target, DrafterSpec(name="far", method="draft_model", model=spec))
-    assert re.search("hub's cache .*download", only(checked, "refused").text)
+    assert re.search("hub's cache .*download", single(checked, "refused").text)
 
 
 def test_a_target_that_is_a_head_is_refused(target):

@@ -10,7 +10,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import Compatibility, check_drafter
 from specbench.fit.discover import drafter_of
 from specbench.inputs.pairing import DrafterSpec
-from tests.fit.test_compatibility import change_tokenizer, check, only
+from tests.fit.test_compatibility import change_tokenizer, check, single
 from tests.fit.test_compatibility import draft as draft
 from tests.fit.test_compatibility import target as target
 
@@ -32,14 +32,14 @@ def with_method(target: ModelFiles, draft: ModelFiles, method: str) -> Compatibi
 
 
 def test_a_refused_tokenizer_gives_the_usable_methods_and_common_share(target, draft):
-    finding = only(check(target, renamed(draft, 102)), "refused")
+    finding = single(check(target, renamed(draft, 102)), "refused")
     assert re.search(r"157 tokens .*60\.6% .*60\.6% ", finding.reason)
     assert re.search("method token_intersection .*string_match ", finding.reason)
 
 
 @pytest.mark.parametrize("method", ["token_intersection", "string_match"])
 def test_another_tokenizer_fits_with_a_warning_on_common_tokens(target, draft, method):
-    finding = only(with_method(target, renamed(draft, 102), method), "warning")
+    finding = single(with_method(target, renamed(draft, 102), method), "warning")
     assert (finding.field, finding.target, finding.draft) == (
         "tokenizer",
         "259 tokens",
@@ -50,13 +50,13 @@ def test_another_tokenizer_fits_with_a_warning_on_common_tokens(target, draft, m
 
 
 def test_methods_for_other_tokenizers_warn_if_tokenizers_are_equal(target, draft):
-    finding = only(with_method(target, draft, "token_intersection"), "warning")
+    finding = single(with_method(target, draft, "token_intersection"), "warning")
     assert re.search("draft_model .*without the host", finding.reason)
 
 
 def test_a_tokenizer_without_the_texts_of_its_tokens_is_refused(target, draft):
     changed = change_tokenizer(draft, lambda content: content.update(decoder=None))
-    finding = only(with_method(target, changed, "token_intersection"), "refused")
+    finding = single(with_method(target, changed, "token_intersection"), "refused")
     assert "does not give" in finding.reason
 
 

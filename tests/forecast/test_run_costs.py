@@ -20,7 +20,7 @@ def sweep():
     return served_sweep()
 
 
-def kept(root, stored):
+def store_copy(root, stored):
     with create_run(root, replace(stored.run, schema_version=SCHEMA_VERSION)) as store:
         for record in (*stored.blocks, *stored.servers):
             store.append(record)
@@ -29,7 +29,7 @@ def kept(root, stored):
 
 
 def test_each_explored_cell_gives_a_step_time_and_its_speedup(tmp_path, sweep):
-    costs = read_file(kept(tmp_path, sweep))
+    costs = read_file(store_copy(tmp_path, sweep))
     cells = summarize(aggregate_run(sweep))
     assert len(costs) == len(cells) == 6  # K = 0, 2, 4 at concurrency 1 and 4
     for cost, cell in zip(costs, cells, strict=True):
@@ -45,17 +45,17 @@ def test_each_explored_cell_gives_a_step_time_and_its_speedup(tmp_path, sweep):
 
 
 def test_a_cost_applies_only_to_its_drafter_workload_and_target(tmp_path, sweep):
-    costs = read_file(kept(tmp_path, sweep))
+    costs = read_file(store_copy(tmp_path, sweep))
     at = KEY.condition
 
-    def of(drafter="draft", **changes):
+    def ks_of(drafter="draft", **changes):
         condition = replace(at, **changes)
         return {c.num_speculative_tokens for c in costs if c.is_of(condition, drafter)}
 
-    assert of() == {0, 2, 4}
-    assert of("eagle") == {0}
+    assert ks_of() == {0, 2, 4}
+    assert ks_of("eagle") == {0}
     for other in ({"workload": "chat"}, {"temperature": 0.7}, {"target": "another"}):
-        assert not of(**other)
+        assert not ks_of(**other)
 
 
 def test_invalid_and_open_loop_cells_give_no_step_times(tmp_path, sweep):
@@ -66,7 +66,7 @@ def test_invalid_and_open_loop_cells_give_no_step_times(tmp_path, sweep):
         )
         for s in sweep.servers
     )
-    costs = read_file(kept(tmp_path, replace(sweep, servers=servers)))
+    costs = read_file(store_copy(tmp_path, replace(sweep, servers=servers)))
     assert {(c.num_speculative_tokens, c.concurrency) for c in costs} == {
         (0, 1),
         (2, 1),
@@ -85,18 +85,18 @@ def test_a_run_on_two_engines_needs_a_choice(tmp_path, sweep):
         servers=(*sweep.servers, *other.servers),
     )
     with pytest.raises(UsageError, match=r"sglang.*vllm"):
-        read_file(kept(tmp_path, both))
+        read_file(store_copy(tmp_path, both))
 
 
 def test_a_cost_curve_from_a_run_has_its_speedups_and_lengths(tmp_path, sweep):
-    curve = curve_from(read_file(kept(tmp_path, sweep)), concurrency=1, ks=(2, 4))
+    curve = curve_from(read_file(store_copy(tmp_path, sweep)), concurrency=1, ks=(2, 4))
     assert curve.speedups[4] == pytest.approx(2.0, rel=0.1)
     assert curve.lengths[4] == pytest.approx(1 + 16 / 8)
     assert curve.round_s(4) == pytest.approx(0.24 / 8, rel=0.1)
 
 
 def test_a_run_without_a_server_or_a_non_run_is_refused(tmp_path, sweep):
-    ours = kept(tmp_path, replace(sweep, servers=()))
+    ours = store_copy(tmp_path, replace(sweep, servers=()))
     with pytest.raises(UsageError, match="no valid cell"):
         read_file(ours)
     (tmp_path / "empty").mkdir()

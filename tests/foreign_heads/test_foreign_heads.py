@@ -57,7 +57,7 @@ SPAN = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WrittenHead:
     """A head in its folder, the target that it was made for, and the library's logits."""
 
     folder: Path
@@ -89,13 +89,13 @@ def target_of(library: str) -> Runner:
     return StockRunner(model.eval())
 
 
-def opened(library: str, name: str) -> Written:
+def opened(library: str, name: str) -> WrittenHead:
     folder = written_by(library) / name
     with safe_open(folder / "proof.safetensors", "pt") as file:
         facts = json.loads(file.metadata()["facts"])
         logits = {int(key): file.get_tensor(key) for key in file.keys() if key != "tokens"}  # noqa: SIM118
         tokens = file.get_tensor("tokens").tolist()
-    return Written(
+    return WrittenHead(
         folder=folder,
         target=target_of(library),
         checkpoint=read_checkpoint(str(folder)),
@@ -151,7 +151,7 @@ def test_a_foreign_head_drafts_without_changing_the_text(library: str, name: str
 Say = Callable[[int, int], Tensor]
 
 
-def features_of(written: Written, features: tuple[int, ...], n: int) -> tuple[Tensor, ...]:
+def features_of(written: WrittenHead, features: tuple[int, ...], n: int) -> tuple[Tensor, ...]:
     """The target's hidden states at the first n tokens [1, n, F] each."""
     written.target.allocate(1, SPAN)
     places_1T = torch.arange(n)[None]
@@ -159,7 +159,7 @@ def features_of(written: Written, features: tuple[int, ...], n: int) -> tuple[Te
     return written.target.forward(tokens_1T, places_1T, SPAN, features=features).features
 
 
-def after_reading(written: Written, head: Any, n: int) -> Tensor:
+def after_reading(written: WrittenHead, head: Any, n: int) -> Tensor:
     """An EAGLE-like head's state [1, 1, F] after the target's first n tokens."""
     head.layers.allocate(1, SPAN)
     states = head.fuse(features_of(written, head.features, n))
@@ -168,11 +168,11 @@ def after_reading(written: Written, head: Any, n: int) -> Tensor:
     return states_1TF[:, -1:]
 
 
-def chain(written: Written, head: Any) -> Say:
+def chain(written: WrittenHead, head: Any) -> Say:
     """Each draft after the true tokens before it, from the head's own states."""
 
     @torch.no_grad()
-    def say(n: int, k: int) -> Tensor:
+    def logits_at(n: int, k: int) -> Tensor:
         states = after_reading(written, head, n)
         all_logits = [head.logits(states)[0, 0]]
         for depth in range(1, k):
@@ -182,14 +182,14 @@ def chain(written: Written, head: Any) -> Say:
             all_logits.append(head.logits(states)[0, 0])
         return torch.stack(all_logits)
 
-    return say
+    return logits_at
 
 
-def masked(written: Written) -> Say:
+def masked(written: WrittenHead) -> Say:
     head = ParallelHead(written.checkpoint, written.target)
 
     @torch.no_grad()
-    def say(n: int, k: int) -> Tensor:
+    def logits_at(n: int, k: int) -> Tensor:
         states = after_reading(written, head, n)
         if k > 1:
             places = torch.arange(n, n + k - 1)[None]
@@ -197,35 +197,35 @@ def masked(written: Written) -> Say:
             states = torch.cat([states, after], 1)
         return head.logits(states)[0]
 
-    return say
+    return logits_at
 
 
-def block(written: Written) -> Say:
+def block(written: WrittenHead) -> Say:
     head = DFlashHead(written.checkpoint, written.target)
 
     @torch.no_grad()
-    def say(n: int, k: int) -> Tensor:
+    def logits_at(n: int, k: int) -> Tensor:
         head.layers.allocate(1, SPAN)
         head.add_context(features_of(written, head.features, n), torch.arange(n)[None], SPAN, 0)
         places = torch.arange(n, n + head.block_length(k))[None]
         return head.logits(torch.tensor([[written.tokens[n]]]), places, SPAN, 0)[0]
 
-    return say
+    return logits_at
 
 
-def at_once(written: Written) -> Say:
+def at_once(written: WrittenHead) -> Say:
     head = MedusaHeads(written.checkpoint, written.target)
     features = (written.target.num_layers,)
 
     @torch.no_grad()
-    def say(n: int, k: int) -> Tensor:
+    def logits_at(n: int, k: int) -> Tensor:
         (states,) = features_of(written, features, n)
         return head.logits(states[:, -1], k)[:, 0]
 
-    return say
+    return logits_at
 
 
-SAID: Mapping[str, Callable[[Written], Say]] = {
+SAID: Mapping[str, Callable[[WrittenHead], Say]] = {
     "eagle": lambda written: chain(written, EagleHead(written.checkpoint, written.target)),
     "eagle3": lambda written: chain(written, Eagle3Head(written.checkpoint, written.target)),
     "mtp": lambda written: chain(written, MtpHead(written.checkpoint, written.target)),

@@ -45,7 +45,7 @@ def outputs(states: list[Tensor], ids: tuple[int, ...]) -> Tensor:
     return torch.cat([states[i + 1] for i in ids], -1)[None]
 
 
-def says(model: Any) -> Tensor:
+def randomize(model: Any) -> Tensor:
     """Random weights, and a vocabulary of D tokens."""
     draw(model)
     ids_D = said_tokens(D)
@@ -69,7 +69,7 @@ def eagle3(out: Path, ids: tuple[int, ...], **more: Any) -> None:
         **more,
     )  # fmt: skip
     model = LlamaForCausalLMEagle3(config).eval()
-    ids_D = says(model)
+    ids_D = randomize(model)
     with torch.no_grad():
         model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
     states, _ = states_of(target, tokens_T)
@@ -100,7 +100,7 @@ def peagle(out: Path) -> None:
         norm_before_residual=True, mask_token_id=MASK,
     )  # fmt: skip
     model = PEagleDraftModel(config).eval()
-    ids_D = says(model)
+    ids_D = randomize(model)
     states, last_TF = states_of(target, tokens_T)
     picked: list[tuple[Tensor, Tensor]] = []
     sample = peagle_model.generate_cod_sample_indices

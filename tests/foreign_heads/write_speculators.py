@@ -76,7 +76,7 @@ def joined(states: list[Tensor], ids: list[int]) -> Tensor:
     return torch.cat([states[i] for i in ids], -1)[None]
 
 
-class Said:
+class Logits:
     """The logits of every pass through a model's head."""
 
     def __init__(self, model: Any) -> None:
@@ -97,7 +97,7 @@ def eagle3(out: Path, make: Any, count: int, ids: list[int], types: list[str] | 
     model = Eagle3DraftModel(config).eval()
     ids_W = finished(model, target, num_said)
     states, _ = states_of(target, tokens_T)
-    recorder, following_T = Said(model), tokens_T.roll(-1)  # as its data pairs tokens and states
+    recorder, following_T = Logits(model), tokens_T.roll(-1)  # as its data pairs tokens and states
     with torch.no_grad():
         model(
             joined(states, ids),
@@ -134,7 +134,7 @@ def peagle(out: Path, make: Any, count: int, types: list[str] | None = None, **s
     peagle_core.generate_cod_sample_indices = lambda **given: (
         picked.append(sample(**given)) or (picked[-1])
     )
-    recorder = Said(model)
+    recorder = Logits(model)
     with torch.no_grad():
         model.verifier_lm_head.weight.copy_(model.lm_head.weight)
         model(
@@ -214,7 +214,7 @@ def mtp(out: Path, model_type: str) -> None:
     ).eval()
     finished(model, target, None)
     _, last_TF = states_of(target, tokens_T)
-    recorder = Said(model)
+    recorder = Logits(model)
     with torch.no_grad():
         model(tokens_T[None], last_TF[None])
     del model.verifier_lm_head  # as its load_verifier_weights does

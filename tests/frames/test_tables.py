@@ -116,7 +116,7 @@ def test_the_cell_frame_equals_the_cells_of_the_json_report(document: Document) 
         flat = {**cell, **cell["metrics"], **spread(cell, "speedup", "speedup_end_to_end")}
         for name in ("invalid_reasons", "warnings"):
             flat[name] = "; ".join(cell[name])
-        same(row, flat, besides=("run_id", "synthetic", "cell_id"))
+        assert_same_values(row, flat, besides=("run_id", "synthetic", "cell_id"))
 
 
 def test_the_decision_frame_equals_the_decisions_of_the_json_report(document: Document) -> None:
@@ -124,7 +124,7 @@ def test_the_decision_frame_equals_the_decisions_of_the_json_report(document: Do
     for row, decision in zip(rows(frame), to_json(document)["decisions"], strict=True):
         flat = {**decision, **spread(decision, "speedup")}
         flat["reasons"] = "; ".join(decision["reasons"])
-        same(row, flat, besides=("run_id", "verdict", "cell_id", "drafter"))
+        assert_same_values(row, flat, besides=("run_id", "verdict", "cell_id", "drafter"))
         assert set(decision) <= set(row)
         if row["verdict"] == "faster":
             assert row["num_speculative_tokens"] > 0
@@ -156,7 +156,9 @@ def spread(record: dict[str, Any], *names: str) -> dict[str, Any]:
     }
 
 
-def same(row: dict[str, Any], document: dict[str, Any], besides: Sequence[str]) -> None:
+def assert_same_values(
+    row: dict[str, Any], document: dict[str, Any], besides: Sequence[str]
+) -> None:
     for name in row.keys() - set(besides):
         value = document.get(name)
         assert row[name] == (tuple(value) if isinstance(value, list) else value), name

@@ -240,7 +240,7 @@ def test_another_pairings_weights_are_no_cause():
 
 
 @pytest.mark.parametrize(
-    ("name", "own", "others"),
+    ("name", "text", "elsewhere"),
     [
         ("model", "demo 1111", "demo-large 1111"),
         ("tokenizer", "demo 1111", "large 1111"),
@@ -251,10 +251,10 @@ def test_another_pairings_weights_are_no_cause():
         ("max-new-tokens", "64", None),
     ],
 )
-def test_only_a_change_of_the_cells_own_target_or_workload_is_its_cause(name, own, others):
-    assert [d.baseline for _, d in changed(RunDifference(name, own, own[:-1]))] == [own]
-    if others is not None:
-        assert changed(RunDifference(name, others, others[:-1])) == ()
+def test_only_a_change_of_the_cells_own_target_or_workload_is_its_cause(name, text, elsewhere):
+    assert [d.baseline for _, d in changed(RunDifference(name, text, text[:-1]))] == [text]
+    if elsewhere is not None:
+        assert changed(RunDifference(name, elsewhere, elsewhere[:-1])) == ()
 
 
 def test_an_engine_change_on_another_target_is_no_cause():

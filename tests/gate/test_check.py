@@ -22,7 +22,7 @@ SPEEDUP = (Tolerance(metric="decode_speedup", share=0.05),)
 LENGTH = (Tolerance(metric="mean_acceptance_length", share=0.02),)
 
 
-def judged(
+def judge(
     metric: str,
     before: float,
     after: float,
@@ -41,7 +41,7 @@ def judged(
 
 def test_a_loss_whose_interval_excludes_the_tolerance_is_a_regression():
     # ln(2 / 1.8) = 0.10536, 0.05407 beyond ln(1 / 0.95); / 0.01414 = 3.823.
-    judgment = judged("decode_speedup", 2.0, 1.8)
+    judgment = judge("decode_speedup", 2.0, 1.8)
     assert judgment.verdict is GateVerdict.REGRESSION
     assert judgment.p_value == pytest.approx(6.6e-5, rel=0.01)
     assert judgment.change.estimate == pytest.approx(-0.10)
@@ -52,7 +52,7 @@ def test_a_loss_whose_interval_excludes_the_tolerance_is_a_regression():
 
 def test_a_loss_beyond_the_tolerance_but_within_noise_is_inconclusive():
     # 6%: 0.01059 beyond, / 0.01414 = 0.749, p = 0.23. Detectable: 2.486 * 0.01414 = 3.5%.
-    judgment = judged("decode_speedup", 2.0, 1.88)
+    judgment = judge("decode_speedup", 2.0, 1.88)
     assert judgment.verdict is GateVerdict.INCONCLUSIVE
     assert judgment.reason.startswith("undecided on this machine")
     assert judgment.p_value == pytest.approx(0.227, abs=0.001)
@@ -62,7 +62,7 @@ def test_a_loss_beyond_the_tolerance_but_within_noise_is_inconclusive():
 def test_noise_that_could_hide_the_tolerance_is_inconclusive():
     # Error 5%, 4 degrees: (2.132 + 0.941) * 0.05 = 0.154 is more than 0.0513, and the upper
     # bound of the loss, 2.132 * 0.05 = 0.107, is, too.
-    judgment = judged("decode_speedup", 2.0, 2.0, error=0.05)
+    judgment = judge("decode_speedup", 2.0, 2.0, error=0.05)
     assert judgment.verdict is GateVerdict.INCONCLUSIVE
     assert judgment.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.1536), abs=1e-3)
     assert "noise could hide" in judgment.reason
@@ -71,22 +71,22 @@ def test_noise_that_could_hide_the_tolerance_is_inconclusive():
 @pytest.mark.parametrize("error", [0.0, 0.05])
 def test_an_improvement_passes_even_if_noise_is_large(error):
     # 20% more: a loss of -0.182, at most -0.182 + 0.107 < 0.
-    assert judged("decode_speedup", 2.0, 2.4, error=error).verdict is GateVerdict.PASS
+    assert judge("decode_speedup", 2.0, 2.4, error=error).verdict is GateVerdict.PASS
 
 
 def test_a_metric_declares_whether_less_is_better():
     tolerances = {"tolerance": 0.05}
-    assert judged("round_s", 0.010, 0.013, **tolerances).verdict is GateVerdict.REGRESSION
-    assert judged("round_s", 0.010, 0.007, **tolerances).verdict is GateVerdict.PASS
+    assert judge("round_s", 0.010, 0.013, **tolerances).verdict is GateVerdict.REGRESSION
+    assert judge("round_s", 0.010, 0.007, **tolerances).verdict is GateVerdict.PASS
 
 
 def test_exact_counts_are_judged_without_a_statistical_test():
     # No spread between prompts, none between runs: 2.1% is a regression, 1.9% is not.
     assert (
-        judged("mean_acceptance_length", 1.0, 0.979, tolerance=0.02).verdict
+        judge("mean_acceptance_length", 1.0, 0.979, tolerance=0.02).verdict
         is GateVerdict.REGRESSION
     )
-    assert judged("mean_acceptance_length", 1.0, 0.981, tolerance=0.02).verdict is GateVerdict.PASS
+    assert judge("mean_acceptance_length", 1.0, 0.981, tolerance=0.02).verdict is GateVerdict.PASS
     gate = check(
         side(cell({"mean_acceptance_length": figure(3.0)})),
         side(cell({"mean_acceptance_length": figure(3.0)}), name="b"),
@@ -107,8 +107,8 @@ def test_figures_that_vary_are_undecided_below_five_prompts():
 def test_deviation_between_runs_widens_the_interval():
     # 10%: found when runs agree to 1%, not when four runs are 5% apart:
     # 0.05 * sqrt(1 + 1 / 4) = 0.0559; 0.05407 / 0.0559 = 0.967.
-    steady = judged("decode_speedup", 2.0, 1.8, deviation=0.01, num_runs=4)
-    shaky = judged("decode_speedup", 2.0, 1.8, deviation=0.05, num_runs=4)
+    steady = judge("decode_speedup", 2.0, 1.8, deviation=0.01, num_runs=4)
+    shaky = judge("decode_speedup", 2.0, 1.8, deviation=0.05, num_runs=4)
     assert (steady.verdict, shaky.verdict) == (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE)
     assert shaky.p_value == pytest.approx(0.202, abs=0.001)  # t = 0.967, 3 degrees
 
@@ -132,7 +132,7 @@ def two_cells(loss: float) -> Gate:
 
 def test_two_cells_share_the_false_alarms_of_one_gate():
     # 7.4%: 0.02559 / 0.01414 = 1.809, p = 0.035 alone, 0.070 for the first of two (Holm).
-    assert judged("decode_speedup", 2.0, 1.852).verdict is GateVerdict.REGRESSION
+    assert judge("decode_speedup", 2.0, 1.852).verdict is GateVerdict.REGRESSION
     gate = two_cells(0.074)
     assert [j.p_value for j in gate.judgments] == pytest.approx([0.0704, 0.0704], abs=0.0005)
     assert gate.verdict is not GateVerdict.REGRESSION
@@ -156,15 +156,15 @@ def test_the_gate_has_the_worst_verdict_and_lists_counts_first():
 
 
 def test_a_relative_change_from_0_is_judged_by_its_sign():
-    assert judged("num_failed", 0.0, 0.0).verdict is GateVerdict.PASS
-    assert judged("num_failed", 0.0, 3.0).verdict is GateVerdict.REGRESSION
-    assert judged("acceptance_rate", 0.0, 0.5).verdict is GateVerdict.PASS
+    assert judge("num_failed", 0.0, 0.0).verdict is GateVerdict.PASS
+    assert judge("num_failed", 0.0, 3.0).verdict is GateVerdict.REGRESSION
+    assert judge("acceptance_rate", 0.0, 0.5).verdict is GateVerdict.PASS
 
 
 def test_negative_values_are_compared_as_shares_of_the_baselines():
     # A cost of -100 bytes that rose by half of that.
-    assert judged("speculation_cost_bytes", -100.0, -50.0).verdict is GateVerdict.REGRESSION
-    assert judged("speculation_cost_bytes", -100.0, -150.0).verdict is GateVerdict.PASS
+    assert judge("speculation_cost_bytes", -100.0, -50.0).verdict is GateVerdict.REGRESSION
+    assert judge("speculation_cost_bytes", -100.0, -150.0).verdict is GateVerdict.PASS
 
 
 def test_a_list_metric_is_judged_as_a_whole_or_by_one_entry():

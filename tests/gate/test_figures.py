@@ -226,7 +226,7 @@ def test_the_deviation_floor_is_0_for_counts_and_largest_for_times():
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def calls(monkeypatch):
     """The cells that a metric was asked about: the whole one, then each without a unit."""
     cells = []
     monkeypatch.setattr(registry, "_METRICS", dict(all_metrics()))
@@ -240,7 +240,7 @@ def seen(monkeypatch):
     return cells
 
 
-def test_an_excluded_pass_is_removed_from_both_sides(seen, stream):
+def test_an_excluded_pass_is_removed_from_both_sides(calls, stream):
     base = tuple(
         p._replace(requests=tuple(replace(r, repeat=r.repeat + 100) for r in p.requests))
         for p in stream.baseline_passes
@@ -249,7 +249,7 @@ def test_an_excluded_pass_is_removed_from_both_sides(seen, stream):
         stream, baseline_passes=base, baseline=tuple(r for p in base for r in p.requests)
     )
     cell_figures(other, {"noted_s"})
-    _, *rest = seen
+    _, *rest = calls
     assert len(rest) == len(other.passes)
     for i, left in enumerate(rest):
         passes, base_passes = (s[:i] + s[i + 1 :] for s in (other.passes, base))
@@ -259,10 +259,10 @@ def test_an_excluded_pass_is_removed_from_both_sides(seen, stream):
         assert left.baseline == tuple(r for p in base_passes for r in p.requests)
 
 
-def test_an_excluded_prompt_is_removed_from_the_samples_of_both_sides(seen, steady, stream):
+def test_an_excluded_prompt_is_removed_from_the_samples_of_both_sides(calls, steady, stream):
     served = stream.passes[0].record
 
-    def of(request):
+    def key_of(request):
         return {n: getattr(request, n) for n in ("prompt_id", "turn", "repeat")}
 
     def sampled(requests):
@@ -271,7 +271,9 @@ def test_an_excluded_prompt_is_removed_from_the_samples_of_both_sides(seen, stea
                 r.prompt_id,
                 served,
                 (r,),
-                SamplesRecord(**of(r), served=served, log_probs=(-1.0,), picked=0, scoring_s=0.0),
+                SamplesRecord(
+                    **key_of(r), served=served, log_probs=(-1.0,), picked=0, scoring_s=0.0
+                ),
             )
             for r in requests
         )
@@ -280,7 +282,7 @@ def test_an_excluded_prompt_is_removed_from_the_samples_of_both_sides(seen, stea
         steady, passes=sampled(steady.requests), baseline_passes=sampled(steady.baseline)
     )
     cell_figures(cell, {"noted_s"})
-    left = seen[1]  # without p0
+    left = calls[1]  # without p0
     for timed, base in ((left.passes, left.requests), (left.baseline_passes, left.baseline)):
         assert timed == sampled(base)
         assert "p0" not in {r.prompt_id for s in timed for r in s.requests}

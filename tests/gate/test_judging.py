@@ -113,7 +113,7 @@ def test_runs_with_other_drafter_parameters_are_not_pooled():
     assert pool([first, other], {"drafter"}).num_runs == 2
 
 
-def lost(before, after, tolerance: float = 0.05, allowed=()):
+def judge(before, after, tolerance: float = 0.05, allowed=()):
     """The judgment on a speedup."""
     limits = [Tolerance(metric="decode_speedup", share=tolerance)]
     (judgment,) = check(side(before), side(after, name="b"), limits, allowed).judgments
@@ -127,7 +127,7 @@ def test_unequal_spreads_of_unpaired_prompts_have_welchs_degrees_of_freedom():
     after = cell({"decode_speedup": figure(1.7, 0.01)}, units=names)
     # ln(2 / 1.7) - ln(1 / 0.95) = 0.11123.
     expected = t.sf(0.11123 / 0.04123, 4.498)
-    assert lost(before, after, allowed={"prompts"}).p_value == pytest.approx(expected, rel=1e-3)
+    assert judge(before, after, allowed={"prompts"}).p_value == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_dominant_prompt_on_either_side_lowers_the_degrees_of_freedom():
@@ -136,7 +136,7 @@ def test_a_dominant_prompt_on_either_side_lowers_the_degrees_of_freedom():
     after = cell({"decode_speedup": figure(1.7, 0.05)})
     after = replace(after, num_tokens=(500.0, 100.0, 100.0, 100.0, 100.0))
     expected = t.sf(0.11123 / 0.05, 3.175)
-    assert lost(before, after).p_value == pytest.approx(expected, rel=1e-3)
+    assert judge(before, after).p_value == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_interval_of_a_lower_is_better_metric_is_ordered():
@@ -155,7 +155,7 @@ def test_memory_that_rises_from_0_is_a_regression():
 
 def test_an_invalid_baseline_cannot_cause_a_regression():
     figures = {"decode_speedup": figure(2.0)}
-    judgment = lost(cell(figures, problems=("throttled",)), cell(figures))
+    judgment = judge(cell(figures, problems=("throttled",)), cell(figures))
     assert judgment.verdict is GateVerdict.MISSING
     assert re.fullmatch("not valid .*baseline: throttled", judgment.reason)
 
@@ -171,7 +171,7 @@ def test_the_noise_floor_is_that_of_the_noisier_device():
 
 def test_the_spread_with_the_larger_margin_is_used():
     # Over prompts 0.0135 with 4 degrees, 0.0288 at 95%; over runs 0.01414 known, 0.0233.
-    judgment = lost(
+    judgment = judge(
         cell({"decode_speedup": figure(2.0)}), cell({"decode_speedup": figure(1.8, 0.0135)})
     )
     assert judgment.p_value == pytest.approx(t.sf(0.05407 / 0.0135, 4), rel=1e-3)

@@ -49,7 +49,7 @@ def sampled() -> tuple[CellNoise, ...]:
     return tuple(cell for cell in read_noise(FILE) if cell.temperature > 0)
 
 
-def told(name: str, counted: Rates) -> Rates:
+def print_rates(name: str, counted: Rates) -> Rates:
     print(
         f"{name:34} regression {counted.alarms:.1%}, inconclusive counts "
         f"{counted.inconclusive_counts:.1%}, seconds {counted.inconclusive_seconds:.1%}"
@@ -77,7 +77,7 @@ made = cache(Pairs)
 
 def run_gates(name, noise, shares, change=None, runs=(1, 1), num_pairs=PAIRS) -> Rates:
     shares, pairs = tolerances(shares), made(noise, change, runs).first(num_pairs)
-    return told(name, rates(gate.check(*pair, shares) for pair in pairs))
+    return print_rates(name, rates(gate.check(*pair, shares) for pair in pairs))
 
 
 def between_runs(noise: tuple[CellNoise, ...], *, of_ratio: bool = True) -> float:

@@ -26,7 +26,7 @@ def gate(baseline: StoredRun, candidate: StoredRun, tolerances=None, allowed=())
     return check(snapshot(baseline), snapshot(candidate), tolerances, allowed)
 
 
-def told(stored: StoredRun, **changed: object) -> StoredRun:
+def modified(stored: StoredRun, **changed: object) -> StoredRun:
     """The run of a server that reports other facts."""
     return replace(stored, servers=tuple(replace(s, **changed) for s in stored.servers))
 
@@ -46,7 +46,7 @@ def of_prompts(stored: StoredRun, sha256: str) -> StoredRun:
 
 @pytest.mark.parametrize("clock", ["server", None])
 def test_a_template_date_of_the_server_is_noted_and_texts_not_compared(clock):
-    runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
+    runs = [of_prompts(modified(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
     result = gate(*runs, SPEEDUP)
     assert result.verdict is GateVerdict.PASS
     assert OUTPUT_TOKENS not in {j.metric for j in result.judgments}
@@ -59,7 +59,7 @@ def test_a_template_date_of_the_server_is_noted_and_texts_not_compared(clock):
 
 @pytest.mark.parametrize("clock", ["", "2024-07-26"])
 def test_different_prompts_are_refused_unless_a_template_date_explains_them(clock):
-    runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
+    runs = [of_prompts(modified(served_sweep(ONE_ROW), template_clock=clock), day) for day in "ab"]
     with pytest.raises(UsageError, match="--allow-different prompts"):
         gate(*runs, SPEEDUP)
     with pytest.raises(UsageError):  # nor are they one baseline
@@ -67,7 +67,7 @@ def test_different_prompts_are_refused_unless_a_template_date_explains_them(cloc
 
 
 def test_allowed_differences_of_prompts_are_not_attributed_to_a_servers_clock():
-    runs = [of_prompts(told(served_sweep(ONE_ROW), template_clock=""), day) for day in "ab"]
+    runs = [of_prompts(modified(served_sweep(ONE_ROW), template_clock=""), day) for day in "ab"]
     result = gate(*runs, SPEEDUP, {"prompts"})
     assert [note for note in result.notes if "own date" in note] == []
 
@@ -152,12 +152,12 @@ def test_an_interrupted_candidate_is_judged_by_the_cycles_it_has():
 def without_ids(stored: StoredRun, words: str = "", repeat: int | None = None) -> StoredRun:
     """A server that returns only text; `words` end the outputs, or those of one repeat."""
 
-    def mute(request):
+    def hide_ids(request):
         more = words if repeat in (None, request.repeat) else ""
         text = " ".join(f"w{i}" for i in range(20)) + more
         return replace(request, output_ids=(), num_tokens=25, text=text)
 
-    blocks = (replace(b, requests=tuple(map(mute, b.requests))) for b in stored.blocks)
+    blocks = (replace(b, requests=tuple(map(hide_ids, b.requests))) for b in stored.blocks)
     return replace(stored, blocks=tuple(blocks))
 
 
@@ -210,7 +210,7 @@ def test_another_server_version_is_reported_and_not_pooled():
     ],
 )
 def test_dtype_and_parallelism_of_a_server_count_as_hardware(changed):
-    before, after = served_sweep(ONE_ROW), told(served_sweep(ONE_ROW), **changed)
+    before, after = served_sweep(ONE_ROW), modified(served_sweep(ONE_ROW), **changed)
     assert "hardware" in {d.name for d in differences(fingerprint(before), fingerprint(after))}
     assert gate(before, after, SPEEDUP).verdict is GateVerdict.PASS  # ratios hold
     with pytest.raises(UsageError, match=r"hardware.*vllm.*demo"):
@@ -219,7 +219,7 @@ def test_dtype_and_parallelism_of_a_server_count_as_hardware(changed):
 
 def test_other_arguments_and_settings_are_reported():
     before = served_sweep(ONE_ROW)
-    after = told(
+    after = modified(
         before,
         command=("vllm", "serve", "m", "--max-num-seqs", "256", "--enforce-eager"),
         settings={"dtype": "float32", "block_size": "32"},

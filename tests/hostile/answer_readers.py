@@ -57,7 +57,7 @@ ANSWERS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def _whole(page: bytes) -> bytes:
+def _http_page(page: bytes) -> bytes:
     return HEAD % len(page) + page
 
 
@@ -124,7 +124,7 @@ def _of_page(engine: str, path: str, pages: Mapping[str, str], ask: Callable[...
 
         def replies(requested: str) -> bytes:
             page = file.read_bytes() if requested == path else pages.get(requested, "").encode()
-            return _whole(page) if page or requested in pages else b"HTTP/1.1 404 Not\r\n\r\n"
+            return _http_page(page) if page or requested in pages else b"HTTP/1.1 404 Not\r\n\r\n"
 
         return Case(
             file=file,

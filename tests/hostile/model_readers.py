@@ -38,7 +38,7 @@ def target() -> ModelFiles:
     return open_model(ModelSpec(source="demo:target", folder=MODELS / "target"))
 
 
-def look_at(folder: Path, method: str) -> None:
+def check_draft(folder: Path, method: str) -> None:
     """Everything `pair --dry-run` does with a draft; ModelError where it is refused."""
     spec = ModelSpec(source=str(folder), folder=folder)
     drafter = DrafterSpec(name="draft", method=method, model=spec)
@@ -63,7 +63,7 @@ def _of_model(method: str, name: str) -> Make:
             file=path,
             content=path.read_bytes(),
             mutated=_mutation(name),
-            read=lambda: look_at(folder, method),
+            read=lambda: check_draft(folder, method),
             place="",  # findings stand in a table, each with its drafter
         )
 

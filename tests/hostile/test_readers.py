@@ -20,10 +20,10 @@ MOST_GROWTH = 2**30  # bytes of memory that one reader may take at its worst
 
 @contextmanager
 def patience(name: str) -> Iterator[None]:
-    def out_of_it(*_: object) -> None:
+    def raise_hang(*_: object) -> None:
         raise AssertionError(f"{name} hangs")
 
-    signal.signal(signal.SIGALRM, out_of_it)
+    signal.signal(signal.SIGALRM, raise_hang)
     signal.alarm(PATIENCE_S)
     try:
         yield

@@ -28,11 +28,11 @@ EVERY_K = (4, 0, 1, 0, 0, 0, 4, 2)
 class Subject:
     """A hybrid target, drafts of its family, and texts that they must not change.
 
-    `own` has the target's weights, `near` some noise on them: of its drafts some are accepted.
+    `twin` has the target's weights, `near` some noise on them: of its drafts some are accepted.
     """
 
     target: Runner
-    own: Runner
+    twin: Runner
     near: Runner
     stranger: Runner
     texts: tuple[tuple[int, ...], ...]
@@ -50,7 +50,7 @@ def subject(family: str) -> Subject:
     answers = (texts[1], generated(model, follow_up, NUM_TOKENS))
     return Subject(
         target=checked(model),
-        own=checked(model),
+        twin=checked(model),
         near=checked(with_noise(tiny_hybrid(family))),
         stranger=checked(tiny_hybrid(family, seed=1)),
         texts=texts,
@@ -82,7 +82,7 @@ def check_side_by_side(of: Subject, ks: Sequence[int], **how: Any) -> None:
             assert_texts(decode(of.target, baseline, requests, k=0, **how), of.texts)
             continue
         rates = []
-        for draft in (of.own, of.near, of.stranger):
+        for draft in (of.twin, of.near, of.stranger):
             drafter = make_drafter("draft_model", of.target, draft)
             results = decode(of.target, drafter, requests, k=k, **how)
             assert_texts(results, of.texts)
@@ -102,7 +102,7 @@ def check_rows_that_come_and_go(of: Subject) -> None:
         Request(prompt_ids=ragged_prompts()[i % 3], max_new_tokens=length)
         for i, length in enumerate(lengths)
     ]
-    drafter = make_drafter("draft_model", of.target, of.own)
+    drafter = make_drafter("draft_model", of.target, of.twin)
 
     served = serve(of.target, drafter, requests, Cycle(*EVERY_K), 2)
 
@@ -118,7 +118,7 @@ def check_adaptive_k(of: Subject) -> None:
     controller = Controller(ks, costs, probe_share=0.5)
     requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
     chosen: list[int] = []
-    for draft in (of.own, of.stranger, of.near):
+    for draft in (of.twin, of.stranger, of.near):
         drafter = make_drafter("draft_model", of.target, draft)
         served = serve(of.target, drafter, requests, controller, 2)
         assert_texts(served.results, of.texts)
@@ -153,13 +153,13 @@ def check_as_draft(of: Subject) -> None:
 def check_short_answer(of: Subject) -> None:
     """A second turn after an answer of one token, and one that parts from what was said."""
     opening, answer = of.turns[0], of.answers[0]
-    for said, follow_up in (
+    for kept, follow_up in (
         (answer[:1], (*opening, answer[0], *random_prompt(5, seed=3))),
         (answer, (*opening, *answer[:9], *random_prompt(5, seed=3))),
     ):
         turns = [
             Request(prompt_ids=p, max_new_tokens=n, conversation="c")
-            for p, n in ((opening, len(said)), (follow_up, NUM_TOKENS))
+            for p, n in ((opening, len(kept)), (follow_up, NUM_TOKENS))
         ]
         afresh = replace(turns[1], conversation=None)
         drafter = make_drafter("draft_model", of.target, of.near)
@@ -167,4 +167,4 @@ def check_short_answer(of: Subject) -> None:
         (alone,) = decode(of.target, drafter, [afresh], k=3)
         served = serve(of.target, drafter, turns, Cycle(3), 1)
 
-        assert_texts(served.results, [said, alone.output_ids])
+        assert_texts(served.results, [kept, alone.output_ids])

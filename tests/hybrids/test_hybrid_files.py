@@ -32,7 +32,7 @@ TREE = DrafterSpec(name="own", method="self_speculation", parameters={"tree": (2
 NGRAM = DrafterSpec(name="ngram", method="ngram")
 
 
-def written(folder: Path, family: str) -> ModelFiles:
+def write_hybrid(folder: Path, family: str) -> ModelFiles:
     tiny_hybrid(family, vocab_size=VOCAB_SIZE).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return files_of(folder)
@@ -49,7 +49,7 @@ def test_a_model_with_only_attention_has_no_state_in_a_class_that_allows_it() ->
 def test_a_plan_counts_the_keys_and_states_that_the_decoder_keeps(
     tmp_path: Path, family: str
 ) -> None:
-    files = written(tmp_path, family)
+    files = write_hybrid(tmp_path, family)
     place = DeploymentSpec(device="cpu", concurrency=2, context=60, num_speculative_tokens=4)
     plan = plan_pair(files, NGRAM, place, built_weights)
     runner = StockRunner(tiny_hybrid(family, vocab_size=VOCAB_SIZE))
@@ -67,7 +67,7 @@ def test_a_plan_counts_the_keys_and_states_that_the_decoder_keeps(
 
 
 def test_a_hybrid_is_accepted_but_a_tree_over_it_is_refused(tmp_path: Path) -> None:
-    files = written(tmp_path, "LFM2")
+    files = write_hybrid(tmp_path, "LFM2")
 
     assert not [f for f in check_target(files) if f.level == "refused"]
     assert check_drafter(files, NGRAM).level == "ok"
@@ -77,7 +77,7 @@ def test_a_hybrid_is_accepted_but_a_tree_over_it_is_refused(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> BuiltinEngine:
-    files = written(tmp_path_factory.mktemp("models") / "lfm2", "LFM2")
+    files = write_hybrid(tmp_path_factory.mktemp("models") / "lfm2", "LFM2")
     target = Target(name="lfm2", model=files.spec, drafters=())
     return BuiltinEngine(target, ModelPool(torch.device("cpu")))
 

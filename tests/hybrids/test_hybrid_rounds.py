@@ -76,8 +76,8 @@ def test_captured_rounds_have_the_texts_of_eager_ones() -> None:
         Request(prompt_ids=ragged_prompts()[i % 3], max_new_tokens=n)
         for i, n in enumerate((3, 14, 7, 9))
     ]
-    held = graph_bench.Subject(of.target, of.own, of.stranger)
-    bench = Bench(held, make_drafter("draft_model", of.target, of.own))
+    held = graph_bench.Subject(of.target, of.twin, of.stranger)
+    bench = Bench(held, make_drafter("draft_model", of.target, of.twin))
 
     results = bench.serve(requests, Cycle(*EVERY_K), num_rows=3)
 
@@ -106,12 +106,12 @@ def test_a_second_turn_of_a_hybrid_feeds_only_new_tokens(monkeypatch: pytest.Mon
     fed: list[int] = []
     forward = StockRunner.forward
 
-    def seen(runner: Any, tokens_BT: Any, *args: Any, **how: Any) -> Any:
+    def recording_forward(runner: Any, tokens_BT: Any, *args: Any, **how: Any) -> Any:
         if how.get("start") is not None:
             fed.append(tokens_BT.shape[1])
         return forward(runner, tokens_BT, *args, **how)
 
-    monkeypatch.setattr(StockRunner, "forward", seen)
+    monkeypatch.setattr(StockRunner, "forward", recording_forward)
     turns = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, conversation="c") for p in of.turns]
     serve(of.target, NoDrafter(), turns, FixedK(0), 1)
 
@@ -137,7 +137,7 @@ def test_a_round_of_a_hybrid_neither_syncs_nor_copies(family: str, method: str, 
 
 def test_a_tree_is_refused_by_the_targets_name() -> None:
     of = subject("LFM2")
-    drafter = make_drafter("draft_model", of.target, of.own, tree=(2, 2))
+    drafter = make_drafter("draft_model", of.target, of.twin, tree=(2, 2))
     request = Request(prompt_ids=(1, 2, 3), max_new_tokens=4)
 
     with pytest.raises(ModelError, match=r"Lfm2ForCausalLM.*tree"):
@@ -204,7 +204,7 @@ def test_a_controller_may_pick_k(family: str) -> None:
 def test_a_second_turn_continues_from_the_state_of_the_first(family: str) -> None:
     of = subject(family)
     check_second_turn(of, of.near)
-    check_second_turn(of, of.own, ks=(4, 0, 0))
+    check_second_turn(of, of.twin, ks=(4, 0, 0))
 
 
 @of_every_family("LFM2")

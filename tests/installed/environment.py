@@ -20,21 +20,21 @@ _TOOLS = ("build", "hatchling")
 _HEAVY = ("torch", "transformers")  # no wheels of them for every Python lie about
 
 
-class Built(NamedTuple):
+class BuiltFiles(NamedTuple):
     """Files as they would be published."""
 
     sdist: Path
     wheel: Path
 
 
-def build(folder: Path, url: str = "") -> Built:
+def build(folder: Path, url: str = "") -> BuiltFiles:
     """Both, the wheel from the unpacked sdist: what the sdist lacks, the wheel lacks."""
     tools = _venv(sys.executable, ENGINES / "build-tools", _TOOLS)
     command = [tools, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
     environment = clean() | {"SPECBENCH_URL": url}
     subprocess.run(command, check=True, capture_output=True, env=environment)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
-    return Built(sdist, wheel)
+    return BuiltFiles(sdist, wheel)
 
 
 def installed(wheel: Path, folder: Path) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specbench import __version__
-from tests.installed.environment import ROOT, Built, build, clean, light, pythons
+from tests.installed.environment import ROOT, BuiltFiles, build, clean, light, pythons
 
 pytestmark = pytest.mark.docs
 
@@ -27,18 +27,18 @@ FIRST_LOOK = (
 )
 
 
-def in_wheel(built: Built) -> list[zipfile.ZipInfo]:
+def in_wheel(built: BuiltFiles) -> list[zipfile.ZipInfo]:
     with zipfile.ZipFile(built.wheel) as wheel:
         return wheel.infolist()
 
 
-def metadata(built: Built) -> Message:
+def metadata(built: BuiltFiles) -> Message:
     with zipfile.ZipFile(built.wheel) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         return message_from_bytes(wheel.read(name))
 
 
-def said(bin_folder: Path, words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_installed(bin_folder: Path, words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [bin_folder / "specbench", *words.split()]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=clean())
 
@@ -46,7 +46,7 @@ def said(bin_folder: Path, words: str, cwd: Path) -> subprocess.CompletedProcess
 def test_sdist_and_wheel_have_the_version_of_the_program(built, bin_folder, tmp_path):
     assert built.sdist.name == f"specbench_llm-{__version__}.tar.gz"
     assert built.wheel.name == f"specbench_llm-{__version__}-py3-none-any.whl"
-    assert said(bin_folder, "--version", tmp_path).stdout == f"specbench {__version__}\n"
+    assert run_installed(bin_folder, "--version", tmp_path).stdout == f"specbench {__version__}\n"
 
 
 def test_the_wheel_has_data_types_and_license_only(built):
@@ -85,7 +85,7 @@ def test_package_metadata_has_python_version_license_and_entry_point(built):
 
 
 def test_the_package_readme_has_no_broken_links(built, tmp_path):
-    def links(of: Built) -> set[str]:
+    def links(of: BuiltFiles) -> set[str]:
         return set(re.findall(r"\]\(([^)]+)\)", str(metadata(of).get_payload())))
 
     there = set(re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text()))
@@ -111,13 +111,13 @@ def test_other_python_versions_compile_the_code_and_read_runs(python, built, bin
     ]
     subprocess.run([other / "python", *every], check=True, env=clean(), cwd=tmp_path)
     for words in FIRST_LOOK:
-        done = said(other, words, tmp_path)
+        done = run_installed(other, words, tmp_path)
         assert done.returncode == 0, (words, done.stderr)
-    wrong = said(other, "run demo/daft", tmp_path)
+    wrong = run_installed(other, "run demo/daft", tmp_path)
     assert wrong.returncode == 2
     assert "demo/draft" in wrong.stderr
     small = "run demo/draft -w code --num-prompts 5 -k 2 --max-new-tokens 24 --threads 1"
-    assert said(bin_folder, small, tmp_path).returncode == 0
+    assert run_installed(bin_folder, small, tmp_path).returncode == 0
     for words in ("report latest", "list runs", "baseline latest --output b.json"):
-        done = said(other, words, tmp_path)
+        done = run_installed(other, words, tmp_path)
         assert done.returncode == 0, (words, done.stderr)

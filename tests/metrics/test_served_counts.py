@@ -187,10 +187,10 @@ def test_few_rounds_or_impossible_counts_make_a_cell_invalid(cell):
 
 
 def test_texts_are_compared_if_a_server_returns_no_token_ids(cell):
-    def untold(requests):
+    def hide_ids(requests):
         return tuple(replace(r, output_ids=(), num_tokens=25) for r in requests)
 
-    same = replace(cell, requests=untold(cell.requests), baseline=untold(cell.baseline))
+    same = replace(cell, requests=hide_ids(cell.requests), baseline=hide_ids(cell.baseline))
     assert summarize([same])[0].warnings == ()
     other = replace(same, requests=(replace(same.requests[0], text="else"), *same.requests[1:]))
     flags = [("1 of 48 outputs" in w, "K = 0 " in w) for w in summarize([other])[0].warnings]

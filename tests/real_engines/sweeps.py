@@ -32,7 +32,7 @@ DRAFTING = ("--model-draft", "draft.gguf", "--spec-type", "draft-simple", "--spe
 DRAFTING_K = (*DRAFTING, "--spec-draft-n-max", str(K), "--spec-draft-n-min", "0")
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended."""
 
     code: int
@@ -40,7 +40,7 @@ class Ran(NamedTuple):
     err: str
 
 
-def specbench(*arguments: str | Path, cwd: Path, **environment: str) -> Ran:
+def specbench(*arguments: str | Path, cwd: Path, **environment: str) -> CommandResult:
     """Run to its end; no process that it started is left then, whoever its parent is by now."""
     mark = uuid4().hex
     done = subprocess.run(
@@ -52,7 +52,7 @@ def specbench(*arguments: str | Path, cwd: Path, **environment: str) -> Ran:
     )
     left = list(_marked(mark))
     assert not left, f"left behind: {left}"
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def _marked(mark: str) -> Iterator[str]:
@@ -86,7 +86,7 @@ def process(
 class Sweep(NamedTuple):
     """A stored run with the figures that it reports, by drafter (none: K = 0), workload and K."""
 
-    ran: Ran
+    ran: CommandResult
     run: StoredRun
     cells: dict[tuple[str, str, int], dict[str, str]]
 
@@ -107,7 +107,7 @@ def sweep(*arguments: str | Path, cwd: Path, out: Path, **environment: str) -> S
     return Sweep(ran, run, cells)
 
 
-class Same(NamedTuple):
+class Pairs(NamedTuple):
     """An engine's requests beside our decoder's, where both say the same text."""
 
     num_texts: int  # of all its sessions
@@ -118,13 +118,13 @@ class Same(NamedTuple):
     own_accepted: int
 
 
-def beside_builtin(engine: Sweep, builtin: Sweep, drafter: str, workload: str, k: int) -> Same:
+def beside_builtin(engine: Sweep, builtin: Sweep, drafter: str, workload: str, k: int) -> Pairs:
     """An engine's counts and ours, summed over answers of the same ids."""
     ours = {(r.prompt_id, r.turn): r for r in builtin.requests(drafter, workload, k)}
     answers = engine.requests(drafter, workload, k)
     equal = [r for r in answers if r.output_ids == ours[r.prompt_id, r.turn].output_ids]
     logs = [ours[r.prompt_id, r.turn].rounds for r in equal]
-    return Same(
+    return Pairs(
         num_texts=len(answers),
         num_equal=len(equal),
         rounds=sum(r.counts.num_rounds for r in equal if r.counts),

@@ -55,16 +55,16 @@ def drafting(tmp_path_factory) -> Sweep:
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory) -> Sweep:
+def other_drafters(tmp_path_factory) -> Sweep:
     """The EAGLE-3 head, and llama.cpp's own lookup."""
     options = ("-k", f"0,{K}", "--restart-cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
     out = tmp_path_factory.mktemp("others")
     return sweep("sweep-k", "demo/eagle3", "demo/ngram", *STARTED, *options, cwd=GGUF, out=out)
 
 
-def test_every_session_counts_and_its_two_counts_agree(drafting, others):
+def test_every_session_counts_and_its_two_counts_agree(drafting, other_drafters):
     """A request's `timings` and the metrics page; where they differ there is a warning."""
-    for result in (drafting, others):
+    for result in (drafting, other_drafters):
         assert result.run.is_complete
         assert result.run.servers
         assert [(s.place, s.problems, s.warnings) for s in result.run.servers] == [
@@ -74,11 +74,11 @@ def test_every_session_counts_and_its_two_counts_agree(drafting, others):
     assert min(drafted) > 0
 
 
-def test_drafts_leave_the_text_of_llama_cpp_unchanged(drafting, others):
+def test_drafts_leave_the_text_of_llama_cpp_unchanged(drafting, other_drafters):
     assert not texts_other_than_without_speculation(drafting, "draft", 2)
     assert not texts_other_than_without_speculation(drafting, "draft", K)
-    assert not texts_other_than_without_speculation(others, "eagle3", K)
-    assert not texts_other_than_without_speculation(others, "ngram", K)
+    assert not texts_other_than_without_speculation(other_drafters, "eagle3", K)
+    assert not texts_other_than_without_speculation(other_drafters, "ngram", K)
 
 
 def test_a_llama_cpp_sweep_decides_for_each_workload(drafting):
@@ -87,10 +87,10 @@ def test_a_llama_cpp_sweep_decides_for_each_workload(drafting):
     assert ("undecided" in drafting.ran.out) == (drafting.ran.code == UNDECIDED)
 
 
-def test_llama_cpp_accepts_as_many_drafts_as_our_decoder(drafting, others, builtin):
+def test_llama_cpp_accepts_as_many_drafts_as_our_decoder(drafting, other_drafters, builtin):
     print_table(drafting, builtin, "llama.cpp", ("draft",))
-    print_table(others, builtin, "llama.cpp", ("eagle3", "ngram"))
-    for engine, drafter in ((drafting, "draft"), (others, "eagle3")):
+    print_table(other_drafters, builtin, "llama.cpp", ("eagle3", "ngram"))
+    for engine, drafter in ((drafting, "draft"), (other_drafters, "eagle3")):
         for workload in WORKLOADS:
             same = beside_builtin(engine, builtin, drafter, workload, K)
             assert same.num_equal > same.num_texts / 2
@@ -143,7 +143,7 @@ ADD_BOS, ADD_EOS = {f"{_OF}add_bos_token": True}, {f"{_OF}add_eos_token": True}
 SPM = {f"{_OF}model": "llama", f"{_OF}merges": None}
 
 
-def _more(num: int) -> dict[str, Any]:
+def _more_tokens(num: int) -> dict[str, Any]:
     return {make_gguf.TOKENS: lambda tokens: [*tokens, *(f"<more{i}>" for i in range(num))]}
 
 
@@ -151,7 +151,7 @@ def _fewer(num: int) -> dict[str, Any]:
     return {make_gguf.TOKENS: lambda tokens: tokens[:-num]}
 
 
-def _other(token_id: int) -> dict[str, Any]:
+def _other_token(token_id: int) -> dict[str, Any]:
     return {
         make_gguf.TOKENS: lambda tokens: [
             "<other>" if i == token_id % len(tokens) else token for i, token in enumerate(tokens)
@@ -162,11 +162,11 @@ def _other(token_id: int) -> dict[str, Any]:
 # Changes of the target's keys, and of the draft model's.
 GGUF_PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the same": ({}, {}),
-    "id 4 differs": ({}, _other(4)),
-    "id 5 differs": ({}, _other(5)),
-    "the last id differs": ({}, _other(-1)),
-    "128 more": ({}, _more(128)),
-    "129 more": ({}, _more(129)),
+    "id 4 differs": ({}, _other_token(4)),
+    "id 5 differs": ({}, _other_token(5)),
+    "the last id differs": ({}, _other_token(-1)),
+    "128 more": ({}, _more_tokens(128)),
+    "129 more": ({}, _more_tokens(129)),
     "128 fewer": ({}, _fewer(128)),
     "129 fewer": ({}, _fewer(129)),
     "other bos": ({}, BOS),

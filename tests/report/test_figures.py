@@ -182,7 +182,7 @@ def test_the_chosen_k_has_the_largest_point(cpu_charts: tuple[Chart, ...]) -> No
     panel = cpu_charts[0].panels[0]  # code
     outlines = dict(re.findall(r'<path id="([^"]+)" d="([^"]+)"', panel))
     points = re.findall(r'<use href="#([^"]+)"[^>]*><title>([^:]+)', panel)
-    sizes = {name: max(map(float, re.findall(r"[\d.]+", outlines[own]))) for own, name in points}
+    sizes = {name: max(map(float, re.findall(r"[\d.]+", outlines[i]))) for i, name in points}
     assert len(sizes) == 6  # three K of two drafters
     assert [name for name, size in sizes.items() if size > 3] == ["draft, K=4"]
 

@@ -39,24 +39,24 @@ VLLM = [
 ]
 
 
-def document_of(folder, told=(), **changes) -> Document:
+def document_of(folder, imported=(), **changes) -> Document:
     plan = make_plan(folder, changed(FORECAST, **changes), SIX)
-    return build_document(measure(plan, FakeEngine(), folder, costs=told))
+    return build_document(measure(plan, FakeEngine(), folder, costs=imported))
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory) -> Document:
+def measured_here(tmp_path_factory) -> Document:
     return document_of(tmp_path_factory.mktemp("here"))
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory) -> Document:
+def measured_there(tmp_path_factory) -> Document:
     folder = tmp_path_factory.mktemp("there")
     return document_of(folder, VLLM, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
 
 
-def test_the_forecast_table_has_a_row_per_k_with_both_values(here):
-    grid = forecast_grid(here)
+def test_the_forecast_table_has_a_row_per_k_with_both_values(measured_here):
+    grid = forecast_grid(measured_here)
     assert grid is not None
     rows = {(row[1], row[2]): row for row in grid.rows}
     assert set(rows) == {(d, k) for d in ("good", "bad") for k in ("1", "2", "4")}
@@ -72,32 +72,32 @@ def test_the_forecast_table_has_a_row_per_k_with_both_values(here):
 
 
 @pytest.mark.slow
-def test_every_report_format_shows_forecasts_against_measurements(here):
-    assert "Forecast against measured" in printed(here)
-    for text in (to_markdown([here]), to_html([here])):
+def test_every_report_format_shows_forecasts_against_measurements(measured_here):
+    assert "Forecast against measured" in printed(measured_here)
+    for text in (to_markdown([measured_here]), to_html([measured_here])):
         assert "Forecast against measured" in text
         assert "forecast: K=4, 3.57x faster" in " ".join(text.split())
-    assert "Forecast against measured" in [chart.title for chart in drawn(here).all]
+    assert "Forecast against measured" in [chart.title for chart in drawn(measured_here).all]
 
 
-def test_the_forecast_table_fits_80_columns(here):
-    assert max(map(len, printed(here).splitlines())) <= 80
+def test_the_forecast_table_fits_80_columns(measured_here):
+    assert max(map(len, printed(measured_here).splitlines())) <= 80
 
 
-def test_the_forecast_legend_covers_only_the_shown_columns(here, there):
-    legend = forecast_legend(here)
+def test_the_forecast_legend_covers_only_the_shown_columns(measured_here, measured_there):
+    legend = forecast_legend(measured_here)
     assert [word for word, _ in legend.entries] == [
         *("AL", "forecast", "measured", "off", "round costs")
     ]
     assert legend.brief == {"AL", "forecast", "measured"}
-    assert forecast_legend(there).entries[-1][0] == "there"
-    terminal = printed(here)
+    assert forecast_legend(measured_there).entries[-1][0] == "there"
+    terminal = printed(measured_here)
     assert re.search("^forecast +made before", terminal, re.MULTILINE)
     assert "in steps of K=0" not in terminal
 
 
-def test_a_forecast_line_states_the_chosen_k_and_the_time_saved(here):
-    good, bad = forecast_lines(here)
+def test_a_forecast_line_states_the_chosen_k_and_the_time_saved(measured_here):
+    good, bad = forecast_lines(measured_here)
     assert re.match(
         r"big/good .*own\.jsonl: .*K=4, 3\.57x .*\[3\.57, 3\.57\]; of K = 1\.\.2, 4 ", good
     )
@@ -106,22 +106,22 @@ def test_a_forecast_line_states_the_chosen_k_and_the_time_saved(here):
     assert re.match(r"big/bad .*own\.jsonl: .*no speedup: K=1, 0\.\d\dx ", bad)
 
 
-def test_a_forecast_whose_interval_contains_one_is_undecided(here):
-    (good, _) = here.forecasts
+def test_a_forecast_whose_interval_contains_one_is_undecided(measured_here):
+    (good, _) = measured_here.forecasts
     open_ = Interval(estimate=1.1, low=0.9, high=1.3)
     points = [replace(p, speedup=p.speedup and open_) for p in good.forecast.points]
     unsure = replace(good, forecast=replace(good.forecast, points=tuple(points)))
     assert "undecided: 0.90x to 1.30x at K=4" in forecast_text(unsure)
 
 
-def test_a_forecast_without_an_interval_is_a_line_without_a_band(here):
-    (good, _) = here.forecasts
+def test_a_forecast_without_an_interval_is_a_line_without_a_band(measured_here):
+    (good, _) = measured_here.forecasts
     *points, last = good.forecast.points
     bare = [replace(p, speedup=p.speedup and replace(p.speedup, low=None)) for p in points]
     forecast = replace(good.forecast, points=(*bare, replace(last, speedup=None)))
     measured = {k: replace(cell, speedup=None) for k, cell in good.measured.items()}
     unsure = replace(good, forecast=forecast, measured=measured)
-    (section, *_) = (section for section in sections(here) if section.forecasts)
+    (section, *_) = (section for section in sections(measured_here) if section.forecasts)
     styles = {good.forecast.key.source: SeriesStyle(color="#000000", marker="o")}
 
     def panel(check) -> str:
@@ -134,35 +134,35 @@ def test_a_forecast_without_an_interval_is_a_line_without_a_band(here):
     assert "undecided: no interval at K=4" in forecast_text(unsure)
 
 
-def test_the_json_report_contains_every_forecast_point(here, there):
-    for document in (here, there):
+def test_the_json_report_contains_every_forecast_point(measured_here, measured_there):
+    for document in (measured_here, measured_there):
         text = json.dumps(to_json(document), allow_nan=False)
         VALIDATOR.validate(json.loads(text))
-    forecast = to_json(here)["forecasts"][0]
+    forecast = to_json(measured_here)["forecasts"][0]
     by_k = {point["num_speculative_tokens"]: point for point in forecast["points"]}
     assert by_k[4]["measured"]["speedup"]["estimate"] == pytest.approx(40 / 11.2)
     assert by_k[1]["measured"] is None
     assert 0 < forecast["share_saved"] < 1
 
 
-def test_forecasts_from_imported_step_times_name_their_source(there):
+def test_forecasts_from_imported_step_times_name_their_source(measured_there):
     whose = "vllm 0.32.0 (costs.csv), which drafts greedily"
-    (answer,) = answer_lines(there)
+    (answer,) = answer_lines(measured_there)
     # 40 tokens in 14 rounds of 1.1 steps.
     expected = (
         rf"own\.jsonl: .*big/good, K=2, 2\.60x faster \[2\.60, 2\.60\], .*{re.escape(whose)}$"
     )
     assert re.match(expected, answer)
-    assert all(whose in line for line in forecast_lines(there))
-    grid = forecast_grid(there)
+    assert all(whose in line for line in forecast_lines(measured_there))
+    grid = forecast_grid(measured_there)
     assert grid is not None
     assert whose in grid.title
     came = dict(zip(grid.headers, grid.rows[0], strict=True))
     assert (came["AL there"], came["speedup there"]) == ("2.90", "2.40x")
     assert "2.90" in grid.rows[0]
-    assert whose in to_markdown([there])
-    assert whose in to_html([there])
-    assert any(whose in chart.setting for chart in drawn(there).all)
+    assert whose in to_markdown([measured_there])
+    assert whose in to_html([measured_there])
+    assert any(whose in chart.setting for chart in drawn(measured_there).all)
 
 
 def test_a_run_without_a_forecast_has_no_such_section(cpu_document):
@@ -172,8 +172,8 @@ def test_a_run_without_a_forecast_has_no_such_section(cpu_document):
     assert to_json(cpu_document)["forecasts"] == []
 
 
-def test_an_approximate_forecast_is_marked_with_what_it_would_measure(here):
-    (good, _) = here.forecasts
+def test_an_approximate_forecast_is_marked_with_what_it_would_measure(measured_here):
+    (good, _) = measured_here.forecasts
     assert "approximation" not in forecast_text(good)
     rough = replace(good, forecast=replace(good.forecast, is_exact=False))
     assert ", approximate " in forecast_text(rough)
@@ -181,15 +181,15 @@ def test_an_approximate_forecast_is_marked_with_what_it_would_measure(here):
     assert "would measure 4" in forecast_text(every)
 
 
-def test_a_forecast_that_saves_nothing_states_the_extra_time(here):
-    (good, _) = here.forecasts
+def test_a_forecast_that_saves_nothing_states_the_extra_time(measured_here):
+    (good, _) = measured_here.forecasts
     costly = replace(good, forecast=replace(good.forecast, trace_s=2 * good.forecast.sweep_s))
     assert " more time than " in forecast_text(costly)
     assert "-" not in forecast_text(costly).rpartition("measured")[2]
 
 
-def test_unmeasured_cells_are_not_reported_as_measured(here):
-    (good, _) = here.forecasts
+def test_unmeasured_cells_are_not_reported_as_measured(measured_here):
+    (good, _) = measured_here.forecasts
     cut = replace(good, measured={})
     assert re.search(r"of K = 1\.\.2, 4 .*measure 4, ", forecast_text(cut))
     passed_over = replace(cut, forecast=replace(good.forecast, to_measure=()))

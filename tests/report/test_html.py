@@ -65,7 +65,7 @@ def two_runs(cpu_document: Document, gpu_document: Document) -> str:
     return to_html([cpu_document, gpu_document])
 
 
-def why(html: str) -> str:
+def why_section(html: str) -> str:
     end = html.index('<details class="part"><summary><h2>What it costs</h2>')
     return Page(html[html.index("<h2>Why</h2>") : end]).text
 
@@ -114,7 +114,7 @@ def test_every_verdict_has_its_reasons_and_at_most_five_of_them_unfolded(
         page = to_html([document])
         for decision in document.decisions:
             assert decision.reasons
-            assert all(reason in why(page) for reason in decision.reasons)
+            assert all(reason in why_section(page) for reason in decision.reasons)
         lists = re.findall(r'</h3>\s*<ul class="notes">(.*?)</ul>', page, re.DOTALL)
         most = max(text.count("<li>") for text in lists[: len(document.decisions)])
         assert most <= MOST_FACTS

@@ -12,7 +12,7 @@ from specbench.report.markdown import to_markdown
 from specbench.report.notes import notes
 from specbench.report.provenance import provenance
 from specbench.report.sessions import session_warnings, sessions_grid
-from tests.decide.test_cycles import own_cells
+from tests.decide.test_cycles import cells_of_builtin
 from tests.made_records import made_block
 from tests.report.conftest import SHOWN, drawn
 from tests.served_sessions import Sweep, served_sweep
@@ -91,7 +91,7 @@ def test_the_command_of_the_best_k_has_version_and_settings(plain: Document) -> 
 
 
 def test_the_acceptance_rule_of_the_built_in_engine_is_stated(plain: Document) -> None:
-    base = replace(plain.cells[1], key=own_cells(0.1)[1].key)
+    base = replace(plain.cells[1], key=cells_of_builtin(0.1)[1].key)
     sampled = replace(
         base,
         key=replace(base.key, condition=replace(base.key.condition, temperature=1.0)),
@@ -157,7 +157,7 @@ def test_chart_captions_state_what_the_intervals_are_over(plain: Document) -> No
 
 def test_the_built_in_decoder_is_compared_with_the_engine_without_an_interval() -> None:
     stored = served_sweep()
-    builtin_cells = own_cells(0.06)
+    builtin_cells = cells_of_builtin(0.06)
     blocks = tuple(
         made_block(f"code-{i}", *(cell.requests[i] for cell in builtin_cells), block_id=f"own {i}")
         for i in range(6)

@@ -41,7 +41,7 @@ def with_text(wish: Wish, pieces: Sequence[str]) -> Document:
     )
 
 
-def shown(generated: ShownGeneration) -> str:
+def shown_text(generated: ShownGeneration) -> str:
     """The text as a reader sees it."""
     boxes = [step.accepted + step.bonus + step.after for step in generated.steps]
     return (generated.before + "".join(boxes)).replace("\u00a0", " ")
@@ -54,7 +54,7 @@ def test_each_workload_shows_the_generation_of_its_best_drafter() -> None:
     assert code.title == f"code: {winner.leader.source}, K=4, code-0"
     assert creative.title.startswith("creative: demo/draft, K=1")
     assert code.before == " word"
-    assert shown(code) == " word" * 49
+    assert shown_text(code) == " word" * 49
     assert any(step.num_rejected for step in creative.steps)
     assert code.steps[0].hover_text.startswith("Round 1: 4 drafted, ")
 
@@ -76,7 +76,7 @@ def test_the_drafter_nearest_to_a_speedup_is_shown_if_none_helps() -> None:
 def test_line_ends_and_control_characters_are_shown_as_symbols() -> None:
     document = with_text(SMALL, ["\x1b[31m", "a\n"])
     code, _ = shown_generations(document)
-    text = shown(code)
+    text = shown_text(code)
     assert "\x1b" not in text
     assert text.startswith("\u241b[31ma\u21b5\n")
 

@@ -22,19 +22,19 @@ def stored() -> StoredRun:
     return stored_run(replace(SMALL, drafters=("draft",)))
 
 
-def written(runs: list[StoredRun], formats: Iterable[str], folder: Path) -> tuple[Path, ...]:
+def written_report(runs: list[StoredRun], formats: Iterable[str], folder: Path) -> tuple[Path, ...]:
     return write_report(runs, [build_document(run) for run in runs], formats, folder)
 
 
 def test_each_format_is_a_file_in_the_folder(stored: StoredRun, tmp_path: Path) -> None:
-    paths = written([stored], TEXTS, tmp_path)
+    paths = written_report([stored], TEXTS, tmp_path)
     assert [path.name for path in paths] == ["report.html", "report.md", "cells.csv"]
     assert sorted(tmp_path.iterdir()) == sorted(paths)
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
 def test_only_the_requested_report_formats_are_written(stored: StoredRun, tmp_path: Path) -> None:
-    written([stored, stored], ["csv"], tmp_path)
+    written_report([stored, stored], ["csv"], tmp_path)
     (path,) = tmp_path.iterdir()
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1 + 2 * 8
 
@@ -44,19 +44,19 @@ def test_parquet_is_a_file_per_table(
 ) -> None:
     # pyarrow is an extra: in its place the columns as text.
     monkeypatch.setattr(write, "to_parquet", lambda table: " ".join(table.columns).encode())
-    paths = written([stored], ["parquet"], tmp_path)
+    paths = written_report([stored], ["parquet"], tmp_path)
     assert [path.name for path in paths] == [f"{name}.parquet" for name in TABLES]
     for path, table in zip(paths, TABLES, strict=True):
         assert path.read_text().split() == describe(table)["name"].tolist()
 
 
 def test_a_report_file_is_replaced_atomically(stored: StoredRun, tmp_path: Path) -> None:
-    (path,) = written([stored], ["csv"], tmp_path)
+    (path,) = written_report([stored], ["csv"], tmp_path)
     first = path.read_text(encoding="utf-8")
     path.write_text("an older report", encoding="utf-8")
     reader = tmp_path / "still-reading"
     reader.hardlink_to(path)
-    written([stored], ["csv"], tmp_path)
+    written_report([stored], ["csv"], tmp_path)
     assert path.read_text(encoding="utf-8") == first
     assert reader.read_text(encoding="utf-8") == "an older report"  # not written over in place
 
@@ -66,10 +66,10 @@ def test_a_disk_error_names_the_path_and_leaves_no_partial_file(
 ) -> None:
     (tmp_path / "cells.csv").mkdir()  # cannot be replaced by a file
     with pytest.raises(StoreError, match=r"cells\.csv"):
-        written([stored], ["csv"], tmp_path)
+        written_report([stored], ["csv"], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["cells.csv"]
     with pytest.raises(StoreError, match="cannot write"):
-        written([stored], ["csv"], tmp_path / "absent")
+        written_report([stored], ["csv"], tmp_path / "absent")
 
 
 @pytest.mark.slow

@@ -61,11 +61,11 @@ def test_every_record_is_on_disk_before_append_returns(tmp_path: Path, monkeypat
     synced: list[int] = []
     fsync = os.fsync
 
-    def noted(descriptor: int) -> None:
+    def record_fsync(descriptor: int) -> None:
         synced.append(os.fstat(descriptor).st_size)
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "fsync", record_fsync)
     with create_run(tmp_path, run()) as store:
         assert (store.folder / "run.json").stat().st_size in synced
         for record in EVERY_RECORD:
@@ -133,12 +133,12 @@ def test_memory_equals_the_disk_after_every_record(tmp_path: Path):
 def test_a_record_that_the_disk_refused_is_not_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def full(descriptor: int) -> None:  # noqa: ARG001
+    def raise_no_space(descriptor: int) -> None:  # noqa: ARG001
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with create_run(tmp_path, run()) as store:
         store.append(block("a"))
-        monkeypatch.setattr(os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", raise_no_space)
         with pytest.raises(StoreError, match="No space left"):
             store.append(block("b"))
         monkeypatch.undo()

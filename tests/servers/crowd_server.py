@@ -43,7 +43,7 @@ class CrowdServer:
     key: str = ""
     num_events: int = 3
     pause_s: float = 0.0
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     num_connections: int = 0  # opened so far
     num_tokens: int = 70_000  # emitted since it started, for whomever
     num_active: int = 0
@@ -114,14 +114,14 @@ class CrowdServer:
         await writer.drain()
 
     async def _stream(
-        self, body: dict[str, object], reader: StreamReader, writer: StreamWriter, said: str
+        self, body: dict[str, object], reader: StreamReader, writer: StreamWriter, key: str
     ) -> None:
         prompt = str(body["prompt"])
-        self.asked.append(prompt)
+        self.requests.append(prompt)
         if prompt == "500":
-            _send_page(writer, "500 Internal Server Error", f"out of memory, {said}")
+            _send_page(writer, "500 Internal Server Error", f"out of memory, {key}")
             return
-        if prompt in CLOSED and self.asked.count(prompt) == 1:
+        if prompt in CLOSED and self.requests.count(prompt) == 1:
             CLOSED[prompt](writer)
             raise ConnectionAbortedError
         if prompt == "begun":  # and closed before its status line ends

@@ -51,7 +51,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
     async def skip_silence(self, server: CrowdServer, num_requests: int) -> None:
         """Wait for none of those that hang, once they are all that is left of so many requests."""
         await server.until(
-            lambda: len(server.asked) == num_requests and server.num_active == server.num_hanging
+            lambda: len(server.requests) == num_requests and server.num_active == server.num_hanging
         )
         while server.num_hanging:
             self.skipped_s += 1

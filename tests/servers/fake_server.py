@@ -92,7 +92,7 @@ class FakeServer:
     counters: str = ""  # in place of its own page
     num_foreign: int = 0  # tokens of others that it counts beside each answer
     pages: Mapping[str, str] = field(default_factory=dict)  # by path: what a real one answered
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     total_rounds: int = 1_000
     total_tokens: int = 70_000
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -169,7 +169,7 @@ class _Handler(Handler):
             self.send_error(404)
 
     def do_POST(self) -> None:
-        fake, body = self.fake, self.asked()
+        fake, body = self.fake, self.read_body()
         if not self._is_let_in():
             return
         is_chat = self.path == "/v1/chat/completions"
@@ -178,7 +178,7 @@ class _Handler(Handler):
             self.send_error(400 if fake.refusal else 404, fake.refusal or None)
             return
         with fake.lock:
-            fake.asked.append(body)
+            fake.requests.append(body)
         if self.path in fake.pages:
             self.send(fake.pages[self.path])
         else:

@@ -11,7 +11,7 @@ from typing import Any
 class Handler(BaseHTTPRequestHandler):
     """Answers requests, and logs none."""
 
-    def asked(self) -> dict[str, Any]:
+    def read_body(self) -> dict[str, Any]:
         """The JSON of the request's body."""
         body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         return body

@@ -59,7 +59,7 @@ def failure_of(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Posted(Request):
+class PostedRequest(Request):
     """A request of the API, whose body may follow from the answers before."""
 
     path: str
@@ -70,14 +70,14 @@ def posted(
     path: str,
     body: Callable[[Sequence[StreamedResponse]], Mapping[str, Any]],
     conversation: str | None = None,
-) -> Posted:
-    return Posted(path=path, body=body, conversation=conversation, max_new_tokens=0)
+) -> PostedRequest:
+    return PostedRequest(path=path, body=body, conversation=conversation, max_new_tokens=0)
 
 
 async def _post(
     client: Client, request: Request, earlier: Sequence[StreamedResponse]
 ) -> StreamedResponse:
-    assert isinstance(request, Posted)
+    assert isinstance(request, PostedRequest)
     return await client.stream(request.path, request.body(earlier))
 
 

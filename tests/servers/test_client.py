@@ -11,7 +11,7 @@ from tests.servers.event_loops import SkippingLoop, in_loop
 from tests.servers.raw_server import client_of, failure_of, raw_server, stream_of
 
 
-def asked(server, *prompts, **more):
+def responses_to(server, *prompts, **more):
     """The client's answers to the prompts, one after the other."""
 
     async def ask():
@@ -23,7 +23,7 @@ def asked(server, *prompts, **more):
 
 def test_a_streamed_response_is_read_completely():
     server = CrowdServer()
-    (answer,) = asked(server, "a")
+    (answer,) = responses_to(server, "a")
     assert list(answer.token_ids) == IDS * server.num_events
     assert answer.num_events == server.num_events
     assert answer.num_prompt_tokens == 5
@@ -78,8 +78,8 @@ def test_a_request_whose_idle_connection_is_closed_meanwhile_is_sent_on_a_new_on
 def test_a_request_whose_new_connection_is_closed_is_not_sent_again(prompt):
     server = CrowdServer()
     with pytest.raises(LostError, match="broke off"):
-        asked(server, prompt)
-    assert server.asked == [prompt]
+        responses_to(server, prompt)
+    assert server.requests == [prompt]
 
 
 def test_a_request_whose_answer_has_begun_is_not_sent_again():
@@ -93,7 +93,7 @@ def test_a_request_whose_answer_has_begun_is_not_sent_again():
                 await client.stream("completions", {"prompt": "begun"})
 
     in_loop(SkippingLoop, ask())
-    assert server.asked == ["a", "begun"]
+    assert server.requests == ["a", "begun"]
     assert server.num_connections == 1
 
 
@@ -120,7 +120,7 @@ def test_a_faulty_response_is_an_error_and_the_next_request_works(prompt):
 
 def test_a_silent_server_gives_an_error_with_the_limit():
     with pytest.raises(ServerError, match=r"nothing for 0\.1 s"):
-        asked(CrowdServer(), "hang", silence_s=0.1)
+        responses_to(CrowdServer(), "hang", silence_s=0.1)
 
 
 @pytest.mark.parametrize(

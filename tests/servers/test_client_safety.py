@@ -15,7 +15,7 @@ KEY = "s3cret"
 UNVOUCHED = Path(__file__).with_name("unvouched.pem")  # a certificate that nobody signed, its key
 
 
-def echoes(form):
+def echoing_replies(form):
     """Replies that repeat the key they were asked with."""
 
     def reply(head):
@@ -38,7 +38,7 @@ def echoes(form):
 )
 def test_a_key_that_is_repeated_is_not_shown(form, call, monkeypatch):
     monkeypatch.setenv("SPECBENCH_API_KEY", KEY)
-    message = failure_of(echoes(form), *([call] if call else []))
+    message = failure_of(echoing_replies(form), *([call] if call else []))
     assert KEY not in message
     assert "***" in message
 
@@ -70,8 +70,8 @@ def test_the_client_ignores_proxies_netrc_and_certificate_variables(monkeypatch,
                 await client.stream("completions", {"prompt": "a"})
 
         asyncio.run(ask())
-    assert not proxy.asked
-    assert server.asked == ["a"]
+    assert not proxy.requests
+    assert server.requests == ["a"]
 
 
 def test_a_server_with_an_untrusted_certificate_gets_no_request(monkeypatch):

@@ -27,7 +27,7 @@ KEPT_BYTES = 2_000  # of an answer: its tokens, marks and text
 REQUEST_S = 0.001  # of the loop's time, so that connections settle and are used again
 
 
-def asks(prompt):
+def prompt_request(prompt):
     return posted("completions", lambda _: {"prompt": prompt})
 
 
@@ -70,7 +70,7 @@ def served(num_requests, tmp_path, on_request=lambda _: None):
     prompts = planned(num_requests)
     numbers = iter(range(num_requests))
 
-    def asks_and_tells(prompt):
+    def stopping_request(prompt):
         def body(_):
             asyncio.get_running_loop().skipped_s += REQUEST_S
             on_request(next(numbers))
@@ -82,7 +82,7 @@ def served(num_requests, tmp_path, on_request=lambda _: None):
         loop = asyncio.get_running_loop()
         async with server.serving() as url, client_of(url) as client:
             skipping = loop.create_task(loop.skip_silence(server, num_requests))
-            requests = [asks_and_tells(prompt) for prompt in prompts]
+            requests = [stopping_request(prompt) for prompt in prompts]
             traffic = await send_all(requests, [client], concurrency=64)
             await skipping
             return traffic
@@ -90,7 +90,7 @@ def served(num_requests, tmp_path, on_request=lambda _: None):
     with all_logged_to(tmp_path / "everything.log"):
         traffic = in_loop(SkippingLoop, ask())
     assert_accounted_for(prompts, traffic.answers)
-    assert Counter(server.asked) == Counter(prompts)
+    assert Counter(server.requests) == Counter(prompts)
     assert server.most_active <= 64
     assert server.num_connections < num_requests / 4
 
@@ -150,7 +150,7 @@ def test_after_a_restart_requests_are_answered_again():
         async with server.serving() as url, client_of(url) as client:
             before = await client.counters(VLLM.path, [VLLM])
             restarting = asyncio.create_task(server.restart_when(2))
-            requests = [asks(prompt) for prompt in ("hang", "hang", "a", "b")]
+            requests = [prompt_request(prompt) for prompt in ("hang", "hang", "a", "b")]
             answers, _ = await send_all(requests, [client], concurrency=2)
             await restarting
             return answers, (await client.counters(VLLM.path, [VLLM])).since(before)
@@ -164,14 +164,14 @@ def test_after_a_restart_requests_are_answered_again():
 def test_tokens_that_a_server_counts_for_others_are_noticed():
     server = CrowdServer()
 
-    def others(_):
+    def other_body(_):
         server.num_tokens += 40
         return {"prompt": "a"}
 
     async def ask():
         async with server.serving() as url, client_of(url) as client:
             before = await client.counters(VLLM.path, [VLLM])
-            requests = [asks("a"), posted("completions", others), asks("a")]
+            requests = [prompt_request("a"), posted("completions", other_body), prompt_request("a")]
             answers, _ = await send_all(requests, [client], request_rate=1e6)
             return answers, (await client.counters(VLLM.path, [VLLM])).since(before)
 
@@ -190,7 +190,7 @@ def test_ctrl_c_closes_every_connection():
         async with server.serving() as url, client_of(url) as client:
             interrupting = asyncio.create_task(interrupt())
             try:
-                await send_all([asks("hang")] * 20, [client], concurrency=8)
+                await send_all([prompt_request("hang")] * 20, [client], concurrency=8)
             finally:
                 async with asyncio.timeout(60):
                     await server.until(lambda: not server.writers)
@@ -203,7 +203,7 @@ def test_ctrl_c_closes_every_connection():
             asyncio.run(ask())
     finally:
         signal.signal(signal.SIGINT, before)
-    assert server.asked == ["hang"] * 8
+    assert server.requests == ["hang"] * 8
 
 
 NUM_EVENTS = 40  # of an answer, and its end

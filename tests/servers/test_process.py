@@ -81,7 +81,7 @@ def wait_until_healthy(process, port: int, path="/health", timeout_s=PATIENCE_S)
     asyncio.run(wait())
 
 
-def asked(port: int, path: str) -> dict:
+def fetch_page(port: int, path: str) -> dict:
     async def ask() -> dict:
         address = Address.at(f"http://{LOOPBACK}:{port}", "--base-url")
         async with Client(address) as client:
@@ -273,7 +273,7 @@ def test_the_engine_environment_adds_variables_and_removes_api_keys(tmp_path, mo
     line = ["env", "-u", "PYTHONHOME", *command(port=port)]
     with started(line, environment=more, log=tmp_path / "folder" / "server.log") as process:
         wait_until_healthy(process, port)
-        seen = asked(port, "/environment")
+        seen = fetch_page(port, "/environment")
     assert (seen["OURS"], seen["MORE"]) == ("ours", "more")
     assert "s3cret" not in seen.values()
 

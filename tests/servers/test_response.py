@@ -9,7 +9,7 @@ from specbench.servers import response
 from specbench.servers.response import EventData, StreamedResponse
 
 
-def taken(monkeypatch, *timed):
+def response_of(monkeypatch, *timed):
     """An answer of events and the seconds when they came."""
     answer = StreamedResponse()
     for at_s, event in timed:
@@ -41,7 +41,7 @@ USAGE = {
 
 
 def test_a_streamed_response_has_token_times_and_the_first_count(monkeypatch):
-    answer = taken(
+    answer = response_of(
         monkeypatch,
         (1.0, ROLE),
         (2.0, ids(7, 8)),
@@ -63,7 +63,7 @@ def test_the_first_event_without_token_ids_has_an_unknown_token_count(monkeypatc
         return {"choices": [{"delta": {"content": text}}]}
 
     end = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
-    answer = taken(
+    answer = response_of(
         monkeypatch, (1.0, word("a")), (2.0, word("b")), (3.0, word("c")), (4.0, end), (5.0, USAGE)
     )
     assert (answer.first_s, answer.last_s, answer.num_first) == (1.0, 4.0, None)
@@ -71,10 +71,10 @@ def test_the_first_event_without_token_ids_has_an_unknown_token_count(monkeypatc
 
 
 def test_usage_in_every_event_gives_the_token_counts(monkeypatch):
-    def so_far(number):
+    def usage_event(number):
         return {"choices": [{"text": "a"}], "usage": {"completion_tokens": number}}
 
-    answer = taken(monkeypatch, (1.0, so_far(2)), (2.0, so_far(7)))
+    answer = response_of(monkeypatch, (1.0, usage_event(2)), (2.0, usage_event(7)))
     assert (answer.num_first, answer.num_tokens) == (2, 7)
 
 
@@ -89,7 +89,7 @@ def test_a_response_without_tokens_has_no_times():
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "content"])
 def test_reasoning_content_counts_as_text(monkeypatch, name):
     event = {"choices": [{"delta": {"role": "assistant", name: "well", "tool_calls": []}}]}
-    assert taken(monkeypatch, (1.0, event)).text == "well"
+    assert response_of(monkeypatch, (1.0, event)).text == "well"
 
 
 def test_events_are_parsed_from_chunks_of_any_size():
@@ -107,7 +107,7 @@ def test_events_are_parsed_from_chunks_of_any_size():
 
 
 def test_an_incomplete_stream_reports_its_fault(monkeypatch):
-    answer = taken(monkeypatch, (1.0, ids(7, 8)), (2.0, USAGE))
+    answer = response_of(monkeypatch, (1.0, ids(7, 8)), (2.0, USAGE))
     assert answer.fault is not None
     assert re.match("broke off: .*1 events", answer.fault)
     answer.is_done = True

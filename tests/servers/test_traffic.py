@@ -146,7 +146,7 @@ class StallingClient(PacedClient):
         return answer
 
 
-def why(load, tpot_s):
+def saturation_reason(load, tpot_s):
     """Why the cell is marked that was measured with this load."""
     stored = ClientLoad(
         cell_id="",
@@ -166,9 +166,9 @@ def test_a_blocked_event_loop_marks_the_client_as_bound():
         for client in (StallingClient(), PacedClient())
     ]
     assert loads[0].mean_lag_s == pytest.approx(0.1 * 0.05 / 1.1, rel=0.15)
-    assert "event loop lagged" in why(loads[0], tpot_s=0.02)
-    assert why(loads[0], tpot_s=0.2) == ""
-    assert why(loads[1], tpot_s=0.02) == ""
+    assert "event loop lagged" in saturation_reason(loads[0], tpot_s=0.02)
+    assert saturation_reason(loads[0], tpot_s=0.2) == ""
+    assert saturation_reason(loads[1], tpot_s=0.02) == ""
     assert loads[1].mean_lag_s == pytest.approx(0, abs=1e-9)
 
 

@@ -23,7 +23,7 @@ from tests.settings.flat_settings import changed, settings_of
 SETTINGS = settings_of(pairings=("a/b",), workloads=("chat",))
 
 
-def said(*words: str) -> RunSettings:
+def parsed(*words: str) -> RunSettings:
     """What a command gets whose only parameter is the settings."""
     heard: list[RunSettings] = []
 
@@ -60,29 +60,29 @@ def test_methods_choose_pairings_and_are_not_stored():
 
 
 def test_every_settings_group_has_defaults():
-    assert said() == settings_of(pairings=(), workloads=("chat", "code", "creative"))
+    assert parsed() == settings_of(pairings=(), workloads=("chat", "code", "creative"))
 
 
 def test_option_values_are_parsed_into_settings_groups():
-    settings = said("big", "-w", "a,b", "-w", "c", "-k", "1..2,auto", "--prompt-tokens", "4k,512")
+    settings = parsed("big", "-w", "a,b", "-w", "c", "-k", "1..2,auto", "--prompt-tokens", "4k,512")
     assert settings.workload.pairings == ("big",)
     assert settings.workload.workloads == ("a", "b", "c")
     assert settings.draft == DraftSettings(num_speculative_tokens=(1, 2), adaptive=True)
     assert settings.load == LoadSettings(contexts=(512, 4096))
-    assert said("--temperature", "0,1").sampling == SamplingSettings(temperatures=(0.0, 1.0))
+    assert parsed("--temperature", "0,1").sampling == SamplingSettings(temperatures=(0.0, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Two:
+class CupSettings:
     num_cups: Annotated[int, Option(names=("--cups",), min=1, help="Cups.")] = 3
     kind: str = "tea"  # not an option
 
 
 def test_a_command_can_have_its_own_defaults_for_a_group():
-    heard: list[Two] = []
-    hers = Two(num_cups=5, kind="coffee")
+    heard: list[CupSettings] = []
+    hers = CupSettings(num_cups=5, kind="coffee")
 
-    def command(settings: Two = hers) -> None:
+    def command(settings: CupSettings = hers) -> None:
         heard.append(settings)
 
     app = typer.Typer(rich_markup_mode=None)

@@ -44,7 +44,7 @@ def measured(rng, n, speedup, shared):
     return curve
 
 
-def at(size, low, estimate, high):
+def point(size, low, estimate, high):
     return size, Interval(estimate=estimate, low=low, high=high)
 
 
@@ -55,7 +55,8 @@ def narrowed(curve):
         return math.sqrt(bound * estimate)
 
     return [
-        at(size, half(s.low, s.estimate), s.estimate, half(s.high, s.estimate)) for size, s in curve
+        point(size, half(s.low, s.estimate), s.estimate, half(s.high, s.estimate))
+        for size, s in curve
     ]
 
 
@@ -107,30 +108,30 @@ def test_a_flat_speedup_has_no_break_even(level):
 
 
 def test_each_bound_crosses_on_its_own_line():
-    crossing = break_even([at(1_000, 1.25, 2.0, 4.0), at(16_000, 0.2, 0.5, 0.8)])
+    crossing = break_even([point(1_000, 1.25, 2.0, 4.0), point(16_000, 0.2, 0.5, 0.8)])
 
-    def between(first, last):
+    def crossing_between(first, last):
         return 1_000 * 16 ** (math.log(first) / math.log(first / last))
 
     assert crossing.estimate == pytest.approx(4_000)
-    assert crossing.low == pytest.approx(between(1.25, 0.2))
-    assert crossing.high == pytest.approx(between(4.0, 0.8))
+    assert crossing.low == pytest.approx(crossing_between(1.25, 0.2))
+    assert crossing.high == pytest.approx(crossing_between(4.0, 0.8))
 
 
 def test_a_break_even_bound_outside_the_measured_range_is_unknown():
-    gain, loss = at(1_000, 1.2, 1.5, 2.0), at(4_000, 0.2, 0.5, 0.8)
-    assert break_even([at(1_000, 0.9, 1.5, 2.0), loss]).low is None
-    assert break_even([gain, at(4_000, 0.5, 0.9, 1.1)]).high is None
-    assert break_even([gain, at(4_000, 1.1, 1.2, 1.3)]) is None
+    gain, loss = point(1_000, 1.2, 1.5, 2.0), point(4_000, 0.2, 0.5, 0.8)
+    assert break_even([point(1_000, 0.9, 1.5, 2.0), loss]).low is None
+    assert break_even([gain, point(4_000, 0.5, 0.9, 1.1)]).high is None
+    assert break_even([gain, point(4_000, 1.1, 1.2, 1.3)]) is None
 
 
 def test_the_break_even_interval_covers_a_curve_that_rises_again():
     crossing = break_even(
         [
-            at(1_000, 1.2, 1.3, 1.4),
-            at(2_000, 0.8, 0.9, 0.95),
-            at(4_000, 1.1, 1.2, 1.3),
-            at(8_000, 0.4, 0.5, 0.6),
+            point(1_000, 1.2, 1.3, 1.4),
+            point(2_000, 0.8, 0.9, 0.95),
+            point(4_000, 1.1, 1.2, 1.3),
+            point(8_000, 0.4, 0.5, 0.6),
         ]
     )
     assert 1_000 < crossing.low < crossing.estimate < 2_000
@@ -138,7 +139,7 @@ def test_the_break_even_interval_covers_a_curve_that_rises_again():
 
 
 def test_without_intervals_there_is_only_an_estimate():
-    crossing = break_even([at(1_000, None, 2.0, None), at(4_000, None, 0.5, None)])
+    crossing = break_even([point(1_000, None, 2.0, None), point(4_000, None, 0.5, None)])
     assert crossing == Interval(estimate=pytest.approx(2_000), low=None, high=None)
     # A size with an interval is worth more than one without.
-    assert break_even([at(1_000, 1.2, 2.0, 3.0), at(4_000, None, 0.5, None)]) is None
+    assert break_even([point(1_000, 1.2, 2.0, 3.0), point(4_000, None, 0.5, None)]) is None

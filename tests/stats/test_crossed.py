@@ -276,19 +276,19 @@ def test_an_effect_of_the_detectable_size_is_found_in_four_of_five_sweeps():
     assert np.mean(detected) == pytest.approx(0.80, abs=0.05)
 
 
-def together(cells: Cells) -> Cells:
+def pooled(cells: Cells) -> Cells:
     """Concurrent requests give one figure per cycle."""
     return Cells(*(np.nansum(column, axis=-1, keepdims=True) for column in cells))
 
 
 def test_prompts_served_together_have_an_interval_over_cycles_only():
-    ratio = crossed_speedup(*together(cells(cycles=4, prompts=6)))
+    ratio = crossed_speedup(*pooled(cells(cycles=4, prompts=6)))
     logs = np.log([c.sum(axis=1) for c in cells(cycles=4, prompts=6)])
     of_cycles = logs[0] - logs[1] - logs[2] + logs[3]
     assert ratio.log == pytest.approx(of_cycles.mean())
     assert ratio.spread.standard_error == pytest.approx(of_cycles.std(ddof=1) / 2)
     assert ratio.spread.degrees_of_freedom == pytest.approx(3.0)
-    assert crossed_speedup(*together(cells(cycles=1, prompts=6))).spread is None
+    assert crossed_speedup(*pooled(cells(cycles=1, prompts=6))).spread is None
 
 
 @pytest.mark.sampled(one_in=3)
@@ -299,7 +299,7 @@ def test_an_interval_over_cycles_covers_other_starts(cycles, name):
     rng = np.random.default_rng(cycles)
     same_prompts = replace(NOISES[name], prompt=0.0)
     [sweeps] = same_prompts.sweeps(rng, SWEEPS, cycles, 10)
-    covered, helps = rates(crossed_speedup(*together(sweeps.sweep(i))) for i in range(SWEEPS))
+    covered, helps = rates(crossed_speedup(*pooled(sweeps.sweep(i))) for i in range(SWEEPS))
     print(f"{name}, {cycles} cycles of passes: {covered:.1%}, wrong helps {helps:.1%}")
     assert 0.93 <= covered <= 0.97
     assert helps < 0.05

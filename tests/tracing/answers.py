@@ -43,7 +43,7 @@ def method_of(drafter: str) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Options:
     """What a prompt's turns are decoded with."""
 
     temperature: float = 0.0
@@ -51,7 +51,7 @@ class Asked:
     max_new_tokens: int = 64
 
 
-def decode(engine: BuiltinEngine, workload: str, prompt: Prompt, options: Asked) -> Conversation:
+def decode(engine: BuiltinEngine, workload: str, prompt: Prompt, options: Options) -> Conversation:
     """The target's own answers without drafts; later turns follow the greedy ones."""
     history: list[Message] = []
     texts: Conversation = []
@@ -85,14 +85,14 @@ def decode(engine: BuiltinEngine, workload: str, prompt: Prompt, options: Asked)
 
 
 def conversations(
-    engine: BuiltinEngine, workload: str, num_prompts: int, options: Asked = Asked()
+    engine: BuiltinEngine, workload: str, num_prompts: int, options: Options = Options()
 ) -> list[Conversation]:
     """The first prompts of a workload, answered."""
     prompts = load_workload(workload, folder=demo_target().workloads).prompts[:num_prompts]
     return [decode(engine, workload, prompt, options) for prompt in prompts]
 
 
-def answered(
+def decode_with_drafts(
     engine: BuiltinEngine, drafter: str, texts: Sequence[TargetText], k: int
 ) -> list[tuple[tuple[int, ...], RoundLog]]:
     """The same turns decoded with drafts: output and rounds of each."""
@@ -120,7 +120,7 @@ def measured(
     engine: BuiltinEngine, drafter: str, texts: Sequence[TargetText], k: int
 ) -> list[RoundLog]:
     """The rounds of the same turns, decoded with drafts."""
-    return [log for _, log in answered(engine, drafter, texts, k)]
+    return [log for _, log in decode_with_drafts(engine, drafter, texts, k)]
 
 
 def counted(logs: Sequence[RoundLog], k: int) -> RoundCounts:

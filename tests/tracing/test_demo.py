@@ -14,7 +14,7 @@ from specbench.records import TraceRecord
 from specbench.tracing.trace import TargetText, trace_conversation
 from tests.tracing.answers import (
     WORKLOADS,
-    Asked,
+    Options,
     conversations,
     counted,
     measured,
@@ -40,7 +40,7 @@ def engine() -> BuiltinEngine:
 def texts(workload: str) -> tuple[tuple[TargetText, ...], ...]:
     return tuple(
         tuple(conversation)
-        for conversation in conversations(engine(), workload, 2, Asked(max_new_tokens=20))
+        for conversation in conversations(engine(), workload, 2, Options(max_new_tokens=20))
     )
 
 

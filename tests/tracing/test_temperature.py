@@ -21,19 +21,19 @@ from specbench.tracing import trace as trace_module
 from specbench.tracing.trace import TargetText, TraceNames, trace, trace_conversation
 from tests.decoding.lossless import SAMPLED_PROMPT, WARM, decode
 from tests.drafters.variants import VARIANTS, Variant
-from tests.tracing.answers import Asked, answered, conversations, counted, open_demo
+from tests.tracing.answers import Options, conversations, counted, decode_with_drafts, open_demo
 from tests.tracing.test_every_drafter import drafter_of, models
 
 pytestmark = pytest.mark.slow  # thousands of rounds
 
 K, MOST, NUM_TEXTS = 4, 90, 36
 CUT_OFF = Sampling(temperature=1.5, top_k=5, top_p=0.8)
-WARM_DEMO = Asked(temperature=1.0, max_new_tokens=90)
+WARM_DEMO = Options(temperature=1.0, max_new_tokens=90)
 DRAWN = ("draft_model", "eagle, chain", "dflash")
 LIKE_THEM = ("self_speculation", "eagle3, chain", "mtp")  # grown by the same code
 
 
-class Compared(NamedTuple):
+class ReplayError(NamedTuple):
     """Replayed minus measured rounds over all texts."""
 
     relative: float
@@ -70,16 +70,16 @@ def decoded(variant: Variant, sampling: Sampling) -> list[tuple[TargetText, Roun
     ]
 
 
-def compared(rounds: Sequence[tuple[TraceRecord, RoundCounts]]) -> Compared:
+def compared(rounds: Sequence[tuple[TraceRecord, RoundCounts]]) -> ReplayError:
     """Pairs of a text's trace and its measured rounds."""
     measured_N = np.array([measured.num_rounds for _, measured in rounds])
     replayed_N = np.array([replay_one(trace, K).num_rounds for trace, _ in rounds])
     spread = np.std(replayed_N - measured_N, ddof=1) * sqrt(len(rounds))
     relative = (replayed_N.sum() - measured_N.sum()) / measured_N.sum()
-    return Compared(float(relative), float(spread / measured_N.sum()))
+    return ReplayError(float(relative), float(spread / measured_N.sum()))
 
 
-def on_tiny_models(name: str, sampling: Sampling) -> Compared:
+def on_tiny_models(name: str, sampling: Sampling) -> ReplayError:
     variant = next(variant for variant in VARIANTS if variant.name == name)
     names, rounds = TraceNames("tiny", variant.name, variant.method), []
     for text, measured in decoded(variant, sampling):
@@ -88,13 +88,13 @@ def on_tiny_models(name: str, sampling: Sampling) -> Compared:
     return compared(rounds)
 
 
-def on_the_embedded_pair() -> Compared:
+def on_the_embedded_pair() -> ReplayError:
     """`draft` on six prompts of chat and six of creative."""
     engine, rounds = open_demo("draft"), []
     for workload in ("chat", "creative"):
         for texts in conversations(engine, workload, 6, WARM_DEMO):
             text = texts[0]
-            ((output_ids, log),) = answered(engine, "draft", [text], K)
+            ((output_ids, log),) = decode_with_drafts(engine, "draft", [text], K)
             emitted = replace(text, output_ids=output_ids)
             records = trace_conversation(engine, "draft", "draft_model", [emitted], [K])
             rounds.append((records[0], counted([log], K)))

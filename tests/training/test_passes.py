@@ -13,7 +13,7 @@ from specbench.drafters.registry import build_drafter
 from specbench.training.student import ChainStudent, open_student
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
-from tests.drafters.feature_cases import Watched, run_rounds
+from tests.drafters.feature_cases import Recorder, run_rounds
 from tests.drafters.plain_heads import PlainEagle, PlainEagle3
 from tests.training.tiny_target import METHODS, VOCAB_SIZE, lab
 
@@ -70,7 +70,7 @@ def test_training_agreement_equals_the_acceptance_of_a_chain(method, num_heads):
             drafter = build_drafter(
                 method, parts_of(target, None, student.checkpoint()), parameters
             )
-            watched = Watched(drafter)
+            watched = Recorder(drafter)
             drafter.num_drafts(3)
             # A prompt that ends before `current`: greedy, the target emits `current` first.
             run_rounds(target, watched, [text.ids[:current]], [3])

@@ -33,7 +33,7 @@ def tokenizer() -> ChatTokenizer:
     return ChatTokenizer(str(MODELS / "target"), revision=None, trust_remote_code=False)
 
 
-def answered(path: Path, num_texts: int = 12, temperatures: tuple[float, ...] = (0.0, 1.0)):
+def answers(path: Path, num_texts: int = 12, temperatures: tuple[float, ...] = (0.0, 1.0)):
     jobs = plan_answers(QUESTIONS, temperatures, num_texts, seed=5)
     file = TextFile(path, ORIGIN, VOCAB_SIZE)
     answer(lab().target, (), jobs, file, max_new_tokens=6, num_rows=2, report=silent)
@@ -110,7 +110,7 @@ def test_a_missing_file_is_a_workload_error(tokenizer):
 
 
 def test_held_out_prompts_are_answered_greedily_as_transformers_does(tmp_path):
-    texts = answered(tmp_path / "texts.jsonl")
+    texts = answers(tmp_path / "texts.jsonl")
     model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
 
     for text in (text for text in texts if text.is_held_out):
@@ -120,7 +120,7 @@ def test_held_out_prompts_are_answered_greedily_as_transformers_does(tmp_path):
 
 
 def test_repeated_prompts_need_sampled_training_answers(tmp_path):
-    texts = answered(tmp_path / "sampled.jsonl", num_texts=30)
+    texts = answers(tmp_path / "sampled.jsonl", num_texts=30)
     greedy = plan_answers(QUESTIONS, (0.0,), 30, seed=0)
 
     counts = Counter(text.ids[: text.num_prompt] for text in texts if not text.is_held_out)
@@ -131,12 +131,12 @@ def test_repeated_prompts_need_sampled_training_answers(tmp_path):
 
 def test_a_killed_run_resumes_with_its_stored_answers(tmp_path):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    texts = answered(whole)
+    texts = answers(whole)
     content = whole.read_bytes()
     cut.write_bytes(content[: content.index(b"\n", 500) + 9])  # in the middle of a line
 
     assert len(TextFile(cut, ORIGIN, VOCAB_SIZE).texts) < len(texts)
-    assert answered(cut) == texts
+    assert answers(cut) == texts
     assert cut.read_bytes() == content
 
 
@@ -161,7 +161,7 @@ def test_two_trainings_do_not_mix_their_texts(tmp_path):
 
 
 def test_fewer_training_texts_are_a_prefix_of_more(tmp_path):
-    assert answered(tmp_path / "few.jsonl", 4) == answered(tmp_path / "many.jsonl", 7)[:7]
+    assert answers(tmp_path / "few.jsonl", 4) == answers(tmp_path / "many.jsonl", 7)[:7]
 
 
 @pytest.mark.parametrize(

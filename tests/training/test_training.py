@@ -175,14 +175,14 @@ def test_a_budget_also_limits_a_resumed_training(tmp_path):
         if step == 30:
             raise KeyboardInterrupt
 
-    def go_on(plan: Plan, report: StepCallback) -> TrainingProgress:
+    def continue_training(plan: Plan, report: StepCallback) -> TrainingProgress:
         student = lab().student("medusa")
         return train(student, bench.teacher(student), bench.batches, plan, path, SETTINGS, report)
 
     long = plan(10_000)._replace(save_every=25)
     with pytest.raises(KeyboardInterrupt):
-        go_on(long, stop)
-    progress = go_on(long._replace(seconds=0.01), silent)
+        continue_training(long, stop)
+    progress = continue_training(long._replace(seconds=0.01), silent)
 
     assert progress.step == progress.steps == 25 + 20
 

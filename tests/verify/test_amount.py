@@ -33,7 +33,7 @@ def question(name: str, conversation: str | None = None) -> VerificationPrompt:
 TALK = [question("a"), question("b1", "b"), question("b2", "b"), question("c"), question("d")]
 
 
-def taken(
+def prompts_taken(
     num_tokens: int, num_rows: int, begin: int = 0, talk: list[VerificationPrompt] = TALK
 ) -> str:
     end = _end(talk, begin, num_tokens, num_rows)
@@ -41,27 +41,27 @@ def taken(
 
 
 def test_a_batch_has_the_wanted_tokens_and_whole_conversations():
-    assert taken(num_tokens=100, num_rows=1) == "a"
-    assert taken(num_tokens=101, num_rows=1) == "a b1 b2"
-    assert taken(num_tokens=1, num_rows=2) == "a b1 b2"
-    assert taken(num_tokens=301, num_rows=2) == "a b1 b2 c"
-    assert taken(num_tokens=501, num_rows=2) == "a b1 b2 c d a"
-    assert taken(num_tokens=101, num_rows=1, begin=9) == "d a"
+    assert prompts_taken(num_tokens=100, num_rows=1) == "a"
+    assert prompts_taken(num_tokens=101, num_rows=1) == "a b1 b2"
+    assert prompts_taken(num_tokens=1, num_rows=2) == "a b1 b2"
+    assert prompts_taken(num_tokens=301, num_rows=2) == "a b1 b2 c"
+    assert prompts_taken(num_tokens=501, num_rows=2) == "a b1 b2 c d a"
+    assert prompts_taken(num_tokens=101, num_rows=1, begin=9) == "d a"
 
 
 def test_a_conversation_does_not_continue_past_the_prompt_list():
     """A single conversation would otherwise never end."""
-    assert taken(num_tokens=201, num_rows=1, talk=TALK[1:3]) == "b1 b2 b1 b2"
+    assert prompts_taken(num_tokens=201, num_rows=1, talk=TALK[1:3]) == "b1 b2 b1 b2"
 
 
 def test_outputs_are_expected_to_be_as_long_as_the_greedy_one():
     answer = KnownOutput("builtin", (7,) * 40)
     talk = [replace(prompt, answer=answer) for prompt in TALK]
-    assert taken(num_tokens=41, num_rows=1, talk=talk) == "a b1 b2"
-    assert taken(num_tokens=121, num_rows=1, talk=talk) == "a b1 b2 c"
+    assert prompts_taken(num_tokens=41, num_rows=1, talk=talk) == "a b1 b2"
+    assert prompts_taken(num_tokens=121, num_rows=1, talk=talk) == "a b1 b2 c"
 
 
-class Served:
+class CountingEngine:
     """An engine that counts what it decodes; its answers are as long as it was asked for."""
 
     name = "builtin"
@@ -86,7 +86,7 @@ def test_texts_do_not_depend_on_the_concurrency():
     work = cast(Any, SimpleNamespace(method="ngram", k=4))
     streams, seeds = [], []
     for wanted, rows in ((700, 1), (700, 16)):
-        engine = Served()
+        engine = CountingEngine()
         who = EngineUnderTest("one/ngram", cast(Any, engine), work, rows)
         texts = collector._sampled_texts(who, Sampling(temperature=0.7), wanted)
         streams.append([q.id for q, _ in islice(texts, 7)])
@@ -102,7 +102,7 @@ def test_texts_do_not_depend_on_the_concurrency():
 def test_only_missing_tokens_are_requested_after_short_outputs():
     """Of 50 tokens instead of 100: 8 texts for 700, 3 for the other 300, 2 for 150, 1 for 50."""
     collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), TALK, seed=0)
-    engine = Served()
+    engine = CountingEngine()
     engine.share = 0.5
     work = cast(Any, SimpleNamespace(method="ngram", k=4))
     who = EngineUnderTest("one/ngram", cast(Any, engine), work, 1)
@@ -117,11 +117,11 @@ def test_k_0_is_not_generated_again_except_in_conversations():
     collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk, seed=0)
     of_one_turn = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), talk[:1], seed=0)
     work = cast(Any, SimpleNamespace(method="none", k=0))
-    assert of_one_turn.greedy_texts(EngineUnderTest("one", cast(Any, Served()), work)) == [
+    assert of_one_turn.greedy_texts(EngineUnderTest("one", cast(Any, CountingEngine()), work)) == [
         (7,) * 40
     ]
     for name, k, num_questions in (("builtin", 0, 2), ("builtin", 4, 5), ("transformers", 0, 5)):
-        engine = Served()
+        engine = CountingEngine()
         engine.name = name
         work = cast(Any, SimpleNamespace(method="ngram", k=k))
         texts = collector.greedy_texts(EngineUnderTest("one", cast(Any, engine), work))

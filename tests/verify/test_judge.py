@@ -62,19 +62,19 @@ def sampled(seed: int = 0, *, lossy: str | None = None, k: int = 4, **changes: o
     return SampledEvidence(subject=subject(0.7, lossy, k), **{**values, **changes})
 
 
-def only(evidence: Evidence) -> Finding:
+def single(evidence: Evidence) -> Finding:
     (finding,) = judge([evidence])
     return finding
 
 
 def test_equal_texts_are_identical() -> None:
-    finding = only(greedy())
+    finding = single(greedy())
     assert (finding.verdict, finding.lossless, finding.match_rate) == ("identical", True, 1.0)
     assert finding.first_divergence is None
 
 
 def test_rounding_between_the_two_best_is_a_tie() -> None:
-    finding = only(greedy(divergence(), divergence(position=5), divergence(prompt_id="chat/p2")))
+    finding = single(greedy(divergence(), divergence(position=5), divergence(prompt_id="chat/p2")))
     assert (finding.verdict, finding.lossless, finding.match_rate) == ("near_tie", True, 0.8)
     assert "at most 1 steps" in finding.reason
 
@@ -94,14 +94,14 @@ def test_rounding_between_the_two_best_is_a_tie() -> None:
 def test_a_divergence_beyond_rounding_is_a_mismatch_and_listed_first(
     wrong: Divergence, says: str
 ) -> None:
-    finding = only(greedy(divergence(position=1), wrong))
+    finding = single(greedy(divergence(position=1), wrong))
     assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert finding.first_divergence == wrong
     assert says in finding.reason
 
 
 def test_tokens_of_the_distribution_pass_with_the_detectable_deviation() -> None:
-    finding = only(sampled())
+    finding = single(sampled())
     assert (finding.verdict, finding.lossless) == ("matches_distribution", True)
     assert finding.detectable is not None
     assert 0.01 < finding.detectable.shift < 0.06
@@ -121,7 +121,7 @@ def test_tokens_of_the_distribution_pass_with_the_detectable_deviation() -> None
     ],
 )
 def test_each_fault_is_a_mismatch_with_its_reason(changes: dict[str, object], says: str) -> None:
-    finding = only(sampled(**changes))
+    finding = single(sampled(**changes))
     assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert says in finding.reason
 
@@ -130,20 +130,20 @@ def test_each_fault_is_a_mismatch_with_its_reason(changes: dict[str, object], sa
     ("num_at_edge", "verdict"), [(200, "matches_distribution"), (300, "inconclusive")]
 )
 def test_many_tokens_at_a_nucleus_edge_are_inconclusive(num_at_edge, verdict) -> None:
-    finding = only(sampled(num_at_edge=num_at_edge))
+    finding = single(sampled(num_at_edge=num_at_edge))
     assert finding.verdict == verdict
     assert ("300 of 4396 tokens" in finding.reason) is (num_at_edge == 300)
 
 
 def test_too_blunt_tokens_leave_the_temperature_inconclusive() -> None:
-    finding = only(sampled(colder=BLUNT))
+    finding = single(sampled(colder=BLUNT))
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
     # So many tokens like these would decide.
     (needed,) = re.findall(r"--num-tokens (\d+)", finding.reason)
     assert "--time-budget" in finding.reason
     more = SumMoments(*(value * int(needed) / 4096 for value in BLUNT))
     assert control_p_value(more, 3) < FALSE_ALARM / 4 <= control_p_value(BLUNT, 3)
-    sure = only(sampled(colder=SumMoments(0.0, 0.0)))
+    sure = single(sampled(colder=SumMoments(0.0, 0.0)))
     assert "--temperature" in sure.reason
     assert "--num-tokens" not in sure.reason
     assert exit_code([finding]) == 3
@@ -154,7 +154,7 @@ def test_the_false_alarm_rate_is_that_of_all_tests_of_a_call() -> None:
     tokens_N = np.random.default_rng(0).random(4096)
     tokens_N[:3] = 5e-6
     suspect = sampled(surprise_N=tokens_N)
-    alone = only(suspect)
+    alone = single(suspect)
     among = judge([suspect, *(sampled(seed) for seed in range(1, 40))])[0]
     assert alone.p_values == among.p_values
     assert (alone.p_value or 0) < FALSE_ALARM < (among.p_value or 0)
@@ -185,7 +185,7 @@ def test_the_sentence_of_a_lossy_pairing_has_every_temperature() -> None:
 
 @pytest.mark.parametrize("evidence", [greedy(lossy="typical"), sampled(lossy="typical")])
 def test_a_lossy_rule_is_named_in_its_verdict(evidence: Evidence) -> None:
-    finding = only(evidence)
+    finding = single(evidence)
     assert (finding.verdict, finding.lossless) == ("lossy", False)
     assert re.match("typical .*lossy .*; ", finding.reason)
     assert sentences([finding])[0].startswith("big/good: lossy by choice: ")
@@ -193,9 +193,9 @@ def test_a_lossy_rule_is_named_in_its_verdict(evidence: Evidence) -> None:
 
 
 def test_the_worst_finding_sets_the_exit_code() -> None:
-    good, bad = only(greedy()), only(greedy(divergence(steps=500)))
-    failed = only(FailedEvidence(subject=subject(0.0), reason="no memory"))
-    open_end = only(sampled(colder=BLUNT))
+    good, bad = single(greedy()), single(greedy(divergence(steps=500)))
+    failed = single(FailedEvidence(subject=subject(0.0), reason="no memory"))
+    open_end = single(sampled(colder=BLUNT))
     assert (failed.verdict, failed.lossless) == ("failed", None)
     assert exit_code([good]) == 0
     assert exit_code([good, open_end]) == 3

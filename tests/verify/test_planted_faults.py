@@ -68,15 +68,15 @@ class Bench:
         )
 
     def sampled(self, seed: int = 0, num_tokens: int = NUM_TOKENS, **sampling: float) -> Finding:
-        return only(self.make(seed).sampled(self.who(), replace(WARM, **sampling), num_tokens))
+        return single(self.make(seed).sampled(self.who(), replace(WARM, **sampling), num_tokens))
 
     def greedy(self) -> Finding:
         collector = self.make(0)
         baseline, texts = (collector.greedy_texts(self.who(k)) for k in (0, K))
-        return only(collector.greedy(self.who(), texts, baseline))
+        return single(collector.greedy(self.who(), texts, baseline))
 
 
-def only(evidence: Evidence) -> Finding:
+def single(evidence: Evidence) -> Finding:
     (finding,) = judge([evidence])
     return finding
 
@@ -93,7 +93,7 @@ def tiny(folder: Path) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def unlike_draft(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A draft that seldom agrees with its target."""
     folder = write_pair(tmp_path_factory.mktemp("stranger"), num_prompts=NUM_ROWS).parent
     _, draft = make_pair(agreement=1.0)
@@ -170,8 +170,8 @@ def test_the_unmodified_decoder_is_lossless(tiny: Bench, lookup: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("temperature", [0.2, 0.7])
-def test_low_acceptance_keeps_the_distribution(temperature: float, stranger: Bench) -> None:
-    assert stranger.sampled(temperature=temperature).verdict == "matches_distribution"
+def test_low_acceptance_keeps_the_distribution(temperature: float, unlike_draft: Bench) -> None:
+    assert unlike_draft.sampled(temperature=temperature).verdict == "matches_distribution"
 
 
 @pytest.mark.slow
@@ -187,11 +187,11 @@ def test_a_planted_sampling_fault_is_detected(
     fault: str,
     seen_by: str,
     temperature: float,
-    stranger: Bench,
+    unlike_draft: Bench,
     plant: Callable[[str], None],
 ) -> None:
     plant(fault)
-    finding = stranger.sampled(temperature=temperature, num_tokens=NUM_TOKENS)
+    finding = unlike_draft.sampled(temperature=temperature, num_tokens=NUM_TOKENS)
     print(fault, finding.p_values)
     assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert finding.p_values[seen_by] < 1e-4
@@ -226,7 +226,7 @@ def of_seven_tokens(method: str) -> Finding:
     collector = Collector(ReferenceModel(sampled_model(0)), [question] * 64, seed=0)
     work = Work(drafter="d", method=method, k=3)
     who = EngineUnderTest("seven/d", SevenTokens(), work, num_rows=256)
-    return only(collector.sampled(who, WARM, 8192))
+    return single(collector.sampled(who, WARM, 8192))
 
 
 @pytest.mark.slow

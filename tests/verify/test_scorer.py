@@ -29,7 +29,7 @@ def reference() -> ReferenceModel:
     return ReferenceModel(sampled_model(0))
 
 
-def alone(reference: ReferenceModel, text: Text) -> torch.Tensor:
+def logits_of(reference: ReferenceModel, text: Text) -> torch.Tensor:
     return torch.cat(list(reference.logits(*text)))
 
 
@@ -37,18 +37,18 @@ def alone(reference: ReferenceModel, text: Text) -> torch.Tensor:
 def test_a_text_has_the_same_logits_in_a_batch(
     texts: list[Text], reference: ReferenceModel
 ) -> None:
-    expected = [alone(reference, text) for text in texts]
+    expected = [logits_of(reference, text) for text in texts]
     logits = dict(reference.together(texts))
     assert sorted(logits) == list(range(len(texts)))
     for i, alone_NV in enumerate(expected):
         torch.testing.assert_close(logits[i], alone_NV)
-    torch.testing.assert_close(alone(reference, texts[0]), expected[0])  # and again after them
+    torch.testing.assert_close(logits_of(reference, texts[0]), expected[0])  # and again after them
 
 
 def test_a_text_longer_than_a_chunk_is_read_in_parts(
     reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = [alone(reference, text) for text in MIXED]
+    expected = [logits_of(reference, text) for text in MIXED]
     monkeypatch.setattr(reference_module, "_CHUNK", 4)
     parts: list[list[torch.Tensor]] = [[] for _ in MIXED]
     for i, logits_NV in reference.together(MIXED):
@@ -75,16 +75,16 @@ def test_texts_of_similar_length_are_batched(
     groups: list[list[int]] = []
     sound = reference._batched
 
-    def noted(texts: list[Text]) -> list[torch.Tensor]:
+    def note_texts(texts: list[Text]) -> list[torch.Tensor]:
         groups.append([len(prompt) + len(answer) for prompt, answer in texts])
         return sound(texts)
 
-    monkeypatch.setattr(reference, "_batched", noted)
+    monkeypatch.setattr(reference, "_batched", note_texts)
     assert len(dict(reference.together(MIXED))) == len(MIXED)
     assert groups == [[12, 12], [11, 8], [5, 2]]
 
 
-def asked() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
+def pairs() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
     for i, (prompt_ids, answer) in enumerate(MIXED):
         yield AnsweredPrompt(id=f"p{i}", prompt_ids=tuple(prompt_ids), max_new_tokens=8), answer
 
@@ -94,7 +94,7 @@ def read(
 ) -> SampledEvidence:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scorer_module, "_GROUP", num_together)
-        return TextScorer(reference, seed=0).sampled(SUBJECT, sampling, asked(), 20, eos_ids=())
+        return TextScorer(reference, seed=0).sampled(SUBJECT, sampling, pairs(), 20, eos_ids=())
 
 
 @pytest.mark.parametrize("sampling", [WARM, Sampling(temperature=0.7, top_k=3)], ids=str)
@@ -115,7 +115,7 @@ def test_evidence_does_not_depend_on_the_batch_size(
 def test_each_token_is_located_in_the_targets_distribution(reference: ReferenceModel) -> None:
     """By the logits of each text alone, at the temperature asked for."""
     evidence = read(reference, 64)
-    logits_NV = torch.cat([alone(reference, text) for text in MIXED])[:20].double()
+    logits_NV = torch.cat([logits_of(reference, text) for text in MIXED])[:20].double()
     tokens_N = torch.tensor([token for _, answer in MIXED for token in answer])[:20]
     for factor in TEMPERATURES:
         logs_NV = (logits_NV / (0.7 * factor)).log_softmax(-1)
@@ -131,11 +131,11 @@ def test_each_token_is_located_in_the_targets_distribution(reference: ReferenceM
 def test_the_scorer_requests_no_more_answers_than_it_counts(reference: ReferenceModel) -> None:
     taken: list[str] = []
 
-    def lazily() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
-        for prompt, answer in asked():
+    def read_lazily() -> Iterator[tuple[AnsweredPrompt, tuple[int, ...]]]:
+        for prompt, answer in pairs():
             taken.append(prompt.id)
             yield prompt, answer
 
-    (group,) = TextScorer(reference, seed=0)._groups(lazily(), 6)
+    (group,) = TextScorer(reference, seed=0)._groups(read_lazily(), 6)
     assert taken == ["p0", "p1"]
     assert [len(counted) for _, _, counted in group] == [5, 1]

@@ -188,7 +188,7 @@ def test_a_detectable_deviation_is_found_in_80_percent_of_calls(num_tokens: int)
     power = detectable(num_tokens, alpha)
     rng = np.random.default_rng(0)
 
-    def found(share: float, excess: float) -> float:
+    def detection_rate(share: float, excess: float) -> float:
         calls = []
         for _ in range(600):
             tokens_N = rng.random(num_tokens)
@@ -197,6 +197,6 @@ def test_a_detectable_deviation_is_found_in_80_percent_of_calls(num_tokens: int)
             calls.append(tail_p_value(moved_N) < alpha)
         return float(np.mean(calls))
 
-    assert 0.72 < found(0.5, power.shift) < 0.9
-    assert found(TAIL, power.tail) > 0.72  # other shares may see it, too
+    assert 0.72 < detection_rate(0.5, power.shift) < 0.9
+    assert detection_rate(TAIL, power.tail) > 0.72  # other shares may see it, too
     assert power.tail < power.shift / 5

@@ -54,12 +54,12 @@ def lines(*rows: object) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def only(workload: Workload) -> Prompt:
+def single(workload: Workload) -> Prompt:
     (prompt,) = workload.prompts
     return prompt
 
 
-def said(prompt: Prompt) -> list[list[tuple[str, str]]]:
+def messages_of(prompt: Prompt) -> list[list[tuple[str, str]]]:
     return [[(message.role, message.content) for message in turn] for turn in prompt.turns]
 
 
@@ -118,9 +118,9 @@ def said(prompt: Prompt) -> list[list[tuple[str, str]]]:
 def test_published_prompt_sets_are_read_in_their_formats(
     tmp_path: Path, name: str, content: str, id_: str, turns: Sequence[str]
 ) -> None:
-    prompt = only(load_workload(str(write(tmp_path, name, content))))
+    prompt = single(load_workload(str(write(tmp_path, name, content))))
     assert prompt.id == id_
-    assert said(prompt) == [[("user", turn)] for turn in turns]
+    assert messages_of(prompt) == [[("user", turn)] for turn in turns]
 
 
 def test_a_batch_file_is_read_as_chat_or_response_requests(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_a_batch_file_is_read_as_chat_or_response_requests(tmp_path: Path) -> No
     }
     workload = load_workload(str(write(tmp_path, "batch.jsonl", lines(BATCH, response))))
     assert [prompt.id for prompt in workload.prompts] == ["request-1", "request-2"]
-    assert said(workload.prompts[0]) == [[("system", "Be brief."), ("user", "Hi")]]
-    assert said(workload.prompts[1]) == [[("system", "Be kind."), ("user", "Hello")]]
+    assert messages_of(workload.prompts[0]) == [[("system", "Be brief."), ("user", "Hi")]]
+    assert messages_of(workload.prompts[1]) == [[("system", "Be kind."), ("user", "Hello")]]
 
 
 def test_settings_of_a_batch_file_are_applied_or_reported(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_unusable_sharegpt_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     ]
     workload = load_workload(str(write(tmp_path, "ShareGPT.json", json.dumps(rows))))
     assert [prompt.id for prompt in workload.prompts] == ["a_0", "g_0"]
-    assert said(workload.prompts[0]) == [[("user", "A"), ("assistant", "B"), ("user", "C")]]
+    assert messages_of(workload.prompts[0]) == [[("user", "A"), ("assistant", "B"), ("user", "C")]]
     (note,) = workload.notes
     assert note.startswith("ShareGPT.json: 6 of 8 rows skipped: ")
     for reason in ("an empty list (2)", "'bard' of a message (1)", "a repeated id (1)"):
@@ -200,8 +200,10 @@ def test_unusable_sharegpt_rows_are_skipped_and_counted(tmp_path: Path) -> None:
 
 def test_consecutive_user_messages_form_one_turn(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": c} for c in "AB"]
-    prompt = only(load_workload(str(write(tmp_path, "chat.jsonl", lines({"messages": messages})))))
-    assert said(prompt) == [[("user", "A"), ("user", "B")]]
+    prompt = single(
+        load_workload(str(write(tmp_path, "chat.jsonl", lines({"messages": messages}))))
+    )
+    assert messages_of(prompt) == [[("user", "A"), ("user", "B")]]
 
 
 def test_a_prepared_set_keeps_dialogues_and_the_system_message(tmp_path: Path) -> None:
@@ -220,14 +222,14 @@ def test_a_prepared_set_keeps_dialogues_and_the_system_message(tmp_path: Path) -
             )
         )
     ).prompts
-    assert said(led) == [[("system", "S"), ("user", "A")], [("user", "B")]]
-    assert said(dialogue) == [[("user", "A"), ("assistant", "X"), ("user", "B")]]
+    assert messages_of(led) == [[("system", "S"), ("user", "A")], [("user", "B")]]
+    assert messages_of(dialogue) == [[("user", "A"), ("assistant", "X"), ("user", "B")]]
 
 
 def test_message_content_in_parts_is_joined(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "Two"}]
     row = {"messages": [{"role": "user", "content": parts}]}
-    prompt = only(load_workload(str(write(tmp_path, "chat.jsonl", lines(row)))))
+    prompt = single(load_workload(str(write(tmp_path, "chat.jsonl", lines(row)))))
     assert prompt.turns == ((Message(role="user", content="One\nTwo"),),)
 
 
@@ -245,7 +247,7 @@ def test_a_nested_field_can_be_named_as_the_prompt(
     tmp_path: Path, field: str, row: object, turns: object
 ) -> None:
     path = str(write(tmp_path, "own.jsonl", lines(row)))
-    assert said(only(load_workload(path, field=field))) == turns
+    assert messages_of(single(load_workload(path, field=field))) == turns
 
 
 def test_a_missing_field_is_refused_with_the_existing_ones(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_file_of_any_size_takes_as_much_memory_as_a_small_one(
 ) -> None:
     """1 GB and more of prompts is read in less than its size."""
 
-    def taken(name: str, num_rows: int) -> tuple[int, int]:
+    def measure_sample(name: str, num_rows: int) -> tuple[int, int]:
         with (tmp_path / name).open("w") as file:
             for i in range(num_rows):
                 file.write(json.dumps({"id": f"p{i}", "prompt": f"{i} " + "x" * 16_000}) + "\n")
@@ -105,7 +105,7 @@ def test_a_file_of_any_size_takes_as_much_memory_as_a_small_one(
         num_prompts, peak = map(int, done.stdout.split())
         return num_prompts, peak
 
-    _, small = taken("small.jsonl", 10)
-    num_prompts, large = taken("large.jsonl", num_bytes // 16_000)
+    _, small = measure_sample("small.jsonl", 10)
+    num_prompts, large = measure_sample("large.jsonl", num_bytes // 16_000)
     assert num_prompts > 100
     assert large - small < most_growth

@@ -19,7 +19,7 @@ DEMO = PACKAGE / "demo" / "workloads"
 GENERAL = shipped("workloads")
 
 
-def asked(name: str, text: str) -> Prompt:
+def prompt_of(name: str, text: str) -> Prompt:
     return Prompt(id=name, turns=((Message(role="user", content=text),),))
 
 
@@ -79,11 +79,11 @@ def context_of(longer: Prompt, prompt: Prompt) -> str:
 
 def numbered(name: str, sentences: int) -> Prompt:
     """One paragraph of sentences of five words."""
-    return asked(name, " ".join(f"The {name} sentence number {i}." for i in range(sentences)))
+    return prompt_of(name, " ".join(f"The {name} sentence number {i}." for i in range(sentences)))
 
 
 POOL = workload_of("pool", *(numbered(name, 60) for name in "abcdefgh"))
-QUESTION = asked("q", "What is the capital of Peru?")
+QUESTION = prompt_of("q", "What is the capital of Peru?")
 
 
 @pytest.mark.parametrize("num_tokens", [20, 21, 50, 512, 1000, 2000, 4096])
@@ -132,7 +132,7 @@ def test_lengthening_uneven_text_takes_at_most_3_counts_per_halving():
         content = prompt.turns[0][0].content
         return len(content) + 10**9 * content.count("#")
 
-    dense = asked("a", " ".join(["word"] * 2000) + " #" * 200 + " word" * 40_000)
+    dense = prompt_of("a", " ".join(["word"] * 2000) + " #" * 200 + " word" * 40_000)
     counter = Counter(uneven)
     longer = lengthen(QUESTION, 20_000, source_of(workload_of("w", dense)), counter)
     assert 10_000 < uneven(longer) <= 20_000  # one "#" more would be too much
@@ -183,8 +183,8 @@ def test_only_the_first_user_message_changes():
 
 def test_a_prompt_is_never_lengthened_with_its_own_text():
     document = "The bridge was closed in May."
-    prompt = asked("a", f"Summarise this.\n\n{document}")
-    other = asked("b", f"Translate this.\n\n{document}\n\nInto Greek, please.")
+    prompt = prompt_of("a", f"Summarise this.\n\n{document}")
+    other = prompt_of("b", f"Translate this.\n\n{document}\n\nInto Greek, please.")
     source = source_of(workload_of("w", prompt, other))
     assert next(source.texts(prompt)) == "Translate this.\n\nInto Greek, please."
 
@@ -197,8 +197,8 @@ def test_answers_of_a_history_are_text_and_system_messages_are_not():
 
 
 def test_used_up_text_continues_with_other_workloads_and_then_in_another_order():
-    workload = workload_of("own", QUESTION, *(asked(f"own {i}", f"own {i}") for i in range(6)))
-    more = workload_of("more", *(asked(f"more {i}", f"more {i}") for i in range(6)))
+    workload = workload_of("own", QUESTION, *(prompt_of(f"own {i}", f"own {i}") for i in range(6)))
+    more = workload_of("more", *(prompt_of(f"more {i}", f"more {i}") for i in range(6)))
     texts = source_of(workload, more).texts(QUESTION)
     first, second = (list(islice(texts, 12)) for _ in range(2))
     for lap in (first, second):
@@ -248,7 +248,9 @@ def test_a_single_prompt_cannot_be_lengthened():
 
 def ends(text: str, prompt: Prompt, num_tokens: int) -> str:
     """The last characters of the context when `text` is all there is, a character a token."""
-    longer = lengthen(prompt, num_tokens, source_of(workload_of("w", asked("a", text))), characters)
+    longer = lengthen(
+        prompt, num_tokens, source_of(workload_of("w", prompt_of("a", text))), characters
+    )
     assert 0.98 * num_tokens <= characters(longer) <= num_tokens
     return context_of(longer, prompt)
 
@@ -268,5 +270,5 @@ def test_text_ends_with_a_paragraph_else_a_sentence_else_a_word():
 
 def test_text_without_spaces_is_cut_at_the_exact_length():
     for num_tokens in (*range(31, 50), 1500):  # 30 without text; below 50 each one counts
-        text = ends("\u6587" * 2000, asked("q", "Why?"), num_tokens)
+        text = ends("\u6587" * 2000, prompt_of("q", "Why?"), num_tokens)
         assert re.fullmatch("\u6587+", text)

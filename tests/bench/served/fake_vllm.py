@@ -41,7 +41,7 @@ class Engine:
         self.health_status = 200
         self.on_health = self.before_answer = lambda: None  # called by a test's server
         self.word = "w"  # every token of its answers, with a number
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.lock = threading.Lock()
         self.num_measured = 0
         self.num_tokens = self.num_drafts = self.num_accepted = 0
@@ -157,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.engine.asked.append(body)
+        self.engine.requests.append(body)
         prompt = "\n".join(message["content"] for message in body["messages"])
         if self.engine.num_to_refuse or (self.engine.refuses_measured and WARM_UP not in prompt):
             self.engine.num_to_refuse = max(0, self.engine.num_to_refuse - 1)

@@ -13,7 +13,7 @@ EOS = 0
 Law = Callable[[torch.Tensor, int], torch.Tensor]  # logits [N, V] at a position -> probabilities
 
 
-class Said(NamedTuple):
+class Draw(NamedTuple):
     """One answer."""
 
     ids: list[int]
@@ -31,7 +31,7 @@ def sampled(model: Any, prompt_ids: Sequence[int], num: int, length: int, law: L
     return [_baseline_texts(row, length) for row in rows[:, len(prompt_ids) :].tolist()]
 
 
-def greedy(model: Any, prompt_ids: Sequence[int], length: int, swaps: dict[int, int]) -> Said:
+def greedy(model: Any, prompt_ids: Sequence[int], length: int, swaps: dict[int, int]) -> Draw:
     """The model's best tokens; `swaps` has the token to take where another is the best one."""
     row = list(prompt_ids)
     for _ in range(length):
@@ -41,9 +41,9 @@ def greedy(model: Any, prompt_ids: Sequence[int], length: int, swaps: dict[int, 
     return _baseline_texts(row[len(prompt_ids) :], length)
 
 
-def _baseline_texts(ids: list[int], length: int) -> Said:
+def _baseline_texts(ids: list[int], length: int) -> Draw:
     end = ids.index(EOS) + 1 if EOS in ids else length
-    return Said(ids[:end], is_ended=EOS in ids)
+    return Draw(ids[:end], is_ended=EOS in ids)
 
 
 class Lawful:
@@ -53,7 +53,7 @@ class Lawful:
     breaks_off_at: int | None = None  # a request, from 1: the connection then ends without answers
     num_asked = 0
 
-    def __init__(self, answer: Callable[[dict[str, Any]], Said], *, has_ids: bool = True) -> None:
+    def __init__(self, answer: Callable[[dict[str, Any]], Draw], *, has_ids: bool = True) -> None:
         self._answer, self._has_ids = answer, has_ids
         self._lock = threading.Lock()
         self.num_prompt_tokens: Callable[[dict[str, Any]], int] = lambda _: 0
@@ -78,7 +78,7 @@ class _Handler(Handler):
         self.send(pages.get(self.path, ""), 200 if self.path in pages else 404)
 
     def do_POST(self) -> None:
-        body = self.asked()
+        body = self.read_body()
         if self.lawful.is_broken:
             self.send_error(500)
             return

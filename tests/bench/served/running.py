@@ -19,7 +19,7 @@ class RunningFake(NamedTuple):
     @property
     def measured(self) -> list[dict[str, Any]]:
         """The requests that were no warm-up."""
-        return [body for body in self.engine.asked if not is_warm_up(body)]
+        return [body for body in self.engine.requests if not is_warm_up(body)]
 
 
 def is_warm_up(body: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from tests.made_records import made_request
 SESSION_S = 10.0
 
 
-class Stored:
+class StoredCycle:
     """A plan of K = 0, 2 and 4, its run, and what stands for sessions that were held."""
 
     def __init__(self, folder, budget_s=None, **changes):
@@ -32,7 +32,7 @@ class Stored:
         self.deadline = Deadline(budget_s, self.clock)
         self.run = ServedRun(self.plan, "vllm", (), self.store, self.deadline)
 
-    def hold(self, session, problems=(), wobble=0.0):
+    def store_session(self, session, problems=(), wobble=0.0):
         """Store the session as one that took SESSION_S; K + 1 times as fast as K = 0."""
         name = next_name(session, self.store.stored)
         server = unusable(session, name, problems)
@@ -49,7 +49,7 @@ class Stored:
     def hold_cycle(self, wobble=0.0):
         unit = self.run.next_unit(0)
         for session in unit.sessions:
-            self.hold(session, wobble=wobble * (-1) ** unit.number * (session.draft.k > 0))
+            self.store_session(session, wobble=wobble * (-1) ** unit.number * (session.draft.k > 0))
         return unit
 
 
@@ -84,7 +84,7 @@ def _block(session, name, wobble):
 
 @pytest.fixture
 def stored(tmp_path):
-    with_two = Stored(tmp_path)
+    with_two = StoredCycle(tmp_path)
     with with_two.store:
         yield with_two
 
@@ -102,7 +102,7 @@ def test_every_attempt_at_a_session_has_its_own_name(stored):
     # Killed before its record: a block of it is stored all the same.
     stored.store.append(_block(first, next_name(first, stored.store.stored), 0.0))
     assert next_name(first, stored.store.stored).endswith("c0.0#2")
-    stored.hold(first, problems=("it did not start",))
+    stored.store_session(first, problems=("it did not start",))
     assert next_name(first, stored.store.stored).endswith("c0.0#3")
 
 
@@ -162,11 +162,11 @@ def test_a_k_that_does_not_start_leaves_the_others_to_be_measured():
 def test_a_successful_start_resets_the_failures_of_a_k(stored):
     up, down = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
     (later, _) = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
-    stored.hold(up, problems=("it did not start",))
+    stored.store_session(up, problems=("it did not start",))
     assert stored.run._failures()[up.start] == ("it did not start",)
-    stored.hold(down)
+    stored.store_session(down)
     assert stored.run._failures()[up.start] == ()
-    stored.hold(later, problems=("nor now",))
+    stored.store_session(later, problems=("nor now",))
     assert stored.run._failures()[up.start] == ("nor now",)
 
 
@@ -203,7 +203,7 @@ def test_a_stored_cycle_is_not_measured_again(stored):
 
 @pytest.mark.parametrize(("wobble", "cycles"), [(0.001, FEWEST_PLANNED), (0.3, MOST_PLANNED)])
 def test_the_noise_sets_the_number_of_cycles_by_default(tmp_path, wobble, cycles):
-    noisy = Stored(tmp_path, cycles=None)
+    noisy = StoredCycle(tmp_path, cycles=None)
     with noisy.store:
         held = 0
         while noisy.hold_cycle(wobble=wobble).purpose == "explore":
@@ -213,7 +213,7 @@ def test_the_noise_sets_the_number_of_cycles_by_default(tmp_path, wobble, cycles
 
 def test_no_cycle_starts_that_would_exceed_the_budget(tmp_path):
     """80% of it explore: 160 s, cycles of six sessions of 10 s."""
-    budget = Stored(tmp_path, budget_s=200.0, cycles=None)
+    budget = StoredCycle(tmp_path, budget_s=200.0, cycles=None)
     with budget.store:
         assert [budget.hold_cycle().number for _ in range(2)] == [0, 1]
         # 40 s are left to explore in, 80 s in all: enough for one cycle of K = 0 and the winner.
@@ -225,7 +225,7 @@ def test_no_cycle_starts_that_would_exceed_the_budget(tmp_path):
 
 def test_a_budget_counts_cycles_that_run_in_parallel(tmp_path):
     """160 s to explore in, of which 60 are spent: one cycle more, not two at once."""
-    budget = Stored(tmp_path, budget_s=200.0, cycles=None)
+    budget = StoredCycle(tmp_path, budget_s=200.0, cycles=None)
     with budget.store:
         budget.hold_cycle()
         assert budget.run.next_unit(1) is None
@@ -242,17 +242,17 @@ def test_an_abandoned_k_is_not_started_in_a_later_cycle(stored):
 def test_an_interrupted_cycle_is_measured_again_as_a_whole(stored):
     host, unit = Broken(k0="a", k2="b", k4="c"), stored.run.next_unit(0)
     for session in unit.sessions[:-1]:
-        stored.hold(session)
+        stored.store_session(session)
     stored.measure(unit, host)
     assert host.opened == [0, 2, 4, 4, 2, 0]
     whole = ServedRun(stored.plan, "vllm", (), stored.store, stored.deadline).next_unit(0)
-    stored.hold(unit.sessions[-1])
+    stored.store_session(unit.sessions[-1])
     stored.measure(whole, host)
     assert len(host.opened) == 6
 
 
 def test_a_cycle_ends_with_its_budget(tmp_path):
-    late = Stored(tmp_path, budget_s=100.0)
+    late = StoredCycle(tmp_path, budget_s=100.0)
     with late.store:
         host, unit = Broken(), late.run.next_unit(0)
         late.clock.now_s = 80.0

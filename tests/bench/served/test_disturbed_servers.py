@@ -75,7 +75,7 @@ def figures_of(stored):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed_run(tmp_path_factory):
     """Figures of a run in which nothing happens to the servers."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with running(0, 2) as servers:
@@ -105,7 +105,7 @@ def check_that_nothing_more_is_asked(stored, watch):
     ],
 )
 def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(
-    tmp_path, undisturbed, kind, message
+    tmp_path, undisturbed_run, kind, message
 ):
     with running(0, 2) as servers:
         settings = running_settings(tmp_path, *(server.url for server in servers))
@@ -120,7 +120,7 @@ def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(
             check_that_nothing_more_is_asked(stored, watch)
         again = measured(tmp_path, settings, resume=stored.run.run_id)
     assert build_document(again).failures == ()
-    assert figures_of(again) == undisturbed
+    assert figures_of(again) == undisturbed_run
 
 
 def test_a_router_in_front_of_two_servers_is_refused_before_anything_is_measured(

@@ -75,7 +75,7 @@ def test_prompts_beyond_the_servers_context_are_skipped_at_every_k(tmp_path):
     assert planned(10)[0] == {3}  # none is left: the server says why
 
 
-class Visited:
+class VisitedServers:
     """Two replicas at K = 0 and one server at K = 2, at concurrency 1 and 3."""
 
     def __init__(self, folder):
@@ -107,7 +107,7 @@ class Visited:
 
 @pytest.fixture(scope="module")
 def attached(tmp_path_factory):
-    return Visited(tmp_path_factory.mktemp("attached"))
+    return VisitedServers(tmp_path_factory.mktemp("attached"))
 
 
 def test_replicas_share_the_requests_and_their_counters_are_summed(attached):
@@ -131,9 +131,9 @@ def test_a_session_is_warmed_up_with_twice_its_concurrency(attached):
     *plain, drafting = attached.servers
     sessions = Counter(server.num_speculative_tokens for server in attached.stored.servers)
     for k, servers in ((0, plain), (2, [drafting])):
-        warm_ups = sum(is_warm_up(body) for server in servers for body in server.engine.asked)
+        warm_ups = sum(is_warm_up(body) for server in servers for body in server.engine.requests)
         assert warm_ups == sessions[k] * 2 * (1 + ROWS) * len(servers)
-    texts = {b["messages"][0]["content"] for b in drafting.engine.asked if is_warm_up(b)}
+    texts = {b["messages"][0]["content"] for b in drafting.engine.requests if is_warm_up(b)}
     assert len(texts) == ROWS  # else a prefix cache would serve all but the first
 
 
@@ -158,7 +158,7 @@ def test_a_server_is_warmed_up_until_its_speed_is_steady(tmp_path):
         settings = running_settings(tmp_path, server.url, max_new_tokens=MAX_TOKENS, cycles=1)
         server.engine.num_slow = num_slow
         stored = measured(tmp_path, settings, longest_warm_up_s=600.0)
-        first = [is_warm_up(body) for body in server.engine.asked].index(False)
+        first = [is_warm_up(body) for body in server.engine.requests].index(False)
     assert first > num_slow
     assert not any(server.problems for server in stored.servers)
 
@@ -187,15 +187,15 @@ def test_a_session_sends_the_requested_number_of_warm_up_requests(tmp_path, num)
         stored = measured(tmp_path, settings)
         sessions = Counter(server.num_speculative_tokens for server in stored.servers)
         for k, server in zip((0, 2), servers, strict=True):
-            warm_ups = sum(is_warm_up(body) for body in server.engine.asked)
+            warm_ups = sum(is_warm_up(body) for body in server.engine.requests)
             assert warm_ups == num * sessions[k]
     assert {len({(r.prompt_id, r.repeat) for r in b.requests}) for b in stored.blocks} == {4}
 
 
 def test_every_k_gets_the_same_requests_in_the_same_order_in_each_session(attached):
     for rows in (1, ROWS):
-        requests = {k: [_asked(b) for b in attached.blocks(k, rows)] for k in (0, 2)}
-        by_leg = {k: {b.repeat: _asked(b) for b in attached.blocks(k, rows)} for k in (0, 2)}
+        requests = {k: [_requests_of(b) for b in attached.blocks(k, rows)] for k in (0, 2)}
+        by_leg = {k: {b.repeat: _requests_of(b) for b in attached.blocks(k, rows)} for k in (0, 2)}
         assert by_leg[0] == by_leg[2]
         assert sorted(by_leg[0]) == [0, 1, 2, 3]  # two cycles of two
         prompts = {tuple(prompt for prompt, *_ in block) for block in requests[0]}
@@ -206,7 +206,7 @@ def test_every_k_gets_the_same_requests_in_the_same_order_in_each_session(attach
         assert len(set(repeats)) == len(repeats)
 
 
-def _asked(block):
+def _requests_of(block):
     return [(r.prompt_id, r.turn, r.repeat, r.seed) for r in block.requests]
 
 
@@ -368,33 +368,33 @@ def test_a_run_ends_after_two_sessions_without_any_response(tmp_path, num_refusi
     assert all("no request was answered" in text and "not this one" in text for text in problems)
 
 
-def looked(*urls: str, engine: str = "vllm"):
+def describe(*urls: str, engine: str = "vllm"):
     return asyncio.run(describe_servers(engine, urls))
 
 
 def test_k_comes_from_the_address_or_else_from_the_server():
     with running(0, 2) as (plain, drafting):
-        servers = looked(drafting.url, f"{plain.url}#k=0", plain.url)
+        servers = describe(drafting.url, f"{plain.url}#k=0", plain.url)
         assert [(s.address.root, s.address.k, s.is_k_known) for s in servers] == [
             (drafting.url, 2, True),
             (plain.url, 0, True),
             (plain.url, 0, True),
         ]
         with pytest.raises(UsageError, match="K = 2"):
-            looked(f"{drafting.url}#k=4")
+            describe(f"{drafting.url}#k=4")
         with pytest.raises(UsageError, match="K = 0"):
-            looked(f"{plain.url}#k=4")
+            describe(f"{plain.url}#k=4")
 
 
 def test_a_server_of_another_engine_is_refused_by_its_counters():
     with running(0) as (server,), pytest.raises(UsageError, match="--engine vllm"):
-        looked(server.url, engine="sglang")
+        describe(server.url, engine="sglang")
 
 
 def test_assumptions_about_a_server_are_printed():
     target = Target(name="big", model=ModelSpec(source="org/Llama-3-8B"), drafters=())
 
-    def said(model, *, is_k_known=True, ks=(0, 4)):
+    def warnings_for(model, *, is_k_known=True, ks=(0, 4)):
         servers = [
             RunningServer(
                 address=Address(root="http://a", k=k),
@@ -406,11 +406,11 @@ def test_assumptions_about_a_server_are_printed():
         return list(server_warnings(servers, "vllm", target))
 
     for model in ("org/Llama-3-8B", "llama-3-8b", "/models/Llama-3-8B", "big", "llama-3-8b.gguf"):
-        assert not said(model)
-    text, _ = said("org/Llama-3-70B")
+        assert not warnings_for(model)
+    text, _ = warnings_for("org/Llama-3-70B")
     assert re.search("org/Llama-3-70B, .*big .*org/Llama-3-8B", text)
-    assert "#k=4" in said("big", is_k_known=False, ks=(0,))[0]
-    (note,) = said("big", ks=(0, 0))
+    assert "#k=4" in warnings_for("big", is_k_known=False, ks=(0,))[0]
+    (note,) = warnings_for("big", ks=(0, 0))
     assert re.match("2 servers .*K = 0: ", note)
 
 

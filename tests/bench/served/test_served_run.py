@@ -21,7 +21,7 @@ def nothing_is_left(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
+def sound_run(tmp_path_factory):
     """A run without a fault, and what was told meanwhile."""
     folder, watch = tmp_path_factory.mktemp("sound"), RecordingWatch()
     with pytest.MonkeyPatch.context() as patch:
@@ -31,8 +31,8 @@ def sound(tmp_path_factory):
     return stored, watch
 
 
-def test_every_session_of_every_cycle_is_recorded(sound):
-    stored, watch = sound
+def test_every_session_of_every_cycle_is_recorded(sound_run):
+    stored, watch = sound_run
     stages = [text for text in watch.stages if "cycle" in text]
     assert len(set(stages)) == len(stages) == len(stored.servers)
     assert watch.blocks == [block.block_id for block in stored.blocks]
@@ -52,8 +52,8 @@ def test_every_session_of_every_cycle_is_recorded(sound):
     assert cells[2].speedup.low is not None
 
 
-def test_acceptance_stops_at_the_end_and_the_engines_figure_is_also_shown(sound):
-    stored, _ = sound
+def test_acceptance_stops_at_the_end_and_the_engines_figure_is_also_shown(sound_run):
+    stored, _ = sound_run
     for cell in build_document(stored).cells:
         k = cell.key.draft.k
         requests = [r for b in stored.blocks for r in b.requests if r.cell_id == cell.key.id]
@@ -71,8 +71,8 @@ def test_acceptance_stops_at_the_end_and_the_engines_figure_is_also_shown(sound)
         )
 
 
-def test_the_second_turn_follows_the_answer_without_speculation(sound):
-    stored, _ = sound
+def test_the_second_turn_follows_the_answer_without_speculation(sound_run):
+    stored, _ = sound_run
     texts = {(r.turn, r.text) for b in stored.blocks for r in b.requests if r.prompt_id == "p5"}
     assert Counter(turn for turn, _ in texts) == {0: 1, 1: 1}  # the same at every K
 

@@ -20,7 +20,7 @@ from specbench.inputs.config import load_pairings
 from specbench.verify.judge import WITHOUT_SPECULATION, Finding, judge
 from specbench.verify.report import divergence_lines, document, exit_code, sentences
 from tests.bench.fakes import RecordingWatch
-from tests.bench.served.lawful_server import Law, Lawful, Said, greedy, sampled, serving
+from tests.bench.served.lawful_server import Draw, Law, Lawful, greedy, sampled, serving
 from tests.cli.calls import specbench
 from tests.settings.flat_settings import settings_of
 from tests.tiny_pair import make_tokenizer, write_pair
@@ -57,9 +57,9 @@ class Tiny:
         self, law: Law, seed: int, swaps: dict[int, int] | None = None, *, has_ids: bool = True
     ) -> Lawful:
         """Answers are drawn beforehand, some for each prompt and temperature."""
-        pools: dict[tuple[str, float], list[Said]] = {}
+        pools: dict[tuple[str, float], list[Draw]] = {}
 
-        def answer(body: dict[str, Any]) -> Said:
+        def answer(body: dict[str, Any]) -> Draw:
             prompt, temperature = body["messages"][-1]["content"], body["temperature"]
             if not temperature:
                 return self._best(prompt, body["max_tokens"], tuple((swaps or {}).items()))
@@ -73,13 +73,13 @@ class Tiny:
         return made
 
     @cache  # noqa: B019 - as long as the tests
-    def _best(self, prompt: str, length: int, swaps: tuple[tuple[int, int], ...]) -> Said:
+    def _best(self, prompt: str, length: int, swaps: tuple[tuple[int, int], ...]) -> Draw:
         return greedy(self.model, self.ids(prompt), length, dict(swaps))
 
     @cache  # noqa: B019 - as long as the tests
     def _drawn(
         self, law: Law, seed: int, prompt: str, temperature: float, length: int
-    ) -> tuple[Said, ...]:
+    ) -> tuple[Draw, ...]:
         at = lambda logits, place: law(logits / temperature, place)  # noqa: E731
         return tuple(sampled(self.model, self.ids(prompt), NUM_DRAWN, length, at, seed))
 

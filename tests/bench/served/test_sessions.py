@@ -219,7 +219,7 @@ TALK = Prompt(id="p", turns=(FIRST, SECOND))
 PLACE = {"turn": 1, "repeat": 3, "seed": 1}
 
 
-def said(plan, answers, cell, output):
+def between_turns(plan, answers, cell, output):
     """What stands between both turns."""
     later = request_of(plan, cell, TALK, **PLACE)
     first, answer, second = answers.completed(cell, later, [output]).messages
@@ -231,12 +231,14 @@ def test_a_later_turn_follows_the_first_response_at_k_0(tmp_path):
     plan = plan_of(tmp_path)
     plain, drafting, *_ = served_cells(plan, "vllm")
     answers = Answers()
-    assert said(plan, answers, drafting, "its own") == "its own"  # nothing is known yet
+    assert between_turns(plan, answers, drafting, "its own") == "its own"  # nothing is known yet
     answer = made_request(plain.key.id, "p", None, text="Hello")
     answers.learn(plain, [replace(answer, finish_reason="failed", text="Hel"), answer])
     answers.learn(plain, [replace(answer, text="Hi")])
     assert (
-        said(plan, answers, drafting, "its own") == said(plan, answers, plain, "its own") == "Hello"
+        between_turns(plan, answers, drafting, "its own")
+        == between_turns(plan, answers, plain, "its own")
+        == "Hello"
     )
 
 
@@ -248,8 +250,8 @@ def test_a_reused_response_is_kept_per_temperature(tmp_path):
     )
     answers = Answers()
     answers.learn(cold[0], [made_request(cold[0].key.id, "p", None, text="Hello")])
-    assert said(plan, answers, cold[1], "its own") == "Hello"
-    assert said(plan, answers, warm[1], "its own") == "its own"
+    assert between_turns(plan, answers, cold[1], "its own") == "Hello"
+    assert between_turns(plan, answers, warm[1], "its own") == "its own"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_run_on_two_nodes_stores_the_same_as_on_one_machine(folder):
     assert {block.node for block in there.blocks} == {"a", "b"}
     assert [env.node for env in (there.run.environment, *there.sessions)] == ["a", "b"]
     logs = sorted(server.log for server in there.servers)
-    assert sorted(m.name for m in cluster.told if isinstance(m, LogMessage)) == logs
+    assert sorted(m.name for m in cluster.messages if isinstance(m, LogMessage)) == logs
     assert all((there.folder / log).is_file() for log in logs)
     assert {server.node for server in folder.here.servers} == {None}
 

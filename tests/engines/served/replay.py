@@ -36,7 +36,7 @@ def facts(engine: str, pages: Mapping[str, str], address: str = "") -> ServerFac
 
 class Replayed(NamedTuple):
     answer: StreamedResponse
-    asked: list[dict[str, Any]]  # of the server, in order
+    requests: list[dict[str, Any]]  # of the server, in order
 
 
 def answer(engine: str, pages: Mapping[str, str], request: Request = REQUEST) -> Replayed:
@@ -46,7 +46,7 @@ def answer(engine: str, pages: Mapping[str, str], request: Request = REQUEST) ->
 
     fake = FakeServer(pages=pages)
     with serving(fake) as url:
-        return Replayed(asyncio.run(ask(url)), fake.asked)
+        return Replayed(asyncio.run(ask(url)), fake.requests)
 
 
 def start(folder: Path, *exported: str, **changed: Any) -> StartOptions:

@@ -9,13 +9,13 @@ from specbench.servers.client import StreamedResponse
 K4 = 4
 
 
-def of(num_tokens: int) -> StreamedResponse:
+def stream(num_tokens: int) -> StreamedResponse:
     return StreamedResponse(num_tokens=num_tokens)
 
 
 def test_rounds_and_accepted_drafts_are_the_tokens_after_the_first():
     counts = counts_of_rounds(
-        of(1 + 5 + 1 + 3), [DraftedRound(4, 4), DraftedRound(4, 0), DraftedRound(4, 2)], K4
+        stream(1 + 5 + 1 + 3), [DraftedRound(4, 4), DraftedRound(4, 0), DraftedRound(4, 2)], K4
     )
     assert (counts.num_rounds, counts.num_accepted, counts.num_drafted) == (3, 6, 12)
     assert counts.num_by_accepted == (1, 0, 1, 0, 1)
@@ -23,7 +23,7 @@ def test_rounds_and_accepted_drafts_are_the_tokens_after_the_first():
 
 
 def test_drafts_accepted_past_the_end_of_the_text_are_not_counted():
-    counts = counts_of_rounds(of(1 + 5 + 2), [DraftedRound(4, 4), DraftedRound(4, 3)], K4)
+    counts = counts_of_rounds(stream(1 + 5 + 2), [DraftedRound(4, 4), DraftedRound(4, 3)], K4)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (2, 5, 2)
     assert counts.num_by_accepted == (0, 1, 0, 0, 1)
     assert counts.num_rejecting == 0  # the text ended inside the drafts of the second
@@ -38,7 +38,7 @@ def test_a_draft_accepted_at_the_end_of_the_text_is_counted():
 
 
 def test_tokens_that_no_drafting_round_emitted_came_from_rounds_without_drafts():
-    counts = counts_of_rounds(of(1 + 10), [DraftedRound(2, 2), DraftedRound(4, 0)], K4)
+    counts = counts_of_rounds(stream(1 + 10), [DraftedRound(2, 2), DraftedRound(4, 0)], K4)
     assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (8, 2, 2)
     assert counts.num_by_accepted == (7, 0, 1, 0, 0)
 
@@ -46,19 +46,19 @@ def test_tokens_that_no_drafting_round_emitted_came_from_rounds_without_drafts()
 def test_an_engine_can_report_acceptance_past_the_end_and_undrafted_rounds():
     """3 rounds without drafts, then one that accepts 4 of which the last ends the text."""
     rounds = [DraftedRound(4, 4)]
-    assert counts_of_rounds(of(1 + 3 + 4), rounds, K4).num_overshot == 0
-    counts = counts_of_rounds(of(1 + 3 + 4), rounds, K4, num_overshot=1)
+    assert counts_of_rounds(stream(1 + 3 + 4), rounds, K4).num_overshot == 0
+    counts = counts_of_rounds(stream(1 + 3 + 4), rounds, K4, num_overshot=1)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (4, 3, 1)
 
 
 def test_sums_are_cut_the_same_way_and_have_no_positions():
-    counts = counts_of_sums(of(1 + 5 + 2), num_accepted=7, num_drafted=8, num_drafting=2)
+    counts = counts_of_sums(stream(1 + 5 + 2), num_accepted=7, num_drafted=8, num_drafting=2)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (2, 5, 2)
     assert counts.num_by_accepted is counts.num_rejecting is None
 
 
 def test_a_single_token_has_no_rounds():
-    assert counts_of_rounds(of(1), [], K4).num_rounds == 0
+    assert counts_of_rounds(stream(1), [], K4).num_rounds == 0
 
 
 @pytest.mark.parametrize(
@@ -72,17 +72,17 @@ def test_a_single_token_has_no_rounds():
 )
 def test_counts_that_do_not_fit_the_response_are_refused(num_tokens, rounds):
     with pytest.raises(ServerError, match="cannot be"):
-        counts_of_rounds(of(num_tokens), rounds, K4)
+        counts_of_rounds(stream(num_tokens), rounds, K4)
 
 
 def test_rounds_with_more_tokens_than_the_engine_reports_are_refused():
     with pytest.raises(ServerError, match="cannot be"):
-        counts_of_rounds(of(3), [DraftedRound(4, 1), DraftedRound(4, 1)], K4, num_overshot=0)
+        counts_of_rounds(stream(3), [DraftedRound(4, 1), DraftedRound(4, 1)], K4, num_overshot=0)
 
 
 def test_sums_of_another_answer_are_refused():
     with pytest.raises(ServerError, match="3 rounds"):
-        counts_of_sums(of(3), num_accepted=0, num_drafted=12, num_drafting=3)
+        counts_of_sums(stream(3), num_accepted=0, num_drafted=12, num_drafting=3)
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_sums_of_another_answer_are_refused():
 )
 def test_contradictory_rounds_are_refused(rounds):
     with pytest.raises(ServerError, match="contradict each other"):
-        counts_of_rounds(of(10**9), rounds, K4)
+        counts_of_rounds(stream(10**9), rounds, K4)

@@ -117,7 +117,7 @@ def test_counts_of_a_recorded_llama_cpp_response():
 
 
 def test_llama_cpp_completes_the_ids_of_the_templated_conversation():
-    template, text, request = answer("llama_cpp", ANSWERS).asked
+    template, text, request = answer("llama_cpp", ANSWERS).requests
     assert template["messages"] == [{"role": "user", "content": "Hello"}]
     assert text["content"].startswith("<|im_start|>user")
     assert request["prompt"] == json.loads(ANSWERS["/tokenize"])["tokens"]
@@ -128,7 +128,7 @@ def test_llama_cpp_completes_the_ids_of_the_templated_conversation():
         0,
     )  # off, not its own
     kept = replace(REQUEST, keeps_prefixes=True)
-    assert answer("llama_cpp", ANSWERS, kept).asked[-1]["cache_prompt"]
+    assert answer("llama_cpp", ANSWERS, kept).requests[-1]["cache_prompt"]
 
 
 def test_a_token_that_ends_no_character_is_unreported_and_so_are_the_ids():

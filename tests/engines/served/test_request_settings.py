@@ -37,9 +37,9 @@ SETTINGS = RequestSettings(
 ARGS = {"enable_thinking": True, "thinking": True}
 
 
-def asked(engine: str, settings: RequestSettings = SETTINGS, **changes: Any) -> list[Any]:
+def request_body(engine: str, settings: RequestSettings = SETTINGS, **changes: Any) -> list[Any]:
     request = replace(REQUEST, settings=settings, template_args=settings.template_args, **changes)
-    return answer(engine, PAGES[engine], request).asked
+    return answer(engine, PAGES[engine], request).requests
 
 
 def test_every_served_engine_has_recorded_pages():
@@ -48,7 +48,7 @@ def test_every_served_engine_has_recorded_pages():
 
 @pytest.mark.parametrize("engine", ["openai", "sglang", "tensorrt_llm", "vllm"])
 def test_request_settings_are_sent_under_their_api_names(engine):
-    [body] = asked(engine)
+    [body] = request_body(engine)
     assert body["response_format"] == FORMAT
     assert body["stop"] == ["END", "\n\n"]
     assert (body["reasoning_effort"], body["min_tokens"]) == ("low", 3)
@@ -59,26 +59,26 @@ def test_request_settings_are_sent_under_their_api_names(engine):
 
 
 def test_llama_cpp_gets_request_settings_in_template_and_completion():
-    template, _, body = asked("llama_cpp")
+    template, _, body = request_body("llama_cpp")
     assert template["chat_template_kwargs"] == ARGS | {"reasoning_effort": "low"}
     assert (body["json_schema"], body["stop"], body["min_tokens"]) == (SCHEMA, ["END", "\n\n"], 3)
     assert "response_format" not in body
     some_json = RequestSettings(response_format={"type": "json_object"})
-    assert asked("llama_cpp", some_json)[-1]["json_schema"] == {"type": "object"}
+    assert request_body("llama_cpp", some_json)[-1]["json_schema"] == {"type": "object"}
 
 
 @pytest.mark.parametrize("engine", SERVED)
 def test_a_request_without_settings_sends_none(engine):
     names = {"stop", "response_format", "json_schema", "reasoning_effort", "tool_choice"}
-    assert not names & asked(engine, RequestSettings())[-1].keys()
+    assert not names & request_body(engine, RequestSettings())[-1].keys()
 
 
 def test_vllm_needs_no_parser_of_tool_calls_unless_a_choice_is_given():
-    [body] = asked("vllm", RequestSettings(), tools=(TOOL,))
+    [body] = request_body("vllm", RequestSettings(), tools=(TOOL,))
     assert (body["tools"], body["tool_choice"]) == ([TOOL], "none")
-    [body] = asked("vllm", RequestSettings(tool_choice="required"), tools=(TOOL,))
+    [body] = request_body("vllm", RequestSettings(tool_choice="required"), tools=(TOOL,))
     assert body["tool_choice"] == "required"
-    [body] = asked("sglang", RequestSettings(), tools=(TOOL,))
+    [body] = request_body("sglang", RequestSettings(), tools=(TOOL,))
     assert "tool_choice" not in body
 
 
@@ -91,7 +91,7 @@ def test_tools_are_refused_for_a_server_without_a_chat_template():
     fake = FakeServer(has_chat=False)
     with serving(fake) as url, pytest.raises(ServerError, match="tools"):
         asyncio.run(ask(url))
-    assert not fake.asked
+    assert not fake.requests
 
 
 def test_a_tool_call_is_text_whose_tokens_are_timed():

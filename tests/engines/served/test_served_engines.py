@@ -88,12 +88,12 @@ def test_an_openai_response_has_usage_but_no_counts():
     assert replayed.answer.num_tokens == 17
     assert find_served("openai").counts(replayed.answer, 3) is None
     common = {"model", "max_tokens", "temperature", "top_p", "seed", "messages"}
-    assert {*replayed.asked[0]} == common | {"stream", "stream_options"}
+    assert {*replayed.requests[0]} == common | {"stream", "stream_options"}
 
 
 def test_a_requested_top_k_is_sent():
     wanted = replace(REQUEST, sampling=Sampling(temperature=1.0, top_k=40))
-    assert answer("openai", {}, wanted).asked[0]["top_k"] == 40
+    assert answer("openai", {}, wanted).requests[0]["top_k"] == 40
 
 
 TWO = replace(
@@ -110,7 +110,7 @@ def ask_twice(fake: FakeServer) -> list[dict[str, object]]:
 
     with serving(fake) as url:
         asyncio.run(ask(url))
-    return fake.asked
+    return fake.requests
 
 
 @pytest.mark.parametrize("server", [{"has_chat": False}, {"refusal": "no chat template"}])
@@ -131,4 +131,4 @@ def test_a_refusal_for_another_reason_is_not_hidden_by_a_completion():
     fake = FakeServer(refusal="maximum context length is 1024 tokens")
     with pytest.raises(RefusedError, match="1024 tokens"):
         ask_twice(fake)
-    assert not fake.asked
+    assert not fake.requests

@@ -14,7 +14,7 @@ INFO = json.loads(recorded("sglang_server_info.json"))
 ANSWERS = {"/v1/chat/completions": recorded("sglang_chat.sse")}
 
 
-def says(info: dict[str, object]) -> dict[str, str]:
+def server_info(info: dict[str, object]) -> dict[str, str]:
     return {"/server_info": json.dumps(INFO | info)}
 
 
@@ -30,14 +30,14 @@ def test_concurrency_is_the_same_with_and_without_speculation(tmp_path):
 
 
 def test_facts_of_an_sglang_server_are_read_from_its_pages():
-    info = facts("sglang", says({"context_length": 512}))
+    info = facts("sglang", server_info({"context_length": 512}))
     assert (info.version, info.model) == ("0.5.23", "tiny")
     assert (info.k, info.kv_tokens, info.context) == (3, 120_000, 512)
     assert info.prefix_cache == "off"
     assert info.settings["tp_size"] == "2"
     assert "quantization" not in info.settings
     assert "a-key-of-its-own" not in str(info)
-    assert facts("sglang", says({"context_length": None})).context is None
+    assert facts("sglang", server_info({"context_length": None})).context is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_facts_of_an_sglang_server_are_read_from_its_pages():
     ids=str,
 )
 def test_k_of_an_sglang_server_for_each_algorithm(info, k):
-    assert facts("sglang", says(info)).k == k
+    assert facts("sglang", server_info(info)).k == k
 
 
 def test_sglang_kv_tokens_are_summed_over_data_parallel_ranks():
@@ -72,11 +72,11 @@ def test_an_sglang_response_with_token_ids_and_counts():
 
 
 def test_the_request_body_sent_to_sglang():
-    [request] = answer("sglang", ANSWERS).asked
+    [request] = answer("sglang", ANSWERS).requests
     assert request["return_spec_tokens_details"]
     assert request["return_output_ids_in_sglext"]
     assert request["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
     assert (request["top_k"], request["repetition_penalty"]) == (-1, 1)
     assert "cache_salt" in request
     kept = replace(REQUEST, keeps_prefixes=True)
-    assert "cache_salt" not in answer("sglang", ANSWERS, kept).asked[0]
+    assert "cache_salt" not in answer("sglang", ANSWERS, kept).requests[0]

@@ -77,7 +77,7 @@ def test_a_mean_below_one_token_per_iteration_is_refused():
 
 
 def test_only_fields_that_tensorrt_llm_accepts_are_sent():
-    [request] = answer("tensorrt_llm", ANSWERS).asked
+    [request] = answer("tensorrt_llm", ANSWERS).requests
     engine_fields = {"top_k", "stream_options", "stream"}
     common = {"model", "max_tokens", "temperature", "top_p", "seed", "messages"}
     assert {*request} == engine_fields | common

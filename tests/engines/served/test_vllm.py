@@ -145,7 +145,7 @@ def test_the_request_body_sent_to_vllm():
         tools=(tool,),
         template_args={"enable_thinking": False},
     )
-    [body] = answer("vllm", ANSWERS, request).asked
+    [body] = answer("vllm", ANSWERS, request).requests
     assert body["messages"] == [{"role": "user", "content": "Hello", "name": "Ada"}]
     assert body["tools"] == [tool]
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
@@ -157,12 +157,12 @@ def test_the_request_body_sent_to_vllm():
 
 
 def test_cached_prefixes_are_shared_only_on_request():
-    salts = [answer("vllm", ANSWERS).asked[0]["cache_salt"] for _ in range(2)]
+    salts = [answer("vllm", ANSWERS).requests[0]["cache_salt"] for _ in range(2)]
     assert salts[0] != salts[1]
     kept = replace(REQUEST, keeps_prefixes=True)
-    assert "cache_salt" not in answer("vllm", ANSWERS, kept).asked[0]
+    assert "cache_salt" not in answer("vllm", ANSWERS, kept).requests[0]
 
 
 @pytest.mark.parametrize("name", ["tools", "chat_template_kwargs"])
 def test_empty_fields_are_not_sent(name):
-    assert name not in json.dumps(answer("vllm", ANSWERS).asked)
+    assert name not in json.dumps(answer("vllm", ANSWERS).requests)
