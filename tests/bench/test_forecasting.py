@@ -53,7 +53,7 @@ def whole(tmp_path_factory) -> StoredRun:
     return run(tmp_path_factory.mktemp("whole"))
 
 
-def test_the_curve_is_that_of_the_engine(whole):
+def test_forecast_speedups_equal_those_of_the_fake_engine(whole):
     good = forecast_of(whole, "big/good")
     assert good.best == 4
     actual = {p.num_speculative_tokens: p.speedup.estimate for p in good.points if p.speedup}
@@ -275,7 +275,7 @@ def test_tracing_leaves_half_of_a_small_budget_for_measuring(tmp_path):
     assert cells_run(stored) == {("none", 0), ("good", 4), ("bad", 1)}
 
 
-def test_many_rows_are_forecast_by_their_own_costs(tmp_path):
+def test_each_concurrency_is_forecast_by_its_own_costs(tmp_path):
     settings = changed(FORECAST, concurrency=(1, 2), num_repeats=1, num_prompts=6)
     stored = run(tmp_path, settings)
     assert {cost.num_rows for cost in stored.round_costs} == {1, 2}

@@ -81,7 +81,7 @@ def test_every_cell_runs_first_equally_often(tmp_path):
     assert all(abs(count - 100) < 45 for count in firsts.values())
 
 
-def test_the_default_is_ten_prompts_once(tmp_path):
+def test_the_default_plan_measures_ten_prompts_once(tmp_path):
     blocks = list(make_plan(tmp_path, SETTINGS, PROMPTS).explore_blocks())
     assert len(blocks) == len({block.prompt_id for block in blocks}) == 10
 

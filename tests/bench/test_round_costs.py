@@ -141,7 +141,7 @@ def test_few_timing_repetitions_suffice_on_a_quiet_machine():
     assert {cost.context for cost in costs.values()} == {3 + 12}
 
 
-def test_each_timing_repetition_has_equal_tokens_per_k_in_a_new_order():
+def test_each_timing_repetition_runs_every_k_equally_long_in_a_new_order():
     engine = engine_of()
     measure(engine, [timed(0), timed(1), timed(4)])
     assert {call.request.max_new_tokens for call in engine.calls} == {25}
@@ -151,7 +151,7 @@ def test_each_timing_repetition_has_equal_tokens_per_k_in_a_new_order():
     assert len(set(visits)) > 1
 
 
-def test_k_0_is_timed_as_often_as_the_root_of_the_number_of_others():
+def test_k_0_is_timed_three_times_per_repetition_of_nine_ks():
     engine = engine_of()
     cells = [timed(k) for k in range(10)]
     costs = measure(engine, cells)

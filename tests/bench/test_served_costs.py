@@ -48,7 +48,7 @@ def test_rounds_that_accept_more_cost_the_same():
     assert costs == pytest.approx([0.01] * len(costs))
 
 
-def test_several_concurrent_requests_and_their_contents():
+def test_timed_requests_have_the_given_concurrency_and_settings():
     fake = FakeServer()
     costs = timed(fake, concurrencies=(3,), temperature=0.7, max_tokens=17)
     assert {c.concurrency for c in costs} == {3}

@@ -100,7 +100,7 @@ def test_a_profile_has_conditions_and_an_interval(folder):
     )
 
 
-def test_acceptance_of_a_client_bound_cell_is_valid_but_not_that_of_a_broken_one(folder):
+def test_the_acceptance_of_a_client_bound_cell_is_exported_but_not_of_an_invalid_one(folder):
     stored = load_run("made", folder / "reports")
     document, at = build_document(stored), Selection(workload="code")
     (pairing,) = load_pairings().select(["demo/draft"])

@@ -165,7 +165,7 @@ def test_a_forecast_run_resumes_without_its_costs_file(tiny, from_step_times):
     assert again.points == stored.forecasts[0].points
 
 
-def test_the_costs_of_a_running_server(tiny):
+def test_a_forecast_measures_the_step_times_of_running_servers(tiny):
     fake, other = FakeServer(k=0), tiny / "other.jsonl"
     other.write_text(json.dumps({"id": "o", "turns": ["of another workload"]}) + "\n")
     with serving(fake) as without, serving(FakeServer(k=3)) as with_k:

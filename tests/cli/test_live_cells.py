@@ -99,6 +99,6 @@ def test_finished_cell_lines_are_aligned_and_name_their_phase() -> None:
     assert cells.end() == []
 
 
-def test_a_session_of_a_server_is_one_finished_cell() -> None:
+def test_a_finished_session_of_a_server_is_one_line() -> None:
     (line,) = FinishedCells().add(*measured("explore", "all", KEY, session="a session"))
     assert columns(line)[3:] == [KEY.draft.length.named, "1 prompt"]

@@ -509,7 +509,7 @@ def test_tokens_that_the_draft_does_not_know_change_no_text(models: Path, tmp_pa
 
 @pytest.mark.parametrize("role", ["target", "draft", "head"])
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_numbers_that_are_not_finite_are_named_with_the_role_of_their_model(
+def test_nan_or_infinite_weights_are_refused_with_the_role_of_their_model(
     models: Path, tmp_path: Path, role: str, value: float
 ):
     method = "eagle3" if role == "head" else "draft_model"

@@ -240,7 +240,7 @@ def test_other_prompts_of_a_target_are_not_those_of_an_earlier_ranking(shelf, tm
 
 
 @pytest.mark.parametrize("names", [("num_local_experts", "num_experts_per_tok"), None])
-def test_a_mixture_of_experts_has_a_note_on_the_experts_of_a_verification(tmp_path, names):
+def test_a_plan_states_how_many_experts_a_verification_reads(tmp_path, names):
     spec = write_model(tmp_path / "target", num_hidden_layers=1)
     if names is not None:
         sizes = dict(zip(names, (8, 2), strict=True))

@@ -72,7 +72,7 @@ def test_a_rival_known_by_forecast_is_marked():
     assert "1.45x [1.30, 1.55] (forecast)" in message
 
 
-def test_a_known_order_has_no_warning():
+def test_a_rival_with_a_lower_interval_is_not_mentioned():
     assert rival_text(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.1, 1.2, 1.39))) == ""
     assert rival_text(ranked("big", (1.4, 1.5, 1.6))) == ""
 
@@ -86,7 +86,7 @@ def test_the_verdict_names_no_rival_without_a_winner(basis):
     assert verdict([])
 
 
-def test_a_figure_without_an_interval_differs_from_a_missing_one():
+def test_a_rival_without_an_interval_is_quoted_by_its_estimate():
     message = rival_text(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None)))
     assert message.startswith("small ")
     assert "1.10x" in message

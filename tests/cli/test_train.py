@@ -84,7 +84,7 @@ def test_medusa_gives_its_tree_the_accuracy_of_each_rank(tiny):
     assert "model: ./heads/medusa" in ran.out
 
 
-def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
+def test_resuming_a_finished_training_only_reports_it(eagle, tiny):
     again = trained("eagle", "heads/eagle", "--json", "--resume", cwd=tiny)
 
     before, after = json.loads(eagle.out), json.loads(again.out)

@@ -107,7 +107,7 @@ def test_weights_gib_is_parameters_times_bytes() -> None:
         assert needs[source] == round(2 * count / 2**30, 1), source
 
 
-def test_a_shape_needs_what_the_model_needs_that_it_is_named_after() -> None:
+def test_a_shape_needs_the_memory_of_the_model_it_is_named_after() -> None:
     needs = {t.name: t.model.weights_gib for t in PAIRINGS.targets}
     assert needs["shape-8b"] == needs["llama-3.1-8b"]
     assert needs["shape-70b"] == needs["llama-3.3-70b"]

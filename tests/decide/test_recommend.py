@@ -81,7 +81,7 @@ def test_a_single_k_is_decided_without_a_confirmation_run(summarized):
     assert decide(choice).sentence == "code: K=4, 1.90x faster [1.80, 2.00]"
 
 
-def test_a_speedup_that_the_confirmation_run_lacks_is_withdrawn(summarized):
+def test_a_speedup_that_is_not_confirmed_is_withdrawn(summarized):
     choice = choose([summarized(2, 0.9, 1.0, 1.1), summarized(6, 1.1, 1.2, 1.3)])
     lost = decide(choice, summarized(6, 0.90, 0.95, 1.00))
     unclear = decide(choice, summarized(6, 0.98, 1.03, 1.08))
@@ -171,7 +171,7 @@ def test_confirming_another_cell_is_an_error(summarized):
         decide(choice, summarized(2, 1.4, 1.5, 1.6))
 
 
-def test_the_detectable_effect_and_oddities_are_printed(summarized):
+def test_a_decision_has_the_detectable_effect_and_the_warnings_of_its_cell(summarized):
     cell = replace(
         summarized(4, 1.8, 1.9, 2.0),
         minimum_detectable_effect=0.0412,

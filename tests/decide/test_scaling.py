@@ -70,7 +70,7 @@ def test_invalid_cells_are_plotted_without_a_crossover(summarized):
     assert (crossover.concurrency, crossover.estimated) == (None, None)
 
 
-def test_each_k_and_workload_has_its_own(summarized):
+def test_each_workload_and_adaptive_k_has_its_own_crossover(summarized):
     code = [cell_at(summarized, c, 1.2, 1.5, 1.8) for c in (1, 4)]
     chat = [cell_at(summarized, c, 1.2, 1.5, 1.8, workload="chat") for c in (1, 4)]
     auto = [replace(cell, key=with_axes(cell.key, adaptive=True)) for cell in code]

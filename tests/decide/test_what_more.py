@@ -67,9 +67,7 @@ def test_no_advice_is_given_for_a_workload_of_unknown_size(summarized):
 
 
 @pytest.mark.parametrize(("in_all", "named"), [(40, [2]), (5, [2]), (4, [2, 1]), (3, [2])])
-def test_an_interval_takes_five_prompts_and_a_workload_with_fewer_is_named(
-    summarized, in_all, named
-):
+def test_the_advice_asks_for_five_prompts_or_more_in_the_workload(summarized, in_all, named):
     text = advice(summarized(4, None, 5.0, None, num_prompts=3), in_all)
     assert numbers(text) == named
     assert ("add some" in text) == (in_all < 5)

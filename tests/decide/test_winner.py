@@ -85,7 +85,7 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
     assert pick(parts, Selection(workload="edit")).k == 8
 
 
-def test_winners_that_no_other_workload_has_an_interval_at_leave_k_undecided(measured):
+def test_k_is_undecided_if_no_winner_has_an_interval_on_every_workload(measured):
     made = pick([measured({5: 2.4}), measured({7: 2.0}, workload="chat")])
     assert (made.k, made.is_undecided) == (0, True)
     assert "--workload" in made.basis[-1]
@@ -235,7 +235,7 @@ def test_cells_with_several_samples_are_another_setting(measured):
     assert pick([*parts, *several]).tiers == (Tier(None, 4),)
 
 
-def test_an_engines_own_defaults_are_not_exported_as_a_k(measured):
+def test_the_k_of_assisted_default_is_not_exported(measured):
     peer = {"engine": "transformers"}
     parts = [
         measured({2: 1.3, 4: 1.6}, method="assisted", **peer),

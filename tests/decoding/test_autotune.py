@@ -281,7 +281,7 @@ def test_metadata_is_built_once_for_many_layers_of_separate_memory():
     assert wrong(placed.work.joined, inputs.expected(), CASE.dtype) is None
 
 
-def test_layers_share_memory_beyond_what_a_cache_holds(monkeypatch):
+def test_autotuning_inputs_reuse_memory_beyond_the_cache_size(monkeypatch):
     monkeypatch.setattr(attention_candidates, "_CACHE_BYTES", 2 * 256 * 64 * 4)  # two layers
     kernel = Counts()
     Inputs(CASE, BatchShape(1, 5, 100, 256)).placed(CASE, 8).attend(kernel)

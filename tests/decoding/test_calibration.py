@@ -121,7 +121,7 @@ def test_a_batch_size_that_is_a_power_of_two_is_calibrated_once() -> None:
 
 
 @pytest.mark.parametrize("script", [RIGHT, WRONG], ids=["right drafts", "wrong drafts"])
-def test_a_rounds_cost_is_the_median_of_the_six_after_the_first(script: dict[int, int]) -> None:
+def test_the_round_cost_is_the_median_of_six_rounds_after_the_first(script: dict[int, int]) -> None:
     costs = calibrate(Seconds(per_round_before=1.0), script=script).costs
     # The rounds of a pass take 0, 1, 2 .. seconds more: those of numbers 1 to 6 3.5 at the median,
     # also where wrong drafts make for more rounds than seven.

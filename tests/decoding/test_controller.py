@@ -163,7 +163,7 @@ def test_the_catch_up_cost_is_interpolated_by_the_number_of_tokens():
     ("points", "at_40"),
     [((), 0.0), (((10, 2.0),), 2.0), (((10, 3.0), (30, 1.0)), 2.0), (((10, 0.5), (20, 2.0)), 3.3)],
 )
-def test_neither_part_of_catching_up_is_below_zero(points, at_40):
+def test_the_catch_up_cost_is_extrapolated_without_negative_parts(points, at_40):
     costs = RoundCostModel({(1, 0): (1.0,)}, catch_up_s=points)
 
     assert costs.catch_up_s(40) == pytest.approx(at_40, rel=0.02)

@@ -88,7 +88,7 @@ def test_a_wrong_or_failing_kernel_loses_to_torch(
     assert message in lost.refusal
 
 
-def test_a_replay_without_new_draws_loses():
+def test_a_kernel_that_repeats_its_draws_in_a_replay_loses():
     def frozen(run):
         run()
         return lambda: None

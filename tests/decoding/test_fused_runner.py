@@ -232,7 +232,7 @@ def tensors_of(weights: FusedWeights) -> list[Tensor]:
 
 @pytest.mark.parametrize("mirrored", [False, True], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("name", list(FAMILIES))
-def test_weights_are_held_once(name: str, mirrored: bool) -> None:
+def test_fused_weights_share_the_memory_of_the_model(name: str, mirrored: bool) -> None:
     model = family(name)
     expected = plain_logits(model, TOKENS_2T)
     before = sum(storages(model.parameters()).values())

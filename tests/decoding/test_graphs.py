@@ -169,7 +169,7 @@ class OnTheHost(Ngram):
     capabilities = Capabilities(needs_host=True)
 
 
-def test_a_drafter_on_the_host_drafts_outside_and_the_rest_is_one_graph(llama: Subject) -> None:
+def test_a_host_drafter_runs_outside_the_graph_of_its_round(llama: Subject) -> None:
     drafter = OnTheHost(parts_of(llama.target, llama.own_draft), max_ngram=3, min_ngram=1)
     texts = eager_texts(llama, drafter, some_requests(), FixedK(3), 1)
     bench = Bench(llama, drafter)
@@ -248,7 +248,9 @@ def test_the_baseline_is_one_graph_that_spends_no_time_drafting(
 @pytest.mark.parametrize(
     ("method", "sampling"), [("ngram", GREEDY), ("draft_model", WARM)], ids=["ngram", "draft_model"]
 )
-def test_buckets_catch_up_and_row_moves_need_no_host(method: str, sampling: Sampling) -> None:
+def test_rounds_catch_up_and_row_moves_never_wait_for_the_host(
+    method: str, sampling: Sampling
+) -> None:
     with fake_cuda():
         with DEVICE:
             target, draft = (StockRunner(tiny_llama(num_hidden_layers=1)) for _ in range(2))
@@ -582,7 +584,7 @@ def test_spans_are_powers_of_two_and_then_steps_of_4096(num_tokens: int, span: i
     assert span_bucket(num_tokens) == span
 
 
-def test_rows_are_powers_of_two_up_to_the_rows_of_the_pass(llama: Subject) -> None:
+def test_graph_rows_are_powers_of_two_up_to_the_batch_size(llama: Subject) -> None:
     bench = Bench(llama, NoDrafter())
     bench.serve(some_requests(), FixedK(0), num_rows=6)
 

@@ -69,7 +69,7 @@ def test_small_exponentials_have_the_expected_frequency(batches: int) -> None:
         assert abs(count - expected) <= 5 * math.sqrt(expected), f"{limit}: {count}"
 
 
-def test_small_exponentials_are_finer_than_float32_is_near_1() -> None:
+def test_small_exponentials_are_finer_than_steps_of_2_to_the_minus_24() -> None:
     # A token of probability 1e-7 wins by a draw near 1e-7; noise made from the large side of
     # the unit interval comes in steps of 2**-24 = 6e-8 and would misjudge such tokens.
     noise = exponential(torch.arange(50), torch.arange(20).expand(50, -1), Purpose.TARGET, 2_000)
@@ -127,7 +127,7 @@ def test_noise_differs_if_seed_and_position_are_swapped() -> None:
     assert abs(correlation(noise[off_diagonal], swapped[off_diagonal])) <= 5 * math.sqrt(2 / pairs)
 
 
-def test_tokens_are_independent() -> None:
+def test_noise_of_different_tokens_is_independent() -> None:
     noise = tokens_noise(torch.arange(200), 10, 100)
 
     for apart in (1, 2, 16, 64):

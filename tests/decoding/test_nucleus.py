@@ -169,7 +169,7 @@ def test_equal_tokens_at_the_cut_stay_together() -> None:
         (-0.0, 0.0, [True, True]),
     ],
 )
-def test_numbers_differ_by_their_last_bit_and_zeros_not_by_their_sign(
+def test_the_nucleus_compares_the_last_bit_and_ignores_the_sign_of_zero(
     first: float, second: float, stays: list[bool]
 ) -> None:
     half_NV = torch.full((1, 2), 0.5)

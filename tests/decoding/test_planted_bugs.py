@@ -41,7 +41,7 @@ greedy_tree = partial(checks.greedy_check, tree=(2, 2))
 # Siblings are rejected in turn.
 p_of_sampled_trees = partial(checks.sampled_p, k=3, num_samples=NUM_SAMPLES // 2, tree=(3, 2))
 judged_one_by_one = partial(
-    test_tree_rejection.test_texts_are_those_of_siblings_judged_one_after_the_other, "warm"
+    test_tree_rejection.test_tree_rejection_equals_judging_siblings_one_by_one, "warm"
 )
 
 
@@ -131,7 +131,7 @@ GREEDY_TREE_BUGS = {
         *(pytest.param(fault, greedy_tree, id=bug) for bug, fault in GREEDY_TREE_BUGS.items()),
     ],
 )
-def test_the_greedy_check_fails_for(
+def test_a_planted_bug_fails_the_greedy_check(
     fault: tuple[Any, str, str], check: Callable[[], None], plant: Plant
 ) -> None:
     plant(*fault)
@@ -240,7 +240,7 @@ DISTRIBUTION_TREE_BUGS = {
         ),
     ],
 )
-def test_the_distribution_check_fails_for(
+def test_a_planted_bug_fails_the_distribution_check(
     fault: tuple[Any, str, str],
     p_value: Callable[[], float],
     plant: Plant,
@@ -358,7 +358,7 @@ BUGS_BY_HAND: dict[str, Any] = {
 
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("bug", BUGS_BY_HAND)
-def test_the_worked_tree_check_detects(bug: str, plant: Plant) -> None:
+def test_a_planted_bug_fails_the_worked_tree_check(bug: str, plant: Plant) -> None:
     check, *fault = BUGS_BY_HAND[bug]
     check()
     plant(*fault)

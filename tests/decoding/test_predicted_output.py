@@ -159,7 +159,7 @@ def test_predicted_output_is_not_checked_at_k_0() -> None:
     assert result.rounds.num_emitted == (1,) * 25
 
 
-def test_the_decoders_own_verifier_judges_the_check() -> None:
+def test_a_predicted_output_is_checked_by_the_given_verifier() -> None:
     request = Request(prompt_ids=(9,), max_new_tokens=26, prediction_ids=COUNTED)
     (result,) = serve(CountingRunner(), [request], verifier=SyntheticVerifier((0.0,)))
     assert result.answer_check == check_of(24, 0, 1)

@@ -43,7 +43,7 @@ def test_a_token_name_is_decoded_to_its_text(token, spelling, text):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
-def test_the_texts_of_tokens_make_up_what_was_encoded(tokenizers, kind):
+def test_token_texts_join_to_the_encoded_text(tokenizers, kind):
     tokenizer = tokenizers[kind]
     texts = tokenizer.vocabulary.texts()
     before = b" " if kind == "pieces" else b""

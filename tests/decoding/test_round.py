@@ -80,7 +80,7 @@ def columns(result: Result) -> list[tuple[int, int, int]]:
         pytest.param({"k": 4, "eos_ids": (6,)}, 1, [], id="the first token ends it"),
     ],
 )
-def test_a_round_emits_and_counts(
+def test_rounds_have_the_expected_counts(
     options: dict[str, Any], num_tokens: int, rounds: list[tuple[int, int, int]]
 ) -> None:
     result = counted(**options)

@@ -49,7 +49,9 @@ SHARES = (0.15, 0.5, 0.05, 0.3)
     ],
     ids=str,
 )
-def test_the_distribution_is(settings: dict[str, float], shares: Sequence[float]) -> None:
+def test_the_distribution_follows_temperature_top_k_and_top_p(
+    settings: dict[str, float], shares: Sequence[float]
+) -> None:
     probs = sampled_probs(**settings)
     assert probs == pytest.approx([share / sum(shares) for share in shares])
     assert [p > 0 for p in probs] == [share > 0 for share in shares]

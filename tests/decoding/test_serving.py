@@ -179,7 +179,7 @@ def test_the_timeline_counts_what_the_requests_emitted(make_runner: MakeRunner) 
     assert list(timeline.at_s) == sorted(timeline.at_s)
 
 
-def test_a_policy_gets_the_result_of_the_reported_round() -> None:
+def test_a_policy_observes_the_reported_round_and_not_a_later_one() -> None:
     """That of the round reported, not of the one that was launched since."""
     seen: list[tuple[int, int]] = []
 

@@ -136,7 +136,7 @@ def test_an_answer_of_a_known_length_is_not_cut():
         (5, (), None),
     ],
 )
-def test_the_first_token_that_completes_a_stop_string_among_new_ones(num_new, stop, end):
+def test_text_ends_at_the_first_new_token_that_completes_a_stop_string(num_new, stop, end):
     ids = [ord(character) for character in "abcde"]
     actual = length_to_stop(ids, num_new, stop, lambda ids: "".join(map(chr, ids)))
     assert actual == end

@@ -70,7 +70,7 @@ def p_value(counts: list[int], rates: tuple[float, ...]) -> float:
     ],
     ids=["alpha", "list", "steep list"],
 )
-def test_keeps_the_requested_number_of_drafts(
+def test_simulated_acceptance_keeps_drafts_at_the_given_rates(
     acceptance: tuple[float, ...], rates: tuple[float, ...]
 ) -> None:
     assert p_value(histogram(acceptance, 3), rates) > ALARM

@@ -56,7 +56,7 @@ def test_tree_widths_are_children_per_node_and_1_beyond_their_end() -> None:
     )
 
 
-def test_a_tree_with_a_gap_cannot_be_drawn() -> None:
+def test_a_tree_with_a_missing_sibling_is_not_gapless() -> None:
     assert Topology.of_paths(PATHS).is_gapless
     assert not Topology.of_paths([(0,), (2,)]).is_gapless
 

@@ -121,7 +121,7 @@ SAMPLINGS = {
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_texts_are_those_of_siblings_judged_one_after_the_other(name: str) -> None:
+def test_tree_rejection_equals_judging_siblings_one_by_one(name: str) -> None:
     sampler, accepted = Sampler(SAMPLINGS[name]), 0
     for seed in range(40):
         case = drawn_case(seed, sampler, vocab_size=(5, 11, 200)[seed % 3], most=1 + seed % 20)
@@ -137,7 +137,7 @@ def test_drafts_of_probability_0_under_q_are_skipped() -> None:
         check(case._replace(proposal=case.proposal._replace(tokens_BK=tokens_BK)), sampler)
 
 
-def test_families_list_each_draft_once_those_with_most_children_first() -> None:
+def test_tree_families_are_sorted_by_their_number_of_children() -> None:
     # 0 - 1, 2; 2 - 3, 4, 5; 4 - 6
     paths = [(0,), (1,), (1, 0), (1, 1), (1, 2), (1, 1, 0)]
     tree: Tree = StaticTree(Topology.of_paths(paths), CPU).of_rows(1)

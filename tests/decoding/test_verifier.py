@@ -37,7 +37,9 @@ def emitted_tokens(verdict: Verdict, row: int = 0) -> list[int]:
         pytest.param([], 0, [1], id="one token without drafts"),
     ],
 )
-def test_a_row_emits(drafts: list[int], num_drafted: int, tokens: list[int]) -> None:
+def test_a_row_emits_the_accepted_drafts_and_one_target_token(
+    drafts: list[int], num_drafted: int, tokens: list[int]
+) -> None:
     proposal = Proposal(torch.tensor([drafts], dtype=torch.long), torch.tensor([num_drafted]))
     target = [1, 2, 3, 0][: len(drafts) + 1]
     positions = torch.arange(len(target))[None]
@@ -128,7 +130,7 @@ FIRST, SECOND = torch.eye(4)[:2]
         ),
     ],
 )
-def test_the_token_after_the_accepted_drafts_is_drawn_from(
+def test_the_token_after_accepted_drafts_has_the_residual_or_target_distribution(
     options: dict[str, Any], num_accepted: int, shares: Tensor
 ) -> None:
     verdict = verify_rows(**options)

@@ -26,7 +26,7 @@ def test_the_checksum_and_the_count_are_those_of_the_file(register: str) -> None
 
 
 @pytest.mark.parametrize("register", REGISTERS)
-def test_prompts_and_ids_are_different(register: str) -> None:
+def test_workload_prompts_and_ids_are_unique(register: str) -> None:
     rows = lines(register)
     assert len({line["turns"][0] for line in rows}) == len(rows)
     assert len({line["id"] for line in rows}) == len(rows)

@@ -107,7 +107,7 @@ def test_accuracies_in_a_head_config_limit_the_tree_depth(tmp_path: Path) -> Non
     assert deepest(spec, headers_on_this_machine, dummy=False) == 2
 
 
-def test_only_names_of_pickled_heads_are_read(tmp_path: Path) -> None:
+def test_shapes_of_pickled_heads_are_read_without_their_tensors(tmp_path: Path) -> None:
     head = new_head("medusa", target(96), num_heads=3)
     assert head is not None
     spec = pairing(tmp_path, target(96), "medusa", {}, head)

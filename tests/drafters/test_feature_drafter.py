@@ -95,7 +95,7 @@ def test_static_trees_are_drawn_and_dynamic_ones_are_matched(
 
 @pytest.mark.parametrize("method", METHODS)
 @torch.no_grad()
-def test_the_states_of_a_prefill_in_pieces_are_the_plain_heads(method: str) -> None:
+def test_a_chunked_prefill_gives_the_states_of_the_reference_head(method: str) -> None:
     case = subject(method)
     text = torch.tensor([PROMPTS[2]])
     out = case.plain.model.model(text, use_cache=False, output_hidden_states=True)

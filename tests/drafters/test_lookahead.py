@@ -33,7 +33,7 @@ def filled(target: Any, drafter: Lookahead, *prompts: tuple[int, ...]) -> Rows:
     return filled_rows(target, drafter, requests, capacity=256)
 
 
-def test_the_lookahead_attention_mask_of_a_small_round() -> None:
+def test_the_lookahead_attention_mask_equals_a_worked_example() -> None:
     shape = round_shape(num_levels=3, window=2, num_guesses=2, depth=2, device=CPU)
 
     # x is the current token and stands at the head of level 0.

@@ -166,7 +166,7 @@ def test_drafts_that_match_the_target_are_accepted_to_full_depth(variant: Varian
 @pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_an_end_of_text_among_the_drafts_is_the_last_that_counts(variant: Variant) -> None:
+def test_drafts_after_an_end_of_text_are_not_counted(variant: Variant) -> None:
     assert_no_draft_counts_past_the_end(variant)
 
 

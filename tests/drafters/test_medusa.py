@@ -155,7 +155,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_the_medusa_reference_detects(bug: str, plant: Plant) -> None:
+def test_a_planted_bug_differs_from_the_medusa_reference(bug: str, plant: Plant) -> None:
     plant(*BUGS[bug])
 
     with pytest.raises(AssertionError, match="other drafts after"):

@@ -54,7 +54,9 @@ def lookups(*texts: list[int], k: int = 2, **parameters: int) -> list[list[int]]
         pytest.param([1, 2, 1], {"k": 0}, [], id="no drafts are asked for"),
     ],
 )
-def test_a_lookup_copies(text: list[int], parameters: dict[str, int], drafts: list[int]) -> None:
+def test_ngram_drafts_continue_the_longest_latest_match(
+    text: list[int], parameters: dict[str, int], drafts: list[int]
+) -> None:
     assert lookups(text, **parameters) == [drafts]
 
 

@@ -94,7 +94,7 @@ IN_EVERY_RUN = [("token_intersection", WARM)]
     ("method", "sampling"),
     [pytest.param(*c, marks=() if c in IN_EVERY_RUN else pytest.mark.long) for c in CASES],
 )
-def test_with_60_percent_in_common_three_tokens_are_distributed_as_the_targets(method, sampling):
+def test_drafts_of_a_partly_common_vocabulary_keep_the_targets_distribution(method, sampling):
     target, draft, _ = ten_tokens()
     first_seed = CASES.index((method, sampling)) * 20_000  # no two cases share a draw
 
@@ -105,7 +105,7 @@ def test_with_60_percent_in_common_three_tokens_are_distributed_as_the_targets(m
     assert 0.01 < accepted < 0.98, "the case must both keep and refuse drafts"
 
 
-def test_the_two_vocabularies_of_that_test_have_60_percent_in_common():
+def test_the_vocabularies_of_the_distribution_test_share_60_percent():
     (target, draft), ids = made_up_tokenizers(VOCAB_SIZE), set(range(VOCAB_SIZE))
     shared = target.vocabulary.ids_by_token.keys() & draft.vocabulary.ids_by_token.keys()
     assert len(shared) == 6

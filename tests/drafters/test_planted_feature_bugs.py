@@ -196,7 +196,7 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_the_draft_check_detects(bug: str, plant: Plant) -> None:
+def test_a_planted_bug_fails_the_draft_check(bug: str, plant: Plant) -> None:
     check, method, function, right, wrong = BUGS[bug]
     plant(function, right, wrong)
 

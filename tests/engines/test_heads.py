@@ -187,7 +187,7 @@ def test_drafting_with_the_first_layer_reads_that_layer_and_the_head(pair: Targe
     assert cached == 100 * engine.kv_bytes_per_token("none") // config.num_hidden_layers
 
 
-def test_levels_of_a_tree_that_are_equally_wide_are_one_kind_of_forward(pair: Target) -> None:
+def test_equally_wide_tree_levels_are_one_kind_of_forward(pair: Target) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     parameters = {"num_layers": 1, "tree": (2, 1)}
     engine.add_drafter(

@@ -260,6 +260,6 @@ def test_flash_attention_on_a_cpu_is_refused():
     require_kernel("plain", torch.device("cpu"))
 
 
-def test_the_option_has_every_implementation():
+def test_the_attention_option_lists_every_implementation():
     assert AttentionBackend.__origin__.__args__ == ("auto", *BY_NAME)
     assert all(kernel.name == name for name, kernel in BY_NAME.items())

@@ -40,7 +40,7 @@ def builtin(target) -> BuiltinEngine:
 
 
 @pytest.mark.parametrize("work", [PLAIN, DRAFTED], ids=["plain", "drafted"])
-def test_every_round_is_followed_by_each_of_its_forwards_and_decodes_the_same(builtin, work):
+def test_each_round_is_timed_with_its_forwards_and_decodes_the_same_text(builtin, work):
     timed, plain = builtin.time_forwards(REQUEST, work), builtin.generate(REQUEST, work)
     assert timed.result.output_ids == plain.output_ids
     assert len(timed.round_s) == len(plain.rounds)
@@ -50,7 +50,7 @@ def test_every_round_is_followed_by_each_of_its_forwards_and_decodes_the_same(bu
     }
 
 
-def test_a_text_checked_in_one_forward_keeps_the_rows_position(target):
+def test_timed_forwards_keep_the_position_after_a_verified_prediction(target):
     drafter = DrafterSpec(
         name="said", method="previous_turn", parameters={"verify_prediction_first": True}
     )

@@ -261,7 +261,7 @@ def test_a_peer_module_shares_weights_and_has_equal_logits(name):
     assert torch.allclose(plain_logits(peer, PROMPT_1T), expected, atol=1e-4)
 
 
-def test_rotary_frequencies_and_other_buffers_without_a_file_come_along():
+def test_a_peer_module_shares_buffers_that_no_file_has():
     model = tiny_llama()
     first, second = (
         dict(m.named_buffers())["model.rotary_emb.inv_freq"] for m in (model, twin(model))

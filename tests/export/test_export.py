@@ -127,7 +127,7 @@ def test_names_from_pairings_yaml_reach_the_engine_through_a_shell_unharmed(engi
     assert "odd name; rm -rf $HOME `id` 'x'" in text
 
 
-def test_names_stay_whole_in_the_program_for_transformers():
+def test_model_names_are_escaped_in_the_program_for_transformers():
     name = './it\'s "odd" \\ \U0001f600'
     made = exported(
         "transformers",

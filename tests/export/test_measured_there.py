@@ -88,7 +88,7 @@ def both_engines() -> StoredRun:
     return replace(there, run=run, blocks=(*blocks, *there.blocks))
 
 
-def test_the_exported_engine_decides(tmp_path):
+def test_an_export_uses_the_k_measured_on_the_exported_engine(tmp_path):
     stored = both_engines()
     ks = {d.condition.engine: d.draft.k for d in build_document(stored).decisions}
     assert ks == {"builtin": 2, "vllm": 4}

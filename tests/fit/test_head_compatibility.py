@@ -156,7 +156,7 @@ def test_a_head_with_a_tokenizer_of_another_model_is_refused(target, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["speculators", "base"])
-def test_a_head_whose_authors_name_another_target_is_a_warning_with_both(target, tmp_path, key):
+def test_a_head_made_for_another_target_is_a_warning_with_both_names(target, tmp_path, key):
     head = write_head(tmp_path / "head", "eagle", target)
     named = {"base_model_name_or_path": "owner/other"}
     if key == "speculators":

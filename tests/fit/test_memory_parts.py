@@ -49,7 +49,7 @@ def test_above_temperature_0_distributions_are_kept():
     assert warm.peak.rest - cold.peak.rest == more
 
 
-def test_the_targets_own_layers_draft_at_their_share_of_a_step_and_its_whole_head():
+def test_self_speculation_costs_its_share_of_the_layers_and_the_whole_head():
     drafter = DrafterSpec(name="self", method="self_speculation", parameters={"num_layers": 8})
     plan = plan_pair(open_model(shape("llama-8b")), drafter, PLACE)
     head, vocabulary = 2 * 4096 * 128256, 2 * 4096 * 128256
@@ -58,7 +58,7 @@ def test_the_targets_own_layers_draft_at_their_share_of_a_step_and_its_whole_hea
     assert plan.break_even_length == pytest.approx(1 + 4 * once / step, rel=1e-6)
 
 
-def test_packed_weights_by_the_bits_that_docs_name():
+def test_planned_int4_weights_take_4_25_bits_each():
     packed = open_model(shape("llama-8b", quantization="int4"))
     linears = 32 * 4096 * (6144 + 4096 + 3 * 14336)
     rest = 8_030_261_248 - linears

@@ -45,7 +45,7 @@ def pair(target: ModelFiles, place: DeploymentSpec, drafter: DrafterSpec = DRAFT
     return plan
 
 
-def test_weights_and_keys_of_llama_8b_as_its_authors_state_them(target):
+def test_the_plan_of_llama_8b_has_its_published_sizes(target):
     plan = plan_target(target, H100)
     assert plan is not None
     assert plan.target.num_parameters == 8_030_261_248

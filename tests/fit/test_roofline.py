@@ -98,7 +98,7 @@ def test_drafting_without_own_layers_reads_nothing(tiny, method):
     assert drafting_bytes(tiny, tiny.drafter(method)) == 0
 
 
-def test_bytes_of_a_forward_and_their_time_by_hand():
+def test_a_forward_takes_its_bytes_over_the_bandwidth():
     assert bytes_per_forward(1_000, 3, 10, 8) == 1_000 + 3 * 10 * 8
     assert roofline_s(3_000, 1_500.0) == 2.0
 

@@ -103,7 +103,7 @@ def test_the_planned_dtype_equals_the_loaded_one(tmp_path, device, dtype):
     assert planned_dtype(files_of(tmp_path), device, requested_dtype) == wanted
 
 
-def test_packed_weights_are_an_estimate(tmp_path):
+def test_planned_bytes_of_packed_weights_are_an_estimate(tmp_path):
     from dataclasses import replace
 
     files = files_of(saved(tmp_path, DENSE["Llama"]))

@@ -95,7 +95,7 @@ def test_a_k_without_traces_or_costs_is_not_forecast():
         forecast(KEY, shallow, curve({0: 0.1, 3: 0.1}), range(5))
 
 
-def test_a_tree_serves_its_own_depth_and_is_counted_once_at_k_0():
+def test_a_tree_is_forecast_at_its_depth_and_counted_once_at_k_0():
     traces = [right(p, depth=d, is_chain=False) for p in PROMPTS for d in (2, 3)]
     record = forecast(KEY, traces, curve(COSTS), range(5))
     assert [p.num_speculative_tokens for p in record.points] == [0, 2, 3]
@@ -172,7 +172,7 @@ def test_step_times_of_another_engine_need_no_measurement():
     assert record.sweep_s is record.measure_s is record.share_saved is None
 
 
-def test_the_share_of_time_saved_by_a_forecast():
+def test_a_forecast_states_the_share_of_time_that_it_saves():
     effort = Effort(sweep=2, after=1, trace_s=1.0, costs_s=0.5)
     record = forecast(KEY, [right(p) for p in PROMPTS], curve(CLEAR), range(5), effort=effort)
     step, *at_k = (6 * n * s for n, s in zip((12, 6, 4, 3, 3), CLEAR.values(), strict=True))

@@ -131,7 +131,7 @@ def test_rounds_of_several_texts_are_pooled():
     assert (both.num_rounds, both.num_accepted, both.num_drafted) == (6, 2, 10)
 
 
-def test_a_tree_serves_its_own_depth_and_k_0():
+def test_a_tree_trace_is_replayed_only_at_its_depth_and_k_0():
     tree = replace(TRACE, is_chain=False, num_drafted=(9, 9, 4, 0))
 
     assert [k for k in range(5) if serves(tree, k)] == [0, 3]

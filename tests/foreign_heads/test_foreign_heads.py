@@ -122,7 +122,7 @@ def test_logits_are_those_of_the_librarys_own_forward(library: str, name: str) -
 
 
 @pytest.mark.parametrize(("library", "name"), HEADS)
-def test_files_are_recognized_and_fit(library: str, name: str) -> None:
+def test_foreign_heads_are_recognized_and_fit_their_target(library: str, name: str) -> None:
     written = opened(library, name)
     files, spec = files_of(written.folder), ModelSpec(source=name, folder=written.folder)
     target = files_of(written_by(library) / "target")

@@ -164,7 +164,7 @@ def test_a_cell_that_was_throttled_once_is_missing_in_a_pooled_candidate():
     assert check(whole, pooled).verdict is GateVerdict.MISSING
 
 
-def test_a_pairing_of_only_one_run_is_not_a_changed_draft():
+def test_a_pairing_in_only_one_run_does_not_prevent_pooling():
     of_one = {"demo/draft": "d" * 64}
     of_both = {**of_one, "demo/eagle": "e" * 64}
     runs = [run(2.0, n, drafters=d, entries=d) for n, d in (("a", of_both), ("b", of_one))]

@@ -280,7 +280,7 @@ def test_only_a_decode_speedup_is_excused_by_a_faster_k_0(metric):
     assert (judgment.verdict, judgment.reason) == (GateVerdict.REGRESSION, "")
 
 
-def test_tokens_that_a_request_checks_at_once_are_a_count():
+def test_num_checked_at_once_is_gated_as_a_count():
     figures = {"num_checked_at_once": Figure(value=12.0, without=(12.0,) * 5)}
     fewer = {"num_checked_at_once": Figure(value=10.0, without=(10.0,) * 5)}
     tolerance = (Tolerance(metric="num_checked_at_once", share=0.05),)

@@ -285,7 +285,7 @@ def test_prompts_that_an_interrupted_run_did_not_reach_are_missing():
     assert gate.judgments[0].reason.startswith("3 of 5 prompts ")
 
 
-def test_fewer_prompts_that_are_allowed_are_judged():
+def test_common_prompts_are_judged_if_prompts_may_differ():
     some = cell(FIGURES, units=("p1", "p2", "p3", "p4", "p5"))
     more = cell({"decode_speedup": Figure(value=2.0, without=())}, units=(*some.units, "p6"))
     tolerances = [Tolerance(metric="decode_speedup", share=0.05)]

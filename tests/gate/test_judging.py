@@ -177,7 +177,7 @@ def test_the_spread_with_the_larger_margin_is_used():
     assert judgment.p_value == pytest.approx(t.sf(0.05407 / 0.0135, 4), rel=1e-3)
 
 
-def test_a_5_percent_tolerance_of_a_lower_is_better_metric_is_x_1_05():
+def test_a_5_percent_tolerance_allows_1_05_times_the_time():
     before, after = (cell({"round_s": figure(v)}) for v in (0.010, 0.011))
     limits = [Tolerance(metric="round_s", share=0.05)]
     (judgment,) = check(side(before), side(after, name="b"), limits).judgments

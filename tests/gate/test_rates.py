@@ -120,7 +120,7 @@ def test_identical_runs_of_the_recipe_pass_and_are_decided(greedy):
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("tolerances", [SPEEDUP, SPEED], ids=["speedup", "speed"])
-def test_seconds_lost_by_twice_the_tolerance_are_found(tolerances, greedy):
+def test_a_loss_of_time_of_twice_the_tolerance_is_detected(tolerances, greedy):
     (share,) = tolerances.values()
     assert run_gates("lost in single runs", greedy, tolerances, slower(2 * share)).alarms >= 0.80
 
@@ -146,7 +146,7 @@ def test_an_improvement_never_fails(greedy):
 
 
 @pytest.mark.long
-def test_without_intervals_alarms_rise(greedy, monkeypatch):
+def test_ignoring_intervals_raises_false_alarms(greedy, monkeypatch):
     """Negative control: a loss beyond a tolerance that noise reaches, judged with and without."""
     close = {"decode_speedup": between_runs(greedy) / 4}
     assert run_gates("close, with intervals", greedy, close, None, RECIPE).alarms <= 0.05

@@ -27,7 +27,7 @@ def decoding(tmp_path_factory: pytest.TempPathFactory) -> Decoding:
 @pytest.mark.sampled(one_in=24, every=["k"])
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "k"), CASES)
-def test_ids_and_counts_are_the_expected_ones(decoding: Decoding, name: str, k: int) -> None:
+def test_decoded_ids_and_counts_are_unchanged(decoding: Decoding, name: str, k: int) -> None:
     assert_equal("decoding", decoding.facts(name, k), name, f"K={k}")
 
 

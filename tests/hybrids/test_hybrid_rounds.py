@@ -208,7 +208,7 @@ def test_a_second_turn_continues_from_the_state_of_the_first(family: str) -> Non
 
 
 @of_every_family("LFM2")
-def test_a_prompt_in_chunks_has_the_text_of_one_that_is_whole(family: str) -> None:
+def test_a_chunked_prefill_of_a_hybrid_leaves_the_text_unchanged(family: str) -> None:
     check_side_by_side(subject(family), (1,), prefill_chunk=8)
 
 

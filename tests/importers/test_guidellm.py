@@ -92,7 +92,7 @@ def test_each_guidellm_strategy_is_a_cell(tmp_path, strategy, load):
     assert loads == [(64, None), load]
 
 
-def test_errors_name_the_missing_part(tmp_path):
+def test_guidellm_errors_name_the_missing_key(tmp_path):
     with pytest.raises(UsageError, match=r"report\.json: benchmarks: is empty"):
         import_files([changed(tmp_path, lambda r: r.update(benchmarks=[]))], K4)
     with pytest.raises(UsageError, match=r"benchmarks\[0\]\.metrics: is missing"):

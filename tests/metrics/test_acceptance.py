@@ -55,7 +55,7 @@ def test_acceptance_rate_is_over_what_was_drafted_and_not_over_k(cell):
     assert acceptance_rate(cell) == pytest.approx(6 / 11)
 
 
-def test_joint_and_conditional_rates_per_position(cell):
+def test_joint_and_conditional_rates_are_reported_per_position(cell):
     assert acceptance_rate_per_position(cell) == pytest.approx((3 / 5, 2 / 5, 1 / 5))
     assert conditional_acceptance_rate(cell) == pytest.approx((3 / 5, 2 / 3, 1 / 2))
 
@@ -123,7 +123,7 @@ def test_failed_requests_are_counted_but_excluded_from_metrics(cell):
     assert measure(both)["num_failed"] == 1
 
 
-def test_the_same_counts_under_vllms_names(cell):
+def test_counts_are_also_reported_under_vllms_names(cell):
     assert vllm_counts(cell) == VllmCounts(
         num_spec_steps=5,
         num_draft_tokens=11,

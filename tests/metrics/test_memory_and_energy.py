@@ -59,7 +59,7 @@ def test_energy_is_divided_by_all_output_tokens(cell):
     assert measure(replace(cell, requests=metered))["joules_per_token"] == pytest.approx(1.0)
 
 
-def test_tokens_checked_at_once_are_a_mean_over_all_requests(cell):
+def test_num_checked_at_once_is_a_mean_over_all_requests(cell):
     assert "num_checked_at_once" not in measure(cell)
     first, second = cell.requests
     check = AnswerCheck(num_drafted=9, num_accepted=4, num_emitted=5, seconds=0.1)

@@ -45,7 +45,7 @@ def test_acceptance_is_that_of_the_requests_own_counts(cell):
     assert (counts.num_spec_steps, counts.num_spec_tokens) == (NUM_REQUESTS * 8, 4)
 
 
-def test_rounds_that_drafted_nothing_count_though_an_engine_s_histogram_lacks_them(cell):
+def test_rounds_without_drafts_count_even_if_the_histogram_omits_them(cell):
     """Two rounds more than the histogram has, as of a lookup that found nothing."""
     other = counted(cell, lambda counts: replace(counts, num_rounds=10))
     assert acceptance.mean_acceptance_length(other) == 1 + 16 / 10

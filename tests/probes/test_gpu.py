@@ -431,7 +431,7 @@ def use_of(gpus: Gpus) -> GpuUse:
     return gpus.stop()
 
 
-def test_power_and_memory_are_summed_over_all_of_them():
+def test_power_and_memory_are_summed_over_gpus():
     other = replace(SAMPLE, device_used_bytes=5, power_w=100.0, throttle_reasons=("hw_slowdown",))
     assert use_of(gpus_that_tell(SAMPLE, other)) == GpuUse(2, 400.0, 15, ("hw_slowdown",))
 

@@ -65,7 +65,7 @@ def test_a_workload_is_named_with_its_request_settings() -> None:
     assert thinking.label == plain.label
 
 
-def test_every_field_of_a_part_is_an_axis_of_its_name() -> None:
+def test_every_field_of_a_cell_key_is_an_axis_with_its_default() -> None:
     paths = {axis.path: name for name, axis in AXES.items()}
     for part, place in ((Condition, "condition"), (DraftConfig, "draft")):
         names = {field.name for field in fields(part)} - {"length"}
@@ -91,7 +91,7 @@ def test_entries_that_do_not_fit_together_are_refused(wrong: dict[str, Any]) -> 
         PLAN.validate_json(json.dumps(document))
 
 
-def test_k_0_is_one_draft_for_all_drafters() -> None:
+def test_k_0_of_every_drafter_is_the_same_baseline() -> None:
     assert BASE_KEY.draft is DraftConfig.none
     assert BASE_KEY.is_baseline
     assert with_axes(BASE_KEY, engine="transformers", method="generate").is_baseline
@@ -99,7 +99,7 @@ def test_k_0_is_one_draft_for_all_drafters() -> None:
     assert BASE_KEY.pairing == "demo"
 
 
-def test_each_part_has_one_label() -> None:
+def test_labels_name_every_axis_that_differs_from_its_default() -> None:
     auto = KEY.at(Auto(8))
     assert [key.draft.label for key in (BASE_KEY, KEY, auto)] == ["K=0", "draft K=4", "draft auto"]
     lossy = cell_key(lossy="typical", context=4096, request_rate=2.5, concurrency=8)
@@ -115,7 +115,7 @@ def test_each_part_has_one_label() -> None:
     assert peer.label == "demo/draft, assisted K=4 on code, temperature 0.7"
 
 
-def test_each_part_has_one_order() -> None:
+def test_drafts_and_conditions_are_sorted_by_their_axes() -> None:
     drafts = [replace(KEY.draft, length=x) for x in (Fixed(1), Fixed(4), Auto(2))]
     assert sorted(reversed(drafts), key=lambda draft: draft.order) == drafts
     axes = ({}, {"concurrency": 4}, {"context": 512}, {"temperature": 1.0}, {"engine": "vllm"})

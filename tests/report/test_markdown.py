@@ -43,7 +43,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_header(gpu_document: Docu
         assert {row.count("|") for row in rows} == {header.count("|")}
 
 
-def test_every_metric_of_a_cell_is_in_it_with_its_formula(gpu_document: Document) -> None:
+def test_markdown_has_every_metric_of_a_cell_with_its_formula(gpu_document: Document) -> None:
     text = to_markdown([gpu_document])
     names = {name for cell in gpu_document.cells for name in cell.metrics}
     assert {name for name in names if f"- **{name}** (" not in text} == set()
@@ -64,7 +64,7 @@ def test_absent_values_are_marked_and_never_numbers(cpu_document: Document) -> N
     assert "| - |" in text
 
 
-def test_failures_invalid_cells_and_warnings_have_their_place(
+def test_markdown_has_sections_for_failures_invalid_cells_and_warnings(
     cpu_document: Document, gpu_document: Document, interrupted_document: Document
 ) -> None:
     failed = "demo/broken: failed while loading: no such folder: models/broken"

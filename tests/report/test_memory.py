@@ -79,7 +79,7 @@ def test_the_legend_names_the_longest_context_of_each_target(cpu_document: Docum
     assert f"1,200 tokens ({record.target}), 1 token (other)" in legend
 
 
-def test_the_reasons_quote_the_cost_that_the_table_has(cpu_document: Document) -> None:
+def test_the_reasons_state_the_memory_of_the_draft_model(cpu_document: Document) -> None:
     lines = [text for d in cpu_document.decisions for text in d.reasons if "drafter memory" in text]
     assert lines
     assert all(re.search("memory: 16 MiB .* 8 tokens", text) for text in lines)

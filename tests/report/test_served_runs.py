@@ -109,7 +109,7 @@ def test_graphs_and_their_seconds_are_reported(served: Document) -> None:
 
 
 @pytest.mark.slow
-def test_charts_of_rows_context_engines_and_the_time_line(
+def test_a_served_run_has_charts_of_concurrency_context_engines_and_time(
     served_charts: tuple[Chart, ...], lengths: Document
 ) -> None:
     by_title = {chart.title: chart for chart in served_charts}

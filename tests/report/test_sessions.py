@@ -64,7 +64,9 @@ def test_values_that_a_server_does_not_report_are_dashes() -> None:
 
 @pytest.mark.parametrize("shown", SHOWN)
 @pytest.mark.usefixtures("without_charts")
-def test_every_report_has_the_table_the_loss_and_the_rule(shown: str, sessions: Document) -> None:
+def test_every_report_states_lost_sessions_and_the_acceptance_rule(
+    shown: str, sessions: Document
+) -> None:
     text = " ".join(SHOWN[shown](sessions).split())
     assert "15 of 16" in text
     assert "1 session lost: --resume 20261122-010203-5e55" in text
@@ -140,7 +142,7 @@ def test_a_kept_prefix_cache_and_session_warnings_are_reported_once() -> None:
     assert re.fullmatch("vllm, K=0, .*2 more sessions: counts differ", counts)
 
 
-def test_a_drafter_of_a_server_is_called_by_its_pairing(plain: Document) -> None:
+def test_cells_of_a_server_are_named_by_their_pairing(plain: Document) -> None:
     assert {cell.key.source for cell in plain.cells} == {"demo", "demo/draft"}
 
 

@@ -67,7 +67,7 @@ def test_tokens_that_were_emitted_are_counted_for_every_client():
         ("trtllm_num_requests_running 1\ntrtllm_num_requests_waiting 0\n", None),
     ],
 )
-def test_requests_in_progress_are_those_of_gauges_that_follow_every_request(page, num):
+def test_requests_in_progress_are_read_only_from_gauges_that_return_to_0(page, num):
     assert read_counters(page).num_in_progress == num
 
 
@@ -94,7 +94,7 @@ def test_preemptions_queue_time_and_cached_tokens_are_read():
     assert (llama.num_cached_tokens, llama.queue_s, llama.num_preemptions) == (8, None, None)
 
 
-def test_pages_that_were_written_from_sources():
+def test_metrics_pages_of_sglang_and_tensorrt_llm_are_read():
     sglang = read_counters(recorded("sglang_metrics.txt"))
     assert (sglang.engine, sglang.num_rounds, sglang.num_positions) == ("sglang", 2, 3)
     assert (sglang.num_preemptions, sglang.queue_s, sglang.num_cached_tokens) == (1, 0.25, 5)

@@ -47,7 +47,7 @@ def explained(tmp_path, text: str, status: int | None = 1, engine: str = "openai
         ("HFValidationError: Repo id must be in the form 'a/b'", FILE),
     ],
 )
-def test_a_cause_that_every_engine_may_print_has_its_remedy(tmp_path, engine, printed, remedy):
+def test_a_common_cause_in_any_engines_log_has_its_remedy(tmp_path, engine, printed, remedy):
     lines = explained(tmp_path, f"loading\n{printed}\n", engine=engine)
     assert lines == ["it ended:", f"  {printed}", f"  {remedy}", f"  log: {tmp_path}/server.log"]
 
@@ -135,7 +135,7 @@ def test_the_root_cause_is_found_in_a_server_log(tmp_path, engine, printed, caus
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_other_programs_end_with_their_last_line_or_their_first_exception(tmp_path, engine):
+def test_an_unknown_log_is_explained_by_its_last_line_or_first_exception(tmp_path, engine):
     assert explained(tmp_path, "one\n  two\nthree\n\n", engine=engine)[1] == "  three"
     both = "".join(f"Traceback (most recent call last):\n  File\n{i}Error\n\n" for i in "AB")
     assert explained(tmp_path, f"{both}three\n", engine=engine)[1] == "  AError"

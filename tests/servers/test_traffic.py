@@ -228,7 +228,7 @@ def test_no_task_remains_after_the_last_response():
     assert not in_virtual_time(ask())
 
 
-def test_the_seconds_of_the_core_are_this_processes():
+def test_client_cpu_seconds_are_those_of_this_process():
     def busy(_):
         end_s = process_time() + 0.02
         while process_time() < end_s:

@@ -37,7 +37,7 @@ def parsed(*words: str) -> RunSettings:
     return heard[0]
 
 
-def test_values_have_different_names_in_all_groups():
+def test_setting_names_are_unique_across_groups():
     names = [leaf.name for leaf in leaves(RunSettings)]
     assert len(names) == len(set(names)) == len(fields(SETTINGS.stored))
 

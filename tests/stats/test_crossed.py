@@ -137,7 +137,7 @@ def test_columns_of_other_shapes_or_with_only_failures_are_refused():
         crossed_speedup(*(np.full((2, 5), np.nan) for _ in range(4)))
 
 
-def test_expected_noise_and_effect_before_a_sweep():
+def test_noise_and_detectable_effect_are_estimated_before_a_sweep():
     noise = expected_noise(25)
     assert (noise.cycle_sd, noise.prompts) == (CYCLE_SD, spread(0.04, 24.0))
     assert expected_noise(4) is None

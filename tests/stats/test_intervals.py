@@ -23,7 +23,7 @@ def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios():
     assert measured.estimate == pytest.approx(41 / 20.1)
 
 
-def test_the_interval_follows_the_jackknife_by_hand():
+def test_the_interval_equals_a_jackknife_worked_by_hand():
     # Equal baselines of 1 s; leaving one out of spec = 1 1 1 1 2 gives sums 5 5 5 5 4.
     ratio = log_ratio([[1] * 5], [[1, 1, 1, 1, 2]])
     logs = [math.log(4 / 5)] * 4 + [math.log(4 / 4)]
@@ -107,7 +107,7 @@ def test_more_prompts_narrow_the_interval_and_the_detectable_effect():
     assert effects[1] < effects[0] / 2
 
 
-def test_the_mean_of_differences_follows_students_t_by_hand():
+def test_the_interval_of_a_mean_follows_students_t():
     # Mean 2, standard deviation sqrt(10 / 4), t(4) = 2.7764.
     measured = mean_interval([0, 1, 2, 3, 4])
     assert measured.estimate == pytest.approx(2)

@@ -12,7 +12,7 @@ NOISE = 0.15  # of a cost, log-normal
 NUM_PAIRS = 12
 
 
-def test_the_paired_ratio_of_a_worked_example() -> None:
+def test_the_paired_ratio_equals_a_worked_example() -> None:
     """Means 3 and 2."""
     over, under = [1.0, 4.0, 5.0, 2.5, 2.5], [1.0, 2.0, 3.0, 2.0, 2.0]
     ratio = paired_log_ratio(over, under)

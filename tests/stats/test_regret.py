@@ -39,7 +39,7 @@ def test_the_unit_of_a_case_does_not_matter():
         assert minimax_regret(scaled, {**best, "code": 64 * best["code"]}) == once
 
 
-def test_minimax_regret_of_a_worked_example():
+def test_minimax_regret_equals_a_worked_example():
     options = [{"a": 1.0, "b": 1.0}, {"a": 1.8, "b": 1.1}, {"a": 2.0, "b": 0.6}]
     choice = minimax_regret(options, {"a": 2.0, "b": 1.2})
     assert choice.option == 1

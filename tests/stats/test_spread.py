@@ -71,7 +71,7 @@ def test_cautious_combination_equals_the_plain_one_in_limit_cases():
     assert cautiously_combined(exact, exact) == exact
 
 
-def test_the_jackknife_by_its_formula():
+def test_the_jackknife_equals_its_formula():
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
         left_out = rng.normal(size=rng.integers(MIN_UNITS, 30)).tolist()

@@ -133,7 +133,7 @@ def forecast_lengths(num_drafts: int) -> tuple[list[float], list[float]]:
     return replayed, summed
 
 
-def test_replaying_with_sum_min_p_q_would_give_other_lengths():
+def test_replayed_lengths_match_the_verifier_but_those_of_sum_min_p_q_do_not():
     """The verifier's rounds of three drafts: what is accepted depends on the tokens before.
 
     40,000 rounds, 5 standard errors for each of 4 lengths: false alarms below 3e-6.

@@ -212,7 +212,7 @@ def test_each_pairing_has_one_verdict_sentence() -> None:
     assert re.match(r"big .*K = 0: NOT lossless: builtin .*T=0\.7: 3 ", sentences(broken)[0])
 
 
-def test_the_document_has_the_declared_keys() -> None:
+def test_the_verify_document_matches_its_schema() -> None:
     json_document = document(judge([greedy(divergence()), sampled()]))
     jsonschema.validate(json_document, schema_of(DOCUMENTS["Verify"]))
     assert (json_document["lossless"], json_document["num_tests"]) == (True, 4)

@@ -184,7 +184,7 @@ def test_surprise_keeps_its_precision_in_the_far_tail() -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)
-def test_the_likelihood_at_another_temperature(sampling: Sampling) -> None:
+def test_log_likelihoods_are_those_at_another_temperature(sampling: Sampling) -> None:
     probs_NV = token_distribution(LOGITS_NV, sampling)
     tokens_N = probs_NV.argmax(-1)
     scores_NV = (LOGITS_NV.double() / (0.8 * sampling.temperature)).where(
@@ -197,7 +197,7 @@ def test_the_likelihood_at_another_temperature(sampling: Sampling) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)
-def test_the_expected_log_ratio_of_colder_tokens(sampling: Sampling) -> None:
+def test_the_expected_log_ratio_equals_a_loop_over_tokens(sampling: Sampling) -> None:
     """Token after token of the vocabulary, those that are cut having no part in it."""
     probs_NV = token_distribution(LOGITS_NV, sampling)
     mean = variance = 0.0

@@ -144,7 +144,7 @@ def test_ids_come_from_the_file_else_from_the_line(tmp_path: Path) -> None:
     assert [prompt.id for prompt in prompts] == ["a", "81", "3"]
 
 
-def test_fields_of_others_and_fields_that_are_null_are_ignored(tmp_path: Path) -> None:
+def test_unknown_and_null_fields_are_ignored(tmp_path: Path) -> None:
     (prompt,) = read(
         tmp_path, {"prompt": "A", "messages": None, "tools": None, "reference": ["x"], "score": 1.5}
     )

@@ -186,7 +186,7 @@ def test_session_seconds_include_start_and_requests(stored):
     assert mean_session_s([server]) is None
 
 
-def test_runs_the_requested_cycles_and_confirms_the_winner_with_as_many(stored):
+def test_the_requested_cycles_run_and_as_many_confirm_the_winner(stored):
     assert [stored.hold_cycle().number for _ in range(2)] == [0, 1]
     again = stored.run.next_unit(0)
     assert (again.number, again.purpose) == (100, "confirm")

@@ -44,7 +44,7 @@ def recorded(folder, *answers, concurrency=1):
     return request_records(session, session.cells[0], requests, answers)
 
 
-def test_times_are_from_sending_to_the_first_token_and_on_to_the_last(tmp_path):
+def test_latencies_are_measured_from_sending_to_the_first_and_last_token(tmp_path):
     (record,) = recorded(tmp_path, replace(SAID, sent_s=SENT_S))
     assert (record.ttft_s, record.decode_s, record.total_s) == (0.5, 1.5, 2.0)
     assert (record.num_output_tokens, record.num_first, record.num_timed_tokens) == (5, 2, 3)

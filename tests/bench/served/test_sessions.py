@@ -82,7 +82,7 @@ def test_repeats_of_a_prompt_in_one_pass_have_different_seeds(tmp_path):
 
 
 @pytest.mark.parametrize(("num", "rows"), [(4, 1), (20, 1), (4, 4), (31, 4)])
-def test_a_number_of_requests_cycles_over_the_prompts(tmp_path, num, rows):
+def test_requests_cycle_over_the_prompts_up_to_their_number(tmp_path, num, rows):
     """Six prompts, the last with two turns; the requests are the same at every K."""
     plan = plan_of(tmp_path, concurrency=(rows,), num_requests=num)
     sessions = list(cycle_of(served_cells(plan, "vllm"), 1))

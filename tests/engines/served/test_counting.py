@@ -37,7 +37,7 @@ def test_a_draft_accepted_at_the_end_of_the_text_is_counted():
     )
 
 
-def test_tokens_that_no_drafting_round_emitted_came_from_rounds_without_drafts():
+def test_tokens_of_no_drafting_round_are_counted_as_rounds_without_drafts():
     counts = counts_of_rounds(stream(1 + 10), [DraftedRound(2, 2), DraftedRound(4, 0)], K4)
     assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (8, 2, 2)
     assert counts.num_by_accepted == (7, 0, 1, 0, 0)
@@ -51,7 +51,7 @@ def test_an_engine_can_report_acceptance_past_the_end_and_undrafted_rounds():
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (4, 3, 1)
 
 
-def test_sums_are_cut_the_same_way_and_have_no_positions():
+def test_sums_exclude_overshot_drafts_and_have_no_positions():
     counts = counts_of_sums(stream(1 + 5 + 2), num_accepted=7, num_drafted=8, num_drafting=2)
     assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (2, 5, 2)
     assert counts.num_by_accepted is counts.num_rejecting is None

@@ -102,7 +102,7 @@ def test_k_is_read_from_idle_slots_or_from_counters_after_a_draft():
     assert facts("llama_cpp", SERVER | {"/slots": "", "/metrics": page}).k is None
 
 
-def test_counts_of_a_recorded_llama_cpp_response():
+def test_counts_of_a_recorded_llama_cpp_response_exclude_the_overshot_draft():
     """Its last draft is the end of text: the token that follows it is never sent."""
     response = answer("llama_cpp", ANSWERS).answer
     assert (response.num_tokens, len(response.token_ids), response.num_first) == (15, 15, 1)
@@ -131,7 +131,7 @@ def test_llama_cpp_completes_the_ids_of_the_templated_conversation():
     assert answer("llama_cpp", ANSWERS, kept).requests[-1]["cache_prompt"]
 
 
-def test_a_token_that_ends_no_character_is_unreported_and_so_are_the_ids():
+def test_token_ids_are_dropped_if_the_server_omits_one():
     """Sums remain, in which rounds that drafted nothing hide what went past the end."""
     events = ANSWERS["/completion"].split("\n\n")
     result = answer("llama_cpp", ANSWERS | {"/completion": "\n\n".join(events[:3] + events[4:])})

@@ -50,7 +50,7 @@ def test_facts_of_an_sglang_server_are_read_from_its_pages():
     ],
     ids=str,
 )
-def test_k_of_an_sglang_server_for_each_algorithm(info, k):
+def test_k_of_an_sglang_server_is_read_for_each_algorithm(info, k):
     assert facts("sglang", server_info(info)).k == k
 
 
@@ -60,7 +60,7 @@ def test_sglang_kv_tokens_are_summed_over_data_parallel_ranks():
     assert (info.kv_tokens, info.prefix_cache) == (480_000, "on")
 
 
-def test_an_sglang_response_with_token_ids_and_counts():
+def test_an_sglang_response_has_token_ids_and_counts():
     """2 rounds that accept 5 drafts would emit 7 tokens after the first, and there are 6."""
     response = answer("sglang", ANSWERS).answer
     assert (response.text, response.num_tokens, response.num_first) == ("The answer is 12.", 7, 1)
@@ -71,7 +71,7 @@ def test_an_sglang_response_with_token_ids_and_counts():
     assert SGLANG.counts(response, 0) is None
 
 
-def test_the_request_body_sent_to_sglang():
+def test_a_request_to_sglang_asks_for_ids_and_counts():
     [request] = answer("sglang", ANSWERS).requests
     assert request["return_spec_tokens_details"]
     assert request["return_output_ids_in_sglext"]

@@ -109,7 +109,7 @@ def test_an_older_server_reports_its_blocks():
     assert info.prefix_cache == "unknown"
 
 
-def test_counts_of_a_recorded_vllm_response():
+def test_counts_of_a_recorded_vllm_response_exclude_overshot_drafts():
     """Rounds of 4, 4, 4, 0 and 4 accepted drafts; the limit leaves 2 of the last 5 tokens out."""
     response = answer("vllm", ANSWERS).answer
     assert (response.num_tokens, len(response.token_ids), response.num_first) == (20, 20, 1)
@@ -137,7 +137,7 @@ def test_a_vllm_response_without_drafts_has_one_round_per_token():
     assert (counts.num_rounds, counts.num_by_accepted) == (4, (4, 0, 0))
 
 
-def test_the_request_body_sent_to_vllm():
+def test_a_request_to_vllm_has_its_settings_and_tools_and_asks_for_ids():
     tool = {"type": "function", "function": {"name": "add"}}
     request = replace(
         REQUEST,
