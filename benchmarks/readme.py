@@ -100,7 +100,7 @@ def answer_block(document: Mapping[str, Any]) -> str:
     return (
         "```\n" + "\n".join(lines) + "\n```\n\n"
         f"These are the figures of one machine ({machine['cpu']}, {_threads(machine)}). Yours will "
-        "show others, and intervals are wider on a busy one."
+        "differ, and intervals are wider on a busy machine."
     )
 
 

@@ -30,7 +30,7 @@ _HEAD = """\
 #
 # `model` is a folder (relative to this file), a Hugging Face id, or demo:NAME.
 """
-# Examples that the user replaces by real prompts in the same form.
+# Examples, to be replaced with real prompts in the same form.
 _PROMPTS = (
     "Summarize in one sentence why unit tests should not depend on the clock.",
     "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
@@ -47,7 +47,7 @@ _WORKFLOW = """\
 # Measures {pairing} for every pull request and fails if speculative decoding got worse.
 # Make the baseline once on the same kind of runner and commit it as ci/baseline.json:
 #   for i in 1 2 3 4 5; do specbench run {pairing} -w ./{prompts} --threads 1; done
-# Its --threads is also the candidate's, below: seconds of other numbers are not compared.
+# Keep --threads the same below: seconds at different numbers of threads are not compared.
 #   specbench baseline reports/*/ --output ci/baseline.json
 # GitHub reads this file only in the root of a repository, and the runner needs the models at the
 # paths in {pairings}.
@@ -55,7 +55,7 @@ name: specbench
 on: [pull_request]
 env:
   # Source of specbench: a checkout or a wheel in this repository, or git+https://...
-  # (the project that has this name on the public index is another one).
+  # (the project of this name on the public index is unrelated).
   SPECBENCH: ./vendor/specbench
 jobs:
   gate:
@@ -68,7 +68,7 @@ jobs:
       - run: pip install "$SPECBENCH"
       - name: Measure
         run: |
-          # Exit code 3: the answer is undecided. It is `check` that judges.
+          # Exit code 3 means undecided, which is fine here: `check` judges below.
           for i in 1 2 3; do
             specbench run {pairing} -w ./{prompts} --threads 1 || [ $? -eq 3 ]
           done
@@ -118,7 +118,7 @@ def init(
         except OSError as error:
             raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
         typer.echo(f"written: {file}")
-    typer.echo(f"For CI, set SPECBENCH in {folder / WORKFLOW}: the source of specbench.")
+    typer.echo(f"For CI, set SPECBENCH in {folder / WORKFLOW} to a checkout, wheel or git URL.")
     typer.echo(f"\nNext: put your own prompts into {folder / PROMPTS}, then")
     if folder.resolve() != Path.cwd():
         typer.echo(f"  cd {shlex.quote(str(folder))}")

@@ -239,4 +239,4 @@ def _time(estimate: PlanOutlook) -> str:
         return f"about {length}: loading, then the time that --time-budget sets"
     if estimate.seconds_are_measured:
         return f"about {length}, as an earlier run took here"
-    return f"about {length} (a guess from the sizes of the models: it may be three times off)"
+    return f"about {length} (estimated from model sizes; may be off by a factor of 3)"

@@ -118,7 +118,7 @@ def verify(
 ) -> None:
     """Test that speculation does not change the output.
 
-    Exit code 1 if a pairing's is not, 3 if undecided.
+    Exit code 1 if a pairing changes it, 3 if undecided.
     """
     settings = checked(RunSettings.with_options(call))
     if settings.draft.adaptive:

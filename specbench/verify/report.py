@@ -228,8 +228,8 @@ def _greedy(findings: Sequence[Finding]) -> str:
 
 
 def _greedy_text(finding: Finding) -> str:
-    right = "the target's best" if _is_baseline(finding) else "that of K = 0"
-    return f"greedy text is {right}"
+    right = "the target's best tokens" if _is_baseline(finding) else "that of K = 0"
+    return f"greedy text equals {right}"
 
 
 def _sampled(findings: Sequence[Finding]) -> str:

@@ -90,9 +90,9 @@ _MEMORY = (
     "its points are named."
 )
 _ROWS = (
-    "Tokens per second of all users against those of one user. Each point is a batch size, with "
-    "its number. Up and to the right is better. A drafter's point is its best valid K at that "
-    "batch size; gray means no speculation."
+    "Tokens per second of all users against those of one user. Each point is labeled with its "
+    "concurrency. Up and to the right is better. A drafter's point is its best valid K at that "
+    "concurrency; gray means no speculation."
 )
 _PLAIN = "no speculation"
 _NAMED = 6  # drafters whose names fit in a panel
