@@ -89,8 +89,8 @@ def test_a_planted_rotation_error_fails_the_kernel_check(
     class Backwards(TorchSteps):
         """On a CPU it stands where Triton's steps do on a GPU."""
 
-        def turns(self, rope_P: Any, positions_N: Any) -> Any:
-            cos, sin = super().turns(rope_P, positions_N)
+        def rotations(self, rope_P: Any, positions_N: Any) -> Any:
+            cos, sin = super().rotations(rope_P, positions_N)
             return cos, -sin
 
     monkeypatch.setattr(own_kernels, "why_not", lambda _: None)

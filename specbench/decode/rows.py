@@ -128,7 +128,11 @@ class Rows:
             return num_cached
         # A state is that of all tokens before it; older ones may be those of rejected drafts.
         is_last = num_cached == len(text) - 2
-        return num_cached if is_last and all(r.holds(row, num_cached) for r in self._runners) else 0
+        return (
+            num_cached
+            if is_last and all(r.can_continue(row, num_cached) for r in self._runners)
+            else 0
+        )
 
     @property
     def _have_states(self) -> bool:

@@ -110,4 +110,4 @@ class ModelForwards:
 def _leaving_states(cache: SlotCapacity) -> AbstractContextManager[None]:
     """Keep the recurrent states unchanged: a round in progress may need any of them."""
     states = cache.states if isinstance(cache, SlotCache) else None
-    return nullcontext() if states is None else states.nothing_kept()
+    return nullcontext() if states is None else states.dry_run()

@@ -1,9 +1,10 @@
 """Chooses between implementations of the same work: the fastest correct one.
 
-Correct means: near a reference at shapes that decoding has, as called and, if rounds are captured,
-as replayed. Among those within 5% of the fastest the fixed order of the candidates decides, so that
-noise seldom does. A choice is kept in this process, in a file of the user's cache folder, and in
-the run's record: K = 0, every K, every drafter, later runs and a resumed run share it.
+A candidate is correct if its results are close to a reference at the shapes of decoding, both when
+it is called and, if rounds are captured, when it is replayed. If several are within 5% of the
+fastest, the first of them in the fixed order is chosen, so that timing noise rarely matters. A
+choice is stored in this process, in a file in the user's cache folder, and in the run's record.
+K = 0, every K, every drafter, later runs and a resumed run all use it.
 """
 
 import json
@@ -33,89 +34,89 @@ if TYPE_CHECKING:
 Run = Callable[[], object]
 Results = tuple[Tensor, ...]
 Work = Callable[[], Results]
-# The name of the fastest, None if no candidate is right; and all candidates in the given order.
+# Returns the reason why results differ from the expected ones; None if they match.
+Compare = Callable[[Results, Results], str | None]
+# The name of the fastest candidate, None if none is correct; and all candidates, in order.
 Outcome = tuple[str | None, list[Contender]]
 
-MOST_TURNS = 5
-MOST_READY_S = 120.0  # of one candidate; a compiler's first program takes half a minute
-_ALL_TURNS_S = 1.0  # unless one turn takes longer
+_MAX_REPETITIONS = 5
+_MAX_SETUP_S = 120.0  # per candidate; a compiler's first program takes half a minute
+_ALL_REPETITIONS_S = 1.0  # exceeded if a single repetition takes longer
 _MARGIN = 1.05
 
 
 class KernelCandidate(NamedTuple):
-    """Takes part with `run`, or does not for a reason; it took `ready_s` to get that far."""
+    """A candidate to be timed by `run`, or excluded because of `failure`."""
 
     name: str
     run: Run | None
     failure: str | None = None
-    ready_s: float = 0.0
+    setup_s: float = 0.0  # time to prepare `run`, or until the failure
 
 
 class Timing(NamedTuple):
-    """How work is timed here, and how it is captured; None: rounds are not captured."""
+    """How work is timed and captured on this device."""
 
     seconds: Callable[[Run], float]
-    captured: Callable[[Run], Run] | None = None
+    captured: Callable[[Run], Run] | None = None  # None: rounds are not captured
 
 
 @torch.inference_mode()
 def autotune(
     candidates: Mapping[str, Callable[[], Sequence[Work]]],
     reference: Sequence[Results],
-    wrong: Callable[[Results, Results], str | None],
+    compare: Compare,
     timing: Timing,
 ) -> Outcome:
-    """The fastest of the candidates whose results are not `wrong`.
+    """The fastest candidate whose results match the reference; DeviceLostError.
 
-    A candidate makes its work for each entry of the reference. One that raises has lost, with the
-    reason: compilers and libraries raise exceptions of any class. DeviceLostError.
+    A candidate returns one work item for each entry of the reference. One that raises is excluded,
+    with the reason. Exceptions of any class count, because compilers and libraries raise any.
     """
 
-    def prepared(name: str) -> KernelCandidate:
+    def prepare(name: str) -> KernelCandidate:
         run: Run | None = None
         failure: str | None = None
 
-        def prepare() -> None:
+        def check_all() -> None:
             nonlocal run, failure
             try:
                 works = zip(candidates[name](), reference, strict=True)
-                runs = [_checked(work, expected, wrong, timing) for work, expected in works]
+                runs = [_checked_run(work, expected, compare, timing) for work, expected in works]
                 run = partial(_run_all, runs)
             except Exception as error:
                 failure = failure_reason(error)
 
-        ready_s = timing.seconds(prepare)
-        return KernelCandidate(name, run, failure, ready_s)
+        setup_s = timing.seconds(check_all)
+        return KernelCandidate(name, run, failure, setup_s)
 
-    return fastest([prepared(name) for name in candidates], timing)
+    return fastest([prepare(name) for name in candidates], timing)
 
 
-def _checked(
-    work: Work,
-    expected: Results,
-    wrong: Callable[[Results, Results], str | None],
-    timing: Timing,
-) -> Run:
-    """The work, captured if rounds are; ModelError if its results are wrong, also those that it
-    writes over spoiled ones: candidates may share their results' memory."""
+def _checked_run(work: Work, expected: Results, compare: Compare, timing: Timing) -> Run:
+    """The work, captured if rounds are; ModelError if its results are wrong.
+
+    Results are overwritten and computed a second time, because candidates may share the memory of
+    their results.
+    """
     results: Results = ()
 
     def run() -> None:
         nonlocal results
         results = work()
 
-    def check(how: str) -> None:
-        if reason := wrong(results, expected):
-            raise ModelError(f"{how}it is wrong: {reason}")
+    def check(prefix: str) -> None:
+        if reason := compare(results, expected):
+            raise ModelError(f"{prefix}it is wrong: {reason}")
 
     run()
     check("")
-    again = run if timing.captured is None else timing.captured(run)
+    replay = run if timing.captured is None else timing.captured(run)
     for result in results:
         result.fill_(torch.nan if result.is_floating_point() else 0)
-    again()
+    replay()
     check("" if timing.captured is None else "replayed, ")
-    return again
+    return replay
 
 
 def _run_all(runs: Sequence[Run]) -> None:
@@ -124,14 +125,14 @@ def _run_all(runs: Sequence[Run]) -> None:
 
 
 def fastest(candidates: Sequence[KernelCandidate], timing: Timing) -> Outcome:
-    """The fastest of the candidates that take part, timed in interleaved turns.
+    """The fastest of the candidates, timed in interleaved repetitions; DeviceLostError.
 
-    One that raises while it is timed has lost. DeviceLostError.
+    A candidate that raises while it is timed is excluded.
     """
     failures = {c.name: c.failure for c in candidates if c.run is None}
 
-    def turn() -> dict[str, float]:
-        """Seconds of each that still takes part."""
+    def time_once() -> dict[str, float]:
+        """Run each candidate that has not failed once; its seconds, by name."""
         taken_s = {}
         for candidate in candidates:
             if candidate.name not in failures:
@@ -141,19 +142,21 @@ def fastest(candidates: Sequence[KernelCandidate], timing: Timing) -> Outcome:
                     failures[candidate.name] = failure_reason(error)
         return taken_s
 
-    warm_s = turn()
+    warm_s = time_once()
     for candidate in candidates:
-        # What it takes to run is not what it takes to get ready.
-        if candidate.name in warm_s and candidate.ready_s - warm_s[candidate.name] > MOST_READY_S:
+        # Setup includes runs, whose time is not part of the limit.
+        if candidate.name in warm_s and candidate.setup_s - warm_s[candidate.name] > _MAX_SETUP_S:
             failures[candidate.name] = (
-                f"it took more than {MOST_READY_S:g} s to compile and to run for the first time"
+                f"it took more than {_MAX_SETUP_S:g} s to compile and to run for the first time"
             )
     warm = sum(taken_s for name, taken_s in warm_s.items() if name not in failures)
-    num_turns = min(max(int(_ALL_TURNS_S / max(warm, 1e-9)), 1), MOST_TURNS)
-    turns = [turn() for _ in range(num_turns)]
+    num_repetitions = min(max(int(_ALL_REPETITIONS_S / max(warm, 1e-9)), 1), _MAX_REPETITIONS)
+    repetitions = [time_once() for _ in range(num_repetitions)]
     names = [candidate.name for candidate in candidates]
     medians = {
-        name: median(taken_s[name] for taken_s in turns) for name in names if name not in failures
+        name: median(taken_s[name] for taken_s in repetitions)
+        for name in names
+        if name not in failures
     }
     contenders = [
         Contender(name=name, seconds=medians.get(name), refusal=failures.get(name))
@@ -164,7 +167,10 @@ def fastest(candidates: Sequence[KernelCandidate], timing: Timing) -> Outcome:
 
 
 class Autotuner:
-    """Chooses for an engine's models. `choices` are by key, `timing` is how rounds run."""
+    """Chooses the implementations for an engine's models, timed as its rounds run.
+
+    `choices` has what was chosen so far, by key.
+    """
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
@@ -178,10 +184,10 @@ class Autotuner:
         names: Collection[str],
         tune: Callable[[], Outcome],
     ) -> KernelChoice:
-        """The choice that is known already, else what `tune` gives; ModelError if that is none.
+        """The known choice, else the result of `tune`; ModelError if no candidate is correct.
 
-        `facts` are what it depends on next to hardware and versions. A known choice is taken if it
-        is one of `names`, or if `names` is empty.
+        The choice depends on `facts`, the hardware and versions. A known choice is used if it is
+        one of `names`, or if `names` is empty.
         """
         key = self.key(device, *facts)
         known = replace(find_choice(key) or _tuned(key, subject, tune), subject=subject)
@@ -192,9 +198,10 @@ class Autotuner:
     def choose_again(
         self, choice: KernelChoice, reason: str, tune: Callable[[], Outcome]
     ) -> KernelChoice:
-        """Replaces a choice that, for this reason, no longer runs here, by the result of `tune`.
+        """Replace a choice that no longer runs here, for this `reason`, by the result of `tune`.
 
-        ModelError if figures of this run rest on that choice: others would not compare.
+        ModelError if this run already measured with that choice: figures with another one would
+        not be comparable.
         """
         if choice.key in _begun_with:
             raise ModelError(
@@ -205,11 +212,11 @@ class Autotuner:
         return made
 
     def add(self, choice: KernelChoice) -> KernelChoice:
-        """The choice, or the one of the same key that was made before."""
+        """Add the choice; return it, or an earlier choice of the same key."""
         return self.choices.setdefault(choice.key, choice)
 
     def key(self, device: torch.device, *facts: object) -> str:
-        """Everything that a choice depends on."""
+        """A key of everything that a choice depends on: the facts, the hardware and versions."""
         if device.type == "cuda":
             machine = (torch.cuda.get_device_name(device), torch.version.cuda)
         else:
@@ -221,7 +228,7 @@ class Autotuner:
 
 
 def _tuned(key: str, subject: str, tune: Callable[[], Outcome]) -> KernelChoice:
-    """A new choice, kept for later runs; ModelError if no candidate is right."""
+    """A new choice, stored for later runs; ModelError if no candidate is correct."""
     report_progress(f"comparing implementations: {subject}")
     winner, contenders = tune()
     report_progress("")
@@ -237,27 +244,27 @@ def _tuned(key: str, subject: str, tune: Callable[[], Outcome]) -> KernelChoice:
 
 
 _known: dict[str, KernelChoice] = {}
-_begun_with: set[str] = set()  # keys of what a run was measured with up to now
+_begun_with: set[str] = set()  # keys of the choices of a resumed run
 
 
 def remember_choices(choices: Iterable[KernelChoice]) -> None:
-    """Let a run that is resumed continue with what it began with."""
+    """Make a resumed run continue with the choices that it began with."""
     chosen = {choice.key: choice for choice in choices if not choice.is_forced}
     _known.update(chosen)
     _begun_with.update(chosen)
 
 
 def find_choice(key: str) -> KernelChoice | None:
-    """A choice of this process or an earlier one; its candidate may be missing here."""
+    """The choice of this process or an earlier one, whose candidate may be missing now."""
     if key not in _known and (kept := _read(_file()).get(key)):
         _known[key] = kept
     return _known.get(key)
 
 
 def keep_choice(choice: KernelChoice) -> None:
-    """For this process and for later ones."""
+    """Store a choice for this process and later ones."""
     _known[choice.key] = choice
-    with suppress(OSError):  # without it the next run tunes again
+    with suppress(OSError):  # if it cannot be written, the next run tunes again
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
         kept = _read(file) | {choice.key: choice}
@@ -279,9 +286,9 @@ def _read(file: Path) -> dict[str, KernelChoice]:
 
 @cache
 def _choices() -> "TypeAdapter[dict[str, KernelChoice]]":
-    """A reader of stored choices, as strict as the reader of runs.
+    """The validator of stored choices, as strict as that of runs.
 
-    ImportError on a bare machine with only torch, on which the GPU suite also runs.
+    ImportError without pydantic: the GPU suite also runs on a machine with only torch.
     """
     from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415
 

@@ -1,10 +1,10 @@
 """Decoder layers of the Llama family in few operations, over their own slots.
 
-On a small model the time goes into calling operations, not into arithmetic: a layer here is
-four matrix products, attention, and a dozen small operations in place on tensors and views
-that were made once. The small ones are torch's own, or Triton kernels in a third of the launches.
+A small model spends its time on launching operations, not on arithmetic. So a layer here has four
+matrix products, attention, and a dozen small operations in place, on tensors and views that are
+made once. The small operations are torch's own, or Triton kernels with a third of the launches.
 Shape suffixes: B rows, T new tokens, N = B * T, S slots, F hidden size, M width of the MLP,
-D head size, P positions, W what the first product reads.
+D head size, P positions, W input size of the first product.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,10 +28,10 @@ from specbench.forward.workspace import CacheView, JoinedCache, LayerKV, LayerSl
 
 
 class TorchSteps:
-    """The operations of a layer without its attention, over a workspace: torch's own.
+    """The operations of a layer except attention, over a workspace, by torch's own operations.
 
-    Each step passes the hidden state [N, F] to the next: it may be a view of the workspace or not.
-    `mirrored` if a layer norm is one kernel and an RMS norm is not.
+    Each step returns the hidden state [N, F], which may be a view of the workspace. `mirrored`
+    computes RMS norms as layer norms, for devices on which only a layer norm is a single kernel.
     """
 
     name = "torch"
@@ -41,11 +41,11 @@ class TorchSteps:
         self._normed = ((2 if mirrored else 1) * sizes.hidden,)
 
     def places(self, rope_P: Tensor, positions_N: Tensor, slots_N: Tensor) -> Any:
-        """How far each token's heads are turned, and its slot; made once a forward."""
-        return slots_N, self.turns(rope_P, positions_N)
+        """The slot and the rotation of each token, computed once per forward."""
+        return slots_N, self.rotations(rope_P, positions_N)
 
     def embed(self, work: Workspace, embedding: Tensor, tokens_N: Tensor) -> Tensor:
-        """The first hidden state."""
+        """The first hidden state: the embedding of the tokens."""
         return torch.index_select(embedding, 0, tokens_N, out=work.hidden)
 
     def before_attention(
@@ -70,23 +70,25 @@ class TorchSteps:
     def after_attention(
         self, work: Workspace, hidden: Tensor, layer: FusedLayer, *, lasts: bool = False
     ) -> Tensor:
-        """The next hidden state, of this one and of `work.joined`; one that `lasts` is not
-        overwritten by what comes after."""
+        """The next hidden state, from `hidden` and the attention output in `work.joined`.
+
+        If `lasts`, later layers and forwards do not overwrite it.
+        """
         hidden = _add_product(hidden, work.joined, layer.output, layer.output_bias, work.hidden)
         normed = self.norm(work, hidden, layer.mlp_norm)
         _product(normed, layer.gate_up, layer.gate_up_bias, work.gate_up)
         out = None if lasts else work.hidden
         return _add_product(hidden, self.gate(work), layer.down, layer.down_bias, out)
 
-    def keys_alone(
+    def write_keys(
         self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kv: LayerKV, places: Any
     ) -> None:
-        """Write the keys and values that a layer without queries makes of states as they are."""
+        """Write the keys and values that a layer without queries makes of unnormalized states."""
         _product(x_NF, layer.qkv, layer.qkv_bias, work.qkv)
         self.keep(work, layer, kv, *places)
 
-    def turns(self, rope_P: Tensor, positions_N: Tensor) -> Sequence[Tensor]:
-        """How far each token's heads are turned."""
+    def rotations(self, rope_P: Tensor, positions_N: Tensor) -> Sequence[Tensor]:
+        """Cosines and signed sines of each token's position."""
         return rope_P.index_select(0, positions_N).unbind(1)
 
     def keep(
@@ -95,12 +97,12 @@ class TorchSteps:
         layer: FusedLayer,
         kv: LayerKV,
         slots_N: Tensor,
-        turns: Sequence[Tensor],
+        rotations: Sequence[Tensor],
     ) -> None:
-        """Turn the heads of `work.qkv` and write keys and values to the slots."""
+        """Rotate the heads of `work.qkv`, and write keys and values to the slots."""
         if layer.head_norm is not None:
             torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
-        cos, sin = turns
+        cos, sin = rotations
         swapped = work.halves.flip(2)
         work.halves.mul_(cos).addcmul_(swapped, sin)
         kv.buffer.index_copy_(0, slots_N, work.new_kv)
@@ -108,8 +110,8 @@ class TorchSteps:
     def norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
         """The RMS norm of a hidden state [N, F].
 
-        [x, -x] has mean 0 and the variance mean(x ** 2): its layer norm, which is one kernel on a
-        CPU, is an RMS norm of x.
+        [x, -x] has mean 0 and variance mean(x ** 2), so its layer norm, a single kernel on a CPU,
+        contains the RMS norm of x.
         """
         if not self._mirrored:
             return torch.rms_norm(hidden, self._normed, weight, self._eps)
@@ -117,14 +119,14 @@ class TorchSteps:
             work.hidden.copy_(hidden)
         torch.neg(work.hidden, out=work.mirror)
         both = torch.layer_norm(work.pair, self._normed, weight, None, self._eps)
-        return both.as_strided(*work.layout)  # a slice, at a third of its cost
+        return both.as_strided(*work.layout)  # the same as a slice, at a third of the cost
 
     def gate(self, work: Workspace) -> Tensor:
         """silu(gate) * up [N, M]."""
         return silu(work.gate, inplace=True).mul_(work.up)
 
     def _unit_heads(self, heads: Tensor) -> Tensor:
-        """The RMS norm of each head, without a weight."""
+        """The RMS norm of each head, without weights."""
         D = self._sizes.head
         if not self._mirrored:
             return torch.rms_norm(heads, (D,), None, self._eps)
@@ -133,7 +135,7 @@ class TorchSteps:
 
 
 class TritonSteps(TorchSteps):
-    """Our two kernels for all but the norms, each of which is one of torch's."""
+    """The same operations by two Triton kernels, except norms, which are single torch kernels."""
 
     name = "triton"
 
@@ -142,7 +144,7 @@ class TritonSteps(TorchSteps):
         kernels = import_module("specbench.forward.kernels.layer_steps")
         self._rotary, self._gate = kernels.turn_and_keep, kernels.gate
 
-    def turns(self, rope_P: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+    def rotations(self, rope_P: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         return rope_P, positions_N
 
     def keep(
@@ -151,14 +153,14 @@ class TritonSteps(TorchSteps):
         layer: FusedLayer,
         kv: LayerKV,
         slots_N: Tensor,
-        turns: Sequence[Tensor],
+        rotations: Sequence[Tensor],
     ) -> None:
         self._rotary(
             work.qkv,
             kv.buffer,
-            turns[0],
+            rotations[0],
             layer.head_norm,
-            turns[1],
+            rotations[1],
             slots_N,
             work.sizes.query_heads,
             work.sizes.head,
@@ -182,7 +184,7 @@ def _add_product(
     total: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor | None
 ) -> Tensor:
     """total + x @ matrix + bias in `out`, which may be `total`; None: in a new tensor."""
-    # In place it is 3 to 5% faster on a CPU than into `out`, though both write the same.
+    # In place is 3% to 5% faster on a CPU than writing to `out`, with the same result.
     out = total.addmm_(x, matrix) if out is total else torch.addmm(total, x, matrix, out=out)
     if bias is not None:
         out.add_(bias)
@@ -194,15 +196,18 @@ Attend = Callable[[Workspace, LayerKV, Any], None]
 
 
 def is_mirrored(device: torch.device) -> bool:
-    """torch has one kernel for an RMS norm on a GPU and ten on a CPU, see TorchSteps.norm."""
+    """Whether RMS norms are computed as layer norms (TorchSteps.norm).
+
+    torch needs one kernel for an RMS norm on a GPU, but ten on a CPU.
+    """
     return device.type == "cpu"
 
 
 class FusedLayers:
-    """A model's or a head's layers, joined as fused_weights has them.
+    """A model's or a head's layers, with the joined weights of fused_weights.py.
 
-    `rotary` gives cosines and sines for states and positions, `last_position` is the one that
-    stands for all behind it. States that no caller keeps are overwritten by the next forward.
+    `rotary` returns cosines and sines for states and positions; positions after `last_position`
+    use its values. The next forward overwrites all states that are not explicitly kept.
     """
 
     def __init__(
@@ -231,7 +236,7 @@ class FusedLayers:
         self._rotary, self._last_position = rotary, last_position
         self._mirrored = mirrored
         self._windows = {layer.window for layer in layers}
-        self._keys_alone = [without_queries(layer, self.sizes.query_heads) for layer in layers]
+        self._key_layers = [without_queries(layer, self.sizes.query_heads) for layer in layers]
         self._scratch = self._new_scratch(KEPT_TOKENS)
         self._workspaces: dict[tuple[int, int, bool], Workspace] = {}
         self._views: dict[tuple[int, int, int], CacheView] = {}
@@ -241,29 +246,29 @@ class FusedLayers:
         return self.slots.cache
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Allocate; a larger cache is kept, for stale slots are masked."""
+        """Make the cache at least this large; a larger one is reused, as stale slots are masked."""
         rows, length = max(num_rows, self.cache.num_rows), max(max_len, self.cache.max_len)
         if (rows, length) == (self.cache.num_rows, self.cache.max_len):
             return
-        self.release()  # before taking
+        self.release()  # so that the old and the new cache never coexist
         width = 2 * self.sizes.kv_heads * self.sizes.head
-        # Tensors made in inference mode could not be written outside of it.
+        # Tensors that were made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
             layers = [
                 torch.zeros(rows * length, width, dtype=self.dtype, device=self.device)
-                for _ in self._keys_alone  # of all, though only the first may run
+                for _ in self._key_layers  # of all layers, even if only the first ones run
             ]
             self.slots.cache = JoinedCache(rows, length, layers)
             self.slots.rope = self._rope_table(length)
 
     def release(self) -> None:
-        """Give the memory of all rows back."""
+        """Free the memory of all rows."""
         self._views.clear()
         self.slots.cache = JoinedCache(0, 0, ())
 
     @property
     def cases(self) -> tuple[AttentionShape, ...]:
-        """Each shape that an implementation of attention is chosen for."""
+        """The shapes for which implementations of attention are chosen."""
         return tuple(
             AttentionShape(
                 device=self.device,
@@ -279,10 +284,7 @@ class FusedLayers:
         )
 
     def with_triton(self) -> Self:
-        """The same over the same slots, its small operations in our kernels.
-
-        ModelError if they cannot run.
-        """
+        """The same layers over the same slots, with TritonSteps; ModelError if they cannot run."""
         if reason := why_not(self.device):
             raise ModelError(reason)
         other = copy(self)
@@ -290,13 +292,13 @@ class FusedLayers:
         return other
 
     def first(self, num_layers: int) -> Self:
-        """The first ones over the same slots."""
+        """The first layers over the same slots."""
         first = copy(self)
         first.layers = self.layers[:num_layers]
         return first
 
     def workspace(self, B: int, T: int, *, has_queries: bool = True) -> Workspace:
-        """The workspace of a forward of B rows and T tokens; without queries, that of `keep`."""
+        """The workspace for B rows and T tokens; without queries for `keep`."""
         known = self._workspaces.get((B, T, has_queries))
         if known is not None:
             return known
@@ -325,17 +327,17 @@ class FusedLayers:
         windows_from_BT: Tensor | None = None,
         is_kept: bool = False,
     ) -> dict[int, Tensor]:
-        """States [N, F] by number: `x_NF` is 0, what layer i - 1 makes of it is i.
+        """States [N, F] by number: those of `features`, and the last.
 
-        They are those of `features`, and the last; one that `is_kept` is not overwritten by the
-        next forward. `work` is the workspace of B rows and T tokens, whose hidden state may be
-        `x_NF`. The first product reads `entry_NW`, if given, instead of the normed `x_NF`.
-        `is_plain` says that the tokens are the last of the span in every row. `only` runs just that
+        State 0 is `x_NF`, state i the output of layer i - 1. If `is_kept`, the next forward does
+        not overwrite the last one. `work` is the workspace of B rows and T tokens, whose hidden
+        state may be `x_NF`. The first product reads `entry_NW`, if given, instead of the normed
+        `x_NF`. `is_plain`: the tokens are the last of the span in every row. `only` runs just that
         layer. `windows_from_BT` is as in LayerStack.forward, the rest as in Runner.forward.
         """
         view = self._view(len(positions_BT), span, first_row)
         places = self._places(positions_BT, view, first_row, branches)
-        # What is looked up once a forward is not looked up once a layer: that is Python's time.
+        # Lookups are hoisted out of the loop over layers to save Python time.
         attends: dict[int | None, tuple[Attend, Any]] = {None: (_attend_plainly, None)}
         from_BT = positions_BT if windows_from_BT is None else windows_from_BT
         for window in self._windows - {None} if is_plain else self._windows:
@@ -359,18 +361,18 @@ class FusedLayers:
         return states
 
     def keep(self, x_NF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
-        """Write the keys and values that every layer makes of the same states, as they are."""
+        """Write the keys and values that every layer makes of the same unnormalized states."""
         B, T = positions_BT.shape
         work = self.workspace(B, T, has_queries=False)
         view = self._view(B, span, first_row)
         places = self._places(positions_BT, view, first_row, None)
-        for layer, kv in zip(self._keys_alone, view.layers, strict=True):
-            self.steps.keys_alone(work, x_NF, layer, kv, places)
+        for layer, kv in zip(self._key_layers, view.layers, strict=True):
+            self.steps.write_keys(work, x_NF, layer, kv, places)
 
     def _places(
         self, positions_BT: Tensor, view: CacheView, first_row: int, branches: Branches | None
     ) -> Any:
-        """Input of the steps: the slot of each token, and how far its heads are turned."""
+        """The slot and the rotation of each token, as the steps take them."""
         slots_BT = positions_BT if branches is None else branches.slots_BT
         if len(slots_BT) > 1 or first_row:
             slots_BT = slots_BT + view.first_slot_B1
@@ -379,8 +381,8 @@ class FusedLayers:
     def _rope_table(self, length: int) -> Tensor:
         """Cosines and signed sines by position, [length, 2, 1, 2, D / 2].
 
-        x * cos + swapped halves of x * sin turns a head. Positions past the last, which only drafts
-        to be discarded can have, repeat it.
+        x * cos + swapped halves of x * sin rotates a head x. Positions past the last one, which
+        only draft tokens that will be discarded can have, repeat its values.
         """
         positions_1P = torch.arange(length, device=self.device)[None]
         if self._last_position is not None:
@@ -412,6 +414,6 @@ def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
 
 
 def _attend_plainly(work: Workspace, kv: LayerKV, _: None) -> None:
-    """Tokens that are the last of the slots, each seeing all up to itself: no mask is needed."""
+    """Causal attention without a mask, for tokens that are the last of the slots."""
     out = causal_attention(work.unpacked.flatten(1, 2), kv.keys, kv.values)
     work.spread.copy_(out.reshape(work.spread.shape))

@@ -1,4 +1,4 @@
-"""The Llama family's forward in as few operations as it takes, over the loaded model's weights.
+"""The forward of the Llama family in few operations, over the loaded model's weights.
 
 Shape suffixes: B rows, T new tokens, N = B * T, F hidden size, V vocabulary.
 """
@@ -26,10 +26,10 @@ from specbench.forward.workspace import JoinedCache
 
 
 class FusedRunner(Runner):
-    """Runner for models without `unfused_reason`; ModelError with the reason for others.
+    """Runner for models that can be fused; ModelError with `unfused_reason` for others.
 
-    The model's parameters become views of joined matrices: it still runs, and nothing is held
-    twice. Answers are fresh tensors; everything else is overwritten by the next forward.
+    The model's parameters become views of joined matrices, so it still runs and no weight is stored
+    twice. Outputs are new tensors; the next forward overwrites everything else.
     """
 
     kind = FUSED
@@ -73,10 +73,7 @@ class FusedRunner(Runner):
         return states_BTF @ self._weights.head
 
     def with_triton(self) -> Self:
-        """The same over the same slots, its small operations in our kernels.
-
-        ModelError if they cannot run.
-        """
+        """The same model over the same slots, with TritonSteps; ModelError if they cannot run."""
         other = copy(self)
         other.layers, other.kind = self.layers.with_triton(), FUSED_TRITON
         return other

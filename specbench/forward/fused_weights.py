@@ -1,7 +1,7 @@
-"""The weights of dense Llama-family layers, joined so that a layer takes four matrix products.
+"""The weights of dense Llama-family layers, joined so that a layer needs four matrix products.
 
-No weight is stored twice: the joined matrices are made once, layer by layer, and the modules'
-parameters become views of them, so that the model's forward still runs.
+No weight is stored twice. The matrices are joined once, layer by layer, and the modules' parameters
+become views of them, so that the model's forward still runs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ class FusedLayer(NamedTuple):
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
-    window: int | None  # a position sees this many tokens, itself included
+    window: int | None  # tokens that a position attends to, including itself; None: all
 
 
 class FusedWeights(NamedTuple):
@@ -59,7 +59,7 @@ def unfused_reason(model: Any) -> str | None:
 
 
 def unfused_layers_reason(config: Any, layers: Sequence[Any], rotary: Any) -> str | None:
-    """The same for decoder layers without a model, such as those of a head."""
+    """The reason why decoder layers without a model, such as a head's, cannot be fused, or None."""
     for layer in layers:
         for part, kind in ((layer.self_attn, "Attention"), (layer.mlp, "MLP")):
             if (name := type(part).__name__) not in [f"{family}{kind}" for family in _FAMILIES]:
@@ -92,8 +92,8 @@ def _reason(
         return f"it is spread over {', '.join(sorted(devices))}"
     if len(dtypes := {str(tensor.dtype) for tensor in tensors}) > 1:
         return f"its weights are of several dtypes: {', '.join(sorted(dtypes))}"
-    for joined in (joined for layer in layers for joined in _joined(layer)):
-        if len({linear.bias is None for linear in joined}) > 1:
+    for group in (group for layer in layers for group in _joinable_linears(layer)):
+        if len({linear.bias is None for linear in group}) > 1:
             return "some of the linear layers to be joined have a bias and others have none"
     if 2 * len(rotary.inv_freq) != layers[0].self_attn.head_dim:
         return "its rotary positions turn only a part of each head"
@@ -101,9 +101,9 @@ def _reason(
 
 
 def fuse(model: Any, *, mirrored: bool) -> FusedWeights:
-    """Join a model's weights in place; `mirrored` norms have as many zeros after their weights.
+    """Join a model's weights in place; a second call returns the same tensors.
 
-    A second call returns the same tensors.
+    If `mirrored`, the weights of norms are followed by as many zeros.
     """
     decoder = model.model
     windows = [_window(model.config, layer.self_attn) for layer in decoder.layers]
@@ -118,11 +118,11 @@ def fuse(model: Any, *, mirrored: bool) -> FusedWeights:
 def fuse_layers(
     config: Any, layers: Iterable[Any], windows: Sequence[int | None], *, mirrored: bool
 ) -> tuple[FusedLayer, ...]:
-    """Fuses layers without a model; a layer whose norm is an Identity does not normalize."""
+    """Join the weights of layers in place; a layer whose norm is an Identity does not normalize."""
     fused = []
     for layer, window in zip(layers, windows, strict=True):
         attention, mlp, first = layer.self_attn, layer.mlp, layer.input_layernorm
-        qkv, gate_up = _joined(layer)
+        qkv, gate_up = _joinable_linears(layer)
         fused.append(
             FusedLayer(
                 input_norm=None if type(first) is nn.Identity else _norm(first, mirrored=mirrored),
@@ -144,7 +144,7 @@ def fuse_layers(
 
 def without_queries(layer: FusedLayer, num_queries: int) -> FusedLayer:
     """The part of a layer that makes keys and values, without the first `num_queries` heads."""
-    width = len(layer.output)  # of all queries
+    width = len(layer.output)  # of all query heads
     return layer._replace(
         qkv=layer.qkv[:, width:],
         qkv_bias=None if layer.qkv_bias is None else layer.qkv_bias[width:],
@@ -152,8 +152,8 @@ def without_queries(layer: FusedLayer, num_queries: int) -> FusedLayer:
     )
 
 
-def _joined(layer: Any) -> tuple[list[Any], list[Any]]:
-    """The linear layers that read the same input."""
+def _joinable_linears(layer: Any) -> tuple[list[Any], list[Any]]:
+    """The groups of linear layers that read the same input, and so become one product each."""
     attention, mlp = layer.self_attn, layer.mlp
     return (
         [attention.q_proj, attention.k_proj, attention.v_proj],
@@ -162,14 +162,14 @@ def _joined(layer: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _linears(layer: Any) -> Iterator[Any]:
-    for joined in _joined(layer):
-        yield from joined
+    for group in _joinable_linears(layer):
+        yield from group
     yield layer.self_attn.o_proj
     yield layer.mlp.down_proj
 
 
 def _join(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """One tensor of all rows in order; the parameters become views of it."""
+    """One tensor with all rows of the parameters, which become views of it."""
     first = parameters[0].detach()
     if len(parameters) == 1:
         return first
@@ -193,7 +193,7 @@ def _join_biases(linears: Sequence[Any]) -> Tensor | None:
 
 
 def _norm(norm: Any, *, mirrored: bool) -> Tensor:
-    """The norm's weight [F]; if `mirrored`, then F zeros after it, for TorchSteps.norm."""
+    """The norm's weight [F]; if `mirrored`, followed by F zeros, for TorchSteps.norm."""
     weight: Tensor = norm.weight.detach()
     if not mirrored:
         return weight
@@ -216,7 +216,7 @@ def _head_norm(config: Any, attention: Any) -> Tensor | None:
 
 
 def _window(config: Any, attention: Any) -> int | None:
-    """The window in tokens, of the model (Mistral) or of the layer (Qwen); None: no limit."""
+    """The window of the model (Mistral) or the layer (Qwen), in tokens; None: no limit."""
     if config.model_type == "mistral":
         window: int | None = config.sliding_window
         return window

@@ -1,6 +1,6 @@
-"""Decoder layers of a head over their own slots, fed with states instead of tokens.
+"""Decoder layers of a head over their own slots, whose input are states instead of tokens.
 
-They run fused if that is possible, as a target's do, else by transformers' code, which also runs
+They run fused if possible, as a target's layers do, else by transformers' code, which also runs
 over whole texts with gradients.
 Shape suffixes: B rows, T tokens, F hidden size, W input size of the first layer's attention, S
 slots.
@@ -63,12 +63,13 @@ class WholeTexts:
 
 
 class LayerStack:
-    """Layers of transformers, or whose `self_attn` has the same arguments, and who runs them.
+    """Layers of transformers, or layers whose `self_attn` has the same arguments, and their code.
 
-    Fused ones take their small operations from the target, and are made when first wanted: a
-    head that is trained runs its modules. The attention implementation of `config` is replaced;
-    layer i must have `layer_idx` i. `rotary` returns cosines and sines for states and positions.
-    `windows`: how many tokens each layer attends to, including the current one; None: all.
+    Fused layers use the same small operations as the target. They are made at their first use,
+    because a head in training runs its modules. The attention implementation of `config` is
+    replaced; layer i must have `layer_idx` i. `rotary` returns cosines and sines for states and
+    positions. `windows`: how many tokens each layer attends to, including the current one; None:
+    all.
     """
 
     def __init__(
@@ -100,18 +101,18 @@ class LayerStack:
         return self._fused
 
     def run_stock(self, reason: str) -> None:
-        """From now on, and why."""
+        """Use transformers' code from now on, for this reason."""
         self.reason, self._fused = reason, None
 
     def as_stock(self) -> "LayerStack":
-        """The same layers over other slots, in transformers' own code."""
+        """The same layers with a separate cache, run by transformers' code."""
         other = LayerStack(self._config, self.layers, self._rotary, self._target, self.windows)
-        other.run_stock("what fused layers are compared with")
+        other.run_stock("reference for the fused layers")
         return other
 
     @property
     def cache(self) -> KvCache:
-        """Another one after an `allocate` that had to grow it."""
+        """The KV cache; another object after an `allocate` that grew it."""
         return self._slots if self.fused is None else self.fused.cache
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -134,7 +135,7 @@ class LayerStack:
 
     @contextmanager
     def whole_texts(self) -> Iterator[None]:
-        """In this context each `forward` is another pass over the same texts, with gradients.
+        """Within this context, each `forward` is another pass over the same texts, with gradients.
 
         Every row begins at position 0; `span`, `first_row` and `branches` are ignored.
         """
@@ -159,10 +160,9 @@ class LayerStack:
     ) -> Tensor:
         """The last layer's states [B, T, F]; rows, slots and masks as in Runner.forward.
 
-        `only` runs just that layer. Slots before `first_slot` hold nothing and are not seen.
-        `entry_BTW` is what the first layer's attention reads instead of the normed states. Among
-        branches, windows count back from `windows_from_BT`, if given, else from each token's own
-        position.
+        `only` runs just that layer. Slots before `first_slot` are empty and masked. The first
+        layer's attention reads `entry_BTW`, if given, instead of the normed states. In a tree,
+        windows count back from `windows_from_BT`, if given, else from each token's position.
         """
         fused = self.fused if self._texts is None else None
         if fused is not None:
@@ -221,7 +221,7 @@ class LayerStack:
         return states_BTF
 
     def keep(self, x_BTF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
-        """Write the keys and values that every layer makes of the same states, as they are."""
+        """Write the keys and values that every layer makes of the same unnormalized states."""
         if self.fused is not None:
             x_NF = x_BTF.reshape(positions_BT.numel(), -1)
             self.fused.keep(x_NF, positions_BT, span, first_row=first_row)

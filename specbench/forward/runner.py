@@ -1,5 +1,5 @@
-"""Runs an unmodified transformers model over KV slots: rows of any lengths that can be rolled back.
-Models of unsupported architectures are refused.
+"""Runs an unmodified transformers model over KV slots, for rows of any lengths with rollback.
+Models with unsupported architectures are refused.
 
 Shape suffixes: B rows, T new tokens, V vocabulary, F features.
 """
@@ -37,15 +37,15 @@ from specbench.forward.state_layers import (
 from specbench.forward.tree import Branches
 from specbench.models.parts import cut_model
 
-# The code that runs a forward: transformers' own, or ours, with torch's operations or with Triton
-# kernels for the small ones.
+# The code that runs a forward: transformers' own, or ours, whose small operations are torch's or
+# Triton kernels.
 STOCK = "stock"
 FUSED = "fused"
 FUSED_TRITON = "fused, triton"
 
 
 class Output(NamedTuple):
-    """Logits [B, T, V] (or [B, 1, V] with `last`) and one hidden state [B, T, F] per feature."""
+    """Logits [B, T, V] ([B, 1, V] with `last_B`) and one hidden state [B, T, F] per feature."""
 
     logits: Tensor
     features: tuple[Tensor, ...] = ()
@@ -54,7 +54,7 @@ class Output(NamedTuple):
 class Runner(Protocol):
     """One model's forward over its own KV slots, as the decoder and drafters use it.
 
-    Members that are defined here are those of a model whose layers keep only keys and values.
+    The default implementations here are for models whose layers store only keys and values.
     """
 
     kind: str  # the code that runs: STOCK, FUSED or FUSED_TRITON
@@ -73,15 +73,15 @@ class Runner(Protocol):
 
     @property
     def most_drafts(self) -> int | None:
-        """Most tokens of a forward, after its first, that can be rolled back; None: any number.
+        """The most tokens after a forward's first that can be rolled back; None: any number.
 
-        With a number, layers keep states: draft tokens form chains, prompts are not padded, and a
-        row continues only at a position whose state was kept.
+        It is a number if layers store recurrent states. Then draft tokens form chains, prompts are
+        not padded, and a row continues only at a position whose state is stored.
         """
         return None
 
     def reserve(self, num_drafts: int) -> None:  # noqa: ARG002
-        """Keep states to roll back `num_drafts` draft tokens, from the next `allocate` on."""
+        """From the next `allocate` on, store states to roll back `num_drafts` draft tokens."""
         return
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -104,20 +104,20 @@ class Runner(Protocol):
         branches: Branches | None = None,
         start: int | None = None,
     ) -> Output:
-        """Feed tokens at positions, writing each to the slot of its position.
+        """Run a forward over tokens at these positions, each written to the slot of its position.
 
         Row i of the batch is row `first_row + i` of the cache; every position must be below `span`,
-        the number of slots attended to. `last_B` has the index of each row's only token with
-        logits; a single entry applies to all rows. `features` are numbers of hidden states: 0 is
-        the embedding, i the output of layer i - 1, `num_layers` the last one after the final norm,
-        `num_layers + 1` the last one before it. `branches` has the slots of a tree's tokens and
-        what each attends to. With `start`, every row's tokens are at start .. start + T - 1, so
-        that no mask is needed.
+        the number of slots attended to. `last_B` has the index of the only token of each row to
+        compute logits for; a single entry applies to all rows. `features` are numbers of hidden
+        states: 0 is the embedding, i the output of layer i - 1, `num_layers` the last one after the
+        final norm, `num_layers + 1` the last one before it. `branches` has the slots of a tree's
+        tokens and what each attends to. With `start`, every row's tokens are at
+        start .. start + T - 1, so that no mask is needed.
         """
         ...
 
-    def holds(self, row: int, num_tokens: int) -> bool:  # noqa: ARG002
-        """Whether a row can be continued after its first `num_tokens`; may wait for the device."""
+    def can_continue(self, row: int, num_tokens: int) -> bool:  # noqa: ARG002
+        """Whether a row can continue after its first `num_tokens`; may wait for the device."""
         return True
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
@@ -125,15 +125,15 @@ class Runner(Protocol):
         self.cache.copy_row(source, destination, num_tokens)
 
     def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
-        """Copy slots of B rows from `first_row` on within their row; they may overlap."""
+        """Copy slots within each of B rows, the first being `first_row`; they may overlap."""
         self.cache.move_slots(sources_BT, destinations_BT, first_row)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        """The model's own embedding of tokens [B, T, F], before any scaling of its forward."""
+        """The model's embedding of tokens [B, T, F], before any scaling by its forward."""
         ...
 
     def logits(self, states_BTF: Tensor) -> Tensor:
-        """The model's own head over states that had its final norm [B, T, V]."""
+        """Logits [B, T, V] by the model's output head, from states after its final norm."""
         ...
 
     def first_layers(self, num_layers: int) -> "Runner":
@@ -147,17 +147,17 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class _RunnerCache:
-    """The cache of a runner and of those of its first layers."""
+    """The cache that a runner shares with the runners of its first layers."""
 
     cache: SlotCache
-    num_states: int = STATES_BESIDE_DRAFTS  # of a row, if layers keep any
+    num_states: int = STATES_BESIDE_DRAFTS  # per row, if layers have recurrent states
 
 
 class StockRunner(Runner):
     """Runner over transformers' own modeling code.
 
-    `whole_masks` is for code that works on masks itself: every forward gets one, with one row per
-    token.
+    `whole_masks` is for models whose code modifies masks: every forward then gets a mask with one
+    row per token.
     """
 
     kind = STOCK
@@ -181,7 +181,7 @@ class StockRunner(Runner):
         self._masks = StockMasks(
             self.config, self.dtype, has_states=self._has_states, are_whole=whole_masks
         )
-        self._keeps_some = "logits_to_keep" in signature(model.forward).parameters
+        self._can_limit_logits = "logits_to_keep" in signature(model.forward).parameters
         self.max_position = context_limit(self.config)
         stock.attend_by(model, stock.NAME)
         run_over_slots(model)
@@ -198,13 +198,13 @@ class StockRunner(Runner):
         self._slots.num_states = max(self._slots.num_states, num_drafts + STATES_BESIDE_DRAFTS)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        # A larger cache is kept: stale slots are masked, and memory is that of the largest.
+        # A larger cache is reused, because stale slots are masked.
         index, states = self.cache.index, self.cache.states
-        max_len += self._has_states  # the last slot is for tokens that are not fed
+        max_len += self._has_states  # the last slot is for tokens that are skipped
         has_states = states is None or self._slots.num_states <= states.num_slots
         if num_rows > index.num_rows or max_len > index.max_len or not has_states:
             rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
-            self.release()  # before taking
+            self.release()  # so that the old and the new cache never coexist
             self._slots.cache = self._new_cache(rows, length)
 
     def release(self) -> None:
@@ -217,9 +217,9 @@ class StockRunner(Runner):
             states = StateSlots(num_rows, num_states, self.device)
         return self._cache_class(self._num_cached_layers, num_rows, max_len, states)
 
-    def holds(self, row: int, num_tokens: int) -> bool:
+    def can_continue(self, row: int, num_tokens: int) -> bool:
         states = self.cache.states
-        return states is None or states.holds(row, num_tokens)
+        return states is None or states.has_state(row, num_tokens)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         states_BTF: Tensor = self.model.get_input_embeddings()(tokens_BT)
@@ -252,11 +252,12 @@ class StockRunner(Runner):
             span = start + tokens_BT.shape[1]
         slots_BT = self._slots_of(positions_BT, first_row, branches, start)
         self.cache.index.select(slots_BT, span, first_row)
-        # Drafts past the budget may lie beyond the model's last position; they are discarded.
+        # Draft tokens past the budget may exceed the model's last position; they are discarded.
         model_positions = positions_BT
         if self.max_position is not None:
             model_positions = positions_BT.clamp(max=self.max_position - 1)
-        with _entering(self.model, is_wanted=self.num_layers + 1 in features) as entered:
+        needs_input = self.num_layers + 1 in features
+        with _recorded_norm_inputs(self.model, is_needed=needs_input) as norm_inputs:
             out = self.model(
                 input_ids=tokens_BT,
                 position_ids=model_positions,
@@ -265,43 +266,45 @@ class StockRunner(Runner):
                 ),
                 past_key_values=self.cache,
                 use_cache=True,
-                **self._kept(last_B),
-                # All of them: by number, transformers 5.17 returns a wrong last one.
+                **self._logits_argument(last_B),
+                # All states: if some are selected, transformers 5.17 returns a wrong last one.
                 output_hidden_states=bool(features),
             )
         if features and out.hidden_states is None:
             raise ModelError(f"{type(self.model).__name__} gives no hidden states; {ELSEWHERE}")
         logits = out.logits
-        if last_B is not None and not self._keeps_some:
+        if last_B is not None and not self._can_limit_logits:
             logits = logits[:, last_B]
         if last_B is not None and len(last_B) > 1:
             # [B, B, V]: position last_B[j] of row i; only the diagonal is needed
             logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
-        states = (*(out.hidden_states or ()), *entered)
+        states = (*(out.hidden_states or ()), *norm_inputs)
         return Output(logits, tuple(states[i] for i in features))
 
-    def _kept(self, last_B: Tensor | None) -> dict[str, Any]:
-        """The argument that limits the logits; empty for models without it, such as Qwen2-Audio."""
-        return {"logits_to_keep": 0 if last_B is None else last_B} if self._keeps_some else {}
+    def _logits_argument(self, last_B: Tensor | None) -> dict[str, Any]:
+        """The argument that limits logits to `last_B`; {} for models without it (Qwen2-Audio)."""
+        if not self._can_limit_logits:
+            return {}
+        return {"logits_to_keep": 0 if last_B is None else last_B}
 
     def _slots_of(
         self, positions_BT: Tensor, first_row: int, branches: Branches | None, start: int | None
     ) -> Tensor:
-        """The cache slot of each token; layers with states are pointed at these tokens."""
+        """The cache slot of each token. Also selects the slots of recurrent states, if any."""
         states = self.cache.states
         if states is None:
             return positions_BT if branches is None else branches.slots_BT
         if branches is not None:
             raise ModelError(f"{type(self.model).__name__} {NO_TREES}")
         if start == 0 or (start is not None and self.continues):
-            states.point_at(start, positions_BT.shape[1], len(positions_BT), first_row)
+            states.select_whole(start, positions_BT.shape[1], len(positions_BT), first_row)
             return positions_BT
-        is_fed_BT = states.point(positions_BT, first_row)
+        is_fed_BT = states.select_steps(positions_BT, first_row)
         return torch.where(is_fed_BT, positions_BT, self.cache.max_len - 1)
 
 
 def fields_of(config: Any) -> ReadField:
-    """The fields of a loaded config, as the files' rules read them."""
+    """A reader of a loaded config's fields, for the rules in files/."""
     return partial(field, config)
 
 
@@ -320,7 +323,7 @@ def check_context(limit: int | None, num_tokens: int) -> None:
 
 
 def refuse_unsupported(model: Any) -> None:
-    """ModelError if the decoder would be wrong: recurrent state, unknown attention kinds."""
+    """ModelError if the decoder would be wrong: other recurrent state, unknown attention kinds."""
     name = type(model).__name__
     if has_other_state(model):
         raise ModelError(f"{name} {RECURRENT}")
@@ -334,9 +337,10 @@ _FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
 
 
 def state_features(layer_ids: Sequence[int], model: Any, num_layers: int) -> tuple[int, ...]:
-    """The features that are those layers' inputs; `num_layers` is the last one's bare output.
+    """The feature numbers of these layers' inputs, for `Runner.forward`.
 
-    ModelError if that is asked for and cannot be read.
+    A layer id of `num_layers` is the last layer's output before the final norm; ModelError if it
+    cannot be read.
     """
     if num_layers in layer_ids and _final_norm(model) is None:
         raise ModelError(
@@ -353,15 +357,15 @@ def _final_norm(model: Any) -> nn.Module | None:
 
 
 @contextmanager
-def _entering(model: Any, *, is_wanted: bool) -> Iterator[list[Tensor]]:
-    """Collects the inputs of the model's final norm in forwards inside; empty unless wanted."""
-    entered: list[Tensor] = []
-    norm = _final_norm(model) if is_wanted else None
+def _recorded_norm_inputs(model: Any, *, is_needed: bool) -> Iterator[list[Tensor]]:
+    """Records the inputs of the model's final norm in this context; empty unless needed."""
+    norm_inputs: list[Tensor] = []
+    norm = _final_norm(model) if is_needed else None
     if norm is None:
-        yield entered
+        yield norm_inputs
         return
-    hook = norm.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    hook = norm.register_forward_pre_hook(lambda _, inputs: norm_inputs.append(inputs[0]))
     try:
-        yield entered
+        yield norm_inputs
     finally:
         hook.remove()

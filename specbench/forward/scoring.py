@@ -1,4 +1,4 @@
-"""Log-probabilities of finished texts under the target, which decide the best sample.
+"""Log-probabilities of finished texts under the target, to choose the best sample.
 
 Shape suffixes: B samples, T tokens fed, V vocabulary.
 """
@@ -23,10 +23,10 @@ def mean_log_probs(
 ) -> tuple[float, ...]:
     """Mean log-probability per token of each output after the prompt, in nats per token.
 
-    The distribution is the target's own at temperature 1; its end-of-text token counts like others,
-    and dividing by the length keeps short texts from being preferred. The prompt is fed once,
-    then the outputs as one batch. Uses the target's rows 0 .. B - 1, whose requests must be
-    done. Raises ModelError if a text is longer than the target's context.
+    The distribution is the target's at temperature 1. The end-of-text token counts like any other,
+    and dividing by the length keeps short texts from being preferred. The prompt is prefilled once,
+    the outputs run as a batch. Uses the target's rows 0 .. B - 1, whose requests must be done.
+    Raises ModelError if a text is longer than the target's context.
     """
     num_samples, num_prompt = len(outputs), len(prompt_ids)
     longest = max(map(len, outputs))
@@ -34,7 +34,7 @@ def mean_log_probs(
     target.allocate(num_samples, rounded_up(num_prompt + longest))
     scores_B = torch.zeros(num_samples, device=target.device)
     lengths_B = torch.tensor(list(map(len, outputs)), device=target.device)
-    # The last prompt token predicts the first output token.
+    # The logits after the last prompt token predict the first output token.
     fed_BT = pad_sequence(
         [torch.tensor([prompt_ids[-1], *output]) for output in outputs], batch_first=True
     ).to(target.device)
@@ -43,16 +43,16 @@ def mean_log_probs(
     with pinned_attention(target.device):
         _prefill(target, prompt_ids[:-1], num_samples)
         for start in range(0, longest, chunk):
-            places_T = torch.arange(start, min(start + chunk, longest), device=target.device)
+            offsets_T = torch.arange(start, min(start + chunk, longest), device=target.device)
             logits_BTV = target.forward(
-                fed_BT[:, places_T],
-                (begin + places_T).expand(num_samples, -1),
-                rounded_up(begin + start + len(places_T)),
+                fed_BT[:, offsets_T],
+                (begin + offsets_T).expand(num_samples, -1),
+                rounded_up(begin + start + len(offsets_T)),
                 start=begin + start,
             ).logits
-            next_BT1 = fed_BT[:, places_T + 1, None]
-            log_probs_BT = logits_BTV.float().log_softmax(-1).gather(-1, next_BT1)[..., 0]
-            scores_B += log_probs_BT.masked_fill(places_T >= lengths_B[:, None], 0.0).sum(1)
+            output_BT1 = fed_BT[:, offsets_T + 1, None]
+            log_probs_BT = logits_BTV.float().log_softmax(-1).gather(-1, output_BT1)[..., 0]
+            scores_B += log_probs_BT.masked_fill(offsets_T >= lengths_B[:, None], 0.0).sum(1)
     return tuple((scores_B / lengths_B).tolist())
 
 
@@ -75,7 +75,7 @@ def next_logits(target: Runner, tokens: Sequence[int]) -> Tensor:
 
 
 def _prefill(target: Runner, tokens: Sequence[int], num_rows: int) -> None:
-    """Feed the tokens that all rows begin with to row 0, and copy its cache to the others."""
+    """Prefill the first row with tokens that all rows begin with, and copy it to the others."""
     tokens_1T = torch.tensor([list(tokens)], device=target.device)
     for start in range(0, len(tokens), _CHUNK):
         stop = min(start + _CHUNK, len(tokens))

@@ -1,11 +1,11 @@
 """Caches that write every token to an explicit row and slot, so that rollback is free.
 
-Keys and values: the slot of a rejected draft token is beyond the committed length, is masked, and
-is overwritten by the next round.
-Recurrent state: the state that a row's first p tokens left is in slot p mod S of the row. A token
-at position p reads slot p and writes slot p + 1. So a round that begins after rejected drafts finds
-the state before them and overwrites theirs: the accepted count sets the position of the next round,
-and thereby its state.
+Keys and values: the slot of a rejected draft token is past the committed length, so it is masked,
+and the next round overwrites it.
+Recurrent state: the state after a row's first p tokens is in slot p mod S of the row. A token at
+position p reads slot p and writes slot p + 1. So a round that follows rejected draft tokens reads
+the state before them and overwrites theirs: the number of accepted tokens determines the position
+of the next round, and therefore its state.
 Shape suffixes: B rows, T new tokens, S slots, H heads, D head size.
 """
 
@@ -18,117 +18,120 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-_NOTHING = -1
+_EMPTY = -1
 
 
 class Piece(NamedTuple):
-    """Tokens `begin` .. `end` - 1 of a forward, which a layer is fed at once."""
+    """Tokens `begin` .. `end` - 1 of a forward, which a layer computes in one call."""
 
     begin: int
     end: int
     reads_B: Tensor | None  # the slot of the state before them; None: a text begins
-    writes_B: Tensor
+    writes_B: Tensor  # the slot of the state after them
 
 
 class StateSlots:
-    """S slots for each of `num_rows` rows, in every layer that keeps state.
+    """S slots for each of `num_rows` rows, in every layer with recurrent state.
 
-    A token whose state before it is not held is not fed: it writes to a slot that is never read.
-    That happens to unused rows, and to a draft model that is shown more of a row than it has not
-    seen. All rows share the slot of the empty state before position 0.
+    A token is skipped if no slot has the state before it: its result goes to a slot that is never
+    read. This happens in unused rows, and if a draft model gets tokens that it has already
+    processed. All rows share the slot of the empty state before position 0.
     """
 
     def __init__(self, num_rows: int, num_slots: int, device: torch.device) -> None:
         self.num_rows = num_rows
         self.num_slots = num_slots
         self.pieces: tuple[Piece, ...] = ()  # of the forward in progress
-        self._kept: dict[int, list[Tensor]] = {}  # by layer, [rows * S + 2, ...]
-        self._unread = num_rows * num_slots
-        self._nothing = self._unread + 1
+        self._states: dict[int, list[Tensor]] = {}  # by layer, [rows * S + 2, ...]
+        self._unread_slot = num_rows * num_slots
+        self._empty_slot = self._unread_slot + 1
         # The position whose state each slot holds; the last column is never read.
-        self._held_RS = torch.full((num_rows, num_slots + 1), _NOTHING, device=device)
+        self._positions_RS = torch.full((num_rows, num_slots + 1), _EMPTY, device=device)
         self._is_dry = False
 
-    def point(self, positions_BT: Tensor, first_row: int) -> Tensor:
-        """Feed the next forward token by token; which of them are fed [B, T].
+    def select_steps(self, positions_BT: Tensor, first_row: int) -> Tensor:
+        """Make the next forward run token by token; returns which tokens are not skipped [B, T].
 
-        Positions follow one another, but may repeat position 0.
+        Positions are consecutive, except that position 0 may be repeated.
         """
         B, S = len(positions_BT), self.num_slots
-        held_BS = self._held_RS[first_row : first_row + B]
+        held_BS = self._positions_RS[first_row : first_row + B]
         begins_BT, reads_BT = positions_BT == 0, positions_BT % S
         is_held_BT = begins_BT | (held_BS.gather(1, reads_BT) == positions_BT)
-        # What a token of this forward has written counts as held, whatever was there.
+        # After one token of this forward, the state before the next one is available.
         is_fed_BT = is_held_BT.cumsum(1) > 0
         if self._is_dry:
             is_fed_BT = torch.zeros_like(is_fed_BT)
         writes_BT = torch.where(is_fed_BT, (positions_BT + 1) % S, S)
         held_BS.scatter_(1, writes_BT[:, -S:], positions_BT[:, -S:] + 1)
         first_B1 = self._first(first_row, B)[:, None]
-        reads_BT = torch.where(begins_BT, self._nothing, first_B1 + reads_BT)
-        writes_BT = torch.where(is_fed_BT, first_B1 + writes_BT, self._unread)
+        reads_BT = torch.where(begins_BT, self._empty_slot, first_B1 + reads_BT)
+        writes_BT = torch.where(is_fed_BT, first_B1 + writes_BT, self._unread_slot)
         steps = zip(reads_BT.unbind(1), writes_BT.unbind(1), strict=True)
         self.pieces = tuple(Piece(t, t + 1, *step) for t, step in enumerate(steps))
         return is_fed_BT
 
-    def point_at(self, start: int, num_tokens: int, num_rows: int, first_row: int) -> None:
-        """Feed the next forward at once: its tokens stand at start .. start + T - 1 in every row.
+    def select_whole(self, start: int, num_tokens: int, num_rows: int, first_row: int) -> None:
+        """Make the next forward run in one call, on tokens start .. start + T - 1 of every row.
 
-        The state after the last of them is all that the rows then hold.
+        Afterwards the rows have only the state after the last of these tokens.
         """
         first_B = self._first(first_row, num_rows)
         end = start + num_tokens
-        held_BS = self._held_RS[first_row : first_row + num_rows]
-        held_BS.fill_(_NOTHING)
+        held_BS = self._positions_RS[first_row : first_row + num_rows]
+        held_BS.fill_(_EMPTY)
         held_BS[:, end % self.num_slots] = end
         reads_B = first_B + start % self.num_slots if start else None
         self.pieces = (Piece(0, num_tokens, reads_B, first_B + end % self.num_slots),)
 
     def _first(self, first_row: int, num_rows: int) -> Tensor:
-        """The first slot of each row among those of all."""
-        rows_B = torch.arange(num_rows, device=self._held_RS.device) + first_row
+        """The first slot of each row, in the slots of all rows."""
+        rows_B = torch.arange(num_rows, device=self._positions_RS.device) + first_row
         return rows_B * self.num_slots
 
     def read(self, layer: int, piece: Piece) -> list[Tensor] | None:
-        """Copies of a layer's states before a piece; None if nothing was fed yet."""
-        kept = self._kept.get(layer)
-        if piece.reads_B is None or kept is None:
+        """Copies of a layer's states before a piece; None if there are none yet."""
+        buffers = self._states.get(layer)
+        if piece.reads_B is None or buffers is None:
             return None
-        return [buffer.index_select(0, piece.reads_B.to(buffer.device)) for buffer in kept]
+        return [buffer.index_select(0, piece.reads_B.to(buffer.device)) for buffer in buffers]
 
     def write(self, layer: int, piece: Piece, states: Sequence[Tensor]) -> None:
-        """Keep a layer's states after a piece, [B, ...] each."""
-        if layer not in self._kept:
-            self._kept[layer] = [new.new_zeros(self._nothing + 1, *new.shape[1:]) for new in states]
-        for buffer, new in zip(self._kept[layer], states, strict=True):
+        """Store a layer's states after a piece, [B, ...] each."""
+        if layer not in self._states:
+            self._states[layer] = [
+                new.new_zeros(self._empty_slot + 1, *new.shape[1:]) for new in states
+            ]
+        for buffer, new in zip(self._states[layer], states, strict=True):
             buffer.index_copy_(0, piece.writes_B.to(buffer.device), new)
 
     @contextmanager
-    def nothing_kept(self) -> Iterator[None]:
-        """Forwards that are timed between rounds compute as they do in them, and leave no state."""
+    def dry_run(self) -> Iterator[None]:
+        """Within this context, forwards compute as usual but store no state, so that they can be
+        timed between rounds."""
         self._is_dry = True
         try:
             yield
         finally:
             self._is_dry = False
 
-    def holds(self, row: int, position: int) -> bool:
-        """Whether a row has the state before that position; waits for the device."""
-        return position == 0 or bool(self._held_RS[row, position % self.num_slots] == position)
+    def has_state(self, row: int, position: int) -> bool:
+        """Whether the state before that position of a row is stored; waits for the device."""
+        return position == 0 or bool(self._positions_RS[row, position % self.num_slots] == position)
 
     def copy_row(self, source: int, destination: int) -> None:
-        """Make a row's states equal to another's."""
-        self._held_RS[destination].copy_(self._held_RS[source])
+        """Copy a row's states to another row."""
+        self._positions_RS[destination].copy_(self._positions_RS[source])
         S = self.num_slots
-        for buffers in self._kept.values():
+        for buffers in self._states.values():
             for buffer in buffers:
                 buffer[destination * S :][:S].copy_(buffer[source * S :][:S])
 
     @property
     def bytes_per_row(self) -> int:
         """Bytes of one row's states in all layers and slots; 0 before the first forward."""
-        kept = (buffer for buffers in self._kept.values() for buffer in buffers)
-        return self.num_slots * sum(buffer[0].nbytes for buffer in kept)
+        all_buffers = (buffer for buffers in self._states.values() for buffer in buffers)
+        return self.num_slots * sum(buffer[0].nbytes for buffer in all_buffers)
 
 
 class KvCache(Protocol):
@@ -166,11 +169,11 @@ class SlotIndex:
         self.num_rows = num_rows
         self.max_len = max_len
         self.first_row = 0
-        self.flat_N = torch.empty(0, dtype=torch.long)  # to write, in the rows laid end to end
+        self.flat_N = torch.empty(0, dtype=torch.long)  # slots to write, in the slots of all rows
         self.span = 0  # slots of each row that attention reads
 
     def select(self, slots_BT: Tensor, span: int, first_row: int) -> None:
-        """Write row i of the next forward at `slots_BT[i]` of row `first_row + i`."""
+        """Make the next forward write its row i to `slots_BT[i]` of row `first_row + i`."""
         rows_B = torch.arange(len(slots_BT), device=slots_BT.device) + first_row
         self.flat_N = (rows_B[:, None] * self.max_len + slots_BT).reshape(-1)
         self.span = span

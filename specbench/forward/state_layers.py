@@ -1,10 +1,10 @@
 """Runs the recurrent layers of a model, by transformers' code, with their states in `StateSlots`.
 
-Such a layer (gated delta net, Mamba, lightning attention, short convolution) is called piece by
+These layers (gated delta net, Mamba, lightning attention, short convolution) are called piece by
 piece: each call gets the state before the piece, and the state after it is stored. In a round a
 piece is one token, as in plain decoding, so that the state after each token is available for
 rollback. Projections that depend only on the token run once over all tokens, outside these calls,
-so that their weights are read once.
+so that their weights are read only once.
 Shape suffixes: B rows, T tokens, F hidden size.
 """
 
@@ -39,9 +39,9 @@ class LayerState:
             for (kind, i), state in zip(self._names, states, strict=True):
                 getattr(layer, f"{kind}_states")[i] = state
         for kind in KINDS:
-            is_there = getattr(layer, f"is_{kind}_states_initialized")
-            is_there.update(dict.fromkeys(is_there, states is not None))
-        for other in self.cache.layers:  # some layers query whether the last one has a state
+            flags = getattr(layer, f"is_{kind}_states_initialized")
+            flags.update(dict.fromkeys(flags, states is not None))
+        for other in self.cache.layers:  # some layers check whether the last one has a state
             if hasattr(other, "has_previous_state"):
                 flags = other.has_previous_state
                 flags.update(dict.fromkeys(flags, states is not None))
@@ -60,7 +60,7 @@ class LayerState:
 
 
 class LinearState(LayerState):
-    """The state of lightning attention, whose model defines a separate cache class."""
+    """The state of lightning attention, whose model defines its own cache class."""
 
     def __init__(self, cache_class: type[Cache], layer: int) -> None:
         self._index = layer
@@ -140,7 +140,7 @@ def slot_cache_class(model: Any) -> type[SlotCache]:
 
 
 def _cache_class_of(model: Any) -> type[Cache] | None:
-    """The cache class that the model's module defines, or None, as usual."""
+    """The cache class that the model's module defines; None for most models."""
     module = sys.modules[type(model).__module__]
     classes = (value for value in vars(module).values() if inspect.isclass(value))
     return next(
@@ -155,7 +155,7 @@ def _stores_state(kind: type) -> bool:
 
 
 class _SlotForward:
-    """Replaces the forward of one state layer, to use state slots."""
+    """Replaces the forward of one state layer with one that uses state slots."""
 
     def __init__(self, module: nn.Module, config: Any, cache_class: type[Cache] | None) -> None:
         self._module = module
@@ -206,9 +206,8 @@ class _SlotForward:
     def _token_products(
         self, step: Callable[[Tensor], Any], hidden_B1F: Tensor, states: StateSlots, piece: Piece
     ) -> tuple[tuple[str, ...], str | None]:
-        """The child modules that get the layer's input unchanged, and the one with its output.
-
-        Found by running one step with hooks.
+        """The child modules that read the layer's input unchanged, and the one that returns its
+        output; None if it is not linear. Found by running one step with hooks.
         """
         inputs: list[str] = []
         outputs: dict[str, Tensor] = {}
@@ -235,9 +234,10 @@ class _SlotForward:
     def _shared_products(
         self, hidden_BTF: Tensor
     ) -> Iterator[tuple[Callable[[int], None], Callable[[Any], Any]]]:
-        """In this context steps use precomputed input projections and skip the output one.
+        """Within this context, steps use precomputed input projections and skip the output one.
 
-        Yields functions that set the token of the next step and that apply the output projection.
+        Yields a function that sets the token of the next step, and one that applies the output
+        projection.
         """
         assert self._products is not None
         inputs, last = self._products
@@ -266,7 +266,7 @@ class _SlotForward:
 
 
 class _ModuleProxy:
-    """Temporarily replaces a module, whose attributes it passes on."""
+    """Temporarily replaces a module and forwards access to its attributes."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -304,10 +304,10 @@ def _concatenate(outs: list[Any]) -> Any:
     concatenated (Zaya's queries, keys and values); other values are those of the last piece."""
     if not isinstance(outs[-1], tuple):
         return torch.cat(outs, 1)
-    by_tokens = _first(outs[-1]).shape[:2]
+    token_shape = _first(outs[-1]).shape[:2]
     return tuple(
         torch.cat(parts, 1)
-        if isinstance(parts[-1], Tensor) and parts[-1].shape[:2] == by_tokens
+        if isinstance(parts[-1], Tensor) and parts[-1].shape[:2] == token_shape
         else parts[-1]
         for parts in zip(*outs, strict=True)
     )

@@ -1,6 +1,6 @@
-"""Token trees: who follows whom among the nodes of a round, and trees of known shape.
+"""Token trees: the parents and ancestors of a round's nodes, and trees whose shape is known.
 
-A chain is the tree without branches, and rounds that draft chains need none of this.
+A chain is a tree without branches; rounds that draft chains do not use this module.
 Shape suffixes: B rows, K drafts, N = K + 1 nodes (node 0 is the current token, node i is
 draft i), T = depth + 1 nodes on a path, I nodes with children, W drafts of one level.
 """
@@ -16,27 +16,27 @@ from specbench.topology import Topology
 
 
 class Families(NamedTuple):
-    """Who has children in a tree whose shape is known before any round."""
+    """Parents and children in a tree whose shape is known before any round."""
 
-    parents_I: Tensor  # those of most children first
-    widths: list[int]  # by rank among siblings: how many parents have such a child
-    drafts_K: Tensor  # rank by rank the children of the first parents, one of each
-    places_N: Tensor  # of each node among the parents; -1 if it has no children
+    parents_I: Tensor  # nodes with children, those with the most children first
+    widths: list[int]  # by rank among siblings: how many parents have a child of this rank
+    drafts_K: Tensor  # rank by rank, the child of each parent that has one of this rank
+    places_N: Tensor  # index of each node in `parents_I`; -1 if it has no children
 
 
 class Tree(NamedTuple):
-    """The shape of a round's drafts; the same number of nodes in every round.
+    """The shape of a round's draft tokens; the number of nodes is the same in every round.
 
-    An active draft sees only its ancestors and itself. Inactive nodes are computed and never kept:
-    what they see is up to the drafter.
+    An active draft attends only to its ancestors and itself. Inactive nodes are computed but never
+    accepted; the drafter decides what they attend to.
     """
 
-    parents_BK: Tensor  # the node that each draft follows, below its own number
+    parents_BK: Tensor  # the node that each draft follows; its number is lower
     depths_BN: Tensor  # tokens after the current one; 0 for node 0
     seen_BNN: Tensor  # bool: node i attends to node j
     is_active_BK: Tensor  # bool
     depth: int  # of the deepest draft that may be accepted
-    families: Families | None = None  # of rows that all have the same shape
+    families: Families | None = None  # if all rows have the same shape
 
     def truncated_to(self, room_B: Tensor) -> "Tree":
         """The tree without drafts deeper than a row's remaining budget."""
@@ -44,28 +44,28 @@ class Tree(NamedTuple):
         return self._replace(is_active_BK=self.is_active_BK & fits_BK)
 
     def reached(self, accepted_BN: Tensor) -> Tensor:
-        """The accepted nodes all of whose ancestors are accepted, bool [B, N]."""
+        """The accepted nodes whose ancestors are all accepted, bool [B, N]."""
         return (accepted_BN[:, None] | ~self.seen_BNN).all(-1) & accepted_BN
 
     def path_to(self, node_B: Tensor) -> Tensor:
         """The nodes from node 0 to the given one [B, T], by depth; 0 past its end."""
         index_B1N = node_B[:, None, None].expand(-1, 1, self.seen_BNN.shape[2])
         is_above_B1N = self.seen_BNN.gather(1, index_B1N)
-        places_T1 = torch.arange(self.depth + 1, device=node_B.device)[:, None]
-        is_here_BTN = is_above_B1N & (self.depths_BN[:, None] == places_T1)
-        return is_here_BTN.int().argmax(-1)
+        depths_T1 = torch.arange(self.depth + 1, device=node_B.device)[:, None]
+        is_on_path_BTN = is_above_B1N & (self.depths_BN[:, None] == depths_T1)
+        return is_on_path_BTN.int().argmax(-1)
 
     def depth_of(self, node_B: Tensor) -> Tensor:
-        """Tokens after the current one [B]."""
+        """The depth of one node per row: tokens after the current one [B]."""
         return self.depths_BN.gather(1, node_B[:, None])[:, 0]
 
 
 class Branches(NamedTuple):
-    """For a forward whose tokens do not each follow the one before.
+    """The mask of a forward over a tree, whose tokens do not always follow the one before.
 
-    They come after the `base_B1` committed slots of a row, all of which they see. Among the M slots
-    from there on, token t sees those of `seen_BTM`, itself among them, whose tokens have the
-    positions `positions_BM`.
+    All tokens attend to the `base_B1` committed slots of their row. Among the next M slots,
+    token t attends to those in `seen_BTM`, including its own. `positions_BM` has the positions of
+    the tokens in these slots.
     """
 
     base_B1: Tensor
@@ -83,13 +83,13 @@ def branches_of(tree: Tree, length_B1: Tensor) -> tuple[Tensor, Branches]:
 
 
 def ancestors_of(parents_BK: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """seen_BNN and depths_BN of a tree given by its parents; `depth` at least the tree's own."""
+    """`seen_BNN` and `depths_BN` of the tree with these parents; `depth` is at least its depth."""
     B, K = parents_BK.shape
     device = parents_BK.device
     root_B1 = torch.zeros(B, 1, dtype=parents_BK.dtype, device=device)
     above_BNN = torch.cat([root_B1, parents_BK], 1)[..., None].expand(-1, -1, K + 1)
     seen_BNN = torch.eye(K + 1, dtype=torch.bool, device=device).expand(B, -1, -1)
-    for _ in range(depth):  # each turn adds the ancestors one level further up
+    for _ in range(depth):  # each iteration adds the ancestors one level further up
         seen_BNN = seen_BNN | seen_BNN.gather(1, above_BNN)
     return seen_BNN, seen_BNN.sum(-1) - 1
 
@@ -108,7 +108,7 @@ class LevelOnDevice(NamedTuple):
 
 
 class StaticTree:
-    """A topology on a device, made before any round: a round copies nothing from the host."""
+    """A topology on a device, made before any round, so that rounds copy nothing from the host."""
 
     def __init__(self, topology: Topology, device: torch.device) -> None:
         self.topology = topology
@@ -128,7 +128,7 @@ class StaticTree:
             drafts_K=on_device(list(chain.from_iterable(ranks))),
             places_N=on_device([places.get(i, -1) for i in range(topology.num_drafts + 1)]),
         )
-        # Where the parents, those of most children first, lie by number.
+        # The rank of each parent by node number.
         self.order_I = self._families.parents_I.argsort().argsort()
         self._parents_1K = on_device(topology.parents)[None]
         self._seen_1NN, self._depths_1N = ancestors_of(self._parents_1K, topology.depth)
@@ -144,7 +144,7 @@ class StaticTree:
         ]
 
     def of_rows(self, num_rows: int) -> Tree:
-        """The tree of every row; all drafts are active."""
+        """The same tree for every row; all drafts are active."""
         parents_BK = self._parents_1K.expand(num_rows, -1)
         return Tree(
             parents_BK=parents_BK,
@@ -157,7 +157,7 @@ class StaticTree:
 
 
 class ByDepth(dict[int, Made]):
-    """One value per depth, made at its first use; the first use must not be in a round."""
+    """One value per depth, made when it is first used, which must not be during a round."""
 
     def __init__(self, made_for: Callable[[int], Made]) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class ByDepth(dict[int, Made]):
 
 
 class StaticTrees(ByDepth[StaticTree]):
-    """The tree of each depth."""
+    """The static tree of each depth."""
 
     def __init__(self, topology_of: Callable[[int], Topology], device: torch.device) -> None:
         super().__init__(lambda depth: StaticTree(topology_of(depth), device))

@@ -1,8 +1,8 @@
 """Tensors that a fused forward writes and reads, laid out once for each shape.
 
-Making a view costs as much as a small product, so a layer's views are made when a shape is
-first met. Shape suffixes: B rows, T new tokens, N = B * T, S slots, D head size, Z sizes of
-query heads as B, key/value heads, group, T, D.
+Making a view costs as much as a small product, so the views are made once, at the first forward of
+a shape. Shape suffixes: B rows, T new tokens, N = B * T, S slots, D head size, G query heads per
+key/value head.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from specbench.forward.attention.masks import hidden
 class Workspace:
     """The tensors that a forward of B rows and T tokens writes, with their views.
 
-    `mirrored` also keeps the hidden state's negative, see TorchSteps.norm. Sizes without query
-    heads are those of a layer that only makes keys and values.
+    `mirrored` also stores the negated hidden state (TorchSteps.norm). Sizes without query heads
+    are for a layer that makes only keys and values.
     """
 
     def __init__(self, sizes: Sizes, scratch: Tensor, B: int, T: int, *, mirrored: bool) -> None:
@@ -42,8 +42,8 @@ class Workspace:
         self.heads = turned.view(N, -1, D)
         self.halves = turned.view(N, -1, 2, D // 2)
 
-        # Query heads that share keys and values lie along the query axis, as if more tokens. With
-        # one head or one token each, they do so in place.
+        # Query heads that share keys and values are packed along the query axis, as if they were
+        # more tokens. With one head per group or one token per row, a view is enough.
         by_token = (B, T, sizes.kv_heads, G, D)
         self.unpacked = self.qkv[:, :query].view(by_token).permute(0, 2, 3, 1, 4)
         self.spread = self.joined.view(by_token).permute(0, 2, 3, 1, 4)
@@ -57,7 +57,7 @@ class Workspace:
 
 
 class LayerKV(NamedTuple):
-    """One layer's buffer and the slots of it that a forward reads, [B, kv heads, S, D]."""
+    """One layer's buffer, and the keys and values that a forward reads, [B, kv heads, S, D]."""
 
     buffer: Tensor
     keys: Tensor
@@ -65,19 +65,19 @@ class LayerKV(NamedTuple):
 
 
 class CacheView(NamedTuple):
-    """Where a forward of B rows over `span` slots reads and writes."""
+    """The part of the cache that a forward of B rows over `span` slots reads and writes."""
 
     layers: tuple[LayerKV, ...]
-    first_slot_B1: Tensor  # of each row, among the slots of all rows
+    first_slot_B1: Tensor  # of each row, in the slots of all rows
     slots_S: Tensor
-    shown: Tensor  # what a mask adds to a score, of the cache's dtype and no dimension
-    hidden: Tensor
+    shown: Tensor  # what a mask adds to the score of a visible slot; scalar in the cache's dtype
+    hidden: Tensor  # the same for a hidden slot
 
 
 class JoinedCache:
-    """Keys and values side by side: one tensor [rows * max_len, 2 * kv heads * D] a layer.
+    """Keys and values side by side: one tensor [rows * max_len, 2 * kv heads * D] per layer.
 
-    Whatever a graph may have captured lives as long as the cache does.
+    Tensors that a graph may have captured live as long as the cache.
     """
 
     state_bytes_per_row = 0
@@ -118,18 +118,18 @@ class JoinedCache:
         """The first `span` slots of rows first_row .. first_row + B - 1."""
         shape = (self.num_rows, self.max_len, 2, sizes.kv_heads, sizes.head)
         chosen = slice(first_row, first_row + B)
-        kept = (
+        layers = (
             LayerKV(layer, *layer.view(shape)[chosen, :span].permute(2, 0, 3, 1, 4).unbind(0))
             for layer in self.layers
         )
         return CacheView(
-            tuple(kept), self._first_slots_B1[chosen], self._slots_S[:span], *self._added
+            tuple(layers), self._first_slots_B1[chosen], self._slots_S[:span], *self._added
         )
 
 
 @dataclass(slots=True)
 class LayerSlots:
-    """Buffers that `allocate` replaces, shared by layers and the first ones among them."""
+    """Buffers that `allocate` replaces, shared by all layers and a runner of only the first."""
 
     cache: JoinedCache
     rope: Tensor

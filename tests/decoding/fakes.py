@@ -78,7 +78,7 @@ class CountingRunner:
 
     def reserve(self, num_drafts: int) -> None: ...
 
-    def holds(self, row: int, num_tokens: int) -> bool:  # noqa: ARG002
+    def can_continue(self, row: int, num_tokens: int) -> bool:  # noqa: ARG002
         return True
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None: ...

@@ -175,10 +175,10 @@ def test_candidates_within_5_percent_are_chosen_by_order(second_s, winner):
     assert fastest(candidates, Timing(meter.seconds))[0] == winner
 
 
-@pytest.mark.parametrize(("ready_s", "takes_part"), [(210.0, True), (330.0, False)])
-def test_setup_time_counts_apart_from_run_time_in_the_autotune_limit(ready_s, takes_part):
+@pytest.mark.parametrize(("setup_s", "takes_part"), [(210.0, True), (330.0, False)])
+def test_setup_time_counts_apart_from_run_time_in_the_autotune_limit(setup_s, takes_part):
     meter = WorkClock()
-    candidate = KernelCandidate("slow", meter.run_of(100.0), ready_s=ready_s)  # the limit is 120 s
+    candidate = KernelCandidate("slow", meter.run_of(100.0), setup_s=setup_s)  # the limit is 120 s
     winner, (slow,) = fastest([candidate], Timing(meter.seconds))
     assert (winner == "slow") is takes_part
     assert (slow.refusal is None) is takes_part

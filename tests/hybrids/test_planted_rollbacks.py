@@ -45,28 +45,28 @@ class Bug(NamedTuple):
 
 BUGS = {
     "state one token ahead": Bug(
-        StateSlots.point,
-        "self._nothing, first_B1 + reads_BT)",
-        "self._nothing, first_B1 + (reads_BT + 1) % S)",
+        StateSlots.select_steps,
+        "self._empty_slot, first_B1 + reads_BT)",
+        "self._empty_slot, first_B1 + (reads_BT + 1) % S)",
         side_by_side,
         "LFM2",
     ),
     "state one token behind": Bug(
-        StateSlots.point,
-        "self._nothing, first_B1 + reads_BT)",
-        "self._nothing, first_B1 + (reads_BT - 1) % S)",
+        StateSlots.select_steps,
+        "self._empty_slot, first_B1 + reads_BT)",
+        "self._empty_slot, first_B1 + (reads_BT - 1) % S)",
         side_by_side,
     ),
     "drafts are not rolled back": Bug(
-        StateSlots.point,
+        StateSlots.select_steps,
         "reads_BT = positions_BT == 0, positions_BT % S",
         "reads_BT = positions_BT == 0, held_BS[:, :-1].argmax(1, keepdim=True) + positions_BT * 0",
         side_by_side,
     ),
     "state of another row": Bug(
-        StateSlots.point,
-        "self._nothing, first_B1 + reads_BT)",
-        "self._nothing, first_B1.roll(1, 0) + reads_BT)",
+        StateSlots.select_steps,
+        "self._empty_slot, first_B1 + reads_BT)",
+        "self._empty_slot, first_B1.roll(1, 0) + reads_BT)",
         side_by_side,
         "LFM2",
     ),
@@ -97,7 +97,7 @@ BUGS = {
         SlotCache.copy_row, "self.states is not None", "False", check_rows_that_come_and_go
     ),
     "a draft feeds what it has no state for": Bug(
-        StateSlots.point,
+        StateSlots.select_steps,
         ".cumsum(1) > 0",
         ".cumsum(1) >= 0",
         check_rows_that_come_and_go,
@@ -111,12 +111,15 @@ BUGS = {
     ),
     "any prefix is kept": Bug(
         Rows.num_cached,
-        "is_last and all(r.holds(row, num_cached) for r in self._runners)",
+        "is_last and all(r.can_continue(row, num_cached) for r in self._runners)",
         "True",
         check_short_answer,
     ),
     "a state that is not held is kept": Bug(
-        StateSlots.holds, "bool(self._held_RS", "True or bool(self._held_RS", check_short_answer
+        StateSlots.has_state,
+        "bool(self._positions_RS",
+        "True or bool(self._positions_RS",
+        check_short_answer,
     ),
 }
 

@@ -15,16 +15,16 @@ CPU = torch.device("cpu")
 
 def fed(slots: StateSlots, *positions: int) -> list[bool]:
     """Whether each token of row 0 is fed, at those positions."""
-    (is_fed_T,) = slots.point(torch.tensor([positions]), 0).tolist()
+    (is_fed_T,) = slots.select_steps(torch.tensor([positions]), 0).tolist()
     return is_fed_T
 
 
 def test_a_forward_that_is_timed_between_rounds_leaves_no_state() -> None:
     slots = StateSlots(num_rows=1, num_slots=4, device=CPU)
     assert fed(slots, 0, 1) == [True, True]
-    with slots.nothing_kept():
+    with slots.dry_run():
         assert fed(slots, 2, 3, 4) == [False, False, False]
-    assert [slots.holds(0, position) for position in (1, 2, 3)] == [True, True, False]
+    assert [slots.has_state(0, position) for position in (1, 2, 3)] == [True, True, False]
     assert fed(slots, 2, 3) == [True, True]
 
 
@@ -37,14 +37,14 @@ def test_a_state_slot_accepts_only_the_next_token_of_a_held_state() -> None:
 
 def test_a_token_that_is_not_fed_does_not_change_the_next_rows_state() -> None:
     slots = StateSlots(num_rows=2, num_slots=4, device=CPU)
-    slots.point(torch.arange(4).expand(2, -1), 0)
+    slots.select_steps(torch.arange(4).expand(2, -1), 0)
     for piece in slots.pieces:
         slots.write(0, piece, [torch.tensor([10, 20]) + piece.end])
 
     assert fed(slots, 9) == [False]
     slots.write(0, slots.pieces[0], [torch.tensor([99])])
 
-    slots.point(torch.tensor([[4], [4]]), 0)
+    slots.select_steps(torch.tensor([[4], [4]]), 0)
     (states_B,) = slots.read(0, slots.pieces[0]) or ()
     assert states_B.tolist() == [14, 24]
 
