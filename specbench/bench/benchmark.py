@@ -99,13 +99,13 @@ def run_benchmark(
         *dict.fromkeys(w for plan in plans for w in plan_warnings(plan)),
         *server_warnings(running, settings.load.engines[0], plans[0].target),
     )
-    here = cluster is None and not running
+    is_local = cluster is None and not running
     threads, num_needed = None, 1  # a GPU keeps one core busy, as autotuning the threads does
     if environment.device == CPU:
         is_served = are_served(settings)
         threads = environment.threads
         num_needed = threads or (environment.num_cpu_cores if is_served else 1) or 1
-    if here and (facts := busy_now(num_needed, threads)):
+    if is_local and (facts := busy_now(num_needed, threads)):
         warnings = (*warnings, noise_warning(facts))
     for warning in warnings:
         reporter.warn(warning)

@@ -145,9 +145,9 @@ def estimate_sessions(
     are_starts = plan.running_ks is None
     for engine in plan.served:
         sessions = tuple(cycle_of(served_cells(plan, engine), 0))
-        like = (engine, plan.target.name, are_starts)
+        key = (engine, plan.target.name, are_starts)
         took_s = mean_session_s(
-            [s for s in earlier if (s.engine, s.target, bool(s.command)) == like]
+            [s for s in earlier if (s.engine, s.target, bool(s.command)) == key]
         )
         are_together = all(cell.key.condition.is_stream for cell in sessions[0].cells)
         num_prompts = min(len(plan.measured(workload)) for workload in plan.workloads)

@@ -248,8 +248,8 @@ class MemoryMeter:
 
 
 def _with_drafter(
-    alone: int | None, idle: int | None, before: int | None, after: int | None
+    target_peak: int | None, idle: int | None, before: int | None, after: int | None
 ) -> int | None:
-    if alone is None or idle is None or before is None or after is None:
+    if target_peak is None or idle is None or before is None or after is None:
         return None
-    return max(alone, after - max(before - idle, 0))
+    return max(target_peak, after - max(before - idle, 0))

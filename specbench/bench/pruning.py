@@ -135,9 +135,9 @@ class BudgetPruner:
         means = _mean_seconds(measured)
         seconds = {cell.key.id: means.get(cell.key.id, 0.0) for cell in block.cells}
         seconds |= _interpolated(_fixed(block.cells), means)
-        behind = _distances_to_best(block, active, cells)
-        left = (cell for cell in candidates if cell.key.id in behind)
-        ranked = sorted(left, key=lambda cell: behind[cell.key.id])
+        distances = _distances_to_best(block, active, cells)
+        left = (cell for cell in candidates if cell.key.id in distances)
+        ranked = sorted(left, key=lambda cell: distances[cell.key.id])
         unpruned = [cell for cell in block.cells if cell not in _fixed(block.cells)]
         # Time outside of cells: references and other measurements.
         since = self._store.stored.blocks[self._began[1] :]
@@ -291,8 +291,8 @@ def _distances_to_best(
             continue
         k, most = best.key.draft.k, speedups[best.key.id]
         for cell in group:
-            behind = max(1 - speedups[cell.key.id] / most, 0.0) if most else 0.0
-            distances[cell.key.id] = behind, abs(cell.key.draft.k - k), -most
+            distance = max(1 - speedups[cell.key.id] / most, 0.0) if most else 0.0
+            distances[cell.key.id] = distance, abs(cell.key.draft.k - k), -most
     return distances
 
 

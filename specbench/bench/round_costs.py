@@ -172,11 +172,11 @@ class RoundCosts:
 def round_seconds(served: ServedPass, num_rows: int) -> list[float]:
     """Seconds of rounds with all rows in use, from the start of each to the start of the next."""
     rounds = served.rounds
-    until = [*rounds.at_s[1:], None]
+    ends = [*rounds.at_s[1:], None]
     full = [
         own_s if end_s is None else end_s - at_s
         for at_s, own_s, end_s, live in zip(
-            rounds.at_s, rounds.seconds, until, rounds.num_live, strict=True
+            rounds.at_s, rounds.seconds, ends, rounds.num_live, strict=True
         )
         if live >= num_rows
     ]

@@ -88,9 +88,9 @@ def _why_nothing(
     if any(isinstance(value, tuple) for value in values):
         return f"--metric {metric}: a list, not one figure per run; `specbench report` shows it"
     num_runs = len(past) - len({left.run_id for left in history.left_out})
-    only = "".join(f" with {option} {word}" for option, word in filters.items() if word is not None)
+    text = "".join(f" with {option} {word}" for option, word in filters.items() if word is not None)
     reason = (
-        f"no valid cell of {plural(num_runs, 'run')}{only} has {' or '.join(metric.split(','))}; "
+        f"no valid cell of {plural(num_runs, 'run')}{text} has {' or '.join(metric.split(','))}; "
         "`specbench list metrics` lists all metrics, `specbench report` those of a run"
     )
     return "\n".join((reason, *left_out_lines(history)))

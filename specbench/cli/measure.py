@@ -186,7 +186,7 @@ def run_settings(
     pairings: "Sequence[Pairing]",
     runs_dir: Path,
     resume: str | None = None,
-    again: Sequence[str] = (),
+    start: Sequence[str] = (),
     nodes: Nodes | None = None,
 ) -> "StoredRun":
     """The run, with its progress shown; exits 130 if interrupted and 4 if the device is lost.
@@ -196,7 +196,7 @@ def run_settings(
     def last_words(run_id: str | None) -> str:
         if run_id is None:
             return "interrupted before anything was measured"
-        return f"interrupted; {_to_resume(settings, runs_dir, run_id, again, nodes)}"
+        return f"interrupted; {_to_resume(settings, runs_dir, run_id, start, nodes)}"
 
     with ProgressWatch(last_words) as watch:
         watch.stage("starting")
@@ -211,15 +211,15 @@ def run_settings(
             watch.close()
             if watch.id is None:
                 raise
-            text = f"error: {error}; {_to_resume(settings, runs_dir, watch.id, again, nodes)}"
+            text = f"error: {error}; {_to_resume(settings, runs_dir, watch.id, start, nodes)}"
             typer.echo(text, err=True)
             raise typer.Exit(ExitCode.INCOMPLETE) from None
 
 
 def _to_resume(
-    settings: RunSettings, runs_dir: Path, run_id: str, again: Sequence[str], nodes: Nodes | None
+    settings: RunSettings, runs_dir: Path, run_id: str, start: Sequence[str], nodes: Nodes | None
 ) -> str:
-    words = ["specbench", *(again or [settings.command]), "--runs-dir", str(runs_dir)]
+    words = ["specbench", *(start or [settings.command]), "--runs-dir", str(runs_dir)]
     words += nodes.words if nodes else ()
     return f"finished blocks are kept. Resume with: {shlex.join([*words, '--resume', run_id])}"
 
@@ -242,7 +242,7 @@ def _tell(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None:
     require_decided(has_undecided(document))
 
 
-def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
+def require_measured(run: "StoredRun", start: Sequence[str] = ()) -> None:
     """Exits 4 if a run ended without a figure, and 2, without keeping the run, if no model could be
     loaded. `again`: the command to resume with, if it is not that of the settings.
     """
@@ -258,7 +258,7 @@ def require_measured(run: "StoredRun", again: Sequence[str] = ()) -> None:
         if run.was_budget_too_short:
             remedy = "start again with a longer --time-budget"
         else:
-            remedy = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, again, None)
+            remedy = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, start, None)
         typer.echo(f"error: {text}; {remedy}", err=True)
         raise typer.Exit(ExitCode.INCOMPLETE)
 
@@ -377,10 +377,10 @@ def _require_names(
 
 def _other_options(was: RunSettings, requested: RunSettings) -> Iterator[str]:
     unsaid = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
-    then, now, default = was.stored, requested.stored, unsaid.stored
+    earlier, now, default = was.stored, requested.stored, unsaid.stored
     for name, _, _, option, _ in leaves(RunSettings):
         is_default_k = name == "num_speculative_tokens" and requested.draft.is_default_range
         if option is None or name in ("pairings", "is_default_range") or is_default_k:
             continue
-        if getattr(now, name) not in (getattr(default, name), getattr(then, name)):
+        if getattr(now, name) not in (getattr(default, name), getattr(earlier, name)):
             yield option.names_of(name)[0]

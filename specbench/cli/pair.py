@@ -299,9 +299,9 @@ def _measure(
     else:
         pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
         runs_dir, resume = stored.folder.parent, stored.folder.name
-    again = command_words(word, call)
-    run = run_settings(settings, pairings, runs_dir, resume, again)
-    require_measured(run, again)
+    command = command_words(word, call)
+    run = run_settings(settings, pairings, runs_dir, resume, command)
+    require_measured(run, command)
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)
     paths = write_report([run], [document], ("html", "md", "csv"), run.folder)

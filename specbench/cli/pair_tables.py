@@ -185,13 +185,13 @@ def _lines(prepared: CandidateList) -> Iterator[str]:
 
 
 def _print_memory(prepared: CandidateList, machine: MachineSummary) -> None:
-    setup, alone = machine.setup, prepared.alone
+    setup, plain = machine.setup, prepared.alone
     table = Table(box=None, pad_edge=False)
     table.add_column("memory", no_wrap=True, overflow="fold")
     for header in ("weights", "KV/token", "peak", "headroom", "context", "lost", "bound"):
         table.add_column(header, justify="right", no_wrap=True)
-    if alone is not None:
-        table.add_row("target alone", *_memory_cells(alone, None))
+    if plain is not None:
+        table.add_row("target alone", *_memory_cells(plain, None))
     for candidate in prepared.candidates:
         if candidate.is_refused:
             continue
@@ -204,10 +204,10 @@ def _print_memory(prepared: CandidateList, machine: MachineSummary) -> None:
     rows = plural(setup.concurrency, "request")
     say(
         f"{machine.name}: {rows} of {setup.context:,} tokens, K={setup.num_speculative_tokens}, "
-        f"{alone.dtype if alone else setup.dtype or 'auto'}. context: tokens each request can "
+        f"{plain.dtype if plain else setup.dtype or 'auto'}. context: tokens each request can "
         "hold; lost: how many fewer than only the target"
     )
-    plans = [plan for plan in (alone, *(c.plan for c in prepared.candidates)) if plan]
+    plans = [plan for plan in (plain, *(c.plan for c in prepared.candidates)) if plan]
     if states := max((_state_bytes(plan) for plan in plans), default=0):
         say(
             f"each request takes up to {measured(states, 'bytes')} for recurrent states, however "
@@ -223,10 +223,10 @@ def _print_memory(prepared: CandidateList, machine: MachineSummary) -> None:
         )
     for note in dict.fromkeys((*machine.notes, *(n for plan in plans for n in plan.notes))):
         say(note)
-    if alone is not None and alone.step_s is not None:
+    if plain is not None and plain.step_s is not None:
         say(
             "bound: the least number of tokens per round that pays off, by bandwidth only; a "
-            f"step takes at least {measured(alone.step_s, 's')}"
+            f"step takes at least {measured(plain.step_s, 's')}"
         )
 
 

@@ -143,11 +143,11 @@ def _sessions_text(outlook: SessionsEstimate) -> str:
     )
     each = "a start of the server" if outlook.are_starts else "on the running server"
     more = ", or more if these are noisy," if outlook.is_open_ended else ""
-    again = "; the winner is measured again, together with K = 0" if outlook.has_second_pass else ""
+    extra = "; the winner is measured again, together with K = 0" if outlook.has_second_pass else ""
     lines = [
         f"{outlook.target} on {outlook.engine}: {outlook.cycles} cycles{more} of "
         f"{len(outlook.sessions)} sessions, each {each}: {order}",
-        f"about {outlook.seconds / 60:,.0f} minutes ({basis}){again}",
+        f"about {outlook.seconds / 60:,.0f} minutes ({basis}){extra}",
     ]
     if outlook.detectable is not None:
         lines.append(
@@ -181,10 +181,10 @@ def plan_outlook(
     ]
     for plan in plans:
         for engine in plan.served if plan.running_ks is None else ():
-            here = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).setup
+            host = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).setup
             # Servers use the dtype of the checkpoint, as a GPU does.
-            here = DeploymentSpec(device="cuda", memory_bytes=here.memory_bytes)
-            outlooks.append(_outlook(plan, setup_of(plan, settings, here), ExpectedTime(), engine))
+            host = DeploymentSpec(device="cuda", memory_bytes=host.memory_bytes)
+            outlooks.append(_outlook(plan, setup_of(plan, settings, host), ExpectedTime(), engine))
     return outlooks
 
 
@@ -209,10 +209,10 @@ def outlook_lines(estimates: Sequence[PlanOutlook]) -> Iterator[str]:
         if estimate.memory_bytes is not None:
             free = "" if estimate.free_bytes is None else f", of {gib(estimate.free_bytes)} free"
             parts.append(f"{gib(estimate.memory_bytes)} of memory in {estimate.dtype}{free}")
-        who = estimate.target
+        label = estimate.target
         if estimate.server is not None:
-            who = f"{estimate.target} on {estimate.server}, per server"
-        yield f"{who}: {'; '.join(filter(None, parts)) or _UNKNOWN}"
+            label = f"{estimate.target} on {estimate.server}, per server"
+        yield f"{label}: {'; '.join(filter(None, parts)) or _UNKNOWN}"
 
 
 def time_lines(estimates: Sequence[PlanOutlook]) -> Iterator[str]:

@@ -194,12 +194,12 @@ def _collect(
     concurrency: int | None,
 ) -> "list[Evidence]":
     """Evidence of the engines in this process, then of servers, which need no torch here."""
-    here = tuple(name for name in settings.load.engines if name not in SERVED)
+    local = tuple(name for name in settings.load.engines if name not in SERVED)
     evidence: list[Evidence] = []
-    if here:
+    if local:
         from specbench.bench.verification import collect_evidence
 
-        ours = replace(settings, load=LoadSettings(engines=here), servers=ServerSettings())
+        ours = replace(settings, load=LoadSettings(engines=local), servers=ServerSettings())
         evidence += collect_evidence(
             ours,
             chosen,
@@ -208,7 +208,7 @@ def _collect(
             budget_s=None if num_tokens else budget_s,
             num_rows=concurrency or ROWS,
         )
-    if here != settings.load.engines:
+    if local != settings.load.engines:
         from specbench.bench.served.verification import collect_served_evidence
 
         evidence += collect_served_evidence(
@@ -235,13 +235,13 @@ def _print(findings: "Sequence[Finding]") -> None:
     for header in ("K", "T", "verdict", "match", "p", "tokens"):
         table.add_column(header, no_wrap=True, justify="left" if header == "verdict" else "right")
     for finding in findings:
-        who = finding.subject
+        subject = finding.subject
         table.add_row(
-            who.pairing,
-            *([who.engine] if several else []),
-            f"{who.method} (lossy)" if who.lossy else who.method,
-            str(who.num_speculative_tokens),
-            f"{who.temperature:g}",
+            subject.pairing,
+            *([subject.engine] if several else []),
+            f"{subject.method} (lossy)" if subject.lossy else subject.method,
+            str(subject.num_speculative_tokens),
+            f"{subject.temperature:g}",
             finding.verdict.replace("_", " "),
             "" if finding.match_rate is None else f"{finding.match_rate:.0%}",
             "" if finding.p_value is None else f"{finding.p_value:.2g}",

@@ -235,8 +235,8 @@ def recommend_for(
     for cell in usable:
         rate = _rate(cell, objective)
         if cell.key.is_baseline and rate is not None:
-            across = cell.key.condition.without("concurrency", "variant")
-            candidates, options = groups.setdefault(across, ([], []))
+            group_key = cell.key.condition.without("concurrency", "variant")
+            candidates, options = groups.setdefault(group_key, ([], []))
             plain = _candidate(cell, rate, rate, objective)
             same = [c for c in usable if c.key.condition == cell.key.condition]
             candidates += [plain, *_helping(rate, same, decisions, objective)]

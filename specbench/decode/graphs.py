@@ -109,7 +109,7 @@ class GraphLauncher(Launcher):
             buckets.setdefault(why, []).append(str(bucket))
         if not self._has_captured:  # all of them: the first reason says it
             return next((_capture_failure(why) for why in buckets), self._why)
-        failures = (_capture_failure(why, where) for why, where in buckets.items())
+        failures = (_capture_failure(why, bucket_names) for why, bucket_names in buckets.items())
         return "; ".join(filter(None, (self._why, *failures))) or None
 
     @property
@@ -230,8 +230,8 @@ class GraphLauncher(Launcher):
         proposal = _cloned(run())
 
         def draft() -> None:
-            for held, new in zip(_tensors(proposal), _tensors(run()), strict=True):
-                held.copy_(new)
+            for old, new in zip(_tensors(proposal), _tensors(run()), strict=True):
+                old.copy_(new)
 
         return draft, proposal
 
@@ -269,12 +269,12 @@ class Launchers:
         )
 
 
-def _capture_failure(why: str, where: list[str] | None = None) -> str:
+def _capture_failure(why: str, bucket_names: list[str] | None = None) -> str:
     """Why rounds run eagerly, and which: a few by name."""
-    if not where:
+    if not bucket_names:
         return f"a round could not be captured: {why}"
-    more = len(where) - _MOST_NAMED
-    named = [*where[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+    more = len(bucket_names) - _MOST_NAMED
+    named = [*bucket_names[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
     return f"rounds of {'; '.join(named)} could not be captured: {why}"
 
 

@@ -174,8 +174,8 @@ class Rows:
             self.drafter.prefill(
                 state, Chunk(tokens_BT, following_BT, positions_BT, span, out.features, start)
             )
-            here = Output(out.logits, tuple(_entry(f_BTF, at_B) for f_BTF in out.features))
-            last = here if last is None else _merge_chunks(last_B >= start, here, last)
+            chunk = Output(out.logits, tuple(_entry(f_BTF, at_B) for f_BTF in out.features))
+            last = chunk if last is None else _merge_chunks(last_B >= start, chunk, last)
         assert last is not None, "a prompt has at least one token that is not kept"
         return _Prefill(group, state, last, span)
 

@@ -218,11 +218,11 @@ class ServingLoop:
 
     def _launch(self, running: tuple[int, ...]) -> None:
         num_rows = self._launcher.rows_for(len(running))
-        behind = min(self._behind, max(map(self._num_emitted_bound, running)))
-        k = self._policy.choose(num_rows, len(running), behind)
+        backlog = min(self._behind, max(map(self._num_emitted_bound, running)))
+        k = self._policy.choose(num_rows, len(running), backlog)
         num_drafts = self._rows.drafter.num_drafts(k) if k else 0
         span = self._launcher.span_for(max(map(self._length_bound, running)) + num_drafts + 1)
-        num_caught_up = behind if k else 0
+        num_caught_up = backlog if k else 0
         launch = self._launcher.launch(num_rows, k, span, num_caught_up)
         self._behind = 0 if k or not self._policy.max_k else self._behind + 1
         self._pending.append(_PendingRound(launch, k, num_rows, num_caught_up, running))

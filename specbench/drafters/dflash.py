@@ -130,14 +130,14 @@ class DFlashHead:
             states_BNF = states_BNF * style.embedding_scale
         is_causal = set(style.is_causal)
         # If layers have different masks, the block goes through them one by one.
-        for only in (None,) if len(is_causal) == 1 else range(len(style.is_causal)):
+        for layer in (None,) if len(is_causal) == 1 else range(len(style.is_causal)):
             states_BNF = self.layers.forward(
                 states_BNF,
                 places_BN,
                 span,
                 first_row=first_row,
-                branches=_block(places_BN, is_causal=style.is_causal[only or 0]),
-                only=only,
+                branches=_block(places_BN, is_causal=style.is_causal[layer or 0]),
+                only=layer,
                 windows_from_BT=places_BN[:, :1] - 1 if style.windows_from_current else None,
             )
         states_BKF = self.model.norm(states_BNF[:, 0 if style.drafts_from_current else 1 :])

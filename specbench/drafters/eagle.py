@@ -109,8 +109,8 @@ class EagleHead(JoiningHead):
         has_bias = eagle_has_bias(checkpoint)
         with torch.device("meta"):
             self._weights = EagleWeights(config, checkpoint.tensors.keys(), has_bias=has_bias)
-        beside = load(self._weights, checkpoint, target, {"embed_tokens.weight"})
-        self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
+        loaded = load(self._weights, checkpoint, target, {"embed_tokens.weight"})
+        self._embed = token_embedding(target, loaded.get("embed_tokens.weight"))
         self._target = target
         self.features: tuple[int, ...] = (target.num_layers,)
         self.feature_size = target.hidden_size

@@ -50,9 +50,9 @@ class Eagle3Head(JoiningHead):
             self._weights = Eagle3Weights(config, style, names, target.hidden_size)
             if "lm_head.weight" not in names:
                 del self._weights.lm_head
-        beside = load(self._weights, checkpoint, target, {"embed_tokens.weight", "d2t", "t2d"})
+        loaded = load(self._weights, checkpoint, target, {"embed_tokens.weight", "d2t", "t2d"})
         self._target_ids_D = token_table(checkpoint, D, target)
-        self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
+        self._embed = token_embedding(target, loaded.get("embed_tokens.weight"))
         self._target = target
         self.features = state_features(style.layer_ids, target.model, target.num_layers)
         self.feature_size = target.hidden_size

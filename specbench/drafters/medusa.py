@@ -62,11 +62,11 @@ class MedusaHeads:
 
         def stacked(names: list[str]) -> Tensor:
             shape = (len(names), *shapes[names[0]])
-            together = torch.zeros(shape, dtype=target.dtype, device=target.device)
+            stack = torch.zeros(shape, dtype=target.dtype, device=target.device)
             for i, name in enumerate(names):
                 if name in tensors:
-                    together[i].copy_(tensors[name])
-            return together
+                    stack[i].copy_(tensors[name])
+            return stack
 
         self._layers = [
             (stacked(of_weights).transpose(1, 2), stacked(of_biases)[:, None])

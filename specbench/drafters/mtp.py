@@ -274,8 +274,8 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
     for file, shape in files.values():
         needed |= by_expert(file, shape, stored.tensors)
     heads = copies(checkpoint, "head")
-    beside = frozenset([*heads, *copies(checkpoint, "embedding")])
-    stored.require(needed | dict.fromkeys(beside, (V, F)), beside)
+    optional = frozenset([*heads, *copies(checkpoint, "embedding")])
+    stored.require(needed | dict.fromkeys(optional, (V, F)), optional)
 
     def placed(name: str, tensor: Tensor) -> Tensor:
         dtype = torch.float32 if name.endswith(_ALWAYS_FLOAT32) else target.dtype

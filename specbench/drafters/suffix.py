@@ -201,8 +201,8 @@ class Growth:
         text, at = leaf.text, leaf.start + leaf.depth
         leaf.children, leaf.text = {}, None
         if at < len(text):
-            only = leaf.children[text[at]] = Node(text[at], leaf.depth + 1, text, leaf.start)
-            leaf.num_followed, leaf.best = 1, only
+            child = leaf.children[text[at]] = Node(text[at], leaf.depth + 1, text, leaf.start)
+            leaf.num_followed, leaf.best = 1, child
 
 
 class Cursor:

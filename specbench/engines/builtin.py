@@ -134,14 +134,14 @@ class BuiltinEngine(InstrumentedEngine):
         self.tokenizer = pool.tokenizer(target.model)
         self._launchers = Launchers(options.graph, pool.device)
         self._kernels = KernelChoices(options.kernels, self._clock, self._launchers.graphs)
-        held = take(pool, target.model, options.forward, self._kernels)
-        self._target, self._runner = held.loaded, held.runner
-        self.context = held.runner.max_position
+        model = take(pool, target.model, options.forward, self._kernels)
+        self._target, self._runner = model.loaded, model.runner
+        self.context = model.runner.max_position
         self.eos_ids = self._target.eos_ids
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._name = target.name
         self._model_forwards = ModelForwards(self._launchers.graphs, self._clock)
-        self._drafters = LoadedDrafters(held, self.tokenizer, pool, options.forward, self._kernels)
+        self._drafters = LoadedDrafters(model, self.tokenizer, pool, options.forward, self._kernels)
         self._decoders: dict[tuple[str, bool], Decoder] = {}
         self._controllers = Controllers()
 

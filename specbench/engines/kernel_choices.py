@@ -222,8 +222,8 @@ class KernelChoices:
         timing = self.autotuner.timing
         if self._name == AUTO:
             tune = partial(autotune_attention, case, KERNELS, timing)
-            here = [kernel.name for kernel in KERNELS if kernel.unsupported_reason(case) is None]
-            return self.autotuner.choose(subject, case.device, (case,), here, tune)
+            names = [kernel.name for kernel in KERNELS if kernel.unsupported_reason(case) is None]
+            return self.autotuner.choose(subject, case.device, (case,), names, tune)
         kernel = BY_NAME[self._name]
         _, (tried,) = autotune_attention(case, [kernel], timing)
         if tried.refusal is not None:
@@ -291,10 +291,10 @@ def require_kernel(name: str, device: torch.device) -> None:
     )
     reason = None if name == AUTO else BY_NAME[name].unsupported_reason(usual)
     if reason is not None:
-        here = [kernel.name for kernel in KERNELS if kernel.unsupported_reason(usual) is None]
+        names = [kernel.name for kernel in KERNELS if kernel.unsupported_reason(usual) is None]
         raise UsageError(
             f"--attention-backend {name}: {reason}, and the device is {device}; choose "
-            f"{', '.join((AUTO, *here))}"
+            f"{', '.join((AUTO, *names))}"
         )
 
 

@@ -167,9 +167,9 @@ class LoadedDrafters:
         """Remove the drafter, and free its model's memory unless it is used elsewhere."""
         self._methods.pop(name, None)
         self.rules.pop(name, None)
-        if held := self._models.pop(name, None):
-            spec = held.spec
-            del held
+        if ref := self._models.pop(name, None):
+            spec = ref.spec
+            del ref
             self._pool.release(spec)
         else:
             self._pool.collect()
@@ -193,9 +193,9 @@ class LoadedDrafters:
 
     def weights_bytes(self, name: str) -> int:
         """Bytes of the drafter's model or head."""
-        held = self._models.get(name)
-        if held is not None:
-            return held.loaded.weights_bytes
+        ref = self._models.get(name)
+        if ref is not None:
+            return ref.loaded.weights_bytes
         return sum(tensor.nbytes for tensor in self._methods[name].resources.weights)
 
     def forwards(self, name: str, part: str) -> Forwards:
@@ -212,8 +212,8 @@ class LoadedDrafters:
         if part:
             head_part = resources.head_parts[part]
             return head_part.weights_bytes, head_part.kv_bytes_per_token
-        if held := self._models.get(name):
-            return bytes_read(held.loaded), resources.kv_bytes_per_token
+        if ref := self._models.get(name):
+            return bytes_read(ref.loaded), resources.kv_bytes_per_token
         first, whole = resources.runner, self._target.runner
         assert first is not None, f"{name} counts forwards and has no runner"
         kv = whole.cache.bytes_per_token * first.num_layers // whole.num_layers
@@ -231,10 +231,10 @@ class LoadedDrafters:
     def _draft_runner(self, drafter: DrafterSpec) -> Runner:
         if drafter.model is None:
             raise UsageError(f"{drafter.name}: method {drafter.method} needs `model:`")
-        held = take(self._pool, drafter.model, self._forward, self._kernels, "draft")
-        self._note(*held.notes)
-        self._models[drafter.name] = held
-        return held.runner
+        ref = take(self._pool, drafter.model, self._forward, self._kernels, "draft")
+        self._note(*ref.notes)
+        self._models[drafter.name] = ref
+        return ref.runner
 
     def _note(self, *notes: str) -> None:
         self.notes = (*self.notes, *(note for note in notes if note not in self.notes))

@@ -89,8 +89,8 @@ def winner(
     basis = tuple(sentence for *_, sentences in by_concurrency for sentence in sentences)
     if selection.temperature is None and len(temperatures) > 1:
         rest = ", ".join(f"{t:g}" for t in sorted(temperatures - {condition.temperature}))
-        here = f"at temperature {condition.temperature:g}"
-        basis = (f"{here}; also measured at {rest}: choose with --temperature", *basis)
+        at_temperature = f"at temperature {condition.temperature:g}"
+        basis = (f"{at_temperature}; also measured at {rest}: choose with --temperature", *basis)
     arguments = tuple((variants or {}).get(condition.variant or "", ()))
     if condition.variant is not None:
         text = shlex.join(arguments) or "no more arguments"

@@ -170,8 +170,8 @@ def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: boo
     if style.mask_id is not None:
         shapes["mask_hidden"] = (1, 1, count * size)
     if names:
-        beside = {"embed_tokens.weight": (V, F), "lm_head.weight": (D, F), **table_shapes(D, V)}
-        require_tensors(files, shapes, beside)
+        optional = {"embed_tokens.weight": (V, F), "lm_head.weight": (D, F), **table_shapes(D, V)}
+        require_tensors(files, shapes, optional)
         token_ids(files, D, V)
     return fit
 

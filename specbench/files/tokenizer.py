@@ -244,10 +244,10 @@ def read_chat_template(folder: Path) -> str | None:
             return file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ModelError(f"{file} cannot be read: {error}") from error
-    beside = local_file(folder, "chat_template.json")
+    json_file = local_file(folder, "chat_template.json")
     given = _config(folder).get("chat_template")
-    if given is None and beside is not None:
-        given = read_json(beside).get("chat_template")
+    if given is None and json_file is not None:
+        given = read_json(json_file).get("chat_template")
     if isinstance(given, list):  # several by name, of which `default` is used
         named = {item.get("name"): item.get("template") for item in given if isinstance(item, dict)}
         given = named.get("default")

@@ -76,10 +76,10 @@ class CandidateList:
 
     def lost_context(self, candidate: DraftCandidate) -> int | None:
         """Tokens of context a row loses to this drafter; None if that is unknown."""
-        plan, alone = candidate.plan, self.alone
-        if plan is None or alone is None or None in (plan.max_context, alone.max_context):
+        plan, plain = candidate.plan, self.alone
+        if plan is None or plain is None or None in (plan.max_context, plain.max_context):
             return None
-        return (alone.max_context or 0) - (plan.max_context or 0)
+        return (plain.max_context or 0) - (plan.max_context or 0)
 
 
 def prepare(

@@ -69,10 +69,10 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpe
         )
     require_config(files)
     declared = _declared(target.model)
-    alone = _planned(files, DrafterSpec(name="none", method="none"), setup)
-    weights = _counted(files, alone, setup)
-    beside: dict[object, int] = {}
-    rests, is_least = [_rest(alone)], alone is None
+    plain = _planned(files, DrafterSpec(name="none", method="none"), setup)
+    weights = _counted(files, plain, setup)
+    extra_bytes: dict[object, int] = {}
+    rests, is_least = [_rest(plain)], plain is None
     for drafter in drafters:
         plan = _planned(files, drafter, setup)
         rests.append(_rest(plan))
@@ -82,10 +82,10 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpe
         else:
             own_bytes = _alone_bytes(drafter, setup)
         least = _declared(drafter.model) if drafter.model else 0
-        beside[drafter.model or drafter.name] = max(own_bytes, least)
+        extra_bytes[drafter.model or drafter.name] = max(own_bytes, least)
     return Demand(
         dtype=planned_dtype(files, setup.device, setup.dtype),
-        weights=max(weights, declared) + _combined_bytes(list(beside.values()), setup),
+        weights=max(weights, declared) + _combined_bytes(list(extra_bytes.values()), setup),
         rest=max(rests),
         is_least=is_least,
     )
@@ -126,8 +126,8 @@ def shortage(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentS
             f" ({gib(needed.weights)} of weights, {gib(needed.rest)} of KV cache and workspace "
             f"for {rows} of {setup.context:,} tokens)"
         )
-    where = "this machine" if setup.device == "cpu" else "this GPU"
-    return f"{sentence}, and {where} has {gib(free)} free; {_advice(target, drafters, setup)}"
+    place = "this machine" if setup.device == "cpu" else "this GPU"
+    return f"{sentence}, and {place} has {gib(free)} free; {_advice(target, drafters, setup)}"
 
 
 def _advice(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpec) -> str:
@@ -136,13 +136,13 @@ def _advice(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSp
     tried = [Remedy(words, smaller.demand.total) for words, smaller in _smaller(run)]
     fitting = [remedy for remedy in tried if remedy.total <= free]
     if not fitting:
-        again = [
+        smaller = [
             Remedy(f"{first} and {second}", smallest.demand.total)
             for first, smaller in _smaller(run)
             for second, smallest in _smaller(smaller)
         ]
-        tried += again
-        fitting = sorted((r for r in again if r.total <= free), key=lambda r: -r.total)[:1]
+        tried += smaller
+        fitting = sorted((r for r in smaller if r.total <= free), key=lambda r: -r.total)[:1]
     if fitting:
         return "what would fit: " + ", or ".join(f"{r.words} ({gib(r.total)})" for r in fitting)
     fewest = min((remedy.total for remedy in tried), default=0)

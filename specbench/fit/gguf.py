@@ -28,7 +28,7 @@ def prepare_gguf(
     target: Target, file: GgufFile, drafters: Sequence[DrafterSpec], setup: DeploymentSpec
 ) -> tuple[CandidateList, dict[str, GgufFile]]:
     """Verdicts, plans, and the files that can be read by name; ModelError for the target's."""
-    alone = plan_gguf(file, None, DrafterSpec(name="none", method="none"), setup)
+    plain = plan_gguf(file, None, DrafterSpec(name="none", method="none"), setup)
     files, candidates = {target.name: file}, []
     for drafter in drafters:
         assert drafter.model is not None
@@ -45,7 +45,7 @@ def prepare_gguf(
     prepared = CandidateList(
         target=target,
         findings=(),
-        alone=alone,
+        alone=plain,
         candidates=tuple(candidates),
         experts=file.experts,
     )

@@ -67,8 +67,8 @@ class Layers:
 
     def prefill_bytes(self, rows: int, context: int) -> int:
         """For a chunk of the prompts of as many rows as are fed together."""
-        together = min(rows, rows_prefilled_together(self.vocab_size))
-        return self.forward_bytes(together, min(PREFILL_CHUNK, context), 0, 1)
+        num_rows = min(rows, rows_prefilled_together(self.vocab_size))
+        return self.forward_bytes(num_rows, min(PREFILL_CHUNK, context), 0, 1)
 
 
 def state_bytes(rows: int, capacity: int) -> int:
@@ -116,18 +116,18 @@ class ReadTraffic:
         Source: the memory side of the roofline (Williams et al. 2009).
         """
         step = self._seconds(target.read_bytes, target.kv_bytes_per_token)
-        once = 0.0
+        forward_s = 0.0
         method = METHODS.get(drafter.method)
         if draft is not None:
             is_shared = method and method.head and method.head.reads_target_head
             shared = self.head_bytes if is_shared else 0
-            once = self._seconds(draft.read_bytes + shared, draft.kv_bytes_per_token)
+            forward_s = self._seconds(draft.read_bytes + shared, draft.kv_bytes_per_token)
         elif method and method.num_target_layers:
             settings = method.settings(drafter.parameters)
             share = method.num_target_layers(settings, files.num_layers) / files.num_layers
             read_bytes = (target.read_bytes - self.head_bytes) * share + self.head_bytes
-            once = self._seconds(round(read_bytes), round(target.kv_bytes_per_token * share))
-        return LowerBound(step, step + (shape.num_forwards - shape.num_small) * once)
+            forward_s = self._seconds(round(read_bytes), round(target.kv_bytes_per_token * share))
+        return LowerBound(step, step + (shape.num_forwards - shape.num_small) * forward_s)
 
     def _seconds(self, read: int, kv: int) -> float:
         return roofline_s(bytes_per_forward(read, self.rows, self.context, kv), self.bytes_per_s)
@@ -382,8 +382,8 @@ def _notes(
 ) -> Iterator[str]:
     for name, model in (("target", target), ("draft", draft)):
         if model is not None and not model.weights.is_exact:
-            who = f"{drafter.name}'s" if name == "draft" else "the target's"
-            yield f"{who} weights are packed: their bytes are an estimate"
-    _, beside = text_tensors(files)
-    if beside:
-        yield f"only the target's text part is planned and runs; left out: {', '.join(beside)}"
+            owner = f"{drafter.name}'s" if name == "draft" else "the target's"
+            yield f"{owner} weights are packed: their bytes are an estimate"
+    _, dropped = text_tensors(files)
+    if dropped:
+        yield f"only the target's text part is planned and runs; left out: {', '.join(dropped)}"

@@ -28,8 +28,8 @@ def text_tensors(model: ModelFiles) -> tuple[Collection[str], tuple[str, ...]]:
         return tuple(names), ()
     path = tuple(embedding.split(".")[:-2])
     kept = [n for n in names if is_head(n) or tuple(n.split(".")[: len(path)]) == path]
-    beside = {_parting(path, tuple(n.split("."))) for n in names.keys() - set(kept)}
-    return kept, tuple(sorted(beside))
+    dropped = {_parting(path, tuple(n.split("."))) for n in names.keys() - set(kept)}
+    return kept, tuple(sorted(dropped))
 
 
 def _parting(path: tuple[str, ...], other: tuple[str, ...]) -> str:

@@ -86,7 +86,7 @@ def _steps(trace: TraceRecord, k: int) -> _StepCosts:
 def _accepted(chances: Sequence[float], k: int) -> list[float]:
     """P(a = 0 .. k): all before were accepted, and the next one was not."""
     reached = [1.0, *joint_rates(chances)]
-    stopped = [here - after for here, after in pairwise([*reached, 0.0])]
+    stopped = [at - after for at, after in pairwise([*reached, 0.0])]
     return [*stopped, *[0.0] * (k + 1 - len(stopped))]
 
 

@@ -77,8 +77,8 @@ def pair_up(
         for common, key in before.items()
         if common in after
     )
-    only = tuple(key for common, key in after.items() if common not in before)
-    unmatched = () if CELLS in allowed else only
+    added = tuple(key for common, key in after.items() if common not in before)
+    unmatched = () if CELLS in allowed else added
     differing += tuple(
         dict.fromkeys(
             _why_unmatched(key, unmatched, keys)
@@ -96,7 +96,7 @@ def pair_up(
         raise UsageError(
             "baseline and candidate have no cell in common; run both with the same pairings and K"
         )
-    return Comparable(pairs, differing, tuple(key for key in only if key in measured))
+    return Comparable(pairs, differing, tuple(key for key in added if key in measured))
 
 
 def _refuse(refused: Sequence[RunDifference]) -> None:
@@ -211,5 +211,5 @@ def _other_ids(pairs: Sequence[CellPair]) -> Iterator[RunDifference]:
 def _prompts_text(cell: CellFigures, missing: set[str]) -> str:
     """`missing`: prompts that the other side does not have."""
     names = ", ".join(sorted(missing)[:3]) + (", ..." if len(missing) > 3 else "")
-    only = f" ({names} only here)" if missing else ""
-    return f"{len(cell.prompts or cell.units)} of {cell.key.condition.workload}{only}"
+    missing_text = f" ({names} only here)" if missing else ""
+    return f"{len(cell.prompts or cell.units)} of {cell.key.condition.workload}{missing_text}"

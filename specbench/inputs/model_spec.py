@@ -32,9 +32,9 @@ _SHAPES = PACKAGE / "shapes"
 _DEVICE_MAP = re.compile(r"auto|balanced|sequential|cpu|cuda(:[0-9]{1,3})?")
 
 
-def gguf_complaint(source: str, beside: Path = Path()) -> str | None:
+def gguf_complaint(source: str, folder: Path = Path()) -> str | None:
     """Advice for a GGUF file, or a folder or repository of them; None for other sources."""
-    place = beside / Path(source).expanduser()
+    place = folder / Path(source).expanduser()
     try:
         is_model = (place / "config.json").exists()
         is_gguf = source.lower().endswith((".gguf", "-gguf")) or any(place.glob("*.gguf"))
@@ -46,9 +46,9 @@ def gguf_complaint(source: str, beside: Path = Path()) -> str | None:
     return f"the file {source} does not exist" if is_missing else f"{source} {GGUF_ADVICE}"
 
 
-def _gguf_file(source: str, beside: Path = Path()) -> Path | None:
+def _gguf_file(source: str, folder: Path = Path()) -> Path | None:
     """The path of an existing GGUF file; None for other sources."""
-    path = (beside / Path(source).expanduser()).absolute()
+    path = (folder / Path(source).expanduser()).absolute()
     return path if path.suffix.lower() == ".gguf" and path.is_file() else None
 
 
@@ -149,15 +149,15 @@ def _model_folder(value: Value) -> Path | None:
             f"{source!r} is not a Hugging Face id (owner/name), a folder (./ ../ / ~/), "
             "a demo model (demo:NAME) or a shape (shape:NAME)"
         )
-    beside = value.file.parent / source
-    if _holds_a_model(beside):
-        return beside.absolute()
+    nearby = value.file.parent / source
+    if _holds_a_model(nearby):
+        return nearby.absolute()
     if complaint := _folder_complaint(source, value.file.parent):
         value.fail(complaint)
     return None
 
 
-def _folder_complaint(hub_id: str, beside: Path) -> str | None:
+def _folder_complaint(hub_id: str, folder: Path) -> str | None:
     """Why a hub id is rejected because a folder has its name; None if it is accepted.
 
     Loading prefers a folder in the working folder to a hub id of the same name, so such an id is
@@ -168,7 +168,7 @@ def _folder_complaint(hub_id: str, beside: Path) -> str | None:
             f"{hub_id!r} is a hub id, and there is a folder of that name here, which would be read "
             f"in its place; a folder begins with ./ (./{hub_id}), for the hub's model rename it"
         )
-    if _is_folder(beside / hub_id) and not _is_in_hub_cache(hub_id):
+    if _is_folder(folder / hub_id) and not _is_in_hub_cache(hub_id):
         return (
             f"{hub_id!r} is a hub id, and also a folder next to the file; a folder "
             f"begins with ./ (./{hub_id})"

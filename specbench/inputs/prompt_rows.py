@@ -108,13 +108,13 @@ def _lines(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]
 
 def _items(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]:
     """The items of one array: the text between the commas of its level."""
-    held, start, seen = b"", 0, 0  # bytes in memory, start of the item, position read
+    buffer, start, seen = b"", 0, 0  # bytes in memory, start of the item, position read
     depth, line, item = 0, 1, 1
 
     def row() -> Row:
-        begins = _FILLED.search(held, start)
-        end = begins.start() if begins else len(held)
-        return Row(file=file, line=line + held.count(b"\n", start, end), item=item)
+        begins = _FILLED.search(buffer, start)
+        end = begins.start() if begins else len(buffer)
+        return Row(file=file, line=line + buffer.count(b"\n", start, end), item=item)
 
     while True:
         try:
@@ -123,8 +123,8 @@ def _items(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]
             row().fail(f"the gzip file is cut off or damaged here: {wrong}")
         if not piece:
             row().fail("the JSON array is cut off: its closing ] is missing")
-        held, seen, start = held[start:] + piece, seen - start, 0
-        for token in _TOKEN.finditer(held, seen):
+        buffer, seen, start = buffer[start:] + piece, seen - start, 0
+        for token in _TOKEN.finditer(buffer, seen):
             sign = token[0]
             if sign == b'"':  # its other end is in the next piece
                 seen = token.start()
@@ -132,23 +132,23 @@ def _items(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]
             if sign in (b"[", b"{"):
                 depth += 1
                 if depth == 1:
-                    line += held.count(b"\n", 0, token.start())
+                    line += buffer.count(b"\n", 0, token.start())
                     start = token.end()
                 continue
             is_end = sign in (b"]", b"}")
             depth -= is_end
             if depth == 0 or (depth == 1 and sign == b","):
-                content = held[start : token.start()]
+                content = buffer[start : token.start()]
                 if content.strip() or not is_end or item > 1:  # else the array is empty
                     yield row(), content.strip()
                 line += content.count(b"\n")
                 item, start = item + 1, token.end()
             if depth == 0:
-                _require_end(Row(file=file, line=line), held[start:], stream)
+                _require_end(Row(file=file, line=line), buffer[start:], stream)
                 return
         else:
-            seen = len(held)
-        if len(held) - start > MAX_ROW_BYTES:
+            seen = len(buffer)
+        if len(buffer) - start > MAX_ROW_BYTES:
             row().fail(f"longer than {MAX_ROW_BYTES} bytes")
 
 

@@ -52,7 +52,7 @@ class PromptSample:
     @property
     def prompts(self) -> tuple[Prompt, ...]:
         """The prompts of the sample, in the order of the file."""
-        return tuple(prompt for _, _, prompt in sorted(self._held, key=lambda held: held[1]))
+        return tuple(prompt for _, _, prompt in sorted(self._held, key=lambda entry: entry[1]))
 
     def add(self, prompt: Prompt, sha256: str) -> None:
         """Adds one prompt; `sha256`, the hash of its id, decides whether it stays."""

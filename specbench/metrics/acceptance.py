@@ -98,7 +98,7 @@ def acceptance_histogram(cell: CellData) -> tuple[float, ...] | None:
         return tuple(rounds.num_accepted.count(accepted) for accepted in range(cell.k + 1))
     if cell.acceptance is None or not cell.acceptance.reached:
         return None
-    return tuple(here - more for here, more in pairwise((*cell.acceptance.reached, 0)))
+    return tuple(at - more for at, more in pairwise((*cell.acceptance.reached, 0)))
 
 
 @metric(unit="fraction", better="higher", low=0, high=1)

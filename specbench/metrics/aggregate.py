@@ -45,8 +45,8 @@ def usable_sessions(servers: Sequence[ServerRecord]) -> Mapping[str, ServerRecor
 
 def lost_sessions(servers: Sequence[ServerRecord]) -> Iterator[FailureRecord]:
     """Sessions without a usable attempt; a resumed run repeats their cycles."""
-    held = {server.place for server in usable_sessions(servers).values()}
-    last = {server.place: server for server in servers if server.place not in held}
+    usable = {server.place for server in usable_sessions(servers).values()}
+    last = {server.place: server for server in servers if server.place not in usable}
     for server in last.values():
         problems = server.problems or ("a later attempt at its cycle lacks it",)
         drafter = "" if server.drafter == NO_DRAFTER else f"/{server.drafter}"

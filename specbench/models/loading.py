@@ -311,8 +311,8 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
 
 def not_finite_words(model: str, name: str | None) -> str:
     """The message about such a tensor of `model`, which is text such as `the target NAME`."""
-    where = f", first in {name}" if name else ""
-    return f"{model} holds NaN or infinities{where}: its files are damaged; download it again"
+    location = f", first in {name}" if name else ""
+    return f"{model} holds NaN or infinities{location}: its files are damaged; download it again"
 
 
 def _bytes_of(model: Any) -> int:

@@ -116,8 +116,8 @@ class ChatTokenizer:
     @property
     def prefix_ids(self) -> tuple[int, ...]:
         """Tokens that the model expects before any text, such as one for its beginning."""
-        ids, alone = self._inner("a")["input_ids"], self.ids("a")
-        start = next((i for i in range(len(ids)) if tuple(ids[i : i + len(alone)]) == alone), 0)
+        ids, single = self._inner("a")["input_ids"], self.ids("a")
+        start = next((i for i in range(len(ids)) if tuple(ids[i : i + len(single)]) == single), 0)
         return tuple(ids[:start])
 
     @property

@@ -163,9 +163,9 @@ class Result:
     @classmethod
     def failed(cls, error: str, **keys: Any) -> Self:
         """The result of a failed request, and why; `keys` are its other fields."""
-        nothing = dict.fromkeys(("prefill_s", "ttft_s", "decode_s", "total_s", "cpu_s", "rounds"))
+        absent = dict.fromkeys(("prefill_s", "ttft_s", "decode_s", "total_s", "cpu_s", "rounds"))
         ended = {"output_ids": (), "finish_reason": "failed", "error": error}
-        return cls(**{**nothing, **ended, **keys})
+        return cls(**{**absent, **ended, **keys})
 
     @property
     def first_token_s(self) -> float | None:

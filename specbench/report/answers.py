@@ -50,8 +50,8 @@ def answer(section: Section) -> SectionAnswer:
         verdict = SpeedupVerdict.FASTER
     else:
         verdicts = {verdict_of(decision) for decision in section.decisions}
-        nothing = verdicts == {SpeedupVerdict.NO_SPEEDUP}
-        verdict = SpeedupVerdict.NO_SPEEDUP if nothing else SpeedupVerdict.UNDECIDED
+        is_no_speedup = verdicts == {SpeedupVerdict.NO_SPEEDUP}
+        verdict = SpeedupVerdict.NO_SPEEDUP if is_no_speedup else SpeedupVerdict.UNDECIDED
         if len(section.decisions) == 1:
             (quoted,) = section.decisions
     unquoted = tuple(decision for decision in section.decisions if decision is not quoted)
@@ -176,10 +176,10 @@ def _quote(section: Section, decision: Decision) -> str:
 
 def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
     if section.decisions:
-        nothing = verdict is SpeedupVerdict.NO_SPEEDUP
+        is_no_speedup = verdict is SpeedupVerdict.NO_SPEEDUP
         return (
             "no speedup with any drafter"
-            if nothing
+            if is_no_speedup
             else "undecided: no drafter is shown to be faster"
         )
     if section.cells and not section.forecasts:

@@ -99,16 +99,16 @@ def _validity(rows: Sequence[SideBySide | AdaptiveComparison | BestOf]) -> list[
     return ["" if row.valid else "invalid" for row in rows]
 
 
-def variant_lines(document: Document, only: CellKey | None = None) -> Iterator[str]:
+def variant_lines(document: Document, cell: CellKey | None = None) -> Iterator[str]:
     """Which variant is faster: `code, draft K=4: graphs is 1.21x faster than eager [1.15, 1.27]`.
 
     Comparisons at K = 0 and at the K of decisions, or those of the cell `only`; the table has all.
     """
     pairs = [pair for pair in document.variants if pair.valid]
     settings = [pair.cell.condition.without("variant") for pair in pairs]
-    shown = {only} if only else {decision.leader for decision in document.decisions}
+    shown = {cell} if cell else {decision.leader for decision in document.decisions}
     for setting, pair in zip(settings, pairs, strict=True):
-        is_plain = pair.cell.is_baseline and only is None
+        is_plain = pair.cell.is_baseline and cell is None
         if not (is_plain or shown & {pair.cell, pair.peer}):
             continue
         ratio, names = pair.decode, [str(key.condition.variant) for key in (pair.cell, pair.peer)]
@@ -126,11 +126,11 @@ def adaptive_grid(document: Document) -> Grid | None:
     rows = document.adaptive
     if not rows:
         return None
-    together = pooled(rows)
+    overall = pooled(rows)
     mean = (
-        f", {together.ratio:.3f}x geometric mean over "
-        f"{plural(together.num_settings, 'setting')} of the confirmation run"
-        if together
+        f", {overall.ratio:.3f}x geometric mean over "
+        f"{plural(overall.num_settings, 'setting')} of the confirmation run"
+        if overall
         else ""
     )
     units = ["passes" if row.adaptive.condition.is_stream else "prompts" for row in rows]

@@ -38,7 +38,7 @@ def forecast_grid(document: Document) -> Grid | None:
     chosen = [point.num_speculative_tokens == c.forecast.best for c, point, _ in rows]
     origins = [text for check in checks if (text := origin_of_costs(check.forecast))]
     costs = f", with the step times of {'; '.join(dict.fromkeys(origins))}" if origins else ""
-    there = (
+    columns = (
         ("AL there", [value_text(point.length_there, "{:.2f}") for point in points]),
         ("speedup there", [value_text(point.speedup_there, "{:.2f}x") for point in points]),
     )
@@ -57,7 +57,7 @@ def forecast_grid(document: Document) -> Grid | None:
         ("AL off", [value_text(m.length_error if m else None, "{:+.1%}") for m in measured]),
         ("speedup off", [value_text(m.speedup_error if m else None, "{:+.1%}") for m in measured]),
         ("round costs", list(map(_cost, points))),
-        *(column for column in there if set(column[1]) != {ABSENT}),
+        *(column for column in columns if set(column[1]) != {ABSENT}),
         ("", ["forecast's choice" if is_chosen else "" for is_chosen in chosen]),
         num_names=2,
         brief=range(7),

@@ -110,8 +110,8 @@ def _at_lowest_concurrency(
     """
     groups: dict[Condition, tuple[Section, ...]] = {}
     for group in sorted(settings, key=lambda group: group[0].condition.concurrency):
-        across = group[0].condition.without("workload", "concurrency")
-        groups.setdefault(across, group)
+        group_key = group[0].condition.without("workload", "concurrency")
+        groups.setdefault(group_key, group)
     return tuple(group for group in settings if group in groups.values())
 
 

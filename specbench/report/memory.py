@@ -64,8 +64,8 @@ def memory_left(document: Document, key: CellKey) -> Iterator[str]:
     if context is not None and left <= 0:
         yield f"memory left: not enough for {context:,} tokens of context"
     else:
-        than = "" if context is None else f" than {context:,}"
-        yield f"memory left: {max(left, 0):,} more tokens of context per request{than}"
+        comparison = "" if context is None else f" than {context:,}"
+        yield f"memory left: {max(left, 0):,} more tokens of context per request{comparison}"
 
 
 def tokens_left(document: Document, key: CellKey) -> int | None:

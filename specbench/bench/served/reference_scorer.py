@@ -94,11 +94,11 @@ def _dtype(plan: TargetPlan) -> str:
 def _require_memory(plan: TargetPlan, dtype: str, device: torch.device) -> None:
     """Raise ModelError if the weights would take more than WEIGHTS_SHARE of the free memory."""
     weights = model_weights(open_model(plan.target.model), dtype)
-    free, where = host_available_bytes(), "this machine"
+    free, place = host_available_bytes(), "this machine"
     if device.type == "cuda":
-        free, where = torch.cuda.mem_get_info(device)[0], "this GPU"
+        free, place = torch.cuda.mem_get_info(device)[0], "this GPU"
     if weights is not None and weights.nbytes > WEIGHTS_SHARE * free:
         raise ModelError(
             f"{plan.target.name}: its weights need {weights.nbytes / 2**30:.1f} GiB in {dtype}, "
-            f"and {where} has {free / 2**30:.1f} GiB free"
+            f"and {place} has {free / 2**30:.1f} GiB free"
         )

@@ -140,8 +140,8 @@ def cycle_of(
 
 def sessions_missing(sessions: Sequence[Session], servers: Sequence[ServerRecord]) -> list[Session]:
     """The sessions of a cycle that have no usable record."""
-    held = {server.place for server in usable_sessions(servers).values()}
-    return [session for session in sessions if session.place not in held]
+    usable = {server.place for server in usable_sessions(servers).values()}
+    return [session for session in sessions if session.place not in usable]
 
 
 def next_name(session: Session, stored: StoredRun) -> str:

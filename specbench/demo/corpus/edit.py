@@ -65,9 +65,9 @@ def sample(dice: Dice) -> CorpusConversation:
     user = layout.format(ask=change.ask, before=change.before)
     turns = [(user, change.after)]
     if "```" not in change.after and dice.chance(0.35):
-        again = _names_again(change.after, dice)
-        if again is not None:
-            turns.append(again)
+        renamed = _names_again(change.after, dice)
+        if renamed is not None:
+            turns.append(renamed)
     return CorpusConversation(
         category=change.kind,
         topic=change.topic,
@@ -101,7 +101,7 @@ def _present(sentences: list[tuple[str, str]]) -> str:
 
 
 def _past(sentences: list[tuple[str, str]]) -> str:
-    return " ".join(then for _, then in sentences)
+    return " ".join(sentence for _, sentence in sentences)
 
 
 def _replace_word(dice: Dice) -> Change:

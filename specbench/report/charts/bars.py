@@ -209,8 +209,8 @@ def side_by_side_charts(
     groups: dict[Condition, dict[str, list[SideBySide]]] = {}
     for pair in pairs:
         setting = pair.cell.condition
-        across = setting.without("workload", "engine", "variant")
-        groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
+        group_key = setting.without("workload", "engine", "variant")
+        groups.setdefault(group_key, {}).setdefault(setting.workload, []).append(pair)
     for setting, workloads in groups.items():
         bars = {name: bars_of(pairs, known) for name, pairs in workloads.items()}
         drawn = {name: cells for name, cells in bars.items() if cells}

@@ -128,8 +128,8 @@ def rows_pareto_charts(
     """All users against one user: one panel per workload that ran at several concurrencies."""
     groups: dict[Condition, dict[str, list[Section]]] = {}
     for section in every:
-        across = section.condition.without("workload", "concurrency")
-        groups.setdefault(across, {}).setdefault(section.condition.workload, []).append(section)
+        group_key = section.condition.without("workload", "concurrency")
+        groups.setdefault(group_key, {}).setdefault(section.condition.workload, []).append(section)
     for setting, by_workload in groups.items():
         curves_by_workload = {name: _curves(part) for name, part in by_workload.items()}
         drawn = {
