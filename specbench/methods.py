@@ -84,7 +84,7 @@ class Parameter:
         is_right = type(value) is wanted or (wanted is float and type(value) is int)
         if is_right and (self.allowed is None or value in self.allowed):
             return None
-        return f"is {value!r}; {self.wanted} is allowed"
+        return f"is {value!r}; expected {self.wanted}"
 
     @property
     def wanted(self) -> str:
@@ -99,9 +99,9 @@ class Parameter:
 def _complaint_of_widths(widths: tuple[object, ...]) -> str | None:
     numbers = [width for width in widths if type(width) is int and width > 0]
     if len(numbers) < len(widths):
-        return f"is {list(widths)!r}; {_WORDS[tuple]} is allowed"
+        return f"is {list(widths)!r}; expected {_WORDS[tuple]}"
     if len(numbers) > MOST_DRAFTS or num_static_drafts(numbers, len(numbers)) > MOST_DRAFTS:
-        return f"is {list(widths)!r}; at most {MOST_DRAFTS} drafts in all its levels are allowed"
+        return f"is {list(widths)!r}; expected at most {MOST_DRAFTS} drafts in all levels"
     return None
 
 

@@ -37,7 +37,7 @@ class Topology:
         UsageError if a width is not a whole number above 0, and for too many drafts.
         """
         if not all(type(width) is int and width > 0 for width in widths):
-            raise UsageError(f"tree: {list(widths)} has to list whole numbers above 0")
+            raise UsageError(f"tree: {list(widths)}; expected whole numbers above 0")
         if (num_drafts := num_static_drafts(widths, depth)) > MOST_DRAFTS:
             raise UsageError(
                 f"tree: {list(widths)} makes {num_drafts} drafts at K={depth}; at most "
@@ -82,7 +82,7 @@ class Topology:
             offer(path[:-1], parent_rate, index + 1)
             offer(path, -minus_rate, 0)
         if not paths:
-            raise UsageError("tree: no draft is ever right by these accuracies")
+            raise UsageError("tree: with these accuracies no draft is ever accepted")
         return cls.of_paths(paths)
 
     def cut(self, depth: int) -> "Topology":

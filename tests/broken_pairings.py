@@ -201,7 +201,7 @@ BROKEN_PAIRINGS = [
     _drafter(
         "a parameter out of range",
         8,
-        "is 0; a whole number from 1 to 32 is allowed",
+        "is 0; expected a whole number from 1 to 32",
         "method: ngram\nparameters:\n  min_ngram: 0",
     ),
     _drafter(
@@ -210,7 +210,7 @@ BROKEN_PAIRINGS = [
     _drafter(
         "a parameter that is a list",
         7,
-        "is (1,); a whole number from 1 to 32 is allowed",
+        "is (1,); expected a whole number from 1 to 32",
         "method: ngram\nparameters: {max_ngram: [1]}",
     ),
 ]

@@ -118,7 +118,7 @@ def count_launches(
     for cell in cells:
         groups.setdefault((work_of(cell), cell.sampling), []).append(cell)
     for (work, sampling), group in groups.items():
-        # One row with the sampling of the cells, and with a fixed length.
+        # One request with the sampling of the cells and a fixed length.
         fixed = replace(request, sampling=sampling, stop_at_eos=False, conversation=None)
         try:
             per_round = _calls_per_round(engine, work, fixed, count)

@@ -59,7 +59,7 @@ def find_machine(
 def this_machine(setup: "DeploymentSpec", device: str) -> MachineSummary:
     """The GPU or CPU that a run with `--device` would take, with what is free on it now.
 
-    Nothing is said of the memory of a GPU that its driver does not let us see. Without torch.
+    The memory of a GPU is unknown if its driver does not report it. Does not import torch.
     """
     from specbench.fit.gpus import RESERVED_BYTES, UnknownGpu, find_gpu
     from specbench.probes.gpu import open_probe

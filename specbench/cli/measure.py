@@ -48,7 +48,7 @@ class Nodes(NamedTuple):
         """The nodes of --ray; UsageError for an invalid address."""
         if ray is None:
             if gpus_per_task is not None:
-                raise UsageError("--gpus-per-task shares out the nodes of a cluster: add --ray")
+                raise UsageError("--gpus-per-task divides the nodes of a cluster: add --ray")
             return None
         if _ADDRESS.fullmatch(ray) is None:
             raise UsageError(f"--ray {ray!r}: choose from auto, local, host:port")

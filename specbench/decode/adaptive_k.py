@@ -112,7 +112,7 @@ _EAGER_SHARE = 0.03  # of the time at K = 0 goes to the first probe, each failur
 _MEMORY_ROUNDS = 40.0  # that the acceptance is averaged over
 _CLEAR_SUCCESS = 1.1  # a probe that finds this much more than K = 0 makes the next ones eager
 
-# Before anything is seen, position 1 is accepted as often as not, as if 3 drafts had said so. A
+# The prior: position 1 is accepted half of the time, with the weight of 3 observed drafts. A
 # later position is assumed to be like the one before it, with the weight of 12 drafts: positions
 # that no recent K has reached get the rate of the last one that was.
 _FIRST_RATE = 0.5

@@ -102,7 +102,7 @@ class Launcher:
 def catch_up(rows: Rows, state: State, num_behind: int, span: int) -> None:
     """Show the drafter what was emitted without it, at most `num_behind` tokens per row."""
     if num_behind:
-        # One more: a round in which every draft was accepted leaves its last one unseen.
+        # + 1: after a round that accepts every draft, the drafter has not read the last one.
         rows.drafter.catch_up(state, num_behind + 1, span)
 
 
@@ -125,7 +125,7 @@ class PinnedMemory(Readback):
         self._buffers: dict[torch.Size, deque[Tensor]] = {}
 
     def fetch(self, report_BN: Tensor) -> Tensor:
-        # One buffer is being read while the next is written: lag + 1 of them take turns.
+        # One buffer is read while the next is written, so lag + 1 of them rotate.
         turns = self._buffers.setdefault(report_BN.shape, deque())
         if len(turns) <= self.lag:
             turns.append(self.new_buffer(report_BN))

@@ -106,7 +106,7 @@ class Rows:
 
     def move_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Give a row's work to another; the source is done."""
-        # Drafters may still want what the other row said: it is overwritten after `begin`.
+        # `begin` first: drafters may still read the row's old text, which is then overwritten.
         self.drafter.begin(self.state.rows(destination, 1), [()])
         self.state.move_row(source, destination)
         self.target.copy_row(source, destination, num_tokens)

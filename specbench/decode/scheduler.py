@@ -57,7 +57,7 @@ class Scheduler:
         """When a request came in; ValueError before it has."""
         at_s = self._arrived_s[request]
         if at_s is None:
-            raise ValueError(f"request {request} has not come in")
+            raise ValueError(f"request {request} has not arrived")
         return at_s
 
     def admit(self, now_s: float) -> list[Admission]:

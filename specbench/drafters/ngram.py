@@ -27,7 +27,7 @@ class Ngram(Drafter):
     ) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise UsageError(
-                f"ngram: min_ngram {min_ngram}, max_ngram {max_ngram}; 1 <= min <= max is allowed"
+                f"ngram: min_ngram {min_ngram}, max_ngram {max_ngram}; expected 1 <= min <= max"
             )
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram

@@ -278,9 +278,9 @@ class Suffix(Drafter):
         min_token_prob: float,
     ) -> None:
         if max_spec_factor <= 0:
-            raise UsageError(f"suffix: max_spec_factor {max_spec_factor}; above 0 is allowed")
+            raise UsageError(f"suffix: max_spec_factor {max_spec_factor}; it must be above 0")
         if not 0 <= min_token_prob <= 1:
-            raise UsageError(f"suffix: min_token_prob {min_token_prob}; 0 to 1 is allowed")
+            raise UsageError(f"suffix: min_token_prob {min_token_prob}; it must be 0 to 1")
         self._max_depth = max_depth
         self._max_cached = max_cached_requests
         self._factor = max_spec_factor

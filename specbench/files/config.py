@@ -66,7 +66,7 @@ class Fields:
         return value
 
     def ids(self, name: str) -> tuple[int, ...] | None:
-        """A list of whole numbers, of which none is below 0; it may be empty."""
+        """A list of whole numbers of at least 0; it may be empty."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -99,7 +99,7 @@ class Fields:
         shown = repr(self.values.get(name))
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         raise ModelError(
-            f"{self.source}: config.json: {self.path}{name} is {shown}; it has to be {wanted}"
+            f"{self.source}: config.json: {self.path}{name} is {shown}; expected {wanted}"
         )
 
 

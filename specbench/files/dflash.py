@@ -35,7 +35,7 @@ class DFlashStyle:
     """Properties that differ between heads, from their configs."""
 
     layer_ids: tuple[int, ...]  # of the target; the output of each is read, -1 is the embedding
-    reads_bare_output: bool  # of the target's last layer, not what its final norm makes of it
+    reads_bare_output: bool  # of the target's last layer, before the final norm
     mask_id: int
     block_size: int  # the current token and its drafts
     drafts_from_current: bool  # the current token's place also gives a draft

@@ -244,8 +244,8 @@ def _cached_gguf(path: Path, size: int, mtime_ns: int) -> GgufFile:  # noqa: ARG
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The header of a file and, for the first of several, of the others; ModelError, also if
-    llama.cpp would not load it."""
+    """The header of a file; of the first of several shards the headers of all. ModelError if it
+    cannot be read, or if llama.cpp would not load it."""
     files = [_read_file(path)]
     if match := _SHARD.fullmatch(path.name):
         names = (f"{match[1]}-{i:05}-of-{match[2]}.gguf" for i in range(2, int(match[2]) + 1))

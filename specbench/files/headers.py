@@ -42,7 +42,7 @@ def local_file(folder: Path, name: str) -> Path | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; ModelError, also if it is too large."""
+    """The mapping in a JSON file; ModelError if it has none, or is too large."""
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise ModelError(f"{path} has more than {LARGEST_JSON} bytes; that is not a config")
@@ -104,7 +104,7 @@ class TensorHeader(NamedTuple):
         return self.dtype.startswith(("F", "BF"))
 
     def tolist(self) -> list[int]:
-        """The whole numbers of a small tensor; TypeError if they are none. OSError."""
+        """The integers of a small tensor; TypeError if it has another dtype. OSError."""
         if self.dtype not in _WHOLE:
             raise TypeError(self.dtype)
         with self.file.open("rb") as opened:
@@ -193,7 +193,7 @@ def _tensor(file: Path, name: str, entry: Any, *, first: int, size: int) -> Tens
         dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
         begin, end = entry["data_offsets"]
         if not all(type(number) is int for number in (*shape, begin, end)):
-            raise TypeError("shape and data_offsets have to be whole numbers")
+            raise TypeError("shape and data_offsets must be integers")
         bits = math.prod(shape) * _BITS[dtype]
         is_right = min(shape, default=0) >= 0 <= begin and 8 * (end - begin) == bits
     except (KeyError, TypeError, ValueError) as error:

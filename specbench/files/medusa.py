@@ -238,11 +238,11 @@ def _accuracies(files: HeadFiles[Any]) -> tuple[tuple[float, ...], ...]:
     if rates is None:
         raise UsageError(
             f"medusa: tree fitted needs {ACCURACIES} in the config of {files.source}; "
-            "published, stage2 and chain are allowed without"
+            "the trees published, stage2 and chain do not need it"
         )
     if not isinstance(rates, list) or not all(map(_are_shares, rates)):
         raise ModelError(
-            f"{files.source}: {ACCURACIES} has to list shares from 0 to 1 for every head"
+            f"{files.source}: {ACCURACIES} must list shares from 0 to 1 for every head"
         )
     if not rates or not any(rates[0]):
         raise ModelError(f"{files.source}: {ACCURACIES}: the first head is never right")

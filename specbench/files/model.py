@@ -185,7 +185,7 @@ class ModelFiles:
         eos = ids if isinstance(ids, list) else [ids]
         if not all(type(token) is int for token in eos):
             raise ModelError(
-                f"{self.spec.source}: eos_token_id is {str(ids)[:40]}; whole numbers are needed"
+                f"{self.spec.source}: eos_token_id is {str(ids)[:40]}; expected whole numbers"
             )
         return tuple(eos)
 

@@ -102,12 +102,12 @@ def text_fields(files: HeadFiles[Shaped]) -> Fields:
 
 
 def family_name(model_type: object) -> str:
-    """That of a whole model and of the language model within it are one."""
+    """The family of a model type; a whole model and its language model have the same."""
     return str(model_type).removesuffix("_text")
 
 
 def family_of(files: HeadFiles[Shaped]) -> Family:
-    """ModelError names those there are."""
+    """The family of these files; ModelError lists the known families."""
     families, config = FAMILIES, files.config
     if files.fields.has(SPECULATORS):
         families, config = SPECULATORS_FAMILIES, text_fields(files).values

@@ -19,7 +19,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenDecoder(Protocol):
-    """That of the tokenizers library."""
+    """The decoder of the tokenizers library."""
 
     def __getstate__(self) -> bytes: ...
 

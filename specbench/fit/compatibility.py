@@ -80,7 +80,7 @@ class FitFinding:
 def finding(
     field: str, level: Level, target: object = None, draft: object = None, reason: str = ""
 ) -> FitFinding:
-    """One whose values are shown as they print."""
+    """A finding whose values are converted to text."""
     shown = (None if value is None else str(value) for value in (target, draft))
     of_target, of_draft = shown
     return FitFinding(field=field, level=level, target=of_target, draft=of_draft, reason=reason)

@@ -85,7 +85,7 @@ def curve_from(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[in
         known_costs.setdefault(0, (1.0,))
     if 0 not in known_costs:
         raise UsageError(
-            f"--step-times: {source} does not say what a step without speculation (K = 0) costs; "
+            f"--step-times: {source} does not have the cost of a step without speculation (K = 0); "
             "add it, or give costs in steps"
         )
     by_k = {k: cost for k in sorted({0, *ks}) if (cost := _interpolate(known_costs, k)) is not None}

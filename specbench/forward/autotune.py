@@ -205,7 +205,7 @@ class Autotuner:
         """
         if choice.key in _begun_with:
             raise ModelError(
-                f"{choice.subject}: this run began with {choice.chosen!r}, which no longer runs "
+                f"{choice.subject}: this run started with {choice.chosen!r}, which no longer runs "
                 f"here: {reason}; restore what it needs and resume, or start a new run"
             )
         made = self.choices[choice.key] = _tuned(choice.key, choice.subject, tune)
@@ -235,7 +235,7 @@ def _tuned(key: str, subject: str, tune: Callable[[], Outcome]) -> KernelChoice:
     if winner is None:
         reasons = "; ".join(f"{c.name}: {c.refusal}" for c in contenders)
         raise ModelError(
-            f"{subject}: no implementation is right here: {reasons}; choose --model-impl stock, "
+            f"{subject}: no implementation is correct here: {reasons}; choose --model-impl stock, "
             "which runs transformers' own code"
         )
     made = KernelChoice(key=key, subject=subject, chosen=winner, contenders=tuple(contenders))

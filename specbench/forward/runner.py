@@ -345,7 +345,7 @@ def state_features(layer_ids: Sequence[int], model: Any, num_layers: int) -> tup
     if num_layers in layer_ids and _final_norm(model) is None:
         raise ModelError(
             f"{type(model).__name__}: its last layer's output (aux layer id {num_layers}) cannot "
-            "be read: no final norm is found by the names that are known; choose a head without it"
+            "be read: no final norm has a known name; choose a head that does not read it"
         )
     return tuple(i if i < num_layers else num_layers + 1 for i in layer_ids)
 

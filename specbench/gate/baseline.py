@@ -155,7 +155,7 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
         origins=tuple(run.origins[0] for run in runs),
         fingerprint=replace(first.fingerprint, hardware=_all_hardware(runs)),
         cells=cells,
-        # They were planned: of a candidate they are missing, not different work.
+        # Planned cells: if a candidate lacks them, they are missing and not different work.
         unmeasured=tuple(dict.fromkeys(key for key in planned if key not in kept)),
     )
 

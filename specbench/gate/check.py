@@ -56,7 +56,7 @@ class Gate:
 
     @property
     def verdict(self) -> GateVerdict:
-        """The gravest verdict."""
+        """The worst verdict."""
         return max((j.verdict for j in self.judgments), key=list(GateVerdict).index)
 
 

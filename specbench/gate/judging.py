@@ -26,7 +26,7 @@ NOISY = "machine: busy"  # begins the reason if an absolute time cannot be judge
 
 
 class GateVerdict(StrEnum):
-    """The result for one metric of one cell; a whole gate has the gravest one, the last here."""
+    """The result for one metric of one cell; a whole gate has its worst one, the last here."""
 
     PASS = "pass"
     INCONCLUSIVE = "inconclusive"

@@ -99,7 +99,7 @@ class JsonObject:
         return int(value)
 
     def k_of(self, key: str) -> int:
-        """The K that a key is; UsageError if it is none."""
+        """The K that a key stands for; UsageError if it is not a K."""
         if not (key.isdecimal() and len(key) < 6 and 0 < int(key) <= MAX_K):
             self.fail(key, f"expected K from 1 to {MAX_K}")
         return int(key)

@@ -69,8 +69,8 @@ class Address:
             key = environment.get(name, "").strip()
             if key and not _SENDABLE.fullmatch(key):
                 raise UsageError(
-                    f"{name} holds a character that no key has: a space, a quote, a backslash or "
-                    "one beyond ASCII; set it again"
+                    f"{name} contains a character that no key has: a space, a quote, a "
+                    "backslash or one beyond ASCII; set it again"
                 )
             if key:
                 return key

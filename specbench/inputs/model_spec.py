@@ -25,7 +25,7 @@ MODEL_KEYS = (
 
 _LOADING_KEYS = ("revision", "dtype", "device_map", "quantization", "trust_remote_code")
 
-# As the hub's own client takes it: parts of at most 96 characters, no "--", no "..", no ".git".
+# Ids that the hub accepts: parts of at most 96 characters, no "--", no "..", no ".git".
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _HUB_ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$))(?:{_PART}/)?{_PART}")
 _SHAPES = PACKAGE / "shapes"

@@ -1,4 +1,4 @@
-"""Reads one row of a prompt file as a Prompt, from the own format and those of known sets.
+"""Reads one row of a prompt file as a Prompt, in our format or in that of a known set.
 
     {"turns": ["...", "..."], "system": "..."}             Spec-Bench, MT-bench, ours
     {"messages": [{"role": "user", "content": "..."}]}     OpenAI chat, ours for tool use
@@ -159,7 +159,7 @@ def _refuse_unknown(entry: Mapping[str, Any], row: Row) -> None:
             row.fail(f"unknown key {key!r}{hint}; allowed: {', '.join(OWN_KEYS)}")
     given = [key for key in OWN_FORMS if key in entry]
     if len(given) > 1:
-        row.fail(f"gives {' and '.join(given)}; one of them is allowed")
+        row.fail(f"gives {' and '.join(given)}; keep only one of them")
 
 
 def _unknown(entry: Mapping[str, Any], field: str | None) -> str:

@@ -302,8 +302,8 @@ def saturation(cell: CellData) -> str:
     """Why an open-loop cell is saturated: the last third of its requests all waited more than
     twice as long for their first token as the first third did; empty if they did not.
 
-    In the median pass: of eight passes at 90% of a server's capacity, chance says so in one case of
-    twenty, at half of it in none (tests/metrics/test_saturation.py).
+    In the median pass. Of eight passes at 90% of a server's capacity, chance does this in
+    one case of twenty, at half the capacity in none (tests/metrics/test_saturation.py).
     """
     passes = [waits for waits in _waits(cell) if len(waits) >= MIN_REQUESTS]
     first = median_of(median_of(waits[: len(waits) // 3]) for waits in passes)

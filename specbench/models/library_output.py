@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# They warn of every kernel of torchao that is made for another device.
+# These loggers warn about every kernel of torchao that was built for another device.
 _OF_OTHER_DEVICES = ("torchao", "torch.utils._pytree")
 _KERNEL_ADVICE = "transformers.integrations.hub_kernels"  # which packages to install for a hybrid
 

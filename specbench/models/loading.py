@@ -79,7 +79,7 @@ def _reported(make_bar: Callable[..., Any], args: tuple[Any, ...], options: dict
 
 # Transformers would have the hub convert pickled weights, and load them from a pull request.
 os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-# Its bars would break into the program's own progress.
+# The hub's progress bars would interrupt the program's own progress.
 disable_progress_bar()
 set_tqdm_hook(_reported)
 

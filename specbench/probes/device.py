@@ -94,7 +94,7 @@ def measure_copy_bandwidth(
     """
     size = num_bytes or NUM_BYTES[device.type]
     source = torch.ones(size, dtype=torch.uint8, device=device)
-    destination = source.clone()  # touched already: no page of it is mapped while time counts
+    destination = source.clone()  # touched here, so that no page is mapped during the timing
     copy_s = _cuda_copy_s if device.type == "cuda" else _host_copy_s
     seconds = min(copy_s(source, destination) for _ in range(repeats))
     del source, destination

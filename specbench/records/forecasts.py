@@ -102,7 +102,7 @@ class EngineCost:
     concurrency: int
     cost: float  # of a round: seconds, or steps of that engine without speculation
     is_relative: bool  # True: in steps
-    # As that engine counted it; in a run that measured the engine, as specbench counts it.
+    # As that engine counts it, or as specbench does in a run that measured the engine.
     mean_acceptance_length: float | None = None
     speedup: float | None = None  # over K = 0, as it was measured there
     # What it was measured with; None: any.

@@ -99,8 +99,8 @@ def resume_run(root: Path, run_id: str) -> "RunStore":
         run = read_run(folder)  # first: records of another schema would be taken for damaged ones
         if names := removed_settings((folder / RUN_FILE).read_bytes()):
             raise StoreError(
-                f"{folder / RUN_FILE}: this run was begun with {', '.join(names)}, which specbench "
-                "no longer has; start a new run"
+                f"{folder / RUN_FILE}: this run was started with {', '.join(names)}, which "
+                "specbench no longer has; start a new run"
             )
         contents = read_records(folder)
         writer = RunStore(folder, run, contents, lock)
@@ -222,8 +222,8 @@ class RunStore:
 def _require_no_links(folder: Path) -> None:
     if link := next((path for path in sorted(folder.rglob("*")) if path.is_symlink()), None):
         raise StoreError(
-            f"{link} is a link, and a run is written only in its own folder; replace it by the "
-            "file it leads to, then resume"
+            f"{link} is a link, and a run is written only in its own folder; replace it "
+            "with the file that it points to, then resume"
         )
 
 

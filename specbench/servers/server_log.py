@@ -32,7 +32,7 @@ MEMORY = (
     "it needs more memory than is free: end what else takes memory, or have the engine take less "
     "with --engine-args (a shorter context, a smaller share of the GPU)"
 )
-PORT = "its port is taken: put {port} in --engine-command in place of a number, for a free one"
+PORT = "its port is taken: in --engine-command write {port} instead of a number, to get a free one"
 FILE = "a file is missing: if it is a model's, correct its path in pairings.yaml"
 DOWNLOAD = "download the whole model again, or correct its `model:` in pairings.yaml"
 COMMAND = (

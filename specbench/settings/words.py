@@ -67,7 +67,7 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
     rows = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     if not all(1 <= n <= MAX_CONCURRENCY for n in rows):
         raise UsageError(
-            f"--concurrency {text!r}: allowed: 1 to {MAX_CONCURRENCY} concurrent requests"
+            f"--concurrency {text!r}: expected 1 to {MAX_CONCURRENCY} concurrent requests"
         )
     return rows
 
@@ -138,7 +138,7 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
     except ValueError:
         raise UsageError(f"--temperature {text!r}: expected numbers such as 0 or 0,1") from None
     if not all(0 <= t <= 100 for t in temperatures):
-        raise UsageError(f"--temperature {text!r}: 0 (greedy) to 100 is allowed")
+        raise UsageError(f"--temperature {text!r}: expected 0 (greedy) to 100")
     return tuple(dict.fromkeys(temperatures))
 
 
@@ -146,7 +146,7 @@ def parse_context(text: str, option: str = "--prompt-tokens") -> int:
     """A single length."""
     first, *rest = parse_contexts(text, option)
     if rest:
-        raise UsageError(f"{option} {text!r}: one length is allowed")
+        raise UsageError(f"{option} {text!r}: expected a single length")
     return first
 
 
@@ -159,7 +159,7 @@ def parse_contexts(text: str, option: str = "--prompt-tokens") -> tuple[int, ...
             raise UsageError(f"{option} {text!r}: expected tokens such as 512 or 512,4k,32k")
         contexts.add(int(match[1]) * (1024 if match[2] else 1))
     if min(contexts) < 1 or max(contexts) > MAX_CONTEXT:
-        raise UsageError(f"{option} {text!r}: 1 to {MAX_CONTEXT // 1024}k tokens are allowed")
+        raise UsageError(f"{option} {text!r}: expected 1 to {MAX_CONTEXT // 1024}k tokens")
     return tuple(sorted(contexts))
 
 
@@ -170,7 +170,7 @@ def parse_limits(text: str, names: Mapping[str, str] = REQUEST_LIMITS) -> dict[s
         match = _LIMIT.fullmatch(part)
         if match is None or match[1] not in names:
             raise UsageError(
-                f"--slo {part.strip()!r}: wanted NAME=TIME such as tpot=30ms or ttft=0.5s; "
+                f"--slo {part.strip()!r}: expected NAME=TIME such as tpot=30ms or ttft=0.5s; "
                 f"names are {', '.join(names)}, units {', '.join(_LIMIT_UNITS)}"
             )
         if names[match[1]] in limits:

@@ -3,8 +3,8 @@
 Steps: binary segmentation (Scott and Knott 1974; Vostrikova 1981) with the least-squares split,
 each split tested by permutation as E-divisive does (Matteson and James 2014, arXiv:1306.4933), the
 method that Hunter (Fleming et al. 2023) watches benchmarks with. A permutation test assumes only
-that the runs of a level could have come in any order, so the share of series without a change
-that are said to step is SIGNIFICANCE at most, whatever the noise and however few the runs.
+that the runs of a level could have come in any order, so at most SIGNIFICANCE of
+the series without a change are reported to step, whatever the noise and however few the runs.
 
 Trend: the Mann-Kendall test (Mann 1945; Kendall 1975) with the slope of Theil and Sen (Sen 1968).
 A drift would also look like a step, so the line and the steps are compared by BIC (Schwarz 1978).

@@ -7,8 +7,8 @@ drift of the machine cancels, and all serve the same prompts.
 An interval has to hold for other prompts and for other starts, so the variance over cycles and that
 over prompts add up. The noise of single requests is in both. Cameron, Gelbach and Miller (2011)
 subtract it once; in simulated sweeps their intervals covered 92% to 95% and these 93% to 96%.
-Cycles count alike, in the geometric mean: in a ratio of sums those that ran while the machine was
-slow would count for more, and their deviations with them.
+Cycles count equally, in the geometric mean. In a ratio of sums, cycles that ran while the machine
+was slow would count for more, and so would their deviations.
 
 If requests are served concurrently, a cycle has one figure for all prompts together. The interval
 is then only over cycles: it holds for other starts, and for these prompts.

@@ -178,8 +178,8 @@ def acceptance_rates(values: Acceptance, k: int) -> tuple[float, ...]:
         return tuple(values[k]) if k else ()
     if not values or not all(a >= b for a, b in pairwise((1.0, *values, 0.0))):
         raise UsageError(
-            f"synthetic acceptance {', '.join(map(str, values)) or '(none)'}: one or more shares "
-            "from 0 to 1 are allowed, each no larger than the one before"
+            f"synthetic acceptance {', '.join(map(str, values)) or '(none)'}: expected one or "
+            "more shares from 0 to 1, each no larger than the one before"
         )
     if len(values) == 1:
         return tuple(joint_rates([values[0]] * k))

@@ -118,14 +118,14 @@ def _questions(
         if refused is not None:
             raise refused
         raise UsageError(
-            f"of {len(prompts)} prompts none is left to train on: one in {HELD_OUT_ONE_IN} is kept "
-            f"for measuring, and they may have {most_tokens} tokens; give more with --workload"
+            f"no prompts are left for training of {len(prompts)}: 1 in {HELD_OUT_ONE_IN} is kept "
+            f"for measuring, and none may exceed {most_tokens} tokens; give more with --workload"
         )
     if not any(q.is_held_out for q in by_ids.values()):  # few prompts: the one that is nearest
         nearest = min(by_ids, key=_hash)
         by_ids[nearest] = TrainingPrompt(nearest, True)
         if len(by_ids) == 1:
-            raise UsageError("one prompt cannot be trained and measured on; give --workload more")
+            raise UsageError("training and measuring need two prompts; add some with --workload")
     return tuple(sorted(by_ids.values(), key=lambda q: (not q.is_held_out, _hash((seed, *q.ids)))))
 
 
@@ -233,7 +233,7 @@ _RUN = 64  # answers in a row at one temperature
 
 
 class PlannedOutput(NamedTuple):
-    """One answer that is wanted."""
+    """One answer to be generated."""
 
     question: TrainingPrompt
     temperature: float

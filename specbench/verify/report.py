@@ -19,7 +19,7 @@ from specbench.verify.judge import FALSE_ALARM, Finding, Verdict, describe_diver
 SCHEMA_VERSION = 1
 LEAST_P = 1e-99  # a smaller p-value is shown as below this one
 
-# A verdict -> how its sentence begins, the gravest first; every other verdict is lossless.
+# A verdict -> how its sentence begins, the worst first; every other verdict is lossless.
 _WORDS = {
     "mismatch": "NOT lossless",
     "lossy": "lossy by choice",
@@ -35,7 +35,7 @@ _WORDS_OF_SERVER_BASELINE = {
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """The code of the gravest finding."""
+    """The code of the worst finding."""
     if any(finding.lossless is False for finding in findings):
         return ExitCode.FAILED
     verdicts = {finding.verdict for finding in findings}
@@ -174,21 +174,21 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def _gravest(findings: Sequence[Finding]) -> Finding | None:
-    """The first finding of the gravest verdict in _WORDS; None without one."""
+def _worst(findings: Sequence[Finding]) -> Finding | None:
+    """The first finding of the worst verdict in _WORDS; None without one."""
     by_verdict = {finding.verdict: finding for finding in reversed(findings)}
     return next((by_verdict[verdict] for verdict in _WORDS if verdict in by_verdict), None)
 
 
 def _sentence(findings: Sequence[Finding]) -> str:
     """The verdict on a pairing in this process, without its name."""
-    gravest = _gravest(findings)
-    if gravest is None:
+    worst = _worst(findings)
+    if worst is None:
         return f"lossless: {'; '.join(filter(None, (_greedy(findings), _sampled(findings))))}."
-    words = _WORDS[gravest.verdict]
-    if gravest.verdict == "lossy":
+    words = _WORDS[worst.verdict]
+    if worst.verdict == "lossy":
         return f"{words}: {_at_every_temperature(findings)}."
-    return f"{words}: {_setting(gravest)}: {gravest.reason}{_in_brackets(gravest)}."
+    return f"{words}: {_setting(worst)}: {worst.reason}{_in_brackets(worst)}."
 
 
 def _at_every_temperature(findings: Sequence[Finding]) -> str:
@@ -296,8 +296,8 @@ def _served_sentences(findings: Sequence[Finding]) -> list[str]:
 
 
 def _served_sentence(group: Sequence[Finding], findings: Sequence[Finding]) -> str:
-    gravest = _gravest(group)
-    verdict = gravest.verdict if gravest else ""
+    worst = _worst(group)
+    verdict = worst.verdict if worst else ""
     if _is_baseline(group[0]):
         words = _WORDS_OF_SERVER_BASELINE.get(verdict, "sound")
     else:

@@ -39,7 +39,7 @@ class ServedText:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, or of characters without any; at least 1, for a mere end."""
+        """Number of tokens, or of characters if there are none; at least 1, for an end of text."""
         return max(len(self.ids) or len(self.text), 1)
 
 

@@ -47,7 +47,7 @@ def test_an_acceptance_export_is_for_one_prompt_length(folder: Path) -> None:
     ("options", "message"),
     [
         ("--prompt-tokens 4k", "no decision .* with prompts of 4,096 tokens"),
-        ("--prompt-tokens 512,64k", "one length is allowed"),
+        ("--prompt-tokens 512,64k", "expected a single length"),
         ("--prompt-tokens many", "expected tokens such as"),
         ("--prompt-tokens 512 -k 4", "-k sets K by hand"),
     ],

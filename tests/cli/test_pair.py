@@ -144,7 +144,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
         ("tiny --gpu-memory 24GiB --gpu-bandwidth 1008", "such as 1008GB/s"),
         ("tiny --gpu-memory 1MiB", "CUDA itself takes 0.75 GiB"),
         ("tiny --gpu-bandwidth 1GB/s", "--gpu-bandwidth needs --gpu-memory"),
-        ("tiny --plan-context 1k,2k", "--plan-context '1k,2k': one length is allowed"),
+        ("tiny --plan-context 1k,2k", "--plan-context '1k,2k': expected a single length"),
         ("tiny -k 0", "ranking needs fixed K above 0"),
         ("tiny -k auto", "ranking needs fixed K above 0"),
         ("tiny --output nowhere/best.yaml", "directory does not exist"),

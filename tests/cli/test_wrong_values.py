@@ -26,9 +26,9 @@ from tests.importers.test_acceptance_files import PROFILE
         ("-k -1", "-k '-1': expected a number"),
         ("-k 1.5", "-k '1.5': expected a number"),
         ("--temperature hot", "--temperature 'hot': expected numbers such as 0 or 0,1"),
-        ("--temperature -1", "0 (greedy) to 100 is allowed"),
-        ("--temperature nan", "0 (greedy) to 100 is allowed"),
-        ("--temperature inf", "0 (greedy) to 100 is allowed"),
+        ("--temperature -1", "expected 0 (greedy) to 100"),
+        ("--temperature nan", "expected 0 (greedy) to 100"),
+        ("--temperature inf", "expected 0 (greedy) to 100"),
         ("--temperature ''", "--temperature '': expected numbers"),
         ("--time-budget soon", "--time-budget 'soon': expected a time such as 90s, 3m or 1h"),
         ("--time-budget 0", "--time-budget '0': expected a time"),
@@ -77,7 +77,7 @@ from tests.importers.test_acceptance_files import PROFILE
         ("--engine vllm --prompt-tokens 512", "--prompt-tokens needs the built-in decoder"),
         ("--method draft-model", "'draft-model', did you mean 'draft_model'? choose from"),
         ("--method all,ngram", "all excludes other names"),
-        ("--concurrency 0", "--concurrency '0': allowed: 1 to 1024 concurrent requests"),
+        ("--concurrency 0", "--concurrency '0': expected 1 to 1024 concurrent requests"),
         ("--concurrency many", "--concurrency 'many': expected numbers such as 1 or 1,4,16"),
         ("--model-impl fast", "--model-impl 'fast': choose from auto, stock, fused"),
         ("--cuda-graph on", "--cuda-graph 'on': choose from auto, off, step, round"),
@@ -266,7 +266,7 @@ def test_a_context_is_a_number_of_tokens(text):
 
 @pytest.mark.parametrize("text", ["0", "512,0k", "1025k"])
 def test_a_context_has_1_to_1024k_tokens(text):
-    with pytest.raises(UsageError, match=f"--prompt-tokens '{text}': 1 to 1024k tokens"):
+    with pytest.raises(UsageError, match=f"--prompt-tokens '{text}': expected 1 to 1024k tokens"):
         parse_contexts(text)
 
 

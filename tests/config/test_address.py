@@ -49,6 +49,6 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_repeated():
     address = Address.at("http://a", "--step-times")
     assert address.key({"SPECBENCH_API_KEY": " sk-1|a:b=\r\n"}) == "sk-1|a:b="
     for key in ("two words", 'quo"ted', "back\\slash", "it's", "na\u00efve", "s3cret\x01"):
-        with pytest.raises(UsageError, match="SPECBENCH_API_KEY_A holds a character") as wrong:
+        with pytest.raises(UsageError, match="SPECBENCH_API_KEY_A contains a character") as wrong:
             address.key({"SPECBENCH_API_KEY_A": key})
         assert key not in str(wrong.value)

@@ -102,8 +102,8 @@ def test_parameters_reach_the_drafter_as_they_are_written(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("tree", "complaint"),
     [
-        ("[0]", r"is \[0\]; a list of whole numbers above 0 is allowed"),
-        ("[2, 0]", r"is \[2, 0\]; a list of whole numbers above 0"),
+        ("[0]", r"is \[0\]; expected a list of whole numbers above 0"),
+        ("[2, 0]", r"is \[2, 0\]; expected a list of whole numbers above 0"),
         ("[64, 64, 64]", r"is \[64, 64, 64\]; at most 256 drafts"),
         ("[257]", "at most 256 drafts"),
         ("[a]", "a"),

@@ -237,7 +237,7 @@ def test_a_kernel_named_in_a_config_is_not_downloaded(folder, monkeypatch, name)
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'; it has to be a number"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'; expected a number"),
         ({"num_attention_heads": 7}, "take the config.json that the weights came with"),
         ({"hidden_act": "nosuch"}, "hidden_act is 'nosuch'"),
         ({"dtype": "float99"}, "has no attribute 'float99'; a value in its files is not what"),

@@ -86,13 +86,13 @@ def refused() -> Any:
             {"max_ngrams": 3},
             "unknown parameter 'max_ngrams'; allowed: max_ngram, min_ngram",
         ),
-        ("ngram", {"max_ngram": "3"}, "max_ngram is '3'; a whole number from 1 to 32 is allowed"),
-        ("ngram", {"max_ngram": 3.0}, "max_ngram is 3.0; a whole number from 1 to 32 is allowed"),
-        ("ngram", {"max_ngram": True}, "max_ngram is True; a whole number from 1 to 32 is allowed"),
-        ("ngram", {"max_ngram": 1, "min_ngram": 2}, "1 <= min <= max is allowed"),
+        ("ngram", {"max_ngram": "3"}, "max_ngram is '3'; expected a whole number from 1 to 32"),
+        ("ngram", {"max_ngram": 3.0}, "max_ngram is 3.0; expected a whole number from 1 to 32"),
+        ("ngram", {"max_ngram": True}, "max_ngram is True; expected a whole number from 1 to 32"),
+        ("ngram", {"max_ngram": 1, "min_ngram": 2}, "expected 1 <= min <= max"),
         ("draft_model", {"depth": 2}, r"'depth'.*tree"),
         *(
-            ("draft_model", {"tree": tree}, r"draft_model: tree is .* allowed")
+            ("draft_model", {"tree": tree}, r"draft_model: tree is .*; expected")
             for tree in ((0,), (2, -1), ("a",), (2.5,), (True,), (64, 64, 64), (1,) * 257)
         ),
     ],

@@ -194,9 +194,9 @@ def test_measured_accuracies_shape_the_tree_by_default() -> None:
     ("rates", "complaint"),
     [
         (None, f"tree fitted needs {ACCURACIES}"),
-        ([[0.5], "much"], "has to list shares"),
-        ([[0.5, 1.5]], "has to list shares"),
-        ([[float("nan")]], "has to list shares"),
+        ([[0.5], "much"], "must list shares"),
+        ([[0.5, 1.5]], "must list shares"),
+        ([[float("nan")]], "must list shares"),
         ([], "the first head is never right"),
         ([[0.0], [1.0]], "the first head is never right"),
     ],

@@ -260,8 +260,8 @@ def test_suffix_decoding_keeps_a_complete_response_of_a_reused_row() -> None:
 @pytest.mark.parametrize(
     ("parameters", "complaint"),
     [
-        ({"max_spec_factor": 0.0}, "max_spec_factor 0.0; above 0 is allowed"),
-        ({"min_token_prob": 1.5}, "min_token_prob 1.5; 0 to 1 is allowed"),
+        ({"max_spec_factor": 0.0}, "max_spec_factor 0.0; it must be above 0"),
+        ({"min_token_prob": 1.5}, "min_token_prob 1.5; it must be 0 to 1"),
     ],
 )
 def test_invalid_suffix_parameters_are_refused(parameters: dict[str, Any], complaint: str) -> None:

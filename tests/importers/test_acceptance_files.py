@@ -180,7 +180,7 @@ def test_with_step_times_an_import_is_a_forecast_of_that_engine(tmp_path):
     [
         ("k,cost\n0,10\n9,20\n", "no K > 0 has both acceptance and costs"),
         ("k,cost,concurrency\n0,10,8\n1,12,8\n", "no data for 1 concurrent requests"),
-        ("k,cost\n1,20\n", "what a step without speculation"),
+        ("k,cost\n1,20\n", "the cost of a step without speculation"),
     ],
 )
 def test_step_times_that_do_not_fit_are_refused_and_store_nothing(tmp_path, costs, complaint):

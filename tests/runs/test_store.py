@@ -100,7 +100,7 @@ def test_a_run_with_a_removed_setting_is_not_resumed(tmp_path: Path, is_set: boo
     document["settings"]["compile"] = is_set
     path.write_text(json.dumps(document))
     if is_set:
-        with pytest.raises(StoreError, match=r"begun with compile.*start a new run"):
+        with pytest.raises(StoreError, match=r"started with compile.*start a new run"):
             resume_run(tmp_path, RUN_ID)
     else:
         resume_run(tmp_path, RUN_ID).close()

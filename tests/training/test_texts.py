@@ -100,7 +100,7 @@ def test_prompts_that_are_all_too_long_are_a_usage_error(tokenizer, tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"prompt": "long " * 400}) + "\n")
 
-    with pytest.raises(UsageError, match="of 1 prompts none"):
+    with pytest.raises(UsageError, match="no prompts are left for training of 1"):
         workload_questions((str(path),), tokenizer, 100, seed=0)
 
 

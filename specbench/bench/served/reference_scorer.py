@@ -74,7 +74,7 @@ class ReferenceScorer:
         ids = self._prompt_ids[text.prompt]
         if text.num_prompt_tokens not in (None, len(ids)):
             raise ModelError(
-                f"the prompt {text.prompt} has {text.num_prompt_tokens} tokens in the server, and "
+                f"the prompt {text.prompt} has {text.num_prompt_tokens} tokens on the server, but "
                 f"{len(ids)} with the target's tokenizer and chat template on this machine"
             )
         return AnsweredPrompt(id=text.prompt, prompt_ids=ids, max_new_tokens=max_tokens)

@@ -110,7 +110,7 @@ class RetokenizedModel(Drafter):
             for row, ids in zip(rows, texts, strict=True)
         )
         for begin in range(num_new, 0, -PREFILL_CHUNK):
-            # The same place from the end in every row: what was fed before is fed alike.
+            # Each row at the same distance from its end; tokens fed before are fed again unchanged.
             places_T = range(-begin, -max(begin - PREFILL_CHUNK, 0))
             at = [[max(len(ids) + place, 0) for place in places_T] for ids in texts]
             tokens = [[ids[i] for i in of_row] for ids, of_row in zip(texts, at, strict=True)]

@@ -121,7 +121,7 @@ def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """It reports whether it speculates; its counters show K after the first draft."""
+    """A server reports whether it speculates; its counters show K after the first draft."""
     root = client.address.root
     props = await client.json(f"{root}/props")
     counters = await client.counters(COUNTERS.path, [COUNTERS])

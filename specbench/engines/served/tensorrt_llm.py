@@ -80,7 +80,7 @@ LOG = LogFormat(
 )
 
 _CONFIG = "tensorrt_llm.yaml"
-# Its page has counters only with these.
+# Without these settings the metrics page has no counters.
 _COUNTED = {"enable_iter_perf_stats": True, "return_perf_metrics": True}
 _QUIET = {"TRTLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
