@@ -93,7 +93,7 @@ def test_a_planted_rotation_error_fails_the_kernel_check(
             cos, sin = super().rotations(rope_P, positions_N)
             return cos, -sin
 
-    monkeypatch.setattr(own_kernels, "why_not", lambda _: None)
+    monkeypatch.setattr(own_kernels, "triton_failure", lambda _: None)
     monkeypatch.setattr(own_kernels, "TritonSteps", partial(Backwards, mirrored=False))
     claims = holds_by_claim(own_kernels.own_kernels(small))
     assert claims["worst error of a layer's steps in bf16, relative"] is False

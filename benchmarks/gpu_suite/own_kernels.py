@@ -14,7 +14,7 @@ from benchmarks.gpu_suite.machine import Json, Machine
 from specbench.decode.sampling import Sampler
 from specbench.footprint import Sizes
 from specbench.forward.fused_layers import TorchSteps, TritonSteps
-from specbench.forward.kernels.availability import why_not
+from specbench.forward.kernels.availability import triton_failure
 from specbench.forward.workspace import JoinedCache, Workspace
 from specbench.records import Sampling
 
@@ -46,7 +46,7 @@ def own_kernels(machine: Machine) -> Json:
             TorchSteps(sizes, EPS, mirrored=False), sizes, torch.device("cpu"), torch.float32
         )
         steps = TorchSteps(sizes, EPS, mirrored=False)
-        if why_not(machine.device) is None:
+        if triton_failure(machine.device) is None:
             steps = TritonSteps(sizes, EPS)
         got = _stepped(steps, sizes, machine.device, torch.bfloat16)
         errors[f"heads of {head}"] = {
@@ -57,7 +57,7 @@ def own_kernels(machine: Machine) -> Json:
     worst = max(error for of_head in errors.values() for error in of_head.values())
     return {
         "steps": steps.name,
-        "steps_reason": why_not(machine.device),
+        "steps_reason": triton_failure(machine.device),
         "errors": errors,
         "equal_draws": draws,
         "claims": [

@@ -45,14 +45,14 @@ def describe_gpu() -> dict[str, Any]:
         return {"device": "cpu"}
     # Only now: it also imports transformers.
     from specbench.forward.attention.implementations import import_failure
-    from specbench.forward.kernels.availability import why_not
+    from specbench.forward.kernels.availability import triton_failure
 
     major, minor = torch.cuda.get_device_capability(device)
     return {
         "device": str(device),
         "num_gpus": torch.cuda.device_count(),
         "compute_capability": f"{major}.{minor}",
-        "triton": why_not(device),
+        "triton": triton_failure(device),
         "flash_attn": import_failure(),
     }
 

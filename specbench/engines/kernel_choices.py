@@ -26,7 +26,7 @@ from specbench.forward.attention.implementations import AttentionShape
 from specbench.forward.autotune import Autotuner, Outcome, Results, Run, Timing, Work, autotune
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.kernels.availability import DEVICES, DRAWS, TOP_P, Switch, why_not
+from specbench.forward.kernels.availability import DEVICES, DRAWS, TOP_P, Switch, triton_failure
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import FUSED, FUSED_TRITON, STOCK, Runner, StockRunner
 from specbench.forward.self_test import TOLERANCE, check_layers, distance
@@ -66,7 +66,7 @@ def autotune_draws(
     numbers = _random_numbers(vocab_size, dtype, device)
 
     def drawn(name: str) -> Results:
-        with drawing.switch.turned(vocab_size, on=name == TRITON):
+        with drawing.switch.temporarily(vocab_size, on=name == TRITON):
             return drawing.drawn(numbers)
 
     def works(name: str) -> list[Work]:
@@ -207,7 +207,7 @@ class KernelChoices:
         if runner.device.type not in DEVICES:
             return
         vocab_size, device = runner.vocab_size, runner.device
-        names = NAMES if why_not(device) is None else tuple(n for n in NAMES if n != TRITON)
+        names = NAMES if triton_failure(device) is None else tuple(n for n in NAMES if n != TRITON)
         for drawing in DRAWINGS:
             tune = partial(
                 autotune_draws, drawing, vocab_size, runner.dtype, device, self.autotuner.timing
@@ -215,7 +215,7 @@ class KernelChoices:
             subject = f"{drawing.name} of {name}, {vocab_size} tokens"
             facts = (drawing.name, vocab_size, runner.dtype)
             chosen = self.autotuner.choose(subject, device, facts, names, tune).chosen
-            drawing.switch.turn(vocab_size, on=chosen == TRITON)
+            drawing.switch.set(vocab_size, on=chosen == TRITON)
 
     def _attention(self, case: AttentionShape, name: str) -> KernelChoice:
         subject = f"attention of {name}, {case}"

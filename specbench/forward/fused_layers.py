@@ -22,7 +22,7 @@ from specbench.forward.attention.candidates import Kernels, usual_kernels
 from specbench.forward.attention.implementations import AttentionInputs, AttentionShape
 from specbench.forward.attention.stock import causal_attention
 from specbench.forward.fused_weights import FusedLayer, without_queries
-from specbench.forward.kernels.availability import why_not
+from specbench.forward.kernels.availability import triton_failure
 from specbench.forward.tree import Branches
 from specbench.forward.workspace import CacheView, JoinedCache, LayerKV, LayerSlots, Workspace
 
@@ -285,7 +285,7 @@ class FusedLayers:
 
     def with_triton(self) -> Self:
         """The same layers over the same slots, with TritonSteps; ModelError if they cannot run."""
-        if reason := why_not(self.device):
+        if reason := triton_failure(self.device):
             raise ModelError(reason)
         other = copy(self)
         other.steps = TritonSteps(self.sizes, self.eps)

@@ -1,13 +1,13 @@
-"""Steps of a short noisy series, or else its trend.
+"""Detects steps in a short noisy series, or else a trend.
 
-Steps: binary segmentation (Scott and Knott 1974; Vostrikova 1981) with the least-squares split,
-each split tested by permutation as E-divisive does (Matteson and James 2014, arXiv:1306.4933), the
-method that Hunter (Fleming et al. 2023) watches benchmarks with. A permutation test assumes only
-that the runs of a level could have come in any order, so at most SIGNIFICANCE of
-the series without a change are reported to step, whatever the noise and however few the runs.
+Steps: binary segmentation (Scott and Knott 1974; Vostrikova 1981) with the least-squares split.
+Each split is tested by permutation, as in E-divisive (Matteson and James 2014, arXiv:1306.4933),
+with which Hunter (Fleming et al. 2023) monitors benchmarks. A permutation test assumes only that
+the runs of a level are exchangeable. So at most a share SIGNIFICANCE of series without a change are
+reported to have a step, for any noise and any number of runs.
 
 Trend: the Mann-Kendall test (Mann 1945; Kendall 1975) with the slope of Theil and Sen (Sen 1968).
-A drift would also look like a step, so the line and the steps are compared by BIC (Schwarz 1978).
+A drift also looks like a step, so the line and the steps are compared by BIC (Schwarz 1978).
 """
 
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ from scipy.stats import kendalltau, theilslopes
 from specbench.doc import Doc
 
 SIGNIFICANCE = 0.05
-MIN_RUNS = 8  # with fewer not even the clearest step is rare enough among permutations
+MIN_RUNS = 8  # with fewer, even the clearest step is too common among permutations
 _MIN_LEVEL = 3  # runs on each side of a step
 _NUM_PERMUTATIONS = 999
-_EQUAL = 1e-12  # of the scale of the values: no difference
+_EQUAL = 1e-12  # relative to the scale of the values: smaller differences are rounding
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class ChangePoint:
-    """A step: from `run_index` on, the series is at another level."""
+    """A step: from `run_index` on, the series has another level."""
 
     run_index: Annotated[int, Doc("of the first run of the new level, in `points`")]
     before: Annotated[float, Doc("mean of the level before")]
@@ -41,7 +41,7 @@ class ChangePoint:
 
     @property
     def change(self) -> float | None:
-        """Relative to the level before (0.05: 5% more); None if that was 0."""
+        """The change relative to the level before (0.05: 5% more); None if that was 0."""
         return (self.after - self.before) / abs(self.before) if self.before else None
 
 
@@ -61,7 +61,7 @@ class SeriesAnalysis(NamedTuple):
 
 
 def analyze_series(values: Sequence[float]) -> SeriesAnalysis:
-    """Steps in order, else a trend; neither below MIN_RUNS runs and for a constant series."""
+    """The steps in order, else the trend. A series below MIN_RUNS or a constant one has neither."""
     series = np.asarray(values, dtype=np.float64)
     if len(series) < MIN_RUNS or np.ptp(series) <= _EQUAL * max(1.0, float(abs(series).max())):
         return SeriesAnalysis()
@@ -76,13 +76,13 @@ def analyze_series(values: Sequence[float]) -> SeriesAnalysis:
 
 
 def _splits(series: Values, first: int, rng: np.random.Generator) -> list[tuple[int, float]]:
-    """(index of the new level, p) of every significant split, sought in both halves again."""
+    """The index and p-value of every significant split, found recursively in both parts."""
     if len(series) < 2 * _MIN_LEVEL:
         return []
     gains = _gains(series[None])[0]
     shuffled = rng.permuted(np.tile(series, (_NUM_PERMUTATIONS, 1)), axis=1)
-    as_large = int((_gains(shuffled).max(1) >= gains.max() * (1 - _EQUAL)).sum())
-    p_value = (1 + as_large) / (1 + _NUM_PERMUTATIONS)
+    num_as_large = int((_gains(shuffled).max(1) >= gains.max() * (1 - _EQUAL)).sum())
+    p_value = (1 + num_as_large) / (1 + _NUM_PERMUTATIONS)
     if p_value > SIGNIFICANCE:
         return []
     at = _MIN_LEVEL + int(gains.argmax())
@@ -94,11 +94,14 @@ def _splits(series: Values, first: int, rng: np.random.Generator) -> list[tuple[
 
 
 def _gains(series_RN: Values) -> Values:
-    """Sum of squares that each split explains [R, splits]: n1 n2 / n (mean1 - mean2)**2."""
+    """The sum of squares that each split explains [R, S]: n1 n2 / n (mean1 - mean2)**2.
+
+    R series of N runs, S splits.
+    """
     N = series_RN.shape[1]
     ends_S = np.arange(_MIN_LEVEL, N - _MIN_LEVEL + 1)
-    centred_RN = series_RN - series_RN.mean(1, keepdims=True)
-    sums_RS = np.cumsum(centred_RN, axis=1)[:, ends_S - 1]
+    centered_RN = series_RN - series_RN.mean(1, keepdims=True)
+    sums_RS = np.cumsum(centered_RN, axis=1)[:, ends_S - 1]
     gains: Values = sums_RS**2 * N / (ends_S * (N - ends_S))
     return gains
 
@@ -112,17 +115,17 @@ def _steps(series: Values, splits: Sequence[tuple[int, float]]) -> tuple[ChangeP
 
 
 def _trend(series: Values) -> Trend | None:
-    places = np.arange(len(series))
-    p_value = float(kendalltau(places, series).pvalue)
+    run_numbers = np.arange(len(series))
+    p_value = float(kendalltau(run_numbers, series).pvalue)
     if p_value > SIGNIFICANCE:
         return None
-    return Trend(float(theilslopes(series, places).slope), p_value)
+    return Trend(float(theilslopes(series, run_numbers).slope), p_value)
 
 
 def _line_bic(series: Values) -> float:
-    places = np.arange(len(series))
-    line = np.polynomial.Polynomial.fit(places, series, 1)
-    return _bic(series - line(places), num_parameters=2)
+    run_numbers = np.arange(len(series))
+    line = np.polynomial.Polynomial.fit(run_numbers, series, 1)
+    return _bic(series - line(run_numbers), num_parameters=2)
 
 
 def _steps_bic(series: Values, splits: Sequence[int]) -> float:

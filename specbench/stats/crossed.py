@@ -1,17 +1,17 @@
 """Speedups of servers: prompts crossed with cycles of sessions.
 
-A server is started again for every K, and each start has a random effect on its speed. So sessions
-run in balanced reversal: a cycle (0, K1 .. Kn, Kn .. K1, 0) has two of each K, in which a steady
-drift of the machine cancels, and all serve the same prompts.
+A server is restarted for every K, and each start has a random effect on its speed. So sessions run
+in balanced reversal: a cycle (0, K1 .. Kn, Kn .. K1, 0) has two sessions of each K, so that a
+steady drift of the machine cancels. All sessions serve the same prompts.
 
-An interval has to hold for other prompts and for other starts, so the variance over cycles and that
-over prompts add up. The noise of single requests is in both. Cameron, Gelbach and Miller (2011)
-subtract it once; in simulated sweeps their intervals covered 92% to 95% and these 93% to 96%.
-Cycles count equally, in the geometric mean. In a ratio of sums, cycles that ran while the machine
-was slow would count for more, and so would their deviations.
+An interval must hold for other prompts and other starts, so the variances over cycles and over
+prompts are added. The noise of single requests is in both. Cameron, Gelbach and Miller (2011)
+subtract it once; in simulated sweeps their intervals covered 92% to 95%, these 93% to 96%. Cycles
+have equal weights, by a geometric mean. In a ratio of sums, cycles that ran while the machine was
+slow would have larger weights.
 
 If requests are served concurrently, a cycle has one figure for all prompts together. The interval
-is then only over cycles: it holds for other starts, and for these prompts.
+is then only over cycles: it holds for other starts, but only for these prompts.
 """
 
 import math
@@ -28,26 +28,27 @@ from specbench.stats.spread import MIN_UNITS, Uncertainty, cautiously_combined, 
 Floats = NDArray[np.float64]
 
 MIN_CYCLES = 2  # fewer give no spread
-FEWEST_PLANNED = 4  # from here on a variance over cycles is known well enough to be relied on
+FEWEST_PLANNED = 4  # fewer cycles do not determine a variance well enough
 MOST_PLANNED = 12
-NEAR_PROMPTS = 1.2  # times what cycles without end would show: more of them are not worth it
+NEAR_PROMPTS = 1.2  # times the effect that infinitely many cycles detect: more are not worth it
 # vLLM on a loaded CPU: two sessions with speculation and two without (0.13, 0.14). It is also the
 # deviation of one session's log speed: a cycle compares the mean of two with that of two others.
 CYCLE_SD = 0.14
-RUNNING_SD = 0.05  # the same process in other sessions: only the machine differs
-NO_PROMPTS = Uncertainty(standard_error=0.0, degrees_of_freedom=math.inf)  # they are taken together
+RUNNING_SD = 0.05  # the same for sessions of one process: only the machine differs
+# If requests are served together, the variance over prompts is part of that over cycles.
+NO_PROMPTS = Uncertainty(standard_error=0.0, degrees_of_freedom=math.inf)
 PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_noise.json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionNoise:
-    """The errors of the log of a measured speedup: of cycles and of prompts."""
+    """The errors of the log of a measured speedup, over cycles and over prompts."""
 
     cycle_sd: float  # standard deviation of one cycle's log ratio
     prompts: Uncertainty  # the part that more cycles do not reduce
 
     def spread(self, num_cycles: int) -> Uncertainty:
-        """Uncertainty of the log ratio of `num_cycles` cycles, at least MIN_CYCLES."""
+        """The uncertainty of the log ratio of `num_cycles` cycles; at least MIN_CYCLES."""
         cycles = Uncertainty(
             standard_error=self.cycle_sd / math.sqrt(num_cycles),
             degrees_of_freedom=num_cycles - 1.0,
@@ -57,7 +58,7 @@ class SessionNoise:
         return combined(cycles, self.prompts)
 
     def detectable_effect(self, num_cycles: int) -> float:
-        """The relative effect (0.03: 3%) that 80% of sweeps of `num_cycles` cycles would show."""
+        """The relative effect (0.03: 3%) that 80% of sweeps of `num_cycles` cycles detect."""
         return math.expm1(self.spread(num_cycles).detectable())
 
 
@@ -66,12 +67,11 @@ def crossed_speedup(
 ) -> LogRatio:
     """Baseline seconds per token / speculative seconds per token: geometric mean over cycles.
 
-    Arrays are [cycles, prompts], the two sessions of a cycle summed. NaN on either side says that
-    a request failed: its prompt then counts on neither in this cycle, and a cycle with fewer than
-    half as many prompts as the fullest one does not count at all. No spread below MIN_CYCLES cycles
-    or MIN_UNITS prompts, unless it is one column: all prompts together. Raises
-    ValueError for other entries that are not finite and positive, and if nothing was served on
-    both sides.
+    Arrays are [cycles, prompts], the two sessions of a cycle summed. NaN means that a request
+    failed: its prompt is then excluded on both sides of this cycle. A cycle with fewer than half
+    as many prompts as the fullest one is excluded. The spread is None below MIN_CYCLES cycles or
+    MIN_UNITS prompts, unless there is one column, for all prompts together. ValueError if another
+    entry is not finite and positive, or if no request was served on both sides.
     """
     cells = _served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens)
     noise = _noise(cells)
@@ -86,17 +86,17 @@ def crossed_speedup(
 def session_noise(
     base_s: ArrayLike, spec_s: ArrayLike, base_tokens: ArrayLike, spec_tokens: ArrayLike
 ) -> SessionNoise | None:
-    """The noise in the inputs of `crossed_speedup`; None if they have no spread."""
+    """The noise in the inputs of `crossed_speedup`; None without a spread."""
     return _noise(_served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens))
 
 
 def sessions_p_value(log_speeds: ArrayLike, session_sd: float) -> float:
-    """The chance that sessions of one K differ as much as these if `session_sd` is the standard
-    deviation of their log speeds; 1 below 2 sessions or MIN_UNITS prompts.
+    """The p-value that sessions of one K differ only by their standard deviation `session_sd` of
+    log speeds; 1 below 2 sessions or MIN_UNITS prompts.
 
-    `log_speeds` is [sessions, prompts]. All sessions have the same prompts, so what a prompt adds
-    cancels, and what is left of single requests adds to the variance of a session's mean: an F test
-    whose second degrees of freedom are those of that sum.
+    `log_speeds` is [sessions, prompts]. All sessions have the same prompts, so the effects of
+    prompts cancel. The noise of single requests adds to the variance of a session's mean. This is
+    an F test; its second degrees of freedom are those of the sum of both variances.
     """
     logs = np.asarray(log_speeds, dtype=np.float64)
     num_sessions, num_prompts = logs.shape
@@ -104,24 +104,24 @@ def sessions_p_value(log_speeds: ArrayLike, session_sd: float) -> float:
         return 1.0
     deviations = logs - logs.mean(axis=0)
     means = deviations.mean(axis=1)
-    rest = deviations - means[:, None]
+    residuals = deviations - means[:, None]
     freedom = (num_sessions - 1) * (num_prompts - 1)
     noise = combined(
         Uncertainty(standard_error=session_sd, degrees_of_freedom=math.inf),
         Uncertainty(
-            standard_error=math.sqrt((rest**2).sum() / freedom / num_prompts),
+            standard_error=math.sqrt((residuals**2).sum() / freedom / num_prompts),
             degrees_of_freedom=freedom,
         ),
     )
     ratio = means.var(ddof=1) / noise.standard_error**2
-    noise_freedom = min(noise.degrees_of_freedom, 1e9)  # fdtrc takes no infinity
+    noise_freedom = min(noise.degrees_of_freedom, 1e9)  # fdtrc does not accept infinity
     return float(fdtrc(num_sessions - 1, noise_freedom, ratio))
 
 
 def expected_noise(num_prompts: int | None) -> SessionNoise | None:
-    """The noise to plan with before anything is measured; None below MIN_UNITS prompts.
+    """The noise to assume before a measurement; None below MIN_UNITS prompts.
 
-    Without a number of prompts they are served together, and their part is in the cycles'.
+    `num_prompts` None: prompts are served together, and their noise is part of that of cycles.
     """
     if num_prompts is None:
         return SessionNoise(cycle_sd=CYCLE_SD, prompts=NO_PROMPTS)
@@ -134,14 +134,15 @@ def expected_noise(num_prompts: int | None) -> SessionNoise | None:
 
 
 def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
-    """The least number of cycles in all that shows a relative effect (0.03: 3%) in 80% of sweeps.
+    """The smallest total number of cycles that detects a relative effect (0.03: 3%) in 80% of
+    sweeps.
 
-    From FEWEST_PLANNED to MOST_PLANNED; None if those do not suffice. If prompts differ so much
-    that no number of cycles would, it is the number that comes close to the limit that they set.
-    `noises` has that of every K of the sweep: their cycles' parts are pooled, because a single K
-    whose noise happens to look small would end the sweep too early. The effect may be the observed
-    one: intervals then still cover the truth. An interval that excludes 1 must not end a sweep
-    (tests/stats/test_crossed.py has the rates of both).
+    It is between FEWEST_PLANNED and MOST_PLANNED; None if those are not enough. If prompts differ
+    too much for any number of cycles, it is the number that comes close to the limit set by the
+    prompts. `noises` has the noise of every K of the sweep. The noise of cycles is pooled over K:
+    otherwise a K whose noise happens to look small would end the sweep too early. The effect may be
+    the observed one, because intervals then still have their coverage. A sweep must not stop when
+    an interval excludes 1 (tests/stats/test_crossed.py has the rates of both rules).
     """
     cycle_sd = math.sqrt(np.mean([noise.cycle_sd**2 for noise in noises]))
     needed = [_cycles_needed(replace(noise, cycle_sd=cycle_sd), effect) for noise in noises]
@@ -150,14 +151,15 @@ def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
 
 
 def _cycles_needed(noise: SessionNoise, effect: float) -> int | None:
-    of_prompts = replace(noise, cycle_sd=0.0).detectable_effect(MOST_PLANNED)
-    shown = max(effect, NEAR_PROMPTS * of_prompts)
+    prompt_limit = replace(noise, cycle_sd=0.0).detectable_effect(MOST_PLANNED)
+    wanted = max(effect, NEAR_PROMPTS * prompt_limit)
     planned = range(FEWEST_PLANNED, MOST_PLANNED + 1)
-    return next((n for n in planned if noise.detectable_effect(n) <= shown), None)
+    return next((n for n in planned if noise.detectable_effect(n) <= wanted), None)
 
 
 def _served_on_both_sides(*columns: ArrayLike) -> Floats:
-    """[columns, cycles, prompts]: failed requests are 0; cycles that mostly failed are left out."""
+    """The columns [columns, cycles, prompts], with 0 for failed requests and without cycles in
+    which most requests failed."""
     cells = np.array(columns, dtype=np.float64)
     if cells.ndim != 3:
         raise ValueError("every column needs the same cycles and prompts")
@@ -184,8 +186,8 @@ def _noise(cells: Floats) -> SessionNoise | None:
             weights=(cells / sums).mean(axis=(0, 1)),
         )
     assert prompts is not None, "there are MIN_UNITS prompts"
-    of_cycles = _log_ratios(sums[:, :, 0])
-    return SessionNoise(cycle_sd=float(of_cycles.std(ddof=1)), prompts=prompts)
+    cycle_logs = _log_ratios(sums[:, :, 0])
+    return SessionNoise(cycle_sd=float(cycle_logs.std(ddof=1)), prompts=prompts)
 
 
 def _log_ratios(columns: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """Intervals for ratios of sums over prompts, over passes if requests overlap, and over pairs.
 
-Prompts are the unit, paired: a hard prompt is slow under both decoders, and rounds of one
-prompt resemble each other. The jackknife on the log ratio with Student's t covers what it
-claims for few and unequal prompts; tests/stats/test_coverage.py prints by how much.
+Prompts are the unit, and paired: a hard prompt is slow under both decoders, and rounds of one
+prompt are correlated. The jackknife on the log ratio with Student's t has its nominal coverage even
+for few and unequal prompts; tests/stats/test_coverage.py prints the measured coverage.
 """
 
 import math
@@ -19,10 +19,10 @@ from specbench.stats.summaries import Interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogRatio:
-    """The log of a ratio of sums and how far off it may be; no spread of too few prompts."""
+    """The log of a ratio of sums, with its uncertainty."""
 
     log: float
-    spread: Uncertainty | None
+    spread: Uncertainty | None  # None: too few prompts
     num_prompts: int
 
     @property
@@ -33,8 +33,8 @@ class LogRatio:
 def log_ratio(numerators: Sequence[ArrayLike], denominators: Sequence[ArrayLike]) -> LogRatio:
     """log(product of the numerators' sums / product of the denominators' sums).
 
-    Each column has one positive entry per prompt; a prompt weighs its mean share of the sums.
-    Raises ValueError for entries that are not finite and positive.
+    Each column has one positive entry per prompt; a prompt's weight is its mean share of the sums.
+    ValueError if an entry is not finite and positive.
     """
     columns = np.array([*numerators, *denominators], dtype=np.float64)
     if columns.ndim != 2 or columns.shape[1] == 0:
@@ -64,10 +64,9 @@ def interval(ratio: LogRatio) -> Interval:
 
 
 def product(first: LogRatio, second: LogRatio) -> LogRatio:
-    """The product of two ratios whose errors are independent, over the first one's prompts.
+    """The product of two ratios with independent errors, over the prompts of the first.
 
-    Without a spread of the first there is none of the product; of the second it then counts as
-    exact.
+    If `first` has no spread, neither has the product. A `second` without a spread counts as exact.
     """
     spread = first.spread
     if spread is not None and second.spread is not None:
@@ -76,19 +75,19 @@ def product(first: LogRatio, second: LogRatio) -> LogRatio:
 
 
 def with_half_count(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Counts, an entry per unit, with half a count spread over them: their sum is never 0.
+    """Counts per unit, plus half a count divided equally among them, so that the sum is not 0.
 
-    Source: Haldane 1956; the estimate of a ratio of such sums is finite, and nearer to 1.
+    The estimate of a ratio of such sums is finite, and closer to 1. Source: Haldane 1956.
     """
-    raised: NDArray[np.float64] = counts + 0.5 / counts.shape[-1]
-    return raised
+    adjusted: NDArray[np.float64] = counts + 0.5 / counts.shape[-1]
+    return adjusted
 
 
 def with_count_noise(ratio: LogRatio, *counts: NDArray[np.float64]) -> LogRatio:
-    """A ratio of `with_half_count` sums with the variance of what was added: 0.5 / sum**2 of each.
+    """A ratio of `with_half_count` sums, plus the variance 0.5 / sum**2 for each of `counts`.
 
-    Without it the jackknife calls a sum in which nothing was counted exactly known. For pairs that
-    agree or differ throughout this is the variance of Fagerland, Lydersen and Laake 2014.
+    Without it, the jackknife would call a sum without any counts exact. For pairs that all agree or
+    all differ, this is the variance of Fagerland, Lydersen and Laake 2014.
     """
     variances = [0.5 / np.nansum(count, axis=-1) ** 2 for count in counts]
     spread = Uncertainty(
@@ -99,7 +98,7 @@ def with_count_noise(ratio: LogRatio, *counts: NDArray[np.float64]) -> LogRatio:
 
 
 def mean_interval(values: ArrayLike) -> Interval:
-    """The mean of one value a prompt with its 95% interval by Student's t, as for differences."""
+    """The mean of one value per prompt, such as a difference, with Student's 95% interval."""
     mean, spread = float(np.asarray(values, dtype=np.float64).mean()), of_mean(values)
     if spread is None:
         return Interval(estimate=mean, low=None, high=None)
@@ -108,7 +107,8 @@ def mean_interval(values: ArrayLike) -> Interval:
 
 
 def minimum_detectable_effect(ratio: LogRatio) -> float | None:
-    """The relative effect (0.03 = 3%) whose interval would exclude 1 in 80% of the runs."""
+    """The relative effect (0.03 = 3%) whose interval would exclude 1 in 80% of runs; None without
+    a spread."""
     return None if ratio.spread is None else math.expm1(ratio.spread.detectable())
 
 
@@ -118,10 +118,10 @@ def speedup_ratio(
     base_tokens: ArrayLike | None = None,
     spec_tokens: ArrayLike | None = None,
 ) -> LogRatio:
-    """Sum of baseline seconds / sum of speculative seconds, an entry per prompt.
+    """Sum of baseline seconds / sum of speculative seconds; arrays have an entry per prompt.
 
-    With tokens, as temperature > 0 needs: the ratio of seconds per output token. Tokens that
-    are equal on both sides cancel and change nothing.
+    With tokens, which differ above temperature 0, it is the ratio of seconds per output token.
+    Tokens that are equal on both sides cancel.
     """
     if base_tokens is None or spec_tokens is None or np.array_equal(base_tokens, spec_tokens):
         return log_ratio([base_s], [spec_s])
@@ -138,16 +138,16 @@ def speedup_interval(
     return interval(speedup_ratio(base_s, spec_s, base_tokens, spec_tokens))
 
 
-_FAR_OFF = 5.0  # standard deviations of the pairs' log ratios, estimated from their median
-_NEAR = math.log(1.1)  # and no pair within a tenth is far off
+_MAX_DEVIATIONS = 5.0  # from the median, in standard deviations of the pairs' log ratios
+_NEAR = math.log(1.1)  # pairs within 10% of the median are never outliers
 
 
 def paired_log_ratio(numerators: ArrayLike, denominators: ArrayLike) -> LogRatio:
-    """log(mean cost / other mean cost): of sums, as the speedup of a sweep is, not of ratios.
+    """log(mean cost / other mean cost): a ratio of sums, like a sweep's speedup, not a mean ratio.
 
-    Pairs whose ratio is far off are left out: something else ran then (Hampel 1974, The influence
-    curve and its role in robust estimation). Standard error: of the ratio's linear part (delta
-    method).
+    Pairs whose ratio is an outlier are excluded, because another process ran then (Hampel 1974, The
+    influence curve and its role in robust estimation). The standard error is that of the ratio's
+    linear part (delta method).
     """
     over = np.asarray(numerators, dtype=np.float64)
     under = np.broadcast_to(np.asarray(denominators, dtype=np.float64), over.shape)
@@ -161,18 +161,19 @@ def paired_log_ratio(numerators: ArrayLike, denominators: ArrayLike) -> LogRatio
 
 
 def _is_near(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether each is near the median; always true for too few pairs to decide."""
+    """Whether each value is near the median; always true below MIN_UNITS pairs."""
     if len(logs) < MIN_UNITS:
         return np.ones(len(logs), dtype=bool)
     distance = np.abs(logs - np.median(logs))
-    deviation = 1.4826 * np.median(distance)  # of normal errors, from the median distance
-    return np.asarray(distance <= max(_FAR_OFF * deviation, _NEAR))
+    deviation = 1.4826 * np.median(
+        distance
+    )  # the standard deviation of normal errors with this median distance
+    return np.asarray(distance <= max(_MAX_DEVIATIONS * deviation, _NEAR))
 
 
 def falls_below_1(curve: Sequence[tuple[float, float]]) -> Iterator[float]:
-    """The sizes at which a straight line of log ratio over log size falls below 1.
-
-    `curve` has sizes, rising, each with a ratio.
+    """The sizes at which the ratio falls below 1, by linear interpolation of log ratio over log
+    size. `curve` has (size, ratio) pairs in ascending order.
     """
     logs = [(math.log(size), math.log(ratio)) for size, ratio in curve]
     for (x, above), (next_x, below) in pairwise(logs):
@@ -184,15 +185,15 @@ def break_even(curve: Sequence[tuple[float, Interval]]) -> Interval | None:
     """The size, such as a context length, at which a speedup first falls below 1, with its 95%
     interval.
 
-    The interval has the sizes at which the ratio is not shown to differ from 1: from the first at
-    which its lower bound is 1 to the last at which its upper bound is. Between measured sizes the
-    bounds are on straight lines. That is at least as wide as the interval of the interpolated
-    ratio, however the errors of its ends are correlated, because the standard error of a weighted
-    sum is at most the weighted sum of the standard errors.
+    The interval has the sizes at which the ratio does not differ significantly from 1: from the
+    first size at which its lower bound is 1 to the last at which its upper bound is 1. Between
+    measured sizes the bounds are interpolated linearly. This is at least as wide as the interval of
+    the interpolated ratio, for any correlation of the errors at its ends, because the standard
+    error of a weighted sum is at most the weighted sum of the standard errors.
 
-    A bound beyond the measured sizes is None: a gain is not shown at the smallest one, or a loss
-    not at the largest. Sizes without an interval only count if all are without one. None if the
-    estimate does not fall below 1 between two sizes.
+    A bound beyond the measured sizes is None: the gain at the smallest size, or the loss at the
+    largest, is not significant. Sizes without an interval are used only if no size has one.
+    None if the estimate does not fall below 1 between two sizes.
     """
     ratios = [(size, ratio) for size, ratio in curve if ratio.low is not None] or curve
     estimate = next(falls_below_1([(size, ratio.estimate) for size, ratio in ratios]), None)

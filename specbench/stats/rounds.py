@@ -23,7 +23,7 @@ class RoundCounts:
     num_drafted: float
     num_accepted: float
     num_emitted: float
-    num_drafting: float  # rounds that drafted anything
+    num_drafting: float  # rounds with at least one draft token
     # Rounds that rejected a draft token and emitted the correction; None: unknown.
     num_rejecting: float | None
     reached: tuple[float, ...]  # rounds that accepted at least 0, 1 .. K; (): unknown
@@ -87,7 +87,7 @@ class RoundCounts:
         )
 
     def __add__(self, other: "RoundCounts") -> "RoundCounts":
-        """Pool the counts of both; ValueError if their K differ."""
+        """The pooled counts; ValueError if their K differ."""
         if self.k != other.k:
             raise ValueError("rounds at different K cannot be pooled")
         return RoundCounts(
@@ -132,7 +132,7 @@ class RoundCounts:
 
     @property
     def conditional_acceptance_rate(self) -> tuple[float, ...]:
-        """#(a >= i) / #(a >= i - 1); ends before the first i that no round reaches."""
+        """#(a >= i) / #(a >= i - 1), up to the last i with a nonzero denominator."""
         return tuple(n / previous for previous, n in pairwise(self.reached) if previous)
 
     @property
@@ -140,8 +140,7 @@ class RoundCounts:
         """sum(a) / (sum(a) + rounds with a rejection): the probability of accepting one token.
 
         Maximum-likelihood estimate under Leviathan et al. 2023 (arXiv:2211.17192), definition 3.1,
-        which stops drafting at the first rejection. None if the counts are those of trees, whose
-        rejected tokens may have siblings.
+        which stops at the first rejection. None for trees, whose rejected tokens may have siblings.
         """
         if self.num_rejecting is None or self.num_drafted > self.k * self.num_drafting:
             return None
@@ -166,10 +165,10 @@ Acceptance = Sequence[float] | Mapping[int, Sequence[float]]
 def acceptance_rates(values: Acceptance, k: int) -> tuple[float, ...]:
     """a_1 .. a_k, in which a_i is the share of rounds that accept at least i drafts.
 
-    One value is alpha, each draft's own chance after those before it: a_i = alpha**i. Several
-    are a_1, a_2 .. themselves; past their end nothing is accepted. A mapping has those of each K.
-    UsageError unless they are shares that never rise (two drafts cannot be accepted more often than
-    one), and for a K that a mapping does not have.
+    A single value is alpha, the conditional probability of each draft: a_i = alpha**i. Several
+    values are a_1, a_2 .., and 0 past their end. A mapping has these values for each K. UsageError
+    unless they are shares in descending order (two drafts cannot be accepted more often than one),
+    and for a K that a mapping does not have.
     """
     if isinstance(values, Mapping):
         if k and k not in values:
@@ -187,8 +186,8 @@ def acceptance_rates(values: Acceptance, k: int) -> tuple[float, ...]:
 
 
 def rates_of_length(length: float, k: int) -> tuple[float, ...]:
-    """Joint rates a_1 .. a_k of a mean acceptance length, with the least variance: 1, 1 .. and one
-    fraction. vLLM, SGLang and TensorRT-LLM simulate a length in this way."""
+    """The joint rates a_1 .. a_k with this mean acceptance length and the least variance: ones, and
+    then a fraction. vLLM, SGLang and TensorRT-LLM simulate a length in this way."""
     return tuple(round(min(max(length - 1 - i, 0.0), 1.0), 6) for i in range(k))
 
 
@@ -218,7 +217,7 @@ def expected_tokens_iid(alpha: float, k: int) -> float:
 
 
 def goodput(tokens: float, *, num_live: int, round_s: float) -> float:
-    """Tokens per second of a batch whose `num_live` rows each emit `tokens` per `round_s`.
+    """Tokens per second of a batch with `num_live` rows that each emit `tokens` per `round_s`.
 
     Source: Liu et al. 2024 (arXiv:2406.14066), the goodput of a speculation length.
     """
@@ -226,7 +225,7 @@ def goodput(tokens: float, *, num_live: int, round_s: float) -> float:
 
 
 def amortized_goodput(rate: float, *, stay_s: float, once_s: float) -> float:
-    """Tokens per second that remain of `rate` over `stay_s`, if `once_s` is paid once for it."""
+    """Tokens per second at a rate that lasts `stay_s`, after a one-time cost of `once_s`."""
     return rate * stay_s / (stay_s + once_s)
 
 
@@ -246,11 +245,12 @@ def roofline_s(num_bytes: float, bytes_per_s: float) -> float:
 
 
 def break_even_acceptance(k: int, round_steps: float) -> float | None:
-    """The acceptance of every draft at which a round of K emits what it costs, in baseline steps.
+    """The acceptance probability at which a round of K draft tokens emits as many tokens as it
+    costs in baseline steps.
 
     (1 - a^(K+1)) / (1 - a) = B, solved for a to 2e-12. 0: a round costs no more than a step; None:
-    not even 1 is enough. Source: Leviathan et al. 2023 (arXiv:2211.17192), equation 1, with
-    verification and overhead not free.
+    not even a = 1 is enough. Source: Leviathan et al. 2023 (arXiv:2211.17192), equation 1, with
+    the costs of verification and overhead.
     """
     if round_steps > k + 1:
         return None

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtr, stdtridf, stdtrit
 
-MIN_UNITS = 5  # prompts, or passes: fewer give no spread
+MIN_UNITS = 5  # prompts or passes; fewer have no spread
 CONFIDENCE = 0.95
 UPPER = (1 + CONFIDENCE) / 2  # the probability below the upper end of a two-sided interval
 POWER = 0.80
@@ -15,34 +15,35 @@ POWER = 0.80
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uncertainty:
-    """In the unit of the estimate, or of its logarithm; infinite freedom: known exactly."""
+    """The standard error of an estimate, or of its logarithm, and its degrees of freedom."""
 
     standard_error: float
-    degrees_of_freedom: float
+    degrees_of_freedom: float  # infinite: the standard error is known exactly
 
     def margin(self, probability: float = UPPER) -> float:
-        """The upper limit of true value - estimate, in `probability` of cases."""
+        """The limit that true value - estimate does not exceed with this probability."""
         return student_t(self.degrees_of_freedom, probability) * self.standard_error
 
     def detectable(self, probability: float = UPPER, power: float = POWER) -> float:
-        """The effect that a test of this size, 1 - `probability`, finds in `power` of cases."""
+        """The effect that a one-sided test at level 1 - `probability` detects with this power."""
         quantiles = sum(student_t(self.degrees_of_freedom, p) for p in (probability, power))
         return quantiles * self.standard_error
 
     def p_value(self, estimate: float) -> float:
-        """The chance of an estimate like this, or larger, if the true value is 0: one-sided."""
+        """The one-sided p-value: the chance of an estimate this large if the true value is 0."""
         if self.standard_error == 0:
             return 0.0 if estimate > 0 else 1.0
         return float(stdtr(self.degrees_of_freedom, -estimate / self.standard_error))
 
 
 def student_t(degrees_of_freedom: float, probability: float) -> float:
-    """Quantile of Student's t distribution; of the normal one at infinite freedom."""
+    """Quantile of Student's t distribution; infinite degrees of freedom: the normal one."""
     return float(stdtrit(degrees_of_freedom, probability))
 
 
 def of_mean(values: ArrayLike) -> Uncertainty | None:
-    """Spread of the mean of independent values: s / sqrt(n) with n - 1; None below MIN_UNITS."""
+    """The uncertainty of the mean of independent values: s / sqrt(n) with n - 1 degrees of freedom;
+    None below MIN_UNITS."""
     array = np.asarray(values, dtype=np.float64)
     n = len(array)
     if n < MIN_UNITS:
@@ -53,12 +54,12 @@ def of_mean(values: ArrayLike) -> Uncertainty | None:
 
 
 def jackknife(left_out: ArrayLike, weights: ArrayLike) -> Uncertainty | None:
-    """Spread of an estimate, from its values without each of n units; None below MIN_UNITS.
+    """The uncertainty of an estimate, from its n values with one unit left out; None below
+    MIN_UNITS.
 
     Standard error: sqrt((n - 1) / n * sum((value - mean)**2)) (Quenouille 1956; Tukey 1958).
-    Degrees of freedom: effective number of units - 1, at least 1. A unit counts by its share w of
-    the whole (Kish 1965: 1 / sum(w**2)), so that one long prompt is not taken for many.
-    `weights` sum to 1.
+    Degrees of freedom: effective number of units - 1, at least 1. The effective number is
+    1 / sum(w**2) (Kish 1965) for weights w that sum to 1, so that a long prompt counts as one.
     """
     values = np.asarray(left_out, dtype=np.float64)
     shares = np.asarray(weights, dtype=np.float64)
@@ -72,9 +73,9 @@ def jackknife(left_out: ArrayLike, weights: ArrayLike) -> Uncertainty | None:
 
 
 def combined(first: Uncertainty, second: Uncertainty) -> Uncertainty:
-    """Spread of a sum, or of a product's logarithm, of two independent errors: variances add.
+    """The uncertainty of a sum with two independent errors: their variances add.
 
-    Degrees of freedom: (v1 + v2)**2 / (v1**2 / f1 + v2**2 / f2), or the first's if that is
+    Degrees of freedom: (v1 + v2)**2 / (v1**2 / f1 + v2**2 / f2), or those of `first` if this is
     0 / 0. Source: Satterthwaite 1946; Welch 1947.
     """
     variances = [spread.standard_error**2 for spread in (first, second)]
@@ -89,10 +90,10 @@ def combined(first: Uncertainty, second: Uncertainty) -> Uncertainty:
 
 
 def cautiously_combined(first: Uncertainty, second: Uncertainty) -> Uncertainty:
-    """`combined`, if one variance is over too few units and may be far too small.
+    """Like `combined`, but safe if one variance is from few units and may be far too small.
 
-    Student's quantile is then the mean of both, weighted by variance. Source: Cochran and Cox 1957,
-    Experimental Designs, 4.14; the freedom is the one whose quantile that is.
+    The quantile of Student's t is the mean of both quantiles, weighted by variance; the degrees of
+    freedom are those with this quantile. Source: Cochran and Cox 1957, Experimental Designs, 4.14.
     """
     spreads = (first, second)
     both = combined(first, second)

@@ -26,11 +26,11 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
 
 
 def num_needed(percent: int) -> int:
-    """The number of values of which one is expected beyond the percentile: 20 for the 95th."""
+    """The number of values of which one is expected above the percentile: 20 for the 95th."""
     return 100 // (100 - percent)
 
 
 def median_of(values: Iterable[float | None]) -> float | None:
-    """The median of the values that are known; None without one."""
+    """The median of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return median(known) if known else None

@@ -131,7 +131,7 @@ def test_libraries_are_checked_on_the_device_of_a_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
-    monkeypatch.setattr(availability, "why_not", lambda device: f"not on {device}")
+    monkeypatch.setattr(availability, "triton_failure", lambda device: f"not on {device}")
     monkeypatch.setattr(implementations, "import_failure", lambda: None)
     assert gpu_check.describe_gpu() == {
         "device": "cuda:0",

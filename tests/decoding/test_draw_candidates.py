@@ -140,7 +140,7 @@ def test_a_stored_triton_choice_is_dropped_if_triton_cannot_launch(monkeypatch):
     monkeypatch.setattr(layer_steps, "gate", fails)
     availability._launch_failure.cache_clear()
     try:
-        assert "CalledProcessError" in (availability.why_not(CPU) or "")
+        assert "CalledProcessError" in (availability.triton_failure(CPU) or "")
         assert chosen("torch") == {"torch"}
     finally:
         availability._launch_failure.cache_clear()

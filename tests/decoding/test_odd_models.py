@@ -11,8 +11,8 @@ from specbench.forward.attention.masks import (
     Reach,
     StockMasks,
     field,
+    hybrid_reaches,
     reaches,
-    reaches_beside_states,
 )
 from specbench.forward.attention.stock import slot_attention
 from specbench.forward.kernels import availability
@@ -89,7 +89,7 @@ def test_each_kind_of_layer_has_the_window_of_its_config() -> None:
 def test_windows_of_hybrids_use_the_names_of_masks(
     kinds: list[str], expected: dict[str, Reach]
 ) -> None:
-    assert reaches_beside_states(SimpleNamespace(layer_types=kinds, sliding_window=7)) == expected
+    assert hybrid_reaches(SimpleNamespace(layer_types=kinds, sliding_window=7)) == expected
 
 
 def test_whole_masks_have_one_row_per_token_and_are_never_omitted() -> None:

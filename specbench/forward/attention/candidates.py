@@ -1,8 +1,8 @@
-"""The implementations of attention, and what they are compared on to choose one.
+"""The implementations of attention, and the inputs on which they are compared.
 
-They are tried on a forward's attention over random keys. Slots past a row's length hold larger
-numbers than the others, as rejected drafts might, so that an implementation which reads one of
-them is far off. Shape suffixes: B rows, T new tokens, N = B * T, K drafts.
+They run on the attention of one forward over random keys. Slots past a row's length have larger
+numbers than the others, as rejected draft tokens might, so that an implementation that reads one of
+them has a large error. Shape suffixes: B rows, T new tokens, N = B * T, K drafts.
 """
 
 from collections import defaultdict
@@ -33,9 +33,9 @@ from specbench.forward.workspace import JoinedCache, Workspace
 
 Kernels = MutableMapping[tuple[int | None, bool], Kernel]  # by window, and whether it is a tree
 
-# What runs before a choice: whichever of its kernels torch picks.
+# Used before a choice is made: torch picks one of its kernels.
 USUAL = MaskedAttention("torch")
-# In the order that decides among equals.
+# If several are equally fast, the first one is chosen.
 KERNELS: tuple[Kernel, ...] = (
     SplitKv(),
     FlashAttn(),
@@ -47,20 +47,21 @@ KERNELS: tuple[Kernel, ...] = (
 )
 BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
 
-NUM_LAYERS = 32  # share what a kernel makes once per forward, which on a CPU takes no time
-_STALE = 8.0
+NUM_LAYERS = 32  # to spread the cost of metadata, built once per forward; negligible on a CPU
+_STALE = 8.0  # factor of the numbers in slots past a row's length
 _CACHE_BYTES = 64 * 2**20  # more than a GPU's L2: each layer is read from memory, as in decoding
-# The largest error allowed, of the root mean square of what comes out.
+# The largest error allowed, relative to the root mean square of the output.
 _ALLOWED = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
 def usual_kernels() -> Kernels:
-    """Torch's own everywhere."""
+    """Torch's attention for every window, for chains and trees."""
     return defaultdict(lambda: USUAL)
 
 
 class BatchShape(NamedTuple):
-    """Rows of about `length` tokens in a bucket of `span` slots, and T new tokens of each."""
+    """Rows of about `length` tokens in a bucket of `span` slots, with `num_tokens` new tokens
+    each."""
 
     num_rows: int
     num_tokens: int
@@ -84,7 +85,7 @@ def autotune_attention(
     timing: Timing,
     shapes: Sequence[BatchShape] = SHAPES,
 ) -> Outcome:
-    """The fastest of the implementations that are right for the case."""
+    """The fastest of the kernels whose output is correct for this shape."""
     num_layers = NUM_LAYERS if case.device.type == "cuda" else 1
     inputs = [Inputs(case, s) for s in shapes if s.num_tokens > 1 or not case.is_tree]
     placed = [drawn.placed(case, num_layers) for drawn in inputs]
@@ -97,13 +98,13 @@ def autotune_attention(
     return autotune(
         {kernel.name: partial(works, kernel) for kernel in kernels},
         [(drawn.expected(),) for drawn in inputs],
-        lambda results, expected: wrong(results[0].cpu(), expected[0], case.dtype),
+        lambda results, expected: output_error(results[0].cpu(), expected[0], case.dtype),
         timing,
     )
 
 
-def wrong(got: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
-    """The error of numbers computed in `dtype`, as text; None if it is rounding."""
+def output_error(got: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
+    """The error of an output computed in `dtype`, as text; None if it is rounding."""
     error = (got.float() - expected.float()).abs().max() / expected.float().square().mean().sqrt()
     allowed = _ALLOWED[dtype]
     if error <= allowed:  # which NaN is not
@@ -112,7 +113,7 @@ def wrong(got: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
 
 
 class Inputs:
-    """One layer's keys and values, the queries of a forward, and what it sees."""
+    """Random keys and values of one layer, queries of a forward, and its mask."""
 
     def __init__(self, case: AttentionShape, shape: BatchShape, *, seed: int = 0) -> None:
         B, T = shape.num_rows, shape.num_tokens
@@ -145,18 +146,18 @@ class Inputs:
         self._span = shape.span
 
     def expected(self) -> Tensor:
-        """The output of the queries [N, H D] by PlainAttention, in float32 on the host."""
+        """The output [N, H D] of PlainAttention for the queries, in float32 on the host."""
         reference = replace(self._case, device=torch.device("cpu"), dtype=torch.float32)
         return self.run(PlainAttention(), reference)
 
     def run(self, kernel: Kernel, case: AttentionShape | None = None) -> Tensor:
-        """The output of the queries by a kernel [N, H D]."""
+        """The output [N, H D] of a kernel for the queries."""
         return self.placed(case or self._case).attend(kernel)[0]
 
     def placed(self, case: AttentionShape, num_layers: int = 1) -> "DeviceInputs":
-        """The same numbers on the case's device, in its dtype, for each of `num_layers` layers.
+        """The same numbers on the device and in the dtype of `case`, for `num_layers` layers.
 
-        Layers share buffers beyond _CACHE_BYTES.
+        Layers share buffers once the buffers exceed _CACHE_BYTES.
         """
         B, T = self._positions_BT.shape
         device, dtype = case.device, case.dtype
@@ -165,7 +166,7 @@ class Inputs:
         )
         work = Workspace(self._sizes, scratch, B, T, mirrored=False)
         work.qkv[:, : self._query.shape[1]] = self._query.to(self._case.dtype).to(device, dtype)
-        kept = self._kept.to(self._case.dtype).to(device, dtype)  # as rounded as the cache is
+        kept = self._kept.to(self._case.dtype).to(device, dtype)  # rounded as in the cache
         num_buffers = min(num_layers, -(-_CACHE_BYTES // kept.nbytes))
         buffers = [kept, *(kept.clone() for _ in range(num_buffers - 1))]
         layers = [buffers[i % num_buffers] for i in range(num_layers)]
@@ -178,13 +179,13 @@ class Inputs:
 
 
 class DeviceInputs(NamedTuple):
-    """Inputs on the device that computes with them."""
+    """Inputs on the device of the kernel."""
 
     work: Workspace
     inputs: AttentionInputs
 
     def attend(self, kernel: Kernel) -> Results:
-        """Runs all layers with one metadata, as a forward does; the last one's output [N, H D]."""
+        """Run all layers with the same metadata, as a forward does; the last output [N, H D]."""
         metadata = kernel.build_metadata(self.inputs)
         for kv in self.inputs.view.layers:
             kernel.attend(self.work, kv, metadata)

@@ -1,5 +1,5 @@
-"""Attention over a fused forward's workspace: the protocol of an implementation, the shape it is
-chosen for, and the implementations: written out, torch's, flash-attn's, and our Triton.
+"""Attention over a fused forward's workspace: the protocol of implementations, the shape that one
+is chosen for, and the implementations: in plain operations, torch's, flash-attn's, and our Triton.
 
 Shape suffixes: B rows, T new tokens, N = B * T, S slots, H query heads, D head size.
 """
@@ -17,21 +17,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from specbench.errors import first_line
 from specbench.footprint import Sizes
 from specbench.forward.attention.masks import additive_mask, visible
-from specbench.forward.kernels.availability import why_not
+from specbench.forward.kernels.availability import triton_failure
 from specbench.forward.tree import Branches
 from specbench.forward.workspace import CacheView, LayerKV, Workspace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionShape:
-    """Device, dtype and sizes that one implementation is chosen for."""
+    """The device, dtype and sizes for which one implementation is chosen."""
 
     device: torch.device
     dtype: torch.dtype
     query_heads: int
     kv_heads: int
     head_size: int
-    window: int | None  # a position sees this many tokens, itself included
+    window: int | None  # tokens that a position attends to, including itself; None: all
     is_tree: bool
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class AttentionInputs(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Slots of a row up to which there may be something."""
+        """Number of slots of a row that may be in use."""
         return len(self.view.slots_S)
 
 
@@ -61,11 +61,11 @@ class Kernel(Protocol):
     name: str
 
     def unsupported_reason(self, case: AttentionShape) -> str | None:
-        """The reason why it cannot serve such a forward; None if it can."""
+        """The reason why it cannot compute such a forward; None if it can."""
         ...
 
     def build_metadata(self, inputs: AttentionInputs) -> Any:
-        """The metadata that `attend` needs, built once for the layers of a forward."""
+        """The metadata that `attend` needs, built once per forward for all layers of a window."""
         ...
 
     def attend(self, work: Workspace, kv: LayerKV, metadata: Any) -> None:
@@ -73,19 +73,19 @@ class Kernel(Protocol):
 
 
 _LARGEST_HEAD = 256
-_MODULES = ("flash_attn_interface", "flash_attn")  # of version 3, and of 2
+_MODULES = ("flash_attn_interface", "flash_attn")  # of version 3 and version 2
 
 
 class PlainAttention:
-    """Two products and a softmax in float32; runs anywhere, and is the reference of the others."""
+    """Two products and a softmax in float32: runs anywhere, and is the reference for the others."""
 
     name = "plain"
 
-    def unsupported_reason(self, case: AttentionShape) -> str | None:  # noqa: ARG002 - it takes all
+    def unsupported_reason(self, case: AttentionShape) -> str | None:  # noqa: ARG002 - supports all
         return None
 
     def build_metadata(self, inputs: AttentionInputs) -> Tensor:
-        """Which slots each packed query sees, bool [B, 1, group * T, S]."""
+        """The slots that each packed query attends to, bool [B, 1, group * T, S]."""
         seen_BTS = visible(
             inputs.positions_BT, inputs.view.slots_S, window=inputs.window, branches=inputs.branches
         )
@@ -98,16 +98,15 @@ class PlainAttention:
         )
         scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
         weights = scores.masked_fill(~metadata, -torch.inf).softmax(-1)
-        out = weights.nan_to_num(0.0) @ values  # 0 for a token that sees nothing
+        out = weights.nan_to_num(0.0) @ values  # 0 for a token that attends to no slot
         work.spread.copy_(out.view_as(work.spread))
 
 
 class MaskedAttention:
     """Torch's own attention with an additive mask over the whole bucket.
 
-    Heads that share keys and values are packed along the query axis, so none is repeated.
-
-    On CUDA `backend` names the kernel; a CPU has only one.
+    Heads that share keys and values are packed along the query axis, so that keys and values are
+    not repeated. On CUDA `backend` selects the kernel; a CPU has only one.
     """
 
     def __init__(self, name: str, backend: SDPBackend | None = None) -> None:
@@ -120,16 +119,16 @@ class MaskedAttention:
         return None
 
     def build_metadata(self, inputs: AttentionInputs) -> Tensor:
-        """Additive mask [B, 1, group * T, S]; that of a chain in as few operations as it takes."""
+        """Additive mask [B, 1, group * T, S]; chains need fewer operations than trees."""
         positions_BT, slots_S, window = inputs.positions_BT, inputs.view.slots_S, inputs.window
         if inputs.branches is not None:
             seen_BTS = visible(positions_BT, slots_S, window=window, branches=inputs.branches)
             return additive_mask(seen_BTS, inputs.dtype, pack=inputs.sizes.group)
         B, T = positions_BT.shape
-        places = positions_BT[:, None].expand(B, inputs.sizes.group, T).reshape(B, 1, -1, 1)
-        is_seen = slots_S <= places
+        positions = positions_BT[:, None].expand(B, inputs.sizes.group, T).reshape(B, 1, -1, 1)
+        is_seen = slots_S <= positions
         if window is not None:
-            is_seen &= slots_S > places - window
+            is_seen &= slots_S > positions - window
         return torch.where(is_seen, inputs.view.shown, inputs.view.hidden)
 
     def attend(self, work: Workspace, kv: LayerKV, metadata: Tensor) -> None:
@@ -144,11 +143,14 @@ class MaskedAttention:
 
 
 class VarlenMetadata(NamedTuple):
-    """Sequences as torch's kernel wants them, all int32."""
+    """The sequences, in the form that torch's kernel takes; all tensors are int32.
 
-    queries_N1: Tensor  # the start of each one's queries, and an end
-    keys_N1: Tensor  # the start of its row's slots
-    used_N: Tensor
+    Shape suffix N1: N + 1 entries.
+    """
+
+    queries_N1: Tensor  # the start of the queries of each sequence, and the end of the last
+    keys_N1: Tensor  # the start of the slots of its row
+    used_N: Tensor  # how many of these slots it attends to
     span: int
     window: int | None
 
@@ -156,8 +158,8 @@ class VarlenMetadata(NamedTuple):
 class VarlenFlash:
     """Torch's variable-length flash attention over chains, on CUDA in half precision.
 
-    It knows the length of each row and reads no further. Every token is a sequence with one query
-    that sees the slots up to its position, so a round of several drafts fills more of a GPU.
+    It reads only the used slots of each row. Every token is a sequence with one query that attends
+    to the slots up to its position, so a round with several draft tokens uses more of a GPU.
     """
 
     name = "flash"
@@ -207,22 +209,24 @@ class VarlenFlash:
 
 
 class FlashAttnMetadata(NamedTuple):
-    """How far each row has got once the new tokens are in it, int32."""
+    """The lengths of the rows, new tokens included, int32."""
 
     lengths_B: Tensor
     window: int | None
 
 
 class FlashAttn:
-    """The flash-attn package, if installed: chains over a cache, the slots of a row split.
+    """The flash-attn package, if installed: chains over a cache, with the slots of a row split.
 
-    Its function for decoding takes lengths, windows and grouped heads, and no trees.
+    Its function for decoding supports lengths, windows and grouped heads, but not trees.
     """
 
     name = "flash_attn"
 
     def unsupported_reason(self, case: AttentionShape) -> str | None:
-        if reason := VarlenFlash().unsupported_reason(case):  # an older version of the kernels
+        if reason := VarlenFlash().unsupported_reason(
+            case
+        ):  # torch's kernel is an older version of it
             return reason
         return import_failure()
 
@@ -245,7 +249,7 @@ class FlashAttn:
 
 
 def import_failure() -> str | None:
-    """Why the package cannot be used, whatever the case; None if it can."""
+    """The reason why the flash-attn package cannot be used at all; None if it can."""
     if not (name := _module()):
         return "flash-attn is not installed"
     try:
@@ -260,7 +264,7 @@ def _module() -> str | None:
 
 
 class SplitKvMetadata(NamedTuple):
-    """The slots that a forward's tokens see, contiguous; the last three are only for trees."""
+    """The slots that tokens attend to, as contiguous tensors; the last three are only for trees."""
 
     positions_BT: Tensor
     first_slots_B: Tensor
@@ -272,15 +276,15 @@ class SplitKvMetadata(NamedTuple):
 
 
 class SplitKv:
-    """Our kernel in kernels/slot_attention.py: chains, windows and trees, over used slots only.
+    """Our kernel in kernels/slot_attention.py: chains, windows and trees, over only the used slots.
 
-    Each row's slots are split over several programs.
+    The slots of a row are split over several programs.
     """
 
     name = "triton"
 
     def unsupported_reason(self, case: AttentionShape) -> str | None:
-        if reason := why_not(case.device):
+        if reason := triton_failure(case.device):
             return reason
         if case.dtype is torch.float64:
             return "it has no float64"

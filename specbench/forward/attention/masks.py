@@ -1,5 +1,5 @@
-"""Which slots each token sees, as booleans and as a mask to be added to scores, for one window or
-for the kinds of layers of a model.
+"""The slots that each token attends to, as booleans and as masks to add to scores, for one window
+or for all layer types of a model.
 
 Shape suffixes: B rows, T new tokens, S slots, M slots of branches.
 """
@@ -14,10 +14,10 @@ from specbench.forward.tree import Branches
 
 
 def hidden(dtype: torch.dtype) -> float:
-    """The mask value for a slot that is not seen: half of the dtype's minimum.
+    """The mask value of a hidden slot: half of the dtype's minimum.
 
-    The minimum itself becomes -inf if a kernel scales its scores for a base of 2, and a tile of
-    nothing else becomes NaN.
+    The minimum itself would become -inf in kernels that scale scores for a base of 2, and a tile
+    with only hidden slots would become NaN.
     """
     return torch.finfo(dtype).min / 2
 
@@ -30,42 +30,42 @@ def visible(
     chunk: int | None = None,
     branches: Branches | None = None,
 ) -> Tensor:
-    """Which slots each token attends to, bool [B, T, S].
+    """The slots that each token attends to, bool [B, T, S].
 
     In a chain a slot's number is its position, so one comparison covers ragged rows, stale slots of
-    rejected drafts and the padded tail. Windows and chunks compare positions, never slots: a token
-    sees the last `window` positions, or those of its `chunk` (Llama 4).
+    rejected drafts and the padded tail. Windows and chunks compare positions, not slots: a token
+    attends to the last `window` positions, or to those of its `chunk` (Llama 4).
     """
-    places_BT1 = positions_BT[..., None]
+    positions_BT1 = positions_BT[..., None]
     first_BT1 = None
     if window is not None:
-        first_BT1 = places_BT1 - window + 1
+        first_BT1 = positions_BT1 - window + 1
     elif chunk is not None:
-        first_BT1 = places_BT1 - places_BT1 % chunk
+        first_BT1 = positions_BT1 - positions_BT1 % chunk
     if branches is None:
-        seen_BTS = slots_S <= places_BT1
+        seen_BTS = slots_S <= positions_BT1
         return seen_BTS if first_BT1 is None else seen_BTS & (slots_S >= first_BT1)
     T, M = branches.seen_BTM.shape[1:]
     offsets_BS = slots_S - branches.base_B1
     is_branch_BS = (offsets_BS >= 0) & (offsets_BS < M)
     node_BS = offsets_BS.clamp(0, M - 1)
-    told_BTS = branches.seen_BTM.gather(2, node_BS[:, None].expand(-1, T, -1))
-    seen_BTS = (told_BTS & is_branch_BS[:, None]) | (offsets_BS < 0)[:, None]
+    branch_BTS = branches.seen_BTM.gather(2, node_BS[:, None].expand(-1, T, -1))
+    seen_BTS = (branch_BTS & is_branch_BS[:, None]) | (offsets_BS < 0)[:, None]
     if first_BT1 is None:
         return seen_BTS
-    at_BS = torch.where(is_branch_BS, branches.positions_BM.gather(1, node_BS), slots_S)
-    return seen_BTS & (at_BS[:, None] >= first_BT1)
+    slot_positions_BS = torch.where(is_branch_BS, branches.positions_BM.gather(1, node_BS), slots_S)
+    return seen_BTS & (slot_positions_BS[:, None] >= first_BT1)
 
 
 def additive_mask(seen_BTS: Tensor, dtype: torch.dtype, *, pack: int) -> Tensor:
-    """[B, 1, pack * T, S]: 0 if a slot is seen, else `hidden`."""
+    """The mask [B, 1, pack * T, S] to add to scores: 0 for visible slots, else `hidden`."""
     mask_BTS = torch.zeros(seen_BTS.shape, dtype=dtype, device=seen_BTS.device)
     mask_BTS = mask_BTS.masked_fill(~seen_BTS, hidden(dtype))
     return mask_BTS.repeat(1, pack, 1)[:, None]
 
 
 class Reach(NamedTuple):
-    """The visible positions: the last `window`, or those of the token's `chunk`; else all."""
+    """The visible positions: the last `window`, or those of the token's `chunk`; default: all."""
 
     window: int | None = None
     chunk: int | None = None
@@ -75,7 +75,7 @@ EVERYTHING = Reach()
 
 
 def reaches(config: Any) -> dict[str, Reach]:
-    """The reach of each layer type; one entry means that the model takes a single mask."""
+    """The reach of each layer type; if there is one entry, the model takes a single mask."""
     window = Reach(window=field(config, "sliding_window"))
     known = {
         "full_attention": EVERYTHING,
@@ -86,11 +86,11 @@ def reaches(config: Any) -> dict[str, Reach]:
     return {kind: known.get(kind, EVERYTHING) for kind in kinds} if kinds else {"all": window}
 
 
-def reaches_beside_states(config: Any) -> dict[str, Reach]:
-    """The reach of each mask, by its name in models whose other layers keep a state.
+def hybrid_reaches(config: Any) -> dict[str, Reach]:
+    """The reach of each mask, by name, in models with recurrent layers.
 
-    There attention has one name, whatever the layers are called. If only some layers have a
-    window, those have another name (LFM3, Zaya).
+    In these models all attention layers share one name. If only some have a window, those have a
+    separate name (LFM3, Zaya).
     """
     window = Reach(window=field(config, "sliding_window"))
     windowed = {"sliding_attention": window, "hybrid_sliding": window}
@@ -102,7 +102,7 @@ def reaches_beside_states(config: Any) -> dict[str, Reach]:
 
 
 def field(config: Any, name: str) -> Any:
-    """A field of a loaded config; None if it has none, or another in each layer (Gemma 4)."""
+    """A field of a loaded config; None if it is missing, or differs by layer (Gemma 4)."""
     try:
         return getattr(config, name, None)
     except RuntimeError:
@@ -113,9 +113,9 @@ Masks = Tensor | dict[str, Tensor | None]
 
 
 class StockMasks:
-    """The masks of one model's forwards over slots.
+    """Makes the masks of one model's forwards over slots.
 
-    Those that `are_whole` have one row per token and are never left out.
+    If they `are_whole`, masks have one row per token and are never omitted.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class StockMasks:
         self._dtype = dtype
         self._are_whole = are_whole
         self._pack = 1 if are_whole else _query_heads_per_kv_head(config)
-        self._reaches = reaches_beside_states(config) if has_states else reaches(config)
-        # A state goes by tokens; which of them are real is not for a mask to say.
+        self._reaches = hybrid_reaches(config) if has_states else reaches(config)
+        # Recurrent layers get no mask: their skipped tokens are chosen by `StateSlots`.
         self._unmasked = dict.fromkeys(STATE_LAYERS) if has_states else {}
 
     def __call__(
         self, positions_BT: Tensor, span: int, branches: Branches | None, *, is_plain: bool
     ) -> Masks:
-        """For tokens at those positions; `is_plain` if they are the last of `span` slots."""
+        """Masks for tokens at these positions; `is_plain`: they are the last of `span` slots."""
         slots_S = torch.arange(span, device=positions_BT.device)
         made: dict[Reach, Tensor] = {}
         for reach in set(self._reaches.values()):

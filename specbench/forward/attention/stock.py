@@ -1,5 +1,5 @@
-"""Our attention over slots as transformers' modeling code calls it, registered there, and the torch
-kernels that serve it, chosen by us and recorded.
+"""Our attention over slots, registered in transformers for its modeling code, and the choice of the
+torch kernels that compute it, which is recorded.
 
 Shape suffixes: B rows, T new tokens, S slots, H query heads, N key/value heads, G = H / N,
 D head size.
@@ -22,9 +22,9 @@ NAME = "specbench_slots"
 
 
 def attend_by(model: Any, name: str) -> None:
-    """Have a model's code use an attention by its name in transformers.
+    """Make a model use an attention implementation, by its name in transformers.
 
-    Quietly: it warns of every part of a multimodal model that was left out.
+    Warnings about the missing parts of a multimodal model are suppressed.
     """
     with quiet():
         model.set_attn_implementation(name)
@@ -45,9 +45,9 @@ def slot_attention(
     """Attend query [B, H, T, D] over key and value [B, N, S, D]; return [B, T, H, D].
 
     Grouped-query heads are packed into the query axis, so keys and values are never repeated; the
-    mask is packed in the same way. An empty mask says that the T tokens are the last of the S slots
-    and each sees all up to itself: kernels that take no mask can serve that. `softcap` (Gemma 2)
-    and `s_aux` (attention sinks, GPT-OSS) are not in torch's kernel and take the explicit path.
+    mask is packed in the same way. An empty mask means that the T tokens are the last of the S
+    slots and attention is causal, which kernels without a mask can compute. `softcap` (Gemma 2) and
+    `s_aux` (attention sinks, GPT-OSS) are not supported by torch's kernel and computed explicitly.
     """
     B, H, T, D = query.shape
     N = key.shape[1]
@@ -56,9 +56,9 @@ def slot_attention(
         if softcap is None and s_aux is None:
             out = causal_attention(query, key, value, scaling)
             return out.transpose(1, 2).contiguous(), None
-        places_1T = torch.arange(key.shape[2] - T, key.shape[2], device=key.device)[None]
+        positions_1T = torch.arange(key.shape[2] - T, key.shape[2], device=key.device)[None]
         slots_S = torch.arange(key.shape[2], device=key.device)
-        seen_1TS = visible(places_1T, slots_S, window=None)
+        seen_1TS = visible(positions_1T, slots_S, window=None)
         attention_mask = additive_mask(seen_1TS, query.dtype, pack=G)
     packed = query.reshape(B, N, G * T, D)
     if attention_mask.shape[2] != G * T:  # layers with another head count than the config's
@@ -72,13 +72,13 @@ def slot_attention(
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         out = _softmax(scores + attention_mask, s_aux, T).to(value.dtype) @ value
-    return out.reshape(B, H, T, -1).transpose(1, 2).contiguous(), None  # AfMoE takes a view
+    return out.reshape(B, H, T, -1).transpose(1, 2).contiguous(), None  # AfMoE calls view()
 
 
 def causal_attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
 ) -> Tensor:
-    """Queries [B, H, T, D] of the last T of S slots, each seeing all up to itself; [B, H, T, D]."""
+    """Causal attention [B, H, T, D] of the tokens in the last T of S slots, without a mask."""
     T, S = query.shape[2], key.shape[2]
     return scaled_dot_product_attention(
         query,
@@ -92,7 +92,7 @@ def causal_attention(
 
 
 def _softmax(scores_BNMS: Tensor, sinks_H: Tensor | None, T: int) -> Tensor:
-    """Softmax over slots; a head's sink takes part in the sum and is then dropped."""
+    """Softmax over slots; a head's sink is included in the sum, then dropped."""
     if sinks_H is None:
         return scores_BNMS.softmax(-1, dtype=torch.float32)
     B, N, M, _ = scores_BNMS.shape
@@ -100,9 +100,9 @@ def _softmax(scores_BNMS: Tensor, sinks_H: Tensor | None, T: int) -> Tensor:
     return torch.cat([scores_BNMS, sinks], -1).softmax(-1, dtype=torch.float32)[..., :-1]
 
 
-# The best first. cuDNN builds a plan for each shape, so an eager round pays for one every time its
-# span grows; the efficient kernel takes any. Heads are packed, so none is refused
-# for unequal head counts.
+# In order of preference. cuDNN builds a plan for each shape, so an eager round would build one
+# whenever its span grows; the efficient kernel needs no plan. Heads are packed, so no backend
+# rejects unequal head counts.
 PREFERRED = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -112,7 +112,7 @@ PREFERRED = [
 
 
 def pinned_attention(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, attention on a CUDA device takes the first of our backends that can serve it."""
+    """Within this context, attention on CUDA uses the first preferred backend that supports it."""
     if device.type != "cuda":
         return nullcontext()
     return sdpa_kernel(PREFERRED, set_priority=True)
@@ -128,10 +128,10 @@ def attention_backend(
     num_tokens: int = 1,
     span: int = 256,
 ) -> str:
-    """The backend of one row's forward over `num_tokens` tokens, as torch names it.
+    """The name of the torch backend that a forward of one row and `num_tokens` tokens uses.
 
-    Torch is asked with tensors of the decoder's shapes; nothing is computed. Layers with
-    soft-capping or sinks do not come here: `slot_attention` computes them itself.
+    Torch chooses it from empty tensors of the decoder's shapes, without computing. It does not
+    apply to layers with soft-capping or sinks, which `slot_attention` computes explicitly.
     """
 
     def empty(*shape: int) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Our Triton kernels, which need fewer launches than the same torch operations.
 
-They return tensors or write in place. Each file has kernels and the operations that start
-them; it imports Triton, so its callers check `availability.py` first and use torch's operations
-otherwise.
+They return tensors or write in place. Each file has kernels and the operations that launch them. It
+imports Triton, so its callers check `availability.py` first and otherwise use torch's operations.
 """

@@ -1,4 +1,4 @@
-"""Whether our Triton kernels can run here, and which of a round's were found right."""
+"""Whether our Triton kernels can run on this machine, and for which vocabularies they are used."""
 
 import os
 import sysconfig
@@ -13,11 +13,11 @@ from shutil import which
 import torch
 from torch import Tensor
 
-_COMPILERS = ("gcc", "clang")  # of which it takes one to build what starts a kernel
+_COMPILERS = ("gcc", "clang")  # one of them is needed to build kernel launchers
 
 
-def why_not(device: torch.device) -> str | None:
-    """The reason why torch's own operations run instead; None if Triton's kernels can."""
+def triton_failure(device: torch.device) -> str | None:
+    """The reason why Triton kernels cannot run on the device; None if they can."""
     if device.type not in {"cuda", *DEVICES}:
         return f"Triton has no kernels for a {device.type.upper()}"
     return _missing() or _launch_failure(device.type)
@@ -34,10 +34,11 @@ def _missing() -> str | None:
 
 @cache
 def _launch_failure(device: str) -> str | None:
-    """Why the smallest kernel does not run: no Python.h for Triton's launcher, or an old driver."""
+    """The reason why a small kernel fails, such as no Python.h for Triton's launcher, or an old
+    driver; None if it runs."""
     try:
         import_module("specbench.forward.kernels.layer_steps").gate(torch.ones(1, 2, device=device))
-    except Exception as error:  # Triton raises what its compiler and driver raise
+    except Exception as error:  # of any class: Triton passes on those of its compiler and driver
         headers = Path(sysconfig.get_path("include"))
         if not (headers / "Python.h").exists():
             return f"Triton finds no Python.h in {headers}; install Python's headers (python3-dev)"
@@ -46,28 +47,28 @@ def _launch_failure(device: str) -> str | None:
     return None
 
 
-# For a round, which looks for no modules.
+# Device types with kernels. Rounds check only this, because looking for modules takes time.
 DEVICES = {"cuda"} if _missing() is None else set()
 
 
 class Switch:
-    """Whether our kernels draw: if they can, except for vocabularies at which they were slower."""
+    """Whether our kernels draw tokens: if they can, unless torch is faster at the vocabulary size."""
 
     def __init__(self) -> None:
-        self._lost: frozenset[int] = frozenset()
+        self._lost: frozenset[int] = frozenset()  # sizes of these vocabularies
 
     def is_on(self, x: Tensor, vocab_size: int | None = None) -> bool:
-        """For a tensor and a vocabulary of `vocab_size` tokens; None: for any."""
+        """Whether they draw on the tensor's device at this vocabulary size; None: at any size."""
         lost = bool(self._lost) if vocab_size is None else vocab_size in self._lost
         return x.device.type in DEVICES and not lost
 
-    def turn(self, vocab_size: int, *, on: bool) -> None:
-        """From now on, for such vocabularies; what is captured stays as it is."""
+    def set(self, vocab_size: int, *, on: bool) -> None:
+        """Switch the kernels on or off for a vocabulary size; captured graphs do not change."""
         self._lost = self._lost - {vocab_size} if on else self._lost | {vocab_size}
 
     @contextmanager
-    def turned(self, vocab_size: int, *, on: bool) -> Iterator[None]:
-        """Inside, for only such vocabularies."""
+    def temporarily(self, vocab_size: int, *, on: bool) -> Iterator[None]:
+        """Within this context, `on` applies to this vocabulary size, and other sizes are on."""
         before = self._lost
         self._lost = frozenset() if on else frozenset({vocab_size})
         try:

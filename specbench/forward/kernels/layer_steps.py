@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LAUNCHES = 1  # of either
+LAUNCHES = 1  # per operation
 
 
 @triton.jit
@@ -60,11 +60,11 @@ def turn_and_keep(
     head_size: int,
     eps: float,
 ) -> None:
-    """Turn the queries of qkv [N, (Q + 2 H) D] in place; write keys, turned, and values
-    side by side to `kept` [S, 2 H D] at `slots`.
+    """Rotate the queries of qkv [N, (Q + 2 H) D] in place, and write rotated keys and values side
+    by side to `kept` [S, 2 H D] at `slots`.
 
-    `cos_sin` [P, 2, D] has for each position cosines and sines, each half twice, the first half
-    of the sines negated. With `head_norm` [(Q + H) D] heads get their RMS norm first (Qwen 3).
+    `cos_sin` [P, 2, D] has the cosines and sines of each position, each half twice, the first half
+    of the sines negated. With `head_norm` [(Q + H) D], heads get their RMS norm first (Qwen 3).
     All arithmetic is in float32. Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2.
     """
     num_heads = qkv_NW.shape[1] // head_size
@@ -97,7 +97,7 @@ def _gated(gate_up, stride, M, BLOCK: tl.constexpr):
 
 @torch.library.custom_op("specbench::gated", mutates_args=("gate_up_N2M",))
 def gate(gate_up_N2M: Tensor) -> None:
-    """silu(gate) * up in place of the gate, the first half; in float32 until it is stored."""
+    """Replace the gate, the first half, by silu(gate) * up, computed in float32."""
     width = gate_up_N2M.shape[1] // 2
     grid = (len(gate_up_N2M), triton.cdiv(width, _BLOCK))
     _gated[grid](gate_up_N2M, gate_up_N2M.stride(0), width, BLOCK=_BLOCK)

@@ -1,6 +1,6 @@
 """The noise of draws: a hash of (seed, position, purpose, token) in one launch instead of 50 to 80.
 
-Bit for bit the hash of `decode/sampling.py`, which describes its properties.
+It has the same bits as the hash of `decode/sampling.py`, which describes its properties.
 Shape suffixes: B rows, T positions, V vocabulary.
 """
 
@@ -22,7 +22,7 @@ def _mix32(x):
 
 @triton.jit
 def draw_key(seed, position, purpose):
-    """The hash of a draw, uint32; the noise of its tokens is made from it."""
+    """The hash of a draw, uint32, from which the noise of its tokens is computed."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     key = _mix32(_mix32(_mix32(low) ^ high) ^ position.to(tl.uint32))
     return _mix32(key + purpose)
@@ -33,7 +33,7 @@ def exponential_of(key, token):
     """Exponential(1) noise of each token, float32; precise for values near 0."""
     bits = _mix32(key ^ _mix32(token.to(tl.uint32) * 2 + 1))
     chance = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
-    # -log1p(-chance) to the last digits; source: Goldberg 1991, theorem 4.
+    # -log1p(-chance), accurate to the last digits; source: Goldberg 1991, theorem 4.
     rest = 1 - chance
     taken = tl.where(rest == 1, 1.0, 1 - rest)
     return tl.where(rest == 1, chance, -tl.log(rest) * (chance / taken))

@@ -1,8 +1,8 @@
-"""Top-p by searching its threshold, in 16 launches with its softmax instead of 48.
+"""Top-p by a search for its threshold: 16 launches, softmax included, instead of 48.
 
-`decode/sampling.py` has the rule and the order of numbers. Here a histogram distinguishes 5 bits,
-and programs share out the vocabulary; parts are added up in one order, so that a row is cut alike
-in every replay. Shape suffixes: N distributions, V vocabulary, P parts of it, D digits.
+`decode/sampling.py` has the rule and the order of numbers. Here each histogram resolves 5 bits, and
+the vocabulary is split over programs. Their sums are added in a fixed order, so that replays cut a
+row in the same way. Shape suffixes: N distributions, V vocabulary, P parts of it, D digits.
 """
 
 import torch
@@ -18,7 +18,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _rank_of(score):
-    """The place of a score among all float32 numbers, from 0 on, uint32."""
+    """The rank of a score among all float32 numbers, from 0, uint32."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)  # -0.0 is 0.0
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
 
@@ -32,7 +32,7 @@ def _histogram(
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     rank = _rank_of(tl.load(scores + row * V + token, token < V, 0.0))
     mass = tl.load(probs + row * V + token, token < V, 0.0)
-    if not IS_FIRST:  # the digits before are those of the lowest that stays
+    if not IS_FIRST:  # only scores whose higher digits are those of the threshold
         begin = tl.load(lowest + row).to(tl.uint32)
         mass = tl.where((rank >> (SHIFT + BITS)) == (begin >> (SHIFT + BITS)), mass, 0.0)
     digit = tl.arange(0, 1 << BITS)
@@ -53,7 +53,7 @@ def _narrow(
     mass = tl.sum(parts.to(tl.float64), 0)
     before = tl.sum(mass, 0) - tl.cumsum(mass, 0)
     if IS_FIRST:
-        most = tl.sum(mass, 0) * TOP_P  # the sum is 1, but for what float32 rounds away
+        most = tl.sum(mass, 0) * TOP_P  # the sum is 1 except for rounding in float32
         begin = tl.zeros([], tl.int64)
         tl.store(limit + row, most)
     else:
@@ -80,7 +80,7 @@ def _keep(scores, probs, lowest, kept, out, V, BLOCK: tl.constexpr):
 
 @torch.library.custom_op("specbench::nucleus", mutates_args=())
 def nucleus(scores_NV: Tensor, probs_NV: Tensor, top_p: float) -> Tensor:
-    """`probs`, the softmax of float32 `scores`, cut to its nucleus, with sum 1."""
+    """`probs`, the softmax of float32 `scores`, cut to the nucleus and renormalized to sum 1."""
     N, V = scores_NV.shape
     scores_NV, probs_NV = scores_NV.contiguous(), probs_NV.contiguous()
     parts = triton.cdiv(V, _BLOCK)

@@ -1,7 +1,7 @@
-"""Draws tokens by an exponential race, with the noise made in the kernel: two launches per draw.
+"""Draws tokens by an exponential race, with noise computed in the kernel: two launches per draw.
 
-Each program searches a part of the vocabulary, so that one row fills a GPU; the second launch
-compares the parts. Shape suffixes: B rows, T positions, V vocabulary, P parts of it.
+Each program searches a part of the vocabulary, so that even one row uses the whole GPU. The second
+launch compares the parts. Shape suffixes: B rows, T positions, V vocabulary, P parts of it.
 """
 
 import torch
@@ -29,7 +29,7 @@ def _race(
     address = x + row * x_row_stride + t * x_position_stride + token
     value = tl.load(address, token < V, 0.0).to(tl.float32)
     noise = exponential_of(key, token)
-    # For logits: the logarithm of the ratio, without the constant that all tokens share.
+    # For logits: the logarithm of the ratio, without the constant common to all tokens.
     score = value / temperature - tl.log(noise) if IS_LOGITS else value / noise
     # NaN wins, as in torch; a comparison with NaN could yield an index past the end.
     score = tl.where(score == score, score, float("inf"))

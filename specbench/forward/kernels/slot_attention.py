@@ -1,9 +1,9 @@
-"""Attention of a few new tokens over the slots that a row has used, and over no others.
+"""Attention of a few new tokens over only the used slots of a row.
 
-A row's keys are shared out among programs (split-KV), each of which looks at its part of what the
-row has used with all query heads that share a key/value head; a second kernel adds up. So a round
-of one row fills a GPU, and reads nothing of the bucket's tail. Source: Dao et al. 2023,
-Flash-Decoding; the running softmax is that of Milakov and Gimelshein 2018 (arXiv:1805.02867).
+The used slots of a row are split over programs (split-KV), each for all query heads that share a
+key/value head; a second kernel combines the parts. So a round of even one row uses the whole GPU,
+and does not read the unused end of the bucket. Source: Dao et al. 2023, Flash-Decoding; the running
+softmax is that of Milakov and Gimelshein 2018 (arXiv:1805.02867).
 
 Shape suffixes: B rows, T new tokens of a row, N = B * T, Q query heads, H key/value heads,
 G = Q / H, D head size, S slots, M slots of branches, P parts of a row.
@@ -15,13 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 LAUNCHES = 2
-_PROGRAMS = 264  # to fill a GPU of 132 multiprocessors, two on each
+_PROGRAMS = 264  # two per multiprocessor of a GPU with 132
 
 
 def block_sizes(itemsize: int, pad: int) -> tuple[int, int]:
-    """Slots that a program looks at in one step, and its most queries: more take several programs.
+    """Slots per step of a program, and the most queries per program; more need several programs.
 
-    Both are kept in shared memory, of which a program has 99 KiB on an RTX 3090, 4090, A10 or L4.
+    Both are stored in shared memory, of which a program has 99 KiB on an RTX 3090, 4090, A10 or L4.
     """
     if itemsize < 4:
         return 64, 64
@@ -38,7 +38,9 @@ def _part(
 ):  # fmt: skip
     row = tl.program_id(0) // H
     head = tl.program_id(0) % H
-    q = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)  # token by token, then its heads
+    q = tl.program_id(1) * QUERIES + tl.arange(
+        0, QUERIES
+    )  # all heads of one token, then of the next
     token = q // G
     at = row * T + token
     is_query = token < T
@@ -67,9 +69,9 @@ def _part(
     for start in range(begin, end, SLOTS):
         s = start + tl.arange(0, SLOTS)
         is_slot = s < end
-        where = keys + s.to(tl.int64)[:, None] * kept_stride + d
-        k = tl.load(where, is_slot[:, None] & is_d, 0.0)
-        v = tl.load(where + H * D, is_slot[:, None] & is_d, 0.0)
+        address = keys + s.to(tl.int64)[:, None] * kept_stride + d
+        k = tl.load(address, is_slot[:, None] & is_d, 0.0)
+        v = tl.load(address + H * D, is_slot[:, None] & is_d, 0.0)
         scores = tl.dot(x, tl.trans(k), input_precision="ieee") * scale
         if IS_TREE:
             node = s - before
@@ -77,16 +79,16 @@ def _part(
             mask_address = seen + at.to(tl.int64)[:, None] * M + node
             is_seen = tl.load(mask_address, is_query[:, None] & is_branch, 0) != 0
             is_seen = is_seen | (node < 0)
-            lies = tl.load(branch_positions + row * M + node, is_branch, 0)
-            lies = tl.where(is_branch, lies, s)
+            slot_position = tl.load(branch_positions + row * M + node, is_branch, 0)
+            slot_position = tl.where(is_branch, slot_position, s)
         else:
             is_seen = s <= place[:, None]
-            lies = s
+            slot_position = s
         if HAS_WINDOW:
-            is_seen = is_seen & (lies > place[:, None] - window)
+            is_seen = is_seen & (slot_position > place[:, None] - window)
         scores = tl.where(is_seen & is_slot & is_query[:, None], scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
-        shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+        shift = tl.where(higher == float("-inf"), 0.0, higher)  # no visible slot yet
         weights = tl.exp(scores - shift[:, None])
         faded = tl.exp(highest - shift)
         total = total * faded + tl.sum(weights, 1)
@@ -117,7 +119,7 @@ def _together(
         weight = tl.exp(tl.load(maxima + first + i) - shift)
         total += weight * tl.load(totals + first + i)
         summed += weight * tl.load(sums + (first + i) * D + d, d < D, 0.0)
-    seen = tl.where(total > 0, total, 1.0)  # a token that sees nothing gets zeros
+    seen = tl.where(total > 0, total, 1.0)  # a token that attends to no slot gets zeros
     address = out + token * out_stride + head * D + d
     tl.store(address, (summed / seen).to(out.dtype.element_ty), d < D)
 
@@ -138,11 +140,11 @@ def attend(
 ) -> None:
     """Write the attention of T tokens of each row, queries [N, Q D], to `out` [N, Q D].
 
-    `kept` [slots, 2 H D] has keys and values side by side; row b's begin at `first_slots[b]`. A
-    token sees the slots up to its position, at most `window` of them. In a tree it sees all slots
-    before `base` and of the M from there on those of `seen`, whose positions are
-    `branch_positions`. `span`, the most slots that a row may have used, sets how many parts there
-    are and nothing else.
+    `kept` [slots, 2 H D] has keys and values side by side; those of row b begin at
+    `first_slots[b]`. A token attends to the slots up to its position, at most `window` of them. In
+    a tree it attends to all slots before `base` and, of the M slots from there on, to those in
+    `seen`, which have the positions `branch_positions`. `span`, the most slots that a row may have
+    used, affects only the number of parts.
     """
     B, T = positions_BT.shape
     Q, H = out_NW.shape[1] // head_size, kept_SW.shape[1] // head_size // 2
