@@ -1,4 +1,4 @@
 """Facts about the machine during a measurement, from NVML, the torch allocator and the host.
 
-Bytes, watts, clocks and the environment come out. Open `gpu.py` first.
+The results are bytes, watts, clocks and the environment. Open `gpu.py` first.
 """

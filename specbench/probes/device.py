@@ -1,4 +1,4 @@
-"""A device as torch sees it: which one a run takes, memory peaks, bandwidth, the host's calls."""
+"""Torch devices: the one that a run uses, memory peaks, copy bandwidth, and calls by the host."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -14,20 +14,20 @@ from specbench.probes.gpu import open_probe
 
 
 class AllocatorPeaks(NamedTuple):
-    """Highest values since the last reset; None on a device without this allocator."""
+    """Peaks since the last reset; None on a device without torch's CUDA allocator."""
 
     allocated_bytes: int | None
     reserved_bytes: int | None
 
 
 def reset_allocator_peaks(device: str) -> None:
-    """Forget the peaks so far: they start again from what is in use now."""
+    """Reset the peaks to the memory that is in use now."""
     if torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def allocator_peaks(device: str) -> AllocatorPeaks:
-    """Peaks of tensors' memory and of what the allocator took from the device."""
+    """Peaks of the memory of tensors, and of the memory that the allocator reserved."""
     if torch.device(device).type != "cuda":
         return AllocatorPeaks(None, None)
     return AllocatorPeaks(
@@ -36,15 +36,17 @@ def allocator_peaks(device: str) -> AllocatorPeaks:
 
 
 def cuda_uuid(device: str) -> str | None:
-    """UUID of a CUDA device as NVML writes it, less its `GPU-`; None on any other device."""
+    """The UUID of a CUDA device in NVML's form, without `GPU-`; None on any other device."""
     if torch.device(device).type != "cuda":
         return None
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def find_device(name: str) -> torch.device:
-    """`auto` is the first GPU if there is one; UsageError for what is not there, and for a GPU that
-    torch cannot use."""
+    """The torch device of this name; `auto` is the first GPU, or else the CPU.
+
+    UsageError if the device does not exist, or is a GPU that torch cannot use.
+    """
     if name == "cpu":
         return torch.device("cpu")
     has_cuda = torch.cuda.is_available()
@@ -61,12 +63,12 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", int(index or 0))
 
 
-# NVIDIA's minimal driver of a CUDA version (CUDA compatibility guide).
+# The oldest NVIDIA driver for each CUDA version (CUDA compatibility guide).
 _DRIVERS = {"12": 525, "13": 580}
 
 
 def _unusable_gpu_reason() -> str | None:
-    """Why torch cannot use the GPU that the driver shows; None if it shows none."""
+    """The reason why torch cannot use the GPU that the driver reports; None if it reports none."""
     gpu = open_probe("cuda:0").gpu_facts()
     if gpu.name is None:
         return None
@@ -87,29 +89,29 @@ REPEATS = 8
 def measure_copy_bandwidth(
     device: torch.device, *, num_bytes: int | None = None, repeats: int = REPEATS
 ) -> float:
-    """Bytes read + written per second by the best of `repeats` copies of `num_bytes`.
+    """Bytes read + written per second, by the fastest of `repeats` copies of `num_bytes`.
 
-    It takes twice `num_bytes` of memory and gives them back. A copy that fits a cache measures
-    the cache; on a host as many threads copy as torch has.
+    It needs twice `num_bytes` of memory, and frees it. A copy that fits into a cache measures the
+    cache. On the CPU, all of torch's threads copy.
     """
     size = num_bytes or NUM_BYTES[device.type]
     source = torch.ones(size, dtype=torch.uint8, device=device)
-    destination = source.clone()  # touched here, so that no page is mapped during the timing
+    destination = source.clone()  # pages are mapped now, not during the timed copy
     copy_s = _cuda_copy_s if device.type == "cuda" else _host_copy_s
     seconds = min(copy_s(source, destination) for _ in range(repeats))
     del source, destination
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # else the run's own reserved memory would include them
+        torch.cuda.empty_cache()  # otherwise the run's reserved memory would include them
     return 2 * size / seconds
 
 
 def copy_bandwidth(device: torch.device) -> float:
     """The copy bandwidth, measured once per process for each number of threads."""
-    return _measured(device, torch.get_num_threads())
+    return _cached_bandwidth(device, torch.get_num_threads())
 
 
 @cache
-def _measured(device: torch.device, _num_threads: int) -> float:
+def _cached_bandwidth(device: torch.device, _num_threads: int) -> float:
     return measure_copy_bandwidth(device)
 
 
@@ -128,9 +130,9 @@ def _cuda_copy_s(source: Tensor, destination: Tensor) -> float:
     return began.elapsed_time(ended) / 1000
 
 
-# Calls of the CUDA runtime (cuda...) and of the driver (cu..., which Triton uses) as the
-# profiler names them, some with more behind (ExC, _v11060). Memory copies and sets are not
-# kernels; torch ends a copy that blocks with a wait, which is counted.
+# Calls of the CUDA runtime (cuda...) and the driver (cu..., which Triton uses) by their names in
+# the profiler, some of which have suffixes (ExC, _v11060). Memory copies and sets are not kernels.
+# Torch ends a blocking copy with a wait, which is counted.
 _KERNELS = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel")
 _GRAPHS = ("cudaGraphLaunch", "cuGraphLaunch")
 _WAITS = (
@@ -144,21 +146,21 @@ _WAITS = (
 
 
 class HostCalls(NamedTuple):
-    """How often the host started a kernel by itself, started a graph, waited for the device."""
+    """Counts of calls by the host."""
 
-    launches: int
+    launches: int  # of single kernels
     graph_launches: int
-    syncs: int
+    syncs: int  # waits for the device
 
 
 def count_host_calls(work: Callable[[], object]) -> HostCalls | None:
-    """Run `work` under the profiler and count.
+    """Run `work` under the profiler and count the host's calls.
 
-    None if nothing was started: no GPU took part, or the driver does not permit profiling. The
-    profiler's own wait at the end is counted too: compare two runs of different length.
+    None if there was no launch: no GPU was used, or the driver does not allow profiling. The count
+    includes the profiler's own wait at the end, so compare two runs of different lengths.
     """
     gpu = (ProfilerActivity.CUDA,) if torch.cuda.is_available() else ()
-    # Without acc_events, torch 2.11 warns of profiler cycles that do not exist.
+    # Without acc_events, torch 2.11 warns about profiler cycles that do not exist.
     with profile(activities=(ProfilerActivity.CPU, *gpu), acc_events=True) as profiled:
         work()
     calls = calls_of(event.name for event in profiled.events())
@@ -166,7 +168,7 @@ def count_host_calls(work: Callable[[], object]) -> HostCalls | None:
 
 
 def calls_of(names: Iterable[str]) -> HostCalls:
-    """Counts among the names of a profile's events."""
+    """The counts of calls, from the names of a profile's events."""
     calls = tuple(names)
     return HostCalls(
         launches=sum(name.startswith(_KERNELS) for name in calls),

@@ -1,4 +1,5 @@
-"""Provenance of a run: what ran, from which commit, on what. No host, user or folder names."""
+"""Provenance of a run: its command, commit, packages and machine, without names of hosts, users or
+folders."""
 
 import os
 import platform
@@ -42,9 +43,9 @@ _PACKAGES = (
 def describe_environment(
     device: str, threads: int | None, command: Sequence[str], probe: Probe
 ) -> Environment:
-    """Facts that a repetition of a run on `device` needs; `command` is sys.argv as it came.
+    """The facts that are needed to repeat a run on `device`; `command` is sys.argv.
 
-    The program of the command is stored without its folder, the arguments as typed.
+    The program is stored without its folder, the arguments as typed.
     """
     gpu = probe.gpu_facts()
     return Environment(
@@ -69,7 +70,7 @@ def describe_environment(
 
 
 def program_name(path: str) -> str:
-    """The program without its folder; a package run with `python -m` goes by its own name."""
+    """The name of the program without its folder; with `python -m`, the name of the package."""
     program = Path(path)
     return program.parent.name if program.name == "__main__.py" else program.name
 
@@ -80,7 +81,7 @@ def package_versions() -> dict[str, str]:
 
 
 def cpu_model(cpu_info: Path = _CPU_INFO) -> str:
-    """The processor's own name, else its architecture."""
+    """The name of the processor, or else its architecture."""
     if cpu_info.exists():
         for line in cpu_info.read_text().splitlines():
             key, _, value = line.partition(":")
@@ -90,14 +91,14 @@ def cpu_model(cpu_info: Path = _CPU_INFO) -> str:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit that `folder` has checked out, `-dirty` if tracked files differ from it.
+    """The commit checked out in `folder`, with `-dirty` if tracked files differ from it.
 
-    None if git does not know the folder, or ignores it (a package in a checkout's venv).
+    None if the folder is not in a git checkout, or is ignored there (a package in a venv).
     """
     if not _git(folder, "ls-files", "."):
         return None
     commit = _git(folder, "describe", "--always", "--abbrev=40", "--exclude=*")
-    # Not `describe --dirty`: it locks the index, and killed with us it would leave it locked.
+    # `describe --dirty` would lock the index, and leave it locked if killed with this process.
     is_dirty = commit and _git(folder, "status", "--porcelain", "--untracked-files=no")
     return f"{commit}-dirty" if is_dirty else commit
 

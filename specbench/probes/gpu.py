@@ -1,6 +1,6 @@
-"""Memory, power, energy, clocks and throttling of GPUs, as their driver (NVML) reports them.
+"""Memory, power, energy, clocks and throttling of GPUs, as reported by their driver (NVML).
 
-A machine without a GPU has a probe that measures nothing."""
+On a machine without a GPU, the probe measures nothing."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,27 +25,27 @@ class GpuFacts(NamedTuple):
 
 
 class Probe:
-    """Samples one GPU during measured code; values that it cannot read are None, never zero.
+    """Samples one GPU while measured code runs; values that cannot be read are None, not zero.
 
-    This one measures nothing, for the given reason.
+    This base class measures nothing, for the given reason.
     """
 
     def __init__(self, reason: str) -> None:
-        self.reason = reason  # empty if something can be measured
+        self.reason = reason  # empty if the GPU can be measured
 
     def start(self) -> None:
-        """Begin to sample; samples of an earlier start that was never stopped are dropped."""
+        """Start sampling; the samples of an earlier start without a stop are dropped."""
 
     def stop(self) -> DeviceSample | None:
-        """End what `start` began and sum it up."""
+        """Stop sampling, and return a summary; None if nothing was measured."""
         return None
 
     def energy_j(self) -> float | None:
-        """Joules the GPU has used since its driver was loaded: take differences."""
+        """Joules that the GPU has used since its driver was loaded; use differences."""
         return None
 
     def device_used_bytes(self) -> int | None:
-        """GPU memory in use now, by everyone."""
+        """GPU memory in use now, by all processes."""
         return None
 
     def process_used_bytes(self) -> int | None:
@@ -53,14 +53,14 @@ class Probe:
         return None
 
     def gpu_facts(self) -> GpuFacts:
-        """Name, size and limits of the GPU."""
+        """The name, memory size and limits of the GPU."""
         return GpuFacts()
 
 
 INTERVAL_S = 0.05
 
-# Bits of NVML's clocks event reasons. Those that only say that the GPU idles or that someone chose
-# its clocks do not count as throttling; low clocks show in `sm_clock_mhz`.
+# Bits of NVML's clocks event reasons. An idle GPU and clocks set by a user do not count as
+# throttling; low clocks are visible in `sm_clock_mhz`.
 GPU_IDLE = 0x1
 _CHOSEN_CLOCKS = 0x2 | 0x100  # applications clocks, display clock
 THROTTLE_REASONS = {
@@ -76,9 +76,9 @@ THROTTLE_REASONS = {
 
 
 class Processes(NamedTuple):
-    """Who computes on the GPU; both None if this process cannot find itself."""
+    """Compute processes on the GPU; both None if this process is not among them."""
 
-    own_bytes: int | None
+    own_bytes: int | None  # GPU memory of this process
     num_others: int | None
 
 
@@ -101,10 +101,10 @@ def open_probe(
     nvml: Any = pynvml,
     environment: Mapping[str, str] = os.environ,
 ) -> Probe:
-    """The probe of a torch device, or one that measures nothing and says why.
+    """The probe of a torch device, or one that measures nothing, with the reason.
 
-    `uuid` is what CUDA calls the device (allocator.cuda_uuid) and settles which GPU is meant;
-    without it CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are followed as CUDA does.
+    `uuid` is the UUID of the CUDA device (device.cuda_uuid), which identifies the GPU. Without it,
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are interpreted as by CUDA.
     """
     kind, _, index = device.partition(":")
     if kind != "cuda":
@@ -124,10 +124,10 @@ def open_probe(
 
 
 class NvmlProbe(Probe):
-    """Samples one GPU. A value that NVML does not report is None; its errors are never raised."""
+    """Samples one GPU. A value that NVML does not report, or fails to read, is None."""
 
     def __init__(self, gpu: Any, *, nvml: Any = pynvml, interval_s: float = INTERVAL_S) -> None:
-        """`gpu` is an NVML device handle; `nvml` is pynvml or obeys its function names."""
+        """`gpu` is an NVML device handle; `nvml` is pynvml, or has the same functions."""
         super().__init__(reason="")
         self._gpu = gpu
         self._nvml = nvml
@@ -141,68 +141,70 @@ class NvmlProbe(Probe):
         return summarize(readings, self._sm_clock_default_mhz()) if readings else None
 
     def energy_j(self) -> float | None:
-        """The counter moves in steps of some 20 to 100 ms: short requests read coarsely."""
-        return _scaled(self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption))
+        """As in Probe. The counter updates every 20 to 100 ms, coarse for short requests."""
+        return _scaled(self._device_value(self._nvml.nvmlDeviceGetTotalEnergyConsumption))
 
     def device_used_bytes(self) -> int | None:
-        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
+        memory = self._device_value(self._nvml.nvmlDeviceGetMemoryInfo)
         return None if memory is None else int(memory.used)
 
     def process_used_bytes(self) -> int | None:
         return self._processes().own_bytes
 
     def gpu_facts(self) -> GpuFacts:
-        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
+        memory = self._device_value(self._nvml.nvmlDeviceGetMemoryInfo)
         return GpuFacts(
-            name=self._ask(self._nvml.nvmlDeviceGetName),
+            name=self._device_value(self._nvml.nvmlDeviceGetName),
             memory_bytes=None if memory is None else int(memory.total),
-            driver=self._answer(self._nvml.nvmlSystemGetDriverVersion),
-            power_limit_w=_scaled(self._ask(self._nvml.nvmlDeviceGetEnforcedPowerLimit)),
+            driver=self._value(self._nvml.nvmlSystemGetDriverVersion),
+            power_limit_w=_scaled(self._device_value(self._nvml.nvmlDeviceGetEnforcedPowerLimit)),
             sm_clock_default_mhz=self._sm_clock_default_mhz(),
         )
 
     def read(self) -> GpuReading:
-        """Everything that changes, now."""
+        """A reading of everything that changes during a run."""
         nvml = self._nvml
         processes = self._processes()
         return GpuReading(
             device_used_bytes=self.device_used_bytes(),
             process_used_bytes=processes.own_bytes,
-            power_w=_scaled(self._ask(nvml.nvmlDeviceGetPowerUsage)),
-            sm_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            power_w=_scaled(self._device_value(nvml.nvmlDeviceGetPowerUsage)),
+            sm_clock_mhz=self._device_value(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            temperature_c=self._device_value(
+                nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU
+            ),
             event_reasons=self._event_reasons(),
             num_other_processes=processes.num_others,
         )
 
     def _processes(self) -> Processes:
-        # Only compute processes: a desktop's own drawing does not make a cell invalid.
-        listed = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses)
+        # Only compute processes: the graphics of a desktop do not make a cell invalid.
+        listed = self._device_value(self._nvml.nvmlDeviceGetComputeRunningProcesses)
         memory = {process.pid: process.usedGpuMemory for process in listed or ()}
-        # A process that measures is on its GPU. If it is not listed, the list is empty or has the
-        # pids of another namespace (a container), which cannot be matched.
+        # This process uses the GPU. If it is not listed, the list is empty or has the pids of
+        # another namespace (a container), which cannot be matched.
         if os.getpid() not in memory:
             return Processes(None, None)
         return Processes(memory[os.getpid()], len(memory) - 1)
 
     def _event_reasons(self) -> int | None:
-        reasons: int | None = self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons)
-        if reasons is None:  # drivers before 535 know it by its old name
-            reasons = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        reasons: int | None = self._device_value(self._nvml.nvmlDeviceGetCurrentClocksEventReasons)
+        if reasons is None:  # drivers before 535 have only its old name
+            reasons = self._device_value(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
         return reasons
 
     def _sm_clock_default_mhz(self) -> int | None:
         """The default applications clock; the highest clock if a GPU has no default."""
         nvml = self._nvml
-        clock: int | None = self._ask(
+        clock: int | None = self._device_value(
             nvml.nvmlDeviceGetDefaultApplicationsClock, nvml.NVML_CLOCK_GRAPHICS
         )
-        return clock or self._ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM)
+        return clock or self._device_value(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM)
 
-    def _ask(self, function: Callable[..., Any], *arguments: int) -> Any:
-        return self._answer(function, self._gpu, *arguments)
+    def _device_value(self, function: Callable[..., Any], *arguments: int) -> Any:
+        return self._value(function, self._gpu, *arguments)
 
-    def _answer(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _value(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
         except self._nvml.NVMLError:
@@ -210,42 +212,42 @@ class NvmlProbe(Probe):
 
 
 def summarize(readings: list[GpuReading], sm_clock_default_mhz: int | None) -> DeviceSample:
-    """Peaks of memory and heat, mean power, lowest clock, and every reason to throttle.
+    """Peak memory and temperature, mean power, the lowest clock, and all reasons for throttling.
 
-    The clock of a moment in which the GPU idled says nothing about the work and is left out.
+    The clock excludes readings while the GPU was idle, because they do not depend on the work.
     """
     reasons = [r.event_reasons for r in readings if r.event_reasons is not None]
     clocks = [r.sm_clock_mhz for r in readings if not (r.event_reasons or 0) & GPU_IDLE]
     return DeviceSample(
         num_samples=len(readings),
-        device_used_bytes=_of_known(max, (r.device_used_bytes for r in readings)),
-        process_used_bytes=_of_known(max, (r.process_used_bytes for r in readings)),
-        power_w=_of_known(fmean, (r.power_w for r in readings)),
-        sm_clock_mhz=_of_known(min, clocks),
+        device_used_bytes=_aggregate_known(max, (r.device_used_bytes for r in readings)),
+        process_used_bytes=_aggregate_known(max, (r.process_used_bytes for r in readings)),
+        power_w=_aggregate_known(fmean, (r.power_w for r in readings)),
+        sm_clock_mhz=_aggregate_known(min, clocks),
         sm_clock_default_mhz=sm_clock_default_mhz,
-        temperature_c=_of_known(max, (r.temperature_c for r in readings)),
+        temperature_c=_aggregate_known(max, (r.temperature_c for r in readings)),
         throttle_reasons=throttle_names(reasons),
-        num_other_processes=_of_known(max, (r.num_other_processes for r in readings)),
+        num_other_processes=_aggregate_known(max, (r.num_other_processes for r in readings)),
     )
 
 
 def throttle_names(reasons: Iterable[int]) -> tuple[str, ...]:
-    """Names of all throttling bits set in any of `reasons`, lowest first.
+    """Names of all throttling bits that are set in any of `reasons`, lowest first.
 
-    A bit that NVML did not have when this was written is named `bit_11`.
+    Unknown bits have names such as `bit_11`.
     """
-    seen = 0
+    all_bits = 0
     for bits in reasons:
-        seen |= bits
-    seen &= ~(GPU_IDLE | _CHOSEN_CLOCKS)
+        all_bits |= bits
+    all_bits &= ~(GPU_IDLE | _CHOSEN_CLOCKS)
     return tuple(
         THROTTLE_REASONS.get(1 << bit, f"bit_{bit}")
-        for bit in range(seen.bit_length())
-        if seen >> bit & 1
+        for bit in range(all_bits.bit_length())
+        if all_bits >> bit & 1
     )
 
 
-def _of_known(fold: Callable[[list[Any]], Any], values: Iterable[float | None]) -> Any:
+def _aggregate_known(fold: Callable[[list[Any]], Any], values: Iterable[float | None]) -> Any:
     known = [value for value in values if value is not None]
     return fold(known) if known else None
 
@@ -263,18 +265,18 @@ def _is_partitioned(nvml: Any, gpu: Any) -> bool:
 
 
 class GpuNotFoundError(Exception):
-    """No GPU can be identified; the text is the reason."""
+    """The GPU cannot be identified; the message has the reason."""
 
 
 def find_gpu(index: int, uuid: str | None, nvml: Any, environment: Mapping[str, str]) -> Any:
     """The NVML handle of CUDA device `index`; `uuid`, if known, is the one that CUDA reports.
 
-    NVML counts all GPUs in PCI order. CUDA counts those that CUDA_VISIBLE_DEVICES names, in its
-    order, and numbers them fastest first unless CUDA_DEVICE_ORDER is PCI_BUS_ID. Raises
-    GpuNotFoundError if none fits or several may.
+    NVML numbers all GPUs in PCI order. CUDA numbers only those in CUDA_VISIBLE_DEVICES, in that
+    order, and sorts GPUs by speed unless CUDA_DEVICE_ORDER is PCI_BUS_ID. GpuNotFoundError if no
+    GPU matches, or if the match is ambiguous.
     """
     if uuid is not None:
-        return _of_uuid(uuid, nvml)
+        return _gpu_by_uuid(uuid, nvml)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         name = str(index)
@@ -285,10 +287,10 @@ def find_gpu(index: int, uuid: str | None, nvml: Any, environment: Mapping[str, 
         name = names[index]
     gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     if not name.isdecimal():
-        return _of_uuid_prefix(name, gpus, nvml)
+        return _gpu_by_uuid_prefix(name, gpus, nvml)
     if int(name) >= len(gpus):
         raise GpuNotFoundError(f"cuda:{index} is GPU {name}, and NVML knows {len(gpus)}")
-    # Equal GPUs are numbered in PCI order in either case.
+    # GPUs of the same model are numbered in PCI order in both cases.
     models = {nvml.nvmlDeviceGetName(gpu) for gpu in gpus}
     if len(models) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise GpuNotFoundError(
@@ -298,45 +300,45 @@ def find_gpu(index: int, uuid: str | None, nvml: Any, environment: Mapping[str, 
     return gpus[int(name)]
 
 
-def _of_uuid(uuid: str, nvml: Any) -> Any:
+def _gpu_by_uuid(uuid: str, nvml: Any) -> Any:
     try:
         return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except nvml.NVMLError as error:
         raise GpuNotFoundError(f"NVML has no GPU {uuid} (a MIG instance?): {error}") from error
 
 
-def _of_uuid_prefix(name: str, gpus: list[Any], nvml: Any) -> Any:
+def _gpu_by_uuid_prefix(name: str, gpus: list[Any], nvml: Any) -> Any:
     if name.startswith("MIG-"):
         raise GpuNotFoundError(f"{name}: NVML reports power, energy and clocks only of whole GPUs")
-    fitting = [gpu for gpu in gpus if nvml.nvmlDeviceGetUUID(gpu).startswith(name)]
-    if len(fitting) != 1:
-        raise GpuNotFoundError(f"NVML knows {len(fitting)} GPUs whose UUID begins with {name}")
-    return fitting[0]
+    matching = [gpu for gpu in gpus if nvml.nvmlDeviceGetUUID(gpu).startswith(name)]
+    if len(matching) != 1:
+        raise GpuNotFoundError(f"NVML knows {len(matching)} GPUs whose UUID begins with {name}")
+    return matching[0]
 
 
 class GpuUse(NamedTuple):
     """Use of several GPUs during a measurement; None if it is not reported."""
 
     num_gpus: int | None
-    power_w: float | None  # mean, of all of them
-    memory_bytes: int | None  # peaks, summed
+    power_w: float | None  # sum of the mean power of each GPU
+    memory_bytes: int | None  # sum of the peaks of each GPU
     throttle_reasons: tuple[str, ...]
 
 
 class Gpus:
-    """The GPUs that CUDA_VISIBLE_DEVICES names; none without NVML."""
+    """Samples all GPUs in CUDA_VISIBLE_DEVICES; there are none without NVML."""
 
     def __init__(self, open_one: Callable[[str], Probe] = open_probe) -> None:
         opened = (open_one(f"cuda:{i}") for i in count())
         self._probes = tuple(takewhile(lambda probe: not probe.reason, opened))
 
     def start(self) -> None:
-        """Begin to sample all of them."""
+        """Start sampling all GPUs."""
         for probe in self._probes:
             probe.start()
 
     def stop(self) -> GpuUse:
-        """End what `start` began and sum it up."""
+        """Stop sampling, and return the totals."""
         return _sum_of_devices([probe.stop() for probe in self._probes])
 
 

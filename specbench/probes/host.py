@@ -1,7 +1,8 @@
-"""The host: memory of this process, the host and its container (cgroup), and load by others.
+"""The host: memory of this process, of the host and of the container (cgroup), and load by other
+processes.
 
-Load is CPU time of other processes, stolen time, and load average. The limit of the CPU's clock is
-also read, because the current clock of an idle CPU means nothing.
+Load has the CPU time of other processes, stolen time, and the load average. It also has the limit
+of the CPU's clock, because the current clock of an idle CPU is meaningless.
 """
 
 import os
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class PeriodicReader(Generic[T]):
-    """Calls `read` at once, every `interval_s` after that, and once more at the end."""
+    """Calls `read` in a thread: immediately, then every `interval_s`, and once more at the end."""
 
     def __init__(self, read: Callable[[], T], interval_s: float) -> None:
         self._read = read
@@ -27,14 +28,14 @@ class PeriodicReader(Generic[T]):
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Start over; a start that was never stopped ends here and its samples are lost."""
+        """Start a new series of samples; those of an earlier start without a stop are dropped."""
         self.stop()
         self._stopping.clear()
         self._thread = Thread(target=self._run, name="specbench-sampler", daemon=True)
         self._thread.start()
 
     def stop(self) -> list[T]:
-        """End the thread and return its samples, oldest first; none without a start."""
+        """Stop the thread and return its samples, oldest first; empty without a start."""
         if self._thread is not None:
             self._stopping.set()
             self._thread.join()
@@ -58,52 +59,51 @@ class HostSample(NamedTuple):
 
     num_samples: int
     process_peak_bytes: int  # resident set of this process
-    host_peak_bytes: int  # memory in use on the host, by everyone
+    host_peak_bytes: int  # memory in use on the host, by all processes
 
 
 class HostProbe:
-    """Watches host memory while code runs; a spike shorter than the interval can be missed.
+    """Samples host memory while code runs; it may miss spikes shorter than the interval.
 
-    Its thread takes CPU time: use it around memory measurements, not around timed ones.
+    Its thread uses CPU time, so do not use it during timed measurements.
     """
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self._sampler = PeriodicReader(_read, interval_s)
 
     def start(self) -> None:
-        """Start over: earlier peaks are forgotten."""
+        """Start sampling; earlier peaks are dropped."""
         self._sampler.start()
 
     def stop(self) -> HostSample:
-        """Peaks since `start`, which must have been called."""
+        """Stop sampling, and return the peaks since `start`, which must have been called."""
         readings = self._sampler.stop()
         process, host = zip(*readings, strict=True)
         return HostSample(len(readings), max(process), max(host))
 
 
 def process_used_bytes() -> int:
-    """Resident set of this process now."""
+    """The resident set size of this process now."""
     return psutil.Process().memory_info().rss
 
 
 def host_used_bytes() -> int:
-    """Memory in use on the host now: what no process could have without swapping."""
+    """Memory in use on the host now: the part that is not available without swapping."""
     memory = psutil.virtual_memory()
     return memory.total - memory.available
 
 
 def host_available_bytes() -> int:
-    """Memory that processes can still have now without swapping, on the host and in its cgroup."""
+    """Memory that this process can allocate now without swapping, also within its cgroup."""
     available = psutil.virtual_memory().available
     left = cgroup_available_bytes()
     return available if left is None else min(available, left)
 
 
 def cgroup_available_bytes(root: Path = CGROUPS, memberships: Path = OWN_CGROUPS) -> int | None:
-    """Memory that the limits of this process's cgroups leave; None without a limit.
+    """Memory below the limits of this process's cgroups and their parents; None without a limit.
 
-    The limits of all parent cgroups count as well. Inactive pages of files count as free: the
-    kernel frees them before it kills a process.
+    Inactive file pages count as free, because the kernel frees them before it kills a process.
     """
     free = map(_free_bytes, _cgroups(root, memberships))
     smallest = min((num_bytes for num_bytes in free if num_bytes is not None), default=None)
@@ -111,9 +111,10 @@ def cgroup_available_bytes(root: Path = CGROUPS, memberships: Path = OWN_CGROUPS
 
 
 def _cgroups(root: Path, memberships: Path) -> Iterator[Path]:
-    """Folders of version 2 and of version 1's memory controller, up to the root of each.
+    """The folders of this process's cgroups (version 2, and version 1's memory controller), each
+    with its parents up to the root.
 
-    In a container the paths may be those of the host, of which only the root is seen.
+    In a container these may be paths on the host, of which only the root exists.
     """
     for line in _text(memberships).splitlines():
         number, _, rest = line.partition(":")
@@ -149,29 +150,29 @@ def _read() -> tuple[int, int]:
 
 
 LOAD_S = 0.3
-SPARE = 0.25  # of a core that others may use before it is worth a word
+SPARE = 0.25  # of a core that other processes may use without a warning
 STEAL = 0.02  # of the time
 MOST_LOAD = 1.5  # per core, averaged over the last minute
-LIMITED = 0.9  # of a CPU's highest clock: power saving, or heat
+LIMITED = 0.9  # share of a CPU's highest clock; a limit below it means power saving, or heat
 CPUS = Path("/sys/devices/system/cpu")
 _BUSIEST = 3  # processes that are named
-_NAME = 20  # letters of a name
+_MAX_NAME = 20  # letters of a name
 
 
 class HostLoad(NamedTuple):
-    """The host over a short while, this process left out; CPU time in cores."""
+    """The load of the host over a short time, without this process; CPU time in cores."""
 
     num_cores: int  # that this process may use
-    others_cores: float
-    steal_share: float  # of the time, taken by other guests of the same machine
+    others_cores: float  # used by other processes
+    steal_share: float  # share of CPU time taken by other guests of the same machine
     load_average: float  # of the last minute, this process included
-    busiest: tuple[tuple[str, float], ...] = ()  # other processes by name, and their cores
-    clock_limit: tuple[int, int] | None = None  # MHz, of the highest; None if unknown
+    busiest: tuple[tuple[str, float], ...] = ()  # names of other processes, with their cores
+    clock_limit: tuple[int, int] | None = None  # MHz: the limit, the highest clock; None: unknown
 
 
 def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
-    """Watches for `LOAD_S`; processes that may not be seen have no name and still count."""
-    each = _process_seconds()
+    """Measure the load for `LOAD_S`. Processes whose names are not visible still count."""
+    seconds_before = _process_seconds()
     before, own_before, began_s = psutil.cpu_times(), time.process_time(), time.monotonic()
     sleep(LOAD_S)
     after, own_s = psutil.cpu_times(), time.process_time() - own_before
@@ -179,7 +180,11 @@ def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
     idle = ("idle", "iowait", "steal", "guest", "guest_nice")  # guests are in user time already
     busy_s = sum(getattr(after, n) - getattr(before, n) for n in after._fields if n not in idle)
     stolen_s = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
-    used = ((name, (s - each.get(at, (name, s))[1]) / seconds) for at, (name, s) in _seconds(each))
+    used = (
+        (name, (cpu_s - seconds_before[pid][1]) / seconds)
+        for pid, (name, cpu_s) in _process_seconds().items()
+        if pid in seconds_before
+    )
     busiest = sorted(
         (process for process in used if process[1] >= 0.05), key=lambda process: -process[1]
     )
@@ -210,23 +215,23 @@ def clock_limit(cpus: Path) -> tuple[int, int] | None:
 
 
 def physical_cores(num_allowed: int) -> int:
-    """Physical cores that a process may use; two hyperthreads are one core."""
+    """The physical cores among `num_allowed` logical ones; two hyperthreads are one core."""
     return min(psutil.cpu_count(logical=False) or num_allowed, num_allowed)
 
 
 def idle_cores(load: HostLoad) -> int:
-    """Physical cores that this process may use and that others leave idle; at least 1."""
-    everywhere = psutil.cpu_count(logical=False) or load.num_cores
-    return max(1, min(load.num_cores, int(everywhere - load.others_cores + SPARE)))
+    """Physical cores that this process may use and that other processes leave idle; at least 1."""
+    num_physical = psutil.cpu_count(logical=False) or load.num_cores
+    return max(1, min(load.num_cores, int(num_physical - load.others_cores + SPARE)))
 
 
 def busy_now(num_needed: int, threads: int | None = None) -> tuple[str, ...]:
-    """Facts that would disturb a measurement now that keeps `num_needed` cores busy, in words."""
+    """Sentences about the current load that would disturb a measurement on `num_needed` cores."""
     return busy_facts(host_load(), num_needed, threads)
 
 
 def others_fact(load: HostLoad) -> str:
-    """How many cores other processes use, the busiest by name."""
+    """A sentence with the cores that other processes use, and the names of the busiest."""
     names = ", ".join(f"{name} {used:.1f}" for name, used in load.busiest)
     named = f" ({names})" if names else ""
     return f"other processes use {load.others_cores:.1f} of {_cores(load)}{named}"
@@ -237,9 +242,9 @@ def _cores(load: HostLoad) -> str:
 
 
 def busy_facts(load: HostLoad, num_needed: int, threads: int | None = None) -> tuple[str, ...]:
-    """Facts that would disturb `num_needed` busy cores, in words.
+    """Sentences about a load that would disturb a measurement on `num_needed` cores.
 
-    `threads` is the number that compute, if --threads can change it.
+    `threads` is the number of computing threads, if --threads can change it.
     """
     facts = []
     cores = _cores(load)
@@ -257,18 +262,14 @@ def busy_facts(load: HostLoad, num_needed: int, threads: int | None = None) -> t
     return tuple(facts)
 
 
-def _seconds(known: dict[int, tuple[str, float]]) -> list[tuple[int, tuple[str, float]]]:
-    return [(at, process) for at, process in _process_seconds().items() if at in known]
-
-
 def _process_seconds() -> dict[int, tuple[str, float]]:
-    """Name and CPU seconds of the other processes, by id."""
+    """The name and CPU seconds of each other process, by pid."""
     seconds = {}
     for process in psutil.process_iter(("name", "cpu_times")):
         times = process.info["cpu_times"]
         if times is not None and process.pid != os.getpid():
             name = "".join(c for c in process.info["name"] or "" if c.isprintable())
-            seconds[process.pid] = name[:_NAME], times.user + times.system
+            seconds[process.pid] = name[:_MAX_NAME], times.user + times.system
     return seconds
 
 
@@ -276,5 +277,5 @@ def num_cores() -> int:
     """Cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):  # not on every system
+    except (AttributeError, OSError):  # not available on every system
         return os.cpu_count() or 1

@@ -1,4 +1,5 @@
-"""Is the output the target's own? Evidence is collected with torch and judged without.
+"""Tests whether speculation leaves the target's output unchanged.
 
-Pairings in, findings out. Open `judge.py` first; `collect.py` decodes, `report.py` words findings.
+Pairings go in, findings come out. Evidence is collected with torch and judged without it. Open
+`judge.py` first; `collect.py` decodes, `report.py` writes the sentences.
 """

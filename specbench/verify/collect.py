@@ -1,4 +1,5 @@
-"""Evidence about engines in this process: each decodes, and the target scores its outputs."""
+"""Collects evidence about engines in this process: each decodes, and the target scores its
+outputs."""
 
 import hashlib
 import itertools
@@ -25,10 +26,10 @@ from specbench.verify.reference_model import ReferenceModel
 from specbench.verify.scorer import AnsweredPrompt, Texts, TextScorer
 from specbench.verify.statistics import tokens_for_control
 
-SMALL_VOCABULARY = 64  # up to here the joint distribution of a few tokens is also tested
+SMALL_VOCABULARY = 64  # up to this size the joint distribution of a few tokens is also tested
 _MOST_CELLS = 4096
 _MOST_JOINT_TOKENS = 4
-_BATCH_TOKENS = 2**16  # tokens that are sampled before any is scored
+_BATCH_TOKENS = 2**16  # most tokens to sample before they are scored
 _GREEDY = Sampling()
 
 
@@ -37,7 +38,7 @@ class LossyByChoice(Protocol):
     """An engine, or a wrapper of one, with options that change the distribution on purpose."""
 
     def lossy_option(self, work: Work) -> str | None:
-        """The name of the option that `work` uses; None if it is lossless."""
+        """The name of the lossy option that `work` uses; None if it is lossless."""
 
 
 class KnownOutput(NamedTuple):
@@ -49,7 +50,7 @@ class KnownOutput(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerificationPrompt(AnsweredPrompt):
-    """A prompt to decode; those of one `conversation` are its turns in order."""
+    """A prompt to decode; prompts with the same `conversation` are its turns, in order."""
 
     prediction_ids: tuple[int, ...] = ()  # a text that the output may resemble
     conversation: str | None = None
@@ -57,11 +58,11 @@ class VerificationPrompt(AnsweredPrompt):
 
     @property
     def expected_tokens(self) -> int:
-        """About how many tokens an output will have."""
+        """The estimated number of tokens of an output."""
         return self.max_new_tokens if self.answer is None else len(self.answer.output_ids)
 
     def request(self, sampling: Sampling, seed: int, repeat: int = 0) -> Request:
-        """The request of a repeat, from 0; each repeat is a separate conversation."""
+        """The request of one repeat (from 0); each repeat is a separate conversation."""
         return Request(
             prompt_ids=self.prompt_ids,
             max_new_tokens=self.max_new_tokens,
@@ -73,7 +74,7 @@ class VerificationPrompt(AnsweredPrompt):
 
 
 class EngineUnderTest(NamedTuple):
-    """An engine doing `work` for a pairing, with `num_rows` concurrent requests."""
+    """An engine that does `work` for a pairing, with `num_rows` concurrent requests."""
 
     pairing: str
     engine: Engine
@@ -106,8 +107,8 @@ class Collector:
         self._seed = seed
 
     def greedy_texts(self, candidate: EngineUnderTest) -> Texts:
-        """The greedy output of every prompt; at K = 0 known outputs are reused, except for turns of
-        a conversation."""
+        """The greedy output of every prompt. At K = 0, known outputs are reused, except those of
+        conversations."""
         known = {
             i: prompt.answer.output_ids
             for i, prompt in enumerate(self._prompts)
@@ -125,7 +126,7 @@ class Collector:
     def greedy(
         self, candidate: EngineUnderTest, texts: Texts, baseline: Texts | None
     ) -> GreedyEvidence:
-        """Texts compared with those at K = 0, or else with the target's best tokens."""
+        """Compare texts with those at K = 0; without a baseline, with the target's best tokens."""
         return self._scorer.greedy(
             candidate.at(0.0), self._prompts, texts, baseline, eos_ids=candidate.engine.eos_ids
         )
@@ -133,8 +134,8 @@ class Collector:
     def sampled(
         self, candidate: EngineUnderTest, sampling: Sampling, num_tokens: int
     ) -> SampledEvidence:
-        """The first `num_tokens` tokens of the sampled texts, in order; the last text is cut, so no
-        length is preferred."""
+        """Sample texts and score their first `num_tokens` tokens, in order. The last text is cut,
+        so that no length is preferred."""
         return self._scorer.sampled(
             candidate.at(sampling.temperature),
             sampling,
@@ -147,8 +148,8 @@ class Collector:
     def tokens_for_control(
         self, candidate: EngineUnderTest, sampling: Sampling, level: float
     ) -> float:
-        """About how many sampled tokens detect a lower temperature at a level, estimated from the
-        target's distributions."""
+        """The estimated number of sampled tokens that detect a lower temperature at this level,
+        from the target's distributions."""
         texts = [(q, q.answer.output_ids) for q in self._prompts if q.answer is not None]
         num, subject = sum(len(ids) for _, ids in texts), candidate.at(sampling.temperature)
         scored = self._scorer.sampled(
@@ -160,15 +161,15 @@ class Collector:
     def _sampled_texts(
         self, candidate: EngineUnderTest, sampling: Sampling, num_tokens: int
     ) -> Iterator[tuple[VerificationPrompt, tuple[int, ...]]]:
-        """Sampled texts of all prompts, repeated without end, each repeat with other seeds.
+        """An endless stream of sampled texts for all prompts, repeated with different seeds.
 
-        A batch has as many requests as `num_tokens` are expected to take, and at least as many as
+        A batch has as many requests as `num_tokens` are expected to need, but at least as many as
         the engine decodes concurrently.
         """
         begin, left = 0, num_tokens
         while True:
             end = _end(self._prompts, begin, min(left, _BATCH_TOKENS), candidate.num_rows)
-            batch = [divmod(place, len(self._prompts)) for place in range(begin, end)]
+            batch = [divmod(index, len(self._prompts)) for index in range(begin, end)]
             requests = [
                 self._prompts[i].request(
                     sampling,
@@ -185,7 +186,7 @@ class Collector:
     def _joint(
         self, candidate: EngineUnderTest, sampling: Sampling, num_tokens: int
     ) -> JointCounts | None:
-        """Counts of the first few tokens of many texts; None if there are too many such texts."""
+        """Counts of the first few tokens of many texts; None if the vocabulary is too large."""
         V, prompt = self._reference.vocab_size, self._prompts[0]
         if V > SMALL_VOCABULARY:
             return None
@@ -215,7 +216,7 @@ class Collector:
     def _seed_of(
         self, candidate: EngineUnderTest, sampling: Sampling, use: str, repeat: int
     ) -> int:
-        """A seed that differs for every request of the call."""
+        """A seed that is unique among the requests of the call."""
         parts = (
             self._seed,
             candidate.pairing,
@@ -231,26 +232,27 @@ class Collector:
 
 
 def _end(prompts: Sequence[VerificationPrompt], begin: int, num_tokens: int, num_rows: int) -> int:
-    """The end of a batch in the repeated prompts.
+    """The index after the last prompt of a batch, in the endlessly repeated prompts.
 
-    It has whole conversations, at least `num_tokens` expected tokens and `num_rows` requests.
+    The batch has whole conversations, at least `num_tokens` expected tokens and at least `num_rows`
+    requests.
     """
     end, expected = begin, 0
-    while expected < num_tokens or end - begin < num_rows or not _is_new(prompts, end):
+    while expected < num_tokens or end - begin < num_rows or not _starts_conversation(prompts, end):
         expected += prompts[end % len(prompts)].expected_tokens
         end += 1
     return end
 
 
-def _is_new(prompts: Sequence[VerificationPrompt], place: int) -> bool:
+def _starts_conversation(prompts: Sequence[VerificationPrompt], index: int) -> bool:
     """Whether this prompt does not continue the conversation of the one before it."""
-    i = place % len(prompts)
+    i = index % len(prompts)
     conversation = prompts[i].conversation
     return conversation is None or i == 0 or conversation != prompts[i - 1].conversation
 
 
 class VerificationJob(NamedTuple):
-    """One engine doing `work` for a pairing at one temperature; no drafter at K = 0."""
+    """The work of one engine for a pairing at one temperature; `drafter` is None at K = 0."""
 
     pairing: str
     drafter: DrafterSpec | None
@@ -263,8 +265,8 @@ class VerificationJob(NamedTuple):
         return self.drafter is None and self.sampling.temperature == 0
 
     def refused(self, error: Exception) -> FailedEvidence:
-        """The evidence for a job that an engine refused; whether it is lossy follows from its
-        drafter, which the engine may not have loaded."""
+        """The evidence for a job that an engine refused. Whether it is lossy is read from the
+        drafter's configuration, because the engine may not have loaded it."""
         rule = self.drafter.lossy if self.drafter else None
         subject = Subject(
             pairing=self.pairing,
@@ -278,7 +280,7 @@ class VerificationJob(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """Tokens sampled for each job, and concurrent requests of each engine."""
+    """The number of tokens to sample for each job, and of concurrent requests of each engine."""
 
     num_tokens: int
     num_rows: Mapping[str, int]
@@ -291,8 +293,10 @@ def examine(
     amount: Amount,
     stage: Callable[[str], None],
 ) -> list[Evidence]:
-    """Evidence for every job, in order: those of a pairing are consecutive, K = 0 comes first. A
-    refusal is evidence."""
+    """The evidence for every job, in order; a refusal is evidence as well.
+
+    The jobs of a pairing must be consecutive, and those at K = 0 come first.
+    """
     baselines: dict[str, Texts] = {}
     evidence: list[Evidence] = []
     for pairing, grouped in itertools.groupby(jobs, lambda job: job.pairing):

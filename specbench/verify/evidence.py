@@ -1,4 +1,4 @@
-"""Evidence about one pairing at one K and temperature: numbers only, no torch.
+"""Evidence about one pairing at one K and temperature, as numbers; no torch.
 
 Shape suffixes: N tokens, C cells of a joint distribution.
 """
@@ -15,7 +15,7 @@ from specbench.doc import Doc
 Floats = NDArray[np.float64]
 Output = tuple[str, tuple[int, ...]]  # the name of its prompt, and its tokens
 
-CONTROL = 0.8  # a verdict needs tokens enough to detect a temperature lower by this factor
+CONTROL = 0.8  # a verdict needs enough tokens to detect a temperature that is this factor lower
 
 
 class SumMoments(NamedTuple):
@@ -27,29 +27,26 @@ class SumMoments(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """The engine and setting whose output was tested.
+    """The engine and setting whose output was tested."""
 
-    `lossy` names an option that changes the distribution on purpose.
-    """
-
-    pairing: str  # the bare target for K = 0
+    pairing: str  # the target at K = 0
     engine: str
     method: str
     num_speculative_tokens: int
     temperature: float
-    lossy: str | None = None
+    lossy: str | None = None  # the option that changes the distribution on purpose
 
     @property
     def lossy_words(self) -> str:
-        """The beginning of reasons, `typical is lossy by choice; `; empty without an option."""
+        """A prefix of reasons, such as `typical is lossy by choice; `; empty without an option."""
         return f"{self.lossy} is lossy by choice; " if self.lossy else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:
-    """The position at which a greedy text leaves the expected one.
+    """A position at which a greedy text differs from the expected one.
 
-    A step is the unit in the last place of the logits' dtype at their magnitude.
+    A step is one unit in the last place of the logits, in their dtype and at their magnitude.
     """
 
     prompt_id: Annotated[str, Doc("the prompt")]
@@ -75,10 +72,10 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GreedyEvidence:
-    """Greedy texts compared with the expected ones; at most one divergence per prompt, the first.
+    """The divergences of greedy texts from the expected ones.
 
-    The texts of a server at K = 0 are the baseline of its other texts, even if they depart from the
-    target.
+    A server's texts at K = 0 are the baseline of its other texts, even if they differ from the
+    target's.
     """
 
     subject: Subject
@@ -92,7 +89,7 @@ class GreedyEvidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointCounts:
-    """How often each short text occurred, and its exact probability."""
+    """The count of each short text, and its exact probability."""
 
     observed_C: Floats
     probability_C: Floats
@@ -101,14 +98,14 @@ class JointCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledEvidence:
-    """Positions of sampled tokens in the target's distribution given the tokens before them.
+    """Sampled tokens as quantiles of the target's distribution given the tokens before them.
 
-    Each column has one number in [0, 1] per token: randomized probability integral transforms.
-    They are independent and uniform if, and only if, every token was drawn from the target's
+    Each column has one number in [0, 1] per token, a randomized probability integral transform. The
+    numbers are independent and uniform if, and only if, every token was drawn from the target's
     distribution. `surprise_N` is the mass of the tokens less likely than the drawn one,
-    `identity_N` that of the tokens with smaller ids. `log_likelihoods` are those of all tokens
-    together at other temperatures, by the factor to the requested one. `colder` is the ratio
-    expected of tokens drawn at the lower temperature.
+    `identity_N` that of the tokens with smaller ids. `log_likelihoods` has the log-likelihood of
+    all tokens at several temperatures, by the factor to the requested one. `colder` is the expected
+    log-likelihood ratio of tokens that are drawn at the lower temperature.
     """
 
     subject: Subject
@@ -125,9 +122,8 @@ class SampledEvidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distance:
-    """How far sampled tokens at one position are from the expected distribution, over all prompts.
-
-    A finite sample is never at 0.
+    """The distance of sampled tokens at one position from the expected distribution, over all
+    prompts. It is above 0 for every finite sample.
     """
 
     position: Annotated[int, Doc("in the output, from 0")]
@@ -140,10 +136,10 @@ class Distance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineSample:
-    """Outputs of a server, and those of the same server at K = 0.
+    """Outputs of a server, and of the same server at K = 0.
 
-    `colder` are outputs at K = 0 at a lower temperature, which the tests must detect. A token is
-    the number of a character if the server reports no tokens.
+    `colder` has outputs at K = 0 and a lower temperature, which the tests must detect. If the
+    server reports no tokens, characters count as tokens.
     """
 
     baseline: Subject  # the server at K = 0
@@ -161,7 +157,7 @@ class ServedEvidence:
     num_texts: int
     num_tokens: int
     scored: SampledEvidence | None
-    sample: BaselineSample | None  # None: it is K = 0
+    sample: BaselineSample | None  # None at K = 0
     distances: tuple[Distance, ...] = ()  # from the target's distribution
     not_scored_because: str = ""  # why the target's logits were not computed
     rule: str | None = None  # by which a serving engine accepts draft tokens
@@ -169,7 +165,7 @@ class ServedEvidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedEvidence:
-    """A subject that could not be decoded, and why."""
+    """A subject that could not be decoded, with the reason."""
 
     subject: Subject
     reason: str

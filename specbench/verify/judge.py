@@ -1,10 +1,10 @@
 """Verdicts from evidence: one finding per pairing, K and temperature; no torch.
 
-The false alarm rate is that of a whole call: all its p-values are adjusted together (Holm).
+The false alarm rate holds for a whole call: all its p-values are adjusted together (Holm).
 
-Speculation on a server is compared with the same server at K = 0, and with the target's
-distribution if its logits were computed and K = 0 follows them. A fault of K = 0 is not caused by
-speculation.
+Speculation on a server is compared with the same server at K = 0. It is also compared with the
+target's distribution, if the target's logits were computed and K = 0 follows that distribution: a
+fault at K = 0 is not caused by speculation.
 """
 
 import math
@@ -50,8 +50,8 @@ Verdict = Literal[
 ]
 
 FALSE_ALARM = 1e-3
-EDGE_SHARE = 0.05  # of the tokens: with more whose cut rounding decides, the test is undecided
-NUM_TESTS = 4  # of a cell's tokens; `joint` is only for small vocabularies
+EDGE_SHARE = 0.05  # if rounding decides the cut of a larger share of tokens, the test is undecided
+NUM_TESTS = 4  # per cell, without `joint`, which is only for small vocabularies
 MOST_TOKENS, _STEP = 10**8, 1024
 WITHOUT_SPECULATION = (
     "speculation is not the cause: the server's model, dtype or quantization differs from the "
@@ -59,15 +59,15 @@ WITHOUT_SPECULATION = (
     "generation_config.json)"
 )
 
-# A test -> what its small p-value means.
-_OF_TARGET = {
+# The fault that a small p-value of each test means.
+_TARGET_FAULTS = {
     "temperature": "another temperature fits them better",
     "surprise": "likely and unlikely tokens do not occur as often as they should",
     "identity": "some tokens occur too often",
     "sequence": "a token depends on the previous one in a way the target's does not",
     "joint": "whole texts do not occur as often as they should",
 }
-_OF_BASELINE = {
+_BASELINE_FAULTS = {
     "rarity": "likely and unlikely tokens do not occur as often as in its answers at K = 0",
     "frequency": "some tokens occur more often than in its answers at K = 0",
 }
@@ -75,9 +75,9 @@ _OF_BASELINE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The verdict about one pairing at one K and temperature, and its evidence.
+    """The verdict on one pairing at one K and temperature, and its evidence.
 
-    `p_value` is adjusted for all tests of the call; `p_values` are not.
+    `p_value` is adjusted for all tests of the call; `p_values` are not adjusted.
     """
 
     subject: Subject
@@ -98,31 +98,32 @@ class Finding:
 
     @property
     def lossless(self) -> bool | None:
-        """Whether the output is the target's; None if the evidence is not enough."""
+        """Whether the output matches the target's; None if there is not enough evidence."""
         if self.verdict in ("inconclusive", "failed"):
             return None
         return self.verdict not in ("mismatch", "lossy")
 
     @property
     def farthest(self) -> Distance | None:
-        """The largest distance from the expected distribution, beyond what chance gives."""
+        """The largest distance from the expected distribution in excess of chance; None without
+        distances."""
         return max(self.distances, key=lambda d: d.total_variation - d.floor, default=None)
 
 
 class _Tests(NamedTuple):
-    """The tests of one piece of evidence, by name."""
+    """The p-values of one piece of evidence, by the name of the test."""
 
     p_values: Mapping[str, float]
-    adjusted: Mapping[str, float]  # the same, for all tests of the call
+    adjusted: Mapping[str, float]  # for all tests of the call
     false_alarm: float
-    level: float  # what the smallest p-value of the call must be below
+    level: float  # the bound on the smallest p-value of the call, not adjusted
 
     def only(self, names: Collection[str]) -> "_Tests":
         return self._replace(p_values={n: p for n, p in self.p_values.items() if n in names})
 
     @property
     def worst(self) -> str:
-        """The name of the smallest p-value."""
+        """The name of the test with the smallest p-value."""
         return min(self.p_values, key=lambda name: self.p_values[name])
 
     @property
@@ -136,11 +137,11 @@ class _Tests(NamedTuple):
 
 
 def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tuple[Finding, ...]:
-    """One finding per piece of evidence, in its order."""
+    """One finding per piece of evidence, in the same order."""
     p_values = [_p_values(each) for each in evidence]
-    pooled = [p for named in p_values for p in named.values()]
-    adjusted = iter(holm(pooled))
-    level = false_alarm / max(len(pooled), 1)  # what the first rejection needs
+    all_p_values = [p for named in p_values for p in named.values()]
+    adjusted = iter(holm(all_p_values))
+    level = false_alarm / max(len(all_p_values), 1)  # required for the first rejection
     findings: list[Finding] = []
     for each, named in zip(evidence, p_values, strict=True):
         tests = _Tests(named, {name: next(adjusted) for name in named}, false_alarm, level)
@@ -167,8 +168,8 @@ def level_of_call(num_sampled: int) -> float:
 
 
 def tokens_for(precision: float, num_sampled: int) -> int:
-    """The fewest tokens per cell, in steps of 1,024, that detect a fault of this size in 80% of
-    calls. `precision` is the share of tokens that the fault displaces; MOST_TOKENS at most.
+    """The fewest tokens per cell, in steps of 1,024 and at most MOST_TOKENS, that detect a fault in
+    80% of calls. `precision` is the share of tokens that the fault displaces.
     """
     return _STEP * bisect_left(
         range(MOST_TOKENS // _STEP),
@@ -179,18 +180,18 @@ def tokens_for(precision: float, num_sampled: int) -> int:
 
 
 def _p_values(evidence: Evidence) -> dict[str, float]:
-    """p-values by test, not adjusted."""
+    """Unadjusted p-values by test."""
     if isinstance(evidence, SampledEvidence):
         return _target_p_values(evidence)
     if isinstance(evidence, ServedEvidence):
-        of_target = _target_p_values(evidence.scored) if evidence.scored else {}
-        return of_target | (_baseline_p_values(evidence.sample) if evidence.sample else {})
+        by_target = _target_p_values(evidence.scored) if evidence.scored else {}
+        return by_target | (_baseline_p_values(evidence.sample) if evidence.sample else {})
     return {}
 
 
 def _target_p_values(evidence: SampledEvidence) -> dict[str, float]:
     """Tests of sampled tokens against the target's distribution."""
-    if len(evidence.surprise_N) < 2:  # all others had probability 0: the reason reports that
+    if len(evidence.surprise_N) < 2:  # all others had probability 0, which the reason reports
         return {"surprise": 1.0}
     p_values = {
         "temperature": temperature_p_value(evidence.log_likelihoods),
@@ -213,11 +214,11 @@ def _baseline_p_values(sample: BaselineSample) -> dict[str, float]:
 
 def _judge_greedy(evidence: GreedyEvidence) -> Finding:
     differing = {divergence.prompt_id for divergence in evidence.divergences}
-    wrong = [d for d in evidence.divergences if not is_tie(d)]
-    first = next(iter([*wrong, *evidence.divergences]), None)
+    not_ties = [d for d in evidence.divergences if not is_tie(d)]
+    first = next(iter([*not_ties, *evidence.divergences]), None)
     subject, not_scored_because = evidence.subject, evidence.not_scored_because
     verdict: Verdict
-    if evidence.is_baseline and (wrong or not_scored_because):
+    if evidence.is_baseline and (not_ties or not_scored_because):
         verdict = "matches_baseline"
         reason = "without speculation it departs from the target's best tokens beyond rounding"
         if not_scored_because:
@@ -227,7 +228,7 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
     elif not_scored_because:
         verdict = "inconclusive"
         reason = f"{describe_divergence(first)}; not scored, because {not_scored_because}"
-    elif not wrong:
+    elif not not_ties:
         verdict = "near_tie"
         most = max(d.steps or 0.0 for d in evidence.divergences)
         reason = (
@@ -257,9 +258,9 @@ def is_tie(divergence: Divergence) -> bool:
 
 
 def _judge_sampled(evidence: SampledEvidence, tests: _Tests) -> Finding:
-    """The verdict on sampled tokens by the target's distribution."""
+    """The verdict on sampled tokens, by the target's distribution."""
     subject, n = evidence.subject, len(evidence.surprise_N)
-    tests = tests.only(_OF_TARGET)
+    tests = tests.only(_TARGET_FAULTS)
     num_others = len(evidence.log_likelihoods) - 1
     control = control_p_value(evidence.colder, num_others)
     verdict: Verdict = "mismatch"
@@ -271,7 +272,9 @@ def _judge_sampled(evidence: SampledEvidence, tests: _Tests) -> Finding:
     elif evidence.num_outside:
         reason = f"{evidence.num_outside} tokens are excluded by top-k and top-p"
     elif tests.is_rejected:
-        reason = f"the tokens do not follow the target's distribution: {_OF_TARGET[tests.worst]}"
+        reason = (
+            f"the tokens do not follow the target's distribution: {_TARGET_FAULTS[tests.worst]}"
+        )
     elif evidence.num_at_edge > EDGE_SHARE * (n + evidence.num_at_edge):
         verdict = "inconclusive"
         reason = (
@@ -303,18 +306,18 @@ def _judge_sampled(evidence: SampledEvidence, tests: _Tests) -> Finding:
 
 
 def _judge_served(evidence: ServedEvidence, tests: _Tests, earlier: Sequence[Finding]) -> Finding:
-    """The verdict on a server's sampled outputs; `earlier` has the finding about its K = 0."""
+    """The verdict on a server's sampled outputs; `earlier` has the finding for its K = 0."""
     scored = _judge_sampled(evidence.scored, tests) if evidence.scored else None
     sample, distances = evidence.sample, evidence.distances
     if sample is None:
         finding = _judge_served_baseline(evidence, scored)
     else:
         baseline = next(f for f in earlier if f.subject == sample.baseline)
-        of_baseline = tests.only(_OF_BASELINE)
+        baseline_tests = tests.only(_BASELINE_FAULTS)
         if scored is not None and baseline.verdict == "matches_distribution":
-            finding = _with_baseline_tests(scored, of_baseline)
+            finding = _with_baseline_tests(scored, baseline_tests)
         else:
-            finding = _judge_by_baseline(evidence.subject, sample, of_baseline)
+            finding = _judge_by_baseline(evidence.subject, sample, baseline_tests)
             distances = sample.distances
     return replace(
         finding,
@@ -326,7 +329,7 @@ def _judge_served(evidence: ServedEvidence, tests: _Tests, earlier: Sequence[Fin
 
 
 def _judge_served_baseline(evidence: ServedEvidence, scored: Finding | None) -> Finding:
-    """The verdict on K = 0, which only the target can judge."""
+    """The verdict on a server's K = 0, which only the target's distribution can judge."""
     if scored is None:
         reason = f"not tested against the target's distribution: {evidence.not_scored_because}"
         return Finding(subject=evidence.subject, verdict="matches_baseline", reason=reason)
@@ -336,23 +339,23 @@ def _judge_served_baseline(evidence: ServedEvidence, scored: Finding | None) -> 
 
 
 def _with_baseline_tests(scored: Finding, tests: _Tests) -> Finding:
-    """The verdict by the target, unless the outputs differ from those at K = 0."""
+    """The verdict by the target's distribution, or a mismatch if outputs differ from K = 0."""
     finding = replace(
         scored,
         p_value=min(scored.p_value or 0.0, tests.p_value),
         p_values={**scored.p_values, **tests.p_values},
     )
     if tests.is_rejected and scored.verdict != "mismatch":
-        return replace(finding, verdict="mismatch", reason=_OF_BASELINE[tests.worst])
+        return replace(finding, verdict="mismatch", reason=_BASELINE_FAULTS[tests.worst])
     return finding
 
 
 def _judge_by_baseline(subject: Subject, sample: BaselineSample, tests: _Tests) -> Finding:
-    """The verdict by K = 0 of the same server; the control is a lower temperature at K = 0."""
+    """The verdict by the same server at K = 0; the control is K = 0 at a lower temperature."""
     control = rarity_p_value(sample.colder, sample.baseline_outputs)
     verdict: Verdict
     if tests.is_rejected:
-        verdict, reason = "mismatch", _OF_BASELINE[tests.worst]
+        verdict, reason = "mismatch", _BASELINE_FAULTS[tests.worst]
     elif control < tests.level:
         verdict, reason = "matches_baseline", "its answers are like those of its K = 0"
     else:
@@ -372,7 +375,7 @@ def _judge_by_baseline(subject: Subject, sample: BaselineSample, tests: _Tests) 
 
 
 def describe_divergence(divergence: Divergence) -> str:
-    """The position, and how far the tokens are below the target's best."""
+    """The position of a divergence, and the distance of its tokens from the target's best."""
     is_text = isinstance(divergence.expected, str)
     unit = "character" if is_text else "token"
     position = f"{divergence.prompt_id}, {unit} {divergence.position}"

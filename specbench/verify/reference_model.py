@@ -1,8 +1,7 @@
 """The target as reference: its logits for every token of a finished text, and the distribution that
 sampling must follow.
 
-That distribution is implemented a second time: it shares no code with decode/sampling.py, so that
-it detects faults there.
+The distribution does not share code with decode/sampling.py, so that it detects faults there.
 Shape suffixes: T tokens fed, N tokens, V vocabulary, R rows.
 """
 
@@ -19,14 +18,14 @@ from specbench.forward.self_test import make_checked_runner
 from specbench.records import Sampling
 from specbench.verify.evidence import Divergence
 
-_CHUNK = 512  # tokens of a text fed together
-_ROWS = 64  # short texts fed together
-_MOST_LOGITS = 2**22  # of texts fed together, if a chunk has fewer
-# Rounding steps by which the order of two tokens may change. Logits of the demo target differed
-# by up to 18 in float32 and up to 7 in the others, between the fused runner with five tokens per
+_CHUNK = 512  # tokens of a text per forward
+_ROWS = 64  # short texts per forward
+_MOST_LOGITS = 2**22  # per forward of several texts, unless a chunk has more
+# Differences in rounding steps that rounding may cause. Logits of the demo target differed by
+# up to 18 steps in float32 and up to 7 in the others, between the fused runner with five tokens per
 # forward and the stock runner with the whole text.
 _TIE_STEPS = {torch.float32: 32.0, torch.float16: 8.0, torch.bfloat16: 8.0}
-_EDGE = 2  # times a tie: around a cut by top-k or top-p, which depends on many logits
+_EDGE = 2  # factor of a tie for the cut by top-k or top-p, which depends on many logits
 
 Text = tuple[Sequence[int], Sequence[int]]  # the tokens of a prompt, and those of its output
 
@@ -37,7 +36,7 @@ class ReferenceModel:
 
     def __init__(self, model: Any) -> None:
         self._runner, _ = make_checked_runner(model, "stock")
-        self._fed: tuple[int, ...] = ()  # the prompt that the cache holds, except its last token
+        self._cached_prompt: tuple[int, ...] = ()  # all tokens except the last are in the cache
         self.vocab_size = self._runner.vocab_size
         self.device = self._runner.device
 
@@ -54,27 +53,27 @@ class ReferenceModel:
         self._runner.allocate(1, len(fed))
         tokens_1T = torch.tensor([fed], device=self.device)
         first = len(prompt_ids) - 1
-        is_fed = self._fed == tuple(prompt_ids) and self._runner.cache is cache
-        is_fed &= self._runner.most_drafts is None  # a state includes the last output
-        self._fed = ()
-        # The prompt and the output share no chunk: the prompt needs no logits.
-        begins = [*range(first if is_fed else 0, first, _CHUNK), *range(first, len(fed), _CHUNK)]
+        is_cached = self._cached_prompt == tuple(prompt_ids) and self._runner.cache is cache
+        is_cached &= self._runner.most_drafts is None  # a state includes the last output
+        self._cached_prompt = ()
+        # The prompt and the output are in separate chunks, because the prompt needs no logits.
+        begins = [*range(first if is_cached else 0, first, _CHUNK), *range(first, len(fed), _CHUNK)]
         for begin, end in itertools.pairwise([*begins, len(fed)]):
             last_1 = None if begin >= first else torch.zeros_like(tokens_1T[0, :1])
             logits_1TV = self._forward(tokens_1T[:, begin:end], begin, last_1)
             if begin >= first:
-                self._fed = tuple(prompt_ids)
+                self._cached_prompt = tuple(prompt_ids)
                 yield _checked(logits_1TV[0])
 
-    def together(self, texts: Sequence[Text]) -> Iterator[tuple[int, Tensor]]:
+    def logits_of_texts(self, texts: Sequence[Text]) -> Iterator[tuple[int, Tensor]]:
         """The index of a text and the logits [<= 512, V] of its next tokens; texts in any order.
 
-        Short texts of similar length are fed together.
+        Short texts of similar length share a forward.
         """
         lengths = [len(prompt) + len(output) for prompt, output in texts]
         left = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
         while left:
-            num = self._num_together(lengths[left[0]])
+            num = self._batch_size(lengths[left[0]])
             batch, left = left[:num], left[num:]
             if len(batch) > 1:
                 yield from zip(batch, self._batched([texts[i] for i in batch]), strict=True)
@@ -82,17 +81,19 @@ class ReferenceModel:
                 for logits_NV in self.logits(*texts[batch[0]]):
                     yield batch[0], logits_NV
 
-    def _num_together(self, length: int) -> int:
-        """Number of texts of this length, prompt included, that are fed together."""
-        if length > _CHUNK or self._runner.most_drafts is not None:  # states take no padding
+    def _batch_size(self, length: int) -> int:
+        """The number of texts of this length, prompt included, per forward."""
+        if (
+            length > _CHUNK or self._runner.most_drafts is not None
+        ):  # recurrent states do not allow padding
             return 1
         return max(1, max(_CHUNK, _MOST_LOGITS // self.vocab_size) // length)
 
     @torch.inference_mode()
     def _batched(self, texts: Sequence[Text]) -> list[Tensor]:
-        """Logits [N, V] of each text. A prompt that all have in common is fed once.
+        """Logits [N, V] of each text; a prompt that all texts share is prefilled once.
 
-        Rows are padded after their last token, which no earlier token attends to.
+        Rows are padded at the end, so no token attends to the padding.
         """
         first_prompt, _ = texts[0]
         is_shared = all(tuple(prompt) == tuple(first_prompt) for prompt, _ in texts)
@@ -100,7 +101,7 @@ class ReferenceModel:
         fed = [[*prompt, *output[:-1]][begin:] for prompt, output in texts]
         R, T = len(texts), max(map(len, fed))
         check_context(self._runner.max_position, begin + T)
-        self._fed = ()
+        self._cached_prompt = ()
         self._runner.allocate(R, begin + T)
         if begin:
             prompt_1T = torch.tensor([first_prompt[:-1]], device=self.device)
@@ -109,11 +110,11 @@ class ReferenceModel:
                 self._runner.copy_row(0, row, begin)
         tokens_RT = torch.tensor([[*ids, *[0] * (T - len(ids))] for ids in fed], device=self.device)
         logits_RTV = self._forward(tokens_RT, begin)
-        of_texts = []
+        text_logits = []
         for (prompt, output), logits_TV in zip(texts, logits_RTV, strict=True):
             first = len(prompt) - 1 - begin
-            of_texts.append(_checked(logits_TV[first : first + len(output)]))
-        return of_texts
+            text_logits.append(_checked(logits_TV[first : first + len(output)]))
+        return text_logits
 
     def _forward(self, tokens_RT: Tensor, begin: int, last_1: Tensor | None = None) -> Tensor:
         """Logits [R, T, V] of tokens at positions from `begin` on."""
@@ -129,21 +130,22 @@ class ReferenceModel:
         expected: Sequence[int],
         actual: Sequence[int],
     ) -> Divergence | None:
-        """The first position at which `actual` differs from `expected`, with its logits."""
+        """The first position at which `actual` differs from `expected`, with the logits there; None
+        if they are equal."""
         pairs = enumerate(itertools.zip_longest(expected, actual))
-        position = next((i for i, (right, wrong) in pairs if right != wrong), None)
+        position = next((i for i, (a, b) in pairs if a != b), None)
         if position is None:
             return None
         *_, last_NV = self.logits(prompt_ids, [*expected[:position], 0])
-        right, wrong = (
+        expected_id, actual_id = (
             ids[position] if position < len(ids) else None for ids in (expected, actual)
         )
-        return _divergence(prompt_id, position, right, wrong, last_NV[-1])
+        return _divergence(prompt_id, position, expected_id, actual_id, last_NV[-1])
 
     def departures(
         self, prompt_id: str, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> list[Divergence]:
-        """Every token of a greedy text that is not the target's best after the tokens before it."""
+        """All tokens of a greedy text that are not the target's best, given the tokens before."""
         divergences: list[Divergence] = []
         position = 0
         for logits_NV in self.logits(prompt_ids, output_ids):
@@ -157,7 +159,7 @@ class ReferenceModel:
     def ending(
         self, prompt_id: str, prompt_ids: Sequence[int], output_ids: Sequence[int], end: int
     ) -> Divergence:
-        """A text that continues after its end, `end` tokens long, or stops before it."""
+        """The divergence of a text that continues past its correct `end`, or stops before it."""
         is_longer = end < len(output_ids)
         *_, last_NV = self.logits(prompt_ids, [*output_ids[:end], 0])
         token = output_ids[end] if is_longer else None
@@ -166,9 +168,10 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def joint_probs(self, prompt_ids: Sequence[int], num_tokens: int, sampling: Sampling) -> Tensor:
-        """Probability of every text of `num_tokens` tokens, float64 [V ** num_tokens].
+        """The probability of every text of `num_tokens` tokens, float64 [V ** num_tokens].
 
-        A text's index is its tokens read as digits of base V, the first being the highest.
+        The index of a text is the number with its tokens as digits in base V, the first being the
+        highest.
         """
         V = self.vocab_size
         probs = torch.ones(1, dtype=torch.float64)
@@ -182,7 +185,7 @@ class ReferenceModel:
         self, prompt_ids: Sequence[int], prefixes: Sequence[tuple[int, ...]], sampling: Sampling
     ) -> Tensor:
         tokens_RT = torch.tensor([[*prompt_ids, *prefix] for prefix in prefixes])
-        self._fed = ()
+        self._cached_prompt = ()
         self._runner.allocate(*tokens_RT.shape)
         logits_RTV = self._forward(tokens_RT.to(self.device), 0)
         return token_distribution(logits_RTV[:, -1], sampling)
@@ -216,7 +219,7 @@ def _divergence(
 
 
 def edge_slack(logits_NV: Tensor) -> Tensor:
-    """Distance from a cut, in logits, within which rounding decides, float64 [N, 1]."""
+    """The distance from a cut, in logits, within which rounding decides, float64 [N, 1]."""
     return _EDGE * _tie_steps(logits_NV.dtype) * rounding_step(logits_NV)
 
 
@@ -227,7 +230,7 @@ def _tie_steps(dtype: torch.dtype) -> float:
 def rounding_step(logits_NV: Tensor) -> Tensor:
     """One unit in the last place at the magnitude of each largest logit, float64 [N, 1].
 
-    float64 models still compute norms and rotary positions in float32, so its step is taken.
+    float64 models also compute norms and rotary positions in float32, so float32's step is used.
     """
     dtype = logits_NV.dtype
     eps = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).eps
@@ -241,7 +244,7 @@ def _batches(prefixes: Iterator[tuple[int, ...]]) -> Iterator[list[tuple[int, ..
 
 
 def token_distribution(logits_NV: Tensor, sampling: Sampling) -> Tensor:
-    """Probability of every token, float64 [N, V], at a temperature above 0."""
+    """The probability of every token, float64 [N, V], at a temperature above 0."""
     scores_NV = logits_NV.double() / sampling.temperature
     if has_cuts(sampling):
         scores_NV = scores_NV.masked_fill(~allowed(logits_NV, sampling), -torch.inf)
@@ -249,12 +252,12 @@ def token_distribution(logits_NV: Tensor, sampling: Sampling) -> Tensor:
 
 
 def has_cuts(sampling: Sampling) -> bool:
-    """Whether top-k or top-p may leave tokens out."""
+    """Whether top-k or top-p may exclude tokens."""
     return sampling.top_k > 0 or sampling.top_p < 1
 
 
 def log_likelihoods(probs_NV: Tensor, tokens_N: Tensor, factors: Sequence[float]) -> list[float]:
-    """Log-likelihood of all tokens at each factor times the temperature.
+    """The log-likelihood of all tokens at each factor times the temperature.
 
     Top-k and top-p keep the same tokens at every factor.
     """
@@ -262,16 +265,16 @@ def log_likelihoods(probs_NV: Tensor, tokens_N: Tensor, factors: Sequence[float]
     chosen = float(logs_NV.gather(1, tokens_N[:, None]).sum())
     totals, powers_NV = [], torch.empty_like(logs_NV)
     for factor in factors:
-        # Logarithms of probabilities are at most 0, and the largest near it: nothing overflows,
-        # and not everything underflows.
+        # Log-probabilities are at most 0, and the largest is close to 0: the exponentials cannot
+        # overflow, and at least one does not underflow.
         torch.mul(logs_NV, 1 / factor, out=powers_NV).exp_()
         totals.append(chosen / factor - float(powers_NV.sum(-1).log().sum()))
     return totals
 
 
-def ratio_to_expect(probs_NV: Tensor, factor: float) -> tuple[float, float]:
-    """Mean and variance, over all tokens, of the log-likelihood ratio of another temperature to
-    this one, if tokens were drawn at the other one: `factor` times this temperature.
+def expected_log_ratio(probs_NV: Tensor, factor: float) -> tuple[float, float]:
+    """Mean and variance of the log-likelihood ratio of `factor` times this temperature to this
+    temperature, summed over all tokens, if tokens are drawn at the former.
     """
     logs_NV = probs_NV.log().clamp(min=-1e3)  # below the range of float64: an excluded token adds 0
     powers_NV = logs_NV / factor
@@ -284,9 +287,9 @@ def ratio_to_expect(probs_NV: Tensor, factor: float) -> tuple[float, float]:
 
 
 def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = None) -> Tensor:
-    """Tokens that top-k and then top-p keep, bool [N, V].
+    """The tokens that top-k and then top-p keep, bool [N, V].
 
-    `slack_N1` widens both cuts by the error that rounding gives the distance of two logits.
+    `slack_N1` widens both cuts by the rounding error of the distance of two logits.
     """
     scores_NV = logits_NV.double() / sampling.temperature
     slack = 0.0 if slack_N1 is None else slack_N1.double() / sampling.temperature
@@ -297,13 +300,13 @@ def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = Non
     if sampling.top_p < 1:
         p_NV = scores_NV.masked_fill(~kept_NV, -torch.inf).softmax(-1)
         ranked, order_NV = p_NV.sort(-1, descending=True)
-        # A token stays while those before it have not filled the nucleus; equal ones stay together.
+        # A token is kept if those before it do not fill the nucleus; equal ones are treated alike.
         ahead_NV = ranked.cumsum(-1) - ranked
         is_tied_NV = ranked == ranked.roll(1, -1)
         is_tied_NV[:, 0] = False
         ahead_NV = ahead_NV.masked_fill(is_tied_NV, 0.0).cummax(-1).values
-        # Rounding may lower the odds of the tokens before it by exp(slack): the nucleus is full
-        # once odds of those * exp(-slack) = odds of top_p.
+        # Rounding may lower the odds of the tokens before it by exp(slack), so the nucleus is full
+        # only if their odds * exp(-slack) = odds of top_p.
         rest = (1 - sampling.top_p) * torch.exp(-torch.as_tensor(slack, device=p_NV.device))
         nucleus = sampling.top_p if slack_N1 is None else sampling.top_p / (sampling.top_p + rest)
         stays_NV = ahead_NV < nucleus
@@ -313,10 +316,10 @@ def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = Non
 
 
 def surprise(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
-    """Mass of the tokens less likely than each drawn one, plus `within_N` of the drawn one.
+    """The mass of the tokens less likely than each drawn one, plus `within_N` of the drawn one.
 
-    Uniform in [0, 1] if the tokens were drawn from p. Summed from the small side, so that a
-    token in the far tail keeps its digits. Equal probabilities are ordered by token id.
+    It is uniform in [0, 1] if the tokens were drawn from p. The sum is over the less likely tokens,
+    so that it is precise in the far tail. Equal probabilities are ordered by token id.
     """
     p_N1 = p_NV.gather(1, tokens_N[:, None])
     ids_V = torch.arange(p_NV.shape[1], device=p_NV.device)
@@ -325,7 +328,8 @@ def surprise(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
 
 
 def identity(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
-    """Mass of the tokens with smaller ids than each drawn one, plus `within_N` of the drawn one."""
+    """The mass of the tokens with smaller ids than each drawn one, plus `within_N` of the drawn
+    one."""
     ids_V = torch.arange(p_NV.shape[1], device=p_NV.device)
     drawn_N = p_NV.gather(1, tokens_N[:, None])[:, 0]
     before_N = p_NV.masked_fill(ids_V >= tokens_N[:, None], 0.0).sum(1)

@@ -17,9 +17,9 @@ from specbench.verify.evidence import Distance, Divergence, Subject
 from specbench.verify.judge import FALSE_ALARM, Finding, Verdict, describe_divergence, is_tie
 
 SCHEMA_VERSION = 1
-LEAST_P = 1e-99  # a smaller p-value is shown as below this one
+LEAST_P = 1e-99  # a smaller p-value is shown as less than this
 
-# A verdict -> how its sentence begins, the worst first; every other verdict is lossless.
+# How the sentence of a verdict begins, the most severe first; all other verdicts are lossless.
 _WORDS = {
     "mismatch": "NOT lossless",
     "lossy": "lossy by choice",
@@ -35,7 +35,7 @@ _WORDS_OF_SERVER_BASELINE = {
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """The code of the worst finding."""
+    """The exit code for the most severe finding."""
     if any(finding.lossless is False for finding in findings):
         return ExitCode.FAILED
     verdicts = {finding.verdict for finding in findings}
@@ -45,7 +45,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def false_alarm_note(findings: Sequence[Finding]) -> str:
-    """How to read the p-values; empty without any."""
+    """A note on how to read the p-values; empty if there are none."""
     num_tests = _num_tests(findings)
     if not num_tests:
         return ""
@@ -175,13 +175,13 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
 
 
 def _worst(findings: Sequence[Finding]) -> Finding | None:
-    """The first finding of the worst verdict in _WORDS; None without one."""
+    """The first finding with the most severe verdict in _WORDS; None if all are lossless."""
     by_verdict = {finding.verdict: finding for finding in reversed(findings)}
     return next((by_verdict[verdict] for verdict in _WORDS if verdict in by_verdict), None)
 
 
 def _sentence(findings: Sequence[Finding]) -> str:
-    """The verdict on a pairing in this process, without its name."""
+    """The sentence about a pairing of an engine in this process, without the pairing's name."""
     worst = _worst(findings)
     if worst is None:
         return f"lossless: {'; '.join(filter(None, (_greedy(findings), _sampled(findings))))}."
@@ -213,7 +213,7 @@ def _share(finding: Finding) -> str:
 
 
 def _num_matching(finding: Finding) -> int:
-    """Number of greedy texts that are the expected ones."""
+    """The number of greedy texts that equal the expected ones."""
     return round((finding.match_rate or 0.0) * (finding.num_prompts or 0))
 
 
@@ -313,7 +313,7 @@ def _served_subject(finding: Finding) -> str:
 
 
 def _baseline_of(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
-    """The finding about K = 0 of the same engine; None at K = 0."""
+    """The finding for K = 0 of the same engine; None at K = 0."""
     if _is_baseline(finding):
         return None
     subject = finding.subject
@@ -365,7 +365,7 @@ def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
 
 
 def _context(finding: Finding, baseline: Finding | None) -> Iterator[str]:
-    """Facts that help to find the cause of a fault."""
+    """Facts that help to find the cause of a mismatch."""
     if baseline is not None and baseline.verdict == "matches_distribution":
         yield f"K = 0 of the same server follows it ({_p(baseline)}{_gap(baseline)})"
     if finding.rule:
@@ -373,7 +373,7 @@ def _context(finding: Finding, baseline: Finding | None) -> Iterator[str]:
 
 
 def _gap(finding: Finding) -> str:
-    """The position of the largest distance, and its size."""
+    """The largest distance and its position; empty without distances."""
     distance = finding.farthest
     if distance is None:
         return ""

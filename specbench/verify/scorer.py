@@ -1,4 +1,4 @@
-"""Scores finished texts of any engine by the target's logits: evidence for the judge.
+"""Scores finished texts of any engine by the target's logits, as evidence for judge.py.
 
 Shape suffixes: N tokens, V vocabulary.
 """
@@ -25,32 +25,32 @@ from specbench.verify.reference_model import (
     ReferenceModel,
     allowed,
     edge_slack,
+    expected_log_ratio,
     has_cuts,
     identity,
     log_likelihoods,
-    ratio_to_expect,
     surprise,
     token_distribution,
 )
 from specbench.verify.statistics import Tally
 
-_GROUP = 64  # texts, of which those of similar length are fed together
-TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # factors of the requested one
+_GROUP = 64  # texts from which batches of similar length are made
+TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # factors of the requested temperature
 
 Texts = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredPrompt:
-    """A prompt that has an output; `id` names workload, prompt and turn."""
+    """A prompt with an output."""
 
-    id: str
+    id: str  # names workload, prompt and turn
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
 
 
 class TextScorer:
-    """Scores texts by one target."""
+    """Scores texts by the logits of one target."""
 
     def __init__(self, reference: ReferenceModel, *, seed: int) -> None:
         self._reference = reference
@@ -65,10 +65,10 @@ class TextScorer:
         *,
         eos_ids: Collection[int],
     ) -> GreedyEvidence:
-        """Texts compared with those at K = 0, or else with the target's best tokens.
+        """Compare texts with those at K = 0, or, without a baseline, with the target's best tokens.
 
-        After a first difference the rest of a text is compared with the target's best tokens. The
-        end of a text is also checked, unless there is a text at K = 0.
+        After the first difference from K = 0, the rest of a text is compared with the target's best
+        tokens, and so is its end. A text equal to that at K = 0 is not checked further.
         """
         divergences: list[Divergence] = []
         for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
@@ -83,7 +83,7 @@ class TextScorer:
                 departures = [first, *(d for d in departures if d.position > first.position)]
             if not _ends_well(text, prompt.max_new_tokens, eos_ids):
                 end = _end(text, prompt.max_new_tokens, eos_ids)
-                if not departures or departures[-1].position < end:  # else it is listed already
+                if not departures or departures[-1].position < end:  # otherwise it is listed
                     departures.append(self._reference.ending(*named, text, end))
             divergences += departures
         return GreedyEvidence(
@@ -104,24 +104,24 @@ class TextScorer:
         joint: JointCounts | None = None,
         tally: Tally | None = None,
     ) -> SampledEvidence:
-        """The first `num_tokens` tokens of the sampled texts, in order.
+        """Score the first `num_tokens` tokens of the sampled texts, in order.
 
-        The number is fixed beforehand and the last text is cut to it: stopping at a text's
-        end would prefer some distributions to others. A `tally` also counts every token.
+        The number is fixed beforehand and the last text is cut, because stopping at the end of a
+        text would favor some distributions. A `tally` also counts every token.
         """
         scored: list[_ScoredText] = []
         wrongly_ended: list[str] = []
         for group in self._groups(answers, num_tokens):
-            begun = []
+            scored_group = []
             for prompt, text, counted in group:
                 if not _ends_well(text, prompt.max_new_tokens, eos_ids):
                     wrongly_ended.append(prompt.id)
                 noise = np.random.default_rng((self._seed, len(scored)))
-                begun.append(_ScoredText(prompt, counted, sampling, noise, tally))
-                scored.append(begun[-1])
+                scored_group.append(_ScoredText(prompt, counted, sampling, noise, tally))
+                scored.append(scored_group[-1])
             texts = [(prompt.prompt_ids, counted) for prompt, _, counted in group]
-            for i, logits_NV in self._reference.together(texts):
-                begun[i].add(logits_NV)
+            for i, logits_NV in self._reference.logits_of_texts(texts):
+                scored_group[i].add(logits_NV)
         return SampledEvidence(
             subject=subject,
             surprise_N=np.concatenate([part for each in scored for part in each.surprise]),
@@ -141,7 +141,8 @@ class TextScorer:
     def _groups(
         self, answers: Iterable[tuple[AnsweredPrompt, tuple[int, ...]]], num_tokens: int
     ) -> Iterator[list[tuple[AnsweredPrompt, tuple[int, ...], tuple[int, ...]]]]:
-        """Groups of texts, each whole and as far as it counts; no further text is consumed."""
+        """Groups of prompts with their whole text and its counted part. Texts after the last
+        counted one are not consumed."""
         group, left = [], num_tokens
         for prompt, text in answers:
             group.append((prompt, text, text[:left]))
@@ -156,7 +157,7 @@ class TextScorer:
 
 
 class _ScoredText:
-    """Where each token of a text is in the target's distribution, given the tokens before it."""
+    """The quantile of each token of a text in the target's distribution given those before it."""
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class _ScoredText:
         self.num_outside = self.num_at_edge = 0
 
     def add(self, logits_NV: Tensor) -> None:
-        """The target's logits for its next tokens."""
+        """Score the next tokens by the target's logits for them."""
         begin, self._begin = self._begin, self._begin + len(logits_NV)
         tokens_N = torch.tensor(self._text[begin : self._begin], device=logits_NV.device)
         probs_NV = token_distribution(logits_NV, self._sampling)
@@ -193,7 +194,7 @@ class _ScoredText:
         self.surprise.append(surprise(probs_NV, tokens_N, within[0]).cpu().numpy())
         self.identity.append(identity(probs_NV, tokens_N, within[1]).cpu().numpy())
         self.log_likelihoods += log_likelihoods(probs_NV, tokens_N, TEMPERATURES)
-        self.colder += ratio_to_expect(probs_NV, CONTROL)
+        self.colder += expected_log_ratio(probs_NV, CONTROL)
 
 
 def _gather_tokens(is_allowed_NV: Tensor, tokens_N: Tensor) -> Tensor:
@@ -208,6 +209,6 @@ def _ends_well(text: Sequence[int], max_new_tokens: int, eos_ids: Collection[int
 
 
 def _end(text: Sequence[int], max_new_tokens: int, eos_ids: Collection[int]) -> int:
-    """Number of tokens up to the end of the text."""
+    """The number of tokens up to the correct end of the text."""
     ends = (i + 1 for i, token in enumerate(text) if token in eos_ids)
     return min(next(ends, len(text)), max_new_tokens, len(text))

@@ -1,4 +1,4 @@
-"""Tests of sampled tokens against the target's distribution, and their distance from it; no torch.
+"""Tests of sampled tokens against the target's distribution, and distances from it; no torch.
 
 Shape suffixes: N tokens, C cells, R concentrations, V vocabulary.
 """
@@ -18,17 +18,18 @@ from specbench.stats.multiple_testing import mean_ratio_p_value
 from specbench.verify.evidence import Distance, Floats, JointCounts, SumMoments
 
 POWER = 0.80
-NUM_TAILS = 20  # shares of 1/2, 1/4 .. 2**-20
-TAIL = 2.0**-10  # the share whose detectable excess is reported
-_SPARE = 1.1  # texts of some cells are a little less informative than those of others
-_CONCENTRATIONS = 4.0 ** np.arange(1, 11)  # from distributions far from the stated one to near ones
+NUM_TAILS = 20  # tails with shares 1/2, 1/4 .. 2**-20
+TAIL = 2.0**-10  # the share for which the detectable excess is reported
+_SPARE = 1.1  # margin, because the texts of some cells are slightly less informative
+_CONCENTRATIONS = 4.0 ** np.arange(1, 11)  # from distributions far from the expected one to near
 
 
 class Detectable(NamedTuple):
-    """Shares of all tokens that, if moved, are detected in 80% of calls.
+    """The shares of all tokens whose move to other tokens is detected in 80% of calls.
 
-    `shift`: from the target's likelier half to the less likely one, or back; no distribution closer
-    than this in total variation moves more. `tail`: to its least likely 2**-10.
+    `shift`: a move from the likelier half of the target's distribution to the less likely half, or
+    back; distributions that are closer in total variation move fewer. `tail`: a move to the least
+    likely 2**-10.
     """
 
     shift: float
@@ -36,12 +37,12 @@ class Detectable(NamedTuple):
 
 
 def tail_p_value(surprise_N: Floats) -> float:
-    """Are there too many or too few tokens in the target's least likely 1/2, 1/4 ..?
+    """Tests for too many or too few tokens in the target's least likely 1/2, 1/4 .. of tokens.
 
-    A two-sided binomial test per share, the smallest p-value times their number (Bonferroni). The
-    first shares detect a distribution that is too flat or too steep. The far ones detect accepted
-    draft tokens that the target finds unlikely: few, but a thousand times as many as there should
-    be, which a Kolmogorov-Smirnov distance would not show.
+    It is a two-sided binomial test per tail; the smallest p-value is multiplied by the number of
+    tests (Bonferroni). The largest tails detect a distribution that is too flat or too steep. The
+    smallest ones detect wrongly accepted draft tokens that the target finds unlikely: only a few,
+    but a thousand times as many as expected, which a Kolmogorov-Smirnov distance would not detect.
     """
     n = len(surprise_N)
     shares = 0.5 ** np.arange(1, NUM_TAILS + 1)
@@ -51,27 +52,29 @@ def tail_p_value(surprise_N: Floats) -> float:
 
 
 def temperature_p_value(log_likelihoods: Mapping[float, float]) -> float:
-    """Was the temperature another one than the requested one?
+    """Tests for a temperature that differs from the requested one.
 
-    Exact for any number of tokens: by the likelihood ratios of the others to the requested one.
+    The test uses the likelihood ratios of other temperatures to the requested one, and is valid for
+    any number of tokens.
     """
     ratios = [value - log_likelihoods[1.0] for f, value in log_likelihoods.items() if f != 1.0]
     return mean_ratio_p_value(ratios)
 
 
 def control_p_value(colder: SumMoments, num_others: int) -> float:
-    """The bound on `temperature_p_value`, in 80% of calls, for tokens at the lower temperature.
+    """The bound that `temperature_p_value` stays below in 80% of calls for tokens at the lower
+    temperature.
 
-    It follows from the distributions. Testing the sampled tokens against a lower temperature would
-    add the noise of a test: with 8,192 tokens of the demo models, one sound cell in 20 would stay
-    undecided, and half of all calls over 17 cells.
+    It is computed from the distributions. A test of the sampled tokens against a lower temperature
+    would add noise: with 8,192 tokens of the demo models, one sound cell in 20 would be undecided,
+    and half of all calls with 17 cells.
     """
     ratio = colder.mean - norm.ppf(POWER) * math.sqrt(colder.variance)
     return float(np.exp(min(0.0, math.log(num_others) - ratio)))
 
 
 def tokens_for_control(colder: SumMoments, num_tokens: int, num_others: int, alpha: float) -> float:
-    """Number of tokens that brings `control_p_value` below `alpha`; infinite if none does.
+    """The number of tokens at which `control_p_value` is below `alpha`; infinite if there is none.
 
     `colder` is the sum over `num_tokens`.
     """
@@ -83,18 +86,18 @@ def tokens_for_control(colder: SumMoments, num_tokens: int, num_others: int, alp
 
 
 def uniform_p_value(identity_N: Floats) -> float:
-    """Kolmogorov-Smirnov: are some tokens preferred, likely or not?
+    """Tests whether some tokens are too frequent, likely or not (Kolmogorov-Smirnov).
 
-    Tokens are ordered by id, as are the typical faults: a draft model's smaller vocabulary,
-    padding, a head that is split over devices.
+    Tokens are ordered by id, because typical faults affect ranges of ids: a draft model's smaller
+    vocabulary, padding, an output head that is split over devices.
     """
     return float(kstest(identity_N, "uniform", method="exact").pvalue)
 
 
 def serial_p_value(identity_N: Floats) -> float:
-    """Whether a token depends on the previous one, unlike in the target's distribution.
+    """Tests whether tokens depend on the previous one beyond the target's distribution.
 
-    The normal test of the correlation at lag 1: it detects noise that is used twice.
+    It is the normal test of the correlation at lag 1, which detects noise that is used twice.
     """
     centered_N = identity_N - 0.5
     products_N = centered_N[1:] * centered_N[:-1]
@@ -103,12 +106,13 @@ def serial_p_value(identity_N: Floats) -> float:
 
 
 def joint_p_value(counts: JointCounts) -> float:
-    """Do whole short texts occur as often as the distribution gives, however rare some of them are?
+    """Tests whether whole short texts occur as often as expected, even if some are rare.
 
-    The likelihood of the counts under Dirichlet distributions with the stated one as their mean and
-    several concentrations is compared with that under the stated distribution. It is valid for any
-    number of texts and cells; a chi-square's tail is not if some cells are expected rarely. Source
-    of the ratio: Good 1967, A Bayesian significance test for multinomial distributions.
+    It compares the likelihood of the counts under Dirichlet distributions, with the expected
+    distribution as their mean and several concentrations, with that under the expected
+    distribution. It is valid for any number of texts and cells, unlike a chi-square test with low
+    expected counts. Source of the ratio: Good 1967, A Bayesian significance test for multinomial
+    distributions.
     """
     if counts.observed_C[counts.probability_C == 0].any():
         return 0.0
@@ -121,12 +125,12 @@ def joint_p_value(counts: JointCounts) -> float:
 
 
 def detectable(num_tokens: int, alpha: float) -> Detectable:
-    """The deviation for which `tail_p_value` is below `alpha` in 80% of calls."""
+    """The deviations for which `tail_p_value` is below `alpha` in 80% of calls."""
     return Detectable(*(_excess(num_tokens, share, alpha) for share in (0.5, TAIL)))
 
 
 def _excess(n: int, share: float, alpha: float) -> float:
-    """The excess over `share` that is detected."""
+    """The excess over `share`, of `n` tokens, that is detected."""
     least = binom.isf(alpha / (2 * NUM_TAILS), n, share) + 1
     if least > n:
         return 1.0 - share
@@ -135,9 +139,9 @@ def _excess(n: int, share: float, alpha: float) -> float:
 
 @dataclass
 class _PositionTally:
-    """Tokens at one position after one prompt."""
+    """Counts of the tokens at one position after one prompt."""
 
-    expected_V: Floats  # how often each token should have occurred
+    expected_V: Floats  # the expected number of occurrences of each token
     variance_V: Floats
     observed_V: Floats
     num: int = 0
@@ -145,14 +149,14 @@ class _PositionTally:
 
 @dataclass
 class Tally:
-    """Counts of the tokens of many outputs of a few prompts, observed and expected."""
+    """Observed and expected counts of the tokens in many outputs of a few prompts."""
 
     _positions: dict[tuple[str, int], _PositionTally] = field(default_factory=dict)
 
     def add(
         self, prompt: str, position: int, probs_NV: Floats, tokens_N: NDArray[np.int64]
     ) -> None:
-        """Count tokens from a position on, each with its probabilities given the tokens before."""
+        """Count tokens from a position on, each with its distribution given the tokens before."""
         for i, (probs_V, token) in enumerate(zip(probs_NV, tokens_N, strict=True)):
             key = (prompt, position + i)
             if key not in self._positions:
@@ -164,7 +168,7 @@ class Tally:
             counts.num += 1
 
     def distances(self) -> tuple[Distance, ...]:
-        """Total variation at each position: the mean of those of each prompt."""
+        """The total variation at each position, as the mean over prompts."""
         by_position: dict[int, list[_PositionTally]] = {}
         for (_, position), counts in self._positions.items():
             by_position.setdefault(position, []).append(counts)
@@ -173,16 +177,16 @@ class Tally:
 
 def _distance(position: int, by_prompt: Sequence[_PositionTally]) -> Distance:
     num = sum(counts.num for counts in by_prompt)
-    apart = sum(float(np.abs(c.observed_V - c.expected_V).sum()) / 2 for c in by_prompt)
+    total_variation = sum(float(np.abs(c.observed_V - c.expected_V).sum()) / 2 for c in by_prompt)
     floor = sum(_mean_deviation(c.expected_V, c.variance_V) / 2 for c in by_prompt)
-    return Distance(position=position, total_variation=apart / num, floor=floor / num)
+    return Distance(position=position, total_variation=total_variation / num, floor=floor / num)
 
 
 def _mean_deviation(mean_V: Floats, variance_V: Floats) -> float:
-    """Sum of E|X - mean| of the count of each token: exact for rare tokens, and for many draws.
+    """The sum of E|X - mean| over the counts X of all tokens; exact for rare tokens or many draws.
 
-    The mean deviation of a Poisson number, scaled to the smaller variance. Source: Crow 1958, The
-    mean deviation of the Poisson distribution.
+    It is the mean deviation of a Poisson variable, scaled to the smaller variance. Source: Crow
+    1958, The mean deviation of the Poisson distribution.
     """
     whole_V = np.floor(mean_V)
     poisson_V = 2 * np.exp(xlogy(whole_V + 1, mean_V) - mean_V - gammaln(whole_V + 1))

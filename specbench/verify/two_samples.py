@@ -1,9 +1,9 @@
-"""A server's outputs with speculation compared with those at K = 0; no torch.
+"""Compares a server's outputs with speculation with those at K = 0; no torch.
 
-Where two texts first differ, how far two sets of outputs are apart, and tests of whether both
-follow one distribution. That distribution may stay unknown: if it is the same, two outputs of one
-prompt can be exchanged, and each test compares its statistic with what random exchanges give.
-Shape suffixes: P pairs of outputs, L positions, C cells, V tokens.
+It finds the first difference of two texts, the distance of two sets of outputs, and tests whether
+both sets follow the same distribution. The distribution need not be known: if it is the same, two
+outputs of one prompt are exchangeable, and each test compares its statistic with that of random
+exchanges. Shape suffixes: P pairs of outputs, C cells, V tokens.
 """
 
 import math
@@ -18,9 +18,9 @@ from scipy.stats import gamma, norm
 
 from specbench.verify.evidence import Distance, Divergence, Floats, Output
 
-ENOUGH = 32  # characters of an output that are compared if it has no tokens
-SHOWN = 12  # characters of a difference that are shown
-END = -1  # in place of a token after the end of a text
+MAX_CHARACTERS = 32  # compared per output if the server reports no tokens
+SHOWN_CHARACTERS = 12  # of a difference
+END = -1  # the token after the end of a text
 
 Cell = tuple[int, ...]
 
@@ -32,19 +32,20 @@ class ServedText:
     """One output of a server."""
 
     prompt: str  # names workload, prompt and turn
-    ids: tuple[int, ...]  # empty if the server reports none
+    ids: tuple[int, ...]  # empty if the server reports no tokens
     text: str
     num_prompt_tokens: int | None
-    is_ended: bool  # by the model, not by a limit
+    is_ended: bool  # by an end-of-text token, not by a limit
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, or of characters if there are none; at least 1, for an end of text."""
+        """The number of tokens, or of characters without tokens; at least 1, for an empty text."""
         return max(len(self.ids) or len(self.text), 1)
 
 
 def first_divergence(expected: ServedText, actual: ServedText) -> Divergence | None:
-    """The first difference in tokens, or in characters if one text has no tokens; no logits."""
+    """The first difference in tokens, or in characters if a text has no tokens, without logits;
+    None if the texts are equal."""
     if expected.ids and actual.ids:
         pairs = enumerate(zip_longest(expected.ids, actual.ids))
         return next((_divergence(actual.prompt, i, a, b) for i, (a, b) in pairs if a != b), None)
@@ -52,7 +53,7 @@ def first_divergence(expected: ServedText, actual: ServedText) -> Divergence | N
     position = next((i for i, (a, b) in characters if a != b), None)
     if position is None:
         return None
-    shown = slice(position, position + SHOWN)
+    shown = slice(position, position + SHOWN_CHARACTERS)
     return _divergence(
         actual.prompt, position, expected.text[shown] or None, actual.text[shown] or None
     )
@@ -73,24 +74,24 @@ def _divergence(
 
 
 def as_outputs(texts: Sequence[ServedText], *, has_ids: bool) -> tuple[Output, ...]:
-    """The tokens of each text, or its first characters, with its prompt."""
+    """The prompt of each text with its tokens, or with its first characters as tokens."""
     return tuple(
-        (text.prompt, text.ids if has_ids else tuple(map(ord, text.text[:ENOUGH])))
+        (text.prompt, text.ids if has_ids else tuple(map(ord, text.text[:MAX_CHARACTERS])))
         for text in texts
     )
 
 
 def have_ids(*sets: Sequence[ServedText]) -> bool:
-    """Whether the server reported the tokens of all these texts; a mere end has none."""
+    """Whether the server reported the tokens of all texts that are not empty."""
     return all(text.ids or not text.text for texts in sets for text in texts)
 
 
 def between(outputs: Sequence[Output], baseline: Sequence[Output]) -> tuple[Distance, ...]:
-    """Total variation between two sets of outputs at each position."""
+    """The total variation between two sets of outputs, at each position."""
     distances = []
     for position in range(_longest(outputs, baseline)):
         by_prompt, of_baseline = _tokens_at(outputs, position), _tokens_at(baseline, position)
-        apart = floor = num = 0.0
+        total_variation = floor = num = 0.0
         for prompt in by_prompt.keys() & of_baseline.keys():
             a, b = by_prompt[prompt], of_baseline[prompt]
             n, m = a.total(), b.total()
@@ -98,12 +99,14 @@ def between(outputs: Sequence[Output], baseline: Sequence[Output]) -> tuple[Dist
             a_V, b_V = (np.array([c[t] for t in tokens], dtype=np.float64) for c in (a, b))
             pooled_V = (a_V + b_V) / (n + m)
             spread_V = pooled_V * (1 - pooled_V) * (1 / n + 1 / m)
-            apart += n * float(np.abs(a_V / n - b_V / m).sum()) / 2
+            total_variation += n * float(np.abs(a_V / n - b_V / m).sum()) / 2
             floor += n * float(np.sqrt(2 / np.pi * spread_V).sum()) / 2
             num += n
         if num:
             distances.append(
-                Distance(position=position, total_variation=apart / num, floor=floor / num)
+                Distance(
+                    position=position, total_variation=total_variation / num, floor=floor / num
+                )
             )
     return tuple(distances)
 
@@ -113,7 +116,7 @@ def _longest(outputs: Sequence[Output], baseline: Sequence[Output]) -> int:
 
 
 def _tokens_at(outputs: Iterable[Output], position: int) -> dict[str, "Counter[int]"]:
-    """Counts of the tokens at a position by prompt; END for a text that has just ended."""
+    """Counts of the tokens at a position, by prompt; a text that ended there counts as END."""
     counts: dict[str, Counter[int]] = {}
     for prompt, tokens in outputs:
         if position <= len(tokens):
@@ -123,13 +126,13 @@ def _tokens_at(outputs: Iterable[Output], position: int) -> dict[str, "Counter[i
 
 
 class _Pairs(NamedTuple):
-    """Outputs of both sides for one prompt, all of one length."""
+    """Outputs of both sides for one prompt, all of the same length."""
 
     ours: Sequence[tuple[int, ...]]
     theirs: Sequence[tuple[int, ...]]
 
     def columns(self) -> Iterator[tuple[list[Cell], list[Cell]]]:
-        """The cells of both sides at each position: single tokens first, then pairs."""
+        """The cells of both sides at each position: single tokens, then pairs of neighbors."""
         length = len(self.ours[0])
         for depth in _DEPTHS:
             for end in range(depth, length + 1):
@@ -140,11 +143,11 @@ class _Pairs(NamedTuple):
 
 
 def rarity_p_value(ours: Sequence[Output], theirs: Sequence[Output]) -> float:
-    """Does one side take rare tokens more often, as at another temperature?
+    """Tests whether one side has rare tokens more often, as at a different temperature.
 
-    The sum over pairs of how much more frequent our tokens are, by the logarithm of how often both
-    sides together have them. Safe for any number of outputs: by Hoeffding's inequality for sums of
-    numbers whose signs are drawn at random. Source: Hoeffding 1963, theorem 2.
+    The statistic is the sum over pairs of the log frequency of our tokens minus that of theirs;
+    frequencies are those of both sides together. The p-value is valid for any number of outputs, by
+    Hoeffding's inequality for sums with random signs. Source: Hoeffding 1963, theorem 2.
     """
     total = squares = 0.0
     for pairs in _paired(ours, theirs):
@@ -160,22 +163,22 @@ def rarity_p_value(ours: Sequence[Output], theirs: Sequence[Output]) -> float:
 
 
 def frequency_p_value(ours: Sequence[Output], theirs: Sequence[Output]) -> float:
-    """Does one side have some token, or some pair of neighbors, more often at some position?
+    """Tests whether a token, or a pair of neighbors, is more frequent at a position on one side.
 
-    The chi-square of all of these together. Its distribution when pairs exchange sides at random is
-    taken to be of Pearson's type III with the three moments it has. Source: Mielke and Berry
+    The statistic is the chi-square of all of them together. Its distribution under random exchanges
+    is approximated by Pearson's type III with the same three moments. Source: Mielke and Berry
     2007, Permutation Methods.
     """
     total = variance = third = 0.0
     for pairs in _paired(ours, theirs):
-        likeness_PP = np.zeros((len(pairs.ours), len(pairs.ours)))
+        similarity_PP = np.zeros((len(pairs.ours), len(pairs.ours)))
         for ours_P, theirs_P in pairs.columns():
             excess_PC = _excess(ours_P, theirs_P)
-            likeness_PP += excess_PC @ excess_PC.T
-        np.fill_diagonal(likeness_PP, 0.0)  # exchanging the sides of a pair does not change it
-        total += likeness_PP.sum()
-        variance += 2 * (likeness_PP**2).sum()
-        third += 8 * ((likeness_PP @ likeness_PP) * likeness_PP).sum()
+            similarity_PP += excess_PC @ excess_PC.T
+        np.fill_diagonal(similarity_PP, 0.0)  # exchanging the sides of a pair does not change it
+        total += similarity_PP.sum()
+        variance += 2 * (similarity_PP**2).sum()
+        third += 8 * ((similarity_PP @ similarity_PP) * similarity_PP).sum()
     if not variance:
         return 1.0
     z, skew = total / math.sqrt(variance), third / variance**1.5
@@ -186,9 +189,9 @@ def frequency_p_value(ours: Sequence[Output], theirs: Sequence[Output]) -> float
 
 
 def _excess(ours_P: Sequence[Cell], theirs_P: Sequence[Cell]) -> Floats:
-    """How much more often our output has a cell than theirs [P, C], in units of chance.
+    """How much more often our output has a cell than theirs [P, C], in standard units.
 
-    A cell that occurs once is left out: it adds the same on either side.
+    Cells that occur only once are omitted, because they add the same on either side.
     """
     count = Counter([*ours_P, *theirs_P])
     common = {cell: i for i, cell in enumerate(cell for cell, n in count.items() if n > 1)}
@@ -201,7 +204,7 @@ def _excess(ours_P: Sequence[Cell], theirs_P: Sequence[Cell]) -> Floats:
 
 
 def _paired(ours: Sequence[Output], theirs: Sequence[Output]) -> Iterator[_Pairs]:
-    """The outputs of each prompt, the same number of either side; END pads short ones."""
+    """The same number of outputs of each prompt for both sides; short ones are padded with END."""
     length = _longest(ours, theirs)
     our_rows, their_rows = _padded(ours, length), _padded(theirs, length)
     for prompt, rows in our_rows.items():

@@ -16,7 +16,7 @@ from specbench.forward.attention.candidates import (
     BatchShape,
     Inputs,
     autotune_attention,
-    wrong,
+    output_error,
 )
 from specbench.forward.attention.implementations import (
     AttentionShape,
@@ -278,7 +278,7 @@ def test_metadata_is_built_once_for_many_layers_of_separate_memory():
     placed = inputs.placed(CASE, 8)
     placed.attend(kernel)
     assert (kernel.num_looks, len(kernel.read), len(set(kernel.read))) == (1, 8, 8)
-    assert wrong(placed.work.joined, inputs.expected(), CASE.dtype) is None
+    assert output_error(placed.work.joined, inputs.expected(), CASE.dtype) is None
 
 
 def test_autotuning_inputs_reuse_memory_beyond_the_cache_size(monkeypatch):

@@ -18,9 +18,9 @@ from specbench.verify.judge import Finding, is_tie, judge
 from specbench.verify.reference_model import (
     ReferenceModel,
     allowed,
+    expected_log_ratio,
     identity,
     log_likelihoods,
-    ratio_to_expect,
     surprise,
     token_distribution,
 )
@@ -207,4 +207,4 @@ def test_the_expected_log_ratio_equals_a_loop_over_tokens(sampling: Sampling) ->
         ratio_V = (colder_V / kept_V).log()
         mean += float(colder_V @ ratio_V)
         variance += float(colder_V @ ratio_V**2 - (colder_V @ ratio_V) ** 2)
-    assert ratio_to_expect(probs_NV, 0.8) == pytest.approx((mean, variance))
+    assert expected_log_ratio(probs_NV, 0.8) == pytest.approx((mean, variance))

@@ -10,7 +10,7 @@ from specbench.records import Sampling
 from specbench.verify import reference_model as reference_module
 from specbench.verify import scorer as scorer_module
 from specbench.verify.evidence import CONTROL, SampledEvidence, Subject
-from specbench.verify.reference_model import ReferenceModel, Text, ratio_to_expect
+from specbench.verify.reference_model import ReferenceModel, Text, expected_log_ratio
 from specbench.verify.scorer import TEMPERATURES, AnsweredPrompt, TextScorer
 from tests.decoding.lossless import sampled_model
 
@@ -38,7 +38,7 @@ def test_a_text_has_the_same_logits_in_a_batch(
     texts: list[Text], reference: ReferenceModel
 ) -> None:
     expected = [logits_of(reference, text) for text in texts]
-    logits = dict(reference.together(texts))
+    logits = dict(reference.logits_of_texts(texts))
     assert sorted(logits) == list(range(len(texts)))
     for i, alone_NV in enumerate(expected):
         torch.testing.assert_close(logits[i], alone_NV)
@@ -51,7 +51,7 @@ def test_a_text_longer_than_a_chunk_is_read_in_parts(
     expected = [logits_of(reference, text) for text in MIXED]
     monkeypatch.setattr(reference_module, "_CHUNK", 4)
     parts: list[list[torch.Tensor]] = [[] for _ in MIXED]
-    for i, logits_NV in reference.together(MIXED):
+    for i, logits_NV in reference.logits_of_texts(MIXED):
         parts[i].append(logits_NV)
     assert max(map(len, parts)) == 2
     for part, alone_NV in zip(parts, expected, strict=True):
@@ -61,9 +61,9 @@ def test_a_text_longer_than_a_chunk_is_read_in_parts(
 def test_fewer_texts_are_batched_if_the_vocabulary_is_large(
     reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [reference._num_together(length) for length in (512, 513)] == [2**22 // 7 // 512, 1]
+    assert [reference._batch_size(length) for length in (512, 513)] == [2**22 // 7 // 512, 1]
     monkeypatch.setattr(reference, "vocab_size", 2**17)
-    assert [reference._num_together(length) for length in (100, 512, 4096)] == [5, 1, 1]
+    assert [reference._batch_size(length) for length in (100, 512, 4096)] == [5, 1, 1]
 
 
 def test_texts_of_similar_length_are_batched(
@@ -80,7 +80,7 @@ def test_texts_of_similar_length_are_batched(
         return sound(texts)
 
     monkeypatch.setattr(reference, "_batched", note_texts)
-    assert len(dict(reference.together(MIXED))) == len(MIXED)
+    assert len(dict(reference.logits_of_texts(MIXED))) == len(MIXED)
     assert groups == [[12, 12], [11, 8], [5, 2]]
 
 
@@ -122,7 +122,7 @@ def test_each_token_is_located_in_the_targets_distribution(reference: ReferenceM
         expected = float(logs_NV.gather(1, tokens_N[:, None]).sum())
         assert evidence.log_likelihoods[factor] == pytest.approx(expected, abs=1e-4)
     probs_NV = (logits_NV / 0.7).softmax(-1)
-    assert evidence.colder == pytest.approx(ratio_to_expect(probs_NV, CONTROL), rel=1e-4)
+    assert evidence.colder == pytest.approx(expected_log_ratio(probs_NV, CONTROL), rel=1e-4)
     for at, (u, token) in enumerate(zip(evidence.identity_N, tokens_N.tolist(), strict=True)):
         below = float(probs_NV[at, :token].sum())
         assert below - 1e-5 <= u <= below + float(probs_NV[at, token]) + 1e-5

@@ -52,7 +52,7 @@ DEVICES = {"cuda"} if _missing() is None else set()
 
 
 class Switch:
-    """Whether our kernels draw tokens: if they can, unless torch is faster at the vocabulary size."""
+    """Whether our kernels draw tokens: if they can, unless torch is faster at this vocabulary."""
 
     def __init__(self) -> None:
         self._lost: frozenset[int] = frozenset()  # sizes of these vocabularies
