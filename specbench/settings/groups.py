@@ -465,7 +465,7 @@ class ServerSettings:
         Option(
             is_repeated=True,
             read=parse_engine_args,
-            help="Arguments for the engine, such as '--tensor-parallel-size 2'.",
+            help="Arguments for the engine, such as '--tensor-parallel-size 2'. Repeatable.",
             shown=False,
             placeholder="ARGS",
         ),
@@ -477,8 +477,8 @@ class ServerSettings:
             is_repeated=True,
             is_rare=True,
             read=parse_variants,
-            help="A named set of further engine arguments, such as eager='--enforce-eager'. Every "
-            "K is measured with each set; a single set is compared with none.",
+            help="A named set of further engine arguments, such as eager='--enforce-eager'. "
+            "Repeatable. Every K is measured with each; a single set is compared with none.",
             shown=False,
             placeholder="NAME=ARGS",
         ),

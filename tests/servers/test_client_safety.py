@@ -45,7 +45,7 @@ def test_a_key_that_is_repeated_is_not_shown(form, call, monkeypatch):
 
 def test_an_invalid_api_key_is_refused_before_any_request(monkeypatch):
     monkeypatch.setenv("SPECBENCH_API_KEY", "s3cret s3cret")
-    with pytest.raises(UsageError, match="holds a character") as wrong:
+    with pytest.raises(UsageError, match="contains a character") as wrong:
         client_of("http://127.0.0.1:1")
     assert KEY not in str(wrong.value)
 

@@ -10,7 +10,7 @@ Three small Llama models with one tokenizer, trained from scratch on text writte
 this repository, and three heads that draft for the target. They exist so that specbench runs in an
 empty folder, on a CPU, without a download.
 
-- The text is synthetic and **easier than life**. Acceptance is therefore higher than with real
+- The text is synthetic and **easier than real text**. Acceptance is therefore higher than with real
   models on real text. Use the pair to learn what the numbers mean, not to predict your own.
 - On a CPU the speedup comes from the **overhead of a layer**: the target has {target_layers}
   layers and the draft {draft_layers}, of equal width. It does not come from memory bandwidth,
