@@ -14,7 +14,7 @@ import pytest
 
 from specbench.probes import environment
 from specbench.probes import host as load
-from tests.sampling import make_only_what_runs
+from tests.sampling import generate_runnable_cases
 
 # Before Triton is imported: on a machine without a GPU its kernels run in its interpreter.
 if not Path("/dev/nvidiactl").exists():
@@ -37,7 +37,7 @@ def pytest_collection() -> Iterator[None]:
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """After the cases of every parameter are known."""
-    make_only_what_runs(metafunc)
+    generate_runnable_cases(metafunc)
 
 
 def pytest_collection_finish() -> None:

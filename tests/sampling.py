@@ -41,7 +41,7 @@ def _value(case: Mapping[str, object], path: str) -> object:
     return attrgetter(attributes)(case[name]) if attributes else case[name]
 
 
-def make_only_what_runs(metafunc: pytest.Metafunc) -> None:
+def generate_runnable_cases(metafunc: pytest.Metafunc) -> None:
     """Mark `long` the cases of a sampled test that are not kept, and make none of those in vain.
 
     One case of a test stays in any event, for without any pytest makes the test without values.

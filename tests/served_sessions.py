@@ -145,18 +145,18 @@ def _session(
 ) -> tuple[list[ServerRecord], list[BlockRecord]]:
     """Its attempts, of which only the last can be whole, and what they stored."""
     place = f"demo|{sweep.engine}|K{k}|{sweep.variant or ''}{purpose}|c{cycle}.{leg}"
-    whole = _held(sweep, purpose, k, cycle, leg, f"{place}#1", place)
+    whole = _run_session(sweep, purpose, k, cycle, leg, f"{place}#1", place)
     if (k, cycle, leg) not in (*sweep.lost, *sweep.again):
         return [whole[0]], whole[1]
     problem = "another client was served meanwhile: the server counted 900 tokens"
     attempts, blocks = [replace(whole[0], problems=(problem,))], whole[1]
     if (k, cycle, leg) in sweep.again:
-        server, more = _held(sweep, purpose, k, cycle, leg, f"{place}#2", place)
+        server, more = _run_session(sweep, purpose, k, cycle, leg, f"{place}#2", place)
         attempts, blocks = [*attempts, server], [*blocks, *more]
     return attempts, blocks
 
 
-def _held(
+def _run_session(
     sweep: Sweep, purpose: BlockPurpose, k: int, cycle: int, leg: int, name: str, place: str
 ) -> tuple[ServerRecord, list[BlockRecord]]:
     blocks = [

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.sampling import kept_cases, make_only_what_runs
+from tests.sampling import generate_runnable_cases, kept_cases
 
 CASES = [
     {"method": method, "k": k, "how": SimpleNamespace(is_tree=k > 3)}
@@ -58,7 +58,7 @@ def sample(
         config=SimpleNamespace(args=[named], option=SimpleNamespace(markexpr=expression)),
         _calls=cases,
     )
-    make_only_what_runs(metafunc)  # type: ignore[arg-type]
+    generate_runnable_cases(metafunc)  # type: ignore[arg-type]
     return metafunc._calls
 
 

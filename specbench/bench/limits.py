@@ -193,11 +193,11 @@ class MemoryMeter:
         self._device = device
         self._probe = probe
 
-    def target_alone(self, engine: Engine, run_pass: Callable[[], None]) -> MemoryRecord | None:
+    def record_target(self, engine: Engine, run_pass: Callable[[], None]) -> MemoryRecord | None:
         """Run one K = 0 pass with only the target loaded."""
-        self._alone = self._peaks_of(run_pass)
+        self._baseline = self._peaks_of(run_pass)
         self._idle = self._current_peaks()
-        return self._record(engine, NO_DRAFTER, self._alone)
+        return self._record(engine, NO_DRAFTER, self._baseline)
 
     def with_drafter(
         self, engine: Engine, drafter: str, load_and_run: Callable[[], None]
@@ -205,7 +205,7 @@ class MemoryMeter:
         """Load one drafter and run one pass with it."""
         before = self._current_peaks()
         after = self._peaks_of(load_and_run)
-        peaks = self._alone.with_drafter(self._idle, before, after)
+        peaks = self._baseline.with_drafter(self._idle, before, after)
         return self._record(engine, drafter, peaks)
 
     def _peaks_of(self, run: Callable[[], None]) -> _Peaks:

@@ -146,10 +146,10 @@ class OpenTarget:
         try:
             for request in self._requests(block, cell):
                 requests.append(replace(request, is_sample=num_samples > 1))
-            at_once = num_samples if num_samples > 1 else len(requests)
+            step = num_samples if num_samples > 1 else len(requests)
             with losses_kept(self.store, [cell], "decode"):
-                for i in range(0, len(requests), at_once):
-                    self._serve_together(block, cell, requests[i : i + at_once], done)
+                for i in range(0, len(requests), step):
+                    self._serve_together(block, cell, requests[i : i + step], done)
         except EXPECTED_ERRORS as error:
             first = Request(prompt_id=block.prompts[0].id, repeat=block.repeat, max_new_tokens=0)
             failed = Result.failed(first_line(error))

@@ -90,7 +90,7 @@ class TargetRun:
         try:
             prompt_ids = self._sample_prompt(engine, session)
             short = partial(answer_shortly, engine, prompt_ids, engine.baseline)
-            self._store_memory(self._meter.target_alone(engine, short))
+            self._store_memory(self._meter.record_target(engine, short))
             unprofiled: list[tuple[frozenset[str], frozenset[str]]] = []
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
                 deadline = self._deadline.part(share)

@@ -218,7 +218,7 @@ def export(
     else:
         made = exporter.export(deployment, engine_version, config_name)
     if deployment.is_undecided:
-        _tell_undecided(deployment, as_json=as_json)
+        _print_undecided(deployment, as_json=as_json)
     is_measured = deployment.measured_with is not None and deployment.acceptance is None
     script = _script(made, is_measured=is_measured)
     if output is not None:
@@ -270,7 +270,7 @@ def _require_real(run: "RunRecord") -> None:
         )
 
 
-def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
+def _print_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
     """Prints what is missing, without a command that could be mistaken for advice. Exits 3."""
     if as_json:
         document = {

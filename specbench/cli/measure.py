@@ -151,7 +151,7 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
     run = run_settings(settings, pairings, runs_dir, resume, nodes=nodes)
     if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
         typer.echo(warning, err=True)
-    _tell(run, as_json=call.as_json, is_verbose=call.verbose)
+    _print_outcome(run, as_json=call.as_json, is_verbose=call.verbose)
 
 
 def preflight_with_times(
@@ -224,7 +224,7 @@ def _to_resume(
     return f"finished blocks are kept. Resume with: {shlex.join([*words, '--resume', run_id])}"
 
 
-def _tell(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None:
+def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None:
     from specbench.cli.answer import print_answer, print_json
     from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
@@ -376,8 +376,8 @@ def _require_names(
 
 
 def _other_options(was: RunSettings, requested: RunSettings) -> Iterator[str]:
-    unsaid = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
-    earlier, now, default = was.stored, requested.stored, unsaid.stored
+    unset = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
+    earlier, now, default = was.stored, requested.stored, unset.stored
     for name, _, _, option, _ in leaves(RunSettings):
         is_default_k = name == "num_speculative_tokens" and requested.draft.is_default_range
         if option is None or name in ("pairings", "is_default_range") or is_default_k:

@@ -113,7 +113,7 @@ def pair_document(
         "target": prepared.target.name,
         "machine": {"name": machine.name, **asdict(machine.setup), "notes": list(machine.notes)},
         "target_findings": [asdict(finding) for finding in prepared.findings],
-        "target_alone": _plan_json(prepared.alone),
+        "target_alone": _plan_json(prepared.target_plan),
         "experts": _experts_json(prepared.experts, machine.setup.num_speculative_tokens),
         "drafters": [
             {
@@ -185,7 +185,7 @@ def _lines(prepared: CandidateList) -> Iterator[str]:
 
 
 def _print_memory(prepared: CandidateList, machine: MachineSummary) -> None:
-    setup, plain = machine.setup, prepared.alone
+    setup, plain = machine.setup, prepared.target_plan
     table = Table(box=None, pad_edge=False)
     table.add_column("memory", no_wrap=True, overflow="fold")
     for header in ("weights", "KV/token", "peak", "headroom", "context", "lost", "bound"):

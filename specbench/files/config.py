@@ -162,8 +162,8 @@ def is_hybrid(fields: ReadField) -> bool:
     if str(fields("model_type")).removesuffix("_text") not in _HYBRIDS:
         return False
     kinds = fields("layer_types")
-    is_told = isinstance(kinds, list)
-    return not (is_told and all(isinstance(k, str) and k in ATTENTION_LAYERS for k in kinds))
+    is_list = isinstance(kinds, list)
+    return not (is_list and all(isinstance(k, str) and k in ATTENTION_LAYERS for k in kinds))
 
 
 def unsupported_attention(fields: ReadField) -> str | None:

@@ -58,7 +58,7 @@ class CandidateList:
 
     target: Target
     findings: tuple[FitFinding, ...]
-    alone: MemoryPlan | None
+    target_plan: MemoryPlan | None
     candidates: tuple[DraftCandidate, ...]
     experts: Experts | None = None  # of the target
     left_out: tuple[SkippedModel, ...] = ()
@@ -76,7 +76,7 @@ class CandidateList:
 
     def lost_context(self, candidate: DraftCandidate) -> int | None:
         """Tokens of context a row loses to this drafter; None if that is unknown."""
-        plan, plain = candidate.plan, self.alone
+        plan, plain = candidate.plan, self.target_plan
         if plan is None or plain is None or None in (plan.max_context, plain.max_context):
             return None
         return (plain.max_context or 0) - (plan.max_context or 0)
@@ -100,7 +100,7 @@ def prepare(
     return CandidateList(
         target=target,
         findings=findings,
-        alone=plan_target(files, setup, count),
+        target_plan=plan_target(files, setup, count),
         candidates=tuple(
             _candidate(files, check_drafter(files, drafter, ignored), setup, count)
             for drafter in drafters

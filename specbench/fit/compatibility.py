@@ -428,8 +428,8 @@ def _read(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:
     try:
         yield from check()
     except UNREADABLE as error:
-        is_told = isinstance(error, ModelError)
-        yield finding("files", "refused", reason=str(error) if is_told else repr(error))
+        is_explained = isinstance(error, ModelError)
+        yield finding("files", "refused", reason=str(error) if is_explained else repr(error))
 
 
 def require_loadable(model: ModelFiles) -> None:

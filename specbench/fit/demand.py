@@ -80,7 +80,7 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpe
         if plan is not None:
             own_bytes = plan.draft.nbytes if plan.draft else 0
         else:
-            own_bytes = _alone_bytes(drafter, setup)
+            own_bytes = _bytes_of_drafter(drafter, setup)
         least = _declared(drafter.model) if drafter.model else 0
         extra_bytes[drafter.model or drafter.name] = max(own_bytes, least)
     return Demand(
@@ -218,7 +218,7 @@ def _counted(files: ModelFiles, plan: MemoryPlan | None, setup: DeploymentSpec) 
     return weights.nbytes if weights else 0
 
 
-def _alone_bytes(drafter: DrafterSpec, setup: DeploymentSpec) -> int:
+def _bytes_of_drafter(drafter: DrafterSpec, setup: DeploymentSpec) -> int:
     """Bytes of a drafter that could not be planned together with its target."""
     if drafter.model is None or find_method(drafter.method).is_head:
         return 0

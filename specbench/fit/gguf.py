@@ -45,7 +45,7 @@ def prepare_gguf(
     prepared = CandidateList(
         target=target,
         findings=(),
-        alone=plain,
+        target_plan=plain,
         candidates=tuple(candidates),
         experts=file.experts,
     )

@@ -75,11 +75,11 @@ def main(grace_s: float, command: list[str]) -> int:
         print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_STARTED
     tree = ProcessTree(root.pid)
-    is_asked = False
-    while tree.reap() and tree.status is None and not is_asked:
+    must_end = False
+    while tree.reap() and tree.status is None and not must_end:
         ready, _, _ = select([0, signals], [], [])
-        is_asked = 0 in ready or bool(set(os.read(signals, 512)) - {signal.SIGCHLD})
-    tree.end(grace_s if is_asked else LEFTOVER_S, signals)
+        must_end = 0 in ready or bool(set(os.read(signals, 512)) - {signal.SIGCHLD})
+    tree.end(grace_s if must_end else LEFTOVER_S, signals)
     return tree.status or 0
 
 

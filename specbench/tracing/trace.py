@@ -215,8 +215,8 @@ class DrafterTrace:
         self._spare = num_drafts + 1
         self._capacity = capacity = rounded_up(longest + self._spare)
         # Without a model each start is one more step of the same row, so it may keep any state.
-        at_once = LOGITS_AT_ONCE // (target.vocab_size * self._spare)
-        most = min(MOST_ROWS, TOKENS_AT_ONCE // capacity, at_once) if resources.has_model else 1
+        by_logits = LOGITS_AT_ONCE // (target.vocab_size * self._spare)
+        most = min(MOST_ROWS, TOKENS_AT_ONCE // capacity, by_logits) if resources.has_model else 1
         num_rows = max(1, min(most, max(text.num_starts for text in texts)))
         runner = resources.runner
         self._shares_cache = runner is not None and runner.cache is target.cache

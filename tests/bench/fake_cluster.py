@@ -61,7 +61,7 @@ class FakeCluster:
     def _run(self, number: int, node: str, task: Callable[[SendMessage], None]) -> None:
         left = self._deaths[number] if number < len(self._deaths) else None
 
-        def tell(message: Message) -> None:
+        def send(message: Message) -> None:
             nonlocal left
             if left == 0:
                 raise Killed
@@ -75,7 +75,7 @@ class FakeCluster:
         event: TaskEvent | BaseException = TaskEvent(number, TaskEnded())
         try:
             with _LOADING:
-                task(tell)
+                task(send)
         except Killed:
             if node in self._leaves:
                 self._slots.pop(node, None)

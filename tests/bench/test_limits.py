@@ -221,7 +221,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 @pytest.fixture
 def meter(allocator: Allocator) -> MemoryMeter:
     made = MemoryMeter("demo", "cuda", PROBE)
-    alone = made.target_alone(ENGINE, lambda: allocator.run(PASS))
+    alone = made.record_target(ENGINE, lambda: allocator.run(PASS))
     assert alone.peak_allocated_bytes == TARGET + PASS
     return made
 

@@ -192,7 +192,7 @@ def open_rows(subject: Subject, drafter: Drafter) -> Rows:
         )
 
 
-def what_counts(rows: Rows, *runners: StockRunner) -> list[Tensor]:
+def row_states(rows: Rows, *runners: StockRunner) -> list[Tensor]:
     """A copy of all that later rounds may read."""
     state = rows.state
     lengths = state.length_B.tolist()[:2]
@@ -209,13 +209,13 @@ def what_counts(rows: Rows, *runners: StockRunner) -> list[Tensor]:
 def test_a_capture_leaves_texts_and_keys_unchanged(llama: Subject, graph: GraphKind) -> None:
     drafter = llama.drafter("draft_model")
     rows, clock = open_rows(llama, drafter), LateClock()
-    before = what_counts(rows, llama.target, llama.stranger)
+    before = row_states(rows, llama.target, llama.stranger)
     launcher = graphed(InertGraphs(), clock, graph)(rows, Sampler(WARM), verify, clock)
 
     with torch.inference_mode():
         launcher.launch(3, 4, 64)
 
-    after = what_counts(rows, llama.target, llama.stranger)
+    after = row_states(rows, llama.target, llama.stranger)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(before, after, strict=True))
 
 

@@ -28,7 +28,7 @@ class PlainHead:
         """The state that the head expects after each [T, F]."""
         raise NotImplementedError
 
-    def say(self, states_TF: Tensor) -> Tensor:
+    def output_logits(self, states_TF: Tensor) -> Tensor:
         """Logits over the target's vocabulary."""
         raise NotImplementedError
 
@@ -42,7 +42,7 @@ class PlainHead:
         for draft in drafts:
             next_TF = self.next(self.embedding_VF[tokens], states_TF)
             tokens, states_TF = [*tokens, draft], torch.cat([states_TF, next_TF[-1:]])
-        return self.say(self.next(self.embedding_VF[tokens], states_TF)[-1])
+        return self.output_logits(self.next(self.embedding_VF[tokens], states_TF)[-1])
 
     def layer(self, inputs: Tensor, residual_TF: Tensor, prefix: str) -> Tensor:
         """Attention over `inputs`, then the MLP; the norm before it is up to the caller."""
@@ -73,7 +73,7 @@ class PlainEagle(PlainHead):
         fused_TF = joined @ self.tensors["fc.weight"].T + self.tensors.get("fc.bias", 0)
         return self.layer(fused_TF, fused_TF, "layers.0.")
 
-    def say(self, states_TF: Tensor) -> Tensor:
+    def output_logits(self, states_TF: Tensor) -> Tensor:
         logits_TV: Tensor = self.model.lm_head(states_TF)
         return logits_TV
 
@@ -90,7 +90,7 @@ class PlainEagle3(PlainHead):
         state_TF = self.norm(states_TF, "layers.0.hidden_norm.weight")
         return self.layer(torch.cat([token_TF, state_TF], -1), states_TF, "layers.0.")
 
-    def say(self, states_TF: Tensor) -> Tensor:
+    def output_logits(self, states_TF: Tensor) -> Tensor:
         draft_logits = self.norm(states_TF, "norm.weight") @ self.tensors["lm_head.weight"].T
         logits = torch.full((*draft_logits.shape[:-1], self.config["vocab_size"]), -torch.inf)
         for i, offset in enumerate(self.tensors["d2t"].tolist()):
@@ -109,7 +109,7 @@ class PlainPEagle(PlainEagle3):
         known_TF = self.first([state_1TF[0] for state_1TF in out.hidden_states])
         states_TF = torch.cat([known_TF, mask_F.expand(masks, -1)])
         tokens = [*text[1:], *[self.config["mask_token_id"]] * masks]
-        return self.say(self.next(self.embedding_VF[tokens], states_TF)[-1])
+        return self.output_logits(self.next(self.embedding_VF[tokens], states_TF)[-1])
 
 
 def attend(inputs: Tensor, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Tensor:

@@ -195,7 +195,7 @@ def pieces(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
     return spans
 
 
-def assert_reads_what_it_names(under_test: Subject, name: str) -> None:
+def assert_part_reads_its_tensors(under_test: Subject, name: str) -> None:
     part = under_test.drafter.resources.head_parts[name]
     run_bare(part, 2)
     # Norms of single heads are held once more, a row for each head.
@@ -214,7 +214,7 @@ def assert_reads_what_it_names(under_test: Subject, name: str) -> None:
 def test_a_head_part_reads_only_the_tensors_it_lists(case: Case) -> None:
     under_test = subject(case)
     for name in under_test.drafter.resources.head_parts:
-        assert_reads_what_it_names(under_test, name)
+        assert_part_reads_its_tensors(under_test, name)
 
 
 @torch.no_grad()
@@ -223,7 +223,7 @@ def test_a_layer_with_experts_and_its_own_head_does_not_read_the_targets() -> No
     parts = under_test.drafter.resources.head_parts
     assert len(parts) > 1
     for name, part in parts.items():
-        assert_reads_what_it_names(under_test, name)
+        assert_part_reads_its_tensors(under_test, name)
         assert not {*under_test.target.model.lm_head.parameters()} & {*part.weights}
 
 

@@ -31,7 +31,7 @@ def test_float64_and_no_dtype_are_left_to_the_checkpoint():
     assert silent.dtype_lost == []
 
 
-def told_dtype(engine, dtype):
+def exported_dtype(engine, dtype):
     """What the engine is given; None: nothing."""
     made = exported(engine, deployment("ngram", dtype=dtype))
     if engine == "tensorrt_llm":
@@ -42,8 +42,8 @@ def told_dtype(engine, dtype):
 
 @pytest.mark.parametrize("engine", SERVERS)
 def test_every_server_gets_the_measured_dtype(engine):
-    assert [told_dtype(engine, dtype) for dtype in KNOWN] == list(KNOWN)
-    assert (told_dtype(engine, "float64"), told_dtype(engine, None)) == (None, None)
+    assert [exported_dtype(engine, dtype) for dtype in KNOWN] == list(KNOWN)
+    assert (exported_dtype(engine, "float64"), exported_dtype(engine, None)) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ FAMILIES = {
 }
 
 
-def config_alone(folder: Path, config: Any, scheme: str) -> ModelFiles:
+def config_only(folder: Path, config: Any, scheme: str) -> ModelFiles:
     config.save_pretrained(folder)
     files = files_of(folder)
     files.spec = replace(files.spec, quantization=scheme)
@@ -46,7 +46,7 @@ def test_planned_bytes_of_a_packed_model_equal_the_loaded_ones(tmp_path, family,
     )
     loaded = load_model(source, torch.device("cpu"))
 
-    counted = built_weights(config_alone(tmp_path / "config", FAMILIES[family](), scheme), dtype)
+    counted = built_weights(config_only(tmp_path / "config", FAMILIES[family](), scheme), dtype)
 
     assert counted is not None
     assert counted.nbytes == loaded.weights_bytes
@@ -57,15 +57,15 @@ def test_planned_bytes_of_a_packed_model_equal_the_loaded_ones(tmp_path, family,
 
 def test_planned_int4_bytes_follow_from_weights_and_groups(tmp_path):
     config = FAMILIES["Llama"]()
-    plain = built_weights(config_alone(tmp_path, config, None), "bfloat16")
-    packed = built_weights(config_alone(tmp_path, config, "int4"), "bfloat16")
+    plain = built_weights(config_only(tmp_path, config, None), "bfloat16")
+    packed = built_weights(config_only(tmp_path, config, "int4"), "bfloat16")
     # 4 heads and 2 key heads of 32, in two layers: q, k, v, o, gate, up, down
     weights = 2 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128)
     assert plain.nbytes - packed.nbytes == 2 * weights - weights // 2 - weights // 128 * (2 + 2)
 
 
 def test_weights_outside_linear_layers_are_refused_for_int4(tmp_path):
-    files = config_alone(tmp_path, _config("GPT2", **WIDE)(), "int4")
+    files = config_only(tmp_path, _config("GPT2", **WIDE)(), "int4")
     with pytest.raises(ModelError, match="outside linear layers"):
         built_weights(files, "bfloat16")
 

@@ -66,7 +66,7 @@ def draw(module: torch.nn.Module, seed: int = 2) -> None:
             tensor.copy_(drawn + 1 if "norm" in name else drawn)
 
 
-def said_tokens(count: int) -> Tensor:
+def draftable_tokens(count: int) -> Tensor:
     """The tokens of a smaller vocabulary, in rising order."""
     return torch.randperm(V, generator=torch.Generator().manual_seed(3))[:count].sort().values
 

@@ -18,10 +18,10 @@ from shapes import (
     WINDOW,
     D,
     V,
+    draftable_tokens,
     draw,
     make_target,
     make_tokens,
-    said_tokens,
     write_proof,
 )
 
@@ -49,7 +49,7 @@ def eagle3(out: Path, count: int, num_said: int, scaling: dict[str, Any], **more
     # input_layernorm and then with hidden_norm. Servers, and it before, leave the first one
     # out, and nothing in its config tells. With equal weights it changes nothing.
     torch.nn.init.constant_(head.layers[0].input_layernorm.weight, 1.5)
-    ids_W = said_tokens(num_said) if num_said < V else torch.arange(V)
+    ids_W = draftable_tokens(num_said) if num_said < V else torch.arange(V)
     logits = {}
     with torch.no_grad():
         if num_said < V:

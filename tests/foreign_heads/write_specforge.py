@@ -20,10 +20,10 @@ from shapes import (
     WINDOW,
     D,
     V,
+    draftable_tokens,
     draw,
     make_target,
     make_tokens,
-    said_tokens,
     states_of,
     write_proof,
 )
@@ -48,7 +48,7 @@ def outputs(states: list[Tensor], ids: tuple[int, ...]) -> Tensor:
 def randomize(model: Any) -> Tensor:
     """Random weights, and a vocabulary of D tokens."""
     draw(model)
-    ids_D = said_tokens(D)
+    ids_D = draftable_tokens(D)
     with torch.no_grad():
         model.d2t.copy_(ids_D - torch.arange(D))
         model.t2d.zero_()[ids_D] = True

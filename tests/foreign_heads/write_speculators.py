@@ -20,10 +20,10 @@ from shapes import (
     WINDOW,
     D,
     V,
+    draftable_tokens,
     draw,
     make_target,
     make_tokens,
-    said_tokens,
     states_of,
     write_proof,
 )
@@ -66,7 +66,7 @@ def finished(model: Any, target: Any, num_said: int | None) -> Tensor:
         if num_said is None:
             model.lm_head.weight.copy_(target.lm_head.weight)
         else:
-            ids_W = said_tokens(num_said)
+            ids_W = draftable_tokens(num_said)
             says_V = torch.zeros(V, dtype=torch.bool).index_fill(0, ids_W, True)
             model.load_vocab_mappings(says_V, ids_W - torch.arange(num_said))
     return ids_W

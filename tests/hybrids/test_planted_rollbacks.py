@@ -31,7 +31,7 @@ def second_turn(of: Subject) -> None:
     check_second_turn(of, of.near)
 
 
-def loaded_anew(of: Subject) -> None:  # noqa: ARG001 - it has room for more drafts
+def reload(of: Subject) -> None:  # noqa: ARG001 - it has room for more drafts
     side_by_side(subject.__wrapped__("LFM2"))
 
 
@@ -72,7 +72,7 @@ BUGS = {
     ),
     "rows begin at the first": Bug(StateSlots._first, " + first_row", "", side_by_side),
     "too few states": Bug(
-        StockRunner.reserve, "num_drafts + STATES_BESIDE_DRAFTS", "num_drafts", loaded_anew, "LFM2"
+        StockRunner.reserve, "num_drafts + STATES_BESIDE_DRAFTS", "num_drafts", reload, "LFM2"
     ),
     "window of the convolution off by one": Bug(
         LayerState.load,

@@ -406,7 +406,7 @@ def test_different_gpus_are_identified_only_in_pci_order_or_by_uuid():
 SAMPLE = DeviceSample(num_samples=2, device_used_bytes=10, power_w=300.0)
 
 
-def gpus_that_tell(*samples: DeviceSample | None) -> Gpus:
+def reporting_gpus(*samples: DeviceSample | None) -> Gpus:
     class Telling:
         reason = ""
 
@@ -433,13 +433,13 @@ def use_of(gpus: Gpus) -> GpuUse:
 
 def test_power_and_memory_are_summed_over_gpus():
     other = replace(SAMPLE, device_used_bytes=5, power_w=100.0, throttle_reasons=("hw_slowdown",))
-    assert use_of(gpus_that_tell(SAMPLE, other)) == GpuUse(2, 400.0, 15, ("hw_slowdown",))
+    assert use_of(reporting_gpus(SAMPLE, other)) == GpuUse(2, 400.0, 15, ("hw_slowdown",))
 
 
 def test_a_total_over_gpus_is_unknown_if_one_gpu_does_not_report_it():
-    assert use_of(gpus_that_tell(SAMPLE, replace(SAMPLE, power_w=None))) == GpuUse(2, None, 20, ())
-    assert use_of(gpus_that_tell(SAMPLE, None)) == GpuUse(2, None, None, ())
+    assert use_of(reporting_gpus(SAMPLE, replace(SAMPLE, power_w=None))) == GpuUse(2, None, 20, ())
+    assert use_of(reporting_gpus(SAMPLE, None)) == GpuUse(2, None, None, ())
 
 
 def test_gpu_use_without_a_gpu_is_unknown():
-    assert use_of(gpus_that_tell()) == GpuUse(None, None, None, ())
+    assert use_of(reporting_gpus()) == GpuUse(None, None, None, ())

@@ -118,7 +118,7 @@ class Pairs(NamedTuple):
     own_accepted: int
 
 
-def beside_builtin(engine: Sweep, builtin: Sweep, drafter: str, workload: str, k: int) -> Pairs:
+def pair_with_builtin(engine: Sweep, builtin: Sweep, drafter: str, workload: str, k: int) -> Pairs:
     """An engine's counts and ours, summed over answers of the same ids."""
     ours = {(r.prompt_id, r.turn): r for r in builtin.requests(drafter, workload, k)}
     answers = engine.requests(drafter, workload, k)
@@ -162,7 +162,7 @@ def print_table(engine: Sweep, builtin: Sweep, name: str, drafters: tuple[str, .
     for drafter in drafters:
         for workload in WORKLOADS:
             theirs, ours = engine.cells[drafter, workload, K], builtin.cells[drafter, workload, K]
-            same = beside_builtin(engine, builtin, drafter, workload, K)
+            same = pair_with_builtin(engine, builtin, drafter, workload, K)
             lengths = [
                 theirs["mean_acceptance_length"],
                 theirs["mean_acceptance_length_of_engine"],

@@ -25,7 +25,7 @@ from tests.real_engines.sweeps import (
     WORKLOADS,
     K,
     Sweep,
-    beside_builtin,
+    pair_with_builtin,
     print_table,
     process,
     specbench,
@@ -92,7 +92,7 @@ def test_llama_cpp_accepts_as_many_drafts_as_our_decoder(drafting, other_drafter
     print_table(other_drafters, builtin, "llama.cpp", ("eagle3", "ngram"))
     for engine, drafter in ((drafting, "draft"), (other_drafters, "eagle3")):
         for workload in WORKLOADS:
-            same = beside_builtin(engine, builtin, drafter, workload, K)
+            same = pair_with_builtin(engine, builtin, drafter, workload, K)
             assert same.num_equal > same.num_texts / 2
             assert (same.rounds, same.accepted) == (same.own_rounds, same.own_accepted)
             engines = engine.cells[drafter, workload, K]["mean_acceptance_length_of_engine"]

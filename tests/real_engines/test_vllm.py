@@ -12,7 +12,7 @@ from tests.real_engines.sweeps import (
     WORKLOADS,
     K,
     Sweep,
-    beside_builtin,
+    pair_with_builtin,
     print_table,
     sweep,
     texts_other_than_without_speculation,
@@ -58,7 +58,7 @@ def test_vllm_accepts_as_many_drafts_as_our_decoder(served, builtin):
     print_table(served, builtin, "vLLM", DRAFTERS)
     for drafter in MODELS:
         for workload in WORKLOADS:
-            same = beside_builtin(served, builtin, drafter, workload, K)
+            same = pair_with_builtin(served, builtin, drafter, workload, K)
             assert same.num_equal > same.num_texts / 2
             assert (same.rounds, same.accepted) == (same.own_rounds, same.own_accepted)
 

@@ -195,7 +195,7 @@ def _send_page(writer: StreamWriter, status: str, text: str) -> None:
     writer.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode())
 
 
-async def _serve_alone(num_events: str, pause_s: str) -> None:
+async def _serve_process(num_events: str, pause_s: str) -> None:
     server = CrowdServer(num_events=int(num_events), pause_s=float(pause_s))
     async with server.serving() as url:
         print(url, flush=True)
@@ -203,4 +203,4 @@ async def _serve_alone(num_events: str, pause_s: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve_alone(*sys.argv[1:]))
+    asyncio.run(_serve_process(*sys.argv[1:]))

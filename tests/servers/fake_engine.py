@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def main(facts: dict) -> None:
-    signal.signal(signal.SIGTERM, _say_no if facts.get("deaf") else _say_goodbye)
+    signal.signal(signal.SIGTERM, _refuse_to_end if facts.get("deaf") else _end)
     print(facts.get("says", ""), flush=True)
     if "status" in facts:
         sys.exit(facts["status"])
@@ -26,11 +26,11 @@ def main(facts: dict) -> None:
     _wait()
 
 
-def _say_no(*_: object) -> None:
+def _refuse_to_end(*_: object) -> None:
     os.write(sys.stdout.fileno(), b"no\n")
 
 
-def _say_goodbye(*_: object) -> None:
+def _end(*_: object) -> None:
     os.write(sys.stdout.fileno(), b"goodbye\n")
     sys.exit()
 

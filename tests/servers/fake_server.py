@@ -48,7 +48,7 @@ class SharedClock:
             self._changed.notify_all()
             return self._now_s
 
-    def go_on(self, seconds: float) -> int:
+    def advance(self, seconds: float) -> int:
         """The number of the chunk that comes after so many seconds."""
         with self._changed:
             self._now_s += seconds
@@ -117,13 +117,13 @@ class FakeServer:
         a_round = self.kept + 1 if self.k else 1
         for i in range(self.num_merged, self.num_rounds + 1):
             is_first = i == self.num_merged
-            number = CLOCK.go_on(100 * self.round_s if is_first else self.round_s)
+            number = CLOCK.advance(100 * self.round_s if is_first else self.round_s)
             text = "a" * (1 + i * a_round if is_first else a_round)
             choice = {"delta": {"content": text}} if is_chat else {"text": text}
             yield {"choices": [choice | self._ids(len(text))]}
             CLOCK.wait_for_a_look(number)
         if self.says_end:
-            number = CLOCK.go_on(self.round_s)
+            number = CLOCK.advance(self.round_s)
             end = {"delta": {"content": ""}, "finish_reason": "stop"}
             yield {"choices": [end | self._ids(1)]}
             CLOCK.wait_for_a_look(number)

@@ -209,7 +209,7 @@ def test_crossed_intervals_have_their_nominal_coverage(name):
         assert helps < 0.05
 
 
-def over_prompts_alone(*columns: np.ndarray) -> LogRatio:
+def over_prompts_only(*columns: np.ndarray) -> LogRatio:
     """Negative control: as if every start of a server were like any other."""
     return speedup_ratio(*(column.sum(axis=0) for column in columns))
 
@@ -222,11 +222,11 @@ def with_freedom_by_satterthwaite(*columns: np.ndarray) -> LogRatio:
 
 
 def test_an_interval_over_only_prompts_is_far_too_narrow():
-    covered, helps = simulated("loaded CPU", 4, 40, over_prompts_alone)
+    covered, helps = simulated("loaded CPU", 4, 40, over_prompts_only)
     assert covered < 0.75
     assert helps > 0.10
     # If servers hardly differ, there is nothing to miss.
-    assert simulated("quiet GPU", 4, 40, over_prompts_alone)[0] > 0.93
+    assert simulated("quiet GPU", 4, 40, over_prompts_only)[0] > 0.93
 
 
 def test_two_cycles_need_the_cautious_quantile():

@@ -87,8 +87,8 @@ def test_texts_do_not_depend_on_the_concurrency():
     streams, seeds = [], []
     for wanted, rows in ((700, 1), (700, 16)):
         engine = CountingEngine()
-        who = EngineUnderTest("one/ngram", cast(Any, engine), work, rows)
-        texts = collector._sampled_texts(who, Sampling(temperature=0.7), wanted)
+        case = EngineUnderTest("one/ngram", cast(Any, engine), work, rows)
+        texts = collector._sampled_texts(case, Sampling(temperature=0.7), wanted)
         streams.append([q.id for q, _ in islice(texts, 7)])
         assert engine.num_decoded == (800 if rows == 1 else 1600)
         twice = [c for c in engine.conversations if c]
@@ -105,8 +105,8 @@ def test_only_missing_tokens_are_requested_after_short_outputs():
     engine = CountingEngine()
     engine.share = 0.5
     work = cast(Any, SimpleNamespace(method="ngram", k=4))
-    who = EngineUnderTest("one/ngram", cast(Any, engine), work, 1)
-    texts = [text for _, text in islice(collector._sampled_texts(who, Sampling(), 700), 14)]
+    case = EngineUnderTest("one/ngram", cast(Any, engine), work, 1)
+    texts = [text for _, text in islice(collector._sampled_texts(case, Sampling(), 700), 14)]
     assert sum(map(len, texts)) == 700
     assert engine.num_decoded == 1400
 

@@ -60,7 +60,7 @@ class Bench:
         self.num_rows = num_prompts
         self.make = lambda seed: Collector(reference, questions, seed=seed)
 
-    def who(self, k: int = K) -> EngineUnderTest:
+    def case(self, k: int = K) -> EngineUnderTest:
         drafter = self.pairing.drafter
         work = Work(drafter=drafter.name, method=drafter.method, k=k)
         return EngineUnderTest(
@@ -68,12 +68,12 @@ class Bench:
         )
 
     def sampled(self, seed: int = 0, num_tokens: int = NUM_TOKENS, **sampling: float) -> Finding:
-        return single(self.make(seed).sampled(self.who(), replace(WARM, **sampling), num_tokens))
+        return single(self.make(seed).sampled(self.case(), replace(WARM, **sampling), num_tokens))
 
     def greedy(self) -> Finding:
         collector = self.make(0)
-        baseline, texts = (collector.greedy_texts(self.who(k)) for k in (0, K))
-        return single(collector.greedy(self.who(), texts, baseline))
+        baseline, texts = (collector.greedy_texts(self.case(k)) for k in (0, K))
+        return single(collector.greedy(self.case(), texts, baseline))
 
 
 def single(evidence: Evidence) -> Finding:
@@ -225,8 +225,8 @@ def of_seven_tokens(method: str) -> Finding:
     )
     collector = Collector(ReferenceModel(sampled_model(0)), [question] * 64, seed=0)
     work = Work(drafter="d", method=method, k=3)
-    who = EngineUnderTest("seven/d", SevenTokens(), work, num_rows=256)
-    return single(collector.sampled(who, WARM, 8192))
+    case = EngineUnderTest("seven/d", SevenTokens(), work, num_rows=256)
+    return single(collector.sampled(case, WARM, 8192))
 
 
 @pytest.mark.slow
@@ -274,7 +274,7 @@ def test_too_few_tokens_are_inconclusive(tiny: Bench) -> None:
 
 
 def test_evidence_has_the_requested_number_of_tokens(tiny: Bench) -> None:
-    evidence = tiny.make(0).sampled(tiny.who(), WARM, 777)
+    evidence = tiny.make(0).sampled(tiny.case(), WARM, 777)
     assert len(evidence.surprise_N) == len(evidence.identity_N) == 777
     assert evidence.num_texts >= 777 // 64
 
@@ -285,10 +285,10 @@ def test_the_tokens_needed_do_not_depend_on_the_sampler(
     """No sampled token enters: the number cannot prefer a verdict."""
 
     def needed(seed: int) -> float:
-        collector, who = tiny.make(seed), tiny.who(0)
-        texts = zip(collector._prompts, collector.greedy_texts(who), strict=True)
+        collector, case = tiny.make(seed), tiny.case(0)
+        texts = zip(collector._prompts, collector.greedy_texts(case), strict=True)
         collector._prompts = [replace(q, answer=KnownOutput("builtin", ids)) for q, ids in texts]
-        return collector.tokens_for_control(who, WARM, 1e-4)
+        return collector.tokens_for_control(case, WARM, 1e-4)
 
     sound = needed(0)
     plant("temperature applied twice")

@@ -86,8 +86,8 @@ def greedy(text: tuple[int, ...], baseline: tuple[int, ...] | None = None) -> Fi
     question = VerificationPrompt(id="p0", prompt_ids=(1,), max_new_tokens=MOST)
     collector = Collector(FixedLogits(logits_V), [question], seed=0)
     k = 0 if baseline is None else 4
-    who = EngineUnderTest("demo/x", ENGINE, Work(drafter="x", method="ngram", k=k))
-    (finding,) = judge([collector.greedy(who, [text], None if baseline is None else [baseline])])
+    case = EngineUnderTest("demo/x", ENGINE, Work(drafter="x", method="ngram", k=k))
+    (finding,) = judge([collector.greedy(case, [text], None if baseline is None else [baseline])])
     return finding
 
 

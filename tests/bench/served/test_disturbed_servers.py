@@ -83,7 +83,7 @@ def undisturbed_run(tmp_path_factory):
         return figures_of(measured(folder, settings))
 
 
-def check_that_nothing_more_is_asked(stored, watch):
+def check_no_more_requests(stored, watch):
     """A session ends with the first request that has no answer."""
     lost, *_ = [server for server in stored.servers if server.problems]
     (block,) = [block for block in stored.blocks if block.session == lost.session]
@@ -117,7 +117,7 @@ def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(
         assert any(message in text and "K=2" in text for text in watch.warnings)
         assert build_document(stored).failures
         if kind == "hung":
-            check_that_nothing_more_is_asked(stored, watch)
+            check_no_more_requests(stored, watch)
         again = measured(tmp_path, settings, resume=stored.run.run_id)
     assert build_document(again).failures == ()
     assert figures_of(again) == undisturbed_run
