@@ -1,4 +1,4 @@
-"""The meanings of fields and of keys in JSON, from which tables, schemas and pages are made."""
+"""The meanings of record fields and JSON keys, from which tables, schemas and pages are made."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, make_dataclass
@@ -17,13 +17,13 @@ _POSITIVE = ("x", "requests/s")  # ratios and rates
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """Belongs in the Annotated[] of a field; "absent" in a meaning is None, and null in JSON."""
+    """The documentation of a field, in its Annotated[]; "absent" means None, and null in JSON."""
 
     meaning: str
     unit: str = ""  # "": a name, a flag, a position
     low: float | None = None  # None: 0 for an amount, above 0 for a ratio or rate, else unbounded
     high: float | None = None
-    is_text: bool = False  # words for a reader, and not one of a few names
+    is_text: bool = False  # free text, not one of a few names
     is_optional: bool = False  # the key may be missing
 
     def __get_pydantic_json_schema__(
@@ -40,7 +40,7 @@ class Doc:
 
 
 def _bounded(schema: dict[str, Any], bounds: Mapping[str, float]) -> dict[str, Any]:
-    """The schema with bounds of its numbers, also within lists, and of an interval's estimate."""
+    """The schema with bounds for its numbers, also in lists, and for an interval's estimate."""
     if schema.get("type") in ("number", "integer"):
         return {**schema, **bounds}
     if bounds and "Interval" in schema.get("$ref", ""):

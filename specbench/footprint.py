@@ -1,6 +1,6 @@
-"""How much memory the decoder takes: sizes of its tensors as pure numbers.
+"""The memory that the decoder needs: the sizes of its tensors, without torch.
 
-The decoder allocates by these, and memory plans, which read only configs, count by them.
+The decoder allocates with these sizes, and memory plans, which read only configs, add them up.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ PREFILL_LOGITS = (
     2**25
 )  # per forward pass: a stock one computes logits for every position of every row
 MOST_DRAFTS = 256  # per row and round
-# Recurrent states of a row in addition to one per draft token: the one that the round begins with,
-# that of the current token, and the one before it, from which another turn or a draft model's next
-# round begins.
+# Recurrent states per row in addition to one per draft token: the state at the start of a round,
+# the one after the current token, and the one before it, from which the next turn or a draft
+# model's next round starts.
 STATES_BESIDE_DRAFTS = 3
 NGRAM_BUCKETS = 1024  # per row in its pool of n-grams; at most one per token of the vocabulary
 DEEPEST_BEAM = 16  # levels of a dynamic tree; its authors use up to 8

@@ -1,7 +1,7 @@
-"""The drafting methods: one row each, with every fact about it that needs no torch.
+"""The drafting methods: one row each, with all facts that do not need torch.
 
-Plans, memory, help, `list`, the YAML reference, exporters and importers read the row; the class
-that drafts is in `drafters/<name>.py`. What an engine calls a method is in that engine's file.
+Plans, memory, help, `list`, the YAML reference, exporters and importers read the row. The class
+that drafts is in `drafters/<name>.py`, an engine's name of a method in that engine's file.
 """
 
 import re
@@ -56,7 +56,7 @@ OpenHead = Callable[[], Files | None]
 VocabSize = Callable[[], int | None]
 
 NEW_BLOCK_SIZE = 16  # of a DFlash head with random weights
-_ID_BYTES = 8  # of a token id or a count on the device
+_ID_BYTES = 8  # per token id or count on the device
 
 _WORDS: Mapping[type, str] = {
     int: "a whole number",
@@ -106,23 +106,19 @@ def _complaint_of_widths(widths: tuple[object, ...]) -> str | None:
 
 
 class RoundShape(NamedTuple):
-    """The drafts of a round, the largest tree if data decide its shape.
+    """The sizes of a round's draft; of the largest possible tree, if its shape depends on data."""
 
-    `num_forwards` are those of the drafter's layers, one after the other. Each reads all its
-    weights, except `num_small`, which read a small part of them.
-    """
-
-    num_drafts: int  # tokens that the target checks in addition to the current one
-    num_forwards: int
-    spare_slots: int = 0  # of its cache, past those of the target's
-    num_small: int = 0
+    num_drafts: int  # tokens that the target verifies in addition to the current one
+    num_forwards: int  # sequential ones of the drafter's layers, which read all its weights
+    spare_slots: int = 0  # of the drafter's cache, in addition to those of the target's
+    num_small: int = 0  # of `num_forwards`: those that read only a small part of the weights
 
 
 class BufferSizes(NamedTuple):
-    """The sizes that a drafter's buffers other than its KV cache depend on."""
+    """The sizes that determine a drafter's buffers other than its KV cache."""
 
     num_rows: int
-    capacity: int  # tokens of a row
+    capacity: int  # tokens per row
     vocab_size: int  # of the target
     state_bytes: int  # of a hidden state of the target
 
@@ -136,19 +132,19 @@ class LayerReport(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How a head is trained: its learning rates, of a target 128 wide, and what it learns.
+    """How a head is trained: learning rates for a target with hidden size 128, and its losses.
 
     Each pass over a text continues from the states that the head made in the pass before. Without
-    passes it drafts from the target's states only.
+    passes, the head drafts only from the target's states.
     """
 
     muon_lr: float
     adamw_lr: float
-    passes: int = 0  # of a head of one layer; of several, one each
-    feature_weight: float = 0.0  # of the loss on states, which are to be like the target's
+    passes: int = 0  # of a head with one layer; with several, one per layer
+    feature_weight: float = 0.0  # of the loss that makes states similar to the target's
     is_noisy: bool = False
-    size: str = ""  # the argument of `new_checkpoint` that says how many heads or layers it has
-    has_vocabulary: bool = False  # its own vocabulary and output
+    size: str = ""  # the argument of `new_checkpoint` with the number of heads or layers
+    has_vocabulary: bool = False  # a separate vocabulary and output
 
 
 def _no_answer(_: object) -> None:
@@ -157,36 +153,36 @@ def _no_answer(_: object) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadFacts:
-    """A kind of draft head: how its files are recognized, whether they fit, what they keep.
+    """A kind of draft head: how to recognize its files, to check them, and to read their tensors.
 
-    The recognizers: `by_config` returns the reason, None if it is another kind; a `by_tensors`
-    sees the names of the tensors; `architecture` decides if nothing else does.
+    Files are recognized by `by_config`, which returns the reason or None, then by the names of
+    tensors, and last by `architecture`.
     """
 
     layouts: Layouts
     fit: Callable[[Files, HeadTarget], Fit]  # ModelError
-    tensor_names: Mapping[str, str] = field(default_factory=dict)  # prefixes, with today's
+    tensor_names: Mapping[str, str] = field(default_factory=dict)  # current prefixes by old ones
     by_config: Callable[[ModelFiles], str | None] = _no_answer
     by_tensors: Callable[[frozenset[str]], bool] = lambda _: False
     architecture: str | None = None
-    is_speculators_type: bool = True  # as a `speculators_model_type` of the same name
-    recipe: Recipe | None = None  # of `specbench train`
+    is_speculators_type: bool = True  # whether its name is also a `speculators_model_type`
+    recipe: Recipe | None = None  # for `specbench train`
     reads_target_head: bool = False
     report_layers: Callable[[Files, int], LayerReport | None] = lambda *_: None
-    # The tensors that it runs with, if they are others than its files': by name, their shapes.
+    # Shapes by name of the tensors that it runs with, if they differ from those of its files.
     kept_shapes: Callable[[Files, HeadTarget], Mapping[str, tuple[int, ...]]] | None = None
-    # For layers built as the model's, which may be in the model's files: their number, the tensors
-    # among all, and whether a target has them.
+    # For layers that may be in a model's own files: their number, a function that selects their
+    # tensors, and whether a target has them.
     num_model_layers: Callable[[Files], int] | None = None
     select: Callable[[Files], Files] | None = None
     is_in_target: Callable[[ModelFiles], bool] = lambda _: False
 
     def tensors(self, files: Files) -> Mapping[str, Any]:
-        """The head's tensors under today's names. ModelError."""
+        """The head's tensors by their current names. ModelError."""
         return (self.select or self.renamed)(files).tensors
 
     def renamed(self, files: Files) -> Files:
-        """The files with today's names of tensors. ModelError."""
+        """The files with the current names of tensors. ModelError."""
         return files.renamed(self.tensor_names)
 
 
@@ -198,16 +194,16 @@ def _chain(settings: Settings, k: int) -> RoundShape:  # noqa: ARG001
 class Method:
     """A drafting method.
 
-    `draws`: above temperature 0 drafts are drawn from the drafter's distribution, except those of
-    a dynamic tree, which are its likeliest. `learns`: it drafts from the answers of other
-    requests. `retokenizes`: its model may have another tokenizer than the target.
-    `always_drafts`: a count of the rounds that drafted is one of all rounds.
+    `draws`: above temperature 0, drafts are sampled from the drafter's distribution, except those
+    of a dynamic tree, which are the likeliest. `learns`: it drafts from the answers of other
+    requests. `retokenizes`: its model may have a different tokenizer than the target.
+    `always_drafts`: every round drafts, so that a count of drafting rounds counts all rounds.
     """
 
     name: str
     summary: str
     model: Literal["required", "optional", "refused"] = "refused"
-    head: HeadFacts | None = None  # of a model that is a head for one target
+    head: HeadFacts | None = None  # if its model is a head for one target
     draws: bool = False
     learns: bool = False
     retokenizes: bool = False
@@ -215,11 +211,11 @@ class Method:
     parameters: tuple[Parameter, ...] = ()
     tree: Callable[[Settings], str | None] = _no_answer  # kind; None: a chain
     round_shape: Callable[[Settings, int], RoundShape] = _chain  # for a K above 0
-    # The deepest K, None: no limit. The head is None if its weights are random, the target's
-    # vocabulary if it is not known; both are asked only if the answer depends on them.
+    # The largest K; None: no limit. The head is None if its weights are random, and the target's
+    # vocabulary size if it is unknown; both are read only if the result depends on them.
     deepest: Callable[[Settings, OpenHead, VocabSize], int | None] = lambda *_: None
     buffer_bytes: Callable[[Settings, BufferSizes], int] = lambda *_: 0  # without its KV cache
-    # How many of the target's first layers draft, of its number of layers.
+    # The number of the target's first layers that draft, given its number of layers.
     num_target_layers: Callable[[Settings, int], int] | None = None
 
     @property
@@ -232,11 +228,11 @@ class Method:
 
     @property
     def shares_tokens(self) -> bool:
-        """Whether its model is a whole one, with the target's tokens."""
+        """Whether its model is a complete model with the target's tokens."""
         return self.model == "required" and not self.is_head and not self.retokenizes
 
     def parameter(self, name: str) -> Parameter:
-        """UsageError names those there are."""
+        """The parameter of this name; UsageError lists the existing ones."""
         for parameter in self.parameters:
             if parameter.name == name:
                 return parameter
@@ -248,11 +244,11 @@ class Method:
         return {**{p.name: p.default for p in self.parameters}, **given}
 
     def shape(self, given: Mapping[str, Setting], k: int) -> RoundShape:
-        """The drafts of a round k tokens deep, with these parameters."""
+        """The shape of a round that drafts up to k tokens deep, with these parameters."""
         return self.round_shape(self.settings(given), k) if k else RoundShape(0, 0)
 
     def draws_with(self, given: Mapping[str, Setting]) -> bool:
-        """Whether drafts are drawn above temperature 0, with these parameters."""
+        """Whether drafts are sampled above temperature 0, with these parameters."""
         return self.draws and self.tree(self.settings(given)) != "dynamic"
 
 
@@ -262,26 +258,26 @@ def all_methods() -> tuple[Method, ...]:
 
 
 def find_method(name: str) -> Method:
-    """The method of that name; UsageError names those there are."""
+    """The method of this name; UsageError lists the existing ones."""
     if name not in METHODS:
         raise UsageError(f"unknown method {name!r}; allowed: {', '.join(METHODS)}")
     return METHODS[name]
 
 
 class Kind(NamedTuple):
-    """The method that drafts with a model; None and the reason if there is none."""
+    """The method that drafts with a model, or None, and the reason."""
 
     method: str | None
     reason: str
 
     @property
     def is_model(self) -> bool:
-        """Whether it is a whole model, which writes text by itself."""
+        """Whether it is a complete model, which generates text by itself."""
         return self.method == MODEL_METHOD
 
 
 def gguf_method(file: GgufFile) -> str:
-    """The method that drafts with a GGUF file; llama.cpp names heads as we do."""
+    """The method that drafts with a GGUF file; llama.cpp and specbench use the same names."""
     return file.architecture if file.architecture in METHODS else MODEL_METHOD
 
 
@@ -313,13 +309,13 @@ def kind_of(files: ModelFiles) -> Kind:
     return Kind(None, "names no architecture")
 
 
-MODEL_METHOD = "draft_model"  # of a whole model, unless another is named
+MODEL_METHOD = "draft_model"  # the default for a complete model
 _CAUSAL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
 _MEDUSA_NAME = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 
 
 def _names(files: ModelFiles) -> frozenset[str]:
-    """Names of the tensors, if they can be read without unpickling."""
+    """The names of the tensors; empty if they cannot be read without unpickling."""
     try:
         return frozenset(files.head.tensors)
     except ModelError:
@@ -327,7 +323,8 @@ def _names(files: ModelFiles) -> frozenset[str]:
 
 
 def _joins(rename: Mapping[str, str], layer: str, names: frozenset[str]) -> bool:
-    """Whether a layer with that tensor follows the product that joins token and state."""
+    """Whether the head has the product that joins token and state, and then a layer with this
+    tensor."""
     return {"fc.weight", f"layers.0.{layer}.weight"} <= {new_name(name, rename) for name in names}
 
 
@@ -360,9 +357,9 @@ def _medusa_config(files: ModelFiles) -> str | None:
 
 
 def _are_mtp_layers(names: frozenset[str]) -> bool:
-    """Whether there are only MTP layers; those next to a whole model's tensors are the model's."""
-    of_layers = ("mtp.", "mtp_layers.", "model.mtp_layers.")
-    return bool(names) and all(name.startswith(of_layers) for name in names)
+    """Whether all tensors belong to MTP layers; otherwise the layers are part of a model."""
+    prefixes = ("mtp.", "mtp_layers.", "model.mtp_layers.")
+    return bool(names) and all(name.startswith(prefixes) for name in names)
 
 
 def _has_mtp_layers(target: ModelFiles) -> bool:
@@ -408,7 +405,7 @@ def _named_tree(settings: Settings) -> str | None:
 
 
 def _feature_tree(settings: Settings, k: int) -> RoundShape:
-    """One forward of the known tokens, whose last state gives the first drafts for free."""
+    """Known tokens need one forward, whose last state also yields the first drafts."""
     if settings["tree"] == "chain":
         return RoundShape(k, k)
     if settings["tree"] == "static":
@@ -420,7 +417,7 @@ def _feature_tree(settings: Settings, k: int) -> RoundShape:
 
 
 def feature_depth(tree: str) -> int | None:
-    """The deepest K of heads that continue from hidden states; None: a chain has no limit."""
+    """The largest K of heads that continue from hidden states; None for chains: no limit."""
     return {"static": EAGLE_STATIC.depth, "dynamic": DEEPEST_BEAM}.get(tree)
 
 
@@ -443,17 +440,17 @@ def _dflash_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> 
 
 
 def num_first_layers(requested: int, most: int) -> int:
-    """How many of the target's `most` layers draft; 0 asks for a quarter of them."""
+    """The number of the target's `most` layers that draft; a setting of 0 means a quarter."""
     return requested or max(most // 4, 1)
 
 
 def lookahead_depth(ngram: int) -> int:
-    """The deepest K: the first token of an n-gram is known."""
+    """The largest K: an n-gram without its first token, which is known."""
     return ngram - 1
 
 
 def _lookahead_shape(settings: Settings, k: int) -> RoundShape:  # noqa: ARG001
-    """The current token is the first of the window."""
+    """All tokens of the window and the guesses, except the first, which is the current token."""
     levels = settings["ngram"] - 1
     return RoundShape(levels * (settings["window"] + settings["guesses"]) - 1, 0)
 
@@ -472,12 +469,12 @@ def _recycling_bytes(settings: Settings, sizes: BufferSizes) -> int:  # noqa: AR
 
 
 def _reference_bytes(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
-    """The text copied from, its size and two places in it."""
+    """Bytes for the reference text of each row, its length and two positions in it."""
     return sizes.num_rows * _ID_BYTES * (sizes.capacity + 3)
 
 
 def _last_states(settings: Settings, sizes: BufferSizes) -> int:  # noqa: ARG001
-    """A row's state before its current token."""
+    """Bytes for the hidden state before the current token of each row."""
     return sizes.num_rows * sizes.state_bytes
 
 
@@ -501,7 +498,7 @@ _EAGLE_PARAMETERS = (
     Parameter("max_drafts", 59, range(1, 257), "The most drafts of a dynamic tree per round."),
 )
 
-# What the heads of EAGLE have in common.
+# The common facts of EAGLE heads.
 _eagle = partial(
     Method,
     model="required",
@@ -514,7 +511,7 @@ _eagle = partial(
     buffer_bytes=_last_states,
 )
 
-# Heads come in the order in which their files are recognized.
+# Files of heads are recognized in this order.
 _ROWS = (
     Method(
         name="mtp",
@@ -567,7 +564,7 @@ _ROWS = (
         model="required",
         draws=True,
         always_drafts=True,
-        # A small part of the head sees the text before the block.
+        # A small part of the head processes the text before the block.
         round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
         deepest=_dflash_depth,
         head=HeadFacts(
@@ -589,7 +586,7 @@ _ROWS = (
             tensor_names=EAGLE3_NAMES,
             by_config=_eagle3_config,
             by_tensors=partial(_joins, EAGLE3_NAMES, "hidden_norm"),
-            # Without a loss on features, drafts deeper than the passes are lost.
+            # Without a loss on features, drafts deeper than `passes` are rarely accepted.
             recipe=Recipe(muon_lr=4e-3, adamw_lr=4e-3, passes=5, has_vocabulary=True),
             report_layers=_eagle3_layers,
         ),

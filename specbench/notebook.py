@@ -28,10 +28,10 @@ _REPORTS: Mapping[str, Callable[[Sequence[Document]], str]] = {
 
 
 def load(run: str | Path = LATEST, root: str | Path = "reports") -> "LoadedRun":
-    """A stored run by its id, its folder or `latest`, as `specbench report` finds it.
+    """Load a stored run by its id, its folder or `latest`, like `specbench report`.
 
-    Ids are looked up in `root`, as under the option --runs-dir. A run that is interrupted or still
-    running also loads. StoreError if the run does not exist, is damaged or of a newer schema.
+    Ids are looked up in `root`, as with the option --runs-dir. Interrupted and running runs can
+    also be loaded. StoreError if the run does not exist, is damaged or has a newer schema.
     """
     return LoadedRun(load_run(run, Path(root)))
 
@@ -39,7 +39,7 @@ def load(run: str | Path = LATEST, root: str | Path = "reports") -> "LoadedRun":
 class LoadedRun:
     """A run as it was on disk when it was loaded.
 
-    A table is made when it is first used and kept: columns that you add to it stay.
+    A table is made when it is first used, and then kept with any columns that you add.
     """
 
     def __init__(self, stored: StoredRun) -> None:
@@ -56,12 +56,12 @@ class LoadedRun:
 
     @property
     def is_complete(self) -> bool:
-        """False: interrupted, or still running when it was loaded."""
+        """Whether the run had finished when it was loaded."""
         return self._document.is_complete
 
     @property
     def answers(self) -> list[str]:
-        """The sentences that the command line ends with."""
+        """The sentences at the end of the command line's output."""
         return answer_lines(self._document)
 
     @property
@@ -106,7 +106,7 @@ class LoadedRun:
     def report(self, format: str = "html", path: str | Path | None = None) -> str:
         """The report as html, markdown (md), csv or json; with `path` also written to that file.
 
-        csv has the cells. UsageError for another format; StoreError if the disk refuses.
+        csv has the cells. UsageError for another format; StoreError if the file cannot be written.
         """
         if format not in _REPORTS:
             raise UsageError(f"no format {format!r}: choose from {', '.join(_REPORTS)}")

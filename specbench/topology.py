@@ -1,6 +1,6 @@
 """Static trees, whose shape is known before any round: published, fitted or computed.
 
-A tree is a set of paths of ranks, the form in which Medusa and EAGLE-1 publish theirs.
+A tree is a set of paths of ranks, as published for Medusa and EAGLE-1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,12 +53,12 @@ class Topology:
 
     @classmethod
     def of_accuracies(cls, rates: Sequence[Sequence[float]], num_drafts: int) -> "Topology":
-        """The `num_drafts` paths that are right most often if depths are independent.
+        """The `num_drafts` paths that are accepted most often if depths are independent.
 
-        `rates[i][r]` is how often the draft of rank r is the right one at depth i + 1. Paths are
-        added one by one, the likeliest next to the tree first (Cai et al. 2024, Medusa,
-        arXiv:2401.10774, section 2.3.3); what is never right is left out. UsageError if
-        nothing is left.
+        `rates[i][r]` is how often the draft of rank r is accepted at depth i + 1. Paths are added
+        one by one, the likeliest extension of the tree first (Cai et al. 2024, Medusa,
+        arXiv:2401.10774, section 2.3.3). Paths that are never accepted are omitted; UsageError if
+        all are.
         """
         # The ranks that are ever right at each depth, the best first.
         ranks = [
@@ -108,7 +108,7 @@ class Topology:
 
     @property
     def families(self) -> dict[int, tuple[int, ...]]:
-        """Each node that has children, those of most first, with its children in order."""
+        """The nodes with children, those with the most first, each with its children in order."""
         children: dict[int, tuple[int, ...]] = {}
         for node, parent in enumerate(self.parents, 1):
             children[parent] = (*children.get(parent, ()), node)
@@ -146,7 +146,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Level:
-    """The draft tokens of one depth, in order; `inner` are those that have children."""
+    """The draft tokens of one depth, in order; `inner` ones have children."""
 
     parents: tuple[int, ...]  # index of each one's parent among the inner ones of the level above
     ranks: tuple[int, ...]  # which child of it: 0 is the likeliest
@@ -195,7 +195,7 @@ EAGLE_STATIC = Topology.of_paths(
     )
 )
 
-# The probability that the next token is the one that had this rank last time. It decides only
+# The probability that the next token is the one that had this rank last time. It determines only
 # the shape of the tree.
 RANK_PROBS = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
 

@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
-# Control characters except newline and tab, halves of surrogate pairs, line separators, and marks
-# that turn the direction of writing, with which a name could pass for another.
+# Control characters except newline and tab, unpaired surrogates, line separators, and marks that
+# change the direction of writing, with which a name could look like another.
 _ACTIVE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -15,12 +15,12 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?%?", re.IGNORECASE)
 
 
 def plain(text: str) -> str:
-    """The text with a visible sign in place of each such character: \u241b for an escape."""
+    """The text with a visible symbol for each control character, such as \u241b for an escape."""
     return _ACTIVE.sub(_sign, text)
 
 
 def inert_cell(text: str) -> str:
-    """The text as a spreadsheet cell, with an apostrophe in front of a would-be formula."""
+    """The text as a spreadsheet cell, with an apostrophe before text that looks like a formula."""
     shown = plain(text)
     is_formula = shown.lstrip().startswith(_FORMULA) and not _NUMBER.fullmatch(shown)
     return f"'{shown}" if is_formula else shown

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Writes files atomically: completely or not at all."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""`specbench baseline`: runs as a small file to commit next to code; and how `check` reads one."""
+"""`specbench baseline`: pools runs into a small file to commit, which `check` reads."""
 
 from collections.abc import Collection
 from pathlib import Path

@@ -59,7 +59,7 @@ def say(line: str) -> None:
 
 
 def _underlying_stream(stream: TextIO) -> TextIO:
-    """Below what makes text plain, and what keeps it above a live view: colors stay colors."""
+    """The stream below the wrappers that escape text or keep it above a live display."""
     while (below := getattr(stream, "rich_proxied_file", None)) is not None:
         stream = below
     return stream

@@ -1,6 +1,6 @@
-"""Whether torch, Triton and flash-attn work on this machine's GPU, looked at in another process.
+"""Checks in a separate process whether torch, Triton and flash-attn work on this machine's GPU.
 
-`doctor` itself imports no torch, and a library that crashes does not end it.
+So `doctor` does not import torch, and a library that crashes does not end it.
 """
 
 import json

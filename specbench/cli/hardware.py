@@ -1,4 +1,4 @@
-"""Which GPU or machine a memory plan is for."""
+"""The GPU or machine of a memory plan."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 class MachineSummary(NamedTuple):
-    """A machine, what is free on it, and what to know of these figures."""
+    """A machine, its free memory, and notes on these figures."""
 
     name: str
     setup: "DeploymentSpec"
@@ -87,7 +87,7 @@ def this_machine(setup: "DeploymentSpec", device: str) -> MachineSummary:
 
 
 def has_gpu_driver() -> bool:
-    """Whether a driver that torch's `cuda` devices need is there."""
+    """Whether a driver for torch's `cuda` devices is installed."""
     return any(map(os.path.exists, _GPU_FILES))
 
 

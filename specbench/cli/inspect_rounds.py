@@ -1,4 +1,4 @@
-"""`specbench inspect`: one answer as it is decoded, drafts in color."""
+"""`specbench inspect`: shows one answer while it is decoded, with drafts in color."""
 
 import sys
 from collections.abc import Callable

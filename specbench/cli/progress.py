@@ -312,7 +312,7 @@ class ProgressWatch:
         self._console.print(text)
 
     def warn(self, text: str) -> None:
-        """Each text is printed once."""
+        """Print a warning, unless the same text was printed before."""
         line = f"warning: {text}"
         if line not in self._printed:
             self._console.print(line, style="yellow")

@@ -193,7 +193,7 @@ def _collect(
     budget_s: float,
     concurrency: int | None,
 ) -> "list[Evidence]":
-    """Evidence of the engines in this process, then of servers, which need no torch here."""
+    """Evidence about the engines in this process, then about servers, which do not need torch."""
     local = tuple(name for name in settings.load.engines if name not in SERVED)
     evidence: list[Evidence] = []
     if local:

@@ -16,7 +16,7 @@ from specbench.stats.spread import MIN_UNITS, UPPER, student_t
 
 Bound = Literal["draft", "verify", "acceptance", "overhead"]
 
-MISMATCHED = 0.5  # the first draft is accepted less often
+MISMATCHED = 0.5  # a drafter whose first draft is accepted less often is mismatched
 TOO_SMALL = 0.3  # cost of a draft token in target steps, above which the target is too small
 
 
@@ -25,8 +25,8 @@ def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> dict[Bou
 
     K + 1 is the speedup of a free and perfect draft. None if a metric is missing.
 
-    Overhead follows from overhead_ratio, or else is the time of a round that is neither drafting
-    nor verifying. A verification that is cheaper than a step loses nothing.
+    Overhead is computed from overhead_ratio, or else as the time of a round that is neither
+    drafting nor verifying. A verification that is cheaper than a step has a loss of 0.
     """
     length = number_of(metrics, "mean_acceptance_length")
     break_even = number_of(metrics, "break_even_length")
@@ -99,9 +99,9 @@ _BOUND: Mapping[Bound, str] = {
 
 
 def _shows_match(cell: CellSummary) -> bool:
-    """Whether acceptance measures the match of the models: a perfect drafter would be accepted.
+    """Whether acceptance measures the match of the models, so that a perfect drafter has 100%.
 
-    Above temperature 0 that needs sampled drafts: a greedy one is accepted with the target's p.
+    Above temperature 0 this needs sampled drafts: a greedy one is accepted with the target's p.
     """
     method = METHODS.get(cell.key.draft.method)
     if method is None or method.model == "refused":

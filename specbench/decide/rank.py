@@ -124,9 +124,8 @@ def rank(
 def shortlist(
     forecasts: Sequence[ForecastRecord], earlier: Iterable[ForecastRecord], most: int | None
 ) -> tuple[ForecastRecord, ...]:
-    """The forecasts; those that are not promising lose their K to measure.
-
-    Promising are the `most` highest of each setting, `earlier` forecasts included; None: all.
+    """The forecasts, which keep their K to measure if they are among the `most` highest of their
+    setting, with `earlier` forecasts included; `most` None: all keep them.
     """
     if most is None:
         return tuple(forecasts)

@@ -24,7 +24,7 @@ from specbench.stats.spread import MIN_UNITS
 
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
 BEATS_BASELINE = 1 + TIE  # the lower bound of K = 0 is 1
-GAINS_NOTHING = 1.02  # an upper bound up to here: do not speculate
+GAINS_NOTHING = 1.02  # with an upper bound up to here, do not speculate
 Option = TypeVar("Option")
 
 
@@ -60,8 +60,8 @@ def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], 
 def choose(cells: Sequence[CellSummary]) -> LeadingCell:
     """The leader of the exploration phase in one setting, among valid cells.
 
-    A single K was not picked from many, so it needs no confirmation run. Raises ValueError without
-    a K > 0 and for several questions.
+    A single K is not biased by a choice, so it needs no confirmation run. ValueError without a
+    K > 0, or for several settings.
     """
     groups = by_question(cells)
     if len(groups) != 1:
@@ -87,7 +87,7 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
 def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
     """Ids of the cells to confirm, since the best of many estimates is biased upward.
 
-    They are the winner of each question, and in those with K = auto also that and the best fixed K.
+    They are the winner of each setting, and if there is a K = auto, also that and the best fixed K.
     """
     for group in by_question(cells):
         winner = choose(group).to_confirm

@@ -1,4 +1,5 @@
-"""Has it got worse, and why? Two runs, or a baseline and a run, in; verdicts and causes out.
+"""Detects regressions and their causes. Two runs, or a baseline and a run, go in; verdicts and
+causes come out.
 
 Start at `check.py`; `baseline.py` summarizes runs and `history.py` compares many of them.
 """

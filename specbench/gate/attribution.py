@@ -1,7 +1,7 @@
 """Causes of a regression: something that changed, fewer accepted draft tokens, or longer rounds.
 
-Tokens per second = tokens per round / seconds per round, so the loss of logarithms splits into one
-share of each; a speedup is the same with seconds in units of a K = 0 step.
+Tokens per second = tokens per round / seconds per round, so a loss in logarithms is the sum of one
+share of each. For a speedup, seconds are in units of a K = 0 step.
 """
 
 import math
@@ -123,7 +123,7 @@ def changed_causes(
 ) -> tuple[tuple[Cause, RunDifference], ...]:
     """Changes between two runs that can explain a regression of a cell.
 
-    Changes of another drafter, target or workload cannot.
+    Changes of other drafters, targets or workloads are excluded.
     """
     drafter = drafter_difference(key.pairing, baseline, candidate)
     at = key.condition

@@ -1,7 +1,7 @@
 """Runs summarized for comparison: one run, or several pooled as a baseline; `baseline.json`.
 
-Several runs of the same work show how far apart identical runs are. Prompts inside one run do
-not show that: they share its clocks, its memory layout and its neighbors.
+Several runs of the same work show how much identical runs differ. Prompts within one run do not
+show this, because they share its clocks, its memory layout and its neighbors.
 """
 
 import json
@@ -133,13 +133,13 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
                 f"run {origin.run_id} was interrupted and cannot be a baseline; resume it: "
                 f"--resume {origin.run_id}"
             )
-        for word, difference in _why_unlike(first.fingerprint, run.fingerprint):
+        for word, difference in _pooling_obstacles(first.fingerprint, run.fingerprint):
             if word not in allowed:
                 raise UsageError(
                     f"runs {first.origins[0].run_id} and {origin.run_id} {difference}; "
                     f"to pool them anyway: --allow-different {word}"
                 )
-    _refuse_twins([run.origins[0] for run in runs])
+    _refuse_duplicates([run.origins[0] for run in runs])
     cells = tuple(_pooled_cells(runs))
     if not cells:
         raise UsageError("no cell is valid in all of these runs, so the baseline would be empty")
@@ -177,8 +177,8 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
             yield f"{cell.key.label}: not in every run, or with different prompts"
 
 
-def _why_unlike(first: Fingerprint, second: Fingerprint) -> Iterator[tuple[str, str]]:
-    """Why two runs cannot be pooled, each with the word of --allow-different that permits it."""
+def _pooling_obstacles(first: Fingerprint, second: Fingerprint) -> Iterator[tuple[str, str]]:
+    """Differences that forbid pooling two runs, each with the word of --allow-different for it."""
     for name, ours, theirs in differences(first, second, threads=False):
         yield name, f"did different work: {name}: {ours} and {theirs}"
     for pairing, change in draft_changes(first, second):
@@ -188,8 +188,8 @@ def _why_unlike(first: Fingerprint, second: Fingerprint) -> Iterator[tuple[str, 
         yield SOFTWARE, f"are not repeats of each other: {name}: {ours} and {theirs}"
 
 
-def _refuse_twins(origins: Sequence[SourceRun]) -> None:
-    """UsageError for a run, or a result file, given twice: it does not deviate from itself."""
+def _refuse_duplicates(origins: Sequence[SourceRun]) -> None:
+    """UsageError if a run or a result file is given twice, since its copies do not deviate."""
     for i, origin in enumerate(origins):
         for earlier in origins[:i]:
             if origin.run_id == earlier.run_id:

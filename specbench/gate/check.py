@@ -1,6 +1,6 @@
-"""The gate: is a run worse than its baseline, beyond noise and beyond the tolerances?
+"""The gate: whether a run is worse than its baseline by more than noise and the tolerances.
 
-One-sided: an improvement never fails. Counts come first, seconds second.
+Its tests are one-sided, so an improvement never fails. Counts are judged before seconds.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -66,7 +66,7 @@ def check(
     tolerances: Sequence[Tolerance] | None = None,
     allowed: Collection[str] = (),
 ) -> Gate:
-    """Judge a candidate's cells that speculate, or else those at K = 0, by a baseline.
+    """Judge a candidate by a baseline: its cells with drafts, or without any those at K = 0.
 
     `tolerances` None: the default ones. UsageError for runs that must not be compared and for
     unknown metrics.

@@ -1,4 +1,4 @@
-"""Cells of two runs that are the same work, and differences that forbid comparing the runs."""
+"""Matches the cells of two runs that do the same work, and finds differences that forbid it."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -279,5 +279,5 @@ def _named(name: str, value: Value | None) -> dict[str, float]:
 
 
 def rounded(value: float) -> float:
-    """A value with few enough digits that both sides of a comparison round alike."""
+    """The value to _DIGITS significant digits, so that both sides of a comparison round alike."""
     return float(f"{value:.{_DIGITS}g}")

@@ -87,7 +87,7 @@ class MetricCase:
 
     @property
     def is_test(self) -> bool:
-        """Whether noise could fail it."""
+        """Whether noise could make it fail."""
         spread = self.comparison.spread if self.comparison else None
         return spread is not None and spread.standard_error > 0 and not self.noisy
 

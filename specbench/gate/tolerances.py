@@ -1,4 +1,4 @@
-"""How much a kind of metric varies between identical runs, and how much worse one may become.
+"""The variation of metrics between identical runs, and the losses that are tolerated.
 
 The help of `specbench check` shows the defaults, so this imports no metric.
 """
