@@ -147,6 +147,7 @@ BROKEN_PAIRINGS = [
     _target("a revision that is a number", 4, "in quotes it is text", "model: o/b\nrevision: 12"),
     _target("an unknown dtype", 4, "did you mean 'bfloat16'?", "model: o/b\ndtype: bfloat"),
     _target("a dtype that is a list", 4, "expected text, not a list", "model: o/b\ndtype: [x]"),
+    _target("a dtype that is a mapping", 4, "not a mapping", "model: o/b\ndtype: {x: y}"),
     _target("an unknown device", 4, "allowed: auto, balanced", "model: o/b\ndevice_map: gpu"),
     _target("an unknown quantization", 4, "allowed: int8, int4", "model: o/b\nquantization: fp3"),
     _target(

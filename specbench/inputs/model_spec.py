@@ -165,13 +165,13 @@ def _folder_complaint(hub_id: str, folder: Path) -> str | None:
     """
     if _is_folder(Path(hub_id)):
         return (
-            f"{hub_id!r} is a hub id, and there is a folder of that name here, which would be read "
-            f"in its place; a folder begins with ./ (./{hub_id}), for the hub's model rename it"
+            f"{hub_id!r} is a hub id, but a folder of that name here would be read instead; write "
+            f"./{hub_id} for the folder, or rename the folder to use the hub's model"
         )
     if _is_folder(folder / hub_id) and not _is_in_hub_cache(hub_id):
         return (
-            f"{hub_id!r} is a hub id, and also a folder next to the file; a folder "
-            f"begins with ./ (./{hub_id})"
+            f"{hub_id!r} is a hub id, and also a folder next to the file; write ./{hub_id} for "
+            "the folder"
         )
     return None
 

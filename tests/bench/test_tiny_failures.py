@@ -162,3 +162,12 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_and_no_run_on_the_cpu(
 def test_without_a_gpu_auto_is_the_cpu(monkeypatch):
     monkeypatch.setattr(device, "open_probe", lambda _: Probe("no NVIDIA driver"))
     assert find_device("auto").type == "cpu"
+
+
+def test_a_gpu_is_found_by_its_number(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert find_device("cuda:1") == torch.device("cuda", 1)
+    assert find_device("auto") == find_device("cuda") == torch.device("cuda", 0)
+    with pytest.raises(UsageError, match=r"cuda:2.* 2 CUDA devices"):
+        find_device("cuda:2")

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specbench.export.acceptance import _validation, measured_acceptance
+from specbench.export.acceptance import _over_prompts, _validation, measured_acceptance
 from specbench.export.winner import Selection
 from specbench.importers import acceptance_by_k, import_files
 from specbench.importers.imported_cell import ImportOverrides
 from specbench.inputs.config import load_pairings
+from specbench.metrics.acceptance import mean_acceptance_length
 from specbench.metrics.aggregate import aggregate_run
 from specbench.report.document import build_document
 from specbench.runs import load_run
@@ -19,6 +20,7 @@ from specbench.settings import DecoderSettings
 from tests.cli.calls import specbench
 from tests.importers.test_acceptance_files import GOLDEN, PROFILE
 from tests.report.stored_runs import SMALL, keep, stored_run
+from tests.served_sessions import cell_of, served_sweep
 
 AT = ("--temperature", "0", "--concurrency", "1")
 CODE = ("-w", "code")
@@ -180,3 +182,24 @@ def test_wrong_options_are_refused(folder, options, complaint):
 def test_an_acceptance_export_needs_a_single_drafter(folder):
     ran = specbench("export", "demo", *PROFILE_OF, *CODE, cwd=folder)
     assert (ran.code, "name one drafter: demo/draft" in ran.err) == (2, True)
+
+
+def test_acceptance_over_prompts_follows_from_the_counts_of_a_server():
+    cell = cell_of(served_sweep(), 4)
+    length = _over_prompts(cell, when_drafted=False)
+    assert length is not None
+    assert length.estimate == pytest.approx(mean_acceptance_length(cell))
+    counts = [replace(r.counts, num_rounds=16, num_drafting=8) for r in cell.finished if r.counts]
+    half = replace(
+        cell,
+        requests=tuple(
+            replace(r, counts=count) for r, count in zip(cell.finished, counts, strict=True)
+        ),
+    )
+    accepted = length.estimate - 1  # of 8 rounds per request
+    for when_drafted, expected in ((False, 1 + accepted / 2), (True, 1 + accepted)):
+        changed = _over_prompts(half, when_drafted=when_drafted)
+        assert changed is not None
+        assert changed.estimate == pytest.approx(expected)
+    bare = replace(cell, requests=tuple(replace(r, counts=None) for r in cell.finished))
+    assert _over_prompts(bare, when_drafted=False) is None

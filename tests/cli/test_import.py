@@ -146,6 +146,22 @@ def test_a_slower_imported_server_fails_with_the_documented_options(tmp_path):
     assert "end_to_end_speedup 1.60x -> 1.12x" in json.loads(named.out)["sentence"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"spec_decode_accepted_tokens": 24_000}, "mean_acceptance_length.* 4.75 outside"),
+        ({"spec_decode_accepted_tokens": 24_000}, "acceptance rate 1.25 outside"),
+        ({"failed": 80, "completed": 0}, "no request finished"),
+    ],
+)
+def test_figures_that_cannot_be_make_a_cell_invalid(tmp_path, fields, reason):
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps(json.loads(VLLM[1].read_text()) | fields))
+    (cell,) = document(tmp_path, file)["cells"]
+    assert not cell["valid"]
+    assert any(re.search(reason, text) for text in cell["invalid_reasons"])
+
+
 def test_broken_identities_make_a_cell_invalid(tmp_path):
     result = json.loads(VLLM[1].read_text())
     result |= {"spec_decode_per_position_acceptance_rates": [0.3, 0.5, 0.7], "failed": 8}

@@ -261,7 +261,7 @@ def test_a_hub_id_is_never_an_empty_folder_of_that_name(tmp_path, monkeypatch, w
     assert load_pairings(file).all[0].name == "big/head"
     place = tmp_path / "here" / ("" if where == "here" else "file") / "my-head"
     place.mkdir()
-    with pytest.raises(ConfigError, match=r"\(\./my-head\)"):
+    with pytest.raises(ConfigError, match=r"\./my-head"):
         load_pairings(file)
 
 
@@ -315,3 +315,13 @@ def test_yaml_nests_to_the_stated_depth_and_no_deeper(tmp_path):
     file.write_text("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))
     with pytest.raises(ConfigError, match=f"deeper than {MAX_DEPTH} levels"):
         read_yaml(file, ConfigError)
+
+
+def test_a_hub_id_on_the_command_line_is_refused_next_to_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert model_spec("org/Small-1B").folder is None
+    (tmp_path / "org" / "Small-1B").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"org/Small-1B.* \./org/Small-1B"):
+        model_spec("org/Small-1B")

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from specbench.shipped import shipped
 
@@ -118,3 +119,13 @@ def test_int4_keeps_embedding_and_lm_head_in_sixteen_bits() -> None:
     wide = 2 * 128_256 * 8_192  # vocabulary x hidden size, embedding and lm_head
     packed = 70_553_706_496 - wide
     assert target.model.weights_gib == round((2 * wide + packed * 4.25 / 8) / 2**30, 1)
+
+
+def test_a_method_that_no_named_pairing_has_is_refused_with_theirs() -> None:
+    with pytest.raises(UsageError, match=r"eagle3.*demo/draft, demo/ngram.*draft_model, ngram"):
+        PAIRINGS.select(["demo/draft", "demo/ngram"], ["eagle3"])
+
+
+def test_a_gguf_file_that_is_named_as_a_pairing_and_is_missing_is_reported_as_missing() -> None:
+    with pytest.raises(UsageError, match=r"file big\.gguf does not exist"):
+        PAIRINGS.select(["big.gguf"])

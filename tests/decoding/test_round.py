@@ -12,7 +12,7 @@ import torch
 
 from specbench.decode.round import run_round
 from specbench.decode.sampling import Sampler
-from specbench.decode.state import State
+from specbench.decode.state import FURTHEST, State
 from specbench.records import Request, Result, Sampling
 from tests.decoding.fakes import CountingRunner, ScriptedDrafter
 from tests.decoding.lossless import decode
@@ -173,3 +173,11 @@ def test_the_baseline_spends_no_time_drafting() -> None:
 
     assert result.rounds.draft_s == (0, 0)
     assert result.rounds.round_s == result.rounds.verify_s == (1, 1)
+
+
+def test_positions_beyond_the_prepared_offsets_are_refused():
+    state = State.allocate(2, 32, [], torch.device("cpu"))
+    assert state.positions(-1, 3).tolist() == [[0, 1, 2], [0, 1, 2]]
+    for first, count in ((0, FURTHEST + 2), (-FURTHEST - 1, 1)):
+        with pytest.raises(ValueError, match="offsets"):
+            state.positions(first, count)

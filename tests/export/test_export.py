@@ -66,9 +66,37 @@ def test_lookup_lengths_are_exported():
     assert (lookup["max_matching_ngram_size"], lookup["is_use_oldest"]) == (5, False)
 
 
-def test_vllm_may_run_a_models_code_if_the_pairing_allows_it():
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [("vllm", "--trust-remote-code"), ("tensorrt_llm", "--trust_remote_code")],
+)
+def test_an_engine_may_run_a_models_code_only_if_the_pairing_allows_it(engine, flag):
     target = replace(TARGET, model=replace(TARGET.model, trust_remote_code=True))
-    assert "--trust-remote-code" in exported("vllm", deployment("ngram", target=target)).command
+    assert flag in exported(engine, deployment("ngram", target=target)).command
+    assert flag not in exported(engine, deployment("ngram")).command
+
+
+def test_transformers_loads_a_model_as_the_pairing_says():
+    model = replace(TARGET.model, trust_remote_code=True, device_map="auto")
+    target = replace(TARGET, model=model)
+    program = exported("transformers", deployment("draft_model", target=target)).config.text
+    (target_line,) = [line for line in program.splitlines() if line.startswith("target = ")]
+    assert "device_map='auto'" in target_line
+    assert "trust_remote_code=True" in target_line
+    assert ".to(device)" not in target_line
+    (draft_line,) = [line for line in program.splitlines() if "org/Small-1B" in line]
+    assert "trust_remote_code" not in draft_line
+    assert ".to(device)" in draft_line
+
+
+def test_transformers_needs_the_number_of_layers_that_draft():
+    with pytest.raises(UsageError, match=r"num_layers.*parameters:"):
+        exported("transformers", deployment("self_speculation", num_layers=0))
+
+
+def test_a_lookup_length_that_tensorrt_llm_does_not_have_is_named():
+    assert "min_ngram 2" in losses(exported("tensorrt_llm", deployment("ngram", min_ngram=2)))
+    assert "min_ngram" not in losses(exported("tensorrt_llm", deployment("ngram", min_ngram=1)))
 
 
 def test_sglang_counts_the_root_of_a_tree():

@@ -116,3 +116,8 @@ def test_labels_and_gauges_are_read_from_a_metrics_page():
     assert [labels["x"] for labels in labels_of(page, "a:info")] == ["1", "2"]
     assert labels_of(page, "b:info") == []
     assert (gauge_of(page, "a:size"), gauge_of(page, "b:size")) == (5, None)
+
+
+def test_an_impossible_k_of_a_server_is_refused():
+    with pytest.raises(ValueError, match=r"spec_num_steps.* 1e\+06"):
+        read_counters("sglang:spec_num_steps 1000000\n")

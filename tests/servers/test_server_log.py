@@ -174,3 +174,11 @@ def test_the_reason_of_a_server_error_is_one_line(tmp_path):
     error = ServerLog(tmp_path / "server.log", 0).explain("it ended")
     assert error.reason == f"it ended: MemoryError; {MEMORY}"
     assert error.log == tmp_path / "server.log"
+
+
+def test_a_traceback_that_is_cut_off_is_not_a_cause(tmp_path):
+    text = 'ready soon\nTraceback (most recent call last):\n  File "a.py", line 5, in run\n'
+    error = explained(tmp_path, f"ValueError: no such thing\n{text}")
+    assert not any("File" in line and "a.py" in line for line in error[:1])
+    whole = explained(tmp_path, f"{text}KeyError: 'a'\n")
+    assert any("KeyError: 'a'" in line for line in whole)

@@ -11,7 +11,7 @@ from time import process_time
 import pytest
 
 from specbench.engines.engine import Load, arriving
-from specbench.errors import ServerError, WorkloadError
+from specbench.errors import LostError, ServerError, WorkloadError
 from specbench.metrics.aggregate import why_bound
 from specbench.records import ClientLoad, Request, Sampling
 from specbench.records.requests import poisson_arrivals
@@ -68,6 +68,26 @@ def test_in_open_loop_requests_start_at_their_arrival_times():
     times_s = poisson_arrivals(4.0, 7)
     assert [a.sent_s for a in answers] == pytest.approx([next(times_s) for _ in answers])
     assert client.most_active == 20
+
+
+class LosingClient(PacedClient):
+    """The server is gone at the third request."""
+
+    async def stream(self, path, body):
+        self.served.append(body["number"])
+        if len(self.served) == 3:
+            raise LostError("gone")
+        return StreamedResponse(text=path)
+
+
+@pytest.mark.parametrize("load", [{"request_rate": 4.0, "seed": 7}, {"concurrency": 1}], ids=str)
+def test_no_request_is_sent_after_a_loss_that_ends_the_session(load):
+    requests = [request(i) for i in range(8)]
+    ending, going_on = LosingClient(), LosingClient()
+    in_virtual_time(send_all(requests, [ending], ends_at_loss=True, **load))
+    in_virtual_time(send_all(requests, [going_on], **load))
+    assert ending.served == [0, 1, 2]
+    assert going_on.served == [*range(8)]
 
 
 def test_arrival_times_equal_those_for_served_engines():

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from specbench.verify.statistics import Tally
-from specbench.verify.two_samples import between, frequency_p_value, rarity_p_value
+from specbench.verify.two_samples import (
+    ServedText,
+    between,
+    first_divergence,
+    frequency_p_value,
+    rarity_p_value,
+)
 
 TESTS = {"rarity": rarity_p_value, "frequency": frequency_p_value}
 
@@ -117,3 +123,17 @@ def test_the_distance_is_reported_per_position():
     right, wrong = tally.distances()
     assert (right.total_variation, wrong.total_variation) == (0.0, 1.0)
     assert wrong.floor == pytest.approx((2 / np.pi * 25) ** 0.5 / 100, rel=0.05)
+
+
+def served(text: str, ids: tuple[int, ...] = ()) -> ServedText:
+    return ServedText(prompt="p", ids=ids, text=text, num_prompt_tokens=None, is_ended=True)
+
+
+@pytest.mark.parametrize("ids", [(), (5, 6)])
+def test_texts_are_compared_by_character_if_one_has_no_token_ids(ids):
+    expected = served("The cat sat.", ids)
+    assert first_divergence(expected, served("The cat sat.")) is None
+    longer = first_divergence(expected, served("The cat sat. So"))
+    assert (longer.position, longer.expected, longer.found) == (12, None, " So")
+    other = first_divergence(expected, served("The dog sat."))
+    assert (other.position, other.expected, other.found) == (4, "cat sat.", "dog sat.")

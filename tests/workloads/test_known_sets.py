@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import WorkloadError
-from specbench.inputs.workloads import Workload, load_workload
+from specbench.inputs.workloads import MOST_REASONS, Workload, load_workload
 from specbench.records import Message, Prompt, RequestSettings
 
 HUMAN_EVAL = {
@@ -260,3 +260,17 @@ def test_another_prompt_field_gives_another_workload_hash(tmp_path: Path) -> Non
     path = str(write(tmp_path, "own.jsonl", lines({"prompt": "A", "story": "B"})))
     hashes = {load_workload(path, field=field).sha256 for field in (None, "prompt", "story")}
     assert len(hashes) == 3
+
+
+def test_only_the_most_frequent_reasons_for_skipped_rows_are_named(tmp_path: Path) -> None:
+    def row(id_: str, who: str) -> Mapping[str, object]:
+        return {"id": id_, "conversations": [{"from": who, "value": "A"}]}
+
+    speakers = [f"speaker{i}" for i in range(MOST_REASONS + 2)]
+    rows = [row("a", "human"), *(row(f"b{i}", who) for i, who in enumerate(speakers))]
+    rows.append(row("c", speakers[0]))
+    (note,) = load_workload(str(write(tmp_path, "ShareGPT.json", json.dumps(rows)))).notes
+    assert f"{MOST_REASONS + 3} of {MOST_REASONS + 4} rows skipped" in note
+    assert f"'{speakers[0]}' of a message (2)" in note
+    assert note.count("of a message (1)") == MOST_REASONS - 1
+    assert note.endswith("other reasons (2)")

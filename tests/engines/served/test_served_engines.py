@@ -4,13 +4,14 @@ import asyncio
 import json
 import subprocess
 import sys
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specbench.engines import served
-from specbench.engines.served_engine import ServedEngine, find_served
+from specbench.engines.served_engine import ServedEngine, find_served, result_of
 from specbench.errors import RefusedError, UsageError
 from specbench.inputs.address import Address
 from specbench.records import Message, Sampling
@@ -89,6 +90,15 @@ def test_an_openai_response_has_usage_but_no_counts():
     assert find_served("openai").counts(replayed.answer, 3) is None
     common = {"model", "max_tokens", "temperature", "top_p", "seed", "messages"}
     assert {*replayed.requests[0]} == common | {"stream", "stream_options"}
+
+
+def test_a_response_whose_tokens_cannot_be_counted_has_failed():
+    engine, response = find_served("openai"), answer("openai", {}).answer
+    assert len(result_of(engine, response, 3).output_ids) == 17
+    uncounted = replace(response, num_tokens=None, token_ids=array("i"))
+    result = result_of(engine, uncounted, 3)
+    assert (result.finish_reason, result.output_ids) == ("failed", ())
+    assert "`usage`" in (result.error or "")
 
 
 def test_a_requested_top_k_is_sent():
