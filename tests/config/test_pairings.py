@@ -104,7 +104,7 @@ def test_parameters_reach_the_drafter_as_they_are_written(tmp_path: Path) -> Non
     [
         ("[0]", r"is \[0\]; expected a list of whole numbers above 0"),
         ("[2, 0]", r"is \[2, 0\]; expected a list of whole numbers above 0"),
-        ("[64, 64, 64]", r"is \[64, 64, 64\]; at most 256 drafts"),
+        ("[64, 64, 64]", r"is \[64, 64, 64\]; expected at most 256 drafts"),
         ("[257]", "at most 256 drafts"),
         ("[a]", "a"),
         ("[2.5]", "2.5"),
