@@ -148,7 +148,7 @@ def named_drafters(
 
 
 def adhoc_file(target: "Target", drafters: "Sequence[DrafterSpec]", runs_dir: Path) -> Path:
-    """A pairings file for the run, which resuming needs.
+    """Write a pairings file, which is needed to resume the run.
 
     Its folder is hidden, since `reports/*/` are the runs.
     """

@@ -62,7 +62,7 @@ def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Sn
 
 
 def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
-    """A file of `specbench baseline`, or a stored run; StoreError for what is neither."""
+    """A file of `specbench baseline`, or a stored run; StoreError if it is neither."""
     from specbench.gate.baseline import read_baseline
     from specbench.runs import disk_errors_named
 
@@ -79,7 +79,7 @@ def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
 
 
 def _names_a_file(name: str) -> bool:
-    """`baseline.jsn`, `old/base.txt`: with an ending, which no id and few folders have."""
+    """Whether it has an ending, like `old/base.txt`; ids and most folders have none."""
     return bool(Path(name).suffix) or "/" in name
 
 

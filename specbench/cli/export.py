@@ -271,7 +271,7 @@ def _require_real(run: "RunRecord") -> None:
 
 
 def _print_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
-    """Prints what is missing, without a command that could be mistaken for advice. Exits 3."""
+    """Prints the missing evidence, without a command that could look like advice. Exits 3."""
     if as_json:
         document = {
             "pairing": deployment.pairing.name,

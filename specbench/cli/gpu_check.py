@@ -14,7 +14,7 @@ TIMEOUT_S = 120.0  # a first import of torch from a network disk takes a minute
 
 def check_gpu() -> dict[str, Any]:
     """`device` (the one that a run takes), `num_gpus`, `compute_capability`, `triton`,
-    `flash_attn` (None if it works, else why not) and `problem`; those that are known."""
+    `flash_attn` (None if it works, else the reason) and `problem`, if they are known."""
     command = [sys.executable, "-c", "from specbench.cli import gpu_check; gpu_check.main()"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:

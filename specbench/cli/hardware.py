@@ -57,7 +57,7 @@ def find_machine(
 
 
 def this_machine(setup: "DeploymentSpec", device: str) -> MachineSummary:
-    """The GPU or CPU that a run with `--device` would take, with what is free on it now.
+    """The GPU or CPU that a run with `--device` would use, with its free memory now.
 
     The memory of a GPU is unknown if its driver does not report it. Does not import torch.
     """

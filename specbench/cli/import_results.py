@@ -158,7 +158,7 @@ def _forecasts(
 def _run_record(
     cells: "Sequence[ImportedCell]", overrides: "ImportOverrides", step_times: "Sequence[str]"
 ) -> "RunRecord":
-    """Provenance of what was measured elsewhere: of the machine nothing is known."""
+    """The provenance of an imported measurement, whose machine is unknown."""
     from specbench import __version__
     from specbench.records import CellPlan, Environment, RunRecord
     from specbench.runs import SCHEMA_VERSION, new_run_id

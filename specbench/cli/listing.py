@@ -234,7 +234,7 @@ def _print(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    # The first is what one copies; of the others the last wraps first.
+    # The first column is for copying, so it does not wrap; the last one wraps first.
     wraps = ("parameters", "pairings", "workloads", "state", headers[-1])
     for number, header in enumerate(headers):
         width = max(len(line[number]) for line in texts) if not number else None

@@ -157,7 +157,7 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
 def preflight_with_times(
     settings: RunSettings, pairings: "Sequence[Pairing]", runs_dir: Path, *, skip: bool
 ) -> None:
-    """Checks a run, and prints the time that each target will take and what limits it."""
+    """Checks a run, and prints the estimated time of each target, and its limits."""
     from specbench.cli.plan_table import plan_outlook, time_lines
 
     plans = preflight(settings, pairings, runs_dir, skip_memory_check=skip)

@@ -1,4 +1,4 @@
-"""Options as typer takes them: those of the settings, and those that are about no setting."""
+"""Options in the form that typer takes: those of settings, and those of a single command."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping

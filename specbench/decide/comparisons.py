@@ -1,5 +1,5 @@
-"""Cells compared with one another: with another engine or other engine arguments, K = auto with a
-fixed K, several samples with one, and speedups over concurrent requests and context lengths.
+"""Comparisons of cells: two engines or sets of engine arguments, K = auto and a fixed K, several
+samples and one, and speedups by the number of concurrent requests and by context length.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -44,8 +44,8 @@ from specbench.stats.intervals import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySide:
-    """The speed of a cell relative to one that does the same work, with 95% intervals: of another
-    engine, or under other engine arguments.
+    """The speed of a cell relative to one of another engine, or with other engine arguments, that
+    does the same work, with 95% intervals.
 
     A built-in cell next to a server has only estimates, since the built-in decoder was started
     only once.
@@ -78,7 +78,7 @@ class SideBySide:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether either cell may be the faster one."""
+        """Whether either of the cells may be faster."""
         return (self.decode.low or 0.0) <= 1 <= (self.decode.high or inf)
 
 
@@ -278,9 +278,9 @@ def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
 
 
 def pooled(comparisons: Iterable[AdaptiveComparison]) -> PooledRatio | None:
-    """The geometric mean of the estimates of valid comparisons of confirmation runs; None without.
+    """The geometric mean of the estimates of valid, confirmed comparisons; None without any.
 
-    Those of the exploration phase favor the fixed K, which was chosen by the same figures.
+    The exploration phase is excluded, as it favors the fixed K, chosen by the same figures.
     """
     estimates = [c.decode.estimate for c in comparisons if c.valid and c.is_confirmed]
     return PooledRatio(geometric_mean(estimates), len(estimates)) if estimates else None
@@ -395,7 +395,7 @@ def _compare_samples(cell: CellData, single: CellData | None) -> BestOf | None:
 
 
 def _cost(cell: CellData, single: CellData) -> Interval | None:
-    """The cost ratio; None if the two have no turn in common."""
+    """The cost ratio; None if the cells have no common turn."""
     sums: dict[str, tuple[float, float]] = {}
     for prompt_id, many_s, single_s in _seconds(cell, single):
         many_sum, single_sum = sums.get(prompt_id, (0.0, 0.0))

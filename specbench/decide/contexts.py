@@ -69,9 +69,9 @@ class ContextDecisions:
 
 
 def break_even_text(value: Interval) -> str:
-    """`14,000 tokens [9,200, 21,000]`, with `?` for a bound that the run does not show.
+    """`14,000 tokens [9,200, 21,000]`, with `?` for a bound that the run does not determine.
 
-    Two significant digits, as the interpolation is not more exact.
+    It has two significant digits, because the interpolation is not more accurate.
     """
     estimate, low, high = (
         "?" if tokens is None else f"{float(f'{tokens:.2g}'):,.0f}"
@@ -97,13 +97,13 @@ def by_context(
         if context is not None:
             groups.setdefault((condition, decision.leader.draft.way), {})[context] = decision
     return tuple(
-        _joined([group[context] for context in sorted(group)], curves)
+        _combine([group[context] for context in sorted(group)], curves)
         for group in groups.values()
         if len(group) > 1
     )
 
 
-def _joined(decisions: Sequence[Decision], curves: Sequence[ContextCurve]) -> ContextDecisions:
+def _combine(decisions: Sequence[Decision], curves: Sequence[ContextCurve]) -> ContextDecisions:
     helping = [decision.leader.without("context") for decision in decisions if decision.draft.k]
     key = helping[-1] if helping else None
     return ContextDecisions(

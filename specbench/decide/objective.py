@@ -34,7 +34,7 @@ class LeastRegret(NamedTuple):
 def minimax_regret(
     options: Sequence[Mapping[str, float]], best: Mapping[str, float]
 ) -> LeastRegret:
-    """The option whose worst regret over the cases is least (Savage 1951).
+    """The option with the smallest worst regret over the cases (Savage 1951).
 
     An option has a rate for every case; `best` has the rate of each case's own choice, which may
     not be an option here. The regret is 1 - rate / best, or 0 for a higher rate, which the case
@@ -57,7 +57,7 @@ _SHOWN = 0.0005  # a regret below this prints as 0.0%
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedK:
-    """The K whose worst regret is least; regret is the share of the best speedup that is lost."""
+    """The K with the smallest worst regret: the share of the best speedup that is lost."""
 
     key: CellKey  # of its cells, without workload and K
     num_speculative_tokens: Annotated[

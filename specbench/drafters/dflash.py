@@ -119,7 +119,7 @@ class DFlashHead:
     ) -> None:
         """Write the keys and values of committed tokens from the target's states at them."""
         context_BTF = self.model.hidden_norm(self.model.fc(torch.cat(features, -1)))
-        self.layers.keep(context_BTF, positions_BT, span, first_row=first_row)
+        self.layers.write_kv(context_BTF, positions_BT, span, first_row=first_row)
 
     def logits(self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int) -> Tensor:
         """Logits [B, K, V] of the K tokens after the current one, from a block of masks."""

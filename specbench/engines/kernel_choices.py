@@ -259,14 +259,14 @@ def autotune_forward(runner: FusedRunner, names: tuple[str, ...], timing: Timing
         candidate = FORWARDS[name](runner)
         return [partial(_logits, candidate, T) for T in _NUM_TOKENS]
 
-    def wrong(results: Results, expected: Results) -> str | None:
+    def logits_error(results: Results, expected: Results) -> str | None:
         error = float(distance(results[0], expected[0]))
         if error <= TOLERANCE[runner.dtype]:  # which NaN is not
             return None
         return f"logits of {len(expected[0])} tokens are off by {error:.2g}"
 
     candidates = {name: partial(works, name) for name in names}
-    outcome = autotune(candidates, [_logits(runner, T) for T in _NUM_TOKENS], wrong, timing)
+    outcome = autotune(candidates, [_logits(runner, T) for T in _NUM_TOKENS], logits_error, timing)
     runner.release()
     return outcome
 

@@ -65,15 +65,13 @@ class TorchSteps:
             weight = layer.input_norm
             entry = hidden if weight is None else self.norm(work, hidden, weight)
         _product(entry, layer.qkv, layer.qkv_bias, work.qkv)
-        self.keep(work, layer, kv, *places)
+        self.rotate_and_store(work, layer, kv, *places)
 
     def after_attention(
         self, work: Workspace, hidden: Tensor, layer: FusedLayer, *, lasts: bool = False
     ) -> Tensor:
-        """The next hidden state, from `hidden` and the attention output in `work.joined`.
-
-        If `lasts`, later layers and forwards do not overwrite it.
-        """
+        """The next hidden state, from `hidden` and the attention output in `work.joined`; if it
+        `lasts`, later layers and forwards do not overwrite it."""
         hidden = _add_product(hidden, work.joined, layer.output, layer.output_bias, work.hidden)
         normed = self.norm(work, hidden, layer.mlp_norm)
         _product(normed, layer.gate_up, layer.gate_up_bias, work.gate_up)
@@ -85,13 +83,13 @@ class TorchSteps:
     ) -> None:
         """Write the keys and values that a layer without queries makes of unnormalized states."""
         _product(x_NF, layer.qkv, layer.qkv_bias, work.qkv)
-        self.keep(work, layer, kv, *places)
+        self.rotate_and_store(work, layer, kv, *places)
 
     def rotations(self, rope_P: Tensor, positions_N: Tensor) -> Sequence[Tensor]:
         """Cosines and signed sines of each token's position."""
         return rope_P.index_select(0, positions_N).unbind(1)
 
-    def keep(
+    def rotate_and_store(
         self,
         work: Workspace,
         layer: FusedLayer,
@@ -147,7 +145,7 @@ class TritonSteps(TorchSteps):
     def rotations(self, rope_P: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         return rope_P, positions_N
 
-    def keep(
+    def rotate_and_store(
         self,
         work: Workspace,
         layer: FusedLayer,
@@ -191,15 +189,13 @@ def _add_product(
     return out
 
 
-_KEPT_SHAPES = 256
+_MAX_SHAPES = 256
 Attend = Callable[[Workspace, LayerKV, Any], None]
 
 
 def is_mirrored(device: torch.device) -> bool:
-    """Whether RMS norms are computed as layer norms (TorchSteps.norm).
-
-    torch needs one kernel for an RMS norm on a GPU, but ten on a CPU.
-    """
+    """Whether RMS norms are computed as layer norms (TorchSteps.norm): for an RMS norm, torch needs
+    one kernel on a GPU, but ten on a CPU."""
     return device.type == "cpu"
 
 
@@ -298,7 +294,7 @@ class FusedLayers:
         return first
 
     def workspace(self, B: int, T: int, *, has_queries: bool = True) -> Workspace:
-        """The workspace for B rows and T tokens; without queries for `keep`."""
+        """The workspace for B rows and T tokens; without queries for `write_kv`."""
         known = self._workspaces.get((B, T, has_queries))
         if known is not None:
             return known
@@ -308,7 +304,7 @@ class FusedLayers:
             scratch = self._scratch if is_kept else self._new_scratch(B * T)
             made = Workspace(sizes, scratch, B, T, mirrored=self._mirrored)
         if is_kept:
-            _keep(self._workspaces, (B, T, has_queries), made)
+            _remember(self._workspaces, (B, T, has_queries), made)
         return made
 
     def forward(
@@ -338,7 +334,7 @@ class FusedLayers:
         view = self._view(len(positions_BT), span, first_row)
         places = self._places(positions_BT, view, first_row, branches)
         # Lookups are hoisted out of the loop over layers to save Python time.
-        attends: dict[int | None, tuple[Attend, Any]] = {None: (_attend_plainly, None)}
+        attends: dict[int | None, tuple[Attend, Any]] = {None: (_attend_causally, None)}
         from_BT = positions_BT if windows_from_BT is None else windows_from_BT
         for window in self._windows - {None} if is_plain else self._windows:
             kernel = self.kernels[window, branches is not None]
@@ -360,7 +356,9 @@ class FusedLayers:
         states[i + 1] = hidden
         return states
 
-    def keep(self, x_NF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
+    def write_kv(
+        self, x_NF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0
+    ) -> None:
         """Write the keys and values that every layer makes of the same unnormalized states."""
         B, T = positions_BT.shape
         work = self.workspace(B, T, has_queries=False)
@@ -398,7 +396,7 @@ class FusedLayers:
             return known
         with torch.inference_mode(False):
             made = self.cache.view(B, span, first_row, self.sizes)
-        _keep(self._views, (B, span, first_row), made)
+        _remember(self._views, (B, span, first_row), made)
         return made
 
     def _new_scratch(self, num_tokens: int) -> Tensor:
@@ -407,13 +405,14 @@ class FusedLayers:
             return torch.empty(num_tokens * width, dtype=self.dtype, device=self.device)
 
 
-def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
-    if len(known) >= _KEPT_SHAPES:
+def _remember(known: dict[Any, Any], key: Any, made: Any) -> None:
+    """Add an entry to a cache, which is emptied if it is full."""
+    if len(known) >= _MAX_SHAPES:
         known.clear()
     known[key] = made
 
 
-def _attend_plainly(work: Workspace, kv: LayerKV, _: None) -> None:
+def _attend_causally(work: Workspace, kv: LayerKV, _: None) -> None:
     """Causal attention without a mask, for tokens that are the last of the slots."""
     out = causal_attention(work.unpacked.flatten(1, 2), kv.keys, kv.values)
     work.spread.copy_(out.reshape(work.spread.shape))

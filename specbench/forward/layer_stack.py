@@ -1,9 +1,8 @@
 """Decoder layers of a head over their own slots, whose input are states instead of tokens.
 
 They run fused if possible, as a target's layers do, else by transformers' code, which also runs
-over whole texts with gradients.
-Shape suffixes: B rows, T tokens, F hidden size, W input size of the first layer's attention, S
-slots.
+over whole texts with gradients. Shape suffixes: B rows, T tokens, F hidden size, W input size of
+the first layer's attention, S slots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,8 +67,7 @@ class LayerStack:
     Fused layers use the same small operations as the target. They are made at their first use,
     because a head in training runs its modules. The attention implementation of `config` is
     replaced; layer i must have `layer_idx` i. `rotary` returns cosines and sines for states and
-    positions. `windows`: how many tokens each layer attends to, including the current one; None:
-    all.
+    positions. `windows`: how many tokens each layer attends to, with the current one; None: all.
     """
 
     def __init__(
@@ -220,11 +218,13 @@ class LayerStack:
             first_arguments = {}
         return states_BTF
 
-    def keep(self, x_BTF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
+    def write_kv(
+        self, x_BTF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0
+    ) -> None:
         """Write the keys and values that every layer makes of the same unnormalized states."""
         if self.fused is not None:
             x_NF = x_BTF.reshape(positions_BT.numel(), -1)
-            self.fused.keep(x_NF, positions_BT, span, first_row=first_row)
+            self.fused.write_kv(x_NF, positions_BT, span, first_row=first_row)
             return
         self._slots.index.select(positions_BT, span, first_row)
         rotation = self._rotary(x_BTF, positions_BT)

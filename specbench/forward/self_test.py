@@ -325,7 +325,7 @@ def _layer_states(layers: LayerStack) -> Tensor:
 
     stop = _NUM_KEYS + _NUM_SEPARATE
     for row in range(2):
-        layers.keep(
+        layers.write_kv(
             random_states(1, _NUM_KEYS, width), at_T[None, :_NUM_KEYS], _SPAN, first_row=row
         )
         feed(at_T[None, _NUM_KEYS:stop], row)

@@ -210,7 +210,7 @@ def _lost(before: CellFigures, after: CellFigures, name: str) -> float:
 def _causes(
     name: str, lost: float, acceptance: Shift | None, step: Shift | None, round_: Shift | None
 ) -> Iterator[Cause]:
-    """Causes of what a metric `lost`: those with a share of the loss worth naming."""
+    """Causes of a metric's loss `lost`, if their share of it is at least NAMED_SHARE."""
     base = name.partition("[")[0]
     metric = all_metrics().get(base)
     if base == OUTPUT_TOKENS:
@@ -225,7 +225,7 @@ def _causes(
         if base.startswith(_OF_ACCEPTANCE):
             yield Cause.ACCEPTANCE
     else:
-        is_ratio = kind_of(metric) is MetricKind.RATIO  # to K = 0, whose own time is not in it
+        is_ratio = kind_of(metric) is MetricKind.RATIO  # relative to K = 0, whose time it excludes
         losses = {
             Cause.ACCEPTANCE: -acceptance.log if acceptance else 0.0,
             Cause.MACHINE: step.log if step and not is_ratio else 0.0,
@@ -236,7 +236,7 @@ def _causes(
 
 
 def _slower(before: CellFigures, after: CellFigures, *, same_hardware: bool) -> Iterator[Shift]:
-    """The parts of a round that got slower, if their share of the loss is worth naming."""
+    """The parts of a round that got slower, if their share of the loss is large enough to name."""
     if same_hardware:
         shifts = [_shift(before, after, f"{part}_s") for part in ("draft", "verify", "other")]
     else:

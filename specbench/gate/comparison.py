@@ -132,7 +132,7 @@ def _left_out(
 
 
 def _jackknife(left_out: NDArray[np.float64], weights: NDArray[np.float64]) -> Uncertainty | None:
-    """The jackknife; a figure that no unit changes is known exactly."""
+    """The jackknife; a figure that does not depend on the units is exact."""
     if len(left_out) and np.ptp(left_out) == 0:
         return Uncertainty(standard_error=0.0, degrees_of_freedom=math.inf)
     return jackknife(left_out, weights)

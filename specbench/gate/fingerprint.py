@@ -162,7 +162,7 @@ def thread_difference(baseline: Fingerprint, candidate: Fingerprint) -> RunDiffe
 
 
 def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[RunDifference, ...]:
-    """Differences that a comparison permits: drafters, which are what is tested, and software."""
+    """Differences that a comparison permits: drafters, which are under test, and software."""
     return (
         *(change for _, change in draft_changes(baseline, candidate)),
         *_changed(baseline.software, candidate.software),
@@ -335,7 +335,7 @@ def is_of_a_server(name: str) -> bool:
 
 
 def _draft_arguments(servers: ServerSettings) -> Iterator[tuple[str, str]]:
-    """The user's fields of a speculative config, which no server without speculation gets."""
+    """The user's fields of a speculative config; only servers with speculation get them."""
     given = {"": servers.engine_args, **(servers.variants or {})}
     for variant, words in given.items():
         for flag, value in _arguments(words):

@@ -300,7 +300,7 @@ def _verdict(
 
 
 def _against_zero(case: MetricCase, candidate: float) -> tuple[GateVerdict, str]:
-    """The verdict if the baseline is 0, of which no loss is a share."""
+    """The verdict if the baseline is 0, so that losses have no relative size."""
     worse = candidate < 0 if case.metric.better == "higher" else candidate > 0
     if not worse:
         return GateVerdict.PASS, ""

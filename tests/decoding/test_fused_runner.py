@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from specbench.errors import ModelError
-from specbench.forward.fused_layers import _KEPT_SHAPES, _keep
+from specbench.forward.fused_layers import _MAX_SHAPES, _remember
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import FusedWeights, fuse, unfused_reason
 from specbench.forward.runner import Runner, StockRunner
@@ -213,10 +213,10 @@ def test_memory_freed_by_the_first_layers_is_available_to_all() -> None:
 
 def test_the_cache_by_shape_is_bounded() -> None:
     known: dict[int, int] = {}
-    for shape in range(3 * _KEPT_SHAPES):
-        _keep(known, shape, shape)
+    for shape in range(3 * _MAX_SHAPES):
+        _remember(known, shape, shape)
         assert known[shape] == shape
-    assert len(known) <= _KEPT_SHAPES
+    assert len(known) <= _MAX_SHAPES
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -124,10 +124,10 @@ class WritesToTheFirstRows(FusedLayers):
 
 
 class WritesOnce(TorchSteps):
-    def keep(self, work, layer, kept, slots_N, turns):
+    def rotate_and_store(self, work, layer, kept, slots_N, turns):
         is_new = (kept.buffer[slots_N] == 0).all(1)
         elsewhere = torch.full_like(slots_N, len(kept.buffer) - 1)
-        super().keep(work, layer, kept, slots_N.where(is_new, elsewhere), turns)
+        super().rotate_and_store(work, layer, kept, slots_N.where(is_new, elsewhere), turns)
 
 
 class NeverWritesAgain(FusedLayers):

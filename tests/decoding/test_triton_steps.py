@@ -50,7 +50,7 @@ def results(steps, sizes, dtype, head_norm, rounded_to):
     order = torch.randperm(num_slots, generator=generator)[:N]
     # Strided columns of a table, as in a round.
     slots_N, positions_N = torch.stack((order, order.flip(0)), 1).unbind(1)
-    steps.keep(work, layer, kept, slots_N, steps.rotations(rope, positions_N))
+    steps.rotate_and_store(work, layer, kept, slots_N, steps.rotations(rope, positions_N))
     gated = steps.gate(work)
     queries = work.qkv[:, : sizes.query_heads * sizes.head]
     return queries.clone(), kept.buffer.clone(), gated.clone()

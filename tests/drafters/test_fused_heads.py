@@ -89,8 +89,8 @@ class LeavesItsAnswerToBeOverwritten(FusedLayers):
 
 
 class KeepsUnturnedKeys(FusedLayers):
-    def keep(self, x_NF: Tensor, positions_BT: Tensor, *parts: Any, **named: Any) -> None:
-        super().keep(x_NF, positions_BT.clamp(max=0), *parts, **named)
+    def write_kv(self, x_NF: Tensor, positions_BT: Tensor, *parts: Any, **named: Any) -> None:
+        super().write_kv(x_NF, positions_BT.clamp(max=0), *parts, **named)
 
 
 class TakesTreesForChains(FusedLayers):
