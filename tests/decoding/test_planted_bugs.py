@@ -74,18 +74,18 @@ GREEDY_BUGS = {
     ),
     "mask off by one, seeing the next slot": (
         masks.visible,
-        "slots_S <= places_BT1",
-        "slots_S <= places_BT1 + 1",
+        "slots_S <= positions_BT1",
+        "slots_S <= positions_BT1 + 1",
     ),
     "mask off by one, not seeing itself": (
         masks.visible,
-        "slots_S <= places_BT1",
-        "slots_S < places_BT1",
+        "slots_S <= positions_BT1",
+        "slots_S < positions_BT1",
     ),
     "window off by one": (
         masks.visible,
-        "places_BT1 - window + 1",
-        "places_BT1 - window",
+        "positions_BT1 - window + 1",
+        "positions_BT1 - window",
     ),
     "heads of a group in the wrong order": (
         stock.slot_attention,
