@@ -10,8 +10,14 @@ from typing import Any
 import pandas as pd
 
 from specbench.errors import UsageError
-from specbench.frames.requests import requests_frame, rounds_frame
-from specbench.frames.tables import cells_frame, decisions_frame, describe, servers_frame
+from specbench.frames.tables import (
+    cells_frame,
+    decisions_frame,
+    describe,
+    requests_frame,
+    rounds_frame,
+    servers_frame,
+)
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json

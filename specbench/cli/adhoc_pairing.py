@@ -51,7 +51,7 @@ class AdhocPairing:
         """The pairings named here, else those that the settings name; UsageError for a mix of
         both."""
         from specbench.files.model import open_model
-        from specbench.fit.discover import draftless
+        from specbench.fit.candidates import draftless
         from specbench.inputs.pairing import Pairings
 
         named = settings.workload.pairings
@@ -123,7 +123,7 @@ def find_target(
     word: str, file: Path | None, runs_dir: Path = Path("reports")
 ) -> "tuple[Target, tuple[DrafterSpec, ...]]":
     """The target of this name, with its drafters in the pairings file."""
-    from specbench.fit.discover import plain_name
+    from specbench.fit.candidates import plain_name
     from specbench.inputs.model_spec import gguf_complaint, model_spec
     from specbench.inputs.pairing import Target
     from specbench.shipped import DEMO_WORKLOADS
@@ -140,7 +140,7 @@ def named_drafters(
     words: Sequence[str], known: "Sequence[DrafterSpec]"
 ) -> "tuple[DrafterSpec, ...]":
     """The drafters of these words, each a name in the file, a model or a method; UsageError."""
-    from specbench.fit.discover import drafter_of, with_unique_names
+    from specbench.fit.candidates import drafter_of, with_unique_names
 
     by_name = {drafter.name: drafter for drafter in known}
     every = [part for word in words for part in word.split(",") if part]

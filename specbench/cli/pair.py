@@ -2,27 +2,47 @@
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbench.cli import options
 from specbench.cli.adhoc_pairing import adhoc_file, find_target, named_drafters
 from specbench.cli.checks import checked
 from specbench.cli.measure import (
+    DEFAULT_KS,
     of_pairings,
     preflight_with_times,
     require_complete,
     require_decided,
     require_measured,
+    require_same_settings,
     run_settings,
 )
-from specbench.cli.pair_options import PairOptions, command_words, drafters_of, interrupted_run
 from specbench.cli.preflight import require_device_and_out
 from specbench.errors import CompatibilityError, UsageError, WorkloadError
-from specbench.settings import EXPORTED, ForecastSettings, RunSettings
-from specbench.settings.words import parse_context
+from specbench.settings import (
+    EXPORTED,
+    DraftSettings,
+    ForecastSettings,
+    MachineSettings,
+    RunSettings,
+)
+from specbench.settings.groups import (
+    PROMPTS,
+    BudgetS,
+    IgnoreRequestSettings,
+    K,
+    MaxNewTokens,
+    PairingsFile,
+    PromptField,
+    Seed,
+    Temperatures,
+    Workloads,
+)
+from specbench.settings.words import MAX_CONCURRENCY, parse_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +53,170 @@ if TYPE_CHECKING:
     from specbench.fit.weights import Weights
     from specbench.inputs.pairing import DrafterSpec, Target
     from specbench.runs import StoredRun
+
+
+DEFAULT_CONTEXT = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """The options of `pair`."""
+
+    drafts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft",
+            help="Draft model or head (folder, hub id, demo:NAME), or a method such as ngram. "
+            "Repeatable.",
+            show_default="those of pairings.yaml, else methods without a draft model",
+            metavar="DRAFT",
+        ),
+    ] = None
+    discover: Annotated[
+        bool,
+        typer.Option("--discover", help="Search the hub's cache and the --search-dir folders."),
+    ] = False
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published",
+            help="The published drafts and heads that specbench knows for this model.",
+        ),
+    ] = False
+    folders: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--search-dir",
+            help="Folder to search; may be repeated.",
+            show_default=False,
+            metavar="DIR",
+        ),
+    ] = None
+    workloads: Workloads
+    prompt_field: PromptField = None
+    ignore_request_settings: IgnoreRequestSettings = False
+    draft: Annotated[
+        DraftSettings, replace(K, help="K to rank at: 4, 1..8 or 1,2,4.", shown="0..8")
+    ] = DEFAULT_KS
+    temperatures: Temperatures = (0.0,)
+    max_new_tokens: MaxNewTokens = None
+    num_prompts: Annotated[
+        int | None, replace(PROMPTS, shown="10; 3 per concurrent request; with --time-budget: all")
+    ] = None
+    budget_s: BudgetS = None
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")
+    ] = 1
+    context: Annotated[
+        str,
+        typer.Option("--plan-context", help="Tokens per request to plan memory for.", metavar="N"),
+    ] = str(DEFAULT_CONTEXT)
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Plan for this GPU: H100, L4, RTX-4090 ...", show_default="this machine"),
+    ] = None
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="That GPU's memory, such as 24GiB.", show_default="datasheet's", metavar="SIZE"
+        ),
+    ] = None
+    gpu_bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            help=("That GPU's bandwidth, such as 1008GB/s."),
+            show_default="datasheet's",
+            metavar="SIZE",
+        ),
+    ] = None
+    measure: Annotated[
+        int,
+        typer.Option(
+            "--measure-top", min=1, max=64, help="How many top-forecast drafters to measure."
+        ),
+    ] = 3
+    machine: MachineSettings
+    seed: Seed = 0
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the best drafters to a new pairings.yaml.",
+            show_default=False,
+        ),
+    ] = None
+    runs_dir: options.RunsDir = Path("reports")
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Resume this run of `pair`, or rank a finished one again; or latest.",
+            show_default=False,
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check compatibility and memory only; load nothing.")
+    ] = False
+    skip_memory_check: options.SkipMemoryCheck = False
+    as_json: options.AsJson = False
+    pairings_file: PairingsFile = None
+
+
+def _interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | None":
+    """The run to resume; UsageError if it is not of `pair` or has other settings."""
+    from specbench.runs import load_run
+
+    if call.resume is None:
+        return None
+    if call.drafts or call.discover or call.dry_run:
+        raise UsageError(
+            "--resume uses the drafters of its run; leave out --draft, --discover and --dry-run"
+        )
+    stored = load_run(call.resume, call.runs_dir, also_empty=True)
+    was = stored.run.settings
+    if was.forecasting.most_drafters is None or was.pairings_file is None:
+        raise UsageError(
+            f"run {stored.run.run_id} was not made by `specbench pair`; resume it with `specbench "
+            f"{was.command} --resume {stored.run.run_id}`"
+        )
+    if call.measure not in (PairOptions.measure, was.forecasting.most_drafters):
+        raise UsageError(
+            f"--measure-top {call.measure}: run {stored.run.run_id} was started with "
+            f"{was.forecasting.most_drafters}; leave it out"
+        )
+    require_same_settings(
+        stored.run, replace(settings, pairings_file=was.pairings_file), (), call.runs_dir
+    )
+    return stored
+
+
+def _drafters_of(stored: "StoredRun", target: "Target") -> "tuple[DrafterSpec, ...]":
+    """The drafters of the run; UsageError if it has another target."""
+    from specbench.inputs.config import load_pairings
+
+    pairings = load_pairings(stored.run.settings.pairings_file).all
+    if any(pairing.target.model.place != target.model.place for pairing in pairings):
+        raise UsageError(
+            f"run {stored.run.run_id} ranks drafters for {pairings[0].target.name}, not for "
+            f"{target.name}"
+        )
+    return tuple(pairing.drafter for pairing in pairings)
+
+
+def _command_words(word: str, call: PairOptions) -> list[str]:
+    """The command that resumes a run of `pair`, with the options that the run does not store."""
+    words = ["pair", word]
+    for option, value in (
+        ("--config", call.pairings_file),
+        ("--plan-context", call.context if call.context != PairOptions.context else None),
+        ("--gpu", call.gpu),
+        ("--gpu-memory", call.gpu_memory),
+        ("--gpu-bandwidth", call.gpu_bandwidth),
+        ("--output", call.write),
+    ):
+        words += [] if value is None else [option, str(value)]
+    return words
 
 
 def pair(
@@ -76,13 +260,13 @@ def pair(
     if target.lower().endswith(".gguf"):
         _pair_gguf(target, settings, call)
         return
-    stored = interrupted_run(call, settings)
+    stored = _interrupted_run(call, settings)
     chosen, known = find_target(target, call.pairings_file, call.runs_dir)
     if stored is None and not call.dry_run:
         require_device_and_out(settings, call.runs_dir)
         load_workloads(call.workloads, folder=chosen.workloads, field=call.prompt_field)
     if stored is not None:
-        known, settings = drafters_of(stored, chosen), stored.run.settings
+        known, settings = _drafters_of(stored, chosen), stored.run.settings
         call = replace(
             call,
             concurrency=settings.load.concurrency[0],
@@ -119,7 +303,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     from specbench.cli.pair_tables import gguf_json, pair_document, print_gguf, print_prepared
     from specbench.files.gguf import read_gguf
     from specbench.files.model_spec import ModelSpec
-    from specbench.fit.discover import plain_name, with_unique_names
+    from specbench.fit.candidates import plain_name, with_unique_names
     from specbench.fit.gguf import prepare_gguf
     from specbench.inputs.model_spec import gguf_complaint
     from specbench.inputs.pairing import DrafterSpec, Target
@@ -199,8 +383,13 @@ def _prepare(
     machine: "MachineSummary",
     call: PairOptions,
 ) -> "CandidateList":
-    from specbench.fit.candidates import prepare
-    from specbench.fit.discover import catalog_drafters, discover, draftless, with_unique_names
+    from specbench.fit.candidates import (
+        catalog_drafters,
+        discover,
+        draftless,
+        prepare,
+        with_unique_names,
+    )
 
     if call.folders and not call.discover:
         raise UsageError("--search-dir names folders to search; add --discover")
@@ -299,7 +488,7 @@ def _measure(
     else:
         pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
         runs_dir, resume = stored.folder.parent, stored.folder.name
-    command = command_words(word, call)
+    command = _command_words(word, call)
     run = run_settings(settings, pairings, runs_dir, resume, command)
     require_measured(run, command)
     document = build_document(run)

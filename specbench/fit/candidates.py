@@ -1,21 +1,29 @@
-"""Everything that can be said of a target and its drafters before one of them is loaded."""
+"""The drafters of a target, before one of them is loaded: found in folders, the local hub cache and
+the shipped catalog, checked for compatibility, and planned in memory.
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+Only configs and headers are read: nothing is unpickled, and no model code runs.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
-from specbench.errors import CompatibilityError, ModelError
+from specbench.errors import CompatibilityError, ModelError, UsageError
 from specbench.files.config import Experts
+from specbench.files.gguf import gguf_of
 from specbench.files.model import ModelFiles, has_weights, open_model
 from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.fit.compatibility import (
+    UNREADABLE,
     Compatibility,
     FitFinding,
     check_drafter,
     check_target,
     finding,
 )
-from specbench.fit.discover import SkippedModel
 from specbench.fit.memory_plan import (
     CountWeights,
     DeploymentSpec,
@@ -23,7 +31,193 @@ from specbench.fit.memory_plan import (
     plan_pair,
     plan_target,
 )
+from specbench.fit.weights import model_weights
+from specbench.inputs.config import load_pairings
+from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
+from specbench.methods import MODEL_METHOD, all_methods, gguf_method, kind_of
+from specbench.settings.words import nearest
+from specbench.shipped import shipped
+
+_MAX_DEPTH = 6  # levels below the search folder
+_MAX_FOLDERS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SkippedModel:
+    """A model that cannot draft, for any target or for this one."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discovery:
+    """Drafters, with unique names, and models that cannot draft."""
+
+    drafters: tuple[DrafterSpec, ...]
+    left_out: tuple[SkippedModel, ...]
+
+
+def discover(
+    target: ModelFiles, folders: Sequence[Path] = (), *, in_hub_cache: bool = True
+) -> Discovery:
+    """All draft models, heads and methods without weights; UsageError if a folder is missing."""
+    drafters, left_out = [*draftless(target)], []
+    specs = [spec for folder in folders for spec in _in_folder(folder)]
+    if in_hub_cache:
+        specs += _in_hub_cache()
+    for spec in dict.fromkeys(specs):
+        drafter = _drafter(target, spec)
+        if isinstance(drafter, SkippedModel):
+            left_out.append(drafter)
+        elif drafter is not None:
+            drafters.append(drafter)
+    return Discovery(drafters=with_unique_names(drafters), left_out=tuple(left_out))
+
+
+def draftless(target: ModelFiles | None) -> Iterator[DrafterSpec]:
+    """The methods without weights, and MTP layers in the target's own files if they are given."""
+    for method in all_methods():
+        if method.model == "refused":
+            yield DrafterSpec(name=method.name, method=method.name)
+    for method in all_methods():
+        if target and method.head and method.head.is_in_target(target):
+            yield DrafterSpec(name=method.name, method=method.name)
+
+
+def drafter_of(word: str) -> DrafterSpec:
+    """The drafter of a --draft word: a method without weights, a folder, a hub id or demo:NAME.
+
+    METHOD=MODEL names a method that the files do not imply, for a model with another tokenizer.
+    UsageError for any other word. Missing files are reported by the compatibility check.
+    """
+    methods = {method.name: method for method in all_methods()}
+    method_name, _, source = word.partition("=")
+    if source and method_name in methods:
+        if not methods[method_name].retokenizes:
+            raise UsageError(f"--draft {word}: write {source}; the method follows from its files")
+        return DrafterSpec(
+            name=f"{plain_name(source)}-{method_name}", method=method_name, model=model_spec(source)
+        )
+    if word in methods:
+        if methods[word].model == "required":
+            follows = "name their folder or hub id, and the method follows from the files"
+            how = f"write {word}=MODEL" if methods[word].retokenizes else follows
+            raise UsageError(f"--draft {word}: the method needs weights; {how}")
+        return DrafterSpec(name=word, method=word)
+    spec = model_spec(word)
+    if spec.is_gguf:
+        return DrafterSpec(name=plain_name(word), method=gguf_method(gguf_of(spec)), model=spec)
+    try:
+        method = kind_of(open_model(spec)).method or MODEL_METHOD
+    except UNREADABLE:
+        method = MODEL_METHOD
+        hint = nearest(word, list(methods))
+        if spec.folder is None and "/" not in word and hint:
+            raise UsageError(
+                f"--draft {word}: no such method{hint}, and no model of that name on this machine"
+            ) from None
+    return DrafterSpec(name=plain_name(spec.source), method=method, model=spec)
+
+
+def with_unique_names(drafters: Iterable[DrafterSpec]) -> tuple[DrafterSpec, ...]:
+    """Make names unique by appending numbers to repeated ones."""
+    taken: set[str] = set()
+    renamed = []
+    for drafter in drafters:
+        name, number = drafter.name, 2
+        while name in taken:
+            name, number = f"{drafter.name}-{number}", number + 1
+        taken.add(name)
+        renamed.append(replace(drafter, name=name))
+    return tuple(renamed)
+
+
+def _drafter(target: ModelFiles, spec: ModelSpec) -> DrafterSpec | SkippedModel | None:
+    """The drafter in these files, or why it cannot draft; None for the target itself."""
+    try:
+        files = open_model(spec)
+        if files.folder.resolve() == target.folder.resolve():
+            return None
+        kind = kind_of(files)
+        if kind.method is None:
+            return SkippedModel(source=spec.source, reason=kind.reason)
+        if kind.is_model and (reason := _not_smaller(target, files)):
+            return SkippedModel(source=spec.source, reason=reason)
+    except UNREADABLE as error:
+        reason = str(error) if isinstance(error, ModelError) else repr(error)
+        return SkippedModel(source=spec.source, reason=reason)
+    return DrafterSpec(name=plain_name(spec.source), method=kind.method, model=spec)
+
+
+def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
+    weights = [model_weights(files, "float32") for files in (draft, target)]
+    num_draft, num_target = (None if total is None else total.num_parameters for total in weights)
+    if num_draft is None or num_target is None or num_draft < num_target:
+        return None
+    return f"not smaller than the target: {num_draft:,} parameters against {num_target:,}"
+
+
+def _in_folder(root: Path) -> Iterator[ModelSpec]:
+    """Folders with a config.json, in order; links are not followed."""
+    if not root.is_dir():
+        raise UsageError(f"--search-dir {root}: folder not found")
+    top = root.absolute()
+    for number, (folder, subfolders, files) in enumerate(os.walk(top, onerror=lambda _: None)):
+        path = Path(folder)
+        depth = len(path.relative_to(top).parts)
+        visible = sorted(n for n in subfolders if not n.startswith("."))
+        subfolders[:] = visible if depth < _MAX_DEPTH else []
+        if "config.json" in files:
+            yield ModelSpec(source=str(path), folder=path)
+        if number >= _MAX_FOLDERS:
+            raise UsageError(
+                f"--search-dir {root}: more than {_MAX_FOLDERS} folders; name a subfolder"
+            )
+
+
+def _in_hub_cache() -> list[ModelSpec]:
+    """Every model repository in the cache, at its main revision, else at the newest one cached."""
+    from huggingface_hub import scan_cache_dir  # noqa: PLC0415 - half a second
+    from huggingface_hub.errors import CacheNotFound  # noqa: PLC0415
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    specs = []
+    for repository in sorted(repositories, key=lambda repo: repo.repo_id):
+        if repository.repo_type != "model" or not repository.revisions:
+            continue
+        newest = max(repository.revisions, key=lambda r: ("main" in r.refs, r.last_modified))
+        revision = None if "main" in newest.refs else newest.commit_hash
+        specs.append(ModelSpec(source=repository.repo_id, revision=revision))
+    return specs
+
+
+def plain_name(source: str) -> str:
+    """A drafter name for pairings.yaml, from the last part of a folder or hub id."""
+    last = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rstrip("/").replace(":", "/").split("/")[-1])
+    return last.lstrip("._-") or "draft"
+
+
+def catalog_drafters(source: str) -> tuple[DrafterSpec, ...]:
+    """Drafters of the shipped catalog for a model, without duplicates; UsageError if none."""
+    targets = load_pairings(shipped("pairings.yaml")).targets
+    by_method: dict[object, DrafterSpec] = {}
+    for target in targets:
+        for drafter in target.drafters if target.model.source == source else ():
+            draft = drafter.model.source if drafter.model else None
+            configuration = drafter.method, draft, str(drafter.parameters), str(drafter.lossy)
+            by_method.setdefault(configuration, drafter)
+    if not by_method:
+        known = [t.model.source for t in targets if ":" not in t.model.source]
+        raise UsageError(
+            f"--published has nothing for {source}{nearest(source, known)}; "
+            "targets are listed by hub id, which `specbench list pairings --json` shows"
+        )
+    return tuple(by_method.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

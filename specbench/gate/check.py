@@ -10,7 +10,6 @@ from specbench.errors import UsageError
 from specbench.gate.attribution import Attribution, attribute, changed_causes
 from specbench.gate.baseline import Snapshot
 from specbench.gate.comparable import CellPair, pair_up
-from specbench.gate.comparison import Runs
 from specbench.gate.fingerprint import (
     HARDWARE,
     RunDifference,
@@ -25,6 +24,7 @@ from specbench.gate.judging import (
     GateVerdict,
     Judgment,
     MetricCase,
+    Runs,
     cases_of,
     judge,
     judge_text,

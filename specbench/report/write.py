@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specbench.errors import StoreError
-from specbench.frames.requests import requests_frame, rounds_frame
 from specbench.frames.tables import (
     cells_csv,
     cells_frame,
     decisions_frame,
+    requests_frame,
+    rounds_frame,
     servers_frame,
     to_parquet,
 )

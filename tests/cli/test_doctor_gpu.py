@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.cli import gpu_check
 from specbench.forward.attention import implementations
 from specbench.forward.kernels import availability
 from specbench.probes import device
 from specbench.probes.gpu import GpuFacts, Probe
 from tests.cli.calls import specbench
+
+doctor = import_module("specbench.cli.doctor")  # specbench.cli.doctor is the command
 
 GPU = "NVIDIA H100 80GB HBM3"
 PLANTED = f"""
@@ -44,7 +45,7 @@ def gpu(monkeypatch):
 
 
 def planted(monkeypatch, checked):
-    monkeypatch.setattr(gpu_check, "check_gpu", lambda: checked)
+    monkeypatch.setattr(doctor, "check_gpu", lambda: checked)
 
 
 WORKING = {
@@ -98,8 +99,8 @@ def test_a_container_that_hides_its_gpus_is_measured_on_its_cpu(tmp_path, monkey
 def test_doctor_on_a_cpu_starts_no_process_and_imports_no_torch(tmp_path):
     code = (
         "import sys, subprocess\n"
-        "from specbench.cli import gpu_check, main\n"
-        "gpu_check.check_gpu = lambda: sys.exit('started')\n"
+        "from specbench.cli import main\n"
+        "sys.modules['specbench.cli.doctor'].check_gpu = lambda: sys.exit('started')\n"
         "sys.argv = ['specbench', 'doctor', 'demo/ngram', '--json']\n"
         "try:\n    main()\nexcept SystemExit as done:\n    assert not done.code, done.code\n"
         "assert 'torch' not in sys.modules\n"
@@ -117,14 +118,14 @@ def test_doctor_on_a_cpu_starts_no_process_and_imports_no_torch(tmp_path):
 def test_doctor_survives_a_torch_import_that_crashes(ends, words, tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text(ends)
     monkeypatch.syspath_prepend(tmp_path)
-    assert words in gpu_check.check_gpu()["problem"]
+    assert words in doctor.check_gpu()["problem"]
 
 
 def test_a_torch_import_that_hangs_is_timed_out(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(gpu_check, "TIMEOUT_S", 0.2)
-    assert "0.2 s" in gpu_check.check_gpu()["problem"]
+    monkeypatch.setattr(doctor, "TIMEOUT_S", 0.2)
+    assert "0.2 s" in doctor.check_gpu()["problem"]
 
 
 def test_libraries_are_checked_on_the_device_of_a_run(monkeypatch):
@@ -133,7 +134,7 @@ def test_libraries_are_checked_on_the_device_of_a_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     monkeypatch.setattr(availability, "triton_failure", lambda device: f"not on {device}")
     monkeypatch.setattr(implementations, "import_failure", lambda: None)
-    assert gpu_check.describe_gpu() == {
+    assert doctor.describe_gpu() == {
         "device": "cuda:0",
         "num_gpus": 2,
         "compute_capability": "8.9",
@@ -187,8 +188,7 @@ def test_a_stored_format_needs_accelerate_on_a_gpu(tmp_path, monkeypatch):
     from specbench.inputs.config import load_pairings
     from specbench.shipped import shipped
 
-    module = import_module("specbench.cli.doctor")
-    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
     (pairing,) = load_pairings(shipped("pairings.yaml")).select(["demo/ngram"])
     folder = tmp_path / "target"
     shutil.copytree(Path(pairing.target.model.location), folder)
@@ -199,8 +199,8 @@ def test_a_stored_format_needs_accelerate_on_a_gpu(tmp_path, monkeypatch):
         "targets:\n  a:\n    model: ./target\n    drafters:\n      ngram: {method: ngram}\n"
     )
     (stored,) = load_pairings(tmp_path / "pairings.yaml").all
-    assert "stored format" in module._without_accelerate(stored)
-    assert module._without_accelerate(pairing) is None
+    assert "stored format" in doctor._without_accelerate(stored)
+    assert doctor._without_accelerate(pairing) is None
 
 
 def test_doctor_shows_the_hub_without_the_token(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ from specbench.errors import ModelError, SpecbenchError
 from specbench.files.headers import read_headers
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
+from specbench.fit.candidates import discover
 from specbench.fit.compatibility import check_drafter
-from specbench.fit.discover import discover
 from specbench.fit.memory_plan import DeploymentSpec, plan_pair
 from specbench.inputs.pairing import DrafterSpec
 from tests.hostile.mutations import json_file, tensor_file

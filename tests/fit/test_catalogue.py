@@ -12,7 +12,7 @@ from huggingface_hub import close_session, constants
 
 from specbench.errors import UsageError
 from specbench.files.hub_facts import HubFacts, hub_facts
-from specbench.fit.discover import catalog_drafters
+from specbench.fit.candidates import catalog_drafters
 from specbench.fit.pairings_file import filled
 from specbench.inputs.config import load_pairings
 from specbench.shipped import shipped

@@ -195,7 +195,7 @@ def test_a_config_without_weights_can_be_planned_and_not_measured(target, draft)
     (target.folder / "model.safetensors").unlink()
     bare = prepare(own_target, files_of(target.folder), drafters, DeploymentSpec(device="cpu"))
     assert (len(bare.fitting), bare.measurable) == (2, ())
-    assert bare.alone is not None
+    assert bare.target_plan is not None
 
 
 def test_code_that_transformers_does_not_have_is_refused_and_never_run(target, draft, tmp_path):

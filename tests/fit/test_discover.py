@@ -9,7 +9,7 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.files.model import ModelFiles
-from specbench.fit.discover import Discovery, discover, drafter_of, draftless, with_unique_names
+from specbench.fit.candidates import Discovery, discover, drafter_of, draftless, with_unique_names
 from specbench.methods import find_method
 from tests.fit.test_compatibility import Mark
 from tests.tiny_models import (
@@ -113,7 +113,7 @@ def test_draft_models_are_found_in_the_hub_cache(tmp_path):
         "import json\n"
         "from specbench.files.model import open_model\n"
         "from specbench.inputs.model_spec import model_spec\n"
-        "from specbench.fit.discover import discover\n"
+        "from specbench.fit.candidates import discover\n"
         "found = discover(open_model(model_spec('owner/target')))\n"
         "print(json.dumps([[d.name, d.method, d.model.source] for d in found.drafters if d.model]))"
     )

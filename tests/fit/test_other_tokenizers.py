@@ -7,8 +7,8 @@ import pytest
 from specbench.errors import UsageError
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
+from specbench.fit.candidates import drafter_of
 from specbench.fit.compatibility import Compatibility, check_drafter
-from specbench.fit.discover import drafter_of
 from specbench.inputs.pairing import DrafterSpec
 from tests.fit.test_compatibility import change_tokenizer, check, single
 from tests.fit.test_compatibility import draft as draft

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from specbench.frames.requests import requests_frame, rounds_frame
-from specbench.frames.tables import cells_frame
+from specbench.frames.tables import cells_frame, requests_frame, rounds_frame
 from specbench.report.document import build_document
 from tests.frames.small_run import KEY, small_run
 

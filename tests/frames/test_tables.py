@@ -1,8 +1,13 @@
 """Tables say what the report says, and what their columns are."""
 
+import csv
+import io
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
@@ -11,15 +16,27 @@ import pytest
 from specbench.doc import Doc
 from specbench.errors import UsageError
 from specbench.frames.column import record_columns
-from specbench.frames.requests import requests_frame, rounds_frame
-from specbench.frames.tables import TABLES, cells_frame, decisions_frame, describe, servers_frame
+from specbench.frames.tables import (
+    TABLES,
+    cells_csv,
+    cells_frame,
+    decisions_frame,
+    describe,
+    requests_frame,
+    rounds_frame,
+    servers_frame,
+    to_parquet,
+)
+from specbench.records.keys import AXES
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from specbench.runs import StoredRun
 from tests.cell_keys import with_axes
+from tests.cli.calls import specbench
 from tests.frames.small_run import small_run
 from tests.report.served_runs import served_run
-from tests.report.stored_runs import SMALL, stored_run
+from tests.report.stored_runs import SMALL, keep, stored_run
+from tests.served_sessions import Sweep, key_of, served_sweep
 
 RUNS = {
     "cpu": stored_run(SMALL),
@@ -212,3 +229,101 @@ def test_a_count_that_another_tool_gives_as_a_mean_keeps_its_fraction() -> None:
     averaged = replace(first, metrics={**first.metrics, "num_output_tokens": 12.5})
     frame = cells_frame([replace(document, cells=(averaged, *later_cells))])
     assert frame["num_output_tokens"].tolist() == [12.5, 13.0]
+
+
+STORED = served_sweep(Sweep(again=((4, 3, 1),)))
+
+
+def test_counts_of_requests_give_the_metrics_of_the_report():
+    requests = requests_frame([STORED])
+    sessions = servers_frame([STORED])
+    sound = sessions.loc[sessions["problems"] == "", "session"]
+    rows = requests[(requests["purpose"] == "explore") & requests["session"].isin(sound)]
+    sums = rows.groupby("cell_id", observed=True)[
+        ["counted_num_rounds", "counted_num_accepted", "counted_num_overshot", "num_rounds"]
+    ].sum()
+    cells = cells_frame([build_document(STORED)]).set_index("cell_id")
+    for key in (key_of(2), key_of(4), key_of(4, rows=4)):
+        rounds, accepted, overshot, known = sums.loc[key.id]
+        assert cells.loc[key.id, "mean_acceptance_length"] == pytest.approx(1 + accepted / rounds)
+        assert cells.loc[key.id, "num_overshot"] == overshot
+        assert cells.loc[key.id, "num_rounds"] == rounds == known
+
+
+def test_the_request_table_has_the_session_and_the_text():
+    requests = requests_frame([STORED])
+    joined = requests.merge(servers_frame([STORED]), on=["run_id", "session"], validate="m:1")
+    assert len(joined) == len(requests)
+    assert (joined["num_speculative_tokens_x"] == joined["num_speculative_tokens_y"]).all()
+    assert (joined["cycle_x"] == joined["cycle_y"]).all()
+    assert requests["text"].iloc[0] == "answer 0"
+    plain = requests[requests["num_speculative_tokens"] == 0]
+    assert plain[["num_rounds", "counted_num_rounds"]].isna().all(axis=None)
+    drafted = requests[requests["num_speculative_tokens"] == 2]
+    assert set(drafted["counted_num_by_accepted"]) == {(4, 4, 4)}
+
+
+def test_a_server_reports_no_single_rounds():
+    assert rounds_frame([STORED]).empty
+
+
+def test_a_session_is_a_row_with_its_facts_and_counts():
+    sessions = servers_frame([STORED])
+    assert len(sessions) == len(STORED.servers)
+    first = sessions[sessions["num_speculative_tokens"] == 4].iloc[0]
+    assert first["counted_num_accepted"] == STORED.servers[2].counters["num_accepted"]
+    assert (first["kv_tokens"], first["num_gpus"], first["power_w"]) == (18_000, 1, 300.0)
+    assert (first["client_cpu_s"], first["client_num_events"]) == (1.0, 1000)
+    assert json.loads(first["settings"]) == {"dtype": "float32", "block_size": "16"}
+    assert first["command"].startswith("vllm serve models/target '--spec")
+    assert sessions["problems"].str.startswith("another client").sum() == 1
+
+
+def test_a_run_of_our_own_engine_has_no_sessions():
+    assert servers_frame([small_run()]).empty
+    assert requests_frame([small_run()])[["session", "cycle", "text"]].isna().all(axis=None)
+
+
+WRITTEN_BY_0_1_0 = Path(__file__).with_name("cells_of_0_1_0.csv")
+MISSING = "Parquet needs pyarrow: python -m pip install pyarrow"
+WISH = replace(
+    SMALL, ks=(0, 1), workloads=("code",), drafters=("draft",), device="gpu", throttled_k=1
+)
+
+
+def read(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text)))
+
+
+def test_a_script_that_reads_cells_csv_keeps_working() -> None:
+    before = read(WRITTEN_BY_0_1_0.read_text(encoding="utf-8"))
+    after = read(cells_csv([build_document(stored_run(WISH))]))
+    kept = [name for name in after[0] if name in before[0]]
+    assert kept == before[0]
+    first_metric = before[0].index("acceptance_histogram")
+    in_place = [name for name in after[0] if name in before[0] or name not in AXES]  # no new axis
+    assert in_place[:first_metric] == before[0][:first_metric]
+    places = [after[0].index(name) for name in before[0]]
+    assert [[row[i] for i in places] for row in after] == before
+
+
+def test_parquet_reads_back_or_names_the_package_to_install() -> None:
+    table = rounds_frame([small_run()])
+    if find_spec("pyarrow") is None:
+        with pytest.raises(UsageError, match="pip install pyarrow"):
+            to_parquet(table)
+    else:
+        read = pd.read_parquet(io.BytesIO(to_parquet(table)))
+        pd.testing.assert_frame_equal(read, table, check_categorical=False)
+
+
+def test_report_writes_parquet_or_names_the_package_to_install(tmp_path: Path) -> None:
+    folder = keep(tmp_path / "reports", "small", small_run())
+    before = set(folder.iterdir())
+    ran = specbench("report", "small", "--format", "csv,parquet", cwd=tmp_path)
+    added = {path.name for path in set(folder.iterdir()) - before}
+    if find_spec("pyarrow") is None:
+        assert (ran.code, added) == (2, set())
+        assert ran.err == f"error: {MISSING}\n"
+    else:
+        assert (ran.code, added) == (0, {"cells.csv", *(f"{name}.parquet" for name in TABLES)})

@@ -11,9 +11,8 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.gate.check import Gate, Tolerance, check
-from specbench.gate.comparison import Comparison
 from specbench.gate.figures import Figure
-from specbench.gate.judging import GateVerdict, Judgment
+from specbench.gate.judging import Comparison, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind
 from specbench.stats.spread import Uncertainty
 from tests.gate.gate_sides import cell, figure, key, side

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from specbench.gate.check import Tolerance, check
-from specbench.gate.comparison import Runs, compare
 from specbench.gate.figures import cell_figures, first_difference
+from specbench.gate.judging import Runs, compare
 from specbench.gate.tolerances import MetricKind, deviation_floor, kind_of
 from specbench.metrics import registry
 from specbench.metrics.aggregate import aggregate_cells

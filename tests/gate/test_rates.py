@@ -23,7 +23,7 @@ from benchmarks.gate_noise import (
 )
 from benchmarks.gate_rates import Rates, fewer_kept, rates, slower, tolerances
 from specbench.gate import check as gate
-from specbench.gate import comparison
+from specbench.gate import judging
 from specbench.gate.baseline import Snapshot
 from specbench.stats.spread import Uncertainty
 
@@ -151,7 +151,7 @@ def test_ignoring_intervals_raises_false_alarms(greedy, monkeypatch):
     close = {"decode_speedup": between_runs(greedy) / 4}
     assert run_gates("close, with intervals", greedy, close, None, RECIPE).alarms <= 0.05
     known = Uncertainty(standard_error=1e-9, degrees_of_freedom=np.inf)
-    monkeypatch.setattr(comparison, "_larger", lambda *_: known)
+    monkeypatch.setattr(judging, "_larger", lambda *_: known)
     assert run_gates("close, by the estimate alone", greedy, close, None, RECIPE).alarms > 0.10
 
 
@@ -160,7 +160,7 @@ def test_ignoring_the_deviation_between_runs_raises_false_alarms(greedy, monkeyp
     """Negative control: prompts of one run share its clocks, and do not show them."""
     close = {"decode_tokens_per_s": between_runs(greedy, of_ratio=False) / 4}
     assert run_gates("close, with deviations", greedy, close, None, RECIPE).alarms <= 0.05
-    monkeypatch.setattr(comparison, "_larger", lambda over_units, _: over_units)
+    monkeypatch.setattr(judging, "_larger", lambda over_units, _: over_units)
     assert run_gates("close, over prompts alone", greedy, close, None, RECIPE).alarms > 0.10
 
 

@@ -10,8 +10,8 @@ from specbench.errors import ModelError
 from specbench.files.headers import INDEX, read_headers
 from specbench.files.model import ModelFiles, open_model, require_config
 from specbench.files.model_spec import ModelSpec
+from specbench.fit.candidates import discover
 from specbench.fit.compatibility import check_drafter
-from specbench.fit.discover import discover
 from specbench.fit.memory_plan import DeploymentSpec, plan_pair
 from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Message

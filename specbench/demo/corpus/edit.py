@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from specbench.demo.corpus.code import TASKS, Task, block, renamed_words
 from specbench.demo.corpus.conversation import CorpusConversation
-from specbench.demo.corpus.functions import TASKS, Task, block, renamed_words
 from specbench.demo.corpus.grammar import Dice, fill, prose
 
 
