@@ -13,21 +13,21 @@ MOST_LAYERS = 1000  # more than any head has
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fields:
-    """A mapping of a config.json. `source` is what messages call the folder.
+    """A mapping in a config.json; `source` is the folder's name in messages.
 
-    Each reader returns None for a field that is not there or null, and raises ModelError with
-    source, field and value for one of another type.
+    Each reader returns None if the field is missing or null. If its type is wrong, the reader
+    raises a ModelError with the source, the field and the value.
     """
 
     source: str
     values: Mapping[str, Any] = field(repr=False)
-    path: str = ""  # of a mapping within the config, with a dot at its end
+    path: str = ""  # path of a nested mapping, ending in a dot; empty for the whole config
 
     def has(self, name: str) -> bool:
         return self.values.get(name) is not None
 
     def whole(self, name: str, least: int = 0, most: int | None = None) -> int | None:
-        """A whole number of `least` or more."""
+        """A whole number from `least` to `most`; `most` None: no upper limit."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -37,7 +37,7 @@ class Fields:
         return int(value)
 
     def must(self, name: str, least: int = 0) -> int:
-        """A whole number; ModelError if it is missing."""
+        """A required whole number; ModelError if it is missing."""
         value = self.whole(name, least)
         if value is None:
             self.lacks(name)
@@ -62,7 +62,7 @@ class Fields:
     def text(self, name: str) -> str | None:
         value = self.values.get(name)
         if not isinstance(value, str | None):
-            self.fail(name, "a text")
+            self.fail(name, "a string")
         return value
 
     def ids(self, name: str) -> tuple[int, ...] | None:
@@ -75,16 +75,16 @@ class Fields:
         return tuple(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts; empty if there is none."""
+        """A list of strings; empty if the field is missing."""
         value = self.values.get(name)
         if value is None:
             return ()
         if not isinstance(value, list | tuple) or not all(isinstance(t, str) for t in value):
-            self.fail(name, "a list of texts")
+            self.fail(name, "a list of strings")
         return tuple(value)
 
     def section(self, name: str) -> "Fields | None":
-        """A mapping within this one."""
+        """A nested mapping."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -107,7 +107,7 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
 
 
-ReadField = Callable[[str], Any]  # a field of a config by name; None if it has none
+ReadField = Callable[[str], Any]  # reads a config field by name; None if it is missing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,12 +119,12 @@ class Experts:
 
     @classmethod
     def of(cls, num: Any, per_token: Any) -> "Experts | None":
-        """The experts that two values of a config describe; None without a mixture."""
+        """The experts described by two config values; None if the model is not a mixture."""
         is_mixture = _is_whole(num) and _is_whole(per_token) and 0 < per_token < num
         return cls(num=num, per_token=per_token) if is_mixture else None
 
     def expected(self, num_tokens: int) -> float:
-        """How many different experts these tokens use on average if routing is uniform."""
+        """The average number of distinct experts that `num_tokens` use, if routing is uniform."""
         return self.num * (1 - (1 - self.per_token / self.num) ** num_tokens)
 
 
@@ -138,11 +138,11 @@ NO_TREES = (
 ATTENTION_LAYERS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 )
-STATE_LAYERS = ("linear_attention", "conv")  # by the names that masks go by
+STATE_LAYERS = ("linear_attention", "conv")  # as transformers names their masks
 # `mamba` is an older name; `hybrid` layers have attention and a state; the last two have neither.
 _KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, "mamba", "hybrid", "mlp", "moe"}
-_OWN_LAYER_TYPES = {"zaya": {"hybrid_sliding"}}  # others name the mask otherwise
-_WITH_ALIBI = ("bloom", "mpt")  # by model type; others have a field for it
+_OWN_LAYER_TYPES = {"zaya": {"hybrid_sliding"}}  # other model types name this mask differently
+_WITH_ALIBI = ("bloom", "mpt")  # model types; other models have an `alibi` field
 _PICKED = ("index_topk", "keep_window_size")  # DeepSeek V3.2, GLM with DSA; Doge
 ELSEWHERE = "measure it with --engine transformers, or with vllm if vLLM serves it"
 
@@ -157,8 +157,8 @@ _HYBRIDS = frozenset(
 
 
 def is_hybrid(fields: ReadField) -> bool:
-    """Whether layers keep a state in addition to keys and values, rolled back position by position:
-    such a model can only check chains of drafts."""
+    """Whether layers keep a state in addition to keys and values. The state is rolled back by
+    position, so such a model can only verify chains of draft tokens."""
     if str(fields("model_type")).removesuffix("_text") not in _HYBRIDS:
         return False
     kinds = fields("layer_types")
@@ -167,7 +167,7 @@ def is_hybrid(fields: ReadField) -> bool:
 
 
 def unsupported_attention(fields: ReadField) -> str | None:
-    """Why the decoder does not support the model, to follow its name; None if it does."""
+    """Why the decoder does not support the model, worded to follow its name; None if it does."""
     known = _KNOWN_LAYER_TYPES | _OWN_LAYER_TYPES.get(str(fields("model_type")), set())
     if unknown := set(fields("layer_types") or ()) - known:
         return (
@@ -194,11 +194,12 @@ def unsupported_attention(fields: ReadField) -> str | None:
 
 
 def longest_context(fields: ReadField) -> int | None:
-    """Tokens of context the model was made for, before its positions change their meaning.
+    """The longest context, in tokens, before the model's positions change their meaning.
 
-    longrope turns a whole batch to other frequencies once any position, a draft's or a neighbor's,
-    passes the original length: beyond it text would depend on both. Llama 4 scales the queries of
-    layers without rope from `floor_scale` tokens on by a position that it takes from its own cache.
+    longrope switches the whole batch to other frequencies once any position, a draft token's or
+    another sequence's, passes the original length. Beyond it, text would depend on both. From
+    `floor_scale` tokens on, Llama 4 scales the queries of layers without rope by a position that it
+    takes from its own cache.
     """
     limits = [fields("max_position_embeddings")]
     if fields("attn_temperature_tuning") and fields("floor_scale"):
@@ -213,34 +214,34 @@ def longest_context(fields: ReadField) -> int | None:
 def ropes(fields: ReadField) -> list[Mapping[str, Any]]:
     """The settings of the rotary positions; mixed layers have one set per layer type.
 
-    The older name goes first, as in transformers.
+    The older name takes precedence, as in transformers.
     """
     rope = fields("rope_scaling") or fields("rope_parameters") or {}
     return [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
 
 
 def rope_type(rope: Mapping[str, Any]) -> Any:
-    """The value of the current key, or else of the key of older configs."""
+    """The type of rotary positions, under the current key or that of older configs."""
     return rope.get("rope_type") or rope.get("type")
 
 
 LAYER_NEEDS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-# Numbers that are above 0 if a config has them.
+# Fields that must be above 0 if they are present.
 SIZES = (*LAYER_NEEDS, "num_key_value_heads", "head_dim", "max_position_embeddings")
 SLIDING, FULL = "sliding_attention", "full_attention"
 _ATTENTION = {FULL, SLIDING}
-# What Qwen's config classes take for fields that a file leaves out. Source: transformers.
+# Qwen's defaults: the first layer with a window, and the window in tokens. Source: transformers.
 _QWEN = ("qwen2", "qwen3")
 _FIRST_WINDOW, _QWEN_WINDOW = 28, 4096
-# Dense families whose whole models run in tests/decoding, by their model type: what transformers'
-# classes mean by a config that is silent.
+# Dense families whose whole models run in tests/decoding, by model type, with the defaults that
+# their transformers classes have for missing fields.
 DENSE: Mapping[str, Mapping[str, int]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8},
     "qwen2": {"num_key_value_heads": 32},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
 }
-# Kinds of rotary positions, each with what it has to state.
+# Types of rotary positions, with the fields that each requires.
 _ROPES: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "proportional": (),
@@ -250,7 +251,7 @@ _ROPES: Mapping[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
     "yarn": ("factor",),
 }
-# transformers' names of them.
+# Activations, as transformers names them.
 ACTIVATIONS = frozenset(
     {
         *("gelu", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "prelu", "xielu", "mish"),
@@ -259,7 +260,7 @@ ACTIVATIONS = frozenset(
         *("gelu_python_tanh", "gelu_pytorch_tanh"),
     }
 )
-# Fields that change the computation, with the value that does not.
+# Fields that change the computation, each with its neutral value.
 _NEUTRAL = {
     "partial_rotary_factor": 1.0,
     "attn_logit_softcapping": 0.0,
@@ -271,8 +272,8 @@ _NEUTRAL = {
 
 
 def layer_fields(config: Fields) -> Fields:
-    """The part of a head's config that is of its decoder layers; ModelError if it lacks something
-    or heads cannot run it."""
+    """The part of a head's config that describes its decoder layers; ModelError if a required
+    field is missing or if heads cannot run the layers."""
     fields = config.section("transformer_layer_config") or config
     if lacking := [name for name in LAYER_NEEDS if not fields.has(name)]:
         fields.lacks(*lacking)
@@ -290,7 +291,7 @@ def layer_fields(config: Fields) -> Fields:
 
 
 def require_layers(fields: Fields) -> None:
-    """ModelError for values of which transformers cannot build layers of a dense family."""
+    """Raise ModelError for values from which transformers cannot build a dense family's layers."""
     if fields.text("hidden_act") not in (None, *ACTIVATIONS):
         fields.fail("hidden_act", "an activation that transformers has")
     if (eps := fields.number("rms_norm_eps")) is not None and eps <= 0:
@@ -320,14 +321,14 @@ def _rope(fields: Fields) -> Fields | None:
 
 
 def biased_products(fields: Fields, kind: str) -> str:
-    """Which of the products q, k, v and o of a dense family's attention add a bias."""
+    """The letters of the projections q, k, v and o that have a bias in a dense family."""
     if kind == "qwen2":
         return "qkv"
     return "qkvo" if kind in ("llama", "qwen3") and fields.flag("attention_bias") else ""
 
 
 def head_size(fields: Fields) -> int:
-    """Numbers in a key of one attention head."""
+    """The number of elements in one attention head's key."""
     heads = fields.must("num_attention_heads", least=1)
     return fields.whole("head_dim", least=1) or fields.must("hidden_size", least=1) // heads
 
@@ -342,9 +343,9 @@ def layer_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of dense decoder layers.
 
-    `width` is how many numbers the first layer's attention reads, if not the hidden size. `kind`
-    is the model type of a whole model, whose config says which biases attention has. The layers of
-    a head are those of Llama or Qwen 3, with the biases in `names`.
+    `width` is the input size of the first layer's attention; None: the hidden size. `kind` is the
+    model type of a whole model, whose config states which biases attention has; None: a head,
+    whose layers are those of Llama or Qwen 3, with the biases in `names`.
     """
     biased = None if kind is None else biased_products(fields, kind)
     if kind is None:
@@ -384,10 +385,10 @@ def layer_shapes(
 
 
 def layer_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Attention windows in tokens, one per layer, a token itself included; None: all. ModelError.
+    """Each layer's attention window in tokens, including the token itself; None: no window.
 
-    If `layer_types` is missing it means what transformers' classes make of it: Llama has
-    no windows, Mistral has them in all layers, Qwen from layer `max_window_layers` on.
+    If `layer_types` is missing, the defaults of transformers' classes apply: Llama has no windows,
+    Mistral has them in all layers, Qwen from layer `max_window_layers` on. ModelError.
     """
     num_layers = fields.whole("num_hidden_layers", most=MOST_LAYERS) or 1
     window, is_on = fields.whole("sliding_window", least=1), fields.flag("use_sliding_window")

@@ -1,6 +1,6 @@
 """Facts about a DFlash head from its files, in all known layouts, and whether it fits.
 
-Facts: z-lab/dflash (dflash/model.py), speculators 0.9 (models/dflash), SpecForge 0.2
+Sources: z-lab/dflash (dflash/model.py), speculators 0.9 (models/dflash), SpecForge 0.2
 (modeling/draft/dflash.py), NVIDIA's modelopt 0.47 (plugins/hf_dflash.py, hf_spec_export.py).
 """
 
@@ -34,22 +34,22 @@ _SPECULATORS_NEEDS = ("aux_hidden_state_layer_ids", "mask_token_id")
 class DFlashStyle:
     """Properties that differ between heads, from their configs."""
 
-    layer_ids: tuple[int, ...]  # of the target; the output of each is read, -1 is the embedding
-    reads_bare_output: bool  # of the target's last layer, before the final norm
+    layer_ids: tuple[int, ...]  # target layers whose outputs are read; -1: the embedding
+    reads_bare_output: bool  # reads the target's last layer before the final norm
     mask_id: int
-    block_size: int  # the current token and its drafts
-    drafts_from_current: bool  # the current token's place also gives a draft
-    num_tokens: int | None  # that it can draft; None: all of the target's
-    windows: tuple[int | None, ...]  # by layer
-    is_causal: tuple[bool, ...]  # by layer: of a block only what comes before is seen
-    windows_from_current: bool  # windows count back from the current token, not from each
+    block_size: int  # the current token and its draft tokens
+    drafts_from_current: bool  # the current token's position also gives a draft token
+    num_tokens: int | None  # tokens that the head can draft; None: all of the target's
+    windows: tuple[int | None, ...]  # per layer
+    is_causal: tuple[bool, ...]  # per layer: a token sees only earlier tokens of the block
+    windows_from_current: bool  # windows count back from the current token, not from each token
     embedding_scale: float
     logit_scale: float
     softcap: float  # of logits; 0: none
 
     @classmethod
     def of(cls, files: HeadFiles[Shaped]) -> "DFlashStyle":
-        """ModelError for relatives that are not run, for what it lacks, and wrong values."""
+        """Read a config; ModelError for missing or wrong fields, and for unsupported variants."""
         given, is_speculators = _fields(files), files.fields.has(SPECULATORS)
         _refuse_relatives(files, given)
         needs = _SPECULATORS_NEEDS if is_speculators else _NEEDS
@@ -77,13 +77,13 @@ class DFlashStyle:
 
     @property
     def depth(self) -> int:
-        """Drafts of a block."""
+        """Draft tokens per block."""
         return self.block_size - (not self.drafts_from_current)
 
 
 def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """A DFlash head's fit; ModelError also if it names layers or tokens the target lacks, and
-    if tensors do not fit, as of `eagle3_fit`."""
+    """The sizes of a DFlash head that must equal the target's. ModelError, also if the head names
+    layers or tokens that the target lacks, or if its tensors and id tables do not fit."""
     given, style = _fields(files), DFlashStyle.of(files)
     num_layers = given.whole("num_target_layers", least=1) or target.num_layers
     fit: Fit = {
@@ -114,7 +114,7 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
 
 
 def with_layer_fields(files: F) -> F:
-    """The files with a config that describes the layers: like Qwen 3's, with these windows."""
+    """The files with a config of the layers: that of Qwen 3 layers with the head's windows."""
     windows = DFlashStyle.of(files).windows
     fields = {
         **_fields(files).values,
@@ -127,7 +127,7 @@ def with_layer_fields(files: F) -> F:
 
 
 def _fields(files: HeadFiles[Shaped]) -> Fields:
-    """The config, with the entries of the head's own sections."""
+    """The config, with the entries of its DFlash and speculators sections merged in."""
     values = dict(files.config)
     for name in (_DFLASH, _SPECULATORS):
         section = files.fields.section(name)
@@ -140,12 +140,12 @@ def _refuse_relatives(files: HeadFiles[Shaped], given: Fields) -> None:
     if files.fields.text(SPECULATORS) not in (None, "dflash"):
         kind = files.fields.text(SPECULATORS)
         raise ModelError(f"{files.source}: {SPECULATORS} is {kind}; dflash is supported")
-    # The layer's own config names the target's class.
+    # Not `given`: the section for the layers names the target's class.
     if unknown := [n for n in files.fields.texts("architectures") if n not in _ARCHITECTURES]:
         raise ModelError(f"{files.source}: architecture {unknown[0]}; {known} is supported")
     if (projector := given.text("projector_type")) not in (None, "dflash"):
         raise ModelError(
-            f"{files.source}: projector_type is {projector}: a head over DFlash's own, which is "
+            f"{files.source}: projector_type is {projector}, a head on top of DFlash, which is "
             "not supported; choose a plain DFlash head"
         )
     if given.flag("attention_sink_bias") or given.flag("add_swa_attention_sink_bias"):
@@ -156,20 +156,20 @@ def _refuse_relatives(files: HeadFiles[Shaped], given: Fields) -> None:
 
 
 def _windows(given: Fields) -> tuple[int | None, ...]:
-    """Windows per layer. modelopt enables them for all layers, whatever their types are."""
+    """The window of each layer. modelopt enables windows for all layers, whatever their types."""
     layers = Fields(source=given.source, values={**given.values, "model_type": "qwen3"})
     if not given.flag("use_swa") or SLIDING in given.texts("layer_types"):
         return layer_windows(layers)
     window = given.whole("swa_window_size", least=1) or given.whole("sliding_window", least=1)
     if window is None:
-        given.fail("swa_window_size", "a number of tokens, for use_swa is true")
+        given.fail("swa_window_size", "a number of tokens, because use_swa is true")
     return (window,) * (given.whole("num_hidden_layers") or 1)
 
 
 def _causal_layers(
     given: Fields, windows: tuple[int | None, ...], *, is_speculators: bool
 ) -> tuple[bool, ...]:
-    """Layers with windows, unless the config says it for all: under names of several projects."""
+    """Whether each layer is causal: those with windows, unless one of several fields sets all."""
     if is_speculators and given.flag("sliding_window_non_causal"):
         return (False,) * len(windows)
     flags = (given.flag(name) for name in ("is_causal", "causal"))

@@ -1,4 +1,4 @@
-"""Facts about an EAGLE or EAGLE-3 head from its files, in all known layouts; does it fit?"""
+"""Facts about an EAGLE or EAGLE-3 head from its files, in all known layouts; whether it fits."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from specbench.files.head_files import (
     token_ids,
 )
 
-# SafeAILab and SpecForge, speculators, and the first form of one norm a captured state.
+# Prefixes of SafeAILab and SpecForge, speculators, and early heads with a norm per captured state.
 EAGLE3_NAMES = {
     "model.midlayer.": "layers.0.",
     "midlayer.": "layers.0.",
@@ -25,14 +25,14 @@ EAGLE3_NAMES = {
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
 }
-# What checkpoints call an EAGLE head's tensors; the last two are those of speculators.
+# Prefixes of an EAGLE head's tensors in checkpoints, with ours; speculators uses the last two.
 EAGLE_NAMES = {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."}
 MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")
 _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def default_layer_ids(num_layers: int) -> tuple[int, ...]:
-    """The states that a head fuses if its config is silent; layer i's input has number i."""
+    """The states that a head fuses if its config lists none; state i is the input of layer i."""
     ids = (2, num_layers // 2, num_layers - 3)
     return tuple(sorted(min(max(i, 0), num_layers - 1) for i in ids))
 
@@ -42,17 +42,17 @@ class Style:
     """Properties that differ between heads, from their configs."""
 
     num_tokens: int
-    layer_ids: tuple[int, ...]  # of states: layer i's input has number i
+    layer_ids: tuple[int, ...]  # numbers of states; state i is the input of layer i
     norm_before_residual: bool  # the residual is the normalized state
     norm_before_fc: bool  # one norm over all captured states
-    fc_norm: bool  # one norm each
-    norm_output: bool  # what is fed back went through the last norm (EAGLE-3.1)
+    fc_norm: bool  # one norm per captured state
+    norm_output: bool  # the last norm is applied to the state that is fed back (EAGLE-3.1)
     logit_scale: float
-    mask_id: int | None = None  # of a head that drafts all tokens at once (P-EAGLE)
+    mask_id: int | None = None  # of a head that drafts all tokens in one forward pass (P-EAGLE)
 
     @classmethod
     def of(cls, files: HeadFiles[Shaped], num_layers: int, *, is_parallel: bool = False) -> "Style":
-        """ModelError if the head is of another kind, or of layers that the target lacks."""
+        """Read a config; ModelError for another kind of head, or layers that the target lacks."""
         config, source = files.fields, files.source
         inner = config.section("eagle_config")
         _refuse_other_kinds(config, inner, is_parallel=is_parallel)
@@ -83,7 +83,7 @@ class Style:
 
 
 def _layer_ids(config: Fields, inner: Fields | None) -> tuple[int, ...] | None:
-    """Numbers of states. SpecForge and modelopt write those of the layers whose outputs they are.
+    """Numbers of states. SpecForge and modelopt write the numbers of the layers that output them.
 
     The first number in `eagle_config` shows which: no head reads the embedding, so 0 and 1 are
     layers. Source: sgl-project/sglang, pull request 25454; NVIDIA's modelopt, hf_eagle.py.
@@ -117,21 +117,21 @@ def _refuse_other_kinds(config: Fields, inner: Fields | None, *, is_parallel: bo
 
 
 def _mask_id(config: Fields) -> int:
-    """Under the names that there are: speculators', vLLM's for others. ModelError."""
+    """The mask token's id under speculators' name, or vLLM's for others; ModelError if missing."""
     mask_ids = (config.whole(name) for name in MASK_IDS)
     mask_id = next((i for i in mask_ids if i is not None), None)
     if mask_id is None:
         raise ModelError(
-            f"{config.source}: its config lacks {MASK_IDS[0]}, the token that stands for those "
+            f"{config.source}: its config lacks {MASK_IDS[0]}, the placeholder for tokens that are "
             "not known yet; SpecForge does not write it: add the one that the head was trained "
-            f"with ({', '.join(MASK_IDS[1:])} are read too)"
+            f"with ({', '.join(MASK_IDS[1:])} are also read)"
         )
     return mask_id
 
 
 def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: bool = False) -> Fit:
-    """Sizes that have to be the target's; tensors go by today's names. ModelError, also for tensors
-    and tables that do not fit."""
+    """The sizes of an EAGLE-3 head that must equal the target's; tensors must have their current
+    names. ModelError, also if tensors or id tables do not fit."""
     names, layer = files.tensors.keys(), layer_fields(files.fields)
     F, V = layer.must("hidden_size"), target.vocab_size
     style = Style.of(files, target.num_layers, is_parallel=is_parallel)
@@ -177,8 +177,8 @@ def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: boo
 
 
 def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """An EAGLE head's fit, also for what speculators calls eagle. ModelError, also for tensors that
-    do not fit, except of a pickle."""
+    """The sizes of an EAGLE head, or of speculators' `eagle`, that must equal the target's.
+    ModelError, also if tensors do not fit; a pickle's tensors are not checked."""
     if files.fields.flag("layernorms"):
         raise ModelError(
             f"{files.source}: heads with layernorms: true are not supported; choose one "
@@ -190,14 +190,14 @@ def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     shapes = {"fc.weight": (F, 2 * F), **layer_shapes(layer, files.tensors.keys())}
     if has_bias:
         shapes["fc.bias"] = (F,)
-    del shapes["layers.0.input_layernorm.weight"]  # the first layer's input is as fc made it
+    del shapes["layers.0.input_layernorm.weight"]  # the first layer reads the output of fc
     if files.tensors and not misfits(fit):
         require_tensors(files, shapes, {"embed_tokens.weight": (V, F)})
     return fit
 
 
 def eagle_has_bias(files: HeadFiles[Shaped]) -> bool:
-    """Whether the product that joins token and state adds a bias; SafeAILab's does."""
+    """Whether the projection that joins token and state has a bias; SafeAILab's has."""
     given = files.fields
     flags = (given.flag(name) for name in ("fusion_bias", "bias"))
     return next((is_so for is_so in flags if is_so is not None), not given.has(SPECULATORS))

@@ -1,7 +1,7 @@
 """Reads the header of a GGUF file: its keys, its vocabulary, and the sizes of its tensors.
 
-`GGUF`, a version, the numbers of tensors and keys, the keys with their values, and the name, shape,
-type and offset of each tensor. Nothing is trusted: no more is allocated than was read.
+A header has `GGUF`, a version, the numbers of tensors and keys, the keys with their values, and the
+name, shape, type and offset of each tensor. It is untrusted: no more is allocated than was read.
 Sources: docs/gguf.md of ggml; src/llama-vocab.cpp of llama.cpp (October 2026) for missing keys.
 """
 
@@ -20,22 +20,22 @@ from specbench.files.config import MOST_LAYERS, Experts
 from specbench.files.headers import TensorHeader
 from specbench.files.model_spec import ModelSpec
 
-# Builds of llama.cpp draft with another vocabulary only within these bounds: the difference in the
+# llama.cpp drafts with a different vocabulary only within these limits: the difference in the
 # number of tokens, and the first id whose tokens are compared. Source: common/speculative.cpp.
 MAX_VOCAB_DIFFERENCE, FIRST_COMPARED_ID = 128, 5
 
 _LARGEST_HEADER = 2**28  # bytes; those of published models are below 2**24
-_MOST_NUMBERS = 2**12  # of an array of numbers that is kept: a value per layer, not one per token
+_MOST_NUMBERS = 2**12  # in an array that is kept: one number per layer, not one per token
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
-# Keys that each architecture needs: src/llama-model.cpp.
+# Keys that every architecture needs. Source: src/llama-model.cpp.
 _REQUIRED = ("context_length", "embedding_length", "block_count", "attention.head_count")
 _FFN_UP = "blk.0.ffn_up.weight"
 _EPSILONS = (".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon")
 _SHARD = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 _REDOWNLOAD = "download or convert it again"
 
-# Name, elements of a block, and its bytes.
+# Name, elements per block, and bytes per block.
 _TYPES: Mapping[int, tuple[str, int, int]] = {
     **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 28: ("F64", 1, 8), 30: ("BF16", 1, 2)},
     **{24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8)},
@@ -53,7 +53,7 @@ _TYPES: Mapping[int, tuple[str, int, int]] = {
 class GgufVocabulary(NamedTuple):
     """Tokens by id, and the ids that llama.cpp adds around a prompt."""
 
-    tokenizer: str  # its kind: BPE, SPM ...; else the file's own word
+    tokenizer: str  # its kind: BPE, SPM ...; the name in the file if the kind is unknown
     bos: int | None
     eos: int | None
     add_bos: bool
@@ -61,26 +61,26 @@ class GgufVocabulary(NamedTuple):
     tokens: tuple[str, ...] = ()
 
 
-# What holds if a file does not say.
+# Defaults for missing keys, by the tokenizer's name in the file.
 _DEFAULTS = {
     "llama": GgufVocabulary("SPM", 1, 2, True, False),
     "gpt2": GgufVocabulary("BPE", 11, 11, False, False),
     "gemma4": GgufVocabulary("BPE", None, None, True, False),
     "t5": GgufVocabulary("UGM", None, 1, False, True),
 }
-# Splits of text before BPE with which llama.cpp adds the first token if a file does not say.
+# Pre-tokenizers for which llama.cpp adds the BOS token if the file does not say.
 _ADDING_BOS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"}
 _ADDING_BOS |= {"lfm2", "jina-v5-nano", "tekken", "chameleon"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GgufFile:
-    """The header of a model in one file or several; properties raise ModelError for wrong keys."""
+    """The header of a model in one or more files; properties raise ModelError for wrong keys."""
 
     path: Path
     keys: Mapping[str, Any]  # long arrays of numbers are left out
-    tensors: Mapping[str, TensorHeader]  # `nbytes` is 0 for types that are not known here
-    nbytes: int  # of tensors
+    tensors: Mapping[str, TensorHeader]  # `nbytes` is 0 for types that are not in `_TYPES`
+    nbytes: int  # of all tensors
 
     def number(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 0 under a key of the architecture, such as `block_count`."""
@@ -123,14 +123,14 @@ class GgufFile:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In f16, llama.cpp's default, with all layers attending to everything: the most it is."""
+        """An upper bound: f16, llama.cpp's default, and full attention in all layers."""
         size = self.number("embedding_length", 0) // max(self.num_heads, 1)
         sizes = (self.number(f"attention.{of}_length", size) for of in ("key", "value"))
         return 2 * sum(self.kv_heads) * sum(sizes)
 
     @property
     def quantization(self) -> str:
-        """The type with the most elements."""
+        """The type of tensors with the most elements."""
         counts: Counter[str] = Counter()
         for tensor in self.tensors.values():
             counts[tensor.dtype] += tensor.num_elements
@@ -138,7 +138,7 @@ class GgufFile:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that a forward reads: no embedding that is only looked up in."""
+        """Bytes that a forward pass reads, without an embedding that only serves for lookups."""
         is_looked_up = {"token_embd.weight", "output.weight"} <= self.tensors.keys()
         return self.nbytes - (self.tensors["token_embd.weight"].nbytes if is_looked_up else 0)
 
@@ -165,7 +165,7 @@ class GgufFile:
         )
 
     def require_keys(self) -> None:
-        """ModelError for a key without which llama.cpp does not load the file."""
+        """Raise ModelError if the file lacks a key that llama.cpp needs to load it."""
         names = [*_REQUIRED, *(["feed_forward_length"] if _FFN_UP in self.tensors else [])]
         keys = [f"{self.architecture}.{name}" for name in names]
         keys += ["tokenizer.ggml.merges"] if self.vocabulary.tokenizer == "BPE" else []
@@ -175,7 +175,7 @@ class GgufFile:
             self._fail(f"it has no {missing[0]}, so llama.cpp does not load it")
 
     def num_tokens(self, text: str) -> int:
-        """The fewest tokens that a text can have: its bytes by those of the longest token."""
+        """The fewest tokens that a text can have: its bytes divided by the longest token's."""
         return -(-len(text.encode()) // self._longest_token)
 
     @cached_property
@@ -183,7 +183,7 @@ class GgufFile:
         return max(len(token.encode()) for token in self.vocabulary.tokens) or 1
 
     def _heads(self, name: str, default: int) -> tuple[int, ...]:
-        """A number for all layers or one per layer."""
+        """A key's value for each layer; the file has one number for all layers or one per layer."""
         value = self.keys.get(f"{self.architecture}.{name}")
         if not isinstance(value, tuple):
             return (self.number(name, default),) * self.num_layers or (0,)
@@ -201,12 +201,12 @@ class GgufDifference(NamedTuple):
     field: str
     of_target: object
     of_draft: object
-    is_refused: bool  # llama-server then starts, but drafts nothing
+    is_refused: bool  # llama-server starts anyway, but drafts nothing
     reason: str
 
 
 def differences(target: GgufFile, draft: GgufFile) -> Iterator[GgufDifference]:
-    """The differences that llama.cpp compares, and other special ids; ModelError."""
+    """The differences that llama.cpp checks for, and those in special ids; ModelError."""
     ours, theirs = target.vocabulary, draft.vocabulary
     sizes = len(ours.tokens), len(theirs.tokens)
     is_too_far = abs(sizes[0] - sizes[1]) > MAX_VOCAB_DIFFERENCE
@@ -229,7 +229,7 @@ def differences(target: GgufFile, draft: GgufFile) -> Iterator[GgufDifference]:
 
 
 def gguf_of(spec: ModelSpec) -> GgufFile:
-    """The header of a model that is a GGUF file, kept until the file changes; ModelError."""
+    """The header of a model that is a GGUF file, cached until the file changes; ModelError."""
     path = Path(spec.location)
     try:
         status = path.stat()
@@ -244,7 +244,7 @@ def _cached_gguf(path: Path, size: int, mtime_ns: int) -> GgufFile:  # noqa: ARG
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The header of a file; of the first of several shards the headers of all. ModelError if it
+    """The header of a file, or of all shards if it is the first of several. ModelError if a file
     cannot be read, or if llama.cpp would not load it."""
     files = [_read_file(path)]
     if match := _SHARD.fullmatch(path.name):
@@ -267,7 +267,7 @@ def _read_file(path: Path) -> GgufFile:
 
 
 class _Header:
-    """Reads forward; every count is compared with the bytes that are left before it is used."""
+    """Reads a header in order; every count is checked against the remaining bytes before use."""
 
     def __init__(self, path: Path, opened: BinaryIO, size: int) -> None:
         self._path, self._opened, self._size = path, opened, size
@@ -301,7 +301,7 @@ class _Header:
         name = self._string()
         num_dims = self._number("I")
         if num_dims > 8:
-            self._fail(f"says that {name[:80]} has {num_dims} dimensions; {_REDOWNLOAD}")
+            self._fail(f"has a tensor {name[:80]} of {num_dims} dimensions; {_REDOWNLOAD}")
         shape = tuple(self._number("Q") for _ in range(num_dims))
         number, offset = self._number("I"), self._number("Q")
         dtype, elements, nbytes = _TYPES.get(number, (f"type {number}", 1, 0))
@@ -309,7 +309,7 @@ class _Header:
         return name, TensorHeader(dtype, shape, self._path, offset, nbytes)
 
     def _value(self, kind: int, name: str) -> Any:
-        """A key's value; None for an array of too many numbers, which is passed over."""
+        """A key's value; None for an array of too many numbers, which is skipped."""
         if kind == _STRING:
             return self._string()
         if kind in _NUMBERS:
@@ -327,7 +327,7 @@ class _Header:
         return struct.unpack(f"<{count}{_NUMBERS[of]}", self._take(count * size))
 
     def _count(self, text: str, least: int) -> int:
-        """A number of things of at least `least` bytes each."""
+        """The count of items that take at least `least` bytes each."""
         count: int = self._number("Q")
         if count * least > self._end - self._opened.tell():
             self._fail(f"would have {count:,} {text}, more than its bytes can hold; {_REDOWNLOAD}")

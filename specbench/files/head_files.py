@@ -14,8 +14,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 SPECULATORS = "speculators_model_type"
 TOKEN_MAP = "token_map"
 ID_TABLES = ("d2t", "t2d", TOKEN_MAP)  # integers, not weights
-OLD_ROTARY = "rotary_emb.inv_freq"  # old transformers stored it, though it follows from the config
-_MOST_NAMES = 12  # of tensors, in an error
+OLD_ROTARY = "rotary_emb.inv_freq"  # stored by old transformers; it follows from the config
+_MOST_NAMES = 12  # of tensors, in an error message
 
 
 class Shaped(Protocol):
@@ -31,12 +31,12 @@ T_co = TypeVar("T_co", bound=Shaped, covariant=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadFiles(Generic[T_co]):
-    """A head's config and tensors, which may be read on first use; messages call it `source`."""
+    """A head's config, and its tensors, perhaps read on access; messages call it `source`."""
 
     source: str
     config: Mapping[str, Any]
     tensors: Mapping[str, T_co] = field(repr=False)
-    revision: str | None = None  # the hub's commit
+    revision: str | None = None  # the commit on the hub
 
     @property
     def fields(self) -> Fields:
@@ -44,7 +44,7 @@ class HeadFiles(Generic[T_co]):
         return Fields(source=self.source, values=self.config)
 
     def renamed(self, rename: Mapping[str, str]) -> Self:
-        """The files with the prefixes of names replaced, see `new_name`."""
+        """The files with prefixes of tensor names replaced, see `new_name`."""
         return self._mapped(lambda name: new_name(name, rename))
 
     def without(self, suffix: str) -> Self:
@@ -52,11 +52,11 @@ class HeadFiles(Generic[T_co]):
         return self._mapped(lambda name: None if name.endswith(suffix) else name)
 
     def under(self, prefix: str) -> Self:
-        """The tensors whose names begin with the prefix, without the prefix."""
+        """The files with only the tensors whose names begin with the prefix, which is removed."""
         return self._mapped(lambda n: n.removeprefix(prefix) if n.startswith(prefix) else None)
 
     def _mapped(self, new_name: Callable[[str], str | None]) -> Self:
-        """The tensors under new names, without reading them; None leaves one out."""
+        """The files with tensors renamed, without reading them; None leaves a tensor out."""
         names: dict[str, str] = {}
         for old in self.tensors:
             new = new_name(old)
@@ -82,8 +82,8 @@ class HeadFiles(Generic[T_co]):
         return numbers
 
     def require(self, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]) -> None:
-        """ModelError lists every tensor that is missing, unknown, of another shape, or of integers
-        (packed weights)."""
+        """Raise a ModelError that lists every tensor that is missing, unknown, of the wrong shape,
+        or made of integers (packed weights)."""
         needed = set(shapes) - optional
         missing = sorted(needed - set(self.tensors))
         surplus = sorted(set(self.tensors) - set(shapes))
@@ -108,7 +108,7 @@ class HeadFiles(Generic[T_co]):
 
 
 def new_name(name: str, rename: Mapping[str, str]) -> str:
-    """The name with its prefix replaced by the first entry of `rename` that fits."""
+    """The name with its prefix replaced according to the first matching entry of `rename`."""
     for old, new in rename.items():
         if name.startswith(old):
             return new + name.removeprefix(old)
@@ -116,25 +116,25 @@ def new_name(name: str, rename: Mapping[str, str]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """The names with commas; past _MOST_NAMES only the number of the rest."""
+    """The names, separated by commas; those after the first _MOST_NAMES are only counted."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def header_of(tensors: Mapping[str, Shaped], name: str) -> Shaped:
-    """A tensor's header if `tensors` can read it without the tensor, else the tensor itself."""
+    """A tensor's header if `tensors` can read it separately, else the tensor itself."""
     header: Callable[[str], Shaped] = getattr(tensors, "header", tensors.__getitem__)
     return header(name)
 
 
 class LazyTensors(Mapping[str, T_co]):
-    """Tensors by name, each read on access; `names` maps a name to what finds the tensor."""
+    """Tensors by name, each read on access; a value in `names` locates the tensor."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names  # Mapping's own would read the tensor
+        return name in self._names  # the default of Mapping would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -158,7 +158,7 @@ class _RenamedTensors(LazyTensors[T_co]):
 
 
 class HeadTarget(Protocol):
-    """Properties of a target that heads have to fit."""
+    """Sizes of a target that heads must fit."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -169,23 +169,23 @@ class HeadTarget(Protocol):
 
 
 def misfits(fit: Fit) -> Fit:
-    """The fields in which the head's value is not the target's."""
+    """The fields in which the head's value differs from the target's."""
     return {name: pair for name, pair in fit.items() if pair[0] != pair[1]}
 
 
 def require_tensors(files: HeadFiles[Shaped], shapes: Shapes, optional: Shapes) -> None:
-    """ModelError unless a head has all these tensors, and otherwise only `optional` ones."""
+    """Raise ModelError unless a head has all tensors in `shapes` and no others but `optional`."""
     files.without(OLD_ROTARY).require({**shapes, **optional}, frozenset(optional))
 
 
 def table_shapes(D: int, V: int) -> dict[str, tuple[int, ...]]:
-    """The id tables of a head: d2t maps its tokens to the target's, and t2d marks those."""
+    """Shapes of a head's id tables: d2t maps its D tokens to the target's V, t2d marks those."""
     return {"d2t": (D,), "t2d": (V,)}
 
 
 def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
-    """The target's id of each of a head's D tokens; None: all V. ModelError if d2t, which holds
-    offsets, is missing or t2d differs from it."""
+    """The target's id of each of a head's D tokens; None: all V. ModelError if d2t, which contains
+    offsets, is missing or wrong, or if t2d does not match it."""
     d2t, t2d = (
         files.whole_numbers(name) if name in files.tensors else None for name in table_shapes(D, V)
     )
@@ -217,8 +217,8 @@ def token_ids(files: HeadFiles[Shaped], D: int, V: int) -> list[int] | None:
 class Layout(NamedTuple):
     """The project whose layout a head's files have, and whether its heads were tested.
 
-    `release` is the one whose heads were tested in `tests/foreign_heads`; None: none, the layout
-    was only read in its `source`. docs/heads.md has the same as a table.
+    `release` is the one whose heads were tested in `tests/foreign_heads`; None: not tested, the
+    layout was only read in `source`. docs/heads.md has a table of these facts.
     """
 
     author: str
@@ -240,7 +240,7 @@ Layouts = tuple[tuple[Callable[[Files], bool], Layout], ...]  # the first match 
 
 
 def layout_of(files: Files, layouts: Layouts) -> Layout | None:
-    """The first of these layouts that the files have; names of pickled tensors are unknown here."""
+    """The first of these layouts that the files match; names of pickled tensors are unknown."""
     return next((layout for matches, layout in layouts if matches(files)), None)
 
 

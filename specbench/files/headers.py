@@ -1,8 +1,8 @@
-"""Finds and reads files of a model's folder, none of which is trusted, and headers of safetensors.
+"""Finds and reads the untrusted files of a model's folder, and headers of safetensors.
 
-A link may not lead out of the folder, and a config that is too large is not read. A safetensors
-file begins with the length of its header in eight bytes, then the header, a JSON mapping of the
-names, types and shapes of its tensors; those are not read.
+A link must not lead out of the folder, and a config that is too large is not read. A safetensors
+file begins with the length of its header in eight bytes. The header follows, a JSON mapping with
+the names, types and shapes of the tensors. The tensors themselves are not read.
 Source: https://github.com/huggingface/safetensors, the format.
 """
 
@@ -21,7 +21,7 @@ LARGEST_JSON = 2**26
 
 
 def local_file(folder: Path, name: str) -> Path | None:
-    """The file of that name; None if there is none, ModelError if it cannot be trusted."""
+    """The file with that name; None if it does not exist, ModelError if it cannot be trusted."""
     path = folder / name
     try:
         if not path.exists():
@@ -42,7 +42,7 @@ def local_file(folder: Path, name: str) -> Path | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file; ModelError if it has none, or is too large."""
+    """The mapping in a JSON file; ModelError if the file has none or is too large."""
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise ModelError(f"{path} has more than {LARGEST_JSON} bytes; that is not a config")
@@ -72,7 +72,7 @@ def cached_folder(hub_id: str, revision: str | None) -> Path | None:
 
 INDEX = "model.safetensors.index.json"
 MODEL_WEIGHTS = ("model.safetensors", INDEX)
-# A head's own file goes first: a target may be in the same folder.
+# Files that only heads have come first: a target may be in the same folder.
 HEAD_WEIGHTS = (
     *("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
     *MODEL_WEIGHTS,
@@ -90,10 +90,10 @@ _WHOLE = {"I64": "q", "I32": "i", "I16": "h", "I8": "b", "U8": "B", "BOOL": "?"}
 
 
 class TensorHeader(NamedTuple):
-    dtype: str  # the format's own word: F32, BF16, I64 ...
+    dtype: str  # as the format names it: F32, BF16, I64 ...
     shape: tuple[int, ...]
     file: Path
-    begin: int  # of its bytes in the file
+    begin: int  # offset of its bytes in the file
     nbytes: int
 
     @property
@@ -104,7 +104,7 @@ class TensorHeader(NamedTuple):
         return self.dtype.startswith(("F", "BF"))
 
     def tolist(self) -> list[int]:
-        """The integers of a small tensor; TypeError if it has another dtype. OSError."""
+        """The integers of a small tensor; TypeError for other dtypes. OSError."""
         if self.dtype not in _WHOLE:
             raise TypeError(self.dtype)
         with self.file.open("rb") as opened:
@@ -114,17 +114,17 @@ class TensorHeader(NamedTuple):
 
 
 def is_embedding(name: str) -> bool:
-    """Whether a tensor's name is that of the table that tokens are looked up in."""
+    """Whether a tensor's name is that of a token embedding."""
     return name.endswith(("embed_tokens.weight", "embed_in.weight", "wte.weight"))
 
 
 def is_head(name: str) -> bool:
-    """Whether a tensor's name is that of the head over the vocabulary."""
+    """Whether a tensor's name is that of the output head over the vocabulary."""
     return name.endswith(("lm_head.weight", "embed_out.weight"))
 
 
 def read_headers(file: Path) -> dict[str, TensorHeader]:
-    """Every tensor of a file by name; ModelError if the header is not what it should be."""
+    """Every tensor of a file by name; ModelError if the header is invalid."""
     try:
         with file.open("rb") as opened:
             start = opened.read(8)
@@ -147,8 +147,8 @@ def read_headers(file: Path) -> dict[str, TensorHeader]:
 
 
 def weights_headers(folder: Path, names: tuple[str, ...]) -> dict[str, TensorHeader] | None:
-    """The tensors of the first of these files that is there, or of its index; None if none is.
-    ModelError."""
+    """The tensors in the first of these files that exists, which may be an index; None if none
+    exists. ModelError."""
     for name in names:
         file = local_file(folder, name)
         if file is not None:
@@ -157,7 +157,7 @@ def weights_headers(folder: Path, names: tuple[str, ...]) -> dict[str, TensorHea
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """Tensor names and the files they are in; the files need not be there. ModelError."""
+    """The file name of each tensor in an index; the files need not exist. ModelError."""
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not files:
         raise ModelError(f"{index} has no weight_map")
@@ -168,7 +168,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def same_bytes(header: TensorHeader, other: TensorHeader, num_pieces: int | None = None) -> bool:
-    """Whether two tensors are equal, bit by bit, or their first pieces of 4 MiB; OSError."""
+    """Whether two tensors, or their first `num_pieces` of 4 MiB, are bitwise equal; OSError."""
     if (header.dtype, header.shape, header.nbytes) != (other.dtype, other.shape, other.nbytes):
         return False
     pairs = zip(_pieces(header), _pieces(other), strict=True)

@@ -1,6 +1,6 @@
 """Medusa heads in files: names and shapes of their tensors, and the tree that they draft.
 
-The tree is published, or fitted to accuracies that the head's config contains.
+The tree is a published one, or is fitted to accuracies in the head's config.
 """
 
 import re
@@ -20,12 +20,12 @@ _SHARED = "lm_head.weight"
 class _Names(NamedTuple):
     """The names of head i's tensors in a file."""
 
-    numbers: re.Pattern[str]  # of head and layer, in a layer's name
+    numbers: re.Pattern[str]  # matches a layer's name; its groups are the head and the layer
     layer: str
     out: str
 
 
-# Medusa's own: layers and the final product are numbered in one list.
+# Medusa's own names: a head's layers and its output matrix are numbered in one list.
 _OUR_NAMES = _Names(
     numbers=re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.weight"),
     layer="{i}.{j}.linear.{kind}",
@@ -39,7 +39,7 @@ _VLLM = _Names(
 
 
 def medusa_tensors(files: F) -> F:
-    """Only the heads, if the files are those of a whole model."""
+    """The files with only the heads' tensors, if they are those of a whole model."""
     for prefix in _PREFIXES:
         if any(name.startswith(prefix) for name in files.tensors):
             files = files.under(prefix)
@@ -47,7 +47,7 @@ def medusa_tensors(files: F) -> F:
 
 
 def count_heads(files: HeadFiles[Any]) -> int:
-    """The number of heads in `medusa_tensors`; configs may state another. ModelError for none."""
+    """The number of heads in `medusa_tensors`, which a config may misstate; ModelError if 0."""
     return len({i for i, _ in _numbers(files)})
 
 
@@ -59,7 +59,7 @@ def count_tokens(files: HeadFiles[Any]) -> int | None:
 
 def token_map(files: HeadFiles[Any], V: int) -> list[int] | None:
     """The target's id of each token that the heads of `medusa_tensors` can draft; None: all V.
-    ModelError if the map has other ids."""
+    ModelError if the map is not a list of the target's ids."""
     if TOKEN_MAP not in files.tensors:
         return None
     ids, shape = files.whole_numbers(TOKEN_MAP), files.shape(TOKEN_MAP)
@@ -75,8 +75,8 @@ def token_map(files: HeadFiles[Any], V: int) -> list[int] | None:
 def medusa_fields(files: HeadFiles[Shaped]) -> dict[str, object]:
     """Fields that servers need in the config of the heads in `medusa_tensors`.
 
-    Source: vLLM at 01dbb08, models/medusa.py; its 0.32, configs/medusa.py. A field that is absent
-    there means no biases, a matrix for each head, one layer and Vicuna's size.
+    If the fields are absent, vLLM assumes no biases, a matrix for each head, one layer and Vicuna's
+    size. Source: vLLM at 01dbb08, models/medusa.py; its 0.32, configs/medusa.py.
     """
     tensors, names = files.tensors, _names(files)
     num_layers = len({j for _, j in _numbers(files)})
@@ -114,10 +114,10 @@ def _names(files: HeadFiles[Any]) -> _Names:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MedusaLayout:
-    """Names of the tensors, by residual layer and head; `outs` has one if heads share it."""
+    """Names of the tensors, by residual layer and head; `outs` has one name if heads share it."""
 
     num_heads: int
-    num_tokens: int  # that the heads can draft
+    num_tokens: int  # tokens that the heads can draft
     weights: list[list[str]]
     biases: list[list[str]]
     outs: list[str]
@@ -126,14 +126,14 @@ class MedusaLayout:
 
     @property
     def optional(self) -> frozenset[str]:
-        """Tensors that are zero if the files have none of them; else all are needed."""
+        """All biases if the files have none, which means they are zero; otherwise empty."""
         return frozenset() if self.has_bias else frozenset(n for of in self.biases for n in of)
 
     @classmethod
     def of(cls, files: HeadFiles[Shaped], target: HeadTarget) -> "MedusaLayout":
-        """The tensors show how many heads and layers there are; configs may state others.
+        """The layout by the tensors, since a config may misstate the numbers of heads and layers.
 
-        `files` are those of `medusa_tensors`. ModelError if they hold no heads.
+        `files` come from `medusa_tensors`. ModelError if they have no heads.
         """
         tensors, size = files.tensors, target.hidden_size
         names, heads = _names(files), range(count_heads(files))
@@ -146,7 +146,7 @@ class MedusaLayout:
 
         weights, biases = layers("weight"), layers("bias")
         outs = [names.out.format(i=i, num_layers=num_layers) for i in heads]
-        if _SHARED in tensors:  # one for all heads
+        if _SHARED in tensors:  # one matrix for all heads
             outs = [_SHARED]
         num_known = count_tokens(files)
         num_tokens = target.vocab_size if num_known is None else num_known
@@ -167,7 +167,7 @@ class MedusaLayout:
 
 
 def medusa_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """Sizes that have to be the target's; all shapes are those of `MedusaLayout`. ModelError."""
+    """Sizes that must equal the target's; ModelError, also for shapes not in `MedusaLayout`."""
     files = medusa_tensors(files)
     token_map(files, target.vocab_size)
     layout = MedusaLayout.of(files, target)
@@ -185,26 +185,26 @@ def medusa_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     return fit
 
 
-# Our field in a head's config: how often the token of each rank of each head is right.
+# Our field in a head's config: how often each head's token of each rank is right.
 ACCURACIES = "medusa_head_accuracies"
-NEW_HEADS = 4  # of a new checkpoint by default
+NEW_HEADS = 4  # heads of a new checkpoint by default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MedusaTree:
-    """The heads, and the tree of their drafts."""
+    """The number of Medusa heads, and the tree that they draft."""
 
     num_heads: int
-    num_tokens: int | None  # that the heads can draft; None: more than any tree has ranks
-    kind: str  # `tree` of the method; auto is published here
+    num_tokens: int | None  # tokens that the heads can draft; None: more than any tree has ranks
+    kind: str  # the method's `tree`; auto without rates means published
     max_drafts: int
-    rates: tuple[tuple[float, ...], ...] = ()  # of a fitted tree, per head and rank
+    rates: tuple[tuple[float, ...], ...] = ()  # accuracies of a fitted tree, per head and rank
 
     @classmethod
     def of(
         cls, files: HeadFiles[Any], *, kind: str, max_drafts: int, vocab_size: int | None
     ) -> "MedusaTree":
-        """UsageError and ModelError if the files hold no heads, or no usable accuracies."""
+        """UsageError or ModelError if the files have no heads, or no usable accuracies."""
         heads = medusa_tensors(files)
         num_tokens = count_tokens(heads)
         is_fitted = kind == "fitted" or (kind == "auto" and ACCURACIES in files.config)
@@ -217,7 +217,7 @@ class MedusaTree:
         )
 
     def topology(self, depth: int) -> Topology:
-        """The tree of the first `depth` heads; none has more ranks than it knows tokens."""
+        """The tree of the first `depth` heads, without ranks beyond the tokens they can draft."""
         most = self.num_tokens
         if self.rates:
             rates = [of_head[:most] for of_head in self.rates[:depth]]
@@ -228,12 +228,12 @@ class MedusaTree:
 
     @property
     def depth(self) -> int:
-        """The deepest K: each head looks one token further, and a tree may end before them."""
+        """The largest K: each head looks one token further, and a tree may use fewer heads."""
         return self.num_heads if self.kind == "chain" else self.topology(self.num_heads).depth
 
 
 def _accuracies(files: HeadFiles[Any]) -> tuple[tuple[float, ...], ...]:
-    """Per head, how often its token of each rank is right; UsageError, ModelError."""
+    """How often each head's token of each rank is right; UsageError, ModelError."""
     rates = files.config.get(ACCURACIES)
     if rates is None:
         raise UsageError(

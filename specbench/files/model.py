@@ -1,4 +1,4 @@
-"""A model or a head by its files, in a local folder or the hub's cache."""
+"""The files of a model or a head, in a local folder or the hub's cache."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -50,7 +50,7 @@ UNKNOWN_TYPE = (
     "the installed transformers does not know the model_type of its config.json; correct it, or "
     "install a newer transformers"
 )
-# Other names of sizes in some architectures.
+# Other names of fields in some architectures.
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "dtype": ("torch_dtype",),
     "hidden_size": ("n_embd", "d_model"),
@@ -66,13 +66,13 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     ),
     "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len"),
 }
-# Fields of the whole model, whichever part of it writes the text.
+# Fields that belong to the whole model, not only to its language model.
 _WHOLE = ("dtype", "quantization_config", "eos_token_id")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 class ModelFiles:
-    """The files of a model, each read at its first use. All methods raise ModelError."""
+    """The files of a model, each read on first use. All methods may raise ModelError."""
 
     def __init__(self, spec: ModelSpec, folder: Path) -> None:
         self.spec = spec
@@ -92,7 +92,7 @@ class ModelFiles:
     def field(self, name: str) -> Any:
         """A field of the language model's config under any of its names; None if absent.
 
-        Those in `_WHOLE` are the whole model's, if its config has them.
+        Fields in `_WHOLE` come from the whole model's config if it has them.
         """
         nested = self.config.get("text_config") or self.config.get("transformer_layer_config")
         text = nested if isinstance(nested, dict) else self.config
@@ -108,7 +108,7 @@ class ModelFiles:
         return fields.whole(name, least=1)
 
     def must(self, name: str) -> int:
-        """A size; ModelError if it is missing."""
+        """A required size; ModelError if it is missing."""
         value = self.size(name)
         if value is None:
             raise ModelError(f"{self.spec.source}: config.json has no {name}")
@@ -147,8 +147,8 @@ class ModelFiles:
 
     @property
     def stored_dtype(self) -> str:
-        """The dtype that its weights are loaded in as they are: its config's, else that of the
-        first tensor; float32 for types that nothing runs in."""
+        """The dtype that its weights have if loading does not convert them: the config's, else that
+        of the first tensor of floating-point numbers; float32 for types that cannot run."""
         dtype = self.field("dtype")
         if dtype is None and self.tensors:
             floats = (t.dtype for t in self.tensors.values() if t.is_floating_point())
@@ -170,12 +170,12 @@ class ModelFiles:
 
     @property
     def needs_code(self) -> bool:
-        """Whether the model's own Python would have to run."""
+        """Whether the model comes with Python code that would have to run."""
         return bool(self.config.get("auto_map"))
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Every end-of-text id, as the decoder takes them: the generation settings go first."""
+        """Every end-of-text id; as in the decoder, generation_config.json takes precedence."""
         file = local_file(self.folder, "generation_config.json")
         ids = read_json(file).get("eos_token_id") if file is not None else None
         if ids is None:
@@ -194,7 +194,7 @@ class ModelFiles:
         return read_vocabulary(self._tokenizer_folder)
 
     def num_tokens(self, text: str) -> int | None:
-        """How many tokens a text has; None without a tokenizer.json."""
+        """The number of tokens in a text; None without a tokenizer.json."""
         inner = self._tokenizer
         return len(inner.encode(text, add_special_tokens=False).ids) if inner else None
 
@@ -204,12 +204,12 @@ class ModelFiles:
 
     @property
     def lacks_template(self) -> bool:
-        """Whether prompts are fed as they are; tokenizers of other files may have a template."""
+        """Whether prompts are used as they are; tokenizers in other files may have a template."""
         return self.chat_template is None and self.tokenizer_file("tokenizer.json") is not None
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether there are files of any kind of tokenizer; a model's own code may read others."""
+        """Whether there is a tokenizer file of any known kind, or code that may read another."""
         kinds = ("tokenizer.json", "vocab.*", "tekken.json", "*.model", "*.tiktoken")
         folder = self._tokenizer_folder
         return self.needs_code or any(next(folder.glob(kind), None) for kind in kinds)
@@ -227,15 +227,15 @@ class ModelFiles:
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorHeader] | None:
-        """Headers of a whole model's weights; None if no safetensors are there."""
+        """Headers of a whole model's weights; None without safetensors."""
         return weights_headers(self.folder, MODEL_WEIGHTS)
 
     @cached_property
     def head(self) -> HeadFiles[TensorHeader]:
-        """The same files as a head's; ModelError if the weights are not safetensors."""
+        """The files read as those of a head; ModelError if the weights are not safetensors."""
         if (pickle := self.head_pickle) is not None:
             raise ModelError(
-                f"{self.spec.source}: its weights are {pickle}, which only loading reads"
+                f"{self.spec.source}: its weights are {pickle}, which is read only when loading"
             )
         if not (tensors := weights_headers(self.folder, HEAD_WEIGHTS)):
             raise ModelError(f"{self.spec.source}: {NO_HEAD}")
@@ -264,8 +264,7 @@ class ModelFiles:
 
 
 def open_model(spec: ModelSpec) -> ModelFiles:
-    """The files that a spec names; ModelError for a GGUF file, and if they are not on this
-    machine."""
+    """The files that a spec names; ModelError if they are GGUF or not on this machine."""
     if spec.is_gguf:
         raise ModelError(f"{spec.source} {GGUF_ADVICE}")
     folder = spec.folder or cached_folder(spec.source, spec.revision)
@@ -279,9 +278,9 @@ def open_model(spec: ModelSpec) -> ModelFiles:
 
 
 def require_complete(spec: ModelSpec) -> None:
-    """ModelError if a folder's weights are missing or cut off; engines download hub models.
+    """Raise ModelError if a folder's weights are missing or truncated. Engines download hub models.
 
-    Engines read more files than we do: one of any kind is enough.
+    Engines read more kinds of files than we do, so a file of any kind is enough.
     """
     if spec.folder is None:
         return
@@ -292,7 +291,7 @@ def require_complete(spec: ModelSpec) -> None:
 
 
 def num_rows(spec: ModelSpec) -> int | None:
-    """Rows of a model's embedding, padding included; None if nothing on this machine says it."""
+    """Rows of a model's embedding, padding included; None if unknown on this machine."""
     try:
         return len(gguf_of(spec).vocabulary.tokens) if spec.is_gguf else open_model(spec).vocab_size
     except ModelError:
@@ -300,7 +299,7 @@ def num_rows(spec: ModelSpec) -> int | None:
 
 
 def has_weights(spec: ModelSpec) -> bool:
-    """Whether its weights are on this machine, all shards of them; damaged ones count."""
+    """Whether a model's weights are on this machine, with all shards; damaged files count."""
     folder = spec.folder or cached_folder(spec.source, spec.revision)
     name = next((n for n in HEAD_WEIGHTS if folder and (folder / n).exists()), None)
     if folder is None or name != INDEX:
@@ -313,12 +312,12 @@ def has_weights(spec: ModelSpec) -> bool:
 
 
 def is_here(spec: ModelSpec) -> bool:
-    """Whether its files, or its config at least, are on this machine."""
+    """Whether a model's files, or at least its config, are on this machine."""
     folder = spec.folder or cached_folder(spec.source, spec.revision)
     return folder is not None and folder.exists()
 
 
-# Far above any model; a number beyond is a slip of the pen or a trap.
+# Far above any real model; a larger number is a typo or an attack.
 _MOST: Mapping[str, int] = {
     "hidden_size": 2**20,
     "intermediate_size": 2**24,
@@ -328,14 +327,14 @@ _MOST: Mapping[str, int] = {
     "head_dim": 2**16,
     "vocab_size": 2**24,
 }
-_MOST_PIECES = 4  # of two tables that are compared: the first rows suffice
+_MOST_PIECES = 4  # compared of two tables; the first rows are enough
 _TAKE = "take the config.json that the weights came with"
-_MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # of layers that have none
+_MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # 0 in layers that have none
 
 
 def require_config(model: ModelFiles) -> None:
-    """ModelError with field and value for a size, or one of a list per layer, that no model has,
-    and for what a library could not build a model of."""
+    """Raise ModelError, with field and value, for a size that no model has, also in a list per
+    layer, and for values from which a library could not build a model."""
     for name, most in _MOST.items():
         value = model.field(name)
         least = 0 if name in _MAY_BE_ZERO else 1
@@ -356,11 +355,11 @@ def require_config(model: ModelFiles) -> None:
 
 
 def require_weights(model: ModelFiles) -> None:
-    """ModelError if config.json lacks a size, which a library default would replace, or the weights
-    are not its own."""
+    """Raise ModelError if config.json lacks a size, which a library would replace by its default,
+    or does not belong to the weights."""
     source = model.spec.source
     parts = [part for part in model.config.values() if isinstance(part, dict)]
-    # A part's class has its own defaults, and so has a model's own code.
+    # The class of a part has its own defaults, and so does a model's own code.
     is_flat = not (model.needs_code or any("model_type" in part for part in parts))
     for name in ("hidden_size", "num_hidden_layers", "vocab_size") if is_flat else ():
         if model.field(name) is None:
@@ -378,7 +377,7 @@ def require_weights(model: ModelFiles) -> None:
     table = min(filter(is_embedding, tensors), key=len, default=None)
     head = min(filter(is_head, tensors), key=len, default=None)
     is_tied = model.field("tie_word_embeddings")
-    is_silent = is_tied is None and model.dense_kind is not None  # its class takes it for false
+    is_silent = is_tied is None and model.dense_kind is not None  # its class defaults to false
     if (is_tied is False or is_silent) and head is None and table is not None:
         given = "is missing, which means false" if is_silent else "is false"
         raise ModelError(
@@ -395,7 +394,7 @@ def require_weights(model: ModelFiles) -> None:
 
 
 def _require_dense(model: ModelFiles, tensors: Mapping[str, TensorHeader]) -> None:
-    """ModelError for tensors of a dense model that are missing, or of another shape."""
+    """Raise ModelError for tensors of a dense model that are missing or have the wrong shape."""
     source = f"{model.spec.source}: config.json"
     fields = Fields(source=source, values=model.config)
     prefix = "" if "embed_tokens.weight" in tensors else "model."
@@ -411,8 +410,7 @@ def _require_dense(model: ModelFiles, tensors: Mapping[str, TensorHeader]) -> No
         raise ModelError(f"{error}; {_TAKE}, or download the model again") from error
 
 
-# The packages that transformers needs to read a stored format on any device, by the names of
-# their imports.
+# The import names of the packages that transformers needs to read a stored format on any device.
 _READERS = {
     "aqlm": ("aqlm", "accelerate"),
     "auto-round": ("auto_round",),
@@ -435,14 +433,14 @@ _READERS = {
 def format_name(stored: object) -> str:
     """The format that a `quantization_config` names."""
     facts = stored if isinstance(stored, Mapping) else {}
-    is_old = {"load_in_4bit", "load_in_8bit"} & facts.keys()  # bitsandbytes gave no name then
+    is_old = {"load_in_4bit", "load_in_8bit"} & facts.keys()  # old bitsandbytes wrote no name
     method = facts.get("quant_method", "bitsandbytes" if is_old else "an unnamed format")
-    return str(getattr(method, "value", method))  # an enumeration's member prints its class
+    return str(getattr(method, "value", method))  # str() of an enum member includes its class
 
 
 def unloadable_reason(model: ModelFiles) -> str | None:
-    """Why this installation cannot load the weights as its entry and its files have them, and what
-    to do; None if it can. ModelError."""
+    """Why this installation cannot load the weights in the form that the model's entry and files
+    specify, and what to do; None if it can. ModelError."""
     spec, stored = model.spec, model.field("quantization_config")
     needs: dict[str, tuple[str, ...]] = {}
     if spec.device_map is not None:
@@ -456,7 +454,7 @@ def unloadable_reason(model: ModelFiles) -> str | None:
                 f"its weights are stored as {method} and cannot be packed again; leave out "
                 f"`quantization: {spec.quantization}`"
             )
-        # The file that names all formats is read as text: to import it is to import torch.
+        # The file that names all formats is read as text, because importing it imports torch.
         file = "transformers/utils/quantization_config.py"
         known = Path(str(distribution("transformers").locate_file(file))).read_text("utf-8")
         if method not in _READERS and f'= "{method}"\n' not in known:
@@ -470,8 +468,7 @@ def unloadable_reason(model: ModelFiles) -> str | None:
 
 
 def is_all_fp8(stored: Mapping[str, Any]) -> bool:
-    """Whether all of a compressed-tensors checkpoint's packed weights are fp8, from its
-    `quantization_config`."""
+    """Whether the `quantization_config` is of compressed-tensors, with all packed weights fp8."""
     groups = stored.get("config_groups")
     groups = list(groups.values()) if isinstance(groups, Mapping) else []
     weights = [group.get("weights") if isinstance(group, Mapping) else None for group in groups]

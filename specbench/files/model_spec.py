@@ -32,12 +32,12 @@ class ModelSpec:
 
     @property
     def place(self) -> str:
-        """The same for the same model, however its folder is written."""
+        """An identity of the model that does not depend on how its folder is written."""
         return self.source if self.folder is None else str(self.folder.resolve())
 
     @property
     def is_shape(self) -> bool:
-        """Whether there is only a config, so that its weights can only be random."""
+        """Whether there is only a config, so the weights are always random."""
         return self.source.startswith("shape:")
 
     @property
@@ -47,8 +47,8 @@ class ModelSpec:
 
     @property
     def tokenizer_location(self) -> str:
-        """Where its tokenizer is; a shape has none and borrows the embedded target's.
+        """The location of its tokenizer. A shape has none and uses that of the bundled target.
 
-        A shape's text means nothing, and its vocabulary is larger than the borrowed one.
+        A shape's text is meaningless, and its vocabulary is larger than that tokenizer's.
         """
         return str(DEMO_MODELS / "target") if self.is_shape else self.location

@@ -1,6 +1,6 @@
-"""Where each family of models keeps its MTP layers, and how such a layer reads its inputs.
+"""How each family of models names its MTP layers, and how such a layer reads its inputs.
 
-Facts: vLLM's deepseek_mtp, glm4_moe_mtp, mimo_mtp and qwen3_next_mtp; transformers' MtpLayer.
+Sources: vLLM's deepseek_mtp, glm4_moe_mtp, mimo_mtp and qwen3_next_mtp; transformers' MtpLayer.
 """
 
 from collections.abc import Mapping
@@ -24,17 +24,17 @@ F = TypeVar("F", bound=HeadFiles[Any])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """One family's layout; `files` names prefixes in its files, each with ours.
+    """One family's layout; `files` maps prefixes of tensor names in its files to ours.
 
-    {i} numbers MTP layers; {n} continues after the target's layers. What they share is the first's.
+    {i} numbers MTP layers, with shared modules in layer 0; {n} continues after the target's layers.
     """
 
-    decoder: str  # transformers' model type of the decoder layer within
+    decoder: str  # transformers' model type of the decoder layer inside an MTP layer
     files: Mapping[str, str]
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a decoder layer's config
     is_state_first: bool = False  # it joins [state, token] instead of [token, state]
-    recycles_normed: bool = False  # the state passed to the next step had the final norm
-    num_axes: int = 1  # of a token's rotary position; in a text all are the same
+    recycles_normed: bool = False  # the final norm is applied to the state for the next step
+    num_axes: int = 1  # axes of a token's rotary position; in text all have the same value
 
     @property
     def shared(self) -> frozenset[str]:
@@ -83,7 +83,7 @@ FAMILIES: Mapping[str, Family] = {
         decoder="qwen3_5_moe_text", files=_QWEN, recycles_normed=True, num_axes=3
     ),
 }
-# What speculators 0.9 writes of these, with one MTP layer. Facts: its models/mtp.
+# The families that speculators 0.9 writes, with one MTP layer. Source: its models/mtp.
 SPECULATORS_FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(decoder="qwen3", files=_SPECULATORS, recycles_normed=True),
     **{
@@ -96,7 +96,7 @@ _COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers"
 
 
 def text_fields(files: HeadFiles[Shaped]) -> Fields:
-    """The config of the language model, which may lie within that of a larger one."""
+    """The config of the language model, which may be nested in that of a larger model."""
     within = (files.fields.section(name) for name in ("transformer_layer_config", "text_config"))
     return next(filter(None, within), files.fields)
 
@@ -131,8 +131,8 @@ def num_mtp_layers(files: HeadFiles[Shaped]) -> int:
 
 
 def layer_tensors(files: F) -> F:
-    """The MTP layers among the tensors, whatever else there is."""
-    mark = "mtp/"  # no file has such a name
+    """The files with only the MTP layers' tensors; ModelError if there are none, or quantized."""
+    mark = "mtp/"  # no tensor's name begins with this
     names = list(prefixes(files))
     layer_files = files.renamed({name: mark + name for name in names}).under(mark)
     if not layer_files.tensors:
@@ -149,14 +149,14 @@ def layer_tensors(files: F) -> F:
 
 
 def file_name(files: HeadFiles[Shaped], name: str) -> str:
-    """The name that the files have for one of our tensors."""
+    """The name in the files of a tensor, from our name for it."""
     named = prefixes(files).items()
     old, new = next((old, new) for old, new in named if name.startswith(new))
     return old + name.removeprefix(new)
 
 
 def prefixes(files: HeadFiles[Shaped]) -> dict[str, str]:
-    """Prefixes of tensors in the files, each with ours."""
+    """Our prefix for each prefix of tensor names in the files."""
     first = text_fields(files).whole("num_hidden_layers") or 0
     return {
         old.format(i=i, n=first + i): new.format(i=i)
@@ -166,7 +166,7 @@ def prefixes(files: HeadFiles[Shaped]) -> dict[str, str]:
 
 
 def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """Sizes that have to be the target's."""
+    """The sizes of MTP layers that must equal the target's. ModelError."""
     fields = text_fields(files)
     for name in (*SIZES, *_MTP_SIZES):
         fields.whole(name, least=1)
@@ -183,9 +183,9 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
 
 
 def require_mtp_tensors(files: HeadFiles[Shaped], F: int) -> None:
-    """ModelError for tensors that are missing or of another shape.
+    """Raise ModelError for tensors that are missing or have the wrong shape.
 
-    Those of a mixture's or a hybrid's decoder layer are left to loading.
+    Tensors of a mixture's or a hybrid's decoder layer are checked only when they are loaded.
     """
     shapes = {"token_norm": (F,), "state_norm": (F,), "join": (F, 2 * F), "out_norm": (F,)}
     needed = {}

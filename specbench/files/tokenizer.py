@@ -1,4 +1,4 @@
-"""A tokenizer's vocabulary and a chat template, read from their files; no code of theirs runs."""
+"""A tokenizer's vocabulary and a chat template, read from their files without running any code."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from specbench.errors import ModelError
 from specbench.files.headers import LARGEST_JSON, local_file, read_json
 
-# "bytes": byte-level BPE, a character for each byte (GPT-2). "pieces": SentencePiece's, with
+# "bytes": byte-level BPE, with one character per byte (GPT-2). "pieces": SentencePiece, with
 # U+2581 for a space and <0xAB> for a byte.
 Spelling = Literal["bytes", "pieces"]
 
@@ -19,13 +19,13 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenDecoder(Protocol):
-    """The decoder of the tokenizers library."""
+    """A decoder of the tokenizers library."""
 
     def __getstate__(self) -> bytes: ...
 
 
 def spelling_of(decoder: TokenDecoder | None) -> Spelling | None:
-    """How a tokenizer of the tokenizers library spells, by its decoder; None: in another way."""
+    """How a tokenizer spells its tokens, judging by its decoder; None: in neither way."""
     if decoder is None:
         return None
     parts = json.loads(decoder.__getstate__())
@@ -42,16 +42,16 @@ def spelling_of(decoder: TokenDecoder | None) -> Spelling | None:
 def text_of(token: str, spelling: Spelling) -> bytes:
     """The bytes that a token adds to a text."""
     if spelling == "bytes":
-        # Tokens that were added by hand are plain text, which may have a space.
-        spelt = [_BYTES.get(character) for character in token]
-        known = [byte for byte in spelt if byte is not None]
-        return bytes(known) if len(known) == len(spelt) else token.encode()
+        # Tokens that were added by hand are plain text, which may contain a space.
+        spelled = [_BYTES.get(character) for character in token]
+        known = [byte for byte in spelled if byte is not None]
+        return bytes(known) if len(known) == len(spelled) else token.encode()
     byte = _BYTE.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
+    """The byte of each GPT-2 character: printable Latin-1 as is, other bytes from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): byte for byte in printable}
@@ -69,8 +69,8 @@ NOTHING_IN_COMMON = (
 
 
 class Vocabulary(NamedTuple):
-    """A tokenizer's tokens, `special_ids` those of control tokens; `spelling` None: not token by
-    token."""
+    """A tokenizer's tokens; `special_ids` are those of control tokens. `spelling` None: the text of
+    a single token is unknown."""
 
     ids_by_token: Mapping[str, int]
     special_ids: frozenset[int]
@@ -82,7 +82,7 @@ class Vocabulary(NamedTuple):
         return max(self.ids_by_token.values(), default=-1) + 1
 
     def texts(self) -> dict[int, bytes]:
-        """Bytes that each ordinary token adds to a text; empty if the spelling is not known."""
+        """Bytes that each ordinary token adds to a text; empty if the spelling is unknown."""
         if self.spelling is None:
             return {}
         return {
@@ -97,10 +97,10 @@ class Vocabulary(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Where two vocabularies differ: by id, the target's token and the draft's.
+    """The differences between two vocabularies: ids, each with the target's and the draft's token.
 
-    `renamed` are special in both: a draft of a reserved token is checked like any other, so
-    they cannot change the text. `unknown` are the target's at ids that the draft has no token for.
+    `renamed` are special in both, and cannot change the text: a reserved draft token is verified
+    like any other. `unknown` are the target's tokens at ids that the draft model lacks.
     """
 
     wrong: tuple[tuple[int, str, str], ...]
@@ -109,7 +109,7 @@ class Difference(NamedTuple):
 
     @property
     def unknown_words(self) -> str:
-        """The unknown tokens by name, and how they are treated."""
+        """A sentence that names the unknown tokens and states what they mean for drafting."""
         named, more = ", ".join(map(repr, self.unknown[:3])), len(self.unknown) - 3
         return (
             f"the draft model lacks {len(self.unknown):,} of the target's tokens ({named}"
@@ -118,15 +118,15 @@ class Difference(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The first of the wrong ones."""
+        """The first three wrong tokens, in words."""
         return ", ".join(
             f"{i}: {of!r} against {draft_token!r}" for i, of, draft_token in self.wrong[:3]
         )
 
 
 def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> Difference:
-    """Ids that stand for other tokens, and the target's tokens that the draft does not know;
-    padding and what only the draft has are not compared."""
+    """Ids that stand for different tokens, and the target's tokens that the draft model lacks.
+    Padding and tokens that only the draft model has are not compared."""
     if target.ids_by_token == draft.ids_by_token:
         return Difference((), (), ())
     targets = {i: token for token, i in target.ids_by_token.items()}
@@ -142,7 +142,7 @@ def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> Difference:
 
 
 class Overlap(NamedTuple):
-    """The tokens that two vocabularies have in common, each by both of its ids."""
+    """The tokens that two vocabularies have in common, each with both of its ids."""
 
     draft_ids: Mapping[int, int]  # by the target's id
     target_size: int
@@ -150,12 +150,12 @@ class Overlap(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The part of the target's tokens that they are, 0 to 1."""
+        """The share of the target's tokens that are in common, from 0 to 1."""
         return len(self.draft_ids) / max(self.target_size, 1)
 
     @property
     def in_words(self) -> str:
-        """`1,232 tokens in common, 60.2% of the target's and 80.2% of the draft's`."""
+        """`1,232 tokens in common, 60.2% of the target's and 80.2% of the draft model's`."""
         number = len(self.draft_ids)
         of_draft = number / max(self.draft_size, 1)
         return (
@@ -165,8 +165,8 @@ class Overlap(NamedTuple):
 
 
 def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
-    """Ordinary tokens of the same text, each text once, and special ones of the same name; none if
-    a spelling is unknown."""
+    """Ordinary tokens with the same text, each text once, and special tokens with the same name;
+    empty if a spelling is unknown."""
     sizes = len(target.ids_by_token), len(draft.ids_by_token)
     if target.spelling is None or draft.spelling is None:
         return Overlap({}, *sizes)
@@ -178,7 +178,7 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
 
 
 def mismatch_words(target: Vocabulary, draft: Vocabulary, difference: Difference) -> str:
-    """Which ids of a draft model stand for different tokens, and what can be done with it."""
+    """A message with the ids that stand for different tokens, and the methods that still work."""
     wrong = f"{len(difference.wrong):,} token ids stand for different tokens ({difference.shown})"
     common = common_tokens(target, draft)
     if not common.draft_ids:
@@ -190,21 +190,21 @@ def mismatch_words(target: Vocabulary, draft: Vocabulary, difference: Difference
 
 
 def _by_text(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """The last id of each text: SentencePiece has a piece after the byte that it falls back to."""
+    """The last id of each text: in SentencePiece, a piece comes after the byte with its text."""
     return {text: i for i, text in sorted(vocabulary.texts().items()) if text}
 
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-NO_TOKENIZER = "tokenizer.json is missing; copy the tokenizer's files of the model it was made from"
-# Without tokenizer.json these make the vocabulary: equal files are equal vocabularies.
+NO_TOKENIZER = "tokenizer.json is missing; copy the tokenizer files of the model it was made from"
+# Without tokenizer.json, the vocabulary is in one of these: equal files mean equal vocabularies.
 OTHER_VOCABULARIES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
-# The time at which chat templates are rendered, so that prompts are the same on every day. It is
-# the date that Llama 3's own template has if it is given none.
+# The time at which chat templates are rendered, so that prompts are the same every day. It is the
+# default date of Llama 3's own template.
 TEMPLATE_CLOCK = datetime(2024, 7, 26, tzinfo=UTC)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary | None:
-    """The tokens of tokenizer.json and tokenizer_config.json; None without the former.
+    """The tokens of tokenizer.json and tokenizer_config.json; None if the former is missing.
     ModelError."""
     inner = read_tokenizer(folder)
     if inner is None:
@@ -219,7 +219,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """tokenizer.json as the tokenizers library has it; None if there is none. ModelError."""
+    """The `Tokenizer` in tokenizer.json; None if the file is missing. ModelError."""
     file = local_file(folder, "tokenizer.json")
     if file is None:
         return None
@@ -230,14 +230,14 @@ def read_tokenizer(folder: Path) -> Any:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:
-        # The tokenizers library calls a damaged file a plain Exception.
+        # The tokenizers library raises a plain Exception for a damaged file.
         if type(error) is not Exception:
             raise
         raise ModelError(f"{file} cannot be read: {error}") from error
 
 
 def read_chat_template(folder: Path) -> str | None:
-    """The template that prompts are made with; None if there is none. ModelError."""
+    """The template that prompts are rendered with; None if there is none. ModelError."""
     file = local_file(folder, "chat_template.jinja")
     if file is not None:
         try:
@@ -248,14 +248,14 @@ def read_chat_template(folder: Path) -> str | None:
     given = _config(folder).get("chat_template")
     if given is None and json_file is not None:
         given = read_json(json_file).get("chat_template")
-    if isinstance(given, list):  # several by name, of which `default` is used
+    if isinstance(given, list):  # several named templates; `default` is used
         named = {item.get("name"): item.get("template") for item in given if isinstance(item, dict)}
         given = named.get("default")
     return given if isinstance(given, str) else None
 
 
 def prints_clock(template: str) -> bool:
-    """Whether a chat template asks for the time."""
+    """Whether a chat template prints the current time."""
     return "strftime_now" in template
 
 
@@ -265,7 +265,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 
 def _added(config: Mapping[str, Any]) -> list[tuple[int, str, bool]]:
-    """Id, text and whether it is special, of tokens that only tokenizer_config.json has."""
+    """The tokens in tokenizer_config.json: each one's id, its text, and whether it is special."""
     entries = config.get("added_tokens_decoder")
     if not isinstance(entries, dict):
         return []
