@@ -10,9 +10,8 @@ from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, medium_pair
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
 from specbench.decode.clock import Clock
-from specbench.decode.cuda_graphs import CudaGraphs
 from specbench.decode.decoder import Decoder, MakeLauncher
-from specbench.decode.graphs import Launchers
+from specbench.decode.graphs import CudaGraphs, Launchers
 from specbench.decode.launcher import GraphKind, Launcher, RoundLaunch
 from specbench.decode.round import Verifier
 from specbench.decode.rows import Rows

@@ -10,7 +10,7 @@ Top-p searches its threshold, since sorting a vocabulary would take most of a ro
 float32 numbers is that of their bits, read as integers once negative ones are turned round.
 Histograms of the probability mass over these bits, from the upper ones to the lower ones, find the
 lowest score that stays: a few passes instead of a sort, of fixed shape and without a wait for the
-host. On a GPU with Triton `forward/kernels/nucleus.py` does the same in fewer launches.
+host. On a GPU with Triton `forward/kernels/sampling.py` does the same in fewer launches.
 """
 
 from enum import IntEnum
@@ -23,8 +23,7 @@ from specbench.forward.kernels.availability import DEVICES, DRAWS, TOP_P
 from specbench.records import Sampling
 
 if DEVICES:
-    from specbench.forward.kernels import noise, race
-    from specbench.forward.kernels import nucleus as in_parts
+    from specbench.forward.kernels import sampling as kernels
 
 _MASK32 = 0xFFFFFFFF
 
@@ -59,7 +58,7 @@ def uniform(
 ) -> Tensor:
     """Uniform numbers in (0, 1], float32 [B, T]; different for each turn, 0 by default."""
     if DRAWS.is_on(seeds_B):
-        drawn_BT: Tensor = noise.uniform(seeds_B, positions_BT, purpose, turns_T, len(Purpose))
+        drawn_BT: Tensor = kernels.uniform(seeds_B, positions_BT, purpose, turns_T, len(Purpose))
         return drawn_BT
     own_T = purpose if turns_T is None else turns_T * len(Purpose) + purpose
     key_BT = _key(seeds_B, positions_BT, own_T)
@@ -69,7 +68,7 @@ def uniform(
 def exponential(seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, num_tokens: int) -> Tensor:
     """Exponential(1) noise for every token of every draw, float32 [B, T, V], above 0."""
     if DRAWS.is_on(seeds_B, num_tokens):
-        drawn_BTV: Tensor = noise.exponential(seeds_B, positions_BT, purpose, num_tokens)
+        drawn_BTV: Tensor = kernels.exponential(seeds_B, positions_BT, purpose, num_tokens)
         return drawn_BTV
     tokens_V = _mix32(torch.arange(num_tokens, device=seeds_B.device) * 2 + 1)
     bits = _mix32(_key(seeds_B, positions_BT, purpose)[..., None] ^ tokens_V)
@@ -109,7 +108,7 @@ class Sampler:
             return logits_BTV.argmax(-1)
         is_cut = self.sampling.top_k > 0 or self.sampling.top_p < 1
         if DRAWS.is_on(logits_BTV, logits_BTV.shape[-1]) and not is_cut:
-            own_BT: Tensor = race.race(
+            own_BT: Tensor = kernels.race(
                 logits_BTV, seeds_B, positions_BT, Purpose.TARGET, self.sampling.temperature
             )
             return own_BT
@@ -126,7 +125,7 @@ def draw(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor, purpose: Pu
     An exponential race: argmax of w / Exp(1), which needs neither a sort nor a host sync.
     """
     if DRAWS.is_on(weights_BTV, weights_BTV.shape[-1]):
-        drawn_BT: Tensor = race.race(weights_BTV, seeds_B, positions_BT, purpose, None)
+        drawn_BT: Tensor = kernels.race(weights_BTV, seeds_B, positions_BT, purpose, None)
         return drawn_BT
     noise_BTV = exponential(seeds_B, positions_BT, purpose, weights_BTV.shape[-1])
     return (weights_BTV / noise_BTV).argmax(-1)
@@ -163,7 +162,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     """
     rows_NV = scores.flatten(0, -2) if scores.dim() > 1 else scores[None]
     if TOP_P.is_on(scores, scores.shape[-1]):
-        kept_NV: Tensor = in_parts.nucleus(rows_NV, rows_NV.softmax(-1), top_p)
+        kept_NV: Tensor = kernels.nucleus(rows_NV, rows_NV.softmax(-1), top_p)
         return kept_NV.view_as(scores)
     num_bits = next(bits for tokens, bits in _BITS if scores.shape[-1] >= tokens)
     num_rows = max(len(rows_NV), 1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from specbench.decode.clock import Clock
-from specbench.decode.cuda_graphs import CudaGraphs
+from specbench.decode.graphs import CudaGraphs
 from specbench.decode.sampling import Purpose, Sampler, draw, exponential, nucleus, uniform
 from specbench.errors import ModelError, UsageError, first_line
 from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention

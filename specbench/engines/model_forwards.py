@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specbench.decode.clock import Clock
-from specbench.decode.cuda_graphs import Capture, CudaGraphs
 from specbench.decode.drafter import SlotCapacity
+from specbench.decode.graphs import Capture, CudaGraphs
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.stock import pinned_attention
 from specbench.forward.slot_cache import SlotCache

@@ -26,9 +26,8 @@ from typing import Any
 
 from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.prompt_rows import Row, read_rows
-from specbench.inputs.request_settings import SETTINGS, read_settings
 from specbench.inputs.strict_yaml import Value, read_yaml, whole
-from specbench.inputs.workload_formats import SkippedRow, read_prompt
+from specbench.inputs.workload_formats import SETTINGS, SkippedRow, read_prompt, read_settings
 from specbench.records import Prompt
 from specbench.settings.words import nearest
 from specbench.shipped import shipped

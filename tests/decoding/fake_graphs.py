@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from specbench.decode.clock import Mark
-from specbench.decode.cuda_graphs import Capture
 from specbench.decode.decoder import MakeLauncher
-from specbench.decode.graphs import GraphLauncher
+from specbench.decode.graphs import Capture, GraphLauncher
 from specbench.decode.launcher import GraphKind, PinnedMemory
 from tests.decoding.fakes import CountingClock
 

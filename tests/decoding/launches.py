@@ -13,7 +13,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.forward.kernels import layer_steps, noise, nucleus, race, slot_attention
+from specbench.forward.kernels import layer_steps, sampling, slot_attention
 
 _FREE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view"}
 _FREE |= {"detach", "alias", "lift_fresh", "device"}
@@ -24,10 +24,10 @@ _BY_CALL = {
     "rotary": layer_steps.LAUNCHES,
     "gated": layer_steps.LAUNCHES,
     "slot_attention": slot_attention.LAUNCHES,
-    "race": race.LAUNCHES,
-    "uniform": noise.LAUNCHES,
-    "exponential": noise.LAUNCHES,
-    "nucleus": nucleus.LAUNCHES,
+    "race": sampling.LAUNCHES["race"],
+    "uniform": sampling.LAUNCHES["uniform"],
+    "exponential": sampling.LAUNCHES["exponential"],
+    "nucleus": sampling.LAUNCHES["nucleus"],
 }
 
 

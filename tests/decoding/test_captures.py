@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from specbench.decode.cuda_graphs import LOW_MEMORY_BYTES, CudaGraphs
+from specbench.decode.graphs import LOW_MEMORY_BYTES, CudaGraphs
 from specbench.errors import UsageError
 from tests.decoding.fake_driver import GRAPH_BYTES, OWN_BYTES, FakeDriver
 

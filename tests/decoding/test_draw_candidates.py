@@ -16,7 +16,8 @@ from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import DRAWINGS, KernelChoices, autotune_draws
 from specbench.forward import autotune
 from specbench.forward.autotune import Timing
-from specbench.forward.kernels import availability, layer_steps, noise, nucleus, race
+from specbench.forward.kernels import availability, layer_steps
+from specbench.forward.kernels import sampling as kernels
 from specbench.forward.runner import StockRunner
 from tests.decoding.models import tiny_llama
 
@@ -47,11 +48,11 @@ def autotuned(drawing, timing=Timing(even_clock)):  # noqa: B008
 
 
 def twice_the_noise(seeds_B, positions_BT, *args):
-    return 2 * noise.exponential(seeds_B, positions_BT, *args)
+    return 2 * kernels.exponential(seeds_B, positions_BT, *args)
 
 
 def another_token(x_BTV, *args):
-    return (race.race(x_BTV, *args) + 1) % V
+    return (kernels.race(x_BTV, *args) + 1) % V
 
 
 def raise_error(*_):
@@ -59,12 +60,12 @@ def raise_error(*_):
 
 
 WRONG = [
-    (DRAWS, "noise", "uniform", lambda *places: 1 - noise.uniform(*places), "uniform numbers"),
-    (DRAWS, "noise", "exponential", twice_the_noise, "its noise differs"),
-    (DRAWS, "race", "race", another_token, "its tokens differ"),
-    (DRAWS, "race", "race", lambda *given: race.race(*given) + V, "out of bounds"),
-    (DRAWS, "race", "race", raise_error, "it raises RuntimeError: no image for this card"),
-    (TOP_P, "in_parts", "nucleus", lambda s, p, top_p: nucleus.nucleus(s, p, top_p / 2), "of a"),
+    (DRAWS, "uniform", lambda *places: 1 - kernels.uniform(*places), "uniform numbers"),
+    (DRAWS, "exponential", twice_the_noise, "its noise differs"),
+    (DRAWS, "race", another_token, "its tokens differ"),
+    (DRAWS, "race", lambda *given: kernels.race(*given) + V, "out of bounds"),
+    (DRAWS, "race", raise_error, "it raises RuntimeError: no image for this card"),
+    (TOP_P, "nucleus", lambda s, p, top_p: kernels.nucleus(s, p, top_p / 2), "of a"),
 ]
 
 
@@ -75,14 +76,11 @@ def test_correct_triton_sampling_kernels_win(drawing):
     assert [c.refusal for c in contenders] == [None, None]
 
 
-@pytest.mark.parametrize(("drawing", "module", "name", "wrong", "message"), WRONG, ids=range(6))
-def test_a_wrong_or_failing_kernel_loses_to_torch(
-    monkeypatch, drawing, module, name, wrong, message
-):
+@pytest.mark.parametrize(("drawing", "name", "wrong", "message"), WRONG, ids=range(6))
+def test_a_wrong_or_failing_kernel_loses_to_torch(monkeypatch, drawing, name, wrong, message):
     from specbench.decode import sampling
 
-    kernels = SimpleNamespace(**{**vars(noise), **vars(race), name: wrong})
-    monkeypatch.setattr(sampling, module, kernels)
+    monkeypatch.setattr(sampling, "kernels", SimpleNamespace(**{**vars(kernels), name: wrong}))
     winner, (lost, _) = autotuned(drawing)
     assert winner == "torch"
     assert message in lost.refusal

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decode.cuda_graphs import Capture
 from specbench.decode.decoder import Decoder, MakeLauncher
 from specbench.decode.drafter import Capabilities, Drafter, NoDrafter
-from specbench.decode.graphs import GraphLauncher, Launchers
+from specbench.decode.graphs import Capture, GraphLauncher, Launchers
 from specbench.decode.launcher import GraphKind, Launcher, catch_up
 from specbench.decode.round import run_round
 from specbench.decode.rows import Rows

@@ -13,11 +13,9 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specbench.forward.kernels import nucleus
 from specbench.forward.kernels import layer_steps
-from specbench.forward.kernels import noise
+from specbench.forward.kernels import sampling
 from specbench.forward.kernels import slot_attention
-from specbench.forward.kernels import race
 
 DTYPE, *CAPABILITIES = sys.argv[1:]
 POINTERS = {
@@ -70,16 +68,16 @@ build(layer_steps._turn_and_keep, Q=32, H=8, D=128, HALF=64, HAS_NORM=True)
 build(layer_steps._turn_and_keep, Q=32, H=8, D=128, HALF=64, HAS_NORM=False, head_norm=None)
 build(layer_steps._gated, BLOCK=layer_steps._BLOCK)
 parts = 256  # of a vocabulary of 262,144 tokens
-digit = dict(SHIFT=nucleus._SHIFTS[-1], BITS=nucleus._BITS, IS_FIRST=False)
-build(nucleus._histogram, SAMPLING, BLOCK=nucleus._BLOCK, **digit)
-build(nucleus._narrow, SAMPLING, TOP_P=0.9, PAD=parts, **digit)
-build(nucleus._keep, SAMPLING, BLOCK=nucleus._BLOCK)
+digit = dict(SHIFT=sampling._SHIFTS[-1], BITS=sampling._BITS, IS_FIRST=False)
+build(sampling._histogram, SAMPLING, BLOCK=sampling._BLOCK, **digit)
+build(sampling._narrow, SAMPLING, TOP_P=0.9, PAD=parts, **digit)
+build(sampling._keep, SAMPLING, BLOCK=sampling._BLOCK)
 for is_logits in (True, False):
     drawn = {**SAMPLING, "x": POINTERS["x"] if is_logits else "*fp32"}
-    build(race._race, drawn, PURPOSE=0, IS_LOGITS=is_logits, BLOCK=race._BLOCK)
-build(race._winner, {**SAMPLING, "out": "*i64"}, PAD=parts)
-build(noise._uniform, SAMPLING, PURPOSE=0, HAS_TURNS=True, BLOCK=noise._BLOCK)
-build(noise._exponential, SAMPLING, PURPOSE=0, BLOCK=noise._BLOCK)
+    build(sampling._race, drawn, PURPOSE=0, IS_LOGITS=is_logits, BLOCK=sampling._BLOCK)
+build(sampling._winner, {**SAMPLING, "out": "*i64"}, PAD=parts)
+build(sampling._uniform, SAMPLING, PURPOSE=0, HAS_TURNS=True, BLOCK=sampling._BLOCK)
+build(sampling._exponential, SAMPLING, PURPOSE=0, BLOCK=sampling._BLOCK)
 """
 # Bytes of a program, by compute capability (CUDA programming guide, technical specifications).
 MOST_SHARED = {"80": 163 * 1024, "86": 99 * 1024, "89": 99 * 1024, "90": 227 * 1024}

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.generation.logits_process import TopPLogitsWarper
 
 from specbench.decode.sampling import likeliest, nucleus
-from specbench.forward.kernels import nucleus as kernel
+from specbench.forward.kernels import sampling as kernels
 
 ROWS = {7: 4_000, 97: 3_000, 1_000: 2_000, 4_096: 800, 20_000: 200}  # by width: 10,000 in all
 NEAR = 1e-6  # a cut this near to top_p may fall on either side
@@ -146,7 +146,7 @@ def test_the_nucleus_kernel_equals_torch_in_tokens_and_probs(width: int, num: in
     for top_p in (0.01, 0.5, 0.9, 0.999):
         scores_NV = of_all_kinds(generator, num, width) if width > 1 else torch.randn(num, 1)
         whole_NV = scores_NV.softmax(-1)
-        probs_NV = kernel.nucleus(scores_NV, whole_NV, top_p)
+        probs_NV = kernels.nucleus(scores_NV, whole_NV, top_p)
         differs_NV, _ = cut_otherwise(probs_NV, scores_NV, top_p)
         same_N = ~differs_NV.any(-1)
         torch.testing.assert_close(probs_NV[same_N], nucleus(scores_NV, top_p)[same_N])
@@ -156,7 +156,7 @@ def test_equal_tokens_at_the_cut_stay_together() -> None:
     scores_NV = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     whole_NV = scores_NV.softmax(-1)
     top_p = float(whole_NV[0, :2].sum()) - 0.01  # the second of five reaches it
-    kept_NV = kernel.nucleus(scores_NV, whole_NV, top_p)
+    kept_NV = kernels.nucleus(scores_NV, whole_NV, top_p)
     assert (kept_NV > 0).tolist() == [[True, True, True, True, False]]
 
 
@@ -173,17 +173,17 @@ def test_the_nucleus_compares_the_last_bit_and_ignores_the_sign_of_zero(
     first: float, second: float, stays: list[bool]
 ) -> None:
     half_NV = torch.full((1, 2), 0.5)
-    assert (kernel.nucleus(torch.tensor([[first, second]]), half_NV, 0.4) > 0).tolist() == [stays]
+    assert (kernels.nucleus(torch.tensor([[first, second]]), half_NV, 0.4) > 0).tolist() == [stays]
 
 
 def test_top_p_reached_exactly_admits_no_further_token() -> None:
     scores_NV, whole_NV = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[0.5, 0.25, 0.25]])
-    assert kernel.nucleus(scores_NV, whole_NV, 0.5).tolist() == [[1.0, 0.0, 0.0]]
+    assert kernels.nucleus(scores_NV, whole_NV, 0.5).tolist() == [[1.0, 0.0, 0.0]]
 
 
 def test_nan_logits_stay_nan_in_the_nucleus_kernel() -> None:
     scores_NV = torch.tensor([[1.0, torch.nan, 2.0], [torch.inf, 1.0, 2.0]])
-    probs_NV = kernel.nucleus(scores_NV, scores_NV.softmax(-1), 0.5)
+    probs_NV = kernels.nucleus(scores_NV, scores_NV.softmax(-1), 0.5)
     assert probs_NV.isnan().all()
 
 
@@ -191,6 +191,6 @@ def test_the_nucleus_of_a_row_does_not_depend_on_its_batch() -> None:
     scores_NV = of_all_kinds(torch.Generator().manual_seed(0), 8, 1_030)
     wider_NV = torch.cat([scores_NV, scores_NV.flip(0)], 1)[:, :1_030]  # not contiguous
     whole_NV = scores_NV.softmax(-1)
-    together = kernel.nucleus(wider_NV, whole_NV, 0.8)
-    alone = kernel.nucleus(scores_NV[3:4], whole_NV[3:4], 0.8)
+    together = kernels.nucleus(wider_NV, whole_NV, 0.8)
+    alone = kernels.nucleus(scores_NV[3:4], whole_NV[3:4], 0.8)
     assert torch.equal(together[3:4], alone)

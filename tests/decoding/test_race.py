@@ -8,7 +8,8 @@ from specbench.decode.growth import Frontier, grow_static
 from specbench.decode.sampling import Purpose, Sampler, draw, exponential, uniform
 from specbench.decode.state import State
 from specbench.decode.verifier import verify
-from specbench.forward.kernels import availability, noise, race
+from specbench.forward.kernels import availability
+from specbench.forward.kernels import sampling as kernels
 from specbench.forward.tree import StaticTree
 from specbench.records import Sampling
 from specbench.topology import Topology
@@ -32,22 +33,22 @@ def places(generator: torch.Generator, num_rows: int, num_places: int) -> tuple[
 def test_uniform_numbers_are_those_of_torch_to_the_last_bit(purpose: Purpose) -> None:
     seeds_B, positions_BT = places(torch.Generator().manual_seed(purpose), 50, 61)
     for turns_T in (None, torch.arange(61)):
-        ours = noise.uniform(seeds_B, positions_BT, purpose, turns_T, len(Purpose))
+        ours = kernels.uniform(seeds_B, positions_BT, purpose, turns_T, len(Purpose))
         assert torch.equal(ours, uniform(seeds_B, positions_BT, purpose, turns_T))
     same_BT = positions_BT[:, :1].expand(-1, 61)
-    ours = noise.uniform(seeds_B, same_BT, purpose, None, len(Purpose))
+    ours = kernels.uniform(seeds_B, same_BT, purpose, None, len(Purpose))
     assert torch.equal(ours, uniform(seeds_B, same_BT, purpose))
 
 
 def test_exponential_noise_is_that_of_torch_but_for_the_last_digit() -> None:
     seeds_B, positions_BT = places(torch.Generator().manual_seed(1), 3, 4)
-    ours = noise.exponential(seeds_B, positions_BT, Purpose.DRAFT, 5_001)
+    ours = kernels.exponential(seeds_B, positions_BT, Purpose.DRAFT, 5_001)
     theirs = exponential(seeds_B, positions_BT, Purpose.DRAFT, 5_001)
     assert float(theirs.min()) < 1e-4
     torch.testing.assert_close(ours, theirs, rtol=5e-7, atol=0)
     # The smallest there is: 1 less it is 1 in float32.
     rarest = (torch.tensor([0]), torch.tensor([[0]]), Purpose.DRAFT, 1)
-    assert float(noise.exponential(*rarest)) == float(exponential(*rarest)) == 2.0**-33
+    assert float(kernels.exponential(*rarest)) == float(exponential(*rarest)) == 2.0**-33
 
 
 def scores_of(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
@@ -79,8 +80,8 @@ def test_sampled_tokens_equal_those_that_torch_draws(dtype: torch.dtype) -> None
         scores_BTV = scores_of(probs_BTV, seeds_B, positions_BT)
         best_BT = scores_BTV.amax(-1)
         for drawn_BT in (
-            race.race(probs_BTV, *place, None),
-            race.race(logits_BTV, *place, 0.7),
+            kernels.race(probs_BTV, *place, None),
+            kernels.race(logits_BTV, *place, 0.7),
         ):
             differs_BT = drawn_BT != expected_BT
             own_BT = scores_BTV.gather(-1, drawn_BT[..., None])[..., 0]
@@ -102,7 +103,7 @@ def test_nan_logits_never_give_a_token_out_of_bounds(
     logits_BTV[:, 3, 1_029] = torch.inf
     logits_BTV[:, 4, 1:] = torch.inf
     place = (torch.tensor([3]), torch.arange(5)[None], Purpose.TARGET)
-    drawn_BT = race.race(logits_BTV, *place, temperature)
+    drawn_BT = kernels.race(logits_BTV, *place, temperature)
     assert drawn_BT.tolist() == [[0, 0, 1_025, 1_029, 1]]
 
 

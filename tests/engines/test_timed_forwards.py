@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decode.cuda_graphs import Capture
+from specbench.decode.graphs import Capture
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Load, RoundForward, Work
 from specbench.engines.model_forwards import ModelForwards
