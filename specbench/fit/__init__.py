@@ -1,5 +1,5 @@
-"""Does this draft fit this target, and into this memory? Files in, findings and bytes out.
+"""Whether a drafter fits a target, and whether both fit into memory: findings and bytes.
 
-Nothing is loaded: headers, configs and tokenizers answer. Open `compatibility.py` or
+No weights are loaded: only headers, configs and tokenizers are read. Open `compatibility.py` or
 `memory_plan.py` first.
 """

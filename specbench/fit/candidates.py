@@ -1,5 +1,5 @@
-"""The drafters of a target, before one of them is loaded: found in folders, the local hub cache and
-the shipped catalog, checked for compatibility, and planned in memory.
+"""The drafters of a target before any of them is loaded: found in folders, the local hub cache and
+the shipped catalog, checked for compatibility, with the memory that they need.
 
 Only configs and headers are read: nothing is unpickled, and no model code runs.
 """
@@ -62,7 +62,7 @@ class Discovery:
 def discover(
     target: ModelFiles, folders: Sequence[Path] = (), *, in_hub_cache: bool = True
 ) -> Discovery:
-    """All draft models, heads and methods without weights; UsageError if a folder is missing."""
+    """Find draft models, heads and methods without weights; UsageError if a folder is missing."""
     drafters, left_out = [*draftless(target)], []
     specs = [spec for folder in folders for spec in _in_folder(folder)]
     if in_hub_cache:
@@ -160,7 +160,7 @@ def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
 
 
 def _in_folder(root: Path) -> Iterator[ModelSpec]:
-    """Folders with a config.json, in order; links are not followed."""
+    """Folders with a config.json, sorted by name; links are not followed."""
     if not root.is_dir():
         raise UsageError(f"--search-dir {root}: folder not found")
     top = root.absolute()
@@ -222,7 +222,7 @@ def catalog_drafters(source: str) -> tuple[DrafterSpec, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftCandidate:
-    """A drafter, how it fits, and what it takes; no plan if it is refused or not countable."""
+    """A drafter's fit and memory plan; no plan if it is refused or its memory is unknown."""
 
     compatibility: Compatibility
     plan: MemoryPlan | None
@@ -237,18 +237,18 @@ class DraftCandidate:
 
     @property
     def has_weights(self) -> bool:
-        """False if there is only a config."""
+        """Whether there is more than a config."""
         return not any(item.lacks_weights for item in self.compatibility.findings)
 
     @property
     def fits(self) -> bool:
-        """Not refused, and not known to be too large."""
+        """Whether the drafter is not refused, and not known to be too large."""
         return not self.is_refused and (self.plan is None or self.plan.fits is not False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CandidateList:
-    """The candidates in the order that they were named or found."""
+    """The candidates, in the order in which they were named or found."""
 
     target: Target
     findings: tuple[FitFinding, ...]
@@ -269,7 +269,7 @@ class CandidateList:
         return tuple(candidate for candidate in self.fitting if candidate.has_weights)
 
     def lost_context(self, candidate: DraftCandidate) -> int | None:
-        """Tokens of context a row loses to this drafter; None if that is unknown."""
+        """Tokens of context that each request loses because of this drafter; None if unknown."""
         plan, plain = candidate.plan, self.target_plan
         if plan is None or plain is None or None in (plan.max_context, plain.max_context):
             return None
@@ -286,8 +286,8 @@ def prepare(
     count: CountWeights | None = None,
     ignored: Collection[str] = (),
 ) -> CandidateList:
-    """Check and plan every drafter; `count` counts weights that no rule covers, fields in `ignored`
-    refuse nothing. CompatibilityError for the target."""
+    """Check and plan every drafter; `count` counts weights that no rule covers. Findings on fields
+    in `ignored` are dropped. CompatibilityError if the target is refused."""
     findings = check_target(files, ignored)
     if refused := [f.text for f in findings if f.level == "refused"]:
         raise CompatibilityError(_no_target(target, refused))
@@ -307,10 +307,10 @@ def prepare(
 def unsupported_reasons(
     pairings: Sequence[Pairing], *, drafts: bool = True, ignored: Collection[str] = ()
 ) -> dict[str, str]:
-    """Reasons why loading would refuse a pairing, by its name, without `ignored` fields.
+    """Reasons why loading would refuse a pairing, by its name; fields in `ignored` do not count.
 
-    Drafters are checked only with `drafts`. Hub models that are not completely in the cache pass,
-    unless the other model is a GGUF file.
+    Drafters are checked only if `drafts` is true. A pairing with a hub model that is not completely
+    in the cache passes, unless the other model is a GGUF file.
     """
 
     def reasons(findings: Iterable[FitFinding]) -> list[str]:

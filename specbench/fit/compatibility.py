@@ -1,5 +1,5 @@
-"""Whether a drafter fits a target, by their files: nothing is loaded, no code runs. The rules are
-those of loading: what is refused here would be refused there.
+"""Whether a drafter fits a target, judging by their files. No weights are loaded, and no model code
+runs. The rules are those of loading: a pair that is refused here would not load.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ NO_WEIGHTS = "none"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitFinding:
-    """`target` and `draft` are the two values as text; None if one of them has none."""
+    """The result of one check; `target` and `draft` are the two values as text, or None."""
 
     field: str
     level: Level
@@ -61,7 +61,7 @@ class FitFinding:
 
     @property
     def lacks_weights(self) -> bool:
-        """Whether there is only a config, which is enough to plan."""
+        """Whether there is only a config, which is enough for planning."""
         return self.field == "weights" and NO_WEIGHTS in (self.target, self.draft)
 
     @property
@@ -87,12 +87,12 @@ def finding(
 
 
 Files = HeadFiles[TensorHeader]
-# What has to fit depends on the tensors that a head brings; those of a pickle are not known.
+# These must fit only if a head lacks some tensors; the tensors of a pickle are unknown.
 _BY_TENSORS = ("hidden_size", "draft_vocab_size")
 
 
 def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Iterator[FitFinding]:
-    """Sizes, layers and whose head it is. ModelError says what cannot be read."""
+    """Findings on a head's kind, sizes, layers and layout. ModelError if a file cannot be read."""
     facts, files = method.head, _files(head)
     assert facts is not None
     if isinstance(files, FitFinding) and files.level == "refused":
@@ -120,7 +120,7 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
         yield files
         files = HeadFiles(source=head.spec.source, config=head.config, tensors={})
         if facts.kept_shapes is not None:
-            return  # its sizes are those of its tensors
+            return  # its sizes come from its tensors
     try:
         renamed = facts.renamed(files)
         fit = facts.fit(renamed, target)
@@ -137,7 +137,7 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
     if "d2t" in renamed.tensors and not misfits(fit):
         offsets = renamed.whole_numbers("d2t")
         if len(offsets) < target.vocab_size and not any(offsets):
-            reason = "d2t is all 0, as one that was never filled in: only the first ids are drafted"
+            reason = "d2t is all 0, as if never filled in: only the first ids are drafted"
             yield finding("d2t", "warning", target.vocab_size, len(offsets), reason)
     if (layout := layout_of(files, facts.layouts)) is not None:
         yield finding("layout", "ok", None, layout.author, layout.note)
@@ -148,18 +148,18 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
 
 
 def _files(head: ModelFiles) -> Files | FitFinding:
-    """The files with headers of their tensors; a finding for a pickle, which is not opened."""
+    """A head's files with tensor headers; a finding for unreadable files and unopened pickles."""
     try:
         return head.head
     except ModelError as error:
         if (pickle := head.head_pickle) is None:
             return finding("weights", "refused", reason=str(error))
-        reason = "a pickle is not opened here; loading reads it if it holds only tensors"
+        reason = "a pickle is not opened here; loading reads it if it contains only tensors"
         return finding("weights", "warning", None, pickle, reason)
 
 
 def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[FitFinding]:
-    """The target that a head names as its own, if it names one."""
+    """Whether the target is the one that the head's config names, if it names one."""
     config = head.config
     speculators = config.get("speculators_config")
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
@@ -176,7 +176,7 @@ def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[FitFinding]:
 
 
 def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
-    """Every id has to stand for the same token; special ones may go by other names."""
+    """Every id must stand for the same token; special tokens may have different names."""
     of_draft, of_target = draft.vocabulary, target.vocabulary
     if of_draft is None or of_target is None:
         yield _by_files(target, draft)
@@ -196,13 +196,13 @@ def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFi
 
 
 def tokenizer_findings(target: ModelFiles) -> Iterator[FitFinding]:
-    """Whether a target has a tokenizer that can be read; without weights it is only planned."""
+    """Refuses a target that has weights but no tokenizer; without weights it is only planned."""
     if target.vocabulary is None and target.tensors is not None and not target.has_tokenizer:
         yield finding("tokenizer", "refused", reason=NO_TOKENIZER)
 
 
 def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
-    """Findings about a draft model with another tokenizer: shared tokens, and the cost."""
+    """Findings on a draft model with a different tokenizer: shared tokens, and the cost."""
     of_draft, of_target = draft.vocabulary, target.vocabulary
     if of_draft is None or of_target is None:
         yield _by_files(target, draft)
@@ -226,13 +226,13 @@ def _special(target: Vocabulary, draft: Vocabulary, difference: Difference) -> F
         return finding("special_tokens", "warning", of_target, of_draft, reason)
     counts = len(target.special_ids), len(draft.special_ids)
     if counts[0] != counts[1]:
-        reason = "tokens that one of the two calls special and the other does not"
+        reason = "some tokens are special in only one of the two"
         return finding("special_tokens", "warning", *counts, reason)
     return finding("special_tokens", "ok", *counts, "the same names")
 
 
 def _by_files(target: ModelFiles, draft: ModelFiles) -> FitFinding:
-    """Without tokenizer.json on both sides: equal files are equal vocabularies."""
+    """If a tokenizer.json is missing, compare other files: equal ones mean equal vocabularies."""
     for name in OTHER_VOCABULARIES:
         files = [model.tokenizer_file(name) for model in (target, draft)]
         if all(files):
@@ -245,19 +245,19 @@ def _by_files(target: ModelFiles, draft: ModelFiles) -> FitFinding:
             return finding("tokenizer", "warning", target_hash, draft_hash, reason)
     if not draft.has_tokenizer:
         return finding("tokenizer", "refused", reason=NO_TOKENIZER)
-    reason = "no tokenizer.json on both sides; loading compares the tokens"
+    reason = "tokenizer.json is missing for one or both; loading compares the tokens"
     return finding("tokenizer", "warning", reason=reason)
 
 
 def template_findings(target: ModelFiles) -> Iterator[FitFinding]:
-    """A target needs a template for its prompts to be those of a chat."""
+    """A target needs a chat template so that its prompts are those of a chat."""
     if target.lacks_template:
         reason = no_template(target.spec.source)
         yield finding("chat_template", "warning", draft="none", reason=reason)
 
 
 def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
-    """Prompts have the target's form; a draft trained on another one is right less often."""
+    """Prompts use the target's template; a draft model trained with another is right less often."""
     target_template, draft_template = target.chat_template, draft.chat_template
     shown = _mark(target_template), _mark(draft_template)
     if target_template == draft_template:
@@ -272,17 +272,15 @@ def _mark(text: str | None) -> str:
 
 
 def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
-    """The target's end the text; an end that only the draft knows is a draft like any other."""
+    """Only the target's ids end a text; the draft model's other ids are ordinary draft tokens."""
     of_target, of_draft = set(target.eos_ids), set(draft.eos_ids)
     shown = (_ids(of_target), _ids(of_draft))
     if of_target == of_draft:
-        yield finding("eos", "ok", *shown, "the same ends of text")
+        yield finding("eos", "ok", *shown, "the same end-of-text ids")
     elif not of_draft or not of_target:
-        yield finding("eos", "warning", *shown, "one of the two names no end of text")
+        yield finding("eos", "warning", *shown, "one of the two has no end-of-text id")
     else:
-        reason = (
-            "the target's end the text; those of only the draft model are tokens like any other"
-        )
+        reason = "the target's ids end the text; those of only the draft model are ordinary tokens"
         yield finding("eos", "warning", *shown, reason)
 
 
@@ -300,16 +298,16 @@ def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFindi
         )
         yield finding("vocab_size", "warning", rows, draft_rows, reason)
     elif draft_rows < num_ids:
-        yield finding("vocab_size", "ok", rows, draft_rows, "an embedding per token that it knows")
+        yield finding("vocab_size", "ok", rows, draft_rows, "an embedding for each of its tokens")
     elif rows != draft_rows:
-        reason = f"padding of {num_ids:,} ids, and is cut or masked"
+        reason = f"different padding of {num_ids:,} ids, which is cut or masked"
         yield finding("vocab_size", "ok", rows, draft_rows, reason)
     else:
         yield finding("vocab_size", "ok", rows, draft_rows, "the same")
 
 
 def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
-    """Past its own context a draft guesses worse, and nothing else."""
+    """Beyond its context, a draft model is only right less often; the text does not change."""
     limit, draft_limit = target.longest_context, draft.longest_context
     if draft_limit is not None and (limit is None or draft_limit < limit):
         reason = (
@@ -324,7 +322,7 @@ def _ids(ids: set[int]) -> str:
     return ", ".join(map(str, sorted(ids))) or "none"
 
 
-# Model types with nothing but state; transformers marks their classes.
+# Model types with only recurrent layers; transformers marks their classes.
 _RECURRENT_TYPES = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "mamba_hybrid", "rwkv", "xlstm", "recurrent_gemma"}
 )
@@ -343,14 +341,14 @@ UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, Attribute
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compatibility:
-    """A drafter with everything that its files say about its fit."""
+    """A drafter with all findings on its fit."""
 
     drafter: DrafterSpec
     findings: tuple[FitFinding, ...]
 
     @property
     def level(self) -> Level:
-        """The worst of the findings."""
+        """The level of the worst finding."""
         levels = {finding.level for finding in self.findings}
         return "refused" if "refused" in levels else "warning" if "warning" in levels else "ok"
 
@@ -359,8 +357,8 @@ class Compatibility:
 
 
 def is_proven(model: ModelFiles) -> bool:
-    """Whether the config suffices to say that the decoder runs the model: a dense family that is
-    tested token by token, without a field that changes what a layer computes. ModelError."""
+    """Whether the config proves that the decoder runs the model: it is of a dense family that is
+    tested token by token, and no field changes what a layer computes. ModelError."""
     is_quantized = model.field("quantization_config") is not None
     if model.dense_kind is None or is_quantized:
         return False
@@ -377,7 +375,7 @@ def is_proven(model: ModelFiles) -> bool:
 
 
 def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[FitFinding, ...]:
-    """Findings against the target with any drafter, without those of `ignored` fields."""
+    """Findings on the target with any drafter, except those on fields in `ignored`."""
     checks = (model_findings, tokenizer_findings, template_findings)
     findings = (item for check in checks for item in _read(partial(check, target)))
     return tuple(
@@ -390,8 +388,8 @@ def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[Fit
 def check_drafter(
     target: ModelFiles, drafter: DrafterSpec, ignored: Collection[str] = ()
 ) -> Compatibility:
-    """Every rule about this drafter, but for `ignored` fields; files that are not what they should
-    be are a refusal."""
+    """Check the drafter against every rule, except those on fields in `ignored`. Invalid files are
+    a finding that refuses the drafter."""
     findings = (item for item in _drafter_findings(target, drafter) if item.field not in ignored)
     return Compatibility(drafter=drafter, findings=tuple(dict.fromkeys(findings)))
 
@@ -424,7 +422,7 @@ def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitF
 
 
 def _read(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:
-    """A check's findings until a file cannot be read, which is refused."""
+    """A check's findings; if a file cannot be read, the last one is a refusal."""
     try:
         yield from check()
     except UNREADABLE as error:
@@ -433,9 +431,9 @@ def _read(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:
 
 
 def require_loadable(model: ModelFiles) -> None:
-    """ModelError if this installation cannot load a whole model, in the words of its finding.
+    """Raise ModelError, with the finding's reason, if this installation cannot load a whole model.
 
-    Which attention the decoder runs is not asked, nor what else is still to be downloaded.
+    Attention that the decoder cannot run and weights still to be downloaded do not count.
     """
     source, is_remote = model.spec.source, model.spec.folder is None
     for problem in model_findings(model):
@@ -446,7 +444,7 @@ def require_loadable(model: ModelFiles) -> None:
 
 
 def model_findings(model: ModelFiles) -> Iterator[FitFinding]:
-    """Whether a whole model can be loaded, and the decoder runs it. ModelError."""
+    """Whether a whole model can be loaded, and whether the decoder can run it. ModelError."""
     require_config(model)
     spec, model_type = model.spec, model.config.get("model_type")
     kind = kind_of(model)
@@ -464,7 +462,7 @@ def model_findings(model: ModelFiles) -> Iterator[FitFinding]:
     if unloadable := unloadable_reason(model):
         yield finding("loading", "refused", reason=f"{spec.source}: {unloadable}")
     if spec.is_shape:
-        yield finding("weights", "warning", None, spec.source, "random, and its text means nothing")
+        yield finding("weights", "warning", None, spec.source, "random, so its text is meaningless")
     elif (lacking := model.lacking_weights) and model.pickles:
         yield finding("weights", "refused", None, model.pickles[0], lacking)
     elif lacking:
@@ -474,7 +472,7 @@ def model_findings(model: ModelFiles) -> Iterator[FitFinding]:
 
 
 def _tree_findings(model: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
-    """Whether the model takes the drafts in the shape that they come in."""
+    """Whether the model can verify draft tokens in the shape that the method drafts."""
     method = find_method(drafter.method)
     is_chain = all(method.shape(drafter.parameters, k).num_drafts == k for k in (2, 4))
     if is_hybrid(model.field) and not is_chain:
@@ -482,7 +480,7 @@ def _tree_findings(model: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFindi
 
 
 def _code_findings(model: ModelFiles) -> Iterator[FitFinding]:
-    """Foreign code is never run here; the loader runs it only if pairings.yaml trusts it."""
+    """Findings on foreign code. It never runs here; loading runs it if pairings.yaml trusts it."""
     model_type = model.config.get("model_type")
     known = _is_known(model_type)
     if model.needs_code and not known and not model.spec.trust_remote_code:
@@ -499,7 +497,7 @@ def _parameter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[Fi
     """Findings on methods without weights."""
     method = find_method(drafter.method)
     if method.num_target_layers is None:
-        yield finding("kind", "ok", None, method.name, "needs nothing but the target")
+        yield finding("kind", "ok", None, method.name, "needs only the target")
         return
     used = method.num_target_layers(method.settings(drafter.parameters), target.num_layers)
     level: Level = "refused" if used > target.num_layers else "ok"
@@ -514,7 +512,7 @@ def _is_known(model_type: object) -> bool | None:
 
 @cache
 def _model_types() -> tuple[str, ...]:
-    """The files that list them, as text: to import them is to import torch."""
+    """The files that list model types, as text: importing them would import torch."""
     spec = find_spec("transformers")
     folder = Path(spec.origin).parent / "models" / "auto" if spec and spec.origin else Path()
     files = (folder / name for name in ("auto_mappings.py", "configuration_auto.py"))

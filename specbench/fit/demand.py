@@ -1,6 +1,6 @@
-"""Memory that the drafters of a run take in addition to the target, and smaller options.
+"""The memory that a target and the drafters of a run need, and the settings that need less.
 
-Only files are read. All commands use this check: `run`, `sweep-k`, `pair` and `doctor`.
+No model is loaded. All commands use this check: `run`, `sweep-k`, `pair` and `doctor`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ _UNCOUNTABLE = (ModelError, TypeError, ValueError, LookupError, ArithmeticError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """Peak bytes. On a CPU all drafters stay loaded; on a GPU those that fit at the same time."""
+    """Peak bytes. On a CPU all drafters stay loaded; on a GPU, those that fit together."""
 
     dtype: str
     weights: int
-    rest: int  # KV cache, state and workspace, of the drafter that takes most
-    is_least: bool  # more than this, by an amount that no file here states
+    rest: int  # KV cache, state and workspace, with the drafter that needs the most
+    is_least: bool  # a lower bound: no file on this machine states the rest
 
     @property
     def total(self) -> int:
@@ -37,7 +37,7 @@ class Demand:
 
 
 class Remedy(NamedTuple):
-    """A smaller run, by what to type for it."""
+    """The option or setting that makes the run smaller, and the bytes that it then needs."""
 
     words: str
     total: int
@@ -54,12 +54,12 @@ class _PlannedRun(NamedTuple):
 
 
 def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpec) -> Demand:
-    """ModelError for a config whose sizes no model has, and for a broken GGUF file."""
+    """The demand of a run; ModelError for a config with absurd sizes or a broken GGUF file."""
     if target.model.is_gguf:
         return _gguf_demand(target.model, drafters, setup)
     try:
         files = open_model(target.model)
-    except ModelError:  # it is not here: the pairings file may state the size
+    except ModelError:  # not on this machine, but the pairings file may state the size
         draft_bytes = [loaded_bytes(d.model, setup) if d.model else 0 for d in drafters]
         return Demand(
             dtype=setup.dtype or target.model.dtype,
@@ -94,7 +94,7 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpe
 def _gguf_demand(
     target: ModelSpec, drafters: Sequence[DrafterSpec], setup: DeploymentSpec
 ) -> Demand:
-    """The demand of llama-server with the drafter that takes most; a server has only one."""
+    """The demand of llama-server, which has one drafter, with the one that needs the most."""
     file, none = gguf_of(target), DrafterSpec(name="none", method="none")
     models = ((d, d.model) for d in drafters)
     known = [(d, gguf_of(m) if m is not None and m.is_gguf else None) for d, m in models]
@@ -109,7 +109,7 @@ def _gguf_demand(
 
 
 def shortage(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpec) -> str | None:
-    """The missing memory and what would fit; None if it fits or free memory is unknown.
+    """The missing memory and what would fit, in words; None if all fits or free memory is unknown.
 
     ModelError for absurd sizes.
     """
@@ -152,7 +152,7 @@ def _advice(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSp
 
 
 def _smaller(run: _PlannedRun) -> Iterator[tuple[str, _PlannedRun]]:
-    """The run with one thing made smaller, each with what to type for it."""
+    """The run with one setting made smaller, each time with the option to type."""
     target, drafters, setup = run
     if setup.concurrency > 1:
         rows = _halvings(setup.concurrency, 1)
@@ -169,10 +169,10 @@ def _smaller(run: _PlannedRun) -> Iterator[tuple[str, _PlannedRun]]:
     if len(drafters) > 1:
         smallest = min(drafters, key=lambda d: demand(target, [d], setup).total)
         yield (
-            f"one drafter alone, {target.name}/{smallest.name}",
+            f"only one drafter, {target.name}/{smallest.name}",
             run._replace(drafters=(smallest,)),
         )
-    # Without files to count by, the pairings file states only one size.
+    # Without files, the only known size is the one in the pairings file.
     is_packable = not (target.model.quantization or target.model.is_shape or target.model.is_gguf)
     if is_packable and is_here(target.model):
         models = [replace(target.model, quantization=q, weights_gib=None) for q in ("int8", "int4")]
@@ -187,12 +187,12 @@ def _halvings(value: int, least: int) -> Iterator[int]:
 
 
 def _largest_that_fits(runs: Sequence[_PlannedRun]) -> _PlannedRun:
-    """The last if none does; they come largest first."""
+    """The first run that fits, given the largest first; the last run if none fits."""
     return next((r for r in runs if r.demand.total <= (r.setup.memory_bytes or 0)), runs[-1])
 
 
 def _planned(files: ModelFiles, drafter: DrafterSpec, setup: DeploymentSpec) -> MemoryPlan | None:
-    """The memory plan; None if files lack facts. ModelError for sizes that no model has."""
+    """The memory plan; None if the files lack facts. ModelError for sizes that no model has."""
     if drafter.model is not None and not find_method(drafter.method).is_head:
         try:
             draft_files = open_model(drafter.model)
@@ -234,12 +234,12 @@ def _rest(plan: MemoryPlan | None) -> int:
 
 
 def _combined_bytes(sizes: Sequence[int], setup: DeploymentSpec) -> int:
-    # What does not fit on a GPU is measured after the rest; a CPU's process would be killed.
+    # On a GPU, drafters that do not fit are measured later; on a CPU, the process would be killed.
     return sum(sizes) if setup.device == "cpu" else max(sizes, default=0)
 
 
 def loaded_bytes(spec: ModelSpec, setup: DeploymentSpec) -> int:
-    """Bytes from the pairings file, 0 without an entry; a CPU loads float32 by default."""
+    """Bytes from the pairings file, 0 if it states none; on a CPU, the default is float32."""
     is_widened = setup.device == "cpu" and spec.quantization is None
     is_widened = is_widened and (setup.dtype or spec.dtype) in ("auto", "float32")
     return _declared(spec) * (2 if is_widened else 1)
@@ -250,16 +250,16 @@ def _declared(spec: ModelSpec) -> int:
 
 
 def gib(nbytes: int) -> str:
-    """`1.5 GiB`, or MiB below one."""
+    """Format bytes like `1.5 GiB`, or in MiB below 1 GiB."""
     if nbytes < GIB:
         return f"{nbytes / 2**20:,.1f} MiB"
     return f"{nbytes / GIB:,.{0 if nbytes >= 1000 * GIB else 1}f} GiB"
 
 
 def fits(pairing: Pairing, setup: DeploymentSpec) -> bool | None:
-    """Whether the weights fit; None if the file lacks facts.
+    """Whether the weights fit; None if the pairings file does not state their size.
 
-    KV cache and activations come on top: `memory_plan.py` counts them once the files are here.
+    KV cache and activations are extra: `memory_plan.py` counts them if the files are here.
     """
     weights = sum(loaded_bytes(model, setup) for model in pairing.models)
     if weights > (setup.memory_bytes or 0):

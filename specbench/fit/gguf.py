@@ -16,7 +16,7 @@ from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.methods import MODEL_METHOD, gguf_method
 from specbench.stats.rounds import bytes_per_forward, roofline_s
 
-_BATCH = 512  # tokens of a forward of a prompt: llama.cpp's default
+_BATCH = 512  # prompt tokens per forward pass: llama.cpp's default
 _SERVES = "llama-server starts, but drafts nothing; builds before 2026-05-16 translate the drafts"
 _NOTES = (
     "KV cache in f16 for the whole context in every layer; weights as stored, on one device",
@@ -27,7 +27,7 @@ _NOTES = (
 def prepare_gguf(
     target: Target, file: GgufFile, drafters: Sequence[DrafterSpec], setup: DeploymentSpec
 ) -> tuple[CandidateList, dict[str, GgufFile]]:
-    """Verdicts, plans, and the files that can be read by name; ModelError for the target's."""
+    """The candidates, and the readable files by name; ModelError for the target's file."""
     plain = plan_gguf(file, None, DrafterSpec(name="none", method="none"), setup)
     files, candidates = {target.name: file}, []
     for drafter in drafters:
@@ -53,7 +53,7 @@ def prepare_gguf(
 
 
 def gguf_findings(target: GgufFile, draft: GgufFile) -> Iterator[FitFinding]:
-    """Differences, most of which llama.cpp refuses; ModelError."""
+    """Findings on the differences, most of which llama.cpp refuses; ModelError."""
     if gguf_method(draft) != MODEL_METHOD:
         reason = "heads are not compared here; measure it with --engine llama_cpp"
         yield finding("kind", "refused", "draft model", "head", reason)
@@ -66,7 +66,7 @@ def gguf_findings(target: GgufFile, draft: GgufFile) -> Iterator[FitFinding]:
 def plan_gguf(
     target: GgufFile, draft: GgufFile | None, drafter: DrafterSpec, setup: DeploymentSpec
 ) -> MemoryPlan:
-    """The plan of a draft model with its target, or of the target only; ModelError."""
+    """The memory plan of a draft model with its target, or of only the target; ModelError."""
     files = [target, *([draft] if draft else [])]
     weights = [
         Weights(

@@ -25,12 +25,12 @@ class Gpu:
 
 
 def _gpu(name: str, gib: int, gb_per_s: float, *, in_band_ecc: bool = False) -> Gpu:
-    """`in_band_ecc`: the error correction of GDDR, on by default, takes 1/16 of the memory."""
+    """A GPU; `in_band_ecc`: GDDR's error correction, on by default, takes 1/16 of the memory."""
     memory_bytes = gib * GIB * 15 // 16 if in_band_ecc else gib * GIB
     return Gpu(name=name, memory_bytes=memory_bytes, bytes_per_s=gb_per_s * GB)
 
 
-# Datasheets' GB are GiB of memory and 1e9 bytes per second.
+# A GB in a datasheet is a GiB of memory, but 1e9 bytes of bandwidth.
 GPUS: tuple[Gpu, ...] = (
     _gpu("T4", 16, 320, in_band_ecc=True),
     _gpu("V100-16GB", 16, 900),
@@ -109,7 +109,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in a size such as `24GiB`, `24GB` or `80e9`; UsageError for others, also for `24`."""
+    """Bytes in a size such as `24GiB`, `24GB` or `80e9`; UsageError for other text, even `24`."""
     return round(_number("--gpu-memory", text, "24GiB"))
 
 
@@ -129,5 +129,5 @@ def _number(option: str, text: str, example: str) -> float:
 
 
 def _normalized(name: str) -> str:
-    """The lowercase letters and digits, without vendor names."""
+    """The name's letters, in lowercase, and its digits, without vendor names."""
     return re.sub(r"[^a-z0-9]|nvidia|geforce|tesla|amd ", "", name.lower())

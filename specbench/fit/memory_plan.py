@@ -1,7 +1,7 @@
 """Memory of a target and a drafter, and lower bounds on the time of a step and a round.
 
-Nothing is loaded. Workspace is counted as forward/workspace.py, state.py, sampling.py and rows.py
-allocate. Letters: B rows, T tokens per row, S slots, V vocabulary.
+No model is loaded. Workspace is counted as forward/workspace.py, state.py, sampling.py and rows.py
+allocate it. Letters: B rows, T tokens per row, S slots, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,26 +36,26 @@ _TOKEN = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layers:
-    """A model's layers as far as their temporary tensors go; `size` is bytes of a number."""
+    """A model's layers, as far as temporary tensors depend on them; `size` is bytes per number."""
 
     sizes: Sizes
     vocab_size: int
     size: int
-    mirrored: bool  # as forward/fused_layers.py keeps its hidden state on a CPU
+    mirrored: bool  # the hidden state is kept twice, as forward/fused_layers.py does on a CPU
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the workspace that forwards of few tokens share."""
+        """Bytes of the workspace that forward passes of few tokens share."""
         return KEPT_TOKENS * sum(self.sizes.widths(mirrored=self.mirrored)) * self.size
 
     def rotary_bytes(self, capacity: int) -> int:
-        """A table of sines and cosines by position."""
+        """Bytes of the table of sines and cosines by position."""
         return capacity * 2 * self.sizes.head * self.size
 
     def forward_bytes(self, rows: int, tokens: int, span: int, num_logits: int) -> int:
-        """The most that is alive at once in a forward of B x T tokens.
+        """Peak bytes of temporary tensors in a forward pass of B x T tokens.
 
-        `num_logits`: tokens per row whose logits are computed; a `span` of 0 needs no mask.
+        `num_logits` is the tokens per row whose logits are computed; a `span` of 0 needs no mask.
         """
         sizes, num_tokens = self.sizes, rows * tokens
         query, kv = sizes.query_heads * sizes.head, sizes.kv_heads * sizes.head
@@ -66,29 +66,29 @@ class Layers:
         return (num_tokens * (made + scratch) + mask + logits) * self.size
 
     def prefill_bytes(self, rows: int, context: int) -> int:
-        """For a chunk of the prompts of as many rows as are fed together."""
+        """Peak bytes of prefilling one chunk of all prompts that are prefilled together."""
         num_rows = min(rows, rows_prefilled_together(self.vocab_size))
         return self.forward_bytes(num_rows, min(PREFILL_CHUNK, context), 0, 1)
 
 
 def state_bytes(rows: int, capacity: int) -> int:
-    """Prompt and output of every row, by position."""
+    """Bytes of the prompt and output tokens of every row, by position."""
     return rows * capacity * _TOKEN
 
 
 def sampling_bytes(rows: int, num_drafts: int, vocab_size: int, *, draws: bool) -> int:
-    """Probabilities of a sampled round: scores, noise and p of every node, and the drafts' q.
+    """Bytes of a sampled round's probabilities: scores, noise and p per node, and the drafts' q.
 
-    At temperature 0 there are none: a chain is matched with the likeliest tokens.
+    At temperature 0 there are none: a chain is compared with the likeliest tokens.
     """
     nodes = rows * (num_drafts + 1) * vocab_size
     of_drafts = 2 * rows * num_drafts * vocab_size if draws else 0
-    noise = 2 * _TOKEN * nodes  # a hash is mixed in 64 bits
+    noise = 2 * _TOKEN * nodes  # the hash is mixed in 64 bits
     return (3 * nodes + of_drafts) * _PROBABILITY + noise
 
 
 class LowerBound(NamedTuple):
-    """Least seconds of a baseline step and of a round at K."""
+    """The minimum seconds of a baseline step and of a round at K."""
 
     step_s: float
     round_s: float
@@ -96,7 +96,7 @@ class LowerBound(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadTraffic:
-    """How much is read at once, and how fast; `head_bytes` are those of the target's head."""
+    """The rows read together, and the bandwidth; `head_bytes` is the size of the target's head."""
 
     rows: int
     context: int  # tokens of each row
@@ -111,7 +111,7 @@ class ReadTraffic:
         drafter: DrafterSpec,
         shape: RoundShape,
     ) -> LowerBound:
-        """A few checked tokens read what one does, so a verification costs one step here.
+        """Lower bounds: verifying a few tokens reads the same bytes as one, so it costs one step.
 
         Source: the memory side of the roofline (Williams et al. 2009).
         """
@@ -135,28 +135,28 @@ class ReadTraffic:
 
 CountWeights = Callable[
     [ModelFiles, str], Weights | None
-]  # of an architecture that no rule here knows
+]  # for an architecture that no rule here covers
 CUBLAS_BYTES = 2**25  # its workspace on a Hopper GPU, less on older ones
-STEP = 64  # tokens of context: rows are made in steps of this many
+STEP = 64  # tokens of context: the capacity of rows grows in steps of this size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploymentSpec:
-    """Where the pair is to run and how; `memory_bytes` are those that it may use."""
+    """The device and settings that the pair will run with; it may use `memory_bytes`."""
 
     device: Literal["cpu", "cuda"]
     memory_bytes: int | None = None
     bytes_per_s: float | None = None
-    dtype: str | None = None  # for both models; None: as each would be loaded
+    dtype: str | None = None  # for both models; None: the dtype that each would be loaded in
     concurrency: int = 1
-    context: int = 2048  # tokens of prompt and answer of each row
+    context: int = 2048  # tokens of each row's prompt and answer
     num_speculative_tokens: int = 4
     temperature: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
-    """Bytes by purpose at one context, the whole of them at once."""
+    """Peak bytes by purpose, at one context length."""
 
     weights: int
     kv_cache: int
@@ -169,10 +169,10 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """The plan of a drafter with its target; with the drafter `none`, of the target only.
+    """The plan of a drafter with its target; with the drafter `none`, of only the target.
 
-    None if a number cannot be known from files. `max_context` is what a row can hold at the plan's
-    concurrency, cut at the target's own limit, and 0 if not even the weights fit.
+    A number is None if files do not show it. `max_context` is the longest context of a row at the
+    plan's concurrency, capped at the target's own limit; 0 if not even the weights fit.
     """
 
     drafter: str
@@ -184,8 +184,8 @@ class MemoryPlan:
     peak: Peak
     headroom_bytes: int | None
     max_context: int | None
-    step_s: float | None  # at least, of a baseline step: bytes to read / bandwidth
-    round_s: float | None  # at least, of a round at K
+    step_s: float | None  # minimum seconds of a baseline step: bytes to read / bandwidth
+    round_s: float | None  # minimum seconds of a round at K
     notes: tuple[str, ...] = ()
 
     @property
@@ -194,7 +194,7 @@ class MemoryPlan:
 
     @property
     def break_even_length(self) -> float | None:
-        """Tokens per round that pay for its bytes; real rounds need more."""
+        """Tokens per round that pay for the bytes that it reads; real rounds need more."""
         if not self.step_s or self.round_s is None:
             return None
         return self.round_s / self.step_s
@@ -250,7 +250,7 @@ def _model(files: ModelFiles, setup: DeploymentSpec, count: CountWeights | None)
     dtype = planned_dtype(files, setup.device, setup.dtype)
     weights = model_weights(files, dtype)
     if weights is None or is_hybrid(files.field):
-        # Some of a hybrid's layers keep keys, others a state: only building it shows which.
+        # In a hybrid, some layers keep keys and others a state: only building it shows which.
         weights = _with_kept(weights, count(files, dtype) if count else None)
     layers = None if weights is None else _layers(files, files.vocab_size, setup, dtype)
     if weights is None or layers is None:
@@ -271,7 +271,7 @@ def _layers(files: ModelFiles, vocab_size: int, setup: DeploymentSpec, dtype: st
 
 
 def _with_kept(weights: Weights | None, built: Weights | None) -> Weights | None:
-    """The weights by the files, with the KV and state bytes of the built model."""
+    """The weights as counted from files, with the KV and state bytes of the built model."""
     if weights is None or built is None:
         return built
     kv, state = built.kv_bytes_per_token, built.state_bytes
@@ -336,7 +336,7 @@ def _peak(
     kv = rows * capacity * weights.kv_bytes_per_token
     if draft is not None:
         kv += rows * (capacity + shape.spare_slots) * draft.weights.kv_bytes_per_token
-    # Two more than those of rows: one for what is not fed and one for the beginnings of texts.
+    # Two more than those of rows: one for rows that are not fed, one for the beginnings of texts.
     num_states = rows * (shape.num_drafts + STATES_BESIDE_DRAFTS) + 2
     kv += num_states * sum(model.weights.state_bytes for model in models)
     layers = [model.layers for model in models if model.layers is not None]
@@ -349,7 +349,7 @@ def _peak(
         draws = k > 0 and method is not None and method.draws_with(drafter.parameters)
         of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, draws=draws)
     prefill = max(la.prefill_bytes(rows, context) for la in layers)
-    # A captured round keeps its tensors for as long as its graph lives.
+    # A captured round keeps its tensors as long as its graph exists.
     is_gpu = setup.device == "cuda"
     busy = prefill + of_round + CUBLAS_BYTES if is_gpu else max(prefill, of_round)
     buffers = 0
@@ -365,7 +365,7 @@ def _peak(
 
 
 def longest_that_fits(peak: Callable[[int], Peak], room: int, limit: int | None) -> int:
-    """The longest context whose peak still fits, in steps; rows of one length."""
+    """The longest context whose peak fits, a multiple of STEP; all rows have the same length."""
     most = (limit or 2**20) // STEP
     low, high = 0, most
     while low < high:

@@ -1,4 +1,4 @@
-"""Writes pairings files: a target with chosen drafters, or a copy with what the hub says."""
+"""Writes pairings files: a target with chosen drafters, or a copy with facts from the hub."""
 
 import json
 import os
@@ -21,15 +21,15 @@ from specbench.whole_file import write_new
 def write_pairings(
     path: Path, target: Target, drafters: Sequence[DrafterSpec], comment: str
 ) -> None:
-    """A file that `load_pairings` reads back as these; UsageError if it is there or cannot be
-    written."""
+    """Write a file from which `load_pairings` reads these; UsageError if it already exists or
+    cannot be written."""
     text = pairings_text(target, drafters, path.parent)
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     _write(path, lines + text)
 
 
 def pairings_text(target: Target, drafters: Sequence[DrafterSpec], folder: Path) -> str:
-    """The YAML of a file in that folder, from which folders of models are named."""
+    """The YAML of a file in `folder`; paths of model folders are relative to it."""
     entry: dict[str, Any] = {
         **_model(target.model, folder),
         **({"workloads": _workloads(target.workloads, folder)} if target.workloads else {}),
@@ -45,7 +45,7 @@ def pairings_text(target: Target, drafters: Sequence[DrafterSpec], folder: Path)
 
 
 def relative_path(folder: Path, base: Path) -> str:
-    """The path of a folder of models for a file in the folder `base`."""
+    """The path of a model's folder, relative to `base`, for a file in `base`."""
     path = Path(os.path.relpath(folder.resolve(), base.resolve())).as_posix()
     return path if path.startswith("..") else f"./{path}"
 
@@ -86,19 +86,19 @@ def _model(spec: ModelSpec, folder: Path) -> Mapping[str, Any]:
     return entry | {name: value for name, value in given.items() if value is not None}
 
 
-TOLERANCE = 0.05  # of weights: files also hold MTP layers, which transformers leaves there
+TOLERANCE = 0.05  # of weights: files also have MTP layers, which transformers does not load
 
 _MODEL = re.compile(r"(?P<indent> +)model: +[\"']?(?P<source>[^\s\"'#]+)")
 
 
 def hub_models(pairings: Pairings) -> tuple[ModelSpec, ...]:
-    """Every model of the file that is on the hub, once for each revision."""
+    """Every hub model in the file, once per revision."""
     specs = [spec for pairing in pairings.all for spec in pairing.models if spec.folder is None]
     return tuple({(spec.source, spec.revision): spec for spec in specs}.values())
 
 
 def differences(pairings: Pairings, facts: Mapping[str, HubFacts]) -> Iterator[str]:
-    """Entries that differ from the hub. Quantized ones take other memory than stored."""
+    """Entries that differ from the hub. Models that are quantized when loaded are not compared."""
     for pairing in pairings.all:
         for spec in pairing.models:
             known = facts.get(spec.source)
@@ -115,10 +115,9 @@ def differences(pairings: Pairings, facts: Mapping[str, HubFacts]) -> Iterator[s
 
 
 def filled(text: str, facts: Mapping[str, HubFacts]) -> str:
-    """A pairings file with the revision, license and memory that the hub states and it does not.
+    """A pairings file, with missing revisions, licenses and memory sizes added from the hub.
 
-    Nothing that stands there is changed, and comments stay; entries in one line ({...}) are left
-    as they are.
+    Existing entries and comments are not changed, and neither are entries on one line ({...}).
     """
     lines = text.splitlines()
     made: list[str] = []
@@ -143,7 +142,7 @@ def filled(text: str, facts: Mapping[str, HubFacts]) -> str:
 
 
 def _siblings(lines: Sequence[str], number: int, indent: int) -> Iterator[str]:
-    """The keys of the mapping that a line belongs to."""
+    """The keys of the mapping that the line belongs to."""
     start = end = number
     while start > 0 and _is_inside(lines[start - 1], indent):
         start -= 1
@@ -161,7 +160,7 @@ def _is_inside(line: str, indent: int) -> bool:
 
 
 def write_filled(file: Path, path: Path, facts: Mapping[str, HubFacts]) -> None:
-    """A copy of a pairings file with facts of the hub; UsageError if it cannot be written."""
+    """Write a copy of a pairings file with facts from the hub; UsageError if that fails."""
     _write(path, filled(file.read_text(encoding="utf-8"), facts))
 
 

@@ -1,4 +1,4 @@
-"""Memory of the weights and keys of a model or a head, from its config and headers.
+"""Memory of a model's or a head's weights and KV cache, from its config and headers.
 
 Shape suffixes: F hidden size, V vocabulary.
 """
@@ -18,9 +18,10 @@ from specbench.methods import HeadFacts
 
 
 def text_tensors(model: ModelFiles) -> tuple[Collection[str], tuple[str, ...]]:
-    """The names of the tensors that text needs, and of the modules next to them, by their names.
-    Text's are those next to its embedding, and a head. All of them if the config has no separate
-    part for text, or none of the tensors is an embedding.
+    """The names of the tensors of the text part, and of the modules that are left out.
+
+    The text part is the module that contains the embedding, and a head. It is the whole model if
+    the config has no separate part for text, or if no tensor is an embedding.
     """
     names = model.tensors or {}
     embedding = next(filter(is_embedding, names), None)
@@ -33,7 +34,7 @@ def text_tensors(model: ModelFiles) -> tuple[Collection[str], tuple[str, ...]]:
 
 
 def _parting(path: tuple[str, ...], other: tuple[str, ...]) -> str:
-    """The name of a module as far as its path is the text's, and one part more."""
+    """The module's path up to the first part that differs from the text part's path."""
     shared = next((i for i, (a, b) in enumerate(zip(path, other, strict=False)) if a != b), 0)
     return ".".join(other[: shared + 1])
 
@@ -43,19 +44,19 @@ _PACKED_BITS: Mapping[str, float] = {"int8": 8, "fp8": 8, "int4": 4.25}  # docs/
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """A model or a head once it is loaded; bytes are those of its tensors."""
+    """The memory of a model or a head when it is loaded; bytes are those of its tensors."""
 
     num_parameters: int
-    nbytes: int  # but for buffers that no file has: a rotary table, less than a KiB
-    read_bytes: int  # of them, what a forward reads: no embedding that is only looked up in
+    nbytes: int  # without buffers that no file has: a rotary table, less than a KiB
+    read_bytes: int  # read by a forward pass: without an embedding that only serves for lookups
     kv_bytes_per_token: int
-    is_exact: bool  # False: packed, or stored in a format that only loading knows
-    basis: Literal["config", "headers", "built"]  # what it was counted from
-    state_bytes: int = 0  # of a row's recurrent state after one of its tokens
+    is_exact: bool  # False: packed, or stored in a format whose size only loading shows
+    basis: Literal["config", "headers", "built"]  # the source of the counts
+    state_bytes: int = 0  # a row's recurrent state after one token
 
 
 def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], requested: str | None) -> str:
-    """The dtype that loading will choose: float32 on a CPU, else the checkpoint's own."""
+    """The dtype that loading will choose: by default float32 on a CPU, else the checkpoint's."""
     chosen = requested or model.spec.dtype
     if chosen != "auto":
         return chosen
@@ -65,7 +66,7 @@ def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], requested: 
 
 
 def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
-    """A whole model's; None if neither its config nor its files have it. ModelError."""
+    """A whole model's weights; None if neither its config nor its files show them. ModelError."""
     kv = kv_elements_per_token(model)
     if kv is None:
         return None
@@ -75,7 +76,7 @@ def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
     count = dense_parameters(model)
     basis: Literal["config", "headers"] = "config"
     if count is None and model.field("quantization_config") is not None:
-        return _as_stored(model, kv * size)  # packed numbers do not count weights
+        return _as_stored(model, kv * size)  # the count of packed numbers is not that of weights
     if count is None:
         count, basis = _from_headers(model), "headers"
     if count is None:
@@ -95,7 +96,7 @@ def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
 
 
 def _stays_packed(model: ModelFiles, dtype: str) -> bool:
-    """Whether it runs as it is stored. compressed-tensors are unpacked, but for fp8 on GPUs."""
+    """Whether it runs packed, as stored; compressed-tensors are unpacked, except fp8 on GPUs."""
     stored = model.field("quantization_config")
     if not isinstance(stored, dict):
         return stored is not None
@@ -109,8 +110,8 @@ def _stays_packed(model: ModelFiles, dtype: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterCount:
-    """Parameters; `in_linears` are those of the blocks' matrices, `looked_up` of an embedding
-    that no product reads, `float32_buffers` numbers that have float32 whatever the dtype is."""
+    """Numbers of parameters: `in_linears` are in the blocks' matrices, `looked_up` in an embedding
+    that only serves for lookups. `float32_buffers` stay in float32 whatever the dtype."""
 
     total: int
     in_linears: int
@@ -119,7 +120,7 @@ class ParameterCount:
 
 
 def sizes_of(model: ModelFiles) -> Sizes | None:
-    """Sizes that the layers' shapes follow from; None if the config lacks them."""
+    """The sizes that determine the layers' shapes; None if the config lacks them."""
     defaults = DENSE.get(model.dense_kind or "", {})
     kv_heads = model.size("num_key_value_heads") or defaults.get("num_key_value_heads")
     heads = model.size("num_attention_heads")
@@ -154,18 +155,18 @@ def dense_parameters(model: ModelFiles) -> ParameterCount | None:
 
 
 def kv_elements_per_token(model: ModelFiles) -> int | None:
-    """Numbers that one token's keys and values take in all layers; None if it is unknown."""
+    """Numbers in one token's keys and values in all layers; None if unknown."""
     layers, sizes = model.size("num_hidden_layers"), sizes_of(model)
     if layers is None or sizes is None:
         return None
     latent, rotated = model.size("kv_lora_rank"), model.size("qk_rope_head_dim")
     if latent is not None and rotated is not None:
-        return layers * (latent + rotated)  # of all heads: transformers unfolds what it has read
+        return layers * (latent + rotated)  # for all heads: transformers expands it after reading
     return layers * 2 * sizes.kv_heads * sizes.head
 
 
 def _from_headers(model: ModelFiles) -> ParameterCount | None:
-    """Counts the tensors that loading takes from the files, a tied head once."""
+    """Counts the tensors that loading reads from the files; a tied head counts once."""
     tensors = _loaded(model)
     if tensors is None:
         return None
@@ -188,7 +189,7 @@ def _from_headers(model: ModelFiles) -> ParameterCount | None:
 
 
 def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
-    """The bytes of the files, for a checkpoint that is stored quantized."""
+    """Weights with the bytes of the files, for a checkpoint that is stored quantized."""
     tensors = _loaded(model)
     if tensors is None:
         return None
@@ -207,8 +208,8 @@ def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
 
 
 def _loaded(model: ModelFiles) -> dict[str, TensorHeader] | None:
-    """Without what transformers leaves in the files: MTP layers, old rotary tables, a tied head,
-    and what only images, video and sound need."""
+    """The tensors that transformers loads for text: no MTP layers, old rotary tables, tied head, or
+    parts for images, video and sound."""
     if model.tensors is None:
         return None
     layers = model.num_layers
@@ -229,10 +230,8 @@ Files = HeadFiles[TensorHeader]
 def head_weights(
     target: ModelFiles, head: ModelFiles, facts: HeadFacts, dtype: str
 ) -> Weights | None:
-    """Weights of a head in the target's dtype, without copies of the target's tensors.
-
-    None for a pickle. ModelError.
-    """
+    """Weights of a head in the target's dtype, without copies of the target's tensors; None for a
+    pickle. ModelError."""
     try:
         files = head.head
     except ModelError:
@@ -270,7 +269,7 @@ def _weights(num_elements: int, size: int, *, kv_elements: int, looked_up: int =
 def _without_copies(
     tensors: Mapping[str, TensorHeader], target: ModelFiles
 ) -> dict[str, TensorHeader]:
-    """Without an embedding that is the target's, bit by bit, and without what is not kept."""
+    """The tensors that stay loaded, without bitwise copies of the target's embedding and head."""
     of_target = target.tensors or {}
     tables = [header for name, header in of_target.items() if name.endswith("embed_tokens.weight")]
     heads = [header for name, header in of_target.items() if name.endswith("lm_head.weight")]
@@ -292,7 +291,7 @@ def _is_copy(header: TensorHeader, of: list[TensorHeader]) -> bool:
 
 
 def _layers_kv(files: Files) -> int:
-    """Numbers that a token takes in the layers of a head."""
+    """Numbers in one token's keys and values in a head's layers."""
     fields = layer_fields(files.fields)
     kv_heads = fields.whole("num_key_value_heads") or fields.must("num_attention_heads")
     return (fields.whole("num_hidden_layers") or 1) * 2 * kv_heads * head_size(fields)
