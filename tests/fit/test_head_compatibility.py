@@ -1,16 +1,21 @@
-"""Whether a head was made for a target: sizes, layers, whose head it is; both values named."""
+"""Whether a head was made for a target: sizes, layers, whose head it is; both values named. Heads
+whose files are incomplete, and what is held and read of them.
+"""
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
-from specbench.files.model import ModelFiles
+from specbench.files.model import ModelFiles, open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import Compatibility, check_drafter
+from specbench.fit.weights import head_weights
 from specbench.inputs.pairing import DrafterSpec
-from specbench.methods import all_methods
+from specbench.methods import all_methods, find_method
+from tests.fit.test_memory_plan import H100, pair, shape
 from tests.tiny_models import (
     HEADS,
     NUM_LAYERS,
@@ -210,3 +215,49 @@ def test_medusa_tensors_of_other_shapes_are_refused_with_both(target, tmp_path):
 def test_a_target_without_mtp_layers_is_refused_for_mtp(target):
     (finding,) = check_drafter(target, DrafterSpec(name="mtp", method="mtp")).of_level("refused")
     assert re.search("MTP layers .*llama", finding.reason)
+
+
+def test_a_pickled_head_of_another_width_is_not_refused(target, tmp_path):
+    """It may have an input projection of its own."""
+    head = write_head(tmp_path / "head", "eagle3", target)
+    changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
+    fields = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}
+    checked = check(target, change_config(changed, **fields), "eagle3")
+    assert "hidden_size" not in [field for field, *_ in refusals(checked)]
+
+
+def test_a_model_config_is_refused_as_a_head_without_a_pickle(target, tmp_path):
+    head = write_head(tmp_path / "head", "eagle", target)
+    changed = change_config(head, architectures=["LlamaForCausalLM"])
+    for file in head.folder.glob("*.safetensors*"):
+        file.unlink()
+    assert refusals(check(target, open_model(changed.spec), "eagle"))
+
+
+def test_an_ngram_drafter_needs_no_memory_for_distributions():
+    from specbench.fit.memory_plan import sampling_bytes
+    from specbench.inputs.pairing import DrafterSpec
+
+    big = open_model(shape("llama-8b"))
+    cold = replace(H100, num_speculative_tokens=4)
+    ngram = DrafterSpec(name="d", method="ngram")
+    plans = [pair(big, replace(cold, temperature=t), ngram) for t in (0.0, 1.0)]
+    needed = sampling_bytes(1, 4, big.vocab_size, draws=False)
+    assert plans[1].peak.rest - plans[0].peak.rest == needed
+
+
+def test_a_separate_embedding_is_looked_up_but_not_streamed(target, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    head = write_head(tmp_path / "head", "eagle", target)
+    (file,) = head.folder.glob("*.safetensors")
+    tensors = {n: t for n, t in load_file(file).items() if "embed_tokens" not in n}
+    facts = find_method("eagle").head
+    embedding = torch.randn(target.vocab_size, target.size("hidden_size"))
+    weights = []
+    for more in ({}, {"embed_tokens.weight": embedding}):
+        save_file({**tensors, **more}, file)
+        weights.append(head_weights(target, open_model(head.spec), facts, "float32"))
+    bare, full = weights
+    assert full.nbytes - bare.nbytes == embedding.nbytes
+    assert full.read_bytes == bare.read_bytes

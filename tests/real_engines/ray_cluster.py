@@ -17,7 +17,7 @@ from specbench.errors import DeviceLostError
 from specbench.settings import MachineSettings
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.served_runs import measured, settings_for
-from tests.bench.test_spread_targets import two_targets
+from tests.bench.test_spread import two_targets
 from tests.bench.tiny_runs import run_on
 from tests.stored_work import work_of
 

@@ -1,4 +1,6 @@
-"""The memory plan against a process that decodes the pair: within 5% of its growth."""
+"""The memory plan is within 5% of the growth of a process that decodes the pair, and of the peak of
+CUDA's allocator.
+"""
 
 import json
 import os
@@ -11,9 +13,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import Work
+from specbench.engines.model_pool import ModelPool
 from specbench.files.model import open_model
 from specbench.fit.memory_plan import DeploymentSpec, plan_pair, plan_target
 from specbench.inputs.config import load_pairings
+from tests.fit.memory_child import decode
 from tests.tiny_pair import make_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +99,27 @@ def _growth(pairings: Path) -> list[int]:
         command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment
     )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.gpu
+def test_the_allocator_peak_on_a_gpu_matches_the_plan(tmp_path: Path) -> None:
+    write_model(tmp_path / "target", num_layers=28)
+    write_model(tmp_path / "draft", num_layers=4)
+    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
+    (target,) = load_pairings(tmp_path / "pairings.yaml").targets
+    (drafter,) = target.drafters
+    place = DeploymentSpec(device="cuda", context=512, num_speculative_tokens=4)
+    files = open_model(target.model)
+    alone, pair = plan_target(files, place), plan_pair(files, drafter, place)
+    assert alone is not None
+    assert pair is not None
+
+    engine = BuiltinEngine(target, ModelPool(torch.device("cuda", 0)))
+    decode(engine, engine.baseline, place.context)
+    peaks = [torch.cuda.max_memory_allocated()]
+    engine.add_drafter(drafter)
+    work = Work(drafter=drafter.name, method=drafter.method, k=4)
+    decode(engine, work, place.context)
+    peaks.append(torch.cuda.max_memory_allocated())
+
+    assert peaks == pytest.approx([alone.peak.total, pair.peak.total], rel=0.05)
