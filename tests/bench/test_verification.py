@@ -1,19 +1,24 @@
-"""Evidence that is collected in shares is that of one process."""
+"""Evidence collected in several processes is that of one; how work is divided between them."""
 
+import os
+import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from specbench.bench import verification
-from specbench.bench.sharding import ALL, Shard
+from specbench.bench.sharding import ALL, Shard, run_sharded
 from specbench.bench.verification import _collect, _num_processes
+from specbench.errors import DeviceError, ModelError
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
 from specbench.settings import RunSettings
 from specbench.shipped import shipped
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence
 from tests.bench.fakes import RecordingWatch
+from tests.bench.shared_work import killed, refusing, squares, waiting
 from tests.settings.flat_settings import settings_of
 from tests.tiny_pair import write_pair
 
@@ -77,3 +82,51 @@ def test_small_models_are_examined_on_every_core(
     assert _num_processes(settings(tmp_path), embedded) == 1
     monkeypatch.setattr(verification, "_SMALL", 0)
     assert _num_processes(run_settings, pairings) == 1  # each forward takes several cores
+
+
+def test_each_item_is_in_exactly_one_shard() -> None:
+    shards = [Shard(first, 3) for first in range(3)]
+    assert [[shard.has(piece) for shard in shards].count(True) for piece in range(10)] == [1] * 10
+    assert all(ALL.has(piece) for piece in range(10))
+
+
+@pytest.mark.parametrize("num_processes", [1, 3])
+def test_findings_are_ordered_and_reported_once(num_processes: int) -> None:
+    watch = RecordingWatch()
+    assert run_sharded(squares, num_processes, watch) == [0, 1, 4, 9, 16, 25, 36]
+    assert watch.warnings == ["too warm"]
+    assert set(watch.stages) == {f"share {first}" for first in range(num_processes)}
+
+
+def test_an_error_in_one_shard_ends_the_sharded_run() -> None:
+    with pytest.raises(ModelError, match="no such model"):
+        run_sharded(refusing, 2, RecordingWatch())
+
+
+def test_a_server_that_dies_is_reported() -> None:
+    with pytest.raises(DeviceError, match="code -9"):
+        run_sharded(killed, 2, RecordingWatch())
+
+
+def test_logs_during_imports_are_silenced(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from tests.bench.talkative_work import nothing
+
+    capfd.readouterr()  # this process logged it, too
+    assert run_sharded(nothing, 2, RecordingWatch()) == []
+    assert "no kernel" not in capfd.readouterr().err
+
+
+def test_ctrl_c_is_for_the_parent_and_leaves_no_process(tmp_path: Path) -> None:
+    class Interrupted(RecordingWatch):
+        def stage(self, text: str) -> None:  # noqa: ARG002
+            while len(list(tmp_path.iterdir())) < 2:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sharded(partial(waiting, tmp_path), 2, Interrupted())
+    for path in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.name), 0)
