@@ -1,4 +1,4 @@
-"""Traces the tokens that each drafter would get accepted along finished texts.
+"""Traces how many draft tokens each drafter would get accepted along finished texts.
 
-`trace.py` has the texts, what they accept of a proposal, and the records.
+`trace.py` has the texts, the matches of proposals with them, and the records.
 """

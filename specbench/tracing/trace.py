@@ -1,9 +1,9 @@
-"""Traces: what a drafter would propose along a target's finished texts, as records.
+"""Traces of the proposals that a drafter would make along a target's finished texts.
 
 One pass per text serves every K. The text of a prompt is decoded once, without drafts, for all
-drafters. Row 0 follows the text like rounds at K = 0, which every drafter can do; each start is a
-copy of that row. Shape suffixes: B rows, T tokens fed or positions, C capacity of a row in tokens,
-V vocabulary, F features, K drafts, N = K + 1 nodes.
+drafters. Row 0 follows the text in rounds at K = 0, which every drafter supports; the row of each
+start is a copy of it. Shape suffixes: B rows, T tokens fed or positions, C capacity of a row in
+tokens, V vocabulary, F features, K drafts, N = K + 1 nodes.
 """
 
 import time
@@ -28,7 +28,7 @@ from specbench.forward.tree import Tree
 from specbench.records import Request, Sampling, TraceRecord
 from specbench.records.forecasts import Drafting
 
-NOTHING = -1  # in place of a token after the end of the text: no draft token equals it
+NOTHING = -1  # padding after the end of the text, which no draft token equals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,18 +44,18 @@ class TargetText(Request):
 
     @classmethod
     def of(cls, request: Request, **more: Any) -> "TargetText":
-        """The text of a request; `more` are its other fields."""
+        """The text of a request; `more` are the fields that a request does not have."""
         return cls(
             **{field.name: getattr(request, field.name) for field in fields(Request)}, **more
         )
 
     @property
     def num_starts(self) -> int:
-        """Tokens after which a round can start: all but the last."""
+        """The number of tokens after which a round can start: all but the last."""
         return len(self.output_ids) - 1
 
     def by_position(self, capacity: int, device: torch.device) -> Tensor:
-        """Prompt and output [C], NOTHING past their end."""
+        """Prompt and output [C], padded with NOTHING."""
         tokens = [*self.prompt_ids, *self.output_ids]
         padding = [NOTHING] * (capacity - len(tokens))
         return torch.tensor([*tokens, *padding], device=device)
@@ -64,8 +64,8 @@ class TargetText(Request):
 class TextSampler(Sampler):
     """A sampler that returns the token of the text at each position, for target and drafter.
 
-    Distributions do not change. So a sampled draft follows the text to any depth, and the proposal
-    has the distribution from which each token of the text might have been drawn.
+    Distributions are unchanged. A sampled draft therefore follows the text to any depth, and the
+    proposal has the distribution that each token of the text might have been drawn from.
     """
 
     def __init__(self, sampling: Sampling, text_C: Tensor) -> None:
@@ -85,7 +85,7 @@ class ProposalMatches:
 
     num_drafted: dict[int, int] = field(default_factory=dict)
     limit: dict[int, int] = field(default_factory=dict)  # most draft tokens that can be accepted
-    num_equal: dict[int, int] = field(default_factory=dict)  # leading draft tokens as in the text
+    num_equal: dict[int, int] = field(default_factory=dict)  # leading draft tokens that match
     # If drafts are sampled: the probability of each text token in their distribution.
     draft_probs: dict[int, list[float]] = field(default_factory=dict)
 
@@ -114,9 +114,9 @@ class ProposalMatches:
     def chances(self, start: int, target_probs: list[float]) -> tuple[float, ...]:
         """P(accepted) by depth, up to the first that is 0.
 
-        `target_probs[t]` is the target's probability of token t of the text. If a draft is drawn
-        from q and accepted with min(1, p/q), the output is x with p(x), and the draft was x and
-        accepted with min(p(x), q(x)): given the text, min(1, q/p).
+        `target_probs[t]` is the target's probability of token t of the text. A draft that is drawn
+        from q is accepted with min(1, p/q). The output is x with probability p(x). The draft is x
+        and accepted with probability min(p(x), q(x)), which is min(1, q/p) given the text.
         Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1, by Bayes' rule.
         """
         limit, num_equal = self.limit[start], self.num_equal[start]
@@ -131,7 +131,7 @@ class ProposalMatches:
 
 
 def kept_given_text(q: float, p: float) -> float:
-    """P(a draft token drawn from q was accepted | it is the token of the text)."""
+    """P(the draft token, drawn from q, is x and accepted | the text's token is x, drawn from p)."""
     return min(1.0, q / p) if p > 0 else float(q > 0)
 
 
@@ -153,13 +153,13 @@ def _expected(proposal: Proposal, length_B1: Tensor, text_C: Tensor) -> Tensor:
 
 
 def _equal_in_chain(proposal: Proposal, length_B1: Tensor, text_C: Tensor) -> Tensor:
-    """Number of leading draft tokens that are as in the text [B]."""
+    """The number of leading draft tokens that equal the text [B]."""
     equal_BK = proposal.tokens_BK == _expected(proposal, length_B1, text_C)
     return equal_BK.cumprod(1).sum(1)
 
 
 def _equal_in_tree(proposal: Proposal, tree: Tree, length_B1: Tensor, text_C: Tensor) -> Tensor:
-    """Depth of the deepest node whose whole path is as in the text [B]."""
+    """The depth of the deepest node whose whole path equals the text [B]."""
     equal_BK = proposal.tokens_BK == _expected(proposal, length_B1, text_C)
     accepted_BK = equal_BK & tree.is_active_BK
     accepted_BN = torch.cat([torch.ones_like(accepted_BK[:, :1]), accepted_BK], 1)
@@ -167,34 +167,34 @@ def _equal_in_tree(proposal: Proposal, tree: Tree, length_B1: Tensor, text_C: Te
 
 
 MOST_ROWS = 128
-TOKENS_AT_ONCE = 2**16  # of all rows together: bounds their keys and values
+TOKENS_AT_ONCE = 2**16  # in all rows together, to limit the memory of their keys and values
 LOGITS_AT_ONCE = 2**25
-_CHUNK = 512  # tokens of a text fed to the target together
-_MOST_STATES = 8  # rows of a draft that keeps recurrent state, which is large
+_CHUNK = 512  # tokens of a text per forward of the target
+_MOST_STATES = 8  # rows of a drafter with recurrent state, which is large
 
 
 class TraceResult(NamedTuple):
-    """Matches of the proposals by depth, and the target's probability of each token of the text."""
+    """The proposals' matches by depth, and the target's probability of each token of the text."""
 
     matches: dict[int, ProposalMatches]
-    target_probs: list[float]  # of each token; 1 for the first, which is from prefill
+    target_probs: list[float]  # 1 for the first token, which comes from the prefill
 
 
 class _TargetForward(NamedTuple):
-    """The target's forward of tokens `begin` .. `end` - 1 of the output."""
+    """The target's forward over tokens `begin` to `end` - 1 of the output."""
 
     begin: int
     end: int
-    position: int  # of the first
+    position: int  # position of token `begin`
     logits_1TV: Tensor
     features: tuple[Tensor, ...]  # [1, T, F] each
 
 
 class DrafterTrace:
-    """One drafter over the texts of one conversation, turn after turn in the same rows.
+    """Traces one drafter over the turns of one conversation, in the same rows.
 
-    It uses the first rows of the target and of the drafter, whose requests must be done. `ks` are
-    the proposed depths; if the chains of a drafter nest, only the deepest is proposed.
+    It uses the first rows of the target and of the drafter, whose requests must be finished. `ks`
+    are the traced depths; if a smaller K drafts a prefix of a larger one, only the deepest is.
     """
 
     def __init__(
@@ -214,14 +214,14 @@ class DrafterTrace:
         longest = max(len(text.prompt_ids) + len(text.output_ids) for text in texts)
         self._spare = num_drafts + 1
         self._capacity = capacity = rounded_up(longest + self._spare)
-        # Without a model each start is one more step of the same row, so it may keep any state.
+        # Without a model, each start is one more step of the same row, so any state is allowed.
         by_logits = LOGITS_AT_ONCE // (target.vocab_size * self._spare)
         most = min(MOST_ROWS, TOKENS_AT_ONCE // capacity, by_logits) if resources.has_model else 1
         num_rows = max(1, min(most, max(text.num_starts for text in texts)))
         runner = resources.runner
         self._shares_cache = runner is not None and runner.cache is target.cache
         has_states = runner is not None and runner.most_drafts is not None
-        if has_states:  # row 0 holds those of all starts
+        if has_states:  # row 0 keeps the states of all starts
             num_rows = min(num_rows, _MOST_STATES)
         self._steps = has_states and self._shares_cache
         self._rows = Rows(target, drafter, num_rows=1, capacity=capacity, eos_ids=())
@@ -230,7 +230,7 @@ class DrafterTrace:
         if self._shares_cache:
             target.allocate(num_rows, capacity)
         self._starts = State.allocate(num_rows, capacity, [], target.device)
-        self._before: tuple[int, ...] = ()  # the text of the last turn
+        self._last: tuple[int, ...] = ()  # prompt and output of the last turn
 
     def follow(self, text: TargetText, sampling: Sampling) -> TraceResult:
         """Propose at every start of the text; UsageError for proposals that cannot be matched."""
@@ -238,44 +238,45 @@ class DrafterTrace:
         sampler = TextSampler(sampling, text_C)
         self._fill(text, sampler)
         result = TraceResult({k: ProposalMatches() for k in self.ks}, [1.0])
-        for read in self._read(text):
-            # The prompt gives the first start, and each token that is read gives one more.
-            first, last = read.begin + 1 if read.begin else 0, min(read.end, text.num_starts - 1)
+        for forward in self._forwards(text):
+            begin, end = forward.begin, forward.end
+            # The prompt gives the first start, and each output token gives one more.
+            first, last = begin + 1 if begin else 0, min(end, text.num_starts - 1)
             if not sampler.is_greedy:
-                tokens_T1 = text_C[len(text.prompt_ids) + read.begin + 1 :][: read.end - read.begin]
-                probs_TV = sampler.probs(read.logits_1TV[0])
+                tokens_T1 = text_C[len(text.prompt_ids) + begin + 1 :][: end - begin]
+                probs_TV = sampler.probs(forward.logits_1TV[0])
                 result.target_probs.extend(probs_TV.gather(1, tokens_T1[:, None])[:, 0].tolist())
-            for begin in range(first, last + 1, self._starts.num_rows):
-                starts = range(begin, min(begin + self._starts.num_rows, last + 1))
-                self._propose(text, text_C, starts, read, sampler, result.matches)
+            for start in range(first, last + 1, self._starts.num_rows):
+                starts = range(start, min(start + self._starts.num_rows, last + 1))
+                self._propose(text, text_C, starts, forward, sampler, result.matches)
         self._finish(text)
         return result
 
     def _fill(self, text: TargetText, sampler: TextSampler) -> None:
-        """Prefill the prompt; the earlier turns of the conversation are in the row already."""
+        """Prefill the prompt; the row already contains the earlier turns of the conversation."""
         request = Request(
             prompt_ids=text.prompt_ids,
             max_new_tokens=text.max_new_tokens,
             seed=text.seed,
             prediction_ids=text.prediction_ids,
         )
-        num_cached = self._rows.num_cached(0, self._before, len(self._before) - 2, text.prompt_ids)
+        num_cached = self._rows.num_cached(0, self._last, len(self._last) - 2, text.prompt_ids)
         self._rows.fill([PrefillRequest(0, request, num_cached)], sampler)
 
     def _finish(self, text: TargetText) -> None:
-        """Leave the row as its last round would, for the prefill of the next turn."""
+        """Set the row's state to that after its last round, for the prefill of the next turn."""
         state, tokens = self._rows.state, (*text.prompt_ids, *text.output_ids)
         state.tokens_BC[0, : len(tokens)] = torch.tensor(tokens, device=self._target.device)
         state.length_B1.fill_(len(tokens) - 1)
         state.budget_B.zero_()
-        self._before = tokens
+        self._last = tokens
 
-    def _read(self, text: TargetText) -> Iterator[_TargetForward]:
-        """Forwards of the target over the output without its last token."""
+    def _forwards(self, text: TargetText) -> Iterator[_TargetForward]:
+        """The target's forwards over the output without its last token."""
         chunk = max(1, min(_CHUNK, LOGITS_AT_ONCE // self._target.vocab_size))
         if self._shares_cache:
-            # Drafts overwrite the target's cache past their start, and the next chunk restores it;
-            # so a chunk must not reach further than the rows do.
+            # Drafts overwrite the target's cache after their start, and the next chunk restores it.
+            # A chunk must therefore not be longer than the rows.
             chunk = max(1, self._starts.num_rows - 1)
         for begin in range(0, text.num_starts, chunk):
             end = min(begin + chunk, text.num_starts)
@@ -296,35 +297,35 @@ class DrafterTrace:
         text: TargetText,
         text_C: Tensor,
         starts: Sequence[int],
-        read: _TargetForward,
+        forward: _TargetForward,
         sampler: TextSampler,
         matches: Mapping[int, ProposalMatches],
     ) -> None:
-        """Proposals at neighboring starts, in copies of row 0, which stays at the last of them."""
-        drafter, walker = self._drafter, self._rows.state
+        """Match proposals at consecutive starts, in copies of row 0, which ends at the last one."""
+        drafter, row_0 = self._drafter, self._rows.state
         num_prompt, end = len(text.prompt_ids), len(text.prompt_ids) + starts[-1]
         span = rounded_up(end + self._spare)
-        walker.tokens_BC[0, : end + 1] = text_C[: end + 1]
-        walker.length_B1.fill_(end)
-        drafter.catch_up(walker, len(starts), span)
+        row_0.tokens_BC[0, : end + 1] = text_C[: end + 1]
+        row_0.length_B1.fill_(end)
+        drafter.catch_up(row_0, len(starts), span)
         for row, start in enumerate(starts, 1):
-            walker.length_B1.fill_(num_prompt + start)
+            row_0.length_B1.fill_(num_prompt + start)
             if start:
-                drafter.observe(walker, self._outcome(text_C, num_prompt + start, read, span))
+                drafter.observe(row_0, self._outcome(text_C, num_prompt + start, forward, span))
             if row < len(starts):
                 drafter.copy_row(0, row, num_prompt + start + 1)
                 if self._shares_cache:
                     self._target.copy_row(0, row, num_prompt + start + 1)
         order = [starts[-1], *starts[:-1]]
-        state = self._standing(text, text_C, order)
+        state = self._state_at(text, text_C, order)
         for k in self.ks:
             proposal = propose(drafter, state, sampler, k, span)
             refuse_drawn_tree(self._name, proposal)
             size = num_prompt + len(text.output_ids)
             matches[k].add(order, proposal, state.length_B1, text_C, size)
 
-    def _standing(self, text: TargetText, text_C: Tensor, starts: Sequence[int]) -> State:
-        """Rows that contain the text only up to their starts."""
+    def _state_at(self, text: TargetText, text_C: Tensor, starts: Sequence[int]) -> State:
+        """The state of rows that contain the text up to their starts."""
         state = self._starts.rows(0, len(starts))
         starts_B = torch.tensor(starts, device=text_C.device)
         state.length_B1.copy_((starts_B + len(text.prompt_ids))[:, None])
@@ -334,23 +335,23 @@ class DrafterTrace:
         state.seed_B.fill_(text.seed)
         return state
 
-    def _outcome(self, text_C: Tensor, length: int, read: _TargetForward, span: int) -> Outcome:
-        """The outcome of a round at K = 0 that emitted the token at `length`."""
+    def _outcome(self, text_C: Tensor, length: int, forward: _TargetForward, span: int) -> Outcome:
+        """The outcome of a round at K = 0 that emitted the token at position `length`."""
         position_11 = torch.full((1, 1), length - 1, device=text_C.device)
-        at = length - 1 - read.position
+        t = length - 1 - forward.position
         return Outcome(
             num_emitted_B=torch.ones_like(position_11[0]),
             positions_BT=position_11,
             following_BT=text_C[position_11 + 1],
-            features=tuple(f_1TF[:, at : at + 1] for f_1TF in read.features),
+            features=tuple(f_1TF[:, t : t + 1] for f_1TF in forward.features),
             span=span,
             tokens_BN=text_C[position_11],
-            logits_BNV=read.logits_1TV[:, at : at + 1],
+            logits_BNV=forward.logits_1TV[:, t : t + 1],
         )
 
 
 class TraceNames(NamedTuple):
-    """Keys of the records of a trace."""
+    """Names that the records of a trace have as keys."""
 
     target: str
     drafter: str
@@ -377,7 +378,7 @@ def trace_conversation(
     ks: Iterable[int],
     drafting: Drafting = "own",
 ) -> tuple[TraceRecord, ...]:
-    """`trace` of a drafter that the engine has loaded; UsageError if the engine is not Traceable.
+    """Calls `trace` with a loaded drafter; UsageError if the engine is not Traceable.
 
     The drafter loses its rows, and its KV cache may grow: trace before a measurement warms up.
     """
@@ -401,24 +402,24 @@ def trace(
 ) -> tuple[TraceRecord, ...]:
     """Traces of the turns of one prompt: one record per turn and depth, in this order.
 
-    If a smaller K drafts a prefix of a larger one, there is one record, traced at the deepest of
-    `ks`. Depths beyond the drafter's limit are left out. With `drafting` greedy it drafts its
-    likeliest tokens at any temperature. UsageError if the method cannot be traced.
+    If a smaller K drafts a prefix of a larger one, there is one record per turn, traced at the
+    deepest of `ks`. Depths beyond the drafter's limit are left out. With `drafting` greedy, it
+    drafts its likeliest tokens at any temperature. UsageError if the method cannot be traced.
     """
     if drafter.capabilities.repeatability == "none":
         raise UsageError(
             f"{names.drafter}: {names.method} cannot be forecast: what it drafts depends on "
             "earlier checks, including rejected drafts; measure it"
         )
-    wanted = sorted({k for k in ks if 0 < k <= (drafter.capabilities.max_k or k)})
-    if not wanted or not texts:
+    depths = sorted({k for k in ks if 0 < k <= (drafter.capabilities.max_k or k)})
+    if not depths or not texts:
         return ()
     records: list[TraceRecord] = []
     with torch.inference_mode(), pinned_attention(target.device):
-        track = DrafterTrace(names.drafter, target, drafter, texts, wanted)
+        drafter_trace = DrafterTrace(names.drafter, target, drafter, texts, depths)
         for text in texts:
             began_s = time.perf_counter()
-            result = track.follow(text, text.sampling if drafting == "own" else Sampling())
+            result = drafter_trace.follow(text, text.sampling if drafting == "own" else Sampling())
             seconds = (time.perf_counter() - began_s) / len(result.matches)
             for k, matches in result.matches.items():
                 starts = range(text.num_starts)
@@ -432,7 +433,7 @@ def trace(
                     repeat=text.repeat,
                     temperature=text.sampling.temperature,
                     num_speculative_tokens=k,
-                    is_chain=track.is_chain,
+                    is_chain=drafter_trace.is_chain,
                     is_exact=drafter.capabilities.repeatability == "exact",
                     num_prompt_tokens=len(text.prompt_ids),
                     output_ids=text.output_ids,

@@ -1,4 +1,3 @@
-"""Trains a draft head for a target: prompts in, a head's checkpoint and its card out.
-
-The head is trained on the target's answers. Open `train_head.py` first.
+"""Trains a draft head for a target on the target's answers to prompts, and writes its checkpoint
+and card. Start with `train_head.py`.
 """

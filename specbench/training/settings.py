@@ -1,4 +1,4 @@
-"""Settings of a training, and its files, which are replaced atomically; no torch."""
+"""Settings of a training, and the atomic replacement of its files. Does not import torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from specbench.settings.option import Option
 from specbench.settings.words import MAX_CONCURRENCY, parse_seconds, parse_temperatures
 from specbench.whole_file import replaced as replaced_whole
 
-MAX_TOKENS = 1024  # of a text
+MAX_TOKENS = 1024  # per training text
 
 
 def _names(items: list[str]) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(TrainOptions):
-    """The options of a training, with the model that its target names."""
+    """The options of a training, and the target's model."""
 
     spec: ModelSpec
     dtype: str | None = None
@@ -120,27 +120,27 @@ class TrainSettings(TrainOptions):
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """Replaces `path` at the end by what was written; StoreError if the disk refuses."""
+    """A stream whose content replaces `path` on exit; StoreError if the disk reports an error."""
     try:
         with replaced_whole(path) as stream:
             yield stream
     except Exception as error:
-        reason = _of_the_disk(error)
+        reason = _disk_error(error)
         if reason is None:
             raise
         raise not_written(path, reason) from error
 
 
 def not_written(path: Path, error: OSError) -> StoreError:
-    """The error for a user; everything that a training resumes from is unchanged."""
+    """The error for the user. The files that a training resumes from are unchanged."""
     return StoreError(
         f"{path} cannot be written: {error.strerror}. Free disk space or fix the problem, "
         "then resume with the same command plus --resume: finished answers and saved steps are kept"
     )
 
 
-def _of_the_disk(error: BaseException | None) -> OSError | None:
-    """The disk's error behind the RuntimeError that torch.save raises."""
+def _disk_error(error: BaseException | None) -> OSError | None:
+    """The OSError that caused this error: torch.save raises a RuntimeError instead."""
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error

@@ -1,9 +1,9 @@
-"""Draft heads in training: the inference code of a head, run on trainable float32 parameters.
+"""Draft heads in training: a head's inference code with trainable float32 parameters.
 
-New and existing heads are opened here, trained in trainer.py, and measured by held-out acceptance:
-how far a head's greedy chains match the target's own greedy outputs. A head that drafts token by
-token continues each pass from its own states. Each Medusa head learns the target's distribution one
-token further ahead.
+New and existing heads are opened here and trained in trainer.py. Their measure is held-out
+acceptance: how far a head's greedy chains match the target's greedy outputs. In training, a head
+that drafts token by token continues each pass from its own states. Each further Medusa head learns
+the target's distribution one token further ahead.
 Shape suffixes: B rows, T tokens, N positions, H heads, F hidden size, D draft positions or tokens
 that a head can draft, V vocabulary, R ranks.
 """
@@ -31,8 +31,8 @@ class Agreement(NamedTuple):
     """How often greedy chains of D draft tokens match the target's text.
 
     A chain starts after each token of an output. At each draft position, `contexts_D` counts the
-    chains whose text is long enough, and `correct_D` those that match up to there. `ranks` (Medusa
-    only, [heads, ranks]) counts matches of the token of each rank.
+    chains whose text is long enough, and `correct_D` those that match up to this position. `ranks`
+    (Medusa only, [heads, ranks]) counts matches of each head's token of each rank.
     """
 
     contexts_D: Tensor
@@ -45,7 +45,7 @@ class Student(Protocol):
 
     parameters: Mapping[str, Tensor]  # float32 and trainable, by parameter name
     features: tuple[int, ...]
-    num_tokens: int  # that it can draft
+    num_tokens: int  # tokens that it can draft
 
     def loss(self, lesson: Lesson, generator: torch.Generator) -> Tensor:
         """The loss of a batch in nats; all random numbers come from `generator`."""
@@ -61,7 +61,7 @@ class Student(Protocol):
 
 
 def set_parameters(module: nn.Module, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Replace parameters of a module by these tensors, cast to `dtype`; gradients reach them."""
+    """Replace parameters of a module by these tensors, cast to `dtype`; gradients flow to them."""
     for name, tensor in parameters.items():
         owner, _, last = name.rpartition(".")
         inner = module.get_submodule(owner)
@@ -86,17 +86,18 @@ def distillation_loss(logits_NV: Tensor, teacher_NV: Tensor) -> Tensor:
 
 
 _PASS_DECAY = 0.8  # weight of each pass relative to the previous one
-_NOISE = 0.1  # of a feature's deviation; uniform. Li et al. 2024 (arXiv:2401.15077), section 4
+# Uniform, per standard deviation of a feature. Li et al. 2024 (arXiv:2401.15077), section 4.
+_NOISE = 0.1
 
 
 class ChainHead(FeatureHead, Protocol):
-    """A head that drafts token by token, all steps of which can be trained."""
+    """A head that drafts token by token, and whose steps can all be trained."""
 
     num_depths: int  # steps with separate layers; deeper steps reuse them
 
     @property
     def module(self) -> nn.Module:
-        """The head's weights, which training replaces."""
+        """The module whose weights are trained."""
         ...
 
     def files(self, checkpoint: Checkpoint, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -142,7 +143,7 @@ class ChainStudent:
         with torch.no_grad():
             teacher_NV = self._target.logits(teacher_NF[None])[0]
         logits_NV = self._head.logits(states_NF[None], depth)[0]
-        if self._ids_D is not None:  # among the tokens that it can draft
+        if self._ids_D is not None:  # compare only the tokens that the head can draft
             teacher_NV, logits_NV = teacher_NV[:, self._ids_D], logits_NV[:, self._ids_D]
         distance = distillation_loss(logits_NV, teacher_NV)
         if self._recipe.feature_weight and len(states_NF):
@@ -152,7 +153,7 @@ class ChainStudent:
 
     @torch.no_grad()
     def agreement(self, lesson: Lesson, depth: int) -> Agreement:
-        """At most one draft token per separate layer: deeper steps are not trained."""
+        """Agreement for at most one draft token per separate layer: deeper steps are untrained."""
         if self._head.num_depths > 1:
             depth = min(depth, self._head.num_depths)
         set_parameters(self._head.module, self.parameters, self._head.dtype)
@@ -176,7 +177,7 @@ class ChainStudent:
         return replace(self._initial, tensors={**self._initial.tensors, **files})
 
     def _run(self, lesson: Lesson, features: tuple[Tensor, ...], count: int) -> Iterator[_HeadPass]:
-        """Run `count` passes over the texts of a batch, with the text's tokens as draft tokens."""
+        """Run `count` passes over a batch, with the tokens of its texts as draft tokens."""
         head, batch = self._head, lesson.batch
         tokens_BT, is_answer_BT = batch.ids_BT[:, 1:-1], batch.is_answer_BT[:, 2:]
         B, T = tokens_BT.shape
@@ -196,7 +197,7 @@ class ChainStudent:
             return features
 
         def noise(feature_BTF: Tensor) -> Tensor:
-            # Drawn on the host: the same on every device.
+            # Drawn on the host, so that it is the same on every device.
             draw_BTF = torch.rand(feature_BTF.shape, generator=generator) * 2 - 1
             scale_F = feature_BTF.std((0, 1)) * _NOISE
             return draw_BTF.to(feature_BTF.device, feature_BTF.dtype) * scale_F
@@ -205,7 +206,6 @@ class ChainStudent:
 
 
 def _shift_right(flags_BT: Tensor) -> Tensor:
-    """Shift each flag one position to the right."""
     return nn.functional.pad(flags_BT[:, :-1], (1, 0))
 
 
@@ -264,8 +264,8 @@ class MedusaStudent:
         )
 
     def _positions(self, lesson: Lesson) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows and positions [N] of the states t whose token t + 2 is part of an output; for each
-        head, whether the token that it predicts there also is, bool [H, N]."""
+        """Rows and positions [N] of the states t whose token t + 2 is part of an output, and for
+        each head whether the token that it predicts there is also one, bool [H, N]."""
         is_answer_BT = lesson.batch.is_answer_BT
         rows_N, positions_N = is_answer_BT[:, 2:].nonzero(as_tuple=True)
         last = is_answer_BT.shape[1] - 1
@@ -279,12 +279,12 @@ class MedusaStudent:
         return replace(self._initial, tensors=trained)
 
     def _heads(self) -> MedusaHeads:
-        """Heads rebuilt from the parameters, so that gradients flow through the stacked weights."""
+        """The heads, rebuilt so that gradients flow through the stacked weights."""
         return MedusaHeads(replace(self._initial, tensors=self.parameters), self._target)
 
 
 def initial_medusa_heads(checkpoint: Checkpoint, target: Runner) -> Checkpoint:
-    """Heads that start as the target's head, scaled down, with zeroed residual layers."""
+    """New heads: scaled-down copies of the target's head, with zeroed residual layers."""
     head_VF = head_rows(target) * _START_SCALE
     return replace(
         checkpoint,
@@ -300,10 +300,11 @@ DEPTH = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acceptance:
-    """`per_position[d]`: fraction of contexts whose first d + 1 drafts are all accepted.
+    """The acceptance of a head's chains on held-out texts.
 
-    Each draft continues the head's earlier ones. Contexts are the output tokens with at least d + 1
-    tokens after them. `ranks` (Medusa): for each head, how often the token of each rank is right.
+    `per_position[d]`: fraction of contexts whose first d + 1 drafts, each continuing the earlier
+    ones, are all accepted. Contexts are the output tokens with at least d + 1 tokens after them.
+    `ranks` (Medusa): for each head, how often the token of each rank is right.
     """
 
     per_position: tuple[float, ...]
@@ -319,7 +320,7 @@ class Acceptance:
 def measure_acceptance(
     student: Student, teacher: Teacher, batches: Sequence[Batch], depth: int = DEPTH
 ) -> Acceptance:
-    """The acceptance over all batches; every token has equal weight."""
+    """The acceptance over all batches; every context has equal weight."""
     agreements = [student.agreement(teacher.lesson(batch), depth) for batch in batches]
     contexts_D = torch.stack([agreement.contexts_D for agreement in agreements]).sum(0)
     correct_D = torch.stack([agreement.correct_D for agreement in agreements]).sum(0)
@@ -336,11 +337,11 @@ def measure_acceptance(
     )
 
 
-_MAX_DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head
+_MAX_DRAFT_VOCABULARY = 32_000  # tokens that a new EAGLE-3 head can draft
 
 
 def recipe_of(method: str) -> Recipe:
-    """How heads of a method are trained; UsageError if they cannot be."""
+    """The recipe for heads of a method; UsageError if they cannot be trained."""
     head = find_method(method).head
     if head is None or head.recipe is None:
         trained = [m.name for m in all_methods() if m.head and m.head.recipe]
@@ -351,7 +352,7 @@ def recipe_of(method: str) -> Recipe:
 def new_student(
     method: str, target: Runner, config: Any, texts: Sequence[TrainingText], seed: int, size: int
 ) -> Student:
-    """A head with random weights and `size` Medusa heads or layers."""
+    """A new head; `size` is its number of Medusa heads or MTP layers."""
     recipe = recipe_of(method)
     options: dict[str, Any] = {recipe.size: size} if recipe.size else {}
     if recipe.has_vocabulary:
@@ -380,7 +381,7 @@ def _with_targets_head(checkpoint: Checkpoint, target: Runner, ids: tuple[int, .
 
 
 def _frequent_ids(texts: Sequence[TrainingText], vocab_size: int) -> tuple[int, ...]:
-    """The ids of the most frequent tokens of outputs, ascending; empty: all tokens."""
+    """The ids of the most frequent tokens in outputs, ascending; empty: all tokens."""
     if vocab_size <= _MAX_DRAFT_VOCABULARY:
         return ()
     counts_V = token_counts(texts, vocab_size)
@@ -389,6 +390,6 @@ def _frequent_ids(texts: Sequence[TrainingText], vocab_size: int) -> tuple[int, 
 
 
 def token_counts(texts: Sequence[TrainingText], vocab_size: int) -> Tensor:
-    """Count of each token in outputs that are not held out, int64 [V]."""
+    """The count of each token in outputs that are not held out, int64 [V]."""
     tokens = [i for text in texts if not text.is_held_out for i in text.ids[text.num_prompt :]]
     return torch.tensor(tokens, dtype=torch.long).bincount(minlength=vocab_size)

@@ -18,7 +18,7 @@ _BUCKET = 32
 
 
 class Batch(NamedTuple):
-    """Rows of one length; a row is padded at its end with id 0 and no answer token."""
+    """Rows of one length; a row is padded at its end with id 0, which is not an answer token."""
 
     number: int
     ids_BT: Tensor
@@ -32,7 +32,7 @@ def batches_of(
     seed: int,
     device: torch.device,
 ) -> list[Batch]:
-    """All texts once, those of like length together; longer ones are cut off."""
+    """Batches of all texts, grouped by similar length and cut at `most_tokens`."""
     buckets: dict[int, list[TrainingText]] = {}
     dice = Dice(seed, "rows")
     for text in dice.some(texts, len(texts)):
@@ -47,12 +47,12 @@ def batches_of(
 
 
 def order(num_batches: int, seed: int, first: int = 0) -> Iterator[int]:
-    """Numbers of batches from step `first` on: every batch once an epoch, in another order."""
-    epoch, place = divmod(first, num_batches)
+    """The batch numbers from step `first` on. Each epoch has every batch once, in a new order."""
+    epoch, offset = divmod(first, num_batches)
     while True:
         shuffled = Dice(seed, "epoch", epoch).some(range(num_batches), num_batches)
-        yield from shuffled[place:]
-        epoch, place = epoch + 1, 0
+        yield from shuffled[offset:]
+        epoch, offset = epoch + 1, 0
 
 
 def _batch(number: int, rows: Sequence[TrainingText], length: int, device: torch.device) -> Batch:
@@ -66,7 +66,7 @@ def _batch(number: int, rows: Sequence[TrainingText], length: int, device: torch
 
 
 class Lesson(NamedTuple):
-    """A batch with the target's states [B, T, F]; `last` are those that its head reads."""
+    """A batch with the target's states [B, T, F]; `last` is the input of the target's head."""
 
     batch: Batch
     features: tuple[Tensor, ...]
@@ -74,25 +74,25 @@ class Lesson(NamedTuple):
 
 
 class Teacher:
-    """Runs the target over batches, and keeps what it made of the first ones."""
+    """Runs the target over batches, and caches up to `keep_bytes` of the resulting lessons."""
 
     def __init__(self, runner: Runner, features: Sequence[int], keep_bytes: int) -> None:
         self.runner = runner
         self._features = tuple(features)
         self._left = keep_bytes
-        self._kept: dict[int, Lesson] = {}
+        self._cached: dict[int, Lesson] = {}
 
     def lesson(self, batch: Batch) -> Lesson:
-        """The same for the same batch; batches are known by their numbers."""
-        known = self._kept.get(batch.number)
-        if known is not None:
-            return known
+        """The lesson of a batch, which is identified by its number."""
+        cached = self._cached.get(batch.number)
+        if cached is not None:
+            return cached
         states = self._forward(batch.ids_BT)
         lesson = Lesson(batch, states[:-1], states[-1])
         size = sum({state.data_ptr(): state.nbytes for state in states}.values())
         if size <= self._left:
             self._left -= size
-            self._kept[batch.number] = lesson
+            self._cached[batch.number] = lesson
         return lesson
 
     def _forward(self, ids_BT: Tensor) -> tuple[Tensor, ...]:
@@ -102,12 +102,12 @@ class Teacher:
             positions_BT = torch.arange(T, device=ids_BT.device).expand(B, -1)
             last_1 = torch.tensor([T - 1], device=ids_BT.device)
             numbers = (*self._features, self.runner.num_layers)
-            wanted = sorted(set(numbers))
+            distinct = sorted(set(numbers))
             out = self.runner.forward(
-                ids_BT, positions_BT, T, last_B=last_1, features=wanted, start=0
+                ids_BT, positions_BT, T, last_B=last_1, features=distinct, start=0
             )
-        # Copies made outside of inference mode can be part of a graph.
-        states = {i: state_BTF.clone() for i, state_BTF in zip(wanted, out.features, strict=True)}
+        # Copies that are made outside of inference mode can be part of an autograd graph.
+        states = {i: state_BTF.clone() for i, state_BTF in zip(distinct, out.features, strict=True)}
         return tuple(states[i] for i in numbers)
 
 

@@ -1,8 +1,8 @@
-"""Texts to train on: prompts, the target's answers, and the file that they are kept in.
+"""Training texts: prompts, the target's answers, and the file that stores them.
 
-The target answers in many rows of the built-in decoder, some greedy, some sampled. The first line
-of the file names the sources of the texts; every other line is one text. A line that a killed run
-left incomplete is dropped.
+The built-in decoder generates many answers concurrently, some greedily and some sampled. The first
+line of the file states the sources of the texts; every other line is one text. A line that a killed
+run left incomplete is dropped.
 """
 
 import hashlib
@@ -36,15 +36,15 @@ T = TypeVar("T")
 
 
 class TrainingPrompt(NamedTuple):
-    """A prompt as the target reads it, and whether heads are measured on its answer."""
+    """The token ids of a prompt, and whether its answer is only used to measure heads."""
 
     ids: Ids
     is_held_out: bool
 
 
 class TrainingPrompts(NamedTuple):
-    """All questions, held-out ones first, and hashes of their sources; `notes`: what was left
-    out."""
+    """All questions, held-out ones first, and the hashes of their sources. `notes` state which
+    settings of the prompts were ignored."""
 
     questions: tuple[TrainingPrompt, ...]
     sources: dict[str, str]
@@ -79,26 +79,26 @@ def workload_questions(
 def corpus_questions(
     tokenizer: ChatTokenizer, most_tokens: int, seed: int, *, end: int = END
 ) -> TrainingPrompts:
-    """Conversations of the bundled target's corpus that its own workloads do not ask.
+    """Conversations from the bundled target's corpus that neither its training nor its workloads
+    contain.
 
-    The target was trained on others. The first turns of a longer conversation may precede the
-    question, as they were written.
+    In a longer conversation, earlier turns may precede the question, as they were written.
     """
     conversations = training_conversations(CORPUS_SEED, DRAFT_START, end)
-    cut = []
+    chats = []
     for number, conversation in enumerate(conversations):
         messages = conversation.messages()
         num_turns = 1 + number % len(conversation.turns)
         has_system = conversation.system is not None
-        cut.append(messages[: 2 * num_turns - 1 + has_system])
+        chats.append(messages[: 2 * num_turns - 1 + has_system])
 
     def ids(messages: list[dict[str, str]]) -> Ids:
         chat = [Message(role=m["role"], content=m["content"]) for m in messages]  # type: ignore[arg-type]
         return tokenizer.prompt_ids(chat)
 
     name = f"the embedded corpus, seed {CORPUS_SEED}, conversations {DRAFT_START} to {end - 1}"
-    digest = hashlib.sha256(repr(cut).encode()).hexdigest()
-    return TrainingPrompts(_questions(cut, ids, most_tokens, seed), {name: digest})
+    digest = hashlib.sha256(repr(chats).encode()).hexdigest()
+    return TrainingPrompts(_questions(chats, ids, most_tokens, seed), {name: digest})
 
 
 def _questions(
@@ -109,7 +109,7 @@ def _questions(
     for prompt in prompts:
         try:
             ids = ids_of(prompt)
-        except WorkloadError as error:  # a chat template need not take every conversation
+        except WorkloadError as error:  # a chat template may reject some conversations
             refused = error
             continue
         if 1 < len(ids) <= most_tokens:
@@ -121,16 +121,16 @@ def _questions(
             f"no prompts are left for training of {len(prompts)}: 1 in {HELD_OUT_ONE_IN} is kept "
             f"for measuring, and none may exceed {most_tokens} tokens; give more with --workload"
         )
-    if not any(q.is_held_out for q in by_ids.values()):  # few prompts: the one that is nearest
-        nearest = min(by_ids, key=_hash)
-        by_ids[nearest] = TrainingPrompt(nearest, True)
+    if not any(q.is_held_out for q in by_ids.values()):  # few prompts: hold out one of them
+        lowest = min(by_ids, key=_hash)
+        by_ids[lowest] = TrainingPrompt(lowest, True)
         if len(by_ids) == 1:
             raise UsageError("training and measuring need two prompts; add some with --workload")
     return tuple(sorted(by_ids.values(), key=lambda q: (not q.is_held_out, _hash((seed, *q.ids)))))
 
 
 def is_held_out(ids: Ids) -> bool:
-    """Whether a prompt is held out: the same for every seed, so heads of one target compare."""
+    """Whether a prompt is held out: the same for every seed, so that heads are comparable."""
     return _hash(ids) % HELD_OUT_ONE_IN == 0
 
 
@@ -142,7 +142,7 @@ _LARGEST_LINE = 2**24
 
 
 class TrainingText(NamedTuple):
-    """Token ids of a prompt and its answer; heads learn to foresee the answer."""
+    """The token ids of a prompt and its answer; heads learn to predict the answer."""
 
     ids: tuple[int, ...]
     num_prompt: int
@@ -150,21 +150,21 @@ class TrainingText(NamedTuple):
 
 
 class TextFile:
-    """Texts of one target, in the order of their questions; one process at a time adds to them."""
+    """The texts of one target, in the order of their questions. Only one process may add texts."""
 
     def __init__(self, path: Path, origin: dict[str, Any], vocab_size: int) -> None:
-        """Read what is there; StoreError if it follows from something else or is damaged."""
+        """Read the stored texts; StoreError if they have another origin or the file is damaged."""
         self.path = path
         self.texts: list[TrainingText] = []
-        self._size = 0  # bytes of whole lines
+        self._size = 0  # bytes of complete lines
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-        self._found = len(content)
+        self._file_size = len(content)
         first = json.dumps(origin)
-        if first.startswith(content.decode(errors="replace")):  # nothing, or a line cut short
+        if first.startswith(content.decode(errors="replace")):  # empty, or a truncated first line
             self._append([first])
             return
         self._size = content.rfind(b"\n") + 1
@@ -180,7 +180,7 @@ class TextFile:
         self.texts = [self._text(i, line, vocab_size) for i, line in enumerate(texts, 2)]
 
     def add(self, texts: Sequence[TrainingText]) -> None:
-        """On disk once it returns; StoreError if another process added something."""
+        """Write the texts to disk; StoreError if another process has added texts."""
         self._append([json.dumps([list(t.ids), t.num_prompt, t.is_held_out]) for t in texts])
         self.texts += texts
 
@@ -188,7 +188,7 @@ class TextFile:
         content = "".join(f"{line}\n" for line in lines).encode()
         try:
             with self.path.open("ab") as stream:
-                if stream.tell() != self._found:
+                if stream.tell() != self._file_size:
                     raise StoreError(
                         f"{self.path}: another training is writing to it; wait for it to end, "
                         "then --resume"
@@ -200,9 +200,9 @@ class TextFile:
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self.path, self._size)
-                self._found = self._size
+                self._file_size = self._size
             raise not_written(self.path, error) from error
-        self._found = self._size = self._size + len(content)
+        self._file_size = self._size = self._size + len(content)
 
     def _lines(self, content: bytes) -> list[Any]:
         parsed = []
@@ -228,13 +228,11 @@ class TextFile:
 
 
 MOST_HELD_OUT = 200
-_CHUNK = 2  # times as many requests as rows are stored at once
-_RUN = 64  # answers in a row at one temperature
+_CHUNK = 2  # answers that are stored together, per row
+_RUN = 64  # consecutive answers at one temperature
 
 
 class PlannedOutput(NamedTuple):
-    """One answer to be generated."""
-
     question: TrainingPrompt
     temperature: float
     seed: int
@@ -243,21 +241,22 @@ class PlannedOutput(NamedTuple):
 def plan_answers(
     questions: Sequence[TrainingPrompt], temperatures: Sequence[float], most: int, seed: int
 ) -> list[PlannedOutput]:
-    """Held-out questions once, greedily; then `most` others, alternating between the temperatures.
+    """Plan greedy answers to the held-out questions, then up to `most` answers to the others,
+    alternating between the temperatures.
 
-    With fewer questions than that, they are asked again as long as answers differ: at
-    temperatures above 0. Fewer answers are the first ones of more.
+    If there are fewer questions than `most`, they are asked again at temperatures above 0, at which
+    the answers differ. A plan with a smaller `most` is a prefix of one with a larger `most`.
     """
     held_out = [q for q in questions if q.is_held_out][:MOST_HELD_OUT]
     to_train = [q for q in questions if not q.is_held_out]
     jobs = [PlannedOutput(question, 0.0, seed) for question in held_out]
     sampled = [t for t in temperatures if t > 0]
     for i in range(most):
-        turn, place = divmod(i, len(to_train))
-        if turn and not sampled:
+        iteration, index = divmod(i, len(to_train))
+        if iteration and not sampled:
             break
-        allowed = temperatures if turn == 0 else sampled
-        jobs.append(PlannedOutput(to_train[place], allowed[(i // _RUN) % len(allowed)], seed + i))
+        allowed = temperatures if iteration == 0 else sampled
+        jobs.append(PlannedOutput(to_train[index], allowed[(i // _RUN) % len(allowed)], seed + i))
     return jobs
 
 
@@ -271,7 +270,7 @@ def answer(
     num_rows: int,
     report: Callable[[int, int], None],
 ) -> None:
-    """Add the answers that the file lacks; `report` gets the numbers of stored and all answers."""
+    """Add the missing answers to the file; `report` gets the numbers of stored and all answers."""
     decoder = Decoder(runner, NoDrafter(), eos_ids=eos_ids, clock=make_clock(runner.device))
     while len(file.texts) < len(jobs):
         report(len(file.texts), len(jobs))

@@ -1,4 +1,4 @@
-"""One training from start to end: ask the target, train, measure, write the head and its card."""
+"""A whole training: generate the target's answers, train a head, measure it, write its card."""
 
 import json
 import platform
@@ -44,18 +44,18 @@ from specbench.training.texts import (
 from specbench.training.trainer import Plan, schedule, train
 
 CARD = "training.json"
-_KEPT_BYTES = 4 * 2**30  # of the target's states, between epochs
+_CACHE_BYTES = 4 * 2**30  # for the target's states, which each epoch needs again
 
 
 def write_head(folder: Path, checkpoint: Checkpoint, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Whole numbers and flags stay as they are."""
+    """Write the head's tensors and config; floating-point tensors are converted to `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def stored(tensor: Tensor) -> Tensor:
-        kept = tensor.to(dtype) if tensor.is_floating_point() else tensor
-        return kept.detach().cpu().contiguous()
+    def converted(tensor: Tensor) -> Tensor:
+        cast = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        return cast.detach().cpu().contiguous()
 
-    tensors = {name: stored(tensor) for name, tensor in checkpoint.tensors.items()}
+    tensors = {name: converted(tensor) for name, tensor in checkpoint.tensors.items()}
     with replaced(folder / "model.safetensors") as stream:
         stream.write(save(tensors, metadata={"format": "pt"}))
     write_json(folder / "config.json", dict(checkpoint.config))
@@ -81,9 +81,10 @@ def train_head(
 ) -> dict[str, Any]:
     """Write the head to `settings.out` and return its card.
 
-    The folder has config.json and model.safetensors, which a pairing's `model:` names, the card
-    training.json, and in work/ what an interrupted training resumes from. ModelMemoryError if
-    the device is too small; the errors of `load_model`, workloads and stored texts.
+    A pairing's `model:` names this folder. It contains config.json, model.safetensors, the card
+    training.json, and work/ with the files that an interrupted training resumes from.
+    ModelMemoryError if the device has too little memory; also the errors of `load_model`, of
+    workloads and of stored texts.
     """
     try:
         with pinned_attention(device):
@@ -121,7 +122,7 @@ def _train_head(
     )
     progress = train(
         student,
-        Teacher(runner, student.features, _KEPT_BYTES),
+        Teacher(runner, student.features, _CACHE_BYTES),
         batches_for(settings, texts, device, held_out=False),
         plan,
         settings.out / "work" / "state.ckpt",
@@ -131,7 +132,7 @@ def _train_head(
 
     watch.stage("measuring")
     acceptance = _write_and_measure(settings, student, runner, texts, device)
-    # It adds no host, user or folder names.
+    # The card must not contain host, user or folder names.
     card = {
         "method": settings.method,
         "command": [program_name(command[0]), *command[1:]],
@@ -180,9 +181,9 @@ def _train_head(
 def batches_for(
     settings: TrainSettings, texts: Sequence[TrainingText], device: torch.device, *, held_out: bool
 ) -> list[Batch]:
-    """The texts to train on, or those to measure on."""
-    chosen = [text for text in texts if text.is_held_out is held_out]
-    return batches_of(chosen, settings.tokens_per_batch, MAX_TOKENS, settings.seed, device)
+    """Batches of the held-out texts, or of the others."""
+    selected = [text for text in texts if text.is_held_out is held_out]
+    return batches_of(selected, settings.tokens_per_batch, MAX_TOKENS, settings.seed, device)
 
 
 def _seconds_left(settings: TrainSettings, began: float) -> float | None:
@@ -231,7 +232,7 @@ def _texts(
     prompts: TrainingPrompts,
     watch: TrainingReporter,
 ) -> list[TrainingText]:
-    """The target's answers, those of an earlier training if they are given."""
+    """The target's answers; those that are already in the file are not generated again."""
     jobs = plan_answers(prompts.questions, settings.temperatures, settings.num_texts, settings.seed)
     origin = {
         "target_sha256": loaded.content_sha256,
@@ -262,7 +263,7 @@ def _write_and_measure(
     texts: list[TrainingText],
     device: torch.device,
 ) -> Acceptance:
-    """Measures the head as it was written; Medusa's config then says what was measured."""
+    """Write the head and measure it as written; Medusa's accuracies are added to its config."""
     trained = student.checkpoint()
     write_head(settings.out, trained)
     written = open_student(settings.method, read_checkpoint(str(settings.out)), runner)
@@ -275,7 +276,7 @@ def _write_and_measure(
 
 
 class _ThrottledReporter:
-    """Reports the progress of a training, in words at intervals."""
+    """Reports the progress of a training; the loss only every 50 steps."""
 
     def __init__(self, watch: TrainingReporter) -> None:
         self._watch = watch

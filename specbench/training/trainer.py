@@ -1,10 +1,10 @@
-"""The training loop: one batch per step, resumable to the bit from its progress on disk.
+"""The training loop: one batch per step. A resumed training gives bitwise the same result.
 
-The optimizer is Muon for matrices and AdamW for the rest. torch.optim.Muon orthogonalizes in
-bfloat16, which is thirty times slower on a CPU without bfloat16 instructions.
+The optimizer is Muon for matrices and AdamW for the rest. torch.optim.Muon is not used because it
+orthogonalizes in bfloat16, thirty times slower on a CPU without bfloat16 instructions.
 
-Progress is weights, optimizer and step; random numbers follow from the step. The file is read as
-tensors and plain values; anything else in it is refused, never run.
+The saved progress is weights, optimizer and step; random numbers follow from the step. The file may
+contain only tensors and plain values; other content is refused and never run.
 """
 
 import math
@@ -32,7 +32,7 @@ _MOMENTUM, _DECAY = 0.95, 0.01
 
 
 def orthogonalized(stack_NRC: Tensor) -> Tensor:
-    """Each matrix with its singular values pushed to about 1."""
+    """The matrices with their singular values changed to about 1."""
     tall = stack_NRC.shape[1] > stack_NRC.shape[2]
     x: Tensor = stack_NRC.mT if tall else stack_NRC
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -43,7 +43,7 @@ def orthogonalized(stack_NRC: Tensor) -> Tensor:
 
 
 def one_by_one(updates: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Each matrix orthogonalized by itself."""
+    """Each matrix, orthogonalized separately."""
     return (orthogonalized(update[None])[0] for update in updates)
 
 
@@ -58,24 +58,24 @@ class Schedule:
     decay_part: float = 0.6
 
     def factor(self, step: int) -> float:
-        """The factor of both learning rates at a step, counted from 0."""
+        """The factor for both learning rates at a step, counted from 0."""
         left = (self.steps - step) / (self.steps * self.decay_part)
         return min(1.0, (step + 1) / self.warm_up, 0.02 + 0.98 * left)
 
 
-_WIDTH = 128  # of the target that the rates were found on; wider ones take smaller steps
+_TUNED_WIDTH = 128  # of the target that the rates were tuned on; wider ones need smaller steps
 
 
 def schedule(recipe: Recipe, steps: int, hidden_size: int) -> Schedule:
-    """Learning rates for a target of that width."""
-    scale = min(1.0, _WIDTH / hidden_size)
+    scale = min(1.0, _TUNED_WIDTH / hidden_size)
     return Schedule(steps=steps, muon_lr=recipe.muon_lr * scale, adamw_lr=recipe.adamw_lr * scale)
 
 
 class MuonAdamW:
-    """`rows_of_tokens`: matrices with that number of rows are vocabularies, which AdamW takes.
+    """Muon for matrices, and AdamW for vectors and for matrices with `rows_of_tokens` rows, which
+    have one row per token of a vocabulary.
 
-    `orthogonalize` gets the updates of all other matrices, and gives them in the same order.
+    `orthogonalize` gets the updates for Muon, and returns them in the same order.
     Source: Jordan et al. 2024, "Muon"; Liu et al. 2025 (arXiv:2502.16982), eq. 4.
     """
 
@@ -100,10 +100,10 @@ class MuonAdamW:
 
     @torch.no_grad()
     def step(self, muon_lr: float, adamw_lr: float) -> None:
-        """Once over everything that has a gradient."""
+        """Update all parameters that have a gradient."""
         changes = self._orthogonalize(self._updates())
-        moving = (matrix for matrix in self._matrices.values() if matrix.grad is not None)
-        for matrix, change in zip(moving, changes, strict=True):
+        updated = (matrix for matrix in self._matrices.values() if matrix.grad is not None)
+        for matrix, change in zip(updated, changes, strict=True):
             scale = 0.2 * max(matrix.shape) ** 0.5  # the size of an AdamW step
             matrix.mul_(1 - muon_lr * _DECAY).add_(change, alpha=-muon_lr * scale)
         for group in self._adamw.param_groups:
@@ -117,11 +117,10 @@ class MuonAdamW:
                 yield torch.lerp(matrix.grad, velocity, _MOMENTUM)
 
     def state(self) -> dict[str, Any]:
-        """The state that `load` resumes from."""
         return {"velocity": dict(self._velocity), "adamw": self._adamw.state_dict()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """KeyError, ValueError, TypeError, RuntimeError if it is of other tensors."""
+        """KeyError, ValueError, TypeError or RuntimeError if the state belongs to other tensors."""
         if state["velocity"].keys() != self._velocity.keys():
             raise ValueError("it belongs to other tensors")
         for name, velocity in self._velocity.items():
@@ -131,7 +130,7 @@ class MuonAdamW:
 
 @dataclass(kw_only=True)
 class TrainingProgress:
-    """Steps done so far; `losses` are means over 100 steps, `steps` may be fewer than requested."""
+    """The finished steps; `losses` are means over 100 steps, and a budget may reduce `steps`."""
 
     steps: int
     step: int = 0
@@ -148,7 +147,7 @@ def save_progress(
     optimizer: MuonAdamW,
     settings: Mapping[str, Any],
 ) -> None:
-    """Replaces the file at once, so that a killed run leaves a whole one."""
+    """Replace the file atomically, so that a killed run leaves a complete one."""
     content = {
         "settings": dict(settings),
         "progress": dict(vars(progress)),
@@ -165,10 +164,10 @@ def load_progress(
     optimizer: MuonAdamW,
     settings: Mapping[str, Any],
 ) -> TrainingProgress:
-    """Put the weights back in place; StoreError if the file is another training's, or none."""
+    """Restore weights and optimizer; StoreError if the file is invalid or of another training."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unusual pickles, which are refused below
+            warnings.simplefilter("ignore")  # about unusual pickles, which are refused below
             content = torch.load(path, map_location="cpu", weights_only=True)
         stored = content["settings"]
         if differing := [k for k, v in settings.items() if stored.get(k) != v]:
@@ -207,7 +206,7 @@ def _checked(content: dict[str, Any]) -> TrainingProgress:
     return progress
 
 
-_TRIED = 20  # steps after which a budget says how many there will be
+_TIMED_STEPS = 20  # steps that are timed to set the number of steps within a budget
 _WINDOW = 100  # steps over which losses are averaged
 
 
@@ -215,7 +214,7 @@ StepCallback = Callable[[int, int, float], None]  # step, number of steps, loss
 
 
 class Plan(NamedTuple):
-    """`seconds`: what is left of a budget when training begins; None for none."""
+    """The plan of a training; `seconds` is the rest of the time budget, None: no budget."""
 
     schedule: Schedule
     seed: int
@@ -232,7 +231,7 @@ def train(
     settings: Mapping[str, Any],
     report: StepCallback,
 ) -> TrainingProgress:
-    """Train in place, to the end of the plan; resumes from `path` if it exists."""
+    """Train the student in place to the end of the plan; resumes from `path` if it exists."""
     optimizer = MuonAdamW(student.parameters, student.num_tokens)
     progress = TrainingProgress(steps=plan.schedule.steps)
     if path.exists():
@@ -251,9 +250,9 @@ def train(
             tensor.grad = None
         _note(progress, loss, batches[number])
         progress.seconds = before + time.monotonic() - began
-        if plan.seconds is not None and progress.step == first + _TRIED:
-            possible = int(plan.seconds / (time.monotonic() - began) * _TRIED)
-            progress.steps = min(progress.steps, first + max(possible, _TRIED))
+        if plan.seconds is not None and progress.step == first + _TIMED_STEPS:
+            possible = int(plan.seconds / (time.monotonic() - began) * _TIMED_STEPS)
+            progress.steps = min(progress.steps, first + max(possible, _TIMED_STEPS))
         if progress.step % plan.save_every == 0 or progress.step >= progress.steps:
             save_progress(path, progress, student.parameters, optimizer, settings)
         report(progress.step, progress.steps, loss)

@@ -82,7 +82,7 @@ def test_a_head_is_written_completely_or_not_at_all(tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_errors_other_than_of_the_disk_are_unchanged(error, tmp_path):
+def test_errors_other_than_disk_errors_are_unchanged(error, tmp_path):
     def writing() -> None:
         with replaced(tmp_path / "file") as stream:
             stream.write(b"half of it")
