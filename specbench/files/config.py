@@ -96,10 +96,10 @@ class Fields:
         raise ModelError(f"{self.source}: config.json has no {', '.join(names)}")
 
     def fail(self, name: str, wanted: str) -> NoReturn:
-        shown = repr(self.values.get(name))
-        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        value = repr(self.values.get(name))
+        value = value if len(value) <= 80 else f"{value[:77]}..."
         raise ModelError(
-            f"{self.source}: config.json: {self.path}{name} is {shown}; expected {wanted}"
+            f"{self.source}: config.json: {self.path}{name} is {value}; expected {wanted}"
         )
 
 

@@ -125,7 +125,7 @@ class GgufFile:
     def kv_bytes_per_token(self) -> int:
         """An upper bound: f16, llama.cpp's default, and full attention in all layers."""
         size = self.number("embedding_length", 0) // max(self.num_heads, 1)
-        sizes = (self.number(f"attention.{of}_length", size) for of in ("key", "value"))
+        sizes = (self.number(f"attention.{part}_length", size) for part in ("key", "value"))
         return 2 * sum(self.kv_heads) * sum(sizes)
 
     @property

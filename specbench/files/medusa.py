@@ -127,7 +127,7 @@ class MedusaLayout:
     @property
     def optional(self) -> frozenset[str]:
         """All biases if the files have none, which means they are zero; otherwise empty."""
-        return frozenset() if self.has_bias else frozenset(n for of in self.biases for n in of)
+        return frozenset() if self.has_bias else frozenset(n for row in self.biases for n in row)
 
     @classmethod
     def of(cls, files: HeadFiles[Shaped], target: HeadTarget) -> "MedusaLayout":
@@ -150,8 +150,8 @@ class MedusaLayout:
             outs = [_SHARED]
         num_known = count_tokens(files)
         num_tokens = target.vocab_size if num_known is None else num_known
-        shapes: dict[str, tuple[int, ...]] = {n: (size, size) for of in weights for n in of}
-        shapes |= {n: (size,) for of in biases for n in of}
+        shapes: dict[str, tuple[int, ...]] = {n: (size, size) for row in weights for n in row}
+        shapes |= {n: (size,) for row in biases for n in row}
         shapes |= {n: (num_tokens, size) for n in outs}
         if num_known is not None:
             shapes[TOKEN_MAP] = (num_tokens,)
@@ -162,7 +162,7 @@ class MedusaLayout:
             biases=biases,
             outs=outs,
             shapes=shapes,
-            has_bias=any(name in tensors for of in biases for name in of),
+            has_bias=any(name in tensors for row in biases for name in row),
         )
 
 

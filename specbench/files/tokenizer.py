@@ -117,7 +117,7 @@ class Difference(NamedTuple):
         )
 
     @property
-    def shown(self) -> str:
+    def examples(self) -> str:
         """The first three wrong tokens, in words."""
         return ", ".join(
             f"{i}: {of!r} against {draft_token!r}" for i, of, draft_token in self.wrong[:3]
@@ -179,7 +179,9 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
 
 def mismatch_words(target: Vocabulary, draft: Vocabulary, difference: Difference) -> str:
     """A message with the ids that stand for different tokens, and the methods that still work."""
-    wrong = f"{len(difference.wrong):,} token ids stand for different tokens ({difference.shown})"
+    wrong = (
+        f"{len(difference.wrong):,} token ids stand for different tokens ({difference.examples})"
+    )
     common = common_tokens(target, draft)
     if not common.draft_ids:
         return f"{wrong}; {_ANOTHER}"

@@ -73,16 +73,16 @@ class FitFinding:
         """The reason with both values."""
         values = [f"target {self.target}"] if self.target is not None else []
         values += [f"draft {self.draft}"] if self.draft is not None else []
-        shown = f" ({', '.join(values)})" if values else ""
-        return f"{self.field}: {self.reason}{shown}"
+        suffix = f" ({', '.join(values)})" if values else ""
+        return f"{self.field}: {self.reason}{suffix}"
 
 
 def finding(
     field: str, level: Level, target: object = None, draft: object = None, reason: str = ""
 ) -> FitFinding:
     """A finding whose values are converted to text."""
-    shown = (None if value is None else str(value) for value in (target, draft))
-    of_target, of_draft = shown
+    texts = (None if value is None else str(value) for value in (target, draft))
+    of_target, of_draft = texts
     return FitFinding(field=field, level=level, target=of_target, draft=of_draft, reason=reason)
 
 
@@ -259,29 +259,29 @@ def template_findings(target: ModelFiles) -> Iterator[FitFinding]:
 def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Prompts use the target's template; a draft model trained with another is right less often."""
     target_template, draft_template = target.chat_template, draft.chat_template
-    shown = _mark(target_template), _mark(draft_template)
+    hashes = _short_hash(target_template), _short_hash(draft_template)
     if target_template == draft_template:
-        yield finding("chat_template", "ok", *shown, "the same")
+        yield finding("chat_template", "ok", *hashes, "the same")
         return
     reason = "prompts use the target's chat template; the draft model was trained with another"
-    yield finding("chat_template", "warning", *shown, reason)
+    yield finding("chat_template", "warning", *hashes, reason)
 
 
-def _mark(text: str | None) -> str:
+def _short_hash(text: str | None) -> str:
     return "none" if text is None else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Only the target's ids end a text; the draft model's other ids are ordinary draft tokens."""
     of_target, of_draft = set(target.eos_ids), set(draft.eos_ids)
-    shown = (_ids(of_target), _ids(of_draft))
+    ids = (_listed(of_target), _listed(of_draft))
     if of_target == of_draft:
-        yield finding("eos", "ok", *shown, "the same end-of-text ids")
+        yield finding("eos", "ok", *ids, "the same end-of-text ids")
     elif not of_draft or not of_target:
-        yield finding("eos", "warning", *shown, "one of the two has no end-of-text id")
+        yield finding("eos", "warning", *ids, "one of the two has no end-of-text id")
     else:
         reason = "the target's ids end the text; those of only the draft model are ordinary tokens"
-        yield finding("eos", "warning", *shown, reason)
+        yield finding("eos", "warning", *ids, reason)
 
 
 def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
@@ -318,7 +318,7 @@ def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFindi
         yield finding("context", "ok", limit, draft_limit, "the draft model reads as much")
 
 
-def _ids(ids: set[int]) -> str:
+def _listed(ids: set[int]) -> str:
     return ", ".join(map(str, sorted(ids))) or "none"
 
 
@@ -377,7 +377,7 @@ def is_proven(model: ModelFiles) -> bool:
 def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[FitFinding, ...]:
     """Findings on the target with any drafter, except those on fields in `ignored`."""
     checks = (model_findings, tokenizer_findings, template_findings)
-    findings = (item for check in checks for item in _read(partial(check, target)))
+    findings = (item for check in checks for item in _guarded(partial(check, target)))
     return tuple(
         replace(item, target=item.draft, draft=None)
         for item in findings
@@ -396,12 +396,12 @@ def check_drafter(
 
 def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
     method = find_method(drafter.method)
-    yield from _read(partial(_tree_findings, target, drafter))
+    yield from _guarded(partial(_tree_findings, target, drafter))
     if drafter.model is None and method.model == "required":
         yield finding("model", "refused", reason=f"the method {drafter.method} needs a model")
         return
     if drafter.model is None and not method.is_head:
-        yield from _read(partial(_parameter_findings, target, drafter))
+        yield from _guarded(partial(_parameter_findings, target, drafter))
         return
     try:
         draft = target if drafter.model is None else open_model(drafter.model)
@@ -409,19 +409,19 @@ def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitF
         yield finding("files", "refused", reason=str(error))
         return
     if method.is_head:
-        yield from _read(partial(head_findings, target, draft, method))
+        yield from _guarded(partial(head_findings, target, draft, method))
         if draft is not target:
-            yield from _read(partial(context_findings, target, draft))
+            yield from _guarded(partial(context_findings, target, draft))
         if draft is not target and any(map(draft.tokenizer_file, TOKENIZER_FILES)):
-            yield from _read(partial(vocabulary_findings, target, draft))
+            yield from _guarded(partial(vocabulary_findings, target, draft))
         return
-    yield from _read(partial(model_findings, draft))
-    yield from _read(partial(_tree_findings, draft, drafter))
+    yield from _guarded(partial(model_findings, draft))
+    yield from _guarded(partial(_tree_findings, draft, drafter))
     for check in _RETOKENIZED_CHECKS if method.retokenizes else _PAIR_CHECKS:
-        yield from _read(partial(check, target, draft))
+        yield from _guarded(partial(check, target, draft))
 
 
-def _read(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:
+def _guarded(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:
     """A check's findings; if a file cannot be read, the last one is a refusal."""
     try:
         yield from check()
@@ -482,14 +482,14 @@ def _tree_findings(model: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFindi
 def _code_findings(model: ModelFiles) -> Iterator[FitFinding]:
     """Findings on foreign code. It never runs here; loading runs it if pairings.yaml trusts it."""
     model_type = model.config.get("model_type")
-    known = _is_known(model_type)
-    if model.needs_code and not known and not model.spec.trust_remote_code:
+    is_supported = _transformers_supports(model_type)
+    if model.needs_code and not is_supported and not model.spec.trust_remote_code:
         reason = f"model type {model_type} would run the authors' Python (auto_map); {TRUST_CODE}"
         yield finding("code", "refused", None, "auto_map", reason)
     elif model.needs_code:
         reason = "the files include their own Python (auto_map), which was not run"
         yield finding("code", "warning", None, "auto_map", reason)
-    elif known is False:
+    elif is_supported is False:
         yield finding("loading", "refused", None, str(model_type), UNKNOWN_TYPE)
 
 
@@ -504,7 +504,7 @@ def _parameter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[Fi
     yield finding("num_layers", level, target.num_layers, used, "of the target's layers draft")
 
 
-def _is_known(model_type: object) -> bool | None:
+def _transformers_supports(model_type: object) -> bool | None:
     """Whether transformers has code for this type of model; None if it is not installed."""
     texts = _model_types()
     return any(f'("{model_type}", "' in text for text in texts) if texts else None

@@ -79,7 +79,7 @@ def plan_gguf(
         )
         for file in files
     ]
-    rows, room, speed = setup.concurrency, setup.memory_bytes, setup.bytes_per_s
+    rows, memory, speed = setup.concurrency, setup.memory_bytes, setup.bytes_per_s
     k = setup.num_speculative_tokens if draft else 0
 
     def peak(context: int) -> Peak:
@@ -91,7 +91,7 @@ def plan_gguf(
             rest=_BATCH * 4 * sum(widths),
         )
 
-    at, limit = peak(setup.context), target.longest_context
+    planned, limit = peak(setup.context), target.longest_context
     reads = [(w.read_bytes, rows, setup.context, w.kv_bytes_per_token) for w in weights]
     seconds = [roofline_s(bytes_per_forward(*read), speed) for read in reads if speed]
     return MemoryPlan(
@@ -101,9 +101,9 @@ def plan_gguf(
         target=weights[0],
         draft=weights[1] if draft else None,
         num_drafts=k,
-        peak=at,
-        headroom_bytes=None if room is None else room - at.total,
-        max_context=None if room is None else longest_that_fits(peak, room, limit),
+        peak=planned,
+        headroom_bytes=None if memory is None else memory - planned.total,
+        max_context=None if memory is None else longest_that_fits(peak, memory, limit),
         step_s=seconds[0] if seconds else None,
         round_s=seconds[0] + k * seconds[1] if seconds and draft else None,
         notes=_NOTES,

@@ -44,7 +44,7 @@ class Layers:
     mirrored: bool  # the hidden state is kept twice, as forward/fused_layers.py does on a CPU
 
     @property
-    def kept_bytes(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of the workspace that forward passes of few tokens share."""
         return KEPT_TOKENS * sum(self.sizes.widths(mirrored=self.mirrored)) * self.size
 
@@ -292,8 +292,8 @@ def _plan(
     def peak(context: int) -> Peak:
         return _peak(target, draft, drafter, shape, setup, context, k)
 
-    at = peak(setup.context)
-    room = setup.memory_bytes
+    planned = peak(setup.context)
+    memory, limit = setup.memory_bytes, files.longest_context
     bound = None
     if setup.bytes_per_s:
         read = ReadTraffic(
@@ -311,9 +311,9 @@ def _plan(
         target=target.weights,
         draft=draft.weights if draft else None,
         num_drafts=shape.num_drafts,
-        peak=at,
-        headroom_bytes=None if room is None else room - at.total,
-        max_context=None if room is None else longest_that_fits(peak, room, files.longest_context),
+        peak=planned,
+        headroom_bytes=None if memory is None else memory - planned.total,
+        max_context=None if memory is None else longest_that_fits(peak, memory, limit),
         step_s=bound.step_s if bound else None,
         round_s=bound.round_s if bound and k else None,
         notes=tuple(_notes(files, target, draft, drafter)),
@@ -340,7 +340,7 @@ def _peak(
     num_states = rows * (shape.num_drafts + STATES_BESIDE_DRAFTS) + 2
     kv += num_states * sum(model.weights.state_bytes for model in models)
     layers = [model.layers for model in models if model.layers is not None]
-    kept = sum(la.kept_bytes + la.rotary_bytes(capacity) for la in layers)
+    fixed = sum(la.shared_bytes + la.rotary_bytes(capacity) for la in layers)
     of_target = layers[0]
     of_round = of_target.forward_bytes(rows, shape.num_drafts + 1, capacity, shape.num_drafts + 1)
     if k and len(layers) > 1:
@@ -360,17 +360,17 @@ def _peak(
     return Peak(
         weights=sum(model.weights.nbytes for model in models),
         kv_cache=kv,
-        rest=state_bytes(rows, capacity) + kept + busy + buffers,
+        rest=state_bytes(rows, capacity) + fixed + busy + buffers,
     )
 
 
-def longest_that_fits(peak: Callable[[int], Peak], room: int, limit: int | None) -> int:
+def longest_that_fits(peak: Callable[[int], Peak], memory: int, limit: int | None) -> int:
     """The longest context whose peak fits, a multiple of STEP; all rows have the same length."""
     most = (limit or 2**20) // STEP
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if peak(middle * STEP).total <= room:
+        if peak(middle * STEP).total <= memory:
             low = middle
         else:
             high = middle - 1

@@ -1,6 +1,6 @@
-"""Loads models: folders and hub ids in, loaded weights and tokenizers out.
+"""Loads the weights and tokenizers of models from folders and hub ids.
 
-Nothing is unpickled, and no remote code runs unless it is explicitly allowed. Open `loading.py`
-first, then `weights.py`: the device of each weight as it is read. `files/` reads the files' facts
-before a model is loaded.
+No code from a pickle runs, and remote code only if it is explicitly allowed. Start with
+`loading.py`, then `weights.py`, which moves each weight to its device as it is read. `files/` reads
+facts from the files before a model is loaded.
 """

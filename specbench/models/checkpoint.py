@@ -1,4 +1,4 @@
-"""Reads the folder of a draft head: its config immediately, each tensor on first use.
+"""Reads the folder of a draft head: the config immediately, each tensor on first use.
 
 The files are not trusted: a pickle may contain only tensors, and an index or a link must not lead
 outside the folder.
@@ -62,7 +62,7 @@ class Checkpoint(HeadFiles[Tensor]):
 def read_checkpoint(
     location: str, revision: str | None = None, *, shapes_only: bool = False
 ) -> Checkpoint:
-    """Read the head in a local folder or with a hub id, which transformers downloads or has cached.
+    """Read a head from a local folder or the hub; transformers downloads and caches hub files.
 
     ModelError if files are missing or unsafe. Safetensors are read lazily; `shapes_only` skips
     the values of a pickle's tensors.
@@ -97,8 +97,8 @@ def has_tokenizer(location: str, revision: str | None = None) -> bool:
 
 
 def _find(location: str, revision: str | None, *names: str) -> Path | None:
-    """The first of the files on this machine, else the first that can be downloaded, else None.
-    ModelError if the repository is gated."""
+    """The first of the files that is on this machine, or else that can be downloaded; None if there
+    is none, ModelError if the repository is gated."""
     folder = Path(location)
     files = (
         (local_file(folder, name) for name in names)
@@ -142,7 +142,7 @@ class _Safetensors(LazyTensors[Tensor]):
         return tensor
 
     def header(self, name: str) -> TensorHeader:
-        """The header of a tensor; finds its file and reads its headers on first use."""
+        """The header of a tensor; the headers of its file are read on first use."""
         file = self._names[name]
         if file not in self._headers:
             path = self._find(file)
@@ -155,7 +155,7 @@ class _Safetensors(LazyTensors[Tensor]):
 
 
 def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
-    """The tensors of a pickle by name; ModelError for any other content. Runs no code from it."""
+    """The tensors of a pickle by name, without running its code; ModelError for other content."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # unusual pickles either load or raise an error

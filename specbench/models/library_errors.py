@@ -1,4 +1,4 @@
-"""Errors that libraries raise: their origin, what they become, and advice about a model's files."""
+"""Errors of libraries: their origin, their translation to specbench's, and advice for users."""
 
 import re
 from collections.abc import Iterator
@@ -24,21 +24,21 @@ from specbench.files.tokenizer import NO_TOKENIZER
 
 # Errors of CUDA and its libraries do not have their own class in every version of torch.
 _CUDA_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
-_PACKAGES = ("transformers", "transformers_modules")  # the latter: a repository's own code
+_PACKAGES = ("transformers", "transformers_modules")  # the latter: code from a repository
 
 
 def is_of_device(error: BaseException) -> bool:
-    """Whether CUDA or one of its libraries failed, and not our code."""
+    """Whether CUDA or one of its libraries failed, rather than Python code."""
     return isinstance(error, torch.AcceleratorError) or any(
         words in str(error) for words in _CUDA_ERRORS
     )
 
 
 def raise_if_device_lost(error: BaseException) -> None:
-    """DeviceLostError if the device fails at a call that asks nothing of it.
+    """DeviceLostError if even a synchronization of the device fails.
 
-    After an illegal address or an assert in a kernel, CUDA answers every call with the same error
-    until the process ends.
+    After an illegal address or an assert in a kernel, every CUDA call returns the same error until
+    the process ends.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
@@ -50,9 +50,9 @@ def raise_if_device_lost(error: BaseException) -> None:
 
 
 def failure_reason(error: Exception) -> str:
-    """Why an implementation that was tried is out, for a table of candidates.
+    """Why a candidate implementation failed, for a table of candidates.
 
-    Compilers and libraries raise exceptions of any class. DeviceLostError if the device is lost.
+    Compilers and libraries may raise any exception. DeviceLostError if the device is lost.
     """
     raise_if_device_lost(error)
     if isinstance(error, SpecbenchError):
@@ -68,7 +68,7 @@ class ModelFailure(NamedTuple):
 
 
 def model_failure(error: BaseException) -> ModelFailure | None:
-    """The error if a model's own code raised it; None for ours, the device's and out of memory."""
+    """The failure if a model's own code raised it; None for specbench, device, out of memory."""
     if isinstance(error, SpecbenchError | torch.OutOfMemoryError) or is_of_device(error):
         return None
     frames: list[FrameType] = []
@@ -89,7 +89,7 @@ def model_failure(error: BaseException) -> ModelFailure | None:
     return ModelFailure(name, f"its code raises {type(error).__name__}: {first_line(error)}")
 
 
-# By words in what transformers raises: its own text is about arguments that are not passed here.
+# By words in transformers' messages, which are about arguments that the user does not pass.
 _ADVICE = {
     "trust_remote_code": f"it comes with Python code (auto_map), which is not run; {TRUST_CODE}",
     "does not recognize this architecture": UNKNOWN_TYPE,
@@ -108,21 +108,21 @@ _PROGRAMMING = (LookupError, AttributeError, TypeError, AssertionError)
 
 
 def load_advice(error: Exception) -> str:
-    """For an error that a library raised while it read a model's files."""
-    whole, text = str(error), first_line(error)
-    if page := _GATED.search(whole):
+    """The advice for an error that a library raised while it read a model's files."""
+    message, text = str(error), first_line(error)
+    if page := _GATED.search(message):
         return f"gated: accept its license at {page[1]}, then run `hf auth login`"
     for words, advice in _ADVICE.items():
-        if words in whole:
+        if words in message:
             return advice
     if "local" in text or "connect" in text or "offline" in text.lower():
         return f"{text}; download it once with `hf download`, or give a folder (./my-model)"
-    if isinstance(error, _PROGRAMMING):  # the library met something that it did not expect
+    if isinstance(error, _PROGRAMMING):  # the library does not check the values in its files
         return f"{text}; a value in its files is not what it should be: download it again"
     return text
 
 
-# Each is stored as a failure, and the rest of the run continues.
+# Errors that are stored as failures, after which the run continues.
 EXPECTED_ERRORS = (
     *(ModelError, CompatibilityError, UsageError, WorkloadError, DeviceError),
     torch.OutOfMemoryError,
@@ -131,7 +131,7 @@ EXPECTED_ERRORS = (
 
 @contextmanager
 def errors_translated() -> Iterator[None]:
-    """The same as `device_errors_translated`, and ModelError if a model's own code fails."""
+    """Like `device_errors_translated`; also ModelError if a model's own code fails inside."""
     with device_errors_translated():
         try:
             yield
@@ -145,8 +145,8 @@ def errors_translated() -> Iterator[None]:
 def device_errors_translated() -> Iterator[None]:
     """Raise DeviceError if the device fails inside the block.
 
-    DeviceLostError if the device then fails at everything else. Lack of memory and specbench's
-    errors pass unchanged.
+    DeviceLostError if every other call to the device then fails. Out of memory and specbench's
+    errors are not changed.
     """
     try:
         yield

@@ -1,5 +1,5 @@
-"""Output of libraries: log lines that a user cannot act on are silenced, without importing them
-early; progress of slow steps (downloading, reading weights, compiling) goes to a display.
+"""Output of libraries: hides log lines that a user cannot act on, without an early import, and
+passes the progress of slow steps (downloading, reading weights, compiling) to a display.
 """
 
 import logging
@@ -13,7 +13,7 @@ _KERNEL_ADVICE = "transformers.integrations.hub_kernels"  # which packages to in
 
 
 def silence() -> None:
-    """For a whole process, before it imports them."""
+    """Silence these log lines for the whole process; call it before the libraries are imported."""
     for name in _OF_OTHER_DEVICES:
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger(_KERNEL_ADVICE).addFilter(_can_be_followed)
@@ -21,7 +21,7 @@ def silence() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, transformers logs only errors."""
+    """Inside the block, transformers logs only errors."""
     from transformers.utils import logging as library  # noqa: PLC0415 - half a second
 
     verbosity = library.get_verbosity()
@@ -33,8 +33,8 @@ def quiet() -> Iterator[None]:
 
 
 def _can_be_followed(_: logging.LogRecord) -> bool:
-    """The advised packages only have kernels for GPUs."""
-    import torch  # noqa: PLC0415 - it advises what has torch
+    """Whether the advice is useful: the packages only have kernels for GPUs."""
+    import torch  # noqa: PLC0415 - this advice is only logged after an import of torch
 
     return torch.cuda.is_available()
 
@@ -43,13 +43,13 @@ listeners: list[Callable[[str], None]] = []
 
 
 def report_progress(text: str) -> None:
-    """Show the progress of a slow step in place of the last text; empty once it is over."""
+    """Replace the displayed progress of a slow step; an empty text ends it."""
     for listener in tuple(listeners):
         listener(text)
 
 
 def report_compiling() -> None:
-    """Report from now on each kernel that Triton compiles, not those that it has in its cache."""
+    """From now on, report each kernel that Triton compiles, except those in its cache."""
     from triton import knobs  # noqa: PLC0415 - only if its kernels run
 
     num_compiled = 0
@@ -63,5 +63,5 @@ def report_compiling() -> None:
                 f"{num_compiled} {kernels} compiled, the last {src.name}; cached for the next run"
             )
 
-    if knobs.compilation.listener is None:  # else it is this, or a profiler's
+    if knobs.compilation.listener is None:  # otherwise it is already set, here or by a profiler
         knobs.compilation.listener = count

@@ -31,7 +31,7 @@ from specbench.models.quantization import (
 )
 from specbench.models.weights import fill, make_skeleton, placing
 
-_HASHED_WHOLE = 4 * 2**30  # larger checkpoints are known by their shape
+_MAX_HASHED = 4 * 2**30  # bytes; larger checkpoints are only hashed at their edges
 _EDGE = 2**20
 
 
@@ -40,14 +40,14 @@ def weights_sha256(
 ) -> str:
     """A hash that changes with the weights.
 
-    Local folder: of all files of these kinds; above 4 GiB of each file's name, size and its
-    first and last MiB, marked `edges:`. Hub: of the id and commit, marked `commit:`.
+    Local folder: a hash of all files of these kinds; above 4 GiB, of each file's name, size, and
+    first and last MiB, with the prefix `edges:`. Hub: of id and commit, with the prefix `commit:`.
     """
     folder = Path(location)
     if not folder.is_dir():
         return "commit:" + hashlib.sha256(f"{location}@{commit}".encode()).hexdigest()
     files = sorted(file for kind in kinds for file in folder.glob(kind) if file.is_file())
-    is_whole = sum(file.stat().st_size for file in files) <= _HASHED_WHOLE
+    is_whole = sum(file.stat().st_size for file in files) <= _MAX_HASHED
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -77,7 +77,7 @@ def _reported(make_bar: Callable[..., Any], args: tuple[Any, ...], options: dict
     return counted(args[0], str(options.get("desc", "loading")).lower())
 
 
-# Transformers would have the hub convert pickled weights, and load them from a pull request.
+# Otherwise transformers has the hub convert pickled weights, and loads them from a pull request.
 os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
 # The hub's progress bars would interrupt the program's own progress.
 disable_progress_bar()
@@ -89,18 +89,18 @@ _NOT_SHAPE = ("_name_or_path", "_commit_hash", "transformers_version")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """A model on its device, in evaluation mode, with what identifies its weights."""
+    """A model on its device, in evaluation mode, with the identity of its weights."""
 
     model: Any
     dtype: str
-    num_parameters: int  # as the config has them, however they are packed
-    weights_bytes: int  # as they are kept; what bitsandbytes keeps outside of tensors is missing
+    num_parameters: int  # as in the config, even if they are packed
+    weights_bytes: int  # in memory, without what bitsandbytes keeps outside of tensors
     revision: str | None
-    content_sha256: str  # of packed weights: the scheme, a colon, and that of the checkpoint
-    eos_ids: tuple[int, ...] = ()  # every end-of-text id of its files
-    quantization: str | None = None  # the scheme, or the format of a checkpoint stored so
-    unpacked_from: str | None = None  # the format of the files, if its weights do not run in it
-    dropped: tuple[str, ...] = ()  # modules for images, video or sound, which no prompt has
+    content_sha256: str  # packed weights: the scheme, a colon, and the checkpoint's hash
+    eos_ids: tuple[int, ...] = ()  # every end-of-text id in its files
+    quantization: str | None = None  # scheme of packing, or format of a quantized checkpoint
+    unpacked_from: str | None = None  # format of the files, if the weights are unpacked to run
+    dropped: tuple[str, ...] = ()  # modules for images, video or sound, which are not used
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -122,11 +122,10 @@ class LoadedModel:
 
 
 def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) -> LoadedModel:
-    """The model in evaluation mode; `dummy` draws random weights for the config, as for a shape.
+    """Load a model in evaluation mode; `dummy` uses random weights for the config, as for a shape.
 
-    dtype `auto` is float32 on a CPU, because half precision breaks the identity of texts and is not
-    faster on every CPU, and the checkpoint's own on a GPU or if it is stored quantized. Raises
-    ModelError with what to do.
+    dtype `auto` is the checkpoint's own on a GPU or if it is stored quantized. It is float32 on a
+    CPU, because half precision changes texts and is not faster on every CPU. ModelError.
     """
     if dummy or spec.is_shape:
         return load_dummy(spec, device)
@@ -138,7 +137,7 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
     unpack_compressed(config, device)
     placement = spec.device_map
     if stored is not None and device.type != "cpu":
-        placement = placement or str(device)  # most stored formats can only be placed once
+        placement = placement or str(device)  # most stored formats cannot be moved later
     with refusing(spec, placement or str(device), stored):
         auto = text_class(config, trust_remote_code=spec.trust_remote_code)
         if spec.quantization is not None:
@@ -154,7 +153,7 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
                 trust_remote_code=spec.trust_remote_code,
                 output_loading_info=True,
             )
-        weights = dict(model.named_parameters())  # buffers follow from the config
+        weights = dict(model.named_parameters())  # without buffers, which the config defines
         dropped = keep_text_part(model)
         missing = sorted(weights.keys() & set(report["missing_keys"]))
         if missing and stored is None:
@@ -163,7 +162,7 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
                 "download it again, or name a checkpoint of the whole model"
             )
         if placement is None:
-            model = model.to(device)  # the buffers
+            model = model.to(device)  # moves the buffers
         if stored is not None:
             _run_once(model)
     commit = getattr(config, "_commit_hash", None)
@@ -173,22 +172,22 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
 
 
 def is_packed(model: Any) -> bool:
-    """Whether any tensor is not one of plain floating-point numbers."""
+    """Whether any tensor does not contain plain floating-point numbers."""
     tensors = (*model.parameters(), *model.buffers())
     return any(t.dtype not in _DTYPES.values() or type(t.data) is not Tensor for t in tensors)
 
 
 @torch.no_grad()
 def _run_once(model: Any) -> None:
-    """One token: kernels that are missing raise, and formats that are unpacked by it are so before
-    their bytes are counted."""
+    """Run one token, so that missing kernels raise an error now, and formats that the first forward
+    unpacks are unpacked before their bytes are counted."""
     model.eval()
     model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
 
 
 def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> LoadedModel:
-    """A model with seeded random weights for its config: real speed and memory, meaningless text.
-    ModelError also for a config stored quantized or spread."""
+    """A model with seeded random weights: real speed and memory, but meaningless text. ModelError
+    also if the config is of quantized weights, or of weights on several devices."""
     config = load_config(spec)
     dtype, stored = _DTYPES[planned_dtype(spec, device)], open_model(spec).stored_format
     if stored is not None or spec.device_map not in (None, device.type, str(device)):
@@ -207,7 +206,7 @@ def load_dummy(spec: ModelSpec, device: torch.device, *, seed: int = 0) -> Loade
 
 
 def load_skeleton(spec: ModelSpec, dtype: str) -> Any:
-    """The model without its matrices, to be counted; ModelError if the config is missing."""
+    """The model without its matrices, to count them; ModelError if the config is missing."""
     config = load_config(spec)
     with refusing(spec, "meta", None):
         model = make_skeleton(config, _DTYPES[dtype], trust_remote_code=spec.trust_remote_code)
@@ -216,7 +215,7 @@ def load_skeleton(spec: ModelSpec, dtype: str) -> Any:
 
 
 def planned_dtype(spec: ModelSpec, device: torch.device) -> str:
-    """The dtype that `load_model` will use; ModelError if its files cannot be had."""
+    """The dtype that `load_model` will use; ModelError if its files cannot be downloaded."""
     if not is_here(spec):
         load_config(spec)  # downloads it
     return dtype_of(open_model(spec), "cpu" if device.type == "cpu" else "cuda", None)
@@ -224,7 +223,7 @@ def planned_dtype(spec: ModelSpec, device: torch.device) -> str:
 
 @contextmanager
 def refusing(spec: ModelSpec, placement: str, stored: str | None) -> Iterator[None]:
-    """Turns errors of torch and transformers into a ModelError with the remedy."""
+    """Translates errors of torch and transformers to a ModelError with advice."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -244,10 +243,8 @@ def refusing(spec: ModelSpec, placement: str, stored: str | None) -> Iterator[No
 
 
 def load_config(spec: ModelSpec) -> Any:
-    """The config of the files without implementations; ModelError, first in the words of `pair`.
-
-    An implementation may name a repository whose kernels transformers would fetch and run.
-    """
+    """The config without implementations, which may name a repository whose kernels transformers
+    would download and run. ModelError, with the message of `pair` if the config is invalid."""
     if is_here(spec):
         require_config(open_model(spec))
     try:
@@ -290,7 +287,7 @@ def _loaded(
 
 
 def _num_parameters(model: Any, spec: ModelSpec, stored: str | None) -> int:
-    """Parameters of the model as its config has it: stored formats pack several into one number."""
+    """The number of parameters in the config: quantized formats pack several into one number."""
     if stored is not None:
         config = copy(model.config)
         del config.quantization_config
@@ -300,7 +297,7 @@ def _num_parameters(model: Any, spec: ModelSpec, stored: str | None) -> int:
 
 @torch.no_grad()
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The name of the first tensor that holds NaN or an infinity; packed ones are passed by."""
+    """The name of the first tensor with NaN or infinities; packed tensors are skipped."""
     for name, tensor in named:
         is_plain = tensor.dtype in _DTYPES.values() and type(tensor.data) is Tensor
         has_values = tensor.numel() and not tensor.is_meta
@@ -310,19 +307,19 @@ def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
 
 
 def not_finite_words(model: str, name: str | None) -> str:
-    """The message about such a tensor of `model`, which is text such as `the target NAME`."""
+    """The message about a tensor with NaN or infinities; `model` is, e.g., `the target NAME`."""
     location = f", first in {name}" if name else ""
     return f"{model} holds NaN or infinities{location}: its files are damaged; download it again"
 
 
 def _bytes_of(model: Any) -> int:
-    """Bytes of parameters and buffers as they are kept; tied tensors count once."""
-    kept = (t for outer in (*model.parameters(), *model.buffers()) for t in inner_tensors(outer))
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values())
+    """Bytes of parameters and buffers in memory; tied tensors count once."""
+    tensors = (t for outer in (*model.parameters(), *model.buffers()) for t in inner_tensors(outer))
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def _config_sha256(config: PretrainedConfig, seed: int) -> str:
-    """A hash of what random weights follow from, without the path of the config."""
+    """A hash of the config, without its path, and the seed: they define the random weights."""
     facts = {k: value for k, value in config.to_dict().items() if k not in _NOT_SHAPE}
     text = json.dumps({**facts, "seed": seed}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

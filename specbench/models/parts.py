@@ -1,4 +1,4 @@
-"""Parts of a transformers model: its class and modules for text, and its first layers."""
+"""Parts of a transformers model: its class for text, its text modules, and its first layers."""
 
 from copy import copy, deepcopy
 from typing import Any
@@ -10,7 +10,7 @@ from specbench.errors import ModelError
 
 
 def text_class(config: Any, *, trust_remote_code: bool = False) -> Any:
-    """The auto class that builds a decoder of this config; ModelError if none does."""
+    """The auto class that builds a decoder from this config; ModelError if there is none."""
     if trust_remote_code and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return AutoModelForCausalLM
     if type(config) in AutoModelForCausalLM._model_mapping:
@@ -25,7 +25,7 @@ def text_class(config: Any, *, trust_remote_code: bool = False) -> Any:
 
 
 class DroppedTower(nn.Module):
-    """Replaces a vision or audio tower: models read its dtype and device even without images."""
+    """Replaces a vision or audio tower, whose dtype and device models read even without images."""
 
     def __init__(self, tower: nn.Module, name: str) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class DroppedTower(nn.Module):
 def keep_text_part(model: Any) -> tuple[str, ...]:
     """Remove the towers of a multimodal model (images, video, sound); returns their names.
 
-    Prompts are text: towers would take memory and be counted as weights that a forward reads. A
-    model without towers is unchanged.
+    Prompts are text. Towers would take memory and would be counted as weights that a forward reads.
+    A model without towers is unchanged.
     """
     if model.config.get_text_config(decoder=True) is model.config:
         return ()
@@ -63,7 +63,7 @@ def keep_text_part(model: Any) -> tuple[str, ...]:
 
 
 def _modules_above(model: nn.Module, decoder: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules on the way from the model to its decoder, with their names."""
+    """The modules on the path from the model to its decoder, with their names."""
     path = next((name for name, module in model.named_modules() if module is decoder), "")
     parts = path.split(".") if path else []
     names = [".".join(parts[:i]) for i in range(len(parts))]
@@ -71,9 +71,9 @@ def _modules_above(model: nn.Module, decoder: nn.Module) -> list[tuple[str, nn.M
 
 
 def cut_model(model: Any, num_layers: int) -> Any:
-    """A model of the first `num_layers` layers, the final norm and the head.
+    """A model with the first `num_layers` layers, the final norm and the head.
 
-    Modules on the path to the layers are copied, all others are shared; `model` is unchanged.
+    Modules on the path to the layers are copied, and all others are shared; `model` is unchanged.
     Raises ModelError if the layers cannot be found or separated.
     """
     whole = model.config.get_text_config()
@@ -118,7 +118,7 @@ def _path_to_layers(model: Any, num_layers: int) -> list[str]:
 
 def _copied(module: Any, configs: dict[int, Any]) -> Any:
     """A new module with the same children."""
-    if "forward" in vars(module):  # set by device_map; it calls the original module
+    if "forward" in vars(module):  # set by device_map; calls the original module
         raise ModelError(
             f"{type(module).__name__} is spread over devices, so its first layers cannot run "
             "separately; leave out `device_map` or choose another method"

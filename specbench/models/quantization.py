@@ -1,8 +1,8 @@
-"""Weights in 8 or 4 bits: packed by torchao when a model is loaded, or stored that way.
+"""Weights in 8 or 4 bits: packed by torchao when a model is loaded, or already stored quantized.
 
-Weight-only: activations keep the model's dtype. A packed target is another target, whose
-baseline (K = 0) runs on the same packed weights. A packed draft changes only how often it is
-right: the verifier checks its guesses like any other's, so the text stays the target's own.
+Only weights are quantized: activations keep the model's dtype. A packed target is another target,
+whose baseline (K = 0) uses the same packed weights. Packing a draft model only changes how often
+its drafts are accepted: they are verified like any others, so the text is still the target's.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from specbench.errors import ModelError
 from specbench.files.model import format_name, is_all_fp8
 
-# Input features that share an int4 scale: finer is truer, and stores more scales.
+# Input features per int4 scale: smaller groups are more accurate, but store more scales.
 _INT4_GROUP = 128
 
 
@@ -33,10 +33,10 @@ def require_packable(scheme: str, device: torch.device, dtype: torch.dtype) -> N
 
 
 def packable(model: Any) -> list[nn.Linear]:
-    """The linear layers of the blocks: not the embedding, not the head.
+    """The linear layers of the blocks, without embedding and head.
 
-    ModelError if they hold less than half of the blocks' parameters: the experts of
-    transformers' mixture models and GPT-2's layers are not linear modules.
+    ModelError if they have less than half of the blocks' parameters: the experts of transformers'
+    mixture models and GPT-2's layers are not linear modules.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     linears = [m for m in model.modules() if type(m) is nn.Linear and m is not head]
@@ -52,9 +52,9 @@ def packable(model: Any) -> list[nn.Linear]:
 
 
 def pack(linear: nn.Linear, scheme: str) -> None:
-    """Replace a layer's weight by its packed form, in place, on its device.
+    """Replace a layer's weight with its packed form, in place, on its device.
 
-    ModelError if torchao leaves the layer as it is, which it does in silence.
+    ModelError if torchao does not change the layer, about which it gives no error.
     """
     import_module("torchao.quantization").quantize_(linear, _config(scheme, linear.weight.device))
     if type(linear.weight) is nn.Parameter:
@@ -65,7 +65,7 @@ def pack(linear: nn.Linear, scheme: str) -> None:
 
 
 def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors in memory behind one that may be packed: values, scales, zero points."""
+    """The parts of a packed tensor (values, scales, zero points), or the plain tensor itself."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
@@ -74,7 +74,7 @@ def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def stored_format(config: PretrainedConfig) -> str | None:
-    """Format of a stored checkpoint: `gptq`, `awq`, `torchao`...; None: plain tensors."""
+    """The format that a model runs in: `gptq`, `awq`, `torchao` ...; None: plain tensors."""
     stored: Any = getattr(config, "quantization_config", None)
     dequantize = stored.get("dequantize") if isinstance(stored, dict) else None
     if getattr(stored, "dequantize", dequantize):
@@ -83,7 +83,7 @@ def stored_format(config: PretrainedConfig) -> str | None:
 
 
 def named_format(config: PretrainedConfig) -> str | None:
-    """The format of the files, also of those that are unpacked when they are loaded."""
+    """The format of the files, including those that are unpacked when they are loaded."""
     stored: Any = getattr(config, "quantization_config", None)
     if stored is None:
         return None
@@ -91,10 +91,10 @@ def named_format(config: PretrainedConfig) -> str | None:
 
 
 def unpack_compressed(config: PretrainedConfig, device: torch.device | None = None) -> None:
-    """Set how compressed-tensors are read: by transformers' fp8 kernels if the device has them.
+    """Configure compressed-tensors to run in transformers' fp8 kernels if the device has them.
 
-    Others are unpacked while they are loaded. By default transformers unpacks them in the first
-    forward, after the weights were counted.
+    Otherwise they are unpacked while they are loaded. By default, transformers unpacks them in the
+    first forward, after the weights were counted.
     """
     stored: Any = getattr(config, "quantization_config", None)
     if isinstance(stored, dict) and stored.get("quant_method") == "compressed-tensors":
@@ -108,9 +108,9 @@ def unpack_compressed(config: PretrainedConfig, device: torch.device | None = No
 
 
 def _config(scheme: str, device: torch.device) -> Any:
-    """torchao's settings; those of the compiler stay unchanged.
+    """torchao's config, which leaves the compiler's settings unchanged.
 
-    PyTorch's own int4 kernels want another layout on a GPU than on a CPU.
+    PyTorch's int4 kernels need another layout on a GPU than on a CPU.
     """
     torchao = import_module("torchao.quantization")
     match scheme:

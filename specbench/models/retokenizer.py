@@ -1,7 +1,7 @@
-"""A model's text in another model's tokens, kept up with as the text grows.
+"""Converts a model's growing text to the tokens of another model.
 
-A text is encoded word by word, so that more of it changes nothing but the last word, and so that a
-row's tokens follow only from its text.
+A text is encoded word by word, so that new text changes only the tokens of the last word, and a
+row's tokens depend only on its text.
 """
 
 import re
@@ -16,14 +16,14 @@ from specbench.files.tokenizer import (
 )
 from specbench.models.tokenizer import ChatTokenizer
 
-MOST_WORDS = 1 << 16  # remembered
-LONGEST_WORD = 64  # tokens; scripts without spaces are cut there
+MOST_WORDS = 1 << 16  # in the cache
+LONGEST_WORD = 64  # tokens; texts without spaces are split at this length
 _WORDS = re.compile(rb"(?<=\S)(?=\s)")
 _RUNS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
 
 
 class Encoder:
-    """Bytes to the tokens of one vocabulary."""
+    """Encodes bytes with the tokens of one vocabulary."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +45,7 @@ class Encoder:
         return ids
 
     def text(self, ids: Sequence[int]) -> bytes:
-        """Special tokens have none."""
+        """The bytes of these tokens; special tokens have none."""
         return b"".join(self._texts.get(i, b"") for i in ids)
 
     def _encode(self, word: bytes) -> Iterator[int]:
@@ -55,24 +55,24 @@ class Encoder:
                 yield from (self._bytes[byte] for byte in data if byte in self._bytes)
                 continue
             ids = self._tokenizer.ids(run)
-            if run[0] == " " and self.text(ids) == b" " + data:  # one that begins with a space
+            if run[0] == " " and self.text(ids) == b" " + data:  # it adds another space
                 ids = self._tokenizer.ids(run[1:])
             yield from ids
 
 
 class RetokenizedText:
-    """A text as far as it was read, in the tokens of its model and in those of another."""
+    """A growing text, converted from the tokens of its model to those of another."""
 
     def __init__(self, retokenizer: "Retokenizer") -> None:
-        self._own = retokenizer
+        self._retokenizer = retokenizer
         self.num_read = 0
-        self.word = b""  # the last one, which may continue
+        self.word = b""  # the last word, which may continue
         self._num_in_word = 0
-        self._closed: list[int] = []  # the other's tokens up to it
+        self._closed: list[int] = []  # converted tokens before the last word
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
-        retokenizer = self._own
+        retokenizer = self._retokenizer
         for token in tokens:
             if token in retokenizer.source_specials:
                 self._close()
@@ -88,27 +88,27 @@ class RetokenizedText:
 
     @property
     def ids(self) -> list[int]:
-        """The whole text in the other's tokens, with what its model expects before it."""
-        ids, prefix = [*self._closed, *self._own.encoder.encode_word(self.word)], self._own.prefix
+        """The whole text in the tokens of the other model, with the prefix that it expects."""
+        prefix = self._retokenizer.prefix
+        ids = [*self._closed, *self._retokenizer.encoder.encode_word(self.word)]
         return ids if tuple(ids[: len(prefix)]) == prefix else [*prefix, *ids]
 
     def _close(self) -> None:
-        self._closed += self._own.encoder.encode_word(self.word)
+        self._closed += self._retokenizer.encoder.encode_word(self.word)
         self.word, self._num_in_word = b"", 0
 
 
 class Retokenizer:
-    """From the tokens of `source` to those of `destination`; special tokens by name, or to
-    nothing."""
+    """Converts tokens of `source` to those of `destination`, special ones by name or to nothing."""
 
     def __init__(self, source: ChatTokenizer, destination: ChatTokenizer) -> None:
         self.encoder = Encoder(destination)
         self.prefix = destination.prefix_ids
         self.source_texts = source.vocabulary.texts()
         names = destination.vocabulary.specials()
-        of_source = source.vocabulary.specials()
-        self.source_specials = frozenset(of_source.values())
-        self.specials = {i: (names[name],) for name, i in of_source.items() if name in names}
+        source_ids = source.vocabulary.specials()
+        self.source_specials = frozenset(source_ids.values())
+        self.specials = {i: (names[name],) for name, i in source_ids.items() if name in names}
 
     def read(self) -> RetokenizedText:
         """An empty text."""
@@ -116,7 +116,7 @@ class Retokenizer:
 
 
 def require_common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
-    """CompatibilityError if the two have no token in common, or do not give their text."""
+    """The common tokens; CompatibilityError if there are none, or their texts are unknown."""
     common = common_tokens(target, draft)
     if not common.draft_ids:
         raise CompatibilityError(NOTHING_IN_COMMON)

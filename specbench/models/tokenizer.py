@@ -1,4 +1,4 @@
-"""Text to token ids: chat templates, and the comparison of vocabularies."""
+"""Converts conversations to token ids with chat templates, and compares vocabularies."""
 
 import hashlib
 import json
@@ -31,18 +31,18 @@ from specbench.models.library_errors import load_advice
 from specbench.models.loading import load_config
 from specbench.records import Message
 
-MOST_S = 30.0  # of processor time, so that a busy machine changes nothing
-MOST_GROWTH = 2**31  # bytes of memory
-_LOOK_S = 0.1
+MOST_S = 30.0  # of processor time, so that a busy machine makes no difference
+MOST_GROWTH = 2**31  # bytes of additional memory
+_CHECK_S = 0.1  # interval between checks
 
 
 class TooMuchWorkError(Exception):
-    """The work takes more than is allowed; the text names the resource."""
+    """The work exceeds a limit, which the message states."""
 
 
 @contextmanager
 def limited_work() -> Iterator[None]:
-    """TooMuchWorkError if the block takes more. Only in the main thread, which has signals."""
+    """TooMuchWorkError if the block exceeds a limit; only in the main thread (signals)."""
     if current_thread() is not main_thread():
         yield
         return
@@ -52,23 +52,23 @@ def limited_work() -> Iterator[None]:
 
     def check(*_: object) -> None:
         nonlocal left_s
-        left_s -= _LOOK_S
+        left_s -= _CHECK_S
         if left_s <= 0:
             raise TooMuchWorkError(f"{MOST_S:g} s of processor time")
         if process.memory_info().rss > most_bytes:
             raise TooMuchWorkError(f"{MOST_GROWTH / 2**30:g} GiB of memory")
 
     before = signal.signal(signal.SIGVTALRM, check)
-    signal.setitimer(signal.ITIMER_VIRTUAL, _LOOK_S, _LOOK_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _CHECK_S, _CHECK_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        # Its default is to end the process, and a last signal may be on its way to another thread.
+        # By default the signal ends the process, and a last one may still be pending.
         signal.signal(signal.SIGVTALRM, before if callable(before) else lambda *_: None)
 
 
-# What transformers raises for arbitrary files, and its sandbox for templates.
+# Errors of transformers for arbitrary files, and of its sandbox for templates.
 _READ_ERRORS = (
     *(OSError, ValueError, ImportError, LookupError, TypeError, AttributeError),
     *(ArithmeticError, RecursionError, MemoryError, TemplateError),
@@ -95,18 +95,18 @@ class ChatTokenizer:
                 location, revision=revision, trust_remote_code=trust_remote_code
             )
         except Exception as error:
-            if Path(location, "config.json").exists():  # read first, and its faults are its own
+            if Path(location, "config.json").exists():  # an invalid config has its own message
                 folder, trusts = Path(location), trust_remote_code
                 load_config(ModelSpec(source=location, folder=folder, trust_remote_code=trusts))
             advice = load_advice(error)
             raise ModelError(f"{location}: its tokenizer cannot be loaded: {advice}") from error
-        self._inner.model_max_length = sys.maxsize  # what is too long is for the model to say
+        self._inner.model_max_length = sys.maxsize  # the model's limit is checked elsewhere
         self.location = location
         self.ids_by_token: dict[str, int] = self._inner.get_vocab()
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """All tokens, and which of them are special."""
+        """All tokens, their special ids, and their spelling."""
         added = self._inner.added_tokens_decoder
         special_ids = frozenset(i for i, token in added.items() if token.special)
         inner = getattr(self._inner, "backend_tokenizer", None)
@@ -115,7 +115,7 @@ class ChatTokenizer:
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """Tokens that the model expects before any text, such as one for its beginning."""
+        """The tokens that the model expects before any text, such as a beginning-of-text token."""
         ids, single = self._inner("a")["input_ids"], self.ids("a")
         start = next((i for i in range(len(ids)) if tuple(ids[i : i + len(single)]) == single), 0)
         return tuple(ids[:start])
@@ -134,7 +134,7 @@ class ChatTokenizer:
 
     @property
     def template_clock(self) -> str:
-        """The date at which the chat template is rendered; "" if it prints none."""
+        """The date at which the chat template is rendered; "" if it prints no date."""
         is_printed = prints_clock(json.dumps(self._inner.chat_template))
         return f"{TEMPLATE_CLOCK:%Y-%m-%d}" if is_printed else ""
 
@@ -144,11 +144,11 @@ class ChatTokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         template_args: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """The ids that the model sees before it answers.
+        """The token ids of the prompt for a conversation.
 
-        The template sees TEMPLATE_CLOCK as the time. A model without a chat template gets the
-        messages' text, parted by empty lines. Raises WorkloadError if the template refuses the
-        conversation or does not come to an end.
+        The template sees TEMPLATE_CLOCK as the time. Without a chat template, the prompt is the
+        messages' text, separated by empty lines. WorkloadError if the template rejects the
+        conversation or exceeds the limits of `limited_work`.
         """
         if self._inner.chat_template is None:
             text = "\n\n".join(message.content for message in messages)
@@ -174,7 +174,7 @@ class ChatTokenizer:
         return tuple(ids)
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """The token ids of a text within an answer, without special tokens around it."""
+        """The token ids of a text, without special tokens around it."""
         return tuple(self._inner(text, add_special_tokens=False)["input_ids"])
 
     def text(self, ids: Sequence[int]) -> str:
@@ -184,9 +184,9 @@ class ChatTokenizer:
 
 
 def require_same_vocabulary(target: ChatTokenizer, draft: ChatTokenizer) -> Difference:
-    """CompatibilityError unless every id that both know stands for the same token in both.
+    """The other differences; CompatibilityError unless every common id is the same token in both.
 
-    Special tokens may be named otherwise.
+    Special tokens may have different names.
     """
     vocabularies = target.vocabulary, draft.vocabulary
     difference = compare_vocabularies(*vocabularies)

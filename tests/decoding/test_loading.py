@@ -179,7 +179,7 @@ def test_the_content_hash_depends_only_on_the_weights(saved, folder):
 
 
 def test_a_large_checkpoint_is_hashed_by_its_edges(folder, monkeypatch):
-    monkeypatch.setattr(loading, "_HASHED_WHOLE", 100)
+    monkeypatch.setattr(loading, "_MAX_HASHED", 100)
     monkeypatch.setattr(loading, "_EDGE", 1000)
     (folder / "small.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:10])
 
