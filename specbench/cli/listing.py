@@ -301,10 +301,9 @@ def check_hub(pairings: "Pairings", write: Path | None) -> tuple[list[dict[str, 
     hub cannot be reached.
     """
     from specbench.files.hub_facts import hub_facts
-    from specbench.fit.pairings_file import differences, hub_models, write_filled
+    from specbench.fit.pairings_file import differences, hub_models, require_new, write_filled
 
-    if write is not None and write.exists():
-        raise UsageError(f"--output {write}: file exists; name a new one")
+    require_new(write)
     known = [hub_facts(spec.source, spec.revision) for spec in hub_models(pairings)]
     facts = {fact.source: fact for fact in known if fact.problem is None}
     for fact in known:

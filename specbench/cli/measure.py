@@ -320,7 +320,7 @@ def _show_plan(
             require_device_and_out(settings, None)
             require_startable(plans)
         except UsageError as error:
-            typer.echo(f"Warning: this plan cannot be measured here: {error}", err=True)
+            missing.insert(0, str(error))
         for lack in missing:
             typer.echo(f"Warning: this plan cannot be measured here: {lack}", err=True)
 

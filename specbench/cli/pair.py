@@ -246,6 +246,7 @@ def pair(
     from specbench.cli.plan_table import left_out
     from specbench.files.model import open_model
     from specbench.fit.demand import shortage
+    from specbench.fit.pairings_file import require_new
     from specbench.inputs.pairing import Pairing
     from specbench.inputs.workloads import load_workloads
 
@@ -255,8 +256,7 @@ def pair(
     settings = _settings(call)
     if call.write is not None and not os.access(call.write.absolute().parent, os.W_OK | os.X_OK):
         raise UsageError(f"--output {call.write}: directory does not exist or is not writable")
-    if call.write is not None and call.write.exists():
-        raise UsageError(f"--output {call.write}: file exists; name a new one")
+    require_new(call.write)
     if target.lower().endswith(".gguf"):
         _pair_gguf(target, settings, call)
         return

@@ -164,10 +164,15 @@ def write_filled(file: Path, path: Path, facts: Mapping[str, HubFacts]) -> None:
     _write(path, filled(file.read_text(encoding="utf-8"), facts))
 
 
+def require_new(path: Path | None) -> None:
+    """UsageError if `write_new` would refuse the file of --output, also for a broken link."""
+    if path is not None and os.path.lexists(path):
+        raise UsageError(f"--output {path}: file exists; name a new one")
+
+
 def _write(path: Path, text: str) -> None:
+    require_new(path)
     try:
         write_new(path, text)
-    except FileExistsError:
-        raise UsageError(f"--output {path}: file exists; name a new one") from None
     except OSError as error:
         raise UsageError(f"--output {path}: {error.strerror}") from error

@@ -11,7 +11,8 @@ from specbench.report.grids import Grid, Legend, grid_of, setting_column
 from specbench.report.numbers import ABSENT, interval_text, value_text
 from specbench.report.sections import drafter_of, setting_name
 
-_RULES = {"exact": "", "greedy_draft": "drafts greedily"}
+FORECAST_TITLE = "Forecast against measured"
+_RULES = {"exact": "", "greedy_draft": ", which drafts greedily"}
 _LEGEND = {  # meanings, by a word of the headers that need them
     "AL": "mean acceptance length",
     "forecast": "made before any K was measured, from traces of all prompts and step times",
@@ -36,14 +37,12 @@ def forecast_grid(document: Document) -> Grid | None:
     points = [point for _, point, _ in rows]
     measured = [m for _, _, m in rows]
     chosen = [point.num_speculative_tokens == c.forecast.best for c, point, _ in rows]
-    origins = [text for check in checks if (text := origin_of_costs(check.forecast))]
-    costs = f", with the step times of {'; '.join(dict.fromkeys(origins))}" if origins else ""
     columns = (
         ("AL there", [value_text(point.length_there, "{:.2f}") for point in points]),
         ("speedup there", [value_text(point.speedup_there, "{:.2f}x") for point in points]),
     )
     return grid_of(
-        f"Forecast against measured{costs}",
+        f"{FORECAST_TITLE}{with_costs(checks)}",
         setting_column([check.forecast.key.condition for check, _, _ in rows]),
         ("drafter", [drafter_of(check.forecast.key.source) for check, _, _ in rows]),
         ("K", [str(point.num_speculative_tokens) for point in points]),
@@ -99,7 +98,7 @@ def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str
     about = "" if record.is_exact else ", approximate here"
     text = f"forecast: {name}{_verdict_text(check.leader)}{about}"
     if record.costs_of is not None:
-        return f"{text}, with the step times of {origin_of_costs(record)}"
+        return f"{text}{with_costs([check])}"
     ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]
     chosen, done = set(record.to_measure), set(check.measured)
     if not chosen:
@@ -137,12 +136,14 @@ def best_forecast(checks: Sequence[CheckedForecast]) -> CheckedForecast | None:
     return max(checks, key=lambda check: _low(check.best), default=None)
 
 
-def origin_of_costs(record: ForecastRecord) -> str:
-    """A source such as `vllm 0.32.0 (costs.csv), which drafts greedily`; empty if measured here."""
-    if record.costs_of is None:
-        return ""
-    rule = _RULES[record.acceptance_rule]
-    return f"{record.costs_of}, which {rule}" if rule else record.costs_of
+def with_costs(checks: Sequence[CheckedForecast]) -> str:
+    """The sources of their step times, to append to a text; empty if all were measured here."""
+    origins = dict.fromkeys(
+        f"{record.costs_of}{_RULES[record.acceptance_rule]}"
+        for record in (check.forecast for check in checks)
+        if record.costs_of is not None
+    )
+    return f", with the step times of {'; '.join(origins)}" if origins else ""
 
 
 def _low(point: ForecastPoint) -> float:

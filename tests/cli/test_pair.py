@@ -116,6 +116,13 @@ def test_a_missing_folder_is_refused_before_anything_is_read(shelf):
     assert "--output nowhere/best.yaml" in ran.err
 
 
+def test_a_broken_link_is_refused_before_anything_is_read(shelf):
+    (shelf / "link.yaml").symlink_to("nowhere.yaml")
+    ran = specbench("pair ./missing --output link.yaml", *HERE, cwd=shelf)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--output link.yaml: file exists" in ran.err
+
+
 def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
     arguments = ("./target", "--draft", "./draft", "--draft", "./drafts/other", "--draft", "ngram")
     ran = plan(*arguments, "--output", "fits.yaml", cwd=shelf)

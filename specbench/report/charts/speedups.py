@@ -27,7 +27,7 @@ from specbench.report.charts.canvas import (
 )
 from specbench.report.comparisons import by_run, decided_cells
 from specbench.report.document import Document
-from specbench.report.forecasts import origin_of_costs
+from specbench.report.forecasts import FORECAST_TITLE, with_costs
 from specbench.report.sections import Section, drafter_of, verdict_of
 from specbench.stats.spread import MIN_UNITS
 
@@ -256,10 +256,8 @@ def forecast_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) 
     panels.set_x(0, last, "K, drafted tokens per round")
     panels.name_y("decode speedup", "{x:g}x")
     panels.label_ends([list(_forecast_labels(section, styles)) for section in drawn])
-    origins = dict.fromkeys(text for check in checked if (text := origin_of_costs(check.forecast)))
-    costs = f", with the step times of {'; '.join(origins)}" if origins else ""
     setting = checked[0].forecast.key.condition
-    return panels.chart("Forecast against measured", f"{setting.label}{costs}", _FORECAST)
+    return panels.chart(FORECAST_TITLE, f"{setting.label}{with_costs(checked)}", _FORECAST)
 
 
 def _draw_forecast(ax: Axes, check: CheckedForecast, style: SeriesStyle) -> None:
