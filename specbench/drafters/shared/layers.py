@@ -180,7 +180,7 @@ def _is_targets(target: Runner, weight_VF: Tensor) -> bool:
 def new_layer_fields(config: Any, architecture: str) -> dict[str, Any]:
     """The config of a new head's layer, as wide as those of the target with this config.
 
-    By the class name `architecture` servers recognize such a head.
+    Servers recognize such a head by the class name `architecture`.
     """
     text = config.get_text_config()
     heads = text.num_attention_heads
