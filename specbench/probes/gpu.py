@@ -141,7 +141,7 @@ class NvmlProbe(Probe):
         return summarize(readings, self._sm_clock_default_mhz()) if readings else None
 
     def energy_j(self) -> float | None:
-        """Joules, as in Probe. The counter updates every 20 to 100 ms, coarse for short requests."""
+        """Joules, as in Probe. The counter updates every 20 to 100 ms, coarse for short work."""
         return _scaled(self._device_value(self._nvml.nvmlDeviceGetTotalEnergyConsumption))
 
     def device_used_bytes(self) -> int | None:
