@@ -24,7 +24,7 @@ from specbench.report.charts.canvas import (
     shorten,
     spaced,
 )
-from specbench.report.charts.lines import memory_pareto_charts
+from specbench.report.charts.lines import _conditional, memory_pareto_charts
 from specbench.report.charts.speedups import dots, speedup_chart
 from specbench.report.document import Document, build_document
 from specbench.report.html import pictures
@@ -250,6 +250,14 @@ def test_a_round_without_an_acceptance_length_has_no_yield_line(cpu_document: Do
     times = redrawn(document, lambda groups, _: [round_time_chart(groups[0], "demo/draft")])
     texts = [text for chart in times for text in hover_texts(chart) if "tokens per round" in text]
     assert {text.partition(":")[0] for text in texts} == {"K=1", "K=4"}
+
+
+def test_conditional_rates_of_fewer_than_20_rounds_are_not_drawn(cpu_document: Document) -> None:
+    rounds = {"acceptance_histogram": (5, 6, 1, 4, 15)}  # 31, 26, 20 and 19 reach a position
+    rates = {"conditional_acceptance_rate": (0.9, 0.8, 0.7, 0.6)}
+    cell = cpu_document.cells[-1]
+    cell = replace(cell, metrics={**cell.metrics, **rounds, **rates})
+    assert _conditional(cell) == (0.9, 0.8, 0.7)
 
 
 def test_the_prompt_chart_shows_the_speedup_of_every_prompt(
