@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specbench.files.head_files import HeadFiles, layout_of
+from specbench.files.head_files import HeadFiles, layout_of, misfits
 from specbench.methods import find_method
 
 SPECFORGES_EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"]}
@@ -37,3 +37,27 @@ def test_a_layout_is_recognized_by_keys_that_only_its_author_writes(
     layout = layout_of(files, facts.layouts)
     assert layout is not None
     assert layout.author == author
+
+
+def test_mtp_layers_without_tensors_are_judged_by_their_config():
+    """As the files of a shape, which has only a config."""
+
+    class Target:
+        hidden_size, vocab_size, num_layers = 64, 320, 2
+
+    config = {
+        "model_type": "mimo",
+        "hidden_size": 64,
+        "vocab_size": 320,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+    }
+    fit = find_method("mtp").head.fit
+    files = HeadFiles(source="a shape", config=config, tensors={})
+    assert misfits(fit(files, Target())) == {}
+    other = HeadFiles(source="a shape", config={**config, "hidden_size": 32}, tensors={})
+    assert misfits(fit(other, Target())) == {"hidden_size": (32, 64)}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.forecast.cost_curve import CostCurve
+from specbench.forecast.cost_curve import CostCurve, measured_here
 from specbench.forecast.forecast import (
     INEXACT,
     Effort,
@@ -14,7 +14,7 @@ from specbench.forecast.forecast import (
     middle_context,
     replayed,
 )
-from specbench.records import ForecastRecord, Interval
+from specbench.records import ForecastRecord, Interval, RoundCost
 from tests.cell_keys import with_axes
 from tests.decide.cells import draft
 from tests.forecast.traces import curve, right, trace, wrong
@@ -245,3 +245,17 @@ def test_repeated_measurements_multiply_the_forecast_time():
     once = forecast(draft(2), traces, costs, (2,))
     thrice = forecast(draft(2), traces, costs, (2,), effort=Effort(after=3.0))
     assert thrice.measure_s == pytest.approx(3 * once.measure_s)
+
+
+def test_costs_measured_without_k_0_have_no_curve():
+    costs = [
+        RoundCost(
+            cell_ids=("",), num_speculative_tokens=k, num_rows=1, context=8, visits_s=((0.1,),)
+        )
+        for k in (0, 2)
+    ]
+    assert measured_here(costs[1:], {0: [4.0], 2: [4.0]}) is None
+    assert measured_here(costs, {2: [4.0]}) is None
+    curve_of_both = measured_here(costs, {0: [4.0], 2: [4.0]})
+    assert curve_of_both is not None
+    assert set(curve_of_both.visits) == {0, 2}
