@@ -288,7 +288,7 @@ def test_a_tree_of_accuracies_may_prefer_a_lower_rank() -> None:
 
 def test_a_tree_omits_ranks_with_accuracy_0() -> None:
     assert Topology.of_accuracies([[0.5, 0.0], [0.0]], 10).paths == ((0,),)
-    with pytest.raises(UsageError, match="ever right"):
+    with pytest.raises(UsageError, match="ever accepted"):
         Topology.of_accuracies([[0.0], [1.0]], 3)
 
 
