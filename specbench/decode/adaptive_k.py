@@ -1,7 +1,7 @@
-"""Chooses K of the next round: the one with the most tokens per second, K = 0 among them.
+"""Chooses K for the next round: the one with the most tokens per second, which may be K = 0.
 
-Seconds per round are measured at every number of rows and every K before decoding starts, and
-then follow the machine. Acceptance is counted round by round.
+Seconds per round are measured for several numbers of rows and every K before decoding starts, and
+updated while it runs. Acceptance is counted round by round.
 """
 
 from bisect import bisect_left
@@ -17,19 +17,20 @@ from specbench.records import Request
 from specbench.stats.rounds import amortized_goodput, expected_tokens_by_k, goodput
 
 _PACE_GAIN = 0.05  # the machine's pace is a mean over about 20 rounds
-_LARGEST_SURPRISE = 0.2  # of log seconds: a round of three times the time counts as one of 1.2
+_LARGEST_SURPRISE = 0.2  # in log seconds: a round that takes 3x as long counts as about 1.2x
 _FRESH_ROUNDS = 8  # rounds after a change of K that show how the two K differ
-_STEADY_ROUNDS = 8  # over as many rows before that, so that the pace is theirs
-_LONGEST_RECORD = 50  # rounds: what a cell has learned weighs at most this much
+_STEADY_ROUNDS = 8  # with the same number of rows before that, so that the pace is for these rows
+_LONGEST_RECORD = 50  # rounds: the maximum weight of a cell's past
 
 
 class RoundCostModel:
     """Seconds of a round, by (rows, K), on a machine whose speed drifts.
 
-    A time is split into the machine's pace, common to all cells, and the cell's own seconds. A
-    round soon after a change of K corrects that K; every round moves the pace. So a K that does not
-    run is still compared fairly with the one that does. A change of rows corrects nothing: K is
-    chosen among cells of the same rows, and rows that come and go would wear out one K.
+    A time is the product of the machine's pace, which all cells share, and the cell's own seconds.
+    A round soon after a change of K corrects the cell of that K; every round updates the pace. So a
+    K that does not run is still compared fairly with the one that does. A change in the number of
+    rows corrects no cell: K is chosen among cells with equal rows, and as rows come and go, they
+    would correct the same K again and again.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class RoundCostModel:
         *,
         catch_up_s: Sequence[tuple[int, float]] = (),
     ) -> None:
-        """Costs from a calibration: `round_s[num_rows, k]` holds the seconds of a few rounds.
+        """Costs from a calibration: `round_s[num_rows, k]` has the seconds of a few rounds.
 
-        `catch_up_s` holds (tokens that each row is behind, seconds that a drafter takes to read
-        them); a line is fitted, and none means that catching up is free.
+        `catch_up_s` has pairs: the tokens that each row is behind, and the seconds that the drafter
+        takes to process them. A line is fitted to them; without pairs, catching up is free.
         """
-        # At calibration, and then corrected in comparison with other cells.
+        # From the calibration, then corrected relative to the other cells.
         self._cell_s = {cell: median(samples) for cell, samples in round_s.items()}
         self._num_seen = {cell: len(samples) for cell, samples in round_s.items()}
         self._rows = sorted({rows for rows, _ in round_s})
@@ -54,17 +55,17 @@ class RoundCostModel:
         self._rounds_at_rows = _STEADY_ROUNDS
 
     def round_s(self, num_rows: int, k: int) -> float:
-        """Seconds of a round now; between two measured numbers of rows they lie on a line."""
+        """Seconds of a round now, interpolated linearly between measured numbers of rows."""
         return self._seconds(num_rows, k) * self._pace
 
     def catch_up_s(self, num_tokens: int) -> float:
-        """Seconds to read `num_tokens` tokens per row; 0 for none."""
+        """Seconds for the drafter to process `num_tokens` tokens per row; 0 if there are none."""
         if not num_tokens:
             return 0.0
         return (self._catch_up_s + self._catch_up_token_s * num_tokens) * self._pace
 
     def observe(self, num_rows: int, k: int, seconds: float) -> None:
-        """Learn from one round's seconds; an outlier moves nothing far."""
+        """Update the costs from one round's seconds; an outlier changes them only a little."""
         surprise = log(seconds / self.round_s(num_rows, k))
         surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
         last_rows, last_k = self._last or (num_rows, k)
@@ -92,7 +93,7 @@ class RoundCostModel:
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Seconds at 0 tokens and per token, by least squares; neither is below zero."""
+    """Seconds at 0 tokens and seconds per token, by least squares; neither is negative."""
     if not points:
         return 0.0, 0.0
     mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
@@ -102,26 +103,26 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return mean_y - slope * mean_x, slope
 
 
-# The shares are of throughput or of time; test_adaptive_regret.py simulates them.
-_SWITCH_GAIN = 0.005  # what another K must promise before it is taken
+# Shares are of throughput or of time; test_adaptive_regret.py simulates them.
+_SWITCH_GAIN = 0.005  # the expected gain that another K needs before it is chosen
 _DOUBT = 0.75  # standard errors by which K = 0 must win before drafting stops
-_STAY_ROUNDS = 50  # rounds at K > 0 that one catch-up is spread over
-_LEAST_EVIDENCE = 2  # rounds of one row to see before a stay at K > 0 may end
-_OLD_EVIDENCE = 4.0  # rounds of one row that the past weighs when a probe begins
-_EAGER_SHARE = 0.03  # of the time at K = 0 goes to the first probe, each failure halves it
+_STAY_ROUNDS = 50  # rounds at K > 0 that the cost of one catch-up is spread over
+_LEAST_EVIDENCE = 2  # rounds of one row that must be observed before drafting may stop
+_OLD_EVIDENCE = 4.0  # the weight of the past, in rounds of one row, when a probe begins
+_EAGER_SHARE = 0.03  # of the time at K = 0 that the first probe may take; each failure halves it
 _MEMORY_ROUNDS = 40.0  # that the acceptance is averaged over
-_CLEAR_SUCCESS = 1.1  # a probe that finds this much more than K = 0 makes the next ones eager
+_CLEAR_SUCCESS = 1.1  # a probe this many times as fast as K = 0 resets the share to the first one
 
 # The prior: position 1 is accepted half of the time, with the weight of 3 observed drafts. A
-# later position is assumed to be like the one before it, with the weight of 12 drafts: positions
-# that no recent K has reached get the rate of the last one that was.
+# later position is assumed to be like the one before it, with the weight of 12 drafts, so positions
+# that no recent K reached get the rate of the last position that was reached.
 _FIRST_RATE = 0.5
 _FIRST_WEIGHT = 3.0
 _LIKE_THE_ONE_BEFORE = 12.0
 
 
 def default_ks(k_max: int) -> tuple[int, ...]:
-    """The K that get a separate program: 0 1 2 3 4 6 8 12 16 24 .. below `k_max`, and it."""
+    """The K that get a separate program: 0 1 2 3 4 6 8 12 16 24 .. below `k_max`, and `k_max`."""
     ks = [0, 1, 2, 3]
     while ks[-1] < k_max:
         ks.append(2 * ks[-2])
@@ -129,9 +130,9 @@ def default_ks(k_max: int) -> tuple[int, ...]:
 
 
 class AcceptanceTracker:
-    """P(draft i accepted | those before it accepted), pooled over rows, by counts that fade.
+    """P(draft i accepted | all drafts before it accepted), pooled over rows, from fading counts.
 
-    The text may change, so old rounds weigh less. A missing draft is not accepted.
+    Old rounds weigh less, because the text may change. A missing draft counts as rejected.
     """
 
     def __init__(self, max_k: int, *, memory_rounds: float) -> None:
@@ -149,12 +150,12 @@ class AcceptanceTracker:
                 self._num_tried[i] += 1
 
     def weaken(self, num_rounds: float) -> None:
-        """Limit the weight of all observations to `num_rounds` rounds of one row."""
+        """Limit the total weight of past observations to `num_rounds` rounds of one row."""
         if self._num_tried[0] > num_rounds:
             self._scale(num_rounds / self._num_tried[0])
 
     def expected_tokens(self) -> list[float]:
-        """Tokens per row and round at K = 0, 1, .. the largest."""
+        """Expected tokens per row and round at K = 0, 1, .. `max_k`."""
         rates = []
         rate, weight = _FIRST_RATE, _FIRST_WEIGHT
         for tried, accepted in zip(self._num_tried, self._num_accepted, strict=True):
@@ -164,9 +165,9 @@ class AcceptanceTracker:
         return expected_tokens_by_k(rates)
 
     def relative_error(self, tokens: float) -> float:
-        """Standard error of an estimate of `tokens` a round, as a share of it.
+        """Relative standard error of an estimate of `tokens` per round.
 
-        Accepted drafts are taken as geometric: with mean m their variance is m (m + 1).
+        Accepted drafts are assumed to be geometric: with mean m, their variance is m (m + 1).
         """
         accepted = tokens - 1
         return sqrt(accepted * tokens / (self._num_tried[0] + _FIRST_WEIGHT)) / tokens
@@ -177,11 +178,11 @@ class AcceptanceTracker:
 
 
 class Controller:
-    """Follows what rounds cost and what they accept, and picks K for all rows.
+    """Tracks the cost and the acceptance of rounds, and chooses one K for all rows.
 
-    At K = 0 acceptance cannot be seen, so a few rounds at K > 0 are tried now and then; they take
-    at most `_EAGER_SHARE` of the time, and soon `probe_share` while they keep failing; a share of 0
-    never tries.
+    Acceptance cannot be observed at K = 0, so a few rounds at K > 0 are tried from time to time.
+    These probes take at most `_EAGER_SHARE` of the time, and as they keep failing, soon only
+    `probe_share`. A `probe_share` of 0 turns probes off.
 
     Source: Liu et al. 2024 (arXiv:2406.14066) for the goodput that is maximized.
     """
@@ -193,7 +194,7 @@ class Controller:
         *,
         probe_share: float = 0.005,
     ) -> None:
-        """`ks` ascends from 0 and `costs` knows each of them; ValueError otherwise."""
+        """`costs` covers each of `ks`; ValueError unless `ks` ascends from 0 to some K > 0."""
         if len(ks) < 2 or ks[0] != 0 or sorted(set(ks)) != list(ks):
             raise ValueError(f"ks must ascend from 0 to at least one K > 0, not {tuple(ks)}")
         self.max_k = ks[-1]
@@ -206,15 +207,15 @@ class Controller:
         self._k: int | None = None
         self._num_unseen = _LEAST_EVIDENCE
         self._is_probing = False
-        self._behind = 0  # tokens of each row that the drafter did not see, in rounds observed
+        self._behind = 0  # tokens per row that the drafter has not seen, from observed rounds
         self._at_zero_s = 0.0
 
     def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:
         """K of the next round over `num_rows` computed rows, `num_live` of them in use.
 
-        The drafter has yet to see the last `num_behind` tokens of a row, at most.
+        In each row, the drafter has not seen up to `num_behind` of the last tokens.
         """
-        # What was observed comes late, and rows that began since have nothing to catch up on.
+        # Observations arrive late, and rows that began since have nothing to catch up on.
         self._behind = min(self._behind, num_behind)
         tokens = self._acceptance.expected_tokens()
         rate = {
@@ -241,9 +242,9 @@ class Controller:
         return self._k
 
     def observe(self, ended: ObservedRound) -> None:
-        """Take the outcome of a round.
+        """Learn from a finished round.
 
-        The seconds of a round that also caught up are left out, since they are not those of K.
+        The seconds of a round with a catch-up are ignored, since they also cover the catch-up.
         """
         if not ended.num_caught_up:
             self._costs.observe(ended.num_rows, ended.k, ended.seconds)
@@ -267,7 +268,7 @@ class Controller:
         return drafting > rate[0] * (1 + _SWITCH_GAIN)
 
     def _may_probe(self, rate: dict[int, float], k: int, num_rows: int, num_live: int) -> bool:
-        """Whether the time since the last stay pays for what a probe at `k` is likely to lose."""
+        """Whether the share of the time at K = 0 covers the likely loss of a probe at `k`."""
         num_rounds = -(-_LEAST_EVIDENCE // num_live)
         lost = max(1 - rate[k] / rate[0], 0.0)
         lost_s = num_rounds * self._costs.round_s(num_rows, k) * lost
@@ -290,19 +291,19 @@ class Controller:
         self._share = max(self._share / 2, self._least_share)
 
 
-NUM_ROUNDS = 7  # of each kind; the first of them warms up
+NUM_ROUNDS = 7  # of each kind; the first one is a warm-up
 PAUSE_ROUNDS = (2, 16)  # rounds at K = 0 before the drafter has to catch up
 
 
 class Calibration(NamedTuple):
-    """The costs, and the seconds it took to measure them."""
+    """Measured costs, and the seconds that it took to measure them."""
 
     costs: RoundCostModel
     seconds: float
 
 
 class _Script(FixedK):
-    """K = 0 for some rounds, then K = 1 once, and so on."""
+    """Repeats `num_away` rounds at K = 0 and one round at K = 1."""
 
     def __init__(self, num_away: int) -> None:
         super().__init__(1)
@@ -321,9 +322,9 @@ def measure_round_costs(
     num_rows: int,
     sampler: Sampler,
 ) -> Calibration:
-    """Seconds of a few rounds for rows 1, 2, 4 .. num_rows and every K, on one real prompt."""
+    """Time a few rounds at 1, 2, 4 .. `num_rows` rows and every K, on one real prompt."""
     limit = decoder.target.max_position
-    if limit is not None:  # a shorter prompt if it and these rounds would not fit
+    if limit is not None:  # shorten the prompt if it and these rounds do not fit
         needed = max(NUM_ROUNDS * (max(ks) + 1), 2 * (max(PAUSE_ROUNDS) + 2)) + 1
         prompt_ids = prompt_ids[-max(limit - needed, 1) :]
     round_s: dict[tuple[int, int], tuple[float, ...]] = {}
@@ -344,12 +345,12 @@ def measure_round_costs(
     catch_up_s = []
     for away in PAUSE_ROUNDS:
         seconds = rounds(_Script(away), 1, 2 * (away + 2) + 1)
-        # Every round at K = 1 here catches up; the second one is warm.
+        # Every round at K = 1 here catches up; the first one is a warm-up.
         caught_up = seconds[2 * away + 1 :: away + 1]
         catch_up_s.append((away, max(median(caught_up) - one_draft_s, 0.0)))
     return Calibration(RoundCostModel(round_s, catch_up_s=catch_up_s), spent_s)
 
 
 def _buckets(num_rows: int) -> list[int]:
-    """1, 2, 4 ... and the number itself."""
+    """1, 2, 4 .. below `num_rows`, and `num_rows`."""
     return [*(1 << i for i in range(num_rows.bit_length()) if 1 << i < num_rows), num_rows]

@@ -1,6 +1,6 @@
 """Clocks that time work on a device without making the host wait for it.
 
-A mark is taken in the order of the work; its seconds are read once that work is done.
+A mark is queued with the work; its seconds are read once the work before it is done.
 """
 
 import time
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import torch
 
-# CUDA reports the time between events in float32 milliseconds: to 60 ns in a second, 0.25 ms in an
-# hour.
+# CUDA reports the time between events in float32 milliseconds, which resolves 60 ns after a second
+# but only 0.25 ms after an hour.
 ANCHOR_S = 1.0
 
 
 class _Anchor:
-    """An event that later ones are counted from, itself counted from the one before."""
+    """An event that later events are timed from; it is timed from the anchor before it."""
 
     def __init__(self, event: torch.cuda.Event, before: "_Anchor | None" = None) -> None:
         self.event = event
@@ -22,19 +22,19 @@ class _Anchor:
         self._at_s = 0.0
 
     def seconds(self) -> float:
-        """Since the first anchor; the event must have come."""
+        """Seconds since the first anchor; the event must have completed."""
         chain, anchor = [], self
         while anchor._before is not None:
             chain.append((anchor, anchor._before))
             anchor = anchor._before
         for mark, before in reversed(chain):
             mark._at_s = before._at_s + before.event.elapsed_time(mark.event) / 1000
-            mark._before = None  # known now, and earlier events may go
+            mark._before = None  # the time is known, so earlier events can be freed
         return self._at_s
 
 
 class DeviceMark(NamedTuple):
-    """An event, and what it is counted from."""
+    """An event, and the anchor that it is timed from."""
 
     event: torch.cuda.Event
     anchor: _Anchor
@@ -44,17 +44,17 @@ Mark = float | DeviceMark
 
 
 class Clock:
-    """Seconds since `start`, here on a CPU, which has finished the work when a call returns."""
+    """Seconds since `start`; this class is for a CPU, whose work is done when a call returns."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Count from now on; marks taken before are void."""
+        """Start counting from now; earlier marks become invalid."""
         self._origin_s = time.perf_counter()
 
     def mark(self) -> Mark:
-        """The moment at which all work given so far is done."""
+        """Mark the time at which all work submitted so far is done."""
         return self.now()
 
     def seconds(self, mark: Mark) -> float:
@@ -63,15 +63,15 @@ class Clock:
         return mark
 
     def now(self) -> float:
-        """The host's own time."""
+        """The time on the host, in seconds."""
         return time.perf_counter() - self._origin_s
 
 
 class DeviceClock(Clock):
     """Marks are CUDA events in the stream of the work, which need no synchronization.
 
-    Every second a mark becomes the one that later ones are counted from, so that a long pass
-    loses no digits.
+    About once per second, a mark becomes the anchor that later marks are timed from, so that a long
+    pass loses no precision.
     """
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class DeviceClock(Clock):
     def seconds(self, mark: Mark) -> float:
         assert isinstance(mark, DeviceMark)
         event, anchor = mark
-        # A wait that is none would be counted as one.
+        # `synchronize` would be counted as a wait even if the event has completed.
         if not event.query():  # type: ignore[no-untyped-call]
             event.synchronize()
         return anchor.seconds() + float(anchor.event.elapsed_time(event)) / 1000
@@ -102,5 +102,5 @@ class DeviceClock(Clock):
 
 
 def make_clock(device: torch.device) -> Clock:
-    """The clock of a device's work."""
+    """The clock for work on a device."""
     return DeviceClock() if device.type == "cuda" else Clock()

@@ -1,4 +1,4 @@
-"""A target and a drafter that decode requests over their own rows."""
+"""Decodes requests with a target and a drafter, in rows that are reused from pass to pass."""
 
 from collections.abc import Callable, Sequence
 
@@ -48,23 +48,23 @@ class Decoder:
         self._rows: Rows | None = None
         self._launchers: dict[Sampling, Launcher] = {}
         self.launcher: Launcher | None = None  # of the last pass
-        self._num_dropped = 0  # captures of launchers that are gone
+        self._num_dropped = 0  # captures of launchers that were dropped
 
     @property
     def num_captures(self) -> int:
-        """Rounds captured so far; the time of a pass in which it rose includes captures."""
+        """Rounds captured so far; if it rises during a pass, the pass's time includes captures."""
         return self._num_dropped + sum(la.num_captures for la in self._launchers.values())
 
     def decode(self, requests: Sequence[Request], sampler: Sampler, *, k: int) -> list[Result]:
-        """Every request to its end-of-text token or budget, one row each, at one K."""
+        """Decode each request to its end-of-text token or budget, in one row each, at one K."""
         return self.serve(requests, sampler, FixedK(k), num_rows=len(requests)).results
 
     @torch.inference_mode()
     def serve(
         self, requests: Sequence[Request], sampler: Sampler, policy: Policy, *, num_rows: int
     ) -> ServedRequests:
-        """Every request in order, up to `num_rows` concurrently; ModelError for one longer than the
-        context."""
+        """Serve the requests in order, up to `num_rows` concurrently; ModelError if one is longer
+        than the context."""
         longest = max(request.num_tokens for request in requests)
         check_context(self.target.max_position, longest)
         num_drafts = self.drafter.num_drafts(policy.max_k) if policy.max_k else 0
@@ -74,13 +74,14 @@ class Decoder:
             return ServingLoop(requests, launcher, policy, text=self._text).run()
 
     def _open_rows(self, num_rows: int, num_tokens: int, num_drafts: int) -> Rows:
-        """The rows of the last pass if they suffice: graphs are bound to their addresses."""
+        """The rows of the last pass if they are large enough, as graphs are bound to their
+        addresses; otherwise new ones."""
         rows, capacity = self._rows, row_slots(num_tokens, self.target.device.type)
         if rows is None or num_rows > rows.num_rows or capacity > rows.capacity:
             self._num_dropped = self.num_captures
             self._launchers.clear()
             known = rows
-            self._rows = None  # until they have their memory: what cannot be had is not kept
+            self._rows = None  # until `begin` has allocated the new ones, which may fail
             rows = Rows(
                 self.target,
                 self.drafter,
@@ -94,7 +95,7 @@ class Decoder:
         return rows
 
     def _open_launcher(self, rows: Rows, sampler: Sampler) -> Launcher:
-        """The launcher of these rows and settings, which are part of what it captured."""
+        """The launcher for these rows and sampling settings, which its captures depend on."""
         known = self._launchers.get(sampler.sampling)
         if known is None:
             known = self._make_launcher(rows, sampler, self._verifier, self._clock)

@@ -33,16 +33,17 @@ RunPart = Callable[[Tensor, Tensor, int], object]  # tokens and positions [1, T]
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True, eq=False)
 class HeadPart:
-    """Runs as a model's Runner does, over one row; states that a round would have are zeros.
+    """A part of a head that runs like a Runner, over one row, with zeros for the hidden states.
 
-    What it writes are slots of row 0, which is to hold no request meanwhile. `weights` are what
-    it reads: the target's own matrices too, no embedding of which only rows are looked up.
+    It writes to the slots of row 0, which must not contain a request at that time. `weights` are
+    the weights that it reads: the target's matrices are included, but not an embedding table of
+    which only single rows are looked up.
     """
 
     run: RunPart
     weights: tuple[Tensor, ...]
-    layers: LayerStack | None = None  # over whose slots it goes
-    num_attending: int = 0  # of them, how many look at the context's keys and values
+    layers: LayerStack | None = None  # the layers whose slots it uses
+    num_attending: int = 0  # the number of these layers that attend to the context
 
     @property
     def device(self) -> torch.device:
@@ -59,7 +60,7 @@ class HeadPart:
         return sys.maxsize
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        """Allocates its layers as Runner.allocate does."""
+        """Allocate the slots of its layers, as Runner.allocate does."""
         if self.layers is not None:
             self.layers.allocate(num_rows, max_len)
 
@@ -114,7 +115,7 @@ class Outcome(NamedTuple):
     """The result of verifying a proposal, after it is committed to the state.
 
     The target was fed N nodes. T = `depth` + 1 of them form the path, of which the first
-    `num_emitted_B` are buffer. A finished row emits none, and its state does not change. After a
+    `num_emitted_B` are valid. A finished row emits none, and its state does not change. After a
     prefill, the path is the last token of the prompt.
     """
 
@@ -123,7 +124,7 @@ class Outcome(NamedTuple):
     following_BT: Tensor  # the tokens emitted after each
     features: tuple[Tensor, ...]  # [B, T, F] of the path
     span: int
-    tokens_BN: Tensor  # what was fed
+    tokens_BN: Tensor  # the tokens of the nodes
     logits_BNV: Tensor
     path_BT: Tensor | None = None  # nodes of the path, starting with node 0; None: a chain
 
@@ -144,7 +145,7 @@ class Capabilities:
     features: tuple[int, ...] = ()  # layers of the target whose states prefill and observe need
     needs_host: bool = False  # proposes on the host, so a CUDA graph cannot include it
     max_k: int | None = None  # maximum draft depth; None: unlimited
-    # If the next text of a row shares a prefix with the last one, prefill may skip it.
+    # If a row's next text shares a prefix with its last one, prefill may skip the prefix.
     keeps_prefix: bool = True
     # A chain at a smaller K is a prefix of one at a larger K. False is safe: then every K is
     # replayed separately.

@@ -1,9 +1,9 @@
-"""Captures GPU work in CUDA graphs, and starts whole rounds as such graphs: one replay instead of
+"""Captures GPU work in CUDA graphs, and starts whole rounds as graphs: one replay instead of
 thousands of launches.
 
-The graph of a round is bound to shapes and addresses: there is one for every number of rows, K and
-span, captured when it is first wanted and dropped when a cache it writes to is replaced, or when
-too many others were used since.
+The graph of a round is bound to shapes and addresses, so every combination of rows, K and span has
+its own. It is captured when it is first needed, and dropped when a cache that it writes to is
+replaced, or when too many other graphs were used since.
 """
 
 import time
@@ -38,7 +38,7 @@ from specbench.footprint import span_bucket
 from specbench.forward.slot_cache import SlotCache
 from specbench.models.library_errors import raise_if_device_lost
 
-NUM_WARM_UPS = 3  # libraries choose kernels and take workspaces in the first calls
+NUM_WARM_UPS = 3  # libraries choose kernels and allocate workspaces in the first calls
 LOW_MEMORY_BYTES = 2 << 30  # below it, the allocator's cache is emptied before a capture
 _CLEANUP_FUNCTIONS = ("_cuda_endAllocateToPool", "_cuda_releasePool")
 
@@ -124,7 +124,7 @@ class CudaGraphs:
         free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         graph, pool = torch.cuda.CUDAGraph(), self._take_pool()
         try:
-            # Other threads query memory meanwhile, which must not end the capture.
+            # Other threads may query memory during the capture, which must not end it.
             graph.capture_begin(pool.handle, capture_error_mode="thread_local")
             try:
                 output = run()
@@ -168,9 +168,9 @@ class CudaGraphs:
             graph.reset()  # the capture ended properly: this releases the pool
 
 
-# Held by a launcher, more than one pass needs: rows and spans in powers of two, K to 8.
+# Rounds that a launcher keeps; a pass with rows and spans in powers of two and K to 8 needs fewer.
 MOST_ROUNDS = 128
-_MOST_NAMED = 4  # buckets in a reason
+_MOST_NAMED = 4  # buckets that a reason names
 
 
 class _Bucket(NamedTuple):
@@ -186,7 +186,7 @@ class _Bucket(NamedTuple):
 
 
 class _Halves(NamedTuple):
-    """A captured round; without `draft` it is all in `finish`."""
+    """A captured round; if `draft` is None, `finish` is the whole round."""
 
     state: State
     draft: Callable[[], None] | None
@@ -195,12 +195,13 @@ class _Halves(NamedTuple):
 
 
 class GraphLauncher(Launcher):
-    """Replays rounds: `round` as one graph, `step` as one for drafting and one for checking.
+    """Replays rounds: `round` as one graph, `step` as one for drafting and one for verification.
 
-    A bucket that cannot be captured runs eagerly from then on, the others are replayed, and
-    `reason` says which and why. If the target is on several devices, only the drafting of a draft
-    model on one device is captured. Unused rows are also computed, to fill a bucket; those are
-    finished and may be beyond the span. `most_rounds` are held, the last used.
+    A bucket that cannot be captured runs eagerly from then on; the others are still replayed, and
+    `reason` says which ones are not and why. If the target is on several devices, only drafting is
+    captured, and only if the draft model is on one device. Unused rows are also computed, to fill a
+    bucket; these rows are finished, and their lengths may exceed the span. The `most_rounds` most
+    recently used rounds are kept.
     """
 
     def __init__(
@@ -218,10 +219,10 @@ class GraphLauncher(Launcher):
         super().__init__(rows, sampler, verifier, clock, readback=readback)
         self._graphs = graphs
         self._most_rounds = most_rounds
-        self._captured: OrderedDict[_Bucket, _Halves] = OrderedDict()  # the last used at the end
+        self._captured: OrderedDict[_Bucket, _Halves] = OrderedDict()  # least recently used first
         self._refused: dict[_Bucket, str] = {}
         self._has_captured = False
-        self._is_spread = False  # over devices, and a graph is of one
+        self._is_spread = False  # over several devices; a graph covers only one
         self._warm: set[Hashable] = set()  # kinds of functions that were captured
         self._bound_to: tuple[weakref.ref[object], ...] = ()
         self.num_captures = 0
@@ -238,7 +239,7 @@ class GraphLauncher(Launcher):
         buckets: dict[str, list[str]] = {}
         for bucket, why in self._refused.items():
             buckets.setdefault(why, []).append(str(bucket))
-        if not self._has_captured:  # all of them: the first reason says it
+        if not self._has_captured:  # no round is replayed: the first reason is enough
             return next((_capture_failure(why) for why in buckets), self._why)
         failures = (_capture_failure(why, bucket_names) for why, bucket_names in buckets.items())
         return "; ".join(filter(None, (self._why, *failures))) or None
@@ -275,13 +276,13 @@ class GraphLauncher(Launcher):
         )
 
     def _find(self, bucket: _Bucket) -> _Halves | None:
-        """The captured round, made if need be; None if rounds run eagerly."""
+        """The captured round, captured now if needed; None if it has to run eagerly."""
         buffers = self.rows.buffers
         if len(buffers) != len(self._bound_to) or any(
             bound() is not buffer for bound, buffer in zip(self._bound_to, buffers, strict=True)
         ):
             self._captured.clear()
-            # Held weakly: a cache that was replaced must give its memory back.
+            # Weak references: the memory of a replaced cache must be freed.
             self._bound_to = tuple(weakref.ref(buffer) for buffer in buffers)
         if bucket not in self._captured and bucket not in self._refused and self._kind != "off":
             self._try_capture(bucket)
@@ -307,8 +308,8 @@ class GraphLauncher(Launcher):
         while len(self._captured) >= self._most_rounds:
             self._captured.popitem(last=False)
         state = self.rows.state.rows(0, bucket.num_rows)
-        # A round does not change a row without budget, except beyond its length: trying one while
-        # no row has any changes nothing.
+        # Rows without budget change only past their length, so a trial run while no row has a
+        # budget is harmless.
         budget_B = state.budget_B.clone()
         state.budget_B.zero_()
         self.num_captures += 1
@@ -332,7 +333,7 @@ class GraphLauncher(Launcher):
             )
             return _Halves(state, None, whole.replay, whole.output)
         draft, proposal = self._drafting(partial(propose, drafter, state, sampler, k, span))
-        draft()  # a capture computes nothing, and the other half's first runs need real drafts
+        draft()  # a capture computes nothing, and warming up the other half needs real drafts
 
         def finish() -> Tensor:
             return finish_round(target, drafter, state, sampler, proposal, span, self.verifier)
@@ -344,17 +345,17 @@ class GraphLauncher(Launcher):
         return _Halves(state, draft, half.replay, half.output)
 
     def _graph_of(self, run: Callable[[], T], kind: Hashable) -> Capture[T]:
-        """`run` captured as a graph.
+        """Capture `run` as a graph.
 
-        Libraries are set up when another of its kind was captured; a shape's own plans need one
-        run more.
+        If another function of its kind was captured, libraries are already set up, and one warm-up
+        is enough for the plans of this shape.
         """
         captured = self._graphs.capture(run, num_warm_ups=1 if kind in self._warm else NUM_WARM_UPS)
         self._warm.add(kind)
         return captured
 
     def _drafting(self, run: Callable[[], Proposal]) -> tuple[Callable[[], None], Proposal]:
-        """A function that drafts again, and the proposal that it writes to."""
+        """A function that drafts again, and the proposal that it overwrites."""
         if not self.rows.drafter.capabilities.needs_host:
             captured = self._graph_of(run, kind="draft")
             return captured.replay, captured.output
@@ -368,9 +369,9 @@ class GraphLauncher(Launcher):
 
 
 class Launchers:
-    """Makes launchers for a device: all share one pool of memory and one set of host buffers.
+    """Makes launchers for a device, which share one memory pool and one set of host buffers.
 
-    `graph` auto is `round` on CUDA and `off` elsewhere. `graphs` is None if rounds run eagerly.
+    `auto` means `round` on CUDA and `off` elsewhere. `graphs` is None if rounds run eagerly.
     """
 
     def __init__(
@@ -401,7 +402,7 @@ class Launchers:
 
 
 def _capture_failure(why: str, bucket_names: list[str] | None = None) -> str:
-    """Why rounds run eagerly, and which: a few by name."""
+    """A message about why rounds run eagerly; it names a few of `bucket_names`."""
     if not bucket_names:
         return f"a round could not be captured: {why}"
     more = len(bucket_names) - _MOST_NAMED
@@ -419,6 +420,6 @@ def _tensors(proposal: Proposal) -> list[Tensor]:
 
 
 def _devices(buffers: tuple[object, ...]) -> set[torch.device]:
-    """Where the layers' keys and values are."""
+    """The devices of the layers' keys and values."""
     caches = [buffer for buffer in buffers if isinstance(buffer, SlotCache)]
     return {layer.device for cache in caches for layer in cache.layers if layer.is_initialized}

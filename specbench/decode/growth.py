@@ -1,4 +1,4 @@
-"""Grows the drafts of a round, a chain or a tree level by level, from a drafter's logits.
+"""Builds the drafts of a round from a drafter's logits: a chain, or a tree level by level.
 
 Shape suffixes: B rows, K drafts, N = K + 1 nodes, W nodes of one level, R children of a node,
 V vocabulary.
@@ -15,27 +15,27 @@ from specbench.decode.sampling import Purpose, Sampler, exponential
 from specbench.decode.state import State
 from specbench.forward.tree import Branches, StaticTree, Tree, ancestors_of
 
-_STEP_DOWN = 1e-4  # of log probability a level: parents rank before children that are certain
-_LOWEST = -500.0  # no score is below: further down float32 would round the step away
+_STEP_DOWN = 1e-4  # of log probability per level: parents rank before children that are certain
+_LOWEST = -500.0  # scores are clamped here: at lower ones, float32 would round the step away
 
 
 class Frontier(NamedTuple):
-    """Nodes of one level for the draft to look past."""
+    """Nodes of one level, for which the draft predicts the next tokens."""
 
     tokens_BW: Tensor
-    parents_BW: Tensor  # the place of each one's parent in the frontier before
+    parents_BW: Tensor  # the index of each node's parent in the previous frontier
     positions_BW: Tensor
     branches: Branches
 
 
-Feed = Callable[[Frontier], Tensor]  # the draft's logits [B, W, V] for what follows each node
+Feed = Callable[[Frontier], Tensor]  # the draft's logits [B, W, V] for the token after each node
 Follow = Callable[[Tensor, Tensor], Tensor]  # tokens and positions [B, 1] -> logits [B, 1, V]
 
 
 def grow_chain(
     state: State, logits_BV: Tensor, follow: Follow, k: int, sampler: Sampler
 ) -> Proposal:
-    """K drafts, one after the other; above temperature 0 drawn from the draft's distribution."""
+    """K drafts, one after the other; above temperature 0 sampled from the draft's distribution."""
     next_BK = state.positions(1, k)
     logits_B1V, drafts, probs = logits_BV[:, None], [], []
     for i in range(k):
@@ -53,9 +53,9 @@ def grow_chain(
 
 
 def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler) -> Proposal:
-    """K drafts made in one forward, independent of each other.
+    """K drafts from the logits of one forward, independent of each other.
 
-    Above temperature 0 each is drawn from the distribution at its position.
+    Above temperature 0, each is sampled from the distribution at its position.
     """
     K = logits_BKV.shape[1]
     num_drafted_B = torch.full_like(state.budget_B, K)
@@ -69,11 +69,11 @@ def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler) -> Proposal:
 def grow_static(
     tree: StaticTree, state: State, logits_BV: Tensor, feed: Feed, sampler: Sampler
 ) -> Proposal:
-    """A tree of known shape; `logits_BV` are the draft's for what follows the current token.
+    """A tree of known shape; `logits_BV` are the draft's for the token after the current one.
 
-    At temperature 0 a node's children are the likeliest tokens. Above it they are drawn from
-    the draft's distribution without putting back, and the distribution goes with the proposal; a
-    topology that leaves children out cannot be drawn, and takes the likeliest.
+    At temperature 0 a node's children are the likeliest tokens. Above it they are sampled from the
+    draft's distribution without replacement, and the proposal contains the distribution. Children
+    of a topology with gaps cannot be sampled, so they are always the likeliest tokens.
     """
     B = state.num_rows
     whole = tree.of_rows(B)
@@ -115,7 +115,7 @@ def grow_static(
 def grow_dynamic(
     state: State, logits_BV: Tensor, feed: Feed, *, depth: int, top_k: int, num_drafts: int
 ) -> Proposal:
-    """The `num_drafts` likeliest of the paths that a beam of `top_k` tokens per level finds.
+    """A tree of the `num_drafts` likeliest nodes that a beam of `top_k` tokens per level finds.
 
     Source: Li et al. 2024, EAGLE-2 (arXiv:2406.16858), sections 4.1 and 4.2.
     """
@@ -123,7 +123,7 @@ def grow_dynamic(
     logprobs_BV = logits_BV.float().log_softmax(-1)
     best = logprobs_BV.topk(top_k, dim=-1)
     scores, tokens = [_ranked(best.values, 1)], [best.indices]
-    # Where a candidate's parent is among all candidates; -1 is the current token.
+    # The index of each candidate's parent among all candidates; -1 is the current token.
     above = [torch.full_like(best.indices, -1)]
     places_W = torch.arange(top_k, device=device)
     scores_BW, tokens_BW, chosen_BW = best.values, best.indices, places_W.expand(B, -1)
@@ -159,7 +159,7 @@ def grow_dynamic(
     tokens_BC, above_BC = torch.cat(tokens, 1), torch.cat(above, 1)
     taken_BK = torch.cat(scores, 1).topk(num_drafts, dim=-1).indices.sort(-1).values
     above_BK = above_BC.gather(1, taken_BK)
-    # A parent is likelier than its child, so it was also taken.
+    # A parent scores higher than its children, so it was also taken.
     parents_BK = torch.where(above_BK < 0, 0, torch.searchsorted(taken_BK, above_BK) + 1)
     seen_BNN, depths_BN = ancestors_of(parents_BK, depth)
     tree = Tree(

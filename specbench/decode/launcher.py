@@ -22,19 +22,19 @@ GraphKind = Literal["off", "step", "round"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundLaunch:
-    """A round in progress. `drafted` is None if the two halves cannot be distinguished."""
+    """A round in progress. `drafted` is None if its two halves were not timed separately."""
 
     began: Mark
     drafted: Mark | None
     ended: Mark
-    report_BN: Tensor  # on the host; complete once `ended` has come
-    graph: GraphKind = "off"  # how much of it one graph held
+    report_BN: Tensor  # on the host; complete once `ended` is reached
+    graph: GraphKind = "off"  # how much of the round one graph contained
 
 
 class Launcher:
     """Runs rounds over the first rows, operation by operation."""
 
-    num_captures = 0  # tried so far, those that failed included
+    num_captures = 0  # attempts so far, including failed ones
 
     def __init__(
         self,
@@ -57,32 +57,32 @@ class Launcher:
 
     @property
     def graph(self) -> GraphKind:
-        """How much of a round one graph holds; some may be left out, as `reason` says."""
+        """How much of a round one graph contains; some rounds may have none (see `reason`)."""
         return "off"
 
     @property
     def reason(self) -> str | None:
-        """Why that is less than was asked for, or not in all rounds."""
+        """Why `graph` is less than requested, or does not apply to all rounds; None if neither."""
         return self._why
 
     @property
     def reserved_bytes(self) -> int:
-        """Device memory held for graphs, those of launchers that share it included."""
+        """Device memory reserved for graphs, including those of launchers that share it."""
         return 0
 
     def rows_for(self, num_running: int) -> int:
-        """How many rows are computed if `num_running` are in use."""
+        """The number of rows to compute if `num_running` are in use."""
         return num_running
 
     def span_for(self, num_tokens: int) -> int:
-        """How many slots are attended to when positions go up to `num_tokens` - 1."""
+        """The number of slots to attend to if positions go up to `num_tokens` - 1."""
         return min(rounded_up(num_tokens), self.rows.state.capacity)
 
     def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> RoundLaunch:
         """Start one round over rows 0 .. num_rows - 1.
 
-        `num_behind` tokens per row were emitted at K = 0 since the drafter last saw any; it catches
-        up first, and that counts as drafting.
+        The drafter has not seen up to `num_behind` of the last tokens per row, which were emitted
+        at K = 0. It catches up first, and this counts as drafting.
         """
         rows, mark = self.rows, self.clock.mark
         state = self._heads.get(num_rows)
@@ -100,24 +100,24 @@ class Launcher:
 
 
 def catch_up(rows: Rows, state: State, num_behind: int, span: int) -> None:
-    """Show the drafter what was emitted without it, at most `num_behind` tokens per row."""
+    """Let the drafter process up to `num_behind` tokens per row that were emitted without it."""
     if num_behind:
         # + 1: after a round that accepts every draft, the drafter has not read the last one.
         rows.drafter.catch_up(state, num_behind + 1, span)
 
 
 class Readback:
-    """Brings reports to the host; on a CPU they are complete when their rounds are over."""
+    """Copies reports to the host; on a CPU they are already there when their rounds end."""
 
-    lag = 0  # reports that may be under way when the next one sets out
+    lag = 0  # copies that may be in progress when the next one starts
 
     def fetch(self, report_BN: Tensor) -> Tensor:
-        """The same numbers in host memory, complete once the stream has come this far."""
+        """The report in host memory, complete once the stream reaches this point."""
         return report_BN
 
 
 class PinnedMemory(Readback):
-    """Copies without waiting. A report may be read until `lag` + 1 later ones have set out."""
+    """Copies without waiting. A report can be read until `lag` + 1 later copies have started."""
 
     lag = 1
 
@@ -125,7 +125,7 @@ class PinnedMemory(Readback):
         self._buffers: dict[torch.Size, deque[Tensor]] = {}
 
     def fetch(self, report_BN: Tensor) -> Tensor:
-        # One buffer is read while the next is written, so lag + 1 of them rotate.
+        # One buffer is read while the next one is written, so `lag` + 1 buffers rotate.
         turns = self._buffers.setdefault(report_BN.shape, deque())
         if len(turns) <= self.lag:
             turns.append(self.new_buffer(report_BN))
@@ -134,14 +134,14 @@ class PinnedMemory(Readback):
         return turns[0]
 
     def new_buffer(self, report_BN: Tensor) -> Tensor:
-        """Host memory that the device can write to by itself."""
+        """Pinned host memory, which the device can write to directly."""
         return torch.empty(report_BN.shape, dtype=report_BN.dtype, pin_memory=True)
 
     def start_copy(self, report_BN: Tensor, buffer_BN: Tensor) -> None:
-        """In the stream, after the round and before the next."""
+        """Queue the copy in the stream, between this round and the next."""
         buffer_BN.copy_(report_BN, non_blocking=True)
 
 
 def make_readback(device: torch.device) -> Readback:
-    """The readback of a device."""
+    """The readback for a device."""
     return PinnedMemory() if device.type == "cuda" else Readback()

@@ -3,8 +3,9 @@
 Every report marks their results. A lossy rule accepts draft tokens that are likely enough under
 the target's distribution at the request's temperature, top-k and top-p; at temperature 0, under
 that at temperature 1, because a one-hot distribution would turn every rule into the lossless one.
-All other tokens are sampled from the target. Simulated acceptance is drawn instead: the text means
-nothing, the times do, since a round does the work of a real one.
+All other tokens are sampled from the target. Simulated acceptance draws the number of accepted
+tokens instead: the text is meaningless, but the times are valid, since a round does the same work
+as a real one.
 Shape suffixes: B rows, K draft tokens, N = K + 1 nodes, T = depth + 1 tokens of a path, V
 vocabulary.
 """
@@ -37,7 +38,7 @@ def _typical(
 ) -> Tensor:
     """Whether p(x) > min(threshold, alpha exp(-H(p))), with any drafter.
 
-    The higher the entropy H, the less likely a draft token may be. With alpha < 1 the most likely
+    The higher the entropy H, the lower the required probability. With alpha < 1 the most likely
     token always passes. The authors use the square root of the threshold as alpha.
     Source: Cai et al. 2024, Medusa (arXiv:2401.10774), "typical acceptance".
     """
@@ -62,16 +63,16 @@ def _threshold(
     return is_sampled_BK | (p_BK >= single)
 
 
-# Rule -> whether each draft token may be accepted if those before it are, bool [B, K]. It gets the
+# Rule -> whether each draft token may be accepted if all before it are, bool [B, K]. Arguments: the
 # probability of each draft token after its parent, the target's distribution after each node, the
-# parents, and whether the target samples the same token; then the rule's parameters.
+# parents, whether the target samples the same token, and the rule's parameters.
 _RULES: Mapping[str, Callable[..., Tensor]] = {"typical": _typical, "threshold": _threshold}
 
 
 class LossyVerifier:
     """A verifier (round.Verifier) that accepts the longest path of draft tokens that pass a rule.
 
-    Among equally long paths, the most likely. The distribution of the drafter is not used.
+    Among equally long paths, the most likely one wins. The drafter's distribution is not used.
     """
 
     def __init__(self, rule: LossyRule) -> None:
@@ -123,13 +124,13 @@ def _tree_verdict(
 
 
 class SyntheticVerifier:
-    """A verifier (round.Verifier) that accepts drafts at given rates, whatever they say.
+    """A verifier (round.Verifier) that accepts drafts at given rates, regardless of their tokens.
 
-    Every row of every round draws for itself, so rows advance raggedly as real ones do.
+    Every row of every round is drawn independently, so rows advance unevenly, as real ones do.
     """
 
     def __init__(self, acceptance: Acceptance) -> None:
-        """Takes the values of `acceptance_rates`; K is that of each proposal."""
+        """`acceptance` has the values of `acceptance_rates`; K is the depth of each proposal."""
         acceptance_rates(acceptance, 0)
         self._acceptance = acceptance
 
@@ -141,9 +142,9 @@ class SyntheticVerifier:
         seed_B: Tensor,
         positions_BN: Tensor,
     ) -> Verdict:
-        """Accept draft i with a_i / a_(i-1) after those before it; then the target's own token.
+        """Accept draft i with probability a_i / a_(i-1) if all before it were accepted.
 
-        The target's tokens are picked at every position, as a real round does it.
+        The target's own token follows. It is sampled at every position, as in a real round.
         """
         target_BT = sampler.pick(logits_BNV, seed_B, positions_BN)
         K = proposal.depth
@@ -157,7 +158,7 @@ class SyntheticVerifier:
             target_BT = target_BT.gather(1, path_BT)
             positions_BT = positions_BN.gather(1, path_BT)
         chance_BK = uniform(seed_B, positions_BT[:, :-1], Purpose.SYNTHETIC)
-        # A comparison a position: a tensor of the rates would be a copy from the host.
+        # One comparison per position: a tensor of the rates would need a copy from the host.
         rates = conditional_rates(acceptance_rates(self._acceptance, K))
         accepted = [chance_BK[:, i] <= rate for i, rate in enumerate(rates)]
         num_accepted_B = torch.stack(accepted, 1).long().cumprod(1).sum(1).minimum(most_B)
@@ -172,7 +173,7 @@ def _first_children(tree: Tree) -> tuple[Tensor, Tensor]:
         is_child_BK = (tree.parents_BK == node_B1) & tree.is_active_BK
         has_child_B1 = is_child_BK.any(1, keepdim=True)
         first_B1 = is_child_BK.int().argmax(1, keepdim=True) + 1
-        # Past the end: the current token again, as in Tree.path_to; it has no parent.
+        # Past the end, -1 matches no parent; the clamp below makes it node 0, as in Tree.path_to.
         node_B1 = torch.where(has_child_B1, first_B1, -1)
         num_B = num_B + has_child_B1[:, 0]
         path.append(node_B1)

@@ -1,7 +1,7 @@
 """One round as a pure device program: propose, verify, clip, commit.
 
-Fixed shapes, no host sync, no Python branch on data, so that the same function runs eagerly
-on a CPU and is captured as one graph on a GPU. K = 0 is the baseline, the same program.
+Shapes are fixed, without host sync or Python branches on data, so the same function runs eagerly
+on a CPU and is captured as one graph on a GPU. The baseline, K = 0, is the same program.
 Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a path (N in a
 chain), R = 4 + T numbers reported.
 """
@@ -18,8 +18,8 @@ from specbench.decode.verifier import Verdict, verify
 from specbench.forward.runner import Runner
 from specbench.forward.tree import branches_of
 
-# Decides which drafts are accepted, by logits [B, N, V], seeds [B] and positions [B, N] of the
-# tokens after the nodes; `verifier.verify` keeps the target's distribution.
+# Decides which drafts are accepted, given the logits [B, N, V], seeds [B] and positions [B, N] of
+# the tokens after the nodes; `verifier.verify` preserves the target's distribution.
 Verifier = Callable[[Proposal, Tensor, Sampler, Tensor, Tensor], Verdict]
 
 
@@ -35,16 +35,16 @@ def run_round(
 ) -> Tensor:
     """Advance every row by its own number of tokens; `span` > every length + drafts.
 
-    Returns report_BR: num_drafted, num_accepted, num_emitted, budget left (0: the row is
-    done), and the T tokens of which the first num_emitted count. A row that was done before
-    reports zeros.
+    Returns report_BR: num_drafted, num_accepted, num_emitted, the remaining budget (0: the row is
+    done), and T tokens, of which the first num_emitted are valid. The counts of a row that was done
+    before are zeros.
     """
     proposal = propose(drafter, state, sampler, k, span)
     return finish_round(target, drafter, state, sampler, proposal, span, verifier)
 
 
 def propose(drafter: Drafter, state: State, sampler: Sampler, k: int, span: int) -> Proposal:
-    """The drafter's half. Drafts that the budget could not keep count as not drafted."""
+    """The drafter's half of a round. Drafts that exceed the budget do not count as drafted."""
     if k == 0:
         return no_proposal(state)
     proposal = drafter.propose(state, k, span, sampler)
@@ -64,7 +64,7 @@ def finish_round(
     span: int,
     verifier: Verifier = verify,
 ) -> Tensor:
-    """The target's half: one forward over the drafts, the verdict, the commit."""
+    """The target's half of a round: one forward over the drafts, the verdict and the commit."""
     T = proposal.depth + 1
     positions_BT, next_BT = state.positions(0, T), state.positions(1, T)
     tokens_BN = torch.cat([state.tokens_at(state.length_B1), proposal.tokens_BK], 1)
@@ -83,7 +83,7 @@ def finish_round(
     verdict = verifier(proposal, out.logits, sampler, state.seed_B, next_BN)
     features = out.features
     if verdict.path_BT is not None:
-        # Before the lengths move on: the path's slots become those of its positions.
+        # Before `commit` advances the lengths, the path moves to the slots of its positions.
         sources_BT = state.length_B1 + verdict.path_BT[:, 1:]
         target.move_slots(sources_BT, positions_BT[:, 1:], state.first_row)
         features = tuple(_gather_path(verdict.path_BT, feature) for feature in features)
@@ -105,9 +105,9 @@ def finish_round(
 
 
 def commit(state: State, proposal: Proposal, verdict: Verdict, next_BT: Tensor) -> Tensor:
-    """Write the verdict's tokens at `next_BT`, up to and including the first end of text.
+    """Write the verdict's tokens at `next_BT`, up to and including the first end-of-text token.
 
-    Returns report_BR as `run_round` does. A draft past an end-of-text token is not counted as
+    Returns the report_BR of `run_round`. A draft past an end-of-text token does not count as
     accepted.
     """
     T = verdict.tokens_BT.shape[1]
@@ -117,7 +117,7 @@ def commit(state: State, proposal: Proposal, verdict: Verdict, next_BT: Tensor) 
     # All T tokens are written: those past num_emitted are garbage that the next round
     # overwrites before anyone reads it.
     state.tokens_BC.scatter_(1, next_BT, verdict.tokens_BT)
-    if len(state.eos_E):  # a shape, not data: rows that never stop early skip the search
+    if len(state.eos_E):  # a shape, not data: skipped without end-of-text ids
         is_eos_BT = (verdict.tokens_BT[..., None] == state.eos_E).any(-1)
         first_eos_B = torch.where(is_eos_BT, state.places(T), T).amin(1)
         ends_B = first_eos_B < num_emitted_B

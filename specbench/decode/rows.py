@@ -1,4 +1,4 @@
-"""The rows of a target and its drafter on the device: filled, advanced, moved.
+"""The rows of a target and its drafter on the device: prefilled, reused and moved.
 
 Shape suffixes: B rows, T tokens, V vocabulary.
 """
@@ -18,7 +18,7 @@ from specbench.records import Request
 
 
 class PrefillRequest(NamedTuple):
-    """A request to start in a row whose first `num_cached` tokens are in the KV already."""
+    """A request to start in a row whose KV cache already has the first `num_cached` tokens."""
 
     row: int
     request: Request
@@ -32,8 +32,8 @@ class PrefillRequest(NamedTuple):
 class Rows:
     """Static tensors for `num_rows` rows of `capacity` tokens, shared by every request.
 
-    They serve one pass after another, each of which has to `begin`; `state` is that of the
-    pass's own rows.
+    Passes use them one after another, and each must call `begin`; `state` has only the rows of the
+    current pass.
     """
 
     def __init__(
@@ -57,26 +57,26 @@ class Rows:
     def begin(self, num_rows: int, num_drafts: int = 0) -> None:
         """Start a pass over the first `num_rows` rows; every row is done and empty.
 
-        `num_drafts` is the most that a round of it checks in a row.
+        `num_drafts` is the maximum number of drafts per row in a round of the pass.
         """
         for runner in self._runners:
             runner.reserve(num_drafts)
         self.target.allocate(self.num_rows, self.capacity)
         self.drafter.allocate(self.num_rows, self.capacity)
         self._all.budget_B.zero_()
-        # A graph also computes unused rows: they must write within their capacity, whatever the K
-        # of this pass is.
+        # A graph also computes unused rows, which must write within their capacity at any K of this
+        # pass.
         self._all.length_B1.fill_(1)
         self.state = self._all.rows(0, num_rows)
 
     @property
     def num_rows(self) -> int:
-        """The most rows that a pass may have."""
+        """The maximum number of rows of a pass."""
         return self._all.num_rows
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit in a row."""
+        """The number of tokens that fit in a row."""
         return self._all.capacity
 
     @property
@@ -85,10 +85,10 @@ class Rows:
         return (self.target.cache, *self.drafter.buffers)
 
     def fill(self, fills: Sequence[PrefillRequest], sampler: Sampler) -> list[tuple[int, bool]]:
-        """Prefill requests into their rows; the first token of each, and whether it is the last.
+        """Prefill requests in their rows; returns each first token, and whether it is the last.
 
-        Waits for the device. Neighboring rows that start alike are prefilled together, and the
-        samples of one prompt once: the others get a copy of the row.
+        Waits for the device. Adjacent rows with equally many cached tokens are prefilled together.
+        Several samples of one prompt are prefilled once, and the other rows get a copy.
         """
         first: dict[int, tuple[int, bool]] = {}
         most = rows_prefilled_together(self.target.vocab_size)
@@ -97,7 +97,7 @@ class Rows:
             prefilled = self._prefill(group)
             starts = [prefilled]
             for i, fill in enumerate(group):
-                # Before the row gets its first token, which its copies do not share.
+                # Copies are made before the row gets its first token, which they do not share.
                 for same in _group_fills(copies.get(fill.row, ()), most, are_padded=True):
                     starts.append(self._copy(prefilled, i, same))
             for start in starts:
@@ -105,7 +105,7 @@ class Rows:
         return [first[fill.row] for fill in fills]
 
     def move_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Give a row's work to another; the source is done."""
+        """Move a request to another row; the source row is then done."""
         # `begin` first: drafters may still read the row's old text, which is then overwritten.
         self.drafter.begin(self.state.rows(destination, 1), [()])
         self.state.move_row(source, destination)
@@ -115,18 +115,18 @@ class Rows:
     def num_cached(
         self, row: int, text: Sequence[int], num_seen: int, prompt_ids: Sequence[int]
     ) -> int:
-        """How many leading tokens of a prompt the row of an earlier text already has.
+        """The number of leading prompt tokens that the row still has from its earlier text.
 
-        Target and drafter have seen the text's first `num_seen` tokens there.
+        Its caches of target and drafter contain the first `num_seen` tokens of that text.
         """
         if not self.drafter.capabilities.keeps_prefix:
             return 0
-        # A head's entry for a token also contains the next token: that of the last shared one may
-        # be the old text's.
+        # A head's entry for a token also depends on the next token, which for the last shared one
+        # may be that of the old text.
         num_cached = max(min(num_shared(text, prompt_ids) - 1, num_seen, len(prompt_ids) - 1), 0)
         if not self._have_states:
             return num_cached
-        # A state is that of all tokens before it; older ones may be those of rejected drafts.
+        # A recurrent state covers all tokens before it; older ones may include rejected drafts.
         is_last = num_cached == len(text) - 2
         return (
             num_cached
@@ -150,7 +150,7 @@ class Rows:
         return state
 
     def _prefill(self, group: Sequence[PrefillRequest]) -> "_Prefill":
-        """Feed the prompts, right-padded and in chunks."""
+        """Run target and drafter over the prompts, right-padded and in chunks."""
         state = self._load(group)
         first_row, begin = group[0].row, group[0].num_cached
         end = max(len(fill.prompt_ids) for fill in group)
@@ -180,7 +180,7 @@ class Rows:
         return _Prefill(group, state, last, span)
 
     def _copy(self, of: "_Prefill", i: int, copies: Sequence[PrefillRequest]) -> "_Prefill":
-        """Make neighboring rows equal to the i-th that was prefilled."""
+        """Copy the i-th prefilled row to the adjacent rows of `copies`."""
         source, state = of.group[i], self._load(copies)
         for copy in copies:
             self.target.copy_row(source.row, copy.row, len(source.prompt_ids))
@@ -193,7 +193,7 @@ class Rows:
         return _Prefill(copies, state, last, of.span)
 
     def _start(self, start: "_Prefill", sampler: Sampler) -> dict[int, tuple[int, bool]]:
-        """Commit each row's first token; by row, the token and whether it is the last."""
+        """Commit each row's first token; returns, by row, the token and whether it is the last."""
         state, last = start.state, start.last
         last_B = state.length_B - 1
         first_B1 = sampler.pick(last.logits, state.seed_B, state.length_B1)
@@ -219,13 +219,13 @@ class Rows:
 
 
 def num_shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """Leading tokens that two texts have in common."""
+    """The number of leading tokens that two texts share."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 class _Prefill(NamedTuple):
-    """Neighboring rows with their prompts in the KV cache, before their first tokens."""
+    """Adjacent rows with their prompts in the KV cache, before their first tokens."""
 
     group: Sequence[PrefillRequest]
     state: State
@@ -255,7 +255,7 @@ def _entry(x_BTF: Tensor, at_B: Tensor) -> Tensor:
 
 
 def _merge_chunks(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
-    """Rows that ended in an earlier chunk keep theirs."""
+    """The later output for the given rows; rows whose prompt ended before keep the earlier one."""
 
     def choose(new_B1F: Tensor, old_B1F: Tensor) -> Tensor:
         return torch.where(is_later_B[:, None, None], new_B1F, old_B1F)
@@ -267,9 +267,9 @@ def _merge_chunks(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
 def _group_fills(
     fills: Sequence[PrefillRequest], most: int, *, are_padded: bool
 ) -> list[list[PrefillRequest]]:
-    """Groups of at most `most` neighboring rows with equally many cached tokens.
+    """Groups of at most `most` adjacent rows with equally many cached tokens.
 
-    They have prompts of one length unless they `are_padded`: padding must enter no state.
+    Unless `are_padded`, their prompts are equally long: padding must not enter a recurrent state.
     """
     groups: list[list[PrefillRequest]] = []
     for fill in sorted(fills, key=lambda fill: fill.row):

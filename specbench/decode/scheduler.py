@@ -1,8 +1,8 @@
-"""Which request runs in which row, when, and at which K: decisions on the host, without tensors.
+"""Decides which request runs in which row, when, and at which K: on the host, without tensors.
 
-Requests wait in order of arrival and take a row when one is free; no later one overtakes them but
-the next turn of a conversation that has begun. Active rows are the first ones: a gap that no
-request waits for is filled by the last active row.
+Requests wait in order of arrival and take a row when one is free. Only the next turn of a
+conversation that has begun can overtake them. Active rows come first: if no request waits for a
+gap, the last active row fills it.
 """
 
 import heapq
@@ -30,7 +30,7 @@ class Scheduler:
         self._requests: list[int | None] = [None] * num_rows  # by row
         self._next_of, is_follow_up = _chains(arrivals)
         self._arrived_s = [arrival.at_s for arrival in arrivals]
-        # A conversation that has begun goes before those that have not: its row holds its text.
+        # A conversation that has begun goes first: a row still has its text.
         self._rank_s = [arrival.at_s or 0.0 for arrival in arrivals]
         self._waiting = [
             (rank_s, i) for i, rank_s in enumerate(self._rank_s) if i not in is_follow_up
@@ -45,25 +45,25 @@ class Scheduler:
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Requests in the order of their rows, which are the first ones once gaps are closed."""
+        """Running requests in the order of their rows, which are the first rows after `pack`."""
         return tuple(request for request in self._requests if request is not None)
 
     @property
     def next_arrival_s(self) -> float | None:
-        """When the first waiting request comes in; None while none waits."""
+        """When the first waiting request arrives; None if none is waiting."""
         return self._waiting[0][0] if self._waiting else None
 
     def arrived_s(self, request: int) -> float:
-        """When a request came in; ValueError before it has."""
+        """When a request arrived; ValueError if it has not."""
         at_s = self._arrived_s[request]
         if at_s is None:
             raise ValueError(f"request {request} has not arrived")
         return at_s
 
     def admit(self, now_s: float) -> list[Admission]:
-        """Start the requests that have come in, as far as rows are free.
+        """Start requests that have arrived, as long as rows are free.
 
-        A conversation continues in the row that holds the text of its last turn, if that is free.
+        A conversation continues in the row that has the text of its last turn, if that row is free.
         """
         admitted = []
         while self._waiting and self._waiting[0][0] <= now_s and None in self._requests:
@@ -76,7 +76,7 @@ class Scheduler:
         return admitted
 
     def finish(self, request: int, now_s: float) -> int:
-        """Free the row of a request, which is returned; its conversation's next turn comes in."""
+        """Free a request's row and return it; the next turn of its conversation arrives now."""
         row = self._requests.index(request)
         self._requests[row] = None
         self._num_left -= 1
@@ -91,7 +91,7 @@ class Scheduler:
         return row
 
     def pack(self) -> list[tuple[int, int]]:
-        """Close gaps: moves (from row, to row), the last active row into the first gap."""
+        """Close gaps by moving the last active row to the first gap; returns (from, to) rows."""
         rows, moves = self._requests, []
         gaps = iter([row for row, request in enumerate(rows) if request is None])
         for source in reversed([row for row, request in enumerate(rows) if request is not None]):
@@ -110,7 +110,7 @@ class Scheduler:
 
 
 def _chains(arrivals: Sequence[Request]) -> tuple[dict[int, int], set[int]]:
-    """The next request of each one's conversation, and the requests that follow another."""
+    """The next request of each one in a conversation, and all requests that follow another."""
     next_of: dict[int, int] = {}
     last: dict[str, int] = {}
     for i, arrival in enumerate(arrivals):
@@ -123,10 +123,10 @@ def _chains(arrivals: Sequence[Request]) -> tuple[dict[int, int], set[int]]:
 
 
 class ObservedRound(NamedTuple):
-    """A finished round over `num_rows` computed rows, with counts of each live row.
+    """A finished round over `num_rows` computed rows, with the counts of each live row.
 
-    `num_caught_up`: tokens of a row, emitted at K = 0, that the drafter first saw in it; their time
-    is in `seconds`, and in the share of the drafts.
+    `num_caught_up`: tokens per row, emitted at K = 0, that the drafter caught up on in this round;
+    `seconds` and `draft_s` include the time for them.
     """
 
     k: int
@@ -151,12 +151,12 @@ class Policy(Protocol):
     def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:
         """K of the next round over `num_rows` computed rows, `num_live` of them in use.
 
-        The drafter has yet to see the last `num_behind` tokens of a row, at most.
+        In each row, the drafter has not seen up to `num_behind` of the last tokens.
         """
         ...
 
     def observe(self, ended: ObservedRound) -> None:
-        """Take the outcome of a round."""
+        """Learn from a finished round."""
 
 
 class FixedK:
@@ -173,8 +173,8 @@ class FixedK:
 
 
 class ObservedFixedK(FixedK):
-    """The same K in every round of one row, and `between` called after each with the number of
-    tokens that it emitted: to measure between rounds."""
+    """The same K in every round of one row. After each round it calls `between` with the number of
+    emitted tokens, so that one can measure between rounds."""
 
     def __init__(self, k: int, between: Callable[[int], None]) -> None:
         super().__init__(k)

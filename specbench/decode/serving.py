@@ -1,4 +1,4 @@
-"""The loop over rounds: it admits requests, advances all rows, and reuses finished rows.
+"""The loop over rounds, which admits requests, advances all rows, and reuses finished rows.
 
 A request ends at an end-of-text token, at its budget, or at a stop string, which may begin in one
 token and end in another.
@@ -39,9 +39,9 @@ class VerifiedPrediction(NamedTuple):
 def check_predicted_output(launcher: Launcher, row: int) -> VerifiedPrediction | None:
     """Verify the output that a row's drafter predicts, and emit what the target accepts.
 
-    The row has its first token. Each forward takes as many tokens as the memory for logits allows;
-    the first with a rejected token is the last. None if nothing was predicted. Waits for the
-    device.
+    The row already has its first token. Each forward takes as many tokens as the memory for logits
+    allows; the first forward with a rejected token is the last one. None if nothing was predicted.
+    Waits for the device.
     """
     rows, drafter = launcher.rows, launcher.rows.drafter
     assert isinstance(drafter, PredictsOutput), "the drafter predicts no output"
@@ -52,7 +52,7 @@ def check_predicted_output(launcher: Launcher, row: int) -> VerifiedPrediction |
         chunk = min(chunk, rows.target.most_drafts + 1)
     tokens: list[int] = []
     num_drafted = num_accepted = 0
-    while left > 1:  # the last token of a budget is the target's own
+    while left > 1:  # the last token of a budget always comes from the target
         proposal = drafter.predicted_output(state, min(max(chunk - 1, 1), left - 1))
         drafted = 0 if proposal is None else int(proposal.num_drafted_B)
         if proposal is None or not drafted:
@@ -85,8 +85,8 @@ class _RequestProgress:
     num_drafted: list[int] = field(default_factory=list)
     num_accepted: list[int] = field(default_factory=list)
     num_emitted: list[int] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)  # numbers of the pass's rounds
-    num_pending_tokens: int = 0  # at most, of rounds whose reports are unread
+    rounds: list[int] = field(default_factory=list)  # indices among the rounds of the pass
+    num_pending_tokens: int = 0  # the most that rounds with unread reports can have emitted
     is_done: bool = False
     is_stopped: bool = False  # by a stop string
 
@@ -128,7 +128,7 @@ class ServingLoop:
         self._policy = policy
         self._scheduler = Scheduler(requests, rows.state.num_rows)
         self._progress: dict[int, _RequestProgress] = {}
-        # By row, its last request's tokens, and how many of them have keys and values in its cache.
+        # By row: the tokens of its last request, and how many of them the KV cache has.
         self._cached: dict[int, tuple[tuple[int, ...], int]] = {}
         self._pending: deque[_PendingRound] = deque()
         self._rounds: list[ObservedRound] = []
@@ -169,7 +169,7 @@ class ServingLoop:
             )
 
     def _check_predicted_outputs(self, admitted: Sequence[Admission]) -> None:
-        """Verify the predicted outputs, row after row."""
+        """Verify the predicted outputs, row by row."""
         checks: dict[int, VerifiedPrediction] = {}
         for row, request in admitted:
             check = check_predicted_output(self._launcher, row)
@@ -189,8 +189,8 @@ class ServingLoop:
                 self._finish(request)
 
     def _num_kept(self, request: int, num_new: int) -> int | None:
-        """Cut the output after the token that completes a stop string; how many of its `num_new`
-        last tokens stay, None if it continues."""
+        """Cut the output after the token that completes a stop string. Returns how many of the last
+        `num_new` tokens remain; None if the output has no stop string and continues."""
         wanted, progress = self._requests[request], self._progress[request]
         stop = wanted.settings.stop if wanted.stop_at_eos else ()
         end = length_to_stop(progress.output, num_new, stop, self._text)
@@ -207,7 +207,7 @@ class ServingLoop:
         return PrefillRequest(row, request, self._rows.num_cached(row, *cached, request.prompt_ids))
 
     def _packed(self) -> tuple[int, ...]:
-        """Close gaps between running rows; the requests of the first rows."""
+        """Close gaps between running rows; returns the running requests in the order of rows."""
         moves = self._scheduler.pack()
         running = self._scheduler.running
         for source, gap in moves:
@@ -230,13 +230,13 @@ class ServingLoop:
             self._progress[request].num_pending_tokens += k + 1
 
     def _length_bound(self, request: int) -> int:
-        """Most tokens that a request has committed, with those of unread rounds."""
+        """The most tokens that a request can have committed, including unread rounds."""
         wanted = self._requests[request]
         known = len(wanted.prompt_ids) + len(self._progress[request].output) - 1
         return min(known + self._progress[request].num_pending_tokens, wanted.num_tokens - 1)
 
     def _num_emitted_bound(self, request: int) -> int:
-        """Most tokens that a request was given since its prefill."""
+        """The most tokens that a request can have emitted since its prefill."""
         return self._length_bound(request) - len(self._requests[request].prompt_ids)
 
     def _process_report(self, pending: _PendingRound) -> None:
@@ -282,7 +282,7 @@ class ServingLoop:
         progress = self._progress[request]
         progress.is_done = True
         row = self._scheduler.finish(request, self._clock.now())
-        if progress.is_stopped:  # the device does not know it
+        if progress.is_stopped:  # the device does not check for stop strings
             self._rows.state.budget_B[row] = 0
         elif self._requests[request].conversation is not None:
             tokens = (*self._requests[request].prompt_ids, *progress.output)
@@ -349,15 +349,15 @@ class ServingLoop:
         )
 
 
-_TOKENS_PER_CHARACTER = 4  # at most: a token has at least one byte of UTF-8
+_TOKENS_PER_CHARACTER = 4  # at most, since a token has at least one byte of UTF-8
 
 
 def length_to_stop(
     ids: Sequence[int], num_new: int, stop: Sequence[str], text: Callable[[Sequence[int]], str]
 ) -> int | None:
-    """The tokens of an answer up to the one that completes a stop string.
+    """The number of tokens of an output, up to and including the one that completes a stop string.
 
-    None unless one of the last `num_new` tokens does. `text` decodes ids.
+    None unless that is one of the last `num_new` tokens. `text` decodes ids.
     """
     if not stop:
         return None

@@ -9,32 +9,32 @@ from typing import Self
 import torch
 from torch import Tensor
 
-# Positions to either side of the current token that have a ready offset: those of a round, and
-# of a piece of an expected answer that is checked at once.
+# How far `offsets_O` reaches to either side of the current token: enough for a round, and for the
+# part of a predicted output that one forward verifies.
 FURTHEST = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """Rows being decoded. Token `length` of a row is its current one: emitted, not yet in KV.
+    """Rows being decoded. The current token of a row is at `length`: emitted, not yet in its cache.
 
-    tokens_BC holds prompt and output by position; entries past `length` are garbage. A row
-    with no budget left is done: rounds leave it as it is.
+    `tokens_BC` has the prompt and output by position; entries past `length` are garbage. A row
+    without remaining budget is done, and rounds do not change it.
     """
 
     tokens_BC: Tensor
     length_B1: Tensor  # tokens whose keys and values are committed, at least 1
-    budget_B: Tensor  # tokens that may still be emitted; an end of text takes what is left
+    budget_B: Tensor  # tokens that may still be emitted; an end-of-text token sets it to 0
     seed_B: Tensor
     eos_E: Tensor
-    offsets_O: Tensor  # made once: a round does not spend an operation on counting
+    offsets_O: Tensor  # made once, so that a round needs no `arange`
     first_row: int = 0  # the index of the first of these rows among all rows
 
     @classmethod
     def allocate(
         cls, num_rows: int, capacity: int, eos_ids: list[int], device: torch.device
     ) -> Self:
-        """Finished rows of up to `capacity` tokens, drafts past the budget included."""
+        """Finished rows of up to `capacity` tokens, including drafts past the budget."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.long, device=device)
@@ -61,7 +61,7 @@ class State:
         return self.length_B1[:, 0]
 
     def rows(self, first: int, count: int) -> Self:
-        """A range of the rows, sharing these tensors."""
+        """A range of the rows, as views of the same tensors."""
         chosen = slice(first, first + count)
         return type(self)(
             tokens_BC=self.tokens_BC[chosen],
@@ -74,17 +74,20 @@ class State:
         )
 
     def rows_of(self, buffer: Tensor) -> Tensor:
-        """These rows of a tensor that has an entry for every row."""
+        """The entries of these rows in a tensor with an entry for every row."""
         return buffer[self.first_row : self.first_row + self.num_rows]
 
     def move_row(self, source: int, destination: int) -> None:
-        """Give one row's work to another; the source is done."""
+        """Move a request to another row; the source row is then done."""
         for tensor in (self.tokens_BC, self.length_B1, self.budget_B, self.seed_B):
             tensor[destination].copy_(tensor[source])
         self.budget_B[source].zero_()
 
     def positions(self, first: int, count: int) -> Tensor:
-        """Positions [B, count] from length + first on; first >= -1 for they are not clipped."""
+        """The `count` positions [B, count] that start at length + `first`, which is at least -1.
+
+        They are not clipped. ValueError if they are more than FURTHEST away from the length.
+        """
         begin = first + FURTHEST
         if not 0 <= begin <= begin + count <= len(self.offsets_O):
             raise ValueError(f"offsets {first} .. {first + count - 1} go beyond {FURTHEST}")
@@ -95,7 +98,7 @@ class State:
         return self.offsets_O[FURTHEST : FURTHEST + count]
 
     def tokens_at(self, positions_BT: Tensor) -> Tensor:
-        """The tokens at those positions [B, T]."""
+        """The tokens [B, T] at these positions."""
         return self.tokens_BC.gather(1, positions_BT)
 
     def last(self, num_tokens: int) -> tuple[Tensor, Tensor]:

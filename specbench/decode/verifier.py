@@ -1,4 +1,4 @@
-"""Which drafts to accept, so that the output has exactly the target's distribution.
+"""Accepts drafts so that the output has exactly the target's distribution.
 
 Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a path (N in a
 chain), I nodes with children, V vocabulary.
@@ -15,9 +15,9 @@ from specbench.forward.tree import Tree
 
 
 class Verdict(NamedTuple):
-    """The first num_accepted_B + 1 tokens of each row are its own; the rest is garbage.
+    """The tokens of a round; the first num_accepted_B + 1 of each row are valid, the rest garbage.
 
-    `path_BT` are the nodes of a tree after which those tokens come; None for a chain.
+    `path_BT` has the nodes of the tree that these tokens follow; None for a chain.
     """
 
     num_accepted_B: Tensor
@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
 def chain_verdict(
     num_accepted_B: Tensor, drafts_BK: Tensor, own_BT: Tensor, path_BT: Tensor | None = None
 ) -> Verdict:
-    """So many drafts of a path, and the target's own tokens after them."""
+    """The first `num_accepted_B` drafts of a path, followed by the target's own tokens."""
     places_T = torch.arange(own_BT.shape[1], device=own_BT.device)
     drafts_BT = torch.cat([drafts_BK, own_BT[:, -1:]], 1)
     tokens_BT = torch.where(places_T < num_accepted_B[:, None], drafts_BT, own_BT)
@@ -36,7 +36,7 @@ def chain_verdict(
 
 
 def path_verdict(proposal: Proposal, tree: Tree, leaf_B: Tensor, next_B1: Tensor) -> Verdict:
-    """The drafts of a tree's path to a node, and the target's own token after it."""
+    """The drafts on the path of a tree to a node, followed by the target's own token."""
     num_accepted_B, path_BT = tree.depth_of(leaf_B), tree.path_to(leaf_B)
     # Node i + 1 is draft i.
     accepted_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
@@ -47,10 +47,11 @@ def path_verdict(proposal: Proposal, tree: Tree, leaf_B: Tensor, next_B1: Tensor
 def verify(
     proposal: Proposal, logits_BNV: Tensor, sampler: Sampler, seed_B: Tensor, positions_BN: Tensor
 ) -> Verdict:
-    """Keep the longest path of drafts that leaves the target's distribution unchanged.
+    """Accept the longest path of drafts that leaves the target's distribution unchanged.
 
-    logits[:, i] are the target's for the token after node i, whose place is positions[:, i].
-    At temperature 0 distributions are one-hot, so greedy decoding needs no branch here.
+    `logits_BNV[:, i]` are the target's logits for the token after node i, and `positions_BN[:, i]`
+    is that token's position. At temperature 0 distributions are one-hot, so greedy decoding needs
+    no branch here.
     """
     tree, probs = proposal.tree, proposal.probs
     if probs is None:
@@ -64,19 +65,19 @@ def verify(
 
 
 def _match(proposal: Proposal, target_BT: Tensor) -> Verdict:
-    """The target draws its own token everywhere; drafts count while they equal it.
+    """Sample the target's token at every position; accept the leading drafts that are equal to it.
 
-    Lossless for any drafts that do not depend on the target's noise: every emitted token is
-    the target's own draw, given a prefix that equals what was emitted.
+    This is lossless for any drafts that do not depend on the target's noise: every emitted token
+    is sampled from the target, given exactly the tokens emitted before it.
     """
     equal_BK = proposal.tokens_BK == target_BT[:, :-1]
     return Verdict(_count_leading(equal_BK).minimum(proposal.num_drafted_B), target_BT)
 
 
 def _match_tree(proposal: Proposal, tree: Tree, target_BN: Tensor) -> Verdict:
-    """Matches all paths in one pass; accepts the longest one that equals the target's draws.
+    """Match all paths in one pass; accept the longest one that equals the target's samples.
 
-    Nodes at one position share their noise, but only one of them is ever on the path.
+    Nodes at the same position share their noise, but only one of them can be on the path.
     """
     equal_BK = proposal.tokens_BK == target_BN.gather(1, tree.parents_BK)
     accepted_BK = equal_BK & tree.is_active_BK
@@ -86,14 +87,15 @@ def _match_tree(proposal: Proposal, tree: Tree, target_BN: Tensor) -> Verdict:
 
 
 def _deepest(accepted_BN: Tensor, tree: Tree) -> Tensor:
-    """The deepest node [B] that is kept with all that it follows; the first of several."""
+    """The deepest node [B] that is accepted with all of its ancestors; the first of several."""
     return (tree.depths_BN * tree.reached(accepted_BN)).argmax(1)
 
 
 def _reject(
     proposal: Proposal, draft_BKV: Tensor, target_BTV: Tensor, seed_B: Tensor, positions_BT: Tensor
 ) -> Verdict:
-    """Accept a draft with min(1, p / q); on the first rejection draw from norm(max(p - q, 0)).
+    """Accept a draft with probability min(1, p / q); replace the first rejected one by a sample of
+    norm(max(p - q, 0)).
 
     Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1; Chen et al. 2023
     (arXiv:2302.01318), Theorem 1.
@@ -105,7 +107,7 @@ def _reject(
     accepted_BK = (chance_BK * q_BK <= p_BK) & (p_BK > 0)
     num_accepted_B = _count_leading(accepted_BK).minimum(proposal.num_drafted_B)
 
-    # A round without drafts rejects nothing: the bonus token and a round cut short.
+    # If all drafts that the budget allows were accepted, the next token is sampled from p itself.
     at_B11 = num_accepted_B[:, None, None]
     q_BV = _gather_at(draft_BKV, at_B11.clamp(max=draft_BKV.shape[1] - 1))
     is_refused_B1 = (num_accepted_B < proposal.num_drafted_B)[:, None]
@@ -125,12 +127,12 @@ def _reject_tree(
     seed_B: Tensor,
     positions_BN: Tensor,
 ) -> Verdict:
-    """Recursive rejection: siblings are judged one after the other, each against what is left.
+    """Recursive rejection: siblings are tested in order, each against the remaining distribution.
 
-    After a rejection p becomes norm(max(p - q, 0)), and q loses the rejected token, as the
-    next sibling was drawn without putting it back. All families are judged at once, each sibling
-    as if those before it had been refused; of those that pass the first is accepted. Source: Yang
-    et al. 2024 (arXiv:2402.14160); Chen et al. 2024, Sequoia (arXiv:2402.12374).
+    After a rejection p becomes norm(max(p - q, 0)), and q loses the rejected token, since the next
+    sibling was drawn without replacement. All families are tested in one pass, each sibling as if
+    those before it had been rejected; the first one that passes is accepted. Source: Yang et al.
+    2024 (arXiv:2402.14160); Chen et al. 2024, Sequoia (arXiv:2402.12374).
     """
     families = tree.families
     assert families is not None, "only trees of known shape are drawn"
@@ -162,8 +164,8 @@ def _reject_tree(
 def _in_turn(
     widths: list[int], tokens_BK: Tensor, is_active_BK: Tensor, p_BIV: Tensor, q_BIV: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """p and q [B, K] of each draft once the siblings before it were refused, and the p [B, I, V]
-    that are left once all were. `widths` has the number of parents by rank of the child."""
+    """p and q [B, K] of each draft after the siblings before it were rejected, and the p [B, I, V]
+    that remain after all were. `widths` has the number of parents by rank of the child."""
     p_of_drafts, q_of_drafts, left = [], [], []
     by_rank = zip(
         torch.split(tokens_BK[..., None], widths, 1),
@@ -175,7 +177,7 @@ def _in_turn(
         p_BI1, q_BI1 = p_BIV.gather(2, token_BI1), q_BIV.gather(2, token_BI1)
         p_of_drafts.append(p_BI1[..., 0])
         q_of_drafts.append(q_BI1[..., 0])
-        # A distribution with fewer tokens than children leaves some that were not drawn.
+        # If a distribution has fewer tokens than children, some children were not drawn (q = 0).
         p_BIV = _residual(p_BIV, q_BIV, is_active_BI1 & (q_BI1 > 0))
         left.append(p_BIV[:, num_more:])
         if num_more:  # parents with another child are the first ones
@@ -185,7 +187,7 @@ def _in_turn(
 
 
 def _exclude(token_1: Tensor, q_V: Tensor) -> Tensor:
-    """q [..., V], normalized again, once a token [..., 1] was drawn without replacement."""
+    """q [..., V], renormalized after a token [..., 1] was drawn without replacement."""
     others_V = q_V.scatter(-1, token_1, 0.0)
     return others_V.div_(others_V.sum(-1, keepdim=True).clamp_(min=1e-30))
 
@@ -193,8 +195,8 @@ def _exclude(token_1: Tensor, q_V: Tensor) -> Tensor:
 def _residual(p_V: Tensor, q_V: Tensor, is_refused_1: Tensor) -> Tensor:
     """norm(max(p - q, 0)) [..., V] for a rejected draft, and p otherwise.
 
-    p == q up to rounding leaves nothing, and p stays; a rejection there has probability 0 but for
-    that.
+    If p equals q up to rounding, the residual may be 0 everywhere; then p is returned. Without
+    rounding, such a rejection has probability 0.
     """
     residual_V = (p_V - q_V).clamp_(min=0)
     total_1 = residual_V.sum(-1, keepdim=True)
@@ -202,7 +204,7 @@ def _residual(p_V: Tensor, q_V: Tensor, is_refused_1: Tensor) -> Tensor:
 
 
 def _count_leading(accepted_BK: Tensor) -> Tensor:
-    """Number of True before the first False [B]."""
+    """The number [B] of True before the first False."""
     return accepted_BK.cumprod(1).sum(1)
 
 
