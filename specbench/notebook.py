@@ -23,8 +23,8 @@ from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from specbench.report.notes import warning_lines
 from specbench.report.write import TEXTS
-from specbench.runs import LATEST, StoredRun, disk_errors_named, load_run
-from specbench.whole_file import write_whole
+from specbench.runs import LATEST, StoredRun, load_run
+from specbench.whole_file import write_errors_named, write_whole
 
 _REPORTS: Mapping[str, Callable[[Sequence[Document]], str]] = {
     **{name: text.render for name, text in TEXTS.items()},
@@ -118,7 +118,7 @@ class LoadedRun:
             raise UsageError(f"no format {format!r}: choose from {', '.join(_REPORTS)}")
         text = _REPORTS[format]([self._document])
         if path is not None:
-            with disk_errors_named(Path(path)):
+            with write_errors_named(Path(path)):
                 write_whole(Path(path), text)
         return text
 

@@ -1,4 +1,4 @@
-"""Writes files atomically: completely or not at all."""
+"""Writes files atomically: completely or not at all. Words for the errors of a disk."""
 
 import errno
 import os
@@ -10,6 +10,13 @@ from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
+from specbench.errors import StoreError
+
+REMEDIES = {
+    errno.ENOSPC: "free space on the disk",
+    errno.EDQUOT: "free space in your quota",
+    errno.EFBIG: "raise the limit on file sizes",
+}
 _ABANDONED_S = 600.0
 
 
@@ -31,6 +38,21 @@ def write_new(path: Path, content: str | bytes) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     with replaced(path) as file:
         file.write(_data(content))
+
+
+@contextmanager
+def write_errors_named(path: Path) -> Iterator[None]:
+    """Turn an OSError inside into a StoreError that names the file that the user wanted."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written: {reason_of(error)}") from error
+
+
+def reason_of(error: OSError) -> str:
+    """The reason in words, with what to do about a full disk."""
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"{error.strerror}; {remedy}" if remedy else f"{error.strerror}"
 
 
 @contextmanager

@@ -25,7 +25,7 @@ DRIVING = {*DECODING, "drafters", "engines"}
 MAY_IMPORT = {
     "": {"notebook"},  # for type checkers; at run time at the first use of `load`
     "errors": set(),
-    "whole_file": set(),
+    "whole_file": {"errors"},
     "untrusted": set(),
     "shipped": set(),
     "footprint": set(),

@@ -33,8 +33,8 @@ from specbench.cli.verify import verify
 from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError
 from specbench.models import library_output
 from specbench.untrusted import plain
+from specbench.whole_file import REMEDIES, reason_of
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Caused by the path that the user gave, not by a bug.
 _PATH_ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
@@ -150,13 +150,10 @@ def _run() -> None:
         is_lost = isinstance(error, DeviceLostError)
         sys.exit(ExitCode.INCOMPLETE if is_lost else ExitCode.USER_ERROR)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        if isinstance(error, OSError) and error.errno in REMEDIES:
             file = error.filename or "standard output"  # only its errors have no file name
-            typer.echo(
-                f"error: {file} cannot be written: {error.strerror}; free space on the disk "
-                "and repeat the command",
-                err=True,
-            )
+            reason = f"{reason_of(error)}, and repeat the command"
+            typer.echo(f"error: {file}: cannot be written: {reason}", err=True)
             sys.exit(ExitCode.USER_ERROR)
         if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename:
             typer.echo(f"error: {error.filename}: {error.strerror}", err=True)

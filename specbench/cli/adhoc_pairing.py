@@ -11,7 +11,7 @@ import typer
 
 from specbench.errors import ConfigError, UsageError
 from specbench.settings.words import nearest
-from specbench.whole_file import write_whole
+from specbench.whole_file import write_errors_named, write_whole
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import DrafterSpec, Pairing, Pairings, Target
@@ -153,11 +153,10 @@ def adhoc_file(target: "Target", drafters: "Sequence[DrafterSpec]", runs_dir: Pa
     Its folder is hidden, since `reports/*/` are the runs.
     """
     from specbench.fit.pairings_file import pairings_text
-    from specbench.runs import disk_errors_named
 
     facts = json.dumps([str(target.model), str(target.workloads), *map(str, drafters)]).encode()
     file = runs_dir / ".pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
-    with disk_errors_named(file):
+    with write_errors_named(file):
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             text = pairings_text(target, drafters, file.parent)

@@ -10,9 +10,10 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.baseline import AllowDifferent
-from specbench.errors import ExitCode, SpecbenchError, UsageError
+from specbench.errors import ExitCode, SpecbenchError, StoreError, UsageError
 from specbench.gate.tolerances import Tolerance, default_tolerances, defaults_in_words
 from specbench.untrusted import plain
+from specbench.whole_file import write_errors_named
 
 if TYPE_CHECKING:
     from specbench.gate.check import Gate
@@ -134,7 +135,7 @@ def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
 
 def _write_files(
     junit: Path | None, junit_text: str, markdown: Path | None, part: "ReportPart"
-) -> tuple[str, ...]:
+) -> list[str]:
     """Write the requested files and the summary of a CI job; return an error per failed file."""
     from specbench.report.markdown import part_to_markdown
 
@@ -142,22 +143,18 @@ def _write_files(
     files = [(junit, junit_text, "w"), (markdown, markdown_text, "w")]
     if summary := os.environ.get(SUMMARY_VARIABLE):
         files.append((Path(summary), markdown_text, "a"))
-    return tuple(
-        f"{path}: cannot be written: {error.strerror}"
-        for path, text, mode in files
-        if path is not None and (error := _try_write(path, text, mode))
-    )
+    errors = []
+    for path, text, mode in files:
+        if path is None:
+            continue
+        try:
+            with write_errors_named(path), path.open(mode, encoding="utf-8") as file:
+                file.write(plain(text))  # a reason may contain a file name with control characters
+        except StoreError as error:
+            errors.append(str(error))
+    return errors
 
 
-def _try_write(path: Path, text: str, mode: str) -> OSError | None:
-    try:
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(plain(text))  # a reason may contain a file name with control characters
-    except OSError as error:
-        return error
-    return None
-
-
-def _print_errors(errors: tuple[str, ...]) -> None:
+def _print_errors(errors: list[str]) -> None:
     for error in errors:
         typer.echo(f"error: {error}", err=True)

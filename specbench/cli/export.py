@@ -22,7 +22,7 @@ from specbench.settings.words import (
     parse_acceptance,
     parse_context,
 )
-from specbench.whole_file import write_whole
+from specbench.whole_file import write_errors_named, write_whole
 
 if TYPE_CHECKING:
     from specbench.engines.deployment import Deployment, Export
@@ -367,7 +367,5 @@ def _document(made: "Export", deployment: "Deployment") -> dict[str, object]:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with write_errors_named(path):
         write_whole(path, text)
-    except OSError as error:
-        raise StoreError(f"--output {path}: cannot write: {error.strerror}") from error

@@ -8,11 +8,10 @@ import typer
 
 from specbench.cli import options
 from specbench.errors import StoreError, UsageError
-from specbench.whole_file import write_whole
+from specbench.whole_file import write_errors_named, write_whole
 
 if TYPE_CHECKING:
     from specbench.gate.history import History, PastRun
-    from specbench.report.blocks import ReportPart
 
 DEFAULT = "decode_speedup,mean_acceptance_length"
 
@@ -71,7 +70,11 @@ def history(
         raise UsageError(_why_nothing(metric, filters, past, series_of_runs))
     shown = history_report(series_of_runs)
     if html is not None:
-        _write(html, shown, series_of_runs)
+        from specbench.report.charts.history import history_charts
+        from specbench.report.html import page
+
+        with write_errors_named(html):
+            write_whole(html, page(shown, {"history": history_charts(series_of_runs)}))
     if as_json:
         typer.echo(json.dumps(history_json(series_of_runs), indent=2, allow_nan=False))
     else:
@@ -143,14 +146,3 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
     if not past:
         raise StoreError(f"none of the runs in {root} can be read")
     return past
-
-
-def _write(path: Path, part: "ReportPart", history: "History") -> None:
-    from specbench.report.charts.history import history_charts
-    from specbench.report.html import page
-
-    text = page(part, {"history": history_charts(history)})
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise StoreError(f"--html {path}: cannot write: {error.strerror}") from error

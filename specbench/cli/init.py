@@ -12,7 +12,7 @@ from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.errors import UsageError
 from specbench.settings import RunSettings, WorkloadSettings
 from specbench.settings.groups import DEFAULT_WORKLOADS
-from specbench.whole_file import write_new
+from specbench.whole_file import write_errors_named, write_new
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
@@ -112,11 +112,9 @@ def init(
         )
     for name, text in texts.items():
         file = folder / name
-        try:
+        with write_errors_named(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_new(file, text)
-        except OSError as error:
-            raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
         typer.echo(f"written: {file}")
     typer.echo(f"For CI, set SPECBENCH in {folder / WORKFLOW} to a checkout, wheel or git URL.")
     typer.echo(f"\nNext: put your own prompts into {folder / PROMPTS}, then")

@@ -15,14 +15,14 @@ from specbench.files.model_spec import ModelSpec
 from specbench.fit.gpus import GIB
 from specbench.inputs.pairing import DrafterSpec, Pairings, Target
 from specbench.shipped import DEMO_WORKLOADS
-from specbench.whole_file import write_new
+from specbench.whole_file import write_errors_named, write_new
 
 
 def write_pairings(
     path: Path, target: Target, drafters: Sequence[DrafterSpec], comment: str
 ) -> None:
-    """Write a file from which `load_pairings` reads these; UsageError if it already exists or
-    cannot be written."""
+    """Write a file from which `load_pairings` reads these; UsageError if it already exists,
+    StoreError if it cannot be written."""
     text = pairings_text(target, drafters, path.parent)
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     _write(path, lines + text)
@@ -160,7 +160,7 @@ def _is_inside(line: str, indent: int) -> bool:
 
 
 def write_filled(file: Path, path: Path, facts: Mapping[str, HubFacts]) -> None:
-    """Write a copy of a pairings file with facts from the hub; UsageError if that fails."""
+    """Write a copy of a pairings file with facts from the hub. UsageError, StoreError."""
     _write(path, filled(file.read_text(encoding="utf-8"), facts))
 
 
@@ -172,7 +172,5 @@ def require_new(path: Path | None) -> None:
 
 def _write(path: Path, text: str) -> None:
     require_new(path)
-    try:
+    with write_errors_named(path):
         write_new(path, text)
-    except OSError as error:
-        raise UsageError(f"--output {path}: {error.strerror}") from error

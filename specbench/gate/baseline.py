@@ -34,7 +34,7 @@ from specbench.metrics.summary import summarize_imported
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.runs import StoredRun
 from specbench.untrusted import parse_json
-from specbench.whole_file import write_whole
+from specbench.whole_file import write_errors_named, write_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,11 +293,9 @@ def write_baseline(baseline: Snapshot, path: Path) -> None:
     text = json.dumps(_FILE.dump_python(document, mode="json", exclude_none=True), indent=1)
     # A list of numbers is one line of a diff, not one line per prompt.
     text = _FLAT_LIST.sub(lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text)
-    try:
+    with write_errors_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text + "\n")
-    except OSError as error:
-        raise StoreError(f"{error.filename or path}: {error.strerror}") from error
 
 
 def read_baseline(path: Path) -> Snapshot:

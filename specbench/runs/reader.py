@@ -1,6 +1,5 @@
 """Reads stored runs. A last line that a kill cut short is ignored; other damage is an error."""
 
-import errno
 import gc
 import re
 from collections.abc import Iterator, Sequence
@@ -23,16 +22,11 @@ from specbench.runs.codec import (
     has_measured,
     line_type,
 )
+from specbench.whole_file import reason_of
 
 LATEST = "latest"  # in place of a run id: the newest run with a measurement
 RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
-
-REMEDIES = {
-    errno.ENOSPC: "free space on the disk",
-    errno.EDQUOT: "free space in your quota",
-    errno.EFBIG: "raise the limit on file sizes",
-}
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -237,9 +231,7 @@ def disk_errors_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0)
-        reason = f"{error.strerror}; {remedy}" if remedy else error.strerror
-        raise StoreError(f"{error.filename or path}: {reason}") from error
+        raise StoreError(f"{error.filename or path}: {reason_of(error)}") from error
 
 
 def _unsettled(records: Sequence[StoredRecord]) -> tuple[FailureRecord, ...]:

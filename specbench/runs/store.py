@@ -25,7 +25,6 @@ from specbench.runs.codec import (
 )
 from specbench.runs.reader import (
     RECORDS_FILE,
-    REMEDIES,
     RUN_FILE,
     Contents,
     disk_errors_named,
@@ -35,6 +34,7 @@ from specbench.runs.reader import (
     read_records,
     read_run,
 )
+from specbench.whole_file import REMEDIES
 
 _LOCK_FILE = "lock"
 _TIMED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # ids of new_run_id

@@ -144,7 +144,7 @@ def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairi
         ("tiny/draft --engine vllm --run no-run", "no run 'no-run'"),
         ("tiny/draft --engine vllm -w poems", "no decision for tiny/draft on poems"),
         ("tiny/draft --engine vllm --runs-dir elsewhere", "no run in elsewhere measured"),
-        ("tiny/draft --engine vllm -k 3 --output no/such/dir", "cannot write"),
+        ("tiny/draft --engine vllm -k 3 --output no/such/dir", "cannot be written"),
     ],
 )
 def test_export_exits_2_for_invalid_arguments(tiny, finished, arguments, complaint):

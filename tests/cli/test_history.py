@@ -126,7 +126,7 @@ def test_the_history_page_is_written_to_the_given_path(nightly, tmp_path):
         ),
         (("--runs-dir", "elsewhere"), "no runs in elsewhere yet"),
         (("--run", "no-such-run"), "no run 'no-such-run'"),
-        (("--html", "no/such/folder/h.html", *METRIC), "cannot write"),
+        (("--html", "no/such/folder/h.html", *METRIC), "cannot be written"),
     ],
 )
 def test_history_exits_2_for_invalid_arguments(nightly, arguments, complaint):
