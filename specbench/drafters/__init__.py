@@ -1,5 +1,5 @@
-"""Drafters: cheap guesses of the next tokens, one file per method, marked `@drafter("name")`.
+"""Drafters guess the next tokens cheaply; each method is one file, marked `@drafter("name")`.
 
-Input: a round's state. Output: drafts. The protocol is decode/drafter.py, and `shared/` has code
-that several methods use. Open `ngram.py` first, the smallest.
+A drafter gets the state of a round and returns draft tokens. The protocol is in decode/drafter.py,
+and `shared/` has code that several methods use. Open `ngram.py` first; it is the smallest.
 """

@@ -1,4 +1,4 @@
-"""A small model with the same vocabulary drafts the next tokens as a chain or a tree.
+"""A draft model with the target's vocabulary drafts the next tokens as a chain or a tree.
 
 Shape suffixes: B rows, T tokens, W nodes of a level, V the target's vocabulary.
 """
@@ -30,11 +30,10 @@ from specbench.topology import Topology
 
 
 class ModelDrafter(Drafter):
-    """The common part of drafters that run a language model of the target's vocabulary.
+    """The common part of drafters that run a language model with the target's vocabulary.
 
-    Guesses with `runner`; a round first feeds it the last `num_fed` committed tokens.
-
-    `tree` says how many children the nodes of each level have, 1 past its end; K is its depth.
+    A round first feeds `runner` the last `num_fed` tokens of the text, up to the current one.
+    `tree` is the number of children of a node at each level, 1 past its end; K is the depth.
     """
 
     capabilities = Capabilities(chains_nest=True)
@@ -83,7 +82,7 @@ class ModelDrafter(Drafter):
         first_row: int,
         branches: Branches | None = None,
     ) -> Tensor:
-        """Over the target's vocabulary [B, T, V]; tokens that the model lacks are impossible."""
+        """Logits over the target's vocabulary [B, T, V]; -inf for tokens that the model lacks."""
         out = self.runner.forward(
             self._known_ids(tokens_BT), positions_BT, span, first_row=first_row, branches=branches
         )
@@ -95,7 +94,7 @@ class ModelDrafter(Drafter):
         return out.logits
 
     def _known_ids(self, tokens: Tensor) -> Tensor:
-        """Ids past the model's vocabulary are padding of the target's; any id will do."""
+        """The tokens, clamped to the model's vocabulary: larger ids are the target's padding."""
         if self.runner.vocab_size >= self._target_vocab_size:
             return tokens
         return tokens.clamp(max=self.runner.vocab_size - 1)
@@ -103,11 +102,11 @@ class ModelDrafter(Drafter):
 
 @drafter("draft_model")
 class DraftModel(ModelDrafter):
-    """Drafts with the draft model's own KV cache, which follows the committed text."""
+    """Drafts with a draft model, whose own KV cache contains the committed text."""
 
     def __init__(self, parts: Parts, *, tree: tuple[int, ...]) -> None:
-        # The token before the current one is fed again: if every draft was accepted, the draft
-        # model has not read it yet; else it costs nothing.
+        # The token before the current one is fed again, because the draft model has not processed
+        # it if all draft tokens were accepted. In other rounds this costs nothing.
         super().__init__(parts.draft_runner(), parts.target, tree, num_fed=2)
 
     @cached_property
@@ -129,9 +128,9 @@ class DraftModel(ModelDrafter):
         self._see(tokens_BT, positions_BT, span, state.first_row)
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """Move a tree's accepted path to its positions, as in the target's cache.
+        """Move the slots of a tree's accepted path to the path's positions, as the target does.
 
-        Slots of rejected drafts are overwritten before they are read.
+        Slots of rejected draft tokens are overwritten before they are read.
         """
         if outcome.path_BT is not None:
             positions_BT = outcome.positions_BT

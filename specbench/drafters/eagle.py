@@ -1,8 +1,8 @@
-"""EAGLE-1 and EAGLE-2: one decoder layer drafts the target's next hidden state.
+"""EAGLE-1 and EAGLE-2: one decoder layer predicts the target's next hidden state.
 
-The same weights serve both: EAGLE-2 drafts another tree. EAGLE-3's head shares the step.
-Shape suffixes: B rows, T tokens, F hidden size, V vocabulary, W what the first layer's attention
-reads.
+Both use the same weights; EAGLE-2 drafts another tree. EAGLE-3's head has the same `step`.
+Shape suffixes: B rows, T tokens, F hidden size, V vocabulary, W input size of the first layer's
+attention.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -42,7 +42,7 @@ from specbench.topology import EAGLE_STATIC
 
 
 class JoiningHead:
-    """Shared code of FeatureHeads that join a token and a state; all depths use the same layers."""
+    """The common part of heads that join a token and a state; all depths use the same layers."""
 
     layers: LayerStack
     num_depths = 1
@@ -89,17 +89,17 @@ class JoiningHead:
         return self._leave(states_BTF)
 
     def _enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Inputs of the layers: states, and the first layer's input if it is another one."""
+        """The layers' input [B, T, F], and that of the first attention if it differs [B, T, W]."""
         raise NotImplementedError
 
     def _leave(self, states_BTF: Tensor) -> Tensor:
-        """The part of the last layer's states that the next step gets."""
+        """The states that the next step gets, from those of the last layer."""
         return states_BTF
 
 
 class EagleHead(JoiningHead):
-    """A checkpoint of EAGLE, or of what speculators calls eagle, bound to its target;
-    ModelError."""
+    """The head of an EAGLE checkpoint, also in the layout of speculators; ModelError if it does not
+    fit the target."""
 
     _weights: "EagleWeights"
 
@@ -123,7 +123,7 @@ class EagleHead(JoiningHead):
         return Reads(fuse=(), step=tensors_of(self._weights), logits=output_weights(self._target))
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
-        """The hidden state that the target's own head reads, as it is."""
+        """The target's hidden state after its final norm, unchanged."""
         return features[0]
 
     def _enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, None]:
@@ -140,12 +140,12 @@ class EagleWeights(nn.Module):
         self.layers = nn.ModuleList(
             decoder_layer(config, i, names) for i in range(config.num_hidden_layers)
         )
-        self.layers[0].input_layernorm = nn.Identity()  # the first layer's input is as fc made it
+        self.layers[0].input_layernorm = nn.Identity()  # the first layer reads fc's output unnormed
 
 
 @drafter("eagle")
 class Eagle(FeatureDrafter):
-    """Drafts with an EAGLE head: chains, EAGLE-1's tree and EAGLE-2's."""
+    """Drafts with an EAGLE head: a chain, EAGLE-1's static tree or EAGLE-2's dynamic tree."""
 
     open_head: Callable[[Checkpoint, Runner], FeatureHead] = EagleHead
 
@@ -157,7 +157,7 @@ class Eagle(FeatureDrafter):
     def new_checkpoint(config: Any, seed: int) -> Checkpoint:
         """A head with random weights for a target with this config.
 
-        Its `fc` has no bias: vLLM ignores it, and reads `bias: true` as the attention's.
+        Its `fc` has no bias, because vLLM ignores one and applies `bias: true` to attention.
         """
         fields = {**new_layer_fields(config, "LlamaForCausalLM"), "bias": False}
         bare = Checkpoint(source="a new EAGLE head", config=fields, tensors={})

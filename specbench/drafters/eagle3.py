@@ -1,7 +1,7 @@
-"""EAGLE-3: a decoder layer over the target's low, middle and high states drafts tokens.
+"""EAGLE-3: a decoder layer drafts tokens from the target's low, middle and high hidden states.
 
-Shape suffixes: B rows, T tokens, F the head's hidden size, D the tokens that it can draft,
-V the target's vocabulary.
+Shape suffixes: B rows, T tokens, F the head's hidden size, W input size of the first layer's
+attention, D the tokens that the head can draft, V the target's vocabulary.
 """
 
 from collections.abc import Collection
@@ -34,7 +34,7 @@ from specbench.models.checkpoint import Checkpoint
 
 
 class Eagle3Head(JoiningHead):
-    """A checkpoint of EAGLE-3 in any of its layouts, bound to its target; ModelError."""
+    """The head of an EAGLE-3 checkpoint in any layout; ModelError if it does not fit the target."""
 
     _weights: "Eagle3Weights"
 
@@ -75,8 +75,8 @@ class Eagle3Head(JoiningHead):
         )
 
     def masks(self, like_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [B, T] and states [B, T, F] that stand for those not known yet, of a head that
-        drafts all tokens at once."""
+        """The mask tokens [B, T] and learned states [B, T, F] that a parallel head gets instead of
+        unknown ones."""
         hidden_11F, tokens_BT = self._weights.mask_hidden, torch.full_like(like_BT, self.mask_id)
         masked = self.fuse(hidden_11F.chunk(len(self.features), -1))
         return tokens_BT, masked.expand(*like_BT.shape, -1)
@@ -112,7 +112,7 @@ class Eagle3Head(JoiningHead):
 
 
 class ParallelHead(Eagle3Head):
-    """A checkpoint of P-EAGLE, which drafts all tokens at once."""
+    """The head of a P-EAGLE checkpoint, which drafts all tokens in one forward."""
 
     method, is_parallel = "peagle", True
 
@@ -142,7 +142,7 @@ class Eagle3Weights(nn.Module):
 
 
 class _FusingLayer(nn.Module):
-    """A decoder layer that attends with a token's embedding and a state side by side."""
+    """A decoder layer whose attention reads the embedding and the state, concatenated."""
 
     def __init__(self, config: Any, style: Style, names: Collection[str]) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class _FusingLayer(nn.Module):
         self._norm_before_residual = style.norm_before_residual
 
     def enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual [B, T, F], and what attention reads [B, T, 2 F]."""
+        """The residual [B, T, F] and the input of attention [B, T, W], W = 2 F."""
         normed_BTF = self.hidden_norm(states_BTF)
         entry = torch.cat([self.input_layernorm(embedded_BTF), normed_BTF], -1)
         return normed_BTF if self._norm_before_residual else states_BTF, entry
@@ -183,8 +183,8 @@ class Eagle3(Eagle):
     ) -> Checkpoint:
         """A head with random weights for a target with this config.
 
-        It drafts only `target_ids`, in ascending order; none means all. `layer_ids` are the states
-        that it fuses, as the paper has them if none are given; `changes` go to its config.
+        It drafts only `target_ids`, in ascending order, or all tokens if there are none. It fuses
+        the states of `layer_ids`, or those of the paper. `changes` are fields of its config.
         """
         text = config.get_text_config()
         fields = {
@@ -203,6 +203,6 @@ class Eagle3(Eagle):
         if target_ids:
             ids_D = torch.tensor(target_ids)
             tensors["d2t"] = ids_D - torch.arange(len(ids_D))
-            says_V = torch.zeros(text.vocab_size, dtype=torch.bool)
-            tensors["t2d"] = says_V.index_fill(0, ids_D, True)
+            is_drafted_V = torch.zeros(text.vocab_size, dtype=torch.bool)
+            tensors["t2d"] = is_drafted_V.index_fill(0, ids_D, True)
         return replace(bare, tensors=tensors)

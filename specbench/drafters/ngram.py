@@ -1,6 +1,6 @@
-"""Copy what followed the longest, most recent earlier occurrence of the current suffix.
+"""Drafts the tokens that followed the last few tokens earlier in the text (prompt lookup).
 
-Shape suffixes: B rows, S positions, K drafts, N n-gram length.
+Shape suffixes: B rows, S positions, K draft tokens.
 """
 
 import torch
@@ -14,7 +14,7 @@ from specbench.errors import UsageError
 
 @drafter("ngram")
 class Ngram(Drafter):
-    """Drafts what followed the longest match of the text's end, the most recent if several."""
+    """Drafts the tokens after the longest match of the end of the text; the latest if tied."""
 
     capabilities = Capabilities(chains_nest=True)
 
@@ -37,7 +37,7 @@ class Ngram(Drafter):
         last_B1 = state.length_B1
         ends_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
 
-        # matched[b, s]: how many tokens up to s equal those up to the current one.
+        # matched_BS[b, s]: the number of tokens up to s that equal those up to the current one.
         still_BS = ends_S < last_B1
         matched_BS = torch.zeros_like(tokens_BS)
         for j in range(self._max_ngram):

@@ -1,6 +1,6 @@
 """P-EAGLE: an EAGLE-3 head that drafts all tokens of a round in one forward.
 
-Shape suffixes: B rows, K drafts, V vocabulary.
+Shape suffixes: B rows, K draft tokens, F hidden size, V vocabulary.
 """
 
 from dataclasses import replace
@@ -20,11 +20,11 @@ from specbench.models.checkpoint import Checkpoint
 
 @drafter("peagle")
 class PEagle(FeatureDrafter):
-    """Drafts with a P-EAGLE head: one forward over masks instead of one per token.
+    """Drafts with a P-EAGLE head, in one forward over masks instead of one forward per token.
 
-    EAGLE-3 feeds back a draft and the state that it came from. This head is fed a mask and a
-    learned state for every token after the next: K - 1 masks, each of which sees those before it.
-    Drafts are independent of each other: above temperature 0 each has its own distribution.
+    EAGLE-3 feeds back each draft token and its state. This head instead gets a mask token and a
+    learned state for each of K - 1 draft tokens, all but the first; each mask attends to those
+    before it. Draft tokens are independent: above temperature 0 each has its own distribution.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -34,7 +34,7 @@ class PEagle(FeatureDrafter):
 
     @staticmethod
     def new_checkpoint(config: Any, seed: int, **changes: Any) -> Checkpoint:
-        """A head with random weights; its mask is the target's last token."""
+        """A head with random weights; its mask token is the last one of the target's vocabulary."""
         text = config.get_text_config()
         parallel = {"parallel_drafting": True, "mask_token_id": text.vocab_size - 1}
         bare = Eagle3.new_checkpoint(config, seed, **changes)

@@ -19,21 +19,21 @@ from specbench.drafters.registry import Parts, drafter
 class PreviousTurn(Drafter):
     """Drafts from a reference text, at an index that advances with the output.
 
-    The index advances while output and reference agree. After a mismatch, the last `max_ngram`
-    tokens of the output are searched in the reference, then fewer; matches ahead of the index take
+    The index advances while output and reference agree. After a mismatch, the reference is searched
+    for the last `max_ngram` tokens of the output, then for fewer; matches ahead of the index take
     precedence. An output token that the reference lacks counts as a replacement.
 
-    With `verify_prediction_first` the whole reference is verified in one pass as soon as the first
-    token is known, if the reference contains that token. Rounds continue from the first difference.
-    This one long forward pass replaces many rounds if the output begins like the reference, and
-    costs little otherwise.
+    With `verify_prediction_first`, one forward pass verifies the whole reference after the first
+    output token, if the reference contains that token. Rounds continue from the first difference.
+    This long pass replaces many rounds if the output begins like the reference, and costs little
+    otherwise.
     """
 
     def __init__(self, parts: Parts, *, max_ngram: int, verify_prediction_first: bool) -> None:
         self._max_ngram = max_ngram
         self._checks_predicted_output = verify_prediction_first
-        # The nearest match depends on the previous index. After a verified prediction, the tokens
-        # left for rounds are known only from running it.
+        # The nearest match depends on the previous index. How many tokens are left for rounds after
+        # the reference was verified is known only once that has run.
         repeatability: Repeatability = "none" if verify_prediction_first else "approximate"
         self.capabilities = Capabilities(chains_nest=True, repeatability=repeatability)
         self._device = parts.target.device
@@ -105,13 +105,13 @@ class PreviousTurn(Drafter):
         return Proposal(reference_BP.gather(1, indices_BK), num_left_B1[:, 0])
 
     def _advance(self, state: State, num_tokens: int) -> None:
-        """Advance index and position by the number of next output tokens that match."""
+        """Advance index and position past up to `num_tokens` output tokens that match."""
         num_equal_B1 = self._num_equal(state, num_tokens)
         state.rows_of(self._index_R1).add_(num_equal_B1)
         state.rows_of(self._position_R1).add_(num_equal_B1)
 
     def _num_equal(self, state: State, num_tokens: int) -> Tensor:
-        """The number of next output tokens that match the reference [B, 1]."""
+        """The number of output tokens from `position` on that match the reference [B, 1]."""
         indices_BW = state.rows_of(self._index_R1) + state.places(num_tokens)
         positions_BW = state.rows_of(self._position_R1) + state.places(num_tokens)
         reference_BP = state.rows_of(self._reference_RP)
@@ -127,7 +127,8 @@ class PreviousTurn(Drafter):
     def _find(
         self, state: State, reference_BP: Tensor, size_B1: Tensor, index_B1: Tensor
     ) -> Tensor:
-        """The index after the longest, then nearest, match of the output's end [B, 1]; 0: none."""
+        """The index after the longest match of the output's end, the nearest if tied; 0 if there is
+        none [B, 1]."""
         P = reference_BP.shape[1]
         ends_P = torch.arange(1, P + 1, device=reference_BP.device)
         match_length_BP = torch.zeros_like(reference_BP)

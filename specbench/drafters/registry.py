@@ -1,4 +1,4 @@
-"""Builds drafters: one file of this folder each, marked with `@drafter("name")`."""
+"""Builds drafters by name; each file of this folder registers one with `@drafter("name")`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ class Parts:
     """Inputs that a drafter is built from; those it does not use are not loaded."""
 
     target: Runner
-    draft_runner: Callable[[], Runner] = _not_given  # the draft model, checked
-    checkpoint: Callable[[], Checkpoint] = _not_given  # the files of a head, as they are
-    # The target's and the draft model's.
+    draft_runner: Callable[[], Runner] = _not_given  # the draft model, already checked
+    checkpoint: Callable[[], Checkpoint] = _not_given  # the unmodified files of a head
+    # The tokenizers of the target and of the draft model.
     tokenizers: Callable[[], tuple[ChatTokenizer, ChatTokenizer]] = _not_given
 
 
 def drafter(name: str) -> Callable[[D], D]:
-    """Register the class of a method; its keyword-only arguments are the method's parameters."""
+    """Register a method's class, whose keyword-only arguments are the method's parameters."""
 
     def register(cls: D) -> D:
         _CLASSES[name] = cls
@@ -42,7 +42,7 @@ def drafter(name: str) -> Callable[[D], D]:
 
 
 def drafter_class(name: str) -> Any:
-    """The class of a method; UsageError lists the methods."""
+    """The class of a method; UsageError for an unknown name lists all methods."""
     import_module(find_method(name).module)
     return _CLASSES[name]
 

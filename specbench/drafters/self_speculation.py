@@ -1,4 +1,4 @@
-"""The target's first layers draft the next tokens, with no other weights and no other cache."""
+"""Drafts with the target's first layers; needs no additional weights and no separate cache."""
 
 from specbench.drafters.draft_model import ModelDrafter
 from specbench.drafters.registry import Parts, drafter
@@ -8,10 +8,10 @@ from specbench.methods import num_first_layers
 
 @drafter("self_speculation")
 class SelfSpeculation(ModelDrafter):
-    """Drafts with the target's first layers, its final norm and its head.
+    """Drafts with the target's first layers, its final norm and its output matrix.
 
-    It uses the target's keys and values of committed tokens; those of drafts are overwritten when
-    the target verifies them.
+    Draft tokens attend to the target's keys and values of committed tokens. Their own keys and
+    values are overwritten when the target verifies them.
     """
 
     def __init__(self, parts: Parts, *, num_layers: int, tree: tuple[int, ...]) -> None:

@@ -1,6 +1,6 @@
-"""A small model of another vocabulary drafts text, which the host encodes in the target's tokens.
+"""A draft model with another vocabulary writes text, which the host encodes as target tokens.
 
-Shape suffixes: B rows, K drafts, R numbers per row.
+Shape suffixes: B rows, K draft tokens, R numbers per row.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ _GREEDY = Sampler(Sampling())
 
 @drafter("string_match")
 class StringMatch(RetokenizedModel):
-    """Drafts the draft model's text, encoded again on the host.
+    """Drafts the text of a greedy draft model, encoded again on the host.
 
-    The draft guesses its likeliest K tokens, of which the target may need fewer or more; at most
-    K of those are checked. Drafts without probabilities, matched against the target's own tokens.
+    The draft model generates K tokens. Their text may take fewer or more target tokens, of which at
+    most K are verified, by comparison with tokens sampled from the target.
     """
 
     capabilities = Capabilities(needs_host=True)
@@ -35,7 +35,7 @@ class StringMatch(RetokenizedModel):
         self._target = Encoder(target)
         self._draft = self.retokenizer.encoder
         names = target.vocabulary.specials()
-        # The target's tokens for the draft's special ones; empty if it has no such name.
+        # The target's ids for the draft model's special tokens; empty if it has none of that name.
         self._specials = {
             i: [names[name]] if name in names else []
             for name, i in draft.vocabulary.specials().items()
@@ -49,10 +49,10 @@ class StringMatch(RetokenizedModel):
         return Proposal(numbers_BR[:, 1:], numbers_BR[:, 0])
 
     def _encoded(self, word: bytes, guessed: Sequence[int]) -> list[int]:
-        """The target's tokens for what the draft guessed, up to its first special token.
+        """The target's tokens for the guessed tokens, up to and including the first special one.
 
-        Encoded together with the word that it may continue, if the tokens of that word stay whole;
-        else by itself; empty if the tokens would not give the same text.
+        The guess may continue `word`, so both are encoded together. If a token then crosses their
+        boundary, the guess is encoded by itself. Empty if the text would change.
         """
         end = next((i for i, token in enumerate(guessed) if token in self._specials), len(guessed))
         special = [
@@ -69,7 +69,7 @@ class StringMatch(RetokenizedModel):
         return []
 
     def _num_tokens(self, ids: Sequence[int], num_bytes: int) -> int | None:
-        """How many leading tokens have `num_bytes` bytes; None if a token crosses that boundary."""
+        """The number of tokens in the first `num_bytes` bytes; None if a token crosses the end."""
         num_seen = 0
         for num, token in enumerate(ids):
             if num_seen >= num_bytes:

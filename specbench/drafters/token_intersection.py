@@ -1,6 +1,6 @@
-"""A small model of another vocabulary drafts the tokens that both vocabularies have.
+"""A draft model with another vocabulary drafts the tokens that both vocabularies contain.
 
-Shape suffixes: B rows, T tokens, S tokens in common, D the draft's vocabulary, V the target's.
+Shape suffixes: B rows, T tokens, S shared tokens, D the draft model's vocabulary, V the target's.
 """
 
 import torch
@@ -18,10 +18,10 @@ from specbench.models.retokenizer import require_common_tokens
 
 @drafter("token_intersection")
 class TokenIntersection(RetokenizedModel):
-    """Drafts with the draft model's distribution over the tokens in common.
+    """Drafts with the draft model's distribution over the shared tokens.
 
-    The draft's distribution is renormalized over these tokens before one is drawn, and that is the
-    q that drafts are judged by: lossless at any temperature.
+    The distribution is renormalized over these tokens before one is drawn. The verifier gets this
+    renormalized distribution as q, so the output is lossless at any temperature.
     """
 
     capabilities = Capabilities(needs_host=True, chains_nest=True)
@@ -30,7 +30,7 @@ class TokenIntersection(RetokenizedModel):
         target, draft = (tokenizer.vocabulary for tokenizer in parts.tokenizers())
         draft_ids = require_common_tokens(target, draft).draft_ids
         super().__init__(parts)
-        # A tokenizer may have ids that its model has no row for.
+        # A tokenizer may have ids beyond the logits of its model.
         width, own_width = parts.target.vocab_size, self.runner.vocab_size
         pairs = [
             (i, target_id)
@@ -50,7 +50,7 @@ class TokenIntersection(RetokenizedModel):
         return self._draft_ids_V[tokens]
 
     def _draft_logits(self, logits_BTD: Tensor) -> Tensor:
-        """Over the target's vocabulary [B, T, V]; tokens that only one side has are impossible."""
+        """Logits over the target's vocabulary [B, T, V]; -inf for tokens that are not shared."""
         shape = (*logits_BTD.shape[:2], len(self._draft_ids_V))
         nothing_BTV = logits_BTD.new_full(shape, -torch.inf)
         return nothing_BTV.index_copy_(2, self._target_S, logits_BTD.index_select(2, self._draft_S))
