@@ -63,6 +63,15 @@ def swap_tokens(content: Any) -> None:
     vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
 
 
+def rename_end_of_turn(content: Any) -> None:
+    """Change a tokenizer.json: <|im_end|> becomes <|turn|>."""
+    vocab = content["model"]["vocab"]
+    vocab["<|turn|>"] = vocab.pop("<|im_end|>")
+    for token in content["added_tokens"]:
+        if token["content"] == "<|im_end|>":
+            token["content"] = "<|turn|>"
+
+
 def change_config(model: ModelFiles, **fields: Any) -> ModelFiles:
     """The model after these fields of its config.json were set."""
     change_json(model.folder / "config.json", lambda config: config.update(fields))

@@ -1,10 +1,12 @@
 """What every test of the bench shares."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from specbench.bench import passes
+from tests.bench.tiny_runs import write_tiny
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -13,3 +15,9 @@ def time_forwards_of_one_block() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passes, "BLOCKS", 1)
         yield
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny pair."""
+    return write_tiny(tmp_path_factory.mktemp("tiny"))

@@ -205,6 +205,10 @@ def cells_of(block: BlockRecord) -> set[str]:
     return {request.cell_id for request in block.requests}
 
 
+def ids_of(run: StoredRun) -> list[str]:
+    return [block.block_id for block in run.blocks]
+
+
 def explored(run: StoredRun) -> list[BlockRecord]:
     return [block for block in run.blocks if block.purpose == "explore"]
 

@@ -10,14 +10,10 @@ from specbench.bench import session
 from specbench.errors import StoreError
 from specbench.probes.gpu import NvmlProbe
 from specbench.runs import load_run
-from tests.bench.fake_runs import RUN_ID, SETTINGS, SIX, make_plan, measure, measured
+from tests.bench.fake_runs import RUN_ID, SETTINGS, SIX, ids_of, make_plan, measure, measured
 from tests.bench.fakes import FakeEngine
 from tests.full_disk import file_size_limit
 from tests.probes.fake_nvml import FakeGpu, FakeNvml
-
-
-def ids_of(run):
-    return [block.block_id for block in run.blocks]
 
 
 @pytest.fixture(scope="module")

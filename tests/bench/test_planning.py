@@ -19,7 +19,7 @@ from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import Call, FakeEngine
-from tests.bench.served.served_runs import settings_for
+from tests.bench.served.served_runs import plan_of
 from tests.settings.flat_settings import changed, settings_of
 
 KS = changed(SETTINGS, num_speculative_tokens=(0, 2, 4, 6))
@@ -119,13 +119,6 @@ def test_a_method_that_one_of_two_engines_lacks_is_a_warning(tmp_path: Path) -> 
     assert "big/head: only builtin" in warning
     assert plan_warnings(planned(tmp_path, "builtin", names=("big",))) == ()
     assert plan_warnings(planned(tmp_path, "transformers", names=("big/copy",))) == ()
-
-
-def plan_of(folder, running_ks, **changes):
-    settings = settings_for(folder, **changes)
-    pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
-    (plan,) = plan_targets(settings, pairings, lambda _: "float32", running_ks=running_ks)
-    return plan
 
 
 def test_a_default_range_measures_only_the_running_k(tmp_path):

@@ -22,6 +22,7 @@ from tests.bench.fake_runs import (
     cells_of,
     confirmed,
     explored,
+    ids_of,
     make_plan,
     measure,
     measured,
@@ -29,10 +30,6 @@ from tests.bench.fake_runs import (
 )
 from tests.bench.fakes import FakeClock, FakeEngine, Interrupted, RecordingWatch, stop_after
 from tests.settings.flat_settings import changed
-
-
-def ids_of(run):
-    return [block.block_id for block in run.blocks]
 
 
 @pytest.fixture(scope="module")

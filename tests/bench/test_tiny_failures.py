@@ -19,13 +19,8 @@ from specbench.probes.gpu import GpuFacts, Probe
 from specbench.report.document import build_document
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
-from tests.bench.tiny_runs import run_on, settings_for, write_tiny
+from tests.bench.tiny_runs import run_on, settings_for
 from tests.tiny_pair import make_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return write_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,12 @@ from specbench.report.document import build_document
 from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import Interrupted, RecordingWatch, stop_after
-from tests.bench.tiny_runs import run_on, settings_for, write_tiny
+from tests.bench.tiny_runs import run_on, settings_for
 from tests.settings.flat_settings import changed
 
 pytestmark = pytest.mark.slow  # whole runs
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return write_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from specbench.decode.scheduler import FixedK, Policy
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Result, Sampling
 from tests.decoding.fake_graphs import FakeGraphs, LateClock, LateCopies, graphed
-from tests.decoding.lossless import make_drafter
+from tests.decoding.lossless import make_drafter, texts_of
 from tests.decoding.models import random_prompt, tiny_llama
 
 GREEDY, WARM = Sampling(), Sampling(temperature=0.8, top_p=0.95)
@@ -114,4 +114,4 @@ def eager_texts(
 ) -> list[tuple[int, ...]]:
     decoder = Decoder(subject.target, drafter, eos_ids=eos_ids, clock=LateClock())
     served = decoder.serve(requests, Sampler(sampling), policy, num_rows=rows)
-    return [result.output_ids for result in served.results]
+    return texts_of(served.results)

@@ -128,12 +128,20 @@ def parts_of(
     return Parts(target=target, draft_runner=draft_runner, checkpoint=files, tokenizers=tokenizers)
 
 
+def must_not_load() -> Any:
+    raise AssertionError("nothing may be loaded")
+
+
 def acceptance_rate(results: Sequence[Result]) -> float:
     """The share of accepted drafts, of rounds and of predicted outputs checked in one forward."""
     checks = [r.answer_check for r in results if r.answer_check]
     drafted = sum(sum(r.rounds.num_drafted) for r in results) + sum(c.num_drafted for c in checks)
     accepted = sum(sum(r.rounds.num_accepted) for r in results)
     return (accepted + sum(c.num_accepted for c in checks)) / drafted
+
+
+def texts_of(results: Sequence[Result]) -> list[tuple[int, ...]]:
+    return [result.output_ids for result in results]
 
 
 def assert_texts(results: Sequence[Result], expected: Sequence[tuple[int, ...]]) -> None:

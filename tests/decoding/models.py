@@ -124,3 +124,12 @@ def plain_logits(model: Any, tokens_BT: Tensor) -> Tensor:
     """Logits [B, T, V] of the model's own forward, without any cache."""
     logits: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
     return logits
+
+
+def rms_error(logits: Tensor, truth: Tensor) -> float:
+    return float((logits.double() - truth).square().mean().sqrt())
+
+
+def positions(start: int, stop: int, num_rows: int = 1) -> Tensor:
+    """The same positions in every row [num_rows, stop - start]."""
+    return torch.arange(start, stop).expand(num_rows, -1)

@@ -15,7 +15,7 @@ from specbench.decode.state import State
 from specbench.drafters.ngram import Ngram
 from specbench.forward.runner import StockRunner
 from specbench.records import Request, Sampling
-from tests.decoding.lossless import make_drafter, parts_of
+from tests.decoding.lossless import make_drafter, parts_of, texts_of
 from tests.decoding.models import random_prompt, tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -51,7 +51,7 @@ def texts(
     decoder: Decoder, k: int, *, num_rows: int = 4, sampling: Sampling = WARM
 ) -> Sequence[tuple[int, ...]]:
     served = decoder.serve(REQUESTS, Sampler(sampling), FixedK(k), num_rows=num_rows)
-    return [result.output_ids for result in served.results]
+    return texts_of(served.results)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])

@@ -25,16 +25,14 @@ from tests.decoding.models import (
     build,
     generated,
     plain_logits,
+    positions,
     ragged_prompts,
     random_prompt,
+    rms_error,
     tiny_llama,
 )
 
 NUM_TOKENS = 24
-
-
-def positions(start: int, stop: int, num_rows: int = 1) -> Tensor:
-    return torch.arange(start, stop).expand(num_rows, -1)
 
 
 def over_slots(runner: Runner) -> Tensor:
@@ -51,10 +49,6 @@ def over_slots(runner: Runner) -> Tensor:
     return torch.cat([head, feed(TOKENS_2T[:, 9:10], 9), feed(TOKENS_2T[:, 10:], 10)], 1)
 
 
-def error(logits: Tensor, truth: Tensor) -> float:
-    return float((logits.double() - truth).square().mean().sqrt())
-
-
 @pytest.mark.sampled(one_in=2, every=["name", "dtype"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", list(FAMILIES))
@@ -67,8 +61,8 @@ def test_fused_logits_are_as_accurate_as_stock_ones(name: str, dtype: torch.dtyp
     fused = over_slots(FusedRunner(model))
 
     assert fused.dtype is dtype
-    assert error(fused, truth) < 2 * error(stock, truth)
-    assert error(stock, truth) < 0.05 * float(truth.std())
+    assert rms_error(fused, truth) < 2 * rms_error(stock, truth)
+    assert rms_error(stock, truth) < 0.05 * float(truth.std())
 
 
 @pytest.mark.slow

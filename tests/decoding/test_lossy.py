@@ -19,7 +19,7 @@ from specbench.records import LossyRule, Request, Result, Sampling
 from specbench.records.lossy import RULES
 from specbench.topology import Topology
 from tests.decoding.fake_rounds import trace_round
-from tests.decoding.lossless import decode, make_drafter
+from tests.decoding.lossless import decode, make_drafter, texts_of
 from tests.decoding.models import exact_llama, generated, ragged_prompts
 
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
@@ -160,10 +160,6 @@ def decoded(
     return decode(target, drafter, requests, k=k, sampling=sampling, verifier=verifier)
 
 
-def texts(results: list[Result]) -> list[tuple[int, ...]]:
-    return [result.output_ids for result in results]
-
-
 DRAFTERS = [("draft_model", {}), ("draft_model", {"tree": (3, 2)}), ("ngram", {}), ("medusa", {})]
 
 
@@ -175,7 +171,7 @@ def test_a_rule_that_accepts_nothing_gives_the_text_of_plain_decoding(
     method: str, parameters: dict[str, object], sampling: Sampling
 ) -> None:
     results = decoded(NOTHING, method, 3, sampling, **parameters)
-    assert texts(results) == texts(decoded(verify, "none", 0, sampling))
+    assert texts_of(results) == texts_of(decoded(verify, "none", 0, sampling))
     assert not any(any(result.rounds.num_accepted) for result in results)
     assert any(sum(result.rounds.num_drafted) for result in results)
 
@@ -192,7 +188,7 @@ def test_a_rule_that_accepts_everything_keeps_all_k_drafts(parameters: dict[str,
 def test_a_threshold_of_1_is_the_lossless_rule(method: str) -> None:
     verifier = LossyVerifier(LossyRule(name="threshold", parameters={"single": 1.0}))
     lossy, lossless = (decoded(v, method, 3, WARM) for v in (verifier, verify))
-    assert texts(lossy) == texts(lossless)
+    assert texts_of(lossy) == texts_of(lossless)
     assert [r.rounds.num_accepted for r in lossy] == [r.rounds.num_accepted for r in lossless]
 
 
@@ -200,10 +196,10 @@ def test_typical_acceptance_keeps_more_and_changes_the_text() -> None:
     bold, plain = (
         decoded(verifier, "draft_model", 3, GREEDY) for verifier in (LossyVerifier(TYPICAL), verify)
     )
-    assert texts(plain)[:3] == [
+    assert texts_of(plain)[:3] == [
         generated(exact_llama(seed=0), prompt, 20) for prompt in ragged_prompts()
     ]
-    assert texts(bold) != texts(plain)
+    assert texts_of(bold) != texts_of(plain)
     assert sum(len(r.rounds) for r in bold) < sum(len(r.rounds) for r in plain)
 
 

@@ -20,7 +20,7 @@ from specbench.records import AnswerCheck, Request, Result, Sampling
 from tests.decoding import lossless
 from tests.decoding.fakes import CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import GREEDY, WARM, Bench, Cycle, eager_texts, make_subject
-from tests.decoding.lossless import assert_texts, decode, make_drafter
+from tests.decoding.lossless import assert_texts, decode, make_drafter, texts_of
 from tests.decoding.models import exact_llama, generated, random_prompt
 
 COUNTED = tuple(range(10, 36))  # what the counting target says after 9
@@ -248,7 +248,7 @@ def test_samples_of_one_prompt_are_checked_separately() -> None:
         Request(prompt_ids=PROMPTS[1], max_new_tokens=12, seed=seed, is_sample=True)
         for seed in range(4)
     ]
-    texts = [r.output_ids for r in serve(target, requests, FixedK(0), num_rows=4, sampling=WARM)]
+    texts = texts_of(serve(target, requests, FixedK(0), num_rows=4, sampling=WARM))
     expected = [replace(request, prediction_ids=texts[1]) for request in requests]
     results = serve(target, expected, num_rows=4, sampling=WARM)
     assert_texts(results, texts)

@@ -16,7 +16,7 @@ from specbench.forward.runner import StockRunner
 from specbench.records import Request, Result, Sampling
 from tests.decoding.conftest import MakeRunner
 from tests.decoding.fakes import CountingRunner, Wrapped
-from tests.decoding.lossless import GREEDY, decode, deepest, filled_rows, make_drafter
+from tests.decoding.lossless import GREEDY, decode, deepest, filled_rows, make_drafter, texts_of
 from tests.decoding.models import exact_llama, ragged_prompts, random_prompt
 from tests.drafters.variants import VARIANTS, Variant
 
@@ -56,10 +56,6 @@ def samples(
 
 def apart(requests: Sequence[Request]) -> list[Request]:
     return [replace(request, is_sample=False) for request in requests]
-
-
-def texts(results: Sequence[Result]) -> list[tuple[int, ...]]:
-    return [result.output_ids for result in results]
 
 
 def samples_of(prompts: Sequence[tuple[int, ...]]) -> list[Request]:
@@ -127,8 +123,8 @@ def test_texts_are_those_of_separate_prefills(
             for requests in (apart(wanted), wanted)
         )
 
-        assert texts(together) == texts(alone)
-        assert len(set(texts(together))) > 1, "each sample has noise of its own"
+        assert texts_of(together) == texts_of(alone)
+        assert len(set(texts_of(together))) > 1, "each sample has noise of its own"
 
 
 @pytest.mark.sampled(one_in=4, every=["variant.method", "prefill_chunk"])
@@ -158,7 +154,7 @@ def test_drafts_after_a_joint_prefill_equal_those_after_separate_ones(
     together, texts_together = drafts(samples(seeds=seeds))
     alone, texts_alone = drafts(apart(samples(seeds=seeds)))
 
-    assert texts(texts_together) == texts(texts_alone)
+    assert texts_of(texts_together) == texts_of(texts_alone)
     # Suffix looks at what the other samples say, and drafts more: tests/drafters/test_suffix.py.
     assert alone != []
     assert together == alone or variant.method == "suffix"

@@ -25,15 +25,12 @@ from tests.decoding.models import (
     build,
     generated,
     plain_logits,
+    positions,
     random_prompt,
     tiny_llama,
 )
 
 TOKENS_1T = torch.tensor([random_prompt(12, seed=1)])
-
-
-def positions(start: int, stop: int, num_rows: int = 1) -> Tensor:
-    return torch.arange(start, stop).expand(num_rows, -1)
 
 
 @pytest.fixture(scope="module")

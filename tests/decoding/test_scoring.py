@@ -12,7 +12,7 @@ from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.scoring import likeliest, mean_log_probs, next_logits
 from tests.decoding.conftest import MakeRunner
 from tests.decoding.fakes import CountingRunner
-from tests.decoding.lossless import decode, make_drafter
+from tests.decoding.lossless import decode, make_drafter, texts_of
 from tests.decoding.models import (
     ARCHITECTURES,
     VOCAB_SIZE,
@@ -95,11 +95,11 @@ def test_scoring_does_not_change_decoding(make_runner: MakeRunner) -> None:
     before = decode(runner, drafter, samples(), k=3, sampling=WARM)
     cache = runner.cache
 
-    mean_log_probs(runner, samples()[0].prompt_ids, [result.output_ids for result in before])
+    mean_log_probs(runner, samples()[0].prompt_ids, texts_of(before))
 
     assert runner.cache is cache, "graphs are bound to its addresses"
     after = decode(runner, drafter, samples(), k=3, sampling=WARM)
-    assert [r.output_ids for r in after] == [r.output_ids for r in before]
+    assert texts_of(after) == texts_of(before)
 
 
 def test_scoring_prefills_the_prompt_once_and_batches_outputs() -> None:

@@ -17,7 +17,7 @@ from specbench.records import Request, Result
 from tests.decoding.conftest import MakeRunner
 from tests.decoding.fakes import CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import WARM, Cycle
-from tests.decoding.lossless import assert_texts, make_drafter, serve
+from tests.decoding.lossless import assert_texts, make_drafter, serve, texts_of
 from tests.decoding.models import exact_llama, generated, random_prompt, tiny_llama
 
 
@@ -99,7 +99,7 @@ def test_a_sampled_text_is_the_same_in_one_row_and_in_eight(
     alone = serve(target, drafter, requests, FixedK(k), 1, WARM)
     together = serve(target, drafter, requests, FixedK(k), 8, WARM)
 
-    assert_texts(together.results, [result.output_ids for result in alone.results])
+    assert_texts(together.results, texts_of(alone.results))
 
 
 def test_two_hundred_requests_over_sixteen_rows_all_finish() -> None:

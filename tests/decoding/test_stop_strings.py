@@ -12,7 +12,7 @@ from specbench.decode.scheduler import FixedK
 from specbench.decode.serving import length_to_stop, text_before
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Request, RequestSettings, Result, Sampling
-from tests.decoding.lossless import make_decoder, make_drafter, serve
+from tests.decoding.lossless import make_decoder, make_drafter, serve, texts_of
 from tests.decoding.models import exact_llama, random_prompt
 
 LENGTH = 40
@@ -79,7 +79,7 @@ def test_text_is_cut_at_the_stop_string_for_every_method(sampling, method, k, la
 
     cut = answers(stops, method, k, sampling, launcher)
 
-    assert [result.output_ids for result in cut] == expected
+    assert texts_of(cut) == expected
     assert {result.finish_reason for result in cut} == {"eos"}
     for result in cut:
         assert 1 + sum(result.rounds.num_emitted) == len(result.output_ids)
@@ -87,7 +87,7 @@ def test_text_is_cut_at_the_stop_string_for_every_method(sampling, method, k, la
         assert all(accepted <= emitted for accepted, emitted in pairs)
     if sampling == GREEDY:
         plain = answers(stops, "none", 0, GREEDY)
-        assert [result.output_ids for result in plain] == expected
+        assert texts_of(plain) == expected
 
 
 def test_a_stop_string_may_end_at_the_first_token():

@@ -8,7 +8,7 @@ import pytest
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 from specbench.records import Message
-from tests.tiny_models import swap_tokens
+from tests.tiny_models import rename_end_of_turn, swap_tokens
 from tests.tiny_pair import make_tokenizer
 
 PLAIN = make_tokenizer()
@@ -233,18 +233,11 @@ def test_a_token_that_the_draft_lacks_fits_and_is_named(tmp_path):
 
 
 def test_special_tokens_with_other_names_fit_and_are_reported(tmp_path):
-    def rename(content):
-        vocab = content["model"]["vocab"]
-        vocab["<|turn|>"] = vocab.pop("<|im_end|>")
-        for token in content["added_tokens"]:
-            if token["content"] == "<|im_end|>":
-                token["content"] = "<|turn|>"
-
     target = write(tmp_path / "target")
     write(tmp_path / "draft")
     config = json.loads((tmp_path / "draft" / "tokenizer_config.json").read_text())
     text = json.dumps(config).replace("<|im_end|>", "<|turn|>")
     (tmp_path / "draft" / "tokenizer_config.json").write_text(text)
-    draft = rewrite(tmp_path / "draft", rename)
+    draft = rewrite(tmp_path / "draft", rename_end_of_turn)
     ((i, *names),) = require_same_vocabulary(target, draft).renamed
     assert (i, names[0]) == (target.ids_by_token["<|im_end|>"], "<|im_end|>")

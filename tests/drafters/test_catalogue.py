@@ -15,6 +15,7 @@ from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.errors import UsageError
 from specbench.methods import METHODS, Method, all_methods, find_method
 from tests.decoding.fakes import CountingRunner
+from tests.decoding.lossless import must_not_load
 
 FOLDER = Path(drafters.__file__).parent
 LIST_METHODS = """
@@ -74,10 +75,6 @@ def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
         find_method("eagle9")
 
 
-def refused() -> Any:
-    raise AssertionError("nothing may be loaded")
-
-
 @pytest.mark.parametrize(
     ("method", "parameters", "complaint"),
     [
@@ -100,7 +97,7 @@ def refused() -> Any:
 def test_an_invalid_parameter_is_refused_with_the_allowed_values(
     method: str, parameters: dict[str, Any], complaint: str
 ) -> None:
-    parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
+    parts = Parts(target=CountingRunner(), draft_runner=must_not_load, checkpoint=must_not_load)
 
     with pytest.raises(UsageError, match=complaint):
         build_drafter(method, parts, parameters)
@@ -113,7 +110,7 @@ def test_a_draft_model_is_loaded_only_when_its_drafter_is_built() -> None:
         loaded.append(True)
         return CountingRunner()
 
-    parts = Parts(target=CountingRunner(), draft_runner=load, checkpoint=refused)
+    parts = Parts(target=CountingRunner(), draft_runner=load, checkpoint=must_not_load)
     build_drafter("ngram", parts, {})
     assert loaded == []
     build_drafter("draft_model", parts, {})

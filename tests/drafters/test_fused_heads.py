@@ -29,7 +29,7 @@ from tests.decoding.fake_cuda import DEVICE, fake_cuda
 from tests.decoding.fused_families import family
 from tests.decoding.launches import Launches
 from tests.decoding.lossless import make_drafter, new_head, parts_of
-from tests.decoding.models import build, tiny_llama
+from tests.decoding.models import build, rms_error, tiny_llama
 from tests.decoding.test_autotune import ForgetsTheTree
 from tests.decoding.test_self_test import TurnsTheOtherWay, WritesToTheFirstRows
 from tests.decoding.test_triton_rounds import interpreted
@@ -42,10 +42,6 @@ HEADS = ("eagle", "eagle3", "mtp", "dflash")
 
 def target_of(dtype: torch.dtype) -> StockRunner:
     return StockRunner(tiny_llama(num_hidden_layers=4).to(dtype))
-
-
-def error(logits: Tensor, truth: Tensor) -> float:
-    return float((logits.double() - truth).square().mean().sqrt())
 
 
 @pytest.mark.sampled(one_in=2, every=["name", "dtype"])
@@ -62,8 +58,8 @@ def test_fused_head_logits_are_as_accurate_as_stock_ones(name: str, dtype: torch
 
     assert head.layers.fused is not None
     assert fused.dtype is dtype
-    assert error(fused, truth) < 2 * error(stock, truth)
-    assert error(stock, truth) < 0.05 * float(truth.std())
+    assert rms_error(fused, truth) < 2 * rms_error(stock, truth)
+    assert rms_error(stock, truth) < 0.05 * float(truth.std())
 
 
 @pytest.mark.parametrize("method", HEADS)

@@ -30,9 +30,11 @@ from tests.decoding.lossless import (
     decode,
     exact_probs,
     make_drafter,
+    must_not_load,
     sample_texts,
     sampled_p_value,
     serve,
+    texts_of,
 )
 from tests.decoding.models import exact_llama, generated, random_prompt, tiny_llama
 from tests.drafters.test_suffix import ReplaysOfTheDevice
@@ -164,7 +166,7 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     target = StockRunner(model)
     draft = StockRunner(revocabularied(model, vocab, other))
     requests = [Request(prompt_ids=p, max_new_tokens=BUDGET) for p in prompts]
-    texts = [r.output_ids for r in decode(target, make_drafter("none", target), requests, k=0)]
+    texts = texts_of(decode(target, make_drafter("none", target), requests, k=0))
     assert texts[:4] == few
     return Pair(target, draft, (vocab, other), prompts, texts)
 
@@ -213,7 +215,7 @@ def test_drafts_of_another_tokenizer_equal_under_graphs(method: str, sampling: S
 
     # Later rows start in other rounds, at other K, which a drawn draft's text follows.
     num = len(results) if sampling.temperature == 0 else 3
-    assert_texts(results[:num], [result.output_ids for result in expected[:num]])
+    assert_texts(results[:num], texts_of(expected[:num]))
     assert bench.launcher.graph == "step"
     assert bench.launcher.reason.endswith("the host")
     assert [r.rounds.num_drafted for r in results[:3]] == [
@@ -234,7 +236,7 @@ def test_a_text_of_more_draft_tokens_enlarges_the_draft_cache(method: str, tmp_p
 
     results = decode(target, drafter_of(method, target, draft, (merged, other)), requests, k=4)
 
-    assert_texts(results, [result.output_ids for result in expected])
+    assert_texts(results, texts_of(expected))
     assert draft.cache.max_len > 2 * target.cache.max_len
     again = decode(target, drafter_of(method, target, draft, (merged, other)), requests, k=4)
     accepted = [result.rounds.num_accepted for result in results]
@@ -242,14 +244,13 @@ def test_a_text_of_more_draft_tokens_enlarges_the_draft_cache(method: str, tmp_p
 
 
 def test_vocabularies_without_a_token_in_common_are_refused_before_the_draft_is_loaded() -> None:
-    def refused() -> Any:
-        raise AssertionError("nothing may be loaded")
-
     tokenizer, _ = made_up_tokenizers(VOCAB_SIZE)
     vocabulary = tokenizer.vocabulary
     untold = tokenizer._replace(vocabulary=vocabulary._replace(spelling=None))
     parts = Parts(
-        target=ten_tokens().target, draft_runner=refused, tokenizers=lambda: (tokenizer, untold)
+        target=ten_tokens().target,
+        draft_runner=must_not_load,
+        tokenizers=lambda: (tokenizer, untold),
     )
     for method in METHODS:
         with pytest.raises(CompatibilityError, match="no token"):

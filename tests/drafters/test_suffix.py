@@ -26,7 +26,7 @@ from tests.decoding.graph_bench import (
     make_subject,
     some_requests,
 )
-from tests.decoding.lossless import assert_texts, parts_of, serve
+from tests.decoding.lossless import assert_texts, parts_of, serve, texts_of
 from tests.decoding.models import random_prompt
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ def test_moved_or_refilled_rows_draft_like_a_single_row(llama: Subject, sampling
 
     alone, together = served(1), served(5)
 
-    assert_texts(together, [result.output_ids for result in alone])
+    assert_texts(together, texts_of(alone))
     drafted = [result.rounds.num_drafted for result in together]
     assert drafted == [result.rounds.num_drafted for result in alone]
     assert sum(map(sum, drafted)) > 20
@@ -215,7 +215,7 @@ def test_suffix_acceptance_is_higher_for_samples_of_one_prompt(llama: Subject) -
 
     apart, together = served(is_sample=False), served(is_sample=True)
 
-    assert_texts(together, [result.output_ids for result in apart])
+    assert_texts(together, texts_of(apart))
     kept, kept_apart = (
         sum(sum(result.rounds.num_accepted) for result in results) for results in (together, apart)
     )
@@ -507,7 +507,7 @@ def test_suffix_decoding_drafts_the_same_with_and_without_graphs(
 
     results = bench.serve(requests, policy(), num_rows, sampling)
 
-    assert_texts(results, [result.output_ids for result in expected])
+    assert_texts(results, texts_of(expected))
     assert bench.launcher.graph == "step"
     # Reports that come late leave a row idle for a round before the next request, so that only
     # what was there from the start meets the same K and the same earlier answers.

@@ -17,6 +17,7 @@ from tests.tiny_models import (
     change_config,
     change_json,
     files_of,
+    rename_end_of_turn,
     replace_weights,
     swap_tokens,
     write_model,
@@ -86,14 +87,7 @@ def test_a_token_that_the_draft_lacks_is_a_warning_that_names_it(target, draft):
 
 
 def test_a_special_token_of_another_name_is_a_warning_with_both_names(target, draft):
-    def rename(content):
-        vocab = content["model"]["vocab"]
-        vocab["<|turn|>"] = vocab.pop("<|im_end|>")
-        for token in content["added_tokens"]:
-            if token["content"] == "<|im_end|>":
-                token["content"] = "<|turn|>"
-
-    finding = single(check(target, change_tokenizer(draft, rename)), "warning")
+    finding = single(check(target, change_tokenizer(draft, rename_end_of_turn)), "warning")
     assert finding.field == "special_tokens"
     assert (finding.target, finding.draft) == ("<|im_end|>", "<|turn|>")
 

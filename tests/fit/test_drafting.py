@@ -5,7 +5,6 @@ import pytest
 from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import RoundShape, find_method
 from specbench.topology import EAGLE_STATIC
-from tests.fit.tiny_drafters import TinyDrafters
 
 TREE = {"top_k": 3, "max_drafts": 10}
 FORWARDS = [
@@ -30,11 +29,6 @@ FORWARDS = [
 
 def drafting(drafter: DrafterSpec, k: int) -> RoundShape:
     return find_method(drafter.method).shape(drafter.parameters, k)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDrafters:
-    return TinyDrafters(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.mark.slow

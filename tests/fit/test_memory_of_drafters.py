@@ -12,18 +12,13 @@ from specbench.forward.runner import StockRunner
 from specbench.forward.workspace import JoinedCache
 from tests.decoding.models import build
 from tests.drafters.mtp_families import family_of
-from tests.fit.tiny_drafters import CONTEXT, TinyDrafters
+from tests.fit.tiny_drafters import CONTEXT
 from tests.tiny_models import files_of
 
 K = 3
 PLACE = DeploymentSpec(device="cpu", context=CONTEXT, num_speculative_tokens=K)
 # Their deepest levels take more slots than there are drafts.
 BEAMS = [{"top_k": 4, "max_drafts": 16}, {"top_k": 10, "max_drafts": 12}]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDrafters:
-    return TinyDrafters(tmp_path_factory.mktemp("tiny"))
 
 
 def planned(tiny, drafter, place=PLACE):

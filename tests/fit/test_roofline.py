@@ -21,11 +21,6 @@ LAYER = 4 * (3 * WIDTH * WIDTH + 3 * WIDTH * INNER)
 KV = 4 * WIDTH  # of a token in one layer
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDrafters:
-    return TinyDrafters(tmp_path_factory.mktemp("tiny"))
-
-
 def drafting_bytes(
     tiny: TinyDrafters, drafter: DrafterSpec, place: DeploymentSpec = PLACE
 ) -> float:

@@ -33,7 +33,7 @@ from specbench.models.loading import load_model
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Request, Result, Sampling
 from specbench.settings import DecoderSettings
-from tests.decoding.lossless import SAMPLED_PROMPT, sampled_model
+from tests.decoding.lossless import SAMPLED_PROMPT, sampled_model, texts_of
 from tests.drafters.variants import VARIANTS
 from tests.other_tokenizers import revocabularied, write_pieces
 from tests.tiny_models import files_of, write_head
@@ -151,7 +151,7 @@ class Decoding:
 
 def _in_one_line(results: Sequence[Result], k: int) -> str:
     """A hash of all ids, the first eight, and how many rounds accepted a draft at 1 .. K."""
-    ids = [result.output_ids for result in results]
+    ids = texts_of(results)
     logs = [result.rounds for result in results if result.rounds]
     accepted = [n for log in logs for n in log.num_accepted]
     checks = [result.answer_check for result in results if result.answer_check]

@@ -33,8 +33,9 @@ from specbench.stats.intervals import (
     minimum_detectable_effect,
     speedup_ratio,
 )
-from specbench.stats.spread import MIN_UNITS, Uncertainty, combined
+from specbench.stats.spread import MIN_UNITS, combined
 from tests.stats.simulated_sweeps import NOISES, Cells
+from tests.stats.test_spread import spread
 
 SWEEPS = 2_000
 CASES = ((2, 40), (4, 10), (4, 40), (6, 40), (8, 10))  # cycles, prompts
@@ -44,10 +45,6 @@ def cells(cycles: int = 4, prompts: int = 6, seed: int = 0) -> Cells:
     rng = np.random.default_rng(seed)
     shape = (2, cycles, prompts)
     return Cells(*rng.uniform(1, 2, shape), *rng.uniform(10, 99, shape))
-
-
-def spread(error: float, freedom: float) -> Uncertainty:
-    return Uncertainty(standard_error=error, degrees_of_freedom=freedom)
 
 
 def test_the_estimate_is_the_geometric_mean_over_cycles():

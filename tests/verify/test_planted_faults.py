@@ -19,11 +19,11 @@ from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import load_workload
 from specbench.records import Request, Sampling
 from specbench.verify.collect import Collector, EngineUnderTest, KnownOutput, VerificationPrompt
-from specbench.verify.evidence import Evidence
-from specbench.verify.judge import Finding, judge
+from specbench.verify.judge import Finding
 from specbench.verify.reference_model import ReferenceModel
 from tests.decoding.lossless import decode, make_drafter, sampled_model
 from tests.tiny_pair import make_pair, write_pair
+from tests.verify.test_judge import single
 
 WARM = Sampling(temperature=0.7)
 NUM_TOKENS = 3072
@@ -74,11 +74,6 @@ class Bench:
         collector = self.make(0)
         baseline, texts = (collector.greedy_texts(self.case(k)) for k in (0, K))
         return single(collector.greedy(self.case(), texts, baseline))
-
-
-def single(evidence: Evidence) -> Finding:
-    (finding,) = judge([evidence])
-    return finding
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 from specbench.errors import WorkloadError
 from specbench.inputs.workloads import MOST_REASONS, Workload, load_workload
 from specbench.records import Message, Prompt, RequestSettings
+from tests.workloads.test_formats import roles_and_texts
 
 HUMAN_EVAL = {
     "task_id": "HumanEval/7",
@@ -57,10 +58,6 @@ def lines(*rows: object) -> str:
 def single(workload: Workload) -> Prompt:
     (prompt,) = workload.prompts
     return prompt
-
-
-def messages_of(prompt: Prompt) -> list[list[tuple[str, str]]]:
-    return [[(message.role, message.content) for message in turn] for turn in prompt.turns]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ def test_published_prompt_sets_are_read_in_their_formats(
 ) -> None:
     prompt = single(load_workload(str(write(tmp_path, name, content))))
     assert prompt.id == id_
-    assert messages_of(prompt) == [[("user", turn)] for turn in turns]
+    assert roles_and_texts(prompt) == [[("user", turn)] for turn in turns]
 
 
 def test_a_batch_file_is_read_as_chat_or_response_requests(tmp_path: Path) -> None:
@@ -134,8 +131,8 @@ def test_a_batch_file_is_read_as_chat_or_response_requests(tmp_path: Path) -> No
     }
     workload = load_workload(str(write(tmp_path, "batch.jsonl", lines(BATCH, response))))
     assert [prompt.id for prompt in workload.prompts] == ["request-1", "request-2"]
-    assert messages_of(workload.prompts[0]) == [[("system", "Be brief."), ("user", "Hi")]]
-    assert messages_of(workload.prompts[1]) == [[("system", "Be kind."), ("user", "Hello")]]
+    assert roles_and_texts(workload.prompts[0]) == [[("system", "Be brief."), ("user", "Hi")]]
+    assert roles_and_texts(workload.prompts[1]) == [[("system", "Be kind."), ("user", "Hello")]]
 
 
 def test_settings_of_a_batch_file_are_applied_or_reported(tmp_path: Path) -> None:
@@ -191,7 +188,9 @@ def test_unusable_sharegpt_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     ]
     workload = load_workload(str(write(tmp_path, "ShareGPT.json", json.dumps(rows))))
     assert [prompt.id for prompt in workload.prompts] == ["a_0", "g_0"]
-    assert messages_of(workload.prompts[0]) == [[("user", "A"), ("assistant", "B"), ("user", "C")]]
+    assert roles_and_texts(workload.prompts[0]) == [
+        [("user", "A"), ("assistant", "B"), ("user", "C")]
+    ]
     (note,) = workload.notes
     assert note.startswith("ShareGPT.json: 6 of 8 rows skipped: ")
     for reason in ("an empty list (2)", "'bard' of a message (1)", "a repeated id (1)"):
@@ -203,7 +202,7 @@ def test_consecutive_user_messages_form_one_turn(tmp_path: Path) -> None:
     prompt = single(
         load_workload(str(write(tmp_path, "chat.jsonl", lines({"messages": messages}))))
     )
-    assert messages_of(prompt) == [[("user", "A"), ("user", "B")]]
+    assert roles_and_texts(prompt) == [[("user", "A"), ("user", "B")]]
 
 
 def test_a_prepared_set_keeps_dialogues_and_the_system_message(tmp_path: Path) -> None:
@@ -222,8 +221,8 @@ def test_a_prepared_set_keeps_dialogues_and_the_system_message(tmp_path: Path) -
             )
         )
     ).prompts
-    assert messages_of(led) == [[("system", "S"), ("user", "A")], [("user", "B")]]
-    assert messages_of(dialogue) == [[("user", "A"), ("assistant", "X"), ("user", "B")]]
+    assert roles_and_texts(led) == [[("system", "S"), ("user", "A")], [("user", "B")]]
+    assert roles_and_texts(dialogue) == [[("user", "A"), ("assistant", "X"), ("user", "B")]]
 
 
 def test_message_content_in_parts_is_joined(tmp_path: Path) -> None:
@@ -247,7 +246,7 @@ def test_a_nested_field_can_be_named_as_the_prompt(
     tmp_path: Path, field: str, row: object, turns: object
 ) -> None:
     path = str(write(tmp_path, "own.jsonl", lines(row)))
-    assert messages_of(single(load_workload(path, field=field))) == turns
+    assert roles_and_texts(single(load_workload(path, field=field))) == turns
 
 
 def test_a_missing_field_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
