@@ -1,14 +1,18 @@
-"""`specbench.load`: what an engineer gets in a notebook."""
+"""`specbench.load`, as a notebook uses it, and the examples and tables of docs/notebooks.md."""
 
 import json
+import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 import specbench
+from benchmarks import notebooks
 from specbench.errors import StoreError, UsageError
 from specbench.frames.tables import cells_csv
 from specbench.report.answers import answer_lines
@@ -156,3 +160,34 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
 
 def test_the_package_has_a_py_typed_marker() -> None:
     assert Path(specbench.__file__).with_name("py.typed").is_file()
+
+
+TEXT = notebooks.PAGE.read_text(encoding="utf-8")
+
+
+def fenced(language: str) -> str:
+    (block,) = re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+    return block
+
+
+def test_the_notebook_example_prints_the_output_on_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = stored_run(SMALL)
+    keep(tmp_path / "reports", stored.run.run_id, stored)
+    monkeypatch.chdir(tmp_path)
+    printed = StringIO()
+    with redirect_stdout(printed):
+        exec(compile(fenced("python"), "docs/notebooks.md", "exec"), {})
+    assert printed.getvalue() == fenced("text")
+    assert Path("report.md").read_text(encoding="utf-8").startswith("# ")
+
+
+def test_the_tables_of_the_notebook_page_match_the_columns() -> None:
+    assert notebooks.rewritten(TEXT) == TEXT
+
+
+def test_every_link_of_the_notebook_page_exists() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", TEXT)
+    assert links
+    assert all((notebooks.PAGE.parent / link).exists() for link in links)

@@ -1,4 +1,4 @@
-"""`specbench recommend` from the outside, over a made-up run."""
+"""`specbench recommend` over a synthetic run; a noisy run's warning with each recommended K."""
 
 import json
 from dataclasses import replace
@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from specbench.metrics.machine import noise_warning
 from specbench.runs import SCHEMA_VERSION, create_run, load_run
 from tests.cli.calls import specbench
+from tests.cli.test_check import WISH, keep
 from tests.report.served_runs import served_run
+from tests.report.stored_runs import stored_run
 from tests.settings.flat_settings import changed
 
 
@@ -102,3 +105,40 @@ def test_recommend_refuses_bad_arguments_with_a_hint(folder: Path, arguments, wo
     assert ran.code == 2
     assert words in ran.err
     assert "Traceback" not in ran.err
+
+
+EARLY = noise_warning(["load average 5.2 on 2 cores"])
+ADVICE = (
+    ("export", "demo/draft", "--engine", "vllm", "--run"),
+    ("export", "demo/draft", "--engine", "vllm", "--json", "--run"),
+    ("recommend",),
+    ("recommend", "--json"),
+)
+
+
+@pytest.fixture(scope="module")
+def noisy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("noisy")
+    usual = stored_run(WISH)
+    keep(folder, "quiet", usual)
+    keep(folder, "noisy", replace(usual, run=replace(usual.run, warnings=(EARLY,))))
+    return folder
+
+
+@pytest.mark.parametrize("arguments", ADVICE, ids=" ".join)
+def test_the_warning_of_the_report_comes_with_advice(noisy_folder: Path, arguments) -> None:
+    quiet = specbench(*arguments, "quiet", cwd=noisy_folder)
+    assert quiet.code == 0
+    assert EARLY not in quiet.out + quiet.err
+    noisy = specbench(*arguments, "noisy", cwd=noisy_folder)
+    assert noisy.code == quiet.code
+    assert (noisy.out + noisy.err).count(EARLY) == 1
+    assert specbench("report", "noisy", cwd=noisy_folder).code == 0
+    assert EARLY in (noisy_folder / "reports" / "noisy" / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_noise_warning_is_a_comment_before_the_exported_command(noisy_folder: Path) -> None:
+    ran = specbench("export demo/draft --engine vllm --run noisy", cwd=noisy_folder)
+    *lines, command = ran.out.splitlines()
+    assert f"# {EARLY}" in lines
+    assert command.startswith("vllm serve")

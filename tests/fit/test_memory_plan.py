@@ -8,7 +8,7 @@ import pytest
 from specbench.errors import UsageError
 from specbench.files.model import ModelFiles, open_model
 from specbench.files.model_spec import ModelSpec
-from specbench.fit.gpus import GPUS, find_gpu, parse_bandwidth, parse_bytes
+from specbench.fit.gpus import GPUS, RESERVED_BYTES, find_gpu, parse_bandwidth, parse_bytes
 from specbench.fit.memory_plan import (
     CUBLAS_BYTES,
     DeploymentSpec,
@@ -242,3 +242,28 @@ def test_planned_int4_weights_take_4_25_bits_each():
     rest = 8_030_261_248 - linears
     counted = model_weights(packed, "bfloat16")
     assert counted.nbytes == 2 * rest + 2 * 64 * 4 + linears * 4.25 / 8
+
+
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [
+        # Totals as nvidia-smi prints them. GDDR with error correction on, which is the default,
+        # gives a sixteenth to it.
+        ("Tesla T4", 15_360),
+        ("NVIDIA A10G", 23_028),
+        ("NVIDIA L4", 23_034),
+        ("NVIDIA A40", 46_068),
+        ("NVIDIA L40S", 46_068),
+        ("NVIDIA A100-SXM4-80GB", 81_920),
+        ("NVIDIA H100 80GB HBM3", 81_559),
+        ("NVIDIA H200", 143_771),
+    ],
+)
+def test_planned_gpu_memory_is_below_the_total(name, mib):
+    left = find_gpu(name).memory_bytes - RESERVED_BYTES
+    assert 0.94 * mib < left / 2**20 < mib
+
+
+def test_the_server_edition_is_slower_than_the_workstations():
+    assert find_gpu("NVIDIA RTX PRO 6000 Blackwell Workstation Edition").bytes_per_s == 1.792e12
+    assert find_gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition").bytes_per_s == 1.597e12

@@ -15,7 +15,7 @@ from specbench.stats.intervals import (
     speedup_ratio,
 )
 from specbench.stats.spread import Uncertainty
-from specbench.stats.summaries import Interval
+from specbench.stats.summaries import Interval, percentile
 
 
 def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios():
@@ -220,3 +220,11 @@ def test_noise_shared_by_both_sides_of_a_pair_does_not_widen_the_interval() -> N
     assert together is not None
     assert apart is not None
     assert together < 0.02 < 0.1 < apart
+
+
+@pytest.mark.parametrize(("percent", "needed"), [(90, 10), (95, 20), (99, 100)])
+def test_a_percentile_equals_numpys_or_is_absent_for_few_values(percent: int, needed: int) -> None:
+    for seed in range(200):
+        values = np.random.default_rng(seed).lognormal(size=needed + seed).tolist()
+        assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
+        assert percentile(values[: seed % needed], percent) is None
