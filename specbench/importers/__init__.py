@@ -1,8 +1,9 @@
 """Result files of other tools as records: one file per format, recognized by its keys.
 
-A format has `TOOL`, `recognizes(result)` and `read(result, given)`, and `join(results)` if a file
-is not one result. Metrics that a file does not contain are absent; facts that a cell's key needs
-are given as options. Open `imported_cell.py` first.
+A format has `TOOL`, `recognizes(result)` and `read(result, given)`. If a result is spread over
+several files it also has `join(results)`, and `split(result)` if a file has several results.
+Metrics that a file does not contain are absent; facts that a cell's key needs are given as options.
+Open `imported_cell.py` first.
 """
 
 import pkgutil
@@ -15,7 +16,7 @@ from typing import Any, cast
 from specbench.errors import UsageError
 from specbench.importers import golden_lengths
 from specbench.importers.imported_cell import Format, ImportedCell, ImportOverrides, pool, to_cell
-from specbench.importers.result_file import JsonObject, read_results
+from specbench.importers.result_file import JsonObject, parse_digits, read_results
 from specbench.settings.words import MAX_K
 
 _NOT_FORMATS = ("imported_cell", "result_file")
@@ -55,6 +56,10 @@ def import_files(
     for known in formats():
         if (join := getattr(known, "join", None)) is not None:
             results = join(results)
+        if (split := getattr(known, "split", None)) is not None:
+            results = [
+                part for r in results for part in (split(r) if known.recognizes(r) else (r,))
+            ]
     for result in results:
         known = _format_of(result)
         k = given_k[result.place]
@@ -98,9 +103,10 @@ def _split(text: str) -> tuple[Path, int | None, str | None]:
     k = fact.removeprefix("k=")
     if k == fact:
         return Path(path), None, fact
-    if not (k.isdecimal() and len(k) < 6 and int(k) <= MAX_K):
+    number = parse_digits(k, MAX_K)
+    if number is None:
         raise UsageError(f"{text}: after # only K from 0 to {MAX_K} is allowed: {path}#k=4")
-    return Path(path), int(k), None
+    return Path(path), number, None
 
 
 def acceptance_by_k(cells: Iterable[ImportedCell]) -> dict[int, tuple[float, ...]]:

@@ -21,10 +21,10 @@ from specbench.importers.imported_cell import (
     latencies,
     request_of,
 )
-from specbench.importers.result_file import JsonObject
+from specbench.importers.result_file import JsonObject, parse_digits
 from specbench.records import RequestRecord
 from specbench.settings.words import MAX_K
-from specbench.stats.rounds import mean_length
+from specbench.stats.rounds import mean_length, num_reaching
 
 TOOL = "aiperf"
 
@@ -104,14 +104,14 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     return ParsedResult(
         engine="openai",
         model=by_name.get("--model") or by_name.get("-m"),
-        concurrency=_number(by_name.get("--concurrency")),
+        concurrency=parse_digits(by_name.get("--concurrency") or ""),
         num_speculative_tokens=k,
         # Without a rate, or with an infinite one, a request is sent when another ends.
         request_rate=max(_finite(by_name.get("--request-rate")) or 0.0, 0.0) or None,
         temperature=_temperature(options),
         tool_version=result.text("aiperf_version"),
         measured_at=result.text("start_time"),
-        num_requests=None if finished is None else int(finished + (failed or 0)),
+        num_completed=None if finished is None else int(finished),
         num_failed=None if failed is None else int(failed),
         figures={
             **{name: _figure(result, *source) for name, source in _FIGURES.items()},
@@ -203,7 +203,7 @@ def _totals(counters: JsonObject, name: str, label: str) -> dict[str, float]:
     totals: dict[str, float] = {}
     for series in counters.inner(name).sections("series"):
         value = series.inner("labels").text(label) or "0"
-        if not (value.isdecimal() and len(value) < 6):
+        if parse_digits(value) is None:
             series.fail(f"labels.{label}", f"expected a small number, not {value[:40]!r}")
         totals[value] = totals.get(value, 0.0) + (series.inner("stats").number("total") or 0.0)
     return totals
@@ -211,14 +211,11 @@ def _totals(counters: JsonObject, name: str, label: str) -> dict[str, float]:
 
 def _per_position(result: JsonObject, k: int | None) -> tuple[float, ...] | None:
     """Shares of the rounds that accepted at least 1, 2 .. K tokens, from the pooled histogram."""
-    histogram = result.inner(_HISTOGRAM)
     most = MAX_K if k is None else k
-    for key in histogram.values:
-        if not (key.isdecimal() and len(key) < 6 and int(key) <= most):
-            histogram.fail(key, f"expected a number of accepted tokens from 0 to {most}")
-    by_accepted = {int(key): histogram.whole(key) or 0 for key in histogram.values}
-    rounds = sum(by_accepted.values())
-    reached = [sum(n for a, n in by_accepted.items() if a >= i) for i in range(1, (k or 0) + 1)]
+    by_accepted = result.inner(_HISTOGRAM).histogram(
+        range(most + 1), f"a number of accepted tokens from 0 to {most}"
+    )
+    rounds, *reached = num_reaching(by_accepted, k or 0)
     return tuple(n / rounds for n in reached) if rounds else None
 
 
@@ -251,10 +248,6 @@ def _options(result: JsonObject) -> list[tuple[str, str]]:
         if equals:
             options.append((name, value))
     return options
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() and len(text) < 7 else None
 
 
 def _finite(text: str | None) -> float | None:

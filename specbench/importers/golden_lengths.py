@@ -5,7 +5,7 @@ drafts of vLLM's counters, with the bonus token, of heads that draft in every ro
 only in comments, and the draft model in `_metadata`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from specbench.errors import UsageError
@@ -22,7 +22,7 @@ TOOL = "golden acceptance lengths"
 METADATA, DRAFT_MODEL = "_metadata", "draft-model"
 MODE = "thinking_"  # then on or off
 
-_CELL = "_cell"  # the model, mode and K that `join` picked
+_CELL = "_cell"  # the model, mode and K that `split` picked
 
 
 def recognizes(result: JsonObject) -> bool:
@@ -33,14 +33,11 @@ def recognizes(result: JsonObject) -> bool:
     )
 
 
-def join(results: Sequence[JsonObject]) -> list[JsonObject]:
-    """Every result, with a file split into its lengths."""
-    split = [result for result in results if not recognizes(result)]
-    for result in filter(recognizes, results):
-        for model, mode in _curves(result):
-            for k in result.inner(model, mode).values:
-                split.append(replace(result, values={**result.values, _CELL: (model, mode, k)}))
-    return split
+def split(result: JsonObject) -> Iterator[JsonObject]:
+    """A result for each length of the file."""
+    for model, mode in _curves(result):
+        for k in result.inner(model, mode).values:
+            yield replace(result, values={**result.values, _CELL: (model, mode, k)})
 
 
 def choose(result: JsonObject, curve: str) -> JsonObject:

@@ -6,11 +6,17 @@ time per output token includes the first token and has no counterpart.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from specbench.importers.imported_cell import ImportOverrides, ParsedResult, latencies, request_of
+from specbench.importers.imported_cell import (
+    ImportOverrides,
+    ParsedResult,
+    latencies,
+    prompt_names,
+    request_of,
+)
 from specbench.importers.result_file import JsonObject
 from specbench.records import RequestRecord
 
@@ -33,14 +39,10 @@ def recognizes(result: JsonObject) -> bool:
     return isinstance(about, dict) and "guidellm_version" in about and result.has("benchmarks")
 
 
-def join(results: Sequence[JsonObject]) -> list[JsonObject]:
-    """Every result, with a report split into reports of one benchmark each."""
-    split = [result for result in results if not recognizes(result)]
-    for result in filter(recognizes, results):
-        benchmarks = result.sections("benchmarks") or result.fail("benchmarks", "is empty")
-        parts = [{**result.values, "benchmarks": [part.values]} for part in benchmarks]
-        split += [replace(result, values=values) for values in parts]
-    return split
+def split(result: JsonObject) -> Iterator[JsonObject]:
+    """A report for each benchmark of the report."""
+    for part in result.sections("benchmarks") or result.fail("benchmarks", "is empty"):
+        yield replace(result, values={**result.values, "benchmarks": [part.values]})
 
 
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
@@ -66,7 +68,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
         measured_at=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
         if started is not None and started < 1e11
         else None,
-        num_requests=None if completed is None else completed + (failed or 0),
+        num_completed=completed,
         num_failed=failed,
         figures={
             **{
@@ -89,10 +91,10 @@ def _statistic(metrics: JsonObject, name: str, status: str, statistic: str) -> f
 
 def _seconds(metrics: JsonObject, name: str, percent: int) -> float | None:
     """The median or a percentile over the requests that succeeded."""
-    stated = metrics.inner(name, "successful")
-    value = stated.inner("percentiles").number(f"p{percent}")
-    value = stated.number("median") if percent == 50 else value
-    return value if value is None or not name.endswith("_ms") else value / 1e3
+    stated, key = metrics.inner(name, "successful"), "median"
+    if percent != 50:
+        stated, key = stated.inner("percentiles"), f"p{percent}"
+    return stated.milliseconds(key) if name.endswith("_ms") else stated.number(key)
 
 
 def _body(benchmark: JsonObject) -> JsonObject:
@@ -113,15 +115,16 @@ def _requests(benchmark: JsonObject, completed: int | None) -> tuple[RequestReco
     if len(stored) != completed:
         return ()
     records: list[RequestRecord] = []
-    first: dict[str, int] = {}
     by_start = sorted(stored, key=lambda request: request.number("request_start_time") or 0.0)
+    prompts = prompt_names(
+        str(request.values.get("request_args") or i) for i, request in enumerate(by_start)
+    )
     for i, request in enumerate(by_start):
         tokens, ttft = request.number("output_tokens"), request.number("time_to_first_token_ms")
         gap = request.number("inter_token_latency_ms") or 0.0
-        prompt = first.setdefault(str(request.values.get("request_args") or i), i)
         records.append(
             request_of(
-                f"prompt {prompt}",
+                prompts[i],
                 i,
                 num_prompt_tokens=request.number("prompt_tokens"),
                 num_tokens=tokens,

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Protocol, TypeVar
@@ -68,7 +68,7 @@ class ParsedResult:
     temperature: float | None = None
     tool_version: str | None = None
     measured_at: str | None = None
-    num_requests: int | None = None
+    num_completed: int | None = None
     num_failed: int | None = None
     figures: Figures = field(default_factory=dict)
     requests: tuple[RequestRecord, ...] = ()
@@ -174,7 +174,9 @@ def to_cell(
             file=result.file_name,
             file_sha256=result.sha256,
             measured_at=parsed.measured_at,
-            num_requests=parsed.num_requests,
+            num_requests=None
+            if parsed.num_completed is None
+            else parsed.num_completed + (parsed.num_failed or 0),
             num_failed=parsed.num_failed,
             figures=figures,
             requests=tuple(replace(request, cell_id=key.id) for request in parsed.requests),
@@ -244,10 +246,10 @@ def requests_of(result: JsonObject) -> tuple[RequestRecord, ...]:
             result.fail(name, f"{len(column)} requests, {len(lengths)} in output_lens")
     if not isinstance(texts, list) or len(texts) != len(lengths):
         texts = [*range(len(lengths))]
-    first: dict[tuple[float, str], int] = {}
+    names = prompt_names(zip(prompts, map(str, texts), strict=True))
     return tuple(
         request_of(
-            f"prompt {first.setdefault((prompts[i], str(texts[i])), i)}",
+            names[i],
             i,
             num_prompt_tokens=prompts[i],
             num_tokens=lengths[i],
@@ -258,14 +260,25 @@ def requests_of(result: JsonObject) -> tuple[RequestRecord, ...]:
     )
 
 
+def prompt_names(prompts: Iterable[Hashable]) -> list[str]:
+    """A name per request, which requests with equal prompts share: `prompt 0` of the first."""
+    first: dict[Hashable, int] = {}
+    return [f"prompt {first.setdefault(prompt, i)}" for i, prompt in enumerate(prompts)]
+
+
 def bench_speeds(result: JsonObject, latency: str) -> Figures:
     """Figures that vLLM's and SGLang's benchmarks name alike; `latency`: of a request, differs."""
     names = {"ttft_s": "ttft", "tpot_s": "tpot", "inter_chunk_latency_s": "itl"}
+
+    def percentile(name: str, percent: int) -> float | None:
+        statistic = "median" if percent == 50 else f"p{percent}"
+        return result.milliseconds(f"{statistic}_{name}_ms")
+
     return {
         "aggregate_tokens_per_s": result.number("output_throughput"),
         "num_output_tokens": result.number("total_output_tokens"),
         "requests_per_s": result.number("request_throughput"),
-        **latencies(result.milliseconds, **names, request_latency_s=latency),
+        **latencies(percentile, **names, request_latency_s=latency),
     }
 
 

@@ -76,10 +76,9 @@ class JsonObject:
         """A finite number of at least `low`; None if it is absent or null."""
         return None if self.values.get(key) is None else self._number(key, self.values[key], low)
 
-    def milliseconds(self, name: str, percent: int) -> float | None:
-        """A median or percentile, such as `p90_ttft_ms`, in seconds; None if it is absent."""
-        statistic = "median" if percent == 50 else f"p{percent}"
-        value = self.number(f"{statistic}_{name}_ms")
+    def milliseconds(self, key: str) -> float | None:
+        """A number of milliseconds, in seconds; None if it is absent."""
+        value = self.number(key)
         return None if value is None else value / 1e3
 
     def rate(self, key: str) -> float | None:
@@ -100,9 +99,15 @@ class JsonObject:
 
     def k_of(self, key: str) -> int:
         """The K that a key stands for; UsageError if it is not a K."""
-        if not (key.isdecimal() and len(key) < 6 and 0 < int(key) <= MAX_K):
-            self.fail(key, f"expected K from 1 to {MAX_K}")
-        return int(key)
+        return parse_digits(key, MAX_K) or self.fail(key, f"expected K from 1 to {MAX_K}")
+
+    def histogram(self, bins: range, expected: str) -> dict[int, int]:
+        """Counts by the whole number in their key; UsageError for a key that is not in `bins`."""
+        allowed = set(map(str, bins))
+        for key in self.values:
+            if key not in allowed:
+                self.fail(key, f"expected {expected}")
+        return {int(key): self.whole(key) or 0 for key in self.values}
 
     def numbers(self, key: str) -> tuple[float, ...] | None:
         """A list of finite numbers from 0; None if it is absent or null."""
@@ -133,6 +138,12 @@ class JsonObject:
 
     def _dotted(self, key: str) -> str:
         return f"{self.key}.{key}" if self.key else key
+
+
+def parse_digits(text: str, most: int = 999_999) -> int | None:
+    """A whole number from 0 to `most`, in at most six digits; None for other text."""
+    is_small = text.isdecimal() and len(text) < 7 and int(text) <= most
+    return int(text) if is_small else None
 
 
 def read_results(file: Path) -> tuple[JsonObject, ...]:

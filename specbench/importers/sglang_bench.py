@@ -30,8 +30,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
     length = result.number("accept_length")
     server = result.inner("server_info")
     model = result.text("model_id") or result.text("model")
-    completed, errors = result.whole("completed"), result.items("errors")
-    failed = None if errors is None else sum(map(bool, errors))
+    errors = result.items("errors")
     dataset = result.text("dataset_name")
     return ParsedResult(
         engine="sglang",
@@ -41,8 +40,8 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         concurrency=result.whole("max_concurrency"),
         request_rate=result.rate("request_rate"),
         tool_version=server.text("version"),
-        num_requests=None if completed is None else completed + (failed or 0),
-        num_failed=failed,
+        num_completed=result.whole("completed"),
+        num_failed=None if errors is None else sum(map(bool, errors)),
         figures={
             **bench_speeds(result, "e2e_latency"),
             "input_tokens_per_s": result.number("input_throughput"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult
 from specbench.importers.result_file import JsonObject
+from specbench.stats.rounds import num_reaching
 
 TOOL = "specdec_bench"
 
@@ -57,7 +58,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
         temperature=next((value for value in temperatures if value is not None), None),
         tool_version=about.text("specdec_bench_version"),
         measured_at=about.text("timestamp"),
-        num_requests=len(result.inner("Request_AL").values) or None,
+        num_completed=len(result.inner("Request_AL").values) or None,
         figures={
             "aggregate_tokens_per_s": timing.number("Output TPS"),
             "request_latency_s": _median(timing, "E2E Request Time"),
@@ -71,20 +72,20 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
 
 def _acceptance(result: JsonObject, k: int | None) -> Figures:
     """Means over requests and over chunks, from the numbers of chunks of 1, 2 .. K + 1 tokens."""
-    histogram = result.inner(_HISTOGRAM)
-    for key in histogram.values:
-        if k is not None and key not in map(str, range(1, k + 2)):
-            histogram.fail(key, f"expected 1 to {k + 1} tokens per chunk at K = {k}")
-    chunks = {int(key): histogram.whole(key) or 0 for key in histogram.values} if k else {}
-    num = sum(chunks.values())
-    if k is None or not num:
+    if k is None:
         return {}
-    reached = [sum(n for length, n in chunks.items() if length > i) for i in range(1, k + 1)]
+    chunks = result.inner(_HISTOGRAM).histogram(
+        range(1, k + 2), f"1 to {k + 1} tokens per chunk at K = {k}"
+    )
+    num = sum(chunks.values())
+    if not k or not num:
+        return {}
+    reached = num_reaching({length - 1: n for length, n in chunks.items()}, k)
     per_request = result.number("Average_AL") or result.number("Average_AR")
     return {
         "mean_acceptance_length": sum(length * n for length, n in chunks.items()) / num,
         "mean_acceptance_length_per_request": per_request,
-        "acceptance_rate_per_position": tuple(n / num for n in reached),
+        "acceptance_rate_per_position": tuple(n / num for n in reached[1:]),
         "num_rounds": float(num),
     }
 

@@ -5,7 +5,7 @@ edf879d3; schema_version 1.0. Lengths include the bonus token, and are over roun
 rates are P(draft i accepted | those before it were), marginal ones P(drafts 1 .. i accepted).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -33,19 +33,15 @@ def recognizes(result: JsonObject) -> bool:
     )
 
 
-def join(results: Sequence[JsonObject]) -> list[JsonObject]:
-    """Every result, and one for each other K of which a profile has the mean length."""
-    joined = []
-    for result in results:
-        joined.append(result)
-        if recognizes(result):
-            by_k = result.inner(_BY_K)
-            for key in by_k.values:
-                if key != str(result.values.get(_K)):
-                    kept = {k: v for k, v in result.values.items() if k not in _OF_ONE_K}
-                    about = {_K: by_k.k_of(key), _LENGTH: by_k.number(key, low=1)}
-                    joined.append(replace(result, values={**kept, **about}))
-    return joined
+def split(result: JsonObject) -> Iterator[JsonObject]:
+    """The profile, and one for each other K of which it has the mean length."""
+    yield result
+    by_k = result.inner(_BY_K)
+    for key in by_k.values:
+        if key != str(result.values.get(_K)):
+            kept = {k: v for k, v in result.values.items() if k not in _OF_ONE_K}
+            about = {_K: by_k.k_of(key), _LENGTH: by_k.number(key, low=1)}
+            yield replace(result, values={**kept, **about})
 
 
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
@@ -71,7 +67,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         is_chain=result.text("accept_length_model") == CHAIN,
         concurrency=measured_with.whole("concurrency"),
         temperature=measured_with.number("temperature"),
-        num_requests=measured_with.whole("num_samples"),
+        num_completed=measured_with.whole("num_samples"),
         figures=_figures(result, k),
         warnings=(*conditions(measured_with.values), *([CHUNKS] if is_of_chunks else [])),
     )
@@ -119,11 +115,11 @@ def _rates(result: JsonObject, key: str, k: int) -> tuple[float, ...] | None:
 
 def _counts(result: JsonObject, k: int) -> Figures:
     """The rounds of each length, which are keyed by it."""
-    histogram = result.inner(_HISTOGRAM)
-    for key in histogram.values:
-        if key not in map(str, range(1, k + 2)):
-            histogram.fail(key, f"expected a length from 1 to {k + 1} at K = {k}")
-    counts = tuple(float(histogram.whole(str(i + 1)) or 0) for i in range(k + 1))
+    lengths = range(1, k + 2)
+    histogram = result.inner(_HISTOGRAM).histogram(
+        lengths, f"a length from 1 to {k + 1} at K = {k}"
+    )
+    counts = tuple(float(histogram.get(length, 0)) for length in lengths)
     return {"acceptance_histogram": counts, "num_rounds": sum(counts)} if any(counts) else {}
 
 

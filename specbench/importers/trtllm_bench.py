@@ -26,12 +26,12 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         model=engine.text("model") or engine.text("model_path"),
         num_speculative_tokens=k,
         tool_version=engine.text("version"),
-        num_requests=result.inner("request_info").whole("num_requests"),
+        num_completed=result.inner("request_info").whole("num_requests"),
         figures={
             "aggregate_tokens_per_s": speed.number("system_output_throughput_tok_s"),
             "requests_per_s": speed.number("request_throughput_req_s"),
             **latencies(
-                lambda name, percent: _seconds(result.inner(*name.split()), percent),
+                lambda name, percent: result.inner(*name.split()).milliseconds(f"p{percent}"),
                 request_latency_s="performance request_latency_percentiles_ms",
                 ttft_s="streaming_metrics ttft_percentiles",
                 tpot_s="streaming_metrics tpot_percentiles",
@@ -40,11 +40,6 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         },
         warnings=(_ALL_ITERATIONS,) if acceptance else (),
     )
-
-
-def _seconds(percentiles: JsonObject, percent: int) -> float | None:
-    value = percentiles.number(f"p{percent}")
-    return None if value is None else value / 1e3
 
 
 def _speculation(stats: JsonObject) -> tuple[int | None, Figures]:

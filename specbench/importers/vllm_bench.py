@@ -35,7 +35,6 @@ def recognizes(result: JsonObject) -> bool:
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     """K is the number of positions that the counters have."""
     curve = result.numbers("spec_decode_per_position_acceptance_rates")
-    completed, failed = result.whole("completed"), result.whole("failed")
     prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
     acceptance = _acceptance(result, given, curve)
     return ParsedResult(
@@ -48,8 +47,8 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
         or result.whole("max_concurrent_requests"),
         request_rate=result.rate("request_rate"),
         measured_at=_iso(result.text("date")),
-        num_requests=None if completed is None else completed + (failed or 0),
-        num_failed=failed,
+        num_completed=result.whole("completed"),
+        num_failed=result.whole("failed"),
         figures={
             **bench_speeds(result, "e2el"),
             "num_failed": result.number("failed"),

@@ -37,7 +37,6 @@ class RoundCounts:
         A round in which the text ends within the drafts emits only what it accepted, and is not
         counted as a rejection.
         """
-        rounds_by_accepted = Counter(accepted)
         return cls(
             num_rounds=len(accepted),
             num_drafted=sum(drafted),
@@ -49,9 +48,7 @@ class RoundCounts:
                 for (d, a, e), n in Counter(zip(drafted, accepted, emitted, strict=True)).items()
                 if a < d and e > a
             ),
-            reached=tuple(
-                sum(n for a, n in rounds_by_accepted.items() if a >= i) for i in range(k + 1)
-            ),
+            reached=num_reaching(Counter(accepted), k),
         )
 
     @classmethod
@@ -146,6 +143,11 @@ class RoundCounts:
             return None
         num_tested = self.num_accepted + self.num_rejecting
         return self.num_accepted / num_tested if num_tested else None
+
+
+def num_reaching(rounds_by_accepted: Mapping[int, int], k: int) -> tuple[int, ...]:
+    """The rounds that accepted at least 0, 1 .. K draft tokens."""
+    return tuple(sum(n for a, n in rounds_by_accepted.items() if a >= i) for i in range(k + 1))
 
 
 def mean_length(num_accepted: float, num_rounds: float) -> float:
