@@ -67,12 +67,6 @@ class Deployment:
         return None if self.dtype == "float64" else self.dtype
 
     @property
-    def dtype_lost(self) -> list[str]:
-        """A note on a dtype that `served_dtype` drops."""
-        is_kept = self.dtype is None or self.served_dtype
-        return [] if is_kept else [f"{self.dtype}: this engine takes the checkpoint's dtype"]
-
-    @property
     def is_tiered(self) -> bool:
         return len({tier.num_speculative_tokens for tier in self.tiers}) > 1
 
@@ -424,6 +418,16 @@ def server_flags(deployment: Deployment) -> list[str]:
     if deployment.served_dtype:
         flags += ["--dtype", deployment.served_dtype]
     return [*flags, "--trust-remote-code"] if target.trust_remote_code else flags
+
+
+def server_notes(
+    deployment: Deployment, release: Release, newest: Release, *, keeps_lossy: bool = False
+) -> list[str]:
+    """Notes shared by the servers that load Hugging Face checkpoints, as in `settings_lost`."""
+    lost = newer_release_note(release, newest) + settings_lost(deployment, keeps_lossy=keeps_lossy)
+    if deployment.dtype and not deployment.served_dtype:
+        lost.append(f"{deployment.dtype}: this engine takes the checkpoint's dtype")
+    return lost
 
 
 def settings_lost(deployment: Deployment, *, keeps_lossy: bool = False) -> list[str]:

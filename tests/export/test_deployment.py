@@ -17,20 +17,6 @@ SERVERS = ("vllm", "sglang", "tensorrt_llm")
 KNOWN = ("float32", "bfloat16", "float16")
 
 
-@pytest.mark.parametrize("dtype", KNOWN)
-def test_a_dtype_that_servers_support_is_exported_as_measured(dtype):
-    made = deployment("ngram", dtype=dtype)
-    assert made.served_dtype == dtype
-    assert made.dtype_lost == []
-
-
-def test_float64_and_no_dtype_are_left_to_the_checkpoint():
-    wide, silent = deployment("ngram", dtype="float64"), deployment("ngram")
-    assert (wide.served_dtype, silent.served_dtype) == (None, None)
-    assert [lost.partition(":")[0] for lost in wide.dtype_lost] == ["float64"]
-    assert silent.dtype_lost == []
-
-
 def exported_dtype(engine, dtype):
     """What the engine is given; None: nothing."""
     made = exported(engine, deployment("ngram", dtype=dtype))
@@ -44,6 +30,14 @@ def exported_dtype(engine, dtype):
 def test_every_server_gets_the_measured_dtype(engine):
     assert [exported_dtype(engine, dtype) for dtype in KNOWN] == list(KNOWN)
     assert (exported_dtype(engine, "float64"), exported_dtype(engine, None)) == (None, None)
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+@pytest.mark.parametrize("dtype", [None, "float64", *KNOWN])
+def test_only_float64_is_left_to_the_checkpoint_with_a_note(engine, dtype):
+    notes = exported(engine, deployment("ngram", dtype=dtype)).not_expressed
+    lost = [note for note in notes if note.endswith("this engine takes the checkpoint's dtype")]
+    assert lost == ["float64: this engine takes the checkpoint's dtype"] * (dtype == "float64")
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,9 @@ from specbench.engines.deployment import (
     dotted,
     exported,
     model_name,
-    newer_release_note,
     read_release,
     server_flags,
-    settings_lost,
+    server_notes,
 )
 from specbench.engines.served_engine import (
     COUNTED_STREAM,
@@ -258,11 +257,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     release = read_release("SGLang", version, oldest=_OLDEST, newest=_NEWEST)
     command = ["python", "-m", "sglang.launch_server"]
     command += ["--model-path", model_name(deployment.target), *server_flags(deployment)]
-    lost = [
-        *newer_release_note(release, _NEWEST),
-        *settings_lost(deployment, keeps_lossy=_single(deployment) is not None),
-        *deployment.dtype_lost,
-    ]
+    lost = server_notes(deployment, release, _NEWEST, keeps_lossy=_single(deployment) is not None)
     if not _has_tiers(deployment):
         lost += deployment.tiers_lost
         deployment = deployment.flat

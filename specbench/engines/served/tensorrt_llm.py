@@ -27,9 +27,8 @@ from specbench.engines.deployment import (
     dotted,
     exported,
     model_name,
-    newer_release_note,
     read_release,
-    settings_lost,
+    server_notes,
 )
 from specbench.engines.served_engine import (
     COUNTED_STREAM,
@@ -198,11 +197,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     release = read_release("TensorRT-LLM", version or _DEFAULT, oldest=_OLDEST, newest=_NEWEST)
     target = deployment.target
     command = ["trtllm-serve", model_name(target)]
-    lost = [
-        *newer_release_note(release, _NEWEST),
-        *settings_lost(deployment),
-        *deployment.dtype_lost,
-    ]
+    lost = server_notes(deployment, release, _NEWEST)
     if target.revision:
         lost.append(f"revision {target.revision} of the target: serve a folder with it")
     if target.trust_remote_code:
@@ -251,7 +246,7 @@ def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:
         config["speculative_model"] = model_name(deployment.drafter)
     if method == "eagle3":
         config["eagle3_one_model"] = True
-        if deployment.tree == "dynamic" and release >= _TURNED_ROUND:
+        if _grows_tree(deployment, release):
             config["use_dynamic_tree"] = True
             config["dynamic_tree_max_topK"] = deployment.setting("top_k")
             config["max_total_draft_tokens"] = deployment.setting("max_drafts")
@@ -278,13 +273,16 @@ def _schedule(deployment: Deployment, release: Release) -> dict[int, int]:
 
 def _has_schedule(deployment: Deployment, release: Release) -> bool:
     is_deepest_first = deployment.tiers[0].num_speculative_tokens == deployment.k
-    grows_tree = deployment.tree == "dynamic" and release >= _TURNED_ROUND
-    return deployment.is_tiered and is_deepest_first and not grows_tree
+    return deployment.is_tiered and is_deepest_first and not _grows_tree(deployment, release)
+
+
+def _grows_tree(deployment: Deployment, release: Release) -> bool:
+    """Whether it grows the same tree; other trees are exported as a chain."""
+    return deployment.tree == "dynamic" and release >= _TURNED_ROUND
 
 
 def _lost(deployment: Deployment, release: Release) -> list[str]:
-    grows_tree = deployment.tree == "dynamic" and release >= _TURNED_ROUND
-    lost = [] if grows_tree else deployment.tree_lost
+    lost = [] if _grows_tree(deployment, release) else deployment.tree_lost
     if deployment.simulated is not None:
         lost.append("acceptance by position: TensorRT-LLM simulates only the mean length")
     if deployment.is_tiered:

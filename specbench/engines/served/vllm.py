@@ -20,10 +20,9 @@ from specbench.engines.deployment import (
     dotted,
     exported,
     model_name,
-    newer_release_note,
     read_release,
     server_flags,
-    settings_lost,
+    server_notes,
 )
 from specbench.engines.served_engine import (
     DraftedRound,
@@ -263,11 +262,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     """K per batch size becomes num_speculative_tokens_per_batch_size."""
     release = read_release("vLLM", version, oldest=_OLDEST, newest=_NEWEST)
     command = ["vllm", "serve", model_name(deployment.target), *server_flags(deployment)]
-    lost = [
-        *newer_release_note(release, _NEWEST),
-        *settings_lost(deployment),
-        *deployment.dtype_lost,
-    ]
+    lost = server_notes(deployment, release, _NEWEST)
     if deployment.k:
         known = {n: m for n, m in _METHODS.items() if m.until is None or release < m.until}
         method = deployment.named("vllm", known, _NEAREST, head="an eagle or eagle3 head")
