@@ -190,23 +190,20 @@ class Deployment:
             f"{engine} has no method {self.method} ({self.pairing.name}); nearest: {nearest}"
         )
 
-    @property
-    def flat(self) -> "Deployment":
-        """The deployment for an engine with one K for all batch sizes: the K of one request."""
-        return self.at(1) if self.is_tiered else self
-
-    @property
-    def tiers_lost(self) -> list[str]:
-        """A note on the tiers that `flat` drops."""
+    def flat(self) -> "tuple[Deployment, list[str]]":
+        """The deployment for an engine with one K for all batch sizes, that of one request, and a
+        note on the tiers that it drops."""
         if not self.is_tiered:
-            return []
+            return self, []
         by_rows = ", ".join(
             f"K={tier.num_speculative_tokens} for up to {tier.num_rows}" for tier in self.tiers
         )
-        return [
-            f"K by batch size ({by_rows}): K={self.flat.k} is used for all; --concurrency N uses "
-            "that of N concurrent requests"
-        ]
+        k = self.tiers[0].num_speculative_tokens
+        note = (
+            f"K by batch size ({by_rows}): K={k} is used for all; --concurrency N uses that of N "
+            "concurrent requests"
+        )
+        return replace(self, tiers=(Tier(None, k),)), [note]
 
     @property
     def contexts_lost(self) -> list[str]:
@@ -227,15 +224,6 @@ class Deployment:
             f"the {self.tree} token tree: exported as a chain of depth K={self.k}, which accepts "
             "fewer tokens than the tree did"
         ]
-
-    def at(self, num_rows: int) -> "Deployment":
-        """The deployment with the K of `num_rows` concurrent requests for all batch sizes.
-
-        Beyond the measured batch sizes it is the last K.
-        """
-        fits = (t for t in self.tiers if t.num_rows is None or num_rows <= t.num_rows)
-        tier = next(fits, self.tiers[-1])
-        return replace(self, tiers=(Tier(None, tier.num_speculative_tokens),))
 
 
 class ConfigFile(NamedTuple):

@@ -96,12 +96,9 @@ def vocabulary_notes(deployment: Deployment) -> list[str]:
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
     """The program reads its prompt from the command line."""
     release = read_release("transformers", version, oldest=_OLDEST, newest=_NEWEST)
-    lost = [
-        *newer_release_note(release, _NEWEST),
-        *settings_lost(deployment),
-        *deployment.tiers_lost,
-    ]
-    deployment = deployment.flat
+    lost = newer_release_note(release, _NEWEST) + settings_lost(deployment)
+    deployment, tiers_lost = deployment.flat()
+    lost += tiers_lost
     if deployment.k:
         if deployment.simulated is not None:
             raise UsageError(

@@ -345,13 +345,14 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     dialect = _dialect(version)
     target = deployment.target
     command = ["llama-server", MODEL_FLAGS[0], _gguf_name(model_name(target))]
-    lost = [*settings_lost(deployment), *deployment.tiers_lost]
+    lost = settings_lost(deployment)
+    deployment, tiers_lost = deployment.flat()
+    lost += tiers_lost
     if not target.is_gguf:
         lost.append(
             f"hub ids and folders: llama.cpp reads GGUF files; make {command[-1]}, and the "
             "drafter's file, with its convert_hf_to_gguf.py, or name existing files"
         )
-    deployment = deployment.flat
     if target.revision:
         lost.append(f"revision {target.revision} of the target: convert that one")
     if deployment.dtype:

@@ -259,8 +259,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     command += ["--model-path", model_name(deployment.target), *server_flags(deployment)]
     lost = server_notes(deployment, release, _NEWEST, keeps_lossy=_single(deployment) is not None)
     if not _has_tiers(deployment):
-        lost += deployment.tiers_lost
-        deployment = deployment.flat
+        deployment, tiers_lost = deployment.flat()
+        lost += tiers_lost
     config, environment = None, _simulation(deployment)
     if deployment.k:
         known = deployment.named("sglang", _ALGORITHMS, _NEAREST, head="an eagle or eagle3 head")

@@ -205,8 +205,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     settings: dict[str, Any] = {"dtype": deployment.served_dtype} if deployment.served_dtype else {}
     # The first tier must have the deepest K, so others are served with one K.
     if not _has_schedule(deployment, release):
-        lost += deployment.tiers_lost
-        deployment = deployment.flat
+        deployment, tiers_lost = deployment.flat()
+        lost += tiers_lost
     if deployment.k:
         settings |= _settings(deployment, release)
         lost += _lost(deployment, release)
