@@ -70,7 +70,7 @@ def history(
         raise UsageError(_why_nothing(metric, filters, past, series_of_runs))
     shown = history_report(series_of_runs)
     if html is not None:
-        from specbench.report.charts.history import history_charts
+        from specbench.report.charts.lines import history_charts
         from specbench.report.html import page
 
         with write_errors_named(html):

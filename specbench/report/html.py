@@ -90,7 +90,7 @@ def _costs(
     styles: Mapping[str, SeriesStyle],
 ) -> Iterator[Chart | None]:
     for group in at_lowest:
-        for label in dict.fromkeys(label for section in group for label in section.series):
+        for label in dict.fromkeys(label for section in group for label in section.labels):
             yield round_time_chart(group, label)
     rows = memory_rows(document)
     for target in dict.fromkeys(row.record.target for row in rows):

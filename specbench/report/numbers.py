@@ -1,7 +1,7 @@
 """Numbers as a reader sees them: three significant digits and a unit fit for the screen."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from specbench.decide.explanation import LARGEST_EFFECT, speedup_text
@@ -69,8 +69,9 @@ def interval_text(speedup: Interval | None) -> str:
     return ABSENT if speedup is None else speedup_text(speedup)
 
 
-def series(value: float | tuple[float, ...] | None) -> tuple[float, ...]:
+def list_of(metrics: Mapping[str, float | tuple[float, ...]], name: str) -> tuple[float, ...]:
     """The values of a metric that is a list; empty for an absent one."""
+    value = metrics.get(name)
     return value if isinstance(value, tuple) else ()
 
 

@@ -51,7 +51,7 @@ class Section:
         return (*self.undrafted, *self.cells)
 
     @property
-    def series(self) -> tuple[str, ...]:
+    def labels(self) -> tuple[str, ...]:
         """The labels of the cells measured here, in the order of the plan."""
         return tuple(dict.fromkeys(cell.key.source for cell in self.cells))
 

@@ -9,7 +9,7 @@ import pytest
 from specbench.gate.fingerprint import Fingerprint
 from specbench.gate.history import PastRun, history
 from specbench.records import CellSummary, Interval
-from specbench.report.charts.history import history_charts
+from specbench.report.charts.lines import history_charts
 from specbench.report.history import (
     change_lines,
     history_grids,

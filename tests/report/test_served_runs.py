@@ -50,7 +50,7 @@ def test_each_engine_has_a_section_with_its_baseline_and_cells(served: Document)
     assert static.key.draft.method == "generate_static"
     assert static.speedup is not None
     assert static.speedup.estimate == pytest.approx(1.0)
-    assert peer.series == ("demo/draft, assisted", "demo/draft, assisted_default")
+    assert peer.labels == ("demo/draft, assisted", "demo/draft, assisted_default")
     assert [row[0] for row in result_grid(peer).rows] == [
         "generate",
         "generate_static",
@@ -202,7 +202,7 @@ def test_the_speedup_chart_caption_defines_the_ratio(served_charts: tuple[Chart,
 def test_open_loop_charts_state_the_arrival_rate_and_the_ratio(served: Document) -> None:
     section = sections(served)[0]
     arriving = replace(section.condition, request_rate=2.5)
-    styles = {label: SeriesStyle(color="#000000", marker="o") for label in section.series}
+    styles = {label: SeriesStyle(color="#000000", marker="o") for label in section.labels}
     curves = [
         replace(curve, key=with_axes(curve.key, request_rate=2.5)) for curve in served.crossovers
     ]

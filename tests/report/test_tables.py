@@ -9,14 +9,15 @@ from rich.console import Console
 
 from specbench.metrics.registry import all_metrics
 from specbench.records import CellSummary
-from specbench.report.columns import (
+from specbench.report.document import Document, build_document
+from specbench.report.grids import (
     PAGE_COLUMNS,
     PAGE_STREAM_COLUMNS,
     TERMINAL_COLUMNS,
     TERMINAL_STREAM_COLUMNS,
+    result_grid,
+    result_legend,
 )
-from specbench.report.document import Document, build_document
-from specbench.report.grids import result_grid, result_legend
 from specbench.report.sections import main_rows, sections
 from specbench.report.terminal import terminal_report
 from tests.report.conftest import printed
@@ -36,10 +37,9 @@ def test_tables_fit_80_columns_untruncated(name: str, request: pytest.FixtureReq
 def test_the_legend_explains_only_the_shown_columns(
     name: str, request: pytest.FixtureRequest
 ) -> None:
-    text = printed(request.getfixturevalue(name))
     tables = [result_grid(section) for section in sections(request.getfixturevalue(name))]
     headers = {table.headers[i] for table in tables for i in table.brief_columns}
-    words = " ".join(text.split())
+    words = " ".join(printed(request.getfixturevalue(name)).split())
     for column in {*TERMINAL_COLUMNS, *TERMINAL_STREAM_COLUMNS}:
         if column.meaning:
             is_explained = f"{column.header} {column.meaning}" in words

@@ -1,25 +1,30 @@
-"""Line charts: acceptance per position, trade-offs, K = auto over time, and the machine."""
+"""Line charts: acceptance per position, trade-offs, K = auto over time, the machine, a history."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from specbench.gate.history import History, Series
 from specbench.metrics.machine import Moment
 from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, PassRecord, RoundTimeline
 from specbench.report.charts.canvas import (
+    DASHED,
     INK,
     SERIES,
+    VERIFY,
     Chart,
     Label,
     Panels,
     SeriesStyle,
     draw_speedup,
+    drawing,
     hover,
 )
-from specbench.report.numbers import measured, plural, series
+from specbench.report.numbers import Scale, list_of, measured, plural, scale_of
 from specbench.report.sections import Section, drafter_of
 
 _ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
@@ -74,13 +79,13 @@ def _acceptance_names(section: Section, styles: Mapping[str, SeriesStyle]) -> li
 
 
 def _joint(cell: CellSummary) -> tuple[float, ...]:
-    return series(cell.metrics.get("acceptance_rate_per_position"))
+    return list_of(cell.metrics, "acceptance_rate_per_position")
 
 
 def _conditional(cell: CellSummary) -> tuple[float, ...]:
     """The conditional rates that enough rounds support."""
-    histogram = series(cell.metrics.get("acceptance_histogram"))
-    rates = series(cell.metrics.get("conditional_acceptance_rate"))
+    histogram = list_of(cell.metrics, "acceptance_histogram")
+    rates = list_of(cell.metrics, "conditional_acceptance_rate")
     return tuple(rate for i, rate in enumerate(rates) if sum(histogram[i:]) >= _ENOUGH_ROUNDS)
 
 
@@ -157,7 +162,7 @@ def rows_pareto_charts(
 def _costed(section: Section) -> dict[str, tuple[CellSummary, float]]:
     """Each label's fastest valid cell with the bytes it adds."""
     fastest = {}
-    for label in section.series:
+    for label in section.labels:
         known = [
             (cell, max(cost, 0.0))
             for cell in section.of(label)
@@ -221,7 +226,7 @@ def _curves(sections: Sequence[Section]) -> dict[str, Points]:
     for section in sorted(sections, key=lambda section: section.condition.concurrency):
         concurrency = section.condition.concurrency
         best: dict[str, CellSummary | None] = {_PLAIN: section.baseline}
-        for label in section.series:
+        for label in section.labels:
             usable = [c for c in section.of(label) if c.valid and c.speedup is not None]
             best[label] = max(usable, key=lambda c: c.speedup.estimate, default=None)  # type: ignore[union-attr]
         for label, cell in best.items():
@@ -347,3 +352,55 @@ def _machine_charts(moments: Sequence[Moment], device: str) -> Iterator[Chart]:
         panels.name_y(meaning)
         panels.set_amount(max(moment.at_s for moment in moments), "seconds since the first block")
         yield panels.chart("The machine over the run", device, _MACHINE)
+
+
+_NAME_CHARACTERS = 27  # that fit above a panel
+_HISTORY = (
+    "One point per run, oldest on the left, with its 95% interval if it has one. Lines are the "
+    "levels between change points; a dashed line marks a change point, a slanted line is a trend."
+)
+
+
+def history_charts(history: History) -> tuple[Chart, ...]:
+    """One chart per metric with one panel per cell; none for a series of one run."""
+    drawn = [series for series in history.series if len(series.points) > 1]
+    with drawing():
+        return tuple(_history_charts(drawn))
+
+
+def _history_charts(drawn: Sequence[Series]) -> Iterator[Chart]:
+    for metric in dict.fromkeys(series.metric for series in drawn):
+        group = [series for series in drawn if series.metric == metric]
+        names = [series.key.label for series in group]
+        # A name is above its panel, which is widened for long names.
+        panels = Panels(names, [" " * max(3, max(map(len, names)) - _NAME_CHARACTERS)])
+        largest = max(max(series.values) for series in group)
+        scale = scale_of(group[0].unit, largest)
+        for ax, series in zip(panels.axes, group, strict=True):
+            _draw_series(ax, series, scale)
+        panels.name_y(f"{metric.replace('_', ' ')}, {scale.unit}")
+        panels.axes[0].yaxis.set_major_locator(MaxNLocator(nbins=5))
+        panels.set_x(1, max(len(series.points) for series in group), "run")
+        yield panels.chart(metric, plural(len(group), "cell"), _HISTORY)
+
+
+def _draw_series(ax: Axes, series: Series, scale: Scale) -> None:
+    runs = range(1, len(series.points) + 1)
+    values = [value * scale.factor for value in series.values]
+    ax.plot(runs, values, color=SERIES[0], marker="o", markersize=3, linestyle="none")
+    for run, point in zip(runs, series.points, strict=True):
+        if point.low is not None and point.high is not None:
+            ends = [point.low * scale.factor, point.high * scale.factor]
+            ax.plot([run, run], ends, color=SERIES[0], alpha=0.5, linewidth=0.8)
+    if series.trend is not None:
+        middle = (len(values) + 1) / 2
+        height = sorted(values)[len(values) // 2]
+        slope = series.trend.slope * scale.factor
+        ax.plot(runs, [height + slope * (run - middle) for run in runs], color=VERIFY, linewidth=1)
+        return
+    borders = [0, *(step.run_index for step in series.steps), len(values)]
+    for first, end in pairwise(borders):
+        level = sum(values[first:end]) / (end - first)
+        ax.plot([first + 0.6, end + 0.4], [level, level], color=VERIFY, linewidth=1)
+    for step in series.steps:
+        ax.axvline(step.run_index + 0.5, **DASHED)

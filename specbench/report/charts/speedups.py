@@ -47,12 +47,12 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
     drawn = [section for section in group if any(cell.speedup for cell in section.cells)]
     if not drawn:
         return None
-    names = [drafter_of(label) for section in drawn for label in section.series]
+    names = [drafter_of(label) for section in drawn for label in section.labels]
     panels = Panels([section.condition.workload_label for section in drawn], names)
     for ax, section in zip(panels.axes, drawn, strict=True):
         panels.reference_line(ax)
-        for i, label in enumerate(section.series):
-            shift = 0.1 * (i - (len(section.series) - 1) / 2)  # intervals stay apart
+        for i, label in enumerate(section.labels):
+            shift = 0.1 * (i - (len(section.labels) - 1) / 2)  # intervals stay apart
             _draw_line(ax, section, label, styles[label], shift)
     last = max(c.key.draft.k for s in drawn for c in s.cells)
     panels.set_x(0, last, "K, drafted tokens per round")
@@ -117,7 +117,7 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
 def _speedup_names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
     ends = {
         label: cell.speedup.estimate
-        for label in section.series
+        for label in section.labels
         for cell in sorted(section.of(label), key=_from_star_to_end)
         if cell.speedup
     }
