@@ -20,7 +20,6 @@ from specbench.servers.response import StreamedResponse
 from specbench.settings import OPENAI
 
 MAX_TOKENS = 64  # of an output
-_METRICS = "/metrics"
 NUM_BATCHES = 6  # each gives a cost, so that their variation is known
 OPTION = "--step-times"
 
@@ -63,7 +62,7 @@ async def _time_batches(
             requested = [prompts[i % len(prompts)] for i in range(concurrency * NUM_BATCHES)]
             costs_of_servers: list[list[EngineCost]] = [[] for _ in servers]
             for server in servers:
-                await server.answers(requested[:concurrency])
+                await server.warm_up(requested[:concurrency])
             for i in range(NUM_BATCHES):
                 batch = requested[i * concurrency : (i + 1) * concurrency]
                 for server, its_costs in zip(servers, costs_of_servers, strict=True):
@@ -75,29 +74,42 @@ async def _time_batches(
 
 
 class _TimedServer:
-    """A running server, with the request format of its engine."""
+    """A running server, with the request format and the counters of its engine."""
 
-    def __init__(
-        self, client: Client, request: Request, *, model: str, engine: str | None, version: str
-    ) -> None:
-        self._client, self._request, self._model = client, request, model
-        self._engine = find_served(engine or OPENAI)
-        self._name = f"{engine or 'server'} {version}".strip()
+    def __init__(self, client: Client, request: Request) -> None:
+        self._client, self._request = client, request
         self._num_requests = 0
         self._num_foreign = 0  # batches during which the server also answered other clients
 
     @classmethod
     async def open(cls, client: Client, request: Request) -> "_TimedServer":
-        counters = await client.counters(_METRICS, counter_pages())
-        version = await client.version()
-        model = await client.model()
-        return cls(client, request, model=model, engine=counters.engine, version=version)
+        server = cls(client, request)
+        await server._identify()
+        return server
+
+    async def _identify(self) -> None:
+        """Recognize the engine by its counters, and read the facts that it reports."""
+        pages = counter_pages()
+        self._engine_name = OPENAI
+        # The longest path is tried first, since TensorRT-LLM also has JSON at /metrics.
+        for path in sorted({page.path for page in pages}, key=len, reverse=True):
+            counters = await self._client.counters(path, pages)
+            if counters.engine is not None:
+                self._engine_name = counters.engine
+                break
+        self._engine = find_served(self._engine_name)
+        self._facts = await self._engine.facts(self._client)
+
+    async def warm_up(self, prompts: Sequence[str]) -> None:
+        """Answer a batch; some engines report K, or any counters, only after a request."""
+        await self.answers(prompts)
+        await self._identify()
 
     async def cost(self, prompts: Sequence[str]) -> EngineCost | None:
         """The cost of a batch; None if no output could be timed, or other clients were served."""
-        before = await self._client.counters(_METRICS, counter_pages())
+        before = await self._counters()
         answers = await self.answers(prompts)
-        counted = (await self._client.counters(_METRICS, counter_pages())).since(before)
+        counted = (await self._counters()).since(before)
         emitted = sum(answer.num_tokens or 0 for answer in answers)
         if counted.spans_restart:
             self._client.fail("it restarted while it was timed")
@@ -105,6 +117,12 @@ class _TimedServer:
             self._num_foreign += 1
             return None
         return self._cost(answers, counted)
+
+    async def _counters(self) -> Counters:
+        page = self._engine.COUNTERS
+        if page is None:
+            return Counters(engine=None)
+        return await self._client.counters(page.path, [page])
 
     async def answers(self, prompts: Sequence[str]) -> list[StreamedResponse]:
         """The outputs of concurrent requests."""
@@ -114,7 +132,7 @@ class _TimedServer:
         messages = (Message(role="user", content=prompt),)
         self._num_requests += 1  # the seed of a sampled output
         request = replace(self._request, messages=messages, seed=self._num_requests)
-        answer = await self._engine.answer(self._client, self._model, request)
+        answer = await self._engine.answer(self._client, self._facts.model, request)
         if answer.text and not answer.num_tokens:
             self._client.fail(
                 "its stream has no `usage`, so tokens cannot be counted; pass a table of costs"
@@ -134,12 +152,13 @@ class _TimedServer:
         num_later = sum(max((answer.num_tokens or 0) - 1, 0) for answer in answers)
         num_rounds = float(num_later)
         if k:
-            num_rounds = self._num_rounds(k, counted, num_later)
+            num_rounds = self._num_rounds(k, counted, answers, num_later)
+        name = "server" if self._engine_name == OPENAI else self._engine_name
         # Rounds whose tokens came with an answer's first one are not timed.
         timed_rounds = num_rounds * num_timed / num_later
         return EngineCost(
             source=self._client.address.root,
-            engine=self._name,
+            engine=f"{name} {self._facts.version}".strip(),
             num_speculative_tokens=k,
             concurrency=len(answers),
             cost=decode_s / timed_rounds,
@@ -147,19 +166,26 @@ class _TimedServer:
             mean_acceptance_length=num_later / num_rounds if k else None,
         )
 
-    def _num_rounds(self, k: int, counted: Counters, num_later: int) -> float:
+    def _num_rounds(
+        self, k: int, counted: Counters, answers: Sequence[StreamedResponse], num_later: int
+    ) -> float:
         """Rounds after the answers' first tokens."""
-        root = self._client.address.root
-        is_complete = counted.num_accepted is not None or counted.counts_all_rounds
-        if counted.num_rounds is None or not is_complete:
+        num_rounds = counted.num_rounds
+        if num_rounds is None:  # TensorRT-LLM counts them only by answer
+            by_answer = [self._engine.counts(answer, k) for answer in answers]
+            known = [counts.num_rounds for counts in by_answer if counts is not None]
+            num_rounds = float(sum(known)) if len(known) == len(answers) else None
+        elif counted.num_accepted is not None:
+            # Rounds without a draft are not counted as drafts; drafts past the end of an answer
+            # are counted as accepted.
+            num_rounds = max(num_rounds, num_later - counted.num_accepted)
+        elif not counted.counts_all_rounds:
+            num_rounds = None
+        if num_rounds is None:
             self._client.fail(
-                f"it runs at K = {k} and does not count rounds at {root}/metrics; enable its "
-                "metrics, or pass a table of costs"
+                f"it runs at K = {k} and does not count rounds; enable its metrics, or pass a "
+                "table of costs"
             )
-        # Rounds without a draft are not counted as drafts; drafts past the end of an answer
-        # are counted as accepted.
-        unaccepted = 0.0 if counted.num_accepted is None else num_later - counted.num_accepted
-        num_rounds = max(counted.num_rounds, unaccepted)
         if num_rounds <= 0:
             self._client.fail(
                 f"it runs at K = {k} and counted no rounds for {num_later} tokens; pass a table of "
@@ -168,18 +194,18 @@ class _TimedServer:
         return num_rounds
 
     def _k(self, counted: Counters) -> int:
-        address = self._client.address
+        address, num_rounds = self._client.address, counted.num_rounds
         if address.k is not None:
             return address.k
-        if counted.num_positions:
-            return counted.num_positions
-        if counted.num_rounds and counted.num_draft_tokens:
-            return round(counted.num_draft_tokens / counted.num_rounds)
-        if counted.engine is not None and not counted.num_rounds:  # it counted no speculation
+        if self._facts.k is not None:
+            return self._facts.k
+        if num_rounds and counted.num_draft_tokens:
+            return round(counted.num_draft_tokens / num_rounds)
+        drafts = bool(num_rounds or counted.num_draft_tokens or self._facts.drafts)
+        if counted.engine is not None and not drafts:
             return 0
         self._client.fail(
-            f"{address.root}/metrics does not report its K; state it: "
-            f"{address.root}#k={4 if counted.num_rounds else 0}"
+            f"it does not report its K; state it: {address.root}#k={4 if drafts else 0}"
         )
 
     def fail_without_costs(self) -> NoReturn:

@@ -22,7 +22,6 @@ class CounterPage:
     # Gauges of running and waiting requests. Empty for engines that set them only while they
     # compute: when idle, they show requests that have ended.
     in_progress: tuple[str, ...] = ()
-    k_gauge: str = ""  # set from time to time; 0 at first
     counts_all_rounds: bool = False  # else only rounds with draft tokens
 
 
@@ -57,7 +56,7 @@ class Counters:
     queue_s: float | None = None  # summed over requests
     num_cached_tokens: float | None = None  # of prompts, found in its prefix cache
     num_accepted_at: tuple[float, ...] = ()  # drafts accepted at position 1, 2 .. K
-    num_positions: int | None = None  # K, if each position is counted or a gauge reports it
+    num_positions: int | None = None  # K, if each position is counted
     num_in_progress: float | None = None  # requests that run or wait now
     started_s: float | None = None  # when the process started, in Unix seconds
     spans_restart: bool = False  # of a difference: the two pages come from different processes
@@ -106,7 +105,6 @@ def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
     """
     sums: dict[str, Any] = defaultdict(float)
     accepted: dict[int, float] = defaultdict(float)
-    k_gauge = 0.0
     page: CounterPage | None = None
     num_in_progress: float | None = None
     started_s: float | None = None
@@ -124,17 +122,11 @@ def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
             accepted[_position(sample)] += sample.value
         elif name in page.in_progress:
             num_in_progress = (num_in_progress or 0.0) + sample.value
-        elif name == page.k_gauge:
-            if sample.value > MOST_POSITIONS:
-                raise ValueError(
-                    f"{sample.name} is {sample.value:g}; it must be 0 to {MOST_POSITIONS}"
-                )
-            k_gauge = max(k_gauge, sample.value)  # the same on every rank
     num_positions = max(accepted, default=-1) + 1
     return Counters(
         engine=page.engine if page else None,
         counts_all_rounds=page is not None and page.counts_all_rounds,
-        num_positions=num_positions or round(k_gauge) or None,
+        num_positions=num_positions or None,
         num_accepted_at=tuple(accepted.get(i, 0.0) for i in range(num_positions)),
         num_in_progress=num_in_progress,
         started_s=started_s,

@@ -1,5 +1,6 @@
 """--step-times URL: a round's seconds and K out of a server's own counters, never out of chunks."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -112,13 +113,15 @@ def test_an_incomplete_server_response_is_an_error_with_the_address(fault, reaso
 
 
 class SglangServer(FakeServer):
-    """Its gauge is not set yet; `tells` its rounds or not."""
+    """Counts its rounds if `counts` is set; `arguments` are those that it reports."""
 
-    tells = True
+    counts = True
+
+    def __init__(self, arguments: str = '{"speculative_algorithm": "NGRAM"}') -> None:
+        super().__init__(pages={"/server_info": arguments})
 
     def page(self) -> str:
-        rounds = self.total_rounds if self.tells else 7
-        return f"sglang:spec_verify_calls_total {rounds}\nsglang:spec_num_steps 0.0\n"
+        return f"sglang:spec_verify_calls_total {self.total_rounds if self.counts else 7}\n"
 
 
 def test_a_server_that_speculates_is_not_timed_as_k_0():
@@ -130,9 +133,44 @@ def test_a_server_that_speculates_is_not_timed_as_k_0():
     assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}
 
 
+def test_k_of_sglang_is_that_of_its_arguments():
+    arguments = '{"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "version": "0.5"}'
+    costs = timed(SglangServer(arguments))
+    assert {(c.engine, c.num_speculative_tokens) for c in costs} == {("sglang 0.5", 3)}
+
+
+class TrtllmServer(FakeServer):
+    """Its page counts no rounds, but each answer has its mean tokens per iteration."""
+
+    def page(self) -> str:
+        return (
+            f"trtllm_generation_tokens_total {self.total_tokens}\n"
+            f'trtllm_speculative_config_info{{spec_num_tokens="{self.k}"}} 1.0\n'
+        )
+
+    def events(self, is_chat: bool) -> Iterator[dict[str, Any]]:
+        num_tokens = 0
+        for i, event in enumerate(super().events(is_chat)):
+            for choice in event["choices"]:
+                num_tokens += len(choice["delta"]["content"])
+                choice["avg_decoded_tokens_per_iter"] = num_tokens / (i + 1)
+                event["usage"] = {"completion_tokens": num_tokens}
+            yield event
+
+
+@pytest.mark.parametrize(("k", "length"), [(3, 2.0), (0, None)])
+def test_tensorrt_llm_is_timed_by_its_page_and_the_means_of_its_answers(k, length):
+    pages = {"/metrics": "[]"}
+    fake = TrtllmServer(k=k, metrics_path="/prometheus/metrics", pages=pages, has_ids=False)
+    costs = timed(fake)
+    assert {c.engine for c in costs} == {"tensorrt_llm 0.32.0"}
+    assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(k, length)}
+    assert [c.cost for c in costs] == pytest.approx([fake.round_s] * len(costs))
+
+
 def test_a_server_without_new_rounds_does_not_divide_by_zero():
     fake = SglangServer()
-    fake.tells = False
+    fake.counts = False
     assert {c.num_speculative_tokens for c in timed(fake)} == {0}
     with pytest.raises(UsageError, match="K = 3"):
         timed(fake, "#k=3")

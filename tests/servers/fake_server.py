@@ -77,6 +77,7 @@ class FakeServer:
     round_s: float = 0.004
     num_rounds: int = 8
     has_metrics: bool = True
+    metrics_path: str = "/metrics"
     has_usage: bool = True
     has_ids: bool = True
     has_chat: bool = True
@@ -163,7 +164,7 @@ class _Handler(Handler):
             self.send(fake.models_page or named)
         elif self.path == "/version":
             self.send('{"version": "0.32.0"}')
-        elif self.path == "/metrics" and fake.has_metrics:
+        elif self.path == fake.metrics_path and fake.has_metrics:
             self.send(fake.page())
         else:
             self.send_error(404)

@@ -121,7 +121,7 @@ def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """A server reports whether it speculates; its counters show K after the first draft."""
+    """A server may report whether it speculates; its counters show K after the first draft."""
     root = client.address.root
     props = await client.json(f"{root}/props")
     counters = await client.counters(COUNTERS.path, [COUNTERS])
@@ -132,7 +132,7 @@ async def facts(client: "Client") -> ServerFacts:
     return ServerFacts(
         version=str(props.get("build_info", "")),
         model=await client.model(),
-        k=counters.num_positions if any(speculates) else 0 if speculates else None,
+        k=counters.num_positions or (0 if speculates and not any(speculates) else None),
         drafts=any(speculates),
         context=count_of(str(n_ctx)),
         settings={**settings, "n_ctx": str(n_ctx)},

@@ -10,9 +10,9 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from specbench.engines.deployment import (
     PAD,
@@ -40,7 +40,7 @@ from specbench.engines.served_engine import (
 )
 from specbench.errors import RefusedError, UsageError
 from specbench.records import Request, RequestCounts
-from specbench.servers.metrics_page import CounterPage, count_of
+from specbench.servers.metrics_page import MOST_POSITIONS, CounterPage, count_of
 from specbench.servers.response import Count, Payload, StreamedResponse, TokenId
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat
 from specbench.stats.rounds import mean_length_from_rates
@@ -54,7 +54,7 @@ START_S = 90.0
 UNSUPPORTED = ()
 SIMULATED_BY = ("SGLANG_SIMULATE_ACC_LEN",)
 HEALTH = "/health"
-COUNTERS = CounterPage(  # srt/observability/metrics_collector.py; a gauge reports K
+COUNTERS = CounterPage(  # srt/observability/metrics_collector.py
     engine="sglang",
     path="/metrics",
     prefix="sglang:",
@@ -67,7 +67,6 @@ COUNTERS = CounterPage(  # srt/observability/metrics_collector.py; a gauge repor
         "queue_time_seconds_sum": "queue_s",
         "cached_tokens": "num_cached_tokens",
     },
-    k_gauge="spec_num_steps",
     counts_all_rounds=True,
 )
 LOG = LogFormat(
@@ -107,6 +106,9 @@ def launch(start: StartOptions) -> StartCommand:
     return StartCommand(command=(*command, *start.arguments), num_program=len(program))
 
 
+_Depth = Annotated[int, Field(ge=0, le=MOST_POSITIONS)]
+
+
 class _ServerInfo(Payload):
     """Fields from which facts follow; all others are only stored."""
 
@@ -116,8 +118,8 @@ class _ServerInfo(Payload):
     max_total_num_tokens: Count | None = None
     dp_size: Count | None = None
     speculative_algorithm: str | None = None
-    speculative_num_steps: Count | None = None
-    speculative_num_draft_tokens: Count | None = None
+    speculative_num_steps: _Depth | None = None
+    speculative_num_draft_tokens: _Depth | None = None
 
 
 async def facts(client: "Client") -> ServerFacts:

@@ -100,6 +100,7 @@ def test_k_is_read_from_idle_slots_or_from_counters_after_a_draft():
     info = facts("llama_cpp", SERVER | {"/metrics": page})
     assert info.k is None
     assert facts("llama_cpp", SERVER | {"/slots": "", "/metrics": page}).k is None
+    assert facts("llama_cpp", SERVER | {"/slots": ""}).k == 4
 
 
 def test_counts_of_a_recorded_llama_cpp_response_exclude_the_overshot_draft():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from specbench.engines.served_engine import find_served
+from specbench.errors import ServerError
 from tests.engines.served.replay import REQUEST, answer, facts, recorded, start
 
 SGLANG = find_served("sglang")
@@ -52,6 +53,11 @@ def test_facts_of_an_sglang_server_are_read_from_its_pages():
 )
 def test_k_of_an_sglang_server_is_read_for_each_algorithm(info, k):
     assert facts("sglang", server_info(info)).k == k
+
+
+def test_an_impossible_k_of_an_sglang_server_is_refused():
+    with pytest.raises(ServerError, match=r"speculative_num_steps"):
+        facts("sglang", server_info({"speculative_num_steps": 1_000_000}))
 
 
 def test_sglang_kv_tokens_are_summed_over_data_parallel_ranks():
