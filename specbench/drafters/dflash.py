@@ -1,7 +1,7 @@
-"""Drafts all tokens of a round in one forward over a block of masks, from the target's states.
+"""DFlash: one forward over a block of mask tokens drafts all tokens of a round.
 
-Shape suffixes: B rows, T tokens, K drafts, N = K + 1 tokens of a block, F hidden size,
-V vocabulary.
+Shape suffixes: B rows, T tokens, K draft tokens, N tokens of a block, F hidden size, D the tokens
+that a head can draft, V vocabulary.
 """
 
 from collections.abc import Collection, Mapping
@@ -52,7 +52,7 @@ from specbench.models.checkpoint import Checkpoint
 
 
 class _DFlashLayers(nn.Module):
-    """The tensors of a head, named as in its files."""
+    """The modules of a head, named as in its files."""
 
     def __init__(self, config: Any, num_features: int, names: Collection[str]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _DFlashLayers(nn.Module):
 
 
 class DFlashHead:
-    """Layers like those of Qwen 3 with the target's embedding and head.
+    """Layers like those of Qwen 3 that use the target's embedding and output matrix.
 
     The keys and values of a committed token are computed only from the target's states; those of a
     block are discarded after its forward. Sources: see `DFlashStyle`.
@@ -111,13 +111,13 @@ class DFlashHead:
         return (*layer_tensors, *head_weights)
 
     def block_length(self, k: int) -> int:
-        """Tokens of a block with k drafts."""
+        """The number of tokens in a block with k draft tokens."""
         return k + self._style.block_size - self.depth
 
     def add_context(
         self, features: tuple[Tensor, ...], positions_BT: Tensor, span: int, first_row: int
     ) -> None:
-        """Write the keys and values of committed tokens from the target's states at them."""
+        """Write keys and values of committed tokens, computed from the target's states there."""
         context_BTF = self.model.hidden_norm(self.model.fc(torch.cat(features, -1)))
         self.layers.write_kv(context_BTF, positions_BT, span, first_row=first_row)
 
@@ -129,7 +129,7 @@ class DFlashHead:
         if style.embedding_scale != 1:
             states_BNF = states_BNF * style.embedding_scale
         is_causal = set(style.is_causal)
-        # If layers have different masks, the block goes through them one by one.
+        # Layers that have different masks are run one by one.
         for layer in (None,) if len(is_causal) == 1 else range(len(style.is_causal)):
             states_BNF = self.layers.forward(
                 states_BNF,
@@ -152,7 +152,7 @@ class DFlashHead:
 
 
 def _block(places_BN: Tensor, *, is_causal: bool) -> Branches:
-    """The block's attention: each token sees the whole block, or if causal only up to itself."""
+    """The mask of a block: each token attends to the whole block, or up to itself if causal."""
     B, N = places_BN.shape
     seen_BNN = torch.ones(B, N, N, dtype=torch.bool, device=places_BN.device)
     return Branches(
@@ -161,7 +161,7 @@ def _block(places_BN: Tensor, *, is_causal: bool) -> Branches:
 
 
 def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
-    """The layers' config: Qwen 3's for every target."""
+    """The config of the layers, which are Qwen 3's for every target."""
     return layer_config(with_layer_fields(checkpoint), num_positions)
 
 
@@ -172,8 +172,8 @@ def make_layers(config: Any, num_features: int, names: Collection[str] = ()) -> 
 
 
 def spread_layers(num_layers: int, count: int) -> list[int]:
-    """The target's layers that a head fuses: `count` of them, from the second on, without the last
-    three if there are more."""
+    """The target's layers whose states a new head fuses: `count` layers, evenly spaced from the
+    second to the third last, or only the middle one."""
     first = min(1, num_layers - 1)
     last = max(num_layers - 3, first)
     if count == 1:
@@ -183,12 +183,12 @@ def spread_layers(num_layers: int, count: int) -> list[int]:
 
 @drafter("dflash")
 class DFlash(Drafter):
-    """Drafts with a block of masks, which one forward fills in.
+    """Drafts with a block of mask tokens, all of which one forward replaces.
 
-    The block is the current token and K masks, K below the head's block size. Some heads draft the
-    first token at the current token's position and need one mask less. The head sees the target's
-    hidden states at all tokens before. Drafts are independent: above temperature 0 each is drawn
-    from its own distribution.
+    The block is the current token and K masks; K is less than the head's block size. Some heads
+    draft the first token at the current token's position and need one mask less. The block attends
+    to the target's hidden states at all earlier tokens. Draft tokens are independent: above
+    temperature 0 each is drawn from its own distribution.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -230,7 +230,7 @@ class DFlash(Drafter):
         )
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
-        """`observe` writes keys and values without attention, `block` fills in the masks."""
+        """`observe` writes keys and values without attention; `block` drafts in place of masks."""
         head = self.head
         weight_F = head.model.norm.weight
         feature_11F = weight_F.new_zeros(1, 1, len(weight_F))
@@ -264,7 +264,7 @@ class DFlash(Drafter):
         self.head.add_context(chunk.features, chunk.positions_BT, chunk.span, state.first_row)
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """Write the accepted tokens; the slots after them are overwritten by the next block."""
+        """Write the accepted tokens; the next block overwrites the slots after them."""
         self.head.add_context(outcome.features, outcome.positions_BT, outcome.span, state.first_row)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:

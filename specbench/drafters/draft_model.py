@@ -121,11 +121,11 @@ class DraftModel(ModelDrafter):
         self.runner.allocate(num_rows, max_len)
 
     def prefill(self, state: State, chunk: Chunk) -> None:
-        self._see(chunk.tokens_BT, chunk.positions_BT, chunk.span, state.first_row, chunk.start)
+        self._feed(chunk.tokens_BT, chunk.positions_BT, chunk.span, state.first_row, chunk.start)
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
         positions_BT, tokens_BT = state.last(num_tokens)
-        self._see(tokens_BT, positions_BT, span, state.first_row)
+        self._feed(tokens_BT, positions_BT, span, state.first_row)
 
     def observe(self, state: State, outcome: Outcome) -> None:
         """Move the slots of a tree's accepted path to the path's positions, as the target does.
@@ -137,7 +137,7 @@ class DraftModel(ModelDrafter):
             sources_BT = positions_BT[:, :1] + outcome.path_BT[:, 1:]
             self.runner.move_slots(sources_BT, positions_BT[:, 1:], state.first_row)
 
-    def _see(
+    def _feed(
         self,
         tokens_BT: Tensor,
         positions_BT: Tensor,

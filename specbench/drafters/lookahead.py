@@ -27,17 +27,17 @@ class Lookahead(Drafter):
     """Feeds a window of guesses, collects the n-grams that it completes, and drafts from them.
 
     A round feeds `ngram` - 1 levels of `window` tokens, and up to `guesses` n-grams that begin with
-    the current token. Each level is the target's prediction after the level above, from the round
-    before. The predictions after the last level complete `window` n-grams, and the levels move up.
-    A fully accepted guess yields `ngram` tokens. The defaults feed 40 tokens per round, which is
-    affordable on a CPU.
+    the current token. Each level has the target's predictions after the level above, from the
+    previous round. Predictions after the last level complete `window` n-grams, and the levels move
+    up. A fully accepted guess yields `ngram` tokens. The defaults feed 40 tokens per round, which a
+    CPU can afford.
     """
 
     def __init__(
         self, parts: Parts, *, window: int, ngram: int, guesses: int, pool_from_prompt: bool
     ) -> None:
         device = parts.target.device
-        # Its n-grams depend on the rounds that it has run.
+        # The drafts are n-grams of earlier rounds, so they depend on these rounds.
         self.capabilities = Capabilities(max_k=lookahead_depth(ngram), repeatability="none")
         self._window, self._ngram, self._num_levels = window, ngram, ngram - 1
         self._pool_from_prompt = pool_from_prompt
@@ -90,7 +90,7 @@ class Lookahead(Drafter):
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         B, depth = state.num_rows, min(k, self._num_levels)
         levels_BLW, _ = self._rows(state)
-        window_BK = levels_BLW.flatten(1)[:, 1:]  # the current token is its first
+        window_BK = levels_BLW.flatten(1)[:, 1:]  # without the current token, which comes first
         grams_BGN, is_found_BG = self._pool.find(state.first_row, state.tokens_at(state.length_B1))
         guesses_BGD = grams_BGN[..., 1 : 1 + depth].clamp(min=0)
         is_active_BGD = is_found_BG[..., None].expand_as(guesses_BGD)
@@ -144,8 +144,8 @@ def round_shape(
 ) -> Tree:
     """The tree of one row: the window level by level, current token first, then the guesses.
 
-    A token of level 0 attends to the tokens before it. A token of a lower level also attends to its
-    column. A token of a guess attends to the current token and the guess so far.
+    A token of the window attends to level 0 up to its own column, and to the lower levels of this
+    column down to itself. A token of a guess attends to the current token and the guess so far.
     """
     seen = [
         [*range(column + 1), *(column + i * window for i in range(1, level + 1))]
@@ -176,7 +176,7 @@ class NgramPool:
     def __init__(self, ngram: int, size: int, vocab_size: int, device: torch.device) -> None:
         self._size = size
         self._num_buckets = min(NGRAM_BUCKETS, vocab_size)
-        # The last entry of a row takes the writes to discard.
+        # Writes to be discarded go to the last entry of a row.
         num_entries = self._num_buckets * size + 1
         self._grams_RPN = torch.full((0, num_entries, ngram), _EMPTY, device=device)
         self._num_added_RS = torch.zeros(0, self._num_buckets, dtype=torch.long, device=device)
@@ -214,7 +214,7 @@ class NgramPool:
         is_stored_BM = (stored_BMEN == grams_BMN[:, :, None]).all(-1).any(-1)
         is_new_BM = is_added_BM & ~is_stored_BM & ~is_repeated_BM
 
-        # [b, m, i]: n-gram i is new and goes to the bucket of m.
+        # shares_bucket_BMM[b, m, i]: n-gram i is new and goes to the bucket of n-gram m.
         bucket_BM = grams_BMN[..., 0] % self._num_buckets
         shares_bucket_BMM = (bucket_BM[:, :, None] == bucket_BM[:, None]) & is_new_BM[:, None]
         num_before_BM = (shares_bucket_BMM & is_earlier_MM).sum(-1)

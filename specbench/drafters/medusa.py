@@ -1,8 +1,8 @@
-"""Several heads over the target's last hidden state, each drafting one token further ahead.
+"""Medusa: heads over the target's last hidden state, each drafting one token further ahead.
 
-Residual layers and output matrices of all heads run in one batched product.
-Shape suffixes: B rows, R allocated rows, F hidden size, H heads, L residual layers of a head,
-V the heads' vocabulary, K drafts, W the likeliest tokens of a head.
+The residual layers and output matrices of all heads run as batched matrix products.
+Shape suffixes: B rows, R allocated rows, F hidden size, H heads, V the heads' vocabulary, K draft
+tokens, W the likeliest tokens of a head.
 """
 
 import math
@@ -42,16 +42,16 @@ from specbench.models.checkpoint import Checkpoint
 
 
 class MedusaHeads:
-    """Every head's weights on the target's device, in its dtype.
+    """The weights of all heads, on the target's device and in its dtype.
 
-    Head i: x + silu(W x + b), once or several times, then a product over the vocabulary.
+    A head computes x + silu(W x + b), once or several times, then applies its output matrix.
     Source: Cai et al. 2024 (arXiv:2401.10774), section 2.1.1.
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
-        """How many heads and layers there are follows from the tensors: configs say otherwise.
+        """The tensors determine the numbers of heads and layers; configs may state others.
 
-        ModelError names what is missing, unknown or of another shape than the target's.
+        ModelError names tensors that are missing, unknown or of a shape that does not fit.
         """
         checkpoint = medusa_tensors(fitting(checkpoint, target, "medusa"))
         tensors = checkpoint.tensors
@@ -86,7 +86,7 @@ class MedusaHeads:
         return tuple(tensor[:num_heads] for tensor in self.weights)
 
     def logits(self, states_BF: Tensor, num_heads: int) -> Tensor:
-        """The first heads', over their own vocabulary [H, B, V]."""
+        """Logits of the first `num_heads` heads over the heads' vocabulary [H, B, V]."""
         x_HBF = states_BF.expand(num_heads, -1, -1)
         for weight_HFF, bias_H1F in self._layers:
             inner_HBF = torch.baddbmm(bias_H1F[:num_heads], x_HBF, weight_HFF[:num_heads])
@@ -96,19 +96,18 @@ class MedusaHeads:
         return torch.bmm(x_HBF, self._out_HFV[:num_heads])
 
     def target_ids(self, tokens: Tensor) -> Tensor:
-        """The target's ids of the heads' own."""
+        """The target's ids of tokens of the heads' vocabulary."""
         return tokens if self._token_map_V is None else self._token_map_V[tokens]
 
 
 @drafter("medusa")
 class Medusa(Drafter):
-    """Drafts with Medusa's heads, all from one state.
+    """Drafts with Medusa's heads, which all read the same state of the target.
 
-    They see the target's state, after its final norm, at the last token of its cache; the
-    current token follows that one, and head i guesses the i-th after it, counted from 0. Heads
-    do not know of each other's guesses, so a tree's level offers every parent the same tokens.
-    Guesses are matched with the target's own tokens; the paper's typical acceptance is
-    `lossy: typical`.
+    It is the state after the final norm, at the last token before the current one. Head i, counted
+    from 0, guesses the token that is i + 1 positions after the current one. The heads do not know
+    each other's guesses, so all parents in a level of a tree get the same tokens. Draft tokens are
+    compared with the target's own; the paper's typical acceptance is `lossy: typical`.
     """
 
     def __init__(self, parts: Parts, *, tree: str, max_drafts: int) -> None:
@@ -134,7 +133,7 @@ class Medusa(Drafter):
         )
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
-        """The first heads over one state; later ones are neither run nor read."""
+        """One part for every n: the first n heads over one state. Other heads are not read."""
         heads = self.heads
         state_1F = heads.weights[0].new_zeros(1, self._last_RF.shape[1])
 
@@ -163,11 +162,11 @@ class Medusa(Drafter):
         return k if self.trees is None else self.trees[k].topology.num_drafts
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """Keep the state at the last token of the accepted path: the current one comes after it."""
+        """Store the state at the last token of the accepted path, before the current token."""
         outcome.keep_last(outcome.features[0], state.rows_of(self._last_RF))
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
-        """The heads' likeliest tokens at any temperature: guesses without a distribution."""
+        """Draft the heads' likeliest tokens at any temperature, without probabilities."""
         tree = None if self.trees is None else self.trees[k]
         num_heads = len(tree.levels) if tree else k
         logits_HBV = self.heads.logits(state.rows_of(self._last_RF), num_heads)
@@ -186,7 +185,7 @@ class Medusa(Drafter):
     def new_checkpoint(
         config: Any, seed: int, *, num_heads: int = NEW_HEADS, num_layers: int = 1
     ) -> Checkpoint:
-        """Heads of random weights for a target of that config, named as Medusa's authors do."""
+        """Heads with random weights for a target with this config, named as in Medusa's files."""
         text, generator = config.get_text_config(), torch.Generator().manual_seed(seed)
         F, V = text.hidden_size, text.vocab_size
 

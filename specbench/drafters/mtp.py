@@ -1,7 +1,8 @@
 """MTP layers, with which a target was trained to predict more than one token ahead.
 
-Each joins token and state and runs one decoder layer. Shape suffixes: B rows, T tokens, W tokens in
-one step, L MTP layers, F hidden size, V vocabulary, E experts, I width of an expert.
+Each layer joins an embedding and a state and runs a decoder layer. Shape suffixes: B rows,
+T tokens, W tokens in one step, L MTP layers, F hidden size, V vocabulary, E experts, I width of an
+expert.
 """
 
 from collections.abc import Container, Mapping
@@ -48,7 +49,7 @@ from specbench.models.checkpoint import Checkpoint
 
 
 def copies(checkpoint: Checkpoint, kind: Literal["embedding", "head"]) -> list[str]:
-    """Names in the files of each layer's copy of the target's tensor, if the family has copies."""
+    """Names in the files of the layers' copies of a target's tensor; some families have none."""
     named = prefixes(checkpoint).items()
     return [f"{old}weight" for old, new in named if new.endswith(f".{kind}.")]
 
@@ -59,9 +60,9 @@ _JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def by_expert(
     name: str, shape: tuple[int, ...], joined: Container[str] = ()
 ) -> dict[str, tuple[int, ...]]:
-    """In most files every expert has separate matrices; transformers holds all in one tensor.
+    """Names and shapes in the files of what is one tensor in transformers.
 
-    `joined` are the tensors that files have as transformers holds them.
+    Most files have separate matrices for each expert, except for the tensors in `joined`.
     """
     before, _, last = name.rpartition(".")
     if not before.endswith(".experts") or name in joined:
@@ -72,7 +73,7 @@ def by_expert(
 
 
 def joined_experts(name: str, shape: tuple[int, ...], files: Mapping[str, Tensor]) -> Tensor:
-    """A tensor as transformers holds it, from those of the files."""
+    """A tensor in the form of transformers, from those of the files."""
     names = list(by_expert(name, shape, files))
     if names == [name]:
         return files[name]
@@ -88,10 +89,10 @@ def split_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return dict(zip(shapes, pieces, strict=True))
 
 
-# Older names of fields, and what layers look for beyond them.
-_BESIDE_FIELDS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")
+# Config fields that layers read although the class of their config does not declare them.
+_UNDECLARED_FIELDS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")
 _MIMO = "MiMoForCausalLM"
-_ALWAYS_FLOAT32 = "e_score_correction_bias"  # as transformers has it: it only picks experts
+_ALWAYS_FLOAT32 = "e_score_correction_bias"  # also in transformers; it only chooses experts
 
 
 class MtpLayer(nn.Module):
@@ -99,7 +100,7 @@ class MtpLayer(nn.Module):
 
     def __init__(self, block: Any, hidden_size: int, eps: float) -> None:
         super().__init__()
-        make_norm = type(block.input_layernorm)  # that of Qwen's hybrids adds 1 to its weights
+        make_norm = type(block.input_layernorm)  # the norm of Qwen's hybrids adds 1 to its weights
         if make_norm is Qwen2RMSNorm:
             make_norm = nn.RMSNorm  # the same in one operation
         self.token_norm = make_norm(hidden_size, eps=eps)
@@ -117,7 +118,7 @@ class MtpLayer(nn.Module):
 
 
 class _RotaryOfAxes(nn.Module):
-    """Cosines and sines for positions in a text if a token has positions on several axes."""
+    """A rotary embedding with several axes, for text: a token's position is the same on each."""
 
     def __init__(self, rotary: nn.Module, num_axes: int) -> None:
         super().__init__()
@@ -130,18 +131,18 @@ class _RotaryOfAxes(nn.Module):
 class MtpHead:
     """A FeatureHead whose step at depth d runs MTP layer d, modulo their number.
 
-    It starts from the target's state after its final norm. vLLM blanks the embedding at
-    position 0 for some families; training and transformers do not, and neither does this.
+    It starts from the target's state after the final norm. For some families vLLM sets the
+    embedding at position 0 to zero; training and transformers do not, and neither does this class.
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
-        """ModelError says what does not fit the target, or which tensors are wrong."""
+        """ModelError names the fields that do not fit the target, or the tensors that are wrong."""
         checkpoint = fitting(checkpoint, target, "mtp")
         self.family = family_of(checkpoint)
         self.num_layers = self.num_depths = num_mtp_layers(checkpoint)
         self.features: tuple[int, ...] = (target.num_layers,)
         self.feature_size = target.hidden_size
-        self.state_size = self.num_layers * target.hidden_size  # what a row keeps: one a layer
+        self.state_size = self.num_layers * target.hidden_size  # a row stores one state per layer
         self.num_tokens = target.vocab_size
         self.device, self.dtype = target.device, target.dtype
         self._target = target
@@ -201,7 +202,7 @@ class MtpHead:
             first_row=first_row,
             branches=branches,
             only=i,
-            first_slot=i,  # its state is one that the layers before it made of earlier tokens
+            first_slot=i,  # a state of layer i depends on i earlier tokens
         )
         return layer.out_norm(states_BTF) if self.family.recycles_normed else states_BTF
 
@@ -239,19 +240,19 @@ def make_layers(checkpoint: Checkpoint) -> tuple[nn.ModuleList, Any]:
 
 
 def _decoder_fields(given: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Only the entries that are fields of the family's decoder config.
+    """The entries that are fields of the family's decoder config.
 
-    The files are not trusted, and transformers takes more than sizes from a config: an
-    implementation of attention may name a repository whose code it fetches and runs.
+    The files are not trusted, and transformers reads more than sizes from a config: an attention
+    implementation may name a repository whose code it downloads and runs.
     """
     config_class = type(AutoConfig.for_model(family.decoder))
     known = {f.name for f in fields(config_class)} - {f.name for f in fields(PreTrainedConfig)}
-    known |= {*config_class.attribute_map, *_BESIDE_FIELDS}
+    known |= {*config_class.attribute_map, *_UNDECLARED_FIELDS}
     return {name: value for name, value in given.items() if name in known}
 
 
 def layer_shapes(layers: nn.ModuleList, family: Family) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors that the layers must have; what they share is the first one's."""
+    """Shapes of all tensors that the layers must have; shared tensors belong to layer 0."""
     return {
         name: shape
         for name, shape in shapes_of(layers).items()
@@ -261,9 +262,9 @@ def layer_shapes(layers: nn.ModuleList, family: Family) -> dict[str, tuple[int, 
 
 @torch.no_grad()
 def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -> None:
-    """Put the checkpoint's tensors on the target's device.
+    """Load the checkpoint's tensors into the layers, on the target's device.
 
-    The embedding is the target's. So is the head, unless the files have another one.
+    The embedding is the target's. So is the output matrix, unless the files have another one.
     """
     stored, V, F = layer_tensors(checkpoint), target.vocab_size, target.hidden_size
     files = {
@@ -296,7 +297,7 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
 
 
 def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
-    """Whether two plain tensors are equal; a packed one is never taken for a copy."""
+    """Whether two tensors are equal; a packed one is never regarded as equal."""
     if other is None or type(other.data) is not Tensor:
         return False
     return (tensor.shape, tensor.dtype) == (other.shape, other.dtype) and torch.equal(tensor, other)
@@ -306,12 +307,11 @@ def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
 class Mtp(FeatureDrafter):
     """Drafts with the target's MTP layers, each over its own keys and values.
 
-    They come from the target's own files, or from those of `model:`. Layer i makes its state at a
-    position from the token after it and the state that the layer before it (the target before the
-    first) had one position back (at the same position), over its own keys and values. Each layer
-    sees every known token once, with the states that training would have given it there; drafts are
-    fed again in each round, the first i of them to layer i. At a depth beyond the last layer the
-    first one continues from its states, and so on.
+    They come from the target's own files, or from those of `model:`. Layer 0 computes its state at
+    a position from the next token and the target's state at that position. Layer i > 0 uses the
+    state of layer i - 1 at the previous position instead. Each layer processes every known token
+    once, with the same states as in training. Draft tokens are fed again in each round: the first i
+    of them to layer i. At greater depths the layers repeat, with layer 0 after the last one.
     """
 
     open_head = MtpHead
@@ -320,13 +320,13 @@ class Mtp(FeatureDrafter):
     def __init__(self, parts: Parts) -> None:
         head = self.open_head(parts.checkpoint(), parts.target)
         super().__init__(head, TreePlan())
-        # A later layer needs the states of the one before it, which only a row's end has.
+        # Later layers need states of the layer before, and a row stores only the last ones.
         self.capabilities = replace(self.capabilities, keeps_prefix=head.num_layers == 1)
 
     @staticmethod
     def new_checkpoint(config: Any, seed: int, *, num_layers: int = 1) -> Checkpoint:
-        """Random MTP layers for a target with this transformers config, named as in its files; in
-        MiMo's layout if its family has none."""
+        """Random MTP layers for a target with this transformers config, named as in its files; they
+        have MiMo's layout if the family's is unknown."""
         text = config.get_text_config()
         family = family_name(config.model_type)
         fields = text.to_dict() if family in FAMILIES else new_layer_fields(config, _MIMO)
@@ -342,15 +342,15 @@ class Mtp(FeatureDrafter):
         return replace(empty, tensors=tensors)
 
     def prefill(self, state: State, chunk: Chunk) -> None:
-        states_BTF = self._see(
+        states_BTF = self._feed(
             chunk.following_BT,
             chunk.features,
             chunk.positions_BT,
             chunk.span,
-            before_BLF=self._kept(state),
+            before_BLF=self._last_states(state),
             first_row=state.first_row,
         )
-        # `observe` continues from the states before the prompt's last token.
+        # `observe` continues from the states at the token before the prompt's last one.
         at_B1 = state.length_B1 - 2 - chunk.positions_BT[:, :1]
         index_B1F = at_B1.clamp(0, states_BTF.shape[1] - 1)[..., None].expand(
             -1, 1, states_BTF.shape[2]
@@ -361,17 +361,17 @@ class Mtp(FeatureDrafter):
         )
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        states_BTF = self._see(
+        states_BTF = self._feed(
             outcome.following_BT,
             outcome.features,
             outcome.positions_BT,
             outcome.span,
-            before_BLF=self._kept(state),
+            before_BLF=self._last_states(state),
             first_row=state.first_row,
         )
         outcome.keep_last(states_BTF, state.rows_of(self._last_RF))
 
-    def _see(
+    def _feed(
         self,
         tokens_BT: Tensor,
         features: tuple[Tensor, ...],
@@ -381,7 +381,7 @@ class Mtp(FeatureDrafter):
         before_BLF: Tensor,
         first_row: int = 0,
     ) -> Tensor:
-        """All layers' states after known tokens [B, T, L * F]; they follow those `before`."""
+        """All layers' states [B, T, L * F] at known tokens; `before_BLF` are one position back."""
         head = self.head
         states_BTF, made = head.fuse(features), []
         for i in range(head.num_layers):
@@ -393,11 +393,11 @@ class Mtp(FeatureDrafter):
         return torch.cat(made, -1)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        head, states_BLF = self.head, self._kept(state)
+        head, states_BLF = self.head, self._last_states(state)
         depth, tokens_BW, states_BWF = 0, state.tokens_BC[:, :0], states_BLF[:, :0]
 
         def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:  # noqa: ARG001
-            """The drafts that this depth's layer has not seen since its last known token."""
+            """Feed this depth's layer the draft tokens after its last known one; returns logits."""
             nonlocal depth, tokens_BW, states_BWF
             if depth < head.num_layers:
                 states_BWF = torch.cat([states_BLF[:, depth : depth + 1], states_BWF], 1)
@@ -414,14 +414,14 @@ class Mtp(FeatureDrafter):
         return grow_chain(state, logits_BV, follow, k, sampler)
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
-        """`observe` is all layers over known tokens, `layer i` that one over drafts."""
+        """`observe` runs all layers over known tokens, `layer i` runs layer i over draft tokens."""
         head, L = self.head, self.head.num_layers
         (state_11F,) = blank_states(head, head.feature_size)
 
         def observe(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> Tensor:
             features = (state_11F.expand(-1, tokens_1T.shape[1], -1),)
             before_1LF = state_11F.expand(-1, L, -1)
-            made = self._see(tokens_1T, features, positions_1T, span, before_BLF=before_1LF)
+            made = self._feed(tokens_1T, features, positions_1T, span, before_BLF=before_1LF)
             return head.logits(made[:, -1:, : head.feature_size])
 
         def draft(tokens_1T: Tensor, positions_1T: Tensor, span: int, *, depth: int) -> Tensor:
@@ -448,6 +448,6 @@ class Mtp(FeatureDrafter):
         drafts = (DrafterForward(min(depth, L), f"layer {depth % L}") for depth in range(1, k))
         return (DrafterForward(k + 1, "observe"), *drafts)
 
-    def _kept(self, state: State) -> Tensor:
-        """Each layer's state after the row's last token [B, L, F]."""
+    def _last_states(self, state: State) -> Tensor:
+        """The last state of each layer [B, L, F]."""
         return state.rows_of(self._last_RF).view(state.num_rows, self.head.num_layers, -1)

@@ -1,10 +1,10 @@
 """Drafts what followed the same tokens earlier in the text or in other outputs.
 
 A suffix tree of limited depth counts which token follows which string. A string that occurs once is
-a leaf that points into its text, and gets children only when it occurs again: memory grows with the
+a leaf that points into its text, and gets children when it occurs again. So memory grows with the
 texts and their repetitions, not with the depth.
 Source: Oliaro et al. 2024, SuffixDecoding (arXiv:2411.04975).
-Shape suffixes: B rows, T tokens, K drafts, R numbers per row that the host reads.
+Shape suffixes: B rows, T tokens, K draft tokens, R numbers per row that the host reads or writes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from specbench.errors import UsageError
 
 
 class Node:
-    """A string that occurs in the texts; without children, `text` has its continuation."""
+    """A string that occurs in the texts; if it has no children, `text` has its continuation."""
 
     __slots__ = ("best", "children", "depth", "num_followed", "num_seen", "start", "text", "token")
 
@@ -43,30 +43,30 @@ class Node:
 
 
 class Continuation(NamedTuple):
-    """Tokens that may come next, and the number of them expected to be right."""
+    """Tokens that may come next; the score is the expected number of correct ones."""
 
     tokens: list[int]
     score: float
 
 
 class SuffixTree:
-    """All strings of up to `max_depth` tokens of the texts in it, counted."""
+    """Counts all strings of up to `max_depth` tokens in the texts that were added."""
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
         self.root = Node(-1, 0, None, 0)
         self.root.children = {}
-        self.version = 0  # raised when a whole text is added or removed
+        self.version = 0  # incremented when a whole text is added or removed
 
     def add(self, tokens: Sequence[int]) -> list[int]:
-        """Count a whole text; the result identifies it in `remove`."""
+        """Count a whole text; pass the result to `remove` to undo this."""
         growth = Growth(self)
         growth.extend(tokens)
         self.version += 1
         return growth.text
 
     def remove(self, text: list[int]) -> None:
-        """Undo an `add`, in the same time."""
+        """Undo an `add`; takes the same time."""
         self.version += 1
         for start in range(len(text)):
             node = self.root
@@ -80,12 +80,15 @@ class SuffixTree:
                 if child.num_seen == 0:
                     del node.children[token]
                     break
-                if child.text is text:  # at `max_depth`, and also in other texts
+                if child.text is text:  # a leaf at `max_depth` that also occurs in other texts
                     child.text = None
                 node = child
 
     def after(self, node: Node, num_tokens: int, token: int) -> Node | None:
-        """The node after `token` for a string of `num_tokens` that ends in `node`; None: unseen."""
+        """The node of a string with `token` appended; None if that does not occur.
+
+        `node` is the node of the string, `num_tokens` its length.
+        """
         if node.children is not None:
             return node.children.get(token)
         if node.text is None:
@@ -96,10 +99,10 @@ class SuffixTree:
     def draft(
         self, ends: Sequence[Node], max_tokens: Callable[[int], int], min_prob: float
     ) -> Continuation:
-        """The continuation with the highest score over all matches; on ties of the longest match.
+        """The continuation with the highest score of all matches; of the longest match if tied.
 
-        `ends[m]` is the node of the last m tokens, `max_tokens(m)` the most tokens that may follow,
-        not fewer for a longer match. A draft ends before its probability falls below `min_prob`.
+        `ends[m]` is the node of the last m tokens; `max_tokens(m)` is the limit on the tokens after
+        them and must not fall with m. A draft ends before its probability is below `min_prob`.
         """
         best = Continuation([], 0.0)
         for num_matched in range(len(ends) - 1, 0, -1):
@@ -136,7 +139,7 @@ def _likeliest_path(node: Node, num_matched: int, limit: int, min_prob: float) -
 
 
 class Growth:
-    """A text that grows in a tree token by token; a token takes O(depth) time."""
+    """A growing text, added to a tree token by token in O(depth) time per token."""
 
     def __init__(self, tree: SuffixTree) -> None:
         self.tree = tree
@@ -159,7 +162,7 @@ class Growth:
         self.text.append(token)
         if len(ends) <= self.tree.max_depth:
             ends.append(self.tree.root)
-        # The longest string first: a shorter one may need its text, which then has the token.
+        # The longest string first: `_expand_leaf` for a shorter one may read the new token.
         for num_tokens in range(len(ends) - 2, -1, -1):
             node = self._end(num_tokens, num_before)
             if node.children is not None:
@@ -167,7 +170,7 @@ class Growth:
             ends[num_tokens + 1] = node
 
     def _end(self, num_tokens: int, length: int) -> Node:
-        """The node of the last tokens, which may have been a leaf when it was last read."""
+        """The node of the last `num_tokens` tokens; deeper than before if a leaf was expanded."""
         node = self._ends[num_tokens]
         while node.children is not None and node.depth < num_tokens:
             node = node.children[self.text[length - num_tokens + node.depth]]
@@ -175,7 +178,7 @@ class Growth:
         return node
 
     def _follow(self, node: Node, token: int, start: int) -> Node:
-        """Count that the token follows the node's string, which began at `start`."""
+        """Count `token` after the node's string, which starts at `start`; returns the child."""
         assert node.children is not None
         node.num_followed += 1
         child = node.children.get(token)
@@ -191,8 +194,8 @@ class Growth:
         return child
 
     def _expand_leaf(self, leaf: Node, start: int) -> None:
-        """Give a leaf the child that continues its first occurrence; at `max_depth`, keep the
-        text of one occurrence."""
+        """Give a leaf the child that continues its first occurrence. At `max_depth`, store the text
+        of one occurrence instead."""
         if leaf.depth == self.tree.max_depth:
             if leaf.text is None:
                 leaf.text, leaf.start = self.text, start
@@ -206,7 +209,7 @@ class Growth:
 
 
 class Cursor:
-    """Follows a text through a tree that the text is not in."""
+    """Finds the end of a growing text in a tree that does not contain this text."""
 
     def __init__(self, tree: SuffixTree, text: Sequence[int]) -> None:
         self._tree = tree
@@ -238,15 +241,15 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class _RowIndex:
-    """A request's prompt, and the part of its text that was read, in a tree."""
+    """A request's prompt, and a tree of the part of its text that was read so far."""
 
     prompt: tuple[int, ...]
     growth: Growth
-    cursor: Cursor  # of the same text among earlier answers
-    sample: Growth | None = None  # its answer, in one tree with the prompt's other samples
+    cursor: Cursor  # finds the end of the text in earlier outputs
+    sample: Growth | None = None  # the output, in a tree that samples of the prompt share
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens of the answer to the text."""
+        """Append tokens to the text."""
         self.growth.extend(tokens)
         if self.sample is not None:
             self.sample.extend(tokens)
@@ -258,12 +261,11 @@ class _RowIndex:
 
 @drafter("suffix")
 class Suffix(Drafter):
-    """Drafts from suffix trees of the text and of earlier answers.
+    """Drafts from suffix trees of the row's text and of earlier outputs.
 
-    The trees are on the host: `propose` reads the tokens that are new in the state. Earlier answers
-    are those of the same pass to other prompts; samples of one prompt that start together share a
-    tree as they grow. The match whose continuation has the best counts is drafted, up to
-    `max_spec_factor` tokens per matched token.
+    The trees are on the host; `propose` reads the new tokens from the state. Earlier outputs are
+    those of other prompts in the same pass. Samples of one prompt that start together share a tree.
+    The continuation with the best score is drafted, up to `max_spec_factor` tokens per matched one.
     """
 
     capabilities = Capabilities(needs_host=True)
@@ -288,34 +290,34 @@ class Suffix(Drafter):
         self.allocate(0, 0)
 
     def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
-        self._answers = AnswerCache(self._max_cached, self._max_depth)
+        self._outputs = OutputCache(self._max_cached, self._max_depth)
         self._rows: list[_RowIndex | None] = [None] * num_rows
-        self._filled: set[int] = set()  # rows whose prompt is to be read
-        self._samples: dict[int, SuffixTree] = {}  # trees that some of those rows will share
+        self._unread: set[int] = set()  # rows whose prompt has not been read
+        self._samples: dict[int, SuffixTree] = {}  # trees that some of these rows will share
 
     def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:  # noqa: ARG002
-        """Keep the answers of these rows' last requests, whose tokens are still in the state."""
+        """Store the outputs of the rows' previous requests, whose tokens are still in the state."""
         for i in range(state.num_rows):
             row = self._row_at(state, i)
             if row is not None:
                 self._read(row, state, i)
-                self._keep_answer(state.first_row + i)
-            self._filled.add(state.first_row + i)
+                self._store_output(state.first_row + i)
+            self._unread.add(state.first_row + i)
 
     def observe(self, state: State, outcome: Outcome) -> None:  # noqa: ARG002
-        """Read prompts that were just prefilled. Rounds, which graphs may replay, have none."""
+        """Read the prompts after a prefill. Rounds, which graphs may replay, have none to read."""
         for i in range(state.num_rows):
-            if state.first_row + i in self._filled:
+            if state.first_row + i in self._unread:
                 self._open(state, i)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        """Move the source's tree, in which one text grows. The source is done or is read again."""
-        if source in self._filled:  # samples of one prompt, which each of them reads later
+        """Move the tree, since a tree belongs to one text. The source is done, or is read again."""
+        if source in self._unread:  # samples of one prompt; each of them reads it later
             shared = self._samples.setdefault(source, SuffixTree(self._max_depth))
             self._samples[destination] = shared
             return
         self._rows[destination], self._rows[source] = self._rows[source], None
-        self._filled.discard(destination)
+        self._unread.discard(destination)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         drafts_BK = [self._draft(row, k) if row else [] for row in self._live_rows(state, k)]
@@ -329,14 +331,14 @@ class Suffix(Drafter):
 
         matches = [
             (row.growth.tree, row.growth.ends),
-            (self._answers.tree, row.cursor.ends),
+            (self._outputs.tree, row.cursor.ends),
             *([(row.sample.tree, row.sample.ends)] if row.sample else []),
         ]
         drafts = [tree.draft(ends, max_tokens, self._min_prob) for tree, ends in matches]
         return max(drafts, key=lambda draft: draft.score).tokens
 
     def _live_rows(self, state: State, k: int) -> Iterator[_RowIndex | None]:
-        """Every row, its text read up to the current token; None for rows that are done."""
+        """Every row, with its text read up to the current token; None for rows that are done."""
         last_BT = state.tokens_at(state.positions(-k, k + 1).clamp(min=0))
         numbers_BR = torch.cat([state.length_B1, state.budget_B[:, None], last_BT], 1)
         for i, (length, budget, *last) in enumerate(numbers_BR.tolist()):
@@ -345,7 +347,7 @@ class Suffix(Drafter):
                 row = self._open(state, i)
             elif row is not None:
                 num_new = length + 1 - len(row.text)
-                if num_new > len(last):  # rounds at K = 0, or at a greater K
+                if num_new > len(last):  # after rounds at K = 0 or at a larger K
                     self._read(row, state, i)
                 elif num_new > 0:
                     row.extend(last[-num_new:])
@@ -354,13 +356,13 @@ class Suffix(Drafter):
     def _open(self, state: State, i: int) -> _RowIndex:
         """Read a row's whole text; a conversation that continues keeps its tree."""
         number = state.first_row + i
-        self._filled.discard(number)
+        self._unread.discard(number)
         length = int(state.length_B[i])
         tokens = state.tokens_BC[i, : length + 1].tolist()
         row = self._rows[number]
         if row is None or tokens[: len(row.text)] != row.text:
             growth = Growth(SuffixTree(self._max_depth))
-            row = _RowIndex((), growth, Cursor(self._answers.tree, growth.text))
+            row = _RowIndex((), growth, Cursor(self._outputs.tree, growth.text))
             self._rows[number] = row
         row.prompt = tuple(tokens[:length])
         row.sample = None
@@ -369,7 +371,7 @@ class Suffix(Drafter):
         if shared is not None:
             row.sample = Growth(shared)
         row.extend(tokens[len(row.text) :])
-        self._answers.forget(row.prompt)
+        self._outputs.forget(row.prompt)
         return row
 
     def _read(self, row: _RowIndex, state: State, i: int) -> None:
@@ -377,11 +379,11 @@ class Suffix(Drafter):
         length = int(state.length_B[i])
         row.extend(state.tokens_BC[i, len(row.text) : length + 1].tolist())
 
-    def _keep_answer(self, number: int) -> None:
+    def _store_output(self, number: int) -> None:
         row = self._rows[number]
         if row is not None:
             prompts = [other.prompt for other in self._rows if other and other is not row]
-            self._answers.add(row.prompt, row.text[len(row.prompt) :], prompts)
+            self._outputs.add(row.prompt, row.text[len(row.prompt) :], prompts)
 
     def _row_at(self, state: State, i: int) -> _RowIndex | None:
         return self._rows[state.first_row + i]
@@ -390,33 +392,33 @@ class Suffix(Drafter):
 PromptIds = tuple[int, ...]
 
 
-class AnswerCache:
-    """Up to `max_answers` answers, one for each prompt.
+class OutputCache:
+    """Up to `max_outputs` outputs, one for each prompt.
 
-    An answer is never used for its own prompt. Benchmarks repeat prompts, and would measure how
-    well the cache recalls answers.
+    An output is never used to draft for its own prompt. Benchmarks repeat prompts, so they would
+    measure how well the cache reproduces outputs.
     """
 
-    def __init__(self, max_answers: int, max_depth: int) -> None:
+    def __init__(self, max_outputs: int, max_depth: int) -> None:
         self.tree = SuffixTree(max_depth)
-        self._max_answers = max_answers
+        self._max_outputs = max_outputs
         self._texts: dict[PromptIds, list[int]] = {}  # the oldest first
 
     def add(
-        self, prompt: PromptIds, answer: Sequence[int], active_prompts: Iterable[PromptIds]
+        self, prompt: PromptIds, output: Sequence[int], active_prompts: Iterable[PromptIds]
     ) -> None:
-        """Keep an answer, unless an active prompt is its prompt or the beginning of it."""
-        if not self._max_answers or not answer:
+        """Store an output, unless an active prompt is its prompt or the beginning of it."""
+        if not self._max_outputs or not output:
             return
         if any(_leads_to(other, prompt) for other in active_prompts):
             return
         self._drop(prompt)
-        if len(self._texts) == self._max_answers:
+        if len(self._texts) == self._max_outputs:
             self._drop(next(iter(self._texts)))
-        self._texts[prompt] = self.tree.add(answer)
+        self._texts[prompt] = self.tree.add(output)
 
     def forget(self, prompt: PromptIds) -> None:
-        """Remove the answers to a repeated prompt, and to its later turns."""
+        """Remove the outputs of a repeated prompt and of prompts that continue it."""
         for known in [known for known in self._texts if _leads_to(prompt, known)]:
             self._drop(known)
 

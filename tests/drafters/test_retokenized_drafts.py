@@ -203,9 +203,9 @@ def test_a_cache_that_grew_is_empty_and_reads_the_text_again(method: str) -> Non
     made = filled(method, 9, 20)
     drafter, state = made.rows.drafter, made.rows.state.rows(0, 2)
     assert isinstance(drafter, RetokenizedModel)
-    drafter.stand(state, 0)
+    drafter.feed_texts(state, 0)
     made.draft.fed.clear()
-    drafter.stand(state, drafter.runner.cache.max_len)
+    drafter.feed_texts(state, drafter.runner.cache.max_len)
     assert sum(made.draft.fed) >= 20
 
 
@@ -215,9 +215,9 @@ def test_retokenized_length_follows_the_text_length_of_the_row(method: str) -> N
     made = filled(method, 9, 20)
     drafter, state = made.rows.drafter, made.rows.state.rows(0, 2)
     assert isinstance(drafter, RetokenizedModel)
-    whole = drafter.stand(state, 0).length_B1
+    whole = drafter.feed_texts(state, 0).length_B1
     state.length_B1.fill_(4)
-    assert (drafter.stand(state, 0).length_B1 < whole).all()
+    assert (drafter.feed_texts(state, 0).length_B1 < whole).all()
 
 
 @torch.inference_mode()
@@ -231,6 +231,6 @@ def test_a_restarted_row_reads_only_its_new_text(method: str) -> None:
         made.rows.fill([fill], Sampler(Sampling()))
         drafter = made.rows.drafter
         assert isinstance(drafter, RetokenizedModel)
-        drafter.stand(made.rows.state.rows(row, 1), 0)
+        drafter.feed_texts(made.rows.state.rows(row, 1), 0)
         readings.append(drafter._rows[row].reading.ids)
     assert readings[0] == readings[1]

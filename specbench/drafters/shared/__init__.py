@@ -1,1 +1,1 @@
-"""Parts that several methods share: draft models, heads over states, and their layers."""
+"""Code that several methods share: draft models with another tokenizer, heads and their layers."""

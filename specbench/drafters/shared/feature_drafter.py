@@ -1,7 +1,7 @@
-"""The common part of EAGLE and its relatives: a head that starts from the target's hidden states.
+"""The common part of EAGLE and similar methods, whose heads read the target's hidden states.
 
-The head's input at position t is the token at t + 1 and the state at t: the target's own if it is
-known, else what the head made of it. Shape suffixes: B rows, T tokens, W nodes of a level, F the
+The head's input at position t is the token at t + 1 and the state at t: the target's state if it is
+known, else the head's own estimate. Shape suffixes: B rows, T tokens, W nodes of a level, F the
 head's state size, V the target's vocabulary.
 """
 
@@ -40,7 +40,7 @@ from specbench.topology import Topology
 
 
 class Reads(NamedTuple):
-    """The tensors that a head's functions read, the target's among them; no looked-up rows."""
+    """The weights that each function of a head reads, including the target's but no embeddings."""
 
     fuse: tuple[Tensor, ...]
     step: tuple[Tensor, ...]
@@ -48,12 +48,12 @@ class Reads(NamedTuple):
 
 
 class FeatureHead(Protocol):
-    """One head's model code."""
+    """The model code of a head."""
 
-    features: tuple[int, ...]  # hidden states of the target that it fuses
+    features: tuple[int, ...]  # layers of the target whose states it fuses
     feature_size: int
     state_size: int
-    num_tokens: int  # that it can draft
+    num_tokens: int  # tokens that it can draft
     device: torch.device
     dtype: torch.dtype
     layers: LayerStack
@@ -64,11 +64,11 @@ class FeatureHead(Protocol):
         ...
 
     def reads(self, depth: int = 0) -> Reads:
-        """Tensors that a step at that depth reads, and the functions around it."""
+        """The weights that `fuse`, a step at this depth and `logits` read."""
         ...
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
-        """The target's hidden states as the head's [B, T, F]."""
+        """The head's input states [B, T, F], made from the target's hidden states."""
         ...
 
     def step(
@@ -84,7 +84,7 @@ class FeatureHead(Protocol):
     ) -> Tensor:
         """The head's estimate of the next position's state [B, T, F].
 
-        `tokens_BT` are those after each state; `depth` is 0 if the states are the target's.
+        `tokens_BT` are the tokens after each state; `depth` is 0 if the states are the target's.
         """
         ...
 
@@ -95,26 +95,26 @@ class FeatureHead(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreePlan:
-    """The branching of drafts: none, by a fixed topology, or by the head's scores."""
+    """How drafts branch: not at all, by a fixed topology, or by the head's scores."""
 
     kind: str = "chain"  # or static, dynamic
-    topology: Topology | None = None  # of a static tree, as deep as it goes
-    top_k: int = 10  # of a dynamic tree: the beam's width
+    topology: Topology | None = None  # of a static tree at its full depth
+    top_k: int = 10  # of a dynamic tree: the width of the beam
     max_drafts: int = 59  # of a dynamic tree
 
     def num_drafts(self, k: int) -> int:
-        """Drafts in a dynamic tree k levels deep."""
+        """The number of draft tokens in a dynamic tree of depth k."""
         return num_dynamic_drafts(k, self.top_k, self.max_drafts)
 
     def spare_slots(self, k: int) -> int:
-        """Slots that a beam takes beyond those of the drafts chosen from it."""
+        """Slots that a beam needs in addition to those of the drafts chosen from it."""
         if self.kind != "dynamic":
             return 0
         return max(num_dynamic_slots(k, self.top_k) - self.num_drafts(k), 0)
 
 
 class FeatureDrafter(Drafter):
-    """Keeps the state after each row's last token, from which the first draft comes for free."""
+    """Stores the head's last state of each row, so that the first draft token needs no step."""
 
     def __init__(self, head: FeatureHead, plan: TreePlan) -> None:
         self.head = head
@@ -141,7 +141,7 @@ class FeatureDrafter(Drafter):
         return (self.head.layers.cache, self._last_RF)
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
-        """`observe` ends with what follows the last token, `draft` with what follows each."""
+        """`observe` returns logits after the last token only, `draft` after every token."""
         head, reads = self.head, self.head.reads()
         features = blank_states(head, *[head.feature_size] * len(head.features))
         (state_11F,) = blank_states(head, head.state_size)
@@ -197,7 +197,7 @@ class FeatureDrafter(Drafter):
         )
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """The accepted tokens, once more and with the target's own states."""
+        """Feed the accepted tokens again, with the target's states instead of the head's."""
         states_BTF = self.head.step(
             outcome.following_BT,
             self.head.fuse(outcome.features),
@@ -249,12 +249,12 @@ class FeatureDrafter(Drafter):
 
 
 def blank_states(head: FeatureHead, *sizes: int) -> tuple[Tensor, ...]:
-    """States of one token [1, 1, F], of those sizes."""
+    """Zero states of one token [1, 1, F], one for each size F."""
     return tuple(torch.zeros(1, 1, F, dtype=head.dtype, device=head.device) for F in sizes)
 
 
 def _one_back(branches: Branches) -> Branches:
-    """The head's positions are one below the target's, and the current token is committed."""
+    """The branches at the head's positions, one below the target's; node 0 is already committed."""
     seen_BTM = branches.seen_BTM.clone()
     seen_BTM[..., 0].fill_(False)
     return branches._replace(seen_BTM=seen_BTM, positions_BM=branches.positions_BM - 1)

@@ -1,6 +1,6 @@
 """The common part of heads made of decoder layers: their config, modules, weights and embedding.
 
-The layers are transformers' own Llama or Qwen 3, whatever the target is. Shape suffixes:
+The layers are those of Llama or Qwen 3 in transformers, for any target. Shape suffixes:
 B rows, T tokens, F hidden size, V vocabulary, D the tokens that a head can draft.
 """
 
@@ -30,7 +30,7 @@ from specbench.forward.runner import Runner
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 
-# What transformers raises for a config that it cannot build from.
+# Errors that transformers raises if it cannot build layers from a config.
 WRONG_CONFIG = (
     *(StrictDataclassError, ValueError, TypeError, LookupError, AttributeError),
     *(ArithmeticError, RuntimeError, NotImplementedError, ImportError),
@@ -44,11 +44,10 @@ _OPTIONAL = (
 
 
 def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> Any:
-    """The config of a head's layers, its own or that of a speculators checkpoint.
+    """The config of a head's layers, also from a checkpoint of speculators.
 
-    Rotary positions do not limit a head: they reach at least as far as the target's, because some
-    heads state the length that they were trained on. ModelError if the config lacks a field or
-    cannot be built.
+    Its positions reach at least to the target's `num_positions`, because some heads state the
+    length that they were trained on. ModelError if a field is missing or the config is invalid.
     """
     given = layer_fields(checkpoint.fields)
     fields = {name: given.values[name] for name in (*LAYER_NEEDS, *_OPTIONAL) if given.has(name)}
@@ -69,8 +68,8 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
 
 
 def fitting(checkpoint: Checkpoint, target: Runner, method: str) -> Checkpoint:
-    """A head of the method with the current names of its tensors; ModelError names every field in
-    which it differs from the target, as `pair` does."""
+    """A head's checkpoint with the current tensor names of its method; ModelError names every field
+    that does not fit the target, as `pair` does."""
     facts = find_method(method).head
     assert facts is not None
     checkpoint = checkpoint.renamed(facts.tensor_names)
@@ -84,12 +83,12 @@ def fitting(checkpoint: Checkpoint, target: Runner, method: str) -> Checkpoint:
 
 
 def decoder_layer(config: Any, i: int, names: Collection[str], width: int | None = None) -> Any:
-    """Layer i of transformers with the biases in `names`; attention reads `width` numbers, if
-    given."""
+    """Decoder layer i, with the attention biases that `names` contains. `width` is the input size
+    of its attention, by default the hidden size."""
     layer = (Qwen3DecoderLayer if config.model_type == "qwen3" else LlamaDecoderLayer)(config, i)
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         linear = getattr(layer.self_attn, name)
-        # Configs of heads have many names for this; the tensors show it.
+        # Configs of heads have many names for biases; the names of tensors are reliable.
         has_bias = f"layers.{i}.self_attn.{name}.bias" in names
         inputs = linear.in_features if name == "o_proj" else width or linear.in_features
         setattr(layer.self_attn, name, nn.Linear(inputs, linear.out_features, bias=has_bias))
@@ -97,8 +96,8 @@ def decoder_layer(config: Any, i: int, names: Collection[str], width: int | None
 
 
 def layer_stack(config: Any, layers: nn.ModuleList, target: Runner) -> LayerStack:
-    """The layers over their own slots, at the config's rotary positions; ModelError for an unknown
-    one."""
+    """The layers with their own slots and the config's rotary embedding; ModelError if that is
+    unknown."""
     try:
         rotary = LlamaRotaryEmbedding(config).to(target.device)
     except WRONG_CONFIG as error:
@@ -117,7 +116,7 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 def load(
     module: nn.Module, checkpoint: Checkpoint, target: Runner, separate: Collection[str]
 ) -> dict[str, Tensor]:
-    """Load a fitting checkpoint's tensors into a module without weights, but return `separate`.
+    """Load a checkpoint into a module without weights; return the tensors named in `separate`.
 
     Tensors whose device and dtype are already the target's are not copied.
     """
@@ -132,14 +131,14 @@ def load(
 
 
 def token_embedding(target: Runner, weight_VF: Tensor | None) -> Embed:
-    """The head's own embedding, or the target's if that is the same: copies are not kept."""
+    """The head's own embedding, or the target's if the head has none or an equal copy."""
     if weight_VF is None or _is_targets(target, weight_VF):
         return target.embed
     return partial(embedding, weight=weight_VF)
 
 
 def token_table(checkpoint: Checkpoint, D: int, target: Runner) -> Tensor | None:
-    """The target's id of each of the D tokens that a fitting head can draft [D]; None: all V."""
+    """The target's ids [D] of the tokens that a head can draft; None if it can draft all V."""
     ids = token_ids(checkpoint, D, target.vocab_size)
     return None if ids is None else torch.tensor(ids, device=target.device)
 
@@ -159,12 +158,12 @@ def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
 
 
 def tensors_of(*modules: nn.Module) -> tuple[Tensor, ...]:
-    """Parameters and buffers of the modules."""
+    """All parameters and buffers of the modules."""
     return tuple(t for module in modules for t in (*module.parameters(), *module.buffers()))
 
 
 def output_weights(target: Runner) -> tuple[Tensor, ...]:
-    """Tensors that `target.logits` reads."""
+    """The tensors that `target.logits` reads."""
     return tensors_of(target.model.get_output_embeddings())
 
 
@@ -178,9 +177,9 @@ def _is_targets(target: Runner, weight_VF: Tensor) -> bool:
 
 
 def new_layer_fields(config: Any, architecture: str) -> dict[str, Any]:
-    """The config of a new head's layer, as wide as those of the target with this config.
+    """The config of a new head with one layer, as wide as the layers of a target with `config`.
 
-    Servers recognize such a head by the class name `architecture`.
+    Servers recognize the head by the class name `architecture`.
     """
     text = config.get_text_config()
     heads = text.num_attention_heads
@@ -205,7 +204,7 @@ def new_layer_fields(config: Any, architecture: str) -> dict[str, Any]:
 
 
 def random_weights(module: nn.Module, seed: int, deviation: float) -> dict[str, Tensor]:
-    """Normally distributed weights for a module that has none; those of its norms are 1."""
+    """Normally distributed weights for a module that has none; the weights of norms are 1."""
     generator = torch.Generator("cpu").manual_seed(seed)
     return {
         name: torch.ones(shape, device="cpu")

@@ -1,6 +1,6 @@
-"""A draft model with another tokenizer: the target's text in its tokens, read on the host.
+"""The common part of drafters whose draft model has another tokenizer than the target.
 
-Shape suffixes: B rows, T tokens, D the draft's vocabulary.
+Shape suffixes: B rows, T tokens, D the draft model's vocabulary.
 """
 
 from dataclasses import dataclass, field
@@ -29,32 +29,32 @@ from specbench.models.retokenizer import RetokenizedText, Retokenizer
 
 @dataclass(slots=True, eq=False)
 class _DraftRow:
-    """A row's text as it was read, and the draft's tokens whose keys the cache has."""
+    """A row's text as it was read, and the draft model's tokens that are in its cache."""
 
     reading: RetokenizedText
     fed: list[int] = field(default_factory=list)
 
 
 class DraftModelState(NamedTuple):
-    """The draft model's state, in its own tokens, after the rows' texts."""
+    """The draft model's state after the rows' texts."""
 
-    logits_B1D: Tensor  # for its next token
-    length_B1: Tensor  # its own tokens up to here, the place of the next
+    logits_B1D: Tensor  # of the next token
+    length_B1: Tensor  # in the draft model's tokens: the position of the next token
     span: int
 
 
 class RetokenizedModel(Drafter):
-    """The common part of drafters whose model has another tokenizer than the target.
+    """Converts each row's text to the draft model's tokens, on the host.
 
-    Positions differ, and so do the tokens as the text grows: each round the host reads what is
-    new, encodes the last word again, and feeds what follows the tokens still shared.
+    Positions differ from the target's, and the last tokens may change when the text grows. So each
+    round the host reads the new tokens, encodes the last word again and feeds what has changed.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.retokenizer = Retokenizer(*parts.tokenizers())
         self.runner = parts.draft_runner()
         self._rows: list[_DraftRow] = []
-        self._filled: set[int] = set()  # rows whose prompt is to be read
+        self._unread: set[int] = set()  # rows whose prompt has not been read
 
     @cached_property
     def resources(self) -> Resources:
@@ -70,47 +70,47 @@ class RetokenizedModel(Drafter):
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.runner.allocate(num_rows, max_len)
         self._rows = [_DraftRow(self.retokenizer.read()) for _ in range(num_rows)]
-        self._filled.clear()
+        self._unread.clear()
 
     def begin(self, state: State, predictions: object) -> None:  # noqa: ARG002
-        """Keys of the row's last text are kept as far as the new one begins like it."""
+        """Start new texts; the cache of a prefix shared with a row's last text is reused."""
         for number in self._numbers(state):
             self._rows[number].reading = self.retokenizer.read()
-            self._filled.add(number)
+            self._unread.add(number)
 
     def observe(self, state: State, outcome: Outcome) -> None:  # noqa: ARG002
-        """Read prompts that were just prefilled; rounds, which may be replayed, find none."""
-        if not self._filled.isdisjoint(self._numbers(state)):
-            self.stand(state, 0)
+        """Read the prompts after a prefill. Rounds, which graphs may replay, have none to read."""
+        if not self._unread.isdisjoint(self._numbers(state)):
+            self.feed_texts(state, 0)
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:  # noqa: ARG002
-        self.stand(state, 0)
+        self.feed_texts(state, 0)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        """Read the prompt separately for each sample of it."""
-        if source in self._filled:
+        """Copy the tokens and their cache. Samples of an unread prompt each read it themselves."""
+        if source in self._unread:
             return
         fed = self._rows[source].fed
         self._rows[destination] = _DraftRow(self.retokenizer.read(), [*fed])
-        self._filled.discard(destination)
+        self._unread.discard(destination)
         self.runner.cache.copy_row(source, destination, len(fed))
 
-    def stand(self, state: State, k: int) -> DraftModelState:
-        """Feed what the rows' texts have beyond the cache, and reserve slots for k drafts."""
+    def feed_texts(self, state: State, k: int) -> DraftModelState:
+        """Feed the tokens of the rows' texts that the cache lacks; reserve slots for k drafts."""
         rows = [self._rows[number] for number in self._numbers(state)]
-        self._filled.difference_update(self._numbers(state))
+        self._unread.difference_update(self._numbers(state))
         self._read(state, rows)
-        texts = [row.reading.ids or [0] for row in rows]  # a model stands after some token
+        texts = [row.reading.ids or [0] for row in rows]  # the model needs at least one token
         longest = max(map(len, texts)) + k
         self._allocate(longest)
         span = min(rounded_up(longest), self.runner.cache.max_len)
-        # The last token is always fed: its logits are wanted.
+        # The last token is always fed, because its logits are needed.
         num_new = max(
             len(ids) - min(num_shared(row.fed, ids), len(ids) - 1)
             for row, ids in zip(rows, texts, strict=True)
         )
         for begin in range(num_new, 0, -PREFILL_CHUNK):
-            # Each row at the same distance from its end; tokens fed before are fed again unchanged.
+            # The rows are aligned at their ends, so some tokens are fed again, unchanged.
             places_T = range(-begin, -max(begin - PREFILL_CHUNK, 0))
             at = [[max(len(ids) + place, 0) for place in places_T] for ids in texts]
             tokens = [[ids[i] for i in of_row] for ids, of_row in zip(texts, at, strict=True)]
@@ -124,34 +124,34 @@ class RetokenizedModel(Drafter):
         return DraftModelState(out.logits, positions_BT[:, -1:] + 1, span)
 
     def guess(self, state: State, k: int, sampler: Sampler) -> Proposal:
-        """K tokens after the rows' texts, one after the other."""
-        logits_B1D, length_B1, span = self.stand(state, k)
-        ahead_B1 = length_B1 - state.length_B1 - 1
+        """A chain of K draft tokens after the rows' texts."""
+        logits_B1D, length_B1, span = self.feed_texts(state, k)
+        offset_B1 = length_B1 - state.length_B1 - 1
 
         def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
-            tokens_B1, positions_B1 = self._own_ids(tokens_B1), positions_B1 + ahead_B1
+            tokens_B1, positions_B1 = self._own_ids(tokens_B1), positions_B1 + offset_B1
             out = self.runner.forward(tokens_B1, positions_B1, span, first_row=state.first_row)
             return self._draft_logits(out.logits)
 
         return grow_chain(state, self._draft_logits(logits_B1D)[:, 0], follow, k, sampler)
 
     def _own_ids(self, tokens: Tensor) -> Tensor:
-        """The draft model's ids of the tokens that `_draft_logits` is over: its own."""
+        """The draft model's ids of tokens drawn from `_draft_logits`; here they are the same."""
         return tokens
 
     def _draft_logits(self, logits_BTD: Tensor) -> Tensor:
-        """The logits of the tokens to draw from."""
+        """The logits that draft tokens are drawn from; here over the draft model's vocabulary."""
         return logits_BTD
 
     def word(self, state: State, i: int) -> bytes:
-        """The word that the text of a row ends in."""
+        """The last word of a row's text."""
         return self._rows[state.first_row + i].reading.word
 
     def _read(self, state: State, rows: list[_DraftRow]) -> None:
-        """Bring the texts up to the current tokens."""
+        """Extend the texts up to the current tokens."""
         lengths = [length + 1 for length in state.length_B.tolist()]
         for row, length in zip(rows, lengths, strict=True):
-            if row.reading.num_read > length:  # a copy of a row that stood further on
+            if row.reading.num_read > length:  # copied from a row with a longer text
                 row.reading = self.retokenizer.read()
         news = [length - row.reading.num_read for row, length in zip(rows, lengths, strict=True)]
         if most := max(news):
@@ -161,7 +161,7 @@ class RetokenizedModel(Drafter):
                 row.reading.extend(tokens[most - new :])
 
     def _allocate(self, num_tokens: int) -> None:
-        """Grow the cache, emptying it, if a text is longer in these tokens than in the target's."""
+        """Grow the cache, which empties it, if a text is longer in the draft model's tokens."""
         if num_tokens > self.runner.cache.max_len:
             self.runner.allocate(len(self._rows), rounded_up(2 * num_tokens))
             for row in self._rows:
