@@ -33,7 +33,7 @@ def pairings_text(target: Target, drafters: Sequence[DrafterSpec], folder: Path)
     entry: dict[str, Any] = {
         **_model(target.model, folder),
         **({"workloads": _workloads(target.workloads, folder)} if target.workloads else {}),
-        "drafters": {drafter.name: _drafter(drafter, folder) for drafter in drafters},
+        "drafters": {d.name: _drafter(d, target.model, folder) for d in drafters},
     }
     return yaml.safe_dump(
         {"default": target.name, "targets": {target.name: entry}},
@@ -54,10 +54,10 @@ def _workloads(workloads: Path, folder: Path) -> str:
     return "demo" if workloads == DEMO_WORKLOADS else relative_path(workloads, folder)
 
 
-def _drafter(drafter: DrafterSpec, folder: Path) -> dict[str, Any]:
+def _drafter(drafter: DrafterSpec, target: ModelSpec, folder: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"method": drafter.method}
     if drafter.model is not None:
-        entry |= _model(drafter.model, folder)
+        entry |= _model(drafter.model, folder, target.dtype)
     if drafter.parameters:
         entry["parameters"] = {
             name: list(value) if isinstance(value, tuple) else value
@@ -70,13 +70,14 @@ def _drafter(drafter: DrafterSpec, folder: Path) -> dict[str, Any]:
     return entry
 
 
-def _model(spec: ModelSpec, folder: Path) -> Mapping[str, Any]:
+def _model(spec: ModelSpec, folder: Path, usual_dtype: str = "auto") -> Mapping[str, Any]:
+    """The keys of a model; `usual_dtype` is its dtype without that key."""
     entry: dict[str, Any] = {"model": spec.source}
     if spec.folder is not None and not spec.source.startswith(("demo:", "shape:")):
         entry["model"] = relative_path(spec.folder, folder)
     given = {
         "revision": spec.revision,
-        "dtype": None if spec.dtype == "auto" else spec.dtype,
+        "dtype": None if spec.dtype == usual_dtype else spec.dtype,
         "device_map": spec.device_map,
         "quantization": spec.quantization,
         "trust_remote_code": spec.trust_remote_code or None,

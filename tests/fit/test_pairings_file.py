@@ -46,6 +46,19 @@ def test_targets_and_drafters_read_back(tmp_path: Path):
     assert read.drafters == DRAFTERS
 
 
+@pytest.mark.parametrize("of_target", ["auto", "bfloat16", "float16"])
+def test_a_drafter_keeps_its_dtype_whatever_that_of_its_target(tmp_path: Path, of_target):
+    drafters = [
+        DrafterSpec(name=d, method="draft_model", model=ModelSpec(source="owner/draft", dtype=d))
+        for d in ("auto", "bfloat16")
+    ]
+    model = ModelSpec(source="owner/big", dtype=of_target)
+    file = tmp_path / "pairings.yaml"
+    write_pairings(file, Target(name="big", model=model, drafters=()), drafters, "")
+    (read,) = load_pairings(file).targets
+    assert (read.model, list(read.drafters)) == (model, drafters)
+
+
 def test_a_folder_in_a_pairings_file_is_relative_to_the_file(tmp_path: Path):
     folder = tmp_path / "model"
     folder.mkdir()
