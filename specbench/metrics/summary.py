@@ -75,11 +75,13 @@ def log_speedup(cell: CellData, seconds: PairedSeconds | None) -> LogRatio | Non
     return replace(ratio, spread=None) if is_alone else ratio  # one prompt shows no variation
 
 
-# Speedups as ratios of a rate on both sides.
-_SPEEDUPS = {
+# Speedups as ratios of a rate on both sides. In open loop, arrivals determine the throughput, so
+# they are ratios of seconds.
+_RATES = {
     "decode_speedup": "decode_tokens_per_s",
     "end_to_end_speedup": "aggregate_tokens_per_s",
 }
+_SECONDS = {"decode_speedup": "tpot_s", "end_to_end_speedup": "request_latency_s"}
 _ROUNDING = 1e-6  # of figures that another tool rounded
 
 
@@ -91,7 +93,8 @@ def summarize_imported(
     """One summary per imported cell, in the order of `keys`.
 
     Speedups over a K = 0 of the same setting have an interval over prompts if both files have the
-    times of requests that were sent one at a time, or else over repeats if both were repeated.
+    times of requests that were sent one at a time, or else over repeats if both were repeated. In
+    open loop they are ratios of the median TPOT and latency.
     """
     by_id = {record.cell_id: record for record in records}
     bases = {k.condition: by_id[k.id] for k in keys if k.is_baseline and k.id in by_id}
@@ -138,13 +141,15 @@ def _imported_summary(
     curve = record.figures.get("acceptance_rate_per_position")
     (summary,) = summarize([cell])
     metrics = {**summary.metrics, **record.figures}
-    for name, rate in _SPEEDUPS.items():
-        before = number_of(base.figures, rate) if base else None
-        after = number_of(record.figures, rate)
-        if before and after is not None:
-            metrics.setdefault(name, after / before)
-    names = reversed(_SPEEDUPS) if key.condition.overlaps else _SPEEDUPS
-    speedups = [(x, _SPEEDUPS[name]) for name in names if (x := number_of(metrics, name))]
+    is_open = key.condition.request_rate is not None
+    figures = _SECONDS if is_open else _RATES
+    for name, figure in figures.items():
+        before = number_of(base.figures, figure) if base else None
+        after = number_of(record.figures, figure)
+        if before and after:
+            metrics.setdefault(name, before / after if is_open else after / before)
+    names = reversed(figures) if key.condition.overlaps and not is_open else figures
+    speedups = [(x, figures[name]) for name in names if (x := number_of(metrics, name))]
     ratio = _over_repeats(*speedups[0], record, base) if speedups else None
     return replace(
         summary,
@@ -159,14 +164,14 @@ def _imported_summary(
 
 
 def _over_repeats(
-    ratio: float, rate: str, record: ImportedRecord, base: ImportedRecord | None
+    ratio: float, figure: str, record: ImportedRecord, base: ImportedRecord | None
 ) -> LogRatio:
-    """A ratio of mean rates, with a spread if both were repeated and the repeats differ."""
-    sides = [side for side in (base, record) if side and side.deviations.get(rate)]
+    """A ratio of mean figures, with a spread if both were repeated and the repeats differ."""
+    sides = [side for side in (base, record) if side and side.deviations.get(figure)]
     spreads = [
         Uncertainty(
-            standard_error=side.deviations[rate]
-            / ((number_of(side.figures, rate) or math.inf) * math.sqrt(side.num_repeats)),
+            standard_error=side.deviations[figure]
+            / ((number_of(side.figures, figure) or math.inf) * math.sqrt(side.num_repeats)),
             degrees_of_freedom=side.num_repeats - 1.0,
         )
         for side in sides

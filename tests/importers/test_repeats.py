@@ -83,6 +83,23 @@ def test_the_speedup_of_repeats_has_an_interval_over_them(tmp_path):
     assert "over repeats" in import_warnings(records)[0]
 
 
+def test_the_speedup_in_open_loop_is_of_seconds_per_token_because_arrivals_fix_the_throughput(
+    tmp_path,
+):
+    files = []
+    for file, median_ms in ((BASE, 10.0), (SPEC, 4.0)):
+        results = runs(file, 399.0, 400.0, 401.0, request_rate=2.0, max_concurrency=4)
+        for i, result in enumerate(results):
+            result["median_tpot_ms"] = median_ms + i - 1
+        files.append(stored(tmp_path / file.name, results))
+    cells, _ = imported(*files)
+    _, summary = summarize_imported([c.key for c in cells], [c.record for c in cells])
+    assert summary.speedup.estimate == summary.metrics["decode_speedup"] == pytest.approx(10 / 4)
+    error = sqrt(((1 / 10) ** 2 + (1 / 4) ** 2) / 3)
+    assert summary.speedup.low == pytest.approx(2.5 / exp(student_t(2, 0.975) * error))
+    assert "end_to_end_speedup" not in summary.metrics  # the files have no latency
+
+
 @pytest.mark.parametrize("rates", [(640.0,), (640.0, 640.0)], ids=["one run", "equal runs"])
 def test_one_run_or_equal_runs_give_no_deviation(tmp_path, rates):
     base = stored(tmp_path / "base.json", runs(BASE, 390.0, 400.0, 410.0))
