@@ -127,7 +127,7 @@ def fingerprint_of(
 def differences(
     baseline: Fingerprint, candidate: Fingerprint, *, threads: bool = True
 ) -> tuple[RunDifference, ...]:
-    """Differences that forbid a comparison, of targets and workloads that both sides have.
+    """Differences that forbid a comparison, of targets, workloads and servers that both sides have.
 
     `threads`: include the number of CPU threads.
     """
@@ -141,6 +141,9 @@ def differences(
         RunDifference("slo", baseline.slo or "none", candidate.slo or "none"),
         RunDifference("synthetic", baseline.synthetic or "no", candidate.synthetic or "no"),
     )
+    servers, others = _servers(baseline), _servers(candidate)
+    # Without a common server, one engine is compared with another, and all their facts count.
+    added = tuple(servers ^ others) if servers & others else ()
     return (
         *_hashes("model", baseline.models, candidate.models),
         *_tokenizers(baseline, candidate),
@@ -150,7 +153,7 @@ def differences(
         *(
             RunDifference(HARDWARE, f"{name} {before}", f"{name} {after}")
             for name, before, after in _changed(baseline.hardware, candidate.hardware)
-            if threads or name != THREADS
+            if (threads or name != THREADS) and not name.startswith(added)
         ),
     )
 
@@ -280,6 +283,7 @@ def _synthetic(decoder: DecoderSettings) -> str:
 
 
 _PREFIX = "server "  # of the name of every fact of a serving engine
+_VERSION = "version"
 
 # Settings and arguments of vLLM, SGLang and llama.cpp, with `-` for `_`, that change the weights in
 # memory, the arithmetic or the GPUs: seconds under different ones do not compare engines.
@@ -334,6 +338,12 @@ def is_of_a_server(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
+def _servers(fingerprint: Fingerprint) -> set[str]:
+    """How the names of facts begin, for each server and variant."""
+    facts = filter(is_of_a_server, fingerprint.software)
+    return {name.removesuffix(_VERSION) for name in facts if name.endswith(f", {_VERSION}")}
+
+
 def _draft_arguments(servers: ServerSettings) -> Iterator[tuple[str, str]]:
     """The user's fields of a speculative config; only servers with speculation get them."""
     given = {"": servers.engine_args, **(servers.variants or {})}
@@ -352,7 +362,7 @@ def _preferred(servers: Sequence[ServerRecord]) -> Iterator[ServerRecord]:
 
 
 def _facts(server: ServerRecord) -> Iterator[tuple[str, str]]:
-    yield "version", server.version
+    yield _VERSION, server.version
     yield "prefix cache", server.prefix_cache
     if server.num_gpus is not None:
         yield "GPUs", str(server.num_gpus)

@@ -217,6 +217,25 @@ def test_dtype_and_parallelism_of_a_server_count_as_hardware(changed):
         gate(before, after, [Tolerance(metric="decode_tokens_per_s", share=0.4)])
 
 
+@pytest.mark.parametrize(
+    "added", [{"target": "other"}, {"engine": "sglang"}, {"variant": "eager"}], ids=str
+)
+def test_facts_of_a_server_on_one_side_do_not_count_unless_no_server_is_on_both(added):
+    servers = served_sweep(ONE_ROW).servers
+    usual = replace(servers[0], variant="usual")
+    other = replace(usual, session="other", place="other", num_gpus=2, **added)
+    fewer, more, alone = (
+        replace(
+            fingerprint(served_sweep(ONE_ROW)), hardware=facts.hardware, software=facts.software
+        )
+        for facts in map(served_facts, ([usual], [usual, other], [other]))
+    )
+    assert differences(fewer, more) == differences(more, fewer) == ()
+    assert "GPUs 2" in str(differences(fewer, alone))
+    changed_too = {name: "9" for name in more.hardware}
+    assert "usual, GPUs 9" in str(differences(fewer, replace(more, hardware=changed_too)))
+
+
 def test_other_arguments_and_settings_are_reported():
     before = served_sweep(ONE_ROW)
     after = modified(
