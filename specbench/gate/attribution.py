@@ -18,6 +18,7 @@ from specbench.gate.fingerprint import (
     Fingerprint,
     RunDifference,
     drafter_difference,
+    is_software_of,
     software_changes,
 )
 from specbench.gate.judging import OUTPUT_TOKENS
@@ -123,11 +124,10 @@ def changed_causes(
 ) -> tuple[tuple[Cause, RunDifference], ...]:
     """Changes between two runs that can explain a regression of a cell.
 
-    Changes of other drafters, targets or workloads are excluded.
+    Changes of other drafters, targets, workloads or engines are excluded.
     """
     drafter = drafter_difference(key.pairing, baseline, candidate)
     at = key.condition
-    other_targets = [f" of {name}," for name in baseline.models if name != at.target]
     software = software_changes(baseline, candidate)
     return (
         *([(Cause.WEIGHTS, drafter)] if drafter else []),
@@ -136,11 +136,7 @@ def changed_causes(
             for d in allowed
             if d.name in _CAUSE_OF_ALLOWED and _is_of(d, at.target, at.workload)
         ),
-        *(
-            (Cause.PACKAGES, d)
-            for d in software
-            if not any(o in f"{d.name}," for o in other_targets)
-        ),
+        *((Cause.PACKAGES, d) for d in software if is_software_of(d.name, at)),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 from specbench.doc import Doc
 from specbench.metrics.aggregate import usable_sessions
 from specbench.records import (
+    Condition,
     EngineRecord,
     Environment,
     ImportedRecord,
@@ -336,6 +337,15 @@ def served_facts(servers: Sequence[ServerRecord]) -> ServedFacts:
 def is_of_a_server(name: str) -> bool:
     """Whether a fact of this name is about a serving engine."""
     return name.startswith(_PREFIX)
+
+
+def is_software_of(name: str, at: Condition) -> bool:
+    """Whether a software fact of this name is about the engine, target and variant of a cell, or
+    about all of them."""
+    subject, _, rest = name.removeprefix(_PREFIX).partition(", ")
+    if " of " in subject and subject != f"{at.engine} of {at.target}":
+        return False
+    return not rest.startswith("variant ") or rest.startswith(f"variant {at.variant}, ")
 
 
 def _servers(fingerprint: Fingerprint) -> set[str]:

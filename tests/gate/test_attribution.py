@@ -5,7 +5,7 @@ import pytest
 from specbench.gate.attribution import Cause, attribute, changed_causes
 from specbench.gate.fingerprint import RunDifference
 from specbench.report.gate import cause_text
-from tests.cell_keys import cell_key
+from tests.cell_keys import cell_key, with_axes
 from tests.gate.gate_sides import cell, figure, fingerprint
 
 ROUND = {"draft_s": 0.002, "verify_s": 0.007, "other_s": 0.001}
@@ -257,15 +257,20 @@ def test_only_a_change_of_the_cells_own_target_or_workload_is_its_cause(name, te
         assert changed(RunDifference(name, elsewhere, elsewhere[:-1])) == ()
 
 
-def test_an_engine_change_on_another_target_is_no_cause():
-    names = ("builtin of demo", "builtin of large", "server vllm of large, version")
-    models = {"demo": "a" * 64, "large": "b" * 64}
-    differing = changed(
-        before={"models": models, "software": dict.fromkeys(names, "one")},
-        models=models,
-        software=dict.fromkeys(names, "other"),
-    )
-    assert [d.name for _, d in differing] == ["builtin of demo"]
+def test_a_change_of_another_target_engine_or_variant_is_no_cause():
+    served = ("vllm of large", "vllm of demo", "sglang of demo", "vllm of demo, variant eager")
+    names = [*(f"server {name}, version" for name in served), "builtin of demo", "builtin of large"]
+    software = ({"software": dict.fromkeys(names, value)} for value in ("one", "other"))
+    before, after = (fingerprint(**facts) for facts in software)
+
+    def causes(**axes):
+        key = with_axes(cell_key(), **axes)
+        return [d.name for _, d in changed_causes(key, before, after, ())]
+
+    assert causes() == ["builtin of demo"]
+    assert causes(engine="vllm") == ["server vllm of demo, version"]
+    eager = causes(engine="vllm", variant="eager")
+    assert eager == ["server vllm of demo, version", "server vllm of demo, variant eager, version"]
 
 
 def test_a_slower_k_0_is_not_attributed_to_the_draft_model():
