@@ -167,7 +167,7 @@ def estimate_sessions(
 
 def _guessed_s(plan: TargetPlan, engine: str, session: Session) -> float:
     requests_s = sum(_requests_s(plan, block) for block in session.blocks(plan))
-    return find_served(engine).START_S * (plan.running_ks is None) + requests_s
+    return find_served(engine).PROPERTIES.start_s * (plan.running_ks is None) + requests_s
 
 
 def _requests_s(plan: TargetPlan, block: Block) -> float:

@@ -72,18 +72,25 @@ class ServerFacts:
     prefix_cache: str = "unknown"  # off, on, unknown, or "by request"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineProperties:
+    """Properties of an engine that do not depend on a run."""
+
+    module: str | None = None  # its Python module; None: it is a program
+    distributions: tuple[str, ...] = ()  # names of its packages, other builds included
+    start_s: float = 90.0  # an estimate until it has served the target
+    health: str = "/health"  # the path that returns 200 once requests are accepted
+    simulated_by: tuple[str, ...] = ()  # environment variables that make it simulate acceptance
+    unsupported: tuple[str, ...] = ()  # settings of requests that it cannot apply
+
+
 class ServedEngine(Protocol):
     """A file of engines/served/, named after the engine. It also is an `Exporter` (deployment.py),
     unless the engine cannot be started."""
 
-    MODULE: str | None  # its Python module; None: it is a program
-    DISTRIBUTIONS: tuple[str, ...]  # names of its packages, other builds included
-    START_S: float  # an estimate until it has served the target
-    SIMULATED_BY: tuple[str, ...]  # environment variables that make it simulate acceptance
-    LOG: LogFormat
-    HEALTH: str  # the path that returns 200 once requests are accepted
+    PROPERTIES: EngineProperties
     COUNTERS: CounterPage | None  # with the tokens of all clients
-    UNSUPPORTED: tuple[str, ...]  # settings of requests that it cannot apply
+    LOG: LogFormat
 
     def launch(self, start: StartOptions) -> StartCommand:
         """The command that starts it; UsageError if a requirement is missing.
@@ -121,7 +128,9 @@ def unsupported_setting(engine: str, settings: RequestSettings) -> str | None:
 
     Without a constraint, a `tool_choice` of none or auto changes nothing of what is measured.
     """
-    names = find_served(engine).UNSUPPORTED if engine in SERVED else _IN_PROCESS_UNSUPPORTED
+    names = (
+        find_served(engine).PROPERTIES.unsupported if engine in SERVED else _IN_PROCESS_UNSUPPORTED
+    )
     is_free = settings.tool_choice in ("none", "auto")
     unsupported = (n for n in names if n in settings.given and not (n == "tool_choice" and is_free))
     return next(unsupported, None)
@@ -162,14 +171,12 @@ def conversation_fields(request: Request) -> dict[str, Any]:
     return fields
 
 
-def neutral_sampling(request: Request) -> dict[str, Any]:
-    """Fields for servers that would otherwise use the model's generation_config.json."""
-    return {"top_k": request.sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
-
-
-def private_prefix(request: Request) -> Mapping[str, str]:
-    """A unique salt, so that the prefix cache has no entry for this request."""
-    return {} if request.keeps_prefixes else {"cache_salt": uuid4().hex}
+def neutral_fields(model: str, request: Request) -> dict[str, Any]:
+    """The same for servers that fill in missing fields from the model's generation_config.json,
+    with a unique salt, so that the prefix cache has no entry for this request."""
+    neutral = {"top_k": request.sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    salt = {} if request.keeps_prefixes else {"cache_salt": uuid4().hex}
+    return {**request_fields(model, request), **neutral, **salt}
 
 
 def result_of(engine: ServedEngine, answer: StreamedResponse, k: int) -> Result:

@@ -180,7 +180,7 @@ class CycleRun:
         self._gpus.start()
         stalls = watch_for_stalls(
             running.clients,
-            find_served(session.engine).HEALTH,
+            find_served(session.engine).PROPERTIES.health,
             lambda text: self._reporter.warn(f"{session.label}: {text}"),
         )
         server = OpenSession(

@@ -75,7 +75,7 @@ def exported(
 @cache
 def _installed(engine: str, python: Path | None) -> str | None:
     """The engine's version in its environment; None if it is unknown."""
-    names = find_served(engine).DISTRIBUTIONS
+    names = find_served(engine).PROPERTIES.distributions
     if python is None or not names:
         return None
     done = _run(python, _ASK_VERSION, *names)

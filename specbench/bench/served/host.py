@@ -71,9 +71,9 @@ class ManagedServers:
                         "command that starts it (--engine-command), or the address of a running "
                         "server (--base-url)"
                     )
-                if self._engine.MODULE is not None:
+                if (module := self._engine.PROPERTIES.module) is not None:
                     if self._options.engine_python is not None and self._options.launch is None:
-                        require_module(self._options.engine_python, self._engine.MODULE)
+                        require_module(self._options.engine_python, module)
                     if "dummy" not in " ".join(self._options.engine_args):  # --load-format
                         for model in self._models(session):
                             require_complete(model)
@@ -94,7 +94,7 @@ class ManagedServers:
         ) as process:
             async with Client(address) as client:
                 await process.wait_until_healthy(
-                    client, self._engine.HEALTH, self._options.start_timeout_s
+                    client, self._engine.PROPERTIES.health, self._options.start_timeout_s
                 )
                 yield ServerHandle(
                     clients=(client,),
@@ -120,7 +120,8 @@ class ManagedServers:
         if export.config is not None:
             config = folder / export.config.name
             config.write_text(export.config.text, encoding="utf-8")
-        if inherited := {*self._engine.SIMULATED_BY} & {*os.environ} - {*export.environment}:
+        variables = {*self._engine.PROPERTIES.simulated_by}
+        if inherited := variables & {*os.environ} - {*export.environment}:
             raise UsageError(
                 f"{min(inherited)} is set here, and {self._name} would simulate acceptance; unset "
                 "it, or use --simulate-acceptance, which marks the run"

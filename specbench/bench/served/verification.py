@@ -141,7 +141,7 @@ class OutputCollector:
     async def _ask_server(self, session: Session, temperatures: Sequence[float]) -> None:
         label = f"{session.target}: {self.engine}, {session.draft.label}"
         self.reporter.stage(f"{label}: starting")
-        health = find_served(self.engine).HEALTH
+        health = find_served(self.engine).PROPERTIES.health
         async with (
             self.host.open(session) as running,
             watch_for_stalls(running.clients, health, self.reporter.warn),

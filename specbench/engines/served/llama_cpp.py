@@ -32,6 +32,7 @@ from specbench.engines.deployment import (
 )
 from specbench.engines.served_engine import (
     DraftedRound,
+    EngineProperties,
     ServerFacts,
     StartCommand,
     StartOptions,
@@ -50,12 +51,11 @@ from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
 if TYPE_CHECKING:
     from specbench.servers.client import Client
 
-MODULE = None
-DISTRIBUTIONS = ()
-START_S = 5.0  # it compiles and captures nothing
-UNSUPPORTED = ("tool_choice",)  # its endpoint of completions takes a schema, and no tools
-SIMULATED_BY = ("LLAMA_ARG_SPEC_SYNTH_LEN", "LLAMA_ARG_SPEC_SYNTH_RATES")
-HEALTH = "/health"
+PROPERTIES = EngineProperties(
+    start_s=5.0,  # it compiles and captures nothing
+    simulated_by=("LLAMA_ARG_SPEC_SYNTH_LEN", "LLAMA_ARG_SPEC_SYNTH_RATES"),
+    unsupported=("tool_choice",),  # its endpoint of completions takes a schema, and no tools
+)
 COUNTERS = CounterPage(  # tools/server/server-task.cpp
     engine="llama_cpp",
     path="/metrics",

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench.engines.served_engine import (
+    EngineProperties,
     ServerFacts,
     StartCommand,
     StartOptions,
@@ -14,20 +15,15 @@ from specbench.errors import UsageError
 from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import count_of
 from specbench.servers.response import StreamedResponse
-from specbench.servers.server_log import LogFormat
+from specbench.servers.server_log import PLAIN
 from specbench.settings import OPENAI, SERVED
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
 
-MODULE = None
-DISTRIBUTIONS = ()
-START_S = 0.0
-LOG = LogFormat()
-UNSUPPORTED = ()
-SIMULATED_BY: tuple[str, ...] = ()
-HEALTH = "/v1/models"
+PROPERTIES = EngineProperties(start_s=0.0, health="/v1/models")
 COUNTERS = None
+LOG = PLAIN
 
 
 def launch(start: StartOptions) -> StartCommand:  # noqa: ARG001

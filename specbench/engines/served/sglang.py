@@ -28,15 +28,14 @@ from specbench.engines.deployment import (
 )
 from specbench.engines.served_engine import (
     COUNTED_STREAM,
+    EngineProperties,
     ServerFacts,
     StartCommand,
     StartOptions,
     conversation_fields,
     counts_of_sums,
-    neutral_sampling,
-    private_prefix,
+    neutral_fields,
     read_counts,
-    request_fields,
 )
 from specbench.errors import RefusedError, UsageError
 from specbench.records import Request, RequestCounts
@@ -48,12 +47,10 @@ from specbench.stats.rounds import mean_length_from_rates
 if TYPE_CHECKING:
     from specbench.servers.client import Client
 
-MODULE = "sglang"
-DISTRIBUTIONS = ("sglang",)
-START_S = 90.0
-UNSUPPORTED = ()
-SIMULATED_BY = ("SGLANG_SIMULATE_ACC_LEN",)
-HEALTH = "/health"
+_SIMULATED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
+PROPERTIES = EngineProperties(
+    module="sglang", distributions=("sglang",), simulated_by=(_SIMULATED_LENGTH,)
+)
 COUNTERS = CounterPage(  # srt/observability/metrics_collector.py
     engine="sglang",
     path="/metrics",
@@ -181,14 +178,12 @@ class _SglangStream(StreamedResponse):
 async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
     """Streamed with ids and counts; the first event's usage is the number of tokens in it."""
     body = {
-        **request_fields(model, request),
-        **neutral_sampling(request),
-        **private_prefix(request),
+        **neutral_fields(model, request),
+        "return_spec_tokens_details": True,
+        "return_output_ids_in_sglext": True,
+        **COUNTED_STREAM,
     }
-    extras = {"return_spec_tokens_details": True, "return_output_ids_in_sglext": True}
-    return await client.chat(
-        {**body, **extras, **COUNTED_STREAM}, conversation_fields(request), _SglangStream()
-    )
+    return await client.chat(body, conversation_fields(request), _SglangStream())
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
@@ -287,7 +282,7 @@ def _simulation(deployment: Deployment) -> dict[str, str]:
     if _is_tree(deployment):
         raise UsageError("--simulate-acceptance: SGLang simulates chains; drop `tree: dynamic`")
     return {
-        SIMULATED_BY[0]: f"{mean_length_from_rates(deployment.simulated):.6g}",
+        _SIMULATED_LENGTH: f"{mean_length_from_rates(deployment.simulated):.6g}",
         "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
         "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
     }

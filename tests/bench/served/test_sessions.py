@@ -42,7 +42,7 @@ def test_the_first_estimate_of_a_sweep_uses_starts_and_tokens(tmp_path):
     num_three = len(requests_of(plan, three))
     assert len(estimate.sessions) == 6
     assert estimate.session_s == pytest.approx(
-        find_served("vllm").START_S + MAX_NEW_TOKENS * (7 + num_three / 3) / TOKENS_PER_S
+        find_served("vllm").PROPERTIES.start_s + MAX_NEW_TOKENS * (7 + num_three / 3) / TOKENS_PER_S
     )
     assert not estimate.is_measured
     assert estimate.seconds == pytest.approx(2 * 6 * estimate.session_s)

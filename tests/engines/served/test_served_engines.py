@@ -39,7 +39,7 @@ def test_every_engine_except_openai_can_be_exported_to():
 def test_every_served_engine_implements_the_protocol(name):
     engine = find_served(name)
     assert {*ServedEngine.__annotations__, "launch", "facts", "answer", "counts"} <= {*vars(engine)}
-    assert engine.HEALTH.startswith("/")
+    assert engine.PROPERTIES.health.startswith("/")
 
 
 @pytest.mark.parametrize("name", STARTED)
