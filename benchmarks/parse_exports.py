@@ -85,7 +85,7 @@ def exports(
                     pairing=pairing, tiers=tiers, temperature=temperature, dtype="float32"
                 )
                 try:
-                    name = exporter.CONFIG_NAME or ""
+                    name = exporter.CONFIG_NAME
                     yield pairing.name, exporter.export(made, version, name)
                 except UsageError:
                     continue  # a method that it lacks

@@ -160,9 +160,7 @@ def export(
     if file_format is not None:
         if as_json or engine_version is not None:
             raise UsageError("--format writes another file; drop --json and --engine-version")
-        if len(chosen) > 1:
-            drafters = ", ".join(p.name for p in chosen)
-            raise UsageError(f"--format {file_format}: name one drafter: {drafters}")
+        _require_one(chosen, f"--format {file_format}")
         stored = _find_run({chosen[0].name}, run, runs_dir)
         text = _acceptance(
             stored, chosen[0], selection, num_speculative_tokens, file_format, thinking
@@ -189,9 +187,7 @@ def export(
                 raise UsageError(
                     f"{option} selects among measured cells, but -k sets K by hand; use one of them"
                 )
-        if len(chosen) > 1:
-            names = ", ".join(p.name for p in chosen)
-            raise UsageError(f"-k {num_speculative_tokens}: name one drafter: {names}")
+        _require_one(chosen, f"-k {num_speculative_tokens}")
         ignored = ("attention", "code", "loading")  # engines have readers of formats
         # The exporter checks GGUF files.
         loaded = [p for p in chosen if not any(model.is_gguf for model in p.models)]
@@ -212,7 +208,7 @@ def export(
         if deployment.is_tiered and isinstance(acceptance, Mapping):
             raise UsageError("--simulate-acceptance of a file needs one K: add --concurrency or -k")
         deployment = replace(deployment, acceptance=acceptance)
-    config_name = str(output) if output and exporter.CONFIG_NAME else exporter.CONFIG_NAME or ""
+    config_name = str(output) if output and exporter.CONFIG_NAME else exporter.CONFIG_NAME
     if engine_version is None:
         made = export_as_measured(exporter, deployment, measured_version, config_name)
     else:
@@ -230,6 +226,12 @@ def export(
         typer.echo(text, nl=False)
         if output is not None:
             typer.echo(f"# written: {output}")
+
+
+def _require_one(pairings: "tuple[Pairing, ...]", option: str) -> None:
+    if len(pairings) > 1:
+        names = ", ".join(pairing.name for pairing in pairings)
+        raise UsageError(f"{option}: name one drafter: {names}")
 
 
 def _acceptance(

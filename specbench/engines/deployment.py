@@ -313,7 +313,7 @@ def _unknown(deployment: Deployment, hybrids: str) -> Iterator[str]:
 class Exporter(Protocol):
     """The file of an engine with an export."""
 
-    CONFIG_NAME: str | None  # name of the file that the command refers to, if it may have one
+    CONFIG_NAME: str  # of the file that the command refers to; empty: it never has one
 
     def vocabulary_notes(self, deployment: Deployment) -> list[str]:
         """Notes on a draft model whose vocabulary is not the target's.

@@ -52,12 +52,8 @@ def measured_acceptance(
         for cell in summaries
         if cell.key.pairing == pairing.name
         and cell.key.draft.is_fixed
-        and (condition := cell.key.condition).num_samples == 1
-        and at.workload in (None, condition.workload)
-        and at.temperature in (None, condition.temperature)
-        and at.concurrency in (None, condition.concurrency)
-        and at.context in (None, condition.context)
-        and at.engine in (None, condition.engine)
+        and at.includes(cell.key.condition)
+        and at.engine in (None, cell.key.condition.engine)
         and number_of(cell.metrics, "mean_acceptance_length") is not None
     ]
     bound = {cell.key: cell.client_bound for cell in cells}  # counts do not depend on the client

@@ -50,6 +50,16 @@ class Selection(NamedTuple):
     engine: str | None = None  # the engine to export to, whose own decisions are preferred
     context: int | None = None  # tokens of the prompts
 
+    def includes(self, condition: Condition) -> bool:
+        """Whether decisions of a condition are selected, whatever its engine."""
+        return (
+            condition.num_samples == 1
+            and self.workload in (None, condition.workload)
+            and self.temperature in (None, condition.temperature)
+            and self.concurrency in (None, condition.concurrency)
+            and self.context in (None, condition.context)
+        )
+
 
 def winner(
     pairings: Sequence[Pairing],
@@ -129,18 +139,10 @@ def _select(
     left = [
         d
         for d in decisions
-        if d.condition.request_rate is None
-        and d.condition.num_samples == 1
+        if selection.includes(d.condition)
+        and d.condition.request_rate is None
         and d.leader.draft.method != ASSISTED_DEFAULT  # whose K is the engine's own
     ]
-    if selection.workload is not None:
-        left = [d for d in left if d.condition.workload == selection.workload]
-    if selection.temperature is not None:
-        left = [d for d in left if d.condition.temperature == selection.temperature]
-    if selection.concurrency is not None:
-        left = [d for d in left if d.condition.concurrency == selection.concurrency]
-    if selection.context is not None:
-        left = [d for d in left if d.condition.context == selection.context]
     if not left:
         return []
     left = [d for d in left if d.condition.engine == selection.engine] or left

@@ -60,7 +60,7 @@ def with_draft(made: Deployment, **changes: object) -> Deployment:
 
 def exported(engine: str, made: Deployment, version: str | None = None) -> Export:
     exporter = find_exporter(engine)
-    return exporter.export(made, version, exporter.CONFIG_NAME or "")
+    return exporter.export(made, version, exporter.CONFIG_NAME)
 
 
 def config_of(made: Export) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def exported(
     )
     exporter = find_exporter(engine)
     version = settings.servers.engine_version or _installed(engine, settings.servers.engine_python)
-    return exporter.export(deployment, version, exporter.CONFIG_NAME or "")
+    return exporter.export(deployment, version, exporter.CONFIG_NAME)
 
 
 @cache

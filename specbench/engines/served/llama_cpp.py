@@ -265,7 +265,7 @@ def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
     return counts_of_rounds(answer, rounds, k, num_overshot=num_overshot)
 
 
-CONFIG_NAME = None
+CONFIG_NAME = ""
 
 _CHANGED = date(2026, 5, 16)  # pull request 22673 merged
 _NEW_BUILD, _OLD_BUILD = 9235, 9000  # known to be after and before it

@@ -221,7 +221,7 @@ def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
     )
 
 
-CONFIG_NAME = None
+CONFIG_NAME = ""
 
 _OLDEST, _NEWEST = (0, 30), (0, 33)
 # Names of fields in vLLM's own configs; it also takes the number of heads from K.
