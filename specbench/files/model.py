@@ -104,15 +104,14 @@ class ModelFiles:
 
     def size(self, name: str) -> int | None:
         """A field that is a number above 0; None if absent, ModelError for other values."""
-        fields = Fields(source=self.spec.source, values={name: self.field(name)})
-        return fields.whole(name, least=1)
+        return self._only(name).whole(name, least=1)
 
     def must(self, name: str) -> int:
         """A required size; ModelError if it is missing."""
-        value = self.size(name)
-        if value is None:
-            raise ModelError(f"{self.spec.source}: config.json has no {name}")
-        return value
+        return self._only(name).must(name, least=1)
+
+    def _only(self, name: str) -> Fields:
+        return Fields(source=self.spec.source, values={name: self.field(name)})
 
     @property
     def hidden_size(self) -> int:

@@ -23,6 +23,7 @@ from specbench.fit.compatibility import (
     check_drafter,
     check_target,
     finding,
+    why_unreadable,
 )
 from specbench.fit.memory_plan import (
     CountWeights,
@@ -33,7 +34,7 @@ from specbench.fit.memory_plan import (
 )
 from specbench.fit.weights import model_weights
 from specbench.inputs.config import load_pairings
-from specbench.inputs.model_spec import model_spec
+from specbench.inputs.model_spec import model_spec, without_owner
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.methods import MODEL_METHOD, all_methods, gguf_method, kind_of
 from specbench.settings.words import nearest
@@ -146,8 +147,7 @@ def _drafter(target: ModelFiles, spec: ModelSpec) -> DrafterSpec | SkippedModel 
         if kind.is_model and (reason := _not_smaller(target, files)):
             return SkippedModel(source=spec.source, reason=reason)
     except UNREADABLE as error:
-        reason = str(error) if isinstance(error, ModelError) else repr(error)
-        return SkippedModel(source=spec.source, reason=reason)
+        return SkippedModel(source=spec.source, reason=why_unreadable(error))
     return DrafterSpec(name=plain_name(spec.source), method=kind.method, model=spec)
 
 
@@ -198,7 +198,7 @@ def _in_hub_cache() -> list[ModelSpec]:
 
 def plain_name(source: str) -> str:
     """A drafter name for pairings.yaml, from the last part of a folder or hub id."""
-    last = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rstrip("/").replace(":", "/").split("/")[-1])
+    last = re.sub(r"[^A-Za-z0-9._-]+", "-", without_owner(source.replace(":", "/")))
     return last.lstrip("._-") or "draft"
 
 
@@ -351,8 +351,7 @@ def _candidate(
     try:
         plan = plan_pair(files, drafter, setup, count)
     except (ModelError, TypeError, ValueError, LookupError) as error:
-        reason = str(error) if isinstance(error, ModelError) else repr(error)
-        memory = finding("memory", "refused", reason=reason)
+        memory = finding("memory", "refused", reason=why_unreadable(error))
         refused = Compatibility(drafter=drafter, findings=(*checked.findings, memory))
         return DraftCandidate(compatibility=refused, plan=None)
     return DraftCandidate(compatibility=checked, plan=plan)

@@ -41,6 +41,7 @@ from specbench.files.tokenizer import (
     compare_vocabularies,
     mismatch_words,
 )
+from specbench.inputs.model_spec import without_owner
 from specbench.inputs.pairing import DrafterSpec
 from specbench.methods import Method, all_methods, find_method, kind_of
 from specbench.records import no_template
@@ -168,55 +169,51 @@ def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[FitFinding]:
     if not isinstance(named, str) or not named:
         return
     source = target.spec.source
-    is_same = named.rstrip("/").split("/")[-1].lower() == source.rstrip("/").split("/")[-1].lower()
+    is_same = without_owner(named).lower() == without_owner(source).lower()
     reason = (
         "made for it" if is_same else "its authors name another target; its acceptance may be low"
     )
     yield finding("made_for", "ok" if is_same else "warning", source, named, reason)
 
 
-def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
-    """Every id must stand for the same token; special tokens may have different names."""
+def vocabulary_findings(
+    target: ModelFiles, draft: ModelFiles, *, retokenizes: bool = False
+) -> Iterator[FitFinding]:
+    """Every id must stand for the same token; special tokens may have different names. For a
+    method that `retokenizes`, some tokens must have the same text."""
     of_draft, of_target = draft.vocabulary, target.vocabulary
     if of_draft is None or of_target is None:
         yield _by_files(target, draft)
         return
     difference = compare_vocabularies(of_target, of_draft)
     sizes = f"{len(of_target.ids_by_token):,} tokens", f"{len(of_draft.ids_by_token):,} tokens"
-    if difference.wrong:
-        yield finding(
-            "tokenizer", "refused", *sizes, mismatch_words(of_target, of_draft, difference)
-        )
-        return
-    if difference.unknown:
-        yield finding("tokenizer", "warning", *sizes, difference.unknown_words)
-    else:
-        yield finding("tokenizer", "ok", *sizes, "every id means the same token")
-    yield _special(of_target, of_draft, difference)
+    level: Level = "ok"
+    reason = "every id means the same token"
+    if retokenizes:
+        common = common_tokens(of_target, of_draft)
+        level = "warning" if common.draft_ids else "refused"
+        if not common.draft_ids:
+            reason = NOTHING_IN_COMMON
+        elif difference.wrong:
+            reason = (
+                f"{common.in_words}; every round waits for the host, which encodes the draft "
+                "model's input (in draft_s)"
+            )
+        else:
+            reason += ": draft_model drafts the same without the host"
+    elif difference.wrong:
+        level, reason = "refused", mismatch_words(of_target, of_draft, difference)
+    elif difference.unknown:
+        level, reason = "warning", difference.unknown_words
+    yield finding("tokenizer", level, *sizes, reason)
+    if not (retokenizes or difference.wrong):
+        yield _special(of_target, of_draft, difference)
 
 
 def tokenizer_findings(target: ModelFiles) -> Iterator[FitFinding]:
     """Refuses a target that has weights but no tokenizer; without weights it is only planned."""
     if target.vocabulary is None and target.tensors is not None and not target.has_tokenizer:
         yield finding("tokenizer", "refused", reason=NO_TOKENIZER)
-
-
-def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
-    """Findings on a draft model with a different tokenizer: shared tokens, and the cost."""
-    of_draft, of_target = draft.vocabulary, target.vocabulary
-    if of_draft is None or of_target is None:
-        yield _by_files(target, draft)
-        return
-    common = common_tokens(of_target, of_draft)
-    sizes = f"{common.target_size:,} tokens", f"{common.draft_size:,} tokens"
-    if not common.draft_ids:
-        yield finding("tokenizer", "refused", *sizes, NOTHING_IN_COMMON)
-    elif not compare_vocabularies(of_target, of_draft).wrong:
-        reason = "every id means the same token: draft_model drafts the same without the host"
-        yield finding("tokenizer", "warning", *sizes, reason)
-    else:
-        cost = "every round waits for the host, which encodes the draft model's input (in draft_s)"
-        yield finding("tokenizer", "warning", *sizes, f"{common.in_words}; {cost}")
 
 
 def _special(target: Vocabulary, draft: Vocabulary, difference: Difference) -> FitFinding:
@@ -335,7 +332,11 @@ _PAIR_CHECKS = (
     padding_findings,
     context_findings,
 )
-_RETOKENIZED_CHECKS = (retokenized_findings, chat_template_findings, context_findings)
+_RETOKENIZED_CHECKS = (
+    partial(vocabulary_findings, retokenizes=True),
+    chat_template_findings,
+    context_findings,
+)
 UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, AttributeError)
 
 
@@ -426,8 +427,12 @@ def _guarded(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:
     try:
         yield from check()
     except UNREADABLE as error:
-        is_explained = isinstance(error, ModelError)
-        yield finding("files", "refused", reason=str(error) if is_explained else repr(error))
+        yield finding("files", "refused", reason=why_unreadable(error))
+
+
+def why_unreadable(error: Exception) -> str:
+    """The message of an error in `UNREADABLE`; only those of a ModelError name the file."""
+    return str(error) if isinstance(error, ModelError) else repr(error)
 
 
 def require_loadable(model: ModelFiles) -> None:

@@ -13,9 +13,9 @@ from specbench.files.model import ModelFiles, is_here, open_model, require_confi
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.gguf import plan_gguf
 from specbench.fit.gpus import GIB
-from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, plan_pair, plan_target
+from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, plan_pair
 from specbench.fit.weights import model_weights, planned_dtype
-from specbench.inputs.pairing import DrafterSpec, Pairing, Target
+from specbench.inputs.pairing import TARGET_ONLY, DrafterSpec, Pairing, Target
 from specbench.methods import find_method
 
 FEWEST_TOKENS = 256  # of context; less is not worth measuring
@@ -69,7 +69,7 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpe
         )
     require_config(files)
     declared = _declared(target.model)
-    plain = _planned(files, DrafterSpec(name="none", method="none"), setup)
+    plain = _planned(files, TARGET_ONLY, setup)
     weights = _counted(files, plain, setup)
     extra_bytes: dict[object, int] = {}
     rests, is_least = [_rest(plain)], plain is None
@@ -95,10 +95,10 @@ def _gguf_demand(
     target: ModelSpec, drafters: Sequence[DrafterSpec], setup: DeploymentSpec
 ) -> Demand:
     """The demand of llama-server, which has one drafter, with the one that needs the most."""
-    file, none = gguf_of(target), DrafterSpec(name="none", method="none")
+    file = gguf_of(target)
     models = ((d, d.model) for d in drafters)
     known = [(d, gguf_of(m) if m is not None and m.is_gguf else None) for d, m in models]
-    peaks = [plan_gguf(file, draft, d, setup).peak for d, draft in [(none, None), *known]]
+    peaks = [plan_gguf(file, draft, d, setup).peak for d, draft in [(TARGET_ONLY, None), *known]]
     most = max(peaks, key=lambda peak: peak.total)
     return Demand(
         dtype=file.quantization,
@@ -200,8 +200,6 @@ def _planned(files: ModelFiles, drafter: DrafterSpec, setup: DeploymentSpec) -> 
             return None
         require_config(draft_files)
     try:
-        if drafter.method == "none":
-            return plan_target(files, setup)
         return plan_pair(files, drafter, setup)
     except _UNCOUNTABLE:
         return None

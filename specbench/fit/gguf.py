@@ -12,7 +12,7 @@ from specbench.fit.candidates import CandidateList, DraftCandidate
 from specbench.fit.compatibility import Compatibility, FitFinding, Level, finding
 from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, Peak, longest_that_fits
 from specbench.fit.weights import Weights
-from specbench.inputs.pairing import DrafterSpec, Target
+from specbench.inputs.pairing import TARGET_ONLY, DrafterSpec, Target
 from specbench.methods import MODEL_METHOD, gguf_method
 from specbench.stats.rounds import bytes_per_forward, roofline_s
 
@@ -28,7 +28,7 @@ def prepare_gguf(
     target: Target, file: GgufFile, drafters: Sequence[DrafterSpec], setup: DeploymentSpec
 ) -> tuple[CandidateList, dict[str, GgufFile]]:
     """The candidates, and the readable files by name; ModelError for the target's file."""
-    plain = plan_gguf(file, None, DrafterSpec(name="none", method="none"), setup)
+    plain = plan_gguf(file, None, TARGET_ONLY, setup)
     files, candidates = {target.name: file}, []
     for drafter in drafters:
         assert drafter.model is not None

@@ -26,7 +26,7 @@ from specbench.footprint import (
     row_slots,
     rows_prefilled_together,
 )
-from specbench.inputs.pairing import DrafterSpec
+from specbench.inputs.pairing import TARGET_ONLY, DrafterSpec
 from specbench.methods import METHODS, BufferSizes, RoundShape, find_method
 from specbench.stats.rounds import bytes_per_forward, roofline_s
 
@@ -211,10 +211,7 @@ def plan_target(
     target: ModelFiles, setup: DeploymentSpec, count: CountWeights | None = None
 ) -> MemoryPlan | None:
     """The plan of a target without a drafter; None if its weights cannot be counted. ModelError."""
-    model = _model(target, setup, count)
-    if model is None:
-        return None
-    return _plan(target, model, None, DrafterSpec(name="none", method="none"), setup)
+    return plan_pair(target, TARGET_ONLY, setup, count)
 
 
 def plan_pair(
@@ -227,7 +224,7 @@ def plan_pair(
     model = _model(target, setup, count)
     if model is None:
         return None
-    head = find_method(drafter.method).head
+    head = None if drafter is TARGET_ONLY else find_method(drafter.method).head
     draft: _Model | None = None
     if drafter.model is not None or head:
         draft_files = target if drafter.model is None else open_model(drafter.model)

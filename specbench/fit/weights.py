@@ -171,9 +171,7 @@ def _from_headers(model: ModelFiles) -> ParameterCount | None:
     if tensors is None:
         return None
     floats = {name: header for name, header in tensors.items() if header.is_floating_point()}
-    embedding = next((h for n, h in floats.items() if is_embedding(n)), None)
-    is_tied = not any(map(is_head, floats))
-    table = embedding.num_elements if embedding else 0
+    looked_up = _looked_up(floats)
     total = sum(header.num_elements for header in floats.values())
     matrices = sum(
         header.num_elements
@@ -183,9 +181,15 @@ def _from_headers(model: ModelFiles) -> ParameterCount | None:
     return ParameterCount(
         total=total,
         in_linears=matrices,
-        looked_up=0 if is_tied else table,
+        looked_up=looked_up.num_elements if looked_up else 0,
         float32_buffers=0,
     )
+
+
+def _looked_up(tensors: Mapping[str, TensorHeader]) -> TensorHeader | None:
+    """The embedding, if it only serves for lookups because the head has its own tensor."""
+    has_head = any(map(is_head, tensors))
+    return next((h for n, h in tensors.items() if has_head and is_embedding(n)), None)
 
 
 def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
@@ -194,13 +198,11 @@ def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
     if tensors is None:
         return None
     nbytes = sum(header.nbytes for header in tensors.values())
-    is_tied = not any(map(is_head, tensors))
-    embedding = next((h for n, h in tensors.items() if is_embedding(n)), None)
-    looked_up = embedding.nbytes if embedding and not is_tied else 0
+    looked_up = _looked_up(tensors)
     return Weights(
         num_parameters=sum(header.num_elements for header in tensors.values()),
         nbytes=nbytes,
-        read_bytes=nbytes - looked_up,
+        read_bytes=nbytes - (looked_up.nbytes if looked_up else 0),
         kv_bytes_per_token=kv_bytes,
         is_exact=False,
         basis="headers",

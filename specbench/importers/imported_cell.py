@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from specbench.errors import UsageError
 from specbench.importers.result_file import JsonObject
+from specbench.inputs.model_spec import without_owner
 from specbench.methods import METHODS
 from specbench.metrics.registry import number_of
 from specbench.records import (
@@ -78,7 +79,7 @@ class ParsedResult:
     @property
     def target(self) -> str:
         """The model without its owner or folder."""
-        return _without_owner(self.model)
+        return without_owner(self.model or UNKNOWN)
 
 
 class Format(Protocol):
@@ -154,7 +155,7 @@ def to_cell(
             engine=parsed.engine,
         ),
         draft=DraftConfig(
-            drafter=given_drafter or _without_owner(parsed.drafter),
+            drafter=given_drafter or without_owner(parsed.drafter or UNKNOWN),
             method=method or UNKNOWN,
             length=Fixed(k),
         )
@@ -297,11 +298,6 @@ def acceptance_when_drafted(
         of_all_rounds = {"mean_acceptance_length": length, "num_rounds": num_rounds}
         figures = {**figures, **of_all_rounds, "acceptance_rate_per_position": per_position}
     return _known(figures)
-
-
-def _without_owner(model: str | None) -> str:
-    """A model's name without its owner or folder."""
-    return (model or UNKNOWN).rstrip("/").rsplit("/", 1)[-1]
 
 
 def _known(figures: Figures) -> dict[str, float | tuple[float, ...]]:

@@ -52,6 +52,11 @@ def _gguf_file(source: str, folder: Path = Path()) -> Path | None:
     return path if path.suffix.lower() == ".gguf" and path.is_file() else None
 
 
+def without_owner(source: str) -> str:
+    """A model's name without its owner or folder."""
+    return source.rstrip("/").rsplit("/", 1)[-1]
+
+
 def model_spec(source: str) -> ModelSpec:
     """The model of this name on the command line; UsageError if it cannot be one."""
     if file := _gguf_file(source):

@@ -11,7 +11,7 @@ from specbench.errors import UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.model_spec import gguf_complaint
 from specbench.methods import Setting
-from specbench.records import LossyRule
+from specbench.records import NO_DRAFTER, LossyRule
 from specbench.settings.words import nearest
 
 
@@ -37,6 +37,9 @@ class DrafterSpec:
     lossy: LossyRule | None = None  # None: the text is the target's own
     note: str = ""
     origin: Origin | None = None  # None: an entry of the user's own
+
+
+TARGET_ONLY = DrafterSpec(name=NO_DRAFTER, method=NO_DRAFTER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,6 +42,7 @@ from specbench.engines.served_engine import (
 )
 from specbench.errors import UsageError
 from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE, differences, gguf_of
+from specbench.inputs.model_spec import without_owner
 from specbench.methods import MODEL_METHOD, gguf_method
 from specbench.records import Request, RequestCounts, RequestSettings
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
@@ -426,7 +427,7 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
 
 def _gguf_name(source: str) -> str:
     """`owner/Name` -> `Name.gguf`; a file that is GGUF already stays."""
-    return source if source.endswith(".gguf") else f"{source.rstrip('/').rsplit('/', 1)[-1]}.gguf"
+    return source if source.endswith(".gguf") else f"{without_owner(source)}.gguf"
 
 
 def _lost(deployment: Deployment) -> list[str]:
