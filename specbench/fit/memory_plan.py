@@ -94,45 +94,6 @@ class LowerBound(NamedTuple):
     round_s: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadTraffic:
-    """The rows read together, and the bandwidth; `head_bytes` is the size of the target's head."""
-
-    rows: int
-    context: int  # tokens of each row
-    bytes_per_s: float
-    head_bytes: int
-
-    def lower_bound(
-        self,
-        files: ModelFiles,
-        target: Weights,
-        draft: Weights | None,
-        drafter: DrafterSpec,
-        shape: RoundShape,
-    ) -> LowerBound:
-        """Lower bounds: verifying a few tokens reads the same bytes as one, so it costs one step.
-
-        Source: the memory side of the roofline (Williams et al. 2009).
-        """
-        step = self._seconds(target.read_bytes, target.kv_bytes_per_token)
-        forward_s = 0.0
-        method = METHODS.get(drafter.method)
-        if draft is not None:
-            is_shared = method and method.head and method.head.reads_target_head
-            shared = self.head_bytes if is_shared else 0
-            forward_s = self._seconds(draft.read_bytes + shared, draft.kv_bytes_per_token)
-        elif method and method.num_target_layers:
-            settings = method.settings(drafter.parameters)
-            share = method.num_target_layers(settings, files.num_layers) / files.num_layers
-            read_bytes = (target.read_bytes - self.head_bytes) * share + self.head_bytes
-            forward_s = self._seconds(round(read_bytes), round(target.kv_bytes_per_token * share))
-        return LowerBound(step, step + (shape.num_forwards - shape.num_small) * forward_s)
-
-    def _seconds(self, read: int, kv: int) -> float:
-        return roofline_s(bytes_per_forward(read, self.rows, self.context, kv), self.bytes_per_s)
-
-
 CountWeights = Callable[
     [ModelFiles, str], Weights | None
 ]  # for an architecture that no rule here covers
@@ -203,7 +164,6 @@ class MemoryPlan:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Model:
     weights: Weights
-    size: int  # bytes of a number
     layers: Layers | None = None
 
 
@@ -235,7 +195,7 @@ def plan_pair(
                 layers = None
                 if weights.kv_bytes_per_token:  # else it has no layers
                     layers = _layers(draft_files, target.vocab_size, setup, dtype)
-                draft = _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
+                draft = _Model(weights=weights, layers=layers)
         else:
             draft = _model(draft_files, setup, count)
         if draft is None:
@@ -252,7 +212,7 @@ def _model(files: ModelFiles, setup: DeploymentSpec, count: CountWeights | None)
     layers = None if weights is None else _layers(files, files.vocab_size, setup, dtype)
     if weights is None or layers is None:
         return None
-    return _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
+    return _Model(weights=weights, layers=layers)
 
 
 def _layers(files: ModelFiles, vocab_size: int, setup: DeploymentSpec, dtype: str) -> Layers | None:
@@ -291,22 +251,14 @@ def _plan(
 
     planned = peak(setup.context)
     memory, limit = setup.memory_bytes, files.longest_context
-    bound = None
-    if setup.bytes_per_s:
-        read = ReadTraffic(
-            rows=setup.concurrency,
-            context=setup.context,
-            bytes_per_s=setup.bytes_per_s,
-            head_bytes=files.vocab_size * files.hidden_size * target.size,
-        )
-        draft_weights = draft.weights if draft else None
-        bound = read.lower_bound(files, target.weights, draft_weights, drafter, shape)
+    draft_weights = draft.weights if draft else None
+    bound = _lower_bound(files, target.weights, draft_weights, drafter, shape, setup)
     return MemoryPlan(
         drafter=drafter.name,
         method=drafter.method,
         dtype=planned_dtype(files, setup.device, setup.dtype),
         target=target.weights,
-        draft=draft.weights if draft else None,
+        draft=draft_weights,
         num_drafts=shape.num_drafts,
         peak=planned,
         headroom_bytes=None if memory is None else memory - planned.total,
@@ -315,6 +267,43 @@ def _plan(
         round_s=bound.round_s if bound and k else None,
         notes=tuple(_notes(files, target, draft, drafter)),
     )
+
+
+def _lower_bound(
+    files: ModelFiles,
+    target: Weights,
+    draft: Weights | None,
+    drafter: DrafterSpec,
+    shape: RoundShape,
+    setup: DeploymentSpec,
+) -> LowerBound | None:
+    """Lower bounds; None if the bandwidth is unknown. Verifying a few tokens reads the same bytes
+    as one, so it costs one step.
+
+    Source: the memory side of the roofline (Williams et al. 2009).
+    """
+    bandwidth = setup.bytes_per_s
+    if not bandwidth:
+        return None
+
+    def seconds(read: int, kv: int) -> float:
+        num_bytes = bytes_per_forward(read, setup.concurrency, setup.context, kv)
+        return roofline_s(num_bytes, bandwidth)
+
+    size = DTYPE_BYTES[planned_dtype(files, setup.device, setup.dtype)]
+    head_bytes = files.vocab_size * files.hidden_size * size
+    step_s, forward_s = seconds(target.read_bytes, target.kv_bytes_per_token), 0.0
+    method = METHODS.get(drafter.method)
+    if draft is not None:
+        is_shared = method and method.head and method.head.reads_target_head
+        shared = head_bytes if is_shared else 0
+        forward_s = seconds(draft.read_bytes + shared, draft.kv_bytes_per_token)
+    elif method and method.num_target_layers:
+        settings = method.settings(drafter.parameters)
+        share = method.num_target_layers(settings, files.num_layers) / files.num_layers
+        read_bytes = (target.read_bytes - head_bytes) * share + head_bytes
+        forward_s = seconds(round(read_bytes), round(target.kv_bytes_per_token * share))
+    return LowerBound(step_s, step_s + (shape.num_forwards - shape.num_small) * forward_s)
 
 
 def _peak(
