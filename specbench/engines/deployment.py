@@ -71,6 +71,12 @@ class Deployment:
         return len({tier.num_speculative_tokens for tier in self.tiers}) > 1
 
     @property
+    def ranges(self) -> list[tuple[int, int | None, int]]:
+        """The first and last batch size of each tier, with its K; a last one of None: any size."""
+        firsts = [1, *(num_rows + 1 for num_rows, _ in self.tiers if num_rows is not None)]
+        return [(first, *tier) for first, tier in zip(firsts, self.tiers, strict=False)]
+
+    @property
     def method(self) -> str:
         return self.pairing.drafter.method
 

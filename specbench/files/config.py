@@ -92,6 +92,11 @@ class Fields:
             self.fail(name, "a mapping")
         return Fields(source=self.source, values=value, path=f"{self.path}{name}.")
 
+    def require(self, *names: str) -> None:
+        """Raise a ModelError that lists the fields that are missing."""
+        if lacking := [name for name in names if not self.has(name)]:
+            self.lacks(*lacking)
+
     def lacks(self, *names: str) -> NoReturn:
         raise ModelError(f"{self.source}: config.json has no {', '.join(names)}")
 
@@ -275,8 +280,7 @@ def layer_fields(config: Fields) -> Fields:
     """The part of a head's config that describes its decoder layers; ModelError if a required
     field is missing or if heads cannot run the layers."""
     fields = config.section("transformer_layer_config") or config
-    if lacking := [name for name in LAYER_NEEDS if not fields.has(name)]:
-        fields.lacks(*lacking)
+    fields.require(*LAYER_NEEDS)
     for name in SIZES:
         fields.whole(name, least=1)
     fields.whole("num_hidden_layers", least=1, most=MOST_LAYERS)

@@ -53,8 +53,7 @@ class DFlashStyle:
         given, is_speculators = _fields(files), files.fields.has(SPECULATORS)
         _refuse_relatives(files, given)
         needs = _SPECULATORS_NEEDS if is_speculators else _NEEDS
-        if lacking := [name for name in needs if not given.has(name)]:
-            given.lacks(*lacking)
+        given.require(*needs)
         layer_ids = given.ids(needs[0])
         if not layer_ids:
             given.fail(needs[0], "the numbers of one layer or more")

@@ -170,10 +170,8 @@ def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     fields = text_fields(files)
     for name in (*SIZES, *_MTP_SIZES):
         fields.whole(name, least=1)
-    if family_of(files).decoder in DENSE and (
-        lacks := [n for n in LAYER_NEEDS if not fields.has(n)]
-    ):
-        fields.lacks(*lacks)
+    if family_of(files).decoder in DENSE:
+        fields.require(*LAYER_NEEDS)
     require_layers(fields)
     return {
         "hidden_size": (fields.whole("hidden_size", least=1), target.hidden_size),

@@ -349,11 +349,7 @@ def _is_adaptive(deployment: Deployment) -> bool:
 
 def _tiers(deployment: Deployment) -> dict[str, dict[str, list[int]]]:
     """The K of each tier, by the smallest batch size of the tier."""
-    tiers, first = {}, 1
-    for num_rows, k in deployment.tiers:
-        tiers[str(first)] = {"candidate_steps": [k]}
-        first = (num_rows or first) + 1
-    return tiers
+    return {str(first): {"candidate_steps": [k]} for first, _, k in deployment.ranges}
 
 
 def _lost(deployment: Deployment) -> list[str]:

@@ -265,11 +265,9 @@ def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:
 
 
 def _schedule(deployment: Deployment, release: Release) -> dict[int, int]:
-    by_largest = {rows: k for rows, k in deployment.tiers if rows is not None}
-    if release >= _TURNED_ROUND:
-        return by_largest
-    smallest = [1, *(rows + 1 for rows in by_largest)]
-    return dict(zip(smallest, by_largest.values(), strict=False))
+    is_by_last = release >= _TURNED_ROUND
+    ranges = deployment.ranges
+    return {last if is_by_last else first: k for first, last, k in ranges if last is not None}
 
 
 def _has_schedule(deployment: Deployment, release: Release) -> bool:

@@ -295,13 +295,12 @@ def _speculative_config(deployment: Deployment, method: _VllmMethod) -> dict[str
 
 def _schedule(deployment: Deployment) -> list[list[int]]:
     """[[first, last batch size, K] ..]; the first range begins at 1, gaps are not allowed here."""
-    ranges, first = [], 1
-    for num_rows, k in deployment.tiers:
-        if num_rows is None:
+    schedule = []
+    for first, last, k in deployment.ranges:
+        if last is None:
             raise UsageError("K by batch size needs a batch size for every K")
-        ranges.append([first, num_rows, k])
-        first = num_rows + 1
-    return ranges
+        schedule.append([first, last, k])
+    return schedule
 
 
 def _lost(deployment: Deployment) -> list[str]:
