@@ -45,8 +45,8 @@ def measured_acceptance(
     cells: Sequence[CellData],
     at: Selection,
 ) -> MeasuredAcceptance:
-    """The cells that `at` selects, only those of the first setting; UsageError if there are none,
-    or if they are of several workloads."""
+    """The selected cells of the first setting; UsageError if there are none, or if they are of
+    several workloads."""
     measured = [
         cell
         for cell in summaries
@@ -110,8 +110,8 @@ def _over_prompts(cell: CellData | None, *, when_drafted: bool) -> Interval | No
 
 
 def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str, Any]:
-    """Model Optimizer's profile of K, the deepest if None. The format has no place for an
-    interval, so it is among the conditions."""
+    """Model Optimizer's profile of K; None: the deepest K. The format has no field for an
+    interval, so it is one of the conditions."""
     lengths = {str(k): _length(cell) for k, cell in measured.cells.items()}
     k = max(measured.cells) if k is None else k
     if k not in measured.cells:
@@ -171,7 +171,8 @@ def _validation(marginal: Sequence[float], mean_length: float) -> dict[str, Any]
 
 
 def golden_lengths(measured: MeasuredAcceptance, mode: str) -> str:
-    """InferenceX's lengths of a thinking mode (on, off); conditions and intervals as comments."""
+    """InferenceX's lengths for a thinking mode (on, off), with conditions and intervals in
+    comments."""
     lengths = {k: _length(cell, "_when_drafted") for k, cell in measured.cells.items()}
     about = " | ".join(f"{k}: {v}" for k, v in measured.conditions.items())
     comments = ["acceptance length = 1 + accepted / rounds that drafted, by K", about]
@@ -203,7 +204,7 @@ def _is_chain(pairing: Pairing, k: int) -> bool:
 
 
 def _model_names(spec: ModelSpec | None) -> dict[str, str] | None:
-    """A model by the last parts of its name: a file to publish names no folders of this machine."""
+    """A model's id with only its last two parts: a published file contains no paths."""
     if spec is None:
         return None
     about = {"id": "/".join(PurePath(spec.source).parts[-2:])}

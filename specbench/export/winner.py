@@ -70,10 +70,10 @@ def winner(
 ) -> Deployment:
     """The best of `pairings` (those of one target) with its K, by the decisions of `selection`.
 
-    K is that of the decision, or for several workloads the K with the least worst regret. The
-    decisions are of one engine, the one to export to or else the built-in one, and by default of
-    the lowest temperature, of the shortest prompts and of the fastest of `variants`, which has the
-    arguments of each. Raises UsageError without a decision.
+    For several workloads K is the one with the smallest maximum regret. The decisions are those of
+    one engine, if possible the one to export to. By default they are of the lowest temperature, the
+    shortest prompts and the fastest of `variants`, which maps each to its arguments. Raises
+    UsageError without a decision.
     """
     decisions, cells = tuple(decisions), tuple(cells)
     by_name = {pairing.name: pairing for pairing in pairings}
@@ -133,9 +133,8 @@ def winner(
 def _select(
     decisions: list[Decision], selection: Selection, cells: Sequence[CellSummary]
 ) -> list[Decision]:
-    """The decisions of one engine, temperature, context and variant by concurrency, without open
-    loop.
-    """
+    """The closed-loop decisions of one engine, temperature, context and variant, sorted by
+    concurrency."""
     left = [
         d
         for d in decisions
@@ -158,8 +157,8 @@ def _select(
 def _best(decisions: Sequence[Decision]) -> str:
     """The pairing with the highest worst lower bound at the lowest concurrency.
 
-    Compared are the workloads that all pairings share, or else the pairings with the most
-    workloads. The mean decides between equal worst bounds.
+    Pairings are compared on the workloads that all of them share. If they share none, only those
+    with the most workloads are compared. The mean decides between equal worst bounds.
     """
     lows: dict[str, dict[str, float]] = {}
     for decision in decisions:
@@ -179,7 +178,7 @@ def _best(decisions: Sequence[Decision]) -> str:
 def _at_concurrency(
     decisions: list[Decision], cells: Sequence[CellSummary]
 ) -> tuple[Tier | None, list[str]]:
-    """The tier of one concurrency with its reasons; None without enough evidence for any K."""
+    """The tier of one concurrency with its reasons; None if the evidence is not enough for a K."""
     concurrency = decisions[0].condition.concurrency
     prefix = "" if concurrency == 1 else f"{concurrency} concurrent requests: "
     reasons = [f"{prefix}{d.sentence}" for d in decisions]
@@ -252,18 +251,19 @@ def export_as_measured(
     return exporter.export(deployment, None, config_name)
 
 
-def version_there(
+def measured_version(
     deployment: Deployment, engine: str, servers: Sequence[ServerRecord]
 ) -> str | None:
-    """The engine's version in the deployment's sessions, the newest of several; None without."""
+    """The engine's version in the deployment's last session; None without sessions."""
     versions = [server.version for server in _sessions(deployment, engine, servers)]
     return versions[-1] if versions else None
 
 
-def basis_there(
+def measured_notes(
     deployment: Deployment, engine: str, servers: Sequence[ServerRecord], arguments: Sequence[str]
 ) -> Iterator[str]:
-    """Notes if this engine was measured itself, with the user's additional `arguments`."""
+    """Notes on this engine's own measurement, with the user's additional `arguments`; none if it
+    was not measured."""
     sessions = list(_sessions(deployment, engine, servers))
     if not sessions:
         return

@@ -164,7 +164,7 @@ def _requests(result: JsonObject) -> Iterator[RequestRecord]:
 
 
 def _num_speculative_tokens(result: JsonObject) -> int | None:
-    """vLLM has a counter per position, and no such counter without speculation."""
+    """K, from vLLM's counters per position; 0 if it has none, None without vLLM's counters."""
     counters = result.inner(_COUNTERS)
     if not any(name.startswith("vllm:") for name in counters.values):
         return None
@@ -259,7 +259,7 @@ def _finite(text: str | None) -> float | None:
 
 
 def _temperature(options: Sequence[tuple[str, str]]) -> float | None:
-    """Read from all extra inputs: the option may repeat, with several NAME:VALUE each."""
+    """The temperature among the extra inputs: a repeatable option with NAME:VALUE pairs."""
     extra = ",".join(value for option, value in options if option == "--extra-inputs")
     pairs = (pair.partition(":") for pair in extra.split(","))
     return _finite({name.strip(): value for name, _, value in pairs}.get("temperature"))

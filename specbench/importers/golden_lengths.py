@@ -43,7 +43,7 @@ def split(result: JsonObject) -> Iterator[JsonObject]:
 def choose(result: JsonObject, curve: str) -> JsonObject:
     """The file with only the curves of a model, a mode or both: `thinking_on`, `model/thinking_on`.
 
-    UsageError lists the curves if none is meant.
+    UsageError lists the curves if none has that name.
     """
     curves = _curves(result) if recognizes(result) else []
     parts = curve.split("/")
@@ -61,7 +61,7 @@ def choose(result: JsonObject, curve: str) -> JsonObject:
 
 
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
-    """The mode stands for the workload unless one is given."""
+    """The mode is the workload if none is given."""
     model, mode, key = result.values[_CELL]
     curve = result.inner(model, mode)
     k, length = curve.k_of(key), curve.number(key, low=1)

@@ -46,7 +46,7 @@ def split(result: JsonObject) -> Iterator[JsonObject]:
 
 
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
-    """The load is in the strategy; model and temperature are in the body of a request."""
+    """The strategy has the load; the body of a request has the model and the temperature."""
     benchmark = result.sections("benchmarks")[0]
     metrics = benchmark.section("metrics") or benchmark.fail("metrics", "is missing")
     strategy, totals = benchmark.inner("config", "strategy"), metrics.inner("request_totals")

@@ -1,4 +1,4 @@
-"""A result as a cell: the facts of the file, completed by those that the user gave."""
+"""A result as a cell: the facts in the file, and those that the user gives."""
 
 import hashlib
 import json
@@ -63,7 +63,7 @@ class ParsedResult:
     method: str | None = None
     workload: str | None = None
     num_speculative_tokens: int | None = None  # 0: it did not speculate
-    is_chain: bool = False  # a smaller K drafts a prefix, and accepts what it has of these rates
+    is_chain: bool = False  # a smaller K drafts the first of these tokens, with their rates
     concurrency: int | None = None
     request_rate: float | None = None
     temperature: float | None = None
@@ -109,7 +109,7 @@ class ImportedCell:
     def acceptance_rates(self) -> tuple[float, ...] | None:
         """P(a round accepts at least 1 .. K draft tokens); None if the file has no acceptance.
 
-        A mean length without rates gives those with the least variance, as engines take it.
+        If there is only a mean length, the rates are those with the least variance, as in engines.
         """
         figures, k = self.record.figures, self.key.draft.k
         rates = figures.get("acceptance_rate_per_position")
@@ -187,7 +187,7 @@ def to_cell(
 
 
 def conditions(named: Mapping[str, object], *sentences: str) -> tuple[str, ...]:
-    """A note with what a file says about its measurement; none if it says nothing."""
+    """A note on the conditions that a file states; empty if it states none."""
     facts = [f"{name} {_in_words(value)}".strip() for name, value in named.items()]
     text = "; ".join([*(fact for fact in facts if fact), *filter(None, sentences)])
     return (f"conditions in the file: {text}",) if text else ()
@@ -216,7 +216,7 @@ def request_of(
     ttft_s: float | None,
     total_s: float | None,
 ) -> RequestRecord:
-    """The record of a request; without a token it failed."""
+    """The record of a request, which failed if it has no output token."""
     result = Result.failed("it has no output token in the file")
     if num_tokens and ttft_s is not None and total_s is not None:
         result = replace(
@@ -268,7 +268,7 @@ def prompt_names(prompts: Iterable[Hashable]) -> list[str]:
 
 
 def bench_speeds(result: JsonObject, latency: str) -> Figures:
-    """Figures that vLLM's and SGLang's benchmarks name alike; `latency`: of a request, differs."""
+    """Figures with the same names in vLLM's and SGLang's results, except a request's `latency`."""
     names = {"ttft_s": "ttft", "tpot_s": "tpot", "inter_chunk_latency_s": "itl"}
 
     def percentile(name: str, percent: int) -> float | None:
@@ -301,7 +301,7 @@ def acceptance_when_drafted(
 
 
 def _known(figures: Figures) -> dict[str, float | tuple[float, ...]]:
-    """The figures without those that are absent."""
+    """The figures that the file contains."""
     return {name: value for name, value in figures.items() if value is not None and value != ()}
 
 

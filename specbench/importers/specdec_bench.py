@@ -71,7 +71,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
 
 
 def _acceptance(result: JsonObject, k: int | None) -> Figures:
-    """Means over requests and over chunks, from the numbers of chunks of 1, 2 .. K + 1 tokens."""
+    """Acceptance over chunks and over requests, from the numbers of chunks by their tokens."""
     if k is None:
         return {}
     chunks = result.inner(_HISTOGRAM).histogram(
@@ -91,7 +91,7 @@ def _acceptance(result: JsonObject, k: int | None) -> Figures:
 
 
 def _median(timing: JsonObject, name: str) -> float | None:
-    """A median, which the file has as text."""
+    """A median, which the file contains as text."""
     quantiles = timing.inner(name, "quantiles")
     text = quantiles.text("0.5") or ""
     value = float(text) if text.replace(".", "", 1).isdecimal() else text or None

@@ -1,4 +1,4 @@
-"""Model Optimizer's `speculation_profile.json`, which travels with a draft model's checkpoint.
+"""Model Optimizer's `speculation_profile.json`, a file in a draft model's checkpoint.
 
 Facts: NVIDIA/Model-Optimizer pull requests 2247 (examples/specdec_bench), 2313 and 2315, at
 edf879d3; schema_version 1.0. Lengths include the bonus token, and are over rounds. Conditional
@@ -23,7 +23,7 @@ TOLERANCE = 0.02  # of the format's own check of its mean
 _LENGTH, _BY_K, _K = "mean_accept_length", "accept_length_by_k", "num_speculative_tokens"
 _MARGINAL, _CONDITIONAL = "marginal_accept_rates", "conditional_accept_rates"
 _HISTOGRAM = "acceptance_length_histogram"
-# Keys about the one K that was measured round by round.
+# Keys with figures of only the K that was measured round by round.
 _OF_ONE_K = (_MARGINAL, _CONDITIONAL, _HISTOGRAM, "mean_accept_length_per_request")
 
 
@@ -114,7 +114,7 @@ def _rates(result: JsonObject, key: str, k: int) -> tuple[float, ...] | None:
 
 
 def _counts(result: JsonObject, k: int) -> Figures:
-    """The rounds of each length, which are keyed by it."""
+    """The number of rounds of each length."""
     lengths = range(1, k + 2)
     histogram = result.inner(_HISTOGRAM).histogram(
         lengths, f"a length from 1 to {k + 1} at K = {k}"

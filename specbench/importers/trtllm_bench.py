@@ -43,7 +43,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
 
 
 def _speculation(stats: JsonObject) -> tuple[int | None, Figures]:
-    """K, if a draft token was accepted, and acceptance, from means over requests."""
+    """K and acceptance from means over requests; K is None if no draft token was accepted."""
     names = ("acceptance_length", "draft_acceptance_rate")
     length, rate = (stats.inner(f"{name}_percentiles").number("average") for name in names)
     k = round((length - 1) / rate) if length and rate else None

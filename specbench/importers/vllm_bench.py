@@ -33,7 +33,7 @@ def recognizes(result: JsonObject) -> bool:
 
 
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
-    """K is the number of positions that the counters have."""
+    """K is the number of positions with an acceptance rate."""
     curve = result.numbers("spec_decode_per_position_acceptance_rates")
     prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
     acceptance = _acceptance(result, given, curve)

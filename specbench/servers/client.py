@@ -1,7 +1,7 @@
 """An asynchronous client of one server with an OpenAI-compatible API.
 
-Every fault of a server, from another protocol to silence, is raised as a ServerError. A server that
-stops responding is warned of long before a request times out.
+Every fault of a server, from another protocol to silence, raises a ServerError. If a server stops
+responding, a warning comes long before a request times out.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Client:
     async def parsed(
         self, url: str, form: type[Fields], body: Mapping[str, Any] | None = None
     ) -> Fields:
-        """The same, validated as `form`; ServerError also names a field of another type."""
+        """The same, validated as `form`; ServerError names a field of a wrong type."""
         try:
             return form.model_validate(await self.json(url, body))
         except ValidationError as error:
@@ -122,7 +122,7 @@ class Client:
         return (await self.counter_page(path, pages))[0]
 
     async def counter_page(self, path: str, pages: Sequence[CounterPage]) -> tuple[Counters, str]:
-        """The same, and the page itself, for metrics that only one engine has; ServerError."""
+        """The same with the text of the page, for metrics of only one engine; ServerError."""
         text = await self.page(path)
         try:
             return read_counters(text, pages), text
@@ -132,10 +132,10 @@ class Client:
     async def stream(
         self, path: str, body: Mapping[str, Any], answer: StreamedResponse | None = None
     ) -> StreamedResponse:
-        """The answer to a request, which asks for a stream and its usage; ServerError.
+        """Request a stream with usage, and collect its events in `answer`; ServerError.
 
-        A path that begins with / is below the server's root, any other below its API. `answer`:
-        collects the events, if the engine's have more fields than `StreamedResponse` reads.
+        A path that begins with / is below the server's root, any other below its API. An engine
+        whose events have more fields passes a subclass of `StreamedResponse` as `answer`.
         """
         root = self.address.root if path.startswith("/") else f"{self.address.api}/"
         body = {"stream": True, "stream_options": {"include_usage": True}, **body}
@@ -280,7 +280,7 @@ TICK_S = 0.5
 
 @dataclass(kw_only=True, slots=True)
 class Stall:
-    """A time in which a server sent nothing on any stream."""
+    """A period in which a server sent nothing on any stream."""
 
     root: str
     seconds: float
@@ -295,7 +295,8 @@ class Stall:
 async def watch_for_stalls(
     clients: Sequence[Client], health: str, warn: Callable[[str], None]
 ) -> AsyncIterator[list[Stall]]:
-    """Collect the stalls; each is warned of after `NOTICE_S`, with the result of `health`."""
+    """Collect stalls while the block runs, and warn of each after `NOTICE_S`, with the result of a
+    request to `health`."""
     stalls: list[Stall] = []
     tasks = [asyncio.create_task(_listen(client, health, warn, stalls)) for client in clients]
     try:

@@ -15,7 +15,8 @@ import h11
 import httpx
 
 # A request that is sent while the server closes the connection is lost. uvicorn, which most engines
-# use, closes an idle one after 5 s; llama.cpp's server immediately, despite its keep-alive header.
+# use, closes an idle connection after 5 s. llama.cpp's server closes it immediately, despite its
+# keep-alive header.
 SETTLED_S, STALE_S = 0.02, 2.0
 CONNECT_S = 10.0
 READ_BYTES = 65_536
@@ -35,7 +36,7 @@ class Connections(httpx.AsyncBaseTransport):
 
     @cached_property
     def _ssl_context(self) -> SSLContext:
-        """Made at the first https:// address: reading all certificates takes tens of ms."""
+        """Created for the first https:// address: reading all certificates takes tens of ms."""
         return httpx.create_ssl_context(trust_env=False)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -22,7 +22,7 @@ from specbench.servers.server_log import PLAIN, LogFormat, ServerLog, how_it_end
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 LOOPBACK = "127.0.0.1"  # the only interface that a started server listens on
-GRACE_S = 20.0  # from SIGTERM to SIGKILL; a container whose client is killed sooner would stay
+GRACE_S = 20.0  # from SIGTERM to SIGKILL; a container would stay if its client were killed sooner
 KILL_S = 20.0  # for the system to end killed processes
 PATIENCE_S = 15.0  # with a server that broke a connection; its children have 10 s to end
 POLL_S = 0.05  # between two health checks

@@ -59,7 +59,7 @@ COMMON = {
     r"|does not appear to have a file named|LocalEntryNotFoundError": FILE,
     r"No module named": f"this Python lacks the engine or a part of it: {COMMAND}",
 }
-# Exit statuses that say it themselves, as shells and Docker have them.
+# Exit statuses with a fixed meaning, as in shells and Docker.
 ADVICE_BY_STATUS = {
     0: "if its command left it in the background, run it in the foreground",
     126: f"its command cannot be run: {COMMAND}",
@@ -69,7 +69,7 @@ ADVICE_BY_STATUS = {
 
 
 class EngineError(ServerError):
-    """A started server has ended, or does not come up.
+    """A started server ended, or did not become healthy.
 
     `reason` is one line without the log's path, so that equal causes have equal reasons.
     """

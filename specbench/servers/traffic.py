@@ -2,7 +2,7 @@
 
 The requests of a conversation are sent one after the other, each with the answers before it, all
 to the same server, which may have their prefix in its cache. The load of this process is measured
-meanwhile: a busy client measures itself.
+at the same time, because a client that is too busy measures only itself.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class ProcessLoad:
 
 
 async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) -> ProcessLoad:
-    """Run the work of these clients and measure this process meanwhile."""
+    """Run the work of these clients and measure the load of this process during it."""
     num_events = sum(client.num_events for client in clients)
     start_s, cpu_start_s = perf_counter(), process_time()
     lags_s: list[float] = []  # of the ticks
@@ -56,11 +56,11 @@ async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) ->
 def ticking(on_tick: OnTick) -> Iterator[None]:
     """Send ticks to the event loop from a thread while the block runs.
 
-    They reach the loop from outside, as a server's events do: the loop's own timers are a
-    millisecond late on an idle machine, and events are not. Each tick that becomes due while the
-    loop is blocked is late by its own time, so a long pause counts in proportion to the events
-    that arrive during it. Events that arrive together, as the tokens of a batch do, wait longer
-    than that: the last one waits for all others.
+    Ticks reach the loop from outside, as a server's events do: the loop's own timers are a
+    millisecond late even on an idle machine, and events are not. Each tick that becomes due while
+    the loop is blocked counts with its own delay, so a long pause counts in proportion to the
+    events that arrive in it. Events that arrive together, such as the tokens of a batch, wait even
+    longer: the last one waits for all others.
     """
     loop, ended = asyncio.get_running_loop(), Event()
 
@@ -88,7 +88,7 @@ Send = Callable[[Client, Request, Sequence[StreamedResponse]], Awaitable[Streame
 
 
 class Traffic(NamedTuple):
-    """The outcome of all requests, in their order, and the load of this process meanwhile."""
+    """The responses to all requests, in order, and the load of this process during them."""
 
     answers: list[StreamedResponse]
     load: ProcessLoad
@@ -171,7 +171,7 @@ class _Users:
                 arrived.create_task(self._converse(conversation))
 
     async def _converse(self, conversation: Sequence[int]) -> None:
-        """Send the requests of a conversation one after the other; servers take turns."""
+        """Send the requests of a conversation one after the other, all to the next server."""
         client = self._clients[self._num_begun % len(self._clients)]
         self._num_begun += 1
         answers: list[StreamedResponse] = []

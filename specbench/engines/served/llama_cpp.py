@@ -1,12 +1,11 @@
 """llama.cpp: `llama-server`, which reads GGUF files.
 
 Source: tools/server/ of llama.cpp, 2026-10. Only the completion endpoint reports token ids, so
-three requests are sent: the server applies the chat template, tokenizes the prompt, and completes
-the tokens.
+three requests are sent: to apply the chat template, to tokenize the prompt, and to complete it.
 
-Its flags changed with pull request 22673 of May 2026. Since then a draft model needs --spec-type;
-before, it needed only --model-draft, and --spec-type listed the kinds without a model. Drafts of
-another vocabulary were translated then, and are errors in later builds.
+Its flags changed with pull request 22673 of May 2026. Since then a draft model needs --spec-type.
+Before, --model-draft was enough, --spec-type was only for methods without a model, and drafts of
+another vocabulary were translated; later builds refuse them.
 `--engine-version` is a date (2026-04) or a build (b9235) as `llama-server --version` prints it.
 """
 
@@ -85,7 +84,7 @@ _REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 def launch(start: StartOptions) -> StartCommand:
-    """`exported` is `llama-server --model NAME.gguf ...`; the files are looked for."""
+    """`exported` is `llama-server --model NAME.gguf ...`; each file is replaced by its path."""
     command = list(start.exported)
     for i, word in enumerate(command):
         if word in MODEL_FLAGS and word not in start.arguments:
@@ -102,8 +101,8 @@ def launch(start: StartOptions) -> StartCommand:
 
 
 def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
-    """The file as it is named, or next to its model's folder, or in it: of that name or the only
-    one."""
+    """The path of a GGUF file: as it is named, or next to its model's folder, or in that folder,
+    if it has this name or is the only one there."""
     named = [folder for folder in folders if folder.name == Path(name).stem]
     paths = [Path(name)]
     for folder in named:
@@ -122,7 +121,8 @@ def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """A server may report whether it speculates; its counters show K after the first draft."""
+    """Facts from several pages. The slots may show whether the server speculates; the counters show
+    K after the first draft."""
     root = client.address.root
     props = await client.json(f"{root}/props")
     counters = await client.counters(COUNTERS.path, [COUNTERS])
@@ -146,7 +146,7 @@ class _Slot(Payload):
 
 
 async def _slots(client: "Client") -> list[_Slot]:
-    """Empty if the page is switched off; ServerError."""
+    """The server's slots; empty if the page is turned off. ServerError."""
     page = await client.page("/slots") or "[]"
     try:
         return TypeAdapter(list[_Slot]).validate_json(page)
@@ -155,7 +155,7 @@ async def _slots(client: "Client") -> list[_Slot]:
 
 
 class _TokenStep(NamedTuple):
-    """The state at a token: how many there are, and the drafts of all rounds so far."""
+    """The totals after a token: tokens, and draft tokens of all rounds so far."""
 
     num_tokens: int
     num_drafted: int
@@ -208,8 +208,8 @@ class _PromptTokens(Payload):
 
 
 async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
-    """The answer with token ids, or without if a token ended within a character, since the server
-    then omits ids."""
+    """Stream the response with token ids; without ids if a token ended within a character, since
+    the server then omits some."""
     root, sampling = client.address.root, request.sampling
     fields = conversation_fields(request)
     template = await client.parsed(f"{root}/apply-template", _PromptText, fields)
@@ -246,7 +246,8 @@ def _constraints(settings: RequestSettings) -> dict[str, Any]:
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
-    """The totals; if every token was reported, also the rounds and the tokens past the end."""
+    """Counts from the totals; if each token was reported, also those of each round, and the draft
+    tokens accepted past the end."""
     totals = answer.metrics
     if not totals or not k:
         return None
@@ -269,8 +270,8 @@ def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
 CONFIG_NAME = ""
 
 _CHANGED = date(2026, 5, 16)  # pull request 22673 merged
-_NEW_BUILD, _OLD_BUILD = 9235, 9000  # known to be after and before it
-# Simulated acceptance: pull request 27711 of August 2026, known to be in that build.
+_NEW_BUILD, _OLD_BUILD = 9235, 9000  # builds known to be after and before it
+# Simulated acceptance came with pull request 27711 of August 2026; this build has it.
 _SIMULATING, _SIMULATING_BUILD = date(2026, 9, 1), 10919
 MODEL_FLAGS = ("--model", "--model-draft")
 _MODEL, _LOOKUP = "draft-simple", "ngram-simple"
@@ -301,7 +302,7 @@ class _Dialect(NamedTuple):
 
 
 def vocabulary_notes(deployment: Deployment) -> list[str]:
-    """common/speculative.cpp compares sizes and tokens; if they differ too much, the server logs
+    """common/speculative.cpp compares sizes and tokens. If they differ too much, the server logs
     an error and serves without drafts."""
     _require_gguf_pair(deployment)
     target, draft = deployment.vocab_sizes or (0, 0)
@@ -342,7 +343,7 @@ def _require_gguf_pair(deployment: Deployment) -> None:
 
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
-    """Models are GGUF files: the command names them after the models, to be converted first."""
+    """The command names GGUF files after the models, which must be converted first."""
     dialect = _dialect(version)
     target = deployment.target
     command = ["llama-server", MODEL_FLAGS[0], _gguf_name(model_name(target))]
@@ -426,7 +427,7 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
 
 
 def _gguf_name(source: str) -> str:
-    """`owner/Name` -> `Name.gguf`; a file that is GGUF already stays."""
+    """`owner/Name` -> `Name.gguf`; the name of a GGUF file is not changed."""
     return source if source.endswith(".gguf") else f"{without_owner(source)}.gguf"
 
 

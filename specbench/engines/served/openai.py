@@ -27,7 +27,7 @@ LOG = PLAIN
 
 
 def launch(start: StartOptions) -> StartCommand:  # noqa: ARG001
-    """UsageError: it can only be asked if it runs already."""
+    """Raises UsageError: specbench cannot start a server of an unknown engine."""
     raise UsageError(
         f"--engine {OPENAI} measures a server that runs already: give its address as --base-url; "
         f"to start one, use --engine {', '.join(name for name in SERVED if name != OPENAI)}"
@@ -35,7 +35,7 @@ def launch(start: StartOptions) -> StartCommand:  # noqa: ARG001
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """K is the number after #k= in its address."""
+    """Facts from the model card; K is the number after #k= in the address."""
     card = await client.model_card()
     length = {name: str(card[name]) for name in ("max_model_len",) if name in card}
     return ServerFacts(
@@ -48,8 +48,8 @@ async def facts(client: "Client") -> ServerFacts:
 
 
 async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
-    """Only with fields that the API has, the top-k if one was asked for, and template arguments
-    without the reasoning effort, for which the API has a field."""
+    """Send only fields of the API, and the top-k if there is one. The API has a field for the
+    reasoning effort, so it is left out of the template's arguments."""
     top_k = {"top_k": request.sampling.top_k} if request.sampling.top_k else {}
     args = {n: v for n, v in request.template_args.items() if n != "reasoning_effort"}
     return await client.chat(
@@ -59,5 +59,5 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:  # noqa: ARG001
-    """Always None: the API has no field for it."""
+    """Always None: the API has no field for counts."""
     return None

@@ -1,8 +1,8 @@
 """SGLang: `python -m sglang.launch_server` with its --speculative-* flags.
 
-Facts: srt/entrypoints/openai/, srt/entrypoints/http_server.py, srt/server_args.py and
-srt/speculative/ of 0.5.23; it was never run with a real server. K by batch size is a file of tiers
-for chains of EAGLE and EAGLE3; elsewhere one K holds for every batch.
+Sources: srt/entrypoints/openai/, srt/entrypoints/http_server.py, srt/server_args.py and
+srt/speculative/ of 0.5.23; it was never run with a real server. For chains of EAGLE and EAGLE3,
+K by batch size is a file of tiers; other methods have one K.
 """
 
 import json
@@ -80,7 +80,7 @@ LOG = LogFormat(
     },
 )
 
-# Of /server_info, which holds all arguments, keys and passwords too.
+# Fields of /server_info to store. It also has all other arguments, with keys and passwords.
 _SETTINGS = (
     *("model_path", "dtype", "quantization", "kv_cache_dtype", "context_length", "random_seed"),
     *("tp_size", "dp_size", "pp_size", "mem_fraction_static", "max_running_requests"),
@@ -96,7 +96,7 @@ def launch(start: StartOptions) -> StartCommand:
     """`exported` is `python -m sglang.launch_server ...`."""
     command = [str(start.python) if start.python else start.exported[0], *start.exported[1:]]
     command += ["--host", start.host, "--port", str(start.port), "--random-seed", str(start.seed)]
-    # With speculation it would take fewer concurrent requests than without.
+    # By default it accepts fewer concurrent requests with speculation than without.
     command += ["--max-running-requests", str(start.max_concurrency), "--enable-metrics"]
     command += [] if start.keeps_prefixes else ["--disable-radix-cache"]
     program = ("python", "-m", "sglang.launch_server")
@@ -107,7 +107,7 @@ _Depth = Annotated[int, Field(ge=0, le=MOST_POSITIONS)]
 
 
 class _ServerInfo(Payload):
-    """Fields from which facts follow; all others are only stored."""
+    """The fields that `facts` reads; others are kept as they are."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -120,7 +120,7 @@ class _ServerInfo(Payload):
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """The server's arguments, as they were resolved."""
+    """Facts from the arguments of the server, with its defaults filled in."""
     root = client.address.root
     try:
         info = await client.parsed(f"{root}/server_info", _ServerInfo)
@@ -171,12 +171,12 @@ class _SglangStream(StreamedResponse):
     def add(self, event: Mapping[str, Any]) -> None:
         extension = _SglangEvent.model_validate(event).sglext or _NOTHING
         StreamedResponse.add(self, {**event, "metrics": extension.spec_tokens_details})
-        for ids in extension.output_ids or ():  # of each choice, and there is one
+        for ids in extension.output_ids or ():  # one list per choice; there is one choice
             self.token_ids = array("i", ids)
 
 
 async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
-    """Streamed with ids and counts; the first event's usage is the number of tokens in it."""
+    """Stream the response with ids and counts; the first event's usage counts its tokens."""
     body = {
         **neutral_fields(model, request),
         "return_spec_tokens_details": True,
@@ -187,7 +187,7 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
-    """Every round drafts; of a tree, `num_drafted` counts the nodes."""
+    """Counts from sums. Every round drafts; for a tree, `num_drafted` counts its nodes."""
     if not answer.metrics or not k:
         return None
     reported = read_counts(_SglangCounts, answer.metrics)
@@ -207,8 +207,8 @@ _OLDEST, _NEWEST = (0, 5), (0, 5, 23)
 class _Algorithm(NamedTuple):
     """A value of --speculative-algorithm.
 
-    With steps it drafts step by step, and EAGLE's kernel verifies, by thresholds. Without them K
-    is one less than the draft tokens, of which the current one is the first.
+    With steps it drafts one token after the other, and EAGLE's kernel verifies by thresholds.
+    Without steps its number of draft tokens is K + 1, because the current token is counted.
     """
 
     name: str
@@ -314,7 +314,7 @@ def _draft_flags(deployment: Deployment) -> list[str]:
 
 
 def _acceptance_flags(deployment: Deployment) -> list[str]:
-    """Thresholds of 1 are the lossless ones. Rejection sampling, which has none, is for chains."""
+    """Thresholds of 1 are lossless. Rejection sampling has no thresholds, and is for chains."""
     if deployment.temperature == 0:
         return []
     single = _single(deployment)
@@ -339,7 +339,7 @@ def _is_tree(deployment: Deployment) -> bool:
 
 
 def _has_tiers(deployment: Deployment) -> bool:
-    """Whether K differs by batch size, which SGLang supports only for chains of EAGLE heads."""
+    """Whether K differs by batch size and SGLang supports it: only for chains of EAGLE heads."""
     return deployment.is_tiered and _is_adaptive(deployment) and not deployment.tree
 
 

@@ -1,12 +1,11 @@
 """TensorRT-LLM: `trtllm-serve MODEL --config FILE` with a speculative_config in the file.
 
-Facts: documentation of 1.2; tensorrt_llm/llmapi/llm_args.py of 1.2 and 1.3; tensorrt_llm/serve/ and
-tensorrt_llm/metrics/collector.py of 1.3. It was never run with a real server, which refuses
-requests with a field that it does not know.
+Sources: documentation of 1.2; tensorrt_llm/llmapi/llm_args.py of 1.2 and 1.3; tensorrt_llm/serve/
+and tensorrt_llm/metrics/collector.py of 1.3. It was never run with a real server. The server
+refuses requests with an unknown field.
 
-K by batch size is draft_len_schedule, which 1.3 turned round: before, a key is the smallest batch
-of its K, since then the largest, with 0 beyond the last. 1.2 still counts a dynamic tree as a
-chain.
+K by batch size is draft_len_schedule. Before 1.3 a key is the smallest batch size of its K. Since
+1.3 it is the largest, and beyond the last one K = 0. Dynamic trees also exist since 1.3.
 """
 
 import re
@@ -86,7 +85,7 @@ _QUIET = {"TRTLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
 def launch(start: StartOptions) -> StartCommand:
-    """`exported` is `trtllm-serve MODEL ...`; what its config file lacks is added in a copy."""
+    """`exported` is `trtllm-serve MODEL ...`; a copy of its config file gets more settings."""
     settings = yaml.safe_load(start.config.read_text(encoding="utf-8")) if start.config else {}
     reuse = {"kv_cache_config": {"enable_block_reuse": start.keeps_prefixes}}
     guided = {"guided_decoding_backend": "xgrammar"} if start.constrains_output else {}
@@ -105,7 +104,7 @@ def launch(start: StartOptions) -> StartCommand:
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """The page of counters names the configuration, and the KV cache's size after a request."""
+    """Facts from the metrics page, which has the KV cache's size only after a request."""
     _, page = await client.counter_page(COUNTERS.path, [COUNTERS])
     kinds = ("model", "parallel", "speculative", "kv_cache")
     labels = {k: (labels_of(page, f"trtllm_{k}_config_info") or [{}])[0] for k in kinds}
@@ -148,13 +147,14 @@ class _TrtllmStream(StreamedResponse):
 
 
 async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
-    """Streamed without ids; the first event's usage is the number of tokens in it."""
+    """Stream the response, without ids; the first event's usage counts its tokens."""
     body = {**request_fields(model, request), "top_k": request.sampling.top_k, **COUNTED_STREAM}
     return await client.chat(body, conversation_fields(request), _TrtllmStream())
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
-    """From the mean: iterations are rounds, and one prefill. Drafts are not reported."""
+    """Counts from the mean, whose iterations are the rounds and one prefill. The number of draft
+    tokens is not reported."""
     mean = (answer.metrics or {}).get("avg_decoded_tokens_per_iter")
     if not mean or not k or not answer.num_tokens:
         return None
@@ -166,8 +166,8 @@ def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
 CONFIG_NAME = "speculative.yaml"
 
 _OLDEST, _NEWEST = (1, 2), (1, 3)
-_DEFAULT = "1.2"  # 1.3 is being made
-_TURNED_ROUND = (1, 3)
+_DEFAULT = "1.2"  # 1.3 is not released yet
+_REVERSED = (1, 3)  # the release that reversed draft_len_schedule
 _ONE_MODEL = ("eagle3", "mtp")  # drafter and target in one graph
 _TYPES = {
     "draft_model": "Draft_Target",
@@ -224,11 +224,11 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
 def _simulation(deployment: Deployment, release: Release) -> dict[str, str]:
     """The variable that forces accepted draft tokens: _torch/speculative/interface.py. It does not
     count the bonus token, and 0 means off. Fractions came with pull request 13569, for drafters in
-    the target's graph; elsewhere one would be taken for off."""
+    the target's graph; other drafters would take a fraction for 0."""
     if deployment.simulated is None:
         return {}
     num = round(sum(deployment.simulated), 6)
-    takes_fractions = release >= _TURNED_ROUND and deployment.method in _ONE_MODEL
+    takes_fractions = release >= _REVERSED and deployment.method in _ONE_MODEL
     if not num or (num % 1 and not takes_fractions):
         raise UsageError(
             f"--simulate-acceptance: TensorRT-LLM {dotted(release)} cannot simulate "
@@ -256,8 +256,8 @@ def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:
         config["is_use_oldest"] = False  # specbench takes the newest match
     if deployment.is_tiered:
         config["draft_len_schedule"] = _schedule(deployment, release)
-    if method in _ONE_MODEL and deployment.temperature > 0 and release < _TURNED_ROUND:
-        config["allow_advanced_sampling"] = True  # without it these draw nothing: greedy
+    if method in _ONE_MODEL and deployment.temperature > 0 and release < _REVERSED:
+        config["allow_advanced_sampling"] = True  # without it these two sample greedily
     settings: dict[str, Any] = {"speculative_config": config}
     if method in ("ngram", "draft_model"):
         settings["disable_overlap_scheduler"] = True
@@ -265,7 +265,7 @@ def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:
 
 
 def _schedule(deployment: Deployment, release: Release) -> dict[int, int]:
-    is_by_last = release >= _TURNED_ROUND
+    is_by_last = release >= _REVERSED
     ranges = deployment.ranges
     return {last if is_by_last else first: k for first, last, k in ranges if last is not None}
 
@@ -276,8 +276,8 @@ def _has_schedule(deployment: Deployment, release: Release) -> bool:
 
 
 def _grows_tree(deployment: Deployment, release: Release) -> bool:
-    """Whether it grows the same tree; other trees are exported as a chain."""
-    return deployment.tree == "dynamic" and release >= _TURNED_ROUND
+    """Whether TensorRT-LLM grows the same tree; other trees are exported as a chain."""
+    return deployment.tree == "dynamic" and release >= _REVERSED
 
 
 def _lost(deployment: Deployment, release: Release) -> list[str]:
@@ -286,7 +286,7 @@ def _lost(deployment: Deployment, release: Release) -> list[str]:
         lost.append("acceptance by position: TensorRT-LLM simulates only the mean length")
     if deployment.is_tiered:
         last = deployment.tiers[-1]
-        k = 0 if release >= _TURNED_ROUND else last.num_speculative_tokens
+        k = 0 if release >= _REVERSED else last.num_speculative_tokens
         lost.append(
             f"above {last.num_rows} concurrent requests, not measured: TensorRT-LLM keeps K={k}"
         )

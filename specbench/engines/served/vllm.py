@@ -1,9 +1,9 @@
 """vLLM: `vllm serve MODEL --speculative-config JSON`, or its module with its environment's Python.
 
-Facts: vllm/entrypoints/ and vllm/v1/metrics/ of 0.32; vllm/config/speculative.py of 0.30 to 0.33.
-Counts per request exist since 0.29, medusa until 0.32. Drafts are chains. Parts of a head that it
-ignores: models/llama_eagle.py, llama_eagle3.py and medusa.py of 0.32. The max_model_len of a
-speculative config is not a limit by context: the default runner since 0.29 does not read it
+Sources: vllm/entrypoints/, vllm/v1/metrics/ and models/ (llama_eagle.py, llama_eagle3.py,
+medusa.py) of 0.32; vllm/config/speculative.py of 0.30 to 0.33. Counts per request exist since 0.29,
+medusa until 0.32. Drafts are chains. The max_model_len of a speculative config does not limit
+drafting by context: since 0.29 the default runner ignores it
 (v1/worker/gpu/spec_decode/speculator.py; issue 52258).
 """
 
@@ -120,9 +120,11 @@ _SPECULATIVE = re.compile(r"(?:--speculative[-_]config|-sc)(?:\.(\w+))?(?:=(.*))
 
 
 def _with_fields(command: list[str], arguments: Sequence[str]) -> list[str]:
-    """The command with the arguments, and with their fields of the speculative config in its own.
+    """The command with the user's arguments, whose fields of the speculative config are merged
+    into the command's.
 
-    vLLM would take them in place of it, and draft without it. UsageError for fields that it has.
+    Otherwise vLLM would use only the user's fields, and not draft. UsageError for fields that
+    specbench sets.
     """
     rest, given = list[str](), dict[str, Any]()
     words = iter(arguments)
@@ -193,7 +195,7 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
 
 
 class _SpecDecodeMetrics(Payload):
-    """Counts of all rounds that drafted, and of each."""
+    """Sums over the rounds with drafts, and the counts of each of them."""
 
     num_spec_steps: Count
     num_accepted_draft_tokens: Count
@@ -203,7 +205,8 @@ class _SpecDecodeMetrics(Payload):
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
-    """The counts of one response: every round with the server's "detailed", sums with "summary"."""
+    """The counts of one response: of each round if the server reports "detailed" metrics, else
+    their sums."""
     metrics = (answer.metrics or {}).get("speculative_decoding")
     if not metrics or not k:
         return None
@@ -224,7 +227,7 @@ def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
 CONFIG_NAME = ""
 
 _OLDEST, _NEWEST = (0, 30), (0, 33)
-# Names of fields in vLLM's own configs; it also takes the number of heads from K.
+# Names that vLLM itself gives to these fields. The number of heads also follows from K.
 _SYNONYMS = {"medusa_num_heads": "num_heads", "medusa_num_layers": "num_hidden_layers"}
 _NO_BIAS = "`specbench train eagle` makes heads without one"
 SPECULATION = "--speculative-config"
@@ -240,7 +243,7 @@ class _VllmMethod(NamedTuple):
     name: str
     settings: tuple[tuple[str, str], ...] = ()
     is_parallel: bool = False
-    lost: Callable[[ModelFiles], Iterator[str]] | None = None  # parts of a head that it ignores
+    lost: Callable[[ModelFiles], Iterator[str]] | None = None  # notes on ignored parts of a head
     until: Release | None = None  # the first release without it
 
 
@@ -328,7 +331,7 @@ def _lost(deployment: Deployment) -> list[str]:
 
 
 def _head_lost(deployment: Deployment) -> list[str]:
-    """Parts of a head that vLLM ignores; none if it is not on this machine or not readable."""
+    """Notes on parts of a head that vLLM ignores; empty if its files cannot be read here."""
     lost = _METHODS[deployment.method].lost
     try:
         return list(lost(open_model(deployment.head))) if lost else []
