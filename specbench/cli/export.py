@@ -292,7 +292,7 @@ def _measured(
     chosen: "tuple[Pairing, ...]", selection: "Selection", run: str | None, runs_dir: Path
 ) -> "tuple[Deployment, str | None]":
     """The winner, and the version of the exported engine if the run measured it."""
-    from specbench.export.winner import measured_notes, measured_version, winner
+    from specbench.export.winner import session_notes, sessions_of, winner
     from specbench.report.document import build_document
     from specbench.report.notes import noise_warnings
 
@@ -302,15 +302,15 @@ def _measured(
     started = document.run.settings.servers
     deployment = winner(chosen, document.decisions, document.cells, selection, started.variants)
     cut = "" if document.is_complete else ", interrupted: based on what it measured so far"
-    engine, servers = selection.engine or "", document.servers
-    of_engine = measured_notes(deployment, engine, servers, started.engine_args)
+    sessions = sessions_of(deployment, selection.engine or "", document.servers)
+    of_engine = session_notes(sessions, started.engine_args)
     noise = noise_warnings(document)
     basis = (f"run {document.run.run_id}{cut}", *noise, *of_engine, *deployment.basis)
     if _is_default_of_a_cpu(deployment, document.run):
         # float32 was not requested, and a GPU engine would run at a fraction of its speed.
         basis = (*basis, _CPU_DTYPE)
         deployment = replace(deployment, dtype=None)
-    return replace(deployment, basis=basis), measured_version(deployment, engine, servers)
+    return replace(deployment, basis=basis), sessions[-1].version if sessions else None
 
 
 def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:

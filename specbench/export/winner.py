@@ -251,43 +251,32 @@ def export_as_measured(
     return exporter.export(deployment, None, config_name)
 
 
-def measured_version(
+def sessions_of(
     deployment: Deployment, engine: str, servers: Sequence[ServerRecord]
-) -> str | None:
-    """The engine's version in the deployment's last session; None without sessions."""
-    versions = [server.version for server in _sessions(deployment, engine, servers)]
-    return versions[-1] if versions else None
+) -> list[ServerRecord]:
+    """The engine's sessions that measured the deployment; none if another engine measured it."""
+    if deployment.measured_with != engine:
+        return []
+    target, drafters = deployment.pairing.target.name, {deployment.pairing.drafter.name, NO_DRAFTER}
+    ks = {tier.num_speculative_tokens for tier in deployment.tiers}
+    return [
+        server
+        for server in usable_sessions(servers).values()
+        if (server.engine, server.target) == (engine, target)
+        and server.drafter in drafters
+        and server.num_speculative_tokens in ks
+    ]
 
 
-def measured_notes(
-    deployment: Deployment, engine: str, servers: Sequence[ServerRecord], arguments: Sequence[str]
-) -> Iterator[str]:
-    """Notes on this engine's own measurement, with the user's additional `arguments`; none if it
-    was not measured."""
-    sessions = list(_sessions(deployment, engine, servers))
+def session_notes(sessions: Sequence[ServerRecord], arguments: Sequence[str]) -> Iterator[str]:
+    """Notes on an engine's own measurement, with the user's additional `arguments`."""
     if not sessions:
         return
     versions = ", ".join(dict.fromkeys(server.version for server in sessions))
+    measured = f"measured with {sessions[0].engine} {versions} itself"
     if all(server.command for server in sessions):
-        yield f"measured with {engine} {versions} itself, started with these flags"
+        yield f"{measured}, started with these flags"
     else:
-        yield f"measured with {engine} {versions} itself, which was running: flags not known"
+        yield f"{measured}, which was running: flags not known"
     if arguments:
         yield f"its additional arguments: {shlex.join(arguments)}"
-
-
-def _sessions(
-    deployment: Deployment, engine: str, servers: Sequence[ServerRecord]
-) -> Iterator[ServerRecord]:
-    if deployment.measured_with != engine:
-        return
-    ks = {tier.num_speculative_tokens for tier in deployment.tiers}
-    for server in usable_sessions(servers).values():
-        is_exported = (server.engine, server.target) == (engine, deployment.pairing.target.name)
-        is_used = server.num_speculative_tokens in ks
-        if (
-            is_exported
-            and is_used
-            and server.drafter in (deployment.pairing.drafter.name, NO_DRAFTER)
-        ):
-            yield server
