@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import zip_longest
 from pathlib import Path
 
+from specbench.bench.blocks import interleaved
 from specbench.bench.cluster import Cluster, ClusterScheduler
 from specbench.bench.machine import CPU, ThisMachine, are_served, head_reader
 from specbench.bench.plan import TargetPlan, peers_of
@@ -48,11 +48,10 @@ def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[Eng
         return []
     costs = [cost for s in sources if not is_address(s) for cost in read_file(Path(s))]
     if addresses := [source for source in sources if is_address(source)]:
-        every = (plan.prompts(workload) for plan in plans[:1] for workload in plan.workloads)
-        mixed = (prompt for prompts in zip_longest(*every) for prompt in prompts if prompt)
+        every = [plan.prompts(workload) for plan in plans[:1] for workload in plan.workloads]
         costs += time_servers(
             addresses,
-            ["\n\n".join(m.content for m in prompt.turns[0]) for prompt in mixed],
+            ["\n\n".join(m.content for m in prompt.turns[0]) for prompt in interleaved(every)],
             concurrencies=concurrencies,
             temperature=settings.sampling.temperatures[0],
         )

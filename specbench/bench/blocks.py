@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from specbench.engines.engine import Work
 from specbench.records import (
@@ -20,6 +21,8 @@ from specbench.records import (
     SamplesRecord,
     Sampling,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +142,12 @@ def with_baselines(cells: Sequence[Cell], ids: Collection[str]) -> tuple[Cell, .
     conditions = {cell.key.condition for cell in chosen}
     baselines = [c for c in cells if c.drafter == NO_DRAFTER and c.key.condition in conditions]
     return (*baselines, *(cell for cell in chosen if cell not in baselines))
+
+
+def interleaved(lists: Sequence[Sequence[T]]) -> Iterator[T]:
+    """The first item of each list, then the second of each, and so on."""
+    for i in range(max(map(len, lists), default=0)):
+        yield from (items[i] for items in lists if i < len(items))
 
 
 def request_seed(seed: int, prompt_id: str, repeat: int, turn: int, sample: int = 0) -> int:

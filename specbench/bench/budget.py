@@ -35,6 +35,19 @@ class Deadline:
         left_s = self.seconds_left("confirm")
         return self if left_s is None or share == 1 else Deadline(left_s * share, self._clock)
 
+    def start_share(self) -> Callable[[float], bool]:
+        """A check that at most this share of the time that exploring has left now is used.
+
+        Always true without a budget.
+        """
+        left_s = self.seconds_left("explore")
+
+        def is_within(share: float) -> bool:
+            now_s = self.seconds_left("explore")
+            return left_s is None or now_s is None or now_s > left_s * (1 - share)
+
+        return is_within
+
     def is_over(self, phase: BlockPurpose) -> bool:
         left_s = self.seconds_left(phase)
         return left_s is not None and left_s <= 0

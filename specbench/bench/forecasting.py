@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from specbench.bench.blocks import Block, Cell
+from specbench.bench.blocks import Block, Cell, interleaved
 from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.plan import TargetPlan
 from specbench.bench.round_costs import TIME_SHARE, RoundCosts, TimedCell
@@ -31,7 +31,6 @@ from specbench.records import (
 from specbench.records.forecasts import Drafting
 from specbench.settings import BUILTIN, AcceptanceRule
 from specbench.stats.rounds import RoundCounts
-from specbench.tracing.trace import TargetText
 
 _ALIKE = 256  # tokens of context: up to it, and within each doubling beyond, costs are shared
 
@@ -209,8 +208,8 @@ class TargetForecaster:
         if self._engine_costs:
             return self._forecasts_from(group, self._engine_curves(group), 0.0)
         self._reporter.stage(f"{self._plan.target.name}: timing rounds")
-        costs, should_continue = self._costs(group), self._budget_check(COSTS_SHARE / num_groups)
-        curves = self._measured_curves(group, costs, should_continue)
+        costs, is_within = self._costs(group), self._deadline.start_share()
+        curves = self._measured_curves(group, costs, lambda: is_within(COSTS_SHARE / num_groups))
         return self._forecasts_from(group, curves, costs.spent_s)
 
     def _repeat(self, costs: RoundCosts) -> None:
@@ -268,7 +267,7 @@ class TargetForecaster:
         return RoundCosts(
             self._session.engine,
             timed_cells(self._plan, group),
-            _interleaved([list(self._tracer.texts(condition)) for condition in conditions]),
+            list(interleaved([self._tracer.texts(condition) for condition in conditions])),
             seed=self._plan.settings.seed,
         )
 
@@ -304,25 +303,9 @@ class TargetForecaster:
     def _warn_unmeasured(self, error: Exception) -> None:
         self._reporter.warn(f"round costs: {first_line(error)}; every K is measured instead")
 
-    def _budget_check(self, share: float) -> Callable[[], bool]:
-        """A check that at most `share` of the time left now is used; true without a limit."""
-        left_s = self._deadline.seconds_left("explore")
-
-        def is_within() -> bool:
-            now_s = self._deadline.seconds_left("explore")
-            return left_s is None or now_s is None or now_s > left_s * (1 - share)
-
-        return is_within
-
     def _rule(self, temperature: float) -> AcceptanceRule:
         rule = self._plan.settings.forecasting.acceptance_rule
         return forecast_acceptance_rule(rule, self._engine_costs, temperature)
 
     def _drafting(self, temperature: float) -> Drafting:
         return "greedy" if self._rule(temperature) == "greedy_draft" else "own"
-
-
-def _interleaved(lists: Sequence[list[TargetText]]) -> list[TargetText]:
-    """The first item of each list, then the second of each, and so on."""
-    longest = max(map(len, lists), default=0)
-    return [items[i] for i in range(longest) for items in lists if i < len(items)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import ReadHead, headers_on_this_machine
+from specbench.bench.planning import ReadHead, headers_on_this_machine, requested_dtype
 from specbench.bench.served.cycles import ServedRun
 from specbench.bench.units import Reporter, SingleUnit, UnitSource, WholeTarget
 from specbench.inputs.address import Address
@@ -62,7 +62,7 @@ class ThisMachine:
         """The dtype that the target will be decoded in."""
         if self._process is not None:
             return self._process.dtype_of(target)
-        return served_dtype(self._settings, target)
+        return requested_dtype(self._settings, target)
 
     def measure(
         self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore
@@ -93,11 +93,6 @@ def unit_sources(
 def are_served(settings: RunSettings) -> bool:
     """Whether only servers decode."""
     return set(settings.load.engines) <= set(SERVED)
-
-
-def served_dtype(settings: RunSettings, target: Target) -> str:
-    """The requested dtype, else that of pairings.yaml."""
-    return settings.machine.dtype or target.model.dtype
 
 
 def target_budget_s(plans: Sequence[TargetPlan]) -> float | None:

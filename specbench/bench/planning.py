@@ -46,6 +46,11 @@ def headers_on_this_machine(spec: ModelSpec) -> HeadFiles[Any]:
         return HeadFiles(source=spec.source, config=files.config, tensors={})
 
 
+def requested_dtype(settings: RunSettings, target: Target) -> str:
+    """The dtype of the settings, or else that of pairings.yaml."""
+    return settings.machine.dtype or target.model.dtype
+
+
 def plan_targets(
     settings: RunSettings,
     pairings: Sequence[Pairing],
@@ -226,9 +231,10 @@ def most_tokens(plan: TargetPlan) -> int:
     for workload in plan.workloads:
         answer = plan.max_new_tokens(workload.name)
         for prompt in plan.prompts(workload):
-            size = sum(len(message.content) for turn in prompt.turns for message in turn)
             context = max(plan.settings.load.contexts, default=0)
-            tokens = max(size // CHARACTERS_PER_TOKEN, context) + answer * len(prompt.turns)
+            tokens = max(len(prompt.text) // CHARACTERS_PER_TOKEN, context) + answer * len(
+                prompt.turns
+            )
             longest = max(longest, tokens)
     return longest
 
@@ -307,8 +313,7 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
         files = gguf_of(spec) if spec.is_gguf else open_model(spec)
 
         def count(prompt: Prompt) -> int:
-            text = "".join(message.content for turn in prompt.turns for message in turn)
-            return (files.num_tokens(text) or 0) + margin
+            return (files.num_tokens(prompt.text) or 0) + margin
 
         limit = min(files.longest_context or inf, context or inf)
         short, failures = _drop_long_prompts(plan, limit, count)
@@ -343,7 +348,7 @@ def _drop_long_prompts(plan: TargetPlan, limit: float, count: Callable[[Prompt],
         answer = plan.max_new_tokens(workload.name)
         long = {}
         for prompt in workload.prompts:
-            num_bytes = sum(len(m.content.encode()) for turn in prompt.turns for m in turn)
+            num_bytes = len(prompt.text.encode())
             answers = answer * len(prompt.turns)
             # A token has at least one byte.
             if prompt.tools or num_bytes + _MOST_TEMPLATE_TOKENS + answers > limit:

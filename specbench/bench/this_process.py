@@ -17,6 +17,7 @@ from specbench.bench.budget import Deadline
 from specbench.bench.hub import download_missing
 from specbench.bench.limits import MemoryMeter
 from specbench.bench.plan import TargetPlan, peers_of
+from specbench.bench.planning import requested_dtype
 from specbench.bench.target import TargetRun
 from specbench.bench.units import Reporter
 from specbench.engines.builtin import BuiltinEngine
@@ -179,7 +180,7 @@ class ThisProcess:
         self._probe = open_probe(str(self._device), uuid=cuda_uuid(str(self._device)))
 
     def dtype_of(self, target: Target) -> str:
-        dtype = self._settings.machine.dtype or target.model.dtype
+        dtype = requested_dtype(self._settings, target)
         try:
             return planned_dtype(replace(target.model, dtype=dtype), self._device)
         except ModelError:

@@ -63,11 +63,10 @@ class Tracer:
             if trace.target == self._target:
                 at = trace.drafter, _text_of(trace)
                 depths[at] = max(trace.num_speculative_tokens, depths.get(at, 0))
-        left_s = deadline.seconds_left("explore")
+        is_within = deadline.start_share()
         for i, (key, condition, prompt) in self._numbered():
-            now_s = deadline.seconds_left("explore")
             share = TRACING_SHARE if i >= MIN_UNITS else MAX_TRACING_SHARE
-            if i and left_s is not None and now_s is not None and now_s < left_s * (1 - share):
+            if i and not is_within(share):
                 return
             self._reporter.stage(f"{self._target}: tracing {key.workload}")
             texts = self._decode(key, condition, prompt)

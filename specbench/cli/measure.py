@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
@@ -287,7 +288,7 @@ def _show_plan(
     as_json: bool,
 ) -> None:
     """Prints the plan; if `is_here`, also what prevents its servers from starting."""
-    from specbench.bench.planning import fit_warnings, plan_targets
+    from specbench.bench.planning import fit_warnings, plan_targets, requested_dtype
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_context, running_ks, running_servers
     from specbench.cli.plan_table import outlook_lines, plan_document, plan_outlook, print_plan
@@ -297,7 +298,7 @@ def _show_plan(
     plans = plan_targets(
         settings,
         pairings,
-        lambda t: settings.machine.dtype or t.model.dtype,
+        partial(requested_dtype, settings),
         running_ks=running_ks(running),
         context=running_context(running),
     )

@@ -4,6 +4,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,11 @@ def preflight(
     for folder in {pairing.target.workloads for pairing in pairings}:
         load_workloads(workload.workloads, folder=folder, field=workload.prompt_field)
 
-    from specbench.bench.planning import plan_targets
+    from specbench.bench.planning import plan_targets, requested_dtype
 
     if settings.servers.base_urls:
         return ()
-    plans = plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
+    plans = plan_targets(settings, pairings, partial(requested_dtype, settings))
     require_memory(plans, settings, skip=skip_memory_check)
     return tuple(plans)
 

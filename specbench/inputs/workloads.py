@@ -71,8 +71,7 @@ class PromptSample:
 
 
 def _size(prompt: Prompt) -> int:
-    texts = [message.content for turn in prompt.turns for message in turn]
-    return sum(map(len, texts)) + _PROMPT_CHARACTERS
+    return len(prompt.text) + _PROMPT_CHARACTERS
 
 
 MAX_NEW_TOKENS = 131_072

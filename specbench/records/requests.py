@@ -78,6 +78,11 @@ class Prompt:
     category: str = ""
     predictions: tuple[str | None, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """The contents of all messages, joined."""
+        return "".join(message.content for turn in self.turns for message in turn)
+
     def history(self, turn: int, answers: Sequence[Message]) -> tuple[Message, ...]:
         """The messages before the answer to a turn; `answers` are those to the earlier turns."""
         messages = [*self.turns[0]]

@@ -72,24 +72,23 @@ class Client:
         except ValidationError as error:
             self.fail(f"{_path(url)}: {invalid_field(error)}")
 
-    async def is_healthy(self, path: str) -> bool:
-        """Whether a GET of a path, such as /health, returns 200."""
+    async def health_status(self, path: str) -> int | None:
+        """The status of a GET of a path, such as /health; None if the server cannot be reached."""
         try:
-            response = await self._http.get(f"{self.address.root}{path}")
+            return (await self._http.get(f"{self.address.root}{path}")).status_code
         except httpx.HTTPError:
-            return False
-        return response.status_code == 200
+            return None
 
     async def why_unhealthy(self, path: str) -> str:
         """The fault of the health check; empty if it responds, even with 404 as a proxy does."""
         try:
             async with asyncio.timeout(HEALTH_S):
-                response = await self._http.get(f"{self.address.root}{path}")
+                status = await self.health_status(path)
         except TimeoutError:
             return f"{path} does not answer within {HEALTH_S:g} s"
-        except httpx.HTTPError:
+        if status is None:
             return f"{path} cannot be reached"
-        return f"{path} answers {response.status_code}" if response.status_code >= 500 else ""
+        return f"{path} answers {status}" if status >= 500 else ""
 
     async def model(self) -> str:
         """The first model it serves; ServerError if it names none."""

@@ -38,7 +38,7 @@ class ServerProcess:
         """Wait until the path returns 200; EngineError if the server ends or time runs out."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not await client.is_healthy(path):
+                while await client.health_status(path) != 200:
                     self.require_running(0.0)
                     await asyncio.sleep(POLL_S)
         except TimeoutError:

@@ -16,13 +16,12 @@ from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
 from specbench.records import Request
 from specbench.servers.client import NOTICE_S, Client
-from specbench.servers.process import ServerProcess
+from specbench.servers.process import LOOPBACK, ServerProcess
 from specbench.servers.response import StreamedResponse
 from specbench.servers.traffic import send_all
 from specbench.settings import SERVED, RunSettings
 
 OPTION = "--base-url"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # To fetch: behind a router, one of two servers responds to all with probability 1/8.
 ROUTER_PAGES = 4
 
@@ -43,7 +42,7 @@ class ServerHandle:
     def may_spin(self) -> bool:
         """Whether servers at another K keep running on this machine."""
         hosts = {urlsplit(client.address.root).hostname for client in self.clients}
-        return self.process is None and not hosts.isdisjoint(LOOPBACK)
+        return self.process is None and not hosts.isdisjoint(("localhost", LOOPBACK, "::1"))
 
     async def ask(
         self, engine: str, requests: Sequence[Request], *, concurrency: int
@@ -125,7 +124,7 @@ async def _facts(client: Client, name: str) -> ServerFacts:
                     )
             return await engine.facts(client)
     except TimeoutError:
-        client.fail(f"does not respond to /v1/models within {NOTICE_S:g} s")
+        client.fail(f"did not send all of its facts within {NOTICE_S:g} s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

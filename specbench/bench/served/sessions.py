@@ -253,7 +253,7 @@ def context_needed(plan: TargetPlan, cells: Sequence[Cell]) -> int:
     needed = 0
     for workload in map(plan.workload, {cell.key.condition.workload for cell in cells}):
         for prompt in workload.prompts:
-            num_bytes = sum(len(m.content.encode()) for turn in prompt.turns for m in turn)
+            num_bytes = len(prompt.text.encode())
             num_bytes += sum(len(json.dumps(dict(tool))) for tool in prompt.tools)
             answers = len(prompt.turns) * plan.max_new_tokens(workload.name)
             needed = max(needed, num_bytes // MIN_BYTES_PER_TOKEN + answers + TEMPLATE_TOKENS)

@@ -3,28 +3,37 @@
 Torch is imported only after the last server has stopped, and only if the target is on this disk.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from specbench.bench.machine import served_dtype
-from specbench.bench.planning import plan_targets, require_verifiable
-from specbench.bench.served.host import host_of, require_startable
+from specbench.bench.blocks import Cell, interleaved, request_seed
+from specbench.bench.plan import TargetPlan
+from specbench.bench.planning import plan_targets, requested_dtype, require_verifiable
+from specbench.bench.served.host import Host, host_of, require_startable
 from specbench.bench.served.running import (
+    ServerHandle,
     running_context,
     running_ks,
     running_servers,
     server_warnings,
 )
+from specbench.bench.served.sessions import UP, Answers, Session, cycle_of, request_of, served_cells
 from specbench.bench.units import Reporter
-from specbench.errors import UsageError, first_line
+from specbench.engines.served_engine import find_served
+from specbench.errors import ServerError, SpecbenchError, UsageError, first_line
 from specbench.inputs.pairing import Pairing
-from specbench.records import Sampling
+from specbench.records import DraftConfig, Prompt, Request, Sampling
+from specbench.servers.client import watch_for_stalls
+from specbench.servers.response import StreamedResponse
 from specbench.settings import BUILTIN, SERVED, RunSettings
 from specbench.verify.evidence import (
+    CONTROL,
     BaselineSample,
     Distance,
     Evidence,
@@ -34,28 +43,16 @@ from specbench.verify.evidence import (
     Subject,
 )
 from specbench.verify.judge import is_tie
-from specbench.verify.two_samples import as_outputs, between, first_divergence, have_ids
+from specbench.verify.two_samples import (
+    ServedText,
+    as_outputs,
+    between,
+    first_divergence,
+    have_ids,
+)
 
 if TYPE_CHECKING:
     from specbench.bench.served.reference_scorer import ReferenceScorer
-
-import asyncio
-from dataclasses import dataclass, field
-from itertools import chain, zip_longest
-from typing import NamedTuple
-
-from specbench.bench.blocks import Cell, request_seed
-from specbench.bench.plan import TargetPlan
-from specbench.bench.served.host import Host
-from specbench.bench.served.running import ServerHandle
-from specbench.bench.served.sessions import UP, Answers, Session, cycle_of, request_of, served_cells
-from specbench.engines.served_engine import find_served
-from specbench.errors import ServerError, SpecbenchError
-from specbench.records import DraftConfig, Prompt, Request
-from specbench.servers.client import watch_for_stalls
-from specbench.servers.response import StreamedResponse
-from specbench.verify.evidence import CONTROL
-from specbench.verify.two_samples import ServedText
 
 NUM_SAMPLED = 4  # prompts with sampled answers: few, so that each has many answers
 # Tokens of a sampled answer beyond the largest K: for the prefill, for a round that accepts all
@@ -192,8 +189,8 @@ class OutputCollector:
 
         The temperature is `colder` times the cells'.
         """
-        by_cell = zip_longest(*([_TurnRef(c, p, 0) for p in self._prompts(c)] for c in cells))
-        turns = [turn for row in by_cell for turn in row if turn][:NUM_SAMPLED]
+        by_cell = [[_TurnRef(c, p, 0) for p in self._prompts(c)] for c in cells]
+        turns = list(interleaved(by_cell))[:NUM_SAMPLED]
         texts: list[ServedText] = []
         while (missing := self.num_tokens - sum(text.num_tokens for text in texts)) > 0:
             first, num = len(texts), -(-missing // self.most_tokens)
@@ -266,7 +263,7 @@ def collect_served_evidence(
     plans = plan_targets(
         settings,
         pairings,
-        partial(served_dtype, settings),
+        partial(requested_dtype, settings),
         running_ks=running_ks(running),
         context=running_context(running),
     )
