@@ -1,4 +1,4 @@
-"""A whole run: its provenance is stored first, then target after target is measured."""
+"""A whole run: stores its provenance, then measures one target after another."""
 
 from collections.abc import Sequence
 from dataclasses import replace

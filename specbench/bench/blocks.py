@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """A cell to run: its key and the drafter's name within the target."""
+    """A cell to run: its key, and how the target samples tokens in it."""
 
     key: CellKey
     sampling: Sampling
@@ -38,7 +38,7 @@ class Cell:
 
     @property
     def has_known_text(self) -> bool:
-        """Whether every answer is the target's greedy one, so that its length is known."""
+        """Whether every output is the target's greedy one, so that its length is known."""
         return self.sampling.temperature == 0 and self.key.draft.lossy is None
 
 
@@ -46,21 +46,21 @@ class Cell:
 class Block:
     """The unit of running, storing and resuming.
 
-    In this process it has every K on one prompt (above one row: on all prompts), once. In a
-    session of a server it has one cell and all prompts.
+    With engines of this process, it runs every K once on one prompt, or on all prompts if several
+    requests run concurrently. In a server session, it has one cell and all prompts.
     """
 
-    condition: Condition  # of its first engine; cells of the others differ only in the engine
+    condition: Condition  # of the first engine; cells of other engines differ only in the engine
     prompts: tuple[Prompt, ...]
     repeat: int
     purpose: BlockPurpose
     cells: tuple[Cell, ...]
-    session: str | None = None  # the name of its server's session
+    session: str | None = None  # the name of the server session
     cycle: int | None = None  # of that session
 
     @property
     def baselines(self) -> tuple[Cell, ...]:
-        """The cells without drafts, one an engine or more; the built-in decoder's is first."""
+        """The cells without drafts, at least one per engine; the built-in decoder's is first."""
         return tuple(cell for cell in self.cells if cell.drafter == NO_DRAFTER)
 
     @property
@@ -70,7 +70,7 @@ class Block:
 
     @property
     def id(self) -> str:
-        """The same in every attempt at the run, whatever order its blocks are measured in."""
+        """The id, which is the same in every attempt at the run, in any order of the blocks."""
         if self.session is not None:
             return f"{self.session}|{self.cells[0].key.id}"
         cells = hashlib.sha256("\n".join(cell.key.id for cell in self.cells).encode())
@@ -80,17 +80,17 @@ class Block:
         return "|".join((*parts, cells.hexdigest()[:8]))
 
     def only(self, ids: Collection[str]) -> "Block":
-        """The block with those of its cells that have one of the ids."""
+        """The block with only the cells that have one of the ids."""
         return replace(self, cells=tuple(cell for cell in self.cells if cell.key.id in ids))
 
     def order(self, seed: int) -> tuple[Cell, ...]:
-        """The cells in the order they run in, drawn from the seed: drift hits all alike."""
+        """The cells in random order by the seed, in which they run: drift affects all alike."""
         cells = list(self.cells)
         random.Random(f"{seed}|{self.id}").shuffle(cells)
         return tuple(cells)
 
     def numbered_prompts(self) -> Iterator[tuple[Prompt, int]]:
-        """Each prompt with its repeat: a prompt that the list has again is a further repeat."""
+        """Each prompt with its repeat number; a prompt that is listed again is another repeat."""
         num_each = -(-len(self.prompts) // len({prompt.id for prompt in self.prompts}))
         num_seen: Counter[str] = Counter()
         for prompt in self.prompts:
@@ -107,7 +107,7 @@ class Block:
         started_at: str,
         node: str | None,
     ) -> BlockRecord:
-        """The record of the block, measured in the order of `order`."""
+        """The record of the block, whose cells ran in the given order."""
         return BlockRecord(
             block_id=self.id,
             workload=self.condition.workload,
@@ -126,7 +126,7 @@ class Block:
 
 
 def confirm_block(explored: Block, cells: Sequence[Cell], first_repeat: int) -> Block:
-    """The same prompt again with K = 0 and the chosen cells only, on a fresh repeat."""
+    """The block again, in a new repeat, with only the chosen cells and their K = 0."""
     return Block(
         condition=explored.condition,
         prompts=explored.prompts,
@@ -151,15 +151,15 @@ def interleaved(lists: Sequence[Sequence[T]]) -> Iterator[T]:
 
 
 def request_seed(seed: int, prompt_id: str, repeat: int, turn: int, sample: int = 0) -> int:
-    """The seed of one request's noise, the same for every K; a first sample has that of a single
-    one."""
+    """The seed of a request's sampling noise, the same for every K. The first of several samples
+    has the seed of a single output."""
     place = f"{seed}|{prompt_id}|{repeat}|{turn}" + (f"|{sample}" if sample else "")
     digest = hashlib.sha256(place.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def work_of(cell: Cell) -> Work:
-    """Method and K of a cell; an adaptive one also knows what it learns from."""
+    """The method and K of a cell; adaptive work also has the workload and context."""
     key = cell.key
     return Work(
         drafter=key.draft.drafter,

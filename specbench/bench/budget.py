@@ -31,12 +31,12 @@ class Deadline:
         return self._clock() - self._began_s
 
     def part(self, share: float) -> "Deadline":
-        """The deadline of work that may take this share of the seconds left."""
+        """A deadline for work that may take this share of the time left."""
         left_s = self.seconds_left("confirm")
         return self if left_s is None or share == 1 else Deadline(left_s * share, self._clock)
 
     def start_share(self) -> Callable[[float], bool]:
-        """A check that at most this share of the time that exploring has left now is used.
+        """A check that work uses at most this share of the time that is now left for exploring.
 
         Always true without a budget.
         """
@@ -54,7 +54,7 @@ class Deadline:
 
 
 def block_seconds(block: BlockRecord) -> dict[str, float]:
-    """Seconds of each cell of a block; if requests overlap, seconds of their pass."""
+    """Seconds of each cell of a block; if requests overlap, of the whole pass."""
     seconds = dict.fromkeys(block.order, 0.0)
     if block.prompt_id == ALL_PROMPTS:
         return seconds | {served.cell_id: served.seconds for served in block.passes}

@@ -48,10 +48,10 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
 
 
 def _cache_and_state_bytes(files: ModelFiles, dtype: str, model: Any) -> tuple[int, int]:
-    """Bytes of a model's cache per token, and bytes of its state per row.
+    """A model's bytes of cache per token, and bytes of recurrent state per row.
 
-    The config gives them. For a hybrid model a forward on the meta device does, which leaves the
-    model unusable.
+    They follow from the config. Those of a hybrid model are measured by a forward pass on the meta
+    device, which leaves the model unusable.
     """
     if not is_hybrid(files.field):
         return (kv_elements_per_token(files) or 0) * DTYPE_BYTES[dtype], 0

@@ -1,8 +1,8 @@
-"""A run over the nodes of a cluster, with one store, here, that gets each record at once.
+"""A run on the nodes of a cluster. Its only store is here, and gets each record immediately.
 
 Nodes have the same hardware, because the cells of a run are compared. A unit of work stays on one
-node, which measures it like a local run and sends all records; if that node is lost, the unit
-begins again on another.
+node, which measures it like a local run and sends all records. If that node is lost, the unit
+resumes on another one.
 """
 
 import sys
@@ -134,14 +134,15 @@ class Cluster(Protocol):
         ...
 
     def start(self, node: str, task: Callable[[SendMessage], None]) -> int:
-        """Begin a task; returns the number that its events carry.
+        """Start a task; returns the number that its events have.
 
-        The process of a task that raises DeviceLostError ends, and the task with WorkerLost.
+        If a task raises DeviceLostError, its process ends, and its last event is WorkerLost.
         """
         ...
 
     def next_event(self) -> TaskEvent:
-        """Wait for one. A task's events come in order; TaskEnded or WorkerLost is its last."""
+        """Wait for the next event. Those of a task are in order; its last is TaskEnded or
+        WorkerLost."""
         ...
 
 

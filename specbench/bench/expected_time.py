@@ -1,5 +1,5 @@
-"""Estimates the time of a plan from files and earlier runs: of the engines of this process, and of
-the sessions of servers. No torch.
+"""Estimates how long a plan takes on engines of this process and in sessions of servers, from files
+and earlier runs. No torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class ExpectedTime:
 def expected_time(
     plan: TargetPlan, setup: DeploymentSpec, earlier: StoredRun | None
 ) -> ExpectedTime:
-    """The time of a target by an earlier run, else an estimate from the files."""
+    """The time of a target, from an earlier run if there is one, or else from its files."""
     num_tokens, num_steps = _planned(plan)
     loading_s, token_s, is_measured = BEGIN_S, None, False
     guess = _guessed_step_s(plan, setup)
@@ -120,7 +120,7 @@ class SessionsEstimate:
     target: str
     engine: str
     sessions: tuple[Session, ...]  # of one cycle
-    are_starts: bool  # of servers; else they run already
+    are_starts: bool  # whether sessions start servers; if not, these run already
     cycles: int
     is_open_ended: bool  # whether more cycles follow if the first ones are noisy
     session_s: float

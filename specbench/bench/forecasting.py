@@ -95,7 +95,7 @@ def effort(
     repeats: float = plan.repeats(condition)
     workload = plan.workload(condition.workload)
     num_traced = len({trace.prompt_id for trace in drafted.traces})
-    if condition.is_stream:  # rows decode side by side
+    if condition.is_stream:  # requests decode together
         share = len(plan.pass_prompts(workload, condition)) / condition.concurrency
         sweep = after = repeats * share / num_traced
     else:
@@ -115,7 +115,7 @@ class _InterleavedTimings(NamedTuple):
 
 
 class TargetForecaster:
-    """One target's forecasts. `trace` comes before cells warm up, `narrow` after it."""
+    """One target's forecasts. Call `trace` before cells warm up, and `narrow` afterwards."""
 
     def __init__(self, session: OpenTarget, deadline: Deadline, trace: Trace) -> None:
         self._session, self._deadline = session, deadline

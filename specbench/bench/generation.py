@@ -30,7 +30,7 @@ from specbench.settings import RunSettings
 
 
 class WatchedRound(NamedTuple):
-    """A round as token ids: accepted and rejected drafts, then one more. The prefill is K = 0."""
+    """A round as token ids: accepted drafts, rejected ones, and one more. The prefill has K = 0."""
 
     num_drafted: int  # K, or fewer if the drafter found fewer; for a tree its nodes
     accepted: tuple[int, ...]
@@ -50,7 +50,7 @@ OnRound = Callable[[WatchedRound, Callable[[tuple[int, ...]], str]], None]  # ro
 
 
 def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
-    """The decisions of a verifier for row 0."""
+    """The round of row 0, as the verifier decided it."""
     num_accepted, num_drafted = int(verdict.num_accepted_B[0]), int(proposal.num_drafted_B[0])
     tokens: list[int] = verdict.tokens_BT[0].tolist()
     drafts: list[int] = proposal.tokens_BK[0].tolist()
@@ -99,7 +99,7 @@ def watched_generation(
     ids = engine.tokenizer.prompt_ids([Message(role="user", content=prompt)])
     sampling = Sampling(temperature=settings.sampling.temperatures[0])
     max_new_tokens = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
-    # The verifier does not see the prefill's token; the same seed draws it again here.
+    # The verifier does not see the token of the prefill; the same seed samples it again here.
     one_token = Request(prompt_ids=ids, max_new_tokens=1, sampling=sampling, seed=settings.seed)
     first = engine.generate(one_token, engine.baseline).output_ids
     rounds: list[WatchedRound] = []

@@ -69,7 +69,7 @@ def measure_forwards(
 
 
 def middle_context(block: BlockRecord) -> int:
-    """Tokens in the cache halfway through a block's typical request; one has an output."""
+    """Tokens in the cache halfway through a block's typical request, of those with an output."""
     done = [r for r in block.requests if r.output_ids]
     return round(median(r.num_prompt_tokens + r.num_output_tokens / 2 for r in done))
 
@@ -107,7 +107,7 @@ def count_launches(
     device: torch.device,
     count: Count = count_host_calls,
 ) -> Iterator[LimitRecord]:
-    """Host launches and waits per round of every cell on a GPU, decoded in one row.
+    """Host launches and waits per round of every cell on a GPU, for one request at a time.
 
     After a warm-up, `request` is profiled with few and with many tokens. The difference contains
     only rounds, without the prefill and the overhead of the profiler. Cells that differ only in

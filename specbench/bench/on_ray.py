@@ -57,7 +57,7 @@ def ray_cluster(
 
 
 class RayCluster:
-    """Tasks on Ray nodes: each has `gpus_per_cell` GPUs, `--threads` cores, or a whole node."""
+    """Tasks on Ray nodes: each has `gpus_per_task` GPUs, `--threads` cores, or a whole node."""
 
     def __init__(self, is_local: bool, gpus_per_task: int | None, machine: MachineSettings) -> None:
         self._is_local, self._threads = is_local, machine.threads

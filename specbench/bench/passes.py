@@ -33,8 +33,8 @@ FORWARD_SHARE = 0.15  # under a budget: seconds of measured forwards per second 
 class Passes:
     """Runs the blocks that are not stored yet, until the deadline.
 
-    `usable` are the ids of the cells with loaded drafters. The dropped K, the precise questions
-    and the confirmed cells are recorded, and a resumed run follows these decisions.
+    `usable` are the ids of the cells with loaded drafters. Dropped K, settings with precise results
+    and confirmed cells are recorded, and a resumed run follows these decisions.
     """
 
     def __init__(self, session: OpenTarget, deadline: Deadline, usable: frozenset[str]) -> None:
@@ -81,7 +81,7 @@ class Passes:
             yield block
 
     def _measure_limits(self, block: Block, record: BlockRecord) -> None:
-        """Store the bounds of one row's rounds, measured directly after the block."""
+        """Store the bounds of rounds of single requests, measured directly after the block."""
         engine = self._session.engine
         if block.condition.overlaps or not isinstance(engine, InstrumentedEngine):
             return
@@ -137,7 +137,7 @@ class Passes:
         return pruner.blocks()
 
     def _is_precise(self, block: Block) -> bool:
-        """Whether the best K of every pairing of the block's question is precise enough."""
+        """Whether the best K of every pairing is precise enough in the block's setting."""
         precision, question = self._plan.settings.effort.precision, block.cells[0]
         if precision is None:
             return False

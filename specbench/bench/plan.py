@@ -32,7 +32,7 @@ SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0
 ADAPTIVE_K = 8  # the most that K = auto drafts if no fixed K is measured
 PASSES = 6  # with concurrent requests: an interval needs five
 ENOUGH_ARRIVALS = 24  # requests per pass, enough to detect a growing queue
-WAITING_PER_ROW = 3  # requests per row and pass, so that all rows are busy for most of it
+WAITING_PER_ROW = 3  # requests of a pass per concurrent one: all rows are busy for most of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +47,12 @@ class TargetPlan:
     depths: Mapping[str, int] = field(default_factory=dict)  # the deepest K of a drafter
     # The K of running servers; None: servers are started.
     running_ks: tuple[int, ...] | None = None
-    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)  # engine, drafter: why
+    refused: Mapping[tuple[str, str], str] = field(
+        default_factory=dict
+    )  # reasons by engine and drafter
 
     def prompts(self, workload: Workload) -> tuple[Prompt, ...]:
-        """The prompts that may be used: with a budget or a precision, all of them."""
+        """The prompts that may be used; all of them if a budget or a precision is set."""
         effort = self.settings.effort
         default = len(workload.prompts) if effort.is_open_ended else DEFAULT_PROMPTS
         return workload.take(effort.num_prompts or default, self.settings.seed)
@@ -70,13 +72,13 @@ class TargetPlan:
         return self.after_forecast(workload) if is_narrowed else self.prompts(workload)
 
     def after_forecast(self, workload: Workload) -> tuple[Prompt, ...]:
-        """The prompts after a forecast over all prompts: a few, unless their number is set."""
+        """The prompts to measure after a forecast over all: a few, unless their number is set."""
         effort = self.settings.effort
         is_set = effort.num_prompts is not None or effort.is_open_ended
         return self.prompts(workload)[: None if is_set else ENOUGH_PROMPTS]
 
     def pass_prompts(self, workload: Workload, condition: Condition) -> tuple[Prompt, ...]:
-        """The prompts of one pass over many rows, repeated if the workload has too few."""
+        """The prompts of a pass with concurrent requests, repeated if the workload has too few."""
         usual, effort = WAITING_PER_ROW * condition.concurrency, self.settings.effort
         if condition.request_rate is not None:
             arrivals = ENOUGH_ARRIVALS
@@ -142,7 +144,7 @@ class TargetPlan:
         return SEEDS_WHEN_SAMPLING if condition.temperature > 0 or effort.is_open_ended else 1
 
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
-        """All requested K; else those of the default range that the drafter can draft."""
+        """The requested K, or else the K of the default range that the drafter can draft."""
         drafter, requested = pairing.drafter, self.settings.draft.num_speculative_tokens
         if self.running_ks is not None:
             return self.running_ks
@@ -154,7 +156,7 @@ class TargetPlan:
         return requested
 
     def within_reach(self, drafter: str, k: int) -> int:
-        """K, or the deepest that the drafter can draft."""
+        """K, or the drafter's deepest K if that is smaller."""
         return min(k, self.depths.get(drafter, k))
 
     @property
@@ -238,7 +240,7 @@ class TargetPlan:
 
     def explore_blocks(self) -> Iterator[Block]:
         """The blocks, prompt by prompt through all workloads, so that a short run is balanced."""
-        alike: dict[Condition, list[Condition]] = {}  # except for the workload
+        alike: dict[Condition, list[Condition]] = {}  # conditions that differ only in the workload
         for condition in self.conditions:
             alike.setdefault(condition.without("workload"), []).append(condition)
         settings = [condition for group in alike.values() for condition in group]
@@ -286,5 +288,5 @@ def _draft(drafter: DrafterSpec, length: Length) -> DraftConfig:
 
 
 def peers_of(drafter: DrafterSpec) -> tuple[str, ...]:
-    """The methods of transformers like the drafter's; empty for a drafter with a lossy rule."""
+    """The methods of transformers that match the drafter's; empty if it has a lossy rule."""
     return () if drafter.lossy else COUNTERPARTS.get(drafter.method, ())

@@ -1,8 +1,8 @@
-"""Makes the plans of a run, with the deepest K of each drafter, from files: no torch.
+"""Makes the plans of a run, with the deepest K of each drafter, from files. No torch.
 
 Prompts that exceed the target's context are left out, at every K and before measuring.
 
-UsageError if no engine can measure them.
+UsageError if no engine can measure the pairings.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -125,7 +125,7 @@ def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
 
 
 def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
-    """Raise UsageError if transformers is the only engine and has none of the methods."""
+    """Raise UsageError if transformers is the only engine, and does not have any of the methods."""
     engines = settings.load.engines
     if engines != (TRANSFORMERS,) or settings.draft.num_speculative_tokens == (0,):
         return
@@ -177,7 +177,7 @@ def _check_requests(plan: TargetPlan) -> None:
 
 
 def require_verifiable(plans: Iterable[TargetPlan]) -> None:
-    """Raise UsageError for settings of requests with which outputs are not the target's own."""
+    """Raise UsageError for settings of requests that change the target's distribution."""
     for workload in (workload for plan in plans for workload in plan.workloads):
         for prompt in workload.prompts:
             for name in prompt.settings.given:
@@ -305,8 +305,8 @@ Shortened = tuple[TargetPlan, tuple[FailureRecord, ...]]
 
 def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
     """The plan without prompts that exceed the context, counted by tokenizer.json, and with notes
-    on their number. `context`: of running servers. WorkloadError if no prompt fits; servers are
-    sent all of them, since the tokens of their chat template are an estimate."""
+    on their number. `context`: of running servers. WorkloadError if no prompt fits, except for
+    servers: they get all prompts, since the tokens of their chat template are an estimate."""
     margin = TEMPLATE_TOKENS if plan.served else 0
     with suppress(ModelError):  # loading the model raises the error again
         spec = plan.target.model
@@ -332,8 +332,8 @@ def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
 
 
 def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
-    """The plan without prompts that exceed the context, counted with their chat template; a
-    workload of only such prompts stays, and fails with the engine's error."""
+    """The plan without prompts that exceed the context, counted with their chat template. A
+    workload with only such prompts is kept, and fails with the engine's error."""
     count = partial(_prompt_tokens, engine.tokenizer)
     short, failures = _drop_long_prompts(plan, engine.context or inf, count)
     unchanged = {workload.name for workload in plan.workloads if workload in short.workloads}
@@ -342,7 +342,7 @@ def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
 
 def _drop_long_prompts(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> Shortened:
     """The plan without prompts above the limit, and a failure for each workload that has such
-    prompts; a workload of only such prompts stays."""
+    prompts. A workload with only such prompts is kept."""
     kept, failures = list(plan.workloads), []
     for i, workload in enumerate(plan.workloads):
         answer = plan.max_new_tokens(workload.name)

@@ -48,7 +48,7 @@ class Extensions:
         question: Cell | None = None,
         num_prompts: int = 0,
     ) -> frozenset[str]:
-        """The cells of a recorded decision, else those of `decide`, which are then recorded.
+        """The cells of a recorded decision, or else those of `decide`, which are then recorded.
 
         If `decide` returns None, it is too early to decide, and nothing is recorded.
         """
@@ -75,7 +75,7 @@ def _id_of(question: Cell | None) -> str:
 
 class BudgetPruner:
     """One pass over the blocks of the `usable` cells, which compares K after 5, 10, 20 and more
-    blocks. If it `decides`, it makes and records decisions, else it follows them."""
+    blocks. If `decides`, it makes and records decisions, otherwise it follows recorded ones."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class BudgetPruner:
         return later or None
 
     def _baseline_s(self, block: Block) -> float:
-        """Seconds of a block at K = 0: as measured, else estimated from the first answer."""
+        """Seconds of a block at K = 0: measured, or else estimated from the first answer."""
         if known := _mean_seconds(self._store.stored.blocks).get(block.baselines[0].key.id):
             return known
         before_s, num_known = self._deadline.spent_s, len(self._store.stored.references)
@@ -227,7 +227,7 @@ class BudgetPruner:
 
 
 def _mean_seconds(blocks: Iterable[BlockRecord]) -> dict[str, float]:
-    """Seconds of each cell per block."""
+    """The mean seconds of each cell per block."""
     taken: dict[str, list[float]] = {}
     for stored in blocks:
         for cell_id, seconds in block_seconds(stored).items():

@@ -36,7 +36,7 @@ class TimedCell:
 
 
 class RoundCosts:
-    """The costs of cells with equal rows and sampling, including K = 0, from timing repetitions.
+    """The costs of cells with equal concurrency and sampling, with K = 0, by timing repetitions.
 
     A repetition decodes the beginning of an answer, with the earlier turns in the cache as in a
     sweep. Each row has a different text.

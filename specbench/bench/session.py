@@ -1,6 +1,7 @@
 """A loaded target: it serves blocks, single requests and references, and makes their records.
 
-References are its greedy answers, decoded once per run, which set the lengths of all cells.
+References are its greedy answers. They are decoded once per run, and set the output lengths of all
+cells.
 
 Work that loses the device is tried in two processes, then left out.
 """
@@ -106,7 +107,7 @@ class OpenTarget:
 
     def texts(self, block: Block, cell: Cell) -> list[TargetText]:
         """The target's answers to a block's prompts, without drafts: the references at temperature
-        0, else sampled by seed."""
+        0, and otherwise outputs sampled by the seed."""
         texts = []
         for request in self._requests(block, cell):
             at = block.condition
@@ -204,8 +205,8 @@ class OpenTarget:
     def _prediction(
         self, prompt: Prompt, turn: int, answers: Sequence[ReferenceRecord]
     ) -> tuple[int, ...]:
-        """A text that the answer to a turn may resemble: the workload's prediction, else the
-        previous answer, else the text that the first turn quotes."""
+        """A text that the answer to a turn may resemble: the workload's prediction, or else the
+        previous answer, or in the first turn the text that it quotes."""
         text = prompt.predictions[turn] if prompt.predictions else None
         if text is None and turn:
             return answers[turn - 1].output_ids
@@ -232,7 +233,7 @@ class OpenTarget:
 
 
 def quoted_text(messages: Sequence[Message]) -> str:
-    """The largest fenced block of the last user message, else all of it; "" without a message.
+    """The largest fenced block of the last user message, or else all of it; "" without one.
 
     The fences are included, since an answer also has them.
     """

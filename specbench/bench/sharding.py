@@ -1,4 +1,4 @@
-"""Divides work between processes of this machine, and joins their results in one order."""
+"""Divides work among processes of this machine, and joins their results in a fixed order."""
 
 import pickle
 import signal
@@ -14,7 +14,7 @@ from specbench.models import library_output
 
 
 class Shard(NamedTuple):
-    """The pieces of work first, first + of, first + 2 of, ..."""
+    """The pieces of work with the numbers first, first + of, first + 2 * of, ..."""
 
     first: int
     of: int

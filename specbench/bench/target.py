@@ -118,7 +118,7 @@ class TargetRun:
             self._fail(target, "warm_up", error, self._plan.all_cells)
 
     def _sample_prompt(self, engine: Engine, session: OpenTarget) -> tuple[int, ...]:
-        """Token ids of the first prompt that the target can answer, else raises the first error."""
+        """Token ids of the first prompt that the target can answer; raises the first error."""
         errors: list[Exception] = []
         for workload in self._plan.workloads:
             for prompt in self._plan.prompts(workload):
@@ -138,7 +138,7 @@ class TargetRun:
 
         Yields the loaded names, including the baseline's, and their share of the time left.
         A group shares blocks and K = 0. Yields nothing if no drafter can be loaded, since K = 0
-        on its own is not a comparison.
+        has nothing to be compared with then.
         """
         waiting = [p for p in self._plan.pairings if self._plan.largest_k(p)]
         if not waiting:
@@ -384,7 +384,7 @@ def answer_shortly(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> N
 
 
 def warm_up_works(cell: Cell, max_k: int | None) -> Iterator[Work]:
-    """The work that warms up a cell: its own, or every K that an adaptive cell may choose.
+    """The work that warms up a cell: the cell's work, or every K that an adaptive cell may choose.
 
     `max_k`: the drafter's limit. The round costs of an adaptive cell are not measured here, since
     they are part of its time.

@@ -73,7 +73,7 @@ def idle_threads() -> int:
 def choose_threads(
     target: str, facts: Facts, autotune: Callable[[Sequence[int]], Outcome]
 ) -> KernelChoice:
-    """Set torch's number of threads to the cached choice for these facts, else autotune it.
+    """Set torch's number of threads to the cached choice for these facts, or autotune it.
 
     If nothing can be timed, all idle cores are used, and the choice is not cached.
     """

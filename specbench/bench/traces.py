@@ -28,7 +28,7 @@ Trace = Callable[
 class TraceKey(NamedTuple):
     """The facts that traces depend on in addition to the drafter.
 
-    Conditions that differ only in the number of rows share traces.
+    Conditions that differ only in the concurrency share traces.
     """
 
     workload: str
@@ -46,7 +46,7 @@ class Tracer:
     def __init__(
         self, session: OpenTarget, trace: Trace, drafting: Callable[[float], Drafting]
     ) -> None:
-        """`drafting`: the way of drafting at a temperature."""
+        """`drafting` returns how draft tokens are picked at a temperature."""
         self._session, self._trace, self._drafting = session, trace, drafting
         self._plan, self._store, self._reporter = session.plan, session.store, session.reporter
         self._texts: dict[TraceKey, list[TargetText]] = {}
@@ -56,7 +56,8 @@ class Tracer:
     def run(self, pairings: Sequence[Pairing], deadline: Deadline) -> None:
         """Trace prompt after prompt through all workloads.
 
-        A budget ends it after five prompts if they take less than half of the time, else earlier.
+        A budget ends it at `TRACING_SHARE` of the time; at `MAX_TRACING_SHARE` in the first five
+        prompts.
         """
         depths: dict[tuple[str, tuple[object, ...]], int] = {}
         for trace in self._store.stored.traces:

@@ -1,5 +1,5 @@
-"""The units of a run: cells that are compared with each other, measured on one machine, block after
-block; each block is stored, and reported, before the next one begins.
+"""The units of a run: groups of cells that are compared with each other, and therefore measured on
+one machine. Blocks run one after another; each is stored and reported before the next one starts.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -93,8 +93,8 @@ class UnitSource(Protocol):
     """The remaining units of an engine, which may depend on the results so far."""
 
     def next_unit(self, num_running: int) -> Unit | None:
-        """The next unit; None if there is none until one of `num_running` units ends, or no more
-        at all if `num_running` is 0."""
+        """The next unit. None if no unit can start until one of the `num_running` units ends; with
+        `num_running` 0, None if all units are done."""
         ...
 
 
@@ -143,7 +143,7 @@ class BlockServer(Protocol):
     """An engine that is ready: a target with its drafters loaded, or a server at one K."""
 
     def serve(self, block: Block) -> BlockRecord:
-        """Serve the block in each of its cells. What cannot be decoded is recorded as failed."""
+        """Serve the block in each of its cells. Requests that fail are recorded as failed."""
         ...
 
 
@@ -162,10 +162,10 @@ class RunLoop:
         live: BlockServer,
         after: Callable[[Block, BlockRecord], None] = lambda *_: None,
     ) -> None:
-        """Serve them with one live engine; `after` is called after each one that was served."""
+        """Serve the blocks with one ready engine; call `after` after each block that was served."""
         for block in blocks:
             if block.id not in self._store.finished_blocks:
-                # A session is not cut short: it would miss conditions that other K have.
+                # A session is never cut short, since it would lack conditions that other K have.
                 if block.session is None and self._deadline.is_over(block.purpose):
                     return
                 record = live.serve(block)

@@ -47,11 +47,11 @@ from specbench.verify.evidence import Evidence
 from specbench.verify.judge import MOST_TOKENS, level_of_call, power_of_call
 from specbench.verify.reference_model import ReferenceModel
 
-FEWEST_TOKENS = 100  # of each cell, whatever the budget
+FEWEST_TOKENS = 100  # per cell, also if the budget is too small for them
 _SMALL = 32 * 2**20  # bytes of a target's weights in float32
 # Time per token relative to greedy decoding without drafts: the mean of the bundled drafters, of
 # which only lookahead takes more than twice as long.
-_SAMPLED, _READ = 1.3, 0.4  # of drawing a token with drafts; of reading a token
+_SAMPLED, _READ = 1.3, 0.4  # to sample a token with drafts; to read a token
 
 
 def collect_evidence(
@@ -74,7 +74,7 @@ def collect_evidence(
 
 
 def _num_processes(settings: RunSettings, pairings: Sequence[Pairing]) -> int:
-    """One process per core for models so small that their forwards use one core, else 1."""
+    """One process per core if the models are so small that a forward uses one core; else 1."""
     is_cpu = find_device(settings.machine.device).type == "cpu"
     if not is_cpu or settings.machine.threads is not None or not _are_small(pairings):
         return 1
@@ -116,7 +116,7 @@ def _collect(
         jobs = list(_jobs(plan))
         pairs = list(dict.fromkeys(job.pairing for job in jobs))
         in_shard = {i for i, job in enumerate(jobs) if shard.has(pairs.index(job.pairing))}
-        # Every shard has the greedy answers of K = 0, which are known: drafters are compared.
+        # Every shard has the greedy answers of K = 0, since drafters are compared with them.
         chosen = [i for i, job in enumerate(jobs) if i in in_shard or job.is_greedy_baseline]
         reporter.stage(f"{plan.target.name}: loading")
         pool = ModelPool(device, settings.machine.dtype)
@@ -183,7 +183,7 @@ def _estimate(
     num_sampled: int,
 ) -> tuple[int, str]:
     """The tokens to sample per cell, `enough` or as many as the time limit allows, and a sentence
-    with the time and the power. `num_sampled` cells of the call share its false alarms."""
+    with the time and the power. The `num_sampled` cells of a call share its false alarm rate."""
     sampled = [job for job in jobs if job.sampling.temperature > 0]
     greedy = len(jobs) - len(sampled)
     answers = sum(prompt.expected_tokens for prompt in prompts)
@@ -301,5 +301,5 @@ def _answered(
 
 def nearly(answer: Sequence[int]) -> tuple[int, ...]:
     """A text with every eighth token replaced by the one before, so that drafts from it are both
-    accepted and rejected, and its position is lost and found again."""
+    accepted and rejected, and a drafter loses its position in it and finds it again."""
     return tuple(answer[i - 1] if i % 8 == 7 else token for i, token in enumerate(answer))

@@ -65,7 +65,7 @@ class TextSampler(Sampler):
     """A sampler that returns the token of the text at each position, for target and drafter.
 
     Distributions are unchanged. A sampled draft therefore follows the text to any depth, and the
-    proposal has the distribution that each token of the text might have been drawn from.
+    proposal has the distribution that each token of the text might have been sampled from.
     """
 
     def __init__(self, sampling: Sampling, text_C: Tensor) -> None:
@@ -114,7 +114,7 @@ class ProposalMatches:
     def chances(self, start: int, target_probs: list[float]) -> tuple[float, ...]:
         """P(accepted) by depth, up to the first that is 0.
 
-        `target_probs[t]` is the target's probability of token t of the text. A draft that is drawn
+        `target_probs[t]` is the target's probability of token t of the text. A draft sampled
         from q is accepted with min(1, p/q). The output is x with probability p(x). The draft is x
         and accepted with probability min(p(x), q(x)), which is min(1, q/p) given the text.
         Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1, by Bayes' rule.
@@ -131,12 +131,12 @@ class ProposalMatches:
 
 
 def kept_given_text(q: float, p: float) -> float:
-    """P(the draft token, drawn from q, is x and accepted | the text's token is x, drawn from p)."""
+    """P(draft token is x and accepted | text token is x), sampled from q and p."""
     return min(1.0, q / p) if p > 0 else float(q > 0)
 
 
 def refuse_drawn_tree(name: str, proposal: Proposal) -> None:
-    """UsageError: siblings drawn without replacement have no separate chance per token."""
+    """UsageError for a sampled tree: siblings sampled without replacement depend on each other."""
     if proposal.tree is not None and proposal.probs is not None:
         raise UsageError(
             f"{name} samples its draft tree from its distribution at this temperature, which "
@@ -167,7 +167,7 @@ def _equal_in_tree(proposal: Proposal, tree: Tree, length_B1: Tensor, text_C: Te
 
 
 MOST_ROWS = 128
-TOKENS_AT_ONCE = 2**16  # in all rows together, to limit the memory of their keys and values
+TOKENS_AT_ONCE = 2**16  # of all rows, to limit the memory of their keys and values
 LOGITS_AT_ONCE = 2**25
 _CHUNK = 512  # tokens of a text per forward of the target
 _MOST_STATES = 8  # rows of a drafter with recurrent state, which is large
@@ -253,7 +253,7 @@ class DrafterTrace:
         return result
 
     def _fill(self, text: TargetText, sampler: TextSampler) -> None:
-        """Prefill the prompt; the row already contains the earlier turns of the conversation."""
+        """Prefill the prompt in row 0, which already contains the earlier turns."""
         request = Request(
             prompt_ids=text.prompt_ids,
             max_new_tokens=text.max_new_tokens,
@@ -264,7 +264,7 @@ class DrafterTrace:
         self._rows.fill([PrefillRequest(0, request, num_cached)], sampler)
 
     def _finish(self, text: TargetText) -> None:
-        """Set the row's state to that after its last round, for the prefill of the next turn."""
+        """Set row 0 to its state after the last round, for the prefill of the next turn."""
         state, tokens = self._rows.state, (*text.prompt_ids, *text.output_ids)
         state.tokens_BC[0, : len(tokens)] = torch.tensor(tokens, device=self._target.device)
         state.length_B1.fill_(len(tokens) - 1)

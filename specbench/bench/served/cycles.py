@@ -1,5 +1,5 @@
-"""Cycles of sessions: K = 0 and every K, server after server, measured on one machine; and which
-cycles of a target on a serving engine come next, with the confirmation of winners.
+"""Cycles of sessions: measures K = 0 and every K on one machine, one server after another, and
+decides which cycle of a target and engine comes next, including the confirmation of winners.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from specbench.bench.served.sessions import (
     next_name,
     served_cells,
     sessions_missing,
-    was_held,
+    was_completed,
 )
 from specbench.bench.units import Machine, Reporter, RunLoop
 from specbench.decide.recommend import winners
@@ -160,7 +160,7 @@ class CycleRun:
             if isinstance(error, EngineError):
                 record = replace(record, log=f"{error.log.parent.name}/{error.log.name}")
         self._store.append(replace(record, node=self._store.node, attempt=attempt))
-        if was_held(record):
+        if was_completed(record):
             self._failures[session.start] = ()
             for text in (*record.problems, *record.warnings):
                 self._reporter.warn(f"{session.label}: {text}")
@@ -176,7 +176,7 @@ class CycleRun:
         runner: asyncio.Runner,
         loop: RunLoop,
     ) -> ServerRecord:
-        """Serve the session called `name` and store its blocks; its record. ServerError."""
+        """Serve a session under this name and store its blocks. Returns its record; ServerError."""
         self._gpus.start()
         stalls = watch_for_stalls(
             running.clients,
@@ -198,7 +198,7 @@ class CycleRun:
         return server.record(used)
 
     def _explain(self, session: Session, error: Exception) -> str:
-        """The reason of a failure to store; it is printed in full once, then only its log."""
+        """The reason to store for a failure; printed in full the first time, then only its log."""
         reason = error.reason if isinstance(error, EngineError) else _on_one_line(error)
         text, log = str(error).strip() or reason, getattr(error, "log", None)
         if any(_is_same(reason, earlier) for row in self._failures.values() for earlier in row):
@@ -208,7 +208,7 @@ class CycleRun:
 
 
 def is_over(failures: Failures, starts: Set[Start]) -> bool:
-    """Whether one reason occurred twice, and prevented a K = 0 or every other K."""
+    """Whether the same reason occurred twice and prevented K = 0, or every other K."""
     speculating = {start for start in starts if start[0].k}
     for reason in {row[-1] for row in failures.values() if row}:
         num = sum(_is_same(reason, other) for row in failures.values() for other in row)
@@ -231,7 +231,7 @@ def _on_one_line(error: Exception) -> str:
 
 @cache
 def read_once(model: Path) -> int:
-    """Read the weights of a folder, or one file, once per process; the bytes read. ModelError."""
+    """Read a folder's weights, or one file, once per process. Returns the bytes; ModelError."""
     chunk = bytearray(CHUNK_BYTES)
     num_bytes = 0
     try:
@@ -271,7 +271,7 @@ class ServedRun:
     def next_unit(self, num_running: int) -> Cycle | None:
         """The next cycle of the exploration, or of the confirmation once all of it is stored.
 
-        None if there is none until one of `num_running` cycles ends; no more at all if it is 0.
+        None if no cycle can start until one of `num_running` ends; if this is 0, all are done.
         """
         if self._winners is None:
             cycle = self._next_of("explore", self._cells, self._num_cycles(), num_running)
@@ -284,7 +284,7 @@ class ServedRun:
     def _next_of(
         self, purpose: BlockPurpose, cells: Sequence[Cell], num_cycles: int, num_running: int
     ) -> Cycle | None:
-        """The next cycle with missing sessions; None if there is none, or no time for it."""
+        """The next cycle with missing sessions; None if all are complete, or no time is left."""
         while self._num_begun[purpose] < num_cycles:
             first = FIRST_CONFIRMING if purpose == "confirm" else 0
             cycle = Cycle(
@@ -323,7 +323,7 @@ class ServedRun:
         )
         for server in self._servers(self._first):
             start = drafts[server.drafter, server.num_speculative_tokens], server.variant
-            failures[start] = () if was_held(server) else (*failures[start], *server.problems)
+            failures[start] = () if was_completed(server) else (*failures[start], *server.problems)
         return failures
 
     def _servers(self, first: int = 0) -> list[ServerRecord]:
@@ -333,7 +333,7 @@ class ServedRun:
         return [server for server in servers if (server.target, server.engine) == at]
 
     def _num_cycles(self) -> int:
-        """Cycles of the exploration: the requested number, else one that fits the noise so far.
+        """Cycles of the exploration: the requested number, or one that fits the noise so far.
 
         The noise is independent of which K is best, so this rule does not favor any K.
         """

@@ -1,4 +1,4 @@
-"""Gives a session its server, which is started for it or already running."""
+"""Opens the server of a session: starts one, or connects to one that is already running."""
 
 import os
 import re
@@ -172,7 +172,7 @@ class ManagedServers:
 
 
 def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: Path) -> Host:
-    """The running servers if there are any; else servers are started, with logs in the folder."""
+    """The running servers, or without any, servers to start, whose logs are in the folder."""
     if running:
         return ExternalServers(engine, running)
     return ManagedServers(plan, engine, folder)

@@ -38,12 +38,12 @@ from specbench.stats.summaries import median_of
 
 T = TypeVar("T")
 
-WARM_UP = "Count from {first} to {last} in words, and say nothing else."  # in no workload
+WARM_UP = "Count from {first} to {last} in words, and say nothing else."  # not in any workload
 WARM_UP_TOKENS = 32
 RARE = 10.0  # times the median request: a longer silence is not normal for the server
-WARM_UPS = 2  # the fewest batches; a batch has one request per concurrent one
+WARM_UPS = 2  # the fewest batches; all requests of a batch are concurrent
 STEADY_BATCHES, STEADY = 3, 1.1  # consecutive batches; their slowest over their fastest
-LONGEST_S = 3.0  # of waiting for the server to become steady
+LONGEST_S = 3.0  # of the wait for the server to become steady
 SPIN_S = 1.5  # vLLM keeps a core of this machine busy for 1.1 s after its last answer
 IDLE_S, POLL_S = 5.0, 0.05  # for a server to finish its open requests
 

@@ -185,7 +185,7 @@ def _names_target(served: str, target: Target) -> bool:
 
 
 async def describe_servers(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ...]:
-    """The servers with their K: that of the address (`#k=4`), else the reported one, else 0.
+    """The servers with their K: that of the address (`#k=4`), or the reported one, or 0.
 
     ServerError if one does not respond; UsageError if it reports another K than its address, or is
     another engine.

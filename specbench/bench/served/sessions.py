@@ -1,5 +1,5 @@
-"""The sessions of a cycle, in an order that makes drift affect every K alike, and their requests:
-one condition each, in the same order at every K.
+"""The sessions of a cycle, in an order in which drift affects every K alike, and their requests,
+condition by condition and in the same order at every K.
 """
 
 import json
@@ -65,7 +65,7 @@ class Session:
 
     @property
     def repeat(self) -> int:
-        """The number of the session among those of its K, from which its repeats are counted."""
+        """The index of the session among those of its K, from which repeats are numbered."""
         return self.cycle * SESSIONS_PER_K + self.leg
 
     @property
@@ -153,7 +153,7 @@ def next_name(session: Session, stored: StoredRun) -> str:
     return name
 
 
-def was_held(server: ServerRecord) -> bool:
+def was_completed(server: ServerRecord) -> bool:
     """Whether the session was completed, with or without problems."""
     return server.seconds > 0
 

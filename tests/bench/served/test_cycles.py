@@ -9,7 +9,7 @@ import pytest
 from specbench.bench.budget import Deadline, mean_session_s
 from specbench.bench.served.cycles import CHUNK_BYTES, CycleRun, ServedRun, is_over, read_once
 from specbench.bench.served.open_session import unusable
-from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_held
+from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_completed
 from specbench.errors import ModelError, ServerError
 from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord
 from specbench.runs import create_run
@@ -173,8 +173,8 @@ def test_a_successful_start_resets_the_failures_of_a_k(stored):
 def test_a_finished_session_that_is_unusable_counts_as_run(stored):
     first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
     server = unusable(first, "one", ("another client was served meanwhile",))
-    assert not was_held(server)
-    assert was_held(replace(server, seconds=1.0))
+    assert not was_completed(server)
+    assert was_completed(replace(server, seconds=1.0))
 
 
 def test_session_seconds_include_start_and_requests(stored):
