@@ -8,11 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from specbench.bench.hub import download_missing
-from specbench.bench.this_process import autotune_threads, choose_threads, idle_threads
+from specbench.bench.this_process import autotune_threads, choose_threads, prepare_device
 from specbench.bench.units import Reporter
 from specbench.decode.clock import make_clock
 from specbench.decode.decoder import Decoder
@@ -24,7 +23,6 @@ from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
-from specbench.probes.device import find_device
 from specbench.records import Message, Request, Sampling
 from specbench.settings import RunSettings
 
@@ -83,8 +81,7 @@ def watched_generation(
     Captures no graphs and stores no records. Raises ModelError, UsageError and
     CompatibilityError, as a run does.
     """
-    device = find_device(settings.machine.device)
-    torch.set_num_threads(settings.machine.threads or idle_threads())
+    device = prepare_device(settings.machine)
     download_missing(pairing.models, reporter.warn, weights=not settings.decoder.dummy_weights)
     reporter.stage(f"{pairing.name}: loading")
     decoder_settings = settings.decoder

@@ -41,13 +41,13 @@ from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.models.loading import planned_dtype
 from specbench.probes import host
-from specbench.probes.device import cuda_uuid, find_device
+from specbench.probes.device import cuda_uuid, open_device
 from specbench.probes.environment import cpu_model, describe_environment
 from specbench.probes.gpu import open_probe
 from specbench.probes.host import HostLoad, idle_cores, num_cores, others_fact, physical_cores
 from specbench.records import Contender, Environment, KernelChoice, Request
 from specbench.runs import RunStore
-from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
+from specbench.settings import BUILTIN, TRANSFORMERS, MachineSettings, RunSettings
 
 TIMED_TOKENS = 12  # per output; at most 7 outputs per K and number of threads
 PROMPT_TOKENS = 64
@@ -68,6 +68,14 @@ def candidates(load: HostLoad) -> tuple[list[int], list[Contender]]:
 def idle_threads() -> int:
     """The largest thread count to try, for work that is not timed."""
     return candidates(host.host_load())[0][-1]
+
+
+def prepare_device(machine: MachineSettings, *, threads: int | None = None) -> torch.device:
+    """Open the device, and set the number of threads for work that is not timed: `--threads`, or
+    else `threads`, or else that of all idle cores."""
+    device = open_device(machine.device)
+    torch.set_num_threads(machine.threads or threads or idle_threads())
+    return device
 
 
 def choose_threads(
@@ -166,10 +174,8 @@ class ThisProcess:
         self, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
     ) -> None:
         self._settings = settings
-        self._device = find_device(settings.machine.device)
+        self._device = open_device(settings.machine.device)
         require_kernel(settings.decoder.kernels, self._device)
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # for events, streams and graphs
         self._threads = settings.machine.threads
         if self._threads is None and self._device.type != "cpu":
             self._threads = physical_cores(num_cores())

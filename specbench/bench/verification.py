@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
-
 from specbench.bench.benchmark import peer_warnings
 from specbench.bench.blocks import work_of
 from specbench.bench.budget import duration
@@ -20,6 +18,7 @@ from specbench.bench.this_process import (
     choose_threads,
     idle_threads,
     open_engines,
+    prepare_device,
     read_shapes,
 )
 from specbench.bench.units import Reporter
@@ -100,11 +99,8 @@ def _collect(
     reporter: Reporter,
 ) -> dict[tuple[int, int], Evidence]:
     """The evidence of a shard of the pairings and of K = 0, by target and job."""
-    device = find_device(settings.machine.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     is_small = _are_small(pairings)
-    torch.set_num_threads(settings.machine.threads or (1 if is_small else idle_threads()))
+    device = prepare_device(settings.machine, threads=1 if is_small else None)
     download_missing([model for pairing in pairings for model in pairing.models], reporter.warn)
     evidence: dict[tuple[int, int], Evidence] = {}
     plans = list(plan_targets(settings, pairings, lambda _: "", read_shapes))

@@ -50,17 +50,14 @@ def train(
     )
     with ProgressWatch(lambda _: last_words) as watch:
         watch.stage("starting")
-        import torch
-
         from specbench.bench.hub import download_missing
-        from specbench.bench.this_process import idle_threads
-        from specbench.probes.device import find_device
+        from specbench.bench.this_process import prepare_device
         from specbench.training.train_head import train_head
 
-        torch.set_num_threads(machine.threads or idle_threads())
+        device = prepare_device(machine)
         settings = TrainSettings(**vars(call), spec=spec, dtype=machine.dtype)
         download_missing([spec], watch.warn)
-        card = train_head(settings, find_device(machine.device), tuple(sys.argv), watch)
+        card = train_head(settings, device, tuple(sys.argv), watch)
     if as_json:
         typer.echo(json.dumps(card, indent=2))
     else:

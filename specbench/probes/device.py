@@ -63,6 +63,17 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", int(index or 0))
 
 
+def open_device(name: str) -> torch.device:
+    """The device that `find_device` finds; a GPU becomes the current one of this process.
+
+    Events, streams, graphs and Triton kernels use the current GPU.
+    """
+    device = find_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 # The oldest NVIDIA driver for each CUDA version (CUDA compatibility guide).
 _DRIVERS = {"12": 525, "13": 580}
 

@@ -112,20 +112,16 @@ def test_an_incomplete_server_response_is_an_error_with_the_address(fault, reaso
     assert url in str(wrong.value)
 
 
+NGRAM = {"/server_info": '{"speculative_algorithm": "NGRAM"}'}
+
+
 class SglangServer(FakeServer):
-    """Counts its rounds if `counts` is set; `arguments` are those that it reports."""
-
-    counts = True
-
-    def __init__(self, arguments: str = '{"speculative_algorithm": "NGRAM"}') -> None:
-        super().__init__(pages={"/server_info": arguments})
-
     def page(self) -> str:
-        return f"sglang:spec_verify_calls_total {self.total_rounds if self.counts else 7}\n"
+        return f"sglang:spec_verify_calls_total {self.total_rounds}\n"
 
 
 def test_a_server_that_speculates_is_not_timed_as_k_0():
-    fake = SglangServer()
+    fake = SglangServer(pages=NGRAM)
     with pytest.raises(UsageError, match="#k=4"):
         timed(fake)
     costs = timed(fake, "#k=3")
@@ -135,7 +131,7 @@ def test_a_server_that_speculates_is_not_timed_as_k_0():
 
 def test_k_of_sglang_is_that_of_its_arguments():
     arguments = '{"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "version": "0.5"}'
-    costs = timed(SglangServer(arguments))
+    costs = timed(SglangServer(pages={"/server_info": arguments}))
     assert {(c.engine, c.num_speculative_tokens) for c in costs} == {("sglang 0.5", 3)}
 
 
@@ -169,8 +165,7 @@ def test_tensorrt_llm_is_timed_by_its_page_and_the_means_of_its_answers(k, lengt
 
 
 def test_a_server_without_new_rounds_does_not_divide_by_zero():
-    fake = SglangServer()
-    fake.counts = False
+    fake = FakeServer(counters="sglang:spec_verify_calls_total 7\n", pages=NGRAM)
     assert {c.num_speculative_tokens for c in timed(fake)} == {0}
     with pytest.raises(UsageError, match="K = 3"):
         timed(fake, "#k=3")
@@ -243,14 +238,11 @@ def test_servers_are_timed_alternately_batch_by_batch():
     turns: list[str] = []
 
     class Named(FakeServer):
-        name = ""
-
         def events(self, is_chat):
-            turns.append(self.name)
+            turns.append(self.models[0])
             return super().events(is_chat)
 
-    drafting, plain = Named(), Named(k=0)
-    drafting.name, plain.name = "one", "two"
+    drafting, plain = Named(models=("one",)), Named(k=0, models=("two",))
     with serving(drafting) as first, serving(plain) as second:
         costs = time_servers([first, second], PROMPTS)
     assert turns[:6] == ["one", "two"] * 3

@@ -10,6 +10,7 @@ import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from specbench.bench.benchmark import run_benchmark
+from specbench.bench.this_process import prepare_device
 from specbench.cli.measure import require_complete
 from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.config import load_pairings
@@ -17,6 +18,7 @@ from specbench.probes import device
 from specbench.probes.device import find_device
 from specbench.probes.gpu import GpuFacts, Probe
 from specbench.report.document import build_document
+from specbench.settings import MachineSettings
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for
@@ -160,9 +162,13 @@ def test_without_a_gpu_auto_is_the_cpu(monkeypatch):
 
 
 def test_a_gpu_is_found_by_its_number(monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert find_device("cuda:1") == torch.device("cuda", 1)
     assert find_device("auto") == find_device("cuda") == torch.device("cuda", 0)
+    prepare_device(MachineSettings(device="cuda:1", threads=1))
+    assert current == [torch.device("cuda", 1)]  # Triton launches kernels on the current GPU
     with pytest.raises(UsageError, match=r"cuda:2.* 2 CUDA devices"):
         find_device("cuda:2")

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from specbench.bench.plan import TargetPlan
-from specbench.bench.this_process import idle_threads
+from specbench.bench.this_process import prepare_device
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.fit.weights import model_weights
-from specbench.probes.device import find_device
 from specbench.probes.host import host_available_bytes
 from specbench.records import Request, Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
@@ -29,10 +28,9 @@ class ReferenceScorer:
     def __init__(self, plan: TargetPlan, requests: Mapping[str, Request], most_tokens: int) -> None:
         self._spec, self._requests, self._most = plan.target.model, requests, most_tokens
         settings = plan.settings
-        device = find_device(settings.machine.device)
+        device = prepare_device(settings.machine)
         dtype = _dtype(plan)
         _require_memory(plan, dtype, device)
-        torch.set_num_threads(settings.machine.threads or idle_threads())
         self._pool = ModelPool(device, dtype)
         loaded = self._pool.load(self._spec)
         self._eos_ids = loaded.eos_ids
