@@ -24,7 +24,7 @@ from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
 from specbench.metrics.machine import noise_warning
-from specbench.probes.host import busy_now
+from specbench.probes import host
 from specbench.records import EngineCost, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,
@@ -104,7 +104,7 @@ def run_benchmark(
         is_served = are_served(settings)
         threads = environment.threads
         num_needed = threads or (environment.num_cpu_cores if is_served else 1) or 1
-    if is_local and (facts := busy_now(num_needed, threads)):
+    if is_local and (facts := host.busy_facts(host.host_load(), num_needed, threads)):
         warnings = (*warnings, noise_warning(facts))
     for warning in warnings:
         reporter.warn(warning)

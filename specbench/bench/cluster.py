@@ -141,8 +141,7 @@ class Cluster(Protocol):
         ...
 
     def next_event(self) -> TaskEvent:
-        """Wait for the next event. Those of a task are in order; its last is TaskEnded or
-        WorkerLost."""
+        """Wait for an event. Those of a task are in order; its last is TaskEnded or WorkerLost."""
         ...
 
 

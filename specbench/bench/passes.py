@@ -20,11 +20,7 @@ from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
 from specbench.models.library_errors import EXPECTED_ERRORS, errors_translated
 from specbench.probes.device import copy_bandwidth
-from specbench.records import (
-    BlockRecord,
-    CellKey,
-    CellSummary,
-)
+from specbench.records import BlockRecord, CellKey, CellSummary
 from specbench.settings import BUILTIN
 
 FORWARD_SHARE = 0.15  # under a budget: seconds of measured forwards per second of blocks
@@ -106,7 +102,7 @@ class Passes:
         for cost in measure_forwards(engine, few, partial(self._session.request, block)):
             self._store.append(cost)
         self._forward_s += self._deadline.spent_s - before_s
-        speed = copy_bandwidth(self._device)
+        speed = copy_bandwidth(self._device, torch.get_num_threads())
         for limit in measure_limits(
             engine, cells, record, device=self._device, copy_bytes_per_s=speed
         ):

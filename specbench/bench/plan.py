@@ -47,9 +47,7 @@ class TargetPlan:
     depths: Mapping[str, int] = field(default_factory=dict)  # the deepest K of a drafter
     # The K of running servers; None: servers are started.
     running_ks: tuple[int, ...] | None = None
-    refused: Mapping[tuple[str, str], str] = field(
-        default_factory=dict
-    )  # reasons by engine and drafter
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)  # why, by engine, drafter
 
     def prompts(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts that may be used; all of them if a budget or a precision is set."""

@@ -232,10 +232,8 @@ def most_tokens(plan: TargetPlan) -> int:
         answer = plan.max_new_tokens(workload.name)
         for prompt in plan.prompts(workload):
             context = max(plan.settings.load.contexts, default=0)
-            tokens = max(len(prompt.text) // CHARACTERS_PER_TOKEN, context) + answer * len(
-                prompt.turns
-            )
-            longest = max(longest, tokens)
+            tokens = max(len(prompt.text) // CHARACTERS_PER_TOKEN, context)
+            longest = max(longest, tokens + answer * len(prompt.turns))
     return longest
 
 

@@ -1,7 +1,6 @@
 """A loaded target: it serves blocks, single requests and references, and makes their records.
 
-References are its greedy answers. They are decoded once per run, and set the output lengths of all
-cells.
+References are its greedy answers. They are decoded once per run, and all cells have their lengths.
 
 Work that loses the device is tried in two processes, then left out.
 """

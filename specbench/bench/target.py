@@ -118,7 +118,7 @@ class TargetRun:
             self._fail(target, "warm_up", error, self._plan.all_cells)
 
     def _sample_prompt(self, engine: Engine, session: OpenTarget) -> tuple[int, ...]:
-        """Token ids of the first prompt that the target can answer; raises the first error."""
+        """Token ids of the first prompt that the target can answer; raises an error without one."""
         errors: list[Exception] = []
         for workload in self._plan.workloads:
             for prompt in self._plan.prompts(workload):

@@ -116,13 +116,9 @@ def measure_copy_bandwidth(
     return 2 * size / seconds
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """The copy bandwidth, measured once per process for each number of threads."""
-    return _cached_bandwidth(device, torch.get_num_threads())
-
-
 @cache
-def _cached_bandwidth(device: torch.device, _num_threads: int) -> float:
+def copy_bandwidth(device: torch.device, num_threads: int) -> float:  # noqa: ARG001
+    """The copy bandwidth, measured once per process for each number of torch's threads."""
     return measure_copy_bandwidth(device)
 
 

@@ -225,11 +225,6 @@ def idle_cores(load: HostLoad) -> int:
     return max(1, min(load.num_cores, int(num_physical - load.others_cores + SPARE)))
 
 
-def busy_now(num_needed: int, threads: int | None = None) -> tuple[str, ...]:
-    """Sentences about the current load that would disturb a measurement on `num_needed` cores."""
-    return busy_facts(host_load(), num_needed, threads)
-
-
 def others_fact(load: HostLoad) -> str:
     """A sentence with the cores that other processes use, and the names of the busiest."""
     names = ", ".join(f"{name} {used:.1f}" for name, used in load.busiest)

@@ -348,7 +348,7 @@ class SlowedEngine(FakeEngine):
 @pytest.fixture
 def on_gpu(tmp_path, monkeypatch):
     """Measures two workloads in a run that names a GPU, or the rest of them."""
-    monkeypatch.setattr(passes, "copy_bandwidth", lambda _: 1e12)
+    monkeypatch.setattr(passes, "copy_bandwidth", lambda *_: 1e12)
     names = tuple(write_prompts(tmp_path / f"{name}.jsonl", SIX) for name in ("code", "chat"))
 
     def run(engine, device="cuda:0"):

@@ -11,7 +11,6 @@ from specbench.probes import host as load
 from specbench.probes.host import (
     HostLoad,
     busy_facts,
-    busy_now,
     clock_limit,
     idle_cores,
     physical_cores,
@@ -23,7 +22,6 @@ QUIET = HostLoad(num_cores=2, others_cores=0.1, steal_share=0.0, load_average=1.
 
 def test_a_quiet_machine_gets_no_warning():
     assert busy_facts(QUIET, num_needed=2) == ()
-    assert busy_now(2) == ()
 
 
 def test_other_processes_are_listed_only_if_too_few_cores_are_left():

@@ -172,7 +172,7 @@ class ManagedServers:
 
 
 def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: Path) -> Host:
-    """The running servers, or without any, servers to start, whose logs are in the folder."""
+    """The running servers, or if there are none, servers to start with logs in the folder."""
     if running:
         return ExternalServers(engine, running)
     return ManagedServers(plan, engine, folder)

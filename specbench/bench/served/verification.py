@@ -111,9 +111,8 @@ class OutputCollector:
                     asyncio.run(self._ask_server(session, temperatures))
                 except (SpecbenchError, OSError) as failure:
                     error = first_line(failure)
-                    self.reporter.warn(
-                        f"{session.draft.label}: {failure}"
-                    )  # with the end of its log
+                    # The whole text has the end of the server's log.
+                    self.reporter.warn(f"{session.draft.label}: {failure}")
             done = [o.temperature for o in self.outputs if o.draft == session.draft]
             left = [t for t in temperatures if t not in done]
             self.outputs += [ServerOutputs(session.draft, t, error=error) for t in left]
