@@ -118,7 +118,9 @@ def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str
         raise UsageError(f"-k {k}: the run measured K = {', '.join(lengths)}")
     figures, drafter = measured.cells[k].metrics, measured.pairing.drafter
     names = ("acceptance_rate_per_position", "acceptance_histogram")
-    marginal, counts = (_list(figures, name) for name in names)
+    marginal, counts = (
+        list(value) if isinstance(value := figures.get(name), tuple) else None for name in names
+    )
     length = _over_prompts(measured.data.get(k), when_drafted=False)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -189,11 +191,6 @@ def golden_lengths(measured: MeasuredAcceptance, mode: str) -> str:
 def _length(cell: CellSummary, kind: str = "") -> float:
     length = number_of(cell.metrics, f"mean_acceptance_length{kind}")
     return length or number_of(cell.metrics, "mean_acceptance_length") or 1.0
-
-
-def _list(figures: Mapping[str, float | tuple[float, ...]], name: str) -> list[float] | None:
-    value = figures.get(name)
-    return list(value) if isinstance(value, tuple) else None
 
 
 def _is_chain(pairing: Pairing, k: int) -> bool:

@@ -264,7 +264,9 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         command += ["--speculative-algorithm", known.name]
         command += _draft_flags(deployment)
         if _has_tiers(deployment):
-            config = ConfigFile(config_name, json.dumps(_tiers(deployment), indent=2) + "\n")
+            # The key is the smallest batch size of a tier.
+            tiers = {str(first): {"candidate_steps": [k]} for first, _, k in deployment.ranges}
+            config = ConfigFile(config_name, json.dumps(tiers, indent=2) + "\n")
             command += ["--speculative-adaptive", "--speculative-adaptive-config", config.name]
         command += _acceptance_flags(deployment)
         vocabulary_notes(deployment)
@@ -345,11 +347,6 @@ def _has_tiers(deployment: Deployment) -> bool:
 
 def _is_adaptive(deployment: Deployment) -> bool:
     return _ALGORITHMS.get(deployment.method, _NONE).is_adaptive
-
-
-def _tiers(deployment: Deployment) -> dict[str, dict[str, list[int]]]:
-    """The K of each tier, by the smallest batch size of the tier."""
-    return {str(first): {"candidate_steps": [k]} for first, _, k in deployment.ranges}
 
 
 def _lost(deployment: Deployment) -> list[str]:
