@@ -226,8 +226,7 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
     elif first is None:
         verdict, reason = "identical", "every token is the expected one"
     elif not_scored_because:
-        verdict = "inconclusive"
-        reason = f"{describe_divergence(first)}; not scored, because {not_scored_because}"
+        verdict, reason = "inconclusive", describe_divergence(first, not_scored_because)
     elif not not_ties:
         verdict = "near_tie"
         most = max(d.steps or 0.0 for d in evidence.divergences)
@@ -374,8 +373,12 @@ def _judge_by_baseline(subject: Subject, sample: BaselineSample, tests: _Tests) 
     )
 
 
-def describe_divergence(divergence: Divergence) -> str:
-    """The position of a divergence, and the distance of its tokens from the target's best."""
+def describe_divergence(divergence: Divergence, not_scored_because: str = "") -> str:
+    """The position of a divergence, and the distance of its tokens from the target's best, or why
+    the target's logits were not computed.
+    """
+    if not_scored_because:
+        return f"{describe_divergence(divergence)}; not scored, because {not_scored_because}"
     is_text = isinstance(divergence.expected, str)
     unit = "character" if is_text else "token"
     position = f"{divergence.prompt_id}, {unit} {divergence.position}"

@@ -272,18 +272,17 @@ def _p(finding: Finding) -> str:
 def divergence_lines(findings: Sequence[Finding]) -> list[str]:
     """The divergences of a server's greedy texts from those at K = 0, each with its cause."""
     return [
-        f"{_served_subject(finding)}: {describe_divergence(divergence)}"
-        f"{_reason_text(finding, is_near=is_tie(divergence))}"
+        f"{_served_subject(finding)}: "
+        f"{describe_divergence(divergence, finding.not_scored_because)}"
+        f"{'' if finding.not_scored_because else _cause(divergence)}"
         for finding in findings
         if not _is_baseline(finding)
         for divergence in finding.divergences
     ]
 
 
-def _reason_text(finding: Finding, *, is_near: bool) -> str:
-    if finding.not_scored_because:
-        return f"; not scored, because {finding.not_scored_because}"
-    return ": a near-tie" if is_near else ": rounding does not explain it"
+def _cause(divergence: Divergence) -> str:
+    return ": a near-tie" if is_tie(divergence) else ": rounding does not explain it"
 
 
 def _served_sentences(findings: Sequence[Finding]) -> list[str]:
@@ -353,10 +352,12 @@ def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
         detects = f"; 80% power to detect {power.shift:.1%} of them shifted" if power else ""
         return f"{num} follow the target's distribution ({_p(finding)}{detects})"
     if finding.verdict == "matches_baseline" and baseline is not None:
-        target = f"not tested against the target's distribution: {finding.not_scored_because}"
+        remark = baseline.reason
         if baseline.verdict == "mismatch":
-            target = "which does not follow the target's distribution, with or without speculation"
-        return f"{num} are like those of K = 0 ({_p(finding)}), {target}"
+            remark = "which does not follow the target's distribution, with or without speculation"
+        elif baseline.verdict == "inconclusive":
+            remark = "and K = 0 is undecided"
+        return f"{num} are like those of K = 0 ({_p(finding)}), {remark}"
     if finding.verdict == "mismatch":
         return "; ".join(
             [f"{finding.reason} ({_p(finding)}{_gap(finding)})", *_context(finding, baseline)]

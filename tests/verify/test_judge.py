@@ -222,25 +222,49 @@ def test_the_verify_document_matches_its_schema() -> None:
     assert (second["verdict"], second["match_rate"]) == ("matches_distribution", None)
 
 
-def test_a_server_that_differs_from_its_own_baseline_is_wrong_although_the_target_fits() -> None:
+def served_pair(scored: SampledEvidence) -> tuple[ServedEvidence, ServedEvidence]:
+    """A server at K = 0, scored, and with drafts, whose tokens are rare ones of K = 0."""
     rng = np.random.default_rng(0)
     common, rare = (
-        [("p", (int(rng.random() < share),)) for _ in range(200)] for share in (0.1, 0.9)
+        tuple(("p", (int(rng.random() < share),)) for _ in range(200)) for share in (0.1, 0.9)
     )
+    plain, drafting = (replace(subject(0.7, k=k), engine="vllm") for k in (0, 4))
     baseline = ServedEvidence(
-        subject=subject(0.7, k=0), num_texts=200, num_tokens=4096, scored=sampled(k=0), sample=None
+        subject=plain,
+        num_texts=200,
+        num_tokens=4096,
+        scored=replace(scored, subject=plain),
+        sample=None,
     )
     sample = BaselineSample(
-        baseline=baseline.subject,
-        outputs=tuple(rare),
-        baseline_outputs=tuple(common),
-        colder=(),
-        distances=(),
+        baseline=plain, outputs=rare, baseline_outputs=common, colder=rare, distances=()
     )
-    drafted = replace(baseline, subject=subject(0.7), scored=sampled(), sample=sample)
+    of_drafts = replace(sampled(), subject=drafting)
+    return baseline, replace(baseline, subject=drafting, scored=of_drafts, sample=sample)
+
+
+def test_a_server_that_differs_from_its_own_baseline_is_wrong_although_the_target_fits() -> None:
+    baseline, drafted = served_pair(sampled(k=0))
+    sample = drafted.sample
     assert [f.verdict for f in judge([baseline, drafted])] == ["matches_distribution", "mismatch"]
-    alike = replace(drafted, sample=replace(sample, outputs=tuple(common)))
+    alike = replace(drafted, sample=replace(sample, outputs=sample.baseline_outputs))
     assert [f.verdict for f in judge([baseline, alike])] == [
         "matches_distribution",
         "matches_distribution",
     ]
+
+
+@pytest.mark.parametrize(
+    ("scored", "reason"),
+    [
+        (sampled(k=0, num_outside=3), "which does not follow the target's distribution"),
+        (sampled(k=0, colder=BLUNT), "and K = 0 is undecided"),
+    ],
+)
+def test_a_server_like_its_own_k_0_names_the_verdict_on_k_0(
+    scored: SampledEvidence, reason: str
+) -> None:
+    baseline, drafted = served_pair(scored)
+    sample = replace(drafted.sample, outputs=drafted.sample.baseline_outputs)
+    _, sentence = sentences(judge([baseline, replace(drafted, sample=sample)]))
+    assert re.search(rf"like those of K = 0 \(p = .*\), {reason}", sentence)
