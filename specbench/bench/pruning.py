@@ -248,7 +248,7 @@ def _groups(cells: Iterable[Cell]) -> list[list[Cell]]:
     """The cells of each drafter and engine together, by K."""
     groups: dict[object, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.key.condition, cell.key.draft.way), []).append(cell)
+        groups.setdefault(cell.key.question, []).append(cell)
     return [sorted(group, key=lambda cell: cell.key.draft.k) for group in groups.values()]
 
 

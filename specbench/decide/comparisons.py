@@ -287,8 +287,8 @@ def pooled(comparisons: Iterable[AdaptiveComparison]) -> PooledRatio | None:
 
 
 def _competes(key: CellKey, adaptive: CellKey) -> bool:
-    same = key.draft.way == adaptive.draft.way
-    return key.condition == adaptive.condition and (same or key.is_baseline)
+    is_baseline = key.is_baseline and key.condition == adaptive.condition
+    return is_baseline or key.question == adaptive.question
 
 
 def _speedup(cell: CellSummary) -> float | None:

@@ -1,4 +1,4 @@
-"""The decision rule: which K to use, or none.
+"""The decision rule: which K to use, or none, and up to which context length.
 
 It has two stages because the best of many is biased upward: `choose` picks a leader from the
 exploration phase, and `decide` quotes only the leader's confirmation run.
@@ -7,9 +7,10 @@ exploration phase, and `decide` quotes only the leader's confirmation run.
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import groupby
 from typing import TypeVar
 
-from specbench.decide.comparisons import best_fixed
+from specbench.decide.comparisons import ContextCurve, best_fixed
 from specbench.decide.explanation import (
     k_text,
     range_text,
@@ -19,7 +20,17 @@ from specbench.decide.explanation import (
     what_would_narrow,
 )
 from specbench.metrics.registry import number_of
-from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval, lengths
+from specbench.records import (
+    NO_DRAFTER,
+    CellKey,
+    CellSummary,
+    Condition,
+    Decision,
+    Fixed,
+    Interval,
+    lengths,
+)
+from specbench.records.keys import Question
 from specbench.stats.spread import MIN_UNITS
 
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
@@ -50,10 +61,10 @@ def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], 
 
     Their speedup is the ratio that the decision compares: of speeds, or of goodput.
     """
-    groups: dict[tuple[object, ...], list[CellSummary]] = {}
+    groups: dict[Question, list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0:
-            groups.setdefault((cell.key.condition, cell.key.draft.way), []).append(cell.as_decided)
+            groups.setdefault(cell.key.question, []).append(cell.as_decided)
     return tuple(map(tuple, groups.values()))
 
 
@@ -299,3 +310,109 @@ def _decision(
 def lossy_mark(key: CellKey) -> str:
     """The suffix of every sentence about a lossy cell; empty for a lossless one."""
     return "" if key.draft.lossy is None else f" [lossy: {key.draft.lossy}]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextDecisions:
+    """The decisions of one pairing and setting, from the shortest context to the longest."""
+
+    decisions: tuple[Decision, ...]
+    key: CellKey | None  # the configuration of the longest context at which drafts help
+    break_even: Interval | None  # of `key`, in tokens of context
+
+    @property
+    def condition(self) -> Condition:
+        """The setting without the context."""
+        return self.decisions[0].condition.without("context")
+
+    @property
+    def question(self) -> Question:
+        """The setting without the context, and the drafter."""
+        return self.decisions[0].leader.without("context").question
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the answer depends on the context."""
+        return len(set(map(_k_or_verdict, self.decisions))) > 1
+
+    @property
+    def text(self) -> str:
+        """`K=6 up to 8,192 tokens; undecided at 16,384; do not speculate from 32,768`."""
+        answers = [(_k_or_verdict(d), d.condition.context or 0) for d in self.decisions]
+        tiers = [
+            (answer, [context for _, context in group])
+            for answer, group in groupby(answers, lambda pair: pair[0])
+        ]
+        (first, lengths), *rest = tiers
+        if not rest:
+            return f"{first} from {lengths[0]:,} to {lengths[-1]:,} tokens"
+        parts = [f"{first} up to {lengths[-1]:,} tokens"]
+        for answer, (shortest, *longer) in rest[:-1]:
+            parts.append(
+                f"{answer} from {shortest:,} to {longer[-1]:,}"
+                if longer
+                else f"{answer} at {shortest:,}"
+            )
+        last, (shortest, *_) = rest[-1]
+        return "; ".join([*parts, f"{last} from {shortest:,}"])
+
+    @property
+    def break_even_text(self) -> str:
+        """`break-even with K=6: 14,000 tokens [9,200, 21,000]`; empty if drafts never help."""
+        if self.key is None:
+            return ""
+        name, value = f"break-even with {self.key.draft.length.named}", self.break_even
+        if value is None:
+            longest = self.decisions[-1]
+            if longest.draft.k:
+                return f"{name}: none up to {longest.condition.context:,} tokens"
+            return f"{name}: undecided"
+        is_open = value.low is None or value.high is None
+        return f"{name}: {'undecided, about ' if is_open else ''}{break_even_text(value)}"
+
+
+def break_even_text(value: Interval) -> str:
+    """`14,000 tokens [9,200, 21,000]`, with `?` for a bound that the run does not determine.
+
+    It has two significant digits, because the interpolation is not more accurate.
+    """
+    estimate, low, high = (
+        "?" if tokens is None else f"{float(f'{tokens:.2g}'):,.0f}"
+        for tokens in (value.estimate, value.low, value.high)
+    )
+    return f"{estimate} tokens [{low}, {high}]"
+
+
+def _k_or_verdict(decision: Decision) -> str:
+    verdict = judge(decision.speedup)
+    if verdict is SpeedupVerdict.FASTER:
+        return decision.leader.draft.length.named
+    return "do not speculate" if verdict is SpeedupVerdict.NO_SPEEDUP else "undecided"
+
+
+def by_context(
+    decisions: Sequence[Decision], curves: Sequence[ContextCurve]
+) -> tuple[ContextDecisions, ...]:
+    """One entry per pairing and setting that has decisions at two context lengths or more."""
+    groups: dict[Question, dict[int, Decision]] = {}
+    for decision in decisions:
+        question, context = decision.leader.without("context").question, decision.condition.context
+        if context is not None:
+            groups.setdefault(question, {})[context] = decision
+    return tuple(
+        _context_decisions([group[context] for context in sorted(group)], curves)
+        for group in groups.values()
+        if len(group) > 1
+    )
+
+
+def _context_decisions(
+    decisions: Sequence[Decision], curves: Sequence[ContextCurve]
+) -> ContextDecisions:
+    helping = [decision.leader.without("context") for decision in decisions if decision.draft.k]
+    key = helping[-1] if helping else None
+    return ContextDecisions(
+        decisions=tuple(decisions),
+        key=key,
+        break_even=next((c.break_even for c in curves if c.key.without("context") == key), None),
+    )

@@ -6,7 +6,6 @@ from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
-from specbench.decide.contexts import by_context
 from specbench.decide.objective import (
     Objective,
     find_shared_k,
@@ -18,6 +17,7 @@ from specbench.decide.objective import (
 )
 from specbench.decide.recommend import (
     SpeedupVerdict,
+    by_context,
     by_question,
     choose,
     is_undecided,
@@ -105,7 +105,7 @@ def winner(
     if condition.variant is not None:
         text = shlex.join(arguments) or "no more arguments"
         basis = (f"variant {condition.variant}: {text}", *basis)
-    settings = {(d.condition.without("context"), d.leader.draft.way) for d in chosen}
+    settings = {d.leader.without("context").question for d in chosen}
     lengths = [entry for entry in by_context(decisions, ()) if entry.question in settings]
     basis += tuple(f"{e.condition.workload}, by context: {e.text}" for e in lengths)
     tiers = _merged([tier or Tier(concurrency, 0) for concurrency, tier, _ in by_concurrency])
@@ -184,12 +184,8 @@ def _at_concurrency(
     reasons = [f"{prefix}{d.sentence}" for d in decisions]
     if not any(d.draft.k for d in decisions):
         return Tier(concurrency, 0), reasons
-    questions = {(d.condition, d.leader.draft.way) for d in decisions}
-    same = [
-        cell
-        for cell in cells
-        if cell.key.draft.is_fixed and (cell.key.condition, cell.key.draft.way) in questions
-    ]
+    questions = {d.leader.question for d in decisions}
+    same = [cell for cell in cells if cell.key.draft.is_fixed and cell.key.question in questions]
     if len(decisions) == 1 and decisions[0].leader.draft.is_fixed:
         return Tier(concurrency, decisions[0].draft.k), reasons
     if len(decisions) == 1:

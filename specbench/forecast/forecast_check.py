@@ -100,7 +100,7 @@ def is_left_out(key: CellKey, forecasts: Iterable[ForecastRecord]) -> bool:
     for record in forecasts:
         if record.key.condition != key.condition:
             continue
-        if key.draft.k == 0 or record.key.draft.way == key.draft.way:
+        if key.draft.k == 0 or record.key.question == key.question:
             if record.costs_of is not None:
                 return True
             if key.draft.k and key.draft.is_fixed:

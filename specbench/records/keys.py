@@ -272,11 +272,6 @@ class DraftConfig:
     def is_adaptive(self) -> bool:
         return isinstance(self.length, Auto)
 
-    @property
-    def way(self) -> tuple[str, str, str | None]:
-        """The draft configuration without its length."""
-        return self.drafter, self.method, self.lossy
-
     def marked(self, name: str) -> str:
         """The name of a pairing, drafter or method, marked if the output is not the target's."""
         return name if self.lossy is None else f"{name} (lossy)"
@@ -402,6 +397,10 @@ class Condition:
         return tuple(AXES[name].in_words(self) for name in names if name in varying | {also})
 
 
+# The setting, and drafter, method and lossy rule: a decision is about one of these.
+Question = tuple[Condition, tuple[str, str, str | None]]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellKey:
     """The key of a cell, the same in every run."""
@@ -422,6 +421,11 @@ class CellKey:
     def is_baseline(self) -> bool:
         """Whether the other cells of its condition are compared with this one."""
         return self.draft.k == 0 and self.draft.method in BASELINE_METHODS
+
+    @property
+    def question(self) -> Question:
+        """The setting, and the draft configuration without K."""
+        return self.condition, (self.draft.drafter, self.draft.method, self.draft.lossy)
 
     @property
     def id(self) -> str:

@@ -14,10 +14,10 @@ from specbench.decide.comparisons import (
     SideBySide,
     pooled,
 )
-from specbench.decide.contexts import break_even_text
 from specbench.decide.explanation import range_text, speedup_text
-from specbench.decide.recommend import SpeedupVerdict
+from specbench.decide.recommend import SpeedupVerdict, break_even_text
 from specbench.records import NO_DRAFTER, CellKey, Decision, Interval
+from specbench.records.keys import Question
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid, grid_of, setting_column
@@ -289,15 +289,11 @@ def differences_grid(documents: Sequence[Document]) -> Grid:
 
 def decided_cells(documents: Sequence[Document]) -> list[CellKey]:
     """The first decision's cell for each question and drafter."""
-    cells: dict[tuple[object, ...], CellKey] = {}
+    cells: dict[Question, CellKey] = {}
     for document in documents:
         for decision in document.decisions:
-            cells.setdefault(_question(decision), decision.leader)
+            cells.setdefault(decision.leader.question, decision.leader)
     return list(cells.values())
-
-
-def _question(decision: Decision) -> tuple[object, ...]:
-    return decision.condition, decision.leader.draft.way
 
 
 def by_run(
@@ -305,9 +301,7 @@ def by_run(
 ) -> Iterator[tuple[Decision | None, Document]]:
     """Each run's decision for that question and drafter, or None, with the run."""
     for document in documents:
-        decisions = (
-            d for d in document.decisions if _question(d) == (key.condition, key.draft.way)
-        )
+        decisions = (d for d in document.decisions if d.leader.question == key.question)
         yield next(decisions, None), document
 
 

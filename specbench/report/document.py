@@ -16,10 +16,16 @@ from specbench.decide.comparisons import (
     crossovers,
     side_by_side,
 )
-from specbench.decide.contexts import ContextDecisions, by_context
 from specbench.decide.explanation import units_of
 from specbench.decide.objective import SharedK, across_workloads, find_shared_k
-from specbench.decide.recommend import LeadingCell, by_question, choose, decide
+from specbench.decide.recommend import (
+    ContextDecisions,
+    LeadingCell,
+    by_context,
+    by_question,
+    choose,
+    decide,
+)
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
 from specbench.metrics.acceptance import VllmCounts, vllm_counts
 from specbench.metrics.aggregate import aggregate_run, lost_sessions
@@ -217,8 +223,7 @@ def _generations(
 
 def _competes(key: CellKey, choice: LeadingCell) -> bool:
     """Whether a K > 0 belongs to the question of a choice."""
-    first = choice.cells[0].key
-    return key.draft.k > 0 and key.condition == first.condition and key.draft.way == first.draft.way
+    return key.draft.k > 0 and key.question == choice.cells[0].key.question
 
 
 def _shared_k(cells: tuple[CellSummary, ...], decisions: Sequence[Decision]) -> Iterator[SharedK]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic_core import to_jsonable_python
 
 from specbench.decide.comparisons import Crossover
-from specbench.decide.contexts import ContextDecisions
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.objective import (
     Candidate,
@@ -19,7 +18,7 @@ from specbench.decide.objective import (
     losses_in_words,
     recommend_for,
 )
-from specbench.decide.recommend import SpeedupVerdict, is_undecided, judge
+from specbench.decide.recommend import ContextDecisions, SpeedupVerdict, is_undecided, judge
 from specbench.doc import Doc, docs_of, several, type_of
 from specbench.records import CellKey, Condition, Decision, Interval
 from specbench.records.keys import AXES, FlatKey

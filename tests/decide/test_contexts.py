@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.comparisons import context_curves
-from specbench.decide.contexts import by_context
-from specbench.decide.recommend import choose, decide
+from specbench.decide.recommend import by_context, choose, decide
 from tests.cell_keys import with_axes
 
 GAIN, OPEN, LOSS = (1.4, 1.5, 1.6), (0.9, 1.05, 1.2), (0.5, 0.6, 0.7)

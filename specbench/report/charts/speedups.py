@@ -8,9 +8,8 @@ from typing import TypeVar
 from matplotlib.axes import Axes
 
 from specbench.decide.comparisons import ContextCurve, Crossover
-from specbench.decide.contexts import break_even_text
 from specbench.decide.explanation import k_text, speedup_text, units_of
-from specbench.decide.recommend import SpeedupVerdict
+from specbench.decide.recommend import SpeedupVerdict, break_even_text
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, Decision
