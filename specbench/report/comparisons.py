@@ -15,7 +15,7 @@ from specbench.decide.comparisons import (
     pooled,
 )
 from specbench.decide.explanation import range_text, speedup_text
-from specbench.decide.recommend import SpeedupVerdict, break_even_text
+from specbench.decide.recommend import break_even_text
 from specbench.records import NO_DRAFTER, CellKey, Decision, Interval
 from specbench.records.keys import Question
 from specbench.report.document import Document
@@ -23,7 +23,7 @@ from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid, grid_of, setting_column
 from specbench.report.numbers import ABSENT, interval_text, listed, measured, plural, value_text
 from specbench.report.provenance import provenance
-from specbench.report.sections import drafter_of, setting_name, verdict_of
+from specbench.report.sections import drafter_of, setting_name, verdict_text
 from specbench.settings import BUILTIN
 
 
@@ -260,7 +260,7 @@ def _difference(interval: Interval) -> str:
 def answers_grid(documents: Sequence[Document]) -> Grid:
     """One row per question and drafter, one column per run."""
     keys = decided_cells(documents)
-    answers = [[_verdict_text(d) + run.mark for d, run in by_run(documents, key)] for key in keys]
+    answers = [[_answer(d) + run.mark for d, run in by_run(documents, key)] for key in keys]
     return grid_of(
         "Answers of the runs",
         ("question", setting_column([key.condition for key in keys])[1]),
@@ -305,13 +305,9 @@ def by_run(
         yield next(decisions, None), document
 
 
-def _verdict_text(decision: Decision | None) -> str:
+def _answer(decision: Decision | None) -> str:
     if decision is None:
         return ABSENT
     if decision.speedup is None:
         return "undecided"
-    k, verdict = decision.leader.draft.length.named, verdict_of(decision)
-    if verdict is SpeedupVerdict.UNDECIDED:
-        return f"undecided: {k}, {range_text(decision.speedup)}"
-    answer = "no speedup: " if verdict is SpeedupVerdict.NO_SPEEDUP else ""
-    return f"{answer}{k}, {speedup_text(decision.speedup)}"
+    return verdict_text(decision.leader.draft.length.named, decision.speedup)

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-from specbench.decide.explanation import range_text, speedup_text
-from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import ForecastPoint, ForecastRecord, ranges
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend, grid_of, setting_column
 from specbench.report.numbers import ABSENT, interval_text, value_text
-from specbench.report.sections import drafter_of, setting_name
+from specbench.report.sections import drafter_of, setting_name, verdict_text
 
 FORECAST_TITLE = "Forecast against measured"
 _RULES = {"exact": "", "greedy_draft": ", which drafts greedily"}
@@ -96,7 +94,9 @@ def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str
     record = check.forecast
     name = f"{record.key.source}, " if names_pairing else ""
     about = "" if record.is_exact else ", approximate here"
-    text = f"forecast: {name}{_verdict_text(check.leader)}{about}"
+    leader = check.leader
+    verdict = verdict_text(f"K={leader.num_speculative_tokens}", leader.speedup)
+    text = f"forecast: {name}{verdict}{about}"
     if record.costs_of is not None:
         return f"{text}{with_costs([check])}"
     ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]
@@ -107,17 +107,6 @@ def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str
         "measured" if done == chosen else "would measure" if done > chosen else "chose to measure"
     )
     return f"{text}; of K = {ranges(ks)} {verb} {ranges(sorted(chosen))}{_time_saved(record)}"
-
-
-def _verdict_text(point: ForecastPoint) -> str:
-    """The words of a measured answer."""
-    at, speedup = f"K={point.num_speculative_tokens}", point.speedup
-    verdict = judge(speedup)
-    if speedup is None or verdict is SpeedupVerdict.UNDECIDED:
-        return f"undecided: {range_text(speedup) if speedup else 'no interval'} at {at}"
-    if verdict is SpeedupVerdict.NO_SPEEDUP:
-        return f"no speedup: {at}, {speedup_text(speedup)}"
-    return f"{at}, {speedup_text(speedup, ' faster')}"
 
 
 def _time_saved(record: ForecastRecord) -> str:

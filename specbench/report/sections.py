@@ -3,9 +3,10 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.recommend import SpeedupVerdict, judge, lower_bound
 from specbench.forecast.forecast_check import CheckedForecast
-from specbench.records import CellKey, CellSummary, Condition, Decision
+from specbench.records import CellKey, CellSummary, Condition, Decision, Interval
 from specbench.report.document import Document
 
 _PER_POSITION = "acceptance_rate_per_position"
@@ -138,3 +139,13 @@ def drafter_of(label: str) -> str:
 
 def verdict_of(decision: Decision) -> SpeedupVerdict:
     return judge(decision.speedup)
+
+
+def verdict_text(k: str, speedup: Interval | None) -> str:
+    """The verdict on one K, such as `K=4, 1.90x faster [1.80, 2.00]`."""
+    verdict = judge(speedup)
+    if speedup is None or verdict is SpeedupVerdict.UNDECIDED:
+        return f"undecided: {range_text(speedup) if speedup else 'no interval'} at {k}"
+    if verdict is SpeedupVerdict.NO_SPEEDUP:
+        return f"no speedup: {k}, {speedup_text(speedup)}"
+    return f"{k}, {speedup_text(speedup, ' faster')}"
