@@ -22,7 +22,7 @@ from specbench.gate.fingerprint import (
     software_changes,
 )
 from specbench.gate.judging import OUTPUT_TOKENS
-from specbench.gate.tolerances import MetricKind, kind_of
+from specbench.gate.tolerances import MetricKind, kind_of, metric_name
 from specbench.metrics.registry import all_metrics
 from specbench.records import CellKey
 
@@ -196,7 +196,7 @@ def attribute(
 
 def _lost(before: CellFigures, after: CellFigures, name: str) -> float:
     """The loss of the metric itself, in logarithms; 0 if a value is missing or not positive."""
-    metric = all_metrics().get(name.partition("[")[0])
+    metric = all_metrics().get(metric_name(name))
     old, new = before.value(name), after.value(name)
     if metric is None or old is None or new is None or old <= 0 or new <= 0:
         return 0.0
@@ -207,7 +207,7 @@ def _causes(
     name: str, lost: float, acceptance: Shift | None, step: Shift | None, round_: Shift | None
 ) -> Iterator[Cause]:
     """Causes of a metric's loss `lost`, if their share of it is at least NAMED_SHARE."""
-    base = name.partition("[")[0]
+    base = metric_name(name)
     metric = all_metrics().get(base)
     if base == OUTPUT_TOKENS:
         yield Cause.TEXT

@@ -30,7 +30,13 @@ from specbench.gate.judging import (
     judge_text,
     judge_unusable,
 )
-from specbench.gate.tolerances import MetricKind, Tolerance, default_tolerances, kind_of
+from specbench.gate.tolerances import (
+    MetricKind,
+    Tolerance,
+    default_tolerances,
+    kind_of,
+    metric_name,
+)
 from specbench.metrics.machine import WAITED, share_fact
 from specbench.metrics.registry import Metric, all_metrics
 from specbench.records import NO_DRAFTER, CellKey
@@ -156,12 +162,12 @@ def _clock_notes(pairs: Sequence[CellPair]) -> Iterator[str]:
 def metric_of(tolerance: Tolerance) -> Metric:
     """The metric of a tolerance; UsageError if it is unknown or has no better direction."""
     known = all_metrics()
-    metric = known.get(tolerance.base_name)
+    name = metric_name(tolerance.metric)
+    metric = known.get(name)
     if metric is None:
-        near = nearest(tolerance.base_name, tuple(known))
+        near = nearest(name, tuple(known))
         raise UsageError(
-            f"--fail-on: no metric {tolerance.base_name!r}{near}; "
-            "`specbench list metrics` has them all"
+            f"--fail-on: no metric {name!r}{near}; `specbench list metrics` has them all"
         )
     if metric.better is None:
         raise UsageError(
@@ -175,7 +181,7 @@ def _applicable(
 ) -> tuple[Tolerance, ...]:
     cells = (*baseline.cells, *candidate.cells)
     names = {name for cell in cells for name in cell.figures}
-    names |= {name.partition("[")[0] for name in names}
+    names |= set(map(metric_name, names))
     requested = tuple(tolerances or default_tolerances(baseline.fingerprint.device))
     for tolerance in requested:
         metric = metric_of(tolerance)
@@ -191,18 +197,17 @@ def _without_seconds(
 ) -> tuple[tuple[Tolerance, ...], list[str]]:
     """The tolerances of counts and ratios, and a note; UsageError if none is left."""
     kept = tuple(t for t in chosen if kind_of(metric_of(t)) is not MetricKind.TIME)
-    numbers = f"threads: {threads.baseline} in the baseline, {threads.candidate} in the candidate"
     remedy = "give the runs of both sides the same --threads"
     if threads.baseline.isdigit():
         remedy = f"`specbench run --threads {threads.baseline}` measures as the baseline did"
     if not kept:
         raise UsageError(
-            f"{numbers}: absolute times are not compared, and --fail-on names no other metric; "
-            f"{remedy}"
+            f"{threads.text}: absolute times are not compared, and --fail-on names no other "
+            f"metric; {remedy}"
         )
     dropped = [t.metric for t in chosen if t not in kept]
     without = f", not absolute times ({', '.join(dropped)})" if dropped else ""
-    return kept, [f"{numbers}: ratios and counts were compared{without}; {remedy}"]
+    return kept, [f"{threads.text}: ratios and counts were compared{without}; {remedy}"]
 
 
 def _judged(cases: Sequence[MetricCase]) -> Iterator[Judgment]:
@@ -234,7 +239,7 @@ def _attributions(
 def _not_judged(tolerances: Sequence[Tolerance], usable: Sequence[CellPair]) -> Iterator[str]:
     for tolerance in tolerances:
         is_there = any(
-            name.partition("[")[0] == tolerance.base_name
+            metric_name(name) == metric_name(tolerance.metric)
             for pair in usable
             for name in pair.baseline.figures
         )
@@ -245,7 +250,7 @@ def _not_judged(tolerances: Sequence[Tolerance], usable: Sequence[CellPair]) -> 
 def _without_times(tolerances: Sequence[Tolerance], judgments: Sequence[Judgment]) -> Iterator[str]:
     if any(judgment.reason.startswith(NOISY) for judgment in judgments):
         rest = [t for t in tolerances if kind_of(metric_of(t)) is not MetricKind.TIME]
-        kept = ",".join(f"{t.metric}:{100 * t.share:g}%" for t in rest)
+        kept = ",".join(f"{t.metric}:{t.percent}" for t in rest)
         judging = f", or judge only ratios and counts: --fail-on {kept}" if rest else ""
         yield f"measure again while nothing else runs{judging}"
 

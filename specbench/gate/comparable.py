@@ -102,14 +102,11 @@ def pair_up(
 def _refuse(refused: Sequence[RunDifference]) -> None:
     if not refused:
         return
-    lines = [
-        f"{d.name}: {d.baseline} in the baseline, {d.candidate} in the candidate" for d in refused
-    ]
     words = ",".join(dict.fromkeys(d.name for d in refused))
     hint = "; or name no absolute times in --fail-on" if words == HARDWARE else ""
     raise UsageError(
         "these runs did different work:\n  "
-        + "\n  ".join(lines)
+        + "\n  ".join(difference.text for difference in refused)
         + f"\nto compare them anyway: --allow-different {words}{hint}"
     )
 

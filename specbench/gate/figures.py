@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from specbench.gate.tolerances import entry_name
 from specbench.metrics.cell import CellData, finished
 from specbench.metrics.registry import Value, all_metrics
 from specbench.metrics.validity import judge_cell
@@ -144,14 +145,9 @@ class CellFigures:
     def series(self, name: str) -> tuple[float, ...]:
         """The values of a metric that is a list."""
         values: list[float] = []
-        while (value := self.value(position(name, len(values) + 1))) is not None:
+        while (value := self.value(entry_name(name, len(values) + 1))) is not None:
             values.append(value)
         return tuple(values)
-
-
-def position(name: str, i: int) -> str:
-    """The name of entry i, from 1, of a metric that is a list."""
-    return f"{name}[{i}]"
 
 
 def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFigures:
@@ -274,7 +270,7 @@ def _named(name: str, value: Value | None) -> dict[str, float]:
     if value is None:
         return {}
     if isinstance(value, tuple):
-        return {position(name, i): rounded(entry) for i, entry in enumerate(value, start=1)}
+        return {entry_name(name, i): rounded(entry) for i, entry in enumerate(value, start=1)}
     return {name: rounded(value)}
 
 

@@ -38,6 +38,10 @@ class RunDifference(NamedTuple):
     baseline: Annotated[str, Doc("its text in the baseline")]
     candidate: Annotated[str, Doc("its text in the candidate")]
 
+    @property
+    def text(self) -> str:
+        return f"{self.name}: {self.baseline} in the baseline, {self.candidate} in the candidate"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprint:
@@ -109,7 +113,7 @@ def fingerprint_of(
         },
         workloads=dict(run.workload_sha256),
         request_settings=dict(run.settings_sha256),
-        sampling=f"top-k {sampling.top_k or 'off'}, top-p {sampling.top_p:g}",
+        sampling=sampling.cuts,
         max_new_tokens=sampling.max_new_tokens,
         slo=limits_text(settings.load.slo or {}),
         synthetic=_synthetic(settings.decoder),

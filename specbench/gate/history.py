@@ -17,7 +17,7 @@ from specbench.gate.fingerprint import (
 )
 from specbench.metrics.registry import Better, Metric, all_metrics, number_of
 from specbench.records import CellKey, CellSummary
-from specbench.stats.change_points import MIN_RUNS, ChangePoint, Trend, analyze_series
+from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint, Trend, analyze_series
 
 INTERRUPTED = "interrupted"
 
@@ -93,8 +93,8 @@ class History:
         if judged == 0:
             return f"no series has {MIN_RUNS} runs, the minimum for a change point or trend"
         return (
-            f"false alarms: of {judged} series without change, expect about {judged * 0.05:.1f} "
-            "to show a change point and as many a trend"
+            f"false alarms: of {judged} series without change, expect about "
+            f"{judged * SIGNIFICANCE:.1f} to show a change point and as many a trend"
         )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specbench.doc import Doc
 from specbench.gate.comparable import CellPair
 from specbench.gate.figures import CellFigures, are_comparable, first_difference
-from specbench.gate.tolerances import MetricKind, deviation_floor, kind_of
+from specbench.gate.tolerances import MetricKind, deviation_floor, kind_of, metric_name
 from specbench.metrics.registry import Metric
 from specbench.records import CellKey, Interval
 from specbench.stats.crossed import MIN_CYCLES
@@ -295,7 +295,7 @@ def cases_of(
         floor = max(deviation_floor(MetricKind.TIME, device) for device in devices)
         speed = compare(before, after, SPEED, 0.0, higher_is_better=True, floor=floor, runs=runs)
     for name in before.figures:
-        if requested not in (name, name.partition("[")[0]):
+        if requested not in (name, metric_name(name)):
             continue
         is_on_both = name in after.figures
         yield MetricCase(

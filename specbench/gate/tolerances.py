@@ -54,6 +54,16 @@ _FLOORS_OF_SECONDS = {
 }
 
 
+def entry_name(metric: str, i: int) -> str:
+    """The name of entry i, from 1, of a metric that is a list."""
+    return f"{metric}[{i}]"
+
+
+def metric_name(figure: str) -> str:
+    """The metric of a figure: its name, or that of the list of which it is an entry."""
+    return figure.partition("[")[0]
+
+
 def kind_of(metric: "Metric") -> MetricKind:
     """The kind of a metric, by its unit; an unknown unit is a time, the least trusted kind."""
     return _EXCEPTIONS.get(metric.name) or _KIND_OF_UNIT.get(metric.unit, MetricKind.TIME)
@@ -73,8 +83,8 @@ class Tolerance:
     share: float
 
     @property
-    def base_name(self) -> str:
-        return self.metric.partition("[")[0]
+    def percent(self) -> str:
+        return f"{100 * self.share:g}%"
 
 
 _SECONDS_OF_DEFAULT = {  # decode_speedup, decode_tokens_per_s
@@ -102,4 +112,4 @@ def defaults_in_words() -> str:
 
 
 def _in_words(tolerances: Sequence[Tolerance]) -> str:
-    return ", ".join(f"{t.metric}:{100 * t.share:.3g}%" for t in tolerances)
+    return ", ".join(f"{t.metric}:{t.percent}" for t in tolerances)

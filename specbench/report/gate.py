@@ -12,7 +12,7 @@ from specbench.gate.baseline import Snapshot, SourceRun
 from specbench.gate.check import Gate
 from specbench.gate.fingerprint import THREADS, Fingerprint, RunDifference
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
-from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor
+from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor, metric_name
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Interval
 from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
@@ -110,7 +110,7 @@ def headline(gate: Gate) -> str:
     count = f"{plural(len(gate.judgments), 'comparison')} of {plural(cells, 'cell')}"
     worst = by_verdict[gate.verdict]
     if gate.verdict is GateVerdict.PASS:
-        tolerated = ", ".join(f"{t.metric} {100 * t.share:.3g}%" for t in gate.tolerances)
+        tolerated = ", ".join(f"{t.metric} {t.percent}" for t in gate.tolerances)
         return f"PASS: {count}, none worse than tolerated ({tolerated})"
     return f"{gate.verdict.upper()}: {_judgment_text(worst, count)}{first_cause(gate, worst[0])}"
 
@@ -259,7 +259,7 @@ def _change(change: Interval | None) -> str:
 def _limit(judgment: Judgment) -> str:
     if judgment.tolerance is None:
         return ABSENT
-    metric = all_metrics()[judgment.metric.partition("[")[0]]
+    metric = all_metrics()[metric_name(judgment.metric)]
     return f"{'-' if metric.better == 'higher' else '+'}{100 * judgment.tolerance:.3g}%"
 
 

@@ -9,7 +9,6 @@ from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
 from specbench.report.numbers import listed, measured, plural
 from specbench.report.sessions import deployment_facts
-from specbench.settings import SamplingSettings
 
 
 def question(document: Document) -> str:
@@ -130,7 +129,7 @@ def provenance(document: Document) -> tuple[Fact, ...]:
             if model.template_clock and any(k.condition.target == model.name for k in run.keys)
         ),
         ("seed", str(settings.seed) if is_measured else None),
-        ("sampling", _sampling(settings.sampling) if is_measured else None),
+        ("sampling", settings.sampling.cuts if is_measured else None),
         (
             f"simulated acceptance of {decoder.acceptance_file}",
             f"sha256 {decoder.acceptance_sha256[:_SHOWN_DIGITS]}"
@@ -226,7 +225,3 @@ def _joined(*parts: str | None) -> str:
 
 def _cores(count: int | None) -> str | None:
     return None if count is None else plural(count, "core")
-
-
-def _sampling(settings: SamplingSettings) -> str:
-    return f"top-k {settings.top_k or 'off'}, top-p {settings.top_p:g}"

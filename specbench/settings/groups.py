@@ -194,6 +194,11 @@ class SamplingSettings:
     ] = 1.0
     max_new_tokens: MaxNewTokens = None  # None: the workload's own
 
+    @property
+    def cuts(self) -> str:
+        """Top-k and top-p in words, such as `top-k off, top-p 1`."""
+        return f"top-k {self.top_k or 'off'}, top-p {self.top_p:g}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EffortSettings:
