@@ -18,6 +18,8 @@ Bound = Literal["draft", "verify", "acceptance", "overhead"]
 
 MISMATCHED = 0.5  # a drafter whose first draft is accepted less often is mismatched
 TOO_SMALL = 0.3  # cost of a draft token in target steps, above which the target is too small
+LARGEST_EFFECT = 1.0  # above this minimum detectable effect, more prompts do not help
+_NOISE = "the noise hides any speedup"
 
 
 def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> dict[Bound, float] | None:
@@ -224,11 +226,8 @@ def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[st
         )
     effect = (confirmed or leader).minimum_detectable_effect
     if effect is not None:
-        text = f"{effect:.1%}" if effect <= 1 else "more than 100%: the noise hides any speedup"
+        text = f"{effect:.1%}" if effect <= LARGEST_EFFECT else f"more than 100%: {_NOISE}"
         yield f"minimum detectable effect: {text}"
-
-
-LARGEST_EFFECT = 1.0  # above this minimum detectable effect, more prompts do not help
 
 
 def what_would_narrow(
@@ -249,7 +248,7 @@ def what_would_narrow(
     option = "--restart-cycles" if units.are_cycles else "--repeats"
     quieter = f"a quieter machine or more {option}"
     if (cell.minimum_detectable_effect or 0.0) > LARGEST_EFFECT:
-        return f"the noise hides any speedup: use {quieter}"
+        return f"{_NOISE}: use {quieter}"
     if units.name == "pass" or (units.are_cycles and not _is_noise_of_prompts(cell, units.count)):
         return f"to narrow it: more {option}"
     if left is None:

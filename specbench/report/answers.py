@@ -19,7 +19,7 @@ from specbench.report.memory import memory_left
 from specbench.report.numbers import listed, measured
 from specbench.report.sections import Section, sections, verdict_of
 
-_NOT_MEASURED = "not measured"
+NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class VerdictCard:
     """The verdict on one pairing and workload."""
 
     title: str
-    verdict: str  # of a SpeedupVerdict, or "not measured"
+    verdict: str  # of a SpeedupVerdict, or NOT_MEASURED
     figure: str  # the speedup, or its range if undecided; empty without an interval
     text: str  # the sentence without the verdict
     facts: tuple[str, ...]  # why
@@ -85,10 +85,10 @@ def _card(section: Section, decision: Decision) -> VerdictCard:
 
 def _card_without_pairing(section: Section, headline: str) -> VerdictCard:
     word, _, rest = headline.partition(": ")
-    is_verdict = word in (*(v.value for v in SpeedupVerdict), _NOT_MEASURED)
+    is_verdict = word in (*(v.value for v in SpeedupVerdict), NOT_MEASURED)
     return VerdictCard(
         title=section.title,
-        verdict=word if is_verdict else _NOT_MEASURED,
+        verdict=word if is_verdict else NOT_MEASURED,
         figure="",
         text=rest if is_verdict else headline,
         facts=(),
@@ -186,9 +186,9 @@ def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
         return "not compared: the imported file has no K=0; see the tables"
     if section.baseline is None:
         best = best_forecast(section.forecasts)
-        return forecast_text(best, names_pairing=section.names_pairings) if best else _NOT_MEASURED
+        return forecast_text(best, names_pairing=section.names_pairings) if best else NOT_MEASURED
     if not section.baseline.valid:
         return "undecided: no valid measurement of K=0"
     speed = number_of(section.baseline.metrics, "decode_tokens_per_s")
     text = "only K=0 was run" + (f" ({measured(speed, 'tokens/s')})" if speed is not None else "")
-    return f"{_NOT_MEASURED}: {text}" if section.has_drafts else f"{text}; add K, such as -k 0..8"
+    return f"{NOT_MEASURED}: {text}" if section.has_drafts else f"{text}; add K, such as -k 0..8"

@@ -24,8 +24,8 @@ from specbench.report.grids import (
     result_legend,
 )
 from specbench.report.memory import memory_grid, memory_legend
-from specbench.report.notes import notes
-from specbench.report.numbers import listed, plural
+from specbench.report.notes import notes, notes_title
+from specbench.report.numbers import plural
 from specbench.report.provenance import (
     Fact,
     formulas,
@@ -200,7 +200,7 @@ def run_report(document: Document) -> RunReport:
             is_folded=True,
         ),
         notes=ReportPart(
-            _notes_title(run_notes),
+            notes_title(run_notes),
             [ReportPart(heading, [Lines(lines)]) for heading, lines in run_notes.items()],
             is_folded=True,
         ),
@@ -292,17 +292,3 @@ def _provenance(document: Document) -> Iterator[Block]:
     models = model_grid(document)
     if models:
         yield TableBlock(models, has_title=False)
-
-
-_ONE_NOTE = {"Invalid cells": "invalid-cell note", "Warnings": "warning"}
-
-
-def _notes_title(run_notes: dict[str, list[str]]) -> str:
-    """`Read before you rely on it: 2 not measured, 1 invalid-cell note and 3 warnings`."""
-    counts = [
-        f"{len(lines)} not measured"
-        if heading == "Not measured"
-        else plural(len(lines), _ONE_NOTE[heading])
-        for heading, lines in run_notes.items()
-    ]
-    return f"Read before you rely on it: {listed(counts)}" if counts else ""

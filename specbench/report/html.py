@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
+from specbench.decide.recommend import SpeedupVerdict
 from specbench.records import Condition
+from specbench.report.answers import NOT_MEASURED
 from specbench.report.blocks import (
     ReportPart,
     RunReport,
@@ -117,7 +119,12 @@ def _at_lowest_concurrency(
 
 _TEMPLATE = Path(__file__).with_name("template.html")
 _SCRIPT = Path(__file__).with_name("table.js")
-_COLORS = {"faster": "good", "no speedup": "bad", "undecided": "open", "not measured": "muted"}
+_COLORS = {
+    SpeedupVerdict.FASTER.value: "good",
+    SpeedupVerdict.NO_SPEEDUP.value: "bad",
+    SpeedupVerdict.UNDECIDED.value: "open",
+    NOT_MEASURED: "muted",
+}
 
 
 def to_html(documents: Sequence[Document]) -> str:

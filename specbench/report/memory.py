@@ -10,6 +10,8 @@ from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
 from specbench.report.numbers import ABSENT, measured, plural, value_text
 
+EVERYTHING_ELSE = "Everything else: the measured peak of a short pass minus the weights."
+
 
 class MemoryNeed(NamedTuple):
     """Bytes by purpose; `rest` is None if no peak was measured."""
@@ -140,9 +142,9 @@ def memory_legend(document: Document) -> str:
         (tokens,) = contexts.values()
         longest = plural(tokens, "token")
     return (
-        f"KV cache: computed, for one request of {longest}, the longest of this run. Everything "
-        "else: the measured peak of a short pass minus the weights. Together: the sum of these "
-        "three. Speculation costs: the measured peak with the drafter minus that without it."
+        f"KV cache: computed, for one request of {longest}, the longest of this run. "
+        f"{EVERYTHING_ELSE} Together: the sum of these three. Speculation costs: the measured peak "
+        "with the drafter minus that without it."
     )
 
 

@@ -1,6 +1,6 @@
 """The warnings and failures of a run as lines, each once, for every format and notebooks."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 
@@ -9,11 +9,17 @@ from specbench.metrics.machine import is_noise, with_results
 from specbench.metrics.summary import import_warnings
 from specbench.records import CellKey, CellSummary, Environment, lengths, no_template
 from specbench.report.document import Document, is_cut_short
-from specbench.report.numbers import listed
+from specbench.report.numbers import listed, plural
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
 from specbench.stats.spread import MIN_UNITS
 
+_FAILURES, _INVALID, WARNINGS = "Not measured", "Invalid cells", "Warnings"
+_COUNTS: Mapping[str, Callable[[int], str]] = {
+    _FAILURES: "{} not measured".format,
+    _INVALID: lambda count: plural(count, "invalid-cell note"),
+    WARNINGS: lambda count: plural(count, "warning"),
+}
 _STAGES = {
     "load": "failed while loading",
     "prompts": "left out",
@@ -25,11 +31,17 @@ _STAGES = {
 def notes(document: Document) -> dict[str, list[str]]:
     """Lines by heading, the most severe heading first; no heading is empty."""
     lines = {
-        "Not measured": failure_lines(document),
-        "Invalid cells": _cell_lines(document, lambda cell: cell.invalid_reasons),
-        "Warnings": warning_lines(document),
+        _FAILURES: failure_lines(document),
+        _INVALID: _cell_lines(document, lambda cell: cell.invalid_reasons),
+        WARNINGS: warning_lines(document),
     }
     return {heading: some for heading, some in lines.items() if some}
+
+
+def notes_title(run_notes: Mapping[str, Sequence[str]]) -> str:
+    """`Read before you rely on it: 2 not measured, 1 invalid-cell note and 3 warnings`."""
+    counts = [_COUNTS[heading](len(lines)) for heading, lines in run_notes.items()]
+    return f"Read before you rely on it: {listed(counts)}" if counts else ""
 
 
 def failure_lines(document: Document) -> list[str]:

@@ -36,6 +36,11 @@ def scale_of(unit: str, largest: float) -> Scale:
     return Scale("%", 100.0) if unit == "fraction" else Scale(unit, 1.0)
 
 
+def memory_scale(largest: float) -> Scale:
+    """The unit of an axis of bytes up to `largest`: MiB or GiB."""
+    return scale_of("bytes", max(largest, 2**20))
+
+
 def number(value: float, unit: str, scale: Scale) -> str:
     """A stored value on a scale, without its unit."""
     return f"{value:,.0f}" if unit in _COUNTS else significant(value * scale.factor)

@@ -19,6 +19,7 @@ from specbench.report.blocks import (
 )
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
+from specbench.report.notes import WARNINGS
 
 _STYLES = {"chosen": "bold green", "invalid": "dim", "worse": "bold red", "open": "yellow", "": ""}
 
@@ -73,7 +74,7 @@ def _legend_table(entries: Collection[tuple[str, str]]) -> RichTable:
 
 def _note(part: Block, shown: Collection[str]) -> Iterator[Text]:
     assert isinstance(part, ReportPart)
-    style = "yellow" if part.title == "Warnings" else "red"
+    style = "yellow" if part.title == WARNINGS else "red"
     for block in part.blocks:
         assert isinstance(block, Lines)
         is_noted = any(map(is_noise, shown))  # the results only add to the warning of the start

@@ -24,8 +24,8 @@ from specbench.report.charts.canvas import (
     text_inches,
 )
 from specbench.report.comparisons import work_of
-from specbench.report.memory import MemoryRow
-from specbench.report.numbers import measured
+from specbench.report.memory import EVERYTHING_ELSE, MemoryRow
+from specbench.report.numbers import measured, memory_scale
 from specbench.report.sections import Section
 from specbench.settings import BUILTIN
 
@@ -126,8 +126,8 @@ _PLOT_INCHES, _SIDE_INCHES = 3.5, 0.1
 _TEXT_INCHES = 3.9  # digits are narrower than letters
 _BAR_INCHES, _TOP_INCHES, _BOTTOM_INCHES = 0.48, 0.35, 0.5
 _MEMORY = (
-    "Weights and KV cache are computed, for the longest context of this run. Everything else: "
-    "the measured peak of a short pass minus the weights. The table has the same figures."
+    "Weights and KV cache are computed, for the longest context of this run. "
+    f"{EVERYTHING_ELSE} The table has the same figures."
 )
 
 
@@ -144,8 +144,7 @@ def memory_chart(rows: Sequence[MemoryRow]) -> Chart:
             bars / size[1],
         )
     )
-    most = max(row.need.total for row in rows)
-    unit, scale = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
+    scale = memory_scale(max(row.need.total for row in rows))
     left = [0.0] * len(rows)
     parts = (
         ("weights", VERIFY, [row.need.weights for row in rows]),
@@ -155,7 +154,7 @@ def memory_chart(rows: Sequence[MemoryRow]) -> Chart:
     for name, color, sizes in parts:
         if not any(sizes):
             continue
-        widths = [size / scale for size in sizes]
+        widths = [size * scale.factor for size in sizes]
         drawn = ax.barh(range(len(rows)), widths, left=left, height=0.42, color=color, label=name)
         for bar, row, num_bytes in zip(drawn, rows, sizes, strict=True):
             hover(bar, f"{row.name}, {name}: {measured(num_bytes, 'bytes')}")
@@ -168,7 +167,7 @@ def memory_chart(rows: Sequence[MemoryRow]) -> Chart:
     ax.spines["left"].set_visible(False)
     ax.set_ylim(len(rows) - 0.7, -0.7)
     ax.set_xlim(0, max(left) * 1.02 or 1)
-    ax.set_xlabel(unit, loc="left")
+    ax.set_xlabel(scale.unit, loc="left")
     ax.grid(axis="x", color=INK, alpha=0.12, linewidth=0.6)
     ax.legend(
         loc="lower left",

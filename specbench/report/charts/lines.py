@@ -24,7 +24,7 @@ from specbench.report.charts.canvas import (
     drawing,
     hover,
 )
-from specbench.report.numbers import Scale, list_of, measured, plural, scale_of
+from specbench.report.numbers import Scale, list_of, measured, memory_scale, plural, scale_of
 from specbench.report.sections import Section, drafter_of
 
 _ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
@@ -116,11 +116,13 @@ def memory_pareto_charts(
         names = [_cost_name(name, cell) for s in drawn for name, (cell, _) in _costed(s).items()]
         panels = Panels([section.condition.workload_label for section in drawn], names)
         largest = max(cost for s in drawn for _, cost in _costed(s).values())
-        unit, scale = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
+        scale = memory_scale(largest)
         for ax, section in zip(panels.axes, drawn, strict=True):
             panels.reference_line(ax)
             _draw_costs(ax, _costed(section), styles, scale)
-        panels.set_amount(max(largest / scale, 1.0), f"{unit} in addition to the target")
+        panels.set_amount(
+            max(largest * scale.factor, 1.0), f"{scale.unit} in addition to the target"
+        )
         panels.name_y("decode speedup", "{x:g}x")
         panels.label_ends([_cost_labels(_costed(section), styles) for section in drawn])
         title = "Speedup against added memory"
@@ -179,12 +181,12 @@ def _draw_costs(
     ax: Axes,
     costed: Mapping[str, tuple[CellSummary, float]],
     styles: Mapping[str, SeriesStyle],
-    scale: float,
+    scale: Scale,
 ) -> None:
     points = []
     for label, (cell, cost) in costed.items():
         assert cell.speedup is not None
-        x, name = cost / scale, f"{_cost_name(label, cell)}, {measured(cost, 'bytes')}"
+        x, name = cost * scale.factor, f"{_cost_name(label, cell)}, {measured(cost, 'bytes')}"
         draw_speedup(ax, x, cell.speedup, styles[label], size=5, valid=True, name=name)
         points.append((x, cell.speedup.estimate))
     front = pareto_front(points)
