@@ -11,16 +11,17 @@ from typing import Any
 
 from benchmarks.readme import ROOT, filled
 from specbench.doc import schema_of, type_of_keys
-from specbench.report import gate, history
+from specbench.report import gate, history, recommendation
 from specbench.report.document_json import json_schema
-from specbench.report.recommendation import RECOMMENDATIONS
 from specbench.verify import report as verify
 
 DOCUMENTS = {
     "Verify": type_of_keys("Verify", "The output of `specbench verify --json`.", verify.KEYS),
     "Check": type_of_keys("Check", "The output of `specbench check --json`.", gate.KEYS),
     "History": type_of_keys("History", "The output of `specbench history --json`.", history.KEYS),
-    "Recommend": RECOMMENDATIONS,
+    "Recommend": type_of_keys(
+        "Recommend", "The output of `specbench recommend --json`.", recommendation.KEYS
+    ),
 }
 PAGE = ROOT / "docs" / "json.md"
 SCHEMA = ROOT / "specbench" / "report" / "schema.json"

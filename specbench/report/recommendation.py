@@ -2,9 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Annotated, Any, Literal
-
-from pydantic_core import to_jsonable_python
+from typing import Annotated, Any, Literal, NamedTuple
 
 from specbench.decide.comparisons import Crossover
 from specbench.decide.explanation import range_text, speedup_text
@@ -19,7 +17,7 @@ from specbench.decide.objective import (
     recommend_for,
 )
 from specbench.decide.recommend import ContextDecisions, SpeedupVerdict, is_undecided, judge
-from specbench.doc import Doc, docs_of, several, type_of
+from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
 from specbench.records import CellKey, Condition, Decision, Interval
 from specbench.records.keys import AXES, FlatKey
 from specbench.report.answers import context_lines
@@ -384,27 +382,55 @@ _BY_CONTEXT = type_of(
         Interval | None, Doc("that of the `context_curve` of this K; absent: not shown", "tokens")
     ],
 )
-RECOMMENDATIONS = type_of(
-    "Recommendations",
-    "The output of `specbench recommend --json`.",
-    schema_version=Annotated[Literal[1], Doc("version of this document")],
-    run_id=Annotated[str, Doc("id of the run")],
-    synthetic=Annotated[bool, Doc("as in the document of a run")],
-    objective=Annotated[
+
+
+class _Answers(NamedTuple):
+    """The recommendations of a run with all that their JSON document is made of."""
+
+    document: Document
+    picks: Sequence[Recommendation]
+    objective: Objective
+    workloads: Sequence[str]
+
+
+KEYS: Mapping[str, Key] = {
+    "schema_version": Key(Literal[1], "version of this document", lambda _: SCHEMA_VERSION),
+    "run_id": Key(str, "id of the run", lambda answers: answers.document.run.run_id),
+    "synthetic": Key(
+        bool,
+        "as in the document of a run",
+        lambda answers: answers.document.run.settings.decoder.is_synthetic,
+    ),
+    "objective": Key(
         type_of("Goal", "The objective.", (Objective, ()), unit=Annotated[str, Doc("of `value`")]),
-        Doc("the quantity that is best"),
-    ],
-    picks=Annotated[several(_PICK), Doc("one per workload and setting")],
-    shared=Annotated[
-        several(_SHARED), Doc("one configuration for all workloads of a target and setting")
-    ],
-    by_context=Annotated[
-        several(_BY_CONTEXT), Doc("one per pairing and setting with several context lengths")
-    ],
-    without_recommendation=Annotated[
-        Mapping[str, str], Doc("workload to the reason why it has no pick")
-    ],
-)
+        "the quantity that is best",
+        lambda answers: asdict(answers.objective) | {"unit": answers.objective.unit},
+    ),
+    "picks": Key(
+        several(_PICK),
+        "one per workload and setting",
+        lambda a: [_pick_json(a.document, pick, a.objective) for pick in a.picks],
+    ),
+    "shared": Key(
+        several(_SHARED),
+        "one configuration for all workloads of a target and setting",
+        lambda answers: list(map(_shared_json, joint_recommendations(answers.picks))),
+    ),
+    "by_context": Key(
+        several(_BY_CONTEXT),
+        "one per pairing and setting with several context lengths",
+        lambda answers: [
+            _by_context_json(answers.document, entry)
+            for entry in answers.document.by_context
+            if entry.condition in _settings(answers.picks)
+        ],
+    ),
+    "without_recommendation": Key(
+        Mapping[str, str],
+        "workload to the reason why it has no pick",
+        lambda a: without_recommendation(a.document, a.picks, a.workloads),
+    ),
+}
 
 
 def recommendation_json(
@@ -414,47 +440,31 @@ def recommendation_json(
     *,
     workloads: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The JSON document: `picks` with their candidates, `shared`, `by_context` of runs with several
-    context lengths, and `without_recommendation`.
-    """
-    document_json: dict[str, Any] = to_jsonable_python(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "run_id": document.run.run_id,
-            "synthetic": document.run.settings.decoder.is_synthetic,
-            "objective": asdict(objective) | {"unit": objective.unit},
-            "picks": [
-                {
-                    "workload": pick.condition.workload,
-                    "target": pick.condition.target,
-                    **_setting_json(pick.condition),
-                    "sentence": headline(document, pick, objective) + document.mark,
-                    "no_valid_speculative_run": no_valid_speculative_run(document, pick),
-                    "is_undecided": best_undecided(document, pick) is not None,
-                    "best": _candidate_json(pick.best, objective) if pick.best else None,
-                    "candidates": [_candidate_json(c, objective) for c in pick.candidates],
-                    "reasons": list(reasons(document, pick)),
-                }
-                for pick in picks
-            ],
-            "shared": [
-                {
-                    "target": joint.key.condition.target,
-                    **_setting_json(joint.key.condition),
-                    "best": _key_json(joint.key),
-                    "regret": dict(joint.regret),
-                }
-                for joint in joint_recommendations(picks)
-            ],
-            "by_context": [
-                _by_context_json(document, entry)
-                for entry in document.by_context
-                if entry.condition in _settings(picks)
-            ],
-            "without_recommendation": without_recommendation(document, picks, workloads),
-        }
-    )
-    return document_json
+    """The recommendations as a JSON document."""
+    return json_object(KEYS, _Answers(document, picks, objective, workloads))
+
+
+def _pick_json(document: Document, pick: Recommendation, objective: Objective) -> dict[str, Any]:
+    return {
+        "workload": pick.condition.workload,
+        "target": pick.condition.target,
+        **_setting_json(pick.condition),
+        "sentence": headline(document, pick, objective) + document.mark,
+        "no_valid_speculative_run": no_valid_speculative_run(document, pick),
+        "is_undecided": best_undecided(document, pick) is not None,
+        "best": _candidate_json(pick.best, objective) if pick.best else None,
+        "candidates": [_candidate_json(candidate, objective) for candidate in pick.candidates],
+        "reasons": list(reasons(document, pick)),
+    }
+
+
+def _shared_json(joint: JointRecommendation) -> dict[str, Any]:
+    return {
+        "target": joint.key.condition.target,
+        **_setting_json(joint.key.condition),
+        "best": _key_json(joint.key),
+        "regret": dict(joint.regret),
+    }
 
 
 def _by_context_json(document: Document, entry: ContextDecisions) -> dict[str, Any]:
