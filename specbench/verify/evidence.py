@@ -61,12 +61,12 @@ class Divergence:
     gap: Annotated[
         float | None,
         Doc("between the target's two best logits; absent without its logits, as the two steps"),
-    ]
+    ] = None
     steps: Annotated[
         float | None,
         Doc("distance from the best to the worse of the two tokens, in rounding steps"),
-    ]
-    tie_steps: Annotated[float | None, Doc("steps up to which it is a tie")]
+    ] = None
+    tie_steps: Annotated[float | None, Doc("steps up to which it is a tie")] = None
     below: Annotated[float | None, Doc("the distance of `steps`, in logits")] = None
 
 

@@ -46,30 +46,27 @@ class ServedText:
 def first_divergence(expected: ServedText, actual: ServedText) -> Divergence | None:
     """The first difference in tokens, or in characters if a text has no tokens, without logits;
     None if the texts are equal."""
+    prompt = actual.prompt
     if expected.ids and actual.ids:
         pairs = enumerate(zip_longest(expected.ids, actual.ids))
-        return next((_divergence(actual.prompt, i, a, b) for i, (a, b) in pairs if a != b), None)
+        return next(
+            (
+                Divergence(prompt_id=prompt, position=i, expected=a, found=b)
+                for i, (a, b) in pairs
+                if a != b
+            ),
+            None,
+        )
     characters = enumerate(zip_longest(expected.text, actual.text))
     position = next((i for i, (a, b) in characters if a != b), None)
     if position is None:
         return None
     shown = slice(position, position + SHOWN_CHARACTERS)
-    return _divergence(
-        actual.prompt, position, expected.text[shown] or None, actual.text[shown] or None
-    )
-
-
-def _divergence(
-    prompt: str, position: int, expected: int | str | None, actual: int | str | None
-) -> Divergence:
     return Divergence(
         prompt_id=prompt,
         position=position,
-        expected=expected,
-        found=actual,
-        gap=None,
-        steps=None,
-        tie_steps=None,
+        expected=expected.text[shown] or None,
+        found=actual.text[shown] or None,
     )
 
 
