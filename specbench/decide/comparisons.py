@@ -449,6 +449,12 @@ class Crossover:
         ),
     ]
 
+    @property
+    def with_interval(self) -> tuple[int, ...]:
+        """The concurrencies whose valid speedup has an interval, which only then shows one."""
+        known = _known(self.points)
+        return tuple(at for at, speedup in known if speedup.low is not None)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContextCurve:

@@ -86,7 +86,7 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
     wins = any(lower_bound(cell) > BEATS_BASELINE for cell in promising)
     # Without a winner the best estimate leads: a narrow interval does not make a K better.
     leader = min(
-        near_best((promising or judged), (lower_bound if wins else _estimate)), key=_plainness
+        near_best((promising or judged), (lower_bound if wins else estimate)), key=_plainness
     )
     return LeadingCell(
         cells=candidates,
@@ -211,7 +211,8 @@ def lower_bound(of: CellSummary | Decision) -> float:
     return of.speedup.low or 0.0 if of.speedup else 0.0
 
 
-def _estimate(cell: CellSummary) -> float:
+def estimate(cell: CellSummary) -> float:
+    """The estimate of the speedup; 0, the lowest ratio, without one."""
     return cell.speedup.estimate if cell.speedup else 0.0
 
 
@@ -240,7 +241,7 @@ def _standing(choice: LeadingCell) -> Iterator[str]:
         return
     lost = [c for c in judged if judge(c.speedup) is SpeedupVerdict.NO_SPEEDUP and c is not leader]
     is_open = judge(leader.speedup) is not SpeedupVerdict.NO_SPEEDUP
-    if is_open and any(_estimate(cell) > _estimate(leader) for cell in lost):
+    if is_open and any(estimate(cell) > estimate(leader) for cell in lost):
         shown = lengths(cell.key.draft.length for cell in lost)
         yield f"undecided: {k_text(leader)} looks best so far"
         yield f"no speedup: K = {shown}"
@@ -376,11 +377,11 @@ def break_even_text(value: Interval) -> str:
 
     It has two significant digits, because the interpolation is not more accurate.
     """
-    estimate, low, high = (
+    center, low, high = (
         "?" if tokens is None else f"{float(f'{tokens:.2g}'):,.0f}"
         for tokens in (value.estimate, value.low, value.high)
     )
-    return f"{estimate} tokens [{low}, {high}]"
+    return f"{center} tokens [{low}, {high}]"
 
 
 def _k_or_verdict(decision: Decision) -> str:

@@ -247,7 +247,7 @@ def _kv(points: Sequence[Point], at: int) -> str:
 def _stops(crossover: Crossover) -> str:
     if crossover.concurrency is not None:
         return plural(crossover.concurrency, "request")
-    shown = [p.at for p in crossover.points if p.valid and p.speedup and p.speedup.low]
+    shown = crossover.with_interval
     return f"not up to {max(shown)}" if shown else ABSENT
 
 

@@ -237,15 +237,14 @@ def _reasons(judgments: Sequence[Judgment]) -> Iterator[str]:
             yield f"{judgment.cell.label}: {metric}{judgment.reason}{detectable}"
 
 
+_SHOWN = {"%", "x", "ms", "GiB", "MiB", "KiB", "texts"}  # units; the others follow from the metric
+
+
 def _value(value: float | None, unit: str) -> str:
     if value is None:
         return ABSENT
-    if unit == "texts":
-        return f"{value:,.0f} texts"
     scale = scale_of(unit, value)
-    mark = scale.unit if scale.unit in {"%", "x", "ms", "GiB", "MiB", "KiB"} else ""
-    gap = " " if mark not in {"", "%", "x"} else ""
-    return f"{number(value, unit, scale)}{gap}{mark}"
+    return measured(value, unit) if scale.unit in _SHOWN else number(value, unit, scale)
 
 
 def _change(change: Interval | None) -> str:

@@ -46,11 +46,12 @@ def notes_title(run_notes: Mapping[str, Sequence[str]]) -> str:
 
 def failure_lines(document: Document) -> list[str]:
     """Failed measurements with their reasons."""
-    return [
+    lines = [
         f"{', '.join(filter(None, (failure.pairing, failure.workload)))}: "
         f"{_STAGES[failure.stage]}: {failure.reason}"
         for failure in document.failures
-    ] + [line for line in [lost_line(document)] if line]
+    ]
+    return [*lines, *filter(None, [lost_line(document)])]
 
 
 def warning_lines(document: Document) -> list[str]:

@@ -10,7 +10,7 @@ from specbench.records import Interval
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
 _NOTHING = 1e-9  # a picosecond in ms: no clock is that fine, floating point is
-_COUNTS = {"tokens", "rounds", "requests"}
+_COUNTS = {"tokens", "rounds", "requests", "texts"}
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 

@@ -292,8 +292,7 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
         key, points, stop = crossover.key, crossover.points, crossover.concurrency
         if key.condition.without("concurrency", "variant") != pick.condition:
             continue
-        # A point without an interval does not prove a speedup.
-        known = [p.at for p in points if p.valid and p.speedup and p.speedup.low is not None]
+        known = crossover.with_interval
         if stop is not None and stop > known[0]:
             below = max(at for at in known if at < stop)
             speedup = next(p.speedup for p in points if p.at == stop)

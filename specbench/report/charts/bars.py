@@ -12,6 +12,8 @@ from specbench.records import CellKey, CellSummary, Condition
 from specbench.report.charts.canvas import (
     DRAFT,
     INK,
+    K_AXIS,
+    PALE,
     REST,
     SERIES,
     VERIFY,
@@ -59,7 +61,7 @@ def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
         ax.bar(0, 1, width=_BAR_WIDTH, color=REST, alpha=0.6)
         for cell in section.fixed(label):
             _draw_bar(ax, cell)
-    panels.set_x(0, max(c.key.draft.k for c in cells), "K, drafted tokens per round")
+    panels.set_x(0, max(c.key.draft.k for c in cells), K_AXIS)
     panels.name_y("baseline steps")
     panels.label_ends([_part_names(section.fixed(label)) for section in drawn])
     title = f"Where the round time goes: {label}"
@@ -92,7 +94,7 @@ def _draw_bar(ax: Axes, cell: CellSummary) -> None:
             bottom=bottom,
             width=_BAR_WIDTH,
             color=part.color,
-            alpha=1.0 if cell.valid else 0.35,
+            alpha=1.0 if cell.valid else PALE,
         )
         hover(bar, f"K={k}, {part.name}: {part.steps:.2f} baseline steps")
         bottom += part.steps
@@ -247,7 +249,7 @@ def _side_by_side_chart(
                 _speed(cell),
                 height=0.66,
                 color=_color(cell),
-                alpha=1.0 if cell.valid else 0.35,
+                alpha=1.0 if cell.valid else PALE,
             )
             hover(bar, _name(cell))
     most = max(map(len, bars.values()))

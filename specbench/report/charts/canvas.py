@@ -96,6 +96,8 @@ def _unique_ids(body: str, description: str) -> str:
 # Mid-tones of well separated hues (after Okabe and Ito): at least 3:1 on white and near-black.
 SERIES = ("#2f7fd1", "#d9622b", "#1f9e78", "#a06cc9", "#b5851b", "#d1588f")
 DASHED: dict[str, Any] = dict(color=INK, alpha=0.6, linewidth=0.8, linestyle=(0, (4, 3)))
+PALE = 0.35  # opacity of a bar or point that shows nothing
+K_AXIS = "K, drafted tokens per round"
 MARKERS = ("o", "s", "^", "D", "v", "P")  # a second cue in addition to color
 DRAFT, VERIFY, REST = "#b5851b", "#1a8fa8", "#7d8590"
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from specbench.decide.recommend import estimate
 from specbench.gate.history import History, Series
 from specbench.metrics.machine import Moment
 from specbench.metrics.registry import number_of
@@ -173,7 +174,7 @@ def _costed(section: Section) -> dict[str, tuple[CellSummary, float]]:
             and (cost := number_of(cell.metrics, "speculation_cost_bytes")) is not None
         ]
         if known:
-            fastest[label] = max(known, key=lambda pair: pair[0].speedup.estimate)  # type: ignore[union-attr]
+            fastest[label] = max(known, key=lambda pair: estimate(pair[0]))
     return fastest
 
 
@@ -230,7 +231,7 @@ def _curves(sections: Sequence[Section]) -> dict[str, Points]:
         best: dict[str, CellSummary | None] = {_PLAIN: section.baseline}
         for label in section.labels:
             usable = [c for c in section.of(label) if c.valid and c.speedup is not None]
-            best[label] = max(usable, key=lambda c: c.speedup.estimate, default=None)  # type: ignore[union-attr]
+            best[label] = max(usable, key=estimate, default=None)
         for label, cell in best.items():
             user = number_of(cell.metrics, "user_tokens_per_s") if cell else None
             total = _all_users(cell) if cell else None

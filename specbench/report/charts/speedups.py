@@ -16,6 +16,8 @@ from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.report.charts.canvas import (
     DASHED,
     INK,
+    K_AXIS,
+    PALE,
     Chart,
     Label,
     Panels,
@@ -38,7 +40,6 @@ _MARKS = (
     "used; pale ones have fewer prompts than an interval needs. A star is an adaptive K, at its "
     "mean. All points are from the exploration phase."
 )
-_PALE = 0.35
 
 
 def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -> Chart | None:
@@ -54,10 +55,9 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
             shift = 0.1 * (i - (len(section.labels) - 1) / 2)  # intervals stay apart
             _draw_line(ax, section, label, styles[label], shift)
     last = max(c.key.draft.k for s in drawn for c in s.cells)
-    panels.set_x(0, last, "K, drafted tokens per round")
-    panels.name_y("decode speedup")
+    panels.set_x(0, last, K_AXIS)
+    panels.name_y("decode speedup", "{x:g}x")
     panels.axes[0].margins(y=0.12)  # space for the label of the chosen K
-    panels.axes[0].yaxis.set_major_formatter("{x:g}x")
     panels.label_ends([_speedup_names(section, styles) for section in drawn])
     return panels.chart("Speedup against K", drawn[0].condition.label, _caption(drawn))
 
@@ -97,7 +97,7 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
             size=size,
             valid=cell.valid,
             name=f"{drafter_of(label)}, {k_text(cell)}",
-            alpha=1.0 if section.is_stream or cell.num_prompts >= MIN_UNITS else _PALE,
+            alpha=1.0 if section.is_stream or cell.num_prompts >= MIN_UNITS else PALE,
             marker=star,
         )
         if is_chosen:
@@ -252,7 +252,7 @@ def forecast_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) 
         for check in section.forecasts:
             _draw_forecast(ax, check, styles[check.forecast.key.source])
     last = max(check.forecast.points[-1].num_speculative_tokens for check in checked)
-    panels.set_x(0, last, "K, drafted tokens per round")
+    panels.set_x(0, last, K_AXIS)
     panels.name_y("decode speedup", "{x:g}x")
     panels.label_ends([list(_forecast_labels(section, styles)) for section in drawn])
     setting = checked[0].forecast.key.condition
