@@ -44,8 +44,8 @@ from specbench.stats.intervals import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideBySide:
-    """The speed of a cell relative to one of another engine, or with other engine arguments, that
-    does the same work, with 95% intervals.
+    """The speed of a cell relative to a cell that does the same work in another engine or with
+    other engine arguments, with 95% intervals.
 
     A built-in cell next to a server has only estimates, since the built-in decoder was started
     only once.
@@ -100,7 +100,7 @@ def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
 def compare_variants(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
     """Each cell under a set of engine arguments compared with the first set at the same K.
 
-    The sessions of both are in the same cycles.
+    Both cells have their sessions in the same cycles.
     """
     first: dict[CellKey, CellData] = {}
     pairs = []
@@ -145,7 +145,7 @@ def _compare(cell: CellData, peer: CellData, both: CellData) -> SideBySide | Non
 
 
 def _compare_with_server(builtin: CellData, peer: CellData) -> SideBySide | None:
-    """The comparison by the rates of all requests of prompts that both served."""
+    """The comparison of the rates over all requests for prompts that both served."""
     common = _prompts(builtin) & _prompts(peer)
     ours, theirs = _restrict_to(builtin, common), _restrict_to(peer, common)
     at = builtin.key.condition
@@ -266,8 +266,8 @@ def compare_adaptive(
 def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
     """The fixed K with the highest decode speedup among the cells of one setting; K = 0 is at 1.
 
-    Valid cells win over invalid ones, then the smaller K over a larger one of equal speedup. None
-    without a speedup of a fixed K.
+    Valid cells win over invalid ones, and the smaller K wins a tie. None if no fixed K has a
+    speedup.
     """
     ranked = [
         ((cell.valid, speedup, -cell.key.draft.k), cell.key)
@@ -278,9 +278,9 @@ def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
 
 
 def pooled(comparisons: Iterable[AdaptiveComparison]) -> PooledRatio | None:
-    """The geometric mean of the estimates of valid, confirmed comparisons; None without any.
+    """The geometric mean of the estimates of valid, confirmed comparisons; None without one.
 
-    The exploration phase is excluded, as it favors the fixed K, chosen by the same figures.
+    The exploration phase is excluded: it favors the fixed K, which was chosen by the same figures.
     """
     estimates = [c.decode.estimate for c in comparisons if c.valid and c.is_confirmed]
     return PooledRatio(geometric_mean(estimates), len(estimates)) if estimates else None
@@ -364,7 +364,7 @@ class BestOf:
 
 
 def compare_best_of(cells: Sequence[CellData]) -> tuple[BestOf, ...]:
-    """One comparison per cell with several samples; it has a cost if one sample was measured."""
+    """One comparison per cell with several samples; with a cost if single outputs were measured."""
     by_key = {cell.key: cell for cell in cells}
     comparisons = (_compare_samples(cell, by_key.get(_single(cell.key))) for cell in cells)
     return tuple(comparison for comparison in comparisons if comparison is not None)
@@ -375,7 +375,7 @@ def _single(key: CellKey) -> CellKey:
 
 
 def _compare_samples(cell: CellData, single: CellData | None) -> BestOf | None:
-    """The comparison; None for one sample, and if none was picked."""
+    """The comparison; None for a cell with one sample, or if no sample was picked."""
     first, picked = first_log_prob(cell), picked_log_prob(cell)
     if first is None or picked is None:
         return None
@@ -451,7 +451,7 @@ class Crossover:
 
     @property
     def with_interval(self) -> tuple[int, ...]:
-        """The concurrencies whose valid speedup has an interval, which only then shows one."""
+        """The concurrencies with a valid speedup and its interval; others show nothing."""
         known = _known(self.points)
         return tuple(at for at, speedup in known if speedup.low is not None)
 
@@ -473,7 +473,7 @@ class ContextCurve:
 
 
 def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
-    """One crossover for each K > 0 that was measured at two concurrencies or more."""
+    """One crossover for each K > 0 that was measured at two or more concurrencies."""
     return tuple(
         Crossover(
             key=key,
@@ -486,7 +486,7 @@ def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
 
 
 def context_curves(cells: Sequence[CellSummary]) -> tuple[ContextCurve, ...]:
-    """One curve for each K > 0 that was measured at two context lengths or more."""
+    """One curve for each K > 0 that was measured at two or more context lengths."""
     return tuple(
         ContextCurve(key=key, points=points, break_even=break_even(_known(points)))
         for key, points in _curves(cells, "context")
@@ -494,7 +494,7 @@ def context_curves(cells: Sequence[CellSummary]) -> tuple[ContextCurve, ...]:
 
 
 def _curves(cells: Sequence[CellSummary], axis: str) -> Iterator[tuple[CellKey, tuple[Point, ...]]]:
-    """The points of each K > 0 at two values of an axis or more, with the key of the first."""
+    """The points of each K > 0 at two or more values of an axis, with the key of the first."""
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0 and getattr(cell.key.condition, axis) is not None:

@@ -103,7 +103,8 @@ _BOUND: Mapping[Bound, str] = {
 def _shows_match(cell: CellSummary) -> bool:
     """Whether acceptance measures the match of the models, so that a perfect drafter has 100%.
 
-    Above temperature 0 this needs sampled drafts: a greedy one is accepted with the target's p.
+    Above temperature 0 only sampled drafts show it: a greedy draft token is accepted with the
+    target's probability for it.
     """
     method = METHODS.get(cell.key.draft.method)
     if method is None or method.model == "refused":
@@ -233,8 +234,10 @@ def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[st
 def what_would_narrow(
     cell: CellSummary, workload_prompts: int | None, *, is_cut_short: bool = False
 ) -> str:
-    """The next thing to measure; empty if unknown. `workload_prompts`: how many it may use;
-    `is_cut_short`: a time budget ended before the cell had an interval.
+    """The next thing to measure; empty if unknown.
+
+    `workload_prompts`: the number of prompts that fit the target; `is_cut_short`: a time budget
+    ended before the cell had an interval.
     """
     if cell.speedup is None:
         return ""
@@ -258,7 +261,7 @@ def what_would_narrow(
     text = f"to narrow it: all {prompts.count + left:,} prompts of the workload"
     if units.are_cycles:
         return text
-    # The half width of the log over all prompts, if the rest varies as the measured ones do.
+    # Half the interval of the log over all prompts, if the others vary as the measured ones do.
     num, total = prompts.count, prompts.count + left
     narrower = math.sqrt(num / total) * student_t(total - 1, UPPER) / student_t(num - 1, UPPER)
     width = math.expm1(math.log(high / low) / 2 * narrower)

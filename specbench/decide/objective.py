@@ -1,7 +1,7 @@
 """The configuration to run for an objective, and the one K or configuration for all workloads.
 
-Candidates are what the decision rule supports: every K = 0, and for each pairing and setting the
-cell that helps, with the speedup of its confirmation run.
+The candidates are every K = 0 and, for each pairing and setting, the cell that helps, with the
+speedup of its confirmation run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,9 +36,9 @@ def minimax_regret(
 ) -> LeastRegret:
     """The option with the smallest worst regret over the cases (Savage 1951).
 
-    An option has a rate for every case; `best` has the rate of each case's own choice, which may
-    not be an option here. The regret is 1 - rate / best, or 0 for a higher rate, which the case
-    did not choose because its gain is not proven. Worst regrets within 1% of the least are
+    An option has a rate for every case; `best` has the rate of the choice for each case, which may
+    not be an option here. The regret is 1 - rate / best, or 0 for a higher rate, which was not
+    chosen because its gain is not proven. Worst regrets within 1% of the least are
     equal, and the first such option wins, so options are sorted by simplicity. Raises ValueError
     without an option.
     """
@@ -78,7 +78,7 @@ class SharedK:
         ),
     ]
     best_k: Mapping[str, int]  # the K of each workload's answer; 0: none
-    left_out: tuple[int, ...]  # those of `best_k` that were not usable on every workload
+    left_out: tuple[int, ...]  # the K in `best_k` that were not usable on every workload
 
 
 def find_shared_k(
@@ -155,7 +155,7 @@ def left_out_in_words(names: Sequence[str]) -> str:
 
 
 def other_ks(best_k: Mapping[str, int], k: int) -> dict[str, str]:
-    """The `best` of `losses_in_words`: workloads whose best K is not `k`."""
+    """The best K of workloads for which it is not `k`, as `losses_in_words` takes it."""
     return {name: f"K={other}" for name, other in best_k.items() if other != k}
 
 
@@ -213,7 +213,7 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointRecommendation:
-    """One configuration for all workloads of a target; regret: the share of the best rate lost."""
+    """One configuration for all workloads of a target; regret: the lost share of the best rate."""
 
     key: CellKey  # of the first workload
     regret: Mapping[str, float]

@@ -124,8 +124,9 @@ def rank(
 def shortlist(
     forecasts: Sequence[ForecastRecord], earlier: Iterable[ForecastRecord], most: int | None
 ) -> tuple[ForecastRecord, ...]:
-    """The forecasts, which keep their K to measure if they are among the `most` highest of their
-    setting, with `earlier` forecasts included; `most` None: all keep them.
+    """The forecasts, of which only the `most` highest of each setting keep their K to measure.
+
+    `earlier` forecasts also count among the highest. If `most` is None, all keep their K.
     """
     if most is None:
         return tuple(forecasts)
@@ -135,7 +136,7 @@ def shortlist(
     chosen = {
         record.key
         for records in by_setting.values()
-        for record in sorted(records, key=_promise, reverse=True)[:most]
+        for record in sorted(records, key=_highest_speedup, reverse=True)[:most]
     }
     return tuple(r if r.key in chosen else replace(r, to_measure=()) for r in forecasts)
 
@@ -145,7 +146,7 @@ def _forecast(record: ForecastRecord) -> Gain:
 
     If its best K is 0, the figures are those of the best K > 0.
     """
-    k = record.best or _nearest(record)
+    k = record.best or _best_drafting_k(record)
     point = next(p for p in record.points if p.num_speculative_tokens == k)
     return Gain(
         num_speculative_tokens=record.best if judge(point.speedup) is SpeedupVerdict.FASTER else 0,
@@ -155,13 +156,13 @@ def _forecast(record: ForecastRecord) -> Gain:
     )
 
 
-def _nearest(record: ForecastRecord) -> int:
+def _best_drafting_k(record: ForecastRecord) -> int:
     drafting = [p for p in record.points if p.num_speculative_tokens]
     best = max(drafting, key=lambda p: p.speedup.estimate if p.speedup else 0.0)
     return best.num_speculative_tokens
 
 
-def _promise(record: ForecastRecord) -> float:
+def _highest_speedup(record: ForecastRecord) -> float:
     return max(p.speedup.estimate for p in record.points if p.speedup)
 
 

@@ -77,7 +77,7 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
     groups = by_question(cells)
     if len(groups) != 1:
         raise ValueError(f"expected the K > 0 cells of one setting, got {len(groups)} settings")
-    candidates = tuple(sorted(groups[0], key=_plainness))
+    candidates = tuple(sorted(groups[0], key=_simplicity))
     judged = deciding(candidates)
     if not judged:
         return LeadingCell(cells=candidates, leader=None, to_confirm=None)
@@ -86,7 +86,7 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
     wins = any(lower_bound(cell) > BEATS_BASELINE for cell in promising)
     # Without a winner the best estimate leads: a narrow interval does not make a K better.
     leader = min(
-        near_best((promising or judged), (lower_bound if wins else estimate)), key=_plainness
+        near_best((promising or judged), (lower_bound if wins else estimate)), key=_simplicity
     )
     return LeadingCell(
         cells=candidates,
@@ -112,7 +112,7 @@ def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
 
 
 def deciding(cells: Sequence[CellSummary]) -> list[CellSummary]:
-    """The valid cells with an interval, or without one in the group all with a speedup."""
+    """The valid cells with an interval; if no cell has one, the valid cells with a speedup."""
     usable = [cell for cell in cells if _is_usable(cell)]
     return [c for c in usable if c.speedup and c.speedup.low is not None] or usable
 
@@ -133,10 +133,11 @@ def decide(
 ) -> Decision:
     """The decision, which quotes `confirmed`, the confirmation run of `choice.to_confirm`.
 
-    A winner that needs one and has none is undecided. Raises ValueError if `confirmed` is another
-    cell than the leader. `workload_prompts`: how many prompts the workload has, None if unknown;
-    `is_synthetic` as in `why`; `is_imported`: measured by another tool; `is_cut_short`: a time
-    budget ended before the leader had an interval; `num_unmeasured`: K without time for a prompt.
+    A winner that needs a confirmation run and has none is undecided. Raises ValueError if
+    `confirmed` is another cell than the leader. `workload_prompts`: the number of prompts that fit
+    the target, None if unknown; `is_synthetic` as in `why`; `is_imported`: measured by another
+    tool; `is_cut_short`: a time budget ended before the leader had an interval; `num_unmeasured`:
+    the number of K for which a time budget had no prompt.
     """
     confirmed = confirmed and confirmed.as_decided
     decision = _decide(
@@ -256,7 +257,7 @@ def near_best(options: Collection[Option], value: Callable[[Option], float]) -> 
     return [option for option in options if value(option) * (1 + TIE) >= highest]
 
 
-def _plainness(cell: CellSummary) -> tuple[int, int]:
+def _simplicity(cell: CellSummary) -> tuple[int, int]:
     return cell.key.draft.order
 
 

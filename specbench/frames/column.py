@@ -22,7 +22,7 @@ TEXT = "string"  # of many words; a name is a category
 LIST = "object"  # tuples; None if absent
 SEPARATOR = "; "  # between several reasons or warnings in one text
 
-# pandas' types by those of the records. The capital ones can be absent: NA, never zero.
+# pandas' types by those of the records. A capitalized one allows absent values: NA, never zero.
 _DTYPES = {bool: "bool", int: "int64", float: "float64", str: "category"}
 _NULLABLE = {bool: "boolean", int: "Int64", float: "Float64", str: "category"}
 
@@ -85,7 +85,7 @@ def frame_of(columns: Iterable[TableColumn[Row]], rows: Sequence[Row]) -> pd.Dat
 def array(values: Sequence[Any], dtype: str) -> Any:
     """Values of one column as pandas holds them; categories are in the order of appearance.
 
-    A whole number that another tool gave with a fraction makes its column one of fractions.
+    A column of whole numbers becomes one of fractions if another tool gave a fraction.
     """
     if dtype == "category":
         return pd.Categorical(

@@ -155,7 +155,7 @@ def round_columns() -> tuple[TableColumn[Any], ...]:
 
 def rounds_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """The rounds of every finished request, from which metrics are computed."""
-    rows = [row for stored in runs for row in request_rows(stored) if _counts(row)]
+    rows = [row for stored in runs for row in request_rows(stored) if _has_rounds(row)]
     lengths = [len(index) for index in map(_index, rows)]
     request_of = np.repeat(np.arange(len(rows)), lengths)
     per_round = {column.name for column in _ROUND}
@@ -170,7 +170,7 @@ def rounds_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     return pd.DataFrame(frame)
 
 
-def _counts(row: RequestRow) -> bool:
+def _has_rounds(row: RequestRow) -> bool:
     return bool(row.request.rounds and finished((row.request,)))
 
 
@@ -377,7 +377,7 @@ _START: tuple[TableColumn[ServerRow], ...] = (
 )
 
 
-# Flags that the file has as in JSON since its first version; other flags are True and False.
+# Flags that are true and false in the file, as in JSON; later ones are True and False.
 _JSON_FLAGS = ("synthetic", "valid")
 
 

@@ -64,7 +64,7 @@ class Cause(StrEnum):
     ROUND_TIME = "round time"  # its other parts, or no part is known
     PREFILL = "prefill"
     MEMORY = "memory"
-    MACHINE = "machine"  # K = 0 is slower too: driver, clocks, packages or the machine
+    MACHINE = "machine"  # K = 0 is also slower: driver, clocks, packages or the machine
 
 
 _CAUSE_OF_PART = {"draft": Cause.DRAFT_COST, "verify": Cause.VERIFICATION}
@@ -145,7 +145,7 @@ def _is_of(difference: RunDifference, target: str, workload: str) -> bool:
     one_of = dict.fromkeys(("model", "tokenizer"), target)
     one_of |= dict.fromkeys(("prompts", "workload"), workload)
     name = one_of.get(difference.name)
-    # Their texts say `NAME 0123abcd`, `chat template of NAME: 0123abcd` or `8 of NAME (..)`.
+    # Their texts contain `NAME 0123abcd`, `chat template of NAME: 0123abcd` or `8 of NAME (..)`.
     texts = (f" {text} " for text in difference[1:])
     return name is None or any(f" {name}{end}" in text for text in texts for end in " :,")
 
@@ -206,7 +206,7 @@ def _lost(before: CellFigures, after: CellFigures, name: str) -> float:
 def _causes(
     name: str, lost: float, acceptance: Shift | None, step: Shift | None, round_: Shift | None
 ) -> Iterator[Cause]:
-    """Causes of a metric's loss `lost`, if their share of it is at least NAMED_SHARE."""
+    """Causes of a metric's loss `lost`, if their share of it is above NAMED_SHARE."""
     base = metric_name(name)
     metric = all_metrics().get(base)
     if base == OUTPUT_TOKENS:

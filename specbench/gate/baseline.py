@@ -48,7 +48,7 @@ class SourceRun:
     imported_sha256: Annotated[
         tuple[str, ...] | None, Doc("of the result files of an imported run; else absent")
     ] = None
-    noise: Annotated[  # limited clocks are not a sign: they limit every run of a machine
+    noise: Annotated[  # limited clocks are not a sign: they affect every run of a machine
         tuple[str, ...] | None, Doc("the signs that its machine was busy; else absent")
     ] = None
     cpu_share: Annotated[
@@ -58,7 +58,7 @@ class SourceRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """One run, or several pooled; `baseline.json` holds one of these."""
+    """One run, or several pooled; `baseline.json` contains one snapshot."""
 
     origins: tuple[SourceRun, ...]
     fingerprint: Fingerprint
@@ -67,7 +67,7 @@ class Snapshot:
     is_complete: bool = True
 
     def __post_init__(self) -> None:
-        """ValueError without a run, as in a file that was changed."""
+        """Raises ValueError without a run, as in an edited file."""
         if not self.origins:
             raise ValueError("origins: at least one run is needed")
 
@@ -120,7 +120,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
 
 
 def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
-    """One baseline of several runs of the same work: geometric means of the cells valid in all.
+    """One baseline of several runs of the same work: geometric means of cells valid in all runs.
 
     UsageError for interrupted runs, duplicates, and fingerprints that differ in more than
     `allowed`.
@@ -189,7 +189,7 @@ def _pooling_obstacles(first: Fingerprint, second: Fingerprint) -> Iterator[tupl
 
 
 def _refuse_duplicates(origins: Sequence[SourceRun]) -> None:
-    """UsageError if a run or a result file is given twice, since its copies do not deviate."""
+    """UsageError if a run or a result file is given twice, since copies do not vary."""
     for i, origin in enumerate(origins):
         for earlier in origins[:i]:
             if origin.run_id == earlier.run_id:
@@ -280,7 +280,7 @@ class _BaselineFile:
     baseline: Snapshot
 
 
-# pydantic hands a config to a standard dataclass only through an enclosing type.
+# pydantic passes a config to a standard dataclass only through an enclosing type.
 _FILE: TypeAdapter[_BaselineFile | None] = TypeAdapter(
     _BaselineFile | None, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 )

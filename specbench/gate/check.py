@@ -72,7 +72,7 @@ def check(
     tolerances: Sequence[Tolerance] | None = None,
     allowed: Collection[str] = (),
 ) -> Gate:
-    """Judge a candidate by a baseline: its cells with drafts, or without any those at K = 0.
+    """Judge a candidate by a baseline: its cells with drafts, or else those at K = 0.
 
     `tolerances` None: the default ones. UsageError for runs that must not be compared and for
     unknown metrics.
@@ -135,8 +135,8 @@ def check(
 
 
 def _with_waiting(baseline: Snapshot, candidate: Snapshot) -> Snapshot:
-    """The candidate, also noisy if its process got clearly less CPU time than a baseline that
-    always had the CPU."""
+    """The candidate, marked as noisy if its process got clearly less CPU time than a baseline that
+    never waited for the CPU."""
     before, after = baseline.cpu_share, candidate.cpu_share
     if candidate.noise or before is None or after is None or before < WAITED:
         return candidate
@@ -160,7 +160,7 @@ def _clock_notes(pairs: Sequence[CellPair]) -> Iterator[str]:
 
 
 def metric_of(tolerance: Tolerance) -> Metric:
-    """The metric of a tolerance; UsageError if it is unknown or has no better direction."""
+    """The metric of a tolerance; UsageError if it is unknown or neither direction is better."""
     known = all_metrics()
     name = metric_name(tolerance.metric)
     metric = known.get(name)

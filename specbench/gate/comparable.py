@@ -1,4 +1,4 @@
-"""Matches the cells of two runs that do the same work, and finds differences that forbid it."""
+"""Matches the cells of two runs that do the same work, and finds what forbids a comparison."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from specbench.records.keys import AXES
 PROMPTS = "prompts"
 CELLS = "cells"
 
-# A word of --allow-different -> the axes that may then differ, the one it names first.
+# Words of --allow-different -> the axes that may then differ; the word names the first of them.
 _AXES_OF_WORD: Mapping[str, tuple[str, ...]] = {
     word: tuple(name for name, axis in AXES.items() if word in axis.allowed_by)
     for word in ("K", *dict.fromkeys(word for axis in AXES.values() for word in axis.allowed_by))
@@ -133,7 +133,7 @@ def _allowed_in_keys(
     for before, after in matched:
         differing = _differing(before, after)
         words = [word for word in _AXES_OF_WORD if word in allowed]
-        # A method is allowed under the drafter's word or the engine's: the one that itself differs.
+        # A method may differ under the word of the drafter or of the engine, whichever differs.
         for word in sorted(words, key=lambda word: _AXES_OF_WORD[word][0] not in differing):
             names = [name for name in _AXES_OF_WORD[word] if name in differing]
             if names:
@@ -144,9 +144,9 @@ def _allowed_in_keys(
 def _why_unmatched(
     key: CellKey, unmatched: Sequence[CellKey], planned: Sequence[CellKey]
 ) -> RunDifference:
-    """The difference from the most similar cell of the other side that matches no cell of this one.
+    """The difference between a cell without a match and the most similar one of the other side.
 
-    `unmatched` are those cells, `planned` all cells of the other side.
+    `unmatched` are the cells of the other side without a match, `planned` are all of its cells.
     """
     nearest = min(unmatched, key=lambda other: len(_differing(key, other)), default=None)
     differing = _differing(key, nearest) if nearest else set()

@@ -119,7 +119,7 @@ class CellFigures:
     has_server_clock: bool = False  # prompts may contain a date that the server chose
 
     def __post_init__(self) -> None:
-        """ValueError if a column is not as long as the units, as in a file that was changed."""
+        """Raises ValueError if a column is not as long as the units, as in an edited file."""
         columns = [self.num_tokens, *(figure.without for figure in self.figures.values())]
         if any(len(column) != len(self.units) for column in columns if column):
             raise ValueError(f"columns of {self.key.label} differ in length from its units")
@@ -151,7 +151,7 @@ class CellFigures:
 
 
 def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFigures:
-    """The figures of a cell: some metrics, by default all with a better direction."""
+    """The figures of a cell: some metrics, by default all of which more or less is better."""
     units = _units(cell)
     chosen = [m for m in all_metrics().values() if m.better and (names is None or m.name in names)]
     rest = [_without_unit(cell, unit) for unit in units]
@@ -275,5 +275,5 @@ def _named(name: str, value: Value | None) -> dict[str, float]:
 
 
 def rounded(value: float) -> float:
-    """The value to _DIGITS significant digits, so that both sides of a comparison round alike."""
+    """The value to _DIGITS significant digits, as both sides of a comparison have it."""
     return float(f"{value:.{_DIGITS}g}")

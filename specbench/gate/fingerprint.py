@@ -1,4 +1,4 @@
-"""The fingerprint of a run: facts that comparable runs share, and that may explain changes."""
+"""The fingerprint of a run: facts that comparable runs share, or that may explain changes."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ class Fingerprint:
     templates: Annotated[
         Mapping[str, str], Doc("target to the sha256 of its chat template; empty: without one")
     ] = field(default_factory=dict)
-    # Never refused: they may explain a change.
+    # Differences in these never forbid a comparison; they may explain a change.
     drafters: Annotated[Mapping[str, str], Doc("pairing to the sha256 of its draft")] = field(
         default_factory=dict
     )

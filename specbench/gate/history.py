@@ -138,7 +138,7 @@ def history(
 
 
 def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[ExcludedRun]:
-    """Drop cells with another number of prompts than in the newest run."""
+    """Drop cells whose number of prompts differs from that in the newest run."""
     newest = {key: cell.num_prompts for of_run in cells.values() for key, cell in of_run.items()}
     dropped = []
     for run_id, of_run in cells.items():

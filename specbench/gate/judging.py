@@ -174,7 +174,7 @@ def _over_runs(
 
 
 def _larger(first: Uncertainty, second: Uncertainty) -> Uncertainty:
-    """The spread with the larger margin, which is wider if the spread itself is uncertain."""
+    """The spread with the larger margin, which also grows if the spread itself is uncertain."""
     return max(first, second, key=lambda spread: spread.margin(0.95))
 
 
@@ -189,7 +189,7 @@ NOISY = "machine: busy"  # begins the reason if an absolute time cannot be judge
 
 
 class GateVerdict(StrEnum):
-    """The result for one metric of one cell; a whole gate has its worst one, the last here."""
+    """The result for one metric of one cell; a whole gate has the worst one, the last here."""
 
     PASS = "pass"
     INCONCLUSIVE = "inconclusive"

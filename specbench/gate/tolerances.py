@@ -38,7 +38,7 @@ _KIND_OF_UNIT = {
     "steps": MetricKind.RATIO,
     "steps/token": MetricKind.RATIO,
 }
-_EXCEPTIONS = {  # seconds over seconds, in a unit that is also a count's
+_EXCEPTIONS = {  # ratios of seconds in a unit that counts also have
     "break_even_length": MetricKind.RATIO,
     "busy_share": MetricKind.RATIO,
     "bandwidth_utilization": MetricKind.RATIO,

@@ -96,7 +96,7 @@ def _card_without_pairing(section: Section, headline: str) -> VerdictCard:
 
 
 def has_undecided(document: Document) -> bool:
-    """Whether an answer is undecided or has no valid K = 0, apart from sections with only K = 0."""
+    """Whether an answer is undecided, or the K = 0 of a section without a decision is not valid."""
     return any(
         answer(section).verdict is SpeedupVerdict.UNDECIDED
         if section.decisions
@@ -147,10 +147,7 @@ def shared_k_lines(document: Document) -> list[str]:
 def context_lines(
     document: Document, conditions: Collection[Condition] | None = None
 ) -> Iterator[str]:
-    """K by context length, with the break-even; only under `conditions` if given.
-
-    These are conditions without the context.
-    """
+    """K by context length and the break-even; only for `conditions` (without context) if given."""
     settings = [entry.condition for entry in document.by_context]
     for entry in document.by_context:
         if conditions is not None and entry.condition not in conditions:

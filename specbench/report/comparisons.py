@@ -102,7 +102,7 @@ def _validity(rows: Sequence[SideBySide | AdaptiveComparison | BestOf]) -> list[
 def variant_lines(document: Document, cell: CellKey | None = None) -> Iterator[str]:
     """Which variant is faster: `code, draft K=4: graphs is 1.21x faster than eager [1.15, 1.27]`.
 
-    Comparisons at K = 0 and at the K of decisions, or those of the cell `only`; the table has all.
+    Comparisons at K = 0 and at the K of decisions, or only those of `cell`; the table has all.
     """
     pairs = [pair for pair in document.variants if pair.valid]
     settings = [pair.cell.condition.without("variant") for pair in pairs]

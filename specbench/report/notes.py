@@ -81,8 +81,8 @@ def run_warnings(document: Document) -> list[str]:
         *_lossy(document),
         *with_results(document.run.warnings, document.noise),
         *_unfinished(document),
-        *_cell_lines(document, partial(_few_prompts, document)),
-        *_unlike_prompts(document),
+        *_cell_lines(document, partial(_too_few_prompts, document)),
+        *_differing_prompts(document),
         *_resumed(document),
         *session_warnings(document),
     ]
@@ -159,7 +159,7 @@ def _unfinished(document: Document) -> Iterator[str]:
     yield from _key_lines((key.condition.workload, key, text) for key in unbudgeted)
 
 
-def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
+def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
     """A warning if a time budget ended before a K had the prompts of an interval."""
     if cell.key.draft.k > 0 and is_cut_short(document.run, cell):
         units = units_of(cell)
@@ -167,7 +167,7 @@ def _few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
         yield f"no interval: the time budget ended after {units.count} of the {needed} it needs"
 
 
-def _unlike_prompts(document: Document) -> Iterator[str]:
+def _differing_prompts(document: Document) -> Iterator[str]:
     """A warning if the K of one table were not measured on the same prompts."""
     ranges: dict[str, list[str]] = {}
     for section in sections(document):

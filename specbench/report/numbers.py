@@ -9,7 +9,7 @@ from specbench.records import Interval
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
-_NOTHING = 1e-9  # a picosecond in ms: no clock is that fine, floating point is
+_NOTHING = 1e-9  # a picosecond in ms: below any clock, above the errors of rounding
 _COUNTS = {"tokens", "rounds", "requests", "texts"}
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -22,7 +22,7 @@ class Scale(NamedTuple):
 
 
 def effect_text(effect: float) -> str:
-    """A minimum detectable effect; above 100% it is only said to be larger."""
+    """A minimum detectable effect; `>100%` for a larger one."""
     return f"{effect:.1%}" if effect <= LARGEST_EFFECT else f">{LARGEST_EFFECT:.0%}"
 
 

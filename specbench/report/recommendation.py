@@ -150,7 +150,8 @@ def candidate_grid(
 
 
 def reasons(document: Document, pick: Recommendation) -> Iterator[str]:
-    """The reasons of the chosen configuration, the concurrency at which it stops, and memory left.
+    """The reasons of the chosen configuration, the concurrency up to which it is faster, and the
+    memory left.
 
     For K = 0 the reasons are those of the best configuration with drafts, or why none is valid.
     """
@@ -287,7 +288,7 @@ def _losses(joint: JointRecommendation, undecided: Collection[str]) -> str:
 
 
 def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterator[str]:
-    """The concurrency at which each pairing stops to speed up."""
+    """The concurrency up to which each pairing is faster."""
     for crossover in crossovers:
         key, points, stop = crossover.key, crossover.points, crossover.concurrency
         if key.condition.without("concurrency", "variant") != pick.condition:

@@ -77,7 +77,7 @@ def _note(part: Block, shown: Collection[str]) -> Iterator[Text]:
     style = "yellow" if part.title == WARNINGS else "red"
     for block in part.blocks:
         assert isinstance(block, Lines)
-        is_noted = any(map(is_noise, shown))  # the results only add to the warning of the start
+        is_noted = any(map(is_noise, shown))  # the results only add to the warning at the start
         lines = [x for x in block.lines if x not in shown and not (is_noted and is_noise(x))]
         yield from _lines([f"{part.title}:", *lines] if lines else [], style)
 

@@ -42,7 +42,7 @@ Texts = Sequence[tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredPrompt:
-    """A prompt with an output."""
+    """A prompt whose output is scored."""
 
     id: str  # names workload, prompt and turn
     prompt_ids: tuple[int, ...]
