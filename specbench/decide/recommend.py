@@ -300,18 +300,14 @@ def _decision(
 ) -> Decision:
     key = (choice.leader or choice.cells[0]).key
     unused = replace(key.draft, method=NO_DRAFTER, length=Fixed(0))
+    mark = "" if key.draft.lossy is None else f" [lossy: {key.draft.lossy}]"
     return Decision(
         leader=key,
         draft=key.draft if verdict is SpeedupVerdict.FASTER else unused,
         speedup=speedup,
-        sentence=f"{key.condition.workload_label}: {text}{lossy_mark(key)}",
+        sentence=f"{key.condition.workload_label}: {text}{mark}",
         reasons=(),
     )
-
-
-def lossy_mark(key: CellKey) -> str:
-    """The suffix of every sentence about a lossy cell; empty for a lossless one."""
-    return "" if key.draft.lossy is None else f" [lossy: {key.draft.lossy}]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
