@@ -406,40 +406,30 @@ _ELEMENTS = {
 }
 
 
+def _suite(tests: int, failures: int, errors: int, **more: str) -> tuple[ET.Element, ET.Element]:
+    """The root of an XML document and its only test suite."""
+    counts = {"tests": str(tests), "failures": str(failures), "errors": str(errors)}
+    root = ET.Element("testsuites", {"name": _NAME, **counts})
+    return root, ET.SubElement(root, "testsuite", {"name": _NAME, **counts, **more})
+
+
 def gate_junit(gate: Gate) -> str:
     """An XML document with one test suite."""
     count = {v: sum(j.verdict is v for j in gate.judgments) for v in GateVerdict}
-    numbers = {
-        "tests": str(len(gate.judgments)),
-        "failures": str(count[GateVerdict.REGRESSION]),
-        "errors": str(count[GateVerdict.MISSING]),
-    }
-    root = ET.Element("testsuites", {"name": _NAME, **numbers})
-    suite = ET.SubElement(
-        root,
-        "testsuite",
-        {
-            "name": _NAME,
-            **numbers,
-            "skipped": str(count[GateVerdict.INCONCLUSIVE]),
-            "timestamp": gate.candidate.origins[0].created_at,
-        },
+    root, suite = _suite(
+        len(gate.judgments),
+        count[GateVerdict.REGRESSION],
+        count[GateVerdict.MISSING],
+        skipped=str(count[GateVerdict.INCONCLUSIVE]),
+        timestamp=gate.candidate.origins[0].created_at,
     )
     causes = {a.cell: cause_text(a) for a in gate.attributions}
     for judgment in gate.judgments:
-        case = ET.SubElement(
-            suite,
-            "testcase",
-            {
-                "classname": _printable(judgment.cell.label),
-                "name": judgment.metric,
-                "time": "0",
-            },
-        )
+        name = {"classname": _printable(judgment.cell.label), "name": judgment.metric}
+        case = ET.SubElement(suite, "testcase", {**name, "time": "0"})
         if judgment.verdict in _ELEMENTS:
-            element = ET.SubElement(
-                case, _ELEMENTS[judgment.verdict], {"message": _message(gate, judgment)}
-            )
+            message = {"message": _message(gate, judgment)}
+            element = ET.SubElement(case, _ELEMENTS[judgment.verdict], message)
             element.text = _printable(causes.get(judgment.cell, ""))
     ET.SubElement(suite, "system-out").text = _printable(
         f"{headline(gate)}\n{chance_note(gate)}".rstrip()
@@ -449,9 +439,7 @@ def gate_junit(gate: Gate) -> str:
 
 def incomparable_junit(reason: str) -> str:
     """The XML of two sides that cannot be compared: one test case that is an error."""
-    numbers = {"name": _NAME, "tests": "1", "failures": "0", "errors": "1"}
-    root = ET.Element("testsuites", numbers)
-    suite = ET.SubElement(root, "testsuite", {**numbers, "skipped": "0"})
+    root, suite = _suite(tests=1, failures=0, errors=1, skipped="0")
     case = ET.SubElement(suite, "testcase", {"classname": _NAME, "name": REFUSED, "time": "0"})
     first, *rest = map(str.strip, reason.splitlines())
     message = _printable(" ".join(filter(None, [first, "; ".join(rest)])))
