@@ -2,8 +2,9 @@
 and runs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from specbench.decide.comparisons import (
     AdaptiveComparison,
@@ -29,23 +30,20 @@ from specbench.settings import BUILTIN
 
 def comparison_grids(document: Document) -> tuple[Grid, ...]:
     """The tables of a run that have rows."""
-    grids = (
-        forecast_grid(document),
-        side_by_side_grid(document),
-        variants_grid(document),
-        adaptive_grid(document),
-        crossover_grid(document),
-        context_grid(document),
-        best_of_grid(document),
+    tables: tuple[tuple[Sequence[Any], Callable[[Any], Grid]], ...] = (
+        (document.forecasts, forecast_grid),
+        (document.side_by_side, side_by_side_grid),
+        (document.variants, variants_grid),
+        (document.adaptive, adaptive_grid),
+        (document.crossovers, crossover_grid),
+        (document.context_curves, context_grid),
+        (document.best_of, best_of_grid),
     )
-    return tuple(grid for grid in grids if grid is not None)
+    return tuple(grid(rows) for rows, grid in tables if rows)
 
 
-def side_by_side_grid(document: Document) -> Grid | None:
+def side_by_side_grid(pairs: Sequence[SideBySide]) -> Grid:
     """The built-in decoder compared with other engines, one row per pair of cells."""
-    pairs = document.side_by_side
-    if not pairs:
-        return None
     engines = list(dict.fromkeys(pair.peer.condition.engine for pair in pairs))
     several, peers = len(engines) > 1, [pair.peer for pair in pairs]
     works = [f"{k.condition.engine} {work_of(k)}" if several else work_of(k) for k in peers]
@@ -64,11 +62,8 @@ def side_by_side_grid(document: Document) -> Grid | None:
     )
 
 
-def variants_grid(document: Document) -> Grid | None:
+def variants_grid(pairs: Sequence[SideBySide]) -> Grid:
     """The same K under several sets of engine arguments, one row per pair of cells."""
-    pairs = document.variants
-    if not pairs:
-        return None
     return grid_of(
         "Engine arguments: speed relative to another variant at the same K",
         setting_column([pair.cell.condition.without("variant") for pair in pairs]),
@@ -121,11 +116,8 @@ def variant_lines(document: Document, cell: CellKey | None = None) -> Iterator[s
         yield f"{setting_name(setting, settings)}, {pair.cell.draft.label}: {text}{document.mark}"
 
 
-def adaptive_grid(document: Document) -> Grid | None:
+def adaptive_grid(rows: Sequence[AdaptiveComparison]) -> Grid:
     """K = auto compared with the best fixed K, one row per question."""
-    rows = document.adaptive
-    if not rows:
-        return None
     overall = pooled(rows)
     mean = (
         f", {overall.ratio:.3f}x geometric mean over "
@@ -150,11 +142,8 @@ def adaptive_grid(document: Document) -> Grid | None:
     )
 
 
-def crossover_grid(document: Document) -> Grid | None:
+def crossover_grid(curves: Sequence[Crossover]) -> Grid:
     """Speedup by concurrent requests, and the number at which it stops; one row per K."""
-    curves = document.crossovers
-    if not curves:
-        return None
     return grid_of(
         "Speedup by concurrent requests, and up to how many it is shown",
         *_curve_names(curves, "concurrency"),
@@ -165,11 +154,8 @@ def crossover_grid(document: Document) -> Grid | None:
     )
 
 
-def context_grid(document: Document) -> Grid | None:
+def context_grid(curves: Sequence[ContextCurve]) -> Grid:
     """Speedup and KV cache by context length, one row per K."""
-    curves = document.context_curves
-    if not curves:
-        return None
     lengths = _x_values(curves)
     ends = [break_even_text(c.break_even) if c.break_even else ABSENT for c in curves]
     return grid_of(
@@ -191,11 +177,8 @@ def _curve_names(
     yield "K", [curve.key.draft.length.label for curve in curves]
 
 
-def best_of_grid(document: Document) -> Grid | None:
+def best_of_grid(cells: Sequence[BestOf]) -> Grid:
     """Cost and gain of several samples per prompt, one row per cell."""
-    cells = document.best_of
-    if not cells:
-        return None
     counts = [str(n) for n in dict.fromkeys(best.key.condition.num_samples for best in cells)]
     return grid_of(
         f"Best of {listed(counts)}: speed relative to no drafts, time relative to one output, "

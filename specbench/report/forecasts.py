@@ -21,11 +21,8 @@ _LEGEND = {  # meanings, by a word of the headers that need them
 }
 
 
-def forecast_grid(document: Document) -> Grid | None:
-    """Forecast against measured, one row per K; None without a forecast."""
-    checks = document.forecasts
-    if not checks:
-        return None
+def forecast_grid(checks: Sequence[CheckedForecast]) -> Grid:
+    """Forecast against measured, one row per K."""
     rows = [
         (check, point, check.measured.get(point.num_speculative_tokens))
         for check in checks
@@ -69,9 +66,9 @@ def _cost(point: ForecastPoint) -> str:
 
 def forecast_legend(document: Document) -> Legend | None:
     """The meaning of the columns of `forecast_grid`; None without a forecast."""
-    grid = forecast_grid(document)
-    if grid is None:
+    if not document.forecasts:
         return None
+    grid = forecast_grid(document.forecasts)
     headers, brief = " ".join(grid.headers), " ".join(grid.headers[i] for i in grid.brief_columns)
     entries = [entry for entry in _LEGEND.items() if entry[0] in headers]
     return Legend(entries, frozenset(word for word in _LEGEND if word in brief))

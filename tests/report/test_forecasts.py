@@ -56,8 +56,7 @@ def measured_there(tmp_path_factory) -> Document:
 
 
 def test_the_forecast_table_has_a_row_per_k_with_both_values(measured_here):
-    grid = forecast_grid(measured_here)
-    assert grid is not None
+    grid = forecast_grid(measured_here.forecasts)
     rows = {(row[1], row[2]): row for row in grid.rows}
     assert set(rows) == {(d, k) for d in ("good", "bad") for k in ("1", "2", "4")}
     # 40 tokens in 8 rounds of 1.4 steps.
@@ -154,8 +153,7 @@ def test_forecasts_from_imported_step_times_name_their_source(measured_there):
     )
     assert re.match(expected, answer)
     assert all(whose in line for line in forecast_lines(measured_there))
-    grid = forecast_grid(measured_there)
-    assert grid is not None
+    grid = forecast_grid(measured_there.forecasts)
     assert whose in grid.title
     came = dict(zip(grid.headers, grid.rows[0], strict=True))
     assert (came["AL there"], came["speedup there"]) == ("2.90", "2.40x")
@@ -166,7 +164,7 @@ def test_forecasts_from_imported_step_times_name_their_source(measured_there):
 
 
 def test_a_run_without_a_forecast_has_no_such_section(cpu_document):
-    assert forecast_grid(cpu_document) is None
+    assert forecast_legend(cpu_document) is None
     assert forecast_lines(cpu_document) == []
     assert "Forecast against" not in to_markdown([cpu_document])
     assert to_json(cpu_document)["forecasts"] == []

@@ -177,7 +177,7 @@ def test_the_faster_variant_is_named_with_its_interval_at_the_same_k(slower_eage
         (chart,) = side_by_side_charts(turned.variants, turned.cells)
     for work in ("K=0", "draft_model K=4"):
         assert all(f"vllm {work}, {name}" in chart.panels[0] for name in TWO)
-    assert len(variants_grid(document).rows) == 6
+    assert len(variants_grid(document.variants).rows) == 6
     assert build_document(served_sweep(ONE_ROW)).variants == ()
 
 
