@@ -153,7 +153,7 @@ def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str
 
 
 def _validation(marginal: Sequence[float], mean_length: float) -> dict[str, Any]:
-    """The format's own checks: the rates imply the mean length, and no rate is above the last."""
+    """The format's own checks: the rates imply the mean length, and they never rise."""
     implied = mean_length_from_rates(marginal)
     rises = [
         {"position": i, "value": rate, "previous": marginal[i - 1]}

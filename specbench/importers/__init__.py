@@ -38,9 +38,9 @@ def import_files(
 
     `FILE#k=4` gives a file's K, and `FILE#thinking_on` chooses a curve of golden lengths.
 
-    A folder stands for the results of known tools in it, and results of one cell are pooled.
-    UsageError names file and key: no JSON, an unknown format, an impossible value, a missing fact
-    that was not given, or different models. `note` is called with warnings.
+    For a folder, the results of known tools in it are read. Results of one cell are pooled. `note`
+    is called with warnings. UsageError names file and key: not JSON, an unknown format, an
+    impossible value, a missing fact that was not given, or different models.
     """
     given_k: dict[str, int | None] = {}
     results: list[JsonObject] = []

@@ -1,8 +1,8 @@
 """`profile_export_aiperf.json` of NVIDIA's aiperf, schema 1.x, and the files written with it.
 
-Facts: docs/reference/json-export-schema.md and metrics-reference.md of aiperf. The value of a
-metric is in the unit that it states. Its inter-token latency is our time per output token:
-(last - first) / (n - 1) of a request. Its acceptance sums the counts that vLLM reports per request.
+Sources: docs/reference/json-export-schema.md and metrics-reference.md of aiperf. Each metric states
+its unit. Its inter-token latency is our time per output token: (last - first) / (n - 1) of a
+request. Its acceptance sums the counts that vLLM reports per request.
 """
 
 import shlex

@@ -1,6 +1,6 @@
 """InferenceX's golden acceptance lengths: a mean length for each model, thinking mode and K.
 
-Facts: golden_al_distribution/ of SemiAnalysisAI/InferenceX at fb9a9ca1. A length is 1 + accepted /
+Source: golden_al_distribution/ of SemiAnalysisAI/InferenceX at fb9a9ca1. A length is 1 + accepted /
 drafts of vLLM's counters, with the bonus token, of heads that draft in every round. Conditions are
 only in comments, and the draft model in `_metadata`.
 """

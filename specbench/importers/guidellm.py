@@ -1,8 +1,8 @@
 """Reports of GuideLLM (`benchmarks.json`): a report has a benchmark for each strategy.
 
-Facts: guidellm/schemas/request_stats.py and benchmark/schemas/metrics.py of 0.7 and 0.8. Its
+Sources: guidellm/schemas/request_stats.py and benchmark/schemas/metrics.py of 0.7 and 0.8. Its
 inter-token latency is our time per output token: (last - first) / (n - 1), weighted by tokens. Its
-time per output token includes the first token and has no counterpart.
+time per output token includes the first token; we have no such metric.
 """
 
 import json

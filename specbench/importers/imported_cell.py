@@ -42,7 +42,7 @@ NO_ACCEPTANCE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportOverrides:
-    """Facts about the files that the user gave; None and "": not given."""
+    """Facts about the files that the user gives; None and "": not given."""
 
     pairing: str = ""  # target/drafter
     method: str = ""
@@ -74,7 +74,7 @@ class ParsedResult:
     figures: Figures = field(default_factory=dict)
     requests: tuple[RequestRecord, ...] = ()
     warnings: tuple[str, ...] = ()
-    parameters: str = ""  # what a sweep varied and no other field has
+    parameters: str = ""  # those that a sweep varied, if no other field has them
 
     @property
     def target(self) -> str:

@@ -1,6 +1,6 @@
 """Result lines of SGLang's `bench_serving` (--output-file, --output-details).
 
-Facts: sglang/bench_serving.py of 0.5.23. A line has no name of the model; accept_length is the
+Source: sglang/bench_serving.py of 0.5.23. A line has no name of the model; accept_length is the
 server's average since its start, not that of the run.
 """
 

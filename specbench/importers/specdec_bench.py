@@ -1,7 +1,7 @@
 """Results of `specdec_bench` in NVIDIA's Model Optimizer: the folder of its --save_dir.
 
-Facts: examples/specdec_bench at a2fbac7b. `acceptance_rate.json` and `timing.json` have an item per
-run, and `configuration.json` the options. Lengths are tokens per streamed chunk.
+Source: examples/specdec_bench at a2fbac7b. `acceptance_rate.json` and `timing.json` have an item
+per run; `configuration.json` has the options. Lengths are tokens per streamed chunk.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Model Optimizer's `speculation_profile.json`, a file in a draft model's checkpoint.
 
-Facts: NVIDIA/Model-Optimizer pull requests 2247 (examples/specdec_bench), 2313 and 2315, at
+Sources: NVIDIA/Model-Optimizer pull requests 2247 (examples/specdec_bench), 2313 and 2315, at
 edf879d3; schema_version 1.0. Lengths include the bonus token, and are over rounds. Conditional
 rates are P(draft i accepted | those before it were), marginal ones P(drafts 1 .. i accepted).
 """

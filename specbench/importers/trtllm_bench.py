@@ -1,7 +1,7 @@
 """Reports of TensorRT-LLM's `trtllm-bench` (--report_json).
 
-Facts: tensorrt_llm/bench/dataclasses/reporting.py and statistics.py of 1.3. Rounds of a request
-are its decoding iterations + 1, so that K is (acceptance length - 1) / acceptance rate.
+Sources: tensorrt_llm/bench/dataclasses/reporting.py and statistics.py of 1.3. A request has one
+more round than decoding iterations, so K is (acceptance length - 1) / acceptance rate.
 """
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult, latencies

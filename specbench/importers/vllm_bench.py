@@ -3,7 +3,7 @@
 `vllm bench sweep serve` adds `run_number` and, after it, the parameters that it varied; a summary
 is a list of runs, each of which is also a file (vllm/benchmarks/sweep/serve.py of 0.33).
 
-Facts: vllm/benchmarks/serve.py of 0.30 to 0.33. Acceptance is the difference of the server's
+Source: vllm/benchmarks/serve.py of 0.30 to 0.33. Acceptance is the difference of the server's
 counters: they exclude rounds that drafted nothing and include draft tokens accepted past the end
 of an output. The rate is a percentage.
 """

@@ -1,4 +1,4 @@
-"""Finds in a started server's log the root cause of its end."""
+"""Finds the root cause of a started server's end in its log."""
 
 import re
 import signal

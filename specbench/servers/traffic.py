@@ -171,7 +171,7 @@ class _Users:
                 arrived.create_task(self._converse(conversation))
 
     async def _converse(self, conversation: Sequence[int]) -> None:
-        """Send the requests of a conversation one after the other, all to the next server."""
+        """Send the requests of a conversation, one after the other, to the next server."""
         client = self._clients[self._num_begun % len(self._clients)]
         self._num_begun += 1
         answers: list[StreamedResponse] = []

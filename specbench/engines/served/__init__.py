@@ -1,1 +1,1 @@
-"""Serving engines, driven as they are: one file per engine; ../served_engine.py is the base."""
+"""Serving engines, each unmodified and in one file; ../served_engine.py has what they share."""

@@ -277,8 +277,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
 
 
 def _simulation(deployment: Deployment) -> dict[str, str]:
-    """Variables that simulate acceptance: srt/environ.py and srt/speculative/spec_utils.py; the
-    real draft tokens came with pull request 29645, for chains."""
+    """Variables that simulate acceptance; sources: srt/environ.py, srt/speculative/spec_utils.py.
+    Pull request 29645 added real draft tokens, for chains."""
     if deployment.simulated is None:
         return {}
     if _is_tree(deployment):

@@ -153,7 +153,7 @@ def _with_fields(command: list[str], arguments: Sequence[str]) -> list[str]:
 
 
 async def facts(client: "Client") -> ServerFacts:
-    """K is the number of draft positions among its counters."""
+    """Facts from several pages; K is the number of draft positions that have a counter."""
     card = await client.model_card()
     counters, page = await client.counter_page(COUNTERS.path, [COUNTERS])
     caches = labels_of(page, "vllm:cache_config_info")  # one per data-parallel rank
@@ -205,8 +205,7 @@ class _SpecDecodeMetrics(Payload):
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
-    """The counts of one response: of each round if the server reports "detailed" metrics, else
-    their sums."""
+    """The counts of a response: by round if the server's metrics are "detailed", else in sum."""
     metrics = (answer.metrics or {}).get("speculative_decoding")
     if not metrics or not k:
         return None
