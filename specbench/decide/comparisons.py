@@ -517,7 +517,7 @@ def _curves(cells: Sequence[CellSummary], axis: str) -> Iterator[tuple[CellKey, 
 
 
 def _known(points: Sequence[Point]) -> list[tuple[int, Interval]]:
-    """The speedups of valid points."""
+    """The positions and speedups of valid points."""
     return [(p.at, p.speedup) for p in points if p.valid and p.speedup]
 
 

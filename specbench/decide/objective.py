@@ -84,7 +84,9 @@ class SharedK:
 def find_shared_k(
     cells: Sequence[CellSummary], decisions: Sequence[Decision] = ()
 ) -> SharedK | None:
-    """One fixed K for the workloads of one pairing at one setting; ValueError for several of these.
+    """One fixed K for the workloads of one pairing at one setting.
+
+    ValueError for cells of several pairings or settings.
 
     A K is compared if it is usable in every workload (`deciding`), by the speedup estimates of the
     exploration phase; K = 0 has speedup 1. A workload's best K is that of its decision, so that it

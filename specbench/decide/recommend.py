@@ -98,7 +98,8 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
 def winners(cells: Sequence[CellSummary]) -> Iterator[str]:
     """Ids of the cells to confirm, since the best of many estimates is biased upward.
 
-    They are the winner of each setting, and if there is a K = auto, also that and the best fixed K.
+    They are the winner of each setting and, if K = auto was measured, also K = auto and the best
+    fixed K.
     """
     for group in by_question(cells):
         winner = choose(group).to_confirm
@@ -228,7 +229,7 @@ def _nothing_valid(cells: Sequence[CellSummary]) -> str:
 
 
 def _standing(choice: LeadingCell) -> Iterator[str]:
-    """Why this cell is the leader, if there was a choice."""
+    """Why the leader was chosen, if there was a choice."""
     leader, usable = choice.leader, [cell for cell in choice.cells if _is_usable(cell)]
     if leader is None or len(usable) < 2:
         return

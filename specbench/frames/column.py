@@ -78,12 +78,12 @@ def dtype_of(annotation: Any, *, each: bool = False) -> str:
 
 
 def frame_of(columns: Iterable[TableColumn[Row]], rows: Sequence[Row]) -> pd.DataFrame:
-    """A DataFrame of rows, its columns in order and of their types, also without a row."""
+    """A DataFrame with these columns in order, each of its type, even without rows."""
     return pd.DataFrame({c.name: array([c.value(row) for row in rows], c.dtype) for c in columns})
 
 
 def array(values: Sequence[Any], dtype: str) -> Any:
-    """Values of one column as pandas holds them; categories are in the order of appearance.
+    """Values of one column as pandas stores them; categories are in the order of appearance.
 
     A column of whole numbers becomes one of fractions if another tool gave a fraction.
     """

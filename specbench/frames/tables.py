@@ -179,7 +179,7 @@ def _index(row: RequestRow) -> range:
 
 
 def _logged() -> Iterator[TableColumn[RequestRow]]:
-    """The fields of a log, which have one entry per round, with the type of an entry."""
+    """The columns of a log, whose fields have one entry per round, with the type of an entry."""
     hints = get_type_hints(RoundLog)
     for column in record_columns(RoundLog, attrgetter("request.rounds")):
         yield replace(column, dtype=dtype_of(hints[column.name], each=True))
@@ -239,7 +239,7 @@ def cells_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
 
 
 def cell_columns() -> tuple[TableColumn[Any], ...]:
-    """The columns of all metrics, which every run has."""
+    """The columns of cells, which have one per metric and are the same for every run."""
     metrics = map(_metric_column, all_metrics().values())
     return (RUN_ID, _SYNTHETIC, *KEY, *_SUMMARY, *metrics, cell_id())
 
@@ -311,7 +311,7 @@ class ServerRow(NamedTuple):
 
 
 def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """Every attempt at a session, in order; none without a serving engine."""
+    """Every attempt at a session, in order; empty without a serving engine."""
     rows = [ServerRow(run.run, server) for run in runs for server in run.servers]
     return frame_of(server_columns(), rows)
 
@@ -393,7 +393,7 @@ def cells_csv(runs: Sequence[AnalyzedRun]) -> str:
 
 
 def to_parquet(table: pd.DataFrame) -> bytes:
-    """The table with its types, a list as a list. UsageError without pyarrow, which writes it."""
+    """The table as Parquet, with its types and lists. UsageError without pyarrow."""
     buffer = io.BytesIO()
     try:
         table.to_parquet(buffer, engine="pyarrow", index=False)
@@ -404,7 +404,7 @@ def to_parquet(table: pd.DataFrame) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameTable:
-    """`columns` are the same for every run, so that tables of several can be stacked."""
+    """A table. Its columns are the same for every run, so that tables of several can be stacked."""
 
     row: str  # what a row is
     columns: Callable[[], tuple[TableColumn[Any], ...]]

@@ -58,7 +58,7 @@ def pair_up(
     *,
     absolute_times: bool = False,
 ) -> Comparable:
-    """The cells of both runs that are the same work.
+    """The cells of both runs that do the same work.
 
     With `absolute_times` the hardware must be the same. UsageError names differences that are not
     allowed, and ambiguous matches.

@@ -151,7 +151,7 @@ class CellFigures:
 
 
 def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFigures:
-    """The figures of a cell: some metrics, by default all of which more or less is better."""
+    """The figures of a cell: those of `names`, or else of all metrics with a better direction."""
     units = _units(cell)
     chosen = [m for m in all_metrics().values() if m.better and (names is None or m.name in names)]
     rest = [_without_unit(cell, unit) for unit in units]

@@ -1,1 +1,1 @@
-"""The charts of the report, one file each; everything here imports matplotlib."""
+"""The charts of the report by kind; everything here imports matplotlib."""
