@@ -80,10 +80,8 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
             )
         elif alpha is not None:
             yield f"acceptance per tested draft token: {alpha:.0%} (break-even: {needed:.0%})"
-    states, verify = (
-        number_of(metrics, "state_bytes_per_row"),
-        number_of(metrics, "verify_cost_ratio"),
-    )
+    states = number_of(metrics, "state_bytes_per_row")
+    verify = number_of(metrics, "verify_cost_ratio")
     if states:
         checking = "" if verify is None else f"; verifying K + 1 tokens costs {verify:.2f} steps"
         yield (
@@ -128,6 +126,11 @@ class Units:
     @property
     def are_cycles(self) -> bool:
         return self.name == "cycle"
+
+    @property
+    def are_too_few(self) -> bool:
+        """Whether an interval needs more prompts or passes."""
+        return not self.are_cycles and self.count < MIN_UNITS
 
     def noun(self, count: int) -> str:
         return self.name if count == 1 else f"{self.name}{'es' if self.name == 'pass' else 's'}"
@@ -203,10 +206,8 @@ def _costs(cell: CellSummary) -> Iterator[str]:
     if length is not None and break_even is not None:
         shares = f"{length:.2f} tokens per round (break-even: {break_even:.2f})"
         yield f"acceptance length at {k_text(cell)}: {shares}"
-    draft, verify = (
-        number_of(cell.metrics, "draft_cost_ratio"),
-        number_of(cell.metrics, "verify_cost_ratio"),
-    )
+    draft = number_of(cell.metrics, "draft_cost_ratio")
+    verify = number_of(cell.metrics, "verify_cost_ratio")
     if draft is not None and verify is not None:
         yield f"time in target steps: {draft:.2f} per draft token, {verify:.2f} per verification"
     num_bytes = number_of(cell.metrics, "speculation_cost_bytes")

@@ -372,11 +372,14 @@ def _rate(cell: CellSummary, objective: Objective) -> float | None:
     if objective.name == "latency":
         seconds = number_of(cell.metrics, "tpot_s")
         return 1 / seconds if seconds else None
-    if cell.key.condition.is_stream:
-        return number_of(cell.metrics, "busy_tokens_per_s") or number_of(
-            cell.metrics, "aggregate_tokens_per_s"
-        )
-    names = ("end_to_end_tokens_per_s", "aggregate_tokens_per_s", "decode_tokens_per_s")
+    return all_users_rate(cell)
+
+
+def all_users_rate(cell: CellSummary) -> float | None:
+    """Tokens per second of all users; if requests overlap, preferably while the batch is full."""
+    names = ["busy_tokens_per_s", "aggregate_tokens_per_s"]
+    if not cell.key.condition.is_stream:
+        names = ["end_to_end_tokens_per_s", "aggregate_tokens_per_s", "decode_tokens_per_s"]
     return next((rate for name in names if (rate := number_of(cell.metrics, name))), None)
 
 

@@ -265,7 +265,7 @@ def _simplicity(cell: CellSummary) -> tuple[int, int]:
 def _is_only_judged(choice: LeadingCell, num_unmeasured: int) -> bool:
     """Whether every other K has too few prompts or passes for an interval."""
     competitors = [units_of(cell) for cell in choice.cells if cell is not choice.leader]
-    are_few = all(units.count < MIN_UNITS and not units.are_cycles for units in competitors)
+    are_few = all(units.are_too_few for units in competitors)
     return are_few and len(competitors) + num_unmeasured > 0
 
 

@@ -145,11 +145,8 @@ def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[Ex
         differing = [key for key, cell in of_run.items() if cell.num_prompts != newest[key]]
         if differing:
             first = differing[0]
-            here, there = (
-                f"{newest[first]} of {first.condition.workload}",
-                str(of_run[first].num_prompts),
-            )
-            difference = RunDifference(PROMPTS, here, there)
+            here = f"{newest[first]} of {first.condition.workload}"
+            difference = RunDifference(PROMPTS, here, str(of_run[first].num_prompts))
             dropped.append(ExcludedRun(run_id=run_id, differences=(difference,)))
         for key in differing:
             del of_run[key]

@@ -113,7 +113,7 @@ def is_cut_short(run: RunRecord, cell: CellSummary) -> bool:
     plan = next(plan for plan in run.cells if plan.key == cell.key)
     units = units_of(cell)
     planned = plan.num_repeats if units.name == "pass" else plan.num_prompts
-    return not units.are_cycles and units.count < MIN_UNITS <= planned
+    return units.are_too_few and planned >= MIN_UNITS
 
 
 def num_usable(stored: StoredRun, condition: Condition) -> int | None:

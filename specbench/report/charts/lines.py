@@ -7,6 +7,7 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from specbench.decide.objective import all_users_rate
 from specbench.decide.recommend import estimate
 from specbench.gate.history import History, Series
 from specbench.metrics.machine import Moment
@@ -234,16 +235,10 @@ def _curves(sections: Sequence[Section]) -> dict[str, Points]:
             best[label] = max(usable, key=estimate, default=None)
         for label, cell in best.items():
             user = number_of(cell.metrics, "user_tokens_per_s") if cell else None
-            total = _all_users(cell) if cell else None
+            total = all_users_rate(cell) if cell else None
             if user is not None and total is not None:
                 curves.setdefault(label, []).append((user, total, concurrency))
     return curves
-
-
-def _all_users(cell: CellSummary) -> float | None:
-    names = ("busy_tokens_per_s", "aggregate_tokens_per_s", "end_to_end_tokens_per_s")
-    speeds = (number_of(cell.metrics, name) for name in names)
-    return next((speed for speed in speeds if speed is not None), None)
 
 
 def _draw_curve(ax: Axes, points: Points, style: SeriesStyle | None) -> None:
