@@ -1,4 +1,4 @@
-"""What a broken file is: the place and the words that its error must have.
+"""A broken file, with the place and the words that its error must have.
 
 A test writes `files` into an empty working folder. If `workload` is None, reading
 pairings.yaml must fail; else `--workload` with that name or file must.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BrokenInput:
-    """What is wrong, the files that have it, and what the error says."""
+    """The fault, the files that have it, and the text of the error."""
 
     name: str
     files: Mapping[str, bytes]

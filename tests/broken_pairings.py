@@ -23,7 +23,7 @@ def _drafter(name: str, line: int, says: str, text: str) -> BrokenInput:
 
 
 def _target(name: str, line: int, says: str, text: str) -> BrokenInput:
-    """`text` is what the target `big` has beside its drafter; its first line is line 3."""
+    """`text` is what the target `big` has in addition to its drafter; its first line is line 3."""
     rows = dedent(text).strip().splitlines()
     body = "".join(f"    {row}\n" for row in rows)
     tail = "    drafters:\n      copy:\n        method: ngram\n"

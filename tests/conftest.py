@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks of all tests."""
 
 import atexit
 import gc
@@ -46,15 +46,15 @@ def pytest_collection_finish() -> None:
     Every run of a target ends with some collections, which else take a third of its time.
     """
     gc.freeze()
-    atexit.register(gc.unfreeze)  # Triton says what is left of its own, and all of it would be
-    gc.set_threshold(50_000, 20, 100)  # tests make much that is no garbage
+    atexit.register(gc.unfreeze)  # else Triton reports all objects as its leftovers
+    gc.set_threshold(50_000, 20, 100)  # tests make many objects that are not garbage
     if interpreter := sys.modules.get("triton.runtime.interpreter"):
         patch_language_per_kernel(interpreter)
         remember_numpy_types(interpreter)
 
 
 def patch_language_per_kernel(interpreter: Any) -> None:
-    """Triton's interpreter patches the language for each function that a kernel calls, too.
+    """Triton's interpreter also patches the language for each function that a kernel calls.
 
     That takes most of its time.
     """
@@ -100,9 +100,9 @@ def attention_of_short_texts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet_host() -> Iterator[None]:
-    """No run waits to see what else the machine does, nor warns of the tests beside it.
+    """No run waits to observe the load of the machine, or warns about concurrent tests.
 
-    It has one core, so that no run tries several numbers of threads.
+    The host has one core, so that no run tries several numbers of threads.
     """
     quiet = load.HostLoad(num_cores=1, others_cores=0.0, steal_share=0.0, load_average=0.0)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""The examples of README.md and docs/: fenced blocks, with what a comment above says of them.
+"""The examples of README.md and docs/: fenced blocks with the instructions of the comment above.
 
 <!-- file: NAME -->          the block is written to this file
 <!-- before: COMMANDS -->    what a reader has done by then

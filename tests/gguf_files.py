@@ -8,7 +8,7 @@ from typing import Any
 
 NUM_TOKENS = 300
 TOKENS = tuple(f"t{i}" for i in range(NUM_TOKENS))
-# Of the model: 2 layers of 4 query and 2 key/value heads of 8 numbers.
+# The model has 2 layers of 4 query and 2 key/value heads of 8 numbers.
 HIDDEN, LAYERS = 32, 2
 KV_BYTES = LAYERS * 2 * (8 + 8) * 2
 KEYS: Mapping[str, Any] = {

@@ -8,7 +8,7 @@ from specbench.records import BlockRecord, RequestRecord, RoundLog
 def made_request(
     cell_id: str, prompt_id: str, rounds: RoundLog | None, **more: Any
 ) -> RequestRecord:
-    """As long as its rounds, after a prefill of 0.1 s; `said`: what is otherwise."""
+    """A request as long as its rounds, after a prefill of 0.1 s; `more`: other fields."""
     decode_s = more.get("decode_s", sum(rounds.round_s) if rounds else None)
     prefill_s = more.get("prefill_s", 0.1)
     ttft_s = more.get("ttft_s", prefill_s)

@@ -26,14 +26,14 @@ _ORDERED = {"<": 1, "<=": 1, ">": -1, ">=": -1}
 
 
 class Claim(NamedTuple):
-    """One line of a test that holds a number against a limit."""
+    """One line of a test that compares a number with a limit."""
 
     test: str
     line: int
     kind: str
 
 
-_noted: dict[Claim, tuple[float, float, float]] = {}  # room, value, limit: the least room of a run
+_noted: dict[Claim, tuple[float, float, float]] = {}  # margin, value, limit, of the least margin
 _running = [""]
 
 
@@ -46,7 +46,7 @@ def pytest_configure() -> None:
 
 
 def pytest_assertion_pass() -> None:
-    """That there is a hook makes pytest explain what holds, too."""
+    """Exists so that pytest also explains assertions that pass."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,7 +71,7 @@ def threads(one_thread: None) -> None:  # noqa: ARG001
 
 
 def _compile_for_the_same_instructions() -> None:
-    """What torch compiles does not obey ATEN_CPU_CAPABILITY, and the two do not go together."""
+    """Code compiled by torch ignores ATEN_CPU_CAPABILITY, and the two must agree."""
     width = {"avx2": 256, "default": 1}.get(os.environ.get("ATEN_CPU_CAPABILITY", ""))
     if width:
         import torch._inductor.config as inductor
@@ -194,7 +194,7 @@ def _shake_seeds(shake: int) -> None:
 
 
 def read(folder: Path) -> dict[Claim, tuple[float, float, float]]:
-    """The claims of one run with their least room, value and limit."""
+    """The claims of one run with their smallest margin, its value and its limit."""
     by_claim: dict[Claim, tuple[float, float, float]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         for text in path.read_text().splitlines():
@@ -204,9 +204,9 @@ def read(folder: Path) -> dict[Claim, tuple[float, float, float]]:
 
 
 def table(runs: Sequence[dict[Claim, tuple[float, float, float]]]) -> Iterator[str]:
-    """The claims whose figure is another one from run to run, the nearest to its limit first.
+    """The claims whose figure differs between runs, the nearest to its limit first.
 
-    The distance is the mean room over the deviation of the rooms between runs.
+    The distance is the mean margin over the deviation of the margins between runs.
     """
     rows = []
     for claim in set().union(*runs):
@@ -220,7 +220,7 @@ def table(runs: Sequence[dict[Claim, tuple[float, float, float]]]) -> Iterator[s
         yield f"{distance:8.1f} {least:10.3g} {spread:10.3g}  {claim.test}:{claim.line}  {values}"
 
 
-# What seeds, threads and instruction sets are told apart by: the first is a run as it is.
+# Environments with other seeds, threads and instruction sets; the first is an unchanged run.
 _RUNS: dict[str, dict[str, str]] = {
     "plain": {},
     "avx2": {SHAKE: "1", "ATEN_CPU_CAPABILITY": "avx2"},
@@ -230,9 +230,9 @@ _RUNS: dict[str, dict[str, str]] = {
 
 
 def run_all(folder: Path, tests: Sequence[str]) -> list[Path]:
-    """Run the tests once in each way, every figure noted in a folder of its own.
+    """Run the tests once in each configuration, with the figures of each in a separate folder.
 
-    Some tests fail with other seeds, and may: what they say of one seed is another number.
+    Some tests may fail with other seeds: their limits are for one seed.
     """
     made = []
     for name, changes in _RUNS.items():

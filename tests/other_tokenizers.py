@@ -25,7 +25,7 @@ TEXTS = (
 
 
 def write_byte_level(folder: Path, size: int, texts: tuple[str, ...] = TEXTS) -> ChatTokenizer:
-    """As GPT-2's: every byte has a token, a word begins with its space."""
+    """A tokenizer like GPT-2's: every byte has a token, a word begins with its space."""
     inner = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -42,7 +42,7 @@ def write_byte_level(folder: Path, size: int, texts: tuple[str, ...] = TEXTS) ->
 def write_pieces(
     folder: Path, size: int, texts: tuple[str, ...] = TEXTS, prepend: str = "always"
 ) -> ChatTokenizer:
-    """As SentencePiece's: a space before every text, bytes for what has no piece."""
+    """A tokenizer like SentencePiece's: a space before every text, bytes for what has no piece."""
     inner = Inner(models.BPE(byte_fallback=True))
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
     spaces = decoders.Replace("\u2581", " ")

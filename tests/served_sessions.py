@@ -42,7 +42,7 @@ FIRST_CONFIRMING = 100  # cycle
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What the made-up run should contain."""
+    """Contents of the synthetic run."""
 
     engine: str = "vllm"
     version: str = "0.32.1"
@@ -54,7 +54,7 @@ class Sweep:
     differing: float = 0.05  # from prompt to prompt, of the log speedup
     confirmed: int | None = 4  # the K that was measured again
     lost: tuple[tuple[int, int, int], ...] = ()  # K, cycle and leg that were never held whole
-    again: tuple[tuple[int, int, int], ...] = ()  # those that a second attempt held
+    again: tuple[tuple[int, int, int], ...] = ()  # the ones held in a second attempt
     is_attached: bool = False  # to a server that was running
     slower: dict[int, float] = field(default_factory=dict)  # K -> what its seconds are times
     variant: str | None = None
@@ -122,7 +122,7 @@ def varied_sweep(variants: dict[str, float], sweep: Sweep = SMALL) -> StoredRun:
 
 
 def keys(sweep: Sweep = SMALL) -> Iterator[CellKey]:
-    """By concurrency, then by K."""
+    """Cell keys by concurrency, then by K."""
     for rows in sweep.rows:
         for k in (0, *sweep.ks):
             yield key_of(k, rows, sweep.engine, sweep.variant)
@@ -143,7 +143,7 @@ def _passes(sweep: Sweep) -> Iterator[tuple[BlockPurpose, tuple[int, ...], range
 def _session(
     sweep: Sweep, purpose: BlockPurpose, k: int, cycle: int, leg: int
 ) -> tuple[list[ServerRecord], list[BlockRecord]]:
-    """Its attempts, of which only the last can be whole, and what they stored."""
+    """The attempts of a session, of which only the last can be complete, and their records."""
     place = f"demo|{sweep.engine}|K{k}|{sweep.variant or ''}{purpose}|c{cycle}.{leg}"
     whole = _run_session(sweep, purpose, k, cycle, leg, f"{place}#1", place)
     if (k, cycle, leg) not in (*sweep.lost, *sweep.again):
@@ -211,7 +211,7 @@ def _run_session(
 
 
 def counters_of(requests: Sequence[RequestRecord]) -> dict[str, float]:
-    """What a server counts while it serves them."""
+    """The server's counts while it serves the requests."""
     counted = {
         "num_tokens": float(sum(request.num_output_tokens for request in requests)),
         "num_requests": float(len(requests)),
@@ -271,7 +271,7 @@ def _block(
 
 
 def _request(sweep: Sweep, key: CellKey, prompt: int, pace: float) -> RequestRecord:
-    """Of 25 tokens; the last round of odd prompts accepts one draft past the end."""
+    """Requests of 25 tokens; the last round of odd prompts accepts one draft past the end."""
     k, rows = key.draft.k, key.condition.concurrency
     easier = sweep.differing * (prompt - (sweep.num_prompts - 1) / 2) if k else 0.0
     shared = 1 + 0.1 * (rows - 1) * (k + 1) / 2  # speculation pays less the more there are

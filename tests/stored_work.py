@@ -1,4 +1,4 @@
-"""What a store says that is measured but no time: the same wherever the work was done."""
+"""The parts of a stored run that do not depend on times or on the machine."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from specbench.records import BlockRecord, Environment, ServerRecord
 from specbench.runs import StoredRecord, StoredRun
 from specbench.runs.codec import RunEnd, encode_line
 
-# Beside what ends in `_s`: names of attempts, and what is of a machine, a start or a moment.
+# In addition to names that end in `_s`: attempts, and facts of a machine, a start or a moment.
 OF_A_TIME = {"block_id", "command", "client", "finished_at", "log", "node", "queue_s", "seconds"}
 OF_A_TIME |= {"attempt", "session", "started_at"}
 OF_A_MACHINE = {"memory_bytes", "num_gpus", "power_w", "throttle_reasons", "device"}

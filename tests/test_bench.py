@@ -74,7 +74,7 @@ def test_bench_compares_equal_work_and_records_its_provenance(
         "builtin K=20",
     ]
     cells = {cell["name"]: cell for cell in document["cells"] if "builtin" in cell["name"]}
-    # A busy machine may be too unsteady to tell.
+    # A busy machine may be too unsteady for a verdict.
     assert all(cell.get("overhead_ratio", 0.95) >= 0.95 for cell in cells.values())
     assert cells["builtin K=0"]["num_forward_samples"] == 8  # of one block
     assert [forward["num_tokens"] for forward in document["forwards"]] == [1, 5, 9]

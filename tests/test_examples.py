@@ -20,7 +20,7 @@ REASONS = ("needs ", "takes ")
 
 
 def parse_command(words: list[str]) -> None:
-    """Raises where the command line takes the words for wrong, but for something left out."""
+    """Raises if the command line rejects the words, except for missing ones."""
     _, name, *rest = words
     if name.startswith("-"):
         return

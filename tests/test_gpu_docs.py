@@ -1,4 +1,4 @@
-"""docs/gpu.md: its memory is what the program computes, its drivers are those of the error."""
+"""docs/gpu.md: its memory is what the program computes, and its drivers are those of the error."""
 
 import re
 from dataclasses import replace

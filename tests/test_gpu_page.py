@@ -1,4 +1,4 @@
-"""What the GPU suite's page says of made-up documents, and what only a GPU goes through."""
+"""The GPU suite's page for synthetic documents, and code that otherwise only runs on a GPU."""
 
 import re
 import sys
@@ -36,7 +36,7 @@ def document(**sections: Any) -> dict[str, Any]:
 
 
 def first_lines(**sections: Any) -> list[str]:
-    """Those of `Look at first`."""
+    """The lines of `Look at first`."""
     text = page(document(**sections))
     return text.partition("## Look at first\n\n")[2].partition("\n\n")[0].splitlines()
 

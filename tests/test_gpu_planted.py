@@ -87,7 +87,7 @@ def test_a_planted_rotation_error_fails_the_kernel_check(
     small: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Backwards(TorchSteps):
-        """On a CPU it stands where Triton's steps do on a GPU."""
+        """Replaces, on a CPU, the Triton steps of a GPU."""
 
         def rotations(self, rope_P: Any, positions_N: Any) -> Any:
             cos, sin = super().rotations(rope_P, positions_N)

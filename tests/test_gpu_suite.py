@@ -49,7 +49,7 @@ def printed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    """What a part prints, which is also what it returns and what it leaves in $OUT."""
+    """The output of a part, which is also its result and its file in $OUT."""
     monkeypatch.setenv("OUT", str(tmp_path))
     part = request.param
     returned = PARTS[part](SMALL)

@@ -21,7 +21,7 @@ ANALYZING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"
 DECODING = {*BASE, *FILES, "models", "forward", "decode"}
 DRIVING = {*DECODING, "drafters", "engines"}
 
-# Package, or file -> those that it may import; "" is specbench itself (its version).
+# Package, or file -> packages that it may import; "" is specbench itself (its version).
 MAY_IMPORT = {
     "": {"notebook"},  # for type checkers; at run time at the first use of `load`
     "errors": set(),

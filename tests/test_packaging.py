@@ -1,4 +1,4 @@
-"""What is published: one version, budgets of size and of imports. `make test-docs` builds it."""
+"""One version, budgets of size and of imports; `make test-docs` builds it."""
 
 import re
 import subprocess

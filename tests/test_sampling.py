@@ -47,7 +47,7 @@ def sample(
     expression: str = "not gpu and not long",
     named: str = "tests",
 ) -> list[SimpleNamespace]:
-    """What is made of 16 cases, of which the first are long anyway."""
+    """The marks of 16 cases, of which the first are long anyway."""
     cases = [
         SimpleNamespace(params={"a": i // 2, "b": i % 2}, marks=[LONG] if i < num_long else [])
         for i in range(16)

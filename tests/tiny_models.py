@@ -1,6 +1,6 @@
-"""Folders of models and heads made on the spot, for code that reads files alone.
+"""Folders of small models and heads, for code that reads only files.
 
-A draft or a head is written as it should be; a test then changes what it is about.
+A draft or a head is written correctly; a test then changes the part that it tests.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What every test of the bench shares."""
+"""Fixtures of all tests of the bench."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.bench.tiny_runs import write_tiny
 
 @pytest.fixture(scope="package", autouse=True)
 def time_forwards_of_one_block() -> Iterator[None]:
-    """Forwards are timed beside the first block of a cell, and not beside eight."""
+    """Forwards are timed next to the first block of a cell only, instead of the first eight."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passes, "BLOCKS", 1)
         yield

@@ -14,7 +14,7 @@ _LOADING = Lock()
 
 
 class Killed(BaseException):
-    """What a worker meets that is killed: nothing catches it."""
+    """Raised in a worker that is killed: nothing catches it."""
 
 
 class FakeCluster:

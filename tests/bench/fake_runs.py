@@ -87,7 +87,7 @@ def make_plan(
 ) -> TargetPlan:
     """The plan of the target `big` with its drafters; `prompts` unless settings name files.
 
-    `depths`: the deepest K of drafters, as if their files had told them.
+    `depths`: the deepest K of drafters, as if read from their files.
     """
     pairings_file = folder / "pairings.yaml"
     pairings_file.write_text(PAIRINGS)
@@ -167,9 +167,8 @@ def measure(
     probe: Probe = NO_PROBE,
     device: str = "cpu",
 ) -> StoredRun:
-    """Measure the plan, or the rest of it where the run is there; what is stored then.
-
-    `device` is what the run's environment names.
+    """Measure the plan, or the rest of it if the run exists; the stored run. `device` is the device
+    in the run's environment.
     """
     if (root / RUN_ID).exists():
         writer = resume_run(root, RUN_ID)

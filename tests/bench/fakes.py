@@ -81,7 +81,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def stop_after(num_blocks: int = 1) -> RecordingWatch:
-    """A watch that presses Ctrl-C when so many blocks, or units of a cluster, are done."""
+    """A watch that presses Ctrl-C when this number of blocks, or units of a cluster, is done."""
 
     def on_advance(done: int) -> None:
         if done == num_blocks:
@@ -128,10 +128,10 @@ class Call(NamedTuple):
 
 @dataclass
 class FakeServer:
-    """Obeys the engine's protocol and tells no more.
+    """An engine that implements only the protocol, like a serving engine.
 
-    `noise` makes speculation up to that share slower, by prompt; `room` is the number of
-    drafters that fit beside the target.
+    `noise` makes speculation up to that share slower, by prompt; `room` is the number of drafters
+    that fit next to the target.
     """
 
     clock: FakeClock = field(default_factory=FakeClock)
@@ -260,7 +260,8 @@ class FakeEngine(FakeServer):
         return (target,) if drafter == "none" else (target, draft)
 
     def time_forwards(self, request: Request, work: Work) -> TimedForwards:
-        """Takes no time: it is beside what is measured. Every fifth of a kind is a hiccup."""
+        """Takes no time, as it is not part of what is measured. Every fifth time of a kind is an
+        outlier."""
         rounds = self._rounds(request.max_new_tokens - 1, work.drafter, work.k, 1.0)
         forward_s = {
             forward: tuple(

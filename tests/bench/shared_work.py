@@ -1,4 +1,4 @@
-"""Work for processes of their own; they import little."""
+"""Tasks for worker processes; they import little."""
 
 import os
 import signal

@@ -32,7 +32,7 @@ from tests.settings.flat_settings import changed
 def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp_path):
     files = tuple(write_prompts(tmp_path / f"{name}.jsonl", TWENTY) for name in ("a", "b"))
     # A block takes 175 s, without its slowest K 118 s, and a reference 41 s more, so that some 16
-    # of 120 blocks fit into 80% of the time; a winner beside K = 0 takes 52 s.
+    # of 120 blocks fit into 80% of the time; a winner with K = 0 takes 52 s.
     clock = FakeClock()
     watch = RecordingWatch()
     run = measured(
@@ -234,7 +234,7 @@ def test_a_deadline_without_a_budget_never_passes():
     ("spent_s", "explore_s", "confirm_s"), [(30.0, 50.0, 70.0), (90.0, -10.0, 10.0)]
 )
 def test_time_spent_before_a_resume_counts_for_both_phases(spent_s, explore_s, confirm_s):
-    # A run killed while it confirmed (90 of 100 s) goes on confirming: exploring is over.
+    # A run killed while it confirmed (90 of 100 s) continues to confirm: exploring is over.
     deadline = Deadline(100.0, FakeClock(), spent_s=spent_s)
     assert deadline.seconds_left("explore") == explore_s
     assert deadline.seconds_left("confirm") == confirm_s

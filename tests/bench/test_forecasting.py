@@ -195,7 +195,7 @@ def test_timing_repetitions_are_spread_between_blocks_within_their_share(
 
 
 class Stop(KeyboardInterrupt):
-    """A kill where the test wants one."""
+    """A kill at the place that a test names."""
 
 
 @pytest.mark.parametrize("num_traces", [1, 5, 12])

@@ -1,4 +1,4 @@
-"""What is not here is named with its size, downloaded and counted; nothing where all is here."""
+"""Missing models are named with their size, downloaded and counted."""
 
 import shutil
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ PICKLED = ModelSpec(source="org/pickled")
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is reported of slow steps, while the hub may be asked."""
+    """Messages about slow steps, while the hub may be queried."""
     texts: list[str] = []
     monkeypatch.setattr(library_output, "listeners", [texts.append])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -49,7 +49,7 @@ def address(messages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**20)
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", _template(address))
-        close_session()  # the next one reads the environment anew
+        close_session()  # the next one reads the environment again
         yield address
     close_session()
 
@@ -192,7 +192,7 @@ def test_a_hub_that_does_not_answer_cannot_be_reached(
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    close_session()  # the next one reads the environment anew
+    close_session()  # the next one reads the environment again
     assert not hub._is_reachable()
     close_session()
 

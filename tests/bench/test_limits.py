@@ -79,14 +79,14 @@ class SizedEngine:
         )
 
     def counted(self, work: Callable[[], object]) -> HostCalls | None:
-        """What a profiler would see, its own wait included."""
+        """The kernels that a profiler would see, including its own wait."""
         work()
         assert self.calls is not None
         return self.calls._replace(syncs=self.calls.syncs + 1)
 
 
 def block(*lengths: tuple[int, int]) -> BlockRecord:
-    """Requests of so many prompt and output tokens."""
+    """Requests with these numbers of prompt and output tokens."""
     made = (
         made_request(
             "", "p", None, num_prompt_tokens=prompt, output_ids=(0,) * output, prefill_s=None
@@ -116,7 +116,7 @@ def test_bytes_per_round_count_weights_and_the_mid_run_cache():
 def test_a_round_reads_the_draft_model_as_often_as_it_runs():
     (limit,) = limits_of(cell(3))
 
-    # Three forwards of the draft alone: 100 bytes of weights, 2 a cached token.
+    # Three forwards of only the draft: 100 bytes of weights, 2 per cached token.
     assert limit.bytes_per_round == (1_000 + 100 * 8) + 3 * (100 + 100 * 2)
 
 
@@ -205,7 +205,7 @@ class Allocator:
         self.peak = max(self.peak, self.now)
 
     def run(self, num_bytes: int) -> None:
-        """A pass that needs so much while it runs."""
+        """A pass that needs this much memory while it runs."""
         self.take(num_bytes)
         self.now -= num_bytes
 
@@ -227,7 +227,7 @@ def meter(allocator: Allocator) -> MemoryMeter:
 
 
 def test_a_drafter_without_memory_adds_nothing_to_the_peak(meter, allocator):
-    """The room that a pass needs is in both peaks, and counts once."""
+    """The memory that a pass needs is in both peaks, and counts once."""
     pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS))
     assert pair.peak_allocated_bytes == TARGET + PASS
 
@@ -248,7 +248,7 @@ def test_memory_that_an_earlier_drafter_left_is_not_charged_to_the_next(meter, a
 
 
 def test_memory_freed_in_between_is_not_attributed(meter, allocator):
-    """As blocks that torch keeps for later and a removed drafter makes it give back."""
+    """Memory that torch caches for later and frees when a drafter is removed."""
     allocator.now -= 11
     pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS + 11))
     assert pair.peak_allocated_bytes == TARGET + PASS

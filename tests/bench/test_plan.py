@@ -170,7 +170,7 @@ def test_a_request_has_its_own_seed_which_does_not_depend_on_k():
 
 def test_text_that_is_not_the_targets_own_is_named(tmp_path):
     plan = make_plan(tmp_path, SETTINGS)
-    assert foreign_workloads(plan) == ()  # this target has no workloads of its own
+    assert foreign_workloads(plan) == ()  # this target lists no workloads
     at_home = replace(plan, target=replace(plan.target, workloads=tmp_path))
     assert foreign_workloads(at_home) == ()
     elsewhere = replace(plan, target=replace(plan.target, workloads=tmp_path / "elsewhere"))

@@ -1,7 +1,4 @@
-"""What a plan leaves out: a K that a drafter cannot draft or no server runs, and other methods.
-
-A K that nobody named gives way to what the drafter can draft; one that was named does not.
-"""
+"""A plan leaves out a K that a drafter cannot draft or no server runs, and other methods."""
 
 import re
 from pathlib import Path
@@ -27,7 +24,7 @@ UNSAID = changed(SETTINGS, num_speculative_tokens=None)
 
 
 def too_deep(call: Call) -> Exception | None:
-    """What the built-in engine says."""
+    """The error of the built-in engine."""
     is_too_deep = call.drafter == "good" and call.k > 4
     return UsageError("good drafts at most 4 tokens ahead") if is_too_deep else None
 

@@ -1,4 +1,4 @@
-"""What cannot be measured is a stored result; everything else is measured all the same."""
+"""Anything that cannot be measured is a stored result; everything else is still measured."""
 
 import re
 

@@ -99,7 +99,7 @@ def test_a_run_stopped_while_confirming_resumes_without_exploring(tmp_path):
         measure(plan, engine, tmp_path, RecordingWatch(stop_in_confirming))
     before = load_run(RUN_ID, tmp_path)
 
-    # What was spent is told from blocks, without loading and references: there seems time left.
+    # The time spent is computed from blocks, without loading and references: time seems to be left.
     after = measure(plan, FakeEngine(), tmp_path, spent_s=clock.now_s / 2)
     added = after.blocks[len(before.blocks) :]
     assert {block.purpose for block in added} == {"confirm"}

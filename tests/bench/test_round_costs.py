@@ -196,7 +196,7 @@ def test_every_row_has_its_own_text():
 
 
 def test_a_timed_later_turn_has_its_history_in_the_cache():
-    """As in a sweep: what was read and answered is there, and what is new is read."""
+    """As in a sweep: what was read and answered is in the cache, and what is new is read."""
     first = TEXTS[0]
     second = replace(
         first,

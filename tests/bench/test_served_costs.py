@@ -21,7 +21,7 @@ def timed(fake: FakeServer, suffix: str = "", **options: Any) -> list[EngineCost
 
 
 def test_a_round_is_the_time_over_the_rounds_the_server_counted():
-    """8 rounds of 4 ms after a prefill that is none of them."""
+    """8 rounds of 4 ms after a prefill, which is not one of them."""
     fake = FakeServer()
     with serving(fake) as url:
         costs = time_servers([url], PROMPTS)
@@ -185,7 +185,7 @@ def test_a_malformed_address_is_refused_before_any_request(url):
 
 
 class LookupServer(FakeServer):
-    """Looks its drafts up: in one round of 8, or in none, and none of them is accepted."""
+    """Looks its drafts up: in one round of 8, or in none, and no draft is accepted."""
 
     num_drafting: int = 0
 

@@ -44,13 +44,13 @@ def test_the_quoted_text_is_from_the_last_user_message() -> None:
 
 
 def predictions(folder: Path, entry: Mapping[str, Any], **changes: Any) -> list[bytes]:
-    """What the engine was told of the turns of the only prompt, the same in every cell."""
+    """The engine's requests for the turns of the only prompt, the same in every cell."""
     prompts = folder / "own.jsonl"
     prompts.write_text(json.dumps({"id": "p0", **entry}) + "\n")
     engine = FakeEngine()
     settings = changed(SETTINGS, workloads=(str(prompts),), **changes)
     measured(folder, settings, engine=engine)
-    # Warming up foresees half of its own text.
+    # Warming up predicts half of its own text.
     sent = [call.request for call in engine.calls if call.request.max_new_tokens > WARM_UP_TOKENS]
     texts = [bytes(request.prediction_ids) for request in sent]
     return list(dict.fromkeys(filter(None, texts)))
@@ -80,7 +80,7 @@ def of_bytes(ids: Sequence[int]) -> str:
 
 
 def of_words(ids: Sequence[int]) -> str:
-    """The first word has no space before it, as where a tokenizer marks the start of a text."""
+    """The first word has no space before it, as in tokenizers that mark the start of a text."""
     return " ".join(f"w{i}" for i in ids)
 
 

@@ -1,4 +1,4 @@
-"""Rows, contexts, engines, adaptive K and made-up acceptance, down to the records on disk."""
+"""Batch sizes, contexts, engines, adaptive K and simulated acceptance, down to stored records."""
 
 import shutil
 from pathlib import Path

@@ -28,7 +28,7 @@ def failure(text):
 
 @dataclass(frozen=True)
 class Words:
-    """A unit that says words, each a record; those that are known already are not said again."""
+    """A unit that produces words, each a record; stored words are not produced again."""
 
     label: str
     words: tuple[str, ...]

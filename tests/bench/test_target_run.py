@@ -222,7 +222,7 @@ def test_the_target_runs_before_any_drafter_is_loaded(tmp_path):
 
 
 def test_a_round_is_compared_with_its_model_forwards(run):
-    # All rounds after the first four: 12 where all is kept, but for an answer's end.
+    # All rounds after the first four: 12 if all drafts are kept, except at the end of an answer.
     counted = {
         (cost.cell_id.split("|")[0], cost.num_tokens - 1): cost.num_samples
         for cost in run.forwards
@@ -239,7 +239,7 @@ def test_a_round_is_compared_with_its_model_forwards(run):
         (cell.key.draft.drafter, cell.key.draft.k): cell.metrics["overhead_ratio"]
         for cell in build_document(run).cells
     }
-    # A target's forward takes 0.8 s alone, a drafter's 0.05 s.
+    # A target's forward takes 0.8 s by itself, a drafter's 0.05 s.
     assert overheads == pytest.approx(
         {
             ("none", 0): 1.0 / 0.8,
@@ -360,7 +360,7 @@ def on_gpu(tmp_path, monkeypatch):
 
 
 def launches(run):
-    """By drafter and K, over all workloads."""
+    """Figures by drafter and K, over all workloads."""
     counts = defaultdict(list)
     for cell in build_document(run).cells:
         draft = cell.key.draft

@@ -54,7 +54,7 @@ class Threaded(FakeEngine):
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Eight cores, a fresh cache, and threads that are only counted; returns `others`."""
+    """Eight cores, an empty cache, and threads that are only counted; returns `others`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(autotune, "_known", {})
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 8)  # noqa: ARG005

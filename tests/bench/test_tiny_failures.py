@@ -1,4 +1,4 @@
-"""What cannot run on a real, tiny model: stored with its reason, and the rest is measured."""
+"""Cells that fail on a real, tiny model are stored with the reason, and the rest is measured."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ from tests.tiny_pair import make_tokenizer
 
 @pytest.fixture(scope="module")
 def refusing(tiny, tmp_path_factory):
-    """A run in which several drafters and one whole target are refused for reasons of their own."""
+    """A run in which several drafters and one whole target are refused, each for another reason."""
     folder = tmp_path_factory.mktemp("refusing")
     for name in ("target", "draft"):
         shutil.copytree(tiny / name, folder / name)

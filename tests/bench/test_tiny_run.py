@@ -115,7 +115,7 @@ def test_every_cell_is_compared_with_its_model_forwards(run):
         ("ngram", "target", 5, 1),
     }
     ratios = [cell.metrics.get("overhead_ratio", 0.95) for cell in build_document(run).cells]
-    assert all(ratio >= 0.95 for ratio in ratios)  # a busy machine may be too unsteady to tell
+    assert all(ratio >= 0.95 for ratio in ratios)  # a busy machine may be too unsteady
 
 
 def test_models_are_identified_by_content_and_not_by_path(run, tiny):

@@ -113,7 +113,7 @@ def test_logs_during_imports_are_silenced(
 ) -> None:
     from tests.bench.talkative_work import nothing
 
-    capfd.readouterr()  # this process logged it, too
+    capfd.readouterr()  # this process also logged it
     assert run_sharded(nothing, 2, RecordingWatch()) == []
     assert "no kernel" not in capfd.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Runs of the bench on a real, tiny pair in a folder of its own."""
+"""Runs of the bench on a real, tiny pair in its own folder."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -38,7 +38,7 @@ class Tab:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of a DevTools method; RuntimeError with its own words where it refuses."""
+        """The result of a DevTools method; RuntimeError with its message if it fails."""
         self._last_id += 1
         message = {"id": self._last_id, "method": method, "params": params}
         if self._session:
@@ -53,7 +53,7 @@ class Tab:
             self._keep(answer)
 
     def resize(self, width: int, *, scheme: str = "light", medium: str = "screen") -> None:
-        """As on a screen of this width, or on paper."""
+        """The page as on a screen of this width, or on paper."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -77,7 +77,7 @@ class Tab:
         self.value("document.querySelectorAll('details').forEach((each) => { each.open = true })")
 
     def value(self, expression: str) -> Any:
-        """What JavaScript in the page makes of an expression, promises awaited."""
+        """The value of a JavaScript expression in the page, with promises awaited."""
         done = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )

@@ -1,6 +1,6 @@
-"""The report in a real Chromium: how it looks, what it says to it, and whether anybody can use it.
+"""The report in a real Chromium: how it looks, what it logs, and whether it is accessible.
 
-`make test-browser` runs it; the screenshots are in build/screenshots, to be looked at.
+`make test-browser` runs it; the screenshots are in build/screenshots, for a look at them.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ def broken() -> Document:
 
 
 def long_names() -> Document:
-    """As people have them: nothing of it may push the page wider than its screen."""
+    """Names as people have them: nothing may make the page wider than its screen."""
     stored = stored_run(replace(SMALL, drafters=("draft",)))
     for old in ("demo", "draft", "creative"):
         stored = renamed(stored, old, f"a-rather-long-name-for-{old}-with-no-space-in-it-at-all")

@@ -1,4 +1,4 @@
-"""How tables sort and filter, in a small page of their own."""
+"""How tables sort and filter, in a small separate page."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -44,7 +44,7 @@ def specbench(
 
     The command may have several words, as they are typed.
 
-    Its HTML page has charts, and forwards are timed beside more than one block, only `in_full`.
+    Its HTML page has charts, and forwards are timed next to more than one block, only `in_full`.
     """
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, chdir(cwd):

@@ -20,7 +20,7 @@ Cost = Callable[[int, int], float]
 
 
 class WorkClock:
-    """Its seconds are those of the forwards and of nothing else."""
+    """A clock that advances only by the seconds of forwards."""
 
     def __init__(self, cost: Cost) -> None:
         self.cost = cost

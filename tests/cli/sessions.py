@@ -1,4 +1,4 @@
-"""Commands in processes of their own that a test can interrupt or kill.
+"""Commands in separate processes that a test can interrupt or kill.
 
 They are forked from a server that has imported the heavy packages once, so that each starts in
 a moment; all else is as if a shell had started them.
@@ -35,7 +35,7 @@ def server() -> ForkServerContext:
 def session(
     *arguments: str, cwd: Path, most_records: int | None = None, screen: Path | None = None
 ):
-    """`specbench ARGUMENTS` in a process of its own, killed at the latest at the end.
+    """`specbench ARGUMENTS` in a separate process, killed at the end at the latest.
 
     What it prints goes to files, or to a terminal's `screen`.
 
@@ -60,7 +60,7 @@ def _main(
     os.chdir(cwd)
     for path, number in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    # Of a job in the background of a script, which is what CI may be, SIGINT is ignored.
+    # A background job of a script, as CI may run one, ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["specbench", *arguments]
     if most_records is not None:

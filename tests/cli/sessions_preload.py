@@ -1,4 +1,4 @@
-"""What every session needs, imported once by the server that forks them."""
+"""The imports that every session needs, made once by the server that forks them."""
 
 import torch
 

@@ -136,4 +136,4 @@ def test_a_drafter_that_lost_the_device_twice_is_skipped_on_resume(
     assert ran.code == 4
     assert run.is_failed
     assert re.search("lost .*2 times", run.failures[-1].reason)
-    assert run.blocks == ()  # K = 0 alone says nothing
+    assert run.blocks == ()  # only K = 0 decides nothing

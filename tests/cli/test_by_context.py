@@ -15,7 +15,7 @@ EXPORT = ("export", "demo/draft", "--engine", "vllm")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a run in which K = 4 helps up to 16k tokens and loses at 64k."""
+    """A folder with a run in which K = 4 helps up to 16k tokens and loses at 64k."""
     keep(tmp_path / "reports", "made", context_run((512, 16_384, 65_536)))
     return tmp_path
 

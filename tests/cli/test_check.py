@@ -1,4 +1,4 @@
-"""`specbench check` and `specbench baseline` over made-up runs on disk: exit codes and files."""
+"""`specbench check` and `specbench baseline` over synthetic runs on disk: exit codes and files."""
 
 import json
 import re
@@ -22,7 +22,7 @@ WISH = Wish(drafters=("draft",), workloads=("code",), ks=(0, 4), num_prompts=8)
 
 
 def keep(folder: Path, run_id: str, stored: StoredRun) -> str:
-    """Write a made-up run under `folder`/reports."""
+    """Write a synthetic run under `folder`/reports."""
     stored_runs.keep(folder / "reports", run_id, stored)
     return run_id
 

@@ -1,4 +1,4 @@
-"""How wide tables are: as the terminal, and where there is none always the same."""
+"""Width of tables: the terminal's width, and a constant without a terminal."""
 
 import fcntl
 import os
@@ -33,7 +33,7 @@ def long_name(tiny: Path) -> Path:
 
 
 def on_a_terminal(columns: int, *arguments: str, cwd: Path) -> str:
-    """What a command prints to a terminal of so many columns."""
+    """The output of a command on a terminal of this many columns."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     variables = {name: v for name, v in os.environ.items() if name not in ("COLUMNS", "LINES")}
@@ -52,7 +52,7 @@ def _pieces(screen):
     try:
         while piece := screen.read(4096):
             yield piece
-    except OSError:  # how a terminal says that nobody writes to it any more
+    except OSError:  # how a terminal reports that all writers are gone
         return
 
 

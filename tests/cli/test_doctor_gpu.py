@@ -1,5 +1,5 @@
-"""`doctor` on a machine with a GPU: what torch, Triton and flash-attn say of it in a process of
-their own. The GPU is planted in both processes."""
+"""`doctor` on a machine with a GPU: what torch, Triton and flash-attn report about it in a separate
+process. The GPU is planted in both processes."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ class Gpu(Probe):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """What NVML shows; torch sees what it is told to."""
+    """The GPU that NVML shows; torch sees the given one."""
     monkeypatch.setattr("specbench.probes.gpu.open_probe", lambda *_, **__: Gpu(""))
     monkeypatch.setattr(device, "open_probe", lambda *_, **__: Gpu(""))
 
@@ -60,7 +60,7 @@ WORKING = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_no_pairing_is_ready_if_torch_cannot_use_the_gpu(tmp_path, monkeypatch):
-    """With the real second process: the installed torch finds no GPU, NVML shows one."""
+    """A machine with the real second process: the installed torch finds no GPU, NVML shows one."""
     preload = tmp_path / "preload"
     preload.mkdir()
     (preload / "sitecustomize.py").write_text(PLANTED)

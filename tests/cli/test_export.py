@@ -111,7 +111,7 @@ def test_output_writes_the_command_without_a_config(tiny, tmp_path):
 
 
 def generated(tiny, tmp_path, pairing, k):
-    """What the exported program prints for one prompt, run in this process."""
+    """The output of the exported program for one prompt, run in this process."""
     file = tmp_path / f"generate_{k}.py"
     arguments = ("export", pairing, "--engine", "transformers", "-k", str(k), "--output", file)
     assert specbench(*arguments, cwd=tiny).code == 0
@@ -190,7 +190,7 @@ def exported(folder, form, *options, run="made"):
 
 
 def measured(folder, k):
-    """The summary of the made-up run's cell at K on code."""
+    """The summary of the synthetic run's cell at K on code."""
     document = build_document(load_run("made", folder / "reports"))
     (cell,) = (
         c

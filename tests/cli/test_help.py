@@ -132,7 +132,7 @@ def test_every_option_has_a_description(tmp_path):
         options = [line for line in lines if line.startswith("  -")]
         assert options
         for line in options:
-            # An option's own help, or where its names are long the next line, says something.
+            # An option has a help text, on the next line if its names are long.
             name = line.split("  ")[1]
             described = line.removeprefix(f"  {name}").strip() or lines[lines.index(line) + 1]
             assert described.strip(), f"{command} {name}"

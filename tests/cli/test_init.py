@@ -48,7 +48,7 @@ def test_init_writes_the_given_pair_into_every_file(tiny: Path, tmp_path: Path) 
     runs = re.findall(r"specbench run \S+ .*", (tmp_path / FILES[2]).read_text())
     assert len(runs) == 2
     assert len({re.search(r"--threads (\d+)", run)[1] for run in runs}) == 1
-    # The name alone is another project's.
+    # The name without the suffix belongs to another project.
     assert 'pip install "$SPECBENCH"' in steps
     assert workflow["env"]["SPECBENCH"].startswith("./")
     assert "set SPECBENCH in" in ran.out

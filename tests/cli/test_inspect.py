@@ -74,7 +74,7 @@ def test_the_summary_has_the_k_of_every_round() -> None:
 
 
 def test_a_part_of_a_character_is_shown_as_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tokens make one letter; the first alone has no text yet."""
+    """Two tokens make one letter; the first has no text by itself."""
 
     def in_halves(ids: tuple[int, ...]) -> str:
         whole, half = divmod(len(ids), 2)

@@ -15,12 +15,12 @@ from tests.cli.calls import CommandResult, specbench
 from tests.cli.conftest import SMALL
 from tests.cli.sessions import session
 
-MOST_RECORDS = 50  # of some 110: two blocks and a part, also where the test is starved
+MOST_RECORDS = 50  # of some 110: two blocks and a part, even if the test gets little CPU time
 PATIENCE_S = 300.0  # a busy machine is slow; a quiet one needs a second
 
 
 def wait_for_blocks(root, num_blocks, process):
-    """The folder of the only run under `root`, once it holds so many blocks."""
+    """The folder of the only run under `root`, once it contains this many blocks."""
     patience_ends_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < patience_ends_s:
         assert process.is_alive()

@@ -56,7 +56,7 @@ MOST_SESSION_S = 0.5  # a server's start, its warm-up and its requests: a kill c
 
 
 def stored_lines(root: Path) -> bytes:
-    """What is stored of the only run there, without a line that is cut short."""
+    """The stored lines of the only run there, without a line that is cut short."""
     files = list(root.glob("*/records.jsonl"))
     assert len(files) < 2
     content = files[0].read_bytes() if files else b""
@@ -64,7 +64,7 @@ def stored_lines(root: Path) -> bytes:
 
 
 def kill_in(arguments, cwd, root, num_lines, delay_s):
-    """Run the command until it has stored so many lines more, and kill it a moment later.
+    """Run the command until it has stored this many more lines, and kill it a moment later.
 
     A few lines later it waits to be killed: however late this process sees the lines, no number
     of kills comes to the end of the run. Without `num_lines` it is killed once all is measured.
@@ -167,7 +167,7 @@ def served_cells(run):
 
 
 def whole_cycles(run, cycles):
-    """Those of the cycles of two K that have all sessions, each in only one of its attempts.
+    """Sessions of the cycles of two K that are complete, each in only one of its attempts.
 
     A cycle with a missing session is measured again, all of it; a whole one never.
     """
@@ -248,7 +248,7 @@ def test_killed_served_runs_neither_lose_nor_repeat_a_session(is_started, num_ki
 def test_kills_while_a_served_winner_is_confirmed_keep_the_answer(tmp_path, monkeypatch):
     """Every command but the first starts from the same exploration, so the winner is the same."""
     monkeypatch.setattr(fake_vllm, "ROUND_S", 0.02)
-    monkeypatch.setattr(traffic, "fmean", lambda _: 0.0)  # tests beside this one make it lag
+    monkeypatch.setattr(traffic, "fmean", lambda _: 0.0)  # concurrent tests make it lag
     monkeypatch.setattr(aggregate, "MAX_CLIENT_LAG", math.inf)
     rng = random.Random(0)
     write_pair(tmp_path)

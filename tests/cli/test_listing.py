@@ -35,7 +35,7 @@ def test_pairings_are_those_of_the_working_folder(tiny):
         ("tiny/ngram", "ngram", None),
         ("demo/draft", "draft_model", "demo:draft"),  # the shipped ones follow
     ]
-    assert all(row["k"] for row in rows)  # that of a run without -k, where the file names none
+    assert all(row["k"] for row in rows)  # as in a run without -k if the file has none
     assert not all(row["num_speculative_tokens"] for row in rows)
 
 
@@ -114,7 +114,7 @@ targets:
     (too_large,) = problems["tiny/ngram"]
     assert too_large.startswith("needs about 900,000 GiB")
 
-    # Brackets in a token are no markup, and the table fits.
+    # Brackets in a token are not markup, and the table fits.
     text = specbench("doctor", cwd=tmp_path)
     assert text.code == 0
     assert "[/b]" in text.out.replace("\n", "").replace(" ", "")

@@ -26,7 +26,7 @@ from tests.cli.conftest import SMALL
 from tests.gguf_files import write_gguf
 from tests.tiny_models import VOCAB_SIZE, change_json, write_head, write_model
 
-DRAFTED = 100  # of the target's tokens, by the heads with a vocabulary of their own
+DRAFTED = 100  # of the target's tokens, by the heads with their own vocabulary
 RUN = ("-w", "prompts.jsonl", "-k", "2", *SMALL, "--num-prompts", "2")
 
 
@@ -292,12 +292,12 @@ def write_case(models: Path, folder: Path, case: Case) -> Path:
 
 
 def plain(text: str) -> str:
-    """Without where lines are broken."""
+    """The text without whitespace: lines may break anywhere."""
     return re.sub(r"\s+", "", text)
 
 
 def doors(folder: Path) -> dict[str, CommandResult]:
-    """What each command makes of the pair `case/x`."""
+    """The verdict of each command on the pair `case/x`."""
     pair = ("pair", "case", "--draft", "x", "--dry-run")
     return {
         "pair": specbench(*pair, cwd=folder),
@@ -321,7 +321,7 @@ def engine_of(folder: Path) -> BuiltinEngine:
 
 
 def refusal_of_loading(folder: Path, engine: BuiltinEngine | None = None) -> str:
-    """As the engine raises it, which no command was in front of; `engine`: if its target fits."""
+    """The engine's own error, without a command's checks; `engine`: one with the same target."""
     (pairing,) = load_pairings(folder / "pairings.yaml").all
     with pytest.raises(SpecbenchError) as refused:
         (engine or engine_of(folder)).add_drafter(pairing.drafter)
@@ -481,7 +481,7 @@ def test_a_pair_that_loads_with_a_loss_gives_a_warning(models: Path, tmp_path: P
 
 
 def test_tokens_that_the_draft_does_not_know_change_no_text(models: Path, tmp_path: Path):
-    """The target says them often: greedy texts with drafts are those without."""
+    """Two tokens that the target often emits: greedy texts with drafts equal those without."""
     changed, change, _ = WARNED["added tokens"]
     folder = write_case(models, tmp_path, Case("draft_model", lambda _: None, ()))
     change(folder / changed)

@@ -21,7 +21,7 @@ HERE = ("--workload", "prompts.jsonl", *SMALL)
 
 @pytest.fixture(scope="session")
 def shelf(tiny: Path) -> Path:
-    """The folder of the tiny pair with a draft that does not fit and a head beside it."""
+    """The folder of the tiny pair with a draft that does not fit and a head next to it."""
     target = write_model(tiny / "drafts" / "other", num_hidden_layers=1)
 
     change_json(target.folder / "tokenizer.json", swap_tokens)
@@ -100,7 +100,7 @@ def test_pair_measures_ranks_and_writes_the_drafts_that_fit(shelf):
     table = [line.split() for line in lines if line[:1].isdigit()]
     assert [row[0] for row in table] == ["1", "2"]
     assert {row[1] for row in table} == {"draft", "ngram"}
-    assert lines[-1].split()[0] in ("Use", "Undecided:", "Do")  # times of so few tokens are noise
+    assert lines[-1].split()[0] in ("Use", "Undecided:", "Do")  # times of this few tokens are noise
     if lines[-1].startswith("Use draft"):
         best = load_pairings(shelf / "best.yaml").all[0]
         assert (best.drafter.method, best.drafter.name) == ("draft_model", "draft")
@@ -228,7 +228,7 @@ def test_requests_that_failed_exit_4(shelf, tmp_path):
 
 @pytest.mark.slow
 def test_other_prompts_of_a_target_are_not_those_of_an_earlier_ranking(shelf, tmp_path):
-    """Two targets that differ in their workloads alone have a pairings file each."""
+    """Two targets that differ only in their workloads have a pairings file each."""
     for name in ("one", "two"):
         write_workload(shelf / name, "talk", text=name)
         (shelf / f"{name}.yaml").write_text(

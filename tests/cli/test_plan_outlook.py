@@ -48,7 +48,7 @@ def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> No
     assert short["seconds"] == pytest.approx(begin_s + 5, rel=0.05)
     ran = specbench("run demo/draft -w chat --dry-run --device cpu", cwd=tmp_path)
     assert "demo: about " in ran.out
-    words = " ".join(ran.out.split())  # where lines break depends on the free memory's digits
+    words = " ".join(ran.out.split())  # line breaks depend on the free memory's digits
     assert re.search(r"\(estimated from model sizes; .*a factor of 3\)", words)
     assert re.search("MiB .*float32, of ", words)
 

@@ -1,4 +1,4 @@
-"""What a run shows of its progress and its cells: on a real terminal, and in a log."""
+"""Progress and cells that a run shows, on a real terminal and in a log."""
 
 import os
 import pty
@@ -74,7 +74,7 @@ def test_the_progress_bar_of_a_budget_shows_time() -> None:
 
 
 def test_the_remaining_time_is_estimated_from_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading took 100 s, each block 2 s; a second pass begins anew."""
+    """Loading took 100 s, each block 2 s; a second pass starts from 0."""
     with ProgressWatch() as watch:
         task = watch._progress.tasks[watch._task]
         for done, elapsed, left in (
@@ -216,7 +216,7 @@ def seen_on_a_terminal(*arguments, cwd):
             while got := os.read(ours, 65_536):
                 seen.extend(got)
         except OSError:
-            pass  # nobody has it open any more
+            pass  # no process has it open any more
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -238,7 +238,7 @@ def test_the_live_view_shows_control_characters_of_a_name(tiny, tmp_path):
     )
     assert code in MEASURED, seen[-2000:]
     assert seen.count(CLEAR_LINE) > 2
-    assert b"/?" not in seen  # before anybody can say of how many
+    assert b"/?" not in seen  # before the total is known
     name = b"odd" + SHOWN_ESCAPE + b"[31mname"
     assert name in seen
     assert seen.count(SHOWN_ESCAPE) == seen.count(name)

@@ -13,7 +13,7 @@ Bounds = tuple[float | None, float, float | None]
 
 
 def ranked(drafter: str, *intervals: Bounds | None, basis: str = "measured") -> RankedDrafter:
-    """A drafter with a speedup on each of so many workloads."""
+    """A drafter with a speedup on each of these many workloads."""
     gains = {}
     for i, bounds in enumerate(intervals):
         low, estimate, high = bounds or (None, 1.0, None)
@@ -26,7 +26,7 @@ def ranked(drafter: str, *intervals: Bounds | None, basis: str = "measured") -> 
 
 
 def rival_text(*all_ranked: RankedDrafter) -> str:
-    """What a verdict for the first says of another one."""
+    """What a verdict for the first drafter says about another one."""
     message = verdict(all_ranked)
     assert message.startswith(f"Use {all_ranked[0].drafter} ")
     return message.partition("; ")[2]

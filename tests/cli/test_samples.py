@@ -1,4 +1,4 @@
-"""`run --best-of N`: the best of N answers beside one alone, from the command to its records."""
+"""`run --best-of N`: the best of N responses against a single one, from command to records."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def test_block_seconds_are_those_of_its_passes(stored):
 
 
 def test_the_first_sample_equals_a_single_response(stored):
-    """The noise is the same, so without drafts the text is, too; its cost is what is compared."""
+    """The noise is the same, so the text without drafts is also the same; its cost is compared."""
 
     def texts(num_samples):
         return {

@@ -265,7 +265,7 @@ def test_a_later_turn_that_is_too_long_is_omitted_with_a_warning(
 
 
 class FullDisk(io.StringIO):
-    """What a full disk is to a writer."""
+    """A writer on a full disk."""
 
     def write(self, text: str) -> int:  # noqa: ARG002
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""What pairings.yaml says is what the records say; `lossy:` of a drafter is read as strictly."""
+"""pairings.yaml ends up in the records as written; `lossy:` of a drafter is read as strictly."""
 
 import json
 from pathlib import Path

@@ -63,7 +63,7 @@ def test_catalog_entries_have_a_pinned_source_and_run_no_remote_code() -> None:
     for pairing in PUBLISHED:
         origin = pairing.drafter.origin
         assert origin is not None, pairing.name
-        # Of a page that changes, what was read is the version that the address pins.
+        # If a page changes, the version that was read is the one that the address pins.
         is_pinned = re.search("/blob/[0-9a-f]{40}/", origin.source) is not None
         assert is_pinned == ("github.com" in origin.source), pairing.name
         assert not any(model.trust_remote_code for model in pairing.models), pairing.name

@@ -18,7 +18,7 @@ ROWS = {"concurrency": 2}
 
 
 def explored(base: float, auto: float, **by_k: float) -> list[CellData]:
-    """Cells whose requests all take as long; each beside its baseline."""
+    """Cells whose requests all take equally long; each with its baseline."""
     plain = cell(BASE, [base] * 6)
     drafting = {draft(int(name[1:])): s for name, s in by_k.items()} | {AUTO: auto}
     return [plain, *(against(cell(key, [s] * 6), plain) for key, s in drafting.items())]

@@ -1,4 +1,4 @@
-"""What to run for latency, throughput and cost, and where the answer turns, by hand."""
+"""The configuration for latency, throughput and cost, and where the answer changes, by hand."""
 
 from dataclasses import replace
 
@@ -82,7 +82,7 @@ def test_the_shared_configuration_minimizes_the_largest_regret():
     ]
     picks = recommend_for(cells, [], LATENCY)
     shared = joint_recommendation(picks)
-    # K = 8 gives up 20% on chat, K = 2 25% on code.
+    # K = 8 loses 20% on chat, K = 2 loses 25% on code.
     assert shared.key.draft.k == 8
     assert shared.regret == pytest.approx({"chat": 0.2, "code": 0.0})
     assert joint_recommendation(picks[:1]) is None
@@ -242,7 +242,8 @@ def test_a_limit_on_tpot_is_compared_with_the_confirmation_run(again, broken):
 
 @pytest.mark.parametrize(("objective", "broken"), [(LATENCY, False), (THROUGHPUT, True)])
 def test_a_limit_on_tpot_is_compared_with_the_shown_time(objective, broken):
-    """Its own requests took 6 ms a token: of other prompts than those of K = 0, which took 10."""
+    """The cell's own requests took 6 ms per token, but over other prompts than K = 0, which took
+    10."""
     cells = rated(1, 100, 100, {4: (2.4, 2.5, 2.6)})
     cells[1] = replace(cells[1], metrics={**cells[1].metrics, "tpot_s": 0.006})
     limit = replace(objective, limits=parse_limits("tpot=4.5ms", LIMITS))

@@ -1,4 +1,4 @@
-"""What an undecided answer says: what is known first, and no number that equal runs contradict."""
+"""Undecided answers say what is known first, and no number that equal runs contradict."""
 
 import math
 import re
@@ -88,7 +88,7 @@ RUNS, GROUP = 400, 4
 
 
 def undecided_runs(rng, num_prompts, speedup, prompts_sd, noise):
-    """Intervals and detectable effects of equal runs, those that decide nothing."""
+    """Intervals and detectable effects of equal runs, of the ones that decide nothing."""
     while True:
         base_s = rng.lognormal(0.0, 0.3, num_prompts)
         spec_s = base_s / speedup * np.exp(rng.normal(0.0, prompts_sd, num_prompts))

@@ -1,4 +1,4 @@
-"""What bounds a cell, by hand."""
+"""The bottleneck of a cell, by hand."""
 
 import math
 import re
@@ -48,7 +48,7 @@ def test_the_largest_loss_bounds_the_cell(given, bound):
 
 
 def test_a_round_measured_a_little_faster_than_its_forwards_has_no_overhead():
-    """Its parts are scaled to the round, never past it: nothing is lost twice."""
+    """The parts of a round are scaled to it, never beyond: no loss counts twice."""
     below, at = (losses(metrics(overhead_ratio=ratio), 4) for ratio in (0.96, 1.0))
     assert below == at
     assert at["overhead"] == pytest.approx(0.0, abs=1e-12)

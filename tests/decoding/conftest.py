@@ -22,9 +22,9 @@ def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """plant(function, right, wrong): the function with `wrong` where its source says `right`.
+    """plant(function, right, wrong): replace `right` with `wrong` in the function's source.
 
-    It has to say so exactly once: a bug that no longer fits its function is noticed.
+    The source must contain it exactly once, so a bug that no longer fits its function is noticed.
     """
 
     def plant(function: FunctionType, right: str, wrong: str) -> None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class FakeGraphs:
-    """Runs a captured function again where a GPU would replay its kernels.
+    """Runs a captured function again, as a GPU would replay its kernels.
 
     As on a GPU, the output of a capture holds garbage until the first replay.
     """
@@ -47,7 +47,7 @@ class FakeGraphs:
 
 
 class InertGraphs(FakeGraphs):
-    """Its replays do nothing, so that only what a capture did can be seen."""
+    """A graph whose replays do nothing, so that only the effects of the capture are visible."""
 
     unwritten = 0
 
@@ -107,7 +107,7 @@ class LateCopies(PinnedMemory):
 
 
 class EarlyCopies(LateCopies):
-    """Reports arrive as early as they may: at once."""
+    """Reports arrive as early as possible: immediately."""
 
     def start_copy(self, report_BN: Tensor, buffer_BN: Tensor) -> None:
         buffer_BN.copy_(report_BN)

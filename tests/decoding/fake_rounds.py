@@ -53,7 +53,7 @@ def trace_round(
     plant: Callable[[Tensor], object] | None = None,
     **parameters: object,
 ) -> None:
-    """What a graph holds of a round, watched: all, or the half after a host's drafts."""
+    """The part of a round that a graph holds, watched: all, or the half after a host's drafts."""
     with fake_cuda():
         with DEVICE:
             target, draft = make_runner(), make_runner()

@@ -99,7 +99,7 @@ class CountingRunner:
 
 
 class ScriptedDrafter(Drafter):
-    """Drafts what its script says stands at a position; 0 where it says nothing."""
+    """Drafts the token that its script has for a position; 0 if it has none."""
 
     def __init__(self, script: dict[int, int]) -> None:
         self._script = script
@@ -144,7 +144,7 @@ class WithoutProbs(Wrapped):
 
 
 class Flattened(Wrapped):
-    """Lies that its guesses were drawn from the uniform distribution."""
+    """Claims that its guesses were drawn from the uniform distribution."""
 
     def change(self, proposal: Proposal) -> Proposal:
         assert proposal.probs is not None
@@ -153,7 +153,8 @@ class Flattened(Wrapped):
 
 
 class Perturbed(Wrapped):
-    """Spoils the second draft of every round: the first is right, and so are those after it."""
+    """Spoils the second draft of every round: the first is right, and so are the ones after the
+    second."""
 
     def change(self, proposal: Proposal) -> Proposal:
         tokens_BK = proposal.tokens_BK.clone()
@@ -164,7 +165,7 @@ class Perturbed(Wrapped):
 class Foreseeing(Wrapped):
     """Drafts the answers themselves: a chain whole, a tree along one of its deepest paths.
 
-    The last of those paths, so that what is kept lies in other slots than a chain's. `answers`
+    It is the last of these paths, so that kept drafts are in other slots than a chain's. `answers`
     are by prompt.
     """
 

@@ -1,6 +1,6 @@
 """Counts the kernels that a traced program would start on a GPU, one for every operation.
 
-An operation that only looks at a tensor otherwise (a view) or makes room (empty) starts none. All
+An operation that only reinterprets a tensor (a view) or allocates memory (empty) starts none. All
 others count once, though a few of torch's own take several (a sort, a cumulative sum): a lower
 bound. Kernels of ours say how many they are.
 """

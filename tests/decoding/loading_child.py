@@ -1,4 +1,4 @@
-"""Loads a model in a process of its own, watched from outside.
+"""Loads a model in a separate process that the test watches.
 
     python -m tests.decoding.loading_child SMALL_FOLDER FOLDER DEVICE SCHEME DTYPE
 

@@ -63,7 +63,7 @@ def serve(
     sampling: Sampling = GREEDY,
     **changes: Any,
 ) -> ServedRequests:
-    """Decode in so many rows, with changes to the decoder."""
+    """Decode with this batch size, with changes to the decoder."""
     decoder = make_decoder(target, drafter, **changes)
     return decoder.serve(requests, Sampler(sampling), policy, num_rows=num_rows)
 
@@ -214,7 +214,7 @@ def sample_texts(
     num_samples: int = NUM_SAMPLES,
     num_tokens: int = NUM_SAMPLED_TOKENS,
 ) -> tuple[Tensor, float]:
-    """Texts [N, 6], NUM_ROWS of them decoded at once, and the share of drafts accepted."""
+    """Texts [N, 6], decoded in batches of NUM_ROWS, and the share of drafts accepted."""
     results: list[Result] = []
     all_seeds = range(first_seed, first_seed + num_samples)
     for seeds in (all_seeds[i : i + NUM_ROWS] for i in range(0, num_samples, NUM_ROWS)):

@@ -1,7 +1,7 @@
 """Tiny random models that the decoder's tests run on, and the text transformers gives for them.
 
-Weights are drawn wider than usual and embeddings are untied: small or tied random weights
-repeat one token for ever, and a test on such text shows nothing.
+Weights are drawn wider than usual and embeddings are untied: small or tied random weights repeat
+one token forever, and a test on such text shows nothing.
 """
 
 from collections.abc import Callable, Sequence

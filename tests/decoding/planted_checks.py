@@ -38,7 +38,7 @@ def greedy_check(
     eos_ids: tuple[int, ...] = (),
     **parameters: object,
 ) -> None:
-    """AssertionError where greedy text is not that of `generate`."""
+    """AssertionError if greedy text is not that of `generate`."""
     target, draft, texts = gemma()
     drafter = wrap(make_drafter("draft_model", target, draft, **parameters))
     results = decode(target, drafter, REQUESTS, k=4, eos_ids=eos_ids)

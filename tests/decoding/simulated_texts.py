@@ -20,7 +20,7 @@ COSTS = {
     4: dict(enumerate([3.2e-3, *(4.6e-3 + 0.9e-3 * i for i in range(8))])),
     16: {k: 5e-3 + 4e-3 * k for k in range(9)},
 }
-CATCH_UP_S = ((1, 0.81e-3), (100, 1.8e-3))  # 0.8 ms and 0.01 ms a token
+CATCH_UP_S = ((1, 0.81e-3), (100, 1.8e-3))  # 0.8 ms and 0.01 ms per token
 
 Rates = Callable[[random.Random], Iterator[float]]  # P(the draft of the next token is right)
 Make = Callable[[RoundCostModel], Controller]
@@ -31,7 +31,7 @@ def steady(alpha: float) -> Rates:
 
 
 def blocks(low: float, high: float, length: int) -> Rates:
-    """Prose and code in turn, each about `length` tokens."""
+    """Alternating prose and code, each about `length` tokens."""
 
     def rates(rng: random.Random) -> Iterator[float]:
         alpha, other = rng.sample((low, high), 2)

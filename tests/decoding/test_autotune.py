@@ -289,7 +289,7 @@ def test_autotuning_inputs_reuse_memory_beyond_the_cache_size(monkeypatch):
 
 
 class OutOfResources(Exception):
-    """Triton's exceptions are no RuntimeErrors."""
+    """Triton's exceptions are not RuntimeErrors."""
 
 
 ESCAPED = [
@@ -314,7 +314,7 @@ class Fails(MaskedAttention):
         super().attend(work, kept, look)
 
 
-@pytest.mark.parametrize("at", [0, 3, 20])  # at once, at a later shape, while it is timed
+@pytest.mark.parametrize("at", [0, 3, 20])  # at the first shape, at a later one, while timed
 @pytest.mark.parametrize("error", ESCAPED, ids=lambda error: type(error).__name__)
 def test_a_candidate_that_raises_any_error_loses_with_the_reason(error, at):
     winner, (lost, won) = autotuned(CASE, Fails(error, at), PlainAttention())

@@ -1,4 +1,4 @@
-"""What is measured before K is picked, on a clock that only advances by the work done."""
+"""Costs measured before K is picked, on a clock that only advances by the work done."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ KS = (0, 1, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """What things take; a round also takes a second a row."""
+    """Seconds of each kind of work; a round also takes a second per row."""
 
     prefill: float = 100.0
     draft: float = 5.0  # each
@@ -123,8 +123,8 @@ def test_a_batch_size_that_is_a_power_of_two_is_calibrated_once() -> None:
 @pytest.mark.parametrize("script", [RIGHT, WRONG], ids=["right drafts", "wrong drafts"])
 def test_the_round_cost_is_the_median_of_six_rounds_after_the_first(script: dict[int, int]) -> None:
     costs = calibrate(Seconds(per_round_before=1.0), script=script).costs
-    # The rounds of a pass take 0, 1, 2 .. seconds more: those of numbers 1 to 6 3.5 at the median,
-    # also where wrong drafts make for more rounds than seven.
+    # The rounds of a pass take 0, 1, 2 .. seconds more: numbers 1 to 6 take 3.5 at the median,
+    # also if wrong drafts cause more than seven rounds.
     assert [costs.round_s(1, k) for k in KS] == [1 + 5 * k + 3.5 for k in KS]
 
 
@@ -165,7 +165,7 @@ def test_the_catch_up_cost_is_never_negative() -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 6])
 def test_calibration_seconds_include_prefill_and_catch_up(num_rows: int) -> None:
-    """Prefills, first rounds and catching up, too."""
+    """Prefills, first rounds and catching up also count."""
     clock = WorkClock()
     cost = Seconds(catch_up=7.0, per_caught_up_token=2.0, first_catch_up=500.0)
     calibration = calibrate(cost, num_rows=num_rows, clock=clock)

@@ -1,4 +1,4 @@
-"""A head's files are read as they were written, or refused where they cannot be trusted."""
+"""A head's files are read as they were written, or refused if they cannot be trusted."""
 
 import json
 import os

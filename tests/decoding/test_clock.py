@@ -1,4 +1,4 @@
-"""The device's clock over events that behave as those of CUDA."""
+"""The device's clock over events that behave like those of CUDA."""
 
 import time
 from typing import Any

@@ -92,7 +92,7 @@ def test_a_round_that_syncs_runs_eagerly_with_the_reason(
     assert decoder.launcher is not None
     assert decoder.launcher.graph == "off"
     assert "be captured" in (decoder.launcher.reason or "")
-    torch.cuda.empty_cache()  # asserts where a failed capture left its pool open
+    torch.cuda.empty_cache()  # fails if a failed capture left its pool open
 
 
 def test_a_launcher_works_after_a_failed_capture_of_another(

@@ -51,7 +51,7 @@ def test_prefill_in_chunks_gives_the_text_of_one_chunk(llama: Subject, prefill_c
     results = decode(llama.target, drafter, requests(), k=4, prefill_chunk=prefill_chunk)
 
     assert_texts(results, llama.texts)
-    assert acceptance_rate(results) == 1  # the draft model's cache was filled likewise
+    assert acceptance_rate(results) == 1  # the draft model's cache was filled in the same way
 
 
 def test_prefill_feeds_each_position_once_in_chunks_of_the_given_size() -> None:

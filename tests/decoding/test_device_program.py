@@ -27,7 +27,7 @@ from tests.decoding.models import ARCHITECTURES, build
 from tests.drafters.variants import VARIANTS, Variant
 
 # Experts are left out: transformers asks the CUDA driver which kernel it may use for them,
-# and there is no driver to ask.
+# and no driver is present to query.
 TRACED = [name for name in ARCHITECTURES if name not in ("Qwen3-MoE", "GPT-OSS + window")]
 # transformers computes this rope with a tensor from the host when the model is built.
 FUSED = [name for name in FAMILIES if name != "Llama, llama3 rope"]

@@ -1,4 +1,4 @@
-"""Kernels of ours draw over a model's vocabulary where they are right there, else torch does.
+"""Our kernels draw over a model's vocabulary if they are correct for it, else torch does.
 
 They run in Triton's interpreter, as if a CPU were one of their devices.
 """
@@ -37,7 +37,8 @@ def interpreted(monkeypatch, tmp_path):
 
 
 def even_clock(run):
-    """By this clock all take the same: the first that is right wins. What is ready is not run."""
+    """On this clock all candidates take equally long: the first correct one wins. Cached ones do
+    not run."""
     if not isinstance(run, partial):
         run()
     return 1.0
@@ -124,7 +125,7 @@ def test_a_stored_triton_choice_is_dropped_if_triton_cannot_launch(monkeypatch):
     """Kept choices are of a machine that had Python.h, which a kernel's launcher includes."""
 
     def chosen(winner):
-        """What is chosen where `winner` would win."""
+        """The choice if `winner` would win."""
         monkeypatch.setattr(kernel_choices, "autotune_draws", lambda *_: (winner, []))
         choices = KernelChoices("auto", Clock(), None)
         choices.choose(StockRunner(tiny_llama()), "stock", "big")

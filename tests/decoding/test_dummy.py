@@ -115,7 +115,7 @@ def test_memory_is_taken_once_and_in_the_final_dtype():
 
 
 class UnpackedCount(TorchDispatchMode):
-    """How many of the matrices that were drawn are held at once."""
+    """The largest number of drawn matrices held at the same time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -82,7 +82,7 @@ def test_text_of_the_fused_runner_equals_generate(name: str) -> None:
     assert_texts(wrong, texts)
     assert acceptance_rate(right) == 1
     assert acceptance_rate(wrong) < 0.2
-    assert all(len(set(text)) >= 6 for text in texts)  # none of them loops
+    assert all(len(set(text)) >= 6 for text in texts)  # no text loops
 
 
 _ROPES: dict[str, dict[str, Any]] = {
@@ -214,7 +214,7 @@ def test_the_cache_by_shape_is_bounded() -> None:
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes by address of all memory that the tensors lie in."""
+    """Bytes by address of all memory that the tensors occupy."""
     memory = [tensor.untyped_storage() for tensor in tensors]
     return {storage.data_ptr(): storage.nbytes() for storage in memory}
 

@@ -163,7 +163,7 @@ def test_a_graph_that_cannot_be_captured_runs_eagerly_with_the_reason(
 
 
 class OnTheHost(Ngram):
-    """Looks drafts up where no graph can hold it."""
+    """An n-gram lookup on the host, which no graph can hold."""
 
     capabilities = Capabilities(needs_host=True)
 
@@ -356,7 +356,7 @@ def test_graphs_captured_before_an_out_of_memory_error_stay_in_use(llama: Subjec
     for k in (0, 1):
         assert_texts(bench.serve(one_request(), FixedK(k)), texts)
 
-    assert bench.graphs.num_captures == 4  # none was given up, and none tried again
+    assert bench.graphs.num_captures == 4  # none was abandoned, and none retried
     assert bench.graphs.num_replays > before
     assert bench.launcher.graph == "round"
     assert re.fullmatch("rounds .*1 row, K=2, 64 slots .*: CUDA .*2 GiB", bench.launcher.reason)

@@ -109,7 +109,7 @@ def test_weights_cut_off_by_a_broken_download_are_refused(folder):
 
 def test_a_config_that_lost_its_size_is_refused_before_memory_is_taken(folder, monkeypatch):
     change_json(folder / "config.json", lambda config: config.pop("hidden_size"))
-    monkeypatch.setattr(loading, "placing", None)  # where memory would be taken
+    monkeypatch.setattr(loading, "placing", None)  # the next step, which allocates memory
     with pytest.raises(ModelError, match="hidden_size"):
         load_model(spec_of(folder), CPU)
 

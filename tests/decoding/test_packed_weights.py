@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class LayerClock:
-    """A clock for packed layers that say how long they take; anything else takes a second."""
+    """A clock for packed layers that state their own time; anything else takes a second."""
 
     def __init__(self, model: nn.Module, layer_s: float) -> None:
         self.now_s = 0.0

@@ -1,7 +1,7 @@
 """Weights on the way to their device: one at a time, packed as they come, in bounded memory.
 
-Measured is what a process has allocated (RssAnon + RssShmem). Pages of the checkpoint's own files,
-which are mapped once, lie in the system's page cache: it drops them when memory is needed.
+The tests measure what a process has allocated (RssAnon + RssShmem). Pages of the checkpoint's own
+files, which are mapped once, are in the system's page cache, which drops them when needed.
 The meta device stands in for a GPU: tensors go there in the same way and take no host memory.
 """
 
@@ -38,7 +38,8 @@ def allocated_bytes(pid: int) -> int:
 
 
 def growth(folder: Path, device: str, scheme: str, dtype: str) -> tuple[int, int]:
-    """Bytes by which a process that loads grows at most, and those of the loaded weights."""
+    """The maximum number of bytes by which a loading process grows, and the bytes of the loaded
+    weights."""
     small = folder / "small"
     tiny_llama(hidden_size=128, intermediate_size=256).save_pretrained(small)
     module = [sys.executable, "-m", "tests.decoding.loading_child"]
@@ -66,7 +67,7 @@ def growth(folder: Path, device: str, scheme: str, dtype: str) -> tuple[int, int
 
 
 def beyond_weights(folder: Path, device: str, scheme: str, dtype: str) -> int:
-    """Bytes that loading takes on the host at most, beside what it keeps there."""
+    """The maximum number of bytes that loading takes on the host, without those that stay there."""
     most, weights = growth(folder, device, scheme, dtype)
     kept = weights if device == "cpu" else 0
     print(f"{device} {scheme} {dtype}: {(most - kept) / MIB:+.0f} MiB beyond {kept / MIB:.0f} MiB")
@@ -115,7 +116,7 @@ def test_four_gib_load_with_less_than_a_gib_above_the_weights(four_gib, device, 
 
 
 class Journey(TorchDispatchMode):
-    """What happens to tensors on their way: `read` from a file's dtype, `moved` to the device."""
+    """Steps of tensors on their way: `read` from a file's dtype, `moved` to the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ class Journey(TorchDispatchMode):
 
 
 class MetaCopies(TorchDispatchMode):
-    """What goes to the meta device keeps its values: it is copied where it lies."""
+    """Tensors that go to the meta device keep their values: they are copied in place."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

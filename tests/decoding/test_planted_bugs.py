@@ -38,7 +38,7 @@ p_of_sampled = partial(
     checks.sampled_p, k=4, num_samples=NUM_SAMPLES // 2
 )  # drafts come with their probabilities
 greedy_tree = partial(checks.greedy_check, tree=(2, 2))
-# Siblings are rejected in turn.
+# Siblings are rejected one after the other.
 p_of_sampled_trees = partial(checks.sampled_p, k=3, num_samples=NUM_SAMPLES // 2, tree=(3, 2))
 judged_one_by_one = partial(
     test_tree_rejection.test_tree_rejection_equals_judging_siblings_one_by_one, "warm"

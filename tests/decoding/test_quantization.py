@@ -64,7 +64,7 @@ def store(folder: Path, **quantization: Any) -> None:
 
 
 def decoded(loaded: LoadedModel, draft: LoadedModel | None = None) -> list[Any]:
-    """Ragged rows at once, greedy; with a draft at K = 4."""
+    """A batch of ragged rows, greedy; with a draft at K = 4."""
     requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, seed=0) for p in ragged_prompts()]
     target = StockRunner(loaded.model)
     if draft is None:
@@ -271,7 +271,7 @@ class Unpacking:
 
 
 def unpack(model: Any) -> None:
-    """As compressed-tensors does."""
+    """A checkpoint as compressed-tensors writes it."""
     for linear in packable(model):
         linear.weight = torch.nn.Parameter(linear.weight.dequantize(), requires_grad=False)
 

@@ -131,7 +131,7 @@ def test_half_a_character_is_encoded_by_its_bytes(tokenizers):
 
 
 class Prepending(NamedTuple):
-    """As older SentencePiece tokenizers are: a space is put before every text."""
+    """A tokenizer like older SentencePiece ones: a space is put before every text."""
 
     vocabulary: Vocabulary
     prefix_ids: tuple[int, ...] = ()

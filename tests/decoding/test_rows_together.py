@@ -31,7 +31,7 @@ def models() -> tuple[StockRunner, StockRunner]:
 
 
 class Recorder(Wrapped):
-    """Keeps the drafts that each proposal means; -1 elsewhere, where tokens are undefined."""
+    """Stores the drafts of each proposal; -1 at places without a defined token."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)

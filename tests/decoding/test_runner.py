@@ -87,7 +87,7 @@ def test_a_row_range_of_the_cache_can_be_used_on_its_own(
 def test_the_slots_of_an_accepted_branch_move_within_their_own_row(
     runner: Runner, expected_1TV: Tensor
 ) -> None:
-    """It lies one slot further than it belongs, past a sibling that was refused."""
+    """A draft one slot further than it belongs, past a sibling that was refused."""
     topology = Topology.of_paths([(0,), (1,), (1, 0)])
     tree = StaticTree(topology, torch.device("cpu")).of_rows(1)
     for row in range(3):
@@ -304,7 +304,7 @@ def test_the_recorded_backend_is_the_one_that_runs() -> None:
 
 
 def test_masked_attention_takes_a_kernel_that_needs_no_plan_for_each_span() -> None:
-    """Flash takes no mask: of those that do, cuDNN builds a plan whenever a shape is new."""
+    """Flash takes no mask: of the backends that do, cuDNN builds a plan whenever a shape is new."""
     assert PREFERRED[0] is SDPBackend.FLASH_ATTENTION
     masked = [backend for backend in PREFERRED if backend is not SDPBackend.FLASH_ATTENTION]
     assert masked[0] is SDPBackend.EFFICIENT_ATTENTION

@@ -100,7 +100,7 @@ IN_EVERY_RUN = {
 def test_sampled_texts_are_distributed_as_the_targets(
     name: str, k: int, sampling: Sampling, num_samples: int
 ) -> None:
-    # A part of the target drafts only where the target has parts.
+    # A part of the target drafts only if the target has parts.
     subject = bench(sampling, num_layers=2 if name.startswith("self_speculation") else 1)
     first_seed = CASES.index((name, k, sampling)) * NUM_SAMPLES  # no two cases share a draw
 

@@ -51,7 +51,7 @@ def sorted_nucleus(scores_NV: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
 
 
 def cut_otherwise(probs_NV: Tensor, scores_NV: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The tokens that stay in only one of ours and a sort's nucleus, and those that a sort keeps.
+    """Tokens that are in only one of our nucleus and a sort's, and the tokens that a sort keeps.
 
     AssertionError if one is not so near to top_p that it may fall on either side.
     """
@@ -223,7 +223,7 @@ WARM = Sampling(temperature=1.0)
 
 
 def places(generator: torch.Generator, num_rows: int, num_places: int) -> tuple[Tensor, Tensor]:
-    """Seeds of 64 bits and positions, which lie one row after the other as slices do."""
+    """Seeds of 64 bits and positions, whose rows are slices of one tensor."""
     seeds_B = torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=generator)
     wider_BT = torch.randint(0, 2**31, (num_rows, num_places + 3), generator=generator)
     return seeds_B, wider_BT[:, 2 : 2 + num_places]

@@ -117,7 +117,7 @@ class SeesTooMuch(FusedLayers):
 
 
 class WritesToTheFirstRows(FusedLayers):
-    """Rows are mixed up, but every one of them alone is right."""
+    """Rows are mixed up, although each of them is right by itself."""
 
     def _view(self, B, span, first_row):  # noqa: ARG002
         return super()._view(B, span, 0)
@@ -131,7 +131,7 @@ class WritesOnce(TorchSteps):
 
 
 class NeverWritesAgain(FusedLayers):
-    """What a wrong draft left behind stays."""
+    """The states that a wrong draft left behind stay."""
 
     def __init__(self, *parts, **named):
         super().__init__(*parts, **named)

@@ -35,7 +35,7 @@ def some_requests(num: int, longest: int = 12, seed: int = 0) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def texts() -> list[tuple[int, ...]]:
-    """What `generate` says to each of the requests."""
+    """The text of `generate` for each of the requests."""
     model = exact_llama(seed=0)
     return [generated(model, r.prompt_ids, r.max_new_tokens) for r in some_requests(24)]
 
@@ -127,7 +127,7 @@ def test_two_hundred_requests_over_sixteen_rows_all_finish() -> None:
 
 
 def assert_every_round_kept_the_deepest(results: Sequence[Result], ks: Sequence[int]) -> None:
-    """Those of a draft that is always right, whose budget allowed it."""
+    """Rounds of a draft that is always right, within its budget."""
     for result in results:
         left, log = len(result.output_ids) - 1, result.rounds
         for k, accepted in zip(ks, log.num_accepted, strict=False):
@@ -307,7 +307,7 @@ def test_memory_is_flat_while_requests_pass_through() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
-    """What torch holds is no memory of Python's."""
+    """Memory that torch holds is not Python's."""
 
     class Weighing(FixedK):
         num_rounds = most_bytes = 0

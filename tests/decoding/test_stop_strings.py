@@ -25,7 +25,7 @@ def text(ids: Sequence[int]) -> str:
 
 
 class LateLauncher(Launcher):
-    """Reports are read two rounds later, as those of a GPU."""
+    """Reports are read two rounds later, as on a GPU."""
 
     lag = 2
 

@@ -77,7 +77,7 @@ def test_a_tree_node_attends_to_its_ancestors_and_itself() -> None:
 
 
 def seen_by(node: int, **limits: Any) -> list[int]:
-    """The slots that a node sees after four committed tokens; its own lies node slots later."""
+    """The slots that a node sees after four committed tokens; its own is node slots later."""
     positions_BN, branches = branches_of(tree_of(), torch.tensor([[4]]))
     assert positions_BN[0].tolist() == [4, 5, 5, 6, 6, 6, 7]
     seen_1NS = visible(
@@ -95,7 +95,7 @@ def test_a_window_counts_positions_not_slots() -> None:
     # Node 5 is at position 6 in slot 9: it sees positions 4 (the current), 5 (node 2) and its own.
     assert seen_by(5, window=3) == [4, 6, 9]
     assert seen_by(1, window=3) == [3, 4, 5]
-    # Its parent is one position back, though its slot lies where the node's own position is.
+    # Its parent is one position back, although its slot is at the node's own position.
     assert seen_by(5, window=1) == [9]
 
 
@@ -108,7 +108,7 @@ def test_a_chunk_counts_positions_not_slots() -> None:
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @torch.no_grad()
 def test_every_branch_has_the_logits_of_its_text_and_the_path_continues(make: Any) -> None:
-    """Two ragged rows; after it the accepted path lies where a chain would have put it."""
+    """Two ragged rows; afterwards the accepted path is in the slots of a chain."""
     model = exact_llama(seed=0)  # stays as it is: a runner changes its model's attention
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(0, 90, (n,), generator=generator).tolist() for n in (7, 4)]
@@ -151,7 +151,7 @@ def test_every_branch_has_the_logits_of_its_text_and_the_path_continues(make: An
 
 
 def verdict_of(drafts: list[int], says: dict[int, int], tree: Tree | None = None) -> Any:
-    """Greedy; `says` is the target's token after each node, 9 where nothing is said."""
+    """Greedy; `says` is the target's token after each node, 9 for the other nodes."""
     tree = tree or tree_of()
     logits_1NV = torch.zeros(1, 7, 10)
     for node in range(7):
@@ -200,7 +200,7 @@ def test_a_tree_is_limited_to_the_remaining_budget() -> None:
 
 
 def followed_probs(q_V: Tensor, p_V: Tensor, width: int, num_rows: int) -> Tensor:
-    """The distribution of the first token where `grow_static` draws `width` siblings from q."""
+    """The distribution of the first token if `grow_static` draws `width` siblings from q."""
     state = State.allocate(num_rows, 8, [], CPU)
     state.seed_B.copy_(torch.arange(num_rows))
     state.length_B1.fill_(4)

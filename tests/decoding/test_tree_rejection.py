@@ -1,4 +1,4 @@
-"""All families of a tree judged at once give the texts of siblings judged one after the other."""
+"""All families of a tree judged together give the texts of siblings judged one after the other."""
 
 from typing import NamedTuple
 
@@ -70,7 +70,7 @@ def random_topology(generator: torch.Generator, most: int) -> Topology:
 
 
 def drawn_case(seed: int, sampler: Sampler, vocab_size: int, most: int) -> Case:
-    """A random tree drawn from a draft that is like the target; some rows have little room."""
+    """A random tree drawn from a draft that is like the target; some rows have a small budget."""
     generator = torch.Generator().manual_seed(seed)
     tree = StaticTree(random_topology(generator, most), CPU)
     N = tree.topology.num_drafts + 1
@@ -96,7 +96,7 @@ def drawn_case(seed: int, sampler: Sampler, vocab_size: int, most: int) -> Case:
 
 
 def check(case: Case, sampler: Sampler) -> int:
-    """AssertionError where a row's text is another; the number of drafts accepted."""
+    """The number of drafts accepted; AssertionError if a row's text differs."""
     verdict: Verdict = verify(
         case.proposal, case.logits_BNV, sampler, case.seed_B, case.positions_BN
     )

@@ -31,7 +31,7 @@ def interpreted(*parts: Any, **named: Any) -> FusedLayers:
 
 
 class Interpreted(FusedRunner):
-    """As on a GPU: norms by torch's one kernel, all else by ours."""
+    """Steps as on a GPU: norms by torch's one kernel, all else by ours."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

@@ -82,7 +82,7 @@ Q = torch.tensor([0.1, 0.2, 0.3, 0.4])
 def verify_rows(
     drafts: list[int], q: Tensor = Q, p: Tensor = P, num_drafted: int | None = None
 ) -> Verdict:
-    """N rows that drafted the same, with q for each draft or for all of them; p likewise."""
+    """N rows with the same drafts, with q for each draft or for all of them, and the same for p."""
     k = len(drafts)
     meant_N = torch.full((N,), k if num_drafted is None else num_drafted)
     proposal = Proposal(torch.tensor(drafts).expand(N, -1), meant_N, q.expand(N, k, -1))

@@ -1,3 +1,3 @@
-"""What tests of drafters share with those of the decoder."""
+"""Fixtures that tests of drafters share with tests of the decoder."""
 
 from tests.decoding.conftest import plant as plant

@@ -149,7 +149,7 @@ def run_rounds(
 
 
 def assert_chains(plain: PlainHead, seen: Sequence[RowDrafts]) -> None:
-    """Each draft is the plain head's likeliest after those before it."""
+    """Each draft is the plain head's most likely token after the drafts before it."""
     for drafted in seen:
         chain = drafted.paths[-1]
         expected = [int(plain.logits(drafted.text, chain[:i]).argmax()) for i in range(len(chain))]
@@ -167,7 +167,7 @@ def assert_static_trees(plain: PlainHead, topology: Topology, seen: Sequence[Row
 def assert_dynamic_trees(
     plain: PlainHead, top_k: int, depth: int, max_drafts: int, seen: Sequence[RowDrafts]
 ) -> None:
-    """The drafts are those of a beam search over the plain head, the likeliest paths of all."""
+    """The drafts are those of a beam search over the plain head: the most likely paths of all."""
     for drafted in seen:
         beam: list[tuple[float, Path]] = [(0.0, ())]
         candidates: list[tuple[float, Path]] = []
@@ -179,7 +179,7 @@ def assert_dynamic_trees(
                     children.append((score + logprob, (*path, token)))
             candidates += children
             beam = sorted(children, reverse=True)[:top_k]
-        # Of a token that is certain and its parent, equally likely, the parent comes first.
+        # If a token is certain, it is as likely as its parent, and the parent comes first.
         candidates.sort(key=lambda scored: 1e-4 * len(scored[1]) - scored[0])
         expected = {path for _, path in candidates[:max_drafts]}
         assert set(drafted.paths) == expected, f"after {len(drafted.text)} tokens"
@@ -220,7 +220,7 @@ class Subject(NamedTuple):
 
 
 def biased(checkpoint: Checkpoint) -> Checkpoint:
-    """As published EAGLE heads are; a new one is not."""
+    """A head with biases, as published EAGLE heads have; a new one has none."""
     bias_F = torch.randn(
         checkpoint.config["hidden_size"], generator=torch.Generator().manual_seed(1)
     )

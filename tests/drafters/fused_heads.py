@@ -26,14 +26,14 @@ class Kind(NamedTuple):
 
 
 def qwen3(checkpoint: Checkpoint) -> Checkpoint:
-    """With layers of Qwen 3, whose heads have norms."""
+    """The checkpoint with layers of Qwen 3, which have head norms."""
     size = checkpoint.config["head_dim"]
     norms = {f"layers__0__self_attn__{name}__weight": torch.ones(size) for name in NORMS}
     return with_config(with_tensors(checkpoint, **norms), model_type="qwen3")
 
 
 def biased(checkpoint: Checkpoint) -> Checkpoint:
-    """With biases in attention, as some heads' files have them."""
+    """The checkpoint with biases in attention, as some heads' files have them."""
     attention = "layers.0.self_attn."
     biases = {
         name.replace("weight", "bias").replace(".", "__"): torch.zeros(len(tensor))
@@ -104,7 +104,7 @@ def checkpoint_of(kind: Kind, target: Runner, seed: int = 0) -> Checkpoint:
 
 
 def head_of(kind: Kind, target: Runner, *, is_stock: bool) -> Any:
-    """Its model code over layers that run fused or as transformers has them."""
+    """The head's model code over layers that run fused, or as transformers has them."""
     parts = parts_of(target, checkpoint=checkpoint_of(kind, target))
     head = build_drafter(kind.method, parts, {}).head
     if is_stock:

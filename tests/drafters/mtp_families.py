@@ -1,4 +1,5 @@
-"""Tiny targets of the families with MTP layers, and what such a layer says by the plain facts.
+"""Tiny targets of the families with MTP layers, and the outputs of such a layer in a plain
+implementation.
 
 Shape suffixes: T tokens, F hidden size, V vocabulary.
 """
@@ -53,7 +54,7 @@ class Family(NamedTuple):
 
 
 def family_of(name: str, i: int = 0) -> Family:
-    """With the names of MTP layer i."""
+    """The family, with the names of MTP layer i."""
     make = {
         "deepseek_v3": lambda: transformers.DeepseekV3Config(**{**_SHAPE, **_GROUPS, **_LATENT}),
         "glm4_moe": lambda: transformers.Glm4MoeConfig(**{**_SHAPE, **_GROUPS, "head_dim": 8}),
@@ -141,17 +142,17 @@ class PlainLayer:
 
 
 class PlainMtp(PlainHead):
-    """What MTP layers say after a text, whose last token the target has not read, and drafts."""
+    """MTP layers' outputs after a text, whose last token the target has not read, and drafts."""
 
     def __init__(self, layers: Sequence[PlainLayer], model: Any) -> None:
         self.layers, self.model = layers, model
 
     @torch.no_grad()
     def logits(self, text: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
-        """For what follows the text and the drafts [V].
+        """Logits [V] after the text and the drafts.
 
-        Layer i goes on from the states of layer i - 1, one token further on. A single layer
-        goes on from its own.
+        Layer i continues from the states of layer i - 1, one token later. A single layer
+        continues from its own.
         """
         out = self.model.model(torch.tensor([text[:-1]]), use_cache=False)
         states_TF = out.last_hidden_state[0]
@@ -166,7 +167,7 @@ class PlainMtp(PlainHead):
 
 
 def checkpoint_for(name: str, config: Any, **options: Any) -> Checkpoint:
-    """Random layers, whose norms are random too, and a head of their own where files have one."""
+    """Random layers with random norms, and a separate head if files have one."""
     made = Mtp.new_checkpoint(config, 3, **options)
     generator = torch.Generator().manual_seed(4)
     tensors = {

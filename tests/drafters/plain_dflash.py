@@ -1,4 +1,4 @@
-"""DFlash from its facts alone: the whole context and the block at once, without a cache.
+"""Plain DFlash: the whole context and the block in one forward pass, without a cache.
 
 Shape suffixes: T tokens of the context, N of the block, S of both, F hidden size, V vocabulary.
 """
@@ -45,7 +45,7 @@ class PlainDFlash:
         return self.norm(states_NF[1:], "norm") @ self.model.get_output_embeddings().weight.T
 
     def seen(self, i: int, T: int, N: int) -> Tensor:
-        """What layer i sees of the context and the block."""
+        """The part of the context and the block that layer i sees."""
         window = self.windows[i]
         places_S, places_N1 = torch.arange(T + N), torch.arange(T, T + N)[:, None]
         seen_NS = torch.ones(N, T + N, dtype=torch.bool)

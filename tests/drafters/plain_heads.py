@@ -1,4 +1,4 @@
-"""EAGLE's heads from the papers alone: the whole text at once, no cache, a mask of their own.
+"""EAGLE's heads from only the papers: the whole text in one forward pass, no cache, their own mask.
 
 Shape suffixes: T tokens, F hidden size, H heads, D head size, V vocabulary.
 """
@@ -13,8 +13,8 @@ from specbench.models.checkpoint import Checkpoint
 
 
 class PlainHead:
-    """What a head says after a text and drafts that follow it; the text ends with its last token,
-    which the target has not read yet."""
+    """The outputs of a head after a text and drafts that follow it; the target has not read the
+    text's last token yet."""
 
     def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
         self.model, self.config, self.tensors = model, checkpoint.config, checkpoint.tensors

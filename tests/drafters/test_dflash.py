@@ -86,7 +86,7 @@ def subject() -> Subject:
 
 
 def assert_blocks(plain: PlainDFlash, seen: Sequence[Any], temperature: float = 0) -> None:
-    """Drafts, or their distributions, are those of the plain facts."""
+    """Drafts, or their distributions, equal those of the plain implementation."""
     for drafted in seen:
         chain = drafted.paths[-1]
         logits_KV = plain.logits(drafted.text, len(chain))

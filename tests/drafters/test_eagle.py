@@ -35,13 +35,13 @@ def new() -> Checkpoint:
 
 
 def biased(value: float = 1.0) -> Checkpoint:
-    """As SafeAILab's heads are."""
+    """A head with a bias, as SafeAILab's have."""
     return with_config(with_tensors(new(), fc__bias=torch.full((32,), value)), bias=True)
 
 
 @torch.no_grad()
 def head_logits(checkpoint: Checkpoint) -> Tensor:
-    """What the head says after three tokens over made-up states [V]."""
+    """The head's logits [V] after three tokens over random states."""
     head = EagleHead(checkpoint, target())
     head.layers.allocate(1, 64)
     states = torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(0))

@@ -54,7 +54,7 @@ def stepped(
 
 
 def head_logits(checkpoint: Checkpoint) -> Tensor:
-    """What the head says after five tokens over made-up states [V]."""
+    """The head's logits [V] after five tokens over random states."""
     head = Eagle3Head(checkpoint, target())
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(len(head.features), 1, 5, 32, generator=generator)

@@ -1,4 +1,4 @@
-"""What EAGLE's heads draft, round after round, is what a plain forward over the text drafts.
+"""EAGLE's heads draft, round after round, the same as a plain forward over the text.
 
 Shape suffixes: B rows, K drafts, F hidden size, V vocabulary.
 """

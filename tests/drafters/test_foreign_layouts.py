@@ -1,7 +1,7 @@
-"""What heads of other libraries need beyond ours: windows, masks for drafts, a bare last state.
+"""Features of heads of other libraries: windows, masks for drafts, a last state without a norm.
 
-That their logits are those of the libraries is shown in tests/foreign_heads. Shape suffixes:
-B rows, T tokens, F hidden size, V vocabulary.
+tests/foreign_heads compares their logits with those of the libraries. Shape suffixes: B rows, T
+tokens, F hidden size, V vocabulary.
 """
 
 from dataclasses import replace

@@ -193,7 +193,7 @@ class LaunchCounts(NamedTuple):
 
 
 def counted(method: str, **parameters: Any) -> LaunchCounts:
-    """On fake CUDA tensors, head and target on kernels of ours."""
+    """On fake CUDA tensors, head and target on our kernels."""
     K, counts = 4, {}
     with fake_cuda():
         with DEVICE:

@@ -60,7 +60,7 @@ CASES = {
         {"tree": "chain"},
         {"target_ids": (0, 2, 4), "norm_output": True, "fc_norm": True, "norm_before_fc": True},
     ),
-    # As many tokens are observed as a level has: they are two kinds of forwards all the same.
+    # The number of observed tokens equals that of a level: they are still two kinds of forwards.
     "eagle3, dynamic": Case("eagle3", 2, [(3, 1, "observe"), (3, 1, "draft")], BEAM),
     "medusa, chain": Case("medusa", 2, [(1, 1, "2 of 4 heads")], {"tree": "chain"}),
     "medusa, tree": Case("medusa", 3, [(1, 1, "3 of 4 heads")], {"tree": "published"}),
@@ -86,7 +86,7 @@ class Subject(NamedTuple):
 
     @property
     def weights(self) -> set[int]:
-        """Where the head's and the target's tensors lie."""
+        """The addresses of the head's and the target's tensors."""
         held = (*self.drafter.resources.weights, *self.target.model.parameters())
         return {tensor.untyped_storage().data_ptr() for tensor in held}
 
@@ -181,12 +181,12 @@ def test_timed_head_parts_run_the_matrix_products_of_a_round(case: Case) -> None
 
 @pytest.fixture(autouse=True)
 def no_zeros_behind_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: on a CPU memory behind a norm's weight is undefined."""
+    """Memory as on a GPU; on a CPU it is undefined behind a norm's weight."""
     monkeypatch.setattr(layer_stack, "is_mirrored", lambda _: False)
 
 
 def pieces(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Where tensors begin and end; those that touch are one piece."""
+    """Start and end addresses of tensors; adjacent ones are one piece."""
     spans: list[tuple[int, int]] = []
     for begin, end in sorted({(t.data_ptr(), t.data_ptr() + t.nbytes) for t in tensors}):
         if spans and spans[-1][1] >= begin:

@@ -28,7 +28,7 @@ def lookahead(target: Any, **parameters: Any) -> Lookahead:
 
 
 def filled(target: Any, drafter: Lookahead, *prompts: tuple[int, ...]) -> Rows:
-    """Rows after the prefill of those prompts."""
+    """Rows after the prefill of the given prompts."""
     requests = [Request(prompt_ids=prompt, max_new_tokens=40) for prompt in prompts]
     return filled_rows(target, drafter, requests, capacity=256)
 

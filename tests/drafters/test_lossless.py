@@ -128,18 +128,18 @@ def first_of_several(name: str) -> int:
 
 
 def keeps_the_deepest(variant: Variant) -> None:
-    """AssertionError where the text is another one or the deepest drafts are seldom kept.
+    """AssertionError if the deepest drafts are seldom kept.
 
-    Some trees reach down to K in a few rounds only, and so it is not asked of all.
+    Some trees reach K in only a few rounds, so not all are checked.
     """
     results, k = decoded(variant)
     assert sum(result.rounds.num_accepted.count(k) for result in results) >= 4
 
 
 def assert_no_draft_counts_past_the_end(variant: Variant) -> None:
-    """AssertionError where rounds count what an end of text took from them.
+    """AssertionError if rounds count drafts beyond an end of text.
 
-    The same rounds without an end of text tell how much the last one would have kept.
+    The same rounds without an end of text show how many drafts the last one would have kept.
     """
     results, _ = decoded(variant, eos_ids=(first_of_several(variant.name),))
     num_drafts_at_end = 0

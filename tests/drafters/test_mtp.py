@@ -53,7 +53,7 @@ PROMPTS = [random_prompt(n, seed=n, vocab_size=61) for n in (11, 5, 8)]
 
 @torch.no_grad()
 def check_layout(name: str, *, tolerance: float = 2e-4) -> None:
-    """AssertionError where the head's states or logits are not those of the plain facts."""
+    """AssertionError if the head's states or logits are not those of the plain implementation."""
     family = family_of(name)
     checkpoint, model = checkpoint_for(name, family.config), dense_target()
     plain = PlainLayer(family, checkpoint.tensors, model)
@@ -191,7 +191,7 @@ def test_mtp_drafts_of_one_token_prompts_leave_the_text_unchanged() -> None:
 
 
 def test_other_tensors_of_the_targets_files_are_not_read() -> None:
-    """Nothing but names is asked of them: a target's files may be larger than the memory."""
+    """Only names are read from them: a target's files may be larger than the memory."""
     checkpoint = checkpoint_for("mimo", family_of("mimo").config)
 
     class Files(dict[str, Tensor]):
@@ -303,7 +303,7 @@ def test_a_kernel_named_in_a_config_is_not_downloaded(
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["in its files", "in the model alone"])
 def test_a_head_that_is_the_targets_own_is_not_kept_twice(is_stored: bool) -> None:
-    """A target whose files call its head otherwise, or tie it, has it in the model alone."""
+    """A target whose files name its head differently, or tie it, has it only in the model."""
     config = family_of("glm4_moe").config
     model = build(config)
     made = checkpoint_for("glm4_moe", config)

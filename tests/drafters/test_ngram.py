@@ -1,4 +1,5 @@
-"""What a lookup copies, worked by hand: what followed the text's last tokens earlier on."""
+"""Tokens that a lookup copies, worked by hand: those that followed an earlier copy of the last
+tokens."""
 
 import pytest
 import torch

@@ -240,7 +240,7 @@ def test_a_text_of_more_draft_tokens_enlarges_the_draft_cache(method: str, tmp_p
     assert draft.cache.max_len > 2 * target.cache.max_len
     again = decode(target, drafter_of(method, target, draft, (merged, other)), requests, k=4)
     accepted = [result.rounds.num_accepted for result in results]
-    assert accepted == [result.rounds.num_accepted for result in again]  # it has room now
+    assert accepted == [result.rounds.num_accepted for result in again]  # the row has capacity now
 
 
 def test_vocabularies_without_a_token_in_common_are_refused_before_the_draft_is_loaded() -> None:

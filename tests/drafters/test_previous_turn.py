@@ -1,4 +1,4 @@
-"""Predicted outputs: where in the reference the answer is, and what is drafted from there."""
+"""Predicted outputs: the place of the answer in the reference, and the drafts from there."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ class Answer:
         self.state.length_B1.fill_(len(PROMPT) - 1)  # the answer is the tests' own
 
     def then(self, *tokens: Sequence[int], k: int = 3) -> list[list[int]]:
-        """What is drafted once the rows' answers went on with these tokens."""
+        """Drafts after the rows' answers continued with these tokens."""
         for row, new in enumerate(tokens):
             first = int(self.state.length_B[row]) + 1
             self.state.tokens_BC[row, first : first + len(new)] = torch.tensor(new)

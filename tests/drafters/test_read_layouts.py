@@ -1,6 +1,6 @@
-"""Tiny heads in the layouts of which only the source was read, written to files and run.
+"""Tiny heads in layouts of which only the source was read, written to files and run.
 
-Names and configs are those of the sources that docs/heads.md cites, written here anew; what a head
+Names and configs are those of the sources that docs/heads.md cites, written again here; what a head
 has to say is what the plain heads of this folder say, which know nothing of files.
 """
 
@@ -43,7 +43,7 @@ def safeailab_eagle(head: Checkpoint) -> Checkpoint:
 
 
 def speculators_eagle(head: Checkpoint) -> Checkpoint:
-    """models/eagle.py: tables are the verifier's; the layer's config lies within."""
+    """models/eagle.py: tables are the verifier's; the layer's config is nested."""
     layer = {**without_fields(head.config, "bias", "architectures"), "model_type": "llama"}
     config = {
         "speculators_model_type": "eagle",
@@ -86,7 +86,7 @@ def z_lab_dflash(head: Checkpoint) -> Checkpoint:
 
 
 class Layout(NamedTuple):
-    """A layout that was read: whose, where, and how a head of ours is written in it."""
+    """A layout that was read: its library, its place, and how one of our heads is written in it."""
 
     method: str
     source: str

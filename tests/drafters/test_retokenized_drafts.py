@@ -1,4 +1,4 @@
-"""What a draft with another tokenizer drafts, on vocabularies that a reader can check by hand."""
+"""Drafts from a draft model with another tokenizer, on vocabularies that can be checked by hand."""
 
 from typing import Any, NamedTuple
 
@@ -169,7 +169,7 @@ class FilledRows(NamedTuple):
 
 @torch.inference_mode()
 def filled(method: str, *lengths: int, are_samples: bool = False) -> FilledRows:
-    """Rows of prompts of those lengths; samples are of one prompt."""
+    """Rows of prompts of the given lengths; samples share one prompt."""
     target, draft = StockRunner(tiny_llama()), CountingStockRunner(tiny_llama(1))
     prompts = [random_prompt(n, 0 if are_samples else i) for i, n in enumerate(lengths)]
     requests = [

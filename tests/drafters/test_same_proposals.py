@@ -1,4 +1,4 @@
-"""What is drafted after a text is what a fresh prefill of it gives, whatever rounds led there.
+"""Drafts after a text equal those after a prefill of it, whatever rounds led there.
 
 Seven tokens and random models: drafts are accepted and refused often, on every branch.
 """
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow  # every drafter, round after round
 SPAN, SEED = 128, 7
 KS = (6, 2, 4, 0, 0, 0, 1, 5, 1, 1, 3, 0)
 TWO_LAYERS = Variant("mtp, 2 layers", "mtp", {"num_layers": 2})
-# These know what their own rounds fed, or an answer that a longer prompt does not begin anew.
+# These remember what their own rounds fed, or an answer that a longer prompt does not restart.
 WITH_A_PAST = {"lookahead", "token_recycling", "previous_turn"}
 FRESH = [variant for variant in (*VARIANTS, TWO_LAYERS) if variant.method not in WITH_A_PAST]
 # Suffix decoding also drafts from the answer of the turn before.
@@ -165,7 +165,7 @@ def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant)
     _, (first,) = served(variant, SAMPLED_PROMPT)
     for num_left_out in (0, 2, 25):
         end = len(first.output_ids) - num_left_out
-        # It goes on as the answer did not.
+        # It continues differently from the answer.
         other = (first.output_ids[end] + 1) % 7 if num_left_out else 3
         then = (*SAMPLED_PROMPT, *first.output_ids[:end], other, 5, 2, 4)
 

@@ -39,7 +39,7 @@ def deep_llama(later: float = 1.0) -> Any:
 
 
 def truncated(model: Any, num_layers: int) -> Any:
-    """A model of its own with the first layers' weights."""
+    """A separate model with the first layers' weights."""
     config = type(model.config)(**{**model.config.to_dict(), "num_hidden_layers": num_layers})
     cut = build(config, seed=5)
     state = {
@@ -50,7 +50,7 @@ def truncated(model: Any, num_layers: int) -> Any:
 
 
 def skip(layer: Any, inputs: tuple[Tensor, ...], output: Any) -> Any:  # noqa: ARG001
-    """What a layer's hook gives in its place: the states as they came."""
+    """The output of a skipped layer's hook: its input states."""
     return inputs[0] if isinstance(output, Tensor) else (inputs[0], *output[1:])
 
 

@@ -275,7 +275,7 @@ String = tuple[int, ...]
 
 
 def counted(texts: Sequence[list[int]]) -> tuple[Counter[String], Counter[String]]:
-    """How often each string of up to DEPTH tokens occurs, and how often its text goes on."""
+    """How often each string of up to DEPTH tokens occurs, and how often a token follows it."""
     seen: Counter[String] = Counter()
     followed: Counter[String] = Counter()
     for text in texts:

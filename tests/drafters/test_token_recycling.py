@@ -29,7 +29,7 @@ def recycling(**parameters: Any) -> TokenRecycling:
 
 
 def outcome(tokens: list[list[int]], best: list[list[list[int]]], emitted: list[int]) -> Outcome:
-    """What the drafter looks at: the tokens fed, and logits whose best ids are those given."""
+    """The drafter's input: the tokens fed, and logits with the given best ids."""
     logits_BNV = torch.zeros(len(tokens), len(tokens[0]), UNKNOWN)
     for row, nodes in enumerate(best):
         for node, ids in enumerate(nodes):
@@ -43,7 +43,7 @@ def outcome(tokens: list[list[int]], best: list[list[list[int]]], emitted: list[
 
 
 def state_at(*current: int) -> State:
-    """Rows whose current tokens are those."""
+    """Rows with the given current tokens."""
     state = State.allocate(len(current), 64, [], torch.device("cpu"))
     state.tokens_BC[:, 1] = torch.tensor(current)
     return state

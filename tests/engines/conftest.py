@@ -29,11 +29,11 @@ def peer_over(target, pool) -> TransformersEngine:
 
 @pytest.fixture(scope="module")
 def engine(target) -> TransformersEngine:
-    """With both of the target's drafters, `draft` and `ngram`; tests may add others."""
+    """An engine with both of the target's drafters, `draft` and `ngram`; tests may add others."""
     return peer_over(target, ModelPool(torch.device("cpu")))
 
 
 @pytest.fixture
 def new_engine(target, pool) -> TransformersEngine:
-    """As `engine`, over the test's own pool."""
+    """Like `engine`, over the test's own pool."""
     return peer_over(target, pool)

@@ -1,4 +1,4 @@
-"""What the peer is asked to do in tests, and how it is watched doing it."""
+"""Requests of tests to the peer, and how tests watch it."""
 
 from contextlib import contextmanager
 
@@ -33,7 +33,7 @@ def request(num_tokens=NUM_TOKENS, *, temperature=0.0, seed=0, prompt=PROMPT, **
 
 
 def saved(folder, model):
-    """Where the model now lies, beside the tiny pair's tokenizer."""
+    """The folder of the saved model, next to the tiny pair's tokenizer."""
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return spec_of(folder)

@@ -18,7 +18,7 @@ OTHER = replace(CHAT, drafter="other")
 
 @pytest.fixture
 def measured(monkeypatch):
-    """The numbers of rows for which rounds were measured; each time takes a second."""
+    """The batch sizes for which rounds were measured; each time takes a second."""
     batch_sizes = []
 
     def measure(_, prompt_ids, ks, num_rows, sampler):  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""What errors of CUDA are taken for: a refusal of the work, or the end of the process."""
+"""CUDA errors refuse the work or end the process."""
 
 import pytest
 import torch

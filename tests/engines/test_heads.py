@@ -182,7 +182,7 @@ def test_drafting_with_the_first_layer_reads_that_layer_and_the_head(pair: Targe
     rest = 4 * (VOCAB * WIDTH + WIDTH)  # the head and the final norm
     frequencies = 64  # of the rotary positions
     assert own_read == layer + rest + frequencies
-    # Of the target's keys and values it looks at those of one layer.
+    # It reads the target's keys and values of one layer.
     cached = engine.bytes_read("self", draft, 1, 100) - own_read
     assert cached == 100 * engine.kv_bytes_per_token("none") // config.num_hidden_layers
 

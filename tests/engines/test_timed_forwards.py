@@ -66,7 +66,7 @@ def test_timed_forwards_keep_the_position_after_a_verified_prediction(target):
 
 
 def test_a_repeated_pass_keeps_only_the_samples_of_its_last_run(builtin, monkeypatch):
-    """As where the first one captured."""
+    """As in a pass whose first run captured graphs."""
     serve = builtin._serve
 
     def twice(requests, work, load, policy):

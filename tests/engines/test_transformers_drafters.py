@@ -1,4 +1,4 @@
-"""What drafts beside transformers: how it drafts, what it takes, and which is refused."""
+"""Drafters of transformers' engine: how each drafts, what it accepts, and which are refused."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def forwards_of(engine, work):
 def test_transformers_drafts_a_fixed_k_tokens_in_every_round(engine, k):
     rounds = forwards_of(engine, replace(ASSISTED, k=k)).split("t")
     assert rounds.pop() == ""
-    # Only near the end there is no room for K drafts and the bonus token.
+    # Only near the end the budget is too small for K drafts and the bonus token.
     whole = list(takewhile(lambda drafts: len(drafts) == k, rounds))
     assert len(whole) > 3
     assert len(rounds) - len(whole) <= k
@@ -132,7 +132,7 @@ def test_a_target_that_drafts_for_itself_is_in_memory_once(engine, target):
 
 @pytest.mark.parametrize(("parameters", "copied"), [({}, 60), ({"max_ngram": 3}, 70)])
 def test_the_ngram_length_comes_from_the_pairing(engine, parameters, copied):
-    # 3 4 was followed by 60 first, 7 3 4 by 70; the library alone looks up two tokens.
+    # 3 4 was followed by 60 first, 7 3 4 by 70; only the library looks up two tokens.
     prompt = (8, 3, 4, 60, 61, 7, 3, 4, 70, 71, 9, 7, 3, 4)
     engine.add_drafter(DrafterSpec(name="n", method="ngram", parameters=parameters))
     fed = []

@@ -152,7 +152,7 @@ def test_the_callers_random_state_is_restored(engine):
 
 @pytest.fixture
 def logged():
-    """What transformers logs, warnings that it gives only once included."""
+    """The log of transformers, including warnings that it emits only once."""
     records = []
     handler = logging.Handler()
     handler.emit = records.append
@@ -456,7 +456,7 @@ def test_a_pass_makes_the_static_cache_ready_once_for_its_longest_request(new_en
 
 
 def test_preparing_a_static_cache_is_not_timed(new_engine, monkeypatch):
-    """On a clock that goes on by the forwards alone: a busy machine is slow in either part."""
+    """A clock that advances only by the forwards: a busy machine may slow either part."""
     now = 0.0
 
     def forward(_module, _output):

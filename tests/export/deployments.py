@@ -51,7 +51,7 @@ def deployment(
 
 
 def with_draft(made: Deployment, **changes: object) -> Deployment:
-    """With other keys of the draft's model."""
+    """The deployment with other keys of the draft's model."""
     drafter = made.pairing.drafter
     assert drafter.model is not None
     model = replace(drafter.model, **changes)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def exported(engine: str, made: Deployment, version: str | None = None) -> Expor
 
 
 def config_of(made: Export) -> dict[str, Any]:
-    """What follows --speculative-config."""
+    """The value of --speculative-config."""
     config: dict[str, Any] = json.loads(flag(made, "--speculative-config"))
     return config
 

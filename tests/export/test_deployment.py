@@ -1,4 +1,4 @@
-"""What is to be served: the dtype an engine is given, and the tree it does not support."""
+"""Deployments: the dtype an engine is given, and the tree it does not support."""
 
 import re
 from dataclasses import replace
@@ -18,7 +18,7 @@ KNOWN = ("float32", "bfloat16", "float16")
 
 
 def exported_dtype(engine, dtype):
-    """What the engine is given; None: nothing."""
+    """The dtype that the engine is given; None: no option."""
     made = exported(engine, deployment("ngram", dtype=dtype))
     if engine == "tensorrt_llm":
         return yaml.safe_load(made.config.text).get("dtype")

@@ -1,4 +1,4 @@
-"""What an export contains: K by batch size, the acceptance rule, and what it cannot express."""
+"""Contents of an export: K by batch size, the acceptance rule, and what it cannot express."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ HAVING_A_MODEL = [(e, method) for e in EXPORTED for method in METHODS[e] if meth
 
 
 def drafting(method, target):
-    """With what any engine that has the method needs for it."""
+    """A deployment of the method with the settings that any engine needs for it."""
     settings = {"num_layers": 2} if method == "self_speculation" else {}
     temperature = BETWEEN_TOKENIZERS.get(method, 0.0)
     return deployment(method, target=target, temperature=temperature, **settings)

@@ -112,5 +112,5 @@ def test_recommend_works_on_runs_of_a_serving_engine(tmp_path, objective):
     assert (pick["engine"], best["num_speculative_tokens"]) == ("vllm", 4)
     rows = [c["concurrency"] for c in pick["candidates"]]
     assert set(rows) == {1, 4}
-    # 4 users at once are given more in all, and each of them less.
+    # 4 concurrent users get more in total, and each of them less.
     assert best["concurrency"] == (1 if objective[0] == "latency" else 4)

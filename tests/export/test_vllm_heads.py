@@ -1,4 +1,4 @@
-"""What is said of a head whose files vLLM does not take as they are."""
+"""Notes on a head whose files vLLM does not accept as they are."""
 
 import json
 import shutil

@@ -1,5 +1,5 @@
-"""What engines do with a draft model whose vocabulary is not its target's: padded, or with a token
-more. The real vLLM and llama.cpp are asked in tests/real_engines."""
+"""How engines handle a draft model whose vocabulary differs from its target's: padded, or with one
+more token. tests/real_engines checks the real vLLM and llama.cpp."""
 
 import json
 import re
@@ -24,7 +24,7 @@ PADDED, MORE = ROWS + 128, ROWS + 129
 
 
 def padded(num_rows: int, temperature: float = 0.0) -> Deployment:
-    """A draft of so many rows for a target of ROWS, both of which are elsewhere."""
+    """A draft model with this vocabulary size for a target with ROWS, both in other folders."""
     return with_draft(deployment("draft_model", temperature=temperature), vocab_size=num_rows)
 
 

@@ -2,7 +2,7 @@
 
     python tests/families/environment.py
 
-It lies in $ENGINES (default: ~/.cache/specbench-engines) and takes torch and all else from the
+It is in $ENGINES (default: ~/.cache/specbench-engines) and takes torch and all else from the
 environment of the interpreter that makes it: transformers' releases need different versions of
 huggingface_hub, and nothing else of their own.
 """
@@ -28,7 +28,7 @@ def make() -> None:
         subprocess.run([sys.executable, "-m", "venv", FOLDER], check=True)
         install = ["-m", "pip", "install", "-q", f"transformers=={OLDEST}"]
         subprocess.run([PYTHON, *install], check=True)
-    # Written last, and anew: pip must not see the other environment, which may have moved.
+    # Written last, and every time: pip must not see the other environment, which may have moved.
     shared.write_text(sysconfig.get_path("purelib") + "\n")
 
 

@@ -1,4 +1,4 @@
-"""docs/families.md says what becomes of every family, on both versions of transformers."""
+"""docs/families.md gives the outcome of every family, on both versions of transformers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a config says of a model's attention: refused kinds, and how much context holds."""
+"""A model's attention in its config: refused kinds, and the longest context."""
 
 from typing import Any
 

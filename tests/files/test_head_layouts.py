@@ -40,7 +40,7 @@ def test_a_layout_is_recognized_by_keys_that_only_its_author_writes(
 
 
 def test_mtp_layers_without_tensors_are_judged_by_their_config():
-    """As the files of a shape, which has only a config."""
+    """The files of a shape, which has only a config."""
 
     class Target:
         hidden_size, vocab_size, num_layers = 64, 320, 2

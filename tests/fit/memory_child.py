@@ -1,8 +1,8 @@
-"""Decodes a pair in a process of its own and prints by how much the process grew.
+"""Decodes a pair in a separate process and prints by how much the process grew.
 
     python -m tests.fit.memory_child PAIRINGS_YAML CONTEXT K
 
-The first number is the growth with the target alone, the second with its drafter beside it.
+The first number is the growth with only the target, the second with its drafter as well.
 """
 
 import json
@@ -42,7 +42,7 @@ def peak_of(engine: BuiltinEngine, work: Work, context: int) -> int:
 
 def main(pairings: Path, context: int, k: int) -> None:
     torch.set_num_threads(1)
-    # The code and kernels that a first forward of any model brings in are no part of a plan.
+    # The code and kernels that a first forward of any model brings in are not part of a plan.
     demo = load_pairings(shipped("pairings.yaml")).target("demo")
     other = BuiltinEngine(demo, ModelPool(torch.device("cpu")))
     decode(other, other.baseline, 100)

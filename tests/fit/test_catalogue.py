@@ -1,4 +1,4 @@
-"""What the package knows of published drafts, and what a hub says of them."""
+"""Published drafts: what the package lists and what a hub reports."""
 
 import json
 import re

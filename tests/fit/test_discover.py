@@ -1,4 +1,4 @@
-"""What is found in folders and in the hub's cache, and that nothing found there ever runs."""
+"""Models found in folders and in the hub's cache; nothing found there ever runs."""
 
 import json
 import subprocess
@@ -101,7 +101,7 @@ def test_a_config_of_a_billion_layers_is_listed_with_the_reason(target, tmp_path
 
 
 def test_draft_models_are_found_in_the_hub_cache(tmp_path):
-    """As huggingface_hub lays it out, in a process with the path in its environment."""
+    """A cache laid out by huggingface_hub, in a process with the path in its environment."""
     home = tmp_path / "home"
     commit = "a" * 40
     for name, layers in (("target", 6), ("draft", 1)):

@@ -1,4 +1,4 @@
-"""What a method proposes in a round and how often it runs its own layers, as its drafter does."""
+"""The number of drafts and forwards per round that a method declares, against its drafter's."""
 
 import pytest
 

@@ -35,7 +35,7 @@ targets:
         "tight/whole": "23",
         "tight/untold": ">=20",
     }
-    # Beside the shipped ones.
+    # In addition to the shipped ones.
     assert re.search(rf"RTX-4090, 23\.2 GiB: .* {len(rows)} pairings", ran.err)
     assert ">=: without the draft" in ran.err
     assert "float32" not in ran.err

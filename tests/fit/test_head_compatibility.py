@@ -183,7 +183,7 @@ def test_a_pickled_head_is_reported_and_not_opened(target, tmp_path):
 
 
 def test_a_pickled_head_is_not_refused_for_its_unread_tensors(target, tmp_path):
-    """It may have an embedding and a head of its own, for fewer tokens than the target has."""
+    """The head may have its own embedding and output head, for fewer tokens than the target has."""
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
     fields = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 100}
@@ -218,7 +218,7 @@ def test_a_target_without_mtp_layers_is_refused_for_mtp(target):
 
 
 def test_a_pickled_head_of_another_width_is_not_refused(target, tmp_path):
-    """It may have an input projection of its own."""
+    """The head may have its own input projection."""
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
     fields = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}

@@ -1,4 +1,4 @@
-"""What a plan says follows from its numbers: worked by hand on a shape, and as properties."""
+"""Sums and sentences of memory plans: worked by hand on a shape, and as properties."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_keys_fill_whole_buckets_for_every_row(target):
 
 def test_the_lower_bound_is_bytes_over_bandwidth(target):
     plan = pair(target, H100)
-    embedding = 128_256 * 4096 * 2  # only looked up in: Llama 8B's head is a matrix of its own
+    embedding = 128_256 * 4096 * 2  # only looked up in: Llama 8B's head is a separate matrix
     step = (plan.target.nbytes - embedding + 4000 * 131_072) / 3.35e12
     draft = (plan.draft.nbytes + 4000 * 32_768) / 3.35e12
     assert plan.step_s == pytest.approx(step)

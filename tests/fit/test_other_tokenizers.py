@@ -1,4 +1,5 @@
-"""A draft with another tokenizer, by its files alone: what is in common, and which method fits."""
+"""A draft model with another tokenizer, by only its files: the common tokens, and which method
+fits."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Bytes of weights that are packed on loading, or that lie packed in a checkpoint."""
+"""Bytes of weights that are packed on loading or in the checkpoint."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_weights_outside_linear_layers_are_refused_for_int4(tmp_path):
 
 
 def stored(folder: Path, *, is_tied: bool = False) -> ModelFiles:
-    """As GPTQ's tools write a checkpoint: some tensors of numbers in 32 bits, some in 16."""
+    """A checkpoint as GPTQ's tools write it: some tensors of numbers in 32 bits, some in 16."""
     half = torch.float16
     tensors = {
         "model.embed_tokens.weight": torch.zeros(97, 32, dtype=half),

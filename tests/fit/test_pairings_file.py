@@ -1,4 +1,4 @@
-"""What is written reads back as the same target and drafters."""
+"""A written pairings file reads back as the same target and drafters."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The bytes of a round at least, counted from files, against those that its forwards read."""
+"""The minimum bytes of a round, counted from files, against the bytes that its forwards read."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ KV = 4 * WIDTH  # of a token in one layer
 def drafting_bytes(
     tiny: TinyDrafters, drafter: DrafterSpec, place: DeploymentSpec = PLACE
 ) -> float:
-    """What a round reads above a step."""
+    """Bytes that a round reads in addition to a step."""
     plan = plan_pair(tiny.files, drafter, place)
     assert plan is not None
     assert plan.step_s is not None
@@ -59,7 +59,7 @@ def test_eagle_reads_its_layer_and_the_targets_head_in_every_forward(tiny):
 
 
 def test_medusa_reads_its_own_heads_once_and_no_keys(tiny):
-    block_bytes = 4 * (WIDTH * WIDTH + WIDTH) + HEAD  # a block with a bias, and a matrix of its own
+    block_bytes = 4 * (WIDTH * WIDTH + WIDTH) + HEAD  # a block with a bias, and a separate matrix
     medusa = tiny.drafter("medusa", tree="chain")
     assert drafting_bytes(tiny, medusa) == K * block_bytes
     longer = replace(PLACE, context=2 * CONTEXT)

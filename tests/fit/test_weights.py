@@ -144,7 +144,7 @@ def test_planned_bytes_equal_loaded_ones_for_every_bundled_drafter():
 
 
 def test_dtype_and_quantization_are_read_from_the_top_level_config(tmp_path):
-    """As transformers reads it, ignoring the config of the text part."""
+    """The config is read as transformers reads it, without the config of the text part."""
     text = {"num_hidden_layers": 2, "hidden_size": 8, "dtype": "float32"}
     whole = {"text_config": text, "torch_dtype": "bfloat16"}
     for changes, dtype in (({}, "bfloat16"), ({"dtype": "float16"}, "float16")):

@@ -26,7 +26,7 @@ def measured_cells(at_k_s: float) -> tuple[CellData, CellData]:
 
 
 def checked(costs: Mapping[int, float], at_k_s: float):
-    """The forecast for K = 1 with these costs, and a cell of `at_k_s` seconds a prompt."""
+    """The forecast for K = 1 with these costs, and a cell of `at_k_s` seconds per prompt."""
     cells = measured_cells(at_k_s)
     record = forecast(draft(1), traces(), curve(costs), (1,))
     (forecast_check,) = check_forecasts([record], traces(), cells, summarize(cells))

@@ -189,7 +189,7 @@ def test_replayed_metrics_follow_the_formulas_of_measured_ones():
 
 
 def test_a_text_that_ends_inside_its_drafts_rejects_none():
-    """As at an end token: the drafts went on behind it."""
+    """As at an end token: the drafts continued after it."""
     text_trace = trace("p", [True, True], num_drafted=(3, 2), chances=((1.0, 1.0), (1.0,)))
     rounds = replay_one(text_trace, 3)
     assert (rounds.num_accepted, rounds.num_emitted, rounds.num_rejecting) == (2, 2, 0)

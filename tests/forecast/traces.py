@@ -1,4 +1,4 @@
-"""Made-up traces whose rounds can be counted by hand, and costs beside them."""
+"""Synthetic traces whose rounds can be counted by hand, and costs for them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ def trace(prompt: str, kept: Sequence[bool | float], *, depth: int = 4, **change
         "is_exact": True,
         "num_prompt_tokens": 10,
         "output_ids": tuple(range(size + 1)),
-        # The budget leaves no room for a draft of the last token: a round emits one more.
+        # The budget ends before a draft of the last token: a round emits one more.
         "num_drafted": tuple(min(depth, size - 1 - s) for s in range(size)),
         "chances": tuple(
             tuple(float(chance) for chance in kept[s : s + min(depth, size - 1 - s)])

@@ -1,6 +1,6 @@
-"""What all libraries' heads are made for, without anything of this project or of transformers'.
+"""The target of all libraries' heads, without any code of this project.
 
-A tiny Llama of six layers with random weights; `Proof` is how a library says what its head says.
+A tiny Llama of six layers with random weights; `Proof` has a library's outputs for its head.
 """
 
 import json
@@ -44,8 +44,8 @@ def make_tokens() -> Tensor:
 
 @torch.no_grad()
 def states_of(target: Any, tokens_T: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The outputs of all layers [T, F] by number, 0 the embedding, none of them normalized; and
-    what the final norm makes of the last."""
+    """The unnormalized outputs of all layers [T, F] by number (0 is the embedding), and the last
+    one after the final norm."""
     seen: list[Tensor] = []
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
@@ -58,7 +58,7 @@ def states_of(target: Any, tokens_T: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def draw(module: torch.nn.Module, seed: int = 2) -> None:
-    """Other weights than those that a library begins with, norms around 1."""
+    """Draw other weights than the ones a library begins with, norms around 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in module.named_parameters():
@@ -72,7 +72,7 @@ def draftable_tokens(count: int) -> Tensor:
 
 
 def write_proof(folder: Path, method: str, logits: Mapping[str, Tensor], **facts: Any) -> None:
-    """Beside a head's files: what its library's forward says after parts of the text.
+    """Write the logits of the library's forward after parts of the text, next to a head's files.
 
     `logits` [K, W] by the number of tokens that the target has read, of K drafts (of which all
     but the first follow the text's true tokens) over the W tokens `ids` of the target.

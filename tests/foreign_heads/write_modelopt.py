@@ -47,7 +47,7 @@ def eagle3(out: Path, count: int, num_said: int, scaling: dict[str, Any], **more
     draw(head)
     # Since December 2025 (its commit bdd10c2) its own forward norms the states with
     # input_layernorm and then with hidden_norm. Servers, and it before, leave the first one
-    # out, and nothing in its config tells. With equal weights it changes nothing.
+    # out, and its config does not say so. With equal weights it changes nothing.
     torch.nn.init.constant_(head.layers[0].input_layernorm.weight, 1.5)
     ids_W = draftable_tokens(num_said) if num_said < V else torch.arange(V)
     logits = {}
@@ -106,7 +106,7 @@ def dflash(out: Path, **more: Any) -> None:
 
 
 def medusa(out: Path) -> None:
-    """It has no exporter for these: they lie in the saved model."""
+    """The library has no exporter for these tensors: they are in the saved model."""
     tokens_T, model = make_tokens(), make_target()
     mtsp.convert(model, [("medusa", {"medusa_num_heads": STEPS, "medusa_num_layers": 2})])
     draw(model.medusa_heads)

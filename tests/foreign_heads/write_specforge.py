@@ -56,7 +56,7 @@ def randomize(model: Any) -> Tensor:
 
 
 def save(model: Any, out: Path, *, with_embedding: bool) -> None:
-    """As its exporters do."""
+    """Save a head as the library's exporters do."""
     held = {k: v for k, v in model.state_dict().items() if with_embedding or "embed" not in k}
     model.save_pretrained(out, state_dict=held)
     apply_legacy_rope_scaling(str(out))

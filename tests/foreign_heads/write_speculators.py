@@ -107,7 +107,7 @@ def eagle3(out: Path, make: Any, count: int, ids: list[int], types: list[str] | 
         )
     model.save_pretrained(out)
     # In a later pass a window counts back from the first pass's token: there it is compared only
-    # where the window holds everything.
+    # while the window holds everything.
     room = WINDOW if types else len(tokens_T)
     logits = {}
     for n in range(1, len(tokens_T) - STEPS):
@@ -229,8 +229,8 @@ def mtp(out: Path, model_type: str) -> None:
 
 @torch.no_grad()
 def drafted(model: Any, tokens_T: Tensor, last_TF: Tensor, n: int) -> Tensor:
-    """Its layer over one text, as servers run it: its forward gives a later step keys of that
-    step alone. What it hands on is what its forward hands on."""
+    """The layer over one text, as servers run it: its forward gives a later step only the keys of
+    that step. The states handed on are those of its forward."""
     states, all_logits = last_TF[None, :n], []
     for step in range(STEPS):
         T = n + step

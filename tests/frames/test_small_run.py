@@ -93,7 +93,7 @@ def test_the_cell_frame_has_one_row_per_explored_cell(cells: pd.DataFrame) -> No
     assert cell["speedup"] == cell["decode_speedup"]
     assert cell["joules_per_token"] == pytest.approx(62 / 5)
     assert (cell["num_failed"], cell["num_requests"], cell["num_prompts"]) == (1, 3, 2)
-    assert not cell["valid"]  # of so few rounds
+    assert not cell["valid"]  # of this few rounds
     assert "rounds" in cell["invalid_reasons"]
     assert (base["drafter"], base["num_speculative_tokens"]) == ("none", 0)
 

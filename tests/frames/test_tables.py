@@ -159,7 +159,7 @@ def test_an_adaptive_k_that_is_not_recommended_is_not_the_answer() -> None:
 
 
 def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Plain values, None where absent."""
+    """Plain values; None for absent ones."""
     plain = table.astype(object)
     return plain.where(plain.notna(), None).to_dict("records")
 

@@ -123,7 +123,7 @@ def test_on_other_hardware_round_times_are_compared_in_steps():
 
 
 def test_seconds_of_other_hardware_are_not_compared():
-    """Not even where K = 0 takes as long there."""
+    """Not even if K = 0 takes equally long there."""
     after = figures(verify_s=0.012)
     result = attribute(figures(), after, ["decode_speedup"], same_hardware=False)
     assert (result.round.unit, result.step) == ("steps", None)
@@ -131,7 +131,7 @@ def test_seconds_of_other_hardware_are_not_compared():
 
 @pytest.mark.parametrize("metric", ["tpot_s", "no_such_metric"])
 def test_a_missing_or_unknown_metric_adds_no_loss(metric):
-    """What rounds lost is then all there is to share."""
+    """Then the loss of rounds is all there is to attribute."""
     is_known = metric == "tpot_s"
     assert causes(figures(length=2.4), metric) == ((Cause.ACCEPTANCE,) if is_known else ())
 

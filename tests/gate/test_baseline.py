@@ -95,7 +95,7 @@ def test_runs_that_cannot_form_a_baseline_are_refused(runs, says):
 
 
 def test_runs_that_share_only_k_0_are_refused_as_a_baseline():
-    """As of runs that differ in K where a drafter may differ."""
+    """Runs that differ in K, if a drafter may differ."""
     speed = {"decode_tokens_per_s": figure(100.0)}
     base = cell(speed, of=key(0, drafter="none", method="none", pairing="demo"))
     runs = [side(base, cell(speed, of=key(k)), name=f"r{k}") for k in (4, 5)]

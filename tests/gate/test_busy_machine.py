@@ -196,7 +196,7 @@ def test_load_is_a_false_alarm_without_the_cpu_share(load):
 
 @pytest.mark.parametrize(("slower", "lost"), [(0.4, 0.0), (0.0, 0.4)])
 def test_a_true_loss_on_quiet_machines_is_found(slower, lost):
-    """By a driver that slows everything, and by a verification that got slower."""
+    """A driver that slows everything, and a verification that got slower."""
     assert regressions(slower, lost, 0.99) >= POWER
 
 

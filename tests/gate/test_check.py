@@ -60,7 +60,7 @@ def test_a_loss_beyond_the_tolerance_but_within_noise_is_inconclusive():
 
 def test_noise_that_could_hide_the_tolerance_is_inconclusive():
     # Error 5%, 4 degrees: (2.132 + 0.941) * 0.05 = 0.154 is more than 0.0513, and the upper
-    # bound of the loss, 2.132 * 0.05 = 0.107, is, too.
+    # bound of the loss, 2.132 * 0.05 = 0.107, also is.
     judgment = judge("decode_speedup", 2.0, 2.0, error=0.05)
     assert judgment.verdict is GateVerdict.INCONCLUSIVE
     assert judgment.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.1536), abs=1e-3)
@@ -130,7 +130,7 @@ def two_cells(loss: float) -> Gate:
 
 
 def test_two_cells_share_the_false_alarms_of_one_gate():
-    # 7.4%: 0.02559 / 0.01414 = 1.809, p = 0.035 alone, 0.070 for the first of two (Holm).
+    # 7.4%: 0.02559 / 0.01414 = 1.809, p = 0.035 by itself, 0.070 for the first of two (Holm).
     assert judge("decode_speedup", 2.0, 1.852).verdict is GateVerdict.REGRESSION
     gate = two_cells(0.074)
     assert [j.p_value for j in gate.judgments] == pytest.approx([0.0704, 0.0704], abs=0.0005)

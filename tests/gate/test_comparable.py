@@ -103,7 +103,7 @@ def test_prompts_with_unknown_token_ids_are_compared(known):
 
 
 def test_texts_are_compared_only_for_equal_prompts():
-    """They are no regression: the prompts that both sides asked are compared, if there are any."""
+    """Other texts are not a regression: if both sides share prompts, only these are compared."""
     texts = [{"p1": "aa", "p2": "bb"}, {"p1": "cc", "p2": "bb"}]
     ids = [{"p1": "1", "p2": "2"}, {"p1": "3", "p2": "2"}]
     sides = [
@@ -186,7 +186,7 @@ def test_only_cells_of_both_runs_are_compared_if_that_is_allowed():
     "changed", [{"k": 2}, {"concurrency": 4}, {"temperature": 1.0}], ids=lambda of: next(iter(of))
 )
 def test_a_cell_that_only_the_baseline_has_is_not_reported_as_changed(changed):
-    """Its nearest neighbor belongs to another cell of the baseline."""
+    """The nearest neighbor of the cell belongs to another cell of the baseline."""
     both = side(cell(FIGURES), cell(FIGURES, of=key(**changed)))
     single = side(cell(FIGURES), name="b")
     assert refused(both, single).endswith("--allow-different cells")

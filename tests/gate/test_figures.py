@@ -46,7 +46,7 @@ def test_a_leave_one_out_value_equals_that_of_a_cell_without_the_prompt(steady):
 
 
 def test_prompts_are_compared_by_their_first_turns(steady):
-    """What a later turn asks depends on what the target answered."""
+    """The prompt of a later turn depends on the target's answer."""
     turns = (
         replace(request, turn=turn, prompt_sha256=f"{request.prompt_id}-{turn}")
         for request in steady.requests
@@ -110,7 +110,7 @@ def test_the_unit_is_a_pass_if_requests_overlap(stream):
 
 
 def test_a_pass_that_repeats_prompts_is_one_unit(stream):
-    """As 16 rows over 40 prompts do: what a pass serves again counts as a repeat of its own."""
+    """As in 16 rows over 40 prompts: a prompt that a pass serves again counts as a repeat."""
 
     def twice(i, served, pace):
         requests = (replace(r, repeat=2 * i + c) for c in (0, 1) for r in served.requests)

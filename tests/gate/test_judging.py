@@ -70,7 +70,7 @@ def test_the_detectable_effect_is_that_of_the_whole_gate():
 
 @pytest.mark.parametrize("changed", [{"dtype": "bfloat16"}, {"target": "other"}])
 def test_text_of_another_dtype_or_target_need_not_be_the_same(changed):
-    """docs/ci.md: a regression only where hardware, torch, dtype and target are the same."""
+    """docs/ci.md: a regression only if hardware, torch, dtype and target are the same."""
     figures = {"decode_speedup": figure(2.0)}
     before = side(cell(figures, texts={"p1": "aaa"}))
     after = side(cell(figures, of=key(**changed), texts={"p1": "bbb"}), name="b")
@@ -221,7 +221,7 @@ def test_on_other_hardware_all_drafts_of_a_round_are_counted():
 
 
 def test_a_gate_of_two_cells_needs_a_larger_margin_to_pass():
-    # 2% lost where 3.6% is tolerated, 0.0367: 0.0352 could be found alone, 0.0396 of two.
+    # 2% lost, 3.6% tolerated, 0.0367: 0.0352 could be found for one metric, 0.0396 for two.
     keys = [key(workload=name) for name in ("code", "chat")]
     before = [cell({"decode_speedup": figure(2.0)}, of=k) for k in keys]
     after = [cell({"decode_speedup": figure(1.96)}, of=k) for k in keys]

@@ -150,7 +150,7 @@ def test_an_interrupted_candidate_is_judged_by_the_cycles_it_has():
 
 
 def without_ids(stored: StoredRun, words: str = "", repeat: int | None = None) -> StoredRun:
-    """A server that returns only text; `words` end the outputs, or those of one repeat."""
+    """A server that returns only text; `words` end the outputs, or the outputs of one repeat."""
 
     def hide_ids(request):
         more = words if repeat in (None, request.repeat) else ""

@@ -1,4 +1,4 @@
-"""Writes expected/*.json again: those of the families that are named, or all."""
+"""Writes expected/*.json again, all of them or the named families."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""What commands conclude from stored runs of each kind, and `verify` from its evidence."""
+"""Conclusions of commands from stored runs of each kind, and of `verify` from its evidence."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _LOCAL = Wish(drafters=("draft", "poor"), workloads=("code",), ks=(0, 4), num_pr
 _SERVED = Sweep(ks=(4,), rows=(1,))
 # Runs that are there to be checked against a baseline.
 _CANDIDATES = {"slower": "local", "rejecting": "local", "served-slower": "served"}
-# What was put in, places, times and versions are no conclusions.
+# What was put in, places, times and versions are not conclusions.
 _LEFT_OUT = {
     *("environment", "settings", "models", "servers", "engines", "failures", "imported"),
     *("fingerprint", "runs", "run_id", "schema_version", "created_at", "specbench_version"),
@@ -37,7 +37,7 @@ _TOLD = ("--pairing", "llama/head", "--method", "eagle3", "-w", "mtbench", "--te
 
 
 def all_facts(folder: Path) -> dict[str, Any]:
-    """By command with its arguments, then the exit code and the values of its JSON document."""
+    """Values by command and arguments: the exit code and its JSON document."""
     runs = _runs()
     for name, stored in runs.items():
         keep(folder / "reports", name, stored)
@@ -121,7 +121,7 @@ def _of_call(folder: Path, *words: str) -> dict[str, Any]:
 
 
 def _facts(document: Mapping[str, Any]) -> Any:
-    """Values without those that are absent, empty or sentences; cells by their axes."""
+    """Values that are neither absent, empty nor sentences; cells by their axes."""
     cells = document.get("cells", ())
     if cells and _AXES.keys() <= cells[0].keys():
         document = {**document, "cells": {_label(cell): cell for cell in cells}}
@@ -129,7 +129,7 @@ def _facts(document: Mapping[str, Any]) -> Any:
 
 
 def _label(cell: dict[str, Any]) -> str:
-    """Its axes that are not the usual ones, which it then has no longer."""
+    """The cell's axes with unusual values; the cell loses all axes."""
     values = {axis: cell.pop(axis) for axis in _AXES}
     return ", ".join(f"{axis} {v}" for axis, v in values.items() if v != _AXES[axis])
 

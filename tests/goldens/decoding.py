@@ -1,4 +1,4 @@
-"""What the built-in decoder emits: token ids and counts of rounds, for every drafting method.
+"""Outputs of the built-in decoder: token ids and counts of rounds, for every drafting method.
 
 Models run in float64, because in float32 a near-tie of logits is decided by the processor's
 instruction set. Draws are float32 as in every run: a tie there needs two of some thousand numbers
@@ -129,7 +129,7 @@ class Decoding:
         return facts
 
     def _add(self, engine: BuiltinEngine, drafter: DrafterSpec) -> None:
-        """Once, or before every pass if it has no model: such a drafter may learn from answers."""
+        """Add it once, or before every pass if it has no model: it may learn from answers."""
         if drafter not in self._added or drafter.model is None:
             engine.remove_drafter(drafter.name)
             engine.add_drafter(drafter)
@@ -191,7 +191,7 @@ def _write_other_draft(folder: Path) -> None:
 
 
 def all_facts(folder: Path) -> dict[str, dict[str, dict[str, str]]]:
-    """By drafter, then by K, sampling and concurrency."""
+    """Outputs by drafter, then by K, sampling and concurrency."""
     decoding, facts = Decoding(folder), defaultdict(dict)
     for name, k in CASES:
         facts[name][f"K={k}"] = decoding.facts(name, k)

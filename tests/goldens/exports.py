@@ -1,4 +1,4 @@
-"""What `specbench export` writes for every method and engine: flags and files, or the refusal."""
+"""Exports of `specbench export` for every method and engine: flags and files, or the refusal."""
 
 import json
 import re
@@ -25,7 +25,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def all_facts(folder: Path) -> dict[str, Any]:  # noqa: ARG001
-    """By engine, then by variant of a method; of an older release what differs."""
+    """Facts by engine, then by variant of a method; for an older release only differences."""
     facts = {engine: _of_release(engine, None) for engine in EXPORTED}
     for engine, version in _OLDER.items():
         older = _of_release(engine, version)

@@ -10,9 +10,9 @@ _NO_MESSAGES = {"demo", "kernels"}  # a corpus and programs
 
 
 def all_facts(folder: Path) -> dict[str, dict[str, str]]:  # noqa: ARG001
-    """By file, then by template: the exception or stream that it is given to, or "text".
+    """Messages by file, then by template: the exception or stream that it is given to, or "text".
 
-    A "text" has at least four words; docstrings are none.
+    A "text" has at least four words; docstrings are excluded.
     """
     facts = {}
     for path in _SOURCE.rglob("*.py"):
@@ -46,7 +46,8 @@ def _receiver(call: ast.Call) -> str:
 
 
 def _template(node: Any) -> str:
-    """Its text, with `{name}` for a variable and `{...}` for what is computed; "" if no string."""
+    """The text of a node, with `{name}` for a variable and `{...}` for what is computed; "" if it
+    is not a string."""
     if isinstance(node, ast.JoinedStr):
         return "".join(_template(part) for part in node.values)
     if isinstance(node, ast.FormattedValue):

@@ -9,7 +9,7 @@ from specbench.cli import app
 
 
 def all_facts(folder: Path) -> dict[str, dict[str, str]]:  # noqa: ARG001
-    """By command, then by the names of an option or the name of an argument."""
+    """Options by command, then by the names of an option or the name of an argument."""
     group: Any = get_command(app)
     return {
         name: {

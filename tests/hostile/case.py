@@ -1,4 +1,4 @@
-"""What a fuzzed reader is: a good file, how copies of it are damaged, and what reads them."""
+"""A fuzzed reader: a good file, how copies of it are damaged, and the code that reads them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Readers of files that users and other tools write, and of our own that somebody may edit."""
+"""Readers of files that users and other tools write, and of our own files, which users may edit."""
 
 import gzip
 import hashlib
@@ -116,7 +116,7 @@ def _card(folder: Path) -> Case:
 
 
 def _some_lines() -> list[bytes]:
-    """Up to three of every kind in the run, and what it has none of."""
+    """Up to three lines of every kind in the run, and of the kinds that it lacks."""
     kinds: dict[bytes, list[bytes]] = {}
     for line in (RUN / "records.jsonl").read_bytes().splitlines(keepends=True):
         kinds.setdefault(line[:18], []).append(line)
@@ -125,7 +125,7 @@ def _some_lines() -> list[bytes]:
 
 
 def _of_run(name: str, mutated: Mutation) -> Make:
-    """What `report` and `list runs` do; a run that can be read can be resumed and written."""
+    """Reads like `report` and `list runs`; a run that can be read can be resumed and written."""
 
     def make(folder: Path) -> Case:
         run = folder / "sweep"
@@ -168,7 +168,7 @@ def _baseline(folder: Path) -> Case:
 
 
 def _kernel_choices(folder: Path) -> Case:
-    """A file of the user's cache, which is made again where it is lost."""
+    """A file of the user's cache, which is made again if it is lost."""
     contender = Contender(name="sdpa", seconds=0.1)
     kept_choice = KernelChoice(key="a", subject="attention", chosen="sdpa", contenders=(contender,))
     with (
@@ -197,7 +197,7 @@ def _kernel_choices(folder: Path) -> Case:
 
 
 def encode_choice(choice: KernelChoice) -> bytes:
-    """As a run stores it."""
+    """The record as a run stores it."""
     from specbench.records import EngineRecord
 
     return encode_line(EngineRecord(target="t", engine="builtin", kernels=(choice,)))

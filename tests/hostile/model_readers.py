@@ -39,7 +39,7 @@ def target() -> ModelFiles:
 
 
 def check_draft(folder: Path, method: str) -> None:
-    """Everything `pair --dry-run` does with a draft; ModelError where it is refused."""
+    """Everything `pair --dry-run` does with a draft; ModelError if it is refused."""
     spec = ModelSpec(source=str(folder), folder=folder)
     drafter = DrafterSpec(name="draft", method=method, model=spec)
     discover(target(), [folder], in_hub_cache=False)
@@ -81,7 +81,7 @@ def _all() -> Iterator[tuple[str, Make]]:
 
 
 def _loaded(name: str, load: Callable[[Path], object]) -> Make:
-    """As a run loads it, with the library that the file is made for."""
+    """Load a file as a run does, with the library that it is made for."""
 
     def make(folder: Path) -> Case:
         shutil.copytree(MODELS / "poor", folder, dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""Links are followed to read what the user named, never to write or remove what lies elsewhere."""
+"""Links are followed to read a named path, but never to write or remove files elsewhere."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ PRECIOUS = "one line of somebody's, without an end"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A run, and a file beside it that it has nothing to do with."""
+    """A run, and an unrelated file next to it."""
     shutil.copytree(RUN, tmp_path / "reports" / RUN_ID)
     (tmp_path / "precious").write_text(PRECIOUS)
     return tmp_path / "reports"

@@ -1,4 +1,4 @@
-"""Names from files and servers of anybody do nothing wherever they are shown."""
+"""Names from foreign files and servers are shown harmlessly everywhere."""
 
 import csv
 import io

@@ -1,7 +1,7 @@
-"""What must hold of a hybrid model as target and as draft: texts are those of `generate`.
+"""Checks of a hybrid model as target and as draft: texts are those of `generate`.
 
-The real tests ask it of every family; test_planted_rollbacks.py asserts that each check fails for
-broken code.
+The real tests run them for every family; test_planted_rollbacks.py asserts that each check fails
+for broken code.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Tiny random models with recurrent or convolutional layers beside attention."""
+"""Tiny random models with recurrent or convolutional layers in addition to attention."""
 
 from collections.abc import Callable
 from typing import Any

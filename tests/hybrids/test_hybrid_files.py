@@ -1,4 +1,4 @@
-"""What the files of a hybrid model say before it is loaded: its memory, and that trees are out."""
+"""Files of a hybrid model before it is loaded: its memory, and the refusal of trees."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -145,7 +145,7 @@ def test_a_tree_is_refused_by_the_targets_name() -> None:
 
 
 def test_a_hybrid_is_compared_with_its_steps_if_its_scan_differs() -> None:
-    # Zamba 2 bounds its time steps in a scan alone: so tightly here that the two part.
+    # Zamba 2 bounds its time steps only in a scan: so tightly here that the two differ.
     model = tiny_hybrid("Zamba2", time_step_min=1.0)
     prompt = ragged_prompts()[1]
     text = generated(model, prompt, 6)

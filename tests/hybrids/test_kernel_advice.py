@@ -1,4 +1,4 @@
-"""What transformers advises for hybrid models reaches only those who can follow it."""
+"""Advice of transformers on hybrid models reaches only users who can follow it."""
 
 import logging
 from pathlib import Path

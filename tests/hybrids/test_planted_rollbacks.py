@@ -1,4 +1,4 @@
-"""The checks of hybrids are worth something: each fails where a state is rolled back wrongly."""
+"""Each check of hybrids fails if a state is rolled back wrongly."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ def second_turn(of: Subject) -> None:
     check_second_turn(of, of.near)
 
 
-def reload(of: Subject) -> None:  # noqa: ARG001 - it has room for more drafts
+def reload(of: Subject) -> None:  # noqa: ARG001 - it has capacity for more drafts
     side_by_side(subject.__wrapped__("LFM2"))
 
 

@@ -1,4 +1,4 @@
-"""Which states a row holds, on slots that a reader can count."""
+"""The states that a row holds, on slots that a reader can count."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def fed(slots: StateSlots, *positions: int) -> list[bool]:
-    """Whether each token of row 0 is fed, at those positions."""
+    """Whether each token of row 0 is fed, at the given positions."""
     (is_fed_T,) = slots.select_steps(torch.tensor([positions]), 0).tolist()
     return is_fed_T
 

@@ -1,4 +1,4 @@
-"""Files of acceptance alone: profiles of Model Optimizer, golden lengths of InferenceX."""
+"""Files with only acceptance: profiles of Model Optimizer, golden lengths of InferenceX."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_counts_are_keyed_by_length_and_one_kind_of_rates_is_enough(tmp_path):
     assert any("chunk" in warning for warning in cell.record.warnings)
     named = import_files([profile(tmp_path, producer="x", method="dspark")], GIVEN)[0]
     assert not any("chunk" in warning for warning in named.record.warnings)
-    assert named.key.draft.method == "unknown"  # none of ours
+    assert named.key.draft.method == "unknown"  # not one of our methods
 
 
 def test_golden_lengths_are_imported_as_one_cell_per_k():

@@ -1,4 +1,4 @@
-"""The package as a stranger gets it: an sdist, a wheel made of it, and environments with the wheel.
+"""The package as a user gets it: an sdist, a wheel made of it, and environments with the wheel.
 
 What is slow to make (an environment with build tools, one per version of Python with everything but
 torch and transformers) lies in $ENGINES (default: ~/.cache/specbench-engines) and is made once.
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 ENGINES = Path(os.environ.get("ENGINES") or Path.home() / ".cache" / "specbench-engines")
 VERSIONS = ("3.11", "3.12", "3.13")
 _TOOLS = ("build", "hatchling")
-_HEAVY = ("torch", "transformers")  # no wheels of them for every Python lie about
+_HEAVY = ("torch", "transformers")  # wheels of them are not at hand for every Python
 
 
 class BuiltFiles(NamedTuple):

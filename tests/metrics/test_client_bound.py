@@ -114,7 +114,7 @@ def test_two_cycles_that_are_left_still_count():
 
 
 def test_a_fast_cycle_is_not_excluded_as_client_bound():
-    """One limit for all cycles: else those would go in which the server was fast, and the
+    """One limit for all cycles: otherwise the cycles with a fast server would be dropped, and the
     speedup of the rest would be too low."""
     stored = served_sweep(Sweep(wobble=0.0, differing=0.0))
     cell_id = cell_of(stored, 4).key.id

@@ -80,7 +80,7 @@ def test_the_baselines_passes_are_also_judged(rows):
 
 
 def test_other_requests_prefills_may_take_time_between_rounds(rows):
-    """What an overlapping request waits for is no broken identity; rounds beyond its time are."""
+    """The wait of an overlapping request is not a broken identity; rounds beyond its time are."""
     slow = tuple(replace(r, decode_s=3 * (r.decode_s or 0.0)) for r in rows.requests)
     assert judge_cell(replace(rows, requests=slow)) == ()
     quick = tuple(replace(r, decode_s=(r.decode_s or 0.0) / 3) for r in rows.requests)

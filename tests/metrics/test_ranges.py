@@ -19,7 +19,8 @@ SERVER = cell_of(served_sweep(), 4).servers[0]
 
 
 def random_cell(rng: random.Random, kind: str) -> CellData:
-    """A cell at K and its baseline. `told` is who counts: rounds, requests, counters, nobody.
+    """A cell at K and its baseline. `kind` is the source of counts: rounds, requests, counters or
+    none.
 
     A round takes longer than a step of K = 0, drafts at most K tokens and may draft none.
     """
@@ -116,7 +117,7 @@ def _counts(log: RoundLog, overshot: int, k: int) -> RequestCounts:
 def _load(
     cell_id: str, rounds: list[tuple[RoundLog, int]], spec: list[RequestRecord], k: int
 ) -> ClientLoad:
-    """What a server counts in all: rounds that drafted, and drafts accepted past the ends."""
+    """The total counts of a server: rounds that drafted, and drafts accepted past the ends."""
     logs = [log for log, _ in rounds]
     whole = [
         a + (overshot if i == len(log.round_s) - 1 else 0)

@@ -15,8 +15,8 @@ SERVICE_S, SLOTS = 0.5, 4
 
 
 def stream(load: float, num: int = 40, passes: int = 2, seed: int = 0, turns: int = 1) -> CellData:
-    """Poisson arrivals at a server that takes four at once, half a second each; `load`: what
-    comes / what it can take. Repeats count occurrences of ten prompts, as a pass's do."""
+    """Poisson arrivals at a server with four slots, half a second each; `load`: arrival rate /
+    capacity. Repeats count occurrences of ten prompts, as a pass's do."""
     draw, rate = random.Random(seed), load * SLOTS / SERVICE_S
     key = with_axes(KEY, request_rate=rate)
     served = []
@@ -47,7 +47,7 @@ def stream(load: float, num: int = 40, passes: int = 2, seed: int = 0, turns: in
 
 
 def share(load: float, **changes: int) -> float:
-    """Of 100 streams, how many are called saturated."""
+    """The share of 100 streams that are reported as saturated."""
     return sum(bool(saturation(stream(load, seed=seed, **changes))) for seed in range(100)) / 100
 
 
@@ -85,7 +85,7 @@ def _arrival(request):
 
 
 def test_longer_later_turns_are_not_taken_for_saturation():
-    """They come when all first turns have been, so that the last third is of them alone."""
+    """Later turns start after all first turns, so the last third consists of only them."""
     assert not saturation(stream(0.3, turns=3))
 
 

@@ -1,4 +1,4 @@
-"""What a server counted and reported: acceptance by both conventions, rounds and KV tokens."""
+"""Counts and reports of a server: acceptance by both conventions, rounds and KV tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -82,7 +82,7 @@ def test_the_engines_own_figure_counts_past_the_ends_of_answers(cell):
 
 
 def without_counts(cell: CellData) -> CellData:
-    """As a server is run by default: no counts per request, only counters."""
+    """As with a server's defaults: no counts per request, only counters."""
     return replace(cell, requests=tuple(replace(r, counts=None) for r in cell.requests))
 
 

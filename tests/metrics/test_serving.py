@@ -120,7 +120,7 @@ def test_tokens_of_a_check_after_prefill_count_with_its_first_token(stream):
     check = AnswerCheck(num_drafted=9, num_accepted=6, num_emitted=7, seconds=0.01)
     first, *later_passes = stream.passes
     *early, late = first.requests
-    # Those of the last request are emitted while all rows are busy, those of the others before.
+    # Tokens of the last request are emitted while all rows are busy, those of the others before.
     given = tuple(replace(request, answer_check=check) for request in (*early, late))
     busy = replace(stream, passes=(first._replace(requests=given), *later_passes))
     assert measure(busy)["busy_tokens_per_s"] == pytest.approx((13 + 7 + 13) / 0.8)

@@ -74,12 +74,12 @@ def test_a_session_with_a_problem_is_excluded_with_its_cycle_of_speedups():
     assert len(before.requests) - len(after.requests) == 6
     assert len(after.servers) == 7
     assert set(after.cycles.values()) == {0, 1, 2}
-    # Of its cycle's other session nothing goes into the speedup of another cycle.
+    # The other session of its cycle has no part in the speedup of another cycle.
     for left, all_of_them in zip(paired_decode(after), paired_decode(before), strict=True):
         assert left.tolist() == all_of_them[:3].tolist()
     # What its cycle's other session accepted counts all the same.
     assert after.acceptance.num_rounds == 7 * 6 * 8
-    # The other K has all of its own.
+    # The other K has all of its sessions.
     assert (
         paired_decode(cell_of(short, 2)).base_s.tolist()
         == paired_decode(cell_of(whole, 2)).base_s.tolist()
@@ -135,7 +135,7 @@ def test_confirmation_sessions_are_aggregated_as_separate_cells():
 
 
 def test_busy_time_is_while_every_concurrent_request_is_active():
-    """Two at once: requests of 1.05 s at 0 and 0.25, the third from 1.05 until 2.1."""
+    """Two concurrent requests: of 1.05 s at 0 and 0.25, the third from 1.05 until 2.1."""
     stored = served_sweep(Sweep(rows=(2,), num_prompts=1, cycles=1, ks=()))
     cell = cell_of(stored, 0, rows=2)
     served = cell.passes[0]
@@ -166,7 +166,7 @@ def test_a_cycle_run_on_two_nodes_counts_on_the_most_complete():
 
 
 def test_a_repeated_cycle_has_no_session_of_its_first_attempt():
-    """K = 0 of a quiet hour is no baseline of a K that was cut and measured again in a busy one."""
+    """K = 0 of a quiet hour is not the baseline of a K that was measured again in a busy one."""
     first = [server for server in served_sweep().servers if server.cycle == 0]
     again = [replace(s, attempt=2, session=f"{s.session} again") for s in first]
     assert usable_sessions(first[:4] + again).keys() == {server.session for server in again}

@@ -31,7 +31,7 @@ def test_the_metric_and_the_interval_agree_on_the_speedup(steady):
 
 
 def test_turns_and_repeats_of_a_prompt_are_one_unit(steady):
-    """Measuring every prompt twice adds no prompts: the interval stays where it was."""
+    """Measuring every prompt twice adds no prompts: the interval stays the same."""
     again = tuple(replace(r, repeat=1) for r in steady.requests)
     base_again = tuple(replace(r, repeat=1) for r in steady.baseline)
     twice = replace(

@@ -54,7 +54,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
 
 
 def hold_ballast(readings: Readings) -> None:
-    # A mapping of its own: the heap may hold resident free memory that would serve this size.
+    # A separate mapping: the heap may hold resident free memory that would serve this size.
     with mmap.mmap(-1, BALLAST_BYTES) as ballast:
         for page in range(0, BALLAST_BYTES, mmap.PAGESIZE):
             ballast[page] = 1

@@ -1,4 +1,4 @@
-"""What disturbs a measurement is reported before it begins."""
+"""Disturbances of a measurement are reported before it begins."""
 
 import re
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ def test_more_threads_than_idle_cores_are_advised_against(monkeypatch):
     assert idle_cores(busy) == 1
     assert idle_cores(busy._replace(others_cores=0.2)) == 4  # cores, not hyperthreads
     assert idle_cores(busy._replace(others_cores=7.0)) == 1
-    assert idle_cores(busy._replace(num_cores=3, others_cores=0.0)) == 3  # of those allowed
+    assert idle_cores(busy._replace(num_cores=3, others_cores=0.0)) == 3  # of the allowed ones
     assert (physical_cores(8), physical_cores(2)) == (4, 2)
     (advice,) = (fact for fact in busy_facts(busy, 8, threads=4) if "--threads" in fact)
     assert "4 threads" in advice

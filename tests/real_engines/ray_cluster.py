@@ -1,7 +1,7 @@
 """Two real workers of Ray on this machine: needs specbench[ray].
 
-Not collected by its name, as Ray is no package of the tests:
-`python -m pytest tests/real_engines/ray_cluster.py`.
+Not collected by its name, because Ray is not installed for the tests: `python -m pytest
+tests/real_engines/ray_cluster.py`.
 """
 
 import os
@@ -40,7 +40,7 @@ class Killer(RecordingWatch):
 
 
 def workers():
-    """Processes of ours at work on a task."""
+    """Our processes that work on a task."""
     children = psutil.Process().children(recursive=True)
     return [p for p in children if p.is_running() and WORKER in " ".join(p.cmdline())]
 

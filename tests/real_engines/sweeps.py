@@ -1,4 +1,5 @@
-"""What a user types, and what came of it: `specbench` as a process of its own, and its stores."""
+"""Commands as a user types them, and their results: `specbench` as a separate process, and its
+stores."""
 
 import csv
 import os
@@ -41,7 +42,7 @@ class CommandResult(NamedTuple):
 
 
 def specbench(*arguments: str | Path, cwd: Path, **environment: str) -> CommandResult:
-    """Run to its end; no process that it started is left then, whoever its parent is by now."""
+    """Run to the end; no process that it started is left then, whatever its parent is by now."""
     mark = uuid4().hex
     done = subprocess.run(
         [sys.executable, "-m", "specbench", *map(str, arguments)],
@@ -108,7 +109,7 @@ def sweep(*arguments: str | Path, cwd: Path, out: Path, **environment: str) -> S
 
 
 class Pairs(NamedTuple):
-    """An engine's requests beside our decoder's, where both say the same text."""
+    """An engine's requests next to our decoder's, for requests with the same text in both."""
 
     num_texts: int  # of all its sessions
     num_equal: int
@@ -137,7 +138,7 @@ def pair_with_builtin(engine: Sweep, builtin: Sweep, drafter: str, workload: str
 def texts_other_than_without_speculation(
     engine: Sweep, drafter: str, k: int, workloads: Sequence[str] = WORKLOADS
 ) -> list[str]:
-    """The requests whose ids are not those of K = 0."""
+    """The requests whose ids differ from those of K = 0."""
     results = []
     for workload in workloads:
         plain: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -155,7 +156,7 @@ def texts_other_than_without_speculation(
 
 
 def print_table(engine: Sweep, builtin: Sweep, name: str, drafters: tuple[str, ...]) -> None:
-    """What the two say, side by side: the whole cells' figures, and where texts are equal."""
+    """Figures of both engines, side by side: of whole cells, and of requests with equal texts."""
     print(f"\n{name}, K={K}: rounds, mean acceptance length and equal texts, of all sessions")
     line = "{:8} {:6} {:>7} {:>9} {:>9} {:>9} {:>9}"
     print(line.format("drafter", "on", "rounds", "ours", "engine's", "builtin", "texts"))

@@ -1,4 +1,4 @@
-"""llama.cpp's own server, beside our decoder on the same prompts."""
+"""llama.cpp's own server, compared with our decoder on the same prompts."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def other_drafters(tmp_path_factory) -> Sweep:
 
 
 def test_every_session_counts_and_its_two_counts_agree(drafting, other_drafters):
-    """A request's `timings` and the metrics page; where they differ there is a warning."""
+    """A request's `timings` and the metrics page; if they differ there is a warning."""
     for result in (drafting, other_drafters):
         assert result.run.is_complete
         assert result.run.servers
@@ -265,7 +265,7 @@ def _greedy(root: str, server: subprocess.Popen[bytes] | None = None) -> tuple[s
 
 @contextmanager
 def _server(log: Path, *arguments: str) -> Iterator[str]:
-    """Started as one does by hand; whether it answers yet is for specbench to wait for or tell."""
+    """A server started by hand; specbench waits until it responds or reports that it does not."""
     with _process(log, *arguments) as (root, _):
         yield root
 

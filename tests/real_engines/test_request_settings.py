@@ -59,7 +59,7 @@ COMMANDS = {
     "vllm": [
         *(VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", MODELS / "target"),
         *("--dtype", "float32", "--no-enable-prefix-caching", *EAGER.split()),
-        # Else such a model fills its answers with whitespace.
+        # Otherwise a small model fills its answers with whitespace.
         *("--structured-outputs-config.backend", "xgrammar"),
         "--structured-outputs-config.disable_any_whitespace=true",
     ],

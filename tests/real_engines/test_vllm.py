@@ -1,4 +1,4 @@
-"""vLLM itself, in its build for CPUs, beside our decoder on the same prompts.
+"""vLLM itself, in its build for CPUs, compared with our decoder on the same prompts.
 
 A start takes a minute: all drafters are in one sweep and share K = 0.
 """

@@ -76,7 +76,7 @@ def interrupted_document() -> Document:
 
 @pytest.fixture(scope="session")
 def baseline_document() -> Document:
-    """Nothing but K = 0."""
+    """A run with only K = 0."""
     return build_document(stored_run(Wish(ks=(0,), workloads=("code",), num_prompts=6)))
 
 

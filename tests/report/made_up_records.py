@@ -1,4 +1,4 @@
-"""What a made-up run measured: rounds, requests, memory and model forwards, cell by cell."""
+"""Measurements of a synthetic run: rounds, requests, memory and model forwards, cell by cell."""
 
 import random
 from collections.abc import Iterator, Sequence

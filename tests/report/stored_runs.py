@@ -1,4 +1,4 @@
-"""A small stored run, made up from a few probabilities and costs: same call, same numbers."""
+"""A small stored run, generated from a few probabilities and costs: same call, same numbers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from tests.settings.flat_settings import settings_of
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What the made-up run should contain."""
+    """Contents of the synthetic run."""
 
     drafters: tuple[str, ...] = ("draft", "poor")
     workloads: tuple[str, ...] = ("chat", "code", "creative")
@@ -46,7 +46,7 @@ BROKEN = FailureRecord(
 
 
 def stored_run(wish: Wish) -> StoredRun:
-    """A run as `load_run` gives it; every K of `draft` was measured again on fresh repeats."""
+    """A run as `load_run` returns it; every K of `draft` has a confirmation run."""
     blocks = list(_blocks(wish, "explore", wish.ks, first_repeat=0))
     if wish.is_complete and "draft" in wish.drafters:
         good = replace(wish, drafters=("draft",))
@@ -88,7 +88,7 @@ def stored_run(wish: Wish) -> StoredRun:
 
 
 def keep(root: Path, run_id: str, stored: StoredRun) -> Path:
-    """Write a made-up run to disk; its folder."""
+    """Write a synthetic run to disk; its folder."""
     run = replace(stored.run, run_id=run_id, schema_version=SCHEMA_VERSION)
     with create_run(root, run) as writer:
         of_models = (*stored.models, *stored.engines, *stored.memory, *stored.forwards)

@@ -11,7 +11,7 @@ from tests.report.stored_runs import SMALL, stored_run
 
 
 def with_speedups(document: Document, speedups: dict[str, tuple[float, float]]) -> Document:
-    """The document with decisions made up: bounds by `pairing workload`, 1.5 in their middle."""
+    """The document with given decisions: bounds by `pairing workload`, 1.5 in their middle."""
 
     def decide(decision: Decision) -> Decision:
         workload = decision.condition.workload

@@ -158,7 +158,7 @@ def test_the_comparison_has_a_row_per_workload_and_drafter(
     assert f"code: {first}" == decision.sentence
     assert second == "undecided"  # it was not measured again
     assert rows["creative", "poor"][0].startswith("no speedup: K=1, 0.88x [")
-    assert rows["creative", "poor"][1] == "-"  # that run has no such drafter
+    assert rows["creative", "poor"][1] == "-"  # that run does not have the drafter
 
 
 def test_only_differing_settings_of_several_runs_are_listed(cpu_document: Document) -> None:
@@ -177,4 +177,4 @@ def test_the_chart_has_a_point_for_each_run(
         (chart,) = answers_charts([cpu_document, interrupted_document])
     assert {"1", "2", "draft", "poor", "run"} <= set(texts(chart))
     assert chart.panels[0].count("<title>run 1, draft, K=4: 1.90x") >= 1
-    assert "run 2" not in chart.panels[0]  # undecided for want of a second measurement
+    assert "run 2" not in chart.panels[0]  # undecided without a second measurement

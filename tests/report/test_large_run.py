@@ -22,7 +22,7 @@ LARGE = Wish(ks=(0, 1, 2, 3, 4), workloads=("code", "creative"), num_prompts=10)
 
 
 def large_run(num_requests: int, wish: Wish = LARGE) -> StoredRun:
-    """At least so many requests, winners measured again among them."""
+    """At least this many requests, including winners that were measured again."""
     small = stored_run(wish)
     num_stored = sum(len(block.requests) for block in small.blocks)
     copies = -(-num_requests // num_stored)

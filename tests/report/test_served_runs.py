@@ -89,7 +89,7 @@ def test_the_answer_names_rows_engine_and_method(served: Document) -> None:
 
 
 def test_a_shared_k_of_a_served_run_is_reported_for_each_load(served: Document) -> None:
-    """Only where a decision helps; nothing was measured again here, so single Ks alone do."""
+    """Lines only if a decision helps; nothing was measured again here, so only single Ks do."""
     assisted, usual = shared_k_lines(served)
     assert re.fullmatch("demo/draft, assisted, one .*transformers, .*K=4; loses nothing", assisted)
     assert re.match("demo/draft, assisted_default, one .*transformers, .*K=20; loses", usual)

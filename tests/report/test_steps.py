@@ -19,7 +19,7 @@ from tests.report.stored_runs import SMALL, Wish, stored_run
 
 
 def with_text(wish: Wish, pieces: Sequence[str]) -> Document:
-    """A made-up run whose first prompts have these pieces, over and over."""
+    """A synthetic run whose first prompts have these pieces, repeatedly."""
     stored = stored_run(wish)
     lengths = {r.prompt_id: len(r.output_ids) for b in stored.blocks for r in b.requests}
     return build_document(
@@ -99,7 +99,7 @@ CELL_KEY = with_axes(
 ROUNDS = RoundLog(
     num_drafted=(3, 3, 2),
     num_accepted=(2, 0, 2),
-    num_emitted=(3, 1, 2),  # the last one has no room for the target's own token
+    num_emitted=(3, 1, 2),  # the budget of the last one ends before the target's own token
     round_s=(0.1, 0.2, 0.3),
 )
 REFERENCE = ReferenceRecord(

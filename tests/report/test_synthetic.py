@@ -1,4 +1,4 @@
-"""What was drawn or made up is marked wherever a number of it can be read."""
+"""Random and simulated figures are marked wherever they can be read."""
 
 import io
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The terminal's tables: 80 columns, nothing lost, words where color may be missing."""
+"""The terminal's tables: 80 columns, nothing lost, words in addition to color."""
 
 import io
 import re
@@ -150,7 +150,7 @@ def test_acceptance_of_trees_is_shown_as_a_share_of_nodes(cpu_document: Document
         assert texts["poor", "4"][0] == "-"
         assert texts["poor", "4"][1].endswith("%")
         assert "of nodes" in dict(result_legend([section])[0])
-    assert "of nodes" not in printed(cpu_document)  # chains alone have no such column
+    assert "of nodes" not in printed(cpu_document)  # a table of only chains lacks the column
 
 
 def test_the_number_of_prompts_is_shown_if_rows_differ_in_it(cpu_document: Document) -> None:

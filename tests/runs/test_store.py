@@ -57,7 +57,7 @@ def test_a_record_is_on_disk_when_append_returns(tmp_path: Path):
 
 
 def test_every_record_is_on_disk_before_append_returns(tmp_path: Path, monkeypatch):
-    """What a power cut leaves: reading it back shows the kernel's pages alone."""
+    """A power cut leaves what was synced; reading back would show only the kernel's pages."""
     synced: list[int] = []
     fsync = os.fsync
 

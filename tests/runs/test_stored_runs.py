@@ -106,7 +106,7 @@ RUNS = Path(__file__).parent / "stored_sweep"
 EXPECTED: dict[str, Any] = json.loads((RUNS / "expected.json").read_text())
 
 
-WORDS = {"sentence", "reasons", "warnings"}  # for people, who are told better today
+WORDS = {"sentence", "reasons", "warnings"}  # for people; today's texts are better
 
 
 def facts(value: Any) -> Any:
@@ -119,7 +119,7 @@ def facts(value: Any) -> Any:
 
 
 def of_then(now: Any, then: Any) -> Any:
-    """Without the keys that there were none of."""
+    """The run without empty keys."""
     if isinstance(now, dict) and isinstance(then, dict):
         return {name: of_then(value, then[name]) for name, value in now.items() if name in then}
     if isinstance(now, list) and isinstance(then, list) and len(now) == len(then):

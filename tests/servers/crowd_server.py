@@ -25,7 +25,7 @@ FAULTS = {  # prompt -> what a client must say of it
 }
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 IDS = [1234, 567, 89]  # of each event
-# With what vLLM sends beside it.
+# With the other fields that vLLM sends.
 CHUNK = {
     "id": "chatcmpl-8f3a2b1c9d8e7f6a5b4c3d2e1f0a9b8c",
     "object": "chat.completion.chunk",
@@ -47,7 +47,7 @@ class CrowdServer:
     num_connections: int = 0  # opened so far
     num_tokens: int = 70_000  # emitted since it started, for whomever
     num_active: int = 0
-    num_hanging: int = 0  # of them, those that stopped for good
+    num_hanging: int = 0  # the ones of them that stopped for good
     most_active: int = 0
     writers: set[StreamWriter] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)

@@ -26,7 +26,7 @@ class _Jump(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its time goes on when there is nothing else to do; nothing comes from outside."""
+    """A loop whose time advances when it is idle; nothing comes from outside."""
 
     def __init__(self) -> None:
         self._jump = _Jump()
@@ -36,12 +36,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jump.now_s
 
     def stand_still(self, seconds: float) -> None:
-        """As if something that is called took so long."""
+        """Advance the time, as if a called function took that long."""
         self._jump.now_s += seconds
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """Its time is what is skipped, and goes on by nothing else: a slow machine is no late one."""
+    """A loop whose time is only what it skips: a slow machine does not make events late."""
 
     skipped_s = 0.0
 
@@ -64,7 +64,7 @@ def in_loop(loop: type[asyncio.SelectorEventLoop], work: Coroutine[Any, Any, Fou
 
 
 def in_virtual_time(work: Coroutine[Any, Any, Found]) -> Found:
-    """What measures the traffic has the loop's time, too."""
+    """Run the work in the loop's time, which the code that measures the traffic also gets."""
     now = lambda: asyncio.get_running_loop().time()  # noqa: E731
     with (
         patch.object(traffic, "perf_counter", now),

@@ -1,8 +1,8 @@
-"""A serving engine of few words: `python fake_engine.py FACTS`, a JSON object of these.
+"""A minimal serving engine: `python fake_engine.py FACTS`, a JSON object of these.
 
-port: where it listens. family: a file for the ids of its processes, of which it then has four;
-else it is alone. deaf: asked to end, each of them says no; else goodbye. health: the status of
-/health. says: what it prints. status: with what it ends at once.
+port: the port of its server. family: a file for the ids of its four processes; else it has one.
+deaf: each process ignores SIGTERM and prints "no"; else it ends with "goodbye". health: the
+status of /health. says: its output. status: it ends immediately with this exit code.
 """
 
 import json
@@ -36,7 +36,7 @@ def _end(*_: object) -> None:
 
 
 def _raise_family(file: Path) -> None:
-    """A child, another in a session of its own, and that one's grandchild in yet another."""
+    """A child, another in its own session, and a grandchild in a third one."""
     reading, writing = os.pipe()
     if not os.fork():
         _join(writing)

@@ -1,6 +1,6 @@
-"""A tiny server with an OpenAI-compatible API: answers take known rounds of a known time.
+"""A tiny server with an OpenAI-compatible API: responses take known rounds of a known time.
 
-Its time is the client's, and goes on by rounds alone: how fast this machine is does not matter.
+Its clock is the client's and advances only by rounds: the speed of this machine does not matter.
 """
 
 import json
@@ -49,14 +49,14 @@ class SharedClock:
             return self._now_s
 
     def advance(self, seconds: float) -> int:
-        """The number of the chunk that comes after so many seconds."""
+        """The number of the chunk that comes after this many seconds."""
         with self._changed:
             self._now_s += seconds
             self._num_sent += 1
             return self._num_sent
 
     def wait_for_a_look(self, number: int) -> None:
-        """Time must not go on before the client saw when its chunk came."""
+        """Time must not advance before the client saw when its chunk came."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._num_seen >= number, self._patience_s):
                 self._patience_s = 0.0  # it never looks: what it measures is wrong, and soon
@@ -86,12 +86,12 @@ class FakeServer:
     models: tuple[str, ...] = ("tiny",)
     models_page: str = ""  # in place of them
     key: str = ""  # without which it answers nothing
-    elsewhere: str = ""  # where it redirects all requests
+    elsewhere: str = ""  # the target of its redirects
     num_merged: int = 0  # rounds whose tokens come with the first one
     says_end: bool = False  # by an event without text, a round after the last
     nonsense: dict[str, Any] | None = None  # the only event of each stream
-    counters: str = ""  # in place of its own page
-    num_foreign: int = 0  # tokens of others that it counts beside each answer
+    counters: str = ""  # instead of its own page
+    num_foreign: int = 0  # tokens of other clients that it counts with each response
     pages: Mapping[str, str] = field(default_factory=dict)  # by path: what a real one answered
     requests: list[dict[str, Any]] = field(default_factory=list)
     total_rounds: int = 1_000

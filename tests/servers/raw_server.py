@@ -46,7 +46,7 @@ def failure_of(
     reply: Callable[[bytes], bytes],
     call: Callable[[Client], Awaitable[Any]] = lambda client: client.stream("completions", {}),
 ) -> str:
-    """What a call of the client fails with; it names the server."""
+    """The error of a call of the client; it names the server."""
 
     async def ask() -> str:
         async with raw_server(reply) as url, client_of(url) as client:

@@ -15,6 +15,6 @@ async def stay(facts: str, log: Path, grace_s: float) -> None:
 
 
 if __name__ == "__main__":
-    # Of a job in the background of a script, which is what CI may be, SIGINT is ignored.
+    # A background job of a script, as CI may run one, ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asyncio.run(stay(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])))

@@ -59,7 +59,7 @@ def abort(writer):
 
 
 def test_a_connection_is_used_again_once_it_is_known_to_stay_open():
-    """Not at once, when the server may be about to close it, nor after a long time."""
+    """Not immediately, when the server may be about to close it, nor after a long time."""
     assert connections_of("aaa", idle_s=0.5) == [1, 1, 1]
     assert connections_of("aaa", idle_s=0.0) == [1, 2, 3]
     assert connections_of("aaa", idle_s=3.0) == [1, 2, 3]
@@ -232,7 +232,7 @@ def test_streamed_errors_are_json_of_any_shape():
 
 
 KEY = "s3cret"
-UNVOUCHED = Path(__file__).with_name("unvouched.pem")  # a certificate that nobody signed, its key
+UNVOUCHED = Path(__file__).with_name("unvouched.pem")  # an unsigned certificate and its key
 
 
 def echoing_replies(form):

@@ -22,7 +22,7 @@ from tests.servers.raw_server import client_of, posted, send_all
 
 KEY = "s3cret-key"
 SHARE_OF_FAULTS = 0.05
-MOST_HANGS = 30  # fewer than there are at once, so that they hold up nobody
+MOST_HANGS = 30  # fewer than the concurrent ones, so that they delay no other
 KEPT_BYTES = 2_000  # of an answer: its tokens, marks and text
 REQUEST_S = 0.001  # of the loop's time, so that connections settle and are used again
 
@@ -62,7 +62,8 @@ def all_logged_to(path):
 
 
 def served(num_requests, tmp_path, on_request=lambda _: None):
-    """What became of so many planned requests, 64 at once; each is counted when it is made.
+    """The outcomes of this many planned requests, 64 concurrent ones; each is counted when it is
+    made.
 
     All are accounted for, and no file that was written meanwhile has the key.
     """
@@ -143,7 +144,7 @@ def test_ten_thousand_requests_are_accounted_for_and_memory_is_flat(tmp_path, mo
 
 
 def test_after_a_restart_requests_are_answered_again():
-    """The restart ends the answers under way, and its counters begin anew."""
+    """The restart ends the responses in progress and resets its counters."""
     server = CrowdServer()
 
     async def ask():

@@ -57,7 +57,7 @@ def test_tokens_that_were_emitted_are_counted_for_every_client():
         ("vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n", 3),
         ("llamacpp:requests_processing 1\nllamacpp:requests_deferred 0\n", 1),
         ("vllm:generation_tokens_total 96\n", None),
-        # These stay where they were when the last request ends.
+        # These keep their values when the last request ends.
         ("sglang:num_running_reqs 4\nsglang:num_queue_reqs 0\n", None),
         ("trtllm_num_requests_running 1\ntrtllm_num_requests_waiting 0\n", None),
     ],

@@ -45,7 +45,7 @@ def engine(tmp_path: Path, *, grace_s: float = 0.1, **facts):
 
 
 def processes_of(family: Path) -> list[psutil.Process]:
-    """Those of an engine, once it has them all."""
+    """The process ids of an engine, once it has them all."""
     give_up_at = time.monotonic() + PATIENCE_S
     while not family.exists():
         assert time.monotonic() < give_up_at, "the engine has not started"
@@ -100,7 +100,7 @@ def test_a_server_serves_and_is_stopped_with_all_its_children(tmp_path, family, 
         supervisor = processes[0].parent()
         assert len({p.pid for p in left_of(processes)}) == 4
         assert len({os.getsid(p.pid) for p in processes}) == 3
-        # A Ctrl-C is for us alone, and an engine that kills its own group spares the supervisor.
+        # A Ctrl-C is only for us, and an engine that kills its own group spares the supervisor.
         assert len({os.getpgid(p.pid) for p in (supervisor, psutil.Process())}) == 2
         assert os.getpgid(processes[0].pid) == processes[0].pid
 
@@ -205,7 +205,7 @@ def test_processes_that_do_not_end_are_named(tmp_path, family, monkeypatch):
     with engine(tmp_path, family=str(family)) as server:
         processes = processes_of(family)
         supervisor = processes[0].parent()
-        supervisor.suspend()  # as if the system did not do as told
+        supervisor.suspend()  # as if the system ignored the call
         monkeypatch.setattr(process_module, "KILL_S", 0.0)
         with pytest.raises(ServerError, match="do not end") as stopped:
             server.stop()

@@ -1,4 +1,4 @@
-"""What is read out of the events of a stream."""
+"""Contents read from the events of a stream."""
 
 import json
 import re

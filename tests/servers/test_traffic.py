@@ -207,7 +207,7 @@ class SleepyClient(PacedClient):
 
 
 def test_the_lag_of_a_blocked_event_loop_is_measured():
-    """What comes in during each pause waits for half of it: a quarter of the time on average."""
+    """Chunks that arrive during a pause wait for half of it: a quarter of the time on average."""
     requests = [request(i) for i in range(5)]
     load = asyncio.run(send_all(requests, [SleepyClient()], concurrency=1)).load
     assert load.mean_lag_s > 0.8 * 0.1 / 4

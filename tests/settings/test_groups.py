@@ -24,7 +24,7 @@ SETTINGS = settings_of(pairings=("a/b",), workloads=("chat",))
 
 
 def parsed(*words: str) -> RunSettings:
-    """What a command gets whose only parameter is the settings."""
+    """The settings that a command gets whose only parameter they are."""
     heard: list[RunSettings] = []
 
     def command(settings: RunSettings) -> None:

@@ -99,7 +99,7 @@ class Noise:
 
 @cache
 def remainders() -> dict[str, Floats]:
-    """What recorded seconds of single requests were multiplied by; mean 1 on either side."""
+    """Residual factors of the recorded seconds of single requests; mean 1 on either side."""
     chat = next(cell for cell in read_noise(RECORDED) if cell.workload == "chat")
     factors = [np.exp(layout.rest).ravel() for layout in chat.layouts]
     return {side: f / f.mean() for side, f in zip(("base", "spec"), factors, strict=True)}

@@ -100,7 +100,7 @@ def test_the_break_even_of_the_best_of_three_covers_the_truth():
 
 @pytest.mark.parametrize("level", [0.85, 1.0, 1.2])
 def test_a_flat_speedup_has_no_break_even(level):
-    """Its two bounds need a gain at one end and a loss at the other: 2.5% each at most."""
+    """The two bounds need a gain at one end and a loss at the other: at most 2.5% each."""
     rng = np.random.default_rng(0)
     points = [break_even(measured(rng, 8, lambda _: level, 0.5)) for _ in range(RUNS)]
     both = [p for p in points if p and p.low is not None and p.high is not None]

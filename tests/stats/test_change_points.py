@@ -44,7 +44,7 @@ def test_a_step_of_three_deviations_is_found_at_its_run(at):
     for _ in range(num_series):
         steps = analyze_series(noisy(rng, [1.5] * at + [1.5 * 1.06] * (20 - at))).steps
         near += len(steps) == 1 and abs(steps[0].run_index - at) <= 1
-    # 600 series: 86, 82 and 89 in 100, each +- 2 where 400 are drawn.
+    # 600 series: 86, 82 and 89 in 100, each +- 2 if 400 are drawn.
     assert near / num_series >= {5: 0.79, 10: 0.73, 16: 0.82}[at]
 
 
@@ -92,7 +92,7 @@ def test_short_and_constant_series_have_no_change_point():
 
 @pytest.mark.parametrize("num_runs", [12, 40])
 def test_a_change_point_needs_three_runs_on_either_side(num_runs):
-    """Two odd runs are no level, however clear: no step begins or ends with fewer than three."""
+    """Two outliers are not a level, however clear: no step begins or ends with fewer than three."""
     for odd, is_level in ((1, False), (2, False), (3, True)):
         late = [2.0] * (num_runs - odd) + [1.0] * odd
         for series, at in ((late, num_runs - odd), (late[::-1], odd)):

@@ -162,7 +162,7 @@ def test_the_noise_of_every_k_is_pooled():
     needed = cycles_needed([lucky, other], 0.3)
     assert needed == cycles_needed([both], 0.3)
     assert cycles_needed([lucky], 0.3) < needed < cycles_needed([other], 0.3)
-    # Of the prompts' parts the largest counts.
+    # The largest of the prompts' parts counts.
     alike = SessionNoise(cycle_sd=0.0, prompts=spread(0.08, 39.0))
     assert cycles_needed([alike, other], 0.3) > cycles_needed([lucky, other], 0.3)
     assert cycles_needed([lucky, lucky], 0.3) == FEWEST_PLANNED

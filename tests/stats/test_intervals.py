@@ -69,7 +69,7 @@ def test_units_and_the_order_of_prompts_do_not_matter():
 def test_with_equal_lengths_both_speedup_ratios_agree():
     base, spec, tokens = [3.0, 1.0, 4.0, 1.5, 5.0], [2.0, 1.1, 2.5, 1.4, 2.0], [9, 3, 12, 5, 14]
     assert speedup_ratio(base, spec, tokens, tokens) == speedup_ratio(base, spec)
-    # And nearly the same where one text is a token longer.
+    # And nearly the same if one text is a token longer.
     per_token = speedup_ratio(base, spec, tokens, [9, 3, 13, 5, 14])
     assert per_token.log == pytest.approx(speedup_ratio(base, spec).log, abs=0.03)
 

@@ -163,7 +163,7 @@ def test_break_even_acceptance_at_k_1_is_the_extra_round_cost():
 
 
 def test_a_forward_reads_the_weights_once_and_every_rows_cache():
-    # 4 rows of 100 tokens of 10 bytes beside 1,000 bytes of weights
+    # 4 rows of 100 tokens of 10 bytes, plus 1,000 bytes of weights
     assert bytes_per_forward(1_000, rows=4, context=100, kv_bytes_per_token=10) == 5_000
 
 

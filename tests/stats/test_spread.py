@@ -1,4 +1,4 @@
-"""Spreads against plain restatements, and against scipy's t-tests where those say the same."""
+"""Spreads against plain restatements, and against scipy's t-tests if both compute the same."""
 
 import math
 

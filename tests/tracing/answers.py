@@ -44,7 +44,7 @@ def method_of(drafter: str) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """What a prompt's turns are decoded with."""
+    """Decoding options of a prompt's turns."""
 
     temperature: float = 0.0
     repeat: int = 0

@@ -134,7 +134,7 @@ def test_a_planted_inverse_acceptance_ratio_is_detected(monkeypatch):
 
 @pytest.mark.long
 def test_a_planted_shift_of_trace_starts_is_detected(monkeypatch):
-    """The distribution of a draft held against the token after it."""
+    """The distribution of a draft compared with the token after it."""
     honest = trace_module.ProposalMatches.add
 
     def shifted(matches, starts, proposal, length_B1, text_C, size):

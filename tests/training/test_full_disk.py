@@ -59,7 +59,7 @@ def test_a_full_disk_keeps_only_complete_training_texts(tmp_path):
         file.add([LONG])
     assert path.read_bytes() == stored
     assert file.texts == [TEXT]
-    file.add([LONG])  # there is room again
+    file.add([LONG])  # the disk has space again
     assert TextFile(path, ORIGIN, VOCAB_SIZE).texts == [TEXT, LONG]
 
 

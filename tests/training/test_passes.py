@@ -1,4 +1,4 @@
-"""What training shows a head is what drafting will show it.
+"""Training gives a head the same inputs as drafting.
 
 Shape suffixes: B rows, T tokens, F the head's states.
 """

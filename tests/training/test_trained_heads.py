@@ -21,7 +21,7 @@ STEPS = {"eagle": 160, "eagle3": 80, "medusa": 80, "mtp": 80}
 
 
 def gain(method: str, path: Path, rate: float, steps: int) -> tuple[float, float]:
-    """By how much training a head lowered its loss and lengthened what is accepted of it."""
+    """How much training a head lowers its loss and lengthens its accepted drafts."""
     bench = lab(0.1)
     student, schedule = bench.student(method), plan(steps, rate=rate)
     teacher = bench.teacher(student)

@@ -1,4 +1,4 @@
-"""A tiny target, texts of its own and heads for it, made once and trained in seconds."""
+"""A tiny target with its own texts and heads, made once and trained in seconds."""
 
 from functools import cache
 from typing import Any, NamedTuple

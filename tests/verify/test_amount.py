@@ -100,7 +100,7 @@ def test_texts_do_not_depend_on_the_concurrency():
 
 
 def test_only_missing_tokens_are_requested_after_short_outputs():
-    """Of 50 tokens instead of 100: 8 texts for 700, 3 for the other 300, 2 for 150, 1 for 50."""
+    """With 50 tokens instead of 100: 8 texts for 700, 3 for the other 300, 2 for 150, 1 for 50."""
     collector = Collector(cast(Any, SimpleNamespace(vocab_size=1000)), TALK, seed=0)
     engine = CountingEngine()
     engine.share = 0.5
@@ -175,7 +175,7 @@ def test_the_tokens_for_a_precision_detect_that_shift():
 
 
 def test_tokens_per_cell_rise_with_the_number_of_cells():
-    """K = 0 is a cell, too; of a temperature of 0 nothing is sampled."""
+    """K = 0 is also a cell; at temperature 0 nothing is sampled."""
     job = cast(Any, SimpleNamespace(target=SimpleNamespace(name="one")))
     for ks, temperatures, num_pairings, tokens in (
         (None, (0.0, 0.7), 1, 8192),

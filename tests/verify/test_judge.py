@@ -150,7 +150,7 @@ def test_too_blunt_tokens_leave_the_temperature_inconclusive() -> None:
 
 
 def test_the_false_alarm_rate_is_that_of_all_tests_of_a_call() -> None:
-    # A p-value that is a fault alone, and no longer one among others.
+    # A p-value that is a fault by itself, and not among others.
     tokens_N = np.random.default_rng(0).random(4096)
     tokens_N[:3] = 5e-6
     suspect = sampled(surprise_N=tokens_N)

@@ -193,7 +193,7 @@ def test_a_planted_sampling_fault_is_detected(
 
 
 class SevenTokens:
-    """An engine that has nothing but tokens to give: the decoder over a tiny vocabulary."""
+    """An engine that returns only tokens: the decoder over a tiny vocabulary."""
 
     name = "seven"
     eos_ids = ()

@@ -1,4 +1,4 @@
-"""Greedy texts by the target's logits: the bound of a tie, and where a text has to end."""
+"""Greedy texts by the target's logits: the bound of a tie, and the end of a text."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ class FixedLogits(ReferenceModel):
 
 
 def reference(dtype: torch.dtype, num_steps: int) -> FixedLogits:
-    """The best logit is 16, with 16 eps in the last place; WORSE is `num_steps` of those below."""
+    """The best logit is 16, with 16 eps in the last place; WORSE is `num_steps` of these below."""
     logits_V = torch.zeros(7, dtype=dtype)
     logits_V[BEST] = 16
     logits_V[WORSE] = 16 - num_steps * 16 * torch.finfo(dtype).eps
@@ -151,7 +151,7 @@ def test_slack_keeps_tokens_that_rounding_may_have_cut() -> None:
 
 @pytest.mark.parametrize("slack", [0.0, 0.01, 1.43, 5.0])
 def test_slack_widens_the_nucleus_by_its_odds(slack: float) -> None:
-    """Were what is ahead exp(-slack) times as likely beside the rest, it would fill top-p."""
+    """If what is ahead had exp(-slack) times its odds against the rest, it would fill top-p."""
     sampling = Sampling(temperature=1.0, top_p=0.9)
     edge = 0.9 / (0.9 + 0.1 * math.exp(-slack))
     for ahead, stays in ((edge - 1e-6, True), (edge + 1e-6, False)):
@@ -198,7 +198,7 @@ def test_log_likelihoods_are_those_at_another_temperature(sampling: Sampling) ->
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)
 def test_the_expected_log_ratio_equals_a_loop_over_tokens(sampling: Sampling) -> None:
-    """Token after token of the vocabulary, those that are cut having no part in it."""
+    """Token after token of the vocabulary; the ones that are cut have no share."""
     probs_NV = token_distribution(LOGITS_NV, sampling)
     mean = variance = 0.0
     for probs_V in probs_NV:

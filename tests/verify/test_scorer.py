@@ -69,7 +69,7 @@ def test_fewer_texts_are_batched_if_the_vocabulary_is_large(
 def test_texts_of_similar_length_are_batched(
     reference: ReferenceModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 11, 2, 12, 12, 8 and 5 tokens, 24 at once: 12 and 12, 11 and 8, 5 and 2."""
+    """Texts of 11, 2, 12, 12, 8 and 5 tokens in batches of 24: 12 and 12, 11 and 8, 5 and 2."""
     monkeypatch.setattr(reference_module, "_CHUNK", 24)
     monkeypatch.setattr(reference_module, "_MOST_LOGITS", 0)
     groups: list[list[int]] = []
@@ -113,7 +113,7 @@ def test_evidence_does_not_depend_on_the_batch_size(
 
 
 def test_each_token_is_located_in_the_targets_distribution(reference: ReferenceModel) -> None:
-    """By the logits of each text alone, at the temperature asked for."""
+    """Log-probabilities by the logits of each text by itself, at the given temperature."""
     evidence = read(reference, 64)
     logits_NV = torch.cat([logits_of(reference, text) for text in MIXED])[:20].double()
     tokens_N = torch.tensor([token for _, answer in MIXED for token in answer])[:20]

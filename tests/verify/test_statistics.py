@@ -119,7 +119,7 @@ def chi_square(observed_NC: Floats, probs_C: Floats) -> Floats:
     return np.asarray(chi2.sf(statistic_N, len(probs_C) - 1))
 
 
-# Eight of nine texts are expected 5 times in 1,024, or 0.5 times: where a chi-square fails.
+# Eight of nine texts are expected 5 times in 1,024, or 0.5 times: a chi-square fails there.
 RARE = {each: np.array([each] * 8 + [1 - 8 * each]) for each in (5 / 1024, 0.5 / 1024)}
 
 
@@ -198,5 +198,5 @@ def test_a_detectable_deviation_is_found_in_80_percent_of_calls(num_tokens: int)
         return float(np.mean(calls))
 
     assert 0.72 < detection_rate(0.5, power.shift) < 0.9
-    assert detection_rate(TAIL, power.tail) > 0.72  # other shares may see it, too
+    assert detection_rate(TAIL, power.tail) > 0.72  # other shares may also see it
     assert power.tail < power.shift / 5

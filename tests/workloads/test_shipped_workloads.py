@@ -1,4 +1,4 @@
-"""What comes with the package is read, checked and large enough."""
+"""Shipped workloads are readable, checked and large enough."""
 
 import os
 from pathlib import Path

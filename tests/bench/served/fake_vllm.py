@@ -1,4 +1,4 @@
-"""A program that takes vLLM's arguments and serves: made-up answers, counted as vLLM counts.
+"""A program that takes vLLM's arguments and serves synthetic responses, counted as vLLM counts.
 
 Run as `python fake_vllm.py MODEL --port N --speculative-config JSON`. FAKE_VLLM in its environment
 is JSON: "state", a file that counts the starts; "faults", by start (from 1), each one of FAULTS.
@@ -137,7 +137,7 @@ class Engine:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """What specbench asks of vLLM."""
+    """The requests that specbench sends to vLLM."""
 
     protocol_version = "HTTP/1.1"
     engine: Engine

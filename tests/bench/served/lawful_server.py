@@ -32,7 +32,7 @@ def sampled(model: Any, prompt_ids: Sequence[int], num: int, length: int, law: L
 
 
 def greedy(model: Any, prompt_ids: Sequence[int], length: int, swaps: dict[int, int]) -> Draw:
-    """The model's best tokens; `swaps` has the token to take where another is the best one."""
+    """The model's likeliest tokens; `swaps` maps such a token to the one returned instead."""
     row = list(prompt_ids)
     for _ in range(length):
         with torch.inference_mode():
@@ -47,7 +47,7 @@ def _baseline_texts(ids: list[int], length: int) -> Draw:
 
 
 class Lawful:
-    """Serves what `answer` gives for a body; with ids and text, or with text alone."""
+    """Serves what `answer` gives for a body, with ids and text or with text only."""
 
     is_broken = False  # it refuses every request
     breaks_off_at: int | None = None  # a request, from 1: the connection then ends without answers

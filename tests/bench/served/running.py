@@ -1,4 +1,4 @@
-"""Servers that run already: the fake of vLLM in this process, which tells what it was asked."""
+"""Servers that run already: the fake vLLM in this process, which records its requests."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +11,7 @@ from tests.servers.http_server import serving_with
 
 
 class RunningFake(NamedTuple):
-    """Its address, and the engine behind it."""
+    """The address of a fake server and the engine behind it."""
 
     url: str
     engine: Engine

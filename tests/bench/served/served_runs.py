@@ -88,7 +88,7 @@ def measured(
 
 
 def fake(monkeypatch: Any, folder: Path, faults: dict[int, str] | None = None) -> None:
-    """What the started servers do; `faults` by start, from 1."""
+    """Set the behavior of the started servers; `faults` by start, from 1."""
     options = {
         "state": str(folder / "starts"),
         "faults": {str(n): f for n, f in (faults or {}).items()},

@@ -224,7 +224,7 @@ def test_no_cycle_starts_that_would_exceed_the_budget(tmp_path):
 
 
 def test_a_budget_counts_cycles_that_run_in_parallel(tmp_path):
-    """160 s to explore in, of which 60 are spent: one cycle more, not two at once."""
+    """160 s to explore in, of which 60 are spent: one more cycle, not two."""
     budget = StoredCycle(tmp_path, budget_s=200.0, cycles=None)
     with budget.store:
         budget.hold_cycle()

@@ -21,7 +21,7 @@ SILENCE_S = 1.0  # in place of the two minutes that a client waits
 
 
 class Disturbance:
-    """What happens to the K = 2 server when it is asked a measured request for the third time."""
+    """Disturbs the K = 2 server at its third measured request."""
 
     def __init__(self, kind, engine):
         self.kind, self.engine, self.num = kind, engine, 0
@@ -31,7 +31,7 @@ class Disturbance:
     def disturb(self):
         self.num += 1
         if self.kind == "broken" and self.num >= 3 and not self.released.is_set():
-            raise ConnectionResetError  # again and again: the client sends a request once more
+            raise ConnectionResetError  # again and again: the client repeats a request
         if self.num != 3:
             return
         if self.kind == "full":
@@ -54,7 +54,7 @@ class Disturbance:
 
 @contextmanager
 def impatient():
-    """For the disturbed run alone: on a loaded machine others may seem to hang, too."""
+    """Only for the disturbed run: on a loaded machine others may also seem to hang."""
     with (
         patch.multiple(client, NOTICE_S=0.2, TICK_S=0.02),
         patch.dict(Client.__init__.__kwdefaults__, silence_s=SILENCE_S),
@@ -63,7 +63,7 @@ def impatient():
 
 
 def figures_of(stored):
-    """Those that follow from the prompts and the drafts alone, by K."""
+    """The figures that follow from only the prompts and the drafts, by K."""
     return {
         cell.key.draft.k: (
             cell.num_requests,
@@ -126,7 +126,7 @@ def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(
 def test_a_router_in_front_of_two_servers_is_refused_before_anything_is_measured(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(connections, "SETTLED_S", 0.0)  # a kept connection is used at once
+    monkeypatch.setattr(connections, "SETTLED_S", 0.0)  # a kept connection is used immediately
     with running(0, 0) as servers:
         engines = cycle(server.engine for server in servers)
 

@@ -1,4 +1,4 @@
-"""What an answer becomes as a record, and what a server's counters show about it."""
+"""The record of a response, and how a server's counters appear in it."""
 
 import asyncio
 from array import array
@@ -105,7 +105,7 @@ COUNTS = RequestCounts(num_rounds=4, num_drafted=8, num_accepted=5, num_drafting
 
 
 def requests(num, counts=None):
-    """Of 10 tokens each, to prompts of 20."""
+    """Requests of 10 tokens each, for prompts of 20."""
     fields = {"output_ids": tuple(range(10)), "num_prompt_tokens": 20}
     return [made_request("cell", f"p{i}", None, counts=counts, **fields) for i in range(num)]
 
@@ -178,7 +178,7 @@ def test_failed_requests_explain_only_their_own_server_counts():
 @pytest.mark.parametrize(
     ("accepted", "rounds", "expected"),
     [
-        (12.0, 6.0, ()),  # what is accepted past the end is the server's, too
+        (12.0, 6.0, ()),  # drafts accepted past the end also count for the server
         (10.0, 6.0, ("accepted drafts: 12 by the requests' counts, 10 by the server's",)),
         (12.0, 8.0, ("rounds with drafts: 6 by the requests' counts, 8 by the server's",)),
         (12.0, None, ()),

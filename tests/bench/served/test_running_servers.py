@@ -95,7 +95,7 @@ class VisitedServers:
 
     @property
     def answer(self):
-        """To the first turn of the last prompt, without speculation."""
+        """The response to the first turn of the last prompt, without speculation."""
         plain = [r for rows in (1, ROWS) for b in self.blocks(0, rows) for r in b.requests]
         (text,) = {r.text for r in plain if (r.prompt_id, r.turn) == ("p5", 0)}
         return text
@@ -224,7 +224,7 @@ def test_a_later_turn_contains_the_k_0_response(attached):
 
 
 def test_the_served_speedup_follows_from_the_stored_seconds(attached):
-    """Seconds per token at K = 0 over those at K = 2: the mean of two cycles, by logarithms."""
+    """Seconds per token at K = 0 divided by those at K = 2: the geometric mean of two cycles."""
     logs = []
     for cycle in (0, 1):
         pace = {}
@@ -357,7 +357,7 @@ def test_a_server_that_answers_no_warm_up_is_not_measured(tmp_path, num_refused,
 
 @pytest.mark.parametrize("num_refusing", [1, 2])
 def test_a_run_ends_after_two_sessions_without_any_response(tmp_path, num_refusing):
-    """Its two servers at K = 0 and 2 have a cycle of four sessions."""
+    """The two servers of a run, at K = 0 and 2, have a cycle of four sessions."""
     with running(0, 2) as servers:
         for server in servers[:num_refusing]:
             server.engine.refuses_measured = True

@@ -22,7 +22,7 @@ def nothing_is_left(tmp_path):
 
 @pytest.fixture(scope="module")
 def sound_run(tmp_path_factory):
-    """A run without a fault, and what was told meanwhile."""
+    """A run without a fault, and its messages."""
     folder, watch = tmp_path_factory.mktemp("sound"), RecordingWatch()
     with pytest.MonkeyPatch.context() as patch:
         fake(patch, folder)

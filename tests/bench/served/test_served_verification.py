@@ -303,7 +303,7 @@ def test_a_server_that_breaks_off_gets_no_verdict_and_no_more_requests(tiny: Tin
     assert [finding.verdict for finding in findings] == ["matches_distribution", "failed"]
     assert "requests were answered" in findings[1].reason
     assert exit_code(findings) == 4
-    assert broken.num_asked < 5 + 4  # those that were under way
+    assert broken.num_asked < 5 + 4  # the ones in progress
 
 
 def test_verify_refuses_restart_cycles(tmp_path: Path) -> None:

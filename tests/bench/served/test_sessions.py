@@ -1,4 +1,4 @@
-"""What a plan of sessions says before any is held: its length, what is asked, what is missing."""
+"""A plan of sessions before any of them starts: its length, its requests, and what is missing."""
 
 import re
 import stat
@@ -36,7 +36,7 @@ from tests.settings.flat_settings import changed
 
 def test_the_first_estimate_of_a_sweep_uses_starts_and_tokens(tmp_path):
     (estimate,) = estimate_sessions(plan_of(tmp_path, concurrency=(1, 3)), [])
-    # Seven requests one after the other, and three at once those of nine prompts.
+    # Seven requests one after the other; three concurrent ones have those of nine prompts.
     plan = plan_of(tmp_path, concurrency=(1, 3))
     (_, three) = estimate.sessions[0].blocks(plan)
     num_three = len(requests_of(plan, three))
@@ -220,7 +220,7 @@ PLACE = {"turn": 1, "repeat": 3, "seed": 1}
 
 
 def between_turns(plan, answers, cell, output):
-    """What stands between both turns."""
+    """The text between both turns."""
     later = request_of(plan, cell, TALK, **PLACE)
     first, answer, second = answers.completed(cell, later, [output]).messages
     assert ((first,), (second,)) == (FIRST, SECOND)
@@ -281,7 +281,7 @@ def test_the_date_of_a_chat_template_is_sent_if_it_takes_one(
 
 
 def test_every_temperature_has_its_own_server_starts(tmp_path):
-    """An engine may be told the temperature when it starts."""
+    """An engine may get the temperature when it starts."""
     plan = plan_of(tmp_path, temperatures=(0.0, 0.7), num_speculative_tokens=(0, 2))
     up = list(cycle_of(served_cells(plan, "vllm"), 0))[:4]
     assert [(s.draft.k, s.temperature) for s in up] == [(0, 0.0), (0, 0.7), (2, 0.0), (2, 0.7)]

@@ -1,4 +1,4 @@
-"""Servers that are told to simulate acceptance: the command says so, and the run is marked."""
+"""Servers that simulate acceptance: the command says so, and the run is marked."""
 
 import hashlib
 import json

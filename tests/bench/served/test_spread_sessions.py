@@ -83,4 +83,4 @@ def test_an_interrupted_run_keeps_what_is_stored_and_is_completed_without_a_clus
     nodes = nodes_by_cycle(whole)
     assert (nodes[0], nodes[1]) == ({"a"}, {None})
     explored = [server for server in whole.servers if "explore" in server.place]
-    assert len(explored) == 8  # those of the first cycle were not held again
+    assert len(explored) == 8  # sessions of the first cycle were not repeated

@@ -1,6 +1,6 @@
 """Writes the logits that the package `speculators` computes for small random EAGLE-3 heads.
 
-Its requirements are not this project's, so it runs in an environment of its own, once:
+Its requirements are not this project's, so it runs in a separate environment, once:
 
     pip install torch==2.13.0 speculators==0.9.0   (which brings transformers 5.19.0)
     TORCHDYNAMO_DISABLE=1 python tests/drafters/reference/eagle3_speculators.py

@@ -24,7 +24,8 @@ def recorded(name: str) -> str:
 
 
 def facts(engine: str, pages: Mapping[str, str], address: str = "") -> ServerFacts:
-    """What an engine's file reads from these pages; `address` comes after the server's own."""
+    """The counts that an engine's file reads from these pages; `address` comes after the server's
+    own."""
 
     async def read(url: str) -> ServerFacts:
         async with Client(Address.at(url, "--base-url")) as client:

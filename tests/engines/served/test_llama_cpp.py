@@ -104,7 +104,7 @@ def test_k_is_read_from_idle_slots_or_from_counters_after_a_draft():
 
 
 def test_counts_of_a_recorded_llama_cpp_response_exclude_the_overshot_draft():
-    """Its last draft is the end of text: the token that follows it is never sent."""
+    """The last draft is the end of text: the token that follows it is never sent."""
     response = answer("llama_cpp", ANSWERS).answer
     assert (response.num_tokens, len(response.token_ids), response.num_first) == (15, 15, 1)
     assert (response.finish_reason, response.token_ids[-1]) == ("stop", 2)
