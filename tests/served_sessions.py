@@ -27,7 +27,7 @@ from specbench.records import (
 from specbench.runs import StoredRun
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.made_records import made_request
-from tests.report.made_up_records import environment, model
+from tests.report.synthetic_records import environment, model
 from tests.settings.flat_settings import changed, settings_of
 
 NUM_TOKENS = 25  # the first comes with the prompt

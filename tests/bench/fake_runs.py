@@ -29,7 +29,7 @@ from specbench.records.forecasts import Drafting
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
 from specbench.settings import RunSettings
 from specbench.tracing.trace import TargetText
-from tests.bench.fakes import FakeEngine, FakeServer, RecordingWatch
+from tests.bench.fakes import FakeEngine, FakeProtocolEngine, RecordingWatch
 from tests.forecast.traces import trace
 from tests.settings.flat_settings import changed, settings_of
 
@@ -157,7 +157,7 @@ def run_record(plan: TargetPlan, **fields: Any) -> RunRecord:
 
 def measure(
     plan: TargetPlan,
-    engine: FakeServer,
+    engine: FakeProtocolEngine,
     root: Path,
     watch: RecordingWatch | None = None,
     *,
@@ -191,7 +191,7 @@ def measured(
     folder: Path,
     settings: RunSettings = SETTINGS,
     prompts: Sequence[str | list[str]] = TWO,
-    engine: FakeServer | None = None,
+    engine: FakeProtocolEngine | None = None,
     watch: RecordingWatch | None = None,
     **options: Any,
 ) -> StoredRun:

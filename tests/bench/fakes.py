@@ -127,7 +127,7 @@ class Call(NamedTuple):
 
 
 @dataclass
-class FakeServer:
+class FakeProtocolEngine:
     """An engine that implements only the protocol, like a serving engine.
 
     `noise` makes speculation up to that share slower, by prompt; `room` is the number of drafters
@@ -238,7 +238,7 @@ class FakeServer:
 
 
 @dataclass
-class FakeEngine(FakeServer):
+class FakeEngine(FakeProtocolEngine):
     """It is in this process: its bytes are known and its rounds can be taken apart."""
 
     def weights_bytes(self, drafter: str) -> int:

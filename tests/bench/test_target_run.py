@@ -33,7 +33,7 @@ from tests.bench.fakes import (
     Call,
     FakeClock,
     FakeEngine,
-    FakeServer,
+    FakeProtocolEngine,
     RecordingWatch,
 )
 from tests.settings.flat_settings import changed
@@ -191,7 +191,7 @@ def test_memory_is_recorded_for_the_target_and_with_each_drafter(run):
 
 def test_an_engine_in_another_process_is_measured_by_its_responses(tmp_path):
     watch = RecordingWatch()
-    run = measured(tmp_path, SETTINGS, SIX, FakeServer(), watch=watch)
+    run = measured(tmp_path, SETTINGS, SIX, FakeProtocolEngine(), watch=watch)
     assert (run.memory, run.forwards, run.limits) == ((), (), ())
     assert (run.failures, watch.warnings) == ((), [])
     good, bad = build_document(run).decisions
@@ -201,7 +201,7 @@ def test_an_engine_in_another_process_is_measured_by_its_responses(tmp_path):
 
 def test_an_engine_that_offers_no_drafters_is_measured_without_a_forecast(tmp_path):
     watch, settings = RecordingWatch(), changed(SETTINGS, forecast=True)
-    plan, engine = make_plan(tmp_path, settings, SIX), FakeServer()
+    plan, engine = make_plan(tmp_path, settings, SIX), FakeProtocolEngine()
     run = measure(plan, engine, tmp_path, watch, trace=trace_conversation)
     assert run.traces == ()
     assert any(re.search("good: .*builtin", w) for w in watch.warnings)

@@ -12,8 +12,8 @@ from specbench.cli.measure import require_measured
 from specbench.records import BlockRecord
 from specbench.runs import create_run, load_run
 from tests.cli.calls import specbench
-from tests.report.made_up_records import environment
 from tests.report.stored_runs import BROKEN, SMALL, keep, stored_run
+from tests.report.synthetic_records import environment
 from tests.runs.stored_examples import FAILED_REQUEST, block, run
 from tests.settings.flat_settings import changed
 

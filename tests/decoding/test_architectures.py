@@ -1,37 +1,24 @@
 """Greedy text over slots is that of transformers' `generate` in float32, by architecture."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from specbench.forward.runner import StockRunner
 from specbench.records import Request
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
-from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
+from tests.decoding.models import ARCHITECTURES, build, ragged_prompts
+from tests.decoding.test_decoder import Subject, make_subject
 
 pytestmark = pytest.mark.slow  # 17 architectures, 5 settings each
-
-NUM_TOKENS = 24
-
-
-class Subject(NamedTuple):
-    """A model over slots, a stranger with other weights, and the texts they must not change."""
-
-    target: StockRunner
-    own_draft: StockRunner
-    stranger: StockRunner
-    texts: list[tuple[int, ...]]
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
 def subject(request: Any) -> Subject:
     config = ARCHITECTURES[request.param]
-    model = build(config(), seed=0)
-    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
-    return Subject(StockRunner(model), StockRunner(model), StockRunner(build(config(), 1)), texts)
+    return make_subject(build(config(), seed=0), build(config(), seed=1))
 
 
-REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+REQUESTS = [Request(prompt_ids=p, max_new_tokens=24) for p in ragged_prompts()]
 
 
 @pytest.mark.sampled(one_in=4)

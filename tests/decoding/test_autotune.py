@@ -40,7 +40,7 @@ CASE = AttentionShape(
 SHORT = SHAPES[:4]  # texts of 200 tokens
 
 
-class WorkClock:
+class KernelClock:
     """A clock for work that says itself how long it takes."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Raises(MaskedAttention):
 
 
 def autotuned(case, *kernels):
-    meter = WorkClock()
+    meter = KernelClock()
     for place, kernel in enumerate(kernels):
         meter.takes(kernel, 0.01 * (place + 1))  # the wrong ones are first and fast
     return autotune_attention(case, kernels, Timing(meter.seconds), SHORT)
@@ -157,7 +157,7 @@ def test_no_winner_is_chosen_if_no_candidate_is_correct():
 
 
 def test_a_slower_kernel_listed_first_is_not_chosen():
-    meter = WorkClock()
+    meter = KernelClock()
     slow = meter.takes(MaskedAttention("slow"), 0.02)
     fast = meter.takes(PlainAttention(), 0.01)
     winner, (first, second) = autotune_attention(CASE, [slow, fast], Timing(meter.seconds), SHORT)
@@ -167,7 +167,7 @@ def test_a_slower_kernel_listed_first_is_not_chosen():
 
 @pytest.mark.parametrize(("second_s", "winner"), [(0.96, "first"), (0.94, "second")])
 def test_candidates_within_5_percent_are_chosen_by_order(second_s, winner):
-    meter = WorkClock()
+    meter = KernelClock()
     candidates = [
         KernelCandidate("first", meter.run_of(1.0)),
         KernelCandidate("second", meter.run_of(second_s)),
@@ -177,7 +177,7 @@ def test_candidates_within_5_percent_are_chosen_by_order(second_s, winner):
 
 @pytest.mark.parametrize(("setup_s", "takes_part"), [(210.0, True), (330.0, False)])
 def test_setup_time_counts_apart_from_run_time_in_the_autotune_limit(setup_s, takes_part):
-    meter = WorkClock()
+    meter = KernelClock()
     candidate = KernelCandidate("slow", meter.run_of(100.0), setup_s=setup_s)  # the limit is 120 s
     winner, (slow,) = fastest([candidate], Timing(meter.seconds))
     assert (winner == "slow") is takes_part
@@ -185,7 +185,7 @@ def test_setup_time_counts_apart_from_run_time_in_the_autotune_limit(setup_s, ta
 
 
 def test_autotuning_compares_medians_of_several_timings():
-    meter = WorkClock()
+    meter = KernelClock()
     lucky_once = meter.run_of(0.1, 0.01, 0.1)  # the first is a warm-up
     candidates = [
         KernelCandidate("lucky", lucky_once),
@@ -197,7 +197,7 @@ def test_autotuning_compares_medians_of_several_timings():
 
 
 def test_a_kernel_that_is_wrong_when_replayed_loses():
-    meter = WorkClock()
+    meter = KernelClock()
 
     winner, (lost,) = autotune_attention(
         CASE, [PlainAttention()], Timing(meter.seconds, replay_nothing), SHORT
@@ -224,28 +224,28 @@ class NoNumbersForDrafts(FusedRunner):
 def test_a_forward_that_gives_no_numbers_for_drafts_loses(monkeypatch):
     wrong = lambda runner: NoNumbersForDrafts(runner.model)  # noqa: E731
     monkeypatch.setitem(kernel_choices.FORWARDS, "wrong", wrong)
-    timing = Timing(WorkClock().seconds)
+    timing = Timing(KernelClock().seconds)
     winner, (lost, _) = autotune_forward(FusedRunner(tiny_llama()), ("wrong", "stock"), timing)
     assert winner == "stock"
     assert re.search("wrong: .*5 tokens .*nan$", lost.refusal)
 
 
 def test_a_forward_that_is_wrong_when_replayed_loses():
-    timing = Timing(WorkClock().seconds, replay_nothing)
+    timing = Timing(KernelClock().seconds, replay_nothing)
     winner, (lost,) = autotune_forward(FusedRunner(tiny_llama()), ("fused",), timing)
     assert winner is None
     assert re.search("^replayed, .*wrong: .*1 tokens .*nan$", lost.refusal)
 
 
 def test_a_forward_that_is_right_when_replayed_takes_part():
-    timing = Timing(WorkClock().seconds, lambda run: FakeGraphs().capture(run).replay)
+    timing = Timing(KernelClock().seconds, lambda run: FakeGraphs().capture(run).replay)
     assert autotune_forward(FusedRunner(tiny_llama()), ("stock",), timing)[0] == "stock"
 
 
 def test_whole_forwards_are_autotuned_and_a_wrong_one_loses(monkeypatch):
     wrong = lambda runner: ForgetsAToken(runner.model)  # noqa: E731
     monkeypatch.setitem(kernel_choices.FORWARDS, "wrong", wrong)
-    meter = WorkClock()
+    meter = KernelClock()
     names = ("wrong", "fused, triton", "stock", "fused")
     runner = FusedRunner(tiny_llama())
     winner, contenders = autotune_forward(runner, names, Timing(meter.seconds))

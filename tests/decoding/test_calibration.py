@@ -34,7 +34,7 @@ class Seconds:
     first_catch_up: float = 0.0  # on top, once a pass
 
 
-class WorkClock(CountingClock):
+class RoundClock(CountingClock):
     """Stands still between pieces of work."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class WorkClock(CountingClock):
 
 
 class TimedRunner(CountingRunner):
-    def __init__(self, clock: WorkClock, cost: Seconds) -> None:
+    def __init__(self, clock: RoundClock, cost: Seconds) -> None:
         super().__init__()
         self._clock = clock
         self._cost = cost
@@ -74,7 +74,7 @@ class TimedRunner(CountingRunner):
 
 
 class TimedDrafter(ScriptedDrafter):
-    def __init__(self, script: dict[int, int], clock: WorkClock, cost: Seconds) -> None:
+    def __init__(self, script: dict[int, int], clock: RoundClock, cost: Seconds) -> None:
         super().__init__(script)
         self._clock = clock
         self._cost = cost
@@ -96,9 +96,9 @@ def calibrate(
     script: dict[int, int] = WRONG,
     num_rows: int = 1,
     ks: Sequence[int] = KS,
-    clock: WorkClock | None = None,
+    clock: RoundClock | None = None,
 ) -> Calibration:
-    clock = clock or WorkClock()
+    clock = clock or RoundClock()
     target, drafter = TimedRunner(clock, cost), TimedDrafter(script, clock, cost)
     decoder = Decoder(target, drafter, eos_ids=(), clock=clock)
     return measure_round_costs(decoder, PROMPT, ks, num_rows, Sampler(Sampling(temperature=0.0)))
@@ -113,7 +113,7 @@ def test_every_k_is_measured_at_rows_1_2_4_and_the_number_itself(script: dict[in
 
 
 def test_a_batch_size_that_is_a_power_of_two_is_calibrated_once() -> None:
-    clock = WorkClock()
+    clock = RoundClock()
     calibrate(Seconds(prefill=100.0, draft=0.0), num_rows=2, ks=(0,), clock=clock)
     # K = 0 over 1 and 2 rows, K = 1 to compare with, and two drafters that were away.
     num_prefills = 1 + 1 + 1 + 2
@@ -166,7 +166,7 @@ def test_the_catch_up_cost_is_never_negative() -> None:
 @pytest.mark.parametrize("num_rows", [1, 6])
 def test_calibration_seconds_include_prefill_and_catch_up(num_rows: int) -> None:
     """Prefills, first rounds and catching up also count."""
-    clock = WorkClock()
+    clock = RoundClock()
     cost = Seconds(catch_up=7.0, per_caught_up_token=2.0, first_catch_up=500.0)
     calibration = calibrate(cost, num_rows=num_rows, clock=clock)
     assert calibration.seconds == pytest.approx(clock.total_s)

@@ -1,6 +1,6 @@
 """Requests from first prompt token to last output token, on a Llama with random weights."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,17 +24,22 @@ WARM = Sampling(temperature=0.8, top_p=0.95)
 
 
 class Subject(NamedTuple):
+    """A model over slots, a draft model with other weights, and the texts they must not change."""
+
     target: StockRunner
     own_draft: StockRunner
     stranger: StockRunner
     texts: list[tuple[int, ...]]  # 24 tokens for each of the ragged prompts
 
 
+def make_subject(model: Any, stranger: Any) -> Subject:
+    texts = [generated(model, prompt, 24) for prompt in ragged_prompts()]
+    return Subject(StockRunner(model), StockRunner(model), StockRunner(stranger), texts)
+
+
 @pytest.fixture(scope="module")
 def llama() -> Subject:
-    model = exact_llama(seed=0)
-    texts = [generated(model, prompt, 24) for prompt in ragged_prompts()]
-    return Subject(StockRunner(model), StockRunner(model), StockRunner(exact_llama(seed=1)), texts)
+    return make_subject(exact_llama(seed=0), exact_llama(seed=1))
 
 
 def requests(num_tokens: int = 24) -> list[Request]:

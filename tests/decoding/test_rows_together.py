@@ -30,7 +30,7 @@ def models() -> tuple[StockRunner, StockRunner]:
     return StockRunner(exact_llama(seed=0)), StockRunner(exact_llama(seed=1))
 
 
-class Recorder(Wrapped):
+class DraftRecorder(Wrapped):
     """Stores the drafts of each proposal; -1 at places without a defined token."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -140,7 +140,7 @@ def test_drafts_after_a_joint_prefill_equal_those_after_separate_ones(
 
     def drafts(requests: Sequence[Request]) -> tuple[list[list[list[int]]], list[Result]]:
         inner = make_drafter(variant.method, target, draft, **variant.parameters)
-        noting = Recorder(inner)
+        noting = DraftRecorder(inner)
         results = decode(
             target,
             noting,

@@ -51,7 +51,7 @@ def drafter_of(checkpoint: Checkpoint, **parameters: Any) -> Medusa:
     return drafter
 
 
-class Recorder(Wrapped):
+class ChainRecorder(Wrapped):
     """Remembers what was drafted after which text, the current token included."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -100,7 +100,7 @@ def plain_model() -> Any:
 def assert_drafts_are_the_papers(num_layers: int = 1, **parameters: Any) -> None:
     """Over refilled ragged rows, chunked prompts, accepted drafts and rounds at K = 0."""
     k, drafter = 4, drafter_of(heads(num_layers), **parameters)
-    watched = Recorder(drafter)
+    watched = ChainRecorder(drafter)
     requests = [
         Request(prompt_ids=prompt, max_new_tokens=budget)
         for prompt, budget in zip(ragged_prompts(), BUDGETS, strict=True)
@@ -292,7 +292,7 @@ def test_medusa_heads_of_a_reduced_vocabulary_draft_target_ids() -> None:
     checkpoint = Checkpoint(source="few", config={}, tensors=few_rows | {"token_map": few})
     drafter = drafter_of(checkpoint)
 
-    watched = Recorder(drafter)
+    watched = ChainRecorder(drafter)
     decode(target(), watched, [Request(prompt_ids=(5, 6, 7), max_new_tokens=12)], k=4)
 
     assert {token for _, tokens in watched.seen for token in tokens} <= set(few.tolist())

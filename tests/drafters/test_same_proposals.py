@@ -90,7 +90,7 @@ class FixedTokenSampler(Sampler):
         return torch.tensor([[self._token]])
 
 
-class Recorder(Wrapped):
+class RowRecorder(Wrapped):
     """Remembers the proposals of a single row."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -105,7 +105,7 @@ class Recorder(Wrapped):
 
 def served(variant: Variant, *prompts: Path) -> tuple[list[RowProposal], list[Result]]:
     """The proposals of a conversation's turns, of 40 tokens each."""
-    watched = Recorder(drafter_of(variant))
+    watched = RowRecorder(drafter_of(variant))
     ks = [deepest(watched, k) if k else 0 for k in KS]
     turns = [
         Request(
@@ -181,7 +181,7 @@ def rounds(
     variant: Variant, prompts: Sequence[Path], row: int, *, moves_to: int | None = None
 ) -> tuple[list[RowProposal], Path]:
     """Greedy rounds of one row, which may move after the second: its drafts and its text."""
-    watched, sampler = Recorder(drafter_of(variant)), Sampler(GREEDY)
+    watched, sampler = RowRecorder(drafter_of(variant)), Sampler(GREEDY)
     rows = filled(watched, prompts, sampler, prediction_ids=(0, 2, 1, 5, 0, 2) * 2)
     state = rows.state.rows(row, 1)
     for number, k in enumerate((4, 4, 2, 4, 3, 4)):

@@ -175,7 +175,7 @@ class Cache:
 
 
 @dataclass(eq=False)
-class Recorder:
+class RecordingRunner:
     """Runs nothing, and remembers what it was fed."""
 
     cache: Cache = field(default_factory=Cache)
@@ -218,7 +218,7 @@ class Replays:
 
 
 def test_a_forward_is_fed_tokens_after_its_context_and_timed_sample_by_sample():
-    whose = Recorder()
+    whose = RecordingRunner()
 
     bare = ModelForwards(None, CountingClock())
     seconds = [bare.seconds(whose, 3, context) for context in (100, 110)]
@@ -229,14 +229,14 @@ def test_a_forward_is_fed_tokens_after_its_context_and_timed_sample_by_sample():
 
 
 def test_a_cache_that_is_large_enough_is_not_reallocated():
-    whose = Recorder(Cache(max_len=64))
+    whose = RecordingRunner(Cache(max_len=64))
     ModelForwards(None, CountingClock()).seconds(whose, 3, 100)
     assert whose.fed == [(3, [61, 62, 63], 64)]
     assert whose.rooms == []
 
 
 def test_a_shape_is_captured_once_and_replayed_from_then_on():
-    graphs, whose = Replays(), Recorder()
+    graphs, whose = Replays(), RecordingRunner()
     bare = ModelForwards(graphs, CountingClock())
 
     for num_tokens, context in ((1, 100), (1, 101), (1, 102), (2, 100)):
@@ -247,7 +247,7 @@ def test_a_shape_is_captured_once_and_replayed_from_then_on():
 
 
 def test_a_replay_gets_the_positions_of_its_tokens():
-    whose = Recorder(Cache(max_len=256))
+    whose = RecordingRunner(Cache(max_len=256))
     bare = ModelForwards(Replays(), CountingClock())
     bare.seconds(whose, 2, 100)
     bare.seconds(whose, 2, 117)
@@ -256,8 +256,8 @@ def test_a_replay_gets_the_positions_of_its_tokens():
 
 def test_runners_that_share_a_cache_have_separate_graphs():
     """The target and its own first layers, which draft for it."""
-    graphs, whole = Replays(), Recorder()
-    first = Recorder(cache=whole.cache)
+    graphs, whole = Replays(), RecordingRunner()
+    first = RecordingRunner(cache=whole.cache)
     bare = ModelForwards(graphs, CountingClock())
 
     for whose in (whole, first, whole, first):
@@ -268,7 +268,7 @@ def test_runners_that_share_a_cache_have_separate_graphs():
 
 
 def test_tensors_read_by_a_graph_live_as_long_as_the_graph():
-    whose = Recorder()
+    whose = RecordingRunner()
     bare = ModelForwards(Replays(), CountingClock())
 
     bare.seconds(whose, 1, 100)
@@ -281,7 +281,7 @@ def test_tensors_read_by_a_graph_live_as_long_as_the_graph():
 
 
 def test_a_replaced_cache_is_captured_again():
-    graphs, whose = Replays(), Recorder()
+    graphs, whose = Replays(), RecordingRunner()
     bare = ModelForwards(graphs, CountingClock())
     bare.seconds(whose, 1, 100)
 
@@ -293,7 +293,7 @@ def test_a_replaced_cache_is_captured_again():
 
 def test_graphs_of_released_drafters_are_freed():
     bare = ModelForwards(Replays(), CountingClock())
-    gone, stays = Recorder(), Recorder()
+    gone, stays = RecordingRunner(), RecordingRunner()
     bare.seconds(gone, 1, 100)
     tokens, alive = gone.tokens[0], weakref.ref(gone)
 
@@ -307,7 +307,7 @@ def test_graphs_of_released_drafters_are_freed():
 
 
 def test_a_forward_that_cannot_be_captured_is_tried_once_then_runs_eagerly():
-    graphs, whose = Replays(fails=True), Recorder()
+    graphs, whose = Replays(fails=True), RecordingRunner()
     bare = ModelForwards(graphs, CountingClock())
 
     for _ in range(3):

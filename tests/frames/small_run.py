@@ -22,7 +22,7 @@ from specbench.runs import SCHEMA_VERSION, StoredRun
 from tests.cell_keys import BASE_KEY, with_axes
 from tests.cell_keys import KEY as CELL_KEY
 from tests.made_records import made_block, made_request, steps
-from tests.report.made_up_records import environment
+from tests.report.synthetic_records import environment
 from tests.settings.flat_settings import settings_of
 
 KEY = with_axes(CELL_KEY, num_speculative_tokens=3)

@@ -16,8 +16,7 @@ from specbench.runs.codec import encode_line
 from specbench.servers.client import Client
 from tests.engines.served.replay import REQUEST, recorded
 from tests.hostile import mutations
-from tests.hostile.case import Case, Make
-from tests.hostile.mutations import Mutation
+from tests.hostile.mutations import Case, Make, Mutation
 
 MODELS = '{"data": [{"id": "tiny", "max_model_len": 1024}]}'
 VERSION = '{"version": "0.32.0"}'

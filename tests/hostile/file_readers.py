@@ -24,10 +24,10 @@ from specbench.report.markdown import to_markdown
 from specbench.runs import list_runs, load_run, resume_run
 from specbench.runs.codec import encode_line, encode_run
 from specbench.training.texts import TextFile, TrainingText
+from tests.forecast.test_bench_results import SPECULATIVE
 from tests.gate.gate_sides import cell, figure, side
 from tests.hostile import mutations
-from tests.hostile.case import Case, Make
-from tests.hostile.mutations import Mutation
+from tests.hostile.mutations import Case, Make, Mutation
 from tests.runs.stored_examples import ENVIRONMENT, FAILURE, TRACE
 
 RESULTS = Path(__file__).parents[1] / "importers" / "files"
@@ -75,19 +75,7 @@ costs:
   - {k: 3, cost: 16, concurrency: 8, mean_acceptance_length: 2.5}
 """
 CSV = b"k, cost, unit, concurrency, engine\n0, 10, ms, 1, vllm\n3, 18.5, ms, 1, vllm\n"
-BENCH = {
-    "backend": "vllm",
-    "completed": 10,
-    "total_output_tokens": 1010,
-    "max_concurrency": 1,
-    "mean_tpot_ms": 12.0,
-    "spec_decode_num_drafts": 400,
-    "spec_decode_draft_tokens": 1200,
-    "spec_decode_accepted_tokens": 600,
-    "spec_decode_acceptance_length": 2.5,
-    "spec_decode_per_position_acceptance_rates": [0.8, 0.5, 0.2],
-    "itls": [[0.1, 0.2]],
-}
+BENCH = SPECULATIVE | {"itls": [[0.1, 0.2]]}
 
 
 def one_file(name: str, content: bytes, mutated: Mutation, read: Callable[[Path], object]) -> Make:

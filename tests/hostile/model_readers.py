@@ -17,8 +17,7 @@ from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Message
 from specbench.shipped import PACKAGE
 from tests.hostile import mutations
-from tests.hostile.case import Case, Make
-from tests.hostile.mutations import Mutation
+from tests.hostile.mutations import Case, Make, Mutation
 
 MODELS = PACKAGE / "demo" / "models"
 PLACE = DeploymentSpec(device="cuda", memory_bytes=2**33, bytes_per_s=1e12)

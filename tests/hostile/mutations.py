@@ -4,6 +4,8 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 TERMINAL = "\x1b]0;owned\x07\x1b[31mred"
@@ -30,6 +32,24 @@ _SCALAR = re.compile(r"(?<=[:-] )[^\n#{}\[\],]+|[\w.]+(?=:)")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])|(?<=\")[^\"\n]*(?=\")")
 
 Mutation = Callable[[bytes, random.Random], bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A good file, how its copies are damaged, and a reader.
+
+    `read` uses the file as a command does, so that values which a later part cannot use also show.
+    """
+
+    file: Path
+    content: bytes
+    mutated: Mutation
+    read: Callable[[], object]
+    place: str | None = None  # what each refusal names; None: the file's name
+    refuses: bool = True  # False: what cannot be read is as good as absent
+
+
+Make = Callable[[Path], Case]  # in an empty folder
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:

@@ -1,8 +1,9 @@
-"""Whatever a file holds, its reader takes it in or refuses it in words: 1,000 damaged copies each
-under `long`, of which every run of the tests has a sample."""
+"""Damaged copies of files are read or refused, by their reader and by a command: up to 1,000 each
+under `long`, and a few in every run of the tests."""
 
 import random
 import resource
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import SpecbenchError
+from tests.cli.calls import specbench
 from tests.hostile import answer_readers, file_readers, model_readers
 
 READERS = {**file_readers.READERS, **model_readers.READERS, **answer_readers.READERS}
@@ -57,3 +59,51 @@ def test_damaged_copies_are_read_or_give_a_clear_error(name, num_inputs, tmp_pat
     assert [refusal for refusal in refusals if place not in refusal] == []
     assert bool(refusals) <= case.refuses
     assert most_memory() - before < MOST_GROWTH
+
+
+COMMANDS = {  # reader -> the command that is handed its file; {} is the file, {folder} its folder
+    "pairings.yaml": "list pairings --config {}",
+    "prompts of ours": "run demo/draft -w {} --dry-run",
+    "prompts in an array": "run demo/draft -w {} --dry-run",
+    "a table of costs": "run demo/draft --step-times {} -k 1 --dry-run",
+    "a CSV of costs": "run demo/draft --step-times {} -k 1 --dry-run",
+    "run.json": "report {folder} --format md",
+    "records.jsonl": "report {folder} --format csv",
+    "a baseline": "check {} latest",
+    "results, sglang.jsonl": "import {} --temperature 0",
+    "config.json of draft_model": "pair demo:target --draft {folder} --dry-run",
+    "model.safetensors of medusa": "pair demo:target --draft {folder} --dry-run",
+}
+
+
+@pytest.mark.parametrize("num_inputs", [3, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_damaged_file_gives_an_error_with_its_name(name, num_inputs, tmp_path: Path):
+    (tmp_path / "read").mkdir()
+    case = READERS[name](tmp_path / "read")
+    (tmp_path / "reports").mkdir()
+    if name == "a baseline":
+        shutil.copytree(file_readers.RUN, tmp_path / "reports" / "sweep")
+    command = COMMANDS[name].format(case.file, folder=case.file.parent).split()
+    place = case.file.parent.name if "{folder}" in COMMANDS[name] else case.file.name
+    for seed in range(num_inputs):
+        content = case.mutated(case.content, random.Random(f"{name}/{seed}"))
+        case.file.write_bytes(content)
+        refusal = refusal_of(case.read)
+        with patience(f"{name}, copy {seed}"):
+            ran = specbench(*command, cwd=tmp_path)
+        details = f"{name}, copy {seed}: {ran} {content[:2000]!r}"
+        assert ran.code in range(5), details
+        assert "Traceback" not in ran.err, details
+        if refusal:
+            assert ran.code == 2, details
+            is_whole = refusal.startswith("these runs did different work")  # a baseline, read
+            assert is_whole or place in ran.out + ran.err, details
+
+
+def refusal_of(read) -> str:
+    try:
+        read()
+    except SpecbenchError as error:
+        return str(error)
+    return ""

@@ -16,7 +16,7 @@ from specbench.records import (
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run
 from tests.cell_keys import BASE_KEY, with_axes
 from tests.made_records import made_block
-from tests.report.made_up_records import environment, forwards, memory, model, request
+from tests.report.synthetic_records import environment, forwards, memory, model, request
 from tests.settings.flat_settings import settings_of
 
 

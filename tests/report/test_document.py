@@ -12,8 +12,8 @@ from specbench.records import FailureRecord, RunRecord
 from specbench.report.document import Document, build_document, num_usable
 from specbench.report.notes import run_warnings
 from specbench.runs import StoredRun
-from tests.report.made_up_records import NUM_TOKENS, environment
 from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run
+from tests.report.synthetic_records import NUM_TOKENS, environment
 
 
 @pytest.fixture(scope="module")
