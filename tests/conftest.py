@@ -26,7 +26,7 @@ host_load = load.host_load  # as it is outside tests
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Imports make no garbage worth looking for."""
+    """Imports make no garbage that is worth collecting."""
     gc.disable()
     try:
         return (yield)
@@ -36,14 +36,14 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """After the cases of every parameter are known."""
+    """Runs after the cases of every parameter are known."""
     generate_runnable_cases(metafunc)
 
 
 def pytest_collection_finish() -> None:
-    """Nothing that was imported is garbage: a million objects that no collection looks at again.
+    """Exclude all imported objects from garbage collection: a million that are not garbage.
 
-    Every run of a target ends with some collections, which else take a third of its time.
+    Every run of a target ends with some collections, which otherwise take a third of its time.
     """
     gc.freeze()
     atexit.register(gc.unfreeze)  # else Triton reports all objects as its leftovers
@@ -69,7 +69,7 @@ def patch_language_per_kernel(interpreter: Any) -> None:
 
 
 def remember_numpy_types(interpreter: Any) -> None:
-    """Triton's interpreter makes the table of all types for each operation."""
+    """Triton's interpreter builds the table of all types for each operation."""
     find, known = interpreter._get_np_dtype, {}
 
     def numpy_type(of: Any) -> Any:
@@ -83,13 +83,13 @@ def remember_numpy_types(interpreter: Any) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Which kernels were faster is not left behind in the user's folder."""
+    """The choice of the fastest kernels is not left behind in the user's folder."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def attention_of_short_texts() -> Iterator[None]:
-    """Kernels of attention are compared over 200 tokens, and not over 2,000 as well."""
+    """Attention kernels are compared over 200 tokens, but not over 2,000."""
     with pytest.MonkeyPatch.context() as patch:
         if choices := sys.modules.get("specbench.engines.kernel_choices"):
             candidates = sys.modules[choices.autotune_attention.__module__]

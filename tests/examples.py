@@ -30,7 +30,7 @@ class Example(NamedTuple):
 
     @property
     def commands(self) -> list[list[str]]:
-        """A shell block's lines as words, without comments; a loop or pipe is words as well."""
+        """A shell block's lines as words, without comments, including those of loops and pipes."""
         joined = self.text.replace("\\\n", " ")
         return [
             words for line in joined.splitlines() if (words := shlex.split(line, comments=True))

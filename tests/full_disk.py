@@ -1,4 +1,4 @@
-"""A disk that takes no more, made by a limit on the size of files."""
+"""A full disk, simulated by a limit on the size of files."""
 
 import resource
 from collections.abc import Iterator

@@ -32,7 +32,7 @@ def write_gguf(
     tensors: Mapping[str, tuple[int, ...]] | None = None,
     **changes: Any,
 ) -> Path:
-    """`changes` are keys with `__` for the dot; None leaves a key out."""
+    """Write a file; `changes` are keys with `__` for the dot, and None omits a key."""
     changed = {name.replace("__", "."): value for name, value in changes.items()}
     keys = {**KEYS, "tokenizer.ggml.tokens": list(tokens), **changed}
     of = f"{keys['general.architecture']}."

@@ -1,4 +1,4 @@
-"""Stored requests and blocks that tests make up: what a test does not say is the usual."""
+"""Stored requests and blocks for tests, with usual values for omitted fields."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def made_request(
 
 
 def steps(num_rounds: int, round_s: float = 0.1) -> RoundLog:
-    """K = 0: a token a round."""
+    """K = 0: a token per round."""
     none = (0,) * num_rounds
     return RoundLog(
         num_drafted=none,
@@ -44,7 +44,7 @@ def steps(num_rounds: int, round_s: float = 0.1) -> RoundLog:
 def made_block(
     prompt_id: str, *requests: RequestRecord, purpose: str = "explore", repeat: int = 0, **more: Any
 ) -> BlockRecord:
-    """Cells in the order of their requests; `said`: what is otherwise."""
+    """Cells in the order of their requests; `more`: other fields."""
     usual = {
         "block_id": f"{prompt_id}-{repeat}-{purpose}",
         "workload": "code",

@@ -164,7 +164,7 @@ def _note(kind: str, room: float, value: float, limit: float) -> None:
 
 
 def _shake_seeds(shake: int) -> None:
-    """Every seed of torch, numpy and random is another one, the same for the same seed."""
+    """Every seed of torch, numpy and random is replaced, the same one for the same seed."""
     if not shake:
         return
     import torch

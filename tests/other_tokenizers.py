@@ -1,4 +1,4 @@
-"""Tokenizers made on the spot: byte-level ones and ones as SentencePiece makes them.
+"""Small trained tokenizers: byte-level ones and ones like SentencePiece's.
 
 Both learn their merges from a few sentences, so that they share many tokens and not all.
 """
@@ -63,7 +63,7 @@ def _written(folder: Path, inner: Inner) -> ChatTokenizer:
 
 
 def revocabularied(model: Any, target: ChatTokenizer, draft: ChatTokenizer) -> Any:
-    """The model under the draft's ids: as good a draft as the tokens in common allow."""
+    """The model under the draft's ids: a draft as good as the common tokens allow."""
     common = common_tokens(target.vocabulary, draft.vocabulary)
     config = type(model.config).from_dict(model.config.to_dict())
     config.vocab_size = len(draft.ids_by_token)

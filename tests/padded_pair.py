@@ -1,4 +1,4 @@
-"""The bundled pair with more rows in the target's embedding than the tokenizer has ids."""
+"""The bundled pair with more embedding rows in the target than the tokenizer has ids."""
 
 import json
 import shutil

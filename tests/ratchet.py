@@ -84,7 +84,7 @@ def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
 
 
 def _is_odd(node: ast.AST) -> bool:
-    """Whether it gives a class, a function or a variable a name that says nothing."""
+    """Whether it gives a class, a function or a variable a meaningless name."""
     if isinstance(node, ast.ClassDef):
         return _CLASSES.fullmatch(node.name) is not None
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -101,7 +101,7 @@ def stored(text: str) -> dict[str, int]:
 
 
 def lowered(limits: dict[str, int], numbers: dict[str, int]) -> str:
-    """The file with numbers that fell, and those that rose as they were."""
+    """The file with the numbers that fell; those that rose stay unchanged."""
     return json.dumps({n: min(limits.get(n, v), v) for n, v in numbers.items()}, indent=1) + "\n"
 
 

@@ -1,10 +1,10 @@
-"""Which cases of a large parametrization run every time; the rest are left to `make test-long`.
+"""The cases of a large parametrization that run every time; the rest run in `make test-long`.
 
     @pytest.mark.sampled(one_in=4, every=["method", "variant.is_tree"])
 
-keeps a quarter of a test's cases, drawn once and for all by a seed that is the test's name, and at
-least one case for every value of each parameter that `every` names. A case that is named on the
-command line runs, because it is then the only one.
+keeps a quarter of a test's cases, drawn with the test's name as seed, and at least one case for
+every value of each parameter that `every` names. A case that is named on the command line runs,
+because it is then the only one.
 """
 
 import random

@@ -64,7 +64,7 @@ SMALL = Sweep()
 
 
 def served_sweep(sweep: Sweep = SMALL) -> StoredRun:
-    """K = 0 and every K on `code`, in cycles; the winner again."""
+    """K = 0 and every K on `code`, in cycles, and the winner again."""
     blocks: list[BlockRecord] = []
     servers: list[ServerRecord] = []
     for purpose, ks, cycles in _passes(sweep):
@@ -103,7 +103,7 @@ def served_sweep(sweep: Sweep = SMALL) -> StoredRun:
 
 
 def varied_sweep(variants: dict[str, float], sweep: Sweep = SMALL) -> StoredRun:
-    """The sweep under each variant in the same cycles; the values are what its seconds are times.
+    """The sweep under each variant in the same cycles; the values are factors of its seconds.
 
     The arguments of a variant are `--NAME`.
     """
@@ -227,7 +227,7 @@ def counters_of(requests: Sequence[RequestRecord]) -> dict[str, float]:
 
 
 def accepted_at(requests: Sequence[RequestRecord], k: int) -> tuple[float, ...]:
-    """Drafts that a server counts as accepted at position 1 .. K; what is past an end, at 1."""
+    """Drafts that a server counts as accepted at position 1 .. K; those past an end count at 1."""
     counts = [request.counts for request in requests if request.counts]
     histogram = [sum((count.num_by_accepted or ())[i] for count in counts) for i in range(k + 1)]
     at = [float(sum(histogram[i:])) for i in range(1, k + 1)]

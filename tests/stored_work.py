@@ -16,9 +16,9 @@ OF_A_MACHINE |= {"device_peak_bytes", "process_peak_bytes"}
 
 
 def work_of(stored: StoredRun, *, purpose: str | None = None) -> list[str]:
-    """Every record that counts, without times, in an order that does not depend on when it came.
+    """Every record that counts, without times, in an order independent of time.
 
-    `purpose`: only of that pass, for times decide which K are measured again.
+    `purpose`: only records of that pass, because times decide which K are measured again.
     """
     kinds = (getattr(stored, name) for name in stored.__dataclass_fields__)
     records = [record_kind for kind in kinds if isinstance(kind, tuple) for record_kind in kind]

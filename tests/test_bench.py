@@ -1,4 +1,4 @@
-"""The CPU benchmarks: turns, ratios, and documents in which every figure was measured."""
+"""The CPU benchmarks: interleaving, ratios, and documents in which every figure was measured."""
 
 import json
 import re

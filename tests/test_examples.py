@@ -1,6 +1,6 @@
-"""Every example of README.md and docs/ names commands, options and targets that there are.
+"""Every example of README.md and docs/ names existing commands, options and targets.
 
-That they also run is tested by `make test-docs`, from an installed wheel.
+`make test-docs` also runs them, with an installed wheel.
 """
 
 import re
@@ -48,7 +48,7 @@ def test_every_command_and_option_exists(page: Path) -> None:
 
 
 def test_the_pages_contain_examples_to_test() -> None:
-    """A change of the pages' form shall not leave this file without work."""
+    """A change of the pages' format must not leave this file without work."""
     shell = [example for page in PAGES for example in examples(page) if example.language == "sh"]
     assert sum(len(example.commands) for example in shell) > 50
     assert sum("not run" not in example.marks for example in shell) > 30

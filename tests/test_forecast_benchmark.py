@@ -1,4 +1,4 @@
-"""The benchmark of forecasts: a small run of it, and the target that no cache holds."""
+"""The benchmark of forecasts: a small run of it, and a target that exceeds every cache."""
 
 import json
 from pathlib import Path

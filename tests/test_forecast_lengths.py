@@ -1,4 +1,4 @@
-"""The benchmark of forecast acceptance lengths: what is equal, what is luck, and what is off."""
+"""The benchmark of forecast acceptance lengths: equal counts, chance, and real errors."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_an_error_beyond_the_bound_but_within_noise_is_no_failure():
 
 
 def test_texts_of_one_request_at_several_k_are_one_unit():
-    """The same luck eight times over is no more certain than once."""
+    """The same chance eight times over is not more certain than once."""
     once = lucky_texts(50)
     assert judge(once * 8, 0.02).standard_error == pytest.approx(judge(once, 0.02).standard_error)
 

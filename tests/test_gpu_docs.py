@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16", "int8", "int4")
 
 
 def row_of(size: str, dtype: str) -> str:
-    """A line of the table, as the program counts."""
+    """A line of the table, as the program computes it."""
     is_packed = dtype.startswith("int")
     spec = replace(SHAPES[SIZES[size]], quantization=dtype if is_packed else None)
     place = DeploymentSpec(device="cuda", dtype="bfloat16" if is_packed else dtype, context=2048)

@@ -146,7 +146,7 @@ def test_times_are_summed_by_class_for_one_round() -> None:
 
 
 class NoWaits(TorchDispatchMode):
-    """Reading a number back raises, as it does while a GPU captures."""
+    """Reading a number back raises, as during a capture on a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default):
@@ -155,7 +155,7 @@ class NoWaits(TorchDispatchMode):
 
 
 class StrictGraphs(FakeGraphs):
-    """Tells when it captures, and takes no waits then."""
+    """Shows when it captures, and refuses waits then."""
 
     is_capturing = False
 

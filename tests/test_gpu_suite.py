@@ -1,4 +1,4 @@
-"""The GPU suite's own code, run small on a CPU: its figures mean nothing here, its shape does."""
+"""The GPU suite's code, run small on a CPU: its figures mean nothing here, only their format."""
 
 import ast
 import json
@@ -204,7 +204,7 @@ def test_each_section_prints_its_seconds(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_large_pair_reports_the_needed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full shapes, of which only skeletons are made, on a card of 80 GiB."""
+    """Full shapes as skeletons, on a GPU with 80 GiB."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (78 * 2**30, 80 * 2**30))
     card = Machine(device=torch.device("cuda"), small=False, ends_s=math.inf)
     section = speed.large_pair(card)
@@ -271,7 +271,7 @@ def test_the_sync_watch_is_off_by_default() -> None:
 
 
 def _imported_by(names: Iterable[str]) -> set[str]:
-    """All modules that these import when they are imported, their own packages' followed."""
+    """All modules that these import on import, including those of their packages."""
     modules: set[str] = set()
     waiting = list(names)
     while waiting:

@@ -1,4 +1,4 @@
-"""The garbage collector is paused, and only paused."""
+"""The garbage collector is only paused, never changed."""
 
 import gc
 
@@ -29,7 +29,7 @@ def nothing_frozen():
 
 
 def made_inside() -> list[list[object]]:
-    """More than a collection of the youngest waits for."""
+    """More objects than a collection of the youngest generation waits for."""
     with no_collection():
         return [[] for _ in range(gc.get_threshold()[0] + 1)]
 

@@ -29,7 +29,7 @@ _LIST_ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
 
 
 def faults(text: str) -> Iterator[str]:
-    """What a page would have to change."""
+    """The faults of a page."""
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     lines = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
     flowing = " ".join(prose(text).split())
@@ -62,7 +62,7 @@ def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
 
 
 def _words(text: str) -> list[str]:
-    """Words as they are read: code is one word, a link is its text."""
+    """Words as a reader sees them: code is one word, a link is its text."""
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", text))
     return [word for word in text.split() if re.search(r"\w", word)]
 

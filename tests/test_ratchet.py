@@ -1,4 +1,4 @@
-"""The source gets no larger and no harder to read than ratchet.json says."""
+"""The source gets no larger and no harder to read than ratchet.json states."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""README.md and the pages say what the program says: parts are generated, figures of one run."""
+"""README.md and the pages agree with the program: parts are generated, figures are of one run."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def test_the_readme_names_every_method():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_to_a_file_or_heading_exists(page):
-    """Files, and headings of pages."""
+    """Links to files, and to headings of pages."""
     text = page.read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in link:

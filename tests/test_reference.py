@@ -1,4 +1,4 @@
-"""commands.md, yaml.md and metrics.md are what the program says; the break-even page is right."""
+"""commands.md, yaml.md and metrics.md agree with the program; the break-even page is right."""
 
 import re
 

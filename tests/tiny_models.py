@@ -79,7 +79,7 @@ def change_config(model: ModelFiles, **fields: Any) -> ModelFiles:
 
 
 def replace_weights(model: ModelFiles, name: str, content: object) -> ModelFiles:
-    """The model with one pickle in the place of its safetensors."""
+    """The model with one pickle instead of its safetensors."""
     for file in model.folder.glob("*.safetensors*"):
         file.unlink()
     torch.save(content, model.folder / name)
@@ -87,7 +87,7 @@ def replace_weights(model: ModelFiles, name: str, content: object) -> ModelFiles
 
 
 def files_of(folder: Path) -> ModelFiles:
-    """Opened again: what was read before is not kept."""
+    """The files opened again, without anything cached."""
     return open_model(spec_of(folder))
 
 

@@ -1,4 +1,4 @@
-"""A target and a draft made on the spot: random Llamas with a byte tokenizer.
+"""A small target and draft model: random Llamas with a byte tokenizer.
 
 The draft is the target's first layers, and the later layers are scaled down, so that the two
 agree often; `agreement` is that scale: 0 makes them equal, 1 leaves them unrelated.

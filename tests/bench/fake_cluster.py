@@ -18,10 +18,10 @@ class Killed(BaseException):
 
 
 class FakeCluster:
-    """Nodes with their slots; `cpus` is what they have instead of this machine's.
+    """Nodes with their slots; `cpus`: their number of CPUs, instead of this machine's.
 
     `deaths` has one entry for each worker that dies, in the order in which tasks after the surveys
-    begin: after how many messages; None lives. A node of `leaves` goes with its first worker.
+    begin: after how many messages; None lives. A node of `leaves` disappears with its first worker.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A hub on this machine: it serves folders as models, and may ask for a license first."""
+"""A hub on this machine that serves folders as models, and may require a license first."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ _PIECE = 2**14
 def serving(
     models: Mapping[str, Path], *, gated: frozenset[str] = frozenset(), pause_s: float = 0.0
 ) -> AbstractContextManager[str]:
-    """The address of a hub with these folders by id; files come in pieces, a pause after each."""
+    """The address of a hub with these folders by id; files come in pieces, with pauses."""
 
     class Hub(Handler):
         def do_HEAD(self) -> None:

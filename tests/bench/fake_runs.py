@@ -118,7 +118,7 @@ def fake_trace(
     ks: Iterable[int],
     drafting: Drafting = "own",
 ) -> tuple[TraceRecord, ...]:
-    """Traces of the fake engine's drafters: `good` is always right, any other never."""
+    """Traces of the fake engine's drafters: `good` is always right, all others never."""
     return tuple(
         trace(
             text.prompt_id,
@@ -195,7 +195,7 @@ def measured(
     watch: RecordingWatch | None = None,
     **options: Any,
 ) -> StoredRun:
-    """The run of a plan that is made in the folder."""
+    """The run of a plan made in the folder."""
     plan = make_plan(folder, settings, prompts)
     return measure(plan, engine or FakeEngine(), folder, watch, **options)
 

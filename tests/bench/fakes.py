@@ -35,7 +35,7 @@ END = 0
 
 
 class FakeClock:
-    """Tells the seconds that the fake engine has worked."""
+    """The seconds that the fake engine has worked."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -77,7 +77,7 @@ class RecordingWatch:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C as a test presses it."""
+    """Ctrl-C pressed by a test."""
 
 
 def stop_after(num_blocks: int = 1) -> RecordingWatch:
@@ -91,7 +91,7 @@ def stop_after(num_blocks: int = 1) -> RecordingWatch:
 
 
 class BytesTokenizer:
-    """A token is a byte; a conversation is written as `role: text` lines."""
+    """A tokenizer whose tokens are bytes; a conversation is written as `role: text` lines."""
 
     location = "fake"
     sha256 = "0" * 64
@@ -239,7 +239,7 @@ class FakeProtocolEngine:
 
 @dataclass
 class FakeEngine(FakeProtocolEngine):
-    """It is in this process: its bytes are known and its rounds can be taken apart."""
+    """An engine in this process: its bytes are known and its rounds can be taken apart."""
 
     def weights_bytes(self, drafter: str) -> int:
         return 1_000 if drafter == "none" else 1_100

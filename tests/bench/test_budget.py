@@ -1,4 +1,4 @@
-"""How a run spends its time: budgets, which K they pay for, and the precision asked for."""
+"""How a run spends its time: budgets, the K that they pay for, and the requested precision."""
 
 import re
 from collections import Counter
@@ -247,7 +247,7 @@ def test_a_spent_budget_ends_both_phases():
 
 
 class SlowServer:
-    """Takes 30 seconds for each block, and names what it served."""
+    """Takes 30 seconds for each block, and records what it served."""
 
     def __init__(self, clock):
         self.clock, self.served = clock, []

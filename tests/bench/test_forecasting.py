@@ -1,4 +1,4 @@
-"""A forecast picks what is measured: the fake engine's `good` drafter is worth its K, `bad` none.
+"""A forecast picks what is measured: the fake engine's `good` drafter gains, `bad` never does.
 
 A step takes 1 s, a round at K 1 + 0.1 K, and an answer has 40 tokens after the first.
 """
@@ -177,7 +177,8 @@ def test_with_validation_round_costs_are_measured_between_blocks(exhaustive):
 def test_timing_repetitions_are_spread_between_blocks_within_their_share(
     tmp_path, monkeypatch, share, repeats, expected
 ):
-    """Blocks take seconds of the fake clock, repetitions none; what is missing the end makes up.
+    """Blocks take seconds of the fake clock, repetitions none; missing repetitions follow at the
+    end.
 
     Costs are known after six repetitions here, but a machine's pace may change later in the sweep.
     """
@@ -293,7 +294,7 @@ def test_a_lossy_drafter_has_one_warning_that_it_is_not_forecast(tmp_path):
 
 
 def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path):
-    """A record a K, the deepest last."""
+    """A record per K, the deepest last."""
 
     def tree(engine, drafter, method, texts, ks, drafting="own"):
         ks = tuple(ks)
@@ -321,7 +322,7 @@ def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path
 
 
 def test_rounds_of_a_sweep_are_scaled_by_each_workloads_traced_share(tmp_path):
-    """A budget may have ended tracing: three prompts of six stand for all of them."""
+    """A budget may have ended tracing: three prompts of six represent all of them."""
     files = tuple(
         write_prompts(tmp_path / f"{name}.jsonl", [f"{name} {i}" for i in range(6)])
         for name in ("whole", "half")
@@ -369,7 +370,7 @@ def cost(k: int, seconds: float, engine: str = "vllm 0.32") -> EngineCost:
 
 
 def test_imported_step_times_give_a_forecast_without_measuring(tmp_path):
-    """There a round at K = 4 is expensive: K = 2 is best, 40 tokens in 14 rounds of 1.1 steps."""
+    """A round at K = 4 is expensive there: K = 2 is best, 40 tokens in 14 rounds of 1.1 steps."""
     theirs = [cost(0, 1.0), cost(2, 1.1), cost(4, 4.0)]
     settings = changed(FORECAST, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
     stored = run(tmp_path, settings, costs=theirs)

@@ -1,4 +1,4 @@
-"""A run while the machine fails around it: nothing measured is lost, nothing is there twice."""
+"""A run while the machine fails around it: nothing measured is lost or stored twice."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -54,7 +54,7 @@ def test_a_system_clock_that_jumps_does_not_affect_measured_seconds(
     days, full_run, tmp_path, monkeypatch
 ):
     class Jumping(datetime):
-        """The wall clock: another day with every look."""
+        """A wall clock that returns another day at every call."""
 
         at = datetime.now(UTC)
 
@@ -73,7 +73,7 @@ def test_a_system_clock_that_jumps_does_not_affect_measured_seconds(
 
 
 class VanishingNvml(FakeNvml):
-    """A driver that is gone from its n-th answer on."""
+    """A driver that is gone from its n-th call on."""
 
     def __init__(self, gpu, num_answers):
         super().__init__(gpu)

@@ -36,7 +36,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def address(messages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: ARG001
-    """A hub with two copies of the embedded target, one of them gated, and a model in a pickle."""
+    """A hub with two copies of the bundled target, one of them gated, and a model in a pickle."""
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     pickled = tmp_path / "pickled"

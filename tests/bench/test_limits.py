@@ -1,4 +1,4 @@
-"""Bytes worked by hand, launches counted by a counter that knows them, and peaks of memory."""
+"""Bytes worked by hand, launches from a known counter, and peaks of memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,7 @@ def cell(k: int, concurrency: int = 1) -> Cell:
 
 @dataclass
 class SizedEngine:
-    """Weights of 1,000 bytes and 8 a cached token; the draft adds 100 and 2.
+    """Weights of 1,000 bytes and 8 per cached token; the draft adds 100 and 2.
 
     A prefill starts 50 kernels and waits twice; a round starts 3 kernels and a graph and waits
     once. It keeps half the drafts of a round, K / 2 + 1 tokens.
@@ -195,7 +195,7 @@ TARGET, PASS, DRAFT = 1000, 300, 50
 
 
 class Allocator:
-    """torch's, in bytes."""
+    """torch's allocator, in bytes."""
 
     def __init__(self) -> None:
         self.now = self.peak = TARGET

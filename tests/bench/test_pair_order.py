@@ -31,7 +31,7 @@ SMALL = ("--num-prompts", "5", "--max-new-tokens", "12", "--threads", "1", "--de
 
 
 def forward_s(num_layers: int, num_tokens: int) -> float:
-    """Embedding and output cost as much as a layer, and a further token a twentieth."""
+    """Embedding and output cost as much as a layer, and each additional token a twentieth."""
     return 0.001 * (1 + num_layers) * (1 + 0.05 * (num_tokens - 1))
 
 
@@ -42,7 +42,7 @@ def clock() -> Iterator[None]:
 
 
 def truncated(target: LlamaForCausalLM, layers: int, noise: float) -> LlamaForCausalLM:
-    """The target's first layers; noise costs agreement and no time."""
+    """The target's first layers; noise lowers agreement and takes no time."""
     config = copy.deepcopy(target.config)
     config.num_hidden_layers = layers
     draft = LlamaForCausalLM(config).eval()

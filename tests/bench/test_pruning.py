@@ -43,7 +43,7 @@ class CurveEngine(FakeEngine):
         return super().generate(request, work)
 
     def _rounds(self, num_tokens: int, drafter: str, k: int, slowness: float) -> RoundLog:  # noqa: ARG002
-        """A token per round, so that every K has rounds enough to be valid."""
+        """A token per round, so that every K has enough rounds to be valid."""
         round_s = self._factor * slowness
         return RoundLog(
             num_drafted=(k,) * num_tokens,

@@ -48,7 +48,7 @@ def timed(k: int, num_rounds: float = 1e6, concurrency: int = 1) -> TimedCell:
 
 
 class DisturbedEngine(FakeEngine):
-    """Rounds of a pass take up to `share` longer, all alike; what was asked is kept."""
+    """Rounds of a pass take up to `share` longer, all alike; requests are recorded."""
 
     share = 0.0
     slow_start = 0  # rounds that take a second more
@@ -102,7 +102,7 @@ def test_rounds_with_finished_rows_are_excluded_from_round_costs():
 
 
 def test_slow_first_rounds_count_as_often_as_in_a_response():
-    """Rounds of 5, 3, 2 and 2 s: 4 of them take 12 s, 8 take 20, 2 take 8, 2.5 take 9.
+    """Rounds take 5, 3, 2 and 2 s: 4 of them 12 s, 8 of them 20, 2 of them 8, 2.5 of them 9.
 
     Answers of 1 and of 4 rounds take 17 s together, more than two of 2.5.
     """
@@ -124,7 +124,7 @@ def test_slow_first_rounds_count_as_often_as_in_a_response():
 
 
 def test_slow_first_rounds_are_part_of_the_measured_cost():
-    """The first five rounds of a pass take a second more, as they would in an answer."""
+    """The first five rounds of a pass take a second more, as in an answer."""
     engine = engine_of()
     engine.slow_start = 5
     costs = measure(engine, [timed(0), timed(4)])
@@ -176,7 +176,7 @@ def test_a_noisy_machine_is_timed_more_often():
 
 
 def test_short_sweeps_time_costs_with_the_fewest_repetitions():
-    """A sweep of 200 rounds is over sooner than its costs would be known."""
+    """A sweep of 200 rounds ends before its costs would be known."""
     costs = measure(engine_of(5.0), [timed(0, 200), timed(4, 200)])
     assert len(costs[0].visits_s) == FEWEST_REPETITIONS
 

@@ -1,4 +1,4 @@
-"""--step-times URL: a round's seconds and K out of a server's own counters, never out of chunks."""
+"""--step-times URL: a round's seconds and K from a server's own counters, never from chunks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +42,7 @@ def test_without_speculation_a_round_is_a_token():
 
 
 def test_rounds_that_accept_more_cost_the_same():
-    """The cost of a round must not shrink with what it keeps."""
+    """The cost of a round must not shrink with its accepted drafts."""
     costs = []
     for kept in (0, 3):
         costs += [c.cost for c in timed(FakeServer(kept=kept, round_s=0.01))]

@@ -1,4 +1,4 @@
-"""Reading weights, compiling kernels and comparing implementations report how far they are."""
+"""Reading weights, compiling kernels and comparing implementations report their progress."""
 
 import os
 import subprocess

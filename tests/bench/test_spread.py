@@ -1,4 +1,4 @@
-"""Units of work and targets over the nodes of a cluster: of threads, and of processes."""
+"""Units of work and targets over the nodes of a cluster, as threads and as processes."""
 
 import re
 from collections import Counter
@@ -69,7 +69,7 @@ class InTwoPasses:
 
 
 def spread_over(cluster, tmp_path, engines):
-    """Reasons that were stored, and the watch."""
+    """The stored reasons, and the watch."""
     watch = RecordingWatch()
     settings = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
     spread = ClusterScheduler(cluster, settings, (), watch)

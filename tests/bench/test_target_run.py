@@ -260,7 +260,7 @@ def test_a_few_blocks_are_enough_for_the_model_forwards(tmp_path, monkeypatch):
 
 
 class SlowForwards(FakeEngine):
-    """Timing the forwards of a cell takes 50 s, more than its part of a block."""
+    """An engine whose forwards take 50 s to time, more than their part of a block."""
 
     def time_forwards(self, request, work):
         self.clock.now_s += 50.0

@@ -1,4 +1,4 @@
-"""The number of threads is chosen by a trial: of an engine whose seconds can be worked out."""
+"""The number of threads is chosen by a trial, here of an engine whose seconds can be worked out."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -37,7 +37,7 @@ QUIET = HostLoad(num_cores=8, others_cores=0.0, steal_share=0.0, load_average=0.
 
 
 class Threaded(FakeEngine):
-    """Takes `seconds_of[n]` times as long with n threads."""
+    """An engine that takes `seconds_of[n]` times as long with n threads."""
 
     seconds_of: Mapping[int, float] = MappingProxyType({1: 1.0, 4: 1.0, 8: 1.0})
 
@@ -171,7 +171,7 @@ def test_a_failed_thread_trial_uses_all_idle_cores_and_is_not_stored(engine, tmp
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The numbers of every trial that is held; 4 wins each."""
+    """The numbers of threads in every trial; 4 wins each."""
     held = []
 
     def fastest(runs, timing):

@@ -99,7 +99,7 @@ def test_other_pairings_are_measured_despite_the_failures(refusing):
 def test_a_prompt_longer_than_the_context_is_omitted_without_a_failure(
     tiny, tmp_path, monkeypatch, characters, is_planned
 ):
-    """A token per character, 8 of the answer: 248 fit into 256 until the template is added."""
+    """A token per character, 8 of the answer: 248 fit into 256 before the template is added."""
     logged = []
     monkeypatch.setattr(logging.Logger, "handle", lambda _, record: logged.append(record.msg))
     prompts = write_prompts(tmp_path / "long.jsonl", ["x" * characters, "short"])

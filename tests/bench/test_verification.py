@@ -1,4 +1,4 @@
-"""Evidence collected in several processes is that of one; how work is divided between them."""
+"""Evidence from several processes equals that of one; how work is divided between them."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""axe-core, the checker of accessible pages, out of a Python package that carries it.
+"""axe-core, a checker of accessibility, from a Python package that contains it.
 
     python tests/browser/axe.py
 
@@ -18,7 +18,7 @@ HOW = "python tests/browser/axe.py fetches it"
 
 
 def make() -> None:
-    """The script, unless it is there."""
+    """The script, unpacked unless it exists."""
     if SCRIPT.exists():
         return
     with tempfile.TemporaryDirectory() as folder:

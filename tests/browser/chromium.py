@@ -24,7 +24,7 @@ def program() -> str:
 
 
 class Tab:
-    """One page; what it logs and what it asks the network for is kept."""
+    """One page, with its log and its network requests."""
 
     def __init__(self, to: int, answers: int) -> None:
         self._to, self._answers, self._rest = to, answers, b""
@@ -65,7 +65,7 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", media=medium, features=features)
 
     def open(self, page: Path) -> None:
-        """Load a file and wait until it is there."""
+        """Load a file and wait for it."""
         self.logged.clear()
         self.requested.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
@@ -73,7 +73,7 @@ class Tab:
             pass
 
     def unfold(self) -> None:
-        """Opens all that is folded."""
+        """Open all that is folded."""
         self.value("document.querySelectorAll('details').forEach((each) => { each.open = true })")
 
     def value(self, expression: str) -> Any:
@@ -106,7 +106,7 @@ class Tab:
         place.write_bytes(base64.b64decode(done["data"]))
 
     def pdf(self, place: Path) -> None:
-        """The page as it prints."""
+        """The page as PDF, as it prints."""
         done = self.call("Page.printToPDF", printBackground=True)
         place.write_bytes(base64.b64decode(done["data"]))
 

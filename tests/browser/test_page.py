@@ -32,7 +32,7 @@ CUT = (
 
 
 def broken() -> Document:
-    """Interrupted before its winner was measured again; two drafters failed."""
+    """A run interrupted before its winner was measured again, with two failed drafters."""
     stored = stored_run(replace(SMALL, drafters=("draft",), is_complete=False))
     other = replace(BROKEN, pairing="demo/other", workload="code", stage="decode", reason="x " * 90)
     return build_document(with_failure(with_failure(stored, BROKEN), other))
@@ -57,7 +57,8 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs: with a stored text, on a GPU that throttles, with concurrent requests."""
+    """Three runs: one with a stored text, one on a GPU that throttles, one with concurrent
+    requests."""
     hot = replace(SMALL, temperatures=(0.0, 1.0), device="gpu", throttled_k=4)
     texts = [" The", " quick", " brown", " fox", " jumps", ",\n", " naïve", " 猫"]
     documents = [
@@ -72,7 +73,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One run with every kind of part: axe looks at each pair of colors, which takes long."""
+    """One run with every kind of part; axe checks each pair of colors, which takes long."""
     hot = replace(SMALL, workloads=("code",), device="gpu", throttled_k=4)
     place = tmp_path_factory.mktemp("page") / "one.html"
     place.write_text(to_html([with_text(hot, [" word", " naïve\n"])]), encoding="utf-8")

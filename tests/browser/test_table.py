@@ -44,14 +44,14 @@ def table(chromium: Tab, tmp_path: Path) -> Tab:
 
 
 def pressed(table: Tab, column: str) -> list[str]:
-    """The column's first three texts after a press on its head."""
+    """The column's first three texts after a click on its head."""
     i = [*HEADS].index(column)
     table.value(f"table.tHead.rows[0].cells[{i}].querySelector('button').click()")
     return list(table.value(f"{SHOWN}.slice(0, 3).map((row) => row.cells[{i}].textContent)"))
 
 
 def typed(table: Tab, text: str) -> list[str]:
-    """The names of the rows that are left."""
+    """The names of the rows that remain."""
     table.value(
         "(() => { const field = document.querySelector('.filter input');"
         f" field.value = '{text}'; field.dispatchEvent(new Event('input')) }})()"

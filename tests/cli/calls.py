@@ -1,4 +1,4 @@
-"""The command line called inside this process, with what it printed and its exit code."""
+"""The command line called inside this process, with its output and exit code."""
 
 import shlex
 import sys
@@ -25,7 +25,7 @@ get_command: Callable[[typer.Typer], Any] = cache(typer.main.get_command)
 
 
 class CommandResult(NamedTuple):
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

@@ -29,7 +29,7 @@ class WorkClock:
 
 @contextmanager
 def work_clock(cost: Cost) -> Iterator[WorkClock]:
-    """The fused forwards of this process are timed by it."""
+    """Time the fused forwards of this process by it."""
     clock = WorkClock(cost)
     sound = FusedRunner.forward
 

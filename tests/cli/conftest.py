@@ -1,4 +1,4 @@
-"""The tiny pair and one finished run of it, which the tests that only read share."""
+"""The tiny pair and a finished run of it, which tests that only read share."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Session(NamedTuple):
-    """A running command and the files that take what it prints."""
+    """A running command and the files with its output."""
 
     process: BaseProcess
     out: Path

@@ -1,4 +1,4 @@
-"""A GPU that fails in a round, played on the tiny pair: a refusal of the cell, or the run's end."""
+"""A GPU that fails in a round, simulated on the tiny pair: a refused cell, or the run's end."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ Break = Callable[..., None]
 
 @pytest.fixture
 def break_at(monkeypatch: pytest.MonkeyPatch) -> Break:
-    """Let the n-th round at K = 2 fail; `sticky`: so does every call of CUDA from then on."""
+    """Let the n-th round at K = 2 fail; `sticky`: every later call of CUDA also fails."""
     launch: Callable[..., RoundLaunch] = Launcher.launch
 
     def prepare(number: int, error: RuntimeError, *, sticky: bool) -> None:

@@ -70,7 +70,7 @@ def keeps_nothing(request):
 
 
 def taking_three_times_as_long(block: BlockRecord) -> BlockRecord:
-    """K = 0 as well; still by the processor's own time."""
+    """Everything takes three times as long, including K = 0 and the processor's own time."""
 
     def slower(request):
         log = request.rounds
@@ -91,7 +91,7 @@ def taking_three_times_as_long(block: BlockRecord) -> BlockRecord:
 
 
 def waiting(block: BlockRecord) -> BlockRecord:
-    """For other processes; a winner's second measurement did not."""
+    """Waits for other processes, except in a winner's second measurement."""
     if block.purpose == "confirm":
         return block
     requests = (replace(request, cpu_s=request.total_s / 3) for request in block.requests)
@@ -100,7 +100,7 @@ def waiting(block: BlockRecord) -> BlockRecord:
 
 @pytest.fixture(scope="module")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of the same work: two alike, one with a slow verify, one whose drafts are all wrong."""
+    """Runs of the same work: two equal, one with a slow verify, one whose drafts are all wrong."""
     folder = tmp_path_factory.mktemp("made")
     usual = stored_run(WISH)
     keep(folder, "usual", usual)

@@ -1,4 +1,4 @@
-"""docs/ci.md: its workflows are YAML, their commands exist, and the recipe is the measured one."""
+"""docs/ci.md: its workflows are YAML, their commands exist, and its recipe is the measured one."""
 
 import re
 import shlex

@@ -57,7 +57,7 @@ def _pieces(screen):
 
 
 def table(text: str) -> list[str]:
-    """The lines of the table of memory."""
+    """The lines of the memory table."""
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("memory  "))
     last = next(i for i, line in enumerate(lines) if ": 1 request of " in line)

@@ -1,4 +1,4 @@
-"""A plan is final: how far heads draft is in `--dry-run` as it is in the run, with the reason."""
+"""A plan is final: the largest K of heads in `--dry-run` is that of the run, with the reason."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""One rule for every command that answers: 3 if an answer is undecided, 4 before it, else 0."""
+"""One rule for all commands with answers: 3 if an answer is undecided, 4 before it, else 0."""
 
 import sys
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def decided() -> StoredRun:
 
 
 def of_three_prompts(*workloads: str) -> StoredRun:
-    """Below five prompts no interval exists, so nothing is decided on these workloads."""
+    """With fewer than five prompts there are no intervals, so these workloads are undecided."""
     stored = decided()
     kept = tuple(
         block
@@ -48,7 +48,7 @@ def nothing_gained() -> StoredRun:
 
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, StoredRun], int]:
-    """The exit code of a command that measured this, or that reads it."""
+    """The exit code of a command that measures this, or that reads it."""
 
     def ended(command: str, stored: StoredRun) -> int:
         keep(tmp_path / "reports", "made", stored)

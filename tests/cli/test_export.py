@@ -1,5 +1,5 @@
-"""`specbench export`: a shell script, a file, a document, from a run or by hand; acceptance of a
-stored run as a file (`--format`), and read back.
+"""`specbench export`: a shell script, a file or a document, from a run or by hand; and acceptance
+of a stored run as a file (`--format`) that is read back.
 """
 
 import json

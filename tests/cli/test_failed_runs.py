@@ -1,4 +1,4 @@
-"""A run that measured nothing is `failed`, and no command takes it for the latest."""
+"""A run that measured nothing is `failed`, and no command uses it as the latest."""
 
 import json
 import re
@@ -27,7 +27,7 @@ FAILED = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A good run, and after it three that failed: every request, the model, no time."""
+    """A good run, followed by three that failed: all requests, the model, or no time."""
     folder = tmp_path_factory.mktemp("failed")
     keep(folder / "reports", GOOD, stored_run(replace(SMALL, drafters=("draft",))))
     later = replace(environment(is_gpu=False), created_at="2026-12-01T00:00:00+00:00")

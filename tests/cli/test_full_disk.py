@@ -1,4 +1,4 @@
-"""A disk that is full at random bytes of a command: a sentence, and nothing lost or doubled."""
+"""A disk that is full at random bytes of a command: a clear error, and nothing lost or doubled."""
 
 import random
 import re

@@ -1,7 +1,7 @@
 """The gate over real runs of a tiny pair: what it is for, end to end.
 
-What else the machine does changes between two runs; a forward therefore takes as long as its
-layers say.
+The load of the machine changes between two runs; the time of a forward therefore follows from its
+layers.
 """
 
 import json
@@ -87,7 +87,7 @@ def verdicts(document: dict[str, Any]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny pair and `poor`, a draft that has nothing of the target."""
+    """A folder with a tiny pair and `poor`, a draft unrelated to the target."""
     folder = tmp_path_factory.mktemp("gate")
     write_pair(folder)
     shutil.copytree(folder / "draft", folder / "poor")

@@ -18,7 +18,7 @@ METRIC = ("--metric", "aggregate_tokens_per_s")
 
 @pytest.fixture(scope="module")
 def nightly(tmp_path_factory):
-    """Ten imported runs of one night each; with the sixth 19% of the speed went."""
+    """Ten imported runs of one night each; from the sixth on, speed is 19% lower."""
     folder = tmp_path_factory.mktemp("nightly")
     result = json.loads((FILES / "vllm_spec.json").read_text())
     for i, speed in enumerate(SPEEDS):

@@ -1,4 +1,4 @@
-"""`specbench init`: files that work as they are."""
+"""`specbench init`: its files work unchanged."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`specbench inspect`: what is shown of rounds, and that it is the answer itself."""
+"""`specbench inspect`: its rounds, and that their text is the answer itself."""
 
 import re
 from contextlib import chdir, redirect_stdout

@@ -1,4 +1,4 @@
-"""`lossy:` from pairings.yaml to the answer, and to `verify`."""
+"""`lossy:` from pairings.yaml to the answer, and in `verify`."""
 
 import json
 import re

@@ -1,5 +1,5 @@
-"""A run of a newer specbench is refused with its version by whatever reads runs; an older one with
-a choice that is gone is read."""
+"""A run of a newer specbench is refused with its version by all readers of runs; an older one with
+a removed choice is read."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ SAID = "schema version 99, newer than "
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of which one has a layout that is not known here."""
+    """Runs, one of which has an unknown layout."""
     root = tmp_path_factory.mktemp("newer") / "reports"
     shutil.copytree(OLD, root / "old")
     folder = root / NEWER

@@ -1,4 +1,4 @@
-"""A pair that cannot be loaded is refused by every command, in the words of loading itself."""
+"""A pair that cannot be loaded is refused by every command, with the same error as loading."""
 
 import json
 import re
@@ -31,7 +31,7 @@ RUN = ("-w", "prompts.jsonl", "-k", "2", *SMALL, "--num-prompts", "2")
 
 
 class Case(NamedTuple):
-    """A fault of one of the pair's folders, and what every command has to say of it."""
+    """A fault of one of the pair's folders, and the text that every command must print for it."""
 
     method: str
     change: Callable[[Path], object]
@@ -41,7 +41,7 @@ class Case(NamedTuple):
 
 
 def configure(**fields: object) -> Callable[[Path], None]:
-    """Sets fields of config.json; None removes one."""
+    """Set fields of config.json; None removes one."""
 
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text()) | fields
@@ -52,7 +52,7 @@ def configure(**fields: object) -> Callable[[Path], None]:
 
 
 def rewrite(**changes: Callable[[torch.Tensor], torch.Tensor] | torch.Tensor | None):
-    """Replaces tensors; None removes one. Dots of a name are double underscores."""
+    """Replace tensors; None removes one. Dots of a name are double underscores."""
 
     def change(folder: Path) -> None:
         file = folder / "model.safetensors"
@@ -91,7 +91,7 @@ def cut_off(folder: Path) -> None:
 
 
 def split(folder: Path) -> None:
-    """An index that names a second shard, which is not there."""
+    """An index that names a missing second shard."""
     shard = (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     names = dict.fromkeys(load_file(shard), shard.name) | {"lm_head.weight": "model-2.safetensors"}
     (folder / INDEX).write_text(json.dumps({"weight_map": names}))
@@ -310,7 +310,7 @@ def doors(folder: Path) -> dict[str, CommandResult]:
 
 @pytest.fixture(scope="module")
 def sound_engine(models: Path, tmp_path_factory: pytest.TempPathFactory) -> BuiltinEngine:
-    """An engine with the target as it is."""
+    """An engine with the unchanged target."""
     folder = tmp_path_factory.mktemp("sound")
     return engine_of(write_case(models, folder, Case("draft_model", lambda _: None, ())))
 

@@ -1,4 +1,4 @@
-"""A pair padded to different sizes: what each engine does with it is said before any start."""
+"""A pair padded to different sizes: plans report the behavior of each engine."""
 
 import json
 from pathlib import Path

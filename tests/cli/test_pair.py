@@ -1,4 +1,4 @@
-"""`specbench pair`: refusals, memory, the ranking, what it writes, and how it ends."""
+"""`specbench pair`: refusals, memory, the ranking, what it writes, and its exit codes."""
 
 import json
 import re

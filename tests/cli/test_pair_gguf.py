@@ -1,4 +1,4 @@
-"""`specbench pair` with GGUF files: what llama.cpp compares, the plan, and how it ends."""
+"""`specbench pair` with GGUF files: what llama.cpp compares, the plan, and exit codes."""
 
 import json
 from pathlib import Path

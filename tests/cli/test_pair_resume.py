@@ -1,4 +1,4 @@
-"""`specbench pair` after Ctrl-C: the hint that ranks, and what `--resume` takes and refuses."""
+"""`specbench pair` after Ctrl-C: the hint that ranks, and what `--resume` accepts and refuses."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def interrupt(*_: object) -> None:
 
 @pytest.fixture(scope="module")
 def interrupted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder of the runs, and the command that the hint says."""
+    """The folder of the runs, and the command in the hint."""
     out = tmp_path_factory.mktemp("my runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TargetRun, "measure", interrupt)

@@ -1,4 +1,4 @@
-"""`--dry-run` says what the plan will take: time, and memory in the dtype of this device."""
+"""`--dry-run` estimates a plan's time, and its memory in the dtype of this device."""
 
 import json
 import re
@@ -115,7 +115,7 @@ def test_a_server_uses_the_checkpoints_dtype_and_llama_cpp_starts_quickly(tmp_pa
 def test_prompts_that_exceed_the_context_are_counted_in_a_plan_and_not_planned(
     tmp_path: Path,
 ) -> None:
-    """Counted in tokens: 3,200 characters of one word are far fewer."""
+    """Lengths count in tokens: 3,200 characters of one word are far fewer."""
     long, short = "short " * 3000, "short " * 500
     rows = [{"turns": [text]} for text in (long, short, "Hello", long)]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -132,7 +132,7 @@ def test_prompts_that_exceed_the_context_are_counted_in_a_plan_and_not_planned(
 def test_prompts_that_may_exceed_a_servers_context_are_planned(
     tmp_path: Path,
 ) -> None:
-    """Only the server knows its chat template; here its tokens are an estimate."""
+    """Only the server has its chat template; here its tokens are an estimate."""
     write_prompts(tmp_path / "own.jsonl", ["short " * 3000] * 2)
     server = ("--engine", "vllm", "--engine-command", "true {args}", "-k", "2")
     words = ("run", "demo/draft", "-w", "./own.jsonl", *server, "--dry-run", "--json")

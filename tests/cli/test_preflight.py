@@ -1,4 +1,4 @@
-"""Wrong names, files, devices and folders are answered before torch is imported."""
+"""Wrong names, files, devices and folders are refused before torch is imported."""
 
 import subprocess
 import sys

@@ -24,7 +24,7 @@ PATIENCE_S = 20.0
 
 
 def read_stderr_until(capsys: pytest.CaptureFixture[str], words: str) -> str:
-    """Standard error until it holds some words, or for as long as one has patience."""
+    """Standard error up to some words, or until a timeout."""
     text, until = "", time.monotonic() + PATIENCE_S
     while words not in text and time.monotonic() < until:
         time.sleep(0.01)
@@ -207,7 +207,7 @@ CLEAR_LINE = ESCAPE + b"[2K"
 
 
 def seen_on_a_terminal(*arguments, cwd):
-    """All that is written to it, and the exit code."""
+    """The output on a terminal, and the exit code."""
     ours, theirs = pty.openpty()
     seen = bytearray()
 

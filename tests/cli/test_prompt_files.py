@@ -1,4 +1,4 @@
-"""Prompt files of others, from the command line to the stored run."""
+"""Prompt files of other tools, from the command line to the stored run."""
 
 import json
 import shutil

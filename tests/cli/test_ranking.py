@@ -79,7 +79,7 @@ def test_a_rival_with_a_lower_interval_is_not_mentioned():
 
 @pytest.mark.parametrize("basis", ["measured", "forecast"])
 def test_the_verdict_names_no_rival_without_a_winner(basis):
-    """Neither gains, or nothing was measured: the order decides nothing."""
+    """Neither drafter gains, or nothing was measured: the order decides nothing."""
     bounds = (0.8, 0.9, 1.0) if basis == "measured" else (1.4, 1.5, 1.6)
     message = verdict([ranked(name, bounds, basis=basis) for name in ("big", "small")])
     assert "small" not in message
@@ -111,7 +111,7 @@ def test_the_ranking_ends_with_the_verdict(capsys, monkeypatch):
 
 
 class NothingFailed:
-    """All that the ranking asks of a document."""
+    """The parts of a document that the ranking reads."""
 
     failures = ()
     servers = ()

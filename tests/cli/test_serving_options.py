@@ -1,4 +1,4 @@
-"""Options of servers: which go together, and with which code a command ends."""
+"""Options of servers: which are allowed together, and the exit codes of commands."""
 
 import json
 from types import SimpleNamespace

@@ -165,7 +165,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def entry(word: str, file: Path | None = None) -> tuple[str, str]:
-    """Where to paste, and what."""
+    """The target file and the text to paste."""
     spec = load_pairings(file).target(word).model if "/" not in word else model_spec(word)
     entry = pairing_entry("eagle", Path("heads/first"), word, spec, file)
     where, _, lines = entry.partition("\n")

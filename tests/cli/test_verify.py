@@ -192,7 +192,7 @@ GREEDY = ("-k", "2", "--temperature", "0")
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list:
-    """The questions of a call, as its collector gets them."""
+    """The questions of a call, as its collector receives them."""
     seen: list = []
     collector = verification.Collector
 
@@ -285,6 +285,6 @@ def test_a_verdict_that_stdout_cannot_take_is_printed_to_stderr(
 
 
 def iter_of(*streams: io.StringIO):  # type: ignore[no-untyped-def]
-    """Gives one after the other: standard output, then standard error."""
+    """Yields standard output, then standard error."""
     left = iter(streams)
     return lambda: next(left)

@@ -1,4 +1,4 @@
-"""Addresses of servers, as they are typed and as they are shown."""
+"""Addresses of servers, as typed and as shown."""
 
 import pytest
 

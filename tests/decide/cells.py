@@ -34,7 +34,7 @@ def request(key: CellKey, prompt: str, decode_s: float, repeat: int) -> RequestR
 
 
 def cell(key: CellKey, seconds: list[float], *, repeat: int = 0) -> CellData:
-    """One request a prompt, with these decode seconds."""
+    """One request per prompt, with these decode seconds."""
     return CellData(
         key=key,
         requests=tuple(request(key, f"p{i}", s, repeat) for i, s in enumerate(seconds)),
@@ -42,7 +42,7 @@ def cell(key: CellKey, seconds: list[float], *, repeat: int = 0) -> CellData:
 
 
 def stream(key: CellKey, seconds: list[float], ks: tuple[int, ...] = ()) -> CellData:
-    """One pass of two requests an entry; both rows are busy for these seconds."""
+    """One pass of two requests per entry; both rows are busy for these seconds."""
     passes = []
     for i, decode_s in enumerate(seconds):
         requests = tuple(request(key, prompt, decode_s, repeat=i) for prompt in ("a", "b"))

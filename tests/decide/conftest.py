@@ -1,4 +1,4 @@
-"""Summaries of cells as the first pass leaves them."""
+"""Summaries of cells after the first pass."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ def summary(
     invalid: tuple[str, ...] = (),
     metrics: Mapping[str, float | tuple[float, ...]] | None = None,
 ) -> CellSummary:
-    """One cell of demo/draft; K = 0 is the bare target's and has no speedup."""
+    """One cell of demo/draft; K = 0 is the target without drafts and has no speedup."""
     return CellSummary(
         key=with_axes(KEY if k else BASE_KEY, workload=workload, num_speculative_tokens=k),
         valid=not invalid,
@@ -50,7 +50,7 @@ def rated(
     workload: str = "code",
     ttft_s: float = 0.1,
 ) -> list[CellSummary]:
-    """K = 0 and other K with their speedups at some rows: tokens/s of one user and of all."""
+    """K = 0 and other K with their speedups at one batch size: tokens/s of one user and of all."""
     cells = []
     for k, (low, estimate, high) in {0: (None, 1.0, None), **ks}.items():
         busy = every * estimate

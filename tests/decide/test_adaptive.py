@@ -32,7 +32,7 @@ def broken(cell: CellData) -> CellData:
 
 
 def prefilled(cell: CellData, seconds: float) -> CellData:
-    """The cell with prefills that take so long."""
+    """The cell with prefills that take this long."""
     requests = tuple(
         replace(r, prefill_s=seconds, ttft_s=seconds, total_s=seconds + r.decode_s)
         for r in cell.requests
@@ -60,7 +60,7 @@ def test_k_0_counts_as_a_fixed_k():
 
 
 def test_the_confirmation_run_counts_if_there_is_one():
-    """The first pass picks the K, by luck too fast; the repeats say what it is worth."""
+    """The first pass picks the K, by luck too fast; the confirmation run measures it again."""
     first = explored(2.0, 1.0, k2=1.2, k4=0.9)
     plain = cell(BASE, [2.0] * 6, repeat=9)
     again = [plain, cell(draft(4), [1.1] * 6, repeat=9), cell(AUTO, [1.0] * 6, repeat=9)]

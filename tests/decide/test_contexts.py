@@ -1,4 +1,4 @@
-"""K by context length: what the decisions at several lengths say together."""
+"""K by context length: the joint conclusion of decisions at several lengths."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ GAIN, OPEN, LOSS = (1.4, 1.5, 1.6), (0.9, 1.05, 1.2), (0.5, 0.6, 0.7)
 
 @pytest.fixture
 def answers(summarized):
-    """The entries for cells of {context: {K: bounds}}."""
+    """The entries for cells given as {context: {K: bounds}}."""
 
     def build(speedups, **axes):
         groups = [

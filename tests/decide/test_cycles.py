@@ -1,4 +1,4 @@
-"""Decisions over cycles of a server's sessions: what they count, and what more they ask for."""
+"""Decisions over cycles of a server's sessions: what they count, and how many more they need."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How often the rule recommends a K though speculation changes nothing, simulated.
+"""How often the rule recommends a K although speculation changes nothing, simulated.
 
 1,000 sweeps over K = 1..8 with 10 prompts each and a true speedup of exactly 1. Allowed: 5%.
 The rule recommends a K in about 2%, and would exceed 5% in fewer than 1 of 100,000 seeds.
@@ -80,7 +80,7 @@ def recommends_a_k(sweep: Sweep) -> bool:
 
 
 def recommends_unconfirmed(sweep: Sweep) -> bool:
-    """Negative control: the first pass's winner, quoted as it is."""
+    """Negative control: the first pass's winner, with its unconfirmed speedup."""
     return judge(leader(sweep).speedup) is SpeedupVerdict.FASTER
 
 
@@ -104,7 +104,7 @@ def test_false_speedups_are_recommended_in_at_most_5_percent(summarized):
 
 
 def test_a_true_speedup_is_found_and_quoted_without_bias(summarized):
-    """The first pass flatters its winner; the second measurement does not."""
+    """The first pass overestimates its winner; the confirmation run does not."""
     real = sweeps(summarized, 1.3)
     rate = np.mean([recommends_a_k(sweep) for sweep in real])
     flattered = np.mean([log_error(leader(sweep), 1.3) for sweep in real])

@@ -178,7 +178,7 @@ def test_joint_latency_is_compared_at_the_lowest_concurrency():
 
 
 def test_latency_is_compared_only_at_the_lowest_concurrency():
-    """Two rows that came out faster for one user are an accident."""
+    """Two rows that are faster for one user by chance."""
     cells = [*rated(1, 100, 100, {}), *rated(2, 120, 240, {4: (1.4, 1.5, 1.6)})]
     assert best(cells, LATENCY) == (1, 0)
 
@@ -230,7 +230,8 @@ def test_joint_recommendations_tied_within_1_percent_take_the_smaller_k():
 
 @pytest.mark.parametrize(("again", "broken"), [(2.0, True), (2.5, False)])
 def test_a_limit_on_tpot_is_compared_with_the_confirmation_run(again, broken):
-    """The first pass says 4.4 ms at 2.2x; the second one, which is quoted, another speedup."""
+    """The first pass measures 4.4 ms at 2.2x; the confirmation run, which is quoted, another
+    speedup."""
     cells = rated(1, 100, 100, {4: (2.1, 2.2, 2.3)})
     cells[1] = replace(cells[1], metrics={**cells[1].metrics, "tpot_s": 0.0044})
     winner = replace(cells[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))
@@ -253,7 +254,7 @@ def test_a_limit_on_tpot_is_compared_with_the_shown_time(objective, broken):
 
 
 def with_lossy(lossless, lossy, workload="code"):
-    """Two drafters with these speedups, of which `bold` changes the text."""
+    """Two drafters with these speedups; `bold` changes the text."""
     first, other = (
         rated(1, 100, 100, {4: (x - 0.05, x, x + 0.05)}, drafter=name, workload=workload)
         for name, x in (("draft", lossless), ("bold", lossy))

@@ -1,4 +1,4 @@
-"""Places by what was measured, else by what was forecast; only the promising are measured."""
+"""Ranks by measurements, else by forecasts; only promising drafters are measured."""
 
 from dataclasses import replace
 

@@ -103,7 +103,7 @@ def undecided_runs(rng, num_prompts, speedup, prompts_sd, noise):
     [(5, 1.3, 0.15, 0.2, 3.5), (10, 1.1, 0.1, 0.1, 2.0), (20, 1.1, 0.15, 0.2, 2.0)],
 )
 def test_equal_runs_get_equal_advice(summarized, num_prompts, speedup, prompts_sd, noise, most):
-    """Four equal runs name one number of prompts, and widths within a factor of `most`.
+    """Four equal runs give the same number of prompts, and widths within a factor of `most`.
 
     The control is the number of prompts that would decide: it varies by a factor of tens.
     """
@@ -125,6 +125,6 @@ def test_equal_runs_get_equal_advice(summarized, num_prompts, speedup, prompts_s
 
 
 def ratio_of_four(values):
-    """The median over groups of four of the largest over the smallest."""
+    """The median over groups of four of the ratio of the largest to the smallest."""
     groups = np.array(values[: len(values) // GROUP * GROUP]).reshape(-1, GROUP)
     return np.median(groups.max(axis=1) / groups.min(axis=1))

@@ -93,7 +93,7 @@ def test_the_reason_states_the_steps_if_a_round_costs_more_than_k_plus_1(summari
 
 
 def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarized):
-    """Above temperature 0 they are kept with the target's own p, however good the head is."""
+    """Above temperature 0 drafts are kept with the target's own p, however good the head is."""
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
     cell = summarized(2, 0.8, 0.9, 1.0, metrics=poor)
     warm = replace(cell, key=with_axes(cell.key, temperature=1.0, method="medusa"))

@@ -1,4 +1,4 @@
-"""From a run's decisions to the K of each number of requests."""
+"""The K for each number of requests, from a run's decisions."""
 
 import re
 from dataclasses import replace

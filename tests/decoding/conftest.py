@@ -1,4 +1,4 @@
-"""Either runner over a model, and planting a bug for the length of a test."""
+"""Either runner over a model, and planted bugs for the duration of a test."""
 
 import inspect
 import textwrap

@@ -1,4 +1,5 @@
-"""Fake CUDA tensors without a GPU, and a watch for whatever could not be captured as a graph.
+"""Fake CUDA tensors without a GPU, and a watch for operations that could not be captured as a
+graph.
 
 A fake tensor has a shape and a device but no values, so an operation that must know a value
 (`.item()`, `bool()`, `nonzero()`) raises by itself: that is a host sync. A copy between host
@@ -38,7 +39,7 @@ class HostWatch(TorchDispatchMode):
 
 @contextmanager
 def fake_cuda() -> Iterator[None]:
-    """Inside, tensors made on DEVICE are fake; models built inside live there."""
+    """Inside, tensors made on DEVICE are fake, including those of models built there."""
     with _device_guard(), FakeTensorMode(), torch.no_grad():
         yield
 

@@ -1,4 +1,4 @@
-"""CUDA's graphs and torch's allocator, as far as a capture meets them; a log of the calls.
+"""CUDA's graphs and torch's allocator, as far as a capture uses them, with a log of the calls.
 
 A pool that was never ended makes `empty_cache` raise, as torch 2.11's allocator does, and no pool
 can be recorded to twice.
@@ -16,7 +16,7 @@ OWN_BYTES = 7  # outside the allocator, for the graph's executable
 
 
 class FakeDriver:
-    """Stands in torch.cuda's place. `fails` is what the next capture finds out at its end."""
+    """Replaces torch.cuda. `fails` is the error that the next capture raises at its end."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []

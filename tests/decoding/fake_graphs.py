@@ -1,4 +1,4 @@
-"""A GPU's graphs and its late reports, played on the host."""
+"""A GPU's graphs and its late reports, simulated on the host."""
 
 from collections import deque
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class InertGraphs(FakeGraphs):
 
 
 class FailingGraphs(FakeGraphs):
-    """Refuses captures by their number, all if none is named, in the midst of a round."""
+    """Refuses captures by their number, all if none is named, in the middle of a round."""
 
     error: Exception = RuntimeError(
         "operation not permitted when stream is capturing\nCompile with ..."
@@ -76,7 +76,7 @@ class FailingGraphs(FakeGraphs):
 
 
 class LateClock(CountingClock):
-    """Work that was handed in is done once the time of a later mark is asked for."""
+    """Submitted work is done once the time of a later mark is requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class LateClock(CountingClock):
 
 
 class LateCopies(PinnedMemory):
-    """Reports arrive as late as they may: when a mark after their copy is waited for."""
+    """Reports arrive as late as possible: when a mark after their copy is awaited."""
 
     def __init__(self, clock: LateClock) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Rounds on a GPU that is not there: what they need of the host raises.
+"""Rounds on a fake GPU: any use of the host raises.
 
-What needs a value on the host raises by itself (a sync); what touches a CPU tensor is caught
-by HostWatch (a copy). Either would break the capture of a round as one graph.
+An operation that needs a value on the host raises by itself (a sync); HostWatch catches one on a
+CPU tensor (a copy). Either would break the capture of a round as one graph.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ SAMPLINGS = (Sampling(), Sampling(temperature=0.7, top_k=5, top_p=0.9))
 
 
 class FaultyDrafter(Wrapped):
-    """Does with its drafts what a round must not do, before it hands them on."""
+    """Applies a forbidden operation to its drafts before it returns them."""
 
     def __init__(self, inner: Drafter, plant: Callable[[Tensor], object]) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""Runners and drafters that obey the real protocols, with numbers a reader can work out."""
+"""Runners and drafters with the real protocols and numbers that a reader can work out."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from specbench.forward.runner import Output
 
 
 class CountingClock:
-    """The n-th mark comes n seconds after the first; looking at the clock takes no time."""
+    """A clock whose n-th mark is n seconds after the first; reading it takes no time."""
 
     def __init__(self) -> None:
         self.start()
@@ -34,9 +34,8 @@ class CountingClock:
 
 
 class CountingRunner:
-    """A target that always says the next number: 3 is followed by 4, the last id by 0.
-
-    It has no cache, and remembers the positions it was fed.
+    """A target that always predicts the next number: 3 is followed by 4, the last id by 0. It has
+    no cache, and stores the positions it was fed.
     """
 
     kind = "counting"
@@ -112,7 +111,7 @@ class ScriptedDrafter(Drafter):
 
 
 class Wrapped:
-    """A drafter that changes another's proposal and leaves the rest to it."""
+    """A drafter that changes another's proposal and delegates the rest to it."""
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
@@ -137,7 +136,7 @@ class Wrapped:
 
 
 class WithoutProbs(Wrapped):
-    """Keeps the guesses' distribution to itself, so that the verifier has to match them."""
+    """Hides the distribution of its drafts, so that the verifier has to match them."""
 
     def change(self, proposal: Proposal) -> Proposal:
         return proposal._replace(probs=None)

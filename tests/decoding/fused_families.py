@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def family(name: str, seed: int = 0) -> Any:
-    """A model of the family whose biases and norms are not the zeros and ones they start as."""
+    """A model of the family whose biases and norms differ from their initial zeros and ones."""
     base, changes = FAMILIES[name]
     config = ARCHITECTURES[base]()
     for key, value in changes.items():

@@ -1,4 +1,4 @@
-"""A decoder over fake graphs, and the same decoder without any to compare it with."""
+"""A decoder over fake graphs, and the same decoder without graphs to compare it with."""
 
 import itertools
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def make_subject() -> Subject:
 
 
 class Cycle(FixedK):
-    """One K after the other, again and again."""
+    """The given K one after the other, repeatedly."""
 
     def __init__(self, *ks: int) -> None:
         super().__init__(max(ks))

@@ -64,7 +64,7 @@ class Launches(TorchDispatchMode):
 
 
 class _Fused(TorchFunctionMode):
-    """Counts what is one kernel as one, whatever it is made of here."""
+    """Counts a fused kernel as one launch, whatever operations it consists of here."""
 
     def __init__(self, launches: Launches) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ GREEDY_SAMPLER = Sampler(GREEDY)
 
 
 def make_decoder(target: Runner, drafter: Drafter, **changes: Any) -> Decoder:
-    """Every mark of its clock is one second after the one before."""
+    """A decoder on a clock whose marks are one second apart."""
     return Decoder(target, drafter, **{"eos_ids": (), "clock": CountingClock(), **changes})
 
 
@@ -77,7 +77,7 @@ def filled_rows(
     num_rows: int | None = None,
     **changes: Any,
 ) -> Rows:
-    """Rows after the prefill of the requests, the first ones."""
+    """The first rows after the prefill of the requests."""
     num_rows = num_rows or len(requests)
     given = {"capacity": 64, "eos_ids": (), **changes}
     rows = Rows(target, drafter, num_rows=num_rows, **given)
@@ -98,21 +98,21 @@ def make_drafter(
 
 
 def new_head(method: str, target: Any, seed: int = 0) -> Checkpoint:
-    """A head of random weights for the model of a runner, on whose device it is made."""
+    """A head with random weights for the model of a runner, on its device."""
     with target.device:
         head: Checkpoint = drafter_class(method).new_checkpoint(target.model.config, seed)
     return head
 
 
 def deepest(drafter: Drafter, k: int) -> int:
-    """K, or the most that the drafter can draft."""
+    """K, or the maximum that the drafter can draft."""
     return min(k, drafter.capabilities.max_k or k)
 
 
 def parts_of(
     target: Runner, draft: Runner | None = None, checkpoint: Checkpoint | None = None
 ) -> Parts:
-    """Parts of what a test has; a drafter that asks for another fails the test."""
+    """The parts that a test has; a drafter that needs another one fails the test."""
 
     def draft_runner() -> Runner:
         assert draft is not None, "the drafter asked for a draft model and the test has none"
@@ -133,7 +133,7 @@ def must_not_load() -> Any:
 
 
 def acceptance_rate(results: Sequence[Result]) -> float:
-    """The share of accepted drafts, of rounds and of predicted outputs checked in one forward."""
+    """The share of accepted drafts, in rounds and in predicted outputs checked in one forward."""
     checks = [r.answer_check for r in results if r.answer_check]
     drafted = sum(sum(r.rounds.num_drafted) for r in results) + sum(c.num_drafted for c in checks)
     accepted = sum(sum(r.rounds.num_accepted) for r in results)
@@ -170,7 +170,7 @@ FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint distributions 
 
 
 def sampled_model(seed: int, num_layers: int = 1) -> Any:
-    """A seven-token Llama, wide enough in its opinions that drafts are accepted and refused."""
+    """A seven-token Llama with flat distributions, so that drafts are accepted and refused."""
     return tiny_llama(
         seed,
         vocab_size=SAMPLED_VOCAB_SIZE,

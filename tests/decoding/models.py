@@ -85,9 +85,9 @@ def tiny_llama(seed: int = 0, **changes: Any) -> Any:
 
 
 def exact_llama(seed: int = 0, **changes: Any) -> Any:
-    """A tiny Llama in float64, for texts that two ways of computing must have in common.
+    """A tiny Llama in float64, for texts that two computations must share.
 
-    In float32 a near-tie falls here or there by the processor's instruction set.
+    In float32 the processor's instruction set decides near-ties.
     """
     return tiny_llama(seed, **changes).double()
 

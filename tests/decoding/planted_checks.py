@@ -1,4 +1,4 @@
-"""The checks that a broken decoder has to fail: greedy text, and sampled texts."""
+"""The checks that a broken decoder must fail: greedy text and sampled texts."""
 
 from collections.abc import Callable
 from functools import cache
@@ -51,7 +51,7 @@ def bench() -> SamplingBench:
 
 
 def sampled_p(k: int, num_samples: int = NUM_SAMPLES, **parameters: object) -> float:
-    """The smaller p-value of the two triples."""
+    """The smaller p-value of the two triples of tokens."""
     subject = bench()
     drafter = make_drafter("draft_model", subject.target, subject.draft, **parameters)
     texts_N6, _ = sample_texts(subject.target, drafter, k=k, sampling=WARM, num_samples=num_samples)

@@ -1,4 +1,4 @@
-"""Checkpoints made on the spot, of any size and number of files, one file in memory at a time."""
+"""Checkpoints of any size and number of files, written with one file in memory at a time."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from specbench.files.headers import INDEX
 def write_sharded(folder: Path, *, hidden_size: int, num_layers: int, num_files: int) -> int:
     """A Llama in bfloat16 over files of about the same size; bytes of the largest.
 
-    What its layers keep has inputs that int4 groups fit.
+    The inputs of its layers are multiples of an int4 group.
     """
     config = LlamaConfig(
         vocab_size=4096,

@@ -1,4 +1,4 @@
-"""Texts and machines that are simulated, and what a controller loses on them to the best fixed K.
+"""Simulated texts and machines, and a controller's loss on them relative to the best fixed K.
 
 All times are simulated: a round costs what COSTS says, a clock shows it with a noise of 5%, one
 in fifty times three times over, on a machine that drifts by 0.2% a round. Seeds are fixed.
@@ -43,7 +43,7 @@ def blocks(low: float, high: float, length: int) -> Rates:
 
 
 def lookup(hit: float, right: float) -> Rates:
-    """A draft is found now and then, and is then mostly right: rates jump, rounds find nothing."""
+    """A draft is found now and then, and is then mostly right: rates jump between rounds."""
 
     def rates(rng: random.Random) -> Iterator[float]:
         while True:

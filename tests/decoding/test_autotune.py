@@ -1,4 +1,4 @@
-"""Who may run and who does: wrong implementations lose, slow ones are not chosen."""
+"""Attention candidates: wrong implementations are refused, slow ones are not chosen."""
 
 import re
 import subprocess
@@ -41,7 +41,7 @@ SHORT = SHAPES[:4]  # texts of 200 tokens
 
 
 class KernelClock:
-    """A clock for work that says itself how long it takes."""
+    """A clock for work that states its own duration."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -52,7 +52,7 @@ class KernelClock:
         return self.now_s - began_s
 
     def takes(self, kernel, seconds):
-        """The kernel, but each layer takes so long."""
+        """The kernel, but each layer takes this many seconds."""
         attend = kernel.attend
 
         def slowly(work, kept, look):
@@ -258,7 +258,7 @@ def test_whole_forwards_are_autotuned_and_a_wrong_one_loses(monkeypatch):
 
 
 class Counts(PlainAttention):
-    """Plain attention that counts what it makes for a forward, and which keys it reads."""
+    """Plain attention that counts its metadata per forward, and the keys it reads."""
 
     def __init__(self):
         self.num_looks, self.read = 0, []

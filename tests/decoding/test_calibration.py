@@ -35,7 +35,7 @@ class Seconds:
 
 
 class RoundClock(CountingClock):
-    """Stands still between pieces of work."""
+    """A clock that stands still between pieces of work."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
@@ -146,7 +146,7 @@ def test_the_first_catch_up_is_excluded_from_its_cost(script: dict[int, int]) ->
 
 
 def test_the_catch_up_cost_is_relative_to_a_warm_k_1_round() -> None:
-    """Right drafts: seven rounds, of which six are at the median 3.5 slower than the first."""
+    """Right drafts: seven rounds, of which six have a median 3.5 s slower than the first."""
     cost = Seconds(catch_up=60.0, per_round_before=1.0)
     costs = calibrate(cost, script=RIGHT).costs
     # The second round of K = 1 is the sixth of its pass after 2 rounds away, else the 34th.

@@ -1,4 +1,4 @@
-"""Captures that fail leave nothing behind, and memory of graphs is counted whole."""
+"""Failed captures leave nothing behind, and memory of graphs is counted completely."""
 
 import gc
 
@@ -69,7 +69,7 @@ def test_the_error_of_the_captured_function_is_raised(
 
 
 def test_an_ended_capture_releases_its_pool_once(driver: FakeDriver) -> None:
-    """An error of the function that the stream never saw: torch ends the capture itself."""
+    """An error in the function that the stream never saw: torch ends the capture itself."""
 
     def broken() -> None:
         if driver.underway:

@@ -202,7 +202,7 @@ def test_drift_under_alternating_k_keeps_their_cost_ratio():
 
 
 def test_cost_ratios_are_stable_while_the_batch_size_varies():
-    """Passes that fill 16 rows at K = 8 and drain; costs of few rows start out too high."""
+    """Passes that fill 16 rows at K = 8 and drain; costs of small batches start too high."""
     seconds = {0: 1.0, 8: 2.0}
     too_high = {1: 1.3, 4: 1.2, 16: 1.0}
     costs = RoundCostModel(

@@ -1,4 +1,4 @@
-"""The same promises on a real GPU; everything here needs one."""
+"""The checks of test_graphs.py on a real GPU."""
 
 from collections.abc import Sequence
 
@@ -72,7 +72,7 @@ def test_replayed_rounds_give_the_texts_of_eager_ones(
 
 
 class ReadsAnItem(Ngram):
-    """Waits for the device in the midst of a round."""
+    """Waits for the device in the middle of a round."""
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         proposal = super().propose(state, k, span, sampler)

@@ -122,7 +122,7 @@ def test_a_models_own_vocabulary_is_tuned_when_it_is_loaded_and_recorded(monkeyp
 
 
 def test_a_stored_triton_choice_is_dropped_if_triton_cannot_launch(monkeypatch):
-    """Kept choices are of a machine that had Python.h, which a kernel's launcher includes."""
+    """Stored choices are of a machine that had Python.h, which a kernel's launcher includes."""
 
     def chosen(winner):
         """The choice if `winner` would win."""

@@ -1,4 +1,4 @@
-"""Models made from only a config: they run, they vary, they cost what the real ones cost."""
+"""Models from only a config: they run, their outputs vary, and they cost what real ones cost."""
 
 import shutil
 from pathlib import Path
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that holds a config and nothing else."""
+    """A folder with only a config."""
     config = tiny_llama(hidden_size=128, intermediate_size=256).config
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(tmp_path)
@@ -88,7 +88,7 @@ def test_the_callers_random_state_is_unchanged():
 
 
 class MatrixRecorder(TorchDispatchMode):
-    """Every tensor of two dimensions that is made outside the meta device."""
+    """Records every two-dimensional tensor made outside the meta device."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The fused forward: the stock runner's answers, in any row and at any place; its weights."""
+"""The fused forward: the stock runner's outputs, in any row and at any place; its weights."""
 
 import copy
 import re
@@ -36,7 +36,7 @@ NUM_TOKENS = 24
 
 
 def over_slots(runner: Runner) -> Tensor:
-    """Logits [2, T, V] of rows 1 and 2: a prefill, a wrong draft taken back, one token, more."""
+    """Logits [2, T, V] of rows 1 and 2: a prefill, a rejected draft, one token, more."""
     runner.allocate(3, 64)
 
     def feed(tokens: Tensor, start: int) -> Tensor:

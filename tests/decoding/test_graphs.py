@@ -1,4 +1,4 @@
-"""Rounds as graphs, on fakes of what CUDA does: the texts of eager rounds, whatever happens.
+"""Rounds as graphs, on fakes of CUDA: the texts always equal those of eager rounds.
 
 That the captured functions can be captured at all is traced on fake CUDA tensors.
 """
@@ -180,7 +180,7 @@ def test_a_host_drafter_runs_outside_the_graph_of_its_round(llama: Subject) -> N
 
 
 def open_rows(subject: Subject, drafter: Drafter) -> Rows:
-    """Two rows in the midst of their texts and a third that is idle."""
+    """Two rows in the middle of their texts and a third that is idle."""
     requests = [
         Request(prompt_ids=random_prompt(n, seed=n), max_new_tokens=30, seed=i)
         for i, n in enumerate((14, 9))
@@ -192,7 +192,7 @@ def open_rows(subject: Subject, drafter: Drafter) -> Rows:
 
 
 def row_states(rows: Rows, *runners: StockRunner) -> list[Tensor]:
-    """A copy of all that later rounds may read."""
+    """A copy of all state that later rounds may read."""
     state = rows.state
     lengths = state.length_B.tolist()[:2]
     kept = [state.tokens_BC[row, : n + 1] for row, n in enumerate(lengths)]
@@ -500,7 +500,7 @@ def test_a_model_on_several_devices_runs_eagerly(llama: Subject) -> None:
 
 
 class OneCard(FakeGraphs):
-    """A graph of one card: the forwards of a target on two must not be in it."""
+    """A graph of one GPU: the forwards of a target on two must not be in it."""
 
     def __init__(self, target: StockRunner) -> None:
         super().__init__()
@@ -525,7 +525,7 @@ class OneCard(FakeGraphs):
 
 
 def on_two_cards(drafter: str, draft_layer: int | None = None) -> tuple[Subject, Bench]:
-    """A target whose second layer is on another card, as may be a layer of its draft model."""
+    """A target whose second layer is on another GPU, as a layer of its draft model may be."""
     subject = Subject(*(StockRunner(exact_llama(seed=seed)) for seed in (0, 0, 1)))
     graphs = OneCard(subject.target)
     bench = Bench(subject, subject.drafter(drafter), graphs=graphs)

@@ -1,4 +1,4 @@
-"""Our kernels compile for GPUs that are not here, by Triton's own compiler."""
+"""Our kernels compile for absent GPUs, with Triton's own compiler."""
 
 import os
 import subprocess

@@ -43,7 +43,7 @@ def judge_row(
     num_drafted: int | None = None,
     seed: int = 0,
 ) -> tuple[list[int], list[int]]:
-    """The tokens that one row emits, and what the target drew after each node."""
+    """The tokens that one row emits, and the target's token after each node."""
     tree = None if topology is None else StaticTree(topology, torch.device("cpu")).of_rows(1)
     num_active = len(drafts) if num_drafted is None else num_drafted
     if tree is not None and num_drafted is not None:

@@ -1,6 +1,6 @@
 """The hash that replaces a generator: uniform, independent, and sharp for rare tokens.
 
-Every bound is 5 standard errors: a false alarm rate below 1e-6 a comparison, with fixed seeds.
+Every bound is 5 standard errors: a false alarm rate below 1e-6 per comparison, with fixed seeds.
 """
 
 import itertools

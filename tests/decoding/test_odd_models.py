@@ -1,4 +1,4 @@
-"""Models whose code differs from most: what they keep, what they return and what they raise."""
+"""Models with unusual code: their caches, outputs and errors."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Packed layers against plain ones: what is timed, what is said, and that it is timed once."""
+"""Packed layers against plain ones: timed once, and reported."""
 
 import re
 

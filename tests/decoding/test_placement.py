@@ -189,7 +189,7 @@ def test_packing_on_a_gpu_needs_little_more_than_the_packed_weights(tmp_path):
 
 @pytest.mark.parametrize("tie_word_embeddings", [False, True])
 def test_weights_that_were_moved_are_those_of_the_files(tmp_path, tie_word_embeddings):
-    """Transformers draws values for all that it does not know to be read."""
+    """Transformers draws values for all tensors that it does not expect to read."""
     tiny_llama(tie_word_embeddings=tie_word_embeddings).save_pretrained(tmp_path)
     expected = load(tmp_path, CPU).model.state_dict()
     with MetaCopies():

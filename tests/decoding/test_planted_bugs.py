@@ -1,4 +1,4 @@
-"""The lossless checks are worth something: each fails for a decoder that is broken on purpose.
+"""Each lossless check fails for a decoder that is broken on purpose.
 
 How a bug is planted: conftest.py.
 """
@@ -169,7 +169,7 @@ def test_a_hole_in_the_draft_models_cache_costs_acceptance(plant: Plant) -> None
 
 
 def _shared_noise(seed_B: Tensor, positions_BK: Tensor, drafts_BK: Tensor) -> Tensor:
-    """A uniform number made from the very noise with which the draft was drawn."""
+    """A uniform number made from the same noise that drew the draft."""
     noise = exponential(seed_B, positions_BK, Purpose.DRAFT, 7)
     return 1 - torch.exp(-noise.gather(-1, drafts_BK[..., None])[..., 0])
 

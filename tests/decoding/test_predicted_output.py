@@ -1,6 +1,6 @@
-"""A whole expected answer is checked when a row is filled: what it gives, and never other text.
+"""A predicted answer is checked when a row is filled: it gives tokens and never changes text.
 
-The counting target says the next number, so that every count can be worked out by hand.
+The counting target emits the next number, so that every count can be worked out by hand.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def serve(
 def count(
     *predicted: int, num_tokens: int = 26, runner: CountingRunner | None = None, **changes: Any
 ) -> Result:
-    """The counting target after 9, with an answer predicted."""
+    """The counting target after 9, with a predicted answer."""
     request = Request(prompt_ids=(9,), max_new_tokens=num_tokens, prediction_ids=predicted)
     result = serve(runner or CountingRunner(), [request], **changes)[0]
     assert result.output_ids == COUNTED[: len(result.output_ids)]
@@ -166,7 +166,7 @@ def test_a_predicted_output_is_checked_by_the_given_verifier() -> None:
 
 
 class Expecting(ScriptedDrafter):
-    """Expects what its script says, five tokens at a time."""
+    """Predicts its script, five tokens at a time."""
 
     def __init__(self, script: dict[int, int]) -> None:
         super().__init__(script)
@@ -193,7 +193,7 @@ LENGTHS = [14 + 3 * i for i in range(5)]
 
 
 def requests(texts: Sequence[tuple[int, ...]], **changes: Any) -> list[Request]:
-    """Predicted: itself, nearly itself, another's, itself and more, and nothing."""
+    """Requests with predictions: correct, nearly correct, another's, too long, and none."""
     near = (*texts[1][:5], 0, *texts[1][6:9], 0, 0, *texts[1][11:])
     predictions = [texts[0], near, texts[4], (*texts[3], 5, 6), ()]
     return [

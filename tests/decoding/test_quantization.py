@@ -1,4 +1,4 @@
-"""Packed weights: near the plain ones, smaller, decoded like any model's; else a clear refusal."""
+"""Packed weights: close to the plain ones, smaller, decoded like any model, or clearly refused."""
 
 import re
 import shutil
@@ -59,7 +59,7 @@ def load(folder: Path, scheme: str | None = None, **changes: Any) -> LoadedModel
 
 
 def store(folder: Path, **quantization: Any) -> None:
-    """Let the config say that the weights are stored quantized."""
+    """Mark the weights as stored quantized in the config."""
     change_json(folder / "config.json", lambda c: c.update(quantization_config=quantization))
 
 
@@ -254,7 +254,7 @@ def test_a_format_that_transformers_unpacks_is_not_called_quantized():
 
 
 class Unpacking:
-    """Loads a checkpoint whose weights the first forward does `in_forward` to."""
+    """Loads a checkpoint whose first forward applies `in_forward` to the weights."""
 
     def __init__(self, in_forward: Any) -> None:
         self._in_forward = in_forward

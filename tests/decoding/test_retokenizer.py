@@ -1,4 +1,4 @@
-"""A text in another model's tokens: the same text for every way of splitting it."""
+"""A text in another model's tokens: the same for every way of splitting it."""
 
 import random
 import re

@@ -1,7 +1,7 @@
 """Writes and counts of a round: commits, ends of text and budgets, on a target that counts.
 
-The target always says the next number, so the text after 5 is 6, 7, 8 ... and a draft is
-right exactly when it equals its position plus a constant.
+The target always emits the next number, so the text after 5 is 6, 7, 8 ... and a draft is right
+exactly when it equals its position plus a constant.
 """
 
 from collections.abc import Collection

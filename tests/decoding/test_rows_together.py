@@ -1,4 +1,4 @@
-"""Several samples of one prompt: it is prefilled once, and nothing else is different."""
+"""Several samples of one prompt: it is prefilled once, and nothing else differs."""
 
 from collections.abc import Sequence
 from dataclasses import replace

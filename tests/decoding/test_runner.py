@@ -1,4 +1,4 @@
-"""A model over slots: its answers, its attention kernels, and which models it refuses."""
+"""A model over slots: its outputs, its attention kernels, and the models that it refuses."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -257,7 +257,7 @@ def test_an_unknown_kind_of_layer_is_refused_with_what_is_known() -> None:
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @torch.no_grad()
 def test_a_prompt_in_chunks_without_masks_has_the_logits_of_one_forward(make: Any) -> None:
-    """Chunks of 5, 6 and 1 tokens: from the start, behind others, and a single one."""
+    """Chunks of 5, 6 and 1 tokens: at the start, after others, and a single one."""
     expected_1TV = plain_logits(tiny_llama(), TOKENS_1T)
     runner = make(tiny_llama())
     runner.allocate(2, 64)

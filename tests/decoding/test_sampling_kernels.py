@@ -36,7 +36,7 @@ NEAR = 1e-6  # a cut this near to top_p may fall on either side
 
 
 def sorted_nucleus(scores_NV: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The tokens that stay, and how near the mass ahead of each is to top_p; float64."""
+    """The tokens that stay, and how close the mass before each is to top_p; float64."""
     ordered, order_NV = scores_NV.sort(-1, descending=True)
     mass_NV = scores_NV.double().softmax(-1).gather(-1, order_NV)
     ahead_NV = mass_NV.cumsum(-1) - mass_NV
@@ -63,7 +63,7 @@ def cut_otherwise(probs_NV: Tensor, scores_NV: Tensor, top_p: float) -> tuple[Te
 
 
 def of_all_kinds(generator: torch.Generator, num: int, width: int) -> Tensor:
-    """Flat and sharp ones, some in bfloat16 with many ties, some cut by top-k before."""
+    """Flat and sharp distributions, some in bfloat16 with many ties, some cut by top-k before."""
     scales_N1 = torch.tensor([0.05, 1.0, 3.0, 30.0]).repeat(num)[:num, None]
     scores_NV = torch.randn(num, width, generator=generator) * scales_N1
     scores_NV[num // 2 :] = scores_NV[num // 2 :].bfloat16().float()
@@ -128,7 +128,7 @@ def test_nucleus_takes_any_leading_shape_and_a_single_token():
 
 
 def test_nan_logits_give_nan_without_an_index_out_of_bounds():
-    """An index out of bounds is a sticky error there."""
+    """An index out of bounds is a sticky error on a GPU."""
     scores_NV = torch.tensor([[1.0, torch.nan, 2.0], [torch.inf, 1.0, 2.0]])
     assert nucleus(scores_NV, 0.5).isnan().any(-1).tolist() == [True, True]
     assert likeliest(scores_NV, 2, 0.5).isnan().any(-1).tolist() == [True, True]
@@ -139,7 +139,7 @@ def test_nan_logits_give_nan_without_an_index_out_of_bounds():
     [pytest.param(8, 2, marks=pytest.mark.slow), pytest.param(72, 3, marks=pytest.mark.long)],
 )
 def test_nucleus_is_at_least_twice_as_fast_as_a_sort(num_rows, ratio):
-    """Over 128,000 tokens, interleaved; seen: 4."""
+    """The number of launches over 128,000 tokens, interleaved; observed: 4."""
 
     def sort(scores_NV: Tensor) -> Tensor:
         ordered, order_NV = scores_NV.sort(-1)
@@ -252,7 +252,7 @@ def test_exponential_noise_is_that_of_torch_but_for_the_last_digit() -> None:
 
 
 def scores_of(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
-    """The logarithms that race, float64."""
+    """The competing logarithms, float64."""
     shape = weights_BTV.shape
     noise_BTV = exponential(seeds_B, positions_BT, Purpose.TARGET, shape[2])
     return weights_BTV.double().log() - noise_BTV.double().log()
@@ -295,7 +295,7 @@ def test_sampled_tokens_equal_those_that_torch_draws(dtype: torch.dtype) -> None
 def test_nan_logits_never_give_a_token_out_of_bounds(
     temperature: float | None,
 ) -> None:
-    """That would be a sticky error on a GPU."""
+    """It would be a sticky error on a GPU."""
     logits_BTV = torch.zeros(1, 5, 1_030)
     logits_BTV[:, 0] = -torch.inf
     logits_BTV[:, 1] = torch.nan
@@ -308,7 +308,8 @@ def test_nan_logits_never_give_a_token_out_of_bounds(
 
 
 def launched(sampling: Sampling, num_nodes: int) -> dict[str, int]:
-    """How many kernels a draw at 5 places of 4 rows starts, and a rejection tree; 128,000 tokens.
+    """The number of kernels of a draw at 5 places of 4 rows, and of a rejection tree; 128,000
+    tokens.
 
     A sync raises by itself, a copy in HostWatch.
     """

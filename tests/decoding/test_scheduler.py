@@ -1,4 +1,4 @@
-"""Who runs in which row and when, without a model."""
+"""Assignment of requests to rows over time, without a model."""
 
 import random
 from functools import partial

@@ -28,7 +28,7 @@ OUTPUTS = [random_prompt(n, seed=40 + n) for n in (9, 1, 14, 6)]
 
 
 def plain(model: Any, prompt: Sequence[int], output: Sequence[int]) -> float:
-    """Mean over the output's tokens of log p(token | what is before it)."""
+    """Mean over the output's tokens of log p(token | tokens before it)."""
     tokens_1T = torch.tensor([[*prompt, *output]])
     log_probs_TV = plain_logits(model, tokens_1T)[0].float().log_softmax(-1)
     places = range(len(prompt) - 1, len(prompt) + len(output) - 1)

@@ -30,7 +30,7 @@ class ForgetsItsOwnToken(SeesTheFuture):
 
 
 class KeepsRejectedTokens(StockRunner):
-    """Never writes a slot again: what a wrong draft left behind stays."""
+    """Never writes a slot twice: what a rejected draft left behind stays."""
 
     def __init__(self, model, **options):
         super().__init__(model, **options)
@@ -53,7 +53,7 @@ class MixesRows(StockRunner):
 
 
 class ReadsTheTokenBefore(StockRunner):
-    """Right wherever all logits are asked for."""
+    """Correct whenever all logits are requested."""
 
     def forward(self, *fed, last_B=None, **options):
         return super().forward(*fed, last_B=None if last_B is None else last_B - 1, **options)

@@ -1,4 +1,4 @@
-"""Rows that come and go: every text is that of its request on its own."""
+"""Rows that come and go: every text is that of its request by itself."""
 
 import gc
 import random
@@ -180,7 +180,7 @@ def test_the_timeline_counts_what_the_requests_emitted(make_runner: MakeRunner) 
 
 
 def test_a_policy_observes_the_reported_round_and_not_a_later_one() -> None:
-    """That of the round reported, not of the one that was launched since."""
+    """The K of the reported round, not of the one launched since."""
     seen: list[tuple[int, int]] = []
 
     class Noting(Cycle):

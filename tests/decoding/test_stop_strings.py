@@ -54,7 +54,7 @@ def answers(
 
 
 def stops_of(whole: Result, position: int) -> tuple[str, ...]:
-    """Strings that never come, and the end of a token with the beginning of the next."""
+    """Strings that never occur, and the end of a token with the beginning of the next."""
     first, second = (text([whole.output_ids[i]]) for i in (position - 1, position))
     return "never", f"{first[1:]}{second[:2]}"
 
@@ -97,7 +97,7 @@ def test_a_stop_string_may_end_at_the_first_token():
 
 
 def test_a_stopped_row_is_done_on_the_device():
-    """Else rounds of other rows would continue it past their span."""
+    """Otherwise rounds of other rows would continue it past their span."""
     (whole,) = answers([()], "none", 0, GREEDY)
     seen = []
 

@@ -1,4 +1,4 @@
-"""Only the text part of a multimodal model is loaded, and its text is the same as before."""
+"""Only the text part of a multimodal model is loaded, and its outputs stay the same."""
 
 import logging
 import re

@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 def one_by_one(case: Case, sampler: Sampler, row: int) -> tuple[list[int], list[int]]:
-    """The nodes accepted of one row and the tokens it emits, node by node as it is defined.
+    """The accepted nodes of one row and its tokens, node by node as defined.
 
     Source: Yang et al. 2024 (arXiv:2402.14160); Chen et al. 2024, Sequoia (arXiv:2402.12374).
     """
@@ -59,7 +59,7 @@ def one_by_one(case: Case, sampler: Sampler, row: int) -> tuple[list[int], list[
 
 
 def random_topology(generator: torch.Generator, most: int) -> Topology:
-    """Nodes hung below random ones, of which each has up to five children, its best."""
+    """Nodes below random parents, each with up to five children, the best ones."""
     num_children: dict[tuple[int, ...], int] = {(): 0}
     for _ in range(most):
         open_ones = [path for path, num in num_children.items() if num < 5]

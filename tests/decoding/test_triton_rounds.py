@@ -23,7 +23,7 @@ LONG = pytest.mark.long
 
 
 def interpreted(*parts: Any, **named: Any) -> FusedLayers:
-    """On our kernels, which only Triton's interpreter runs here."""
+    """Layers on our kernels, which only Triton's interpreter runs here."""
     layers = FusedLayers(*parts, **named)
     layers.steps = TritonSteps(layers.sizes, layers.eps)
     layers.kernels = defaultdict(SplitKv)

@@ -1,4 +1,4 @@
-"""The generator of the embedded pair's text: the same everywhere, right, and varied."""
+"""The generator of the bundled pair's text: the same everywhere, correct, and varied."""
 
 import ast
 import re

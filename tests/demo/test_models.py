@@ -1,5 +1,5 @@
-"""The shipped models and heads: intact, loadable in plain Hugging Face form, sensible to read, and
-with drafts for the target; also the draft with another tokenizer that anyone can make.
+"""The shipped models and heads: intact, loadable in plain Hugging Face form, readable, and with
+drafts for the target; also the draft with another tokenizer.
 """
 
 import json
@@ -154,7 +154,7 @@ def test_the_bundled_heads_match_the_hashes_of_their_card(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
 def test_bundled_and_new_heads_name_the_same_architecture(name: str) -> None:
-    """vLLM refuses a config that names none."""
+    """vLLM refuses a config that has none."""
     config = json.loads((MODELS / name / "config.json").read_text(encoding="utf-8"))
     new = drafter_class(name).new_checkpoint(AutoConfig.from_pretrained(MODELS / "target"), 0)
 

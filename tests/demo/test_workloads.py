@@ -1,4 +1,4 @@
-"""The pair's own workloads: intact, different, and unseen in training."""
+"""The bundled pair's own workloads: intact, different, and unseen in training."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Rounds of a drafter with a head, and what plain heads would have drafted in them.
+"""Rounds of a drafter with a head, and the drafts of plain heads in them.
 
 Shape suffixes: B rows, K drafts, V vocabulary.
 """
@@ -50,7 +50,7 @@ class RowDrafts(NamedTuple):
 
 
 class Recorder(Wrapped):
-    """Remembers every proposal, row after row."""
+    """Stores every proposal, row by row."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
@@ -133,7 +133,8 @@ def run_rounds(
     sampling: Sampling = GREEDY,
     span: int = SPAN,
 ) -> list[Path]:
-    """Prefill the prompts and run rounds of the given K; every row's text, its last token too."""
+    """Prefill the prompts and run rounds of the given K; every row's text, including its last
+    token."""
     for k in filter(None, ks):
         drafter.num_drafts(k)  # asked before any round, as the decoder does
     rows = prefilled(
@@ -187,7 +188,7 @@ def assert_dynamic_trees(
 
 
 def num_kept(texts: Sequence[Path], seen: Sequence[RowDrafts]) -> list[int]:
-    """How many drafts each round kept; rows one after the other in every round."""
+    """The number of drafts each round kept; rows one after the other in every round."""
     B = len(texts)
     lengths = [len(drafted.text) for drafted in seen] + [len(text) for text in texts]
     return [after - before - 1 for before, after in zip(lengths, lengths[B:], strict=False)]
@@ -228,7 +229,7 @@ def biased(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def sharpen_attention(checkpoint: Checkpoint) -> Checkpoint:
-    """A drawn head attends to all tokens nearly alike; of this one, a wrong mask changes words."""
+    """A random head attends to all tokens almost equally; here a wrong mask changes words."""
     sharp = ("q_proj.weight", "k_proj.weight", "o_proj.weight")
     tensors = {n: 10 * t if n.endswith(sharp) else t for n, t in checkpoint.tensors.items()}
     return replace(checkpoint, tensors=tensors)

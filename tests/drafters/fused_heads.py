@@ -44,7 +44,7 @@ def biased(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def with_two_layers(checkpoint: Checkpoint) -> Checkpoint:
-    """The second one is like the first, but that its norm comes before attention as usual."""
+    """The second layer is like the first, but its norm comes before attention as usual."""
     first = "layers.0."
     first_layer = {n: t for n, t in checkpoint.tensors.items() if n.startswith(first)}
     tensors = {n.replace(first, "layers.1."): t.flip(0) for n, t in first_layer.items()}
@@ -85,7 +85,7 @@ KINDS = {
 
 
 def checkpoint_of(kind: Kind, target: Runner, seed: int = 0) -> Checkpoint:
-    """Norms and biases are not the ones and zeros that they start as, and attention is sharper."""
+    """Norms and biases differ from their initial ones and zeros, and attention is sharper."""
     made = drafter_class(kind.method).new_checkpoint(target.model.config, 1, **kind.options)
     made = kind.change(made)
     generator = torch.Generator("cpu").manual_seed(seed)

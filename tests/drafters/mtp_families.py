@@ -40,7 +40,7 @@ _SHARED = {"num_experts": 4, "shared_expert_intermediate_size": 16}
 
 
 class Family(NamedTuple):
-    """Where the facts say that a family keeps what an MTP layer is made of."""
+    """A family's config, and the names and conventions of its MTP layer."""
 
     config: Any  # of a target with two layers
     token_norm: str
@@ -183,5 +183,5 @@ def checkpoint_for(name: str, config: Any, **options: Any) -> Checkpoint:
 
 
 def dense_target() -> Any:
-    """Any model with the family's sizes: a head asks it for no more than embedding and head."""
+    """Any model with the family's sizes: a head uses only its embedding and output head."""
     return tiny_llama(vocab_size=61)

@@ -14,7 +14,7 @@ from specbench.models.checkpoint import Checkpoint
 
 
 class PlainDFlash:
-    """A head's tensors and what they say, by the facts; by layer what each sees."""
+    """A head's tensors and its plain outputs; by layer the range that it sees."""
 
     windows: Sequence[int | None] = (None, None)
     causal: Sequence[bool] = (False, False)
@@ -26,7 +26,7 @@ class PlainDFlash:
 
     @torch.no_grad()
     def logits(self, text: Sequence[int], k: int) -> Tensor:
-        """For the k tokens after a text, whose last token the target has not read [K, V]."""
+        """Logits [K, V] of the k tokens after a text, whose last token the target has not read."""
         facts = self.config["dflash_config"]
         block = torch.tensor([text[-1], *[facts["mask_token_id"]] * k])
         states_NF = self.model.get_input_embeddings().weight[block] * self.embedding_scale
@@ -78,7 +78,7 @@ class PlainDFlash:
         return states_NF + gated @ names["down"]
 
     def turned(self, x: Tensor, norm: str, places: Tensor) -> Tensor:
-        """Heads with their norm, turned by their places."""
+        """Heads with their norm, rotated by their positions."""
         D = self.config["head_dim"]
         heads = self.norm(x.unflatten(-1, (-1, D)), norm)
         rates = self.config["rope_theta"] ** -(torch.arange(0, D, 2) / D)

@@ -21,7 +21,7 @@ class PlainHead:
         self.embedding_VF = model.get_input_embeddings().weight
 
     def first(self, hidden_states: Sequence[Tensor]) -> Tensor:
-        """The head's states [T, F] of what the target read."""
+        """The head's states [T, F] of the tokens that the target read."""
         raise NotImplementedError
 
     def next(self, embedded_TF: Tensor, states_TF: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class PlainHead:
 
     @torch.no_grad()
     def logits(self, text: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
-        """For what follows the text and the drafts [V]."""
+        """Logits [V] after the text and the drafts."""
         ids_1T = torch.tensor([text[:-1]])
         out = self.model.model(input_ids=ids_1T, use_cache=False, output_hidden_states=True)
         states_TF = self.first([state_1TF[0] for state_1TF in out.hidden_states])
@@ -45,7 +45,7 @@ class PlainHead:
         return self.output_logits(self.next(self.embedding_VF[tokens], states_TF)[-1])
 
     def layer(self, inputs: Tensor, residual_TF: Tensor, prefix: str) -> Tensor:
-        """Attention over `inputs`, then the MLP; the norm before it is up to the caller."""
+        """Attention over `inputs`, then the MLP; the caller applies the norm before it."""
         tensors = {
             name.removeprefix(prefix): tensor
             for name, tensor in self.tensors.items()

@@ -1,4 +1,4 @@
-"""The largest K known from the files is the one of the loaded drafter."""
+"""The largest K known from the files is that of the loaded drafter."""
 
 import json
 from functools import cache

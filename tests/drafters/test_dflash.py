@@ -1,4 +1,4 @@
-"""DFlash's blocks against its plain facts, round after round.
+"""DFlash's blocks against a plain implementation, round after round.
 
 Shape suffixes: K drafts, V vocabulary.
 """

@@ -20,7 +20,7 @@ REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_pro
 
 
 def resized(model: Any, vocab_size: int) -> Any:
-    """The same model with ids cut off, or with padding ids that it would love to say."""
+    """The same model with ids cut off, or with padding ids of high probability."""
     other = tiny_llama(vocab_size=vocab_size)
     kept = min(vocab_size, VOCAB_SIZE)
     weights = {
@@ -128,7 +128,7 @@ def test_greedy_drafts_have_no_distribution() -> None:
 
 
 class CountingStockRunner(StockRunner):
-    """Remembers how many tokens per row each forward was fed."""
+    """Stores the number of tokens per row of each forward."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

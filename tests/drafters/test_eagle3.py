@@ -1,7 +1,7 @@
-"""EAGLE-3's head: its layouts, its vocabulary, what does not fit, and the logits of others.
+"""EAGLE-3's head: its layouts, its vocabulary, misfits, and the logits of other libraries.
 
-The rounds that it drafts in are tested in test_feature_drafter.py. Shape suffixes: S steps,
-T tokens, F hidden size, D tokens that the head can say, V the target's vocabulary.
+The rounds that it drafts in are tested in test_feature_drafter.py. Shape suffixes: S steps, T
+tokens, F hidden size, D tokens of the head's vocabulary, V the target's vocabulary.
 """
 
 import json

@@ -180,7 +180,7 @@ NAMES = {
 
 
 def as_speculators(checkpoint: Checkpoint) -> Checkpoint:
-    """A Qwen family's MTP layer as speculators writes it: other names, experts side by side."""
+    """A Qwen family's MTP layer as speculators writes it: other names, stacked experts."""
     layer = {**checkpoint.config, "model_type": f"{checkpoint.config['model_type']}_text"}
     renamed = {old: f"mtp_layers.0.{new}" for old, new in NAMES.items()}
     tensors = dict(checkpoint.renamed(renamed).tensors)

@@ -1,4 +1,4 @@
-"""Heads whose layers run fused say what they say on transformers' own layers, in fewer launches."""
+"""Heads whose layers run fused have the outputs of transformers' own layers, in fewer launches."""
 
 import re
 from collections import defaultdict
@@ -176,7 +176,7 @@ def test_head_layers_that_cannot_be_fused_run_stock_with_a_note(name: str) -> No
 @pytest.mark.slow  # the interpreter runs program by program
 @pytest.mark.parametrize("kind", [KINDS["eagle3"], Kind("dflash", {"num_layers": 1})])
 def test_triton_head_layers_pass_their_check(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chains, trees, and only keys and values."""
+    """Chains, trees, and passes that need only keys and values."""
     monkeypatch.setattr(layer_stack, "is_mirrored", lambda _: False)
     monkeypatch.setattr(layer_stack, "FusedLayers", interpreted)
     layers = head_of(kind, target_of(torch.float32), is_stock=False).layers

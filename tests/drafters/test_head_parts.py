@@ -1,4 +1,4 @@
-"""A head's forwards: what its parts run is what rounds run, and they read what they say they read.
+"""A head's forwards: its parts run what rounds run, and they read the bytes that they declare.
 
 Shape suffixes: F hidden size, V vocabulary.
 """
@@ -105,7 +105,7 @@ def subject(case: Case) -> Subject:
 
 
 class Spy(TorchDispatchMode):
-    """Which weights are multiplied with how many rows, and which are read at all."""
+    """Records which weights are multiplied with how many rows, and which are read at all."""
 
     def __init__(self, weights: set[int]) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Spy(TorchDispatchMode):
 
 
 class SpiedDrafter(Wrapped):
-    """A drafter that is watched while it drafts and while it looks at the outcome."""
+    """A drafter that is watched while it drafts and while it observes the outcome."""
 
     def __init__(self, inner: Drafter, spy: Spy) -> None:
         super().__init__(inner)
@@ -163,7 +163,7 @@ def test_the_forwards_of_a_round_are_those_counted_by_hand(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @torch.no_grad()
 def test_timed_head_parts_run_the_matrix_products_of_a_round(case: Case) -> None:
-    """The same matrices with the same numbers of tokens, each as often."""
+    """The same matrices with the same numbers of tokens, equally often."""
     target, drafter = under_test = subject(case)
     in_round, alone = Spy(under_test.weights), Spy(under_test.weights)
     drafter.num_drafts(case.k)

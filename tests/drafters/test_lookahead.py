@@ -1,4 +1,4 @@
-"""Lookahead by hand: what a round's nodes see, how n-grams come about, and what they yield."""
+"""Lookahead by hand: the nodes of a round, the making of n-grams, and their yield."""
 
 from typing import Any
 
@@ -123,8 +123,8 @@ def test_the_first_lookahead_level_depends_on_prompt_and_seed() -> None:
 def test_a_right_guess_from_the_lookahead_window_emits_n_tokens() -> None:
     """The target counts. Its window sees a 20 in the prompt, so it counts on from there.
 
-    One round fills level 1 with 21, the next says 22: the n-gram 20 21 22 is there when the
-    text comes to 20. The window is 13 numbers ahead by then and gains 1 a round, the text 3.
+    One round fills level 1 with 21, the next says 22: the n-gram 20 21 22 is there when the text
+    comes to 20. The window is 13 numbers ahead by then and gains 1 per round, the text 3.
     """
     drafter = lookahead(CountingRunner(), **SMALL, pool_from_prompt=False)
     request = Request(prompt_ids=(*[20] * 9, 5), max_new_tokens=1 + 14 + 9)
@@ -211,7 +211,7 @@ def test_a_later_turn_keeps_the_ngrams_of_its_conversation() -> None:
 
 
 def snapshot(drafter: Lookahead, row: int) -> list[Tensor]:
-    """All that is kept of a row; the pool's last place holds nothing."""
+    """All state of a row; the pool's last place is empty."""
     levels_RLW, num_filled_R, grams_RPN, num_added_RS = drafter.buffers
     kept = (levels_RLW, num_filled_R, grams_RPN[:, :-1], num_added_RS)  # type: ignore[index]
     return [tensor[row].clone() for tensor in kept]  # type: ignore[index]

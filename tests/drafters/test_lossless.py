@@ -30,7 +30,7 @@ class Subject(NamedTuple):
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """Ragged ones, and one that repeats itself for lookups to find."""
+    """Ragged prompts, and one that repeats itself so that lookups find drafts."""
     return [*ragged_prompts(), random_prompt(7, seed=1) * 3]
 
 
@@ -42,7 +42,7 @@ def subject() -> Subject:
 
 
 def requests() -> list[Request]:
-    """Each with a prediction that is right for a while."""
+    """Requests, each with a prediction that is right for a while."""
     return [
         Request(prompt_ids=p, max_new_tokens=n, prediction_ids=(*text[:8], 0, *text[10:]))
         for p, n, text in zip(prompts(), BUDGETS, subject().texts, strict=True)
@@ -99,7 +99,7 @@ def variant_named(name: str) -> Variant:
 
 
 def decoded(variant: Variant, eos_ids: tuple[int, ...] = ()) -> tuple[list[Result], int]:
-    """The results, whose texts are right, and the depth of a round."""
+    """Results with correct texts, and the depth of a round."""
     target, draft, texts = subject()
     inner = make_drafter(variant.method, target, draft, **variant.parameters)
     drafter = Foreseeing(inner, dict(zip(prompts(), texts, strict=True)))
@@ -115,7 +115,7 @@ def whole_texts(name: str) -> list[Result]:
 
 
 def first_of_several(name: str) -> int:
-    """A token that comes for the first time as the first draft of a round that keeps more."""
+    """A token whose first occurrence is the first draft of a round that keeps more."""
     for result in whole_texts(name):
         place = 1 + (result.answer_check.num_emitted if result.answer_check else 0)
         log = result.rounds

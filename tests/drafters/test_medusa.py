@@ -1,4 +1,4 @@
-"""Medusa's heads guess what a reference of ten lines guesses, whatever their files are called.
+"""Medusa's heads draft the same as a reference of ten lines, whatever their files are called.
 
 Shape suffixes: F hidden size, V vocabulary, K drafts.
 """
@@ -52,7 +52,7 @@ def drafter_of(checkpoint: Checkpoint, **parameters: Any) -> Medusa:
 
 
 class ChainRecorder(Wrapped):
-    """Remembers what was drafted after which text, the current token included."""
+    """Stores drafts with the text before them, including the current token."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
@@ -78,7 +78,7 @@ class OnAndOff(FixedK):
 
 
 def reference(text: list[int], num_layers: int) -> list[list[int]]:
-    """Every head's tokens, the likeliest first, by a plain forward and the paper's words."""
+    """Every head's tokens, most likely first, by a plain forward as in the paper."""
     tokens_1T = torch.tensor([text[:-1]])  # all but the current token, which has no state yet
     state_F = plain_model().model(input_ids=tokens_1T, use_cache=False).last_hidden_state[0, -1]
     head, ranked = heads(num_layers).tensors, []
@@ -98,7 +98,7 @@ def plain_model() -> Any:
 
 @torch.no_grad()
 def assert_drafts_are_the_papers(num_layers: int = 1, **parameters: Any) -> None:
-    """Over refilled ragged rows, chunked prompts, accepted drafts and rounds at K = 0."""
+    """Checked over refilled ragged rows, chunked prompts, accepted drafts and rounds at K = 0."""
     k, drafter = 4, drafter_of(heads(num_layers), **parameters)
     watched = ChainRecorder(drafter)
     requests = [
@@ -237,7 +237,7 @@ def test_medusa_heads_of_every_layout_are_read_from_their_tensors() -> None:
 
 
 class OneByOne(Mapping[str, Tensor]):
-    """Tensors that are read when they are asked for; how many were held when another was."""
+    """Tensors that are read on access; counts how many are held at the same time."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors

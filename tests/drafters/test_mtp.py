@@ -1,4 +1,4 @@
-"""MTP layers: every family's layout against the plain facts, and layers beyond the first.
+"""MTP layers: every family's layout against a plain implementation, and layers beyond the first.
 
 Shape suffixes: T tokens, F hidden size, V vocabulary, K drafts.
 """
@@ -138,7 +138,7 @@ def subject(name: str, num_layers: int) -> Subject:
 def test_mtp_drafts_equal_the_reference_for_any_acceptance(
     name: str, num_layers: int, ks: list[int]
 ) -> None:
-    """Prefilled in chunks of 4, with rounds that draft nothing among the others."""
+    """Prefilled in chunks of 4, with some rounds without drafts."""
     target, checkpoint, plain, texts = subject(name, num_layers)
     watched = Recorder(Mtp(parts_of(target, checkpoint=checkpoint)))
 

@@ -115,7 +115,7 @@ def test_the_vocabularies_of_the_distribution_test_share_60_percent():
 
 
 class NotRenormalized(Wrapped):
-    """Says that a draft had the probability of a draft model that may say all of its tokens."""
+    """Claims that a draft had its probability over all tokens of the draft model."""
 
     def change(self, proposal: Proposal) -> Proposal:
         assert proposal.probs is not None
@@ -186,7 +186,7 @@ def test_greedy_texts_of_many_prompts_are_the_targets_own(pair: Pair, method: st
 
 
 class BlindDrafter(Wrapped):
-    """Sees nothing of what a graph replays, as nothing on the host does."""
+    """Sees nothing of a graph's replay, as nothing on the host does."""
 
     is_replaying = False
 

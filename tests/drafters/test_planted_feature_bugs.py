@@ -1,4 +1,4 @@
-"""The checks of EAGLE's drafts are worth something: each bug planted here is found by one."""
+"""Each bug planted here is found by one of the checks of EAGLE's drafts."""
 
 from collections.abc import Callable
 from typing import Any

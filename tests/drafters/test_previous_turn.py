@@ -63,7 +63,7 @@ def test_the_reference_is_drafted_from_its_beginning_as_long_as_it_agrees() -> N
 
 
 def test_a_lookup_depends_on_where_earlier_rounds_began() -> None:
-    """Why a replay of it is an approximation: `a b` is in the reference twice."""
+    """Why replaying it is an approximation: `a b` is in the reference twice."""
     x, a, b, m, n, z = range(1, 7)
     reference = [x, a, b, a, m, a, b, n]
     first, second = Answer(reference), Answer(reference)
@@ -172,7 +172,7 @@ def test_a_new_pass_clears_the_references() -> None:
 def predicted(
     texts: Sequence[tuple[int, ...]], prompts: Sequence[tuple[int, ...]]
 ) -> list[Request]:
-    """Each with its own answer as prediction, but for tokens replaced, put in and left out."""
+    """Requests with their own answer as prediction, with tokens replaced, inserted and omitted."""
     return [
         Request(
             prompt_ids=prompt,

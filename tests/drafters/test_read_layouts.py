@@ -1,7 +1,7 @@
 """Tiny heads in layouts of which only the source was read, written to files and run.
 
-Names and configs are those of the sources that docs/heads.md cites, written again here; what a head
-has to say is what the plain heads of this folder say, which know nothing of files.
+Names and configs are those of the sources that docs/heads.md cites, written again here; the
+expected outputs are those of the plain heads of this folder, which know nothing of files.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ def speculators_eagle(head: Checkpoint) -> Checkpoint:
 
 
 def safeailab_eagle3(checkpoint: Checkpoint) -> Checkpoint:
-    """cnets.py: one `midlayer`, which tokens it can say, and the states by the paper's rule."""
+    """cnets.py: one `midlayer`, its vocabulary's tokens, and the states by the paper's rule."""
     config = {**without_fields(checkpoint.config, "eagle_aux_hidden_state_layer_ids"), **LLAMA}
     target_ids = torch.arange(checkpoint.config["draft_vocab_size"]) + checkpoint.tensors["d2t"]
     t2d_V = torch.zeros(checkpoint.config["vocab_size"], dtype=torch.bool).index_fill(
@@ -69,7 +69,7 @@ def safeailab_eagle3(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def amazon_peagle(head: Checkpoint) -> Checkpoint:
-    """llama_eagle3.py: `mask_hidden` next to an EAGLE-3 head, and the mask by another name."""
+    """llama_eagle3.py: `mask_hidden` next to an EAGLE-3 head, and another name of the mask."""
     mask = head.config["mask_token_id"]
     config = {**without_fields(head.config, "mask_token_id"), "ptd_token_id": mask}
     return replace(head, config=config)
@@ -102,7 +102,7 @@ EAGLE_LAYOUTS = {
 
 
 def in_files(folder: Path, head: Checkpoint, read: str, method: str) -> Checkpoint:
-    """The head as a folder of files, recognized and read by them."""
+    """The head as a folder of files, recognized by them and read from them."""
     files = write_files(folder, head.config, head.tensors)
     facts = find_method(method).head
     assert facts is not None

@@ -80,7 +80,7 @@ def drafted(state: State, k: int, proposal: Proposal) -> RowProposal:
 
 
 class FixedTokenSampler(Sampler):
-    """Picks one token, whatever a model says: another round's may have come from a refusal."""
+    """Picks one token, whatever the model's logits: another round's may follow a refusal."""
 
     def __init__(self, token: int) -> None:
         super().__init__(WARM)
@@ -91,7 +91,7 @@ class FixedTokenSampler(Sampler):
 
 
 class RowRecorder(Wrapped):
-    """Remembers the proposals of a single row."""
+    """Stores the proposals of a single row."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)

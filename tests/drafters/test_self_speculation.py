@@ -1,4 +1,4 @@
-"""The target's first layers as drafter: the truncated model's drafts, the target's own slots."""
+"""The target's first layers as drafter: drafts of the truncated model in the target's slots."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ PLACES_2T = torch.arange(9).expand(2, -1)
 
 
 def deep_llama(later: float = 1.0) -> Any:
-    """Four layers, of which the last three add `later` times what they would."""
+    """Four layers; the outputs of the last three are scaled by `later`."""
     model = tiny_llama(num_hidden_layers=4)
     for layer in model.model.layers[1:]:
         layer.self_attn.o_proj.weight.data *= later

@@ -1,4 +1,4 @@
-"""Suffix decoding: its tree by hand, what is drafted from earlier answers, and its graphs."""
+"""Suffix decoding: its tree by hand, drafts from earlier answers, and its graphs."""
 
 import random
 from collections import Counter
@@ -39,7 +39,7 @@ def suffix(target: Any = None, **parameters: Any) -> Suffix:
 
 
 def counted_up(drafter: Suffix, *prompts: Sequence[int], **given: Any) -> list[Result]:
-    """Answers of 12 tokens, each one more than the last; one row unless `num_rows` says more."""
+    """Answers of 12 tokens, each one more than the last, in `num_rows` rows."""
     num_rows, k = given.pop("num_rows", 1), given.pop("k", 4)
     requests = [Request(prompt_ids=tuple(p), max_new_tokens=12, **given) for p in prompts]
     return serve(CountingRunner(), drafter, requests, FixedK(k), num_rows).results
@@ -470,7 +470,7 @@ def test_the_tree_of_a_text_without_repetition_has_one_node_a_token() -> None:
 
 
 class BlindSuffix(Suffix):
-    """Sees nothing of what a graph replays, as nothing on the host does."""
+    """Sees nothing of a graph's replay, as nothing on the host does."""
 
     is_replaying = False
 

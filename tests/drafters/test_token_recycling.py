@@ -1,4 +1,4 @@
-"""Token recycling by hand: the tree's shape, the table it is read from, and what renews it."""
+"""Token recycling by hand: the tree's shape, its table, and the updates of the table."""
 
 from typing import Any
 
@@ -210,7 +210,7 @@ def test_without_a_warm_start_a_pass_is_like_the_first() -> None:
 
 
 def test_a_row_drafts_from_successors_seen_in_another_row() -> None:
-    """The second row comes to 13 when the first has been at 13 .. 21, and is not at 22 yet."""
+    """The second row reaches 13 when the first has been at 13 .. 21, but not at 22 yet."""
     ahead, behind = num_kept(counting(), 13, 4)
 
     assert ahead == (0,) * 11

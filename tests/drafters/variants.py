@@ -1,4 +1,4 @@
-"""The drafters that the lossless tests run: each as it comes, and with the trees it can draft."""
+"""The drafters of the lossless tests: each with its defaults, and with the trees it can draft."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""A tiny pair on disk and the peer over it."""
+"""A tiny pair on disk, and transformers' engine over it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Controllers of adaptive K: which passes share one, and which share what rounds cost."""
+"""Controllers of adaptive K: which passes share one, and which share round costs."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which small model `doctor` asks for a family, and when it asks none."""
+"""The small model that `doctor` loads for a family, and when it loads none."""
 
 from pathlib import Path
 from typing import NoReturn

@@ -1,4 +1,4 @@
-"""A choice is made once, shared, kept for later runs and taken again by a resumed one."""
+"""A choice is made once, shared, stored for later runs and reused by a resumed one."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which graphs an engine's record lists, if its drafters have different ones."""
+"""The graphs that an engine's record lists if its drafters have different ones."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""A model is loaded once, for everybody, and leaves with its last holder."""
+"""A model is loaded once for all users, and freed by the last one."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""A draft with another tokenizer in the built-in engine: loaded, identified, timed like any."""
+"""A draft model with another tokenizer in the built-in engine: loaded, identified, and timed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Bare forwards are measured between rounds and leave them as they are; what KV costs is known."""
+"""Single forwards are measured between rounds without changing them; the bytes of KV are known."""
 
 import gc
 import weakref
@@ -99,7 +99,7 @@ K = 4
 
 @pytest.fixture(scope="module")
 def engine() -> BuiltinEngine:
-    """The embedded target with its heads, which it follows often."""
+    """The bundled target with its heads, whose drafts it often accepts."""
     pairings = load_pairings(shipped("pairings.yaml")).select([f"demo/{name}" for name in HEADS])
     engine = BuiltinEngine(pairings[0].target, ModelPool(torch.device("cpu")))
     for pairing in pairings:
@@ -132,7 +132,7 @@ def test_every_part_of_a_round_is_timed_and_has_its_bytes(engine: BuiltinEngine,
 def test_timing_forwards_does_not_change_what_is_decoded_next(
     engine: BuiltinEngine, name: str
 ) -> None:
-    """Neither the text of three rows nor how many drafts each of their rounds keeps."""
+    """Neither the text of three rows nor the number of drafts that their rounds keep."""
     work, base_request = Work(drafter=name, method=name, k=K), request(engine)
     all_asked = [replace(base_request, prompt_ids=base_request.prompt_ids[i:]) for i in range(3)]
 
@@ -176,7 +176,7 @@ class Cache:
 
 @dataclass(eq=False)
 class RecordingRunner:
-    """Runs nothing, and remembers what it was fed."""
+    """Runs nothing, and stores what it was fed."""
 
     cache: Cache = field(default_factory=Cache)
     fed: list[tuple[int, list[int], int]] = field(default_factory=list)

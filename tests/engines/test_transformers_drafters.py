@@ -19,7 +19,7 @@ from tests.tiny_pair import make_pair, make_tokenizer
 
 
 def forwards_of(engine, work):
-    """Which model ran, in order: `d` the draft of one layer, `t` the target."""
+    """The models that ran, in order: `d` the draft of one layer, `t` the target."""
     ran = []
 
     def note(module, _inputs, _output):

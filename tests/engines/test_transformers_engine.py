@@ -1,4 +1,4 @@
-"""transformers compared with us: the same text, lengths and K; what it refuses and what it logs."""
+"""transformers compared with our decoder: the same text, lengths and K; its refusals and log."""
 
 import logging
 import re
@@ -456,7 +456,7 @@ def test_a_pass_makes_the_static_cache_ready_once_for_its_longest_request(new_en
 
 
 def test_preparing_a_static_cache_is_not_timed(new_engine, monkeypatch):
-    """A clock that advances only by the forwards: a busy machine may slow either part."""
+    """The clock advances only by the forwards, because a busy machine may slow either part."""
     now = 0.0
 
     def forward(_module, _output):

@@ -1,4 +1,4 @@
-"""Parses exported command lines by what is recorded of each engine in schemas/."""
+"""Parses exported command lines by the recorded options of each engine in schemas/."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Whatever can be exported is taken by the engine's parser, as it is recorded."""
+"""Every export is accepted by the engine's recorded parser."""
 
 import ast
 from dataclasses import replace

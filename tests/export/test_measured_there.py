@@ -1,4 +1,4 @@
-"""`specbench export` of a run that measured the very engine: its own flags, release and figures."""
+"""`specbench export` of a run that measured the same engine: its own flags, release and figures."""
 
 import json
 import re

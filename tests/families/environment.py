@@ -21,7 +21,7 @@ _SHARED = "shared.pth"
 
 
 def make() -> None:
-    """All that is missing; the last step says that it is complete."""
+    """Make all that is missing; the last step marks it as complete."""
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(FOLDER)}))
     shared = packages / _SHARED
     if not shared.exists():

@@ -28,7 +28,7 @@ SAMPLE = (
 
 
 def page_states() -> dict[tuple[str, str], tuple[str, str]]:
-    """State and reason by family and version, as the page has them."""
+    """State and reason by family and version, as on the page."""
     rows = re.findall(r"^\| (\S+) \| ([\d., ]+) \| ([a-z ]+) \| (.*) \|$", PAGE.read_text(), re.M)
     return {
         (family, version): (state, why)

@@ -1,4 +1,4 @@
-"""GGUF headers: what a file says, what llama.cpp takes a missing key to be, and broken files."""
+"""GGUF headers: their values, llama.cpp's defaults for missing keys, and broken files."""
 
 import struct
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Whose layout a head has, by the keys that only its author writes."""
+"""The author of a head's layout, by the keys that only this author writes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whatever a head's config says: it is loaded, or refused by the field's name; never a crash."""
+"""A head with any config is loaded, or refused by the field's name; it never crashes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +96,7 @@ def engine(folder: Path) -> BuiltinEngine:
 
 @pytest.fixture
 def head(folder: Path) -> Any:
-    """Sets fields of a head's config, which is as it was afterwards."""
+    """Set fields of a head's config, which is restored afterwards."""
     kept: dict[Path, str] = {}
 
     def change(method: str, fields: dict[str, Any]) -> ModelFiles:

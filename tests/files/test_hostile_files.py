@@ -1,4 +1,4 @@
-"""Whatever bytes a model's files hold, reading them is a finding or a ModelError, never a crash."""
+"""Reading a model's files with any bytes gives a finding or a ModelError, never a crash."""
 
 import random
 from collections.abc import Callable

@@ -29,9 +29,9 @@ def decode(engine: BuiltinEngine, work: Work, context: int) -> None:
 
 
 def peak_of(engine: BuiltinEngine, work: Work, context: int) -> int:
-    """Bytes of this process while it decodes, once everything that is kept was made.
+    """Bytes of this process while it decodes, after all lasting allocations.
 
-    The kernel's own peak: a thread that samples may be starved on a busy machine.
+    This is the kernel's own peak: a sampling thread may be too slow on a busy machine.
     """
     decode(engine, work, context)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak

@@ -62,7 +62,7 @@ targets:
 
 
 class Hub(Handler):
-    """Answers as the hub's API does for a model, and for one that is not there."""
+    """Answers like the hub's API for a model, and for a missing one."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0].removeprefix("/api/models/")

@@ -1,4 +1,4 @@
-"""Every rule about a draft model: what it says, and the two values that it names."""
+"""Every rule about a draft model: its text, and the two values that it names."""
 
 import re
 from pathlib import Path
@@ -157,7 +157,7 @@ def test_pickled_weights_are_refused_and_not_opened(target, draft, tmp_path):
 
 
 class Mark:
-    """A pickle that leaves a file behind when it is read."""
+    """A pickle that creates a file when it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Memory is checked before it is taken: from files only, with what would take less."""
+"""Memory is checked before it is allocated: from files only, with hints for using less."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which pairings are listed as fitting a machine, and with which words."""
+"""Pairings listed as fitting a machine, and the words of the list."""
 
 import json
 import re

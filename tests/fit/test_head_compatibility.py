@@ -1,5 +1,5 @@
-"""Whether a head was made for a target: sizes, layers, whose head it is; both values named. Heads
-whose files are incomplete, and what is held and read of them.
+"""Whether a head was made for a target: sizes, layers, and its author, with both values. Heads
+whose files are incomplete, and the memory that they take.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Keys, spare slots and buffers of a drafter's own: planned as the decoder allocates them."""
+"""Keys, spare slots and buffers of a drafter: planned as the decoder allocates them."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def planned(tiny, drafter, place=PLACE):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_memory_of_a_drafter_other_than_keys_is_planned(tiny, method, parameters):
-    """Against n-grams, which keep nothing, in as many rows of as many slots."""
+    """Compared with n-grams, which store nothing, over the same rows and slots."""
     drafter = tiny.drafter(method, **parameters)
     drafting = tiny.decoded(drafter, K)._drafters[drafter.name]
     nbytes = sum(buffer.nbytes for buffer in drafting.buffers if isinstance(buffer, Tensor))
@@ -89,7 +89,7 @@ def test_a_chain_has_no_extra_slots(tiny):
 
 @pytest.mark.parametrize("num_drafts", [21, 25, 26])
 def test_the_planned_kv_cache_includes_slots_for_drafts(tiny, num_drafts):
-    """38 tokens, as many drafts and one more: up to 25 they fit into 64 slots."""
+    """38 tokens, the drafts and one more: up to 25 drafts fit into 64 slots."""
     place = replace(PLACE, num_speculative_tokens=num_drafts)
     capacity = 64 if num_drafts <= 25 else 128
     alone = plan_target(tiny.files, place)

@@ -190,7 +190,7 @@ def test_sizes_and_bandwidths_are_parsed_with_units():
 
 
 def test_the_planned_kv_cache_is_rounded_up_to_64_slots():
-    """A CPU's rows come in steps of 64 slots."""
+    """On a CPU, rows grow in steps of 64 slots."""
     target = open_model(model_spec("demo:target"))
     plan = plan_target(target, DeploymentSpec(device="cpu", context=100))
     assert plan.peak.kv_cache == 128 * plan.target.kv_bytes_per_token

@@ -17,7 +17,7 @@ from tests.fit.test_compatibility import target as target
 
 
 def renamed(model: ModelFiles, number: int) -> ModelFiles:
-    """So many of its tokens are the target's no longer."""
+    """The draft with this many tokens that the target lacks."""
 
     def change(content):
         vocab = content["model"]["vocab"]

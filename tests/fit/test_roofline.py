@@ -67,7 +67,7 @@ def test_medusa_reads_its_own_heads_once_and_no_keys(tiny):
 
 
 def test_eagle3_has_its_own_head_and_does_not_read_the_targets(tiny):
-    """A step short of exact: the matrix that joins three layers' states is read once a round."""
+    """A step short of exact: the matrix that joins three layers' states is read once per round."""
     drafter = tiny.drafter("eagle3", tree="chain")
     engine = tiny.decoded(drafter, K)
     _, *passes = engine.forwards("eagle3", K)
@@ -99,7 +99,7 @@ def test_a_forward_takes_its_bytes_over_the_bandwidth():
 
 
 def test_the_targets_first_layers_read_its_whole_head(tiny):
-    """But for the final norm, of which its share is counted: 0.1%."""
+    """Exact except for the final norm, of which a share is counted: 0.1%."""
     drafter = tiny.drafter("self_speculation", num_layers=2)
     engine = tiny.decoded(drafter, K)
     _, *passes = engine.forwards("self_speculation", K)

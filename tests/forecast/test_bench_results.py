@@ -1,4 +1,4 @@
-"""Result files of `vllm bench serve`: rounds are counted, and never taken from chunks."""
+"""Result files of `vllm bench serve`: rounds come from counts, never from chunks."""
 
 import json
 from typing import Any
@@ -48,7 +48,7 @@ def test_the_engine_is_vllm_unless_another_server_is_named():
 
 
 def test_rounds_without_a_draft_also_count():
-    """N-gram: 100 rounds drafted and kept 200 drafts; 800 rounds there were."""
+    """N-gram: 100 of 800 rounds drafted, and 200 drafts were kept."""
     (entry,) = read(
         {
             **SPECULATIVE,

@@ -1,4 +1,4 @@
-"""--step-times FILE: tables of every form say the same, and wrong ones name their line."""
+"""--step-times FILE: all forms of tables have the same meaning, and errors name the line."""
 
 import json
 import math
@@ -130,7 +130,7 @@ def test_repeated_rows_are_averaged():
 
 
 def test_repeated_imported_step_times_give_an_error():
-    """Nothing belongs together: the errors of both sides add, whatever the order of the rows."""
+    """Nothing is paired: the errors of both sides add up, whatever the order of the rows."""
     spread = (0.9, 1.1, 1.0, 0.95, 1.05)
     rows = [*(cost(0, c) for c in spread), *(cost(2, 3 * c) for c in reversed(spread))]
     ratio = curve_from(rows, concurrency=1, ks=(2,)).ratio(2, 0)

@@ -115,7 +115,7 @@ def test_a_k_forecast_as_slightly_faster_is_not_measured():
 
 
 def test_two_equal_forecasts_are_both_measured():
-    """Costs are of all workloads together: a workload's own may put either of them first."""
+    """Costs are of all workloads together: a workload's own could put either first."""
     record = forecast(KEY, [right(p) for p in PROMPTS], curve(COSTS), range(5))
     assert record.to_measure == (2, 3)
 
@@ -128,7 +128,7 @@ def test_a_k_within_the_error_of_its_cost_is_measured():
 
 
 def test_the_spread_over_prompts_suggests_no_measurement():
-    """Measuring the same prompts would show the same rounds."""
+    """Measuring the same prompts again would show the same rounds."""
     traces = [right("a"), wrong("b"), right("c", 40), wrong("d", 30), right("e"), right("f")]
     record = forecast(KEY, traces, curve(COSTS), range(5))
     assert record.points[2].speedup.high / record.points[2].speedup.low > 1.5
@@ -195,7 +195,7 @@ def test_the_middle_context_is_that_of_the_median_output():
 
 
 def test_fractional_acceptance_chances_are_averaged():
-    """One draft kept half the time: 12 tokens in 12 / 1.5 rounds, but for the ends."""
+    """One draft kept half the time: 12 tokens in 12 / 1.5 rounds, except at the ends."""
     traces = [trace(p, [0.5] * 300, depth=1) for p in PROMPTS]
     record = forecast(KEY, traces, curve({0: 1.0, 1: 1.0}), (1,))
     assert speedups(record)[1] == pytest.approx(1.5, rel=0.01)

@@ -1,4 +1,4 @@
-"""Forecast against measured: a forecast that is wrong is shown to be, and by how much."""
+"""Forecasts against measurements: a wrong forecast is reported, with its error."""
 
 from collections.abc import Mapping
 
@@ -44,7 +44,7 @@ def test_an_exact_forecast_has_errors_of_0():
 
 
 def test_a_planted_wrong_cost_is_caught_only_as_an_error_of_the_speedup():
-    """The cost of a round taken for two thirds of what it is: 50% too fast."""
+    """The cost of a round is assumed as two thirds of its value: 50% too fast."""
     forecast_check = checked({0: STEP_S, 1: STEP_S}, 6 * 1.5 * STEP_S)
     measured = forecast_check.measured[1]
     assert measured.speedup_error == pytest.approx(0.5)

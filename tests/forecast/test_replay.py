@@ -1,4 +1,4 @@
-"""Rounds replayed by hand, against a backward recursion, and in the words of the metrics."""
+"""Rounds replayed by hand, against a backward recursion and against the metrics."""
 
 import random
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def random_trace(num_starts: int, k: int, rng: random.Random) -> TraceRecord:
 
 
 def recursed(trace: TraceRecord, k: int, start: int) -> list[float]:
-    """Expected rounds, drafts and rounds that keep 0 .. k from a start on, from the end back."""
+    """Expected rounds, drafts and rounds that keep 0 .. k after a start, computed backward."""
     if start >= len(trace.chances):
         return [0.0] * (3 + k)
     total = [1.0, float(min(k, trace.num_drafted[start])), *[0.0] * (k + 1)]
@@ -80,8 +80,8 @@ def test_at_k_0_every_token_is_a_round():
 
 
 def test_replayed_starts_are_weighted_by_how_often_rounds_begin():
-    """Four tokens in a row are easy, and the drafter passes over them in one round: uniform
-    starts would see them in every second place."""
+    """Four tokens in a row are easy, and the drafter skips them in one round: uniform starts would
+    see them at every second place."""
     easy_then_hard = replace(
         TRACE,
         num_speculative_tokens=4,
@@ -98,7 +98,7 @@ def test_replayed_starts_are_weighted_by_how_often_rounds_begin():
 
 
 def test_a_round_that_accepts_the_end_of_text_emits_no_more():
-    """The sampled text ended before its budget: all three are drafted, two are of the text."""
+    """The sampled text ended before its budget: all three are drafted, two are in the text."""
     ended = replace(TRACE, output_ids=(1, 2, 3), num_drafted=(3, 3), chances=((1.0, 0.5), (1.0,)))
 
     got = replay_one(ended, 3)

@@ -1,4 +1,4 @@
-"""--step-times RUN: what an engine that was measured takes for a round, and what it came to."""
+"""--step-times RUN: round times of a measured engine, and the resulting forecast."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
-"""Heads as other libraries write them say what these libraries' own forwards say.
+"""Heads as other libraries write them have the outputs of these libraries' own forwards.
 
-Shape suffixes: K drafts, W tokens that a head can say, V the target's vocabulary.
+Shape suffixes: K drafts, W tokens of a head's vocabulary, V the target's vocabulary.
 """
 
 import json
@@ -74,7 +74,7 @@ class WrittenHead:
 
 @cache
 def written_by(library: str) -> Path:
-    """The folder of all heads that a library's script writes, made once by each process."""
+    """The folder of all heads that a library's script writes, made once per process."""
     out = PYTHON.parents[2] / "heads" / os.environ.get("PYTEST_XDIST_WORKER", "alone") / library
     shutil.rmtree(out, ignore_errors=True)
     script = HERE / f"write_{library}.py"

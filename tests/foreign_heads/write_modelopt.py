@@ -1,4 +1,4 @@
-"""Heads that NVIDIA's modelopt writes, and what its own forwards say.
+"""Heads that NVIDIA's modelopt writes, and the outputs of its own forwards.
 
 python write_modelopt.py OUT     (in the environment that environments.py makes)
 """

@@ -1,4 +1,4 @@
-"""Heads that SpecForge writes, and what its own forwards say.
+"""Heads that SpecForge writes, and the outputs of its own forwards.
 
 python write_specforge.py OUT     (in the environment that environments.py makes)
 """
@@ -41,12 +41,12 @@ IDS = (1, NUM_LAYERS // 2 - 1, NUM_LAYERS - 4)
 
 
 def outputs(states: list[Tensor], ids: tuple[int, ...]) -> Tensor:
-    """Side by side, the outputs of the layers of these numbers."""
+    """The outputs of the layers of these numbers, side by side."""
     return torch.cat([states[i + 1] for i in ids], -1)[None]
 
 
 def randomize(model: Any) -> Tensor:
-    """Random weights, and a vocabulary of D tokens."""
+    """Set random weights, and a vocabulary of D tokens."""
     draw(model)
     ids_D = draftable_tokens(D)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Heads that `speculators` writes, and what its own forwards say.
+"""Heads that `speculators` writes, and the outputs of its own forwards.
 
 python write_speculators.py OUT     (in the environment that environments.py makes)
 """
@@ -58,7 +58,7 @@ def layers(make: Any, count: int, types: list[str] | None = None, **more: Any) -
 
 
 def finished(model: Any, target: Any, num_said: int | None) -> Tensor:
-    """Random weights over the target's embedding and head; the ids that it can say."""
+    """Random weights over the target's embedding and head; the ids of its vocabulary."""
     draw(model)
     ids_W = torch.arange(V)
     with torch.no_grad():

@@ -40,7 +40,7 @@ B = RoundLog(
 
 
 def request(key: CellKey, prompt: str, rounds: RoundLog | None, repeat: int = 0) -> RequestRecord:
-    """A request that prefills for 0.2 s; without rounds it failed."""
+    """A request with a prefill of 0.2 s; without rounds it failed."""
     failed = {} if rounds else {"finish_reason": "failed", "error": "out of memory"}
     return made_request(key.id, prompt, rounds, repeat=repeat, seed=7, prefill_s=0.2, **failed)
 

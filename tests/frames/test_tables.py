@@ -1,4 +1,4 @@
-"""Tables say what the report says, and what their columns are."""
+"""Tables agree with the report and have documented columns."""
 
 import csv
 import io
@@ -74,7 +74,7 @@ def frames_of(stored: StoredRun) -> dict[str, pd.DataFrame]:
 
 
 def assert_same(actual: pd.Series, metric: pd.Series) -> None:
-    """Equal for every cell that has the metric."""
+    """Both are equal for every cell that has the metric."""
     known = metric.dropna()
     assert len(known)
     assert actual.reindex(known.index).tolist() == pytest.approx(known.tolist(), rel=1e-9)

@@ -21,8 +21,8 @@ def key(k: int = 4, workload: str = "code", **changed: Any) -> CellKey:
 def figure(value: float, error: float = 0.0, deviation: float | None = None) -> Figure:
     """A figure of five prompts whose jackknife standard error, of its logarithm, is `error`.
 
-    Of n values without one the jackknife takes (n - 1)^2 / n times their variance, here
-    16 / 5 * 2.5 = 8 times the square of their step.
+    For n values the jackknife takes (n - 1)^2 / n times their variance, here 16 / 5 * 2.5 = 8 times
+    the square of their step.
     """
     step = error / math.sqrt(8)
     return Figure(

@@ -70,7 +70,7 @@ def test_a_small_share_of_a_loss_is_not_reported():
 
 
 def test_a_small_share_is_not_reported_if_k_0_hides_the_loss():
-    """The metric itself lost 3%: the causes are weighed by what acceptance and rounds lost."""
+    """The metric itself lost 3%: the causes are weighted by the losses of acceptance and rounds."""
     before, after = (
         cell({**measured.figures, "end_to_end_speedup": figure(value)})
         for measured, value in ((figures(), 2.0), (figures(length=2.0, verify_s=0.0072), 1.94))
@@ -173,7 +173,7 @@ def test_a_change_without_round_counts_has_no_cause():
     ("metric", "values"), [("end_to_end_speedup", (2.0, 1.4)), ("tpot_s", (0.010, 0.014))]
 )
 def test_a_loss_is_not_attributed_to_acceptance_that_hardly_changed(metric, values):
-    """Several imported runs have no round times: what else got slower is not known."""
+    """Several imported runs have no round times: the other causes are unknown."""
     before, after = (
         cell({metric: figure(value), "mean_acceptance_length": figure(length)})
         for value, length in zip(values, (2.50, 2.49), strict=True)
@@ -274,7 +274,7 @@ def test_a_change_of_another_target_engine_or_variant_is_no_cause():
 
 
 def test_a_slower_k_0_is_not_attributed_to_the_draft_model():
-    """It does not take part in it; packages do."""
+    """The draft model does not run at K = 0; packages do."""
     after = figures(step=0.012, draft_s=0.004, verify_s=0.014, other_s=0.002)
     both = changed(**NEW_WEIGHTS, **NEW_PACKAGE)
     result = attribute(figures(), after, ["decode_tokens_per_s"], same_hardware=True, changed=both)

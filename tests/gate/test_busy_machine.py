@@ -27,7 +27,7 @@ def busy(snapshot: Snapshot) -> Snapshot:
 
 
 def with_share(snapshot: Snapshot, share: float | None) -> Snapshot:
-    """The share of the CPU that its process got."""
+    """The figures with the share of the CPU that the process got."""
     origins = tuple(replace(origin, cpu_share=share) for origin in snapshot.origins)
     return replace(snapshot, origins=origins)
 
@@ -93,7 +93,7 @@ def test_a_lower_speedup_is_a_regression_even_on_busy_machines(noisy):
 
 
 def test_a_busy_baseline_does_not_excuse_a_fallen_ratio():
-    """The cell is faster only because the load went; so is K = 0."""
+    """The cell is faster only because the load is gone; so is K = 0."""
     assert verdicts(check(*sides(130.0, 1.5)))[SPEEDUP] is GateVerdict.PASS
     assert verdicts(check(*sides(130.0, 1.5, noisy="baseline")))[SPEEDUP] is GateVerdict.REGRESSION
     assert verdicts(check(*sides(130.0, 1.5, noisy="candidate")))[SPEEDUP] is GateVerdict.PASS
@@ -158,7 +158,7 @@ def simulated(
 ) -> GateVerdict:
     """The verdict on a run whose K = 0 and drafts are `slower`, and whose drafts lose a speedup.
 
-    `share`: for how much of the time the candidate's process got the CPU; None: unknown.
+    `share`: the share of time in which the candidate's process got the CPU; None: unknown.
     """
     drawn = rng.normal(0.0, 0.01, size=4)
     before = {SPEED: 100.0 * np.exp(drawn[0]), SPEEDUP: 2.0 * np.exp(drawn[1] / 2)}
@@ -184,7 +184,7 @@ def regressions(slower: float, lost: float, share: float | None, num: int = GATE
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("load", [0.0, 0.05, 0.09, 0.11, 0.14, 0.16, 0.24, 0.4, 0.6])
 def test_load_on_the_candidates_gpu_host_is_never_a_regression(load):
-    """A/A: load takes a share of the CPU, which slows all; no run was warned as noisy."""
+    """A/A: load takes a share of the CPU, which slows everything; no run was marked as noisy."""
     assert regressions(load, 0.0, 0.99 * (1 - load)) <= MOST_FALSE_ALARMS
 
 

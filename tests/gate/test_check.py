@@ -30,7 +30,7 @@ def judge(
     deviation: float | None = None,
     num_runs: int = 1,
 ) -> Judgment:
-    """One metric of one cell; `error` is the jackknife's of the ratio."""
+    """Judge one metric of one cell; `error` is the ratio's jackknife error."""
     baseline = side(cell({metric: figure(before, 0.0, deviation)}), num_runs=num_runs)
     candidate = side(cell({metric: figure(after, error)}), name="b")
     gate = check(baseline, candidate, [Tolerance(metric=metric, share=tolerance)])
@@ -122,7 +122,7 @@ def test_runs_on_both_sides_pool_their_deviations():
 
 
 def two_cells(loss: float) -> Gate:
-    """Both cells lose alike."""
+    """Both cells lose equally."""
     keys = [key(workload=name) for name in ("code", "chat")]
     before = [cell({"decode_speedup": figure(2.0)}, of=k) for k in keys]
     after = [cell({"decode_speedup": figure(2.0 * (1 - loss))}, of=k) for k in keys]
@@ -201,7 +201,7 @@ def test_a_metric_that_the_candidate_lost_is_missing():
 
 
 def test_figures_of_another_tool_need_several_runs():
-    """They have no prompts; only whole runs show how far they scatter."""
+    """They have no prompts; only whole runs show their scatter."""
 
     def imported(value, deviation=None):
         only = Figure(value=value, deviation=deviation)
@@ -309,7 +309,7 @@ def test_counts_of_an_adaptive_k_are_not_reported_as_missing():
 
 
 def test_a_metric_of_only_one_prompt_is_compared_relatively():
-    """A place that only one prompt's drafts reach: without that prompt it is 0."""
+    """A position that only one prompt's drafts reach: without that prompt it is 0."""
     name = "acceptance_rate_per_position[4]"
     before, after = (
         side(cell({name: Figure(value=v, without=(0.0, v, v, v, v))}), name=run)

@@ -23,7 +23,7 @@ def refused(baseline, candidate, *, absolute_times: bool = False) -> str:
 
 
 def test_runs_with_other_request_settings_are_compared_if_that_is_allowed():
-    """A workload with and without them, and a workload with two kinds of them."""
+    """A workload with and without settings, and a workload with two kinds of settings."""
     plain, formatted = (
         side(cell(FIGURES, key(request_settings=s))) for s in (None, "response_format")
     )

@@ -227,7 +227,7 @@ def test_the_deviation_floor_is_0_for_counts_and_largest_for_times():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The cells that a metric was asked about: the whole one, then each without a unit."""
+    """The cells passed to a metric: the whole one, then each without a unit."""
     cells = []
     monkeypatch.setattr(registry, "_METRICS", dict(all_metrics()))
 

@@ -1,4 +1,4 @@
-"""The fingerprint of a stored run changes with each of its facts."""
+"""The fingerprint of a stored run changes with each of its parts."""
 
 from dataclasses import replace
 

@@ -222,7 +222,7 @@ def test_interrupted_runs_are_included_in_a_history_if_allowed():
 
 @pytest.mark.slow
 def test_noise_gives_change_points_in_at_most_5_percent_of_series():
-    """1,800 series know a rate of 5% to 0.5%; docs/history.md and `false_alarms` say 5%."""
+    """1,800 series determine a rate of 5% to 0.5%; docs/history.md and `false_alarms` state 5%."""
     assert SIGNIFICANCE == 0.05
     steps, trends, num_series = 0, 0, 200
     for num_runs in (8, 12, 20):
@@ -254,7 +254,7 @@ def test_the_history_reports_a_5_percent_false_alarm_rate():
 
 
 def test_runs_of_drifting_machines_are_not_exchangeable():
-    """Negative control: a random walk is what the test does not hold for, and it shows."""
+    """Negative control: the test does not hold for a random walk, and this shows."""
     rng = np.random.default_rng(0)
     walks = [1.5 + 0.02 * np.cumsum(rng.normal(size=20)) for _ in range(100)]
     analyses = [analyze_series(walk) for walk in walks]

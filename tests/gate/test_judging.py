@@ -83,7 +83,7 @@ def test_text_of_another_dtype_or_target_need_not_be_the_same(changed):
 
 
 def test_runs_of_different_drafts_are_not_pooled():
-    """The draft is what is tested: pooled with another one it would be averaged away."""
+    """The draft model is under test: pooled with another one it would be averaged out."""
     from specbench.errors import UsageError
     from specbench.gate.baseline import pool
 

@@ -58,7 +58,7 @@ def print_rates(name: str, counted: Rates) -> Rates:
 
 
 class Pairs:
-    """Simulated pairs, made once: every test that asks for some judges the first of them."""
+    """Simulated pairs, made once: every test that needs some judges the first of them."""
 
     def __init__(
         self, noise: tuple[CellNoise, ...], change: Change | None, runs: tuple[int, int]
@@ -81,7 +81,7 @@ def run_gates(name, noise, shares, change=None, runs=(1, 1), num_pairs=PAIRS) ->
 
 
 def between_runs(noise: tuple[CellNoise, ...], *, of_ratio: bool = True) -> float:
-    """How far speedups of identical runs are apart, or their seconds, relative, on the mean over
+    """How far speedups of identical runs, or their seconds, are apart, relative, on the mean over
     cells."""
     spec = [np.log(cell.columns.spec_s.sum(axis=1)) for cell in noise]
     base = [np.log(cell.columns.base_s.sum(axis=1)) for cell in noise]
@@ -157,7 +157,7 @@ def test_ignoring_intervals_raises_false_alarms(greedy, monkeypatch):
 
 @pytest.mark.long
 def test_ignoring_the_deviation_between_runs_raises_false_alarms(greedy, monkeypatch):
-    """Negative control: prompts of one run share its clocks, and do not show them."""
+    """Negative control: prompts of one run share its clocks, and do not show it."""
     close = {"decode_tokens_per_s": between_runs(greedy, of_ratio=False) / 4}
     assert run_gates("close, with deviations", greedy, close, None, RECIPE).alarms <= 0.05
     monkeypatch.setattr(judging, "_larger", lambda over_units, _: over_units)
@@ -166,7 +166,7 @@ def test_ignoring_the_deviation_between_runs_raises_false_alarms(greedy, monkeyp
 
 @pytest.mark.long
 def test_ignoring_holm_raises_false_alarms(greedy, monkeypatch):
-    """Negative control, at the limit: every cell lost just what is tolerated."""
+    """Negative control, at the limit: every cell lost exactly the tolerance."""
     at_limit = slower(RECIPE_SPEEDUP["decode_speedup"])
     held = run_gates("at the limit, Holm", greedy, RECIPE_SPEEDUP, at_limit, RECIPE).alarms
     monkeypatch.setattr(gate, "holm", lambda p_values: p_values)

@@ -27,7 +27,7 @@ def gate(baseline: StoredRun, candidate: StoredRun, tolerances=None, allowed=())
 
 
 def modified(stored: StoredRun, **changed: object) -> StoredRun:
-    """The run of a server that reports other facts."""
+    """The run of a server with other facts."""
     return replace(stored, servers=tuple(replace(s, **changed) for s in stored.servers))
 
 

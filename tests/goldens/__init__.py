@@ -1,7 +1,7 @@
 """Expected values that no change of the program's structure may change.
 
 `python -m tests.goldens` writes expected/*.json again, or those of the families that it is given;
-tests compare them. An intended change of a value is a commit of its own.
+tests compare them. An intended change of a value is a separate commit.
 """
 
 import json
@@ -19,14 +19,14 @@ def read(family: str) -> Any:
 
 
 def write(family: str, facts: Any) -> None:
-    """Sorted, a line per fact: a list of numbers is one line."""
+    """Write facts sorted, a line per fact; a list of numbers is one line."""
     text = json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False)
     short = re.sub(r"\[\n[^][{}\"]*\]", lambda match: " ".join(match[0].split()), text)
     (EXPECTED / f"{family}.json").write_text(short + "\n", encoding="utf-8")
 
 
 def assert_equal(family: str, actual: Any, *path: str) -> None:
-    """Compare facts with what is expected there; a difference names file, key, old and new."""
+    """Compare facts with the expected ones; a difference names file, key, old and new."""
     expected = read(family)
     for key in path:
         expected = expected.get(key, {})

@@ -107,7 +107,7 @@ def _evidence() -> dict[str, list[Evidence]]:
 
 
 def _write_nights(folder: Path) -> None:
-    """Imported runs of one night each; with the sixth a fifth of the speed went."""
+    """Imported runs of one night each; from the sixth on, speed is a fifth lower."""
     result = json.loads((FILES / "vllm_spec.json").read_text(encoding="utf-8"))
     for i, speed in enumerate(SPEEDS):
         night = {**result, "output_throughput": speed, "date": f"202611{i + 1:02}-020000"}

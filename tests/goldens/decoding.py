@@ -177,7 +177,7 @@ def _prediction(engine: BuiltinEngine, prompt: tuple[int, ...]) -> tuple[int, ..
 
 
 def _write_other_draft(folder: Path) -> None:
-    """The demo draft under the ids of another tokenizer, that knows the words of the prompts."""
+    """The demo draft under the ids of another tokenizer that has the words of the prompts."""
     texts = tuple(
         message.content
         for name in ("chat", "code", "edit", "qa")

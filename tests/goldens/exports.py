@@ -64,7 +64,7 @@ def _export(engine: str, version: str | None, made: Deployment) -> Any:
 
 
 def _config(export: Export) -> Any:
-    """The values of JSON and YAML; of a script the lines that load, set and generate."""
+    """The values of JSON and YAML; for a script, the lines that load, set and generate."""
     assert export.config is not None
     name, text = export.config.name, export.config.text
     if name.endswith(".py"):

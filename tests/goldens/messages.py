@@ -1,4 +1,4 @@
-"""Every message in the source of specbench/, and what it is given to."""
+"""Every message in the source of specbench/, with its exception or stream."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Today's values are the expected ones, family by family, and no feature is without its test."""
+"""Today's values are the expected ones, family by family, and every feature has a test."""
 
 import ast
 import json
@@ -49,7 +49,7 @@ def test_every_feature_of_a_page_names_a_test_that_exists() -> None:
 
 
 def exists(test: str) -> bool:
-    """Whether a test as `tests/FILE.py::NAME` stands in its file; nothing is imported."""
+    """Whether a test as `tests/FILE.py::NAME` is in its file; nothing is imported."""
     path, _, name = test.partition("::")
     file = ROOT / path
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Readers of what serving engines say: pages of facts and counters, streams of tokens."""
+"""Readers of responses of serving engines: pages of facts and counters, streams of tokens."""
 
 import asyncio
 import ssl
@@ -61,7 +61,7 @@ def _http_page(page: bytes) -> bytes:
 
 
 def _with_client(replies: Callable[[str], bytes], ask: Callable[[Client], object]) -> None:
-    """`replies` gives the bytes that a path is answered with, and nothing after them."""
+    """`replies` gives the bytes that answer a path, and nothing after them."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -79,7 +79,7 @@ BENCH = SPECULATIVE | {"itls": [[0.1, 0.2]]}
 
 
 def one_file(name: str, content: bytes, mutated: Mutation, read: Callable[[Path], object]) -> Make:
-    """A reader that is handed the file and nothing else."""
+    """A reader that is given only the file."""
 
     def make(folder: Path) -> Case:
         file = folder / name
@@ -93,7 +93,7 @@ def _prompts(rows: object) -> bytes:
 
 
 def _card(folder: Path) -> Case:
-    """The prompts are as they were."""
+    """A card of unchanged prompts."""
     text = _prompts(ROWS["ours"])
     (folder / "mine.jsonl").write_bytes(text)
     digest = hashlib.sha256(text).hexdigest()

@@ -1,4 +1,4 @@
-"""Damaged copies of good files: bytes are cut and flipped, values take other types and sizes."""
+"""Damaged copies of good files: bytes are cut and flipped, values get other types and sizes."""
 
 import json
 import random
@@ -53,7 +53,7 @@ Make = Callable[[Path], Case]  # in an empty folder
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
-    """After one to four cuts, flips, doublings and foreign splinters."""
+    """The content after one to four cuts, flips, doublings and foreign splinters."""
     for _ in range(rng.randint(1, 4)):
         start = rng.randrange(len(content) + 1)
         end = min(len(content), start + rng.choice([0, 0, 1, 5, 40]))
@@ -65,7 +65,7 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
 
 
 def _damage_or(change: Mutation) -> Mutation:
-    """Half of the copies are damaged blindly, the other half stay what a parser takes."""
+    """Half of the copies are damaged blindly; a parser accepts the other half."""
 
     def mutated(content: bytes, rng: random.Random) -> bytes:
         return (damaged if rng.random() < 0.5 else change)(content, rng)
@@ -74,7 +74,7 @@ def _damage_or(change: Mutation) -> Mutation:
 
 
 def _changed_json(content: bytes, rng: random.Random) -> bytes:
-    """One or two values are others, or their keys are dropped, renamed or given twice."""
+    """One or two values are replaced, or their keys are dropped, renamed or doubled."""
     document = [json.loads(content)]
     for _ in range(rng.choice((1, 1, 2))):
         holder, key = rng.choice(list(_places(document)))
@@ -103,7 +103,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _one_of_its_lines(begins: bytes) -> Mutation:
-    """Changes the JSON of a line that begins so, which may come twice or be gone."""
+    """Changes the JSON of a line that begins with `begins`, which may be doubled or dropped."""
 
     def changed(content: bytes, rng: random.Random) -> bytes:
         lines = content.split(b"\n")
@@ -130,7 +130,7 @@ def _changed_words(pattern: re.Pattern[str], values: tuple[str, ...]) -> Mutatio
 
 
 def _changed_header(content: bytes, rng: random.Random) -> bytes:
-    """The JSON before a file's tensors, whose length may be another."""
+    """The JSON before a file's tensors, whose length may be wrong."""
     length = int.from_bytes(content[:8], "little")
     header = _changed_json(content[8 : 8 + length], rng)
     size = rng.choice((len(header), len(header), len(header), 0, length, 10**9, 2**63))
@@ -145,7 +145,7 @@ counter_page = _damage_or(_changed_words(_NUMBER, (*VALUES, "+Inf", "-Inf", "0x1
 
 
 def tensor_file(content: bytes, rng: random.Random) -> bytes:
-    """Tensors are long, and what comes before them is what is read."""
+    """Tensors are long, so only the part before them is damaged."""
     if rng.random() < 0.5:
         return _changed_header(content, rng)
     return damaged(content[:4000], rng) + content[4000:]

@@ -28,7 +28,7 @@ EVERY_K = (4, 0, 1, 0, 0, 0, 4, 2)
 class Subject:
     """A hybrid target, drafts of its family, and texts that they must not change.
 
-    `twin` has the target's weights, `near` some noise on them: of its drafts some are accepted.
+    `twin` has the target's weights, `near` has noise on them: some of its drafts are accepted.
     """
 
     target: Runner
@@ -64,7 +64,7 @@ def checked(model: Any) -> Runner:
 
 
 def with_noise(model: Any, scale: float = 0.06) -> Any:
-    """The model with matrices that differ by a part of their size."""
+    """The model with matrices that differ by a share of their size."""
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
         if weight.ndim > 1:
@@ -95,7 +95,7 @@ def check_side_by_side(of: Subject, ks: Sequence[int], **how: Any) -> None:
 def check_rows_that_come_and_go(of: Subject) -> None:
     """More requests than rows, K changing from round to round: rows move, drafts catch up.
 
-    The draft has the target's weights: what it drafts is accepted whenever its state is right.
+    The draft has the target's weights: its drafts are accepted whenever its state is right.
     """
     lengths = (3, 20, 7, 20, 5, 12)
     requests = [
@@ -111,8 +111,8 @@ def check_rows_that_come_and_go(of: Subject) -> None:
 
 
 def check_adaptive_k(of: Subject) -> None:
-    """The real controller picks K: it goes up while drafts are right, gives drafting up when they
-    turn wrong, and tries again, which shows a draft what it has not seen of its rows."""
+    """The real controller picks K: it rises while drafts are right, falls to 0 when they turn
+    wrong, and rises again, so that the draft has to catch up with its rows."""
     ks = default_ks(4)
     costs = RoundCostModel({(rows, k): [1 + 0.2 * k] for rows in (1, 2) for k in ks})
     controller = Controller(ks, costs, probe_share=0.5)
@@ -140,7 +140,7 @@ def check_second_turn(of: Subject, draft: Runner, ks: Sequence[int] = (3,)) -> N
 
 
 def check_as_draft(of: Subject) -> None:
-    """A target with attention layers only, whose text the hybrid must not change."""
+    """A target with only attention layers, whose text the hybrid must not change."""
     model = tiny_llama(seed=0)
     texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
     target = checked(model)
@@ -151,7 +151,7 @@ def check_as_draft(of: Subject) -> None:
 
 
 def check_short_answer(of: Subject) -> None:
-    """A second turn after an answer of one token, and one that parts from what was said."""
+    """A second turn after an answer of one token, and one whose text differs from the answer."""
     opening, answer = of.turns[0], of.answers[0]
     for kept, follow_up in (
         (answer[:1], (*opening, answer[0], *random_prompt(5, seed=3))),

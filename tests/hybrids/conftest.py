@@ -1,4 +1,4 @@
-"""Bugs are planted in hybrids as in the decoder."""
+"""Planted bugs, as in tests of the decoder."""
 
 from tests.decoding.conftest import plant
 

@@ -1,4 +1,4 @@
-"""Hybrids: greedy texts are `generate`'s, also sampled, in graphs and in a whole run."""
+"""Hybrids: greedy texts are `generate`'s; also sampled texts, graphs and a whole run."""
 
 import json
 from pathlib import Path
@@ -178,7 +178,7 @@ def test_samples_are_scored_as_by_plain_forwards() -> None:
 
 
 def of_every_family(sample: str) -> pytest.MarkDecorator:
-    """One of them in make test, the others in make test-long."""
+    """One family in make test, the others in make test-long."""
     marks = {name: [] if name == sample else [pytest.mark.long] for name in HYBRIDS}
     return pytest.mark.parametrize(
         "family", [pytest.param(name, marks=marks[name]) for name in HYBRIDS]

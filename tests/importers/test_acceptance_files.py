@@ -25,7 +25,7 @@ org-8b:
 
 
 def profile(tmp_path, **values):
-    """The profile with other values; one of `...` is left out."""
+    """The profile with other values; `...` omits one."""
     content = json.loads(PROFILE.read_text()) | values
     file = tmp_path / "profile.json"
     file.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))

@@ -399,7 +399,7 @@ GIVEN = ImportOverrides(temperature=0.0, concurrency=8)
 
 
 def imported(tmp_path, given=GIVEN, **stats):
-    """The report with other decoding statistics; without any if `mode` is None."""
+    """The report with other decoding statistics, or without any if `mode` is None."""
     report = json.loads((FILES / "trtllm.json").read_text())
     report["decoding_stats"] = report["decoding_stats"] | stats if stats.get("mode", 1) else None
     file = tmp_path / "report.json"

@@ -14,7 +14,7 @@ K4 = ImportOverrides(num_speculative_tokens=4)
 
 
 def changed(tmp_path, change):
-    """The report at K = 4 after `change` of its values."""
+    """The report at K = 4 with values changed by `change`."""
     report = json.loads((FILES / "guidellm_k4.json").read_text())
     change(report)
     file = tmp_path / "report.json"

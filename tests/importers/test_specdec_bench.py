@@ -1,4 +1,4 @@
-"""Figures worked out by hand from files/specdec_bench, a folder as --save_dir has it."""
+"""Figures calculated by hand from files/specdec_bench, a folder as --save_dir writes it."""
 
 import json
 
@@ -13,7 +13,7 @@ SAVED = FILES / "specdec_bench"
 
 
 def saved(folder, *, runs=({},), times=({},), **options):
-    """The folder with other values of each run, of its times and of the options."""
+    """The folder with other values of each run, its times and its options."""
     folder.mkdir(exist_ok=True)
     for name, changes in (("acceptance_rate", runs), ("timing", times)):
         (item,) = json.loads((SAVED / f"{name}.json").read_text())

@@ -52,7 +52,7 @@ def test_an_absent_file_and_an_empty_folder_are_refused(tmp_path):
 
 
 def changed(tmp_path, **values):
-    """The vLLM result with other values; one of `...` is left out."""
+    """The vLLM result with other values; `...` omits one."""
     result = json.loads((FILES / "vllm_spec.json").read_text()) | values
     file = tmp_path / "changed.json"
     file.write_text(json.dumps({k: v for k, v in result.items() if v is not ...}))

@@ -28,7 +28,7 @@ class BuiltFiles(NamedTuple):
 
 
 def build(folder: Path, url: str = "") -> BuiltFiles:
-    """Both, the wheel from the unpacked sdist: what the sdist lacks, the wheel lacks."""
+    """Build both, the wheel from the unpacked sdist: what the sdist lacks, the wheel lacks."""
     tools = _venv(sys.executable, ENGINES / "build-tools", _TOOLS)
     command = [tools, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
     environment = clean() | {"SPECBENCH_URL": url}

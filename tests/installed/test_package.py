@@ -1,4 +1,4 @@
-"""The sdist and the wheel: what is in them, how large they are, and on which Pythons they work."""
+"""The sdist and the wheel: their contents, sizes, and supported versions of Python."""
 
 import re
 import subprocess

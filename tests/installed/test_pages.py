@@ -1,4 +1,4 @@
-"""Every example of README.md and docs/ runs: from an installed wheel, in an empty folder."""
+"""Every example of README.md and docs/ runs with an installed wheel in an empty folder."""
 
 import os
 import subprocess

@@ -21,7 +21,7 @@ def request(prompt_id: str, rounds: RoundLog | None, num_tokens: int = 0) -> Req
 
 
 def baseline_request(prompt_id: str, num_rounds: int, seconds: float) -> RequestRecord:
-    """K = 0: one token a round, each taking `seconds`."""
+    """K = 0: one token per round, each taking `seconds`."""
     return made_request(BASE_KEY.id, prompt_id, steps(num_rounds, seconds), ttft_s=0.2)
 
 

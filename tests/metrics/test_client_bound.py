@@ -1,4 +1,4 @@
-"""Cells that a client measured which could not keep up."""
+"""Cells measured by a client that could not keep up."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_the_client_bound_reason_states_the_lag():
 
 
 def bound_in(k: int, cycles: Collection[int]) -> StoredRun:
-    """In one of the two sessions of each of these cycles the client's loop stood still."""
+    """The client's loop stood still in one of the two sessions of each of these cycles."""
     stored = served_sweep()
     cell_id = cell_of(stored, k).key.id
     servers = tuple(

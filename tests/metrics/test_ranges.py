@@ -80,7 +80,7 @@ def random_cell(rng: random.Random, kind: str) -> CellData:
 
 
 def _rounds(rng: random.Random, later: int, k: int, step_s: float) -> tuple[RoundLog, int]:
-    """Rounds that emit `later` tokens, and what the last one accepts past the end."""
+    """Rounds that emit `later` tokens, and the tokens that the last one accepts past the end."""
     drafted, accepted, emitted, seconds = [], [], [], []
     overshot = 0
     while (left := later - sum(emitted)) > 0:

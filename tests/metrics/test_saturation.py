@@ -1,4 +1,4 @@
-"""A stream of requests that outruns its server is called so, one that does not is not."""
+"""A stream of requests is reported as saturated exactly if it exceeds its server's capacity."""
 
 import heapq
 import random
@@ -61,7 +61,7 @@ def test_an_arrival_rate_above_capacity_is_reported_as_saturation():
 
 
 def test_half_the_capacity_is_rarely_reported_as_saturation():
-    """Waiting comes and goes by chance. Seen in eight passes: 0.07."""
+    """Waiting comes and goes by chance. Observed in eight passes: 0.07."""
     assert share(0.5) <= 0.02
     assert share(0.9, num=24, passes=8) <= 0.16
 

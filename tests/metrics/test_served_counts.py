@@ -46,7 +46,7 @@ def test_acceptance_is_that_of_the_requests_own_counts(cell):
 
 
 def test_rounds_without_drafts_count_even_if_the_histogram_omits_them(cell):
-    """Two rounds more than the histogram has, as of a lookup that found nothing."""
+    """Two more rounds than in the histogram, as of a lookup that found nothing."""
     other = counted(cell, lambda counts: replace(counts, num_rounds=10))
     assert acceptance.mean_acceptance_length(other) == 1 + 16 / 10
     assert acceptance.mean_acceptance_length_when_drafted(other) == 1 + 16 / 8
@@ -75,7 +75,7 @@ def test_a_request_without_counts_leaves_the_cell_to_the_servers_counters(cell):
 
 
 def test_the_engines_own_figure_counts_past_the_ends_of_answers(cell):
-    """Every other prompt accepts one draft past its end: 16.5 a request instead of 16."""
+    """Every other prompt accepts one draft past its end: 16.5 per request instead of 16."""
     assert acceptance.mean_acceptance_length_of_engine(cell) == pytest.approx(1 + 16.5 / 8)
     assert acceptance.num_overshot(cell) == NUM_REQUESTS / 2
     assert acceptance.mean_acceptance_length(cell) == 1 + 16 / 8
@@ -102,7 +102,7 @@ def test_counters_give_acceptance_and_rounds_if_requests_do_not(cell):
 
 
 def test_counters_are_those_of_the_cells_own_setting():
-    """Four concurrent requests ask twice as much; the other setting's counters stay out."""
+    """Four concurrent requests ask twice as much; the other setting's counters are not included."""
     for rows, num_requests in ((1, NUM_REQUESTS), (4, 2 * NUM_REQUESTS)):
         plain = without_counts(cell_of(served_sweep(), 4, rows))
         assert rounds.num_rounds(plain) == num_requests * 8
@@ -118,7 +118,7 @@ def test_without_counts_and_counters_there_is_no_figure_of_rounds(cell):
 
 
 def test_a_failed_request_keeps_the_counters_rounds_per_token(cell):
-    """Counters have 48 requests, of which one failed at our end."""
+    """Counters have 48 requests, of which one failed in the client."""
     plain = without_counts(cell)
     first, *rest = plain.requests
     torn = replace(plain, requests=(replace(first, finish_reason="failed"), *rest))

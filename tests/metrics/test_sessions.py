@@ -1,4 +1,4 @@
-"""Cells of a serving engine: which sessions make them, and what they are paired by."""
+"""Cells of a serving engine: their sessions, and how they are paired."""
 
 import math
 from dataclasses import replace
@@ -93,7 +93,7 @@ def test_a_failed_baseline_session_excludes_its_cycle_for_every_k():
 
 
 def test_two_half_cycles_are_not_a_whole_one():
-    """A drift would not cancel in it."""
+    """A drift would not cancel in the ratio."""
     stored = served_sweep(Sweep(lost=((0, 1, 0), (4, 1, 0))))
     assert set(cell_of(stored, 4).cycles.values()) == {0, 2, 3}
 
@@ -108,7 +108,7 @@ def test_a_second_attempt_counts_and_the_first_one_does_not():
 
 
 def test_an_interrupted_session_is_not_counted():
-    """A kill leaves its blocks without its record."""
+    """A kill leaves blocks without the session's record."""
     stored = served_sweep()
     killed = stored.servers[1].session
     cut = replace(stored, servers=tuple(s for s in stored.servers if s.session != killed))
@@ -173,7 +173,7 @@ def test_a_repeated_cycle_has_no_session_of_its_first_attempt():
 
 
 def test_an_incomplete_attempt_keeps_the_sessions_of_the_earlier_one():
-    """One K of a cycle had a problem, a resumed run began the cycle again and did not get far."""
+    """One K of a cycle had a problem; a resumed run began the cycle again and stopped early."""
     once = served_sweep(Sweep(lost=(LOST,)))
     first = [server for server in once.servers if server.cycle == LOST[1]]
     again = [replace(s, attempt=2, session=f"{s.session} again", problems=()) for s in first]

@@ -62,7 +62,7 @@ def test_a_clock_below_75_percent_of_its_default_is_invalid(steady, clock, valid
 
 
 def at_the_cap(cell: CellData, clock: int, base_clock: int) -> CellData:
-    """An L4, say: every sample says so, and the clock is half of the default of 1,800 MHz."""
+    """As on an L4: every sample shows it, and the clock is half of the default of 1,800 MHz."""
 
     def capped(requests, mhz):
         return tuple(

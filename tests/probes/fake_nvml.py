@@ -1,4 +1,4 @@
-"""An NVML without a GPU: pynvml's own error classes and constants, invented GPUs."""
+"""An NVML without a GPU: pynvml's own error classes and constants, with synthetic GPUs."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -49,7 +49,7 @@ def read_and_written_per_s() -> float:
 
 
 def test_the_measured_copy_bandwidth_matches_a_plain_copy():
-    """One that copies nothing, or only a part, would be many times as fast.
+    """A copy of nothing, or of only a part, would be many times as fast.
 
     The best of interleaved tries on either side, which a busy machine seldom moves by a fifth.
     """

@@ -40,7 +40,7 @@ print(json.loads(answers.read_text()).get(verb, ""))
 
 @pytest.fixture
 def fake_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git that says what answers.json in the folder says; the folder is the working one."""
+    """A git that prints the texts in the folder's answers.json; the folder is the working one."""
     program = tmp_path / "bin" / "git"
     program.parent.mkdir()
     program.write_text(FAKE_GIT)

@@ -44,7 +44,7 @@ def sampling_threads() -> list[threading.Thread]:
 
 
 class WatchedNvml(FakeNvml):
-    """Signals when its GPU was read `num_readings` times: a busy machine reads late."""
+    """Signals after `num_readings` readings of its GPU: a busy machine reads late."""
 
     def __init__(self, gpu: FakeGpu, *, num_readings: int) -> None:
         super().__init__(gpu)
@@ -52,7 +52,7 @@ class WatchedNvml(FakeNvml):
         self._was_read = threading.Event()
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
-        """The last thing that a reading asks for."""
+        """The last value that a reading requests."""
         self._left -= 1
         if self._left <= 0:
             self._was_read.set()

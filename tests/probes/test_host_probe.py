@@ -22,7 +22,7 @@ PATIENCE_S = 300.0  # a thread that is never run would hang the test
 
 
 class Readings:
-    """Counts what a probe's thread reads, so that a busy machine can be waited for."""
+    """Counts the readings of a probe's thread, so that a test can wait for a busy machine."""
 
     def __init__(self, read: Callable[[], tuple[int, int]]) -> None:
         self._read = read
@@ -40,7 +40,7 @@ class Readings:
         return reading
 
     def wait(self) -> None:
-        """Until one that began after now is done."""
+        """Wait for a reading that begins after now."""
         with self._changed:
             next_one = self._num_begun + 1
             assert self._changed.wait_for(lambda: self._num_done >= next_one, PATIENCE_S)

@@ -85,7 +85,7 @@ def test_the_noise_warning_states_the_cause_and_the_remedy():
 
 
 def test_host_load_excludes_this_process(monkeypatch):
-    """Counted by hand: of 4 s of CPU time in 2 s this process took 1, another 2."""
+    """Counted by hand: of 4 s of CPU time in 2 s this process took 1, another one 2."""
     clock = iter((10.0, 12.0))
     process_s, times = iter((5.0, 6.0)), iter((100.0, 104.0))
 

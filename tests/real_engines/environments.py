@@ -40,7 +40,7 @@ CMAKE_OFF = (
 
 
 def make_all() -> None:
-    """All that is missing, or made of other models."""
+    """Make all that is missing, or was made from other models."""
     _make_vllm()
     _make_llama_server()
     target = MODELS / "target"

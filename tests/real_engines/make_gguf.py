@@ -19,7 +19,7 @@ TOKENS, TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 
 
 def convert(sources: Path, model: Path, out: Path, target: Path | None = None) -> None:
-    """In float32, so that it is the same model to the bit."""
+    """Convert in float32, so that the model stays the same to the bit."""
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     import convert_hf_to_gguf as converter
     from conversion.base import TextModel
@@ -32,8 +32,8 @@ def convert(sources: Path, model: Path, out: Path, target: Path | None = None) -
 
 
 def change(sources: Path, model: Path, out: Path, changes: Mapping[str, Any]) -> Path:
-    """A copy of a GGUF file with other keys; None leaves a key out, and a function makes the value
-    from the old one. Its embedding has as many rows as there are tokens."""
+    """A copy of a GGUF file with other keys; None omits a key, and a function makes the value from
+    the old one. Its embedding has a row per token."""
     sys.path[:0] = [str(sources / "gguf-py")]
     from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
@@ -65,7 +65,7 @@ def change(sources: Path, model: Path, out: Path, changes: Mapping[str, Any]) ->
 
 
 def _has_none(*_: object) -> NoReturn:
-    """So that the converter reads tokenizer.json, and needs no package for what is not there."""
+    """Makes the converter read tokenizer.json without a package for absent files."""
     raise FileNotFoundError
 
 

@@ -34,7 +34,7 @@ DRAFTING_K = (*DRAFTING, "--spec-draft-n-max", str(K), "--spec-draft-n-min", "0"
 
 
 class CommandResult(NamedTuple):
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -67,7 +67,7 @@ def _marked(mark: str) -> Iterator[str]:
 def process(
     command: Sequence[str | Path], log: Path, **environment: str
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The address of a server that is started as one does by hand, and its process."""
+    """The address of a server started by hand, and its process."""
     port = free_port()
     with log.open("wb") as stream:
         server = subprocess.Popen(
@@ -85,20 +85,20 @@ def process(
 
 
 class Sweep(NamedTuple):
-    """A stored run with the figures that it reports, by drafter (none: K = 0), workload and K."""
+    """A stored run with its reported figures, by drafter (none: K = 0), workload and K."""
 
     ran: CommandResult
     run: StoredRun
     cells: dict[tuple[str, str, int], dict[str, str]]
 
     def requests(self, drafter: str, workload: str, k: int) -> list[RequestRecord]:
-        """All of one cell, of every session."""
+        """All requests of one cell, of every session."""
         cell_id = self.cells[drafter, workload, k]["cell_id"]
         return [r for block in self.run.blocks for r in block.requests if r.cell_id == cell_id]
 
 
 def sweep(*arguments: str | Path, cwd: Path, out: Path, **environment: str) -> Sweep:
-    """`specbench ARGUMENTS --runs-dir OUT`, which ends with a decision or says that it has none."""
+    """`specbench ARGUMENTS --runs-dir OUT`, which ends with a decision or with none."""
     ran = specbench(*arguments, "--runs-dir", out, cwd=cwd, **environment)
     assert ran.code in (0, UNDECIDED), ran.out + ran.err
     run = load_run("latest", out)

@@ -122,7 +122,7 @@ def test_running_llama_cpp_servers_are_measured(tmp_path):
 
 @pytest.mark.parametrize(("padding", "drafts"), [(128, True), (129, False)])
 def test_a_padded_pair_drafts_exactly_if_it_is_exported(tmp_path, padding, drafts):
-    """Beyond 128 rows the server starts all the same, and drafts nothing."""
+    """Beyond 128 rows the server still starts, but drafts nothing."""
     folder = write_padded_pair(tmp_path, padding)
     target = tmp_path / "target.gguf"
     make = (sys.executable, make_gguf.__file__, LLAMA_CPP, folder / "target", target)

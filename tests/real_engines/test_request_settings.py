@@ -1,4 +1,4 @@
-"""Settings of requests on real engines: they change the text, and every K has the same one."""
+"""Settings of requests on real engines: they change the text, in the same way at every K."""
 
 import json
 import re

@@ -69,7 +69,7 @@ def test_drafts_leave_the_text_of_vllm_unchanged(served):
 
 
 def test_the_engines_figure_is_never_below_ours(served):
-    """It counts past the ends of answers, and only rounds that drafted."""
+    """vLLM counts past the ends of answers, and only rounds that drafted."""
     for drafter in DRAFTERS:
         for workload in WORKLOADS:
             cell = served.cells[drafter, workload, K]

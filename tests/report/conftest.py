@@ -1,4 +1,4 @@
-"""Documents that several tests look at, built once, and their charts, drawn once."""
+"""Documents that several tests use, built once, and their charts, drawn once."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -20,14 +20,14 @@ _drawn: dict[int, tuple[Document, Pictures]] = {}  # by the id of the document, 
 
 
 def drawn(document: Document) -> Pictures:
-    """The document's charts, drawn when a test first looks at them."""
+    """The document's charts, drawn on first use."""
     if id(document) not in _drawn:
         _drawn[id(document)] = document, pictures(document)
     return _drawn[id(document)][1]
 
 
 def printed(document: Document, width: int = 80) -> str:
-    """All that a terminal without color shows."""
+    """The output on a terminal without color."""
     console = Console(file=io.StringIO(), width=width, no_color=True)
     console.print(terminal_report(document, is_verbose=True))
     assert isinstance(console.file, io.StringIO)

@@ -1,4 +1,4 @@
-"""A small stored run of many rows in flight, an adaptive K, contexts and another engine."""
+"""A small stored run with concurrent requests, an adaptive K, contexts and another engine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -100,12 +100,12 @@ def keep(root: Path, run_id: str, stored: StoredRun) -> Path:
 
 
 def with_failure(stored: StoredRun, failure: FailureRecord) -> StoredRun:
-    """The same run, in which something could not be measured."""
+    """The same run with a cell that could not be measured."""
     return replace(stored, failures=(*stored.failures, failure))
 
 
 def renamed(stored: StoredRun, old: str, new: str) -> StoredRun:
-    """The run with a name replaced wherever a cell, a block or a plan states it."""
+    """The run with a name replaced in all cells, blocks and plans."""
 
     def rename(key: CellKey) -> CellKey:
         return with_axes(

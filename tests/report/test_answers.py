@@ -1,4 +1,4 @@
-"""The sentences a user came for."""
+"""The sentences that answer the user's question."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A stored run, finished or not, as one analysed document."""
+"""A stored run, finished or not, as one analyzed document."""
 
 import re
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Charts: what they draw, that they repeat, and that they read on any background."""
+"""Charts: their contents, reproducible and readable on any background."""
 
 import re
 from collections import Counter

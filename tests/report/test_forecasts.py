@@ -1,4 +1,4 @@
-"""Forecast against measured in every format, made of a run on the fake engine."""
+"""Forecasts against measurements in every format, from a run on the fake engine."""
 
 import json
 import re

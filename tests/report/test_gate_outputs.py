@@ -1,4 +1,4 @@
-"""A gate in every format: nothing in a name or a reason breaks one."""
+"""A gate in every format: no name or reason breaks one."""
 
 import json
 import re
@@ -37,7 +37,7 @@ TOLERANCES = [
 
 @pytest.fixture
 def gate() -> Gate:
-    """A lost speedup, counts that hold, a cell that throttled, a draft of another name."""
+    """A lost speedup, equal counts, a cell that throttled, a draft with another name."""
     figures = {"mean_acceptance_length": figure(3.0), "decode_speedup": figure(2.0)}
     other = key(workload=HOSTILE)
     before = side(cell(figures), cell(figures, of=other))

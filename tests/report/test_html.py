@@ -1,4 +1,4 @@
-"""The page: one file, no network, no script but its own, nothing unescaped."""
+"""The page: one file, no network, only its own script, everything escaped."""
 
 import re
 from dataclasses import replace
@@ -23,7 +23,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """Tags, attributes and visible text; complains about tags that do not match."""
+    """Tags, attributes and visible text; fails at tags that do not match."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A report of 100,000 requests, copies of few: how long it takes, and that its page stays small."""
+"""A report of 100,000 requests, copies of few: its time, and the small size of its page."""
 
 import time
 from dataclasses import replace
@@ -31,7 +31,7 @@ def large_run(num_requests: int, wish: Wish = LARGE) -> StoredRun:
 
 
 def keep_large(root: Path, run_id: str, stored: StoredRun) -> Path:
-    """Write it, without waiting for the disk after each of its lines; its folder."""
+    """Store it without waiting for the disk after each line; its folder."""
     run = replace(stored.run, run_id=run_id, schema_version=SCHEMA_VERSION)
     with create_run(root, run) as store:
         store.finish()

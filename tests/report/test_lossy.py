@@ -1,4 +1,4 @@
-"""A lossy drafter is marked wherever it is shown, and is never the unmarked answer."""
+"""A lossy drafter is always marked, and is never the unmarked answer."""
 
 import csv
 import io

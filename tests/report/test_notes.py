@@ -28,7 +28,7 @@ def test_a_target_without_a_chat_template_is_warned_of_once(cpu_document: Docume
 
 @pytest.fixture
 def warned(cpu_document: Document) -> Document:
-    """A winner that was warned about twice in the same words, and once in others."""
+    """A winner with the same warning twice, and another one once."""
     winner = next(d.leader for d in cpu_document.decisions if d.draft.k)
 
     def cell(summary: CellSummary) -> CellSummary:

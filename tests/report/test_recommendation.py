@@ -1,4 +1,4 @@
-"""The answer for an objective, in words and for machines."""
+"""The answer for an objective, as text and as JSON."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How the settings of a run differ, in words; and which phase a report is about."""
+"""How the settings of a run differ, in words; and the phase of a report."""
 
 from dataclasses import replace
 from io import StringIO

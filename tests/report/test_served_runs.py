@@ -1,4 +1,4 @@
-"""Rows in flight, K = auto, contexts and other engines: sections, answers, charts and titles."""
+"""Concurrent requests, K = auto, contexts and other engines: sections, answers and charts."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The page's view of one generation, round by round; on a run, and on rounds written by hand."""
+"""The page's view of one generation, round by round, for a run and for rounds written by hand."""
 
 import re
 from collections.abc import Sequence

@@ -110,7 +110,7 @@ WORDS = {"sentence", "reasons", "warnings"}  # for people; today's texts are bet
 
 
 def facts(value: Any) -> Any:
-    """Without words, and numbers without the digits that the order of a sum changes."""
+    """The values without words; numbers without the digits that depend on the order of a sum."""
     if isinstance(value, dict):
         return {name: facts(item) for name, item in value.items() if name not in WORDS}
     if isinstance(value, float):

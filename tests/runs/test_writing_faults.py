@@ -107,7 +107,7 @@ def test_a_read_only_folder_is_a_store_error(tmp_path: Path):
 
 
 def kill_writer(root: Path, first: int, *, after: int, delay_s: float) -> list[str]:
-    """Let a process append blocks, kill it `delay_s` past its `after`-th; the ids it printed."""
+    """Kill a process `delay_s` after it appended its `after`-th block; the ids it printed."""
     command = [sys.executable, CHILD, root, RUN_ID, str(first)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

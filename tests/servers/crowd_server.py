@@ -1,7 +1,7 @@
 """A server for many concurrent requests, in an event loop; the prompt says how to answer.
 
-It streams as real ones do: HTTP/1.1 over connections that are kept, a chunk an event.
-`python -m tests.servers.crowd_server EVENTS PAUSE_S` is one by itself, and prints its address.
+It streams as real ones do: HTTP/1.1 over persistent connections, a chunk per event. `python -m
+tests.servers.crowd_server EVENTS PAUSE_S` is one by itself, and prints its address.
 """
 
 import asyncio
@@ -169,7 +169,7 @@ class CrowdServer:
 
 
 def reset(writer: StreamWriter) -> None:
-    """Close its connection as a process that dies may do."""
+    """Close its connection as a killed process may do."""
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     writer.transport.abort()

@@ -14,7 +14,7 @@ Found = TypeVar("Found")
 
 
 class _Jump(selectors.DefaultSelector):
-    """Instead of waiting it has waited."""
+    """Skips the wait and advances the time instead."""
 
     now_s = 0.0
 
@@ -75,7 +75,7 @@ def in_virtual_time(work: Coroutine[Any, Any, Found]) -> Found:
 
 @contextmanager
 def _ticking(on_tick: traffic.OnTick) -> Iterator[None]:
-    """No thread knows this time: the loop's own timers, which are exact here."""
+    """Threads do not have this time: the loop's own timers, which are exact here."""
     loop = asyncio.get_running_loop()
     due_s = loop.time()
 

@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

@@ -28,21 +28,21 @@ PLAIN_PAGE = 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0\n'
 
 
 class SharedClock:
-    """The servers' rounds move it on, and each of their chunks waits until the client saw it."""
+    """Time that the servers' rounds advance; each of their chunks waits until the client saw it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.start()
 
     def start(self) -> None:
-        """While no answer is under way: a client may have left one in the middle."""
+        """Called while no answer is in progress: a client may have left one unfinished."""
         with self._changed:
             self._now_s = 0.0
             self._num_sent = self._num_seen = 0
             self._patience_s = PATIENCE_S
 
     def perf_counter(self) -> float:
-        """The client's: it looks when it has a chunk."""
+        """The client's clock: it is read when the client has a chunk."""
         with self._changed:
             self._num_seen += 1
             self._changed.notify_all()
@@ -69,7 +69,7 @@ CLOCK = SharedClock()
 class FakeServer:
     """Rounds of `round_s` at `k`, each of which keeps `kept` drafts; the first token is prefill's.
 
-    It has counted other people's rounds before. Prefill takes as long as a hundred rounds.
+    It has counted rounds of other clients before. Prefill takes as long as a hundred rounds.
     """
 
     k: int = 3
@@ -111,7 +111,7 @@ class FakeServer:
         return counts + emitted + "".join(POSITION.format(i) for i in range(self.k))
 
     def events(self, is_chat: bool) -> Iterator[dict[str, Any]]:
-        """A chunk a round; the last event has the usage and no choice."""
+        """A chunk per round; the last event has the usage and no choice."""
         if self.nonsense is not None:
             yield self.nonsense
             return
@@ -143,7 +143,7 @@ class _Handler(Handler):
     fake: FakeServer
 
     def _is_let_in(self) -> bool:
-        """Whether it answers this request at all; else it says why not."""
+        """Whether it accepts this request; else it sends the reason."""
         if self.fake.elsewhere:
             self.send("", 307, {"Location": self.fake.elsewhere + self.path})
         elif self.fake.key and self.headers["Authorization"] != f"Bearer {self.fake.key}":

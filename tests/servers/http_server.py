@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers requests, and logs none."""
+    """Answers requests without a log."""
 
     def read_body(self) -> dict[str, Any]:
         """The JSON of the request's body."""
@@ -38,12 +38,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving_with(handler: type[BaseHTTPRequestHandler], **known: Any) -> Iterator[str]:
-    """The address of a server with this handler; `known` are attributes that it has there."""
+    """The address of a server with this handler; `known` are attributes of the handler."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (handler,), known))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

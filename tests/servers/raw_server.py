@@ -1,4 +1,4 @@
-"""A server that answers any request with the same bytes, and the client's word for them."""
+"""A server that answers any request with the same bytes, and the client's error for them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

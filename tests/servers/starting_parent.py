@@ -1,4 +1,5 @@
-"""A process that starts a fake engine and stays: `python starting_parent.py FACTS LOG GRACE_S`."""
+"""A process that starts a fake engine and keeps running: `python starting_parent.py FACTS LOG
+GRACE_S`."""
 
 import asyncio
 import signal

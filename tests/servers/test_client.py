@@ -1,5 +1,5 @@
-"""Whatever a server does is an answer or a message that says what is wrong. Only the given server
-is asked, with its key, which is shown nowhere.
+"""Any behavior of a server gives a response or a clear error. Only the given server is queried,
+with its key, which is never shown.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from tests.servers.raw_server import client_of, failure_of, raw_server, stream_o
 
 
 def responses_to(server, *prompts, **more):
-    """The client's answers to the prompts, one after the other."""
+    """The client's responses to the prompts, one after the other."""
 
     async def ask():
         async with server.serving() as url, client_of(url, **more) as client:
@@ -35,7 +35,7 @@ def test_a_streamed_response_is_read_completely():
 
 
 def connections_of(prompts, idle_s, close=None):
-    """How many connections a server has had when each of the prompts was answered."""
+    """The number of connections to a server after the response to each prompt."""
     server = CrowdServer()
     counts = []
 
@@ -236,7 +236,7 @@ UNVOUCHED = Path(__file__).with_name("unvouched.pem")  # an unsigned certificate
 
 
 def echoing_replies(form):
-    """Replies that repeat the key they were asked with."""
+    """Replies that repeat the key of the request."""
 
     def reply(head):
         key = head.split(b"Bearer ")[1].split(b"\r\n")[0]
@@ -271,7 +271,7 @@ def test_an_invalid_api_key_is_refused_before_any_request(monkeypatch):
 
 
 def test_the_client_ignores_proxies_netrc_and_certificate_variables(monkeypatch, tmp_path):
-    """No proxy, no password of a .netrc, no certificates of somebody else."""
+    """No proxy, no password of a .netrc, no certificates from the environment."""
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password wrong")
     monkeypatch.setenv("NETRC", str(netrc))

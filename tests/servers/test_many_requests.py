@@ -32,7 +32,7 @@ def prompt_request(prompt):
 
 
 def planned(num_requests, seed=0):
-    """Prompts, of which a share asks for faults of all kinds."""
+    """Prompts, a share of which asks for faults of all kinds."""
     draw = random.Random(seed)
     kinds = [*FAULTS]
     prompts = [
@@ -47,7 +47,7 @@ def planned(num_requests, seed=0):
 
 @contextmanager
 def all_logged_to(path):
-    """Everything that anything logs meanwhile goes there, and nowhere into memory."""
+    """All logs go to this file, and not into memory."""
     handler = logging.FileHandler(path)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

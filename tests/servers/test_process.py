@@ -25,7 +25,7 @@ PATIENCE_S = 60.0  # far more than anything here takes
 
 @pytest.fixture
 def family(tmp_path):
-    """The file of an engine's processes; what a failed test leaves of them is killed."""
+    """The file of an engine's processes; the ones that a failed test leaves are killed."""
     file = tmp_path / "family"
     yield file
     for pid in file.read_text().split() if file.exists() else ():
@@ -54,12 +54,12 @@ def processes_of(family: Path) -> list[psutil.Process]:
 
 
 def left_of(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Zombies too."""
+    """Remaining processes, including zombies."""
     return [process for process in processes if process.is_running()]
 
 
 def is_dead(process: psutil.Process) -> bool:
-    """Or a zombie: it depends on the machine how soon an orphan is taken leave of."""
+    """Whether it ended or is a zombie: when an orphan is reaped depends on the machine."""
     with suppress(psutil.NoSuchProcess):
         return process.status() == psutil.STATUS_ZOMBIE
     return True

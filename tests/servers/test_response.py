@@ -10,7 +10,7 @@ from specbench.servers.response import EventData, StreamedResponse
 
 
 def response_of(monkeypatch, *timed):
-    """An answer of events and the seconds when they came."""
+    """A response of events and the seconds of their arrival."""
     answer = StreamedResponse()
     for at_s, event in timed:
         monkeypatch.setattr(response, "perf_counter", lambda at_s=at_s: at_s)
@@ -93,7 +93,7 @@ def test_reasoning_content_counts_as_text(monkeypatch, name):
 
 
 def test_events_are_parsed_from_chunks_of_any_size():
-    """A separator of lines that JSON allows within a text ends none; comments are passed over."""
+    """A line separator within a JSON text does not end an event; comments are skipped."""
     events = [{"text": "one\u2028two\x85three"}, {"text": "four"}]
     raw = ": keep-alive\r\n\r\n" + "".join(
         f"event: message\r\ndata:{json.dumps(e, ensure_ascii=False)}\r\n\r\n" for e in events

@@ -1,4 +1,4 @@
-"""Who is asked what and when, in virtual time; no server is needed for that."""
+"""The order and times of requests, in virtual time, without a server."""
 
 import asyncio
 import ctypes
@@ -71,7 +71,7 @@ def test_in_open_loop_requests_start_at_their_arrival_times():
 
 
 class LosingClient(PacedClient):
-    """The server is gone at the third request."""
+    """A client whose server is gone at the third request."""
 
     async def stream(self, path, body):
         self.served.append(body["number"])
@@ -156,7 +156,7 @@ def test_an_empty_prompt_is_refused():
 
 
 class StallingClient(PacedClient):
-    """Stands still for a while after each answer, as a client that is too slow does."""
+    """Pauses after each response, as a client that is too slow does."""
 
     stall_s = 0.1
 
@@ -167,7 +167,7 @@ class StallingClient(PacedClient):
 
 
 def saturation_reason(load, tpot_s):
-    """Why the cell is marked that was measured with this load."""
+    """The reason why a cell measured with this load is marked."""
     stored = ClientLoad(
         cell_id="",
         seconds=load.wall_s,
@@ -179,7 +179,7 @@ def saturation_reason(load, tpot_s):
 
 
 def test_a_blocked_event_loop_marks_the_client_as_bound():
-    """A second an answer, and a tenth standing still: what comes in then waits 50 ms on average."""
+    """A second per response and a tenth of a pause: chunks in it wait 50 ms on average."""
     requests = [request(i) for i in range(20)]
     loads = [
         in_virtual_time(send_all(requests, [client], concurrency=1)).load
@@ -198,7 +198,7 @@ def test_an_event_loop_stall_at_the_end_is_measured():
 
 
 class SleepyClient(PacedClient):
-    """Keeps its whole process waiting, half of the time."""
+    """Lets its whole process wait half of the time."""
 
     async def stream(self, *_):
         await asyncio.sleep(0.1)
@@ -226,7 +226,7 @@ def test_the_thread_ends_even_after_an_error():
 
 
 class HoldingClient(PacedClient):
-    """Lets no other thread of this process run, up to the very end."""
+    """Lets no other thread of this process run until the end."""
 
     async def stream(self, *_):
         await asyncio.sleep(0.1)
@@ -235,7 +235,7 @@ class HoldingClient(PacedClient):
 
 
 def test_a_stall_at_the_end_that_holds_the_gil_is_fully_measured():
-    """Four fifths of the time, in which what comes in waits for half of it: 160 ms."""
+    """Four fifths of the time, in which arriving chunks wait for half of it: 160 ms."""
     load = asyncio.run(send_all([request(0)], [HoldingClient()], concurrency=1)).load
     assert load.mean_lag_s > 0.8 * 0.16
 

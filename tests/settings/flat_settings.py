@@ -1,4 +1,4 @@
-"""Settings by the names that run.json has for them, whatever group they are in."""
+"""Settings by their names in run.json, whatever their group."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Options are fields of groups, and run.json has every value by its own name."""
+"""Options are fields of groups, and run.json has every value under its own name."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Annotated

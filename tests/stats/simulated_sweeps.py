@@ -1,8 +1,8 @@
 """Sweeps in server sessions, simulated from recorded noise.
 
-A log speed is that of its prompt, plus its server's own, plus the machine's drift, plus what is
-left of a single request. Servers: the deviations of vLLM sessions on a loaded CPU (0.13 to 0.3),
-and 0.01 to 0.02 on a quiet GPU. Single requests of the CPU: the remainders of recorded runs
+A log speed is the sum of its prompt's, its server's deviation, the machine's drift and the residual
+of a single request. Servers: the deviations of vLLM sessions on a loaded CPU (0.13 to 0.3), and
+0.01 to 0.02 on a quiet GPU. Single requests of the CPU: the remainders of recorded runs
 (tests/gate/gate_noise.json; deviation 0.09 to 0.17, with tails heavier than normal ones).
 """
 

@@ -24,7 +24,8 @@ def falling(at, size):
 
 
 def bent(at, size):
-    """Not straight between the measured sizes: acceptance decays, and reading the cache costs."""
+    """A curve, not a line, between the measured sizes: acceptance decays, and reading the cache
+    costs."""
 
     def speedup(x):
         return (1 + 2.5 * 0.9 ** math.log2(x / 512)) / (1.3 + x / 60_000)
@@ -85,7 +86,7 @@ def test_break_even_bounds_at_half_the_distance_lose_coverage():
 
 @pytest.mark.slow
 def test_the_break_even_of_the_best_of_three_covers_the_truth():
-    """The curve is that of the highest lower bound at the longest size with a gain."""
+    """The curve is the one with the highest lower bound at the longest size with a gain."""
     rng, hits = np.random.default_rng(0), []
     for _ in range(RUNS):
         curves = [measured(rng, 20, lambda size: falling(9_000, size), 0.5) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Planted steps are found at their place; noise and drift give no steps."""
+"""Planted steps are found at their place; noise and drift cause no steps."""
 
 import json
 from pathlib import Path

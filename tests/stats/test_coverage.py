@@ -31,7 +31,7 @@ TRUE_SPEEDUP = 1.5
 
 
 def seconds(rng: np.random.Generator, n: int) -> tuple[Floats, Floats]:
-    """Paired seconds of n prompts; in the long run the sums have ratio TRUE_SPEEDUP."""
+    """Paired seconds of n prompts; in the long run the sums have the ratio TRUE_SPEEDUP."""
     base = STEP_S * 100 * rng.lognormal(0.0, LENGTH_SIGMA, n)
     slower = rng.lognormal(-(HELP_SIGMA**2) / 2, HELP_SIGMA, n)  # mean 1
     return base, base * slower / TRUE_SPEEDUP
@@ -52,7 +52,7 @@ def sampled_speedup(rng: np.random.Generator, n: int) -> Interval:
 
 
 def accepted(rng: np.random.Generator, n: int, mean: float) -> tuple[Floats, Floats]:
-    """Accepted drafts and rounds of n prompts; prompts differ in how well they are guessed."""
+    """Accepted drafts and rounds of n prompts, whose acceptance rates differ."""
     rounds = np.ceil(40 * rng.lognormal(0.0, LENGTH_SIGMA, n))
     per_round = mean * rng.lognormal(-(HELP_SIGMA**2) / 2, HELP_SIGMA, n)
     return rng.poisson(per_round * rounds).astype(float), rounds
@@ -72,7 +72,7 @@ def acceptance_change(rng: np.random.Generator, n: int) -> Interval:
 
 
 def with_normal_quantile(rng: np.random.Generator, n: int) -> Interval:
-    """Negative control: the same standard error, taken for exactly known."""
+    """Negative control: the same standard error, assumed as exactly known."""
     ratio = speedup_ratio(*seconds(rng, n))
     half = norm.ppf(0.975) * (ratio.standard_error or 0.0)
     return Interval(
@@ -81,7 +81,7 @@ def with_normal_quantile(rng: np.random.Generator, n: int) -> Interval:
 
 
 def percentile_bootstrap(rng: np.random.Generator, n: int) -> Interval:
-    """Negative control: the interval most tools print."""
+    """Negative control: the usual percentile bootstrap."""
     base, spec = seconds(rng, n)
     picks = rng.integers(n, size=(400, n))
     ratios = base[picks].sum(axis=1) / spec[picks].sum(axis=1)

@@ -207,7 +207,7 @@ def test_crossed_intervals_have_their_nominal_coverage(name):
 
 
 def over_prompts_only(*columns: np.ndarray) -> LogRatio:
-    """Negative control: as if every start of a server were like any other."""
+    """Negative control: as if all starts of a server were equal."""
     return speedup_ratio(*(column.sum(axis=0) for column in columns))
 
 
@@ -233,7 +233,7 @@ def test_two_cycles_need_the_cautious_quantile():
 
 
 def of_needed_length(sweep: Sequence[Cells]) -> LogRatio:
-    """The first K's speedup after as many cycles as the first four of all K say are needed."""
+    """The first K's speedup after the number of cycles that the first four of all K require."""
     first = [cells.first(FEWEST_PLANNED) for cells in sweep]
     effect = math.expm1(abs(crossed_speedup(*first[0]).log))
     num_cycles = cycles_needed([session_noise(*cells) for cells in first], effect)
@@ -303,7 +303,8 @@ def test_an_interval_over_cycles_covers_other_starts(cycles, name):
 
 
 def called_different(session_sd: float, num_sessions: int, *, slowdown: float, allowed: float):
-    """How often the sessions of a cell are said to differ, the first being slower by `slowdown`."""
+    """How often the sessions of a cell are reported as different, with the first slower by
+    `slowdown`."""
     rng = np.random.default_rng(num_sessions)
     shape = (SWEEPS, num_sessions, 20)
     logs = rng.normal(0.0, 0.5, (SWEEPS, 1, 20)) + rng.normal(0.0, session_sd, (*shape[:2], 1))

@@ -50,7 +50,7 @@ def test_goodput_intervals_need_the_noise_of_the_added_half():
 
 
 def test_equal_goodput_is_rarely_reported_as_higher():
-    """A one-sided rate of 2.5%; 18 of 400 or more come in fewer than 1 of 100 seeds."""
+    """A one-sided rate of 2.5%; 18 of 400 or more occur in fewer than 1 of 100 seeds."""
     rng = np.random.default_rng(0)
     num_more = 0
     for _ in range(400):

@@ -184,7 +184,7 @@ def test_a_ratio_within_the_common_spread_is_kept() -> None:
 
 @pytest.mark.parametrize(("far", "num_left"), [(0.73, 9), (0.75, 7)])
 def test_ratios_beyond_5_standard_deviations_are_excluded(far: float, num_left: int) -> None:
-    """The median distance is 0.1, of normal errors that of a deviation of 0.148."""
+    """The median distance is 0.1, which for normal errors means a deviation of 0.148."""
     logs = [-far, -0.1, -0.1, -0.1, 0.0, 0.1, 0.1, 0.1, far]
     assert paired_log_ratio(np.exp(logs), 1.0).num_prompts == num_left
 
@@ -206,7 +206,7 @@ def _coverage() -> float:
 
 @pytest.mark.slow
 def test_the_interval_has_its_nominal_coverage() -> None:
-    """95% is claimed; 93 to 97 is accepted: four deviations from what seeds have shown, 94."""
+    """95% is claimed; 93 to 97 is accepted: four deviations from the observed 94."""
     share = _coverage()
     print(f"covered {share:.1%}")
     assert 0.93 <= share <= 0.97

@@ -1,4 +1,5 @@
-"""Holm against his own procedure, step by step; the mean ratio against Markov's inequality."""
+"""Holm's adjustment against his procedure, step by step; the mean ratio against Markov's
+inequality."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The least worst regret against a search of all options."""
+"""The smallest worst-case regret against a search over all options."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ CASES = ("chat", "code", "creative")
 
 
 def drawn(seed: int) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """Rates of some options, rounded so that they tie; the best may be none of them."""
+    """Rates of some options, rounded so that they tie; the best may be another one."""
     rng = np.random.default_rng(seed)
     options = [
         dict(zip(CASES, np.round(rng.uniform(0.5, 2, 3), 2).tolist(), strict=True))

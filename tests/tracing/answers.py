@@ -29,7 +29,7 @@ def demo_target() -> Target:
 
 
 def open_demo(*drafters: str) -> BuiltinEngine:
-    """The embedded target with some of its drafters, in float32."""
+    """The bundled target with some of its drafters, in float32."""
     target = demo_target()
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu"), "float32"))
     for drafter in target.drafters:
@@ -95,7 +95,7 @@ def conversations(
 def decode_with_drafts(
     engine: BuiltinEngine, drafter: str, texts: Sequence[TargetText], k: int
 ) -> list[tuple[tuple[int, ...], RoundLog]]:
-    """The same turns decoded with drafts: output and rounds of each."""
+    """The same turns decoded with drafts: their output and rounds."""
     requests = [
         Request(
             prompt_ids=text.prompt_ids,

@@ -1,4 +1,4 @@
-"""Every drafter is traced exactly, approximately, or refused; so is a new one.
+"""Every drafter is traced exactly, approximately, or refused, including new ones.
 
 Seven tokens and random models: drafts are often accepted and often rejected.
 """
@@ -55,7 +55,7 @@ def drafter_of(variant: Variant):
 
 @cache
 def texts(sampling: Sampling = GREEDY) -> tuple[TargetText, ...]:
-    """The target's own texts; a seed each."""
+    """The target's own texts, each with a seed."""
     results = []
     for seed, prompt in enumerate(PROMPTS):
         request = Request(prompt_ids=prompt, max_new_tokens=MOST, seed=seed)

@@ -1,4 +1,4 @@
-"""How much of a proposal a traced text accepts, and the chance of a sampled draft, by hand."""
+"""The accepted part of a proposal on a traced text, and the chance of a sampled draft, by hand."""
 
 import itertools
 import math

@@ -126,7 +126,7 @@ def test_replayed_rounds_of_the_demo_pair_equal_measured_ones():
 
 
 def test_a_planted_inverse_acceptance_ratio_is_detected(monkeypatch):
-    """min(1, p/q) is the verifier's own chance, before it is known what comes out."""
+    """min(1, p/q) is the verifier's own chance, before its outcome is known."""
     monkeypatch.setattr(trace_module, "kept_given_text", lambda q, p: min(1.0, p / q) if q else 1.0)
 
     assert abs(on_tiny_models("draft_model", WARM).z) > 5

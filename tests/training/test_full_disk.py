@@ -1,4 +1,4 @@
-"""A disk that takes no more: one sentence, what was saved is kept, and the same head in the end."""
+"""A full disk: one clear error, saved data is kept, and the same head in the end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ LONG = TrainingText((1,) * 50_000, 1, is_held_out=False)
 
 @contextmanager
 def refused(path: Path, num_bytes: int) -> Iterator[None]:
-    """All in one sentence: which file, why, and what to do."""
+    """The error in one sentence: the file, the reason, and what to do."""
     with pytest.raises(StoreError) as caught, file_size_limit(num_bytes):
         yield
     message = str(caught.value)

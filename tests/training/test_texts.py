@@ -1,4 +1,4 @@
-"""Whose words heads learn: the target's own, kept as they come, and none that are measured on."""
+"""Texts that heads learn from: the target's own, stored as they come, without measured prompts."""
 
 import json
 from collections import Counter
@@ -41,7 +41,7 @@ def answers(path: Path, num_texts: int = 12, temperatures: tuple[float, ...] = (
 
 
 def silent(done: int, total: int) -> None:
-    """Hears nothing."""
+    """Ignores messages."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Heads learn, and what is written of them is read back."""
+"""Heads learn, and their written files are read back."""
 
 from pathlib import Path
 

@@ -30,7 +30,7 @@ from tests.training.tiny_target import (
 
 
 class Killed(Exception):
-    """The process ended here."""
+    """The process ends here."""
 
 
 def killed_after(last: int) -> StepCallback:

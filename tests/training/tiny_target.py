@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Lab(NamedTuple):
-    """A target and what a training of a head for it needs."""
+    """A target and the parts of a training of a head for it."""
 
     target: StockRunner
     texts: list[TrainingText]
@@ -36,7 +36,7 @@ class Lab(NamedTuple):
 
 @cache
 def lab(say: float = 1.0) -> Lab:
-    """`say` is how much its layers add to the last token's embedding: of little, heads learn."""
+    """`say`: how much its layers add to the last token's embedding; of little, heads learn."""
     model = _target(say)
     prompts = [random_prompt(length, seed, VOCAB_SIZE) for seed in range(24) for length in (5, 8)]
     answers = _answers(model, [p for p in prompts if len(p) == 5])
@@ -57,7 +57,7 @@ def plan(steps: int, seed: int = 0, rate: float = 8e-3) -> Plan:
 
 
 def silent(step: int, steps: int, loss: float) -> None:
-    """Hears nothing."""
+    """Ignores messages."""
 
 
 def _answers(model: Any, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:

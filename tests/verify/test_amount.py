@@ -62,7 +62,7 @@ def test_outputs_are_expected_to_be_as_long_as_the_greedy_one():
 
 
 class CountingEngine:
-    """An engine that counts what it decodes; its answers are as long as it was asked for."""
+    """An engine that counts its tokens; its answers are as long as requested."""
 
     name = "builtin"
     share = 1.0  # of what it was asked for

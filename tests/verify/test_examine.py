@@ -17,7 +17,7 @@ TYPICAL = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3}
 
 
 class Refusing:
-    """An engine that takes no drafter; it never learns that one is lossy."""
+    """An engine that refuses every drafter; it never learns that one is lossy."""
 
     name = "builtin"
 
@@ -28,7 +28,7 @@ class Refusing:
         raise self._error
 
     def remove_drafter(self, name: str) -> None:
-        """There is none."""
+        """Do nothing: no drafter is loaded."""
 
     def lossy_option(self, work: Work) -> str | None:  # noqa: ARG002
         return None

@@ -89,7 +89,7 @@ def tiny(folder: Path) -> Bench:
 
 @pytest.fixture(scope="module")
 def unlike_draft(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """A draft that seldom agrees with its target."""
+    """A draft model that seldom agrees with its target."""
     folder = write_pair(tmp_path_factory.mktemp("stranger"), num_prompts=NUM_ROWS).parent
     _, draft = make_pair(agreement=1.0)
     for parameter in draft.parameters():
@@ -117,7 +117,7 @@ _probs, _pick = Sampler.probs, Sampler.pick
 
 
 def _twice_as_cold(self: Sampler, logits: Tensor) -> Tensor:
-    """Temperature applied once too often."""
+    """Temperature applied twice."""
     if self.is_greedy:
         return _probs(self, logits)
     squared = replace(self.sampling, temperature=self.sampling.temperature**2)
@@ -125,14 +125,14 @@ def _twice_as_cold(self: Sampler, logits: Tensor) -> Tensor:
 
 
 def _one_in_fifty(seed_B: Tensor, positions_BT: Tensor, purpose: Purpose) -> Tensor:
-    """Numbers that accept a draft one time in fifty whatever the target says."""
+    """Numbers that accept a draft one time in fifty, whatever the target's probability."""
     chance_BT = uniform(seed_B, positions_BT, purpose)
     is_blind_BT = uniform(seed_B, positions_BT, Purpose.SYNTHETIC) < 1 / 50
     return torch.where(is_blind_BT, 0.0, chance_BT)
 
 
 def _favoring_some(self: Sampler, logits: Tensor) -> Tensor:
-    """A third more of every token with a small id."""
+    """A third more probability for every token with a small id."""
     weights_V = torch.where(torch.arange(logits.shape[-1]) < 136, 4 / 3, 1.0)
     weighted = _probs(self, logits) * weights_V
     return weighted / weighted.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Batched texts have the scores of single ones, and no further text is consumed."""
+"""Batched texts have the scores of single ones, and no additional text is consumed."""
 
 from collections.abc import Iterator
 

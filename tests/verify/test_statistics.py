@@ -126,7 +126,7 @@ RARE = {each: np.array([each] * 8 + [1 - 8 * each]) for each in (5 / 1024, 0.5 /
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("each", RARE)
 def test_sound_rare_texts_have_the_stated_false_alarm_rate(each: float) -> None:
-    """20,000 calls: at a share of 2e-4, 4 alarms are due, and more than 13 in 7 of 100,000."""
+    """20,000 calls: at a share of 2e-4, 4 alarms are expected, and more than 13 in 7 of 100,000."""
     rng = np.random.default_rng(0)
     draws_NC = rng.multinomial(1024, RARE[each], 20_000).astype(float)
     p_values = np.array([joint(row_C, RARE[each]) for row_C in draws_NC])
@@ -141,7 +141,7 @@ def test_sound_rare_texts_have_the_stated_false_alarm_rate(each: float) -> None:
 
 
 def test_the_mean_ratio_of_all_counts_is_one() -> None:
-    """All ways in which 6 texts fall into 3 cells: what makes 1 / ratio a p-value, exactly."""
+    """All ways in which 6 texts fall into 3 cells: 1 / ratio is a p-value, exactly."""
     probs_C = np.array([0.7, 0.28, 0.02])
     counts = [(a, b, 6 - a - b) for a in range(7) for b in range(7 - a)]
     chances = np.array([multinomial.pmf(each, 6, probs_C) for each in counts])

@@ -16,7 +16,7 @@ TESTS = {"rarity": rarity_p_value, "frequency": frequency_p_value}
 
 
 class Source:
-    """Draws answers whose tokens depend on the one before; a share of them from another law."""
+    """Draws answers whose tokens depend on the previous one; a share of them from another law."""
 
     def __init__(
         self, num_tokens: int, spread: float, num_prompts: int = 3, length: int = 5
@@ -78,7 +78,7 @@ def test_two_sample_tests_detect_only_planted_faults(fault, seen_by):
 
 
 def test_a_changed_dependence_between_tokens_is_detected():
-    """Every token comes as often as it should, at every position."""
+    """Every token occurs as often as it should, at every position."""
     rng = np.random.default_rng(0)
     first = rng.integers(2, size=(2, 400))
     follows = [("p", (int(a), int(a))) for a in first[0]]

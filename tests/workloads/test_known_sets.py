@@ -1,4 +1,4 @@
-"""Sets that people have are read as they are published; each file here has the shape of one."""
+"""Published data sets are read in their own formats; each file here has the format of one."""
 
 import gzip
 import json

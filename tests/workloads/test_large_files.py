@@ -1,4 +1,4 @@
-"""Files of any size are read in pieces, and what is held of them has a limit."""
+"""Files of any size are read in pieces, with a limit on memory."""
 
 import gzip
 import json
@@ -94,7 +94,7 @@ print(len(workload.prompts), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss 
 def test_a_file_of_any_size_takes_as_much_memory_as_a_small_one(
     tmp_path: Path, num_bytes: int, most_growth: int
 ) -> None:
-    """1 GB and more of prompts is read in less than its size."""
+    """1 GB and more of prompts is read in less memory than its size."""
 
     def measure_sample(name: str, num_rows: int) -> tuple[int, int]:
         with (tmp_path / name).open("w") as file:

@@ -1,4 +1,4 @@
-"""Prompts lengthened with real text: length, order, and what stays as it is."""
+"""Prompts lengthened with real text: length, order, and unchanged parts."""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def source_of(*workloads: Workload, seed: int = 0) -> TextSource:
 
 
 def words(prompt: Prompt) -> int:
-    """A token is a word; a template of three tokens a message."""
+    """Counts a token per word, and three tokens per message for the template."""
     return sum(3 + len(message.content.split()) for message in prompt.turns[0])
 
 
@@ -41,7 +41,7 @@ def characters(prompt: Prompt) -> int:
 
 
 class Counter:
-    """Counts with another counter, and how often it was asked."""
+    """Counts with another counter, and records the number of calls."""
 
     def __init__(self, count) -> None:
         self.count = count
@@ -53,7 +53,7 @@ class Counter:
 
 
 class DemoTokens:
-    """The embedded pair's own tokens, under its chat template."""
+    """The bundled pair's own tokens, under its chat template."""
 
     def __init__(self) -> None:
         self.inner = Tokenizer.from_file(str(PACKAGE / "demo/models/target/tokenizer.json"))
@@ -247,7 +247,7 @@ def test_a_single_prompt_cannot_be_lengthened():
 
 
 def ends(text: str, prompt: Prompt, num_tokens: int) -> str:
-    """The last characters of the context when `text` is all there is, a character a token."""
+    """The last characters of the context if `text` is all there is, a token per character."""
     longer = lengthen(
         prompt, num_tokens, source_of(workload_of("w", prompt_of("a", text))), characters
     )

@@ -1,4 +1,4 @@
-"""Workloads are found by name, checked against their card, and drawn from."""
+"""Workloads are found by name, checked against their card, and sampled."""
 
 import hashlib
 import json
@@ -84,7 +84,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None
 
 
 def workload_of(categories: str) -> Workload:
-    """One prompt a letter: "aab" has two of category a and one of b."""
+    """One prompt per letter: "aab" has two of category a and one of b."""
     return Workload(
         name="letters",
         path=Path("letters.jsonl"),

@@ -29,7 +29,7 @@ WARM_UP = "Count from"
 
 
 class Engine:
-    """K, the start's fault, what it was asked, and what it has counted."""
+    """The fake's K, the fault of its start, its requests, and its counts."""
 
     def __init__(self, k: int, fault: str = "") -> None:
         self.k, self.fault = k, fault
@@ -50,8 +50,8 @@ class Engine:
         self.started_s = time.time()
 
     def rounds(self, prompt: str, most: int) -> list[int]:
-        """Accepted drafts of each round, the same for a prompt whatever asks; the last may pass
-        the end, which is after 9 to 40 tokens."""
+        """Accepted drafts of each round, the same for equal prompts; the last may pass the end,
+        which is after 9 to 40 tokens."""
         digest = hashlib.sha256(prompt.encode()).digest()
         num_later = min(8 + digest[0] % 32, most - 1)
         accepted: list[int] = []
@@ -98,7 +98,7 @@ class Engine:
         yield {"choices": [], "usage": usage, "metrics": metrics}
 
     def go_wrong(self, prompt: str) -> None:
-        """At the second measured answer."""
+        """Fail as planned at the second measured answer."""
         with self.lock:
             self.num_measured += WARM_UP not in prompt
             if self.num_measured != 2 or WARM_UP in prompt:
@@ -182,7 +182,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def option(name: str) -> str:

@@ -1,4 +1,5 @@
-"""A server that answers from the tiny target itself, rightly or with a fault, in vLLM's words."""
+"""A server whose answers come from the tiny target itself, correct or with a fault, in vLLM's
+format."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ class Draw(NamedTuple):
 
 
 def sampled(model: Any, prompt_ids: Sequence[int], num: int, length: int, law: Law, seed: int):
-    """So many answers of up to `length` tokens."""
+    """This many answers of up to `length` tokens."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.tensor([list(prompt_ids)] * num)
     for at in range(length):

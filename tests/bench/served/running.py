@@ -18,7 +18,7 @@ class RunningFake(NamedTuple):
 
     @property
     def measured(self) -> list[dict[str, Any]]:
-        """The requests that were no warm-up."""
+        """The requests except warm-ups."""
         return [body for body in self.engine.requests if not is_warm_up(body)]
 
 
@@ -28,7 +28,7 @@ def is_warm_up(body: dict[str, Any]) -> bool:
 
 @contextmanager
 def running(*ks: int) -> Iterator[list[RunningFake]]:
-    """One server a K, in this order; sessions are warmed up with the fewest batches."""
+    """One server per K, in this order; sessions are warmed up with the fewest batches."""
     engines = [Engine(k) for k in ks]
     with ExitStack() as stack, patch.multiple(open_session, SPIN_S=0.0, LONGEST_S=0.0):
         yield [

@@ -1,4 +1,4 @@
-"""Runs whose servers are started: fake_vllm.py in vLLM's place."""
+"""Runs that start servers: fake_vllm.py instead of vLLM."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def settings_for(folder: Path, **changes: Any) -> RunSettings:
 
 
 def running_settings(folder: Path, *urls: str, **changes: Any) -> RunSettings:
-    """Settings for servers that run already; their K are what they say."""
+    """Settings for servers that run already; their K are what they report."""
     running = {"launch": None, "num_speculative_tokens": None, "base_urls": urls}
     return settings_for(folder, **{**running, **changes})
 

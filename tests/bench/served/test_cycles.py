@@ -1,4 +1,4 @@
-"""Which session is next, from what is stored: no server is asked."""
+"""The next session follows from what is stored, without a query to a server."""
 
 import math
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ SESSION_S = 10.0
 
 
 class StoredCycle:
-    """A plan of K = 0, 2 and 4, its run, and what stands for sessions that were held."""
+    """A plan of K = 0, 2 and 4, its run, and records in place of real sessions."""
 
     def __init__(self, folder, budget_s=None, **changes):
         self.plan = plan_of(folder, budget_s=budget_s, **changes)
@@ -33,7 +33,7 @@ class StoredCycle:
         self.run = ServedRun(self.plan, "vllm", (), self.store, self.deadline)
 
     def store_session(self, session, problems=(), wobble=0.0):
-        """Store the session as one that took SESSION_S; K + 1 times as fast as K = 0."""
+        """Store the session with SESSION_S seconds, K + 1 times as fast as K = 0."""
         name = next_name(session, self.store.stored)
         server = unusable(session, name, problems)
         if not problems:
@@ -43,7 +43,7 @@ class StoredCycle:
         self.clock.now_s += SESSION_S
 
     def measure(self, cycle, host, watch=None):
-        """Measure it at servers of the host."""
+        """Measure the plan at servers of the host."""
         CycleRun(cycle, host, self.store, watch or RecordingWatch(), self.deadline).measure()
 
     def hold_cycle(self, wobble=0.0):
@@ -107,7 +107,7 @@ def test_every_attempt_at_a_session_has_its_own_name(stored):
 
 
 class Broken:
-    """No server comes up; the reasons are by K."""
+    """A host on which no server starts; the reasons are by K."""
 
     def __init__(self, **reasons):
         self._reasons, self.opened = reasons, []
@@ -212,7 +212,7 @@ def test_the_noise_sets_the_number_of_cycles_by_default(tmp_path, wobble, cycles
 
 
 def test_no_cycle_starts_that_would_exceed_the_budget(tmp_path):
-    """80% of it explore: 160 s, cycles of six sessions of 10 s."""
+    """80% of the budget is for exploring: 160 s, cycles of six sessions of 10 s."""
     budget = StoredCycle(tmp_path, budget_s=200.0, cycles=None)
     with budget.store:
         assert [budget.hold_cycle().number for _ in range(2)] == [0, 1]

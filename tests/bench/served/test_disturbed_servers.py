@@ -1,4 +1,4 @@
-"""Servers that hang, end, are full, are replaced or routed to: named, and measured again."""
+"""Servers that hang, end, are full, are replaced or routed to: reported, and measured again."""
 
 import threading
 from contextlib import contextmanager
@@ -76,7 +76,7 @@ def figures_of(stored):
 
 @pytest.fixture(scope="module")
 def undisturbed_run(tmp_path_factory):
-    """Figures of a run in which nothing happens to the servers."""
+    """Figures of a run with undisturbed servers."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with running(0, 2) as servers:
         settings = running_settings(folder, *(server.url for server in servers))

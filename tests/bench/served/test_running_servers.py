@@ -1,4 +1,4 @@
-"""A run over servers that run already; its figures worked out again, by hand."""
+"""A run over servers that run already, and its figures calculated again by hand."""
 
 import asyncio
 import math
@@ -59,7 +59,7 @@ def test_a_plan_counts_on_the_context_that_servers_report(monkeypatch, context):
 
 
 def test_prompts_beyond_the_servers_context_are_skipped_at_every_k(tmp_path):
-    """The target's context is 1,024: of 3 prompts, what is beyond that and beyond 300 tokens."""
+    """The target's context is 1,024, so some of 3 prompts exceed it or 300 tokens."""
     given = {"pairings": ("demo/draft",), "workloads": (write_prompts(tmp_path / "p.jsonl", LONG),)}
     settings = settings_for(tmp_path, **given, max_new_tokens=16)
     pairings = load_pairings(None).select(("demo/draft",))
@@ -273,7 +273,7 @@ def test_rates_of_concurrent_requests_follow_from_stored_times(attached):
 
 
 def _busy(requests):
-    """Seconds from when all rows were under way first until last, and the tokens of them."""
+    """Seconds from when all rows were busy first until last, and the tokens in between."""
     ends = sorted({t for r in requests for t in (r.arrived_s, r.arrived_s + r.total_s)})
     full = [
         (a, b)
@@ -425,7 +425,7 @@ def test_a_server_of_unknown_engine_gives_a_warning():
 
 
 def test_arrivals_of_an_open_loop_are_drawn_for_each_session(tmp_path):
-    """They come late, by as much as this machine is busy, and nearest to their own times."""
+    """Requests start late by the load of this machine, nearest to their own times."""
     rate, num = 20.0, 6
     with running(0) as (server,):
         settings = running_settings(

@@ -1,4 +1,4 @@
-"""Servers that answer rightly, and wrongly in known ways, each called what it is.
+"""Servers with correct answers, and with known faults, get the right verdict.
 
 All noise is seeded. A call in which everything is sound reports a fault with a probability of
 0.001 at most (docs/verify.md); `test_a_correct_server_is_lossless` is the negative control.
@@ -34,7 +34,7 @@ PROMPTS = [f"prompt number {i}" for i in range(3)]
 
 
 class Tiny:
-    """The tiny target in a folder, and what servers answer for it."""
+    """The tiny target in a folder, and the answers of servers for it."""
 
     def __init__(self, folder: Path) -> None:
         write_pair(folder, num_prompts=len(PROMPTS))
@@ -89,13 +89,13 @@ def right(logits: torch.Tensor, at: int) -> torch.Tensor:  # noqa: ARG001
 
 
 def wrong_later(logits: torch.Tensor, at: int) -> torch.Tensor:
-    """Three tenths of all tokens but the first come from nowhere."""
+    """Three tenths of all tokens but the first are random."""
     flat = torch.full_like(logits, 1 / logits.shape[-1])
     return right(logits, at) if at == 0 else 0.7 * right(logits, at) + 0.3 * flat
 
 
 def warmer(logits: torch.Tensor, at: int) -> torch.Tensor:
-    """Another temperature than was asked for."""
+    """Another temperature than the requested one."""
     return right(logits / 2, at)
 
 
@@ -232,7 +232,7 @@ def test_a_greedy_divergence_that_rounding_does_not_explain_is_a_fault(tiny: Tin
 
 
 def test_without_logits_a_divergence_is_reported_but_not_judged(tiny: Tiny) -> None:
-    """K = 0 itself is not the target that is here: its logits would prove nothing."""
+    """K = 0 itself differs from the target on this machine: its logits would prove nothing."""
     baseline = tiny.server(right, 1, {tiny.tied: 150})
     findings = findings_of(tiny, baseline, tiny.server(right, 2), (0.0,))
     assert [finding.verdict for finding in findings] == ["matches_baseline", "inconclusive"]

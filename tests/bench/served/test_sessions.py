@@ -205,7 +205,7 @@ def _program(path, script):
 
 
 def test_running_servers_need_a_single_pairing(tmp_path):
-    """The drafter of a server is not reported: two would be given the same figures."""
+    """The drafter of a server is not reported: two drafters would get the same figures."""
     with pytest.raises(UsageError, match=r"--base-url.*big/lookup, big/sm"):
         plan_of(tmp_path, running_ks=(0, 2), pairings=("big/lookup", "big/small"))
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 class Folder:
-    """Where runs are, their settings, and one that was measured here."""
+    """A folder for runs, their settings, and one run measured on this machine."""
 
     def __init__(self, path):
         self.path = path

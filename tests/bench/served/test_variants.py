@@ -237,7 +237,7 @@ def test_a_gate_matches_variants_by_name_and_reports_other_arguments(slower_eage
 
 
 def test_a_variant_with_only_k_0_is_exported_without_speculation(tmp_path):
-    """The decision against drafts is also about one set of arguments."""
+    """The decision against drafts also holds for one set of arguments."""
     settings_for(tmp_path)
     (pairing,) = load_pairings(tmp_path / "pairings.yaml").select(["big/lookup"])
     slow = varied_sweep({"a": 1.1, "b": 1.0}, replace(ONE_ROW, ks=(2,), confirmed=None))

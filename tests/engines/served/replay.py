@@ -1,4 +1,4 @@
-"""Engines asked of a fake server that answers what real ones did."""
+"""Engines over a fake server that repeats recorded answers of real ones."""
 
 import asyncio
 from collections.abc import Mapping

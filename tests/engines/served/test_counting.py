@@ -45,7 +45,7 @@ def test_tokens_of_no_drafting_round_are_counted_as_rounds_without_drafts():
 
 
 def test_an_engine_can_report_acceptance_past_the_end_and_undrafted_rounds():
-    """3 rounds without drafts, then one that accepts 4 of which the last ends the text."""
+    """3 rounds without drafts, then one that accepts 4, the last of which ends the text."""
     rounds = [DraftedRound(4, 4)]
     assert counts_of_rounds(stream(1 + 3 + 4), rounds, K4).num_overshot == 0
     counts = counts_of_rounds(stream(1 + 3 + 4), rounds, K4, num_overshot=1)

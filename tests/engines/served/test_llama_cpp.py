@@ -1,4 +1,4 @@
-"""llama.cpp's server, by what a real one answered."""
+"""llama.cpp's server, with recorded answers of a real one."""
 
 import json
 from dataclasses import replace
@@ -133,7 +133,7 @@ def test_llama_cpp_completes_the_ids_of_the_templated_conversation():
 
 
 def test_token_ids_are_dropped_if_the_server_omits_one():
-    """Sums remain, in which rounds that drafted nothing hide what went past the end."""
+    """Only sums remain, in which rounds without drafts hide the tokens past the end."""
     events = ANSWERS["/completion"].split("\n\n")
     result = answer("llama_cpp", ANSWERS | {"/completion": "\n\n".join(events[:3] + events[4:])})
     assert (result.answer.num_tokens, list(result.answer.token_ids)) == (15, [])

@@ -1,4 +1,4 @@
-"""The body that a server gets for the settings of a request."""
+"""The body that a server receives for the settings of a request."""
 
 import asyncio
 from dataclasses import replace

@@ -131,7 +131,7 @@ def test_without_a_template_the_text_of_the_messages_is_completed(server):
 
 
 def test_a_chat_request_is_tried_once_per_server():
-    """Else every request would come later by the refusal of a first one."""
+    """Otherwise every request would be delayed by the refusal of a first one."""
     fake = FakeServer(has_chat=False)
     ask_twice(fake)
     assert fake.num_refused == 1

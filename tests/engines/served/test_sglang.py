@@ -1,4 +1,4 @@
-"""SGLang, by answers that were written from its sources: never met a real one."""
+"""SGLang, with answers written from its sources, not from a real server."""
 
 import json
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_sglang_kv_tokens_are_summed_over_data_parallel_ranks():
 
 
 def test_an_sglang_response_has_token_ids_and_counts():
-    """2 rounds that accept 5 drafts would emit 7 tokens after the first, and there are 6."""
+    """2 rounds that accept 5 drafts would emit 7 tokens after the first, but there are 6."""
     response = answer("sglang", ANSWERS).answer
     assert (response.text, response.num_tokens, response.num_first) == ("The answer is 12.", 7, 1)
     assert list(response.token_ids) == [403, 552, 600, 311, 436, 16, 2]

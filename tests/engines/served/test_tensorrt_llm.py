@@ -1,4 +1,4 @@
-"""TensorRT-LLM, by answers that were written from its sources: never met a real one."""
+"""TensorRT-LLM, with answers written from its sources, not from a real server."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_k_is_refused_if_absent_or_unknown(page, k):
 
 
 def test_rounds_of_a_tensorrt_llm_response_follow_from_its_mean():
-    """7 tokens at 2.33 an iteration are 3: prefill and 2 rounds, which accepted 4 drafts."""
+    """7 tokens at 2.33 per iteration are 3: prefill and 2 rounds, which accepted 4 drafts."""
     response = answer("tensorrt_llm", ANSWERS).answer
     assert (response.text, response.num_tokens, response.num_first) == ("The answer is 12.", 7, 1)
     assert (list(response.token_ids), response.finish_reason) == ([], "stop")

@@ -1,4 +1,4 @@
-"""vLLM, by what a real one answered."""
+"""vLLM, with recorded answers of a real one."""
 
 import json
 from dataclasses import replace
