@@ -239,7 +239,7 @@ def run_all(folder: Path, tests: Sequence[str]) -> list[Path]:
         made.append(folder / name)
         command = [sys.executable, "-m", "pytest", "-p", "tests.margins", "-n", "auto", *tests]
         hook = ["-o", "enable_assertion_pass_hook=true"]
-        # Tests are rewritten for the hook, and the usual ones keep their compiled files.
+        # Tests are rewritten for the hook, and the usual compiled files are kept.
         cache = {"PYTHONPYCACHEPREFIX": str(folder / "compiled"), OUT: str(made[-1])}
         subprocess.run([*command, *hook], env={**os.environ, **changes, **cache}, check=False)
     return made

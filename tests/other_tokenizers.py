@@ -78,6 +78,6 @@ def revocabularied(model: Any, target: ChatTokenizer, draft: ChatTokenizer) -> A
         if state[name].shape == weight.shape and len(weight) != model.config.vocab_size:
             state[name].copy_(weight)
         else:
-            state[name].mul_(0.01)  # nothing has a strong opinion about the others
+            state[name].mul_(0.01)  # the other logits are small
             state[name][own_S] = weight[of_target_S]
     return other

@@ -53,10 +53,10 @@ class Sweep:
     wobble: float = 0.02  # of the log speed of a session
     differing: float = 0.05  # from prompt to prompt, of the log speedup
     confirmed: int | None = 4  # the K that was measured again
-    lost: tuple[tuple[int, int, int], ...] = ()  # K, cycle and leg that were never held whole
+    lost: tuple[tuple[int, int, int], ...] = ()  # K, cycle and leg that were never completed
     again: tuple[tuple[int, int, int], ...] = ()  # the ones held in a second attempt
     is_attached: bool = False  # to a server that was running
-    slower: dict[int, float] = field(default_factory=dict)  # K -> what its seconds are times
+    slower: dict[int, float] = field(default_factory=dict)  # K -> factor of its seconds
     variant: str | None = None
 
 

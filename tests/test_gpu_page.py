@@ -192,7 +192,7 @@ def test_a_capture_failure_that_spreads_is_a_missed_claim() -> None:
 @pytest.mark.slow
 def test_planted_capture_failures_that_do_not_occur_are_missed_claims() -> None:
     section = after_failures_of(FakeGraphs())
-    assert section["claims"][1]["measured"] == 3  # all but the two that say what was refused
+    assert section["claims"][1]["measured"] == 3  # all but the two that report a refusal
     assert section["claims"][1]["holds"] is False
 
 

@@ -9,7 +9,7 @@ from threading import Lock, Thread
 from specbench.bench.cluster import Message, NodeInfo, SendMessage, TaskEnded, TaskEvent, WorkerLost
 from specbench.errors import DeviceLostError
 
-# Transformers loads models under patches of torch that threads would leave in place for good.
+# Transformers patches torch while it loads models; with threads the patches would stay.
 _LOADING = Lock()
 
 

@@ -76,7 +76,7 @@ def test_stored_records_are_not_read_again_during_a_run(tmp_path, monkeypatch):
 def test_under_a_budget_every_k_has_five_prompts_before_one_that_cannot_win_is_dropped(tmp_path):
     run = measured(tmp_path, changed(SETTINGS, budget_s=3600.0), TWENTY)
     # The good drafter's K = 2 is slower than its K = 4 on every prompt, the bad one's K = 4 than
-    # its K = 2. That K = 2 stays, so that "do not speculate" is said with a good interval.
+    # its K = 2. Its K = 2 stays, so that "do not speculate" has a good interval.
     sizes = [len(cells_of(block)) for block in explored(run)]
     assert sizes[:5] == [5] * 5
     assert sizes[5:10] == [3] * 5
@@ -160,7 +160,7 @@ def test_a_budget_too_small_for_five_prompts_warns_and_measures_one_k(tmp_path):
     run = measured(tmp_path, changed(WIDE, budget_s=300.0), TWENTY, watch=watch)
     assert {tuple(ks) for ks in measured_ks(run)} == {(5,)}
     (message,) = [w for w in watch.messages if "too little time" in w]
-    # Five answers at K = 0 and K = 5, and their references, taken for as long: 5 x 3 x 40.5 s,
+    # Five answers at K = 0 and K = 5, and their references, assumed equally long: 5 x 3 x 40.5 s,
     # after the 116 s that were spent before; 80% of it is for the first pass.
     assert "K=5" in message
     (needed,) = re.findall(r"--time-budget (\d+)s", message)

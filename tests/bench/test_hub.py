@@ -182,7 +182,7 @@ def test_weights_are_local_if_every_shard_is(tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").touch()
     assert has_weights(spec)
     index.write_text("{}")
-    assert has_weights(spec)  # damaged: loading says so, a download would not mend it
+    assert has_weights(spec)  # damaged: loading reports it, a download would not repair it
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://[", "http://a:x", "nowhere"])

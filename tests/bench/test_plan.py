@@ -69,7 +69,7 @@ def test_the_order_inside_a_block_comes_from_the_seed(tmp_path):
     assert orders == again
     assert orders != other
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
-    # Ten blocks of five cells in one and the same order: 1 in 120 ** 9.
+    # Ten blocks of five cells in the same order: 1 in 120 ** 9.
     assert len(set(orders)) > 1
 
 

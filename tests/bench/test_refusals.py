@@ -74,7 +74,7 @@ def test_a_k_that_does_not_fit_is_skipped_and_smaller_ones_run(tmp_path):
         return torch.OutOfMemoryError("CUDA out of memory") if call.k == 4 else None
 
     settings = changed(SETTINGS, pairings=("big/good",), num_speculative_tokens=(1, 2, 4))
-    # Loading a drafter tries the largest K; here that one comes through.
+    # Loading a drafter tries the largest K, which works here.
     engine = FakeEngine()
     engine.breaks = lambda call: too_large(call) if not call.request.stop_at_eos else None
     run = measured(tmp_path, settings, engine=engine)
@@ -144,7 +144,7 @@ def test_prompts_longer_than_the_context_are_omitted_and_listed(tmp_path):
     assert notes(build_document(run))["Not measured"] == [
         f"big, own.jsonl: left out: {failure.reason}"
     ]
-    # A resumed run leaves out the same and says it once.
+    # A resumed run leaves out the same K and reports it once.
     again = measure(plan, FakeEngine(context=300), tmp_path)
     assert again.failures == run.failures
     assert len(again.blocks) == len(run.blocks)

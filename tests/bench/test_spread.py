@@ -117,7 +117,7 @@ def test_the_second_pass_is_planned_after_the_first_is_stored(tmp_path):
 
 
 def test_a_lost_worker_neither_loses_nor_repeats_a_record(tmp_path):
-    # The second worker says its stage and one word before it dies.
+    # The second worker reports its stage and one word before it dies.
     cluster = FakeCluster({"a": 1, "b": 1}, deaths=(None, 3))
     stored, watch = spread_over(cluster, tmp_path, [InTwoPasses(units(4), [])])
     assert Counter(stored) == words_of(units(4))
@@ -216,7 +216,7 @@ def test_a_run_on_two_nodes_resumes_to_the_result_of_one_machine(targets):
     cluster = FakeCluster({"a": 1, "b": 1}, deaths=(12,))
     again = targets.run(watch, cluster=cluster)
     assert any("is resumed from" in text for text in watch.warnings)
-    # What is said once of a load is said again; no block is decoded twice.
+    # Messages of a load are repeated; no block is decoded twice.
     assert blocks_of(again) == blocks_of(targets.here)
 
 

@@ -177,7 +177,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def fastest(runs, timing):
         held.append([run.name for run in runs])
         for run in runs:
-            timing.seconds(run.run)  # they do run
+            timing.seconds(run.run)  # each one runs
         return "4", [Contender(name=run.name, seconds=1.0) for run in runs]
 
     monkeypatch.setattr(this_process, "fastest", fastest)

@@ -57,7 +57,7 @@ def test_every_greedy_cell_gives_the_targets_own_text(run):
 
 
 def test_some_drafts_of_the_tiny_run_are_rejected(run):
-    # Else the test above would show nothing.
+    # Otherwise the test above would show nothing.
     accepted = [
         (r.rounds.num_accepted, r.rounds.num_drafted)
         for r in requests_of(run, 0.0)
@@ -74,7 +74,7 @@ def test_a_sampled_text_without_a_draft_distribution_does_not_depend_on_k(run):
             texts[request.prompt_id, request.turn, request.repeat].add(request.output_ids)
     assert len(texts) == 9  # three turns, three seeds
     assert all(len(outputs) == 1 for outputs in texts.values())
-    assert len(set.union(*texts.values())) == 9  # every seed says something else
+    assert len(set.union(*texts.values())) == 9  # every seed gives another text
 
 
 def test_records_of_a_tiny_run_are_consistent(run):
@@ -91,7 +91,7 @@ def test_records_of_a_tiny_run_are_consistent(run):
 def test_memory_is_given_for_the_target_and_for_the_pair(run):
     memory = {record.drafter: record for record in run.memory}
     assert set(memory) == {"none", "draft", "ngram"}
-    # Weights in float32: 4 bytes a parameter; ngram has none.
+    # Weights in float32: 4 bytes per parameter; ngram has none.
     alone, pair = memory["none"], memory["draft"]
     num_parameters = {model.name: model.num_parameters for model in run.models}
     assert alone.weights_bytes >= 4 * num_parameters["tiny"]

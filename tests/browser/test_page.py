@@ -128,7 +128,7 @@ def test_axe_finds_no_serious_accessibility_violation(
     chromium.unfold()
     chromium.value(SCRIPT.read_text(encoding="utf-8") + "; 0")
     result = chromium.value("axe.run(document, {resultTypes: ['violations', 'passes']})")
-    assert len(result["passes"]) > 15  # it has looked at something
+    assert len(result["passes"]) > 15  # it has checked something
     lines = [
         f"{v['impact']} {v['id']}: {v['help']}: {[n['html'] for n in v['nodes']][:3]}"
         for v in result["violations"]

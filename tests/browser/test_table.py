@@ -9,7 +9,7 @@ from specbench.report import html
 from tests.browser.chromium import Tab
 
 pytestmark = pytest.mark.browser
-# More rows than one sees at a glance: words with numbers in them, counts and sizes.
+# Many rows: words with numbers in them, counts and sizes.
 ROWS = [
     ("run 10", "1,024", "2 GiB"),
     ("Run 9", "900", "300 MiB"),

@@ -18,7 +18,7 @@ from specbench.errors import ExitCode
 from specbench.report import html
 from specbench.report.html import Pictures
 
-# Of commands that measure for real: whether an answer is decided depends on the machine.
+# Exit codes of real measurements: whether an answer is decided depends on the machine.
 MEASURED = (ExitCode.GOOD, ExitCode.INCONCLUSIVE)
 # Reading every command's options takes 15 ms, for each command that a test calls.
 get_command: Callable[[typer.Typer], Any] = cache(typer.main.get_command)

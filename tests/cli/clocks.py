@@ -45,7 +45,7 @@ def work_clock(cost: Cost) -> Iterator[WorkClock]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedRunner, "forward", forward)
-        # By this clock transformers' own forward takes no time, and would be chosen.
+        # On this clock transformers' own forward takes no time and would be chosen.
         patch.setattr(kernel_choices, "autotune_forward", lambda *_: ("fused", []))
         patch.setattr(Clock, "start", start)
         patch.setattr(Clock, "now", now)

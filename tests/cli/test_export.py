@@ -73,7 +73,7 @@ def test_export_prints_a_shell_script_that_ends_with_the_command(tiny, engine, t
         specbench("export tiny/draft --engine", engine, *BY_HAND, "--json", cwd=tiny).out
     )
     assert ran.out.splitlines()[-1] == document["command_line"]
-    # The shell runs it with a stand-in for the engine: its words arrive as they were meant.
+    # The shell runs it with a stand-in for the engine, which receives the intended words.
     program, *words = document["command"]
     stand_in = tmp_path / program
     stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -204,7 +204,7 @@ def measured(folder, k):
 def test_a_measured_profile_reads_back_with_equal_numbers(folder, tmp_path):
     file = tmp_path / "speculation_profile.json"
     file.write_text(exported(folder, "speculation-profile", *CODE))
-    cells = import_files([file], ImportOverrides())  # its conditions are all that a cell needs
+    cells = import_files([file], ImportOverrides())  # a cell needs only its conditions
     known = {cell.key.draft.k: cell for cell in cells}
     assert set(known) == {1, 2, 4}
     summary, cell = measured(folder, 4), known[4]
@@ -218,7 +218,7 @@ def test_a_measured_profile_reads_back_with_equal_numbers(folder, tmp_path):
     assert len(cell.record.figures) == 6
     for name, value in cell.record.figures.items():
         assert value == pytest.approx(summary.metrics[name], abs=1e-12), name
-    for k in (1, 2):  # of these only the length
+    for k in (1, 2):  # only the length of these
         length = known[k].record.figures["mean_acceptance_length"]
         assert length == measured(folder, k).metrics["mean_acceptance_length"]
     assert set(acceptance_by_k([cell])) == {1, 2, 3, 4}  # it drafts token by token

@@ -137,7 +137,7 @@ def test_a_forecast_from_imported_step_times_recommends_k(tiny, from_step_times)
 )
 def test_a_k_beyond_the_step_times_is_reported_once(tiny, file, told_ks, ks, shown, message):
     (tiny / file).write_text("k,cost\n" + "".join(f"{k},{10 + k}\n" for k in told_ks))
-    both = ("--temperature", "0,1")  # two settings, and nothing is said twice
+    both = ("--temperature", "0,1")  # two settings, and no message is repeated
     ran = specbench(
         *ASKED, *both, "-k", ks, "--step-times", file, "--runs-dir", file[:-4], cwd=tiny
     )

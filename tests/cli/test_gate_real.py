@@ -148,7 +148,7 @@ def test_a_slower_forward_of_the_target_is_caught_as_a_slower_baseline(
     assert attribution["causes"] == ["machine"]
     assert attribution["step"]["after"] > attribution["step"]["before"]
 
-    # The other way round all is faster, K = 0 by more than K = 4: an improvement never fails.
+    # The other way all is faster, K = 0 by more than K = 4: an improvement never fails.
     code, document = gate(place, slow, usual_run)
     assert code == 0
     assert set(verdicts(document).values()) == {"pass"}

@@ -61,7 +61,7 @@ def test_token_kinds_are_colored_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     assert f"{green}e\x1b[0m{green}l\x1b[0m{red}!\x1b[0m{cyan}l\x1b[0m" in out
     assert "[2/3]" in out
     assert "\x1b\x1b" not in out
-    assert "\u241b" in out  # what the model wrote is inert
+    assert "\u241b" in out  # the model's text is inert
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in shown_rounds(monkeypatch, is_terminal=True)
 

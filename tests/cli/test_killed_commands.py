@@ -30,7 +30,7 @@ from tests.cli.sessions import session
 from tests.tiny_pair import write_pair
 
 MOST_LINES = 10  # before a kill
-LATE = 4  # lines that are stored at most until the kill comes
+LATE = 4  # the maximum of stored lines until the kill
 MOST_DELAY_S = 0.05  # until the kill, in which no machine writes a whole report
 PATIENCE_S = 300.0
 TINY = ("--max-new-tokens", "4", "--threads", "1", "--device", "cpu")
@@ -104,7 +104,7 @@ def test_killed_commands_neither_lose_nor_repeat_a_stored_block(
     start = (command, *COMMANDS[command], "-w", prompts, "--num-prompts", str(num_prompts), *out)
     resume = (command, *(("./target",) if command == "pair" else ()), *out, "--resume")
 
-    # Also while it starts, and at last while it writes its report.
+    # Also while it starts, and finally while it writes its report.
     moments = [rng.randint(1, MOST_LINES) for _ in range(num_kills)]
     if num_kills > 3:
         moments[0] = moments[num_kills // 2] = 0
@@ -201,7 +201,7 @@ def test_killed_served_runs_neither_lose_nor_repeat_a_session(is_started, num_ki
     turns = [f"prompt {i}" for i in range(3)] + [["Say hello", "And again"]]
     prompts = write_prompts(tmp_path / "short.jsonl", turns)
     engine = str(shutil.copy(fake_vllm.__file__, tmp_path / "engine.py"))
-    num_cycles = num_kills + 1  # a kill comes at the latest before the second cycle of a command
+    num_cycles = num_kills + 1  # a kill comes before the second cycle of a command at the latest
     root, whole = tmp_path / "out", tmp_path / "whole"
     resume = ("sweep-k", "--runs-dir", str(root), "--resume")
 

@@ -37,7 +37,7 @@ class Case(NamedTuple):
     change: Callable[[Path], object]
     words: tuple[str, ...]
     is_target: bool = False
-    is_of_installation: bool = False  # engines in other environments have what is missing here
+    is_of_installation: bool = False  # engines in other environments have the missing packages
 
 
 def configure(**fields: object) -> Callable[[Path], None]:
@@ -114,7 +114,7 @@ def small_vocabulary(d2t, t2d=MARKS, size: int | None = DRAFTED) -> Callable[[Pa
 OFFSETS = IDS - torch.arange(DRAFTED)
 ZEROS = torch.zeros(DRAFTED, dtype=torch.long)
 FACTOR = {"rope_type": "linear"}
-# Of layers of a head, and of a whole model.
+# Tensors of a head's layers, and of a whole model.
 LAYERS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "an activation that is none": (configure(hidden_act="nosuch"), ("hidden_act", "nosuch")),
     "an epsilon of nothing": (configure(rms_norm_eps=0), ("rms_norm_eps", "above 0")),
@@ -345,7 +345,7 @@ def test_every_command_refuses_what_loading_refuses(
         assert ran.code == (1 if door == "doctor" else 2), (door, ran)
         for word in case.words:
             assert plain(word) in plain(ran.out + ran.err), (door, ran)
-    assert not list(tmp_path.glob("reports/*/run.json"))  # nothing was begun
+    assert not list(tmp_path.glob("reports/*/run.json"))  # nothing was started
     message = refusal_of_loading(folder, None if case.is_target else sound_engine)
     for word in case.words:
         assert word in message

@@ -25,7 +25,7 @@ def test_the_answer_is_the_last_thing_on_stdout(finished):
     *_, first, second = finished.out.splitlines()[-3:]
     assert re.match(r"prompts\.jsonl: ", finished.out.split("\n\n")[-1])
     assert re.match(r"(prompts\.jsonl: |  tiny/)", first)
-    # A machine that is busy enough makes all of so short a run invalid, and that is an answer.
+    # A busy machine can make all of this short run invalid, and that is an answer.
     assert re.match(r"  tiny/(draft|ngram): (.*[\d.]+x|undecided: no valid)", second)
 
 

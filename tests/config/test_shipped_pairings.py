@@ -29,7 +29,7 @@ EMBEDDED = [
     "demo/token-recycling",
 ]
 SHAPES = ["shape-8b/1b", "shape-70b/1b"]
-NEVER_LEFT_OUT = [  # what the documents and their examples name
+NEVER_LEFT_OUT = [  # the pairings that the documents and their examples name
     "llama-3.1-8b/1b",
     "llama-3.1-8b/eagle3",
     "qwen3-8b/0.6b",

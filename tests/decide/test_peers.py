@@ -85,7 +85,7 @@ def test_prompts_that_one_engine_failed_are_excluded_on_both_sides():
     (pair,) = side_by_side([ours, replace(theirs, requests=(failed, *theirs.requests[1:]))])
     assert pair.decode.estimate == pytest.approx(1.0)
     assert pair.num_prompts == 5
-    assert not pair.valid  # shown, and nothing follows from it
+    assert not pair.valid  # shown without a conclusion
 
 
 def test_texts_that_differ_are_counted():

@@ -104,7 +104,7 @@ def test_over_several_workloads_the_geometric_mean_counts():
         [],
         [
             forecast("spread", {4: 4.0}, "code"),
-            forecast("spread", {4: 0.5}, "chat"),  # there K = 0 is used, which costs nothing
+            forecast("spread", {4: 0.5}, "chat"),  # K = 0 is used there, which costs nothing
             forecast("even", {4: 1.9}, "code"),
             forecast("even", {4: 1.9}, "chat"),
         ],

@@ -56,7 +56,7 @@ def test_the_crossover_ignores_gaps_at_lower_concurrency(summarized):
 def test_a_crossover_without_intervals_is_only_an_estimate(summarized):
     few = [cell_at(summarized, 1, 1.2, 1.5, 1.8), cell_at(summarized, 4, None, 0.5, None)]
     assert single(crossovers(few)).concurrency is None
-    # The point between is by the estimates, and is not an answer.
+    # The interpolated point follows from the estimates and is not an answer.
     assert single(crossovers(few)).estimated is not None
 
 

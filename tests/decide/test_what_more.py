@@ -119,7 +119,7 @@ def test_equal_runs_get_equal_advice(summarized, num_prompts, speedup, prompts_s
         half = math.log(ci.high / ci.low) / 2
         needed.append(num_prompts * (half / margin) ** 2)
     assert named == {IN_ALL}
-    assert len(widths) > RUNS / 2  # else the noise hides any speedup
+    assert len(widths) > RUNS / 2  # otherwise the noise hides any speedup
     assert ratio_of_four(widths) <= most
     assert ratio_of_four(needed) > 10
 

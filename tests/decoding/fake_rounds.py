@@ -59,7 +59,7 @@ def trace_round(
             target, draft = make_runner(), make_runner()
         drafter = make_drafter(method, target, draft, **parameters)
         if k := deepest(drafter, k):
-            drafter.num_drafts(k)  # asked before any round, as the decoder does
+            drafter.num_drafts(k)  # called before any round, as in the decoder
         layers = drafter.resources.cached_layers
         if isinstance(target, FusedRunner) and isinstance(layers, LayerStack) and layers.fused:
             layers.fused.kernels = target.layers.kernels  # as for equal heads

@@ -164,7 +164,7 @@ NUM_SAMPLED_TOKENS = 6
 NUM_SAMPLES = 10_240
 NUM_ROWS = 512
 SAMPLED_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
-SAMPLED_PREDICTION = (0, 2, 1, 5, 0, 2)  # the likeliest text
+SAMPLED_PREDICTION = (0, 2, 1, 5, 0, 2)  # the most likely text
 WARM = Sampling(temperature=0.7)
 FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint distributions are tested
 

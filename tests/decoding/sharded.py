@@ -28,7 +28,7 @@ def write_sharded(folder: Path, *, hidden_size: int, num_layers: int, num_files:
         shapes = {name: t.shape for name, t in LlamaForCausalLM(config).state_dict().items()}
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
-    # To draw as many weights as these takes longer than all the rest.
+    # Drawing this many weights takes longer than everything else.
     some = torch.randn(2**16, generator=torch.Generator().manual_seed(0)).bfloat16() * 0.02
     names, most = list(shapes), 0
     per_file = sum(shape.numel() for shape in shapes.values()) / num_files

@@ -117,9 +117,9 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
     return seconds * num_tokens / emitted
 
 
-# So many that each limit of test_adaptive_regret.py is four deviations of the mean away and more.
+# Enough for each limit of test_adaptive_regret.py to be four deviations of the mean away or more.
 PASSES = {1: 120, 4: 40, 16: 6}
-_TRIALS = range(1, 17)  # seeds of the texts that say how many tokens a pass has
+_TRIALS = range(1, 17)  # seeds of the texts that determine the tokens of a pass
 
 
 def regret(

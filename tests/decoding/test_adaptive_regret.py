@@ -39,7 +39,7 @@ def test_adaptive_k_is_close_to_the_best_fixed_k_on_steady_text(alpha, num_rows)
     ("texts", "num_passes"),
     [
         ([lookup(0.3, 0.85)], None),
-        (DIFFERENT, 120),  # passes of it differ most
+        (DIFFERENT, 120),  # its passes differ most
         (DIFFERENT * 4, None),
         (blocks_of(0.2, 0.9, 150, num_rows=16), None),
         (blocks_of(0.2, 0.9, 60, num_rows=4), None),

@@ -249,7 +249,7 @@ def test_whole_forwards_are_autotuned_and_a_wrong_one_loses(monkeypatch):
     names = ("wrong", "fused, triton", "stock", "fused")
     runner = FusedRunner(tiny_llama())
     winner, contenders = autotune_forward(runner, names, Timing(meter.seconds))
-    assert winner == "stock"  # all take no time by this clock: the order decides
+    assert winner == "stock"  # all take no time on this clock: the order decides
     reasons = [c.refusal for c in contenders]
     assert re.search("wrong: .*1 tokens ", reasons[0])
     assert re.search("Triton .*CPU", reasons[1])

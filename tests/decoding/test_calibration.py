@@ -31,7 +31,7 @@ class Seconds:
     per_round_before: float = 0.0  # how much slower every round of a pass is than the last
     catch_up: float = 0.0
     per_caught_up_token: float = 0.0
-    first_catch_up: float = 0.0  # on top, once a pass
+    first_catch_up: float = 0.0  # additional, once per pass
 
 
 class RoundClock(CountingClock):

@@ -105,7 +105,7 @@ def test_a_drafter_catches_up_before_its_round_is_replayed(
     results = Bench(llama, drafter, graph=graph).serve(requests, policy, 3)
 
     assert_texts(results, texts)
-    assert acceptance_rate(results) == 1  # its drafts are the target's own words
+    assert acceptance_rate(results) == 1  # its drafts are the target's own tokens
 
 
 def test_a_conversation_continues_from_the_keys_that_idle_rows_kept(llama: Subject) -> None:
@@ -300,7 +300,7 @@ def test_a_round_report_stays_readable_for_two_rounds(
     clock.seconds(third_ended)
     assert torch.equal(third, report(4))
     assert torch.equal(other, report(3, num_rows=4))
-    assert third is first  # two buffers a shape, however many rounds
+    assert third is first  # two buffers per shape, for any number of rounds
 
 
 LAGGING = [14, 18, 19, 20, 21, 22, 23, 24, 25, 25, 25, 25]  # K + 1 more than is known

@@ -56,7 +56,7 @@ def test_exponential_noise_is_exponential_over_tokens_positions_and_seeds() -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [30, pytest.param(100, marks=pytest.mark.long)])
 def test_small_exponentials_have_the_expected_frequency(batches: int) -> None:
-    B, T, V = 25, 20, 2_000  # a million draws a batch: one is expected below 1e-6
+    B, T, V = 25, 20, 2_000  # a million draws per batch: one is expected below 1e-6
     below = {1e-4: 0, 1e-5: 0, 1e-6: 0}
     for batch in range(batches):
         seeds_B = torch.arange(batch * B, (batch + 1) * B)

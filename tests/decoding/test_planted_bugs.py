@@ -143,7 +143,7 @@ def test_a_planted_bug_fails_the_greedy_check(
 def test_the_greedy_check_fails_when_an_end_of_text_among_accepted_drafts_is_ignored(
     plant: Plant,
 ) -> None:
-    # Perturbed drafts are accepted one a round: the token after the first is an accepted draft.
+    # Perturbed drafts are accepted one per round: the token after the first is an accepted draft.
     plant(
         one_round.commit,
         "torch.where(is_eos_BT, state.places(T), T)",
@@ -267,7 +267,7 @@ def test_the_one_draft_check_detects_shared_noise(
     assert p_value < 1e-6
 
 
-# Too small for a text of a few tokens; by hand they show.
+# Too small for a text of a few tokens, but visible by hand.
 BUGS_BY_HAND: dict[str, Any] = {
     "a node sees all nodes before it": (
         by_hand.test_a_tree_node_attends_to_its_ancestors_and_itself,

@@ -23,7 +23,7 @@ from tests.decoding.graph_bench import GREEDY, WARM, Bench, Cycle, eager_texts, 
 from tests.decoding.lossless import assert_texts, decode, make_drafter, texts_of
 from tests.decoding.models import exact_llama, generated, random_prompt
 
-COUNTED = tuple(range(10, 36))  # what the counting target says after 9
+COUNTED = tuple(range(10, 36))  # the counting target's text after 9
 
 
 def serve(
@@ -74,7 +74,7 @@ def test_rounds_continue_after_a_prediction_that_is_too_short() -> None:
 
 
 def test_rounds_continue_drafting_from_the_prediction_after_a_mismatch() -> None:
-    # 16 is said to be 90: five drafts and the target's own token, then 17 .. 35 by rounds.
+    # 16 is predicted as 90: five drafts and the target's own token, then 17 .. 35 by rounds.
     result = count(*COUNTED[:6], 90, *COUNTED[7:])
     assert result.answer_check == check_of(24, 5, 6)
     assert result.rounds.num_drafted == (4, 4, 4, 3)

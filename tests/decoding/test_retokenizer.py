@@ -90,7 +90,7 @@ def test_a_text_read_in_pieces_is_encoded_as_a_whole(tokenizers, source, destina
     first, other = tokenizers[source], tokenizers[destination]
     retokenizer = Retokenizer(first, other)
     rng = random.Random(0)
-    # Texts as people write them, and as a random model does.
+    # Texts of people, and of a random model.
     texts = [first.ids(text) for text in (TEXT, *TEXTS)]
     texts += [rng.choices(range(2, len(first.ids_by_token)), k=90) for _ in range(20)]
     for ids in texts:
@@ -100,7 +100,7 @@ def test_a_text_read_in_pieces_is_encoded_as_a_whole(tokenizers, source, destina
         while done < len(ids):
             step = rng.randint(1, 5)
             parts.extend(ids[done : done + step])
-            assert retokenizer.encoder.text(parts.ids)  # asked for in between
+            assert retokenizer.encoder.text(parts.ids)  # requested in between
             done += step
         assert parts.ids == whole.ids
         assert (parts.num_read, parts.word) == (len(ids), whole.word)

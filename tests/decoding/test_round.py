@@ -57,7 +57,7 @@ def columns(result: Result) -> list[tuple[int, int, int]]:
         ),
         pytest.param({"k": 0, "num_tokens": 4}, 4, [(0, 0, 1)] * 3, id="no drafts"),
         pytest.param({"k": 4, "num_tokens": 1}, 1, [], id="a budget of one token"),
-        # Prefill says 6; the round drafts 7 8 9 10, all right; 9 ends the text: 7 8 9 are
+        # Prefill emits 6; the round drafts 7 8 9 10, all right; 9 ends the text: 7 8 9 are
         # emitted and kept, 10 is not counted as accepted.
         pytest.param({"k": 4, "eos_ids": (9,)}, 4, [(4, 3, 3)], id="an accepted draft ends it"),
         pytest.param({"k": 3, "eos_ids": (10,)}, 5, [(3, 3, 4)], id="the bonus token ends it"),

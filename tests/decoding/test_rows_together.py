@@ -155,7 +155,7 @@ def test_drafts_after_a_joint_prefill_equal_those_after_separate_ones(
     alone, texts_alone = drafts(apart(samples(seeds=seeds)))
 
     assert texts_of(texts_together) == texts_of(texts_alone)
-    # Suffix looks at what the other samples say, and drafts more: tests/drafters/test_suffix.py.
+    # Suffix decoding reads the other samples and drafts more: tests/drafters/test_suffix.py.
     assert alone != []
     assert together == alone or variant.method == "suffix"
 

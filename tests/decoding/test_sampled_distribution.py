@@ -75,7 +75,7 @@ def drafter_for(name: str, bench: SamplingBench) -> Drafter:
     return make_drafter(method, bench.target, bench.draft, **parameters)
 
 
-# One for each way of verifying; the drafts of the rest come out of code that one of these runs.
+# One for each rule of verification; the others draft with code that one of these runs.
 # With half the texts, the first and the third miss a temperature that is wrong by 15%.
 IN_EVERY_RUN = {
     ("none", 0, CUT): NUM_SAMPLES,
@@ -85,7 +85,7 @@ IN_EVERY_RUN = {
 }
 
 
-@pytest.mark.slow  # thousands of texts a case
+@pytest.mark.slow  # thousands of texts per case
 @pytest.mark.parametrize(
     ("name", "k", "sampling", "num_samples"),
     [

@@ -63,7 +63,7 @@ def test_greedy_texts_do_not_depend_on_a_controller_that_picks_k(
     target = make_runner(exact_llama(seed=0))
     drafter = make_drafter("draft_model", target, make_runner(exact_llama(seed=1)))
     ks = default_ks(6)
-    # A stranger's drafts are seldom right; rounds of every K cost the same, so it keeps trying.
+    # Drafts of another model are seldom right; rounds of every K cost the same, so it keeps trying.
     costs = RoundCostModel({(rows, k): [1.0] for rows in (1, 6) for k in ks})
     controller = Controller(ks, costs)
 
@@ -116,7 +116,7 @@ def test_two_hundred_requests_over_sixteen_rows_all_finish() -> None:
     for request, result in zip(requests, served.results, strict=True):
         first = request.prompt_ids[-1] + 1
         assert result.output_ids == tuple(range(first, first + request.max_new_tokens))
-    # Nobody is overtaken: prefills begin in the order of the list.
+    # Prefills begin in the order of the list.
     starts = [result.arrived_s + result.queue_s for result in served.results]
     assert starts == sorted(starts)
     timeline = served.timeline
@@ -316,7 +316,7 @@ def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
             self.num_rounds += 1
             if self.num_rounds % 7:  # four requests end in every seventh round
                 return
-            # Tensors of tests that trace are of no size, and may be held by the compiler.
+            # Traced tensors have no size, and the compiler may hold them.
             real = (torch.Tensor, torch.nn.Parameter)
             tensors = {id(o): o for o in gc.get_objects() if type(o) in real}
             now = sum(tensor.nbytes for tensor in tensors.values())

@@ -80,7 +80,7 @@ def test_small_errors_of_simulated_rates_are_detected() -> None:
     counts = histogram((0.8, 0.5, 0.45), 3)
 
     assert p_value(counts, (0.8, 0.5, 0.42)) < ALARM
-    assert p_value(counts, (0.8, 0.4, 0.36)) < ALARM  # 0.5 taken for a conditional rate
+    assert p_value(counts, (0.8, 0.4, 0.36)) < ALARM  # 0.5 mistaken for a conditional rate
 
 
 def test_simulated_acceptance_is_independent_between_rounds() -> None:

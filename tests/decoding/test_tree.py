@@ -255,7 +255,7 @@ def test_three_children_of_two_tokens_keep_the_target_distribution() -> None:
 
 def test_a_tree_takes_the_most_accurate_nodes_after_their_parents() -> None:
     rates = [[0.6, 0.2, 0.1], [0.5, 0.3]]
-    # In turn: 0.6, 0.6 * 0.5, 0.2, 0.6 * 0.3, 0.2 * 0.5 and 0.1
+    # One after the other: 0.6, 0.6 * 0.5, 0.2, 0.6 * 0.3, 0.2 * 0.5 and 0.1
     taken = [(0,), (0, 0), (1,), (0, 1), (1, 0), (2,)]
     for n in range(1, len(taken) + 1):
         assert set(Topology.of_accuracies(rates, n).paths) == set(taken[:n])

@@ -139,7 +139,7 @@ ARCHITECTURES = {
     "eagle3": "LlamaForCausalLMEagle3",
     "medusa": "MedusaModel",
 }
-# Pairings and the least tokens per round at K = 4 on a few code prompts; benchmarks/results.md
+# Pairings and the minimum tokens per round at K = 4 on a few code prompts; benchmarks/results.md
 # has the measurements on all workloads.
 LEAST = {"eagle": 2.5, "eagle-tree": 3.0, "eagle3": 2.5, "medusa": 2.0, "medusa-tree": 2.2}
 

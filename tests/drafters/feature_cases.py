@@ -79,7 +79,7 @@ class Guide(Wrapped):
         for row, text in enumerate(self._texts):
             turn, follow = self._round + row, text[int(state.length_B[row]) + 1 :]
             nodes = nodes_of(proposal, row)
-            # Another number of drafts each time, on another branch that is so long.
+            # Another number of drafts each time, on another branch of this length.
             wanted = turn % (max(map(len, nodes)) + 1)
             branches = [path for path in nodes if len(path) >= max(wanted, 1)]
             kept = branches[turn * 5 % len(branches)][:wanted]
@@ -136,7 +136,7 @@ def run_rounds(
     """Prefill the prompts and run rounds of the given K; every row's text, including its last
     token."""
     for k in filter(None, ks):
-        drafter.num_drafts(k)  # asked before any round, as the decoder does
+        drafter.num_drafts(k)  # called before any round, as in the decoder
     rows = prefilled(
         target, drafter, prompts, prefill_chunk=prefill_chunk, sampling=sampling, span=span
     )

@@ -89,7 +89,7 @@ def checkpoint_of(kind: Kind, target: Runner, seed: int = 0) -> Checkpoint:
     made = drafter_class(kind.method).new_checkpoint(target.model.config, 1, **kind.options)
     made = kind.change(made)
     generator = torch.Generator("cpu").manual_seed(seed)
-    sharper = 1 if kind.method == "eagle" else 2  # what it attends with had no norm before
+    sharper = 1 if kind.method == "eagle" else 2  # its attention inputs had no norm before
 
     def drawn(name: str, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():

@@ -106,7 +106,7 @@ def test_a_distribution_covers_the_targets_vocabulary_and_no_other(draft_vocab_s
 
 
 def test_drafts_are_drawn_with_other_noise_than_the_targets_own_tokens() -> None:
-    # With the target's noise and the target's distribution every draft would equal the target's
+    # With the target's noise and its distribution every draft would equal the target's
     # token.
     model = tiny_llama(initializer_range=0.1)
     target = StockRunner(model)

@@ -36,7 +36,7 @@ def filled(target: Any, drafter: Lookahead, *prompts: tuple[int, ...]) -> Rows:
 def test_the_lookahead_attention_mask_equals_a_worked_example() -> None:
     shape = round_shape(num_levels=3, window=2, num_guesses=2, depth=2, device=CPU)
 
-    # x is the current token and stands at the head of level 0.
+    # x is the current token and is at the head of level 0.
     expected = [
         # x a | c d | e f | g1   | g2
         [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],  # x

@@ -46,7 +46,7 @@ def lookups(*texts: list[int], k: int = 2, **parameters: int) -> list[list[int]]
         pytest.param([5], {}, [], id="one token"),
         pytest.param([4, 5, 6, 5], {"k": 4}, [6, 5], id="a copy ends with the text"),
         pytest.param([7, 7, 7, 7], {"k": 4}, [7], id="a match overlaps the text's end"),
-        # The garbage behind the text is 2, 3, 8: it must not answer for 2 or for (2, 3).
+        # The garbage behind the text is 2, 3, 8: it must not match 2 or (2, 3).
         pytest.param([1, 3, 2], {}, [], id="one token of garbage"),
         pytest.param([6, 2, 3], {}, [], id="two tokens of garbage"),
         # Padding of 0 before the text would make its first token end in (0, 5), as the last does.

@@ -227,7 +227,7 @@ def test_drafts_of_another_tokenizer_equal_under_graphs(method: str, sampling: S
 @pytest.mark.parametrize("method", METHODS)
 def test_a_text_of_more_draft_tokens_enlarges_the_draft_cache(method: str, tmp_path: Path) -> None:
     merged = write_byte_level(tmp_path / "merged", 420)
-    other = write_byte_level(tmp_path / "bytes", 258)  # bytes and nothing else
+    other = write_byte_level(tmp_path / "bytes", 258)  # only bytes
     model = exact_llama(seed=0, vocab_size=len(merged.ids_by_token))
     target, draft = StockRunner(model), StockRunner(revocabularied(model, merged, other))
     prompt = merged.ids(" ".join(TEXTS))[:60]

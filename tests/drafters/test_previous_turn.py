@@ -145,7 +145,7 @@ def test_a_round_without_new_tokens_changes_nothing() -> None:
 
 
 def test_tokens_of_rounds_at_k_0_are_caught_up_with() -> None:
-    # Of three rounds of the same four tokens only the last ends otherwise.
+    # Of three rounds of the same four tokens only the last ends differently.
     answer = Answer([1, 2, 3, 4] * 3 + [7])
     answer.then([1], k=1)
     tokens = [2, 3, 4, 1, 2, 3, 4, 1, 2, 3]

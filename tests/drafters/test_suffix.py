@@ -111,7 +111,7 @@ def test_suffix_drafts_exclude_responses_to_the_same_prompt() -> None:
     first, again, third = counted_up(suffix(), [50, 9], [50, 9], [50, 10])
     assert num_rounds(first) == num_rounds(again) == 11
     assert num_rounds(third) < 11
-    # The third prompt is the first one's, which ends and gives its row away in the midst of it.
+    # The third prompt is the first one's, which ends in the middle of it, and its row is reused.
     requests = [([50, 9], 12), ([70, 39], 4), ([50, 9], 12), ([80, 60], 12)]
     inputs = [Request(prompt_ids=tuple(p), max_new_tokens=n) for p, n in requests]
     *_, result, _ = serve(CountingRunner(), suffix(), inputs, FixedK(4), 2).results
@@ -509,8 +509,8 @@ def test_suffix_decoding_drafts_the_same_with_and_without_graphs(
 
     assert_texts(results, texts_of(expected))
     assert bench.launcher.graph == "step"
-    # Reports that come late leave a row idle for a round before the next request, so that only
-    # what was there from the start meets the same K and the same earlier answers.
+    # Late reports leave a row idle for a round before the next request, so that only
+    # requests there from the start meet the same K and the same earlier answers.
     logs = [result.rounds.num_drafted for result in results[:num_rows]]
     assert logs == [result.rounds.num_drafted for result in expected[:num_rows]]
     assert sum(logs[0]) > 0

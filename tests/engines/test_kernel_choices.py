@@ -155,7 +155,7 @@ def stored_as(chosen, of, monkeypatch):
     ]
 
 
-# What ran when it was chosen: a package or a compiler may be gone since.
+# The environment of the choice: a package or a compiler may be gone since.
 GONE = [(FUSED_TRITON, "forward"), ("flash_attn", "attention of big, chain")]
 
 
@@ -218,7 +218,7 @@ def test_a_resumed_run_keeps_its_choice(tuned_subjects, monkeypatch):
     stored = [replace(choice, chosen="torch") for choice in first.autotuner.choices.values()]
     stored[-1] = replace(stored[-1], chosen="stock")
     monkeypatch.setattr(autotune, "_known", {})
-    remember_choices(stored)  # though the cache says otherwise
+    remember_choices(stored)  # although the cache differs
     runner = choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert isinstance(runner, StockRunner)
     assert len(tuned_subjects) == 3

@@ -334,7 +334,7 @@ def test_the_target_and_a_head_with_extra_beam_slots_are_counted(tmp_path: Path,
     )
     work = Work(drafter="e", method="eagle", k=2)
     sizes = set()
-    for most in (50, 61, 67):  # rising past the end of a bucket: rows are never given back
+    for most in (50, 61, 67):  # rising past the end of a bucket: rows are never freed
         requests = [
             Request(prompt_ids=(40, 41, 42), max_new_tokens=most, sampling=Sampling(), seed=i)
             for i in range(ROWS)

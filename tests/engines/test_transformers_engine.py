@@ -466,7 +466,7 @@ def test_preparing_a_static_cache_is_not_timed(new_engine, monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     served = []
     ran = passes_of(lambda: served.append(new_engine.serve([request(4)], STATIC, Load())), forward)
-    assert len(ran) == 4 + 4  # what makes it ready, and the pass
+    assert len(ran) == 4 + 4  # its preparation, and the pass
     assert served[0].seconds == 4.0
     assert served[0].results[0].total_s == 4.0
 

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from specbench.engines.deployment import Export
 from specbench.settings import EXPORTED, TRANSFORMERS
 
-# The methods of transformers; between different tokenizers each has its temperature.
+# transformers' methods between different tokenizers; each has its temperature.
 SAME_TOKENIZER = ("draft_model", "mtp", "dflash", "ngram", "self_speculation")
 BETWEEN_TOKENIZERS = {"string_match": 0.0, "token_intersection": 0.7}
 

@@ -18,8 +18,8 @@ from tools.families.table import ABSENT, render
 
 ROOT = PAGE.parents[1]
 NEWEST = "5.23.0"
-# One of each way that a family may take: fused, windows, chunks, experts and latents, keys that
-# layers share, masks of its own, windows beside states, a text part, and refusals by name, by
+# One family per case: fused, windows, chunks, experts and latents, keys that
+# layers share, custom masks, windows with states, a text part, and refusals by name, by
 # numbers and by an error.
 SAMPLE = (
     *("llama", "gemma4_text", "llama4_text", "deepseek_v3", "gptj", "afmoe", "zaya", "qwen2_audio"),

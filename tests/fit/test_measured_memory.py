@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 GIB = 2**30
 PLACE = DeploymentSpec(device="cpu", context=256, num_speculative_tokens=4)
 # A block of a tensor goes back to the system when it is freed: what the allocator keeps for later
-# hangs on the order of what was freed, and would be 50 MB here, or none.
+# depends on the order of frees, and would be 50 MB here, or none.
 GIVES_BACK = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "262144",
@@ -58,7 +58,7 @@ def write_model(folder: Path, num_layers: int) -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     model = model.to_empty(device="cpu").to(torch.bfloat16)
-    # To draw as many weights as these takes longer than all the rest.
+    # Drawing this many weights takes longer than everything else.
     some = torch.randn(2**16, generator=torch.Generator().manual_seed(0)).bfloat16() * 0.02
     for weight in model.parameters():
         weight.data = some.repeat(-(-weight.numel() // len(some)))[: weight.numel()].view_as(weight)
@@ -84,7 +84,7 @@ def test_memory_growth_of_a_process_matches_the_plan(tmp_path: Path) -> None:
 
     grown = _growth(file)
     assert grown == pytest.approx([alone.peak.total, pair.peak.total], rel=0.05)
-    # The draft's own share, of which the target's size would hide an error of a quarter.
+    # The draft's own share: the target's size would hide an error of a quarter of it.
     cost = pair.peak.total - alone.peak.total
     print(f"of the plan: {grown[0] / alone.peak.total:.4f}, {(grown[1] - grown[0]) / cost:.4f}")
     assert grown[1] - grown[0] == pytest.approx(cost, rel=0.15)

@@ -12,7 +12,7 @@ from tests.tiny_models import VOCAB_SIZE
 
 K, CONTEXT, ROWS = 4, 100, 3
 WIDTH, INNER = 32, 48  # of the tiny target, with half as many key heads as query heads
-# One byte a second: seconds are bytes.
+# One byte per second: seconds are bytes.
 PLACE = DeploymentSpec(
     device="cpu", context=CONTEXT, concurrency=ROWS, num_speculative_tokens=K, bytes_per_s=1.0
 )

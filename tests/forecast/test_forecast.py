@@ -45,7 +45,7 @@ def test_a_forecast_of_wrong_drafts_is_slower_than_k_0():
     record = forecast(KEY, [wrong(p) for p in PROMPTS], curve(COSTS), range(5))
     assert speedups(record) == pytest.approx({k: STEP_S / COSTS[k] for k in (1, 2, 3, 4)})
     assert record.best == 0
-    assert record.to_measure == (1,)  # the best K is measured all the same: it may be said to hurt
+    assert record.to_measure == (1,)  # the best K is measured anyway: it may hurt
 
 
 def test_prompts_are_pooled_by_their_rounds():
@@ -232,7 +232,7 @@ def test_load_shared_by_every_k_adds_no_error_to_a_cost_ratio():
     here = CostCurve(visits=visits).ratio(2, 0)
     assert (here.log, here.standard_error) == pytest.approx((math.log(1.5), 0.0), abs=1e-12)
     theirs = CostCurve(visits=visits, source="vllm (costs.csv)").ratio(2, 0)
-    assert theirs.standard_error > 0.1  # of another engine nothing belongs together
+    assert theirs.standard_error > 0.1  # nothing is paired with another engine
 
 
 def test_turns_are_replayed_as_separate_texts():

@@ -71,7 +71,7 @@ def eagle3(out: Path, count: int, num_said: int, scaling: dict[str, Any], **more
             logits[str(n)] = torch.stack(all_logits)
     out.mkdir(parents=True)
     export_speculative_decoding(model, export_dir=out)
-    # With a scaling what it exports is not what its own forward does.
+    # With a scaling its export differs from its own forward.
     write_proof(out, "eagle3", {} if scaling else logits, ids=ids_W.tolist())
 
 

@@ -80,7 +80,7 @@ def test_a_metric_declares_whether_less_is_better():
 
 
 def test_exact_counts_are_judged_without_a_statistical_test():
-    # No spread between prompts, none between runs: 2.1% is a regression, 1.9% is not.
+    # No spread between prompts or runs: 2.1% is a regression, 1.9% is not.
     assert (
         judge("mean_acceptance_length", 1.0, 0.979, tolerance=0.02).verdict
         is GateVerdict.REGRESSION

@@ -161,7 +161,7 @@ def test_an_invalid_baseline_cannot_cause_a_regression():
 
 
 def test_the_noise_floor_is_that_of_the_noisier_device():
-    # A GPU's 1% and a CPU's, the same figures: what is a loss on a GPU is noise on a CPU.
+    # A GPU's 1% and a CPU's, the same figures: a loss on a GPU is noise on a CPU.
     before, after = (cell({"decode_speedup": figure(v)}) for v in (2.0, 1.8))
     limits = [Tolerance(metric="decode_speedup", share=0.05)]
     other = side(after, name="b", hardware={"device": "cpu", "CPU": "one"})
@@ -212,7 +212,7 @@ def test_a_cause_is_reported_from_a_quarter_of_the_loss(length, causes):
 
 
 def test_on_other_hardware_all_drafts_of_a_round_are_counted():
-    # K = 4: each draft 0.15 steps more is 0.6 a round, as much as the verification.
+    # K = 4: each draft 0.15 steps more is 0.6 per round, as much as the verification.
     before = {"draft_cost_ratio": 0.08, "verify_cost_ratio": 1.2, "break_even_length": 1.6}
     after = {"draft_cost_ratio": 0.23, "verify_cost_ratio": 1.8, "break_even_length": 2.8}
     sides = [cell({n: figure(v) for n, v in figures.items()}) for figures in (before, after)]

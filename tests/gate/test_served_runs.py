@@ -182,7 +182,7 @@ def test_text_that_differs_between_cycles_is_not_compared():
     other = without_ids(served_sweep(ONE_ROW), " other", repeat=3)
     assert cell_figures(cell_of(other, 4), set()).texts == {}
     assert cell_figures(cell_of(without_ids(served_sweep(ONE_ROW)), 4), set()).texts
-    # What a server computes together hangs on time.
+    # Batches of a server depend on time.
     assert cell_figures(cell_of(served_sweep(), 4, rows=4), set()).texts == {}
 
 

@@ -21,14 +21,14 @@ from tests.verify.test_judge import divergence, greedy, sampled, subject
 
 _LOCAL = Wish(drafters=("draft", "poor"), workloads=("code",), ks=(0, 4), num_prompts=6)
 _SERVED = Sweep(ks=(4,), rows=(1,))
-# Runs that are there to be checked against a baseline.
+# Runs that are only checked against a baseline.
 _CANDIDATES = {"slower": "local", "rejecting": "local", "served-slower": "served"}
-# What was put in, places, times and versions are not conclusions.
+# Inputs, places, times and versions are not conclusions.
 _LEFT_OUT = {
     *("environment", "settings", "models", "servers", "engines", "failures", "imported"),
     *("fingerprint", "runs", "run_id", "schema_version", "created_at", "specbench_version"),
 }
-_AXES: dict[str, Any] = {  # with what goes without saying
+_AXES: dict[str, Any] = {  # with the usual values
     **{"pairing": None, "num_speculative_tokens": None, "method": None, "engine": "builtin"},
     **{"workload": "code", "temperature": 0.0, "concurrency": 1, "dtype": "float32"},
     **{"adaptive": False, "context": None, "request_rate": None, "num_samples": 1, "lossy": None},

@@ -21,7 +21,7 @@ from tests.hostile.mutations import Case, Make, Mutation
 MODELS = '{"data": [{"id": "tiny", "max_model_len": 1024}]}'
 VERSION = '{"version": "0.32.0"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
-# What each engine is asked for its facts, and what it answers.
+# Requests for the facts of each engine, and its responses.
 PAGES: Mapping[str, Mapping[str, str]] = {
     "llama_cpp": {
         "/props": recorded("llama_cpp_props.json"),
@@ -41,7 +41,7 @@ PAGES: Mapping[str, Mapping[str, str]] = {
         "/v1/models": MODELS,
     },
 }
-# What it answers a question with.
+# Its response to a completion request.
 ANSWERS: Mapping[str, Mapping[str, str]] = {
     "llama_cpp": {
         "/apply-template": recorded("llama_cpp_template.json"),

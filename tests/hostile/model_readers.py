@@ -63,7 +63,7 @@ def _of_model(method: str, name: str) -> Make:
             content=path.read_bytes(),
             mutated=_mutation(name),
             read=lambda: check_draft(folder, method),
-            place="",  # findings stand in a table, each with its drafter
+            place="",  # findings are in a table, each with its drafter
         )
 
     return make
@@ -109,7 +109,7 @@ def _load_model(folder: Path) -> None:
 
     from specbench.models.loading import load_model
 
-    # A run asks for memory first, and no model has such sizes.
+    # A run checks memory first, and real models have smaller sizes.
     require_config(open_model(ModelSpec(source=str(folder), folder=folder)))
     source = ModelSpec(source=str(folder), folder=folder, dtype="float32")
     load_model(source, torch.device("cpu"))

@@ -18,7 +18,7 @@ SPLINTERS = (
     *(b"9" * 5000, b"[" * 3000, b"NaN", b"1e999", b"-0", b"0x1f", b"1_0", b"1:30", b"2024-01-01"),
     *(b"yes", b".inf", b"---", b"data: ", b"\r\n\r\n"),
 )
-# What no reader may take for what was there; texts of JSON, some of which have no Python value.
+# Wrong values, as JSON texts, some of which have no Python value.
 VALUES = (
     *("null", "true", "false", "0", "-1", "1.5", "1e300", "1e999", "-0", "NaN", "-Infinity"),
     *(str(2**31), str(2**53 + 1), str(2**63), "1" + "0" * 30, "9" * 5000, "1000000000"),
@@ -46,7 +46,7 @@ class Case:
     mutated: Mutation
     read: Callable[[], object]
     place: str | None = None  # what each refusal names; None: the file's name
-    refuses: bool = True  # False: what cannot be read is as good as absent
+    refuses: bool = True  # False: an unreadable file counts as absent
 
 
 Make = Callable[[Path], Case]  # in an empty folder

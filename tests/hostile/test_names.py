@@ -52,7 +52,7 @@ def test_hostile_names_are_printed_without_escapes_or_formulas(command: str, roo
     assert ran.code in (0, 1, 3), ran.err
     assert not ACTIVE.search(ran.out + ran.err)
     assert ";owned" in ran.out + ran.err  # a name was shown at all
-    if command == "list runs":  # cells between tabs, which a spreadsheet opens too
+    if command == "list runs":  # cells between tabs, which a spreadsheet also opens
         cells = [word for line in ran.out.splitlines() for word in line.split("\t")]
         assert not [word for word in cells if word.startswith(("=", "@", "+", "-"))]
         assert any(word.startswith("'=1+1") for word in cells)

@@ -16,8 +16,8 @@ from tests.cli.calls import specbench
 from tests.hostile import answer_readers, file_readers, model_readers
 
 READERS = {**file_readers.READERS, **model_readers.READERS, **answer_readers.READERS}
-PATIENCE_S = 120  # with one input: what takes longer hangs
-MOST_GROWTH = 2**30  # bytes of memory that one reader may take at its worst
+PATIENCE_S = 120  # with one input; longer counts as a hang
+MOST_GROWTH = 2**30  # the maximum bytes of memory of one reader
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def test_vllm_counters_are_those_of_rounds_that_drafted():
     figures = imported.record.figures
     assert figures["mean_acceptance_length_when_drafted"] == pytest.approx(1 + 9600 / 6400)
     assert figures["acceptance_rate"] == pytest.approx(9600 / 19200)  # 50% in the file
-    # Rounds that drafted nothing are unknown, so nothing is said of all rounds.
+    # Rounds that drafted nothing are unknown, so figures of all rounds are absent.
     absent = {"mean_acceptance_length", "num_rounds", "acceptance_rate_per_position"}
     assert not absent & set(figures)
 

@@ -15,7 +15,7 @@ from tests.installed.environment import ROOT, BuiltFiles, build, clean, light, p
 
 pytestmark = pytest.mark.docs
 
-WHEEL_MIB, INSTALLED_MIB = 12, 18  # the embedded models are most of it
+WHEEL_MIB, INSTALLED_MIB = 12, 18  # the bundled models are most of it
 NEEDED = (
     *("py.typed", "pairings.yaml", "workloads/chat.jsonl", "workloads/tools.yaml"),
     *("demo/models/target/model.safetensors", "demo/MODEL_CARD.md"),

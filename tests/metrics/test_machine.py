@@ -70,7 +70,7 @@ def test_the_chart_marks_invalid_cells_by_name() -> None:
     assert {"SM clock", "MHz", "CPU of this process"} <= set(texts(chart))
     assert "speed of K=0" not in texts(chart)  # only one sample has it
     assert all("<title>0 s: demo/draft K=3</title>" in panel for panel in chart.panels)
-    assert all(panel.count(" s: ") == 1 for panel in chart.panels)  # no mark at the other moment
+    assert all(panel.count(" s: ") == 1 for panel in chart.panels)  # the other mark is missing
 
 
 def test_a_process_with_zero_cpu_time_still_has_a_chart() -> None:

@@ -77,7 +77,7 @@ def test_a_session_with_a_problem_is_excluded_with_its_cycle_of_speedups():
     # The other session of its cycle has no part in the speedup of another cycle.
     for left, all_of_them in zip(paired_decode(after), paired_decode(before), strict=True):
         assert left.tolist() == all_of_them[:3].tolist()
-    # What its cycle's other session accepted counts all the same.
+    # Drafts accepted in its cycle's other session still count.
     assert after.acceptance.num_rounds == 7 * 6 * 8
     # The other K has all of its sessions.
     assert (

@@ -28,7 +28,7 @@ from specbench.records import DeviceSample
 
 OWN = Process(os.getpid(), 3_000)
 OTHER = Process(os.getpid() + 1, 900)
-PATIENCE_S = 300.0  # a thread that is never run would hang the test
+PATIENCE_S = 300.0  # a thread that never runs would hang the test
 
 
 def probe_of(gpu: FakeGpu, *, refused: tuple[str, ...] = ()) -> NvmlProbe:
@@ -278,7 +278,7 @@ def test_the_clock_of_an_idle_gpu_does_not_invalidate_the_work():
     [
         ([], ()),
         ([0x0], ()),
-        ([0x1 | 0x2 | 0x100], ()),  # idle, or clocks that someone chose
+        ([0x1 | 0x2 | 0x100], ()),  # idle, or clocks set by a user
         ([0x80, 0x4, 0x84], ("sw_power_cap", "hw_power_brake_slowdown")),
         ([0x10 | 0x20], ("sync_boost", "sw_thermal_slowdown")),
         ([0x800], ("bit_11",)),

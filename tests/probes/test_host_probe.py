@@ -15,10 +15,10 @@ from specbench.probes.host import (
 )
 
 BALLAST_BYTES = 256 * 2**20
-# What else a test process may take or give back meanwhile; a host that is short of memory takes
+# Memory that a test process may take or free meanwhile; a host that is short of memory takes
 # the pages of libraries back.
 TOLERANCE_BYTES = 96 * 2**20
-PATIENCE_S = 300.0  # a thread that is never run would hang the test
+PATIENCE_S = 300.0  # a thread that never runs would hang the test
 
 
 class Readings:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-# Digits one by one, the rest as GPT-2 has it: that of the embedded models' tokenizers.
+# Digits one by one, the rest as GPT-2 has it: the one of the bundled models' tokenizers.
 PRE_TOKENIZER = "smollm"
 TOKENS, TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 

@@ -20,7 +20,7 @@ from tests.real_engines.environments import GGUF, LLAMA_SERVER
 
 K = 4
 UNDECIDED = 3  # exit code: more measuring would decide
-# A table for readers has as many prompts as the workloads' figures, the proof fewer.
+# A table for readers has as many prompts as the workloads' figures, the test fewer.
 PROMPTS = 20 if os.environ.get("TABLE") else 5
 WORKLOADS = ("code", "chat")
 ASKED = ("-w", ",".join(WORKLOADS), "--num-prompts", str(PROMPTS))

@@ -89,7 +89,7 @@ def request(
 
 def _rounds(key: CellKey, request: str, *, has_parts: bool) -> RoundLog:
     k = key.draft.k
-    # Which tokens the drafter guesses does not depend on K, as with a real greedy draft.
+    # The drafter's guesses do not depend on K, as with a real greedy draft model.
     guesses = random.Random(f"{key.draft.drafter} {key.condition.temperature} {request}")
     keep = ACCEPTANCE[key.draft.drafter][key.condition.workload] if k else 0.0
     keep += guesses.gauss(-0.05 * key.condition.temperature, 0.02)

@@ -48,7 +48,7 @@ def test_a_decision_quotes_the_confirmation_of_the_winner(stored: StoredRun) -> 
     )
     assert decision.speedup is not None
     assert decision.speedup.estimate == pytest.approx(second)
-    assert abs(first - second) > 0.001  # else the line above shows nothing
+    assert abs(first - second) > 0.001  # otherwise the line above shows nothing
 
 
 def test_explored_cells_exclude_requests_of_the_confirmation_run(stored: StoredRun) -> None:

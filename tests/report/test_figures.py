@@ -128,7 +128,7 @@ def test_names_that_would_overlap_are_moved_apart_and_keep_their_order() -> None
     placed = spaced(labels, gap=0.5)
     assert [label.text for label in placed] == ["a", "d", "b", "c"]
     assert all(high.y - low.y >= 0.5 - 1e-9 for low, high in pairwise(placed))
-    assert placed[1].y == pytest.approx(1.05)  # the crowd stays around its middle
+    assert placed[1].y == pytest.approx(1.05)  # most dots stay around the middle
     assert placed[3].y == 5.0
 
 

@@ -98,7 +98,7 @@ def test_inconclusive_verdicts_name_changed_weights_in_every_format():
     for text in (skipped.get("message"), verdict, headline(gate)):
         assert Cause.WEIGHTS.value in text
     assert "b" * 12 in skipped.text
-    # Weights of another draft explain nothing.
+    # Another draft model's weights explain nothing.
     other = side(cell(figures), name="b", drafters={"demo/other": "b" * 64})
     assert not check(before, other, [Tolerance(metric="decode_speedup", share=0.01)]).attributions
 

@@ -75,7 +75,7 @@ def test_the_page_of_a_large_run_is_small(tmp_path: Path) -> None:
 
 
 def test_time_grows_with_the_number_of_requests(tmp_path: Path) -> None:
-    reported(tmp_path, 100)  # what is done once a process
+    reported(tmp_path, 100)  # work done once per process
     once, _ = reported(tmp_path, 20_000)
     twice, _ = reported(tmp_path, 40_000)
     assert twice < MOST_GROWTH * once

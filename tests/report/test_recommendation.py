@@ -190,7 +190,7 @@ def point(at: int, estimate: float, *, is_sure: bool = True) -> Point:
         (point(1, 1.5), {}, True),
         (point(1, 1.5), {"temperature": 1.0}, False),  # another question's
         (point(1, 1.5), {"dtype": "bfloat16"}, False),
-        (point(1, 0.5, is_sure=False), {}, False),  # it is not shown that it paid before
+        (point(1, 0.5, is_sure=False), {}, False),  # no gain was shown before
         (replace(point(1, 1.5), valid=False), {}, False),
     ],
 )

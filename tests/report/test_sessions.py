@@ -72,7 +72,7 @@ def test_every_report_states_lost_sessions_and_the_acceptance_rule(
     assert "1 session lost: --resume 20261122-010203-5e55" in text
     assert "another client" in text
     assert re.search("acceptance rule .*vllm: greedy: ", text)
-    assert "past the ends of" in text  # whose figure it is
+    assert "past the ends of" in text  # the owner of the figure
 
 
 @pytest.mark.parametrize("shown", SHOWN)

@@ -187,7 +187,7 @@ def test_only_a_truncated_last_line_is_dropped(tmp_path: Path):
     for cut in range(first_line, len(whole), 7):
         file.write_bytes(whole[:cut])
         assert load_run(RUN_ID, tmp_path).blocks == (block("a"),)
-        assert file.stat().st_size == cut  # reading repairs nothing
+        assert file.stat().st_size == cut  # reading does not repair the file
         with resume_run(tmp_path, RUN_ID) as store:
             assert store.finished_blocks == {"a"}
             store.append(block("b"))

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-FAULTS = {  # prompt -> what a client must say of it
+FAULTS = {  # prompt -> the error that a client must report
     "500": "answered 500: out of memory",
     "error": "failed while it answered: the engine died",
     "cut": "broke off: peer closed connection",
@@ -45,7 +45,7 @@ class CrowdServer:
     pause_s: float = 0.0
     requests: list[str] = field(default_factory=list)
     num_connections: int = 0  # opened so far
-    num_tokens: int = 70_000  # emitted since it started, for whomever
+    num_tokens: int = 70_000  # emitted since it started, for all clients
     num_active: int = 0
     num_hanging: int = 0  # the ones of them that stopped for good
     most_active: int = 0

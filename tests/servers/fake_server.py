@@ -59,7 +59,7 @@ class SharedClock:
         """Time must not advance before the client saw when its chunk came."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._num_seen >= number, self._patience_s):
-                self._patience_s = 0.0  # it never looks: what it measures is wrong, and soon
+                self._patience_s = 0.0  # it never looks, so its measurement fails soon
 
 
 CLOCK = SharedClock()
@@ -85,14 +85,14 @@ class FakeServer:
     num_refused: int = 0
     models: tuple[str, ...] = ("tiny",)
     models_page: str = ""  # in place of them
-    key: str = ""  # without which it answers nothing
+    key: str = ""  # without which it refuses requests
     elsewhere: str = ""  # the target of its redirects
     num_merged: int = 0  # rounds whose tokens come with the first one
     says_end: bool = False  # by an event without text, a round after the last
     nonsense: dict[str, Any] | None = None  # the only event of each stream
     counters: str = ""  # instead of its own page
     num_foreign: int = 0  # tokens of other clients that it counts with each response
-    pages: Mapping[str, str] = field(default_factory=dict)  # by path: what a real one answered
+    pages: Mapping[str, str] = field(default_factory=dict)  # by path: recorded responses
     requests: list[dict[str, Any]] = field(default_factory=list)
     total_rounds: int = 1_000
     total_tokens: int = 70_000

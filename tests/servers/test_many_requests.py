@@ -118,7 +118,7 @@ def test_no_response_objects_remain_after_many_requests(tmp_path, monkeypatch):
     left = [
         obj
         for obj in gc.get_objects()
-        if issubclass(type(obj), (httpx.Response, h11.Connection))  # some warn of a look inside
+        if issubclass(type(obj), (httpx.Response, h11.Connection))  # some warn on inspection
     ]
     assert not left
 

@@ -20,7 +20,7 @@ from specbench.servers.process import LOOPBACK, free_port, started
 from tests.servers import fake_engine, starting_parent
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 60.0  # far more than anything here takes
+PATIENCE_S = 60.0  # far more than any test needs
 
 
 @pytest.fixture

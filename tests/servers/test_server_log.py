@@ -14,7 +14,7 @@ from specbench.servers.server_log import (
 )
 
 ENGINES = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "openai")
-# What vLLM prints of a failure in a process below its first.
+# vLLM's output of a failure in a child process.
 CORE = "(EngineCore pid=71) "
 BELOW = f"""\
 WARNING 11-25 16:00:00 [core.py:7] No module named 'vllm._C'

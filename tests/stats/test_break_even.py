@@ -142,5 +142,5 @@ def test_the_break_even_interval_covers_a_curve_that_rises_again():
 def test_without_intervals_there_is_only_an_estimate():
     crossing = break_even([point(1_000, None, 2.0, None), point(4_000, None, 0.5, None)])
     assert crossing == Interval(estimate=pytest.approx(2_000), low=None, high=None)
-    # A size with an interval is worth more than one without.
+    # A size with an interval takes precedence over one without.
     assert break_even([point(1_000, 1.2, 2.0, 3.0), point(4_000, None, 0.5, None)]) is None

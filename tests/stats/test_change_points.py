@@ -99,7 +99,7 @@ def test_a_change_point_needs_three_runs_on_either_side(num_runs):
             places = [step.run_index for step in analyze_series(series).steps]
             assert (at in places) is is_level
             assert all(3 <= place <= num_runs - 3 for place in places)
-    # Two levels of three need six runs: what is split once is too short to split again.
+    # Two levels of three need six runs: a part is too short to split again.
     assert [s.run_index for s in analyze_series([2.0] * 3 + [1.0] * 5).steps] == [3]
 
 

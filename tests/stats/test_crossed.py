@@ -104,7 +104,7 @@ def test_prompts_and_cycles_with_too_few_requests_are_ignored():
     whole = cells(cycles=5, prompts=7)
     left = [np.delete(np.delete(column, 3, axis=1), 2, axis=0) for column in whole]
     whole.base_s[[0, 1, 3, 4], 3] = np.nan  # a prompt that was served in one cycle only
-    whole.spec_s[2, [2, 4, 5, 6]] = np.nan  # which then fell over: 3 of 6 prompts are half of them
+    whole.spec_s[2, [2, 4, 5, 6]] = np.nan  # which then failed: 3 of 6 prompts are half of them
     assert crossed_speedup(*whole) != crossed_speedup(*left)
     whole.spec_s[2, 1] = np.nan
     assert crossed_speedup(*whole) == crossed_speedup(*left)

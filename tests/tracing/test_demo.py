@@ -22,7 +22,7 @@ from tests.tracing.answers import (
     open_demo,
 )
 
-pytestmark = pytest.mark.slow  # rounds of the embedded pair
+pytestmark = pytest.mark.slow  # rounds of the bundled pair
 
 KS = range(1, 9)
 EVERYWHERE = ("draft", "ngram")

@@ -13,7 +13,7 @@ from tests.training.tiny_target import METHODS, SETTINGS, Lab, lab, plan, silent
 
 pytestmark = pytest.mark.slow  # heads are trained
 
-# Training is chaotic, so what a head reaches depends on the processor's arithmetic. Over four
+# Training is chaotic, so the result depends on the processor's arithmetic. Over four
 # seeds and three instruction sets the mean length grew by 1.1 to 1.8, with a deviation of at
 # most 0.15 for a method: the limit is four of them away, and a head that learns nothing gains 0.
 GAIN = 0.5

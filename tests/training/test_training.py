@@ -62,7 +62,7 @@ def weights(student: Student) -> dict[str, torch.Tensor]:
 def test_gradients_reach_every_weight(method):
     bench, student = lab(), lab().student(method)
     teacher = bench.teacher(student)
-    for parameter in student.parameters.values():  # what is 0 may hide a gradient behind it
+    for parameter in student.parameters.values():  # a 0 may hide a gradient behind it
         parameter.data += 0.05
 
     student.loss(teacher.lesson(bench.batches[0]), torch.Generator().manual_seed(0)).backward()

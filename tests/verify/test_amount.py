@@ -155,7 +155,7 @@ def test_the_estimate_is_reported_before_sampling():
 
 def test_a_time_budget_limits_the_verified_tokens_with_a_note():
     talk = [replace(prompt, answer=KnownOutput("builtin", (7,) * 40)) for prompt in TALK]
-    mixed = jobs(0.0, 0.7, 0.0, 0.7)  # 4 s of greedy answers, 34 ms a sampled token of both
+    mixed = jobs(0.0, 0.7, 0.0, 0.7)  # 4 s of greedy answers, 34 ms per sampled token of both
     num_tokens, message = _estimate(mixed, talk, 2.0, 20_000, 38.0, 2)
     assert num_tokens == pytest.approx(1000, abs=1)
     assert message.startswith("about 38s (--time-budget: 38s): ")

@@ -138,7 +138,7 @@ def test_many_tokens_at_a_nucleus_edge_are_inconclusive(num_at_edge, verdict) ->
 def test_too_blunt_tokens_leave_the_temperature_inconclusive() -> None:
     finding = single(sampled(colder=BLUNT))
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
-    # So many tokens like these would decide.
+    # This many tokens like these would decide.
     (needed,) = re.findall(r"--num-tokens (\d+)", finding.reason)
     assert "--time-budget" in finding.reason
     more = SumMoments(*(value * int(needed) / 4096 for value in BLUNT))

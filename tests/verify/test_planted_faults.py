@@ -309,5 +309,5 @@ def test_faults_in_the_demo_pair_are_detected(
     print(fault, sound.p_values, broken.p_values)
     assert sound.lossless is not False
     assert broken.verdict == "mismatch"
-    # The demo target is too sure of itself at 0.4 to show its own temperature so soon.
+    # The demo target is too certain at 0.4 to show its own temperature so soon.
     assert temperature < 1 or sound.verdict == "matches_distribution"

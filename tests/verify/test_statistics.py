@@ -136,7 +136,7 @@ def test_sound_rare_texts_have_the_stated_false_alarm_rate(each: float) -> None:
     for alpha, most in ((2e-4, 13), (1e-3, 40), (1e-2, 260)):
         print(f"{alpha}: {(p_values < alpha).sum()} alarms, chi-square {(control < alpha).mean()}")
         assert (p_values < alpha).sum() <= most
-    # 80 alarms are due; it raises nearly five times as many.
+    # 80 alarms are expected; it raises nearly five times as many.
     assert (control < 2e-4).sum() > 160, "the simulation sees a test that breaks its word"
 
 

@@ -34,10 +34,10 @@ class Engine:
     def __init__(self, k: int, fault: str = "") -> None:
         self.k, self.fault = k, fault
         self.version = "0.32.0"
-        self.num_to_refuse = 0  # requests, the next ones
-        self.refuses_measured = False  # all but warm-up requests
+        self.num_to_refuse = 0  # the next requests
+        self.refuses_measured = False  # without warm-up requests
         self.refusal_status = 400
-        self.num_slow = 0  # answers, the next ones, each slower by a half than the one after it
+        self.num_slow = 0  # the next answers, each slower by half than the one after it
         self.health_status = 200
         self.on_health = self.before_answer = lambda: None  # called by a test's server
         self.word = "w"  # every token of its answers, with a number

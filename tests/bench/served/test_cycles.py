@@ -99,7 +99,7 @@ def test_a_cycle_runs_every_k_in_ascending_and_descending_order(stored):
 def test_every_attempt_at_a_session_has_its_own_name(stored):
     first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
     assert next_name(first, stored.store.stored).endswith("explore|c0.0#1")
-    # Killed before its record: a block of it is stored all the same.
+    # Killed before its record: a block of it is still stored.
     stored.store.append(_block(first, next_name(first, stored.store.stored), 0.0))
     assert next_name(first, stored.store.stored).endswith("c0.0#2")
     stored.store_session(first, problems=("it did not start",))
@@ -182,7 +182,7 @@ def test_session_seconds_include_start_and_requests(stored):
     server = unusable(first, "one", ())
     held = replace(server, start_s=4.0, seconds=6.0)
     running = replace(server, seconds=2.0)
-    assert mean_session_s([held, running, server]) == 6.0  # one of no seconds was not held
+    assert mean_session_s([held, running, server]) == 6.0  # one of 0 seconds did not take place
     assert mean_session_s([server]) is None
 
 

@@ -17,7 +17,7 @@ from tests.bench.served.running import running
 from tests.bench.served.served_runs import measured, running_settings
 from tests.servers.http_server import serving_with
 
-SILENCE_S = 1.0  # in place of the two minutes that a client waits
+SILENCE_S = 1.0  # instead of a client's timeout of two minutes
 
 
 class Disturbance:
@@ -90,7 +90,7 @@ def check_no_more_requests(stored, watch):
     assert sum(not request.error for request in block.requests) == 2
     assert sum("not sent" in (request.error or "") for request in block.requests) == 4
     stalled = [text for text in watch.warnings if "K=2, cycle 1: http" in text]
-    (message,) = [text for text in stalled if "sent nothing for" in text]  # however long it lasts
+    (message,) = [text for text in stalled if "sent nothing for" in text]  # for any duration
     assert "/health answers 503" in message
 
 

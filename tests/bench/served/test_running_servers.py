@@ -72,7 +72,7 @@ def test_prompts_beyond_the_servers_context_are_skipped_at_every_k(tmp_path):
         numbers, (note,) = planned(context)
         assert numbers == {num}
         assert expected in note
-    assert planned(10)[0] == {3}  # none is left: the server says why
+    assert planned(10)[0] == {3}  # none is left: the server reports the reason
 
 
 class VisitedServers:
@@ -134,13 +134,13 @@ def test_a_session_is_warmed_up_with_twice_its_concurrency(attached):
         warm_ups = sum(is_warm_up(body) for server in servers for body in server.engine.requests)
         assert warm_ups == sessions[k] * 2 * (1 + ROWS) * len(servers)
     texts = {b["messages"][0]["content"] for b in drafting.engine.requests if is_warm_up(b)}
-    assert len(texts) == ROWS  # else a prefix cache would serve all but the first
+    assert len(texts) == ROWS  # otherwise a prefix cache would serve all but the first
 
 
 @pytest.mark.parametrize(
     ("paces", "steady"),
     [
-        ([1.0, 1.0], False),  # too few to know
+        ([1.0, 1.0], False),  # too few for an interval
         ([1.0, 1.05, 1.0], True),
         ([3.0, 1.0, 1.05, 1.0], True),
         ([2.0, 1.0, 1.0], False),

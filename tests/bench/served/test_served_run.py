@@ -61,7 +61,7 @@ def test_acceptance_stops_at_the_end_and_the_engines_figure_is_also_shown(sound_
             assert all(r.counts is None for r in requests)
             continue
         rounds = sum(r.counts.num_rounds for r in requests)
-        # vLLM's tokens and drafts, as anyone can count them: one token of an answer is prefill's.
+        # vLLM's tokens and drafts, counted independently: one token of an answer is prefill's.
         later = sum(r.num_output_tokens - 1 for r in requests)
         assert cell.metrics["mean_acceptance_length"] == pytest.approx(later / rounds)
         overshot = cell.metrics["num_overshot"]
@@ -114,7 +114,7 @@ def test_a_failed_session_is_recorded_the_rest_continues_and_resuming_completes(
     assert (lost.num_speculative_tokens, lost.cycle) == (4, 0)
     came_up = fault not in ("memory", "deaf")
     assert (bool(lost.version), bool(lost.command)) == (came_up,) * 2
-    assert lost.log  # why it did not come up
+    assert lost.log  # why it did not start
     document = build_document(stored)
     (failure,) = document.failures
     assert re.search("vllm, K=4, cycle 1", failure.reason)

@@ -259,7 +259,7 @@ def test_a_reused_response_is_kept_per_temperature(tmp_path):
     [
         ("{{ strftime_now('%d %b %Y') }}", "vllm", "server", {}),
         (TAKES_DATE, "vllm", "2024-07-26", {"date_string": "26 Jul 2024"}),
-        (TAKES_DATE, "openai", "server", {}),  # its API has no arguments of templates
+        (TAKES_DATE, "openai", "server", {}),  # its API has no template arguments
         ("{{ date_string }}", "vllm", "", {}),  # a prompt without one has none on any day
         (None, "vllm", None, {}),
     ],
