@@ -35,7 +35,7 @@ TTFT_S = 0.05
 # Rounds that accept 0, 1 .. K: with each round's own token they make 24.
 ACCEPTED = {2: (4, 4, 4), 4: (1, 3, 1, 1, 2)}
 SECONDS = {0: 0.48, 2: 0.36, 4: 0.24}  # of 24 tokens of one request
-MOST_KV_TOKENS = 20_000
+MAX_KV_TOKENS = 20_000
 KV_TOKENS_LOST = 500  # by each drafted token
 FIRST_CONFIRMING = 100  # cycle
 
@@ -184,7 +184,7 @@ def _run_session(
         prefix_cache="off",
         acceptance_rule="greedy: a draft is accepted if it is the target's argmax" if k else None,
         num_gpus=1,
-        kv_tokens=MOST_KV_TOKENS - KV_TOKENS_LOST * k,
+        kv_tokens=MAX_KV_TOKENS - KV_TOKENS_LOST * k,
         start_s=20.0 + k,
         seconds=10.0 * len(blocks),
         counters=counters_of(requests),

@@ -38,7 +38,7 @@ class FakeCluster:
         self._events: SimpleQueue[TaskEvent | BaseException] = SimpleQueue()
         self._lock = Lock()
         self._busy = dict.fromkeys(nodes, 0)
-        self.most_busy = dict.fromkeys(nodes, 0)
+        self.max_busy = dict.fromkeys(nodes, 0)
         self.begun: list[str] = []  # node of every task, the surveys' first
         self.messages: list[Message] = []
 
@@ -90,4 +90,4 @@ class FakeCluster:
     def _count(self, node: str, more: int) -> None:
         with self._lock:
             self._busy[node] += more
-            self.most_busy[node] = max(self.most_busy[node], self._busy[node])
+            self.max_busy[node] = max(self.max_busy[node], self._busy[node])

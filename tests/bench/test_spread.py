@@ -101,8 +101,8 @@ def test_every_record_of_every_unit_is_stored_once_and_no_node_has_more_than_its
     job = InTwoPasses(units(8), [])
     stored, watch = spread_over(cluster, tmp_path, [job])
     assert Counter(stored) == words_of(units(8))
-    assert cluster.most_busy["a"] <= 2
-    assert cluster.most_busy["b"] == 1
+    assert cluster.max_busy["a"] <= 2
+    assert cluster.max_busy["b"] == 1
     assert set(cluster.begun[2:]) == {"a", "b"}
     assert watch.advances[-1][:2] == (8, 8)
     assert any("(node b)" in stage for stage in watch.stages)

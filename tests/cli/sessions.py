@@ -32,18 +32,16 @@ def server() -> ForkServerContext:
 
 
 @contextmanager
-def session(
-    *arguments: str, cwd: Path, most_records: int | None = None, screen: Path | None = None
-):
+def session(*arguments: str, cwd: Path, max_records: int | None = None, screen: Path | None = None):
     """`specbench ARGUMENTS` in a separate process, killed at the end at the latest.
 
     What it prints goes to files, or to a terminal's `screen`.
 
-    With `most_records` it stores that many and then waits to be ended. Otherwise a slow test could
+    With `max_records` it stores that many and then waits to be ended. Otherwise a slow test could
     try to interrupt or kill it too late.
     """
     out, err = (screen, screen) if screen else (cwd / "session.out", cwd / "session.err")
-    process = server().Process(target=_main, args=(arguments, cwd, out, err, most_records))
+    process = server().Process(target=_main, args=(arguments, cwd, out, err, max_records))
     process.start()
     try:
         yield Session(process, out, err)
@@ -53,7 +51,7 @@ def session(
 
 
 def _main(
-    arguments: tuple[str, ...], cwd: Path, out: Path, err: Path, most_records: int | None
+    arguments: tuple[str, ...], cwd: Path, out: Path, err: Path, max_records: int | None
 ) -> None:
     from specbench.cli import main
 
@@ -63,8 +61,8 @@ def _main(
     # A background job of a script, as CI may run one, ignores SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["specbench", *arguments]
-    if most_records is not None:
-        _hold_after(most_records)
+    if max_records is not None:
+        _hold_after(max_records)
     main()
 
 

@@ -15,7 +15,7 @@ from tests.cli.calls import CommandResult, specbench
 from tests.cli.conftest import SMALL
 from tests.cli.sessions import session
 
-MOST_RECORDS = 50  # of some 110: two blocks and a part, even if the test gets little CPU time
+MAX_RECORDS = 50  # of some 110: two blocks and a part, even if the test gets little CPU time
 PATIENCE_S = 300.0  # a busy machine is slow; a quiet one needs a second
 
 
@@ -49,7 +49,7 @@ def test_ctrl_c_and_sigterm_keep_blocks_and_print_the_resume_command(tiny, tmp_p
         "--runs-dir",
         str(out),
     )
-    with session(*arguments, cwd=tiny, most_records=MOST_RECORDS) as running:
+    with session(*arguments, cwd=tiny, max_records=MAX_RECORDS) as running:
         folder = wait_for_blocks(out, 2, running.process)
         os.kill(running.process.pid, number)
         running.process.join(PATIENCE_S)

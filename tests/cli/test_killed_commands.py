@@ -29,9 +29,9 @@ from tests.cli.calls import specbench
 from tests.cli.sessions import session
 from tests.tiny_pair import write_pair
 
-MOST_LINES = 10  # before a kill
+MAX_LINES = 10  # before a kill
 LATE = 4  # the maximum of stored lines until the kill
-MOST_DELAY_S = 0.05  # until the kill, in which no machine writes a whole report
+MAX_DELAY_S = 0.05  # until the kill, in which no machine writes a whole report
 PATIENCE_S = 300.0
 TINY = ("--max-new-tokens", "4", "--threads", "1", "--device", "cpu")
 COMMANDS = {
@@ -52,7 +52,7 @@ COMMANDS = {
 }
 SERVED_KS = (0, 2)
 SERVED = ("sweep-k", "tiny/draft", "--engine", "vllm", "--warmup", "1", "--max-new-tokens", "16")
-MOST_SESSION_S = 0.5  # a server's start, its warm-up and its requests: a kill comes within one
+MAX_SESSION_S = 0.5  # a server's start, its warm-up and its requests: a kill comes within one
 
 
 def stored_lines(root: Path) -> bytes:
@@ -72,7 +72,7 @@ def kill_in(arguments, cwd, root, num_lines, delay_s):
     before = stored_lines(root).count(b"\n")
     most = None if num_lines is None else num_lines + LATE
     patience_ends_s = time.monotonic() + PATIENCE_S
-    with session(*arguments, cwd=cwd, most_records=most) as running:
+    with session(*arguments, cwd=cwd, max_records=most) as running:
         while running.process.is_alive() and time.monotonic() < patience_ends_s:
             now = stored_lines(root)
             if num_lines is None and b'{"type":"done"' in now:
@@ -105,13 +105,13 @@ def test_killed_commands_neither_lose_nor_repeat_a_stored_block(
     resume = (command, *(("./target",) if command == "pair" else ()), *out, "--resume")
 
     # Also while it starts, and finally while it writes its report.
-    moments = [rng.randint(1, MOST_LINES) for _ in range(num_kills)]
+    moments = [rng.randint(1, MAX_LINES) for _ in range(num_kills)]
     if num_kills > 3:
         moments[0] = moments[num_kills // 2] = 0
         moments[-1] = None
     stored = b""
     for num_lines in moments:
-        delay_s = rng.uniform(0, MOST_DELAY_S)
+        delay_s = rng.uniform(0, MAX_DELAY_S)
         kill_in(resume if stored else start, tiny, root, num_lines, delay_s)
         now = stored_lines(root)
         assert now.startswith(stored)  # what was stored before a kill is there after the next
@@ -214,12 +214,12 @@ def test_killed_served_runs_neither_lose_nor_repeat_a_session(is_started, num_ki
         assert uninterrupted.is_complete, uninterrupted.err
 
         # The first during the start, the last during the report; a single one after a whole cycle.
-        between = [rng.randint(1, MOST_LINES) for _ in range(num_kills - 2)]
-        moments = [0, *between, None] if num_kills > 1 else [MOST_LINES]
+        between = [rng.randint(1, MAX_LINES) for _ in range(num_kills - 2)]
+        moments = [0, *between, None] if num_kills > 1 else [MAX_LINES]
         stored = b""
         for num_lines in moments:
             arguments = resume if stored else (*start, "--runs-dir", str(root))
-            delay_s = 0.0 if num_lines is None else rng.uniform(0, MOST_SESSION_S)
+            delay_s = 0.0 if num_lines is None else rng.uniform(0, MAX_SESSION_S)
             kill_in(arguments, tmp_path, root, num_lines, delay_s)
             wait_until_ended(engine)
             now = stored_lines(root)
@@ -268,7 +268,7 @@ def test_kills_while_a_served_winner_is_confirmed_keep_the_answer(tmp_path, monk
 
         # A cycle stores eight lines. The first kill comes before any, while the command starts.
         for num_lines in (0, 3, 9, 1, 8, 2):
-            kill_in(resume, tmp_path, root, num_lines, rng.uniform(0, MOST_SESSION_S))
+            kill_in(resume, tmp_path, root, num_lines, rng.uniform(0, MAX_SESSION_S))
             now = stored_lines(root)
             assert now.startswith(stored)
             assert b'{"type":"done"' not in now

@@ -60,13 +60,13 @@ def test_logits_of_the_next_token_are_those_of_a_plain_forward(
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("most_logits", [1, 4 * 5 * VOCAB_SIZE])
+@pytest.mark.parametrize("max_logits", [1, 4 * 5 * VOCAB_SIZE])
 def test_scores_do_not_depend_on_the_chunk_size(
-    make_runner: MakeRunner, most_logits: int, monkeypatch: pytest.MonkeyPatch
+    make_runner: MakeRunner, max_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_llama(seed=0)
     expected = [plain(model, PROMPT, output) for output in OUTPUTS]
-    monkeypatch.setattr(scoring, "MOST_LOGITS", most_logits)
+    monkeypatch.setattr(scoring, "MOST_LOGITS", max_logits)
     monkeypatch.setattr(scoring, "_CHUNK", 7)
 
     assert_plain(make_runner(model), expected, PROMPT)

@@ -310,7 +310,7 @@ def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
     """Memory that torch holds is not Python's."""
 
     class Weighing(FixedK):
-        num_rounds = most_bytes = 0
+        num_rounds = peak_bytes = 0
 
         def observe(self, _: object) -> None:
             self.num_rounds += 1
@@ -320,17 +320,17 @@ def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
             real = (torch.Tensor, torch.nn.Parameter)
             tensors = {id(o): o for o in gc.get_objects() if type(o) in real}
             now = sum(tensor.nbytes for tensor in tensors.values())
-            self.most_bytes = max(self.most_bytes, now)
+            self.peak_bytes = max(self.peak_bytes, now)
 
-    def most_bytes(num_requests: int) -> int:
+    def peak_bytes(num_requests: int) -> int:
         requests = [
             Request(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=i) for i in range(num_requests)
         ]
         gc.collect()
         policy = Weighing(0)
         serve(runner, NoDrafter(), requests, policy, 4)
-        return policy.most_bytes
+        return policy.peak_bytes
 
     runner = StockRunner(tiny_llama(seed=0))
-    most_bytes(4)
-    assert most_bytes(40) == most_bytes(8) > 0
+    peak_bytes(4)
+    assert peak_bytes(40) == peak_bytes(8) > 0

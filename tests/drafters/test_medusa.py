@@ -242,10 +242,10 @@ class OneByOne(Mapping[str, Tensor]):
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
         self._read: list[weakref.ref[Tensor]] = []
-        self.most_held = 0
+        self.max_held = 0
 
     def __getitem__(self, name: str) -> Tensor:
-        self.most_held = max(self.most_held, sum(read() is not None for read in self._read))
+        self.max_held = max(self.max_held, sum(read() is not None for read in self._read))
         tensor = self._tensors[name].clone()
         self._read.append(weakref.ref(tensor))
         return tensor
@@ -267,7 +267,7 @@ def test_tensors_are_read_one_by_one() -> None:
     tensors = heads().tensors
     files = OneByOne(tensors)
     torch.testing.assert_close(logits_of(files), logits_of(tensors), rtol=0, atol=0)
-    assert files.most_held == 0
+    assert files.max_held == 0
 
 
 def test_layers_without_a_bias_add_none() -> None:

@@ -17,7 +17,7 @@ from tests.hostile import answer_readers, file_readers, model_readers
 
 READERS = {**file_readers.READERS, **model_readers.READERS, **answer_readers.READERS}
 PATIENCE_S = 120  # with one input; longer counts as a hang
-MOST_GROWTH = 2**30  # the maximum bytes of memory of one reader
+MAX_GROWTH = 2**30  # the maximum bytes of memory of one reader
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def patience(name: str) -> Iterator[None]:
         signal.alarm(0)
 
 
-def most_memory() -> int:
+def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -43,7 +43,7 @@ def test_damaged_copies_are_read_or_give_a_clear_error(name, num_inputs, tmp_pat
     case = READERS[name](tmp_path)
     case.file.write_bytes(case.content)
     case.read()
-    before, refusals = most_memory(), []
+    before, refusals = peak_memory(), []
     for seed in range(num_inputs):
         content = case.mutated(case.content, random.Random(f"{name}/{seed}"))
         case.file.write_bytes(content)
@@ -58,7 +58,7 @@ def test_damaged_copies_are_read_or_give_a_clear_error(name, num_inputs, tmp_pat
     place = case.file.name if case.place is None else case.place
     assert [refusal for refusal in refusals if place not in refusal] == []
     assert bool(refusals) <= case.refuses
-    assert most_memory() - before < MOST_GROWTH
+    assert peak_memory() - before < MAX_GROWTH
 
 
 COMMANDS = {  # reader -> the command that is handed its file; {} is the file, {folder} its folder

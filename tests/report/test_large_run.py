@@ -14,8 +14,8 @@ from specbench.runs.codec import encode_line
 from tests.report.stored_runs import Wish, stored_run
 
 pytestmark = pytest.mark.long
-MOST_BYTES = 20_000_000
-MOST_GROWTH = 2.6  # twice the requests; quadratic work would take four times as long
+MAX_BYTES = 20_000_000
+MAX_GROWTH = 2.6  # twice the requests; quadratic work would take four times as long
 
 
 LARGE = Wish(ks=(0, 1, 2, 3, 4), workloads=("code", "creative"), num_prompts=10)
@@ -71,11 +71,11 @@ def reported(root: Path, num_requests: int) -> tuple[float, int]:
 
 def test_the_page_of_a_large_run_is_small(tmp_path: Path) -> None:
     _, num_bytes = reported(tmp_path, 100_000)
-    assert num_bytes < MOST_BYTES
+    assert num_bytes < MAX_BYTES
 
 
 def test_time_grows_with_the_number_of_requests(tmp_path: Path) -> None:
     reported(tmp_path, 100)  # work done once per process
     once, _ = reported(tmp_path, 20_000)
     twice, _ = reported(tmp_path, 40_000)
-    assert twice < MOST_GROWTH * once
+    assert twice < MAX_GROWTH * once

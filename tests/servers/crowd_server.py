@@ -48,7 +48,7 @@ class CrowdServer:
     num_tokens: int = 70_000  # emitted since it started, for all clients
     num_active: int = 0
     num_hanging: int = 0  # the ones of them that stopped for good
-    most_active: int = 0
+    max_active: int = 0
     writers: set[StreamWriter] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -105,7 +105,7 @@ class CrowdServer:
             _send_page(writer, "200 OK", page)
         else:
             self.num_active += 1
-            self.most_active = max(self.most_active, self.num_active)
+            self.max_active = max(self.max_active, self.num_active)
             try:
                 await self._stream(json.loads(body), reader, writer, authorization)
             finally:

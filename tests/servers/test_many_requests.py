@@ -22,7 +22,7 @@ from tests.servers.raw_server import client_of, posted, send_all
 
 KEY = "s3cret-key"
 SHARE_OF_FAULTS = 0.05
-MOST_HANGS = 30  # fewer than the concurrent ones, so that they delay no other
+MAX_HANGS = 30  # fewer than the concurrent ones, so that they delay no other
 KEPT_BYTES = 2_000  # of an answer: its tokens, marks and text
 REQUEST_S = 0.001  # of the loop's time, so that connections settle and are used again
 
@@ -40,7 +40,7 @@ def planned(num_requests, seed=0):
         for i in range(num_requests)
     ]
     hangs = [i for i, prompt in enumerate(prompts) if prompt == "hang"]
-    for i in hangs[MOST_HANGS:]:
+    for i in hangs[MAX_HANGS:]:
         prompts[i] = "cut"
     return prompts
 
@@ -92,7 +92,7 @@ def served(num_requests, tmp_path, on_request=lambda _: None):
         traffic = in_loop(SkippingLoop, ask())
     assert_accounted_for(prompts, traffic.answers)
     assert Counter(server.requests) == Counter(prompts)
-    assert server.most_active <= 64
+    assert server.max_active <= 64
     assert server.num_connections < num_requests / 4
 
     (tmp_path / "answers.txt").write_text(repr(traffic))

@@ -27,12 +27,12 @@ class PacedClient:
     num_events: int = 0
     served: list[int] = field(default_factory=list)
     num_active: int = 0
-    most_active: int = 0
+    max_active: int = 0
 
     async def stream(self, path, body):
         self.served.append(body["number"])
         self.num_active += 1
-        self.most_active = max(self.most_active, self.num_active)
+        self.max_active = max(self.max_active, self.num_active)
         await asyncio.sleep(body["seconds"])
         self.num_active -= 1
         if body["seconds"] == 13:
@@ -55,7 +55,7 @@ def test_in_closed_loop_a_request_starts_when_another_ends():
     answers, load = in_virtual_time(send_all(requests, [client], concurrency=2))
     assert [a.sent_s for a in answers] == pytest.approx([0, 0, 1, 2])
     assert [a.text for a in answers] == [f"completions {i}" for i in range(4)]
-    assert client.most_active == 2
+    assert client.max_active == 2
     more = in_virtual_time(send_all(requests[:1], [client], concurrency=2)).load
     assert (more.num_events, more.wall_s) == (1, pytest.approx(4))
     assert (load.num_events, load.wall_s) == (4, pytest.approx(5))
@@ -67,7 +67,7 @@ def test_in_open_loop_requests_start_at_their_arrival_times():
     answers, _ = in_virtual_time(send_all(requests, [client], request_rate=4.0, seed=7))
     times_s = poisson_arrivals(4.0, 7)
     assert [a.sent_s for a in answers] == pytest.approx([next(times_s) for _ in answers])
-    assert client.most_active == 20
+    assert client.max_active == 20
 
 
 class LosingClient(PacedClient):

@@ -34,7 +34,7 @@ from tests.tracing.answers import counted
 pytestmark = pytest.mark.slow  # every drafter, round after round
 
 KS = range(1, 9)
-MOST = 30
+MAX_NEW_TOKENS = 30
 PROMPTS = ((*SAMPLED_PROMPT, 3, 3), SAMPLED_PROMPT[:4])
 REFUSED = {"lookahead", "lookahead, window 3 ngram 3 guesses 2", "previous_turn, predicted output"}
 APPROXIMATE = {"previous_turn", "token_recycling", "token_recycling, 12 drafts"}
@@ -58,7 +58,7 @@ def texts(sampling: Sampling = GREEDY) -> tuple[TargetText, ...]:
     """The target's own texts, each with a seed."""
     results = []
     for seed, prompt in enumerate(PROMPTS):
-        request = Request(prompt_ids=prompt, max_new_tokens=MOST, seed=seed)
+        request = Request(prompt_ids=prompt, max_new_tokens=MAX_NEW_TOKENS, seed=seed)
         plain = make_drafter("none", *models())
         (result,) = decode(models()[0], plain, [request], k=0, sampling=sampling)
         results.append(
@@ -68,7 +68,7 @@ def texts(sampling: Sampling = GREEDY) -> tuple[TargetText, ...]:
                 turn=0,
                 prompt_ids=prompt,
                 output_ids=result.output_ids,
-                max_new_tokens=MOST,
+                max_new_tokens=MAX_NEW_TOKENS,
                 sampling=sampling,
                 seed=seed,
                 prediction_ids=(*result.output_ids[:12], 0, *result.output_ids[15:]),

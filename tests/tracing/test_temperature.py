@@ -26,7 +26,7 @@ from tests.tracing.test_every_drafter import drafter_of, models
 
 pytestmark = pytest.mark.slow  # thousands of rounds
 
-K, MOST, NUM_TEXTS = 4, 90, 36
+K, MAX_NEW_TOKENS, NUM_TEXTS = 4, 90, 36
 CUT_OFF = Sampling(temperature=1.5, top_k=5, top_p=0.8)
 WARM_DEMO = Options(temperature=1.0, max_new_tokens=90)
 DRAWN = ("draft_model", "eagle, chain", "dflash")
@@ -47,7 +47,7 @@ class ReplayError(NamedTuple):
 def decoded(variant: Variant, sampling: Sampling) -> list[tuple[TargetText, RoundCounts]]:
     """Texts with the rounds that emitted them."""
     requests = [
-        Request(prompt_ids=SAMPLED_PROMPT, max_new_tokens=MOST, seed=seed)
+        Request(prompt_ids=SAMPLED_PROMPT, max_new_tokens=MAX_NEW_TOKENS, seed=seed)
         for seed in range(NUM_TEXTS)
     ]
     results = decode(models()[0], drafter_of(variant), requests, k=K, sampling=sampling)
@@ -57,7 +57,7 @@ def decoded(variant: Variant, sampling: Sampling) -> list[tuple[TargetText, Roun
         turn=0,
         prompt_ids=SAMPLED_PROMPT,
         output_ids=(),
-        max_new_tokens=MOST,
+        max_new_tokens=MAX_NEW_TOKENS,
         sampling=sampling,
         seed=0,
     )

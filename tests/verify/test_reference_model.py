@@ -26,7 +26,7 @@ from specbench.verify.reference_model import (
 )
 
 BEST, WORSE = 3, 5
-EOS, MOST = 6, 4
+EOS, MAX_NEW_TOKENS = 6, 4
 ENGINE: Any = SimpleNamespace(name="fake", eos_ids=(EOS,))
 
 
@@ -83,7 +83,7 @@ def greedy(text: tuple[int, ...], baseline: tuple[int, ...] | None = None) -> Fi
     """The verdict on a text of a target whose best token is always BEST, or WORSE by a tie."""
     logits_V = torch.zeros(7)
     logits_V[BEST] = logits_V[WORSE] = logits_V[EOS] = 16
-    question = VerificationPrompt(id="p0", prompt_ids=(1,), max_new_tokens=MOST)
+    question = VerificationPrompt(id="p0", prompt_ids=(1,), max_new_tokens=MAX_NEW_TOKENS)
     collector = Collector(FixedLogits(logits_V), [question], seed=0)
     k = 0 if baseline is None else 4
     case = EngineUnderTest("demo/x", ENGINE, Work(drafter="x", method="ngram", k=k))
@@ -91,10 +91,12 @@ def greedy(text: tuple[int, ...], baseline: tuple[int, ...] | None = None) -> Fi
     return finding
 
 
-@pytest.mark.parametrize("text", [(BEST,) * MOST, (BEST, EOS), (EOS,), (BEST, BEST, BEST, EOS)])
+@pytest.mark.parametrize(
+    "text", [(BEST,) * MAX_NEW_TOKENS, (BEST, EOS), (EOS,), (BEST, BEST, BEST, EOS)]
+)
 def test_a_text_may_end_with_eos_or_with_the_last_requested_token(text):
     assert greedy(text).lossless
-    assert greedy(text, baseline=(WORSE,) * MOST).lossless  # a tie, then another end
+    assert greedy(text, baseline=(WORSE,) * MAX_NEW_TOKENS).lossless  # a tie, then another end
 
 
 @pytest.mark.parametrize(
@@ -102,11 +104,11 @@ def test_a_text_may_end_with_eos_or_with_the_last_requested_token(text):
     [
         ((BEST, BEST), 2, "the text stops early"),
         ((BEST, EOS, BEST, BEST), 2, "the text runs past its end"),
-        ((BEST,) * (MOST + 1), MOST, "the text runs past its end"),
+        ((BEST,) * (MAX_NEW_TOKENS + 1), MAX_NEW_TOKENS, "the text runs past its end"),
     ],
 )
 def test_a_text_that_ends_elsewhere_is_a_mismatch(text, position, says):
-    for baseline in (None, (WORSE,) * MOST):
+    for baseline in (None, (WORSE,) * MAX_NEW_TOKENS):
         finding = greedy(text, baseline)
         assert (finding.verdict, finding.first_divergence.position) == ("mismatch", position)
         assert says in finding.reason

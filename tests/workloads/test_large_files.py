@@ -88,11 +88,11 @@ print(len(workload.prompts), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss 
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "most_growth"),
+    ("num_bytes", "max_growth"),
     [(2**22, 2**25), pytest.param(2**30, 2**28, marks=pytest.mark.long)],
 )
 def test_a_file_of_any_size_takes_as_much_memory_as_a_small_one(
-    tmp_path: Path, num_bytes: int, most_growth: int
+    tmp_path: Path, num_bytes: int, max_growth: int
 ) -> None:
     """1 GB and more of prompts is read in less memory than its size."""
 
@@ -108,4 +108,4 @@ def test_a_file_of_any_size_takes_as_much_memory_as_a_small_one(
     _, small = measure_sample("small.jsonl", 10)
     num_prompts, large = measure_sample("large.jsonl", num_bytes // 16_000)
     assert num_prompts > 100
-    assert large - small < most_growth
+    assert large - small < max_growth

@@ -110,12 +110,12 @@ def requests(num, counts=None):
     return [made_request("cell", f"p{i}", None, counts=counts, **fields) for i in range(num)]
 
 
-MOST_TOKENS = 12
+MAX_TOKENS = 12
 FOREIGN = "another client"
 
 
 def problems(some, k=0, **counted):
-    return tuple(count_problems(some, Counters(engine="vllm", **counted), k, MOST_TOKENS))
+    return tuple(count_problems(some, Counters(engine="vllm", **counted), k, MAX_TOKENS))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_restarted_server_is_reported_without_comparing_counts():
 def test_failed_requests_explain_only_their_own_server_counts():
     failed = made_request("cell", "p", None, finish_reason="failed", error="broke off")
     some = [*requests(3), failed]
-    served = {"num_tokens": 30.0 + MOST_TOKENS, "num_prompt_tokens": 80.0, "num_requests": 4.0}
+    served = {"num_tokens": 30.0 + MAX_TOKENS, "num_prompt_tokens": 80.0, "num_requests": 4.0}
     assert problems(some, **served) == ()
     for name, most in (("num_tokens", 46.0), ("num_prompt_tokens", 84.0), ("num_requests", 4.0)):
         assert problems(some, **{name: most}) == ()
@@ -187,7 +187,7 @@ def test_failed_requests_explain_only_their_own_server_counts():
 )
 def test_counts_of_requests_are_compared_with_the_servers(accepted, rounds, expected):
     counted = Counters(engine="vllm", num_tokens=20.0, num_accepted=accepted, num_rounds=rounds)
-    assert not [*count_problems(requests(2, COUNTS), counted, 2, MOST_TOKENS)]
+    assert not [*count_problems(requests(2, COUNTS), counted, 2, MAX_TOKENS)]
     assert tuple(count_warnings(requests(2, COUNTS), counted)) == expected
     some = [*requests(1, COUNTS), *requests(1)]
     assert not [*count_warnings(some, counted)]
