@@ -213,8 +213,7 @@ def test_the_statistics_of_the_decoder_and_the_records_import_nothing_heavy(tmp_
 
 @pytest.mark.slow
 def test_planning_and_analysis_commands_do_not_import_torch(tmp_path):
-    """Checked in one process. An engine may be a server, so its protocol and its evidence belong
-    here."""
+    """In one process. An engine may be a server, so its protocol and evidence belong here."""
     results = Path(__file__).parent / "importers" / "files" / "vllm_spec.json"
     given = ["--pairing", "llama/head", "--method", "eagle3", "-w", "mtbench", "--temperature", "0"]
     commands = (

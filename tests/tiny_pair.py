@@ -71,8 +71,7 @@ def make_pair(
 
 
 def write_refusing(target: Path, folder: Path) -> str:
-    """A copy of the target whose template refuses some prompts, and these prompts; the copy's name
-    there."""
+    """A copy of the target whose template refuses some prompts, and these; the copy's name."""
     shutil.copytree(target, folder / "refusing")
     (folder / "refusing" / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.content }}"

@@ -260,8 +260,7 @@ class FakeEngine(FakeProtocolEngine):
         return (target,) if drafter == "none" else (target, draft)
 
     def time_forwards(self, request: Request, work: Work) -> TimedForwards:
-        """Takes no time, as it is not part of what is measured. Every fifth time of a kind is an
-        outlier."""
+        """Takes no time: it is not part of the measurement. Every fifth time is an outlier."""
         rounds = self._rounds(request.max_new_tokens - 1, work.drafter, work.k, 1.0)
         forward_s = {
             forward: tuple(

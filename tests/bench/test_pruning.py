@@ -159,8 +159,7 @@ NUM_RUNS = 10
 
 
 def times_the_best_was_dropped(folder):
-    """The number of runs, of NUM_RUNS, that dropped K = 4 (3% faster than the next) after five
-    prompts."""
+    """How many of NUM_RUNS dropped K = 4, 3% faster than the next, after five prompts."""
     num = 0
     for seed in range(NUM_RUNS):
         run, _ = measured(folder / str(seed), CLOSE, seed, PLENTY_S, prompts=FORTY[:10])

@@ -57,8 +57,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs: one with a stored text, one on a GPU that throttles, one with concurrent
-    requests."""
+    """Three runs: one with a stored text, one on a throttled GPU, one with concurrent requests."""
     hot = replace(SMALL, temperatures=(0.0, 1.0), device="gpu", throttled_k=4)
     texts = [" The", " quick", " brown", " fox", " jumps", ",\n", " naïve", " 猫"]
     documents = [

@@ -230,8 +230,7 @@ def test_joint_recommendations_tied_within_1_percent_take_the_smaller_k():
 
 @pytest.mark.parametrize(("again", "broken"), [(2.0, True), (2.5, False)])
 def test_a_limit_on_tpot_is_compared_with_the_confirmation_run(again, broken):
-    """The first pass measures 4.4 ms at 2.2x; the confirmation run, which is quoted, another
-    speedup."""
+    """The first pass has 4.4 ms at 2.2x; the confirmation run, which is quoted, another speedup."""
     cells = rated(1, 100, 100, {4: (2.1, 2.2, 2.3)})
     cells[1] = replace(cells[1], metrics={**cells[1].metrics, "tpot_s": 0.0044})
     winner = replace(cells[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))
@@ -243,8 +242,7 @@ def test_a_limit_on_tpot_is_compared_with_the_confirmation_run(again, broken):
 
 @pytest.mark.parametrize(("objective", "broken"), [(LATENCY, False), (THROUGHPUT, True)])
 def test_a_limit_on_tpot_is_compared_with_the_shown_time(objective, broken):
-    """The cell's own requests took 6 ms per token, but over other prompts than K = 0, which took
-    10."""
+    """The cell's requests took 6 ms per token over other prompts than K = 0, which took 10."""
     cells = rated(1, 100, 100, {4: (2.4, 2.5, 2.6)})
     cells[1] = replace(cells[1], metrics={**cells[1].metrics, "tpot_s": 0.006})
     limit = replace(objective, limits=parse_limits("tpot=4.5ms", LIMITS))

@@ -152,8 +152,7 @@ class Flattened(Wrapped):
 
 
 class Perturbed(Wrapped):
-    """Spoils the second draft of every round: the first is right, and so are the ones after the
-    second."""
+    """Spoils the second draft of every round; all other drafts are right."""
 
     def change(self, proposal: Proposal) -> Proposal:
         tokens_BK = proposal.tokens_BK.clone()

@@ -11,6 +11,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from specbench.records import Request
+
 VOCAB_SIZE = 97
 WINDOW = 12
 PROMPT_LENGTHS = (20, 9, 15)
@@ -102,6 +104,10 @@ def ragged_prompts() -> list[tuple[int, ...]]:
     return [random_prompt(n, seed=n) for n in PROMPT_LENGTHS]
 
 
+def ragged_requests(num_tokens: int = 24) -> list[Request]:
+    return [Request(prompt_ids=p, max_new_tokens=num_tokens) for p in ragged_prompts()]
+
+
 def generated(model: Any, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
     """Greedy text from transformers' own `generate`, one prompt at a time, without padding.
 
@@ -117,6 +123,11 @@ def generated(model: Any, prompt: Sequence[int], num_tokens: int) -> tuple[int, 
         min_new_tokens=num_tokens,
     )
     return tuple(out[0, len(prompt) :].tolist())
+
+
+def ragged_texts(model: Any, num_tokens: int = 24) -> list[tuple[int, ...]]:
+    """The greedy text after each of the ragged prompts."""
+    return [generated(model, prompt, num_tokens) for prompt in ragged_prompts()]
 
 
 @torch.no_grad()

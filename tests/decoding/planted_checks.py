@@ -5,7 +5,6 @@ from functools import cache
 
 from specbench.decode.drafter import Drafter
 from specbench.forward.runner import StockRunner
-from specbench.records import Request
 from tests.decoding.lossless import (
     FIRST,
     LAST,
@@ -19,17 +18,16 @@ from tests.decoding.lossless import (
     sampled_p_value,
     until_eos,
 )
-from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
+from tests.decoding.models import ARCHITECTURES, build, ragged_requests, ragged_texts
 
 # Layers with and without a window, ragged rows.
-NUM_TOKENS = 24
-REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+REQUESTS = ragged_requests()
 
 
 @cache
 def gemma() -> tuple[StockRunner, StockRunner, list[tuple[int, ...]]]:
     model = build(ARCHITECTURES["Gemma2 + window"]())
-    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    texts = ragged_texts(model)
     return StockRunner(model), StockRunner(model), texts
 
 

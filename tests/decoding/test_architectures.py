@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from specbench.records import Request
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
-from tests.decoding.models import ARCHITECTURES, build, ragged_prompts
+from tests.decoding.models import ARCHITECTURES, build, ragged_requests
 from tests.decoding.test_decoder import Subject, make_subject
 
 pytestmark = pytest.mark.slow  # 17 architectures, 5 settings each
@@ -18,7 +17,7 @@ def subject(request: Any) -> Subject:
     return make_subject(build(config(), seed=0), build(config(), seed=1))
 
 
-REQUESTS = [Request(prompt_ids=p, max_new_tokens=24) for p in ragged_prompts()]
+REQUESTS = ragged_requests()
 
 
 @pytest.mark.sampled(one_in=4)

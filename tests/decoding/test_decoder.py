@@ -17,6 +17,7 @@ from tests.decoding.models import (
     exact_llama,
     generated,
     ragged_prompts,
+    ragged_texts,
     random_prompt,
 )
 
@@ -33,7 +34,7 @@ class Subject(NamedTuple):
 
 
 def make_subject(model: Any, stranger: Any) -> Subject:
-    texts = [generated(model, prompt, 24) for prompt in ragged_prompts()]
+    texts = ragged_texts(model)
     return Subject(StockRunner(model), StockRunner(model), StockRunner(stranger), texts)
 
 

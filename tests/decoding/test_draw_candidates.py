@@ -37,8 +37,7 @@ def interpreted(monkeypatch, tmp_path):
 
 
 def even_clock(run):
-    """On this clock all candidates take equally long: the first correct one wins. Cached ones do
-    not run."""
+    """All candidates take equally long: the first correct one wins. Cached ones do not run."""
     if not isinstance(run, partial):
         run()
     return 1.0

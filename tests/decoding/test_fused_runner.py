@@ -15,7 +15,6 @@ from specbench.forward.fused_layers import _MAX_SHAPES, _remember
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import FusedWeights, fuse, unfused_reason
 from specbench.forward.runner import Runner, StockRunner
-from specbench.records import Request
 from tests.decoding.fused_families import FAMILIES, LLAMA3_ROPE, TOKENS_2T, family
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
@@ -23,16 +22,14 @@ from tests.decoding.models import (
     CLOSE,
     WINDOW,
     build,
-    generated,
     plain_logits,
     positions,
-    ragged_prompts,
+    ragged_requests,
+    ragged_texts,
     random_prompt,
     rms_error,
     tiny_llama,
 )
-
-NUM_TOKENS = 24
 
 
 def over_slots(runner: Runner) -> Tensor:
@@ -69,9 +66,9 @@ def test_fused_logits_are_as_accurate_as_stock_ones(name: str, dtype: torch.dtyp
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_text_of_the_fused_runner_equals_generate(name: str) -> None:
     model = family(name)
-    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    texts = ragged_texts(model)
     target, draft, stranger = FusedRunner(model), FusedRunner(model), FusedRunner(family(name, 1))
-    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+    requests = ragged_requests()
 
     baseline = decode(target, make_drafter("none", target), requests, k=0)
     right = decode(target, make_drafter("draft_model", target, draft), requests, k=4)

@@ -38,8 +38,7 @@ def allocated_bytes(pid: int) -> int:
 
 
 def growth(folder: Path, device: str, scheme: str, dtype: str) -> tuple[int, int]:
-    """The maximum number of bytes by which a loading process grows, and the bytes of the loaded
-    weights."""
+    """The maximum growth of a loading process in bytes, and the bytes of the loaded weights."""
     small = folder / "small"
     tiny_llama(hidden_size=128, intermediate_size=256).save_pretrained(small)
     module = [sys.executable, "-m", "tests.decoding.loading_child"]

@@ -19,21 +19,20 @@ from specbench.forward.runner import StockRunner
 from specbench.models import loading, quantization
 from specbench.models.loading import LoadedModel, load_model, planned_dtype
 from specbench.models.quantization import pack, packable, require_packable, stored_format
-from specbench.records import Request
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,
     build,
-    generated,
     plain_logits,
     ragged_prompts,
+    ragged_requests,
+    ragged_texts,
     tiny_llama,
 )
 from tests.tiny_models import change_json, spec_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-NUM_TOKENS = 24
 # Spread of the logits' error over that of the logits; a wrong scale or layout gives 1 and more.
 ERRORS = {"int8": (0.0, 0.05), "fp8": (0.05, 0.15), "int4": (0.15, 0.6)}
 
@@ -65,7 +64,7 @@ def store(folder: Path, **quantization: Any) -> None:
 
 def decoded(loaded: LoadedModel, draft: LoadedModel | None = None) -> list[Any]:
     """A batch of ragged rows, greedy; with a draft at K = 4."""
-    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, seed=0) for p in ragged_prompts()]
+    requests = ragged_requests()
     target = StockRunner(loaded.model)
     if draft is None:
         return decode(target, make_drafter("none", target), requests, k=0)
@@ -115,7 +114,7 @@ def test_quantization_leaves_the_embedding_and_the_head_unchanged(saved):
 @pytest.mark.parametrize("scheme", ERRORS)
 def test_a_packed_target_decodes_to_its_own_greedy_text(saved, scheme):
     loaded = load(saved, scheme)
-    expected = [generated(loaded.model, p, NUM_TOKENS) for p in ragged_prompts()]
+    expected = ragged_texts(loaded.model)
     assert_texts(decoded(loaded), expected)
 
 
@@ -123,7 +122,7 @@ def test_a_packed_target_decodes_to_its_own_greedy_text(saved, scheme):
 @pytest.mark.parametrize("scheme", ERRORS)
 def test_a_packed_draft_never_changes_the_text(saved, scheme):
     target, draft = load(saved), load(saved, scheme)
-    expected = [generated(target.model, p, NUM_TOKENS) for p in ragged_prompts()]
+    expected = ragged_texts(target.model)
     results = decoded(target, draft)
     assert_texts(results, expected)
     assert 0 < acceptance_rate(results) <= 1

@@ -68,8 +68,7 @@ def test_triton_steps_equal_torch_operations(sizes, dtype, head_norm):
 
 
 def launches_per_layer(name: str, *, triton: bool) -> int:
-    """The difference between forwards of two layers and of one, over 5 tokens, on fake CUDA
-    tensors."""
+    """Forwards of two layers minus those of one, over 5 tokens, on fake CUDA tensors."""
     with fake_cuda():
         with DEVICE:
             whole = FusedRunner(family(name))

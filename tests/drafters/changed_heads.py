@@ -9,8 +9,7 @@ from specbench.models.checkpoint import Checkpoint
 
 
 def with_tensors(checkpoint: Checkpoint, **changes: Tensor | None) -> Checkpoint:
-    """The checkpoint with other tensors. Dots are written as two underscores; None removes a
-    tensor."""
+    """With other tensors: dots are written as two underscores, and None removes a tensor."""
     changed = {name.replace("__", "."): tensor for name, tensor in changes.items()}
     tensors = {**checkpoint.tensors, **changed}
     return replace(checkpoint, tensors={n: t for n, t in tensors.items() if t is not None})

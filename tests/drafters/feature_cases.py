@@ -133,8 +133,7 @@ def run_rounds(
     sampling: Sampling = GREEDY,
     span: int = SPAN,
 ) -> list[Path]:
-    """Prefill the prompts and run rounds of the given K; every row's text, including its last
-    token."""
+    """Prefill the prompts and run rounds of the given K; every row's text with its last token."""
     for k in filter(None, ks):
         drafter.num_drafts(k)  # called before any round, as in the decoder
     rows = prefilled(

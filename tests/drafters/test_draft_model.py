@@ -10,13 +10,18 @@ from specbench.decode.drafter import Chunk, Drafter, DrafterForward
 from specbench.decode.sampling import Sampler
 from specbench.decode.state import State
 from specbench.forward.runner import Output, StockRunner
-from specbench.records import Request, Sampling
+from specbench.records import Sampling
 from tests.decoding.fakes import WithoutProbs
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
-from tests.decoding.models import VOCAB_SIZE, generated, plain_logits, ragged_prompts, tiny_llama
+from tests.decoding.models import (
+    VOCAB_SIZE,
+    plain_logits,
+    ragged_requests,
+    ragged_texts,
+    tiny_llama,
+)
 
-NUM_TOKENS = 24
-REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+REQUESTS = ragged_requests()
 
 
 def resized(model: Any, vocab_size: int) -> Any:
@@ -39,7 +44,7 @@ def test_a_draft_of_another_vocab_size_leaves_the_text_unchanged(
     draft_vocab_size: int, k: int
 ) -> None:
     model = tiny_llama()
-    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    texts = ragged_texts(model)
     assert any(max(text) >= 80 for text in texts), "the target must say ids the smaller draft lacks"
     target = StockRunner(model)
     drafter = make_drafter("draft_model", target, StockRunner(resized(model, draft_vocab_size)))
@@ -73,7 +78,7 @@ def probs_after(model: Any, tokens: list[int]) -> Tensor:
 @torch.no_grad()
 def test_each_draft_has_the_draft_models_distribution_after_the_drafts_before_it() -> None:
     model = tiny_llama()
-    prompt = ragged_prompts()[1]
+    prompt = REQUESTS[1].prompt_ids
     runner = StockRunner(model)
 
     proposal = proposed(

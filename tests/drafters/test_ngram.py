@@ -1,5 +1,4 @@
-"""Tokens that a lookup copies, worked by hand: those that followed an earlier copy of the last
-tokens."""
+"""Tokens that a lookup copies, worked by hand: those after an earlier copy of the last tokens."""
 
 import pytest
 import torch

@@ -11,20 +11,19 @@ from specbench.errors import ModelError, UsageError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.models.parts import cut_model
-from specbench.records import Request, Result
+from specbench.records import Result
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,
     build,
-    generated,
     plain_logits,
-    ragged_prompts,
+    ragged_requests,
+    ragged_texts,
     random_prompt,
     tiny_llama,
 )
 
-NUM_TOKENS = 24
-REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+REQUESTS = ragged_requests()
 TOKENS_2T = torch.tensor([random_prompt(9, seed=3), random_prompt(9, seed=4)])
 PLACES_2T = torch.arange(9).expand(2, -1)
 
@@ -144,7 +143,7 @@ def test_self_speculation_drafts_like_a_truncated_draft_model(
     make: Any, tree: tuple[int, ...], k: int
 ) -> None:
     model = deep_llama(later=0.3)
-    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    texts = ragged_texts(model)
     draft = StockRunner(truncated(model, 2))
     target: Runner = make(model)
     first = make_drafter("self_speculation", target, num_layers=2, tree=tree)

@@ -1,5 +1,4 @@
-"""A draft model with another tokenizer, by only its files: the common tokens, and which method
-fits."""
+"""A draft with another tokenizer, by only its files: common tokens, and methods that fit."""
 
 import re
 

@@ -119,8 +119,7 @@ def test_planned_bytes_of_packed_weights_are_an_estimate(tmp_path):
 
 @pytest.mark.slow
 def test_planned_bytes_equal_loaded_ones_for_every_bundled_drafter():
-    """Heads of four kinds and draft models: their own tensors, their keys, and the nodes of a
-    round."""
+    """Heads of four kinds and draft models: their tensors, their keys, and the nodes of a round."""
     target = load_pairings(shipped("pairings.yaml")).target("demo")
     files, place = open_model(target.model), DeploymentSpec(device="cpu", context=200)
     engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))

@@ -34,8 +34,7 @@ class TinyDrafters:
         return DrafterSpec(name=method, method=method, model=model, parameters=parameters)
 
     def decoded(self, drafter: DrafterSpec, k: int) -> BuiltinEngine:
-        """An engine that has decoded a request with the drafter, so that all its memory is
-        allocated."""
+        """An engine that has decoded a request with it, so that all its memory is allocated."""
         target = Target(name="tiny", model=self.files.spec, drafters=(drafter,))
         engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
         engine.add_drafter(drafter)

@@ -14,8 +14,7 @@ PROMPTS = [f"p{i}" for i in range(6)]
 
 
 def plain(*scales: float, cpu_share: float = 1.0, hiccup: float = 0.0, key=BASE_KEY) -> CellData:
-    """Every prompt once for each scale of its 10 ms steps; `hiccup`: additional seconds in one of
-    ten."""
+    """Every prompt once for each scale of its 10 ms steps; `hiccup`: more seconds in one of ten."""
     requests = []
     for repeat, scale in enumerate(scales):
         for prompt in PROMPTS:

@@ -1,5 +1,4 @@
-"""Commands as a user types them, and their results: `specbench` as a separate process, and its
-stores."""
+"""Commands as users type them, with their results and stores: `specbench` as a process."""
 
 import csv
 import os

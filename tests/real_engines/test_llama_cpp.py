@@ -246,8 +246,7 @@ def _num_drafted(target: Path, draft: Path, folder: Path) -> int:
 
 
 def _greedy(root: str, server: subprocess.Popen[bytes] | None = None) -> tuple[str, dict[str, Any]]:
-    """The text of one greedy answer and its timings; URLError if the server does not answer, or
-    has ended."""
+    """The text of a greedy answer and its timings; URLError if the server does not answer."""
     messages = [{"role": "user", "content": "Write a function that adds two numbers."}]
     body = {"messages": messages, "max_tokens": 64, "temperature": 0, "cache_prompt": False}
     request = Request(f"{root}/v1/chat/completions", json.dumps(body).encode())

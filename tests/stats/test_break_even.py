@@ -24,8 +24,7 @@ def falling(at, size):
 
 
 def bent(at, size):
-    """A curve, not a line, between the measured sizes: acceptance decays, and reading the cache
-    costs."""
+    """A curve between the measured sizes: acceptance decays, and reading the cache costs."""
 
     def speedup(x):
         return (1 + 2.5 * 0.9 ** math.log2(x / 512)) / (1.3 + x / 60_000)

@@ -303,8 +303,7 @@ def test_an_interval_over_cycles_covers_other_starts(cycles, name):
 
 
 def called_different(session_sd: float, num_sessions: int, *, slowdown: float, allowed: float):
-    """How often the sessions of a cell are reported as different, with the first slower by
-    `slowdown`."""
+    """How often a cell's sessions are reported as different, the first slower by `slowdown`."""
     rng = np.random.default_rng(num_sessions)
     shape = (SWEEPS, num_sessions, 20)
     logs = rng.normal(0.0, 0.5, (SWEEPS, 1, 20)) + rng.normal(0.0, session_sd, (*shape[:2], 1))

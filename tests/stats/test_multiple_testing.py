@@ -1,5 +1,4 @@
-"""Holm's adjustment against his procedure, step by step; the mean ratio against Markov's
-inequality."""
+"""Holm's adjustment against his procedure; the mean ratio against Markov's inequality."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,4 @@
-"""A server whose answers come from the tiny target itself, correct or with a fault, in vLLM's
-format."""
+"""A server whose answers come from the tiny target, correct or faulty, in vLLM's format."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -24,8 +24,7 @@ def recorded(name: str) -> str:
 
 
 def facts(engine: str, pages: Mapping[str, str], address: str = "") -> ServerFacts:
-    """The counts that an engine's file reads from these pages; `address` comes after the server's
-    own."""
+    """The facts that an engine's file reads from these pages; `address` follows the server's."""
 
     async def read(url: str) -> ServerFacts:
         async with Client(Address.at(url, "--base-url")) as client:

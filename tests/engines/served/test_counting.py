@@ -30,8 +30,7 @@ def test_drafts_accepted_past_the_end_of_the_text_are_not_counted():
 
 
 def test_a_draft_accepted_at_the_end_of_the_text_is_counted():
-    """Counts like those of our decoder, which drafts all but the last token of an answer that is
-    known."""
+    """Like counts of our decoder, which drafts all but the last token of a known answer."""
     ended = StreamedResponse(num_tokens=1 + 5 + 2, finish_reason="stop")
     assert (
         counts_of_rounds(ended, [DraftedRound(4, 4), DraftedRound(4, 2)], K4).num_accepted == 4 + 1
