@@ -1,9 +1,9 @@
 """The examples of README.md and docs/: fenced blocks with the instructions of the comment above.
 
 <!-- file: NAME -->          the block is written to this file
-<!-- before: COMMANDS -->    what a reader has done by then
-<!-- exit: 0 or 3 -->        how the block ends; 0 where nothing is said
-<!-- not run: REASON -->     what it needs that a test has not
+<!-- before: COMMANDS -->    commands that a reader has run before
+<!-- exit: 0 or 3 -->        the block's exit code; 0 by default
+<!-- not run: REASON -->     what it needs that a test lacks
 """
 
 import re

@@ -1,9 +1,9 @@
 """How far every numeric claim of the tests is from its limit, over processors and seeds.
 
 `make test-margins` runs the tests several times: with other seeds, two threads and other
-instruction sets. As their pytest plugin (`-p tests.margins`) this file writes down every
-comparison of numbers that an assert makes; then it prints them by their distance from the
-limit, in units of their own spread between the runs. TESTS="tests/stats ..." takes some.
+instruction sets. As their pytest plugin (`-p tests.margins`) this file records every comparison
+of numbers in an assert; then it prints them by their distance from the limit, in units of their
+spread between the runs. TESTS="tests/stats ..." selects some.
 """
 
 import json

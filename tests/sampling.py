@@ -44,7 +44,7 @@ def _value(case: Mapping[str, object], path: str) -> object:
 def generate_runnable_cases(metafunc: pytest.Metafunc) -> None:
     """Mark the cases of a sampled test that are not kept `long`, and do not make them in vain.
 
-    One case of a test always stays, because without any pytest makes the test without values.
+    One case of a test always stays, because without cases pytest makes the test without values.
     """
     test, cases, config = metafunc.definition, metafunc._calls, metafunc.config
     if any("[" in argument for argument in config.args):

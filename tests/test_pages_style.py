@@ -1,6 +1,6 @@
 """Pages keep the rules of style: plain words, short sentences, paragraphs, cells and lines.
 
-UNFINISHED names the pages that do not keep them yet: it only gets shorter.
+UNFINISHED names the pages that do not follow them yet: it only gets shorter.
 """
 
 import re

@@ -1,6 +1,6 @@
 """The report in a real Chromium: how it looks, what it logs, and whether it is accessible.
 
-`make test-browser` runs it; the screenshots are in build/screenshots, for a look at them.
+`make test-browser` runs it; look at its screenshots in build/screenshots.
 """
 
 from dataclasses import replace

@@ -44,7 +44,7 @@ def specbench(
 
     The command may have several words, as they are typed.
 
-    Its HTML page has charts, and forwards are timed next to more than one block, only `in_full`.
+    Only `in_full` has charts in its HTML page and times forwards next to more than one block.
     """
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, chdir(cwd):

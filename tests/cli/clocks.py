@@ -1,7 +1,7 @@
 """A clock for decoding whose seconds do not depend on what else the machine does.
 
-Otherwise a run that is compared with another one, or with known costs, fails if a neighbor takes
-the processor from one of them.
+Otherwise a comparison with another run, or with known costs, fails if another process takes the
+processor from one of them.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """Commands in separate processes that a test can interrupt or kill.
 
-They are forked from a server that has imported the heavy packages once, so that each starts in
-a moment; all else is as if a shell had started them.
+They are forked from a server that has imported the heavy packages once, so that each starts
+quickly. Otherwise they behave as if started by a shell.
 """
 
 import multiprocessing
@@ -35,7 +35,7 @@ def server() -> ForkServerContext:
 def session(*arguments: str, cwd: Path, max_records: int | None = None, screen: Path | None = None):
     """`specbench ARGUMENTS` in a separate process, killed at the end at the latest.
 
-    What it prints goes to files, or to a terminal's `screen`.
+    Its output goes to files, or to a terminal's `screen`.
 
     With `max_records` it stores that many and then waits to be ended. Otherwise a slow test could
     try to interrupt or kill it too late.

@@ -66,8 +66,9 @@ def stored_lines(root: Path) -> bytes:
 def kill_in(arguments, cwd, root, num_lines, delay_s):
     """Run the command until it has stored this many more lines, and kill it a moment later.
 
-    A few lines later it waits to be killed: however late this process sees the lines, no number
-    of kills comes to the end of the run. Without `num_lines` it is killed once all is measured.
+    A few lines later it waits to be killed, so that no kill comes after the end of the run,
+    however late this process sees the lines. Without `num_lines` it is killed after all
+    measurements.
     """
     before = stored_lines(root).count(b"\n")
     most = None if num_lines is None else num_lines + LATE
@@ -169,7 +170,7 @@ def served_cells(run):
 def whole_cycles(run, cycles):
     """Sessions of the cycles of two K that are complete, each in only one of its attempts.
 
-    A cycle with a missing session is measured again, all of it; a whole one never.
+    A cycle with a missing session is measured again completely, a complete one never.
     """
     attempts = Counter((server.cycle, server.attempt) for server in run.servers)
     whole = [cycle for (cycle, _), num in attempts.items() if num == 2 * SESSIONS_PER_K]

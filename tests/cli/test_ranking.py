@@ -26,7 +26,7 @@ def ranked(drafter: str, *intervals: Bounds | None, basis: str = "measured") -> 
 
 
 def rival_text(*all_ranked: RankedDrafter) -> str:
-    """What a verdict for the first drafter says about another one."""
+    """The part of a verdict for the first drafter that is about another one."""
     message = verdict(all_ranked)
     assert message.startswith(f"Use {all_ranked[0].drafter} ")
     return message.partition("; ")[2]

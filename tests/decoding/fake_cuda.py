@@ -2,8 +2,8 @@
 graph.
 
 A fake tensor has a shape and a device but no values, so an operation that must know a value
-(`.item()`, `bool()`, `nonzero()`) raises by itself: that is a host sync. A copy between host
-and device passes in silence; HostWatch finds it.
+(`.item()`, `bool()`, `nonzero()`) raises by itself: that is a host sync. A copy between host and
+device raises nothing; HostWatch finds it.
 """
 
 import ctypes

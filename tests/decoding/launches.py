@@ -2,7 +2,7 @@
 
 An operation that only reinterprets a tensor (a view) or allocates memory (empty) starts none. All
 others count once, though a few of torch's own take several (a sort, a cumulative sum): a lower
-bound. Kernels of ours say how many they are.
+bound. Our own kernels state their number.
 """
 
 from collections import Counter

@@ -35,8 +35,8 @@ _MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_a
 _EXPERTS = {"num_experts_per_tok": 2, "head_dim": 8}
 
 
-# Of logits and states in float32 that two ways of computing must share: where tolerances are
-# torch's own, one instruction set rounds beyond them (1.02e-5) and another does not (0.95e-5).
+# For logits and states in float32 of two computations: with torch's own tolerances, one
+# instruction set rounds beyond them (1.02e-5) and another does not (0.95e-5).
 # A wrong position, norm or scale is off by 1e-2 and more.
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
@@ -111,7 +111,7 @@ def ragged_requests(num_tokens: int = 24) -> list[Request]:
 def generated(model: Any, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
     """Greedy text from transformers' own `generate`, one prompt at a time, without padding.
 
-    To be called before the model is given to a runner, which switches its attention.
+    Call it before the model is given to a runner, which switches its attention.
     """
     assert model.config._attn_implementation != "specbench_slots"
     ids_1T = torch.tensor([list(prompt)])

@@ -1,7 +1,7 @@
 """Simulated texts and machines, and a controller's loss on them relative to the best fixed K.
 
 All times are simulated: a round costs what COSTS says, a clock shows it with a noise of 5%, one
-in fifty times three times over, on a machine that drifts by 0.2% a round. Seeds are fixed.
+in fifty times tripled, on a machine that drifts by 0.2% per round. Seeds are fixed.
 """
 
 import random

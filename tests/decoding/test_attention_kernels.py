@@ -1,6 +1,6 @@
 """Every implementation of attention that runs without a GPU, equal to plain attention in float32.
 
-Triton's kernels run in its interpreter, which has no product in bfloat16; float16 stands for it.
+Triton's kernels run in its interpreter, which has no product in bfloat16; float16 replaces it.
 """
 
 import random

@@ -1,6 +1,6 @@
 """Rounds as graphs, on fakes of CUDA: the texts always equal those of eager rounds.
 
-That the captured functions can be captured at all is traced on fake CUDA tensors.
+Traces on fake CUDA tensors show that the captured functions can be captured.
 """
 
 import gc

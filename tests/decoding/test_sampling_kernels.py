@@ -311,7 +311,7 @@ def launched(sampling: Sampling, num_nodes: int) -> dict[str, int]:
     """The number of kernels of a draw at 5 places of 4 rows, and of a rejection tree; 128,000
     tokens.
 
-    A sync raises by itself, a copy in HostWatch.
+    A sync raises by itself, HostWatch raises at a copy.
     """
 
     def logits(num: int) -> Tensor:

@@ -121,10 +121,10 @@ def test_the_first_lookahead_level_depends_on_prompt_and_seed() -> None:
 
 
 def test_a_right_guess_from_the_lookahead_window_emits_n_tokens() -> None:
-    """The target counts. Its window sees a 20 in the prompt, so it counts on from there.
+    """The target counts. Its window sees a 20 in the prompt, so it counts from there.
 
-    One round fills level 1 with 21, the next says 22: the n-gram 20 21 22 is there when the text
-    comes to 20. The window is 13 numbers ahead by then and gains 1 per round, the text 3.
+    One round fills level 1 with 21, the next emits 22: the n-gram 20 21 22 is known when the
+    text reaches 20. The window is 13 numbers ahead by then and gains 1 per round, the text 3.
     """
     drafter = lookahead(CountingRunner(), **SMALL, pool_from_prompt=False)
     request = Request(prompt_ids=(*[20] * 9, 5), max_new_tokens=1 + 14 + 9)

@@ -4,7 +4,7 @@
 
 It is in $ENGINES (default: ~/.cache/specbench-engines) and takes torch and all else from the
 environment of the interpreter that makes it: transformers' releases need different versions of
-huggingface_hub, and nothing else of their own.
+huggingface_hub, but of no other package.
 """
 
 import os

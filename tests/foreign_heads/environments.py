@@ -3,8 +3,8 @@
     python tests/foreign_heads/environments.py
 
 It is in $ENGINES (default: ~/.cache/specbench-engines) with the libraries of `PACKAGES` and what
-they import; torch and what is not named there is that of the Python that runs this. The libraries
-ask for more (servers, trackers of experiments), which writing a head does not need.
+they import; torch and all other packages are those of the Python that runs this. The libraries
+require more (servers, trackers of experiments), which writing a head does not need.
 """
 
 import os

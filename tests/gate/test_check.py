@@ -1,7 +1,7 @@
 """Every verdict, with numbers worked out by hand.
 
-On a GPU the speedup of a single run is taken to be known to 1%, so the difference of two to
-sqrt(2) %: normal quantiles, 1.645 for 5% and 0.842 for 80%.
+On a GPU the speedup of a single run is assumed to be known to 1%, so the difference of two to
+sqrt(2)%: normal quantiles, 1.645 for 5% and 0.842 for 80%.
 """
 
 import math

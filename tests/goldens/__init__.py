@@ -1,7 +1,7 @@
 """Expected values that no change of the program's structure may change.
 
-`python -m tests.goldens` writes expected/*.json again, or those of the families that it is given;
-tests compare them. An intended change of a value is a separate commit.
+`python -m tests.goldens` writes expected/*.json again, or only the named families; tests compare
+them. An intended change of a value is a separate commit.
 """
 
 import json

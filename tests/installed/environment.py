@@ -1,7 +1,7 @@
 """The package as a user gets it: an sdist, a wheel made of it, and environments with the wheel.
 
-What is slow to make (an environment with build tools, one per version of Python with everything but
-torch and transformers) lies in $ENGINES (default: ~/.cache/specbench-engines) and is made once.
+Slow parts (an environment with build tools, one per version of Python with everything but torch
+and transformers) are in $ENGINES (default: ~/.cache/specbench-engines) and made once.
 """
 
 import os

@@ -51,7 +51,7 @@ def read_and_written_per_s() -> float:
 def test_the_measured_copy_bandwidth_matches_a_plain_copy():
     """A copy of nothing, or of only a part, would be many times as fast.
 
-    The best of interleaved tries on either side, which a busy machine seldom moves by a fifth.
+    The best of interleaved tries on both sides, which a busy machine seldom changes by a fifth.
     """
     pairs = [
         (measure_copy_bandwidth(CPU, num_bytes=SIZE), read_and_written_per_s()) for _ in range(8)

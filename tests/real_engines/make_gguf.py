@@ -2,7 +2,7 @@
 
     python tests/real_engines/make_gguf.py LLAMA_CPP_SOURCES MODEL_FOLDER OUT.gguf [TARGET_FOLDER]
 
-The converter knows a pre-tokenizer by a hash of its ids, and so none that is home-made. A head
+The converter identifies a pre-tokenizer by a hash of its ids, so it knows no custom one. A head
 without a tokenizer takes its target's. Needs numpy, torch and transformers.
 """
 

@@ -1,8 +1,8 @@
 """The interval of a break-even covers the truth, and a flat curve has none.
 
 Prompts differ in length (lognormal, sigma 0.6) and in how much speculation helps them (sigma 0.3),
-alike at every context length to the given share. Accepted: 92% or more of 500 runs; what covers
-95% falls below that in fewer than 1 of 100 seeds. Seen: 93 to 100%.
+alike at every context length to the given share. Accepted: 92% or more of 500 runs; coverage of
+95% falls below that in fewer than 1 of 100 seeds. Observed: 93 to 100%.
 """
 
 import math

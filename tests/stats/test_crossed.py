@@ -1,8 +1,8 @@
 """Speedups of sessions: figures by hand, and how often intervals cover what they claim.
 
-2,000 simulated sweeps a case (simulated_sweeps.py says of what noise); pytest -s prints the rates.
-From 4 cycles on 93 to 97% must cover the truth; of 2 cycles, whose variance nobody knows, 93%
-or more. At most 5% may say "helps" where nothing helps: nominally 2.5%.
+2,000 simulated sweeps per case (simulated_sweeps.py has the noise); pytest -s prints the rates.
+From 4 cycles on 93 to 97% must cover the truth; with 2 cycles, whose variance is unknown, 93% or
+more. At most 5% may report a gain if there is none: nominally 2.5%.
 """
 
 import math

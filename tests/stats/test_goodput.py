@@ -1,8 +1,8 @@
 """The interval of a goodput ratio covers the truth, also if a side keeps hardly any limit.
 
 Prompts differ in latency (lognormal, sigma 0.4), alike on both sides to 0.8; speculation is 1.5x
-as fast (sigma 0.3). Accepted: 92% or more of 500 runs; what covers 95% falls below that in fewer
-than 1 of 100 seeds. Seen: 94 to 99%.
+as fast (sigma 0.3). Accepted: 92% or more of 500 runs; coverage of 95% falls below that in fewer
+than 1 of 100 seeds. Observed: 94 to 99%.
 """
 
 import numpy as np
