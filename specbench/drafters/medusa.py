@@ -105,9 +105,9 @@ class Medusa(Drafter):
     """Drafts with Medusa's heads, which all read the same state of the target.
 
     It is the state after the final norm, at the last token before the current one. Head i, counted
-    from 0, guesses the token that is i + 1 positions after the current one. The heads do not know
-    each other's guesses, so all parents in a level of a tree get the same tokens. Draft tokens are
-    compared with the target's own; the paper's typical acceptance is `lossy: typical`.
+    from 0, guesses the token that is i + 1 positions after the current one. The heads are
+    independent, so all parents in a level of a tree get the same tokens. Draft tokens are compared
+    with the target's own; the paper's typical acceptance is `lossy: typical`.
     """
 
     def __init__(self, parts: Parts, *, tree: str, max_drafts: int) -> None:

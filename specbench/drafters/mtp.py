@@ -49,7 +49,7 @@ from specbench.models.checkpoint import Checkpoint
 
 
 def copies(checkpoint: Checkpoint, kind: Literal["embedding", "head"]) -> list[str]:
-    """Names in the files of the layers' copies of a target's tensor; some families have none."""
+    """The names of the layers' copies of a target's tensor in the files, if there are any."""
     named = prefixes(checkpoint).items()
     return [f"{old}weight" for old, new in named if new.endswith(f".{kind}.")]
 
@@ -60,7 +60,7 @@ _JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def by_expert(
     name: str, shape: tuple[int, ...], joined: Container[str] = ()
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in the files of what is one tensor in transformers.
+    """The names and shapes that one tensor of transformers has in the files.
 
     Most files have separate matrices for each expert, except for the tensors in `joined`.
     """

@@ -1,4 +1,4 @@
-"""Drafts what followed the same tokens earlier in the text or in other outputs.
+"""Drafts the tokens that followed the same string earlier in the text or in other outputs.
 
 A suffix tree of limited depth counts which token follows which string. A string that occurs once is
 a leaf that points into its text, and gets children when it occurs again. So memory grows with the

@@ -20,9 +20,9 @@ class TokenRecycling(Drafter):
 
     All rows share one table of the 8 likeliest successors of every token. A round updates the
     entries of all tokens that it feeds, including rejected draft tokens, so the table improves from
-    request to request. Each pass starts with an empty table; at one row each prompt does, which is
-    the method's worst case. With `warm_start` the next pass keeps the table, as a server would. But
-    a benchmark decodes the same prompts again, so its results are then too good.
+    request to request. Each pass starts with an empty table. With one row, each prompt does, which
+    is the method's worst case. With `warm_start` the next pass keeps the table, as a server would.
+    But a benchmark decodes the same prompts again, so its results are then too good.
     """
 
     def __init__(self, parts: Parts, *, max_drafts: int, warm_start: bool) -> None:

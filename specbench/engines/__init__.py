@@ -1,4 +1,4 @@
-"""Who decodes? One file per engine: requests in, tokens, seconds and counts out.
+"""Who decodes? One file per engine takes requests and returns tokens, seconds and counts.
 
-Open `engine.py` first, the protocol (no torch); `builtin.py` is our own decoder.
+Open `engine.py` first: it has the protocol, without torch. `builtin.py` runs our own decoder.
 """

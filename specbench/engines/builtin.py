@@ -51,9 +51,9 @@ DrafterLaunchers = Sequence[tuple[str, Launcher]]  # drafter names with their la
 
 
 def graph_kind(launched: DrafterLaunchers) -> GraphKind:
-    """The kind at K = 0; if only drafters ran, that of one with the requested kind, if any.
+    """The graph kind at K = 0; if only drafters ran, of a drafter, preferably the requested kind.
 
-    `graph_notes` has the reasons of drafters with another kind.
+    `graph_notes` has the reasons why drafters ran with another kind.
     """
     plain = [launcher for name, launcher in launched if name == NO_DRAFTER]
     drafting = sorted((la for _, la in launched), key=lambda la: la.reason is not None)
@@ -61,7 +61,7 @@ def graph_kind(launched: DrafterLaunchers) -> GraphKind:
 
 
 def graph_notes(launched: DrafterLaunchers) -> Iterator[str]:
-    """The reasons why rounds do not run as the requested graphs, by drafter unless all agree."""
+    """The reasons why rounds do not run as the requested graphs, per drafter if they differ."""
     names: dict[tuple[str, str], dict[str, None]] = {}
     for name, launcher in launched:
         if launcher.reason is not None:
@@ -73,7 +73,7 @@ def graph_notes(launched: DrafterLaunchers) -> Iterator[str]:
 
 
 class _Setting(NamedTuple):
-    """The facts that round costs depend on."""
+    """Everything that round costs depend on."""
 
     drafter: str
     max_k: int
@@ -99,8 +99,8 @@ class Controllers:
     ) -> tuple[Controller, float]:
         """The workload's controller, and the seconds spent on measuring round costs first.
 
-        Costs are measured once for all workloads, by a decoder that does not stop at EOS: a short
-        answer has few rounds.
+        Costs are measured once for all workloads, by a decoder that does not stop at EOS, because a
+        short output has too few rounds.
         """
         setting = _Setting(work.drafter, max_k, work.context, load.concurrency, request.sampling)
         ks, seconds = default_ks(max_k), 0.0
@@ -147,7 +147,7 @@ class BuiltinEngine(InstrumentedEngine):
 
     @property
     def record(self) -> EngineRecord:
-        """Complete once a round has run: some choices are made only then."""
+        """Complete only after a round has run, since some choices are made then."""
         launched = [(n, d.launcher) for (n, _), d in self._decoders.items() if d.launcher]
         graphs = self._launchers.graphs
         return EngineRecord(
@@ -165,7 +165,7 @@ class BuiltinEngine(InstrumentedEngine):
         )
 
     def _attention(self) -> str:
-        """The implementation of the target's attention; for torch's, the kernel that it chooses."""
+        """The implementation of the target's attention; if it is torch's, the kernel it chooses."""
         runner = self._runner
         if isinstance(runner, FusedRunner):
             kernels, cases = runner.layers.kernels, runner.layers.cases
@@ -247,7 +247,7 @@ class BuiltinEngine(InstrumentedEngine):
         return self._drafters[drafter]
 
     def verifier(self, drafter: str) -> Verifier:
-        """The verifier of the named drafter's drafts."""
+        """The verifier for the named drafter."""
         drawn = self._options.simulated
         return self._drafters.verifier(drafter) if drawn is None else SyntheticVerifier(drawn)
 
@@ -299,7 +299,7 @@ class BuiltinEngine(InstrumentedEngine):
         forwards = self.forwards(work.drafter, work.k)
         if not forwards:
             return None
-        # The check of a prediction before the first round would emit unobserved tokens.
+        # Verifying a prediction before the first round would emit tokens that `between` misses.
         request = replace(request, prediction_ids=())
         is_captured = self._launchers.graphs is not None
         if is_captured:
@@ -344,7 +344,7 @@ class BuiltinEngine(InstrumentedEngine):
         return known
 
     def _ended(self, result: Result) -> Result:
-        """The result with finish_reason "eos" if its last token is EOS, even if decoding does not
-        stop at EOS, or completes a stop string."""
+        """The result with finish_reason "eos" if it ended with a stop string, or if its last token
+        is EOS, even if decoding does not stop there."""
         is_ended = result.finish_reason == "eos" or result.output_ids[-1] in self.eos_ids
         return replace(result, finish_reason="eos" if is_ended else "length")

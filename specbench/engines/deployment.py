@@ -1,7 +1,7 @@
-"""A deployment, which engines export as commands, and code that their exports share.
+"""Deployments, which engines export as commands, and code that the exports share.
 
-A deployment has a pairing and a K for each batch size. The file of an engine with an export is an
-`Exporter`: engines/served/NAME.py, and engines/transformers.py.
+A deployment consists of a pairing and a K for each batch size. The file of an engine with an export
+is an `Exporter`: engines/served/NAME.py, and engines/transformers.py.
 """
 
 import re
@@ -27,7 +27,7 @@ LOOKUP = "ngram, which copies from the text"
 SMALL_MODEL = "draft_model with a small model of the target's family"
 PAD = "pad the smaller embedding (and output) in a copy of its model, and its vocab_size"
 
-# About recurrent state after a rejected draft, unless an engine's file knows more.
+# The note on recurrent state after a rejected draft, for engines whose file has no other one.
 ROLLBACK = "no source that was read says whether this engine rolls it back with this method"
 
 Name = TypeVar("Name")
@@ -48,11 +48,11 @@ class Deployment:
     pairing: Pairing
     tiers: tuple[Tier, ...]  # by rows, rising; never empty
     temperature: float = 0.0
-    dtype: str | None = None  # as it was measured; None: the checkpoint's
+    dtype: str | None = None  # of the measurement; None: the checkpoint's
     context: int | None = None  # tokens of the prompts that K is for, if others need another K
     basis: tuple[str, ...] = ()  # the origin of K, in sentences
     measured_with: str | None = None  # the engine; None: K was set by hand
-    arguments: tuple[str, ...] = ()  # those of that engine's best variant
+    arguments: tuple[str, ...] = ()  # arguments of that engine's fastest variant
     acceptance: Acceptance | None = None  # to simulate, for benchmarks
     is_undecided: bool = False  # K = 0 for lack of evidence, not because drafts do not help
 
@@ -166,7 +166,7 @@ class Deployment:
         return []
 
     def noting(self, notes: Sequence[str]) -> "Deployment":
-        """The same, with what to know of what is written."""
+        """The deployment with these notes added to its `basis`."""
         return replace(self, basis=(*self.basis, *notes))
 
     def named(
@@ -176,10 +176,10 @@ class Deployment:
         nearest: Mapping[str, str] | None = None,
         head: str = SMALL_MODEL,
     ) -> Name:
-        """The engine's name of the method, from its `names`.
+        """The engine's name for the method, from its `names`.
 
-        UsageError if it has no such method: with the `nearest` one, else its nearest `head` of a
-        head, and what every engine has of another.
+        UsageError if the engine has no such method. It names the `nearest` one, or by default
+        `head` for a head, and for other methods one that every engine has.
         """
         if self.method in names:
             return names[self.method]
@@ -191,7 +191,7 @@ class Deployment:
         self.refuse(engine, (nearest or {}).get(self.method, usual))
 
     def refuse(self, engine: str, nearest: str) -> NoReturn:
-        """UsageError: the engine has no such method."""
+        """Raise UsageError: the engine has no such method."""
         raise UsageError(
             f"{engine} has no method {self.method} ({self.pairing.name}); nearest: {nearest}"
         )
@@ -250,7 +250,7 @@ class Export:
     acceptance_rule: str | None  # None: no drafts
     not_expressed: tuple[str, ...]  # settings that the engine does not have
     basis: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)  # what the command needs in it
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables for the command
 
     @property
     def command_line(self) -> str:
@@ -303,7 +303,7 @@ def exported(
 
 
 def _unknown(deployment: Deployment, hybrids: str) -> Iterator[str]:
-    """Notes on what is not known of these models."""
+    """Notes on facts about these models that are unknown."""
     if recurrent_type(deployment.target) is not None:
         yield (
             f"{deployment.target.source} has recurrent layers, whose state is rolled back after a "
@@ -324,8 +324,8 @@ class Exporter(Protocol):
     def vocabulary_notes(self, deployment: Deployment) -> list[str]:
         """Notes on a draft model whose vocabulary is not the target's.
 
-        UsageError if the engine does not start, or serves without drafts. The docstrings name the
-        source file in the engine.
+        UsageError if the engine would not start, or would serve without drafts. The docstrings of
+        implementations name the engine's source file.
         """
         ...
 
@@ -355,9 +355,9 @@ def vocabulary_notes(engine: str, pairing: Pairing, temperature: float) -> list[
 
 
 def read_release(engine: str, text: str | None, *, oldest: Release, newest: Release) -> Release:
-    """`0.30`, `v0.30.1` -> (0, 30), (0, 30, 1); UsageError below `oldest`, whose flags differed.
+    """`v0.30.1` -> (0, 30, 1). UsageError for releases before `oldest`, whose flags differed.
 
-    None is the newest. A later release is accepted, and exported like the newest known one.
+    None means the newest. A later release is accepted, and exported like the newest known one.
     """
     if text is None:
         return newest

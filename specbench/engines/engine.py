@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
         ...
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """The token ids of a text within an answer, without special tokens around it."""
+        """The token ids of a text within an output, without special tokens around it."""
         ...
 
     def text(self, ids: Sequence[int]) -> str:
@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """The arrival of requests. Closed loop: the next one starts when a row is free."""
+    """When requests arrive. In a closed loop, the next one starts when a row is free."""
 
     concurrency: int = 1
     request_rate: float | None = None  # open loop: Poisson arrivals of first turns per second
@@ -51,10 +51,9 @@ class Load:
 
 
 def arriving(requests: Sequence[Request], load: Load) -> Iterator[Request]:
-    """The requests with their arrival times: Poisson times drawn from the load's seed, or None to
-    start as soon as a row is free.
+    """The requests with Poisson arrival times, drawn with the load's seed; None in a closed loop.
 
-    The rate counts first turns; a later turn arrives when its user has the previous output.
+    The rate counts first turns. A later turn arrives when the user has the previous output.
     """
     times_s = poisson_arrivals(load.request_rate, load.seed) if load.request_rate else None
     begun: set[str] = set()
@@ -68,9 +67,9 @@ def arriving(requests: Sequence[Request], load: Load) -> Iterator[Request]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """The target's log-probability of each answer of a pass, and the seconds of the scoring."""
+    """The target's log-probability of each output of a pass, and the seconds of the scoring."""
 
-    log_probs: tuple[float, ...]  # mean of an answer's tokens, nats, at temperature 1
+    log_probs: tuple[float, ...]  # mean over an output's tokens, in nats, at temperature 1
     seconds: float
 
 
@@ -84,7 +83,7 @@ class ServedPass:
     cpu_s: float
     calibration_s: float = 0.0
     kv_bytes: int | None = None
-    scores: Scores | None = None  # of samples of one prompt
+    scores: Scores | None = None  # only for samples of one prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +93,7 @@ class RoundForward:
     role: Literal["target", "drafter"]
     num_tokens: int
     times: int
-    part: str = ""  # of a head: which part of its work; "" for a model's forward
+    part: str = ""  # for a head: the part that runs; "" for a model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,17 +143,17 @@ class Engine(Protocol):
 
     @property
     def record(self) -> EngineRecord:
-        """The configuration it runs in, with notes for readers of the results."""
+        """The engine's configuration, with notes for readers of the results."""
         ...
 
     def add_drafter(self, drafter: DrafterSpec) -> ModelIdentity | None:
-        """Load the drafter; its model's identity, None for a method without a model."""
+        """Load the drafter; returns its model's identity, None for a method without a model."""
 
     def remove_drafter(self, name: str) -> None:
         """Free the drafter's memory; does nothing if it is not loaded."""
 
     def generate(self, request: Request, work: Work) -> Result:
-        """Decode one request, with no other running."""
+        """Decode one request while no other one runs."""
         ...
 
     def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
@@ -175,7 +174,7 @@ class InProcess(Protocol):
         ...
 
     def state_bytes_per_row(self, drafter: str) -> int:
-        """Bytes of recurrent state per request in target and drafter, whatever its length."""
+        """Bytes of recurrent state per request in target and drafter, at any length."""
         ...
 
 

@@ -1,8 +1,7 @@
 """Tests whether the decoder runs a model's family, on a small model with random weights.
 
-Its config is made small: the same kinds of layers and the same rules at sizes that cost nothing.
-What a family does with masks, positions and caches is in its code and flags, which stay; only sizes
-are replaced.
+The small model's config has the same kinds of layers and the same flags, but sizes that cost almost
+nothing. A family's masks, positions and caches depend on its code and flags, not on its sizes.
 """
 
 from collections.abc import Mapping
@@ -23,8 +22,8 @@ from specbench.models.quantization import named_format
 
 
 def why_family_fails(spec: ModelSpec) -> str | None:
-    """The error that loading the model would raise, by its config; None if it would run, or if no
-    small model of its family can be built."""
+    """The error that loading the model would raise, according to its config; None if it would run,
+    or if no small model of its family can be built."""
     try:
         config = load_config(spec)
         with refusing(spec, "cpu", named_format(config)), quiet():
@@ -51,10 +50,10 @@ HIDDEN = 64
 HEADS = 4
 HEAD_SIZE = 16
 VOCABULARY = 128
-WINDOW = 12  # below the longest text of a proof
+WINDOW = 12  # shorter than the longest text of the self-test
 CONTEXT = 256
 
-# Sizes, each with the names that it has among the families.
+# Sizes, each with the names of its fields in the families' configs.
 _NAMES: tuple[tuple[int, str], ...] = (
     (VOCABULARY, "vocab_size vocab_size_per_layer_input unpadded_vocab_size"),
     (VOCABULARY, "encoder_hash_byte_group_vocab"),
@@ -102,9 +101,9 @@ _SPECIAL = {"pad_token_id": _PAD, "bos_token_id": _BOS, "eos_token_id": _EOS}
 
 
 def small_config(config: Any, **changes: Any) -> Any:
-    """A config of the same class at small sizes; raises whatever its class raises at them.
+    """A config of the same class with small sizes; raises any error that the class raises for them.
 
-    `changes` go to the part that writes the text.
+    `changes` apply to the config of the part that generates text.
     """
     values = _small(config.to_dict())
     text = config.get_text_config(decoder=True)
@@ -123,7 +122,7 @@ def _num_layers(values: Mapping[str, Any]) -> int:
 
 
 def _kept_layers(values: Mapping[str, Any]) -> list[int]:
-    """The first layer of every kind, and the last one."""
+    """The indices of the first layer of every kind and of the last layer."""
     num_layers = _num_layers(values)
     kinds = values.get("layer_types") or values.get("layers_block_type")
     if attention := values.get("attn_layer_indices"):  # Bamba
@@ -141,7 +140,7 @@ def _small_value(name: str, value: Any, values: Mapping[str, Any], kept: list[in
     if name in _LAYERS:
         return len(kept)
     if name == "head_dim" and value == values.get("qk_rope_head_dim"):
-        return _SIZES["qk_rope_head_dim"]  # of heads that a latent is spread to
+        return _SIZES["qk_rope_head_dim"]  # of latent attention (MLA)
     if name == "num_key_value_heads" and value == values.get("num_attention_heads"):
         return min(value, HEADS)
     if name == "attn_layer_indices":
@@ -171,7 +170,7 @@ def _small_value(name: str, value: Any, values: Mapping[str, Any], kept: list[in
 
 
 def _small_rope(rope: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections of a head's frequencies (Qwen-VL) have to fill a small head as they fill its own."""
+    """The rope fields; sections of a head's frequencies (Qwen-VL) are scaled to a small head."""
     small: dict[str, Any] = {
         key: _small_rope(setting, values) if isinstance(setting, Mapping) else deepcopy(setting)
         for key, setting in rope.items()

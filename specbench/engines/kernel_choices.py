@@ -1,9 +1,9 @@
 """Chooses the implementations of a model's forward, attention and draws: the fastest, or the
 requested ones.
 
-Candidates of draws are right if they give the same numbers and tokens but for rounding. Packed
-layers are timed against plain ones: a kernel that writes unpacked weights to memory before it
-multiplies reads more than they do.
+Implementations of draws are correct if they give the same numbers and tokens up to rounding. Packed
+layers are compared with plain ones: they are slower if their kernel writes the unpacked weights to
+memory before it multiplies.
 
 Shape suffixes: B rows, T tokens of a row, V vocabulary, F inputs, G outputs.
 """
@@ -35,11 +35,11 @@ from specbench.records import Contender, KernelChoice, Sampling
 from specbench.settings.groups import ModelImplementation
 
 TRITON, TORCH = "triton", "torch"
-NAMES = (TRITON, TORCH)  # in the order that decides among equals
+NAMES = (TRITON, TORCH)  # in order of preference if they are equally fast
 _B, _T = 2, 5  # K = 4
 _TEMPERATURE, _TOP_P = 0.7, 0.9
-_NEAR = 1e-4  # of a logarithm: two tokens this near may change places
-_MOVED = 1e-3  # of a distribution: the token at the cut may stay or go
+_NEAR = 1e-4  # of log-probability: two tokens that are this close may swap
+_MOVED = 1e-3  # of probability: the token at the cutoff may be kept or dropped
 
 
 class _Numbers(NamedTuple):
@@ -137,7 +137,7 @@ AUTO = "auto"
 _LENGTH, _SPAN = 200, 1024
 _NUM_TOKENS = (1, 5)  # K = 0 and K = 4
 
-# In the order that decides among equals.
+# In order of preference if they are equally fast.
 FORWARDS: dict[str, Callable[[FusedRunner], Runner]] = {
     FUSED_TRITON: FusedRunner.with_triton,
     FUSED: lambda runner: runner,
@@ -161,9 +161,9 @@ def _seconds(clock: Clock, run: Run) -> float:
 
 
 class KernelChoices:
-    """Sets the implementations that runners use: `name`, or the fastest if it is auto.
+    """Sets the implementations that runners use: the named one, or the fastest if `name` is auto.
 
-    `notes` list the models on which the name has no effect, and the reasons.
+    `notes` lists the models on which the name has no effect, and the reasons.
     """
 
     def __init__(self, name: str, clock: Clock, graphs: CudaGraphs | None) -> None:
@@ -172,9 +172,10 @@ class KernelChoices:
         self.notes: list[str] = []
 
     def choose(self, runner: Runner, forward: ModelImplementation, name: str) -> Runner:
-        """The runner to decode the named model with, its implementations chosen; ModelError.
+        """The runner for the named model, with chosen implementations.
 
-        Models in transformers' own code use torch's attention.
+        ModelError if the requested ones cannot run. Models in transformers' code use torch's
+        attention.
         """
         self._choose_draws(runner, name)
         if not isinstance(runner, FusedRunner):
@@ -191,7 +192,7 @@ class KernelChoices:
     def choose_for_layers(
         self, layers: LayerStack, forward: ModelImplementation, name: str
     ) -> tuple[str, ...]:
-        """The same for a head, whose layers run within the target's steps; notes about it."""
+        """Choose the attention of a head, whose layers run in the target's rounds; return notes."""
         notes = check_layers(layers, forward, name)
         if layers.fused is not None:
             self._attend(layers.fused, name)
@@ -203,7 +204,7 @@ class KernelChoices:
             layers.kernels[case.window, case.is_tree] = BY_NAME[chosen]
 
     def _choose_draws(self, runner: Runner, name: str) -> None:
-        """Let our kernels draw over the vocabulary if they are correct and faster."""
+        """Use our kernels for draws over the model's vocabulary if they are correct and faster."""
         if runner.device.type not in DEVICES:
             return
         vocab_size, device = runner.vocab_size, runner.device
@@ -261,7 +262,7 @@ def autotune_forward(runner: FusedRunner, names: tuple[str, ...], timing: Timing
 
     def logits_error(results: Results, expected: Results) -> str | None:
         error = float(distance(results[0], expected[0]))
-        if error <= TOLERANCE[runner.dtype]:  # which NaN is not
+        if error <= TOLERANCE[runner.dtype]:  # False for NaN
             return None
         return f"logits of {len(expected[0])} tokens are off by {error:.2g}"
 
@@ -272,7 +273,7 @@ def autotune_forward(runner: FusedRunner, names: tuple[str, ...], timing: Timing
 
 
 def _logits(runner: Runner, T: int) -> Results:
-    """[T, V] of a forward after a context of arbitrary tokens."""
+    """Logits [T, V] of a forward over T tokens after an arbitrary context."""
     runner.allocate(1, _SPAN)
     at_T = torch.arange(_LENGTH, _LENGTH + T, device=runner.device)
     return (runner.forward(at_T[None] % runner.vocab_size, at_T[None], _SPAN).logits[0],)
@@ -298,7 +299,7 @@ def require_kernel(name: str, device: torch.device) -> None:
         )
 
 
-_MOST_LAYERS = 4  # more than a GPU's cache holds: each is read from memory, as in decoding
+_MOST_LAYERS = 4  # together larger than a GPU's cache, so that each is read from memory
 _SLOWER = 1.05
 
 

@@ -46,7 +46,7 @@ def trained_for(spec: ModelSpec) -> str | None:
 
 
 class PooledModel(NamedTuple):
-    """A model in use from the pool, with its runner."""
+    """A model taken from the pool, with its runner."""
 
     spec: ModelSpec
     loaded: LoadedModel
@@ -61,7 +61,7 @@ def take(
     kernels: KernelChoices,
     role: Literal["target", "draft"] = "target",
 ) -> PooledModel:
-    """The model from the pool, its runner checked and its kernels chosen; ModelError."""
+    """Load the model from the pool, check its runner and choose its kernels; ModelError."""
     loaded = pool.load(spec, role)
     try:
         with errors_translated():
@@ -71,12 +71,12 @@ def take(
     except (ModelError, torch.OutOfMemoryError):
         pool.release(spec)
         raise
-    pool.give_back()  # the matrices that were joined into larger ones
+    pool.give_back()  # memory of the matrices that were joined into larger ones
     return PooledModel(spec, loaded, runner, tuple(f"{shown(spec)}: {note}" for note in notes))
 
 
 class LoadedDrafters:
-    """The loaded drafters by name; the baseline's is always loaded."""
+    """The loaded drafters by name; the baseline's `NoDrafter` is always loaded."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class LoadedDrafters:
         self._kernels = kernels
         self._methods: dict[str, Drafter] = {NO_DRAFTER: NoDrafter()}
         self._models: dict[str, PooledModel] = {}
-        self.rules: dict[str, LossyRule] = {}  # that replace the lossless verifier
-        self._trees: dict[str, str] = {}  # the tree that limits K, by drafter
+        self.rules: dict[str, LossyRule] = {}  # lossy rules, by drafter
+        self._trees: dict[str, str] = {}  # by drafter, words for the tree that limits K
         self.max_ks: dict[str, int] = {}  # the limit of K by drafter, also of removed drafters
         self.notes = target.notes
 
@@ -103,7 +103,8 @@ class LoadedDrafters:
 
     @errors_translated()
     def add(self, drafter: DrafterSpec) -> ModelIdentity | None:
-        """Load the drafter; its model's identity. UsageError, ModelError, CompatibilityError."""
+        """Load the drafter; returns its model's identity. UsageError, ModelError or
+        CompatibilityError."""
         method_row, spec = find_method(drafter.method), drafter.model
         is_head = method_row.is_head
         tokenizer, head = self._tokenizer, cache(partial(self._head, drafter))
@@ -137,7 +138,7 @@ class LoadedDrafters:
             raise ModelError(not_finite_words(f"the head {drafter.name}", name))
         if isinstance(layers := method.resources.cached_layers, LayerStack):
             self._note(*self._kernels.choose_for_layers(layers, self._forward, drafter.name))
-            self._pool.give_back()  # the matrices that were joined into larger ones
+            self._pool.give_back()  # memory of the matrices that were joined into larger ones
         self._methods[drafter.name] = method
         if drafter.lossy is not None:
             self.rules[drafter.name] = drafter.lossy
@@ -180,7 +181,7 @@ class LoadedDrafters:
         return verify if rule is None else LossyVerifier(rule)
 
     def depth(self, work: Work) -> int:
-        """The work's K; with adaptive K at most the drafter's limit. UsageError beyond it."""
+        """The K of `work`, at most the drafter's limit if adaptive; UsageError for a larger K."""
         most = self._methods[work.drafter].capabilities.max_k
         if most is None or work.k <= most:
             return work.k
@@ -220,7 +221,7 @@ class LoadedDrafters:
         return bytes_read(self._target.loaded, first.num_layers), kv
 
     def _head(self, drafter: DrafterSpec) -> Checkpoint:
-        """A head's files, which may be part of the target's; random ones for dummy weights."""
+        """A head's checkpoint, which may be in the target's files; random for dummy weights."""
         spec = drafter.model or self._target.spec
         if not self._pool.is_dummy(spec):
             return self._pool.checkpoint(spec)
@@ -249,7 +250,7 @@ def _refuse_trees(name: str, method: Drafter, target: Runner) -> None:
 
 
 def _in_tree(drafter: DrafterSpec) -> str:
-    """` in its tree (`tree: auto`)` if it drafts a named tree, else empty."""
+    """Words such as ` in its tree (`tree: auto`)`; empty if it does not draft a named tree."""
     for parameter in find_method(drafter.method).parameters:
         if parameter.name == "tree":
             tree = drafter.parameters.get("tree", parameter.default)

@@ -1,4 +1,4 @@
-"""Times single forwards: a lower bound on the time of the rounds that contain them.
+"""Times single forwards, which give a lower bound on the time of the rounds that contain them.
 
 Shape suffixes: T tokens of one row.
 """
@@ -28,7 +28,7 @@ class Forwards(Protocol):
 
     @property
     def cache(self) -> SlotCapacity:
-        """The cache it writes to; `allocate` replaces it if it has to grow."""
+        """The cache that forwards write to; `allocate` replaces it if it has to grow."""
         ...
 
     def allocate(self, num_rows: int, max_len: int) -> None: ...
@@ -46,7 +46,7 @@ class _ForwardGraph(NamedTuple):
 
 
 class ModelForwards:
-    """Times one row's forwards as rounds run them: over the same cache, captured if rounds are."""
+    """Times one row's forwards as in rounds: with the same cache, and captured if rounds are."""
 
     def __init__(self, graphs: CudaGraphs | None, clock: Clock) -> None:
         self._graphs = graphs
@@ -59,10 +59,10 @@ class ModelForwards:
 
     @torch.inference_mode()
     def seconds(self, runner: Forwards, num_tokens: int, context: int) -> float:
-        """Seconds of a forward over `num_tokens` tokens of row 0 after `context` others.
+        """Seconds of a forward over `num_tokens` tokens of row 0 after `context` other tokens.
 
-        Overwrites the row's cache after them. Allocates only if the cache is empty; in a smaller
-        cache the last slots stand for a longer context.
+        Overwrites the row's cache after the context. Allocates only if the cache is empty; if the
+        cache is too small for the context, the forward runs at the end of the cache.
         """
         with pinned_attention(runner.device):
             run = self._prepared(runner, num_tokens, context)
@@ -108,6 +108,6 @@ class ModelForwards:
 
 
 def _leaving_states(cache: SlotCapacity) -> AbstractContextManager[None]:
-    """Keep the recurrent states unchanged: a round in progress may need any of them."""
+    """Leave the recurrent states unchanged, since a round in progress may need any of them."""
     states = cache.states if isinstance(cache, SlotCache) else None
     return nullcontext() if states is None else states.dry_run()

@@ -1,4 +1,4 @@
-"""The models of a run, each loaded once: engines that are measured together share weights."""
+"""The models of a run, each loaded once, so that engines measured together share weights."""
 
 import gc
 import hashlib
@@ -83,7 +83,7 @@ class ModelPool:
         return self._dummy or spec.is_shape
 
     def checkpoint(self, spec: ModelSpec) -> Checkpoint:
-        """The files of a head; ModelError."""
+        """The files of a head; ModelError if they cannot be used."""
         if spec.quantization is not None:
             raise ModelError(
                 f"{spec.source}: heads run as they are stored; leave out `quantization: "
@@ -114,8 +114,8 @@ class ModelPool:
 
 
 def bytes_read(loaded: LoadedModel, num_layers: int | None = None) -> int:
-    """Bytes of weights that a forward reads, of the first `num_layers` layers if given: all but an
-    input embedding that is not also the LM head."""
+    """Bytes of weights that a forward reads, through the first `num_layers` layers if given. An
+    input embedding is not counted unless it is also the LM head."""
     embedding = loaded.model.get_input_embeddings().weight
     head = loaded.model.get_output_embeddings().weight
     is_tied = embedding.data_ptr() == head.data_ptr()
@@ -149,7 +149,7 @@ def head_identity(
     weights: Sequence[Tensor],
     tokenizer: ChatTokenizer,
 ) -> ModelIdentity:
-    """The identity of the head that a result belongs to; `weights`: its tensors in use."""
+    """The identity of the head that a result belongs to; `weights` are the tensors in use."""
     return ModelIdentity(
         name=name,
         source=shown(spec),
@@ -162,5 +162,5 @@ def head_identity(
 
 
 def shown(spec: ModelSpec) -> str:
-    """The model's name for people, without the folders above its own."""
+    """The model's name in output: its source, or the name of its folder without those above."""
     return spec.folder.name if spec.folder else spec.source

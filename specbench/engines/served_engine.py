@@ -1,7 +1,7 @@
 """The base of serving engines: the protocol of their files, and code that several of them share.
 
-`served/` has one file per engine, found by its name: its start, its requests and responses, its
-names of the methods, and its commands for a deployment. The files need no torch.
+`served/` has one file per engine, found by the engine's name. It has the start of the engine, its
+requests and responses, its names for methods and its export. The files need no torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,11 +42,11 @@ class StartOptions:
     host: str = "127.0.0.1"
     port: int
     max_concurrency: int  # requests
-    context: int | None = None  # most tokens of a request with its answer; None: engine's default
-    keeps_prefixes: bool = False  # of earlier prompts, in its cache
+    context: int | None = None  # most tokens of a request with its output; None: engine's default
+    keeps_prefixes: bool = False  # whether its cache keeps prefixes of earlier prompts
     constrains_output: bool = False  # whether requests have a response format
     seed: int = 0
-    arguments: tuple[str, ...] = ()  # the user's, which override the others
+    arguments: tuple[str, ...] = ()  # from the user; they override the others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class StartCommand:
     """The command that starts a server; `environment` is added to this process's."""
 
     command: tuple[str, ...]
-    num_program: int = 1  # first words, which --engine-command replaces
+    num_program: int = 1  # number of first words, which --engine-command replaces
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +85,7 @@ class EngineProperties:
 
 
 class ServedEngine(Protocol):
-    """A file of engines/served/, named after the engine. It also is an `Exporter` (deployment.py),
+    """A file of engines/served/, named after the engine. It is also an `Exporter` (deployment.py),
     unless the engine cannot be started."""
 
     PROPERTIES: EngineProperties
@@ -104,19 +104,19 @@ class ServedEngine(Protocol):
         ...
 
     async def answer(self, client: "Client", model: str, request: Request) -> StreamedResponse:
-        """Send the request and stream the answer, with the engine's counts of it; ServerError."""
+        """Send the request and stream the response with the engine's counts; ServerError."""
         ...
 
     def counts(self, answer: StreamedResponse, k: int) -> RequestCounts | None:
-        """The rounds of one answer at K; None at K = 0, or if the engine does not count them.
+        """The rounds of one response at K; None at K = 0, or if the engine does not count them.
 
-        ServerError if the counts do not fit the answer.
+        ServerError if the counts do not fit the response.
         """
         ...
 
 
 def find_served(name: str) -> ServedEngine:
-    """The engine of a name in `settings.SERVED`."""
+    """The engine with this name in `settings.SERVED`."""
     return cast(ServedEngine, import_module(f"specbench.engines.served.{name}"))
 
 
@@ -126,7 +126,7 @@ _IN_PROCESS_UNSUPPORTED = ("response_format", "tool_choice", "extra_body")
 def unsupported_setting(engine: str, settings: RequestSettings) -> str | None:
     """The first setting of a request that the engine cannot apply; None if it can apply all.
 
-    Without a constraint, a `tool_choice` of none or auto changes nothing of what is measured.
+    A `tool_choice` of none or auto counts as supported, since it does not constrain the output.
     """
     names = (
         find_served(engine).PROPERTIES.unsupported if engine in SERVED else _IN_PROCESS_UNSUPPORTED
@@ -137,7 +137,7 @@ def unsupported_setting(engine: str, settings: RequestSettings) -> str | None:
 
 
 def counter_pages() -> list[CounterPage]:
-    """The metrics pages of all engines, to recognize a server's engine."""
+    """The metrics pages of all engines, which identify the engine of a server."""
     pages = (find_served(name).COUNTERS for name in SERVED)
     return [page for page in pages if page is not None]
 
@@ -180,7 +180,7 @@ def neutral_fields(model: str, request: Request) -> dict[str, Any]:
 
 
 def result_of(engine: ServedEngine, answer: StreamedResponse, k: int) -> Result:
-    """An answer as a result; failed if it has no token, or counts that do not fit it."""
+    """The result of a response; failed if it has no token, or counts that do not fit."""
     if answer.error or answer.first_s is None or answer.last_s is None:
         return Result.failed(answer.error or "the answer has no token")
     num_tokens = len(answer.token_ids) or answer.num_tokens
@@ -207,11 +207,11 @@ def result_of(engine: ServedEngine, answer: StreamedResponse, k: int) -> Result:
     )
 
 
-# Counts of an answer are cut at its end, as those of our decoder are. Every round emits its
-# accepted tokens and one more. If the rounds with drafts would have emitted more tokens than the
-# answer has, the last of them accepted tokens past the end; if fewer, the others came from rounds
-# without drafts. If both happen, they cancel, unless the engine reports more. A draft that ends
-# the text also counts as past the end: for an answer of known length, as in a greedy cell, our
+# Counts are cut at the end of the output, as in our decoder. Every round emits its accepted tokens
+# and one more. If the rounds with drafts would have emitted more tokens than the output has, the
+# last of them accepted tokens past the end. If fewer, the other tokens came from rounds without
+# drafts. If both happen, they cancel out, unless the engine reports more. A draft that ends the
+# text also counts as past the end: if the output's length is known, as in a greedy cell, our
 # decoder drafts all tokens but the last.
 
 
@@ -223,7 +223,7 @@ class DraftedRound(NamedTuple):
 
 
 def read_counts(form: type[Fields], reported: object) -> Fields:
-    """The counts of one answer, validated as `form`; ServerError names a wrong field."""
+    """The counts of one response, validated as `form`; ServerError names a wrong field."""
     try:
         return form.model_validate(reported)
     except ValidationError as error:
@@ -237,7 +237,7 @@ def counts_of_rounds(
     *,
     num_overshot: int | None = None,
 ) -> RequestCounts:
-    """Counts from the rounds with drafts, in order; ServerError if they do not fit the answer."""
+    """Counts from the rounds with drafts, in order; ServerError if they do not fit the response."""
     accepted = [drafted.num_accepted for drafted in rounds]
     num_accepted = sum(accepted)
     if not all(0 <= r.num_accepted <= min(r.num_drafted, MOST_POSITIONS) for r in rounds):
@@ -247,7 +247,7 @@ def counts_of_rounds(
         accepted[-1] -= num_overshot
         if accepted[-1] < 0:
             _refuse(answer, num_accepted, len(rounds))
-    # A text that ended inside its drafts has rejected none of them.
+    # If the output ended within the drafts of the last round, that round rejected none.
     judged = rounds[:-1] if num_overshot else rounds
     by_accepted = [accepted.count(i) for i in range(max([k, *accepted]) + 1)]
     by_accepted[0] += num_rounds - len(rounds)
@@ -283,7 +283,7 @@ def counts_of_sums(
 def _cut(
     answer: StreamedResponse, num_accepted: int, num_drafting: int, num_overshot: int | None = None
 ) -> tuple[int, int]:
-    """The rounds of the answer, and the drafts accepted past its end."""
+    """The number of rounds, and of draft tokens accepted past the end of the output."""
     num_later = (answer.num_tokens or len(answer.token_ids) or 1) - 1
     if num_overshot is None:
         num_overshot = max(num_drafting + num_accepted - num_later, 0)

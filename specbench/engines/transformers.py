@@ -1,8 +1,8 @@
-"""The methods of transformers, and its export: a program that calls `generate`. No torch.
+"""The methods of transformers, and its export, a program that calls `generate`. Without torch.
 
-Sources: generation/configuration_utils.py and candidate_generator.py of 5.17 to 5.23. It decodes
-one request at a time; the assistant reads K from its generation config. transformers_engine.py
-runs it.
+Sources: generation/configuration_utils.py and candidate_generator.py of 5.17 to 5.23. `generate`
+decodes one request at a time; the assistant reads K from its generation config.
+transformers_engine.py runs it.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ BASELINES = (GENERATE, STATIC)
 # another number; the engine's record contains the number used.
 ASSISTED_DEFAULT_K = 20
 
-# Our drafting methods that it also has, with its names for them.
+# Our drafting methods that transformers also has, with its names for them.
 ASSISTED, LOOKUP = "assisted", "prompt_lookup"
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "draft_model": (ASSISTED, ASSISTED_DEFAULT),
@@ -44,9 +44,9 @@ CONFIG_NAME = "generate.py"
 
 _OLDEST, _NEWEST = (5, 17), (5, 23)
 _SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe", "lfm3")  # tested: same text as without drafts
-# Between different tokenizers: the first at temperature 0, the second above.
+# Methods for different tokenizers: the first at temperature 0, the second above.
 _RETOKENIZING = ("string_match", "token_intersection")
-# Arguments of `generate` that draft.
+# Arguments of `generate` that turn drafting on.
 _MODEL, _LOOKUP = "assistant_model", "prompt_lookup_num_tokens"
 _MTP, _LAYERS = "use_mtp", "assistant_early_exit"
 _ARGUMENTS = {
@@ -86,15 +86,15 @@ assistant_tokenizer = AutoTokenizer.from_pretrained({source})
 
 
 def vocabulary_notes(deployment: Deployment) -> list[str]:
-    """A note that the draft model is resized: generation/utils.py takes unequal vocabulary sizes
-    for different tokenizers."""
+    """A note that the draft model is resized, because generation/utils.py treats unequal vocabulary
+    sizes as different tokenizers."""
     if sizes := deployment.unequal_vocab_sizes:
         return [f"{sizes}: transformers requires equal sizes, so the draft model is resized"]
     return []
 
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
-    """The program reads its prompt from the command line."""
+    """Export a deployment as a program that reads its prompt from the command line."""
     release = read_release("transformers", version, oldest=_OLDEST, newest=_NEWEST)
     lost = newer_release_note(release, _NEWEST) + settings_lost(deployment)
     deployment, tiers_lost = deployment.flat()

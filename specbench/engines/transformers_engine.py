@@ -64,7 +64,7 @@ class GenerationLog:
         """Part of the streamer protocol; does nothing."""
 
     def feed(self, _module: nn.Module, _args: tuple[Any, ...], inputs: Mapping[str, Any]) -> None:
-        """A forward hook of the target that records its input tokens, drafts last."""
+        """A forward hook of the target that records its input tokens; the drafts come last."""
         self._fed.append(inputs["input_ids"])
 
     @property
@@ -145,7 +145,7 @@ _WHOLE_HISTORY = (
     "every turn of a conversation prefills the earlier turns again, which builtin keeps in its "
     "cache: this time is part of ttft_s and total_s"
 )
-_FEW_TOKENS = 4  # a prefill and enough forwards to compile the next and run it again
+_FEW_TOKENS = 4  # enough for a prefill, a forward that is compiled, and another run of it
 
 
 def twin(model: Any) -> Any:
@@ -270,7 +270,7 @@ class StopAtString:
         self._stop, self._num_prompt_tokens = request.settings.stop, len(request.prompt_ids)
         self._text = text
         self._num_seen = 0
-        self.length: int | None = None  # tokens of the answer; None: no stop string so far
+        self.length: int | None = None  # tokens of the output; None: no stop string so far
 
     def __call__(self, ids_1T: Tensor, _scores: object, **_: object) -> Tensor:
         output_ids = ids_1T[0, self._num_prompt_tokens :].tolist()
@@ -347,9 +347,9 @@ class TransformersEngine(InProcess):
     def generate(self, request: Request, work: Work) -> Result:
         """Decode one request; ModelError if it is too long or transformers raises an error.
 
-        If drafts are verified together with the prompt, the first token arrives with n - 1 others:
-        ttft_s includes them all, and decode_s, first token to last, does not contain their time.
-        This shortens decode_s by at most one round; total_s includes everything.
+        If drafts are verified together with the prompt, the first n tokens arrive together. Their
+        time is part of ttft_s, but not of decode_s, from the first token to the last, which is then
+        shorter by at most one round. total_s includes everything.
         """
         _require_known(work)
         self._prepare([request], work)
@@ -428,7 +428,7 @@ class TransformersEngine(InProcess):
         self.record = replace(self.record, notes=(*self.record.notes, note))
 
     def _prepare(self, requests: Sequence[Request], work: Work) -> None:
-        """Raise ModelError if one is too long; compile for a longer static cache before timing."""
+        """Raise ModelError if a request is too long; compile for a longer static cache, untimed."""
         longest = max(requests, key=lambda request: request.num_tokens)
         num_tokens = longest.num_tokens
         check_context(self.context, num_tokens)

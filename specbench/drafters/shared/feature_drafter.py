@@ -254,7 +254,7 @@ def blank_states(head: FeatureHead, *sizes: int) -> tuple[Tensor, ...]:
 
 
 def _one_back(branches: Branches) -> Branches:
-    """The branches at the head's positions, one below the target's; node 0 is already committed."""
+    """The branches at the head's positions, one below the target's; committed node 0 is masked."""
     seen_BTM = branches.seen_BTM.clone()
     seen_BTM[..., 0].fill_(False)
     return branches._replace(seen_BTM=seen_BTM, positions_BM=branches.positions_BM - 1)

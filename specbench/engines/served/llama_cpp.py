@@ -262,7 +262,7 @@ def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:
     ]
     num_overshot = 0
     if drafting:
-        num_emitted = len(steps) + 1 - drafting[-1][1].num_tokens  # since the last one began
+        num_emitted = len(steps) + 1 - drafting[-1][1].num_tokens  # since the last of them began
         num_overshot = max(rounds[-1].num_accepted + 1 - num_emitted, 0)
     return counts_of_rounds(answer, rounds, k, num_overshot=num_overshot)
 

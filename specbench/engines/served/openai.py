@@ -1,4 +1,4 @@
-"""Any server with an OpenAI-compatible API: measured by the client's clock and the usage."""
+"""Any server with an OpenAI-compatible API, measured by the client's clock and `usage`."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING

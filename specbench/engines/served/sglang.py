@@ -250,7 +250,7 @@ def vocabulary_notes(deployment: Deployment) -> list[str]:
 
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
-    """A dynamic EAGLE tree is kept: SGLang grows the same one."""
+    """Export a deployment. A dynamic EAGLE tree stays a tree, since SGLang builds the same one."""
     release = read_release("SGLang", version, oldest=_OLDEST, newest=_NEWEST)
     command = ["python", "-m", "sglang.launch_server"]
     command += ["--model-path", model_name(deployment.target), *server_flags(deployment)]
@@ -336,7 +336,7 @@ def _single(deployment: Deployment) -> float | None:
 
 
 def _is_tree(deployment: Deployment) -> bool:
-    """Whether SGLang grows the same tree; other trees are exported as a chain."""
+    """Whether SGLang builds the same tree; other trees are exported as a chain."""
     return _is_adaptive(deployment) and deployment.tree == "dynamic"
 
 

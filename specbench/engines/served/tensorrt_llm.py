@@ -194,7 +194,7 @@ def vocabulary_notes(deployment: Deployment) -> list[str]:
 
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
-    """A dynamic EAGLE-3 tree is kept from 1.3 on."""
+    """Export a deployment; from 1.3 on, a dynamic EAGLE-3 tree stays a tree."""
     release = read_release("TensorRT-LLM", version or _DEFAULT, oldest=_OLDEST, newest=_NEWEST)
     target = deployment.target
     command = ["trtllm-serve", model_name(target)]

@@ -1,4 +1,4 @@
-"""vLLM: `vllm serve MODEL --speculative-config JSON`, or its module with its environment's Python.
+"""vLLM: `vllm serve MODEL --speculative-config JSON`, or its module, run by its own Python.
 
 Sources: vllm/entrypoints/, vllm/v1/metrics/ and models/ (llama_eagle.py, llama_eagle3.py,
 medusa.py) of 0.32; vllm/config/speculative.py of 0.30 to 0.33. Counts per request exist since 0.29,
@@ -92,7 +92,7 @@ LOG = LogFormat(
     },
 )
 
-_DEFAULT_CONCURRENCY = 128  # most concurrent requests by default, on any device
+_DEFAULT_CONCURRENCY = 128  # default maximum of concurrent requests, on any device
 _SETTINGS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
 _QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -109,7 +109,7 @@ def launch(start: StartOptions) -> StartCommand:
     command += [f"--{'' if start.keeps_prefixes else 'no-'}enable-prefix-caching"]
     if start.max_concurrency > _DEFAULT_CONCURRENCY:
         command += ["--max-num-seqs", str(start.max_concurrency)]
-    if SPECULATION in command:  # the flag is refused without it
+    if SPECULATION in command:  # otherwise vLLM rejects the flag
         command += ["--per-request-spec-decode-metrics", "detailed"]
     command = _with_fields(command, start.arguments)
     return StartCommand(command=tuple(command), num_program=num_program, environment=_QUIET)
@@ -230,7 +230,7 @@ _OLDEST, _NEWEST = (0, 30), (0, 33)
 _SYNONYMS = {"medusa_num_heads": "num_heads", "medusa_num_layers": "num_hidden_layers"}
 _NO_BIAS = "`specbench train eagle` makes heads without one"
 SPECULATION = "--speculative-config"
-_HYBRIDS = (  # the numbers are those of its issues
+_HYBRIDS = (  # the numbers are issues of vLLM
     "vLLM rolls it back, but issues 39273 (other text with ngram) and 57721 (it does not "
     "start) were open when they were read, in 2026"
 )
@@ -254,7 +254,7 @@ def vocabulary_notes(deployment: Deployment) -> list[str]:
 
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
-    """K per batch size becomes num_speculative_tokens_per_batch_size."""
+    """Export a deployment; K by batch size becomes num_speculative_tokens_per_batch_size."""
     release = read_release("vLLM", version, oldest=_OLDEST, newest=_NEWEST)
     command = ["vllm", "serve", model_name(deployment.target), *server_flags(deployment)]
     lost = server_notes(deployment, release, _NEWEST)
@@ -383,7 +383,7 @@ def _without_class(files: ModelFiles) -> Iterator[str]:
 
 
 def _names(files: ModelFiles) -> Collection[str]:
-    """Names of its tensors; none if only loading would show them."""
+    """Names of the head's tensors; empty if they are only known after loading."""
     try:
         return files.head.tensors
     except ModelError:
