@@ -77,7 +77,7 @@ def measure_unit(
 ) -> None:
     """Measure a unit, and send each record as soon as it is stored.
 
-    `run` has this machine's environment; `known` are the records of `Unit.known`. Raises
+    `run` has this machine's environment; `known` are its `records_to_resume`. Raises
     DeviceLostError, after which the cluster ends this process and resumes in another one.
     """
     with TemporaryDirectory(prefix="specbench-") as name:
@@ -247,7 +247,7 @@ class ClusterScheduler:
             node, attempt = self._running[event.task]
             if isinstance(event.message, TaskEnded | WorkerLost):
                 del self._running[event.task]
-            self._take(node, attempt, event.message, store)
+            self._handle(node, attempt, event.message, store)
 
     def _start_all(
         self, sources: Sequence[UnitSource], store: RunStore, budget_s: float | None
@@ -264,7 +264,7 @@ class ClusterScheduler:
             if node is None or attempt is None:
                 return
             run = replace(store.run, environment=self._nodes[node].environment)
-            known = list(attempt.unit.known(store.records))
+            known = list(attempt.unit.records_to_resume(store.records))
             task = partial(measure_unit, attempt.unit, run, known, budget_s)
             self._running[self._cluster.start(node, task)] = node, attempt
             self._reporter.stage(f"{attempt.unit.label} (node {node})")
@@ -288,7 +288,7 @@ class ClusterScheduler:
                 return _Attempt(unit=unit, source=source)
         return None
 
-    def _take(
+    def _handle(
         self,
         node: str,
         attempt: _Attempt,
@@ -325,7 +325,7 @@ class ClusterScheduler:
             return
         reason = f"failed {MAX_ATTEMPTS} times: {why}"
         self._reporter.warn(f"{label}: {reason}")
-        for record in attempt.unit.lost(store.stored, reason):
+        for record in attempt.unit.failure_records(store.stored, reason):
             store.append(record)
 
 

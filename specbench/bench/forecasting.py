@@ -68,7 +68,7 @@ def timed_cells(plan: TargetPlan, group: Sequence[DraftedCells]) -> list[TimedCe
     cells_by_k: dict[tuple[str, int], list[tuple[Cell, RoundCounts, float]]] = {}
     for drafted in group:
         baseline = next(c for c in plan.cells(drafted.condition) if c.key.is_baseline)
-        repeats = effort(plan, drafted).sweep
+        repeats = effort_of(plan, drafted).sweep
         for cell in (baseline, *drafted.cells):
             replay = replayed(drafted.traces, cell.key.draft.k)
             if replay is None:
@@ -87,7 +87,7 @@ def timed_cells(plan: TargetPlan, group: Sequence[DraftedCells]) -> list[TimedCe
     ]
 
 
-def effort(
+def effort_of(
     plan: TargetPlan, drafted: DraftedCells, *, trace_s: float = 0.0, costs_s: float = 0.0
 ) -> Effort:
     """The decoding that each traced prompt represents, in the sweep and after the forecast."""
@@ -235,7 +235,7 @@ class TargetForecaster:
                     curve,
                     drafted.ks,
                     rule=self._rule(drafted.condition.temperature),
-                    effort=effort(self._plan, drafted, trace_s=trace_s, costs_s=shared_s),
+                    effort=effort_of(self._plan, drafted, trace_s=trace_s, costs_s=shared_s),
                 )
             except ValueError as error:
                 name = f"{drafted.pairing.name} on {drafted.condition.workload}"

@@ -104,7 +104,7 @@ def plan_targets(
     ]
     for plan in plans:
         _check_requests(plan)
-    return tuple(fitting(plan, context) for plan in plans)
+    return tuple(leave_out_long_prompts(plan, context) for plan in plans)
 
 
 def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
@@ -301,7 +301,7 @@ TEMPLATE_TOKENS = 256  # an estimate of what it adds, if only the server can cou
 Shortened = tuple[TargetPlan, tuple[FailureRecord, ...]]
 
 
-def fitting(plan: TargetPlan, context: int | None = None) -> TargetPlan:
+def leave_out_long_prompts(plan: TargetPlan, context: int | None = None) -> TargetPlan:
     """The plan without prompts that exceed the context, counted by tokenizer.json, and with notes
     on their number. `context`: of running servers. WorkloadError if no prompt fits, except for
     servers: they get all prompts, since the tokens of their chat template are an estimate."""

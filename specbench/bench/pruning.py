@@ -101,7 +101,7 @@ class BudgetPruner:
         for block in self._blocks:
             at, ids = block.condition, {cell.key.id for cell in block.cells}
             num = num_begun[at]
-            if self._has_budget and (num < MIN_UNITS or _is_round(num)):
+            if self._has_budget and (num < MIN_UNITS or _is_checkpoint(num)):
                 question, decide = block.cells[0], partial(self._prune_at, block, num)
                 decided = self._extensions.take("drop", decide, question, num)
                 if self._extensions.is_taken("drop", question, num):
@@ -121,22 +121,22 @@ class BudgetPruner:
         gathered = aggregate_cells([c.key for c in block.cells], measured)
         enough = min(num, MIN_UNITS)
         cells = {c.key.id: c for c in gathered if num_blocks[c.key.id] >= enough}
-        active = [cell for cell in _fixed(block.cells) if cell.key.id not in left_out]
+        active = [cell for cell in _prunable(block.cells) if cell.key.id not in left_out]
         candidates, num_more = list(active), MIN_UNITS - num
         if num >= MIN_UNITS:
             lost = _losers(active, cells)
             candidates = active = [cell for cell in active if cell.key.id not in lost]
             num_more = min(num, self._num_blocks[block.condition] - num)
             if num_more >= MIN_UNITS:
-                waiting = (cell for cell in _fixed(block.cells) if not num_blocks[cell.key.id])
+                waiting = (cell for cell in _prunable(block.cells) if not num_blocks[cell.key.id])
                 candidates = [*active, *waiting]
         means = _mean_seconds(measured)
         seconds = {cell.key.id: means.get(cell.key.id, 0.0) for cell in block.cells}
-        seconds |= _interpolated(_fixed(block.cells), means)
+        seconds |= _interpolated(_prunable(block.cells), means)
         distances = _distances_to_best(block, active, cells)
         left = (cell for cell in candidates if cell.key.id in distances)
         ranked = sorted(left, key=lambda cell: distances[cell.key.id])
-        unpruned = [cell for cell in block.cells if cell not in _fixed(block.cells)]
+        unpruned = [cell for cell in block.cells if cell not in _prunable(block.cells)]
         # Time outside of cells: references and other measurements.
         since = self._store.stored.blocks[self._began[1] :]
         in_blocks_s = sum(sum(block_seconds(stored).values()) for stored in since)
@@ -155,14 +155,14 @@ class BudgetPruner:
             unit, count = "prompts", len({stored.prompt_id for stored in measured})
             if block.condition.is_stream:
                 unit, count = "passes", num
-            self._info(block, f"no time for more {unit} at {_names(cut)} (measured: {count})")
-        decided = frozenset(cell.key.id for cell in _fixed(block.cells) if cell not in kept)
+            self._info(block, f"no time for more {unit} at {_describe(cut)} (measured: {count})")
+        decided = frozenset(cell.key.id for cell in _prunable(block.cells) if cell not in kept)
         return None if decided == left_out else decided
 
     def _prune_at_start(self, block: Block) -> frozenset[str] | None:
         """The cells to leave out before the first prompt, if five prompts of every K at the cost of
         K = 0 exceed the budget; the remaining K are evenly spread."""
-        groups = _groups(_fixed(block.cells))
+        groups = _by_drafter(_prunable(block.cells))
         try:
             cell_s = self._baseline_s(block)
         except EXPECTED_ERRORS:
@@ -176,14 +176,14 @@ class BudgetPruner:
         first = [cell for group in groups for cell in _spread(group, max(each, 1))]
         later = frozenset(c.key.id for group in groups for c in group if c not in first)
         if later and each >= 1:
-            text = f"the budget fits {MIN_UNITS} prompts at K = 0 and {_names(first)}; "
+            text = f"the budget fits {MIN_UNITS} prompts at K = 0 and {_describe(first)}; "
             text += "K next to the best follow if time is left"
             self._info(block, text)
         elif each < 1:
             needed_s = cell_s * MIN_UNITS * (num_unpruned + len(groups)) / self._share(block)
             budget_s = (needed_s + self._deadline.spent_s) / EXPLORE_SHARE
             text = f"too little time for the {MIN_UNITS} prompts that an interval needs; use "
-            text += f"--time-budget {budget_s:.0f}s. Measuring only K = 0 and {_names(first)}"
+            text += f"--time-budget {budget_s:.0f}s. Measuring only K = 0 and {_describe(first)}"
             self._info(block, text)
         return later or None
 
@@ -233,18 +233,18 @@ def _mean_seconds(blocks: Iterable[BlockRecord]) -> dict[str, float]:
     return {cell_id: fmean(seconds) for cell_id, seconds in taken.items()}
 
 
-def _is_round(num: int) -> bool:
+def _is_checkpoint(num: int) -> bool:
     """Whether K are compared after `num` blocks: 5, 10, 20 and so on."""
     times = num // MIN_UNITS
     return num == times * MIN_UNITS and times & (times - 1) == 0
 
 
-def _fixed(cells: Iterable[Cell]) -> list[Cell]:
+def _prunable(cells: Iterable[Cell]) -> list[Cell]:
     """The cells that can be pruned: those with drafts and a fixed K."""
     return [cell for cell in cells if cell.drafter != NO_DRAFTER and cell.key.draft.is_fixed]
 
 
-def _groups(cells: Iterable[Cell]) -> list[list[Cell]]:
+def _by_drafter(cells: Iterable[Cell]) -> list[list[Cell]]:
     """The cells of each drafter and engine together, by K."""
     groups: dict[object, list[Cell]] = {}
     for cell in cells:
@@ -263,7 +263,7 @@ def _losers(active: Iterable[Cell], cells: dict[str, CellData]) -> set[str]:
     """Ids of cells slower than their drafter's best K or than K = 0 by their intervals, without
     the best itself."""
     lost = set[str]()
-    for group in _groups(active):
+    for group in _by_drafter(active):
         known = [cells[cell.key.id] for cell in group if cell.key.id in cells]
         best = max(known, key=_speedup, default=None)
         for cell in known:
@@ -280,9 +280,9 @@ def _distances_to_best(
     K that were not measured yet are interpolated; drafters without an active K are left out.
     """
     known = {cell_id: _speedup(cell) for cell_id, cell in cells.items()}
-    speedups = _interpolated(_fixed(block.cells), known)
+    speedups = _interpolated(_prunable(block.cells), known)
     distances: dict[str, tuple[float, int, float]] = {}
-    for group in _groups(_fixed(block.cells)):
+    for group in _by_drafter(_prunable(block.cells)):
         left = (cell for cell in group if cell in active)
         best = max(left, key=lambda cell: speedups[cell.key.id], default=None)
         if best is None:
@@ -297,7 +297,7 @@ def _distances_to_best(
 def _interpolated(cells: Iterable[Cell], known: dict[str, float]) -> dict[str, float]:
     """A value per cell, interpolated between the known ones of its drafter; 0 without any."""
     values: dict[str, float] = {}
-    for group in _groups(cells):
+    for group in _by_drafter(cells):
         points = {c.key.draft.k: known[c.key.id] for c in group if c.key.id in known} or {0: 0.0}
         at = np.interp([cell.key.draft.k for cell in group], [*points], [*points.values()])
         values |= {cell.key.id: float(value) for cell, value in zip(group, at, strict=True)}
@@ -316,8 +316,8 @@ def _is_slower(cell: CellData) -> bool:
     return high is not None and high < 1
 
 
-def _names(cells: Collection[Cell]) -> str:
+def _describe(cells: Collection[Cell]) -> str:
     return " and ".join(
         f"{group[0].key.source} K={lengths(cell.key.draft.length for cell in group)}"
-        for group in _groups(cells)
+        for group in _by_drafter(cells)
     )

@@ -35,14 +35,14 @@ def run_sharded(work: Work, num_processes: int, reporter: Reporter) -> list[Any]
     Equal reports of several processes are shown once.
     """
     if num_processes == 1:
-        return _in_order([work(ALL, reporter)])
+        return _joined([work(ALL, reporter)])
     context, results, reported = get_context("spawn"), [], set()
     with ExitStack() as ending:
         processes = {}
         for first in range(num_processes):
             receiver, sender = context.Pipe(duplex=False)
             arguments = (pickle.dumps(work), Shard(first, num_processes), sender)
-            process = context.Process(target=_process, args=arguments, daemon=True)
+            process = context.Process(target=_run_shard, args=arguments, daemon=True)
             process.start()
             ending.callback(process.join)
             ending.callback(process.kill)
@@ -68,15 +68,15 @@ def run_sharded(work: Work, num_processes: int, reporter: Reporter) -> list[Any]
                 elif message not in reported:
                     reported.add(message)
                     getattr(reporter, message.method)(*message.arguments)
-    return _in_order(results)
+    return _joined(results)
 
 
-def _in_order(results: Sequence[Results]) -> list[Any]:
+def _joined(results: Sequence[Results]) -> list[Any]:
     joined = {key: result for of_shard in results for key, result in of_shard.items()}
     return [joined[key] for key in sorted(joined)]
 
 
-def _process(pickled: bytes, shard: Shard, to: Connection) -> None:
+def _run_shard(pickled: bytes, shard: Shard, to: Connection) -> None:
     library_output.silence()  # before the work imports libraries that log
     work: Work = pickle.loads(pickled)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends this process

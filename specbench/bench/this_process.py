@@ -57,7 +57,7 @@ PROMPT_TOKENS = 64
 Facts = tuple[str, str, str, int]
 
 
-def candidates(load: HostLoad) -> tuple[list[int], list[Contender]]:
+def thread_counts(load: HostLoad) -> tuple[list[int], list[Contender]]:
     """Thread counts to try, ascending, and those left out because other processes use cores."""
     num_cores, idle = physical_cores(load.num_cores), idle_cores(load)
     numbers = sorted({1, max(1, num_cores // 2), num_cores})
@@ -67,7 +67,7 @@ def candidates(load: HostLoad) -> tuple[list[int], list[Contender]]:
 
 def idle_threads() -> int:
     """The largest thread count to try, for work that is not timed."""
-    return candidates(host.host_load())[0][-1]
+    return thread_counts(host.host_load())[0][-1]
 
 
 def prepare_device(machine: MachineSettings, *, threads: int | None = None) -> torch.device:
@@ -86,7 +86,7 @@ def choose_threads(
     If nothing can be timed, all idle cores are used, and the choice is not cached.
     """
     load = host.host_load()
-    numbers, left_out = candidates(load)
+    numbers, left_out = thread_counts(load)
     machine = (cpu_model(), physical_cores(load.num_cores), torch.__version__, __version__)
     key = "; ".join(map(repr, ("threads", *facts, tuple(numbers), *machine)))
     subject = f"threads of {target}"

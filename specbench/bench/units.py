@@ -80,11 +80,11 @@ class Unit(Protocol):
     def measure(self, machine: Machine, store: RunStore, deadline: Deadline) -> None:
         """Measure the cells that are not stored yet, until the deadline, and store each result."""
 
-    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
+    def records_to_resume(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
         """The records that another machine needs to resume this unit."""
         ...
 
-    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
+    def failure_records(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
         """Failure records, with the reason, for the parts of the unit that are not stored."""
         ...
 
@@ -111,7 +111,7 @@ class WholeTarget:
     def measure(self, machine: Machine, store: RunStore, deadline: Deadline) -> None:
         machine.measure_target(self.plan, store, deadline)
 
-    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
+    def records_to_resume(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
         """All records except blocks of other targets and environments of other machines."""
         cell_ids = {cell.key.id for cell in self.plan.all_cells}
         for record in records:
@@ -119,7 +119,7 @@ class WholeTarget:
             if not is_foreign and not isinstance(record, Environment):
                 yield record
 
-    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:  # noqa: ARG002
+    def failure_records(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:  # noqa: ARG002
         yield FailureRecord(
             pairing=self.plan.target.name,
             workload="",

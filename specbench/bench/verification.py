@@ -259,7 +259,7 @@ def _prompts(
                     id=f"{chat.name}, turn {turn + 1}" if turn else chat.name,
                     prompt_ids=request.prompt_ids,
                     max_new_tokens=chat.max_new_tokens,
-                    prediction_ids=nearly(answer.output_ids),
+                    prediction_ids=with_wrong_tokens(answer.output_ids),
                     conversation=chat.name if len(chat.prompt.turns) > 1 else None,
                     answer=KnownOutput(engine.name, answer.output_ids),
                 )
@@ -295,7 +295,7 @@ def _answered(
                 yield pair, error
 
 
-def nearly(answer: Sequence[int]) -> tuple[int, ...]:
+def with_wrong_tokens(answer: Sequence[int]) -> tuple[int, ...]:
     """A text with every eighth token replaced by the one before, so that drafts from it are both
     accepted and rejected, and a drafter loses its position in it and finds it again."""
     return tuple(answer[i - 1] if i % 8 == 7 else token for i, token in enumerate(answer))

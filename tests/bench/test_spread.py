@@ -43,10 +43,10 @@ class Words:
             if word not in stored:
                 store.append(failure(word))
 
-    def known(self, records):
+    def records_to_resume(self, records):
         return [r for r in records if isinstance(r, FailureRecord) and r.reason in self.words]
 
-    def lost(self, stored, reason):  # noqa: ARG002
+    def failure_records(self, stored, reason):  # noqa: ARG002
         yield failure(f"{self.label}: {reason}")
 
 

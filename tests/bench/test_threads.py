@@ -15,8 +15,8 @@ from specbench.bench.this_process import (
     TIMED_TOKENS,
     Facts,
     autotune_for_plan,
-    candidates,
     choose_threads,
+    thread_counts,
 )
 from specbench.engines.engine import Work
 from specbench.errors import ModelError
@@ -131,7 +131,7 @@ def test_threads_above_the_idle_cores_are_not_tried(busy_cores, numbers, machine
 
 @pytest.mark.parametrize(("cores", "numbers"), [(1, [1]), (2, [1, 2]), (3, [1, 3]), (6, [1, 3, 6])])
 def test_thread_candidates_are_one_half_and_all_cores(cores, numbers):
-    assert candidates(QUIET._replace(num_cores=cores)) == (numbers, [])
+    assert thread_counts(QUIET._replace(num_cores=cores)) == (numbers, [])
 
 
 def test_a_thread_count_is_reused_for_equal_conditions(machine, engine, tmp_path, monkeypatch):

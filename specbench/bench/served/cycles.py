@@ -16,7 +16,7 @@ from specbench.bench.blocks import Cell, with_baselines
 from specbench.bench.budget import Deadline, mean_session_s
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.host import Host, host_of
-from specbench.bench.served.open_session import OpenSession, broken_off, entered, unusable
+from specbench.bench.served.open_session import OpenSession, entered, failed_record, server_record
 from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import (
     Answers,
@@ -83,7 +83,7 @@ class Cycle:
         host = host_of(self.plan, self.engine, self.running, store.folder)
         CycleRun(self, host, store, machine.reporter, deadline).measure()
 
-    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
+    def records_to_resume(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
         """All sessions, the blocks of this cycle, and the answers at K = 0."""
         ks = {cell.key.id: cell.key.draft.k for cell in served_cells(self.plan, self.engine)}
         for record in records:
@@ -94,9 +94,9 @@ class Cycle:
             ):
                 yield record
 
-    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
+    def failure_records(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
         for session in sessions_missing(self.sessions, stored.servers):
-            yield unusable(session, next_name(session, stored), (reason,))
+            yield failed_record(session, next_name(session, stored), (reason,))
 
 
 class CycleRun:
@@ -154,9 +154,9 @@ class CycleRun:
                 try:
                     record = self._serve(session, name, running, runner, loop)
                 except (SpecbenchError, OSError) as error:
-                    record = broken_off(session, name, running, (self._explain(session, error),))
+                    record = server_record(session, name, running, (self._explain(session, error),))
         except (SpecbenchError, OSError) as error:
-            record = unusable(session, name, (self._explain(session, error),))
+            record = failed_record(session, name, (self._explain(session, error),))
             if isinstance(error, EngineError):
                 record = replace(record, log=f"{error.log.parent.name}/{error.log.name}")
         self._store.append(replace(record, node=self._store.node, attempt=attempt))

@@ -176,7 +176,7 @@ class OpenSession:
         is_ours = bool(self._running.command)
         clock, _ = template_clock(self._plan.target.model, self._session.engine)
         return replace(
-            broken_off(self._session, self._name, self._running, ()),
+            server_record(self._session, self._name, self._running, ()),
             seconds=sum(load.seconds for load in self._loads),
             counters=counters,
             num_preemptions=None if preemptions is None else round(preemptions),
@@ -266,13 +266,13 @@ def _of_prompt(cell: Cell, answer: StreamedResponse, began_s: float) -> dict[str
     }
 
 
-def broken_off(
+def server_record(
     session: Session, name: str, running: ServerHandle, problems: Sequence[str]
 ) -> ServerRecord:
     """The record of a session whose server came up, with the server's facts."""
     facts = running.facts
     return replace(
-        unusable(session, name, problems),
+        failed_record(session, name, problems),
         version=facts.version,
         model=facts.model,
         addresses=() if running.command else tuple(c.address.root for c in running.clients),
@@ -286,7 +286,7 @@ def broken_off(
     )
 
 
-def unusable(session: Session, name: str, problems: Sequence[str]) -> ServerRecord:
+def failed_record(session: Session, name: str, problems: Sequence[str]) -> ServerRecord:
     """The record of a session without a running server."""
     return ServerRecord(
         session=name,

@@ -8,7 +8,7 @@ import pytest
 
 from specbench.bench.budget import Deadline, mean_session_s
 from specbench.bench.served.cycles import CHUNK_BYTES, CycleRun, ServedRun, is_over, read_once
-from specbench.bench.served.open_session import unusable
+from specbench.bench.served.open_session import failed_record
 from specbench.bench.served.sessions import cycle_of, next_name, served_cells, was_completed
 from specbench.errors import ModelError, ServerError
 from specbench.records import BlockRecord, DraftConfig, Fixed, RequestRecord
@@ -35,7 +35,7 @@ class StoredCycle:
     def store_session(self, session, problems=(), wobble=0.0):
         """Store the session with SESSION_S seconds, K + 1 times as fast as K = 0."""
         name = next_name(session, self.store.stored)
-        server = unusable(session, name, problems)
+        server = failed_record(session, name, problems)
         if not problems:
             server = replace(server, version="1", start_s=4.0, seconds=SESSION_S - 4.0)
             self.store.append(_block(session, name, wobble))
@@ -172,14 +172,14 @@ def test_a_successful_start_resets_the_failures_of_a_k(stored):
 
 def test_a_finished_session_that_is_unusable_counts_as_run(stored):
     first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
-    server = unusable(first, "one", ("another client was served meanwhile",))
+    server = failed_record(first, "one", ("another client was served meanwhile",))
     assert not was_completed(server)
     assert was_completed(replace(server, seconds=1.0))
 
 
 def test_session_seconds_include_start_and_requests(stored):
     first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
-    server = unusable(first, "one", ())
+    server = failed_record(first, "one", ())
     held = replace(server, start_s=4.0, seconds=6.0)
     running = replace(server, seconds=2.0)
     assert mean_session_s([held, running, server]) == 6.0  # one of 0 seconds did not take place

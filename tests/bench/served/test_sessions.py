@@ -11,7 +11,7 @@ import pytest
 from specbench.bench.expected_time import TOKENS_PER_S, estimate_sessions
 from specbench.bench.served.deployments import exported
 from specbench.bench.served.host import command_line, require_startable
-from specbench.bench.served.open_session import unusable
+from specbench.bench.served.open_session import failed_record
 from specbench.bench.served.sessions import (
     TEMPLATE_TOKENS,
     Answers,
@@ -54,12 +54,12 @@ def test_the_first_estimate_of_a_sweep_uses_starts_and_tokens(tmp_path):
 def test_a_sweep_estimate_uses_earlier_session_times(tmp_path):
     plan = plan_of(tmp_path)
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
-    held = replace(unusable(session, "one", ()), command=("vllm",), start_s=30.0, seconds=10.0)
+    held = replace(failed_record(session, "one", ()), command=("vllm",), start_s=30.0, seconds=10.0)
     other_sessions = [
         replace(held, engine="sglang", start_s=900.0),
         replace(held, command=(), start_s=900.0),  # it was running
         replace(held, target="small", start_s=900.0),
-        unusable(session, "two", ("it did not start",)),
+        failed_record(session, "two", ("it did not start",)),
     ]
     (estimate,) = estimate_sessions(plan, [held, replace(held, seconds=30.0), *other_sessions])
     assert (estimate.session_s, estimate.is_measured) == (50.0, True)
