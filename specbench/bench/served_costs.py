@@ -57,7 +57,8 @@ async def _time_batches(
         servers = []
         for address in addresses:
             client = await stack.enter_async_context(Client(address))
-            servers.append(await _TimedServer.open(client, request))
+            servers.append(_TimedServer(client, request))
+            await servers[-1].identify()
         for concurrency in concurrencies:
             requested = [prompts[i % len(prompts)] for i in range(concurrency * NUM_BATCHES)]
             costs_of_servers: list[list[EngineCost]] = [[] for _ in servers]
@@ -81,13 +82,7 @@ class _TimedServer:
         self._num_requests = 0
         self._num_foreign = 0  # batches during which the server also answered other clients
 
-    @classmethod
-    async def open(cls, client: Client, request: Request) -> "_TimedServer":
-        server = cls(client, request)
-        await server._identify()
-        return server
-
-    async def _identify(self) -> None:
+    async def identify(self) -> None:
         """Recognize the engine by its counters, and read the facts that it reports."""
         pages = counter_pages()
         self._engine_name = OPENAI
@@ -103,7 +98,7 @@ class _TimedServer:
     async def warm_up(self, prompts: Sequence[str]) -> None:
         """Answer a batch; some engines report K, or any counters, only after a request."""
         await self.answers(prompts)
-        await self._identify()
+        await self.identify()
 
     async def cost(self, prompts: Sequence[str]) -> EngineCost | None:
         """The cost of a batch; None if no output could be timed, or other clients were served."""

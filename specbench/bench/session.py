@@ -136,7 +136,7 @@ class OpenTarget:
         return self._lengthened[key]
 
     def _run_cell(self, block: Block, cell: Cell) -> _CellRecords:
-        """Serve the block's requests in one cell, all together, or the samples of turn after turn.
+        """Serve the block's requests in one cell: together, or turn by turn with several samples.
 
         Requests that cannot be decoded are recorded as failed.
         """
@@ -351,7 +351,7 @@ class References:
     def known(
         self, workload: str, prompt_id: str, turn: int, context: int | None
     ) -> ReferenceRecord:
-        """An answer decoded before; KeyError if it was not."""
+        """The answer to a turn, which must have been decoded; KeyError otherwise."""
         return self._known[workload, prompt_id, turn, context]
 
     def answers(
@@ -371,7 +371,7 @@ class References:
     def turns(
         self, workload: str, prompt: Prompt, answers: list[ReferenceRecord]
     ) -> Iterator[tuple[int, ...]]:
-        """Token ids of turn after turn; the caller adds each answer to `answers` in between."""
+        """Token ids of one turn after another; the caller adds to `answers` in between."""
         known: list[Message] = []
         for turn in range(len(prompt.turns)):
             if turn:

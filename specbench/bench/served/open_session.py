@@ -173,7 +173,6 @@ class OpenSession:
         names = dict.fromkeys(chain.from_iterable(load.counters for load in self._loads))
         counters = {n: sum(load.counters.get(n, 0.0) for load in self._loads) for n in names}
         preemptions = counters.get("num_preemptions")
-        is_ours = bool(self._running.command)
         clock, _ = template_clock(self._plan.target.model, self._session.engine)
         return replace(
             server_record(self._session, self._name, self._running, ()),
@@ -186,11 +185,8 @@ class OpenSession:
             sees_others=all(counted.num_tokens is not None for counted in self._counted),
             problems=tuple(self._problems),
             warnings=tuple(self._warnings),
-            num_gpus=used.num_gpus if is_ours else None,
-            power_w=used.power_w if is_ours else None,
-            memory_bytes=used.memory_bytes if is_ours else None,
-            throttle_reasons=used.throttle_reasons if is_ours else (),
             template_clock=clock,
+            **(used._asdict() if self._running.command else {}),  # else its GPUs are unknown
         )
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -22,7 +22,7 @@ from specbench.servers.traffic import send_all
 from specbench.settings import SERVED, RunSettings
 
 OPTION = "--base-url"
-# To fetch: behind a router, one of two servers responds to all with probability 1/8.
+# Pages to fetch: behind a router of two servers, all come from one with probability 1/8.
 ROUTER_PAGES = 4
 
 
