@@ -11,12 +11,7 @@ from specbench.bench.machine import CPU, ThisMachine, are_served, head_reader
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.planning import any_shape, fit_warnings, plan_targets
 from specbench.bench.served.host import require_startable
-from specbench.bench.served.running import (
-    running_context,
-    running_ks,
-    running_servers,
-    server_warnings,
-)
+from specbench.bench.served.running import running_servers, server_warnings
 from specbench.bench.served_costs import time_servers
 from specbench.bench.units import Reporter
 from specbench.errors import UsageError
@@ -83,14 +78,7 @@ def run_benchmark(
         else ClusterScheduler(cluster, settings, pairings, reporter)
     )
     running = running_servers(settings)
-    plans = plan_targets(
-        settings,
-        pairings,
-        machines.dtype_of,
-        head_reader(settings),
-        running_ks=running_ks(running),
-        context=running_context(running),
-    )
+    plans = plan_targets(settings, pairings, machines.dtype_of, head_reader(settings), running)
     if cluster is None and not running:  # the programs of nodes are not on this machine
         require_startable(plans)
     environment, *other_nodes = machines.environments

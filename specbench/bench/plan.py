@@ -33,6 +33,7 @@ ADAPTIVE_K = 8  # the most that K = auto drafts if no fixed K is measured
 PASSES = 6  # with concurrent requests: an interval needs five
 ENOUGH_ARRIVALS = 24  # requests per pass, enough to detect a growing queue
 WAITING_PER_ROW = 3  # requests of a pass per concurrent one: all rows are busy for most of it
+TEMPLATE_TOKENS = 256  # an estimate of what a chat template adds, if only the server can count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specbench.bench.plan import TargetPlan, peers_of
+from specbench.bench.plan import TEMPLATE_TOKENS, TargetPlan, peers_of
 from specbench.bench.served.deployments import unsupported_pairings
 from specbench.engines.engine import Engine, Tokenizer
 from specbench.engines.served_engine import unsupported_setting
@@ -28,6 +28,9 @@ from specbench.methods import find_method
 from specbench.records import FailureRecord, Message, Prompt, no_template
 from specbench.records.requests import TEMPLATE_SETTINGS, THINKING_ARGS
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
+
+if TYPE_CHECKING:
+    from specbench.bench.served.running import RunningServer
 
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
 
@@ -56,16 +59,16 @@ def plan_targets(
     pairings: Sequence[Pairing],
     dtype_of: Callable[[Target], str],
     read_head: ReadHead = headers_on_this_machine,
-    running_ks: tuple[int, ...] | None = None,
-    context: int | None = None,
+    running: Sequence["RunningServer"] = (),
 ) -> tuple[TargetPlan, ...]:
     """One plan per target, in the order of the pairings.
 
-    `running_ks`: the K of servers that run already; None if servers are started. `context`: the
-    context of these servers in tokens. Prompts that do not fit are left out. Raises
-    WorkloadError, and UsageError for two workloads of one name, engines that cannot draft with
-    the pairings, and a K at which no server runs.
+    `running`: servers that run already; () if servers are started. Prompts that do not fit are left
+    out. Raises WorkloadError, and UsageError for two workloads of one name, engines that cannot
+    draft with the pairings, and a K at which no server runs.
     """
+    running_ks = tuple(dict.fromkeys(server.address.k or 0 for server in running)) or None
+    context = min(filter(None, (server.facts.context for server in running)), default=None)
     by_target: dict[str, list[Pairing]] = {}
     for pairing in pairings:
         by_target.setdefault(pairing.target.name, []).append(pairing)
@@ -295,7 +298,6 @@ def _head(spec: ModelSpec, read_head: ReadHead, *, dummy: bool) -> HeadFiles[Any
 
 
 _MOST_TEMPLATE_TOKENS = 1024  # the most that a chat template adds
-TEMPLATE_TOKENS = 256  # an estimate of what it adds, if only the server can count
 
 # The shortened plan, and a failure for each workload with left-out prompts.
 Shortened = tuple[TargetPlan, tuple[FailureRecord, ...]]

@@ -290,18 +290,13 @@ def _show_plan(
     """Prints the plan; if `is_here`, also what prevents its servers from starting."""
     from specbench.bench.planning import fit_warnings, plan_targets, requested_dtype
     from specbench.bench.served.host import require_startable
-    from specbench.bench.served.running import running_context, running_ks, running_servers
+    from specbench.bench.served.running import running_servers
     from specbench.cli.plan_table import outlook_lines, plan_document, plan_outlook, print_plan
     from specbench.cli.preflight import shortages
 
     running = running_servers(settings)
-    plans = plan_targets(
-        settings,
-        pairings,
-        partial(requested_dtype, settings),
-        running_ks=running_ks(running),
-        context=running_context(running),
-    )
+    dtype_of = partial(requested_dtype, settings)
+    plans = plan_targets(settings, pairings, dtype_of, running=running)
     missing = list(shortages(plans, settings)) if is_here else []
     earlier = _earlier_sessions(runs_dir) if any(plan.served for plan in plans) else ()
     outlook = plan_outlook(plans, settings, runs_dir) if is_here else []

@@ -148,16 +148,6 @@ def running_servers(settings: RunSettings) -> tuple[RunningServer, ...]:
         raise UsageError(f"{OPTION} {error}") from error
 
 
-def running_ks(running: Sequence[RunningServer]) -> tuple[int, ...] | None:
-    """The K of running servers; None if servers are started."""
-    return tuple(dict.fromkeys(server.address.k or 0 for server in running)) or None
-
-
-def running_context(running: Sequence[RunningServer]) -> int | None:
-    """The smallest context of running servers in tokens; None if none is reported."""
-    return min(filter(None, (server.facts.context for server in running)), default=None)
-
-
 def server_warnings(running: Sequence[RunningServer], engine: str, target: Target) -> Iterator[str]:
     """Warnings about what is assumed because a server does not report it."""
     for server in running:

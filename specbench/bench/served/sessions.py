@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from specbench.bench.blocks import Block, Cell, request_seed
-from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import TEMPLATE_TOKENS
+from specbench.bench.plan import TEMPLATE_TOKENS, TargetPlan
 from specbench.errors import ModelError
 from specbench.files.gguf import gguf_of
 from specbench.files.model import open_model

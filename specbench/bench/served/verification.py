@@ -16,13 +16,7 @@ from specbench.bench.blocks import Cell, interleaved, request_seed
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets, requested_dtype, require_verifiable
 from specbench.bench.served.host import Host, host_of, require_startable
-from specbench.bench.served.running import (
-    ServerHandle,
-    running_context,
-    running_ks,
-    running_servers,
-    server_warnings,
-)
+from specbench.bench.served.running import ServerHandle, running_servers, server_warnings
 from specbench.bench.served.sessions import UP, Answers, Session, cycle_of, request_of, served_cells
 from specbench.bench.units import Reporter
 from specbench.engines.served_engine import find_served
@@ -254,18 +248,13 @@ def collect_served_evidence(
         pairings = [pairing for pairing in pairings if not pairing.drafter.lossy]
     settings = replace(settings, load=replace(load, engines=served, concurrency=(concurrency,)))
     running = running_servers(settings)
-    if running and 0 not in (running_ks(running) or ()):
+    if running and all(server.address.k for server in running):
         raise UsageError(
             "verify compares servers with one without speculation; add it with --base-url, such "
             "as --base-url http://localhost:8000#k=0"
         )
-    plans = plan_targets(
-        settings,
-        pairings,
-        partial(requested_dtype, settings),
-        running_ks=running_ks(running),
-        context=running_context(running),
-    )
+    dtype_of = partial(requested_dtype, settings)
+    plans = plan_targets(settings, pairings, dtype_of, running=running)
     require_verifiable(plans)
     if not running:
         require_startable(plans)

@@ -15,6 +15,9 @@ from specbench.bench.cluster import Cluster
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
 from specbench.bench.served import open_session
+from specbench.bench.served.running import RunningServer
+from specbench.engines.served_engine import ServerFacts
+from specbench.inputs.address import Address
 from specbench.inputs.config import load_pairings
 from specbench.runs import StoredRun
 from specbench.servers import process as server_process
@@ -59,11 +62,21 @@ def running_settings(folder: Path, *urls: str, **changes: Any) -> RunSettings:
     return settings_for(folder, **{**running, **changes})
 
 
-def plan_of(folder: Path, running_ks: tuple[int, ...] | None = None, **changes: Any) -> TargetPlan:
+def server_at(k: int, context: int | None = None) -> RunningServer:
+    """A running server at K that reports its context."""
+    return RunningServer(
+        address=Address(root="http://a", k=k),
+        facts=ServerFacts(version="1", model="big", context=context),
+        is_k_known=True,
+    )
+
+
+def plan_of(folder: Path, running_ks: tuple[int, ...] = (), **changes: Any) -> TargetPlan:
     """The plan of the target `big`, of one pairing unless several are named."""
     settings = settings_for(folder, **changes)
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
-    (plan,) = plan_targets(settings, pairings, lambda _: "float32", running_ks=running_ks)
+    running = [server_at(k) for k in running_ks]
+    (plan,) = plan_targets(settings, pairings, lambda _: "float32", running=running)
     return plan
 
 

@@ -16,14 +16,12 @@ from specbench.bench.planning import plan_targets
 from specbench.bench.served.open_session import is_steady
 from specbench.bench.served.running import (
     ExternalServers,
-    RunningServer,
     ServerHandle,
     describe_servers,
-    running_context,
     server_warnings,
 )
 from specbench.bench.served.sessions import cycle_of, served_cells
-from specbench.engines.served_engine import ServerFacts, find_served
+from specbench.engines.served_engine import ServerFacts
 from specbench.errors import ServerError, UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
@@ -36,26 +34,18 @@ from specbench.servers.client import Client
 from tests.bench.fake_runs import write_prompts
 from tests.bench.served import fake_vllm
 from tests.bench.served.running import is_warm_up, running
-from tests.bench.served.served_runs import SIX, measured, plan_of, running_settings, settings_for
+from tests.bench.served.served_runs import (
+    SIX,
+    measured,
+    plan_of,
+    running_settings,
+    server_at,
+    settings_for,
+)
 
 ROWS = 3
 MAX_TOKENS = 24
 LONG = ["word " * 2000, "word " * 200, "Hello"]
-
-
-@pytest.mark.parametrize("context", [512, None])
-def test_a_plan_counts_on_the_context_that_servers_report(monkeypatch, context):
-    facts = ServerFacts(version="1", model="m", k=0, context=context)
-
-    async def reported(_client):
-        return facts
-
-    engine = find_served("openai")
-    monkeypatch.setattr(engine, "facts", reported)
-    servers = asyncio.run(describe_servers("openai", ["http://127.0.0.1:1"]))
-    assert running_context(servers) == context
-    larger = replace(servers[0], facts=replace(facts, context=10**6))
-    assert running_context([larger, *servers]) == (context or 10**6)
 
 
 def test_prompts_beyond_the_servers_context_are_skipped_at_every_k(tmp_path):
@@ -65,7 +55,8 @@ def test_prompts_beyond_the_servers_context_are_skipped_at_every_k(tmp_path):
     pairings = load_pairings(None).select(("demo/draft",))
 
     def planned(context):
-        (plan,) = plan_targets(settings, pairings, lambda _: "", running_ks=None, context=context)
+        running = [server_at(0, 10**6), server_at(2, context), server_at(4)]
+        (plan,) = plan_targets(settings, pairings, lambda _: "", running=running)
         return {cell.num_prompts for cell in plan.cell_plans()}, [*plan.left_out]
 
     for context, num, expected in ((None, 2, "1 of 3"), (10**6, 2, "1 of 3"), (300, 1, "2 of 3")):
@@ -375,6 +366,7 @@ def describe(*urls: str, engine: str = "vllm"):
 def test_k_comes_from_the_address_or_else_from_the_server():
     with running(0, 2) as (plain, drafting):
         servers = describe(drafting.url, f"{plain.url}#k=0", plain.url)
+        assert {server.facts.context for server in servers} == {1024}
         assert [(s.address.root, s.address.k, s.is_k_known) for s in servers] == [
             (drafting.url, 2, True),
             (plain.url, 0, True),
@@ -396,12 +388,8 @@ def test_assumptions_about_a_server_are_printed():
 
     def warnings_for(model, *, is_k_known=True, ks=(0, 4)):
         servers = [
-            RunningServer(
-                address=Address(root="http://a", k=k),
-                facts=ServerFacts(version="1", model=model),
-                is_k_known=is_k_known,
-            )
-            for k in ks
+            replace(server, is_k_known=is_k_known, facts=replace(server.facts, model=model))
+            for server in map(server_at, ks)
         ]
         return list(server_warnings(servers, "vllm", target))
 
@@ -416,9 +404,7 @@ def test_assumptions_about_a_server_are_printed():
 
 def test_a_server_of_unknown_engine_gives_a_warning():
     target = Target(name="big", model=ModelSpec(source="big"), drafters=())
-    address = Address(root="http://a", k=0)
-    facts = ServerFacts(version="", model="big")
-    server = RunningServer(address=address, facts=facts, is_k_known=True)
+    server = replace(server_at(0), facts=ServerFacts(version="", model="big"))
     assert list(server_warnings([server], "openai", target)) == []
     (warning,) = server_warnings([server], "vllm", target)
     assert re.search("check .*vllm$", warning)
