@@ -6,7 +6,7 @@ time per output token includes the first token; we have no such metric.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -27,10 +27,12 @@ _LATENCIES = {
     "tpot_s": "inter_token_latency_ms",
     "request_latency_s": "request_latency",
 }
+# Rates with the requests that they count, and others for a report without them: only finished
+# requests are served, but tokens of a request that was cut off were decoded.
 _RATES = {
-    "requests_per_s": "requests_per_second",
-    "input_tokens_per_s": "prompt_tokens_per_second",
-    "aggregate_tokens_per_s": "output_tokens_per_second",
+    "requests_per_s": ("requests_per_second", ("successful", "total")),
+    "input_tokens_per_s": ("prompt_tokens_per_second", ("successful", "total")),
+    "aggregate_tokens_per_s": ("output_tokens_per_second", ("total", "successful")),
 }
 
 
@@ -71,11 +73,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
         num_completed=completed,
         num_failed=failed,
         figures={
-            **{
-                name: _statistic(metrics, rate, "total", "mean")
-                or _statistic(metrics, rate, "successful", "mean")
-                for name, rate in _RATES.items()
-            },
+            **{name: _rate(metrics, *rate) for name, rate in _RATES.items()},
             "num_output_tokens": _statistic(
                 metrics, "output_token_count", "successful", "total_sum"
             ),
@@ -87,6 +85,11 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
 
 def _statistic(metrics: JsonObject, name: str, status: str, statistic: str) -> float | None:
     return metrics.inner(name, status).number(statistic)
+
+
+def _rate(metrics: JsonObject, name: str, statuses: Sequence[str]) -> float | None:
+    means = (_statistic(metrics, name, status, "mean") for status in statuses)
+    return next((mean for mean in means if mean is not None), None)
 
 
 def _seconds(metrics: JsonObject, name: str, percent: int) -> float | None:

@@ -46,6 +46,18 @@ def test_figures_are_those_that_guidellm_prints():
     assert spec.record.measured_at == "2026-11-25T09:24:29+00:00"
 
 
+def test_requests_that_were_cut_off_count_only_by_their_tokens(tmp_path):
+    def cut_off(report):
+        for rate in ("requests", "prompt_tokens", "output_tokens"):
+            report["benchmarks"][0]["metrics"][f"{rate}_per_second"]["total"]["mean"] = 1000.0
+
+    (cell,) = import_files([changed(tmp_path, cut_off)], K4)
+    figures = cell.record.figures
+    assert figures["aggregate_tokens_per_s"] == 1000
+    assert figures["requests_per_s"] == pytest.approx(14.1, abs=0.05)
+    assert figures["input_tokens_per_s"] == pytest.approx(543.3, abs=0.05)
+
+
 def test_load_model_and_temperature_are_in_the_file_and_k_is_not():
     (cell,) = import_files([FILES / "guidellm_k4.json"], K4)
     setting = cell.key.condition
