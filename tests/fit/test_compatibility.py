@@ -143,6 +143,16 @@ def test_a_draft_that_lacks_rows_for_tokens_is_a_warning_with_both_sizes(tmp_pat
     assert re.search(r"250 .*259 ids \(97%\)", finding.reason)
 
 
+def test_a_draft_of_fewer_tokens_needs_rows_only_for_its_own(tmp_path, target):
+    def drop_tokens(content):
+        vocab = content["model"]["vocab"]
+        content["model"]["vocab"] = {token: i for token, i in vocab.items() if i < 250}
+
+    draft = change_tokenizer(write_model(tmp_path / "fewer", vocab_size=250), drop_tokens)
+    (finding,) = [f for f in check(target, draft).findings if f.field == "vocab_size"]
+    assert (finding.level, finding.target, finding.draft) == ("ok", "272", "250")
+
+
 def test_a_shorter_context_is_a_warning_with_both_lengths(tmp_path, target):
     draft = write_model(tmp_path / "short", num_hidden_layers=1, max_position_embeddings=64)
     finding = single(check(target, draft), "warning")
