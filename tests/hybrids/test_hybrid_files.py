@@ -20,6 +20,8 @@ from specbench.forward.runner import StockRunner
 from specbench.forward.state_layers import has_other_state
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
+from specbench.report.numbers import measured
+from tests.cli.calls import specbench
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import generated, ragged_prompts
 from tests.hybrids.models import HYBRIDS, tiny_hybrid
@@ -64,6 +66,14 @@ def test_a_plan_counts_the_keys_and_states_that_the_decoder_keeps(
     capacity = 128  # 60 tokens, 4 drafts and one more, in steps of 64
     states = (2 * num_states + 2) * plan.target.state_bytes
     assert plan.peak.kv_cache == 2 * capacity * plan.target.kv_bytes_per_token + states
+
+
+def test_pair_prints_the_states_of_target_and_draft(tmp_path: Path) -> None:
+    for name in ("target", "draft"):
+        write_hybrid(tmp_path / name, "LFM2")
+    ran = specbench("pair ./target --draft ./draft -k 3 --dry-run", cwd=tmp_path)
+    states = 2 * (3 + STATES_BESIDE_DRAFTS) * 3 * 32 * 4
+    assert f"takes up to {measured(states, 'bytes')} for recurrent states" in ran.out
 
 
 def test_a_hybrid_is_accepted_but_a_tree_over_it_is_refused(tmp_path: Path) -> None:
