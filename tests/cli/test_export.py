@@ -17,7 +17,12 @@ import pytest
 import yaml
 
 from specbench.decide.recommend import is_undecided
-from specbench.export.acceptance import _over_prompts, _validation, measured_acceptance
+from specbench.export.acceptance import (
+    _over_prompts,
+    _validation,
+    golden_lengths,
+    measured_acceptance,
+)
 from specbench.export.winner import Selection
 from specbench.importers import acceptance_by_k, import_files
 from specbench.importers.imported_cell import ImportOverrides
@@ -258,6 +263,17 @@ def test_the_acceptance_of_a_client_bound_cell_is_exported_but_not_of_an_invalid
         ]
         acceptance = measured_acceptance(pairing, document.run, summaries, cells, at)
         assert max(acceptance.cells) == most
+
+
+def test_golden_lengths_are_those_of_the_rounds_that_drafted(folder):
+    document = build_document(load_run("made", folder / "reports"))
+    (pairing,) = load_pairings().select(["demo/draft"])
+    figure = {"mean_acceptance_length_when_drafted": 1.75}
+    cells = [replace(c, metrics={**c.metrics, **figure}) for c in document.cells]
+    at = Selection(workload="code")
+    acceptance = measured_acceptance(pairing, document.run, cells, [], at)
+    (lengths,) = yaml.safe_load(golden_lengths(acceptance, "on"))["demo"].values()
+    assert lengths == {1: 1.75, 2: 1.75, 4: 1.75}
 
 
 def test_a_profile_lists_the_checks_it_violates():
