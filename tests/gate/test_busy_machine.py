@@ -211,6 +211,15 @@ def test_waiting_for_the_gpu_is_not_mistaken_for_a_busy_machine():
     assert simulated(0.4, 0.0, rng, 0.99) is GateVerdict.REGRESSION
 
 
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [((2.0, 1.2), GateVerdict.INCONCLUSIVE), ((0.86, 0.8), GateVerdict.REGRESSION)],
+)
+def test_a_busy_machine_has_less_of_the_cpu_than_the_baseline_had(shares, verdict):
+    gate = check(*map(with_share, sides(60.0), shares))
+    assert verdicts(gate)[SPEED] is verdict
+
+
 def test_the_reason_on_a_busy_machine_states_both_cpu_shares():
     before, after = sides(60.0)
     gate = check(with_share(before, 0.99), with_share(after, 0.61))
