@@ -5,12 +5,12 @@ Sources: z-lab/dflash (dflash/model.py), speculators 0.9 (models/dflash), SpecFo
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from specbench.errors import ModelError
 from specbench.files.config import SLIDING, Fields, layer_fields, layer_shapes, layer_windows
 from specbench.files.head_files import (
     SPECULATORS,
+    AnyFiles,
     Fit,
     HeadFiles,
     HeadTarget,
@@ -20,8 +20,6 @@ from specbench.files.head_files import (
     table_shapes,
     token_ids,
 )
-
-F = TypeVar("F", bound=HeadFiles[Any])
 
 DFLASH_ARCHITECTURE = "DFlashDraftModel"
 _ARCHITECTURES = (DFLASH_ARCHITECTURE, "DFlashSpeculator")
@@ -112,7 +110,7 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     return fit
 
 
-def with_layer_fields(files: F) -> F:
+def with_layer_fields(files: AnyFiles) -> AnyFiles:
     """The files with a config of the layers: that of Qwen 3 layers with the head's windows."""
     windows = DFlashStyle.of(files).windows
     fields = {

@@ -107,6 +107,9 @@ class HeadFiles(Generic[T_co]):
             raise ModelError(f"{self.source} does not fit: {'; '.join(problems)}")
 
 
+AnyFiles = TypeVar("AnyFiles", bound=HeadFiles[Any])  # with tensors, or with headers
+
+
 def new_name(name: str, rename: Mapping[str, str]) -> str:
     """The name with its prefix replaced according to the first matching entry of `rename`."""
     for old, new in rename.items():

@@ -5,13 +5,19 @@ The tree is a published one, or is fitted to accuracies in the head's config.
 
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from specbench.errors import ModelError, UsageError
-from specbench.files.head_files import TOKEN_MAP, Fit, HeadFiles, HeadTarget, Shaped, misfits
+from specbench.files.head_files import (
+    TOKEN_MAP,
+    AnyFiles,
+    Fit,
+    HeadFiles,
+    HeadTarget,
+    Shaped,
+    misfits,
+)
 from specbench.topology import MC_SIM_7B_63, VICUNA_7B_STAGE2, Topology
-
-F = TypeVar("F", bound=HeadFiles[Any])
 
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _SHARED = "lm_head.weight"
@@ -38,7 +44,7 @@ _VLLM = _Names(
 )
 
 
-def medusa_tensors(files: F) -> F:
+def medusa_tensors(files: AnyFiles) -> AnyFiles:
     """The files with only the heads' tensors, if they are those of a whole model."""
     for prefix in _PREFIXES:
         if any(name.startswith(prefix) for name in files.tensors):

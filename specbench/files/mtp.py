@@ -5,7 +5,7 @@ Sources: vLLM's deepseek_mtp, glm4_moe_mtp, mimo_mtp and qwen3_next_mtp; transfo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from specbench.errors import ModelError
 from specbench.files.config import (
@@ -17,9 +17,7 @@ from specbench.files.config import (
     layer_shapes,
     require_layers,
 )
-from specbench.files.head_files import SPECULATORS, Fit, HeadFiles, HeadTarget, Shaped
-
-F = TypeVar("F", bound=HeadFiles[Any])
+from specbench.files.head_files import SPECULATORS, AnyFiles, Fit, HeadFiles, HeadTarget, Shaped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +128,7 @@ def num_mtp_layers(files: HeadFiles[Shaped]) -> int:
     return counts[0] if counts else 1
 
 
-def layer_tensors(files: F) -> F:
+def layer_tensors(files: AnyFiles) -> AnyFiles:
     """The files with only the MTP layers' tensors; ModelError if there are none, or quantized."""
     mark = "mtp/"  # no tensor's name begins with this
     names = list(prefixes(files))

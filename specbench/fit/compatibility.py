@@ -87,7 +87,6 @@ def finding(
     return FitFinding(field=field, level=level, target=of_target, draft=of_draft, reason=reason)
 
 
-Files = HeadFiles[TensorHeader]
 # These must fit only if a head lacks some tensors; the tensors of a pickle are unknown.
 _BY_TENSORS = ("hidden_size", "draft_vocab_size")
 
@@ -148,7 +147,7 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
     yield from _verifier(head, target)
 
 
-def _files(head: ModelFiles) -> Files | FitFinding:
+def _files(head: ModelFiles) -> HeadFiles[TensorHeader] | FitFinding:
     """A head's files with tensor headers; a finding for unreadable files and unopened pickles."""
     try:
         return head.head

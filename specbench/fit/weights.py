@@ -226,9 +226,6 @@ def _loaded(model: ModelFiles) -> dict[str, TensorHeader] | None:
     }
 
 
-Files = HeadFiles[TensorHeader]
-
-
 def head_weights(
     target: ModelFiles, head: ModelFiles, facts: HeadFacts, dtype: str
 ) -> Weights | None:
@@ -292,7 +289,7 @@ def _is_copy(header: TensorHeader, of: list[TensorHeader]) -> bool:
         raise ModelError(f"{header.file} cannot be read: {error}") from error
 
 
-def _layers_kv(files: Files) -> int:
+def _layers_kv(files: HeadFiles[TensorHeader]) -> int:
     """Numbers in one token's keys and values in a head's layers."""
     fields = layer_fields(files.fields)
     kv_heads = fields.whole("num_key_value_heads") or fields.must("num_attention_heads")

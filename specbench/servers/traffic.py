@@ -8,14 +8,13 @@ at the same time, because a client that is too busy measures only itself.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from statistics import fmean
 from threading import Event, Thread
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 from specbench.errors import LostError, ServerError, SpecbenchError
-from specbench.records import Request
+from specbench.records import ClientLoad, Request
 from specbench.records.requests import poisson_arrivals
 from specbench.servers.client import Client
 from specbench.servers.response import StreamedResponse
@@ -26,27 +25,19 @@ TIMER_S = 0.001  # a thread's timer is late by less than this unless the thread 
 OnTick = Callable[[float], None]  # gets the time at which the tick was sent
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessLoad:
-    """The load that requests put on this process."""
-
-    wall_s: float
-    cpu_s: float  # of all threads
-    num_events: int  # received
-    mean_lag_s: float  # mean time from an event's arrival to its reading
-
-
-async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) -> ProcessLoad:
-    """Run the work of these clients and measure the load of this process during it."""
+async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) -> ClientLoad:
+    """Run the work of these clients and measure the load of this process during it. The cell and
+    its counters are not known here."""
     num_events = sum(client.num_events for client in clients)
     start_s, cpu_start_s = perf_counter(), process_time()
     lags_s: list[float] = []  # of the ticks
     with ticking(lambda sent_s: lags_s.append(perf_counter() - sent_s)):
         await work
     await asyncio.sleep(0)  # also handle the ticks that were sent during a pause at the end
-    return ProcessLoad(
-        wall_s=perf_counter() - start_s,
-        cpu_s=process_time() - cpu_start_s,
+    return ClientLoad(
+        cell_id="",
+        seconds=perf_counter() - start_s,
+        cpu_s=process_time() - cpu_start_s,  # of all threads
         num_events=sum(client.num_events for client in clients) - num_events,
         mean_lag_s=fmean(lags_s or [0.0]),
     )
@@ -91,7 +82,7 @@ class Traffic(NamedTuple):
     """The responses to all requests, in order, and the load of this process during them."""
 
     answers: list[StreamedResponse]
-    load: ProcessLoad
+    load: ClientLoad
 
     def require_no_loss(self) -> None:
         """Raise LostError, with the number of answered requests, if a request was lost."""

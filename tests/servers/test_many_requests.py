@@ -241,7 +241,7 @@ def test_the_cpu_cost_per_event_is_constant_in_the_concurrency():
         costs_s[concurrency] = load.cpu_s / load.num_events
         print(
             f"{concurrency} concurrent requests: {costs_s[concurrency] * 1e6:.0f} us of CPU per "
-            f"streamed event, {load.num_events / load.wall_s:.0f} events per second, lag "
+            f"streamed event, {load.num_events / load.seconds:.0f} events per second, lag "
             f"{load.mean_lag_s * 1e3:.2f} ms on average"
         )
     assert costs_s[256] < 1.5 * costs_s[64]

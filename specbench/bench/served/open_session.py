@@ -133,7 +133,7 @@ class OpenSession:
         records = request_records(self._session, cell, requests, self._traffic.answers)
         if cell.key.draft.k == 0:
             self._answers.learn(cell, records)
-        whole = PassRecord(cell_id=cell.key.id, seconds=self._traffic.load.wall_s, rounds=None)
+        whole = PassRecord(cell_id=cell.key.id, seconds=self._traffic.load.seconds, rounds=None)
         passes = (whole,) if block.condition.is_stream else ()
         return block.record((cell,), records, passes, started_at=started_at, node=self._node)
 
@@ -142,15 +142,11 @@ class OpenSession:
         self._traffic.require_no_loss()
         self._is_answered |= any(request.error is None for request in record.requests)
         counted = self._run(self._idle_counters()).since(self._before)
-        load = self._traffic.load
         self._counted.append(counted)
         self._loads.append(
-            ClientLoad(
+            replace(
+                self._traffic.load,
                 cell_id=block.cells[0].key.id,
-                seconds=load.wall_s,
-                cpu_s=load.cpu_s,
-                num_events=load.num_events,
-                mean_lag_s=load.mean_lag_s,
                 counters=counted.sums,
                 num_accepted_at=counted.num_accepted_at,
             )
