@@ -36,7 +36,7 @@ _TOKEN = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layers:
-    """A model's layers, as far as temporary tensors depend on them; `size` is bytes per number."""
+    """The sizes of a model's layers on which temporary tensors depend; `size`: bytes per number."""
 
     sizes: Sizes
     vocab_size: int
