@@ -54,22 +54,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def cached_folder(hub_id: str, revision: str | None) -> Path | None:
-    """The snapshot of a hub id in the local cache; None if it was not downloaded."""
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
-    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
-
-    try:
-        config_path = try_to_load_from_cache(hub_id, "config.json", revision=revision)
-    except HFValidationError:
-        return None
-    return (
-        Path(config_path).parent
-        if isinstance(config_path, str) and Path(config_path).exists()
-        else None
-    )
-
-
 INDEX = "model.safetensors.index.json"
 MODEL_WEIGHTS = ("model.safetensors", INDEX)
 # Files that only heads have come first: a target may be in the same folder.

@@ -25,7 +25,6 @@ from specbench.files.headers import (
     MODEL_WEIGHTS,
     NO_HEAD,
     TensorHeader,
-    cached_folder,
     is_embedding,
     is_head,
     local_file,
@@ -262,11 +261,25 @@ class ModelFiles:
         return "model.safetensors is missing; download the whole model"
 
 
+def _folder_of(spec: ModelSpec) -> Path | None:
+    """The folder of a model's files; None for a hub model that was not downloaded."""
+    if spec.folder is not None:
+        return spec.folder
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
+
+    try:
+        config = try_to_load_from_cache(spec.source, "config.json", revision=spec.revision)
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) and Path(config).exists() else None
+
+
 def open_model(spec: ModelSpec) -> ModelFiles:
     """The files that a spec names; ModelError if they are GGUF or not on this machine."""
     if spec.is_gguf:
         raise ModelError(f"{spec.source} {GGUF_ADVICE}")
-    folder = spec.folder or cached_folder(spec.source, spec.revision)
+    folder = _folder_of(spec)
     if folder is None:
         raise ModelError(
             f"{spec.source} is not in the hub's cache of this machine; download it once with "
@@ -299,7 +312,7 @@ def num_rows(spec: ModelSpec) -> int | None:
 
 def has_weights(spec: ModelSpec) -> bool:
     """Whether a model's weights are on this machine, with all shards; damaged files count."""
-    folder = spec.folder or cached_folder(spec.source, spec.revision)
+    folder = _folder_of(spec)
     name = next((n for n in HEAD_WEIGHTS if folder and (folder / n).exists()), None)
     if folder is None or name != INDEX:
         return name is not None
@@ -312,7 +325,7 @@ def has_weights(spec: ModelSpec) -> bool:
 
 def is_here(spec: ModelSpec) -> bool:
     """Whether a model's files, or at least its config, are on this machine."""
-    folder = spec.folder or cached_folder(spec.source, spec.revision)
+    folder = _folder_of(spec)
     return folder is not None and folder.exists()
 
 
