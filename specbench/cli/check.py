@@ -3,19 +3,21 @@
 import json
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specbench.cli import options
-from specbench.cli.baseline import AllowDifferent
 from specbench.errors import ExitCode, SpecbenchError, StoreError, UsageError
 from specbench.gate.tolerances import Tolerance, default_tolerances, defaults_in_words
+from specbench.settings.words import nearest
 from specbench.untrusted import plain
 from specbench.whole_file import write_errors_named
 
 if TYPE_CHECKING:
+    from specbench.gate.baseline import Snapshot
     from specbench.gate.check import Gate
     from specbench.report.blocks import ReportPart
 
@@ -37,7 +39,7 @@ def check(
             metavar="METRICS",
         ),
     ] = None,
-    allow_different: AllowDifferent = None,
+    allow_different: options.AllowDifferent = None,
     junit: Annotated[
         Path | None, typer.Option(help="Write JUnit XML to this file.", show_default=False)
     ] = None,
@@ -85,7 +87,6 @@ def check(
 def _run_gate(
     baseline: str, candidate: str, fail_on: str | None, allow_different: str | None, root: Path
 ) -> "Gate":
-    from specbench.cli.baseline import parse_allowed, read_side
     from specbench.gate.attribution import EVIDENCE
     from specbench.gate.check import check as judge
     from specbench.gate.check import metric_of
@@ -94,13 +95,34 @@ def _run_gate(
     tolerances = None if fail_on is None else parse_fail_on(fail_on)
     applied = tolerances or default_tolerances("")
     names = {*EVIDENCE, *(metric_of(tolerance).name for tolerance in applied)}
-    allowed = parse_allowed(allow_different, WORDS)
+    allowed = options.allowed_words(allow_different, WORDS)
     return judge(
-        read_side(baseline, root, names),
-        read_side(candidate, root, names),
+        _read_side(baseline, root, names),
+        _read_side(candidate, root, names),
         tolerances,
         allowed,
     )
+
+
+def _read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
+    """A file of `specbench baseline`, or a stored run; StoreError if it is neither."""
+    from specbench.cli.baseline import read_run
+    from specbench.gate.baseline import read_baseline
+    from specbench.runs import disk_errors_named
+
+    path = Path(name)
+    with disk_errors_named(path):
+        if path.is_file() or path.suffix == ".json":
+            return read_baseline(path)
+    try:
+        return read_run(name, root, names)
+    except StoreError:
+        # A name with an ending or a folder, like `old/base.txt`: ids and most folders have none.
+        is_of_a_file = bool(path.suffix) or "/" in name
+        if not is_of_a_file or path.exists():
+            raise
+    near = nearest(path.name, [file.name for file in path.parent.glob("*.json")])
+    raise StoreError(f"{name}: no such file{near}; a run is named by its id or its folder")
 
 
 def exit_code(gate: "Gate") -> int:

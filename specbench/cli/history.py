@@ -35,14 +35,14 @@ def history(
         typer.Option(help="Last run to include.", show_default="latest", metavar="RUN"),
     ] = "latest",
     allow_different: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Include runs that differ in these: hardware, model, workload ...; "
             "comma-separated.",
             show_default="nothing",
             metavar="KEYS",
         ),
-    ] = "",
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(help=("Write an HTML page with plots to this file."))
     ] = None,
@@ -54,7 +54,6 @@ def history(
     Leaves out runs that were interrupted or are not comparable.
     """
     from specbench.cli.answer import print_part
-    from specbench.cli.baseline import parse_allowed
     from specbench.gate.history import WORDS
     from specbench.gate.history import history as history_of
     from specbench.metrics.registry import all_metrics
@@ -62,7 +61,7 @@ def history(
     from specbench.settings.words import parse_names
 
     metrics = parse_names("--metric", metric, tuple(all_metrics()))
-    allowed = parse_allowed(allow_different, WORDS)
+    allowed = options.allowed_words(allow_different, WORDS)
     past = _past(run, runs_dir, pairing, workload)
     series_of_runs = history_of(past, metrics, allowed=allowed)
     if not series_of_runs.series:

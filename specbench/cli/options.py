@@ -1,7 +1,7 @@
 """Options in the form that typer takes: those of settings, and those of a single command."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from functools import wraps
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import typer
 
 from specbench.settings.option import Option, bare_type, choices_of, doc_of, is_group, option_of
-from specbench.settings.words import one_of
+from specbench.settings.words import one_of, parse_names
 
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.", metavar="DIR")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
@@ -50,6 +50,20 @@ GpusPerTask = Annotated[
         show_default="1 if the nodes have any",
     ),
 ]
+AllowDifferent = Annotated[
+    str | None,
+    typer.Option(
+        help="Compare even if these differ: K, hardware, prompts, model ...; comma-separated.",
+        show_default=False,
+        metavar="KEYS",
+    ),
+]
+
+
+def allowed_words(text: str | None, words: Collection[str]) -> tuple[str, ...]:
+    """The words of --allow-different; UsageError for an unknown one."""
+    return parse_names("--allow-different", text, words, any_case=True) if text else ()
+
 
 _KEYWORD, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 

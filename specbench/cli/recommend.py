@@ -59,11 +59,9 @@ def recommend(
     Exit code 1 if no configuration meets the limits, 3 if undecided.
     """
     from specbench.decide.objective import LIMITS, OBJECTIVES, Objective
-    from specbench.settings.words import REQUEST_LIMITS, parse_limits
+    from specbench.settings.words import REQUEST_LIMITS, one_of, parse_limits
 
-    name = next((name for name in OBJECTIVES if name == objective), None)
-    if name is None:
-        raise UsageError(f"--objective {objective!r}: choose from {', '.join(OBJECTIVES)}")
+    name = one_of("--objective", objective, *OBJECTIVES)
     if name == "cost" and price_per_hour is None:
         raise UsageError("--objective cost needs the machine's --price-per-hour, such as 2.50")
     if name != "cost" and price_per_hour is not None:

@@ -8,7 +8,7 @@ import typer
 
 from specbench.cli import options
 from specbench.errors import UsageError
-from specbench.settings.words import parse_limits
+from specbench.settings.words import parse_limits, parse_names
 
 FORMATS = ("html", "md", "csv", "parquet")
 
@@ -37,13 +37,9 @@ def report(
     ] = False,
 ) -> None:
     """Write reports of stored runs and print their answers again."""
-    chosen = tuple(dict.fromkeys(part.strip() for part in formats.split(",")))
-    if unknown := [name for name in chosen if name not in FORMATS]:
-        raise UsageError(f"--format {unknown[0]!r}: choose from {', '.join(FORMATS)}")
-
+    chosen = parse_names("--format", formats, FORMATS)
     if is_opened and "html" not in chosen:
         raise UsageError(f"--open shows the page, and --format {formats!r} has no html")
-
     limits = None if slo is None else parse_limits(slo)
     from specbench.runs import LATEST, load_run
 

@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path, PurePath
@@ -72,15 +72,19 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
     return rows
 
 
-def nearest(word: str, allowed: Sequence[str]) -> str:
+def nearest(word: str, allowed: Collection[str]) -> str:
     """`, did you mean x?` if an allowed word is close, else empty."""
     close = get_close_matches(word, allowed, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    """A comma-separated choice of `allowed`, each once."""
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+def parse_names(
+    option: str, text: str, allowed: Collection[str], *, any_case: bool = False
+) -> tuple[str, ...]:
+    """A comma-separated choice of `allowed`, each once; with `any_case` as K or k."""
+    by_word = {name.lower(): name for name in allowed} if any_case else {}
+    words = (part.strip() for part in text.split(","))
+    names = tuple(dict.fromkeys(by_word.get(word.lower(), word) for word in words))
     for name in names:
         if name not in allowed:
             close = nearest(name, allowed) or ":"
