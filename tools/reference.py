@@ -18,7 +18,7 @@ from specbench.cli import app
 from specbench.cli.help import panel_of, record_of
 from specbench.errors import ExitCode
 from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, TARGET_KEYS
-from specbench.inputs.model_spec import DTYPES, MODEL_KEYS, QUANTIZATIONS
+from specbench.inputs.model_spec import MODEL_DTYPES, MODEL_KEYS, QUANTIZATIONS
 from specbench.inputs.workloads import CARD_KEYS, MAX_NEW_TOKENS
 from specbench.methods import Method, Parameter, all_methods
 from specbench.metrics.registry import all_metrics
@@ -66,7 +66,7 @@ _KEYS: Mapping[str, str] = {
     "model": "a folder relative to this file, a Hugging Face id, `demo:NAME` or `shape:NAME`",
     "revision": "a branch, tag or commit on the hub, in quotes if it has only digits; default: the "
     "newest",
-    "dtype": f"{_codes(*DTYPES)}; `auto`: float32 on a CPU, that of the checkpoint on a GPU. "
+    "dtype": f"{_codes(*MODEL_DTYPES)}; `auto`: float32 on a CPU, that of the checkpoint on a GPU. "
     "Default: that of its target, or of `defaults`",
     "device_map": f"{_codes('auto', 'balanced', 'sequential', 'cpu', 'cuda', 'cuda:N')}; "
     "default: as for `dtype`",

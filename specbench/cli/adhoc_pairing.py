@@ -65,7 +65,7 @@ class AdhocPairing:
                 f"--target {self.target}: leave out {', '.join(named)}, or type {drafts}; "
                 "pairings of the file are measured without --target"
             )
-        target, known = find_target(self.target, settings.pairings_file)
+        target, known = find_target(self.target, settings.pairings_file, runs_dir)
         drafters = named_drafters(self.drafts or (), known)
         if self.drafts and not drafters:
             raise UsageError("--draft is empty; expected a folder, hub id, demo:NAME or method")

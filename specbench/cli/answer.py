@@ -1,12 +1,12 @@
 """Output of a finished run: tables, the path of the report, and the answer last."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 from rich.console import Group
 
+from specbench.cli import options
 from specbench.cli.console import WIDTH, open_console, say
 from specbench.report.answers import answer_lines
 from specbench.report.blocks import ReportPart, run_report
@@ -42,7 +42,7 @@ def _print(shown: Group, paths: Sequence[Path], answers: Sequence[str]) -> None:
         say(line)
 
 
-def print_json(documents: Sequence[Document]) -> None:
+def print_documents(documents: Sequence[Document]) -> None:
     """Prints the JSON document, or a list of documents for several runs."""
     printed = [to_json(document) for document in documents]
-    typer.echo(json.dumps(printed[0] if len(printed) == 1 else printed, indent=2, allow_nan=False))
+    options.print_json(printed[0] if len(printed) == 1 else printed)

@@ -1,6 +1,5 @@
 """`specbench check`: the gate."""
 
-import json
 import os
 import re
 from collections.abc import Collection
@@ -71,13 +70,13 @@ def check(
             _write_files(junit, incomparable_junit(reason), markdown, incomparable_report(reason))
         )
         if as_json:
-            typer.echo(json.dumps(incomparable_json(reason), indent=2))
+            options.print_json(incomparable_json(reason))
         raise
     report = gate_report(gate)
     # Written before anything is printed, since `| head` may close the pipe.
     write_errors = _write_files(junit, gate_junit(gate), markdown, report)
     if as_json:
-        typer.echo(json.dumps(gate_json(gate), indent=2, allow_nan=False))
+        options.print_json(gate_json(gate))
     else:
         print_part(report)
     _print_errors(write_errors)

@@ -14,17 +14,16 @@ from specbench.settings import (
     BUILTIN,
     OPENAI,
     SERVED,
+    STARTED,
     TRANSFORMERS,
     DecoderSettings,
     RunSettings,
     ServerSettings,
 )
-from specbench.settings.words import one_of
+from specbench.settings.words import DTYPES, one_of
 
 if TYPE_CHECKING:
     from specbench.importers.imported_cell import ImportedCell
-
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def checked(settings: RunSettings) -> RunSettings:
@@ -110,7 +109,7 @@ def _with_acceptance(settings: RunSettings) -> DecoderSettings:
         reason = "--base-url measures what runs" if settings.servers.base_urls else min(unable)
         raise UsageError(
             f"--simulate-acceptance: {reason}, which cannot be made to simulate acceptance; use "
-            "--engine builtin, vllm, sglang, tensorrt_llm or llama_cpp, started here"
+            f"--engine {' or '.join((BUILTIN, *STARTED))}, started here"
         )
     cells = _curve_in(given) if isinstance(given, str) else ()
     acceptance = acceptance_by_k(cells) if isinstance(given, str) else given
@@ -262,11 +261,11 @@ def _require_variants(settings: RunSettings) -> None:
     variants = settings.servers.variants
     if not variants:
         return
-    unable = [engine for engine in settings.load.engines if engine not in {*SERVED} - {OPENAI}]
+    unable = [engine for engine in settings.load.engines if engine not in STARTED]
     if unable:
         raise UsageError(
             f"--variant: the engine {unable[0]} takes no arguments; it needs a single engine that "
-            f"specbench starts: --engine {' or '.join(sorted({*SERVED} - {OPENAI}))}"
+            f"specbench starts: --engine {' or '.join(STARTED)}"
         )
     if len(settings.load.engines) > 1:
         raise UsageError(

@@ -14,7 +14,9 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.adhoc_pairing import known_pairings
+from specbench.cli.preflight import nearest_existing
 from specbench.errors import ExitCode, ModelError, SpecbenchError
+from specbench.fit.gpus import GIB
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from specbench.fit.memory_plan import DeploymentSpec
     from specbench.inputs.pairing import Pairing
 
-GIB = 2**30
 _NO_SERVER = "llama-server is not on the PATH; name it with --engine-python"
 _MOST_IN_FULL = 10  # pairings that are printed in full if none is named
 
@@ -79,7 +80,7 @@ def doctor(
         "pairings": rows,
     }
     if as_json:
-        typer.echo(json.dumps(document, indent=2))
+        options.print_json(document)
     else:
         _print(document, in_full=bool(pairings) or len(chosen) <= _MOST_IN_FULL)
     if pairings and not all(row["ready"] for row in rows):
@@ -91,12 +92,11 @@ def _hub() -> dict[str, Any]:
     from huggingface_hub import constants, get_token
 
     cache = Path(constants.HF_HUB_CACHE)
-    folder = next(path for path in (cache, *cache.absolute().parents) if path.exists())
     return {
         "has_token": get_token() is not None,
         "is_offline": constants.is_offline_mode(),
         "cache": str(cache),
-        "free_disk_gib": round(shutil.disk_usage(folder).free / GIB, 1),
+        "free_disk_gib": round(shutil.disk_usage(nearest_existing(cache)).free / GIB, 1),
     }
 
 

@@ -220,7 +220,7 @@ def export(
     if output is not None:
         _write(output, made.config.text if made.config else script)
     if as_json:
-        typer.echo(json.dumps(_document(made, deployment), indent=2, allow_nan=False))
+        options.print_json(_document(made, deployment))
     else:
         text = _script(replace(made, config=None), is_measured=is_measured) if output else script
         typer.echo(text, nl=False)
@@ -280,7 +280,7 @@ def _print_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
             "undecided": True,
             "basis": deployment.basis,
         }
-        typer.echo(json.dumps(document, indent=2))
+        options.print_json(document)
     else:
         for sentence in deployment.basis:
             typer.echo(sentence)

@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from specbench.errors import UsageError
+from specbench.fit.gpus import (
+    GIB,
+    RESERVED_BYTES,
+    UnknownGpu,
+    find_gpu,
+    parse_bandwidth,
+    parse_bytes,
+)
 
 if TYPE_CHECKING:
     from specbench.fit.memory_plan import DeploymentSpec
 
-GIB = 2**30
 # Of NVIDIA's driver, of Windows' under Linux, and of AMD's, whose GPUs torch calls cuda too.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
@@ -35,8 +42,6 @@ def find_machine(
 ) -> MachineSummary:
     """The named GPU without CUDA's own share, else this machine's GPU, else its memory;
     UsageError."""
-    from specbench.fit.gpus import RESERVED_BYTES, find_gpu, parse_bandwidth, parse_bytes
-
     if gpu is None and gpu_memory is None and gpu_bandwidth is not None:
         raise UsageError("--gpu-bandwidth needs --gpu-memory, or the name of a --gpu")
     memory = parse_bytes(gpu_memory) if gpu_memory else None
@@ -61,7 +66,6 @@ def this_machine(setup: "DeploymentSpec", device: str) -> MachineSummary:
 
     The memory of a GPU is unknown if its driver does not report it. Does not import torch.
     """
-    from specbench.fit.gpus import RESERVED_BYTES, UnknownGpu, find_gpu
     from specbench.probes.gpu import open_probe
     from specbench.probes.host import host_available_bytes
 
@@ -106,8 +110,6 @@ def torch_build() -> str | None:
 
 
 def _reserved(total: int, source: str) -> str:
-    from specbench.fit.gpus import RESERVED_BYTES
-
     return (
         f"{total / GIB:.4g} GiB ({source}), of which {RESERVED_BYTES / GIB:g} GiB are reserved "
         "for CUDA"

@@ -1,6 +1,5 @@
 """`specbench history`: metrics over the stored runs."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +74,7 @@ def history(
         with write_errors_named(html):
             write_whole(html, page(shown, {"history": history_charts(series_of_runs)}))
     if as_json:
-        typer.echo(json.dumps(history_json(series_of_runs), indent=2, allow_nan=False))
+        options.print_json(history_json(series_of_runs))
     else:
         print_part(shown, [html] if html else [])
 

@@ -83,7 +83,7 @@ def import_results(
     as_json: options.AsJson = False,
 ) -> None:
     """Import other tools' results for report, check and history."""
-    from specbench.cli.answer import print_answer, print_json
+    from specbench.cli.answer import print_answer, print_documents
     from specbench.importers import import_files
     from specbench.importers.imported_cell import ImportOverrides
     from specbench.methods import find_method
@@ -112,7 +112,7 @@ def import_results(
         writer.finish()
     document = build_document(load_run(run.run_id, runs_dir))
     if as_json:
-        print_json([document])
+        print_documents([document])
     else:
         print_answer(document, ())
         typer.echo(f"stored: {runs_dir / run.run_id}")

@@ -1,7 +1,6 @@
 """`specbench list`: pairings (also those that fit, or as the hub has them), workloads, methods,
 metrics and runs."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -82,7 +81,7 @@ def list_things(
         case "runs":
             rows = _runs(runs_dir)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        options.print_json(rows)
     else:
         _print(_COLUMNS[kind], rows)
 
@@ -106,7 +105,7 @@ def _check_hub(file: Path | None, write: Path | None, *, as_json: bool) -> None:
 
     rows, is_right = check_hub(load_pairings(file), write)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        options.print_json(rows)
     else:
         short = [{**row, "revision": (row["revision"] or "")[:12] or None} for row in rows]
         _print(_HUB, short)

@@ -1,6 +1,5 @@
 """`specbench run` and `sweep-k`: nodes, the plan, a new or resumed run, the answer."""
 
-import json
 import re
 import shlex
 import shutil
@@ -187,17 +186,17 @@ def run_settings(
     pairings: "Sequence[Pairing]",
     runs_dir: Path,
     resume: str | None = None,
-    start: Sequence[str] = (),
+    command: Sequence[str] = (),
     nodes: Nodes | None = None,
 ) -> "StoredRun":
     """The run, with its progress shown; exits 130 if interrupted and 4 if the device is lost.
-    `again`: the command to resume with, if it is not that of the settings."""
+    `command`: the words to resume it with, if they are not those of the settings."""
     from specbench.cli.progress import ProgressWatch
 
     def last_words(run_id: str | None) -> str:
         if run_id is None:
             return "interrupted before anything was measured"
-        return f"interrupted; {_to_resume(settings, runs_dir, run_id, start, nodes)}"
+        return f"interrupted; {_to_resume(settings, runs_dir, run_id, command, nodes)}"
 
     with ProgressWatch(last_words) as watch:
         watch.stage("starting")
@@ -212,21 +211,21 @@ def run_settings(
             watch.close()
             if watch.id is None:
                 raise
-            text = f"error: {error}; {_to_resume(settings, runs_dir, watch.id, start, nodes)}"
+            text = f"error: {error}; {_to_resume(settings, runs_dir, watch.id, command, nodes)}"
             typer.echo(text, err=True)
             raise typer.Exit(ExitCode.INCOMPLETE) from None
 
 
 def _to_resume(
-    settings: RunSettings, runs_dir: Path, run_id: str, start: Sequence[str], nodes: Nodes | None
+    settings: RunSettings, runs_dir: Path, run_id: str, command: Sequence[str], nodes: Nodes | None
 ) -> str:
-    words = ["specbench", *(start or [settings.command]), "--runs-dir", str(runs_dir)]
+    words = ["specbench", *(command or [settings.command]), "--runs-dir", str(runs_dir)]
     words += nodes.words if nodes else ()
     return f"finished blocks are kept. Resume with: {shlex.join([*words, '--resume', run_id])}"
 
 
 def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None:
-    from specbench.cli.answer import print_answer, print_json
+    from specbench.cli.answer import print_answer, print_documents
     from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
     from specbench.report.write import write_report
@@ -235,7 +234,7 @@ def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None
     document = build_document(run)
     paths = write_report([run], [document], ("html", "md", "csv"), run.folder)
     if as_json:
-        print_json([document])
+        print_documents([document])
     else:
         # The run printed its warnings at its start.
         print_answer(document, paths, seen=run.run.warnings, is_verbose=is_verbose)
@@ -243,9 +242,9 @@ def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None
     require_decided(has_undecided(document))
 
 
-def require_measured(run: "StoredRun", start: Sequence[str] = ()) -> None:
+def require_measured(run: "StoredRun", command: Sequence[str] = ()) -> None:
     """Exits 4 if a run ended without a figure, and 2, without keeping the run, if no model could be
-    loaded. `again`: the command to resume with, if it is not that of the settings.
+    loaded. `command`: as in `run_settings`.
     """
     if run.is_failed:
         is_unloadable = {(f.stage, f.ended_process) for f in run.failures} == {("load", False)}
@@ -259,7 +258,7 @@ def require_measured(run: "StoredRun", start: Sequence[str] = ()) -> None:
         if run.was_budget_too_short:
             remedy = "start again with a longer --time-budget"
         else:
-            remedy = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, start, None)
+            remedy = _to_resume(run.run.settings, run.folder.parent, run.run.run_id, command, None)
         typer.echo(f"error: {text}; {remedy}", err=True)
         raise typer.Exit(ExitCode.INCOMPLETE)
 
@@ -304,7 +303,7 @@ def _show_plan(
         document = plan_document(plans, earlier) | {
             "estimates": [asdict(estimate) for estimate in outlook]
         }
-        typer.echo(json.dumps(document, indent=2))
+        options.print_json(document)
     else:
         print_plan(plans, earlier)
         for line in outlook_lines(outlook):

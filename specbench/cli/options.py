@@ -1,6 +1,7 @@
 """Options in the form that typer takes: those of settings, and those of a single command."""
 
 import inspect
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from functools import wraps
@@ -63,6 +64,11 @@ AllowDifferent = Annotated[
 def allowed_words(text: str | None, words: Collection[str]) -> tuple[str, ...]:
     """The words of --allow-different; UsageError for an unknown one."""
     return parse_names("--allow-different", text, words, any_case=True) if text else ()
+
+
+def print_json(document: object) -> None:
+    """Prints the document of --json. ValueError for NaN and infinity, which JSON does not have."""
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
 _KEYWORD, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty

@@ -1,6 +1,5 @@
 """`specbench pair`: ranks the drafters of a target, each at its best K."""
 
-import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -324,7 +323,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     if call.as_json:
         facts = {name: gguf_json(file) for name, file in files.items()}
         document = pair_document(prepared, machine, (), None) | {"files": facts}
-        typer.echo(json.dumps(document, indent=2))
+        options.print_json(document)
     else:
         print_gguf(files)
         print_prepared(prepared, machine)
@@ -502,7 +501,7 @@ def _measure(
     )
 
     if call.as_json:
-        typer.echo(json.dumps(pair_document(prepared, machine, ranked, run.run.run_id), indent=2))
+        options.print_json(pair_document(prepared, machine, ranked, run.run.run_id))
     else:
         print_ranking(ranked, document, paths)
     by_name = {pairing.drafter.name: pairing.drafter for pairing in pairings}
@@ -524,7 +523,7 @@ def _show(prepared: "CandidateList", machine: "MachineSummary", call: PairOption
     from specbench.cli.pair_tables import pair_document, print_prepared
 
     if call.as_json:
-        typer.echo(json.dumps(pair_document(prepared, machine, (), None), indent=2))
+        options.print_json(pair_document(prepared, machine, (), None))
     else:
         print_prepared(prepared, machine)
 

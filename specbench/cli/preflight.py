@@ -87,7 +87,7 @@ def require_machine(machine: MachineSettings) -> None:
 
 def require_writable(folder: Path, option: str = "--runs-dir") -> None:
     """Raises UsageError if the folder is a file or is not writable."""
-    parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    parent = nearest_existing(folder)
     if not parent.is_dir():
         raise UsageError(f"{option} {folder}: {parent} is a file; name a folder")
     try:  # permissions do not show a full or a special file system
@@ -97,6 +97,11 @@ def require_writable(folder: Path, option: str = "--runs-dir") -> None:
         raise UsageError(
             f"{option} {folder}: {parent} is not writable ({error.strerror}); name another folder"
         ) from None
+
+
+def nearest_existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def require_memory(plans: "Sequence[TargetPlan]", settings: RunSettings, *, skip: bool) -> None:

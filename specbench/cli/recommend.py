@@ -121,10 +121,8 @@ def recommend(
     for warning in noise_warnings(document):
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
-        import json
-
         recommendations = recommendation_json(document, picks, wanted, workloads=workload or ())
-        typer.echo(json.dumps(recommendations, indent=2))
+        options.print_json(recommendations)
     else:
         grids = [candidate_grid(document, pick, wanted, picks) for pick in picks]
         lines = recommendation_lines(document, picks, wanted, workloads=workload or ())

@@ -47,14 +47,14 @@ def report(
     if limits is not None:
         stored = [run.with_slo(limits) for run in stored]
 
-    from specbench.cli.answer import print_answer, print_json
+    from specbench.cli.answer import print_answer, print_documents
     from specbench.report.document import build_document
     from specbench.report.write import write_report
 
     documents = [build_document(run) for run in stored]
     paths = write_report(stored, documents, chosen, stored[-1].folder)
     if as_json:
-        print_json(documents)
+        print_documents(documents)
     else:
         for document in documents[:-1]:
             print_answer(document, (), is_verbose=verbose)

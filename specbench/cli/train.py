@@ -1,6 +1,5 @@
 """`specbench train`: a first draft head for a target, and the YAML lines that measure it."""
 
-import json
 import sys
 from pathlib import Path
 from textwrap import indent
@@ -9,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbench.cli import options
+from specbench.cli.adhoc_pairing import find_target
 from specbench.cli.preflight import require_machine, require_writable
 from specbench.settings import MachineSettings
 from specbench.settings.groups import PairingsFile
-from specbench.settings.words import one_of
+from specbench.settings.words import DTYPES, one_of
 from specbench.training.settings import TrainOptions, TrainSettings
 
 if TYPE_CHECKING:
     from specbench.files.model_spec import ModelSpec
     from specbench.inputs.pairing import Target
-
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def train(
@@ -37,8 +34,8 @@ def train(
 
     one_of("METHOD", call.method, *(m.name for m in all_methods() if m.head and m.head.recipe))
     if machine.dtype is not None:
-        one_of("--dtype", machine.dtype, *DTYPES)
-    spec = _spec(call.target, pairings_file)
+        one_of("--dtype", machine.dtype, *DTYPES[:3])
+    spec = find_target(call.target, pairings_file)[0].model
     require_machine(machine)
     require_writable(call.out, "--output")
 
@@ -59,21 +56,11 @@ def train(
         download_missing([spec], watch.warn)
         card = train_head(settings, device, tuple(sys.argv), watch)
     if as_json:
-        typer.echo(json.dumps(card, indent=2))
+        options.print_json(card)
     else:
         _print(card, call.out)
         typer.echo("")
         typer.echo(pairing_entry(call.method, call.out, call.target, spec, pairings_file))
-
-
-def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
-    """The model that the word names if it has a colon or slash, else the target of the file."""
-    from specbench.inputs.config import load_pairings
-    from specbench.inputs.model_spec import model_spec
-
-    if ":" in target or "/" in target:  # the file may name the head that is yet to be trained
-        return model_spec(target)
-    return load_pairings(pairings_file).target(target).model
 
 
 def _print(card: dict[str, Any], output: Path) -> None:

@@ -1,6 +1,5 @@
 """`specbench verify`: tests whether the output of a pairing is that of its target."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
@@ -164,7 +163,7 @@ def verify(
     findings = judge(evidence)
     try:
         if as_json:
-            typer.echo(json.dumps(document(findings), indent=2, allow_nan=False))
+            options.print_json(document(findings))
         else:
             _print(findings)
     except OSError as error:

@@ -32,7 +32,7 @@ from pathlib import Path
 from specbench.errors import ConfigError, UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.model_spec import (
-    DTYPES,
+    MODEL_DTYPES,
     MODEL_KEYS,
     read_device_map,
     read_folder,
@@ -100,7 +100,7 @@ class _Defaults:
 def _defaults(value: Value) -> _Defaults:
     keys = value.section(allowed=DEFAULTS_KEYS)
     return _Defaults(
-        dtype=keys.may("dtype", one_of(DTYPES), "auto"),
+        dtype=keys.may("dtype", one_of(MODEL_DTYPES), "auto"),
         device_map=keys.may("device_map", read_device_map, None),
         num_speculative_tokens=keys.may(_K, whole(1, MAX_K), None),
     )

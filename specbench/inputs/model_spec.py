@@ -7,10 +7,10 @@ from pathlib import Path
 from specbench.errors import UsageError
 from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, whole
-from specbench.settings.words import nearest
+from specbench.settings.words import DTYPES, nearest
 from specbench.shipped import DEMO_MODELS, PACKAGE
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+MODEL_DTYPES = ("auto", *DTYPES)
 QUANTIZATIONS = ("int8", "int4", "fp8")
 MODEL_KEYS = (
     "model",
@@ -97,7 +97,7 @@ def read_model_spec(keys: YamlMapping, dtype: str, device_map: str | None) -> Mo
         source=keys.must("model", Value.text),
         folder=keys.must("model", _model_folder),
         revision=keys.may("revision", Value.text, None),
-        dtype=keys.may("dtype", one_of(DTYPES), dtype),
+        dtype=keys.may("dtype", one_of(MODEL_DTYPES), dtype),
         device_map=keys.may("device_map", read_device_map, device_map),
         quantization=keys.may("quantization", one_of(QUANTIZATIONS), None),
         trust_remote_code=keys.may("trust_remote_code", Value.flag, False),

@@ -18,4 +18,4 @@ from specbench.settings.groups import (
     WorkloadSettings,
 )
 from specbench.settings.run_settings import RunSettings, StoredSettings
-from specbench.settings.words import BUILTIN, EXPORTED, OPENAI, SERVED, TRANSFORMERS
+from specbench.settings.words import BUILTIN, EXPORTED, OPENAI, SERVED, STARTED, TRANSFORMERS

@@ -14,13 +14,15 @@ from specbench.errors import UsageError
 MAX_K = 64
 MAX_CONCURRENCY = 1024
 AUTO = "auto"
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 BUILTIN, TRANSFORMERS = "builtin", "transformers"
 OPENAI = "openai"  # any running server with that API: it is neither started nor exported to
 # Engines that serve, each in its own process: the names of the files in engines/served/.
 _ENGINE_FILES = (Path(__file__).parents[1] / "engines" / "served").glob("[!_]*.py")
 SERVED = tuple(sorted(path.stem for path in _ENGINE_FILES))
 ENGINES = (BUILTIN, TRANSFORMERS, *SERVED)
-EXPORTED = tuple(sorted({*SERVED, TRANSFORMERS} - {OPENAI}))
+STARTED = tuple(name for name in SERVED if name != OPENAI)
+EXPORTED = tuple(sorted((*STARTED, TRANSFORMERS)))
 Choice = TypeVar("Choice", bound=str)
 MAX_CONTEXT = 1024 * 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}

@@ -281,7 +281,7 @@ def test_a_verdict_that_stdout_cannot_take_is_printed_to_stderr(
     assert ran.code == 2
     assert "Traceback" not in ran.err
     assert re.search("tiny/draft: lossless: .*K = 0 .*3 of 3 ", ran.err)
-    assert re.search("error: standard output .*: No space left .*free space", ran.err)
+    assert re.search("error: standard output: .*: No space left .*free space", ran.err)
 
 
 def iter_of(*streams: io.StringIO):  # type: ignore[no-untyped-def]

@@ -16,7 +16,7 @@ from specbench.records import Request, RequestCounts
 from specbench.servers.metrics_page import count_of
 from specbench.servers.response import StreamedResponse
 from specbench.servers.server_log import PLAIN
-from specbench.settings import OPENAI, SERVED
+from specbench.settings import OPENAI, STARTED
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -30,7 +30,7 @@ def launch(start: StartOptions) -> StartCommand:  # noqa: ARG001
     """Raises UsageError: specbench cannot start a server of an unknown engine."""
     raise UsageError(
         f"--engine {OPENAI} measures a server that runs already: give its address as --base-url; "
-        f"to start one, use --engine {', '.join(name for name in SERVED if name != OPENAI)}"
+        f"to start one, use --engine {', '.join(STARTED)}"
     )
 
 
