@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbench.cli.options import RUNS_DIR
 from specbench.errors import ConfigError, UsageError
 from specbench.settings.words import nearest
 from specbench.whole_file import write_errors_named, write_whole
@@ -46,7 +47,7 @@ class AdhocPairing:
     ] = None
 
     def pairings(
-        self, settings: "RunSettings", methods: Sequence[str], runs_dir: Path = Path("reports")
+        self, settings: "RunSettings", methods: Sequence[str], runs_dir: Path = RUNS_DIR
     ) -> "tuple[Pairing, ...]":
         """The pairings named here, else those that the settings name; UsageError for a mix of
         both."""
@@ -79,7 +80,7 @@ class AdhocPairing:
 
 
 def known_pairings(
-    names: Sequence[str], file: Path | None, runs_dir: Path = Path("reports")
+    names: Sequence[str], file: Path | None, runs_dir: Path = RUNS_DIR
 ) -> "Pairings":
     """The pairings of the file and the shipped ones; for names that are in neither, those of the
     latest run in `runs_dir` that planned them with another file. ConfigError, UsageError."""
@@ -120,7 +121,7 @@ def _target_of_run(name: str, runs_dir: Path) -> "Target | None":
 
 
 def find_target(
-    word: str, file: Path | None, runs_dir: Path = Path("reports")
+    word: str, file: Path | None, runs_dir: Path = RUNS_DIR
 ) -> "tuple[Target, tuple[DrafterSpec, ...]]":
     """The target of this name, with its drafters in the pairings file."""
     from specbench.fit.candidates import plain_name
@@ -143,8 +144,12 @@ def named_drafters(
     from specbench.fit.candidates import drafter_of, with_unique_names
 
     by_name = {drafter.name: drafter for drafter in known}
-    every = [part for word in words for part in word.split(",") if part]
-    return with_unique_names(by_name.get(part) or drafter_of(part) for part in every)
+    return with_unique_names(by_name.get(word) or drafter_of(word) for word in split(words))
+
+
+def split(words: Sequence[str]) -> list[str]:
+    """The words of --draft, which may be separated by commas."""
+    return [part for word in words for part in word.split(",") if part]
 
 
 def adhoc_file(target: "Target", drafters: "Sequence[DrafterSpec]", runs_dir: Path) -> Path:

@@ -18,7 +18,7 @@ def baseline(
         "baseline.json"
     ),
     allow_different: options.AllowDifferent = None,
-    runs_dir: options.RunsDir = Path("reports"),
+    runs_dir: options.RunsDir = options.RUNS_DIR,
 ) -> None:
     """Pool comparable runs into a baseline.
 

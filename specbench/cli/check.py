@@ -46,7 +46,7 @@ def check(
         Path | None, typer.Option(help="Write Markdown to this file.", show_default=False)
     ] = None,
     as_json: options.AsJson = False,
-    runs_dir: options.RunsDir = Path("reports"),
+    runs_dir: options.RunsDir = options.RUNS_DIR,
 ) -> None:
     """Fail if CANDIDATE is worse than BASELINE.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from specbench.errors import UsageError
 from specbench.inputs.address import KEY, Address
@@ -20,16 +20,13 @@ from specbench.settings import (
     RunSettings,
     ServerSettings,
 )
+from specbench.settings.groups import Acceptance
 from specbench.settings.words import DTYPES, one_of
-
-if TYPE_CHECKING:
-    from specbench.importers.imported_cell import ImportedCell
 
 
 def checked(settings: RunSettings) -> RunSettings:
     """The settings; UsageError if they contradict each other."""
-    if settings.decoder.acceptance is not None:
-        settings = replace(settings, decoder=_with_acceptance(settings))
+    settings = replace(settings, decoder=_with_acceptance(settings))
     draft, load, forecasting = settings.draft, settings.load, settings.forecasting
     if settings.machine.dtype is not None:
         one_of("--dtype", settings.machine.dtype, *DTYPES)
@@ -72,20 +69,18 @@ def checked(settings: RunSettings) -> RunSettings:
     return replace(settings, forecasting=forecasting)
 
 
-def read_acceptance(
-    given: tuple[float, ...] | Mapping[int, tuple[float, ...]] | str,
-) -> tuple[float, ...] | Mapping[int, tuple[float, ...]]:
-    """The acceptance to simulate; of a file, by K. UsageError if it has none, or several curves."""
+class SimulatedAcceptance(NamedTuple):
+    """The rates of draft tokens that are accepted, by position, or by K from a file."""
+
+    rates: Acceptance
+    file_sha256: str | None
+
+
+def read_acceptance(given: Acceptance | str) -> SimulatedAcceptance:
+    """The acceptance to simulate. UsageError for a file without a curve, or with several."""
     if not isinstance(given, str):
-        return given
-    from specbench.importers import acceptance_by_k
-
-    return acceptance_by_k(_curve_in(given))
-
-
-def _curve_in(given: str) -> "tuple[ImportedCell, ...]":
-    """The cells of a file that has one curve of acceptance; UsageError for others."""
-    from specbench.importers import import_files
+        return SimulatedAcceptance(given, None)
+    from specbench.importers import acceptance_by_k, import_files
     from specbench.importers.imported_cell import ImportOverrides
 
     cells = import_files([given], ImportOverrides(temperature=0.0, concurrency=1))
@@ -96,14 +91,14 @@ def _curve_in(given: str) -> "tuple[ImportedCell, ...]":
             f"--simulate-acceptance {given}: one curve is needed, the file has "
             + (f"those of {labels}: name one, such as {given}#thinking_on" if curves else "none")
         )
-    return cells
+    return SimulatedAcceptance(acceptance_by_k(cells), cells[0].record.file_sha256)
 
 
 def _with_acceptance(settings: RunSettings) -> DecoderSettings:
     """The decoder with its acceptance read; UsageError if K or an engine cannot simulate it."""
-    from specbench.importers import acceptance_by_k
-
     given, ks = settings.decoder.acceptance, settings.draft.num_speculative_tokens
+    if given is None:
+        return settings.decoder
     unable = {*settings.load.engines} & {TRANSFORMERS, OPENAI}
     if unable or settings.servers.base_urls:
         reason = "--base-url measures what runs" if settings.servers.base_urls else min(unable)
@@ -111,17 +106,16 @@ def _with_acceptance(settings: RunSettings) -> DecoderSettings:
             f"--simulate-acceptance: {reason}, which cannot be made to simulate acceptance; use "
             f"--engine {' or '.join((BUILTIN, *STARTED))}, started here"
         )
-    cells = _curve_in(given) if isinstance(given, str) else ()
-    acceptance = acceptance_by_k(cells) if isinstance(given, str) else given
-    if isinstance(acceptance, Mapping) and not {*(ks or (-1,))} <= {0, *acceptance}:
-        known = ",".join(map(str, acceptance))
+    rates, file_sha256 = read_acceptance(given)
+    if isinstance(rates, Mapping) and not {*(ks or (-1,))} <= {0, *rates}:
+        known = ",".join(map(str, rates))
         raise UsageError(f"--simulate-acceptance {given}: use K that the file has: -k 0,{known}")
-    decoder = replace(settings.decoder, acceptance=acceptance)
+    decoder = replace(settings.decoder, acceptance=rates)
     if not isinstance(given, str):
         return decoder
-    path, sha256 = PurePath(given), cells[0].record.file_sha256
+    path = PurePath(given)
     name = path.name if path.is_absolute() else given
-    return replace(decoder, acceptance_file=name, acceptance_sha256=sha256)
+    return replace(decoder, acceptance_file=name, acceptance_sha256=file_sha256)
 
 
 def _require_samples(settings: RunSettings) -> None:

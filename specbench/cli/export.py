@@ -136,7 +136,7 @@ def export(
             help="Write the config, or the command if there is none, to this file.",
         ),
     ] = None,
-    runs_dir: options.RunsDir = Path("reports"),
+    runs_dir: options.RunsDir = options.RUNS_DIR,
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
 ) -> None:
@@ -190,7 +190,7 @@ def export(
         _require_one(chosen, f"-k {num_speculative_tokens}")
         ignored = ("attention", "code", "loading")  # engines have readers of formats
         # The exporter checks GGUF files.
-        loaded = [p for p in chosen if not any(model.is_gguf for model in p.models)]
+        loaded = [] if any(model.is_gguf for model in chosen[0].models) else chosen
         refused = unsupported_reasons(loaded, drafts=num_speculative_tokens > 0, ignored=ignored)
         if refused:  # without a measurement that shows otherwise
             raise CompatibilityError("; ".join(refused.values()))
@@ -204,7 +204,7 @@ def export(
     else:
         deployment, measured_version = _measured(chosen, selection, run, runs_dir)
     if simulate_acceptance is not None:
-        acceptance = read_acceptance(parse_acceptance(simulate_acceptance))
+        acceptance = read_acceptance(parse_acceptance(simulate_acceptance)).rates
         if deployment.is_tiered and isinstance(acceptance, Mapping):
             raise UsageError("--simulate-acceptance of a file needs one K: add --concurrency or -k")
         deployment = replace(deployment, acceptance=acceptance)

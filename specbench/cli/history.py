@@ -34,18 +34,18 @@ def history(
         typer.Option(help="Last run to include.", show_default="latest", metavar="RUN"),
     ] = "latest",
     allow_different: Annotated[
-        str | None,
+        str,
         typer.Option(
             help="Include runs that differ in these: hardware, model, workload ...; "
             "comma-separated.",
             show_default="nothing",
             metavar="KEYS",
         ),
-    ] = None,
+    ] = "",
     html: Annotated[
         Path | None, typer.Option(help=("Write an HTML page with plots to this file."))
     ] = None,
-    runs_dir: options.RunsDir = Path("reports"),
+    runs_dir: options.RunsDir = options.RUNS_DIR,
     as_json: options.AsJson = False,
 ) -> None:
     """Show metrics across runs, with change points and trends.

@@ -79,7 +79,7 @@ def import_results(
             metavar="FILE",
         ),
     ] = None,
-    runs_dir: options.RunsDir = Path("reports"),
+    runs_dir: options.RunsDir = options.RUNS_DIR,
     as_json: options.AsJson = False,
 ) -> None:
     """Import other tools' results for report, check and history."""

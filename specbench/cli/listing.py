@@ -38,7 +38,7 @@ def list_things(
         ),
     ],
     as_json: options.AsJson = False,
-    runs_dir: options.RunsDir = Path("reports"),
+    runs_dir: options.RunsDir = options.RUNS_DIR,
     pairings_file: PairingsFile = None,
     fits: Annotated[
         bool, typer.Option("--fits", help="Only pairings whose weights fit this machine.")

@@ -86,7 +86,7 @@ def read_methods(methods: str | None) -> tuple[str, ...]:
 class RunOptions:
     """The options of `run` and `sweep-k` that are not settings of the run."""
 
-    runs_dir: options.RunsDir = Path("reports")
+    runs_dir: options.RunsDir = options.RUNS_DIR
     resume: options.Resume = None
     dry_run: options.DryRun = False
     ray: options.Ray = None

@@ -13,6 +13,7 @@ import typer
 from specbench.settings.option import Option, bare_type, choices_of, doc_of, is_group, option_of
 from specbench.settings.words import one_of, parse_names
 
+RUNS_DIR = Path("reports")
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.", metavar="DIR")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Verbose = Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.adhoc_pairing import adhoc_file, find_target, named_drafters
+from specbench.cli.adhoc_pairing import adhoc_file, find_target, named_drafters, split
 from specbench.cli.checks import checked
 from specbench.cli.measure import (
     DEFAULT_KS,
@@ -145,7 +145,7 @@ class PairOptions:
             show_default=False,
         ),
     ] = None
-    runs_dir: options.RunsDir = Path("reports")
+    runs_dir: options.RunsDir = options.RUNS_DIR
     resume: Annotated[
         str | None,
         typer.Option(
@@ -307,7 +307,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     from specbench.inputs.model_spec import gguf_complaint
     from specbench.inputs.pairing import DrafterSpec, Target
 
-    words = [part for word in call.drafts or () for part in word.split(",") if part]
+    words = split(call.drafts or ())
     are_files = bool(words) and all(word.lower().endswith(".gguf") for word in words)
     if not are_files or call.discover or call.published or call.resume or call.write:
         advice = f"compare with --draft FILE.gguf, or measure: {gguf_complaint(target)}"

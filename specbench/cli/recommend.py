@@ -1,7 +1,6 @@
 """`specbench recommend`: what to run, for latency, throughput or cost, from stored runs."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,7 +50,7 @@ def recommend(
             "--workload", "-w", help="Only these workloads.", show_default="all in the run"
         ),
     ] = None,
-    runs_dir: options.RunsDir = Path("reports"),
+    runs_dir: options.RunsDir = options.RUNS_DIR,
     as_json: options.AsJson = False,
 ) -> None:
     """Recommend a drafter, K and concurrency, or no speculation, from a stored run.

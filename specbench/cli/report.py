@@ -29,7 +29,7 @@ def report(
             metavar="LIMITS",
         ),
     ] = None,
-    runs_dir: options.RunsDir = Path("reports"),
+    runs_dir: options.RunsDir = options.RUNS_DIR,
     as_json: options.AsJson = False,
     verbose: options.Verbose = False,
     is_opened: Annotated[

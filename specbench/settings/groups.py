@@ -31,6 +31,7 @@ from specbench.settings.words import (
 DEFAULT_K = 4  # of a pairing that names none
 DEFAULT_WORKLOADS = ("chat", "code", "creative")
 AcceptanceRule = Literal["exact", "greedy_draft"]
+Acceptance = tuple[float, ...] | Mapping[int, tuple[float, ...]]  # by position, or also by K
 
 
 def _workloads(items: list[str]) -> tuple[str, ...]:
@@ -403,7 +404,7 @@ class DecoderSettings:
     kernels: AttentionBackend = "auto"
     # Simulated, per position, or by K from a file, which is its name until it is read.
     acceptance: Annotated[
-        tuple[float, ...] | Mapping[int, tuple[float, ...]] | str | None,
+        Acceptance | str | None,
         Option(
             is_rare=True,
             names=("--simulate-acceptance",),
@@ -423,7 +424,7 @@ class DecoderSettings:
     ] = False
 
     @property
-    def simulated(self) -> tuple[float, ...] | Mapping[int, tuple[float, ...]] | None:
+    def simulated(self) -> Acceptance | None:
         """The acceptance to simulate. UsageError if it is still the name of a file."""
         if isinstance(self.acceptance, str):
             raise UsageError(f"simulated acceptance {self.acceptance!r}: expected rates")
