@@ -10,7 +10,7 @@ from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
-from specbench.errors import StoreError
+from specbench.errors import SpecbenchError, StoreError
 
 REMEDIES = {
     errno.ENOSPC: "free space on the disk",
@@ -47,6 +47,15 @@ def write_errors_named(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {reason_of(error)}") from error
+
+
+@contextmanager
+def read_errors_named(path: Path, kind: type[SpecbenchError]) -> Iterator[None]:
+    """Turn an OSError inside into an error of this kind that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def reason_of(error: OSError) -> str:

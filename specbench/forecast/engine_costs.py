@@ -20,6 +20,7 @@ from specbench.records import EngineCost
 from specbench.runs import StoredRun, load_run
 from specbench.settings import SERVED, AcceptanceRule
 from specbench.untrusted import parse_json
+from specbench.whole_file import read_errors_named
 
 _SECONDS_PER_UNIT = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "steps": None}
 _SHARED = ("engine", "unit", "concurrency", "draft", "overhead")
@@ -313,8 +314,7 @@ def read_file(path: Path) -> list[EngineCost]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        with read_errors_named(path, UsageError):
+            return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text; save the file as UTF-8") from error

@@ -1,8 +1,10 @@
 """Reads the keys of a model, or a word of the command line, as a ModelSpec."""
 
 import re
+from collections.abc import Callable
 from os.path import normpath
 from pathlib import Path
+from typing import NoReturn
 
 from specbench.errors import UsageError
 from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
@@ -59,43 +61,14 @@ def without_owner(source: str) -> str:
 
 def model_spec(source: str) -> ModelSpec:
     """The model of this name on the command line; UsageError if it cannot be one."""
-    if file := _gguf_file(source):
-        return ModelSpec(source=source, folder=file)
-    if complaint := gguf_complaint(source):
-        raise UsageError(complaint)
-    kind, _, name = source.partition(":")
-    if kind == "demo" and name:
-        known = sorted(path.parent.name for path in DEMO_MODELS.glob("*/config.json"))
-        if name not in known:
-            raise UsageError(
-                f"no demo model {name!r}{nearest(name, known)}; allowed: {', '.join(known)}"
-            )
-        return ModelSpec(source=source, folder=DEMO_MODELS / name)
-    if source.startswith(("./", "../", "/", "~/")):
-        folder = Path(source).expanduser()
-        if not (folder / "config.json").is_file():
-            missing = (
-                "has no config.json, so it is not a model" if folder.is_dir() else "does not exist"
-            )
-            raise UsageError(f"the folder {source} {missing}")
-        return ModelSpec(source=source, folder=folder.absolute())
-    if not _HUB_ID.fullmatch(source):
-        raise UsageError(
-            f"{source!r} is not a target in pairings.yaml, a Hugging Face id (owner/name), a "
-            "folder (./ ../ / ~/) or a demo model (demo:NAME)"
-        )
-    if _holds_a_model(Path(source)):
-        return ModelSpec(source=source, folder=Path(source).absolute())
-    if complaint := _folder_complaint(source, Path()):
-        raise UsageError(complaint)
-    return ModelSpec(source=source)
+    return ModelSpec(source=source, folder=_model_folder(source, None))
 
 
 def read_model_spec(keys: YamlMapping, dtype: str, device_map: str | None) -> ModelSpec:
     """The model that a section describes; dtype and device_map are its defaults."""
     spec = ModelSpec(
         source=keys.must("model", Value.text),
-        folder=keys.must("model", _model_folder),
+        folder=keys.must("model", lambda value: _model_folder(value.text(), value)),
         revision=keys.may("revision", Value.text, None),
         dtype=keys.may("dtype", one_of(MODEL_DTYPES), dtype),
         device_map=keys.may("device_map", read_device_map, device_map),
@@ -133,33 +106,45 @@ def read_folder(value: Value) -> Path:
     return folder
 
 
-def _model_folder(value: Value) -> Path | None:
-    source = value.text()
-    if file := _gguf_file(source, value.file.parent):
+def _model_folder(source: str, value: Value | None) -> Path | None:
+    """The folder or GGUF file of a model; None for a hub id.
+
+    `value` is the source in a file, to whose folder paths are relative; None: it was typed.
+    """
+    fail, base = (_fail, Path()) if value is None else (value.fail, value.file.parent)
+    if file := _gguf_file(source, base):
         return file
-    if complaint := gguf_complaint(source, value.file.parent):
-        value.fail(complaint)
+    if complaint := gguf_complaint(source, base):
+        fail(complaint)
     kind, _, name = source.partition(":")
-    if kind == "demo":
-        return _shipped_model(value, name, DEMO_MODELS, "demo model")
-    if kind == "shape":
-        return _shipped_model(value, name, _SHAPES, "shape")
+    if kind == "demo" and name:
+        return _shipped_model(name, DEMO_MODELS, "demo model", fail)
+    if kind == "shape" and name and value is not None:
+        return _shipped_model(name, _SHAPES, "shape", fail)
     if source.startswith(("./", "../", "/", "~/")):
-        folder = read_folder(value)
-        if not any(folder.glob("config.json")):
-            value.fail(f"the folder {source} has no config.json, so it is not a model")
+        folder = Path(source).expanduser().absolute() if value is None else read_folder(value)
+        if not _is_folder(folder):
+            fail(f"the folder {source} does not exist")
+        if not _holds_a_model(folder):
+            fail(f"the folder {source} has no config.json, so it is not a model")
         return folder
     if not _HUB_ID.fullmatch(source):
-        value.fail(
-            f"{source!r} is not a Hugging Face id (owner/name), a folder (./ ../ / ~/), "
-            "a demo model (demo:NAME) or a shape (shape:NAME)"
+        kinds = "a Hugging Face id (owner/name), a folder (./ ../ / ~/)"
+        kinds = (
+            f"a target in pairings.yaml, {kinds} or a demo model (demo:NAME)"
+            if value is None
+            else f"{kinds}, a demo model (demo:NAME) or a shape (shape:NAME)"
         )
-    nearby = value.file.parent / source
-    if _holds_a_model(nearby):
-        return nearby.absolute()
-    if complaint := _folder_complaint(source, value.file.parent):
-        value.fail(complaint)
+        fail(f"{source!r} is not {kinds}")
+    if _holds_a_model(base / source):
+        return (base / source).absolute()
+    if complaint := _folder_complaint(source, base):
+        fail(complaint)
     return None
+
+
+def _fail(reason: str) -> NoReturn:
+    raise UsageError(reason)
 
 
 def _folder_complaint(hub_id: str, folder: Path) -> str | None:
@@ -187,10 +172,10 @@ def _is_in_hub_cache(hub_id: str) -> bool:
     return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
 
 
-def _shipped_model(value: Value, name: str, folder: Path, noun: str) -> Path:
+def _shipped_model(name: str, folder: Path, noun: str, fail: Callable[[str], NoReturn]) -> Path:
     known = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if known and name not in known:  # with none at all (before training), loading says so
-        value.fail(f"no {noun} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
+        fail(f"no {noun} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
     return folder / name
 
 

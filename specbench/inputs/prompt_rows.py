@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from specbench.errors import WorkloadError
+from specbench.whole_file import read_errors_named
 
 MAX_ROW_BYTES = 2**24  # a prompt of a million tokens is a quarter of it
 
@@ -64,14 +65,11 @@ class Row:
 
 def read_rows(file: Path) -> Iterator[tuple[Row, bytes]]:
     """Every row that is not blank, as the bytes of its JSON. WorkloadError."""
-    try:
-        with file.open("rb") as raw:
-            is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
-            stream = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-            start = _start(file, stream)
-            yield from _items(file, stream) if start == b"[" else _lines(file, stream)
-    except OSError as wrong:
-        raise WorkloadError(f"{file}: cannot be read: {wrong.strerror}") from wrong
+    with read_errors_named(file, WorkloadError), file.open("rb") as raw:
+        is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
+        stream = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+        start = _start(file, stream)
+        yield from _items(file, stream) if start == b"[" else _lines(file, stream)
 
 
 def _start(file: Path, stream: gzip.GzipFile | io.BufferedReader) -> bytes:

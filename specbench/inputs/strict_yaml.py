@@ -16,6 +16,7 @@ import yaml
 
 from specbench.errors import SpecbenchError
 from specbench.settings.words import nearest
+from specbench.whole_file import read_errors_named
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -245,11 +246,8 @@ def _line_of(node: yaml.Node) -> int:
 
 
 def _read_text(file: Path, error: type[SpecbenchError]) -> str:
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except OSError as wrong:
-        raise error(f"{file}: cannot be read: {wrong.strerror}") from wrong
+    with read_errors_named(file, error), file.open("rb") as stream:
+        content = stream.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise error(f"{file}:1: larger than {MAX_BYTES} bytes; this cannot be the right file")
     try:

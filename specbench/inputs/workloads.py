@@ -31,6 +31,7 @@ from specbench.inputs.workload_formats import SETTINGS, SkippedRow, read_prompt,
 from specbench.records import Prompt
 from specbench.settings.words import nearest
 from specbench.shipped import shipped
+from specbench.whole_file import read_errors_named
 
 MOST_CHARACTERS = 2**27  # of text; 30,000 long conversations, more than any run asks
 _PROMPT_CHARACTERS = 2**10  # memory of a prompt and its messages without their text
@@ -260,11 +261,8 @@ def _hash(text: str) -> str:
 
 
 def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as wrong:
-        raise WorkloadError(f"{path}: cannot be read: {wrong.strerror}") from wrong
+    with read_errors_named(path, WorkloadError), path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _strict_prompts(path: Path, settings: Mapping[str, Any] | None) -> tuple[Prompt, ...]:

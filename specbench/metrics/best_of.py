@@ -5,11 +5,12 @@ temperature 1. Absent if a prompt has one output.
 """
 
 from collections.abc import Callable
-from statistics import fmean, median
+from statistics import fmean
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
 from specbench.records import SamplesRecord
+from specbench.stats.summaries import median_of
 
 
 @metric(unit="s", better="lower")
@@ -17,15 +18,13 @@ def best_of_s(cell: CellData) -> float | None:
     """Median over turns of the seconds from the prefill that all samples share until one of them
     is picked, scoring included.
     """
-    seconds = [choice.seconds for choice in cell.choices]
-    return median(seconds) if seconds else None
+    return median_of(choice.seconds for choice in cell.choices)
 
 
 @metric(unit="s", better="lower")
 def scoring_s(cell: CellData) -> float | None:
     """Median seconds per turn spent scoring the samples to pick one."""
-    seconds = [choice.scoring_s for choice in cell.choices]
-    return median(seconds) if seconds else None
+    return median_of(choice.scoring_s for choice in cell.choices)
 
 
 @metric(unit="nats/token", better="higher")

@@ -34,7 +34,7 @@ from specbench.runs.reader import (
     read_records,
     read_run,
 )
-from specbench.whole_file import REMEDIES
+from specbench.whole_file import REMEDIES, replaced
 
 _LOCK_FILE = "lock"
 _TIMED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # ids of new_run_id
@@ -80,7 +80,10 @@ def create_run(
             raise StoreError(f"{folder}: this run exists; resume it or choose another id") from None
         undo.callback(rmtree, folder, ignore_errors=True)  # a full disk keeps no partial run
         lock = undo.enter_context(_lock(folder))
-        _write_atomically(folder / RUN_FILE, text)
+        with replaced(folder / RUN_FILE) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         writer = RunStore(folder, run, Contents(tuple(known), 0), lock, on_append)
         undo.pop_all()
         return writer
@@ -242,16 +245,6 @@ def _lock(folder: Path) -> FileIO:
         lock.write(str(os.getpid()).encode())
         undo.pop_all()  # the lock outlives this call
         return lock
-
-
-def _write_atomically(path: Path, text: bytes) -> None:
-    draft = path.with_suffix(".tmp")
-    with draft.open("wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
-    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
