@@ -6,7 +6,8 @@ SpecbenchError
 |- ModelError        a model cannot be loaded, or the decoder cannot run it
 |  '- ModelMemoryError  it does not fit into the free memory
 |- CompatibilityError  target and draft do not fit together
-|- StoreError        a run on disk is absent, locked, damaged or of another schema
+|- StoreError        a run on disk is absent, locked, damaged or of another schema, or a file
+|                    cannot be written
 |- UsageError        arguments that contradict each other or name nothing
 |- ServerError       a server cannot be reached, refuses, or does not report what is needed
 |  |- LostError        no response: timed out, unreachable, or connection closed
@@ -63,7 +64,7 @@ class CompatibilityError(SpecbenchError):
 
 
 class StoreError(SpecbenchError):
-    """A stored run is absent, locked, damaged or of another schema."""
+    """A stored run is absent, locked, damaged or of another schema, or a file cannot be written."""
 
 
 class UsageError(SpecbenchError):

@@ -10,9 +10,8 @@ from typing import NamedTuple
 SPAN_STEP = 64  # attention spans are rounded up to it, so that kernel shapes are few
 SPAN_BUCKET_MIN, SPAN_BUCKET_STEP = 256, 4096  # slots
 PREFILL_CHUNK = 512  # tokens of a prompt per forward pass
-PREFILL_LOGITS = (
-    2**25
-)  # per forward pass: a stock one computes logits for every position of every row
+# Per forward pass: a stock one computes logits for every position of every row.
+PREFILL_LOGITS = 2**25
 MOST_DRAFTS = 256  # per row and round
 # Recurrent states per row in addition to one per draft token: the state at the start of a round,
 # the one after the current token, and the one before it, from which the next turn or a draft

@@ -132,7 +132,7 @@ class LayerReport(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How a head is trained: learning rates for a target with hidden size 128, and its losses.
+    """The training of a head: learning rates for a target with hidden size 128, and its losses.
 
     Each pass over a text continues from the states that the head made in the pass before. Without
     passes, the head drafts only from the target's states.

@@ -195,8 +195,8 @@ EAGLE_STATIC = Topology.of_paths(
     )
 )
 
-# The probability that the next token is the one that had this rank last time. It determines only
-# the shape of the tree.
+# The probability that the next token is the one with this rank at the last occurrence. They only
+# determine the shape of the tree.
 RANK_PROBS = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
 
 

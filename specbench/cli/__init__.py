@@ -88,7 +88,7 @@ for _group, _commands in _COMMANDS.items():
 
 
 class _PlainStream:
-    """A stream that replaces control characters with visible ones; rich finds the original stream.
+    """A stream that replaces control characters with visible ones; rich can unwrap it.
 
     Progress bars of libraries may still return to the beginning of a line.
     """

@@ -23,7 +23,7 @@ _PANEL = "Your own pair, without a pairings file"
 
 @dataclass(frozen=True, kw_only=True)
 class AdhocPairing:
-    """The pairing of --target and --draft; none without --target."""
+    """The options --target and --draft, and the pairings that they name."""
 
     target: Annotated[
         str | None,
@@ -94,7 +94,10 @@ def known_pairings(
 
 
 def _target_of_run(name: str, runs_dir: Path) -> "Target | None":
-    """The target with these drafters; UsageError if its models no longer exist."""
+    """The target that the latest run measured under this name, with the drafters of that name.
+
+    None if no run did; UsageError if its models no longer exist.
+    """
     from specbench.inputs.config import load_pairings
     from specbench.runs import list_runs
 
@@ -123,7 +126,7 @@ def _target_of_run(name: str, runs_dir: Path) -> "Target | None":
 def find_target(
     word: str, file: Path | None, runs_dir: Path = RUNS_DIR
 ) -> "tuple[Target, tuple[DrafterSpec, ...]]":
-    """The target of this name, with its drafters in the pairings file."""
+    """The target of a word: a model, or a name in the pairings file, also with its drafters."""
     from specbench.fit.candidates import plain_name
     from specbench.inputs.model_spec import gguf_complaint, model_spec
     from specbench.inputs.pairing import Target

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from specbench.untrusted import plain
 
-WIDTH = 80  # columns that tables are made for
+WIDTH = 80  # columns that tables are laid out for
 
 
 class _PlainTexts(RenderHook):

@@ -103,7 +103,7 @@ def _hub() -> dict[str, Any]:
 def _checked(
     chosen: "Sequence[Pairing]", setup: "DeploymentSpec", *, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Each pairing's check, with its name on a terminal meanwhile."""
+    """The check of each pairing; a terminal shows the name of the one in progress."""
     from specbench.cli.console import open_console
 
     console = open_console(stderr=True)
@@ -217,7 +217,10 @@ def _notes(compatibility: "Compatibility") -> list[str]:
 
 
 def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> list[str]:
-    """Problems of a model's files, or else of running a small model of its family; None: a head."""
+    """Problems of a model's files, or else of running a small model of its family.
+
+    Files of heads, whose `model` is None, have only findings.
+    """
     from specbench.files.model import open_model
     from specbench.fit.compatibility import is_proven
 

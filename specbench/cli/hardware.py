@@ -20,7 +20,8 @@ from specbench.fit.gpus import (
 if TYPE_CHECKING:
     from specbench.fit.memory_plan import DeploymentSpec
 
-# Of NVIDIA's driver, of Windows' under Linux, and of AMD's, whose GPUs torch calls cuda too.
+# Devices of NVIDIA's driver, of Windows' driver under Linux, and of AMD's driver, whose GPUs torch
+# also calls cuda.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
@@ -40,8 +41,10 @@ def find_machine(
     gpu_memory: str | None,
     gpu_bandwidth: str | None,
 ) -> MachineSummary:
-    """The named GPU without CUDA's own share, else this machine's GPU, else its memory;
-    UsageError."""
+    """The named GPU without the memory that CUDA reserves, else this machine's GPU or CPU.
+
+    UsageError for a GPU that is unknown or has too little memory.
+    """
     if gpu is None and gpu_memory is None and gpu_bandwidth is not None:
         raise UsageError("--gpu-bandwidth needs --gpu-memory, or the name of a --gpu")
     memory = parse_bytes(gpu_memory) if gpu_memory else None
@@ -96,7 +99,7 @@ def has_gpu_driver() -> bool:
 
 
 def torch_build() -> str | None:
-    """`CUDA 13.0`, `HIP 7.1`, or `CPU` for a build without GPUs; None if its files do not say."""
+    """`CUDA 13.0`, `HIP 7.1`, or `CPU` for a build without GPUs; None if it is unknown."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None

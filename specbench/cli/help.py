@@ -41,7 +41,7 @@ Three things to do next:
 specbench --help lists every command."""
 
 
-# Options that had other names before 0.1.0, each with the names that took its place.
+# Options that were renamed before 0.1.0, each with its new names.
 _RENAMED = {
     "--acceptance": ("--simulate-acceptance",),
     "--budget": ("--time-budget",),
@@ -71,7 +71,7 @@ _RENAMED = {
     "--tokens": ("--num-tokens",),
     "--write": ("--output",),
 }
-_WITH_RARE = ("run", "sweep-k", "verify")  # their --help leaves these out, --help-all does not
+_WITH_RARE = ("run", "sweep-k", "verify")  # their --help omits rare options
 _RARE = {"--ray", "--gpus-per-task", "--skip-memory-check", "--verbose"} | {
     name
     for leaf in leaves(RunSettings)
@@ -97,7 +97,7 @@ class Commands(TyperGroup):
                 formatter.write_dl(records)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The new name is suggested for a command that was renamed."""
+        """Suggests the new name of a command that was renamed."""
         if args[0] == "watch":
             ctx.fail("No such command 'watch'. Did you mean 'inspect'?")
         return super().resolve_command(ctx, args)
@@ -113,8 +113,8 @@ class GroupedCommand(TyperCommand):
                 parameter.metavar = parameter.metavar or parameter.name.upper()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """--help-all is --help with all options; an option that was renamed suggests its new
-        name."""
+        """--help-all is --help with all options. Suggests the new name of an option that was
+        renamed."""
         if "--help-all" in args:
             ctx.meta[_ALL] = True
             args = ["--help"]
@@ -151,7 +151,7 @@ class GroupedCommand(TyperCommand):
 
 
 def _hints_to_repeat(parameters: Iterable[Any], words: Sequence[str]) -> Iterator[str]:
-    """A correction for each option with one value that was given two."""
+    """A correction for each option that takes one value and got two."""
     names = {name for parameter in parameters if parameter.multiple for name in parameter.opts}
     for option, first, second in zip(words, words[1:], words[2:], strict=False):
         if option in names and not second.startswith("-"):

@@ -164,8 +164,8 @@ class _RoundPrinter:
         return pieces
 
     def _piece(self, token: int, text: Callable[[tuple[int, ...]], str]) -> str:
-        """The text that a token adds; a part of a character is its id, and the last part the
-        whole character."""
+        """The text that a token adds. Tokens with a part of a character show their id, except the
+        last of them, which shows the whole character."""
         before = tuple(self._known[-_CONTEXT:])
         old, new = text(before).rstrip("\ufffd"), text((*before, token))
         piece = new[len(old) :] if new.startswith(old) else text((token,))

@@ -1,5 +1,5 @@
-"""`specbench list`: pairings (also those that fit, or as the hub has them), workloads, methods,
-metrics and runs."""
+"""`specbench list`: pairings (also only those that fit, or compared with the hub), workloads,
+methods, metrics and runs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -89,7 +89,7 @@ def list_things(
 def _require_together(
     kind: str, *, fits: bool, gpu: str | None, check_hub: bool, write: Path | None
 ) -> None:
-    """UsageError for options that would do nothing."""
+    """UsageError for options that would have no effect."""
     if (fits or check_hub) and kind != "pairings":
         raise UsageError(f"--fits and --check-hub are for list pairings, not list {kind}")
     if fits and check_hub:
@@ -146,12 +146,12 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
 
 
 def _note(pairing: "Pairing", *, is_first: bool) -> str:
-    """The drafter's, after the target's at the first of its pairings."""
+    """The drafter's note; the first pairing of a target begins with the target's note."""
     return f"{pairing.target.note if is_first else ''} {pairing.drafter.note}".strip()
 
 
 def _origin(drafter: "DrafterSpec") -> dict[str, str | None]:
-    """Where the entry was read; each None for an entry of the user's own."""
+    """The page that published the entry; all values are None for entries of the user."""
     if drafter.origin is None:
         return dict.fromkeys(("source", "checked", "license", "figure"))
     return {**asdict(drafter.origin), "checked": drafter.origin.checked.isoformat()}

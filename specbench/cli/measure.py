@@ -286,7 +286,7 @@ def _show_plan(
     is_here: bool,
     as_json: bool,
 ) -> None:
-    """Prints the plan; if `is_here`, also what prevents its servers from starting."""
+    """Prints the plan; if `is_here`, also the reasons why it cannot be measured here."""
     from specbench.bench.planning import fit_warnings, plan_targets, requested_dtype
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_servers

@@ -76,7 +76,7 @@ _KEYWORD, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 
 
 class _Input(NamedTuple):
-    """A parameter of a command, or a field of a group that is one."""
+    """A parameter of a command, or a field of a group of settings that is one."""
 
     name: str
     hint: Any
@@ -84,10 +84,10 @@ class _Input(NamedTuple):
 
 
 def spread(command: Callable[..., None], **shown: str) -> Callable[..., None]:
-    """The command with an option for each field of its groups of settings; it gets the groups.
+    """Turn a command that takes groups of settings into one with an option for each field.
 
-    Typer reads options only from a function's signature. `shown`, by field: defaults that its help
-    prints instead of those of the settings.
+    Typer reads options only from a function's signature. `shown` has, by field, the defaults that
+    help prints instead of those of the settings.
     """
     hints = get_type_hints(command, include_extras=True)
     inputs = [
@@ -138,7 +138,7 @@ def _values(inputs: list[_Input], typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inputs_of(group: Any, default: Any) -> list[_Input]:
-    """The fields of a group; `default`: a group whose values are the defaults here."""
+    """The fields of a group; a `default` group has the defaults."""
     hints = get_type_hints(group, include_extras=True)
     inputs = []
     for field in fields(group):
@@ -158,7 +158,7 @@ def _heading(group: type) -> str:
 def _as_typer(
     name: str, kind: Any, option: Option, default: Any, panel: str | None
 ) -> tuple[Any, Any]:
-    """The annotation that typer wants, and the default as it is typed."""
+    """The annotation that typer expects, and the default as it is typed."""
     if option.is_repeated:
         kind, default = list[str] | None, None
     elif option.read is not None or choices_of(kind):
@@ -191,7 +191,7 @@ def _value(name: str, kind: Any, option: Option, default: Any, typed: Any) -> An
 
 
 def _typed(default: Any) -> str | None:
-    """The words that mean a default; None if there are none."""
+    """A default as it would be typed; None if it cannot be typed."""
     if isinstance(default, str):
         return default
     if isinstance(default, tuple) and default:

@@ -83,7 +83,7 @@ def plan_document(
 
 
 def left_out(plans: Sequence[TargetPlan]) -> dict[str, None]:
-    """Warnings about cells that are left out, each once."""
+    """Each warning about cells that are left out, once."""
     return dict.fromkeys(warning for plan in plans for warning in plan.left_out)
 
 

@@ -114,9 +114,9 @@ def _count(cell: _LiveCell, request: RequestRecord, *, is_alone: bool) -> None:
 
 
 class FinishedCells:
-    """A line per cell for a log, when later blocks of its setting omit it or its phase ends.
+    """The lines of a log: one per cell, once later blocks of its setting omit it or its phase ends.
 
-    A session of a server serves one cell per block, so its line follows that block.
+    A session of a server serves one cell per block, so the line follows its block.
     """
 
     def __init__(self) -> None:

@@ -83,8 +83,8 @@ def pairing_entry(
 ) -> str:
     """The entry for the pairings file, with `model:` relative to the file in use.
 
-    `word` is the target as the command line named it. The entry is a drafter if the file has the
-    target, a target if it has not, and a whole file if there is none.
+    `word` is the target as it was typed. The entry is a drafter if the file has the target, a
+    target if it does not, and a whole file if the file does not exist.
     """
     from specbench.fit.pairings_file import relative_path
 

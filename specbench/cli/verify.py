@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from specbench.verify.evidence import Evidence
     from specbench.verify.judge import Finding
 
-# The deviation that 8,192 tokens per cell detect with four cells; with more cells, the correction
-# for several tests needs more tokens per cell. docs/verify.md lists what they detect.
+# The deviation that 8,192 tokens per cell detect with four cells. With more cells, the correction
+# for several tests needs more tokens per cell: docs/verify.md has a table.
 PRECISION = 0.0305
 BUDGET = "30m"
 TOKENS_OF_SERVERS = 16384  # of each K and temperature

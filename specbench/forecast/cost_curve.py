@@ -14,8 +14,8 @@ from specbench.stats.intervals import LogRatio, paired_log_ratio, product
 class CostCurve:
     """Costs of a round at every K; `source` is their engine, None: measured on this machine.
 
-    Those measured here are of interleaved timing repetitions, the i-th of each K paired. Those of
-    another engine are not paired.
+    Costs measured here are of interleaved timing repetitions, and the i-th of each K are paired.
+    Costs of another engine are not paired.
     """
 
     visits: Mapping[int, tuple[float, ...]]
@@ -44,9 +44,9 @@ def measured_here(
 ) -> CostCurve | None:
     """The curve of costs that were measured together; None without K = 0.
 
-    `num_rounds` are those of each answer, by K: the fewer, the more its first ones count. A K
-    whose repetitions are not those of K = 0 was cut short, and is left out; of a K that was
-    measured again the last one counts.
+    `num_rounds` has, by K, the rounds of each output: the fewer, the more its first rounds count. A
+    K with other repetitions than K = 0 was cut short, and is left out. If a K was measured more
+    than once, the last costs count.
     """
     newest = {
         cost.num_speculative_tokens: cost.of_answers(num_rounds[cost.num_speculative_tokens])
@@ -99,7 +99,7 @@ def curve_from(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[in
 
 
 def left_out(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> str:
-    """Which of `ks` the costs do not cover, and why, in a sentence; empty if they cover all."""
+    """A sentence about the `ks` that the costs do not cover; empty if they cover all."""
     covered = curve_from(costs, concurrency=concurrency, ks=ks).visits
     missing = [f"{k}" for k in sorted(set(ks)) if k not in covered]
     if not missing:

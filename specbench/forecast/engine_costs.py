@@ -117,7 +117,7 @@ def _from_zero(value: Value) -> float:
 
 
 def _as_number(value: Value) -> Value:
-    """JSON writes 1e-05, which YAML 1.1 takes for text."""
+    """A number also for 1e-05, which JSON writes and YAML 1.1 reads as text."""
     if isinstance(value.node, yaml.ScalarNode) and value.node.tag.endswith(":str"):
         try:
             text = repr(float(value.node.value))
@@ -302,7 +302,7 @@ def check_sources(sources: Iterable[str]) -> None:
 
 
 def read_file(path: Path) -> list[EngineCost]:
-    """A table, a benchmark's results or a run; UsageError says what is wrong, and in which line."""
+    """The costs of a table, a benchmark's results or a run; UsageError names the wrong line."""
     if path.is_dir():
         return read_run(path)
     if path.suffix.lower() in (".json", ".jsonl"):

@@ -1,14 +1,14 @@
-"""Which K would be fastest, before any of them is measured: replayed rounds over their costs.
+"""Forecasts the fastest K before any K is measured, from replayed rounds and costs of rounds.
 
 speedup(K) = tokens emitted per round(K) x cost of a step / cost of a round(K), Leviathan et al.
-2023 (arXiv:2211.17192), theorem 3.8, with replayed tokens and measured costs in the place of
-its assumptions. Prompts are the unit of the interval; the costs' own error is joined in.
+2023 (arXiv:2211.17192), theorem 3.8, with replayed tokens and measured costs instead of its
+assumptions. Intervals are over prompts, and include the error of the costs.
 
-The output is the target's whatever is drafted, so rounds are a walk along a known text: one that
-starts after token s and accepts a draft tokens starts the next after token s + a + 1. At
-temperature 0 the text decides every step, and the counts are those of a measured run. Above it
-each step has a probability, and the walk is followed with all of them (a renewal process, not
-independent draft tokens), so the counts are exact expectations for this text.
+Drafts do not change the target's output, so rounds are steps along a known text: if a round starts
+after token s and accepts a draft tokens, the next one starts after token s + a + 1. At temperature
+0 the text determines every step, and the counts are those of a measured run. Above it each step has
+a probability. All steps are followed (a renewal process, not independent draft tokens), so the
+counts are exact expectations for this text.
 """
 
 import math
@@ -57,7 +57,7 @@ def replay_one(trace: TraceRecord, k: int) -> RoundCounts:
     histogram_A = rounds_SA.sum(0)
     num_accepted = float(histogram_A @ num_accepted_A)
     emitted_SA = steps.next_SA - np.arange(len(starting_S))[:, None]
-    # A round that the text's end cut short emits what it accepted and rejects nothing.
+    # A round that the end of the text cuts short emits all that it accepts, and rejects nothing.
     is_rejecting_SA = (num_accepted_A < steps.drafted_S[:, None]) & (emitted_SA > num_accepted_A)
     return RoundCounts(
         num_rounds=float(starting_S.sum()),
@@ -78,7 +78,7 @@ def _steps(trace: TraceRecord, k: int) -> _StepCosts:
     drafted = [min(drafted, k) if trace.is_chain else drafted for drafted in trace.num_drafted]
     drafted_S = np.array(drafted if k else [0] * num_starts, dtype=np.int64)
     starts_S1 = np.arange(num_starts)[:, None]
-    # The text ends with its last token, also in the middle of what was accepted.
+    # The text ends with its last token, also within the accepted draft tokens.
     next_SA = np.minimum(starts_S1 + 1 + np.arange(k + 1), num_starts)
     return _StepCosts(accepted_SA, drafted_S, next_SA)
 
@@ -91,9 +91,9 @@ def _accepted(chances: Sequence[float], k: int) -> list[float]:
 
 
 def _starting(steps: _StepCosts) -> Floats:
-    """Expected number of rounds, 0 to 1, that start at each place."""
+    """Expected number of rounds, 0 to 1, that begin at each start."""
     num_starts = len(steps.drafted_S)
-    starting = np.zeros(num_starts + 1)  # the last place is the end of the text
+    starting = np.zeros(num_starts + 1)  # the last entry is the end of the text
     starting[0] = 1.0
     for start in range(num_starts):
         if starting[start]:
@@ -107,8 +107,8 @@ WORTH = 0.02  # a K that may beat the best one by more than this is also measure
 # drafts depend on the tokens that its own rounds checked, 5% to 14% fewer were replayed than
 # measured.
 INEXACT = 0.07
-# Standard error of the ratio of two K's costs beyond their repetitions': those are of all
-# workloads, and a workload's own are others (benchmarks/README.md).
+# Standard error of the ratio of two K's costs, in addition to that of their repetitions, which are
+# of all workloads: a single workload has different costs (benchmarks/README.md).
 _SHARED = 0.02
 
 _APPROXIMATION = LogRatio(
@@ -124,7 +124,7 @@ class Rounds(NamedTuple):
     num_rounds: NDArray[np.float64]
     num_emitted: NDArray[np.float64]
     pooled: RoundCounts
-    of_texts: tuple[float, ...]  # rounds of each answer, a prompt's turns apart
+    of_texts: tuple[float, ...]  # rounds of each output, one per turn
 
     @property
     def tokens(self) -> LogRatio:
@@ -134,12 +134,12 @@ class Rounds(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """How often each traced prompt is decoded at every K: in the sweep, and after a forecast."""
+    """Times that each traced prompt is decoded at every K: in a sweep, and after a forecast."""
 
     sweep: float = 1.0
     after: float = 1.0
-    trace_s: float = 0.0  # spent already, on traces
-    costs_s: float = 0.0  # and on round costs
+    trace_s: float = 0.0  # already spent on traces
+    costs_s: float = 0.0  # already spent on round costs
 
 
 def forecast(
@@ -161,7 +161,7 @@ def forecast(
     rounds = {k: counts for k in known if (counts := replayed(traces, k)) is not None}
     if 0 not in rounds:
         raise ValueError(_NOTHING_KNOWN)
-    # Concurrent requests would draft from one another's answers, a trace drafts from its own.
+    # Concurrent requests would draft from each other's outputs; a trace drafts only from its own.
     is_shared = key.condition.concurrency > 1 and find_method(key.draft.method).learns
     is_exact = all(trace.is_exact for trace in traces) and not is_shared
     record = replace(
@@ -214,7 +214,7 @@ _NOTHING_KNOWN = "no K > 0 has both acceptance and costs"
 def _of_rounds(
     key: CellKey, rounds: Mapping[int, Rounds], curve: CostCurve, *, is_exact: bool = True
 ) -> ForecastRecord:
-    """The forecast of rounds by K, 0 among them; ValueError without another K."""
+    """The forecast from rounds by K, including K = 0; ValueError without another K."""
     if len(rounds) < 2:
         raise ValueError(_NOTHING_KNOWN)
     points = tuple(_point(k, rounds[k], curve, is_exact=is_exact) for k in sorted(rounds))
@@ -257,13 +257,13 @@ def replayed(traces: Sequence[TraceRecord], k: int) -> Rounds | None:
 def choose(
     points: Sequence[ForecastPoint], curve: CostCurve, *, is_exact: bool = True
 ) -> tuple[int, tuple[int, ...]]:
-    """The best K, 0 among them, and the K > 0 that are worth measuring, best first.
+    """The best K, which may be 0, and the K > 0 that are worth measuring, best first.
 
     The best has the highest forecast; of those within 1% the smallest K. Another K > 0 is worth
-    measuring if it may be more than 2% faster than the best. Only the error of the costs counts for
-    this, with a workload's deviation, and not the spread over prompts: the same prompts would be
-    measured, and their acceptance is known. A method whose replay is an approximation adds the
-    error of that.
+    measuring if it may be more than 2% faster than the best. For this, only the error of the costs
+    and a workload's deviation count. The spread over prompts does not: the same prompts would be
+    measured, and their acceptance is known. If the replay of a method is an approximation, its
+    error is added.
     """
     speeds = {p.num_speculative_tokens: (p.speedup.estimate if p.speedup else 1.0) for p in points}
     best = _fastest(speeds)

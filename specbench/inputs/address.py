@@ -1,4 +1,4 @@
-"""Where a server is, and the key it is asked with."""
+"""The address of a server, and the API key for its requests."""
 
 import os
 import re
@@ -10,17 +10,17 @@ from specbench.errors import UsageError
 
 KEY = "SPECBENCH_API_KEY"  # its value is in no record, log, report or list of processes
 EXAMPLE = "http://localhost:8000"
-# Characters that a header may hold and no quotation escapes: else a key could be repeated in a
-# form in which it is not found.
+# Characters that a header may contain and that no quoting escapes: an escaped key would not be
+# recognized in a server's message, and would not be removed from it.
 _SENDABLE = re.compile(r"""[!#-&(-\[\]-~]+""")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
-    """A server's place. No secret is in it: addresses are stored, and seen in process lists."""
+    """The address of a server. It has no secrets: it is stored, and visible in process lists."""
 
     root: str
-    k: int | None = None  # what `#k=0` says that it runs
+    k: int | None = None  # the K that the server runs, as in `#k=0`
 
     @property
     def api(self) -> str:
@@ -28,7 +28,7 @@ class Address:
 
     @classmethod
     def at(cls, url: str, option: str) -> "Address":
-        """UsageError, which names the option, for anything but the address of a server."""
+        """The address of a URL; UsageError, which names the option, if it is not a server's."""
         try:
             parts = urlsplit(url)
         except ValueError as error:  # not shown: it may contain a password

@@ -1,6 +1,6 @@
 """Reads pairings.yaml into frozen records, strictly.
 
-    default: demo                  # what runs when no pairing is named: a name or a list
+    default: demo                  # runs if no pairing is named: a name or a list
     defaults:                      # for all targets and drafters below
       dtype, device_map, num_speculative_tokens
     targets:
@@ -10,7 +10,7 @@
         workloads: demo            # a folder of this target's own prompts, or `demo`
         drafters:
           NAME:
-            method: draft_model    # one of `specbench list methods`, or one arriving later
+            method: draft_model    # one of `specbench list methods`
             model: demo:draft      # if the method has one, with the target's model keys
             parameters: {}         # the method's own
             lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
@@ -180,7 +180,7 @@ _KEYS = ("rule", *dict.fromkeys(p for parameters in RULES.values() for p in para
 
 
 def _lossy(value: Value) -> LossyRule:
-    """`typical`, or `{rule: typical, alpha: 0.5}` for other parameters than the rule's own."""
+    """`typical`, or `{rule: typical, alpha: 0.5}` if a parameter is not at its default."""
     is_name = not value.is_mapping
     rule = value if is_name else value.section(allowed=_KEYS).must("rule", lambda v: v)
     name = one_of(tuple(RULES))(rule)

@@ -4,7 +4,7 @@ The first user message grows from QUESTION to
 
     Earlier material:
 
-    (what other prompts say)
+    (text of other prompts)
 
     ---
 
@@ -29,7 +29,7 @@ SEPARATOR = "---"
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.!?])\s|\n|(?<=[\u3002\uff01\uff1f])")
 _WORD = re.compile(r"\s+")
-_WORD_REACH = 64  # characters to both sides in which the end of a word is looked for
+_WORD_REACH = 64  # characters on both sides within which the end of a word is searched
 _CHARS_PER_TOKEN = 4.0  # of English, for the first guess only
 
 
@@ -85,9 +85,9 @@ def lengthen(
     `count_tokens` returns the number of tokens of a first turn, chat template included; it is
     called few times, because each call tokenizes everything. The question stays whole and last; id,
     system messages, tools and later turns are unchanged. The text ends with a paragraph, else a
-    sentence, else a word, and inside a word only if one is longer than the 2%. A prompt that is
-    too long already, also with the words around the text, or whose first turn has no user message
-    is returned unchanged. UsageError below one token.
+    sentence, else a word, and inside a word only if one is longer than the 2%. The prompt is
+    returned unchanged if it is too long already, or would be with the words around the text, or if
+    its first turn has no user message. UsageError below one token.
     """
     if num_tokens < 1:
         raise UsageError(f"a context of {num_tokens} tokens: at least 1 is needed")

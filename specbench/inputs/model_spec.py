@@ -83,7 +83,7 @@ def read_model_spec(keys: YamlMapping, dtype: str, device_map: str | None) -> Mo
 
 
 def read_device_map(value: Value) -> str:
-    """A placement that `from_pretrained` knows by name, or one device."""
+    """A placement that `from_pretrained` accepts by name, or one device."""
     device_map = value.text()
     if not _DEVICE_MAP.fullmatch(device_map):
         value.fail(
@@ -96,7 +96,7 @@ def read_folder(value: Value) -> Path:
     """A folder that exists; a relative one is relative to the file's folder."""
     written = value.text()
     path = Path.home() / written[2:] if written.startswith("~/") else Path(written)
-    folder = Path(normpath(value.file.parent.resolve() / path))  # so that it can be read
+    folder = Path(normpath(value.file.parent.resolve() / path))  # without `..`, for messages
     try:
         is_there = folder.is_dir()
     except OSError as wrong:  # a name too long, a parent that may not be read
@@ -174,7 +174,7 @@ def _is_in_hub_cache(hub_id: str) -> bool:
 
 def _shipped_model(name: str, folder: Path, noun: str, fail: Callable[[str], NoReturn]) -> Path:
     known = sorted(path.parent.name for path in folder.glob("*/config.json"))
-    if known and name not in known:  # with none at all (before training), loading says so
+    if known and name not in known:  # if there are none at all (before training), loading fails
         fail(f"no {noun} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
     return folder / name
 

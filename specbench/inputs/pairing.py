@@ -33,10 +33,10 @@ class DrafterSpec:
     method: str
     model: ModelSpec | None = None
     parameters: Mapping[str, Setting] = field(default_factory=dict)
-    num_speculative_tokens: int | None = None  # None: chosen by the program
+    num_speculative_tokens: int | None = None  # None: the default of a run
     lossy: LossyRule | None = None  # None: the text is the target's own
     note: str = ""
-    origin: Origin | None = None  # None: an entry of the user's own
+    origin: Origin | None = None  # None: an entry of the user
 
 
 TARGET_ONLY = DrafterSpec(name=NO_DRAFTER, method=NO_DRAFTER)

@@ -18,12 +18,13 @@ from typing import Any, NoReturn
 from specbench.errors import WorkloadError
 from specbench.whole_file import read_errors_named
 
-MAX_ROW_BYTES = 2**24  # a prompt of a million tokens is a quarter of it
+MAX_ROW_BYTES = 2**24  # a prompt of a million tokens has a quarter of that
 
 _PIECE_BYTES = 2**20
 _MARK = b"\xef\xbb\xbf"  # of byte order
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
-# A string as a whole, so that no bracket or comma of a text counts; a lone quote has no end yet.
+# A string is one token, so that brackets and commas in texts do not count. A lone quote begins a
+# string whose end is in the next piece.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},"]', re.DOTALL)
 _FILLED = re.compile(rb"\S")
 
@@ -51,7 +52,7 @@ class Row:
 
     file: Path
     line: int
-    item: int | None = None  # its place in a JSON array
+    item: int | None = None  # its number in a JSON array
 
     @property
     def number(self) -> int:
@@ -167,7 +168,7 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
-    """The object that the row is, without its nulls. WorkloadError."""
+    """The row as an object, without its nulls. WorkloadError."""
     try:
         entry = json.loads(
             content.decode(),
@@ -175,7 +176,7 @@ def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
             parse_constant=_not_finite,
             parse_float=_finite,
         )
-        # Only an escape can be half a pair.
+        # Only an escape can be half of a surrogate pair.
         is_text = b"\\u" not in content or not _HALF_PAIR.search(
             json.dumps(entry, ensure_ascii=False)
         )
@@ -189,7 +190,7 @@ def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
         )
     except RecursionError:
         row.fail("nested too deeply")
-    except ValueError as wrong:  # ours below, and numbers of thousands of digits
+    except ValueError as wrong:  # from the hooks below, and for numbers with thousands of digits
         row.fail(f"not usable JSON: {wrong}")
     if not isinstance(entry, dict):
         row.fail(f"expected an object, not {kind(entry)}")

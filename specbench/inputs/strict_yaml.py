@@ -1,8 +1,8 @@
 """A YAML file read strictly: every value knows its file, line and key.
 
-Plain loading forgets lines and lets the last of two equal keys win. Here the node graph is
-read instead, and no object is ever constructed from it. Anchors, aliases and tags are
-refused: they are what makes a small file expand without bound or build foreign objects.
+Plain loading drops the lines, and of two equal keys the last one wins. Here the node graph is read
+instead, and no object is ever constructed from it. Anchors, aliases and tags are refused, because
+with them a small file could expand without bound or construct foreign objects.
 """
 
 import math
@@ -273,7 +273,7 @@ def _compose(text: str, loader: type[yaml.SafeLoader | yaml.CSafeLoader]) -> yam
                 reason = f"nested deeper than {MAX_DEPTH} levels"
             if reason:
                 break
-    except (ValueError, OverflowError) as wrong:  # PyYAML's answer to escapes beyond Unicode
+    except (ValueError, OverflowError) as wrong:  # PyYAML raises these for escapes beyond Unicode
         reason = f"not YAML: {wrong}"
     if reason:
         raise yaml.MarkedYAMLError(problem=reason, problem_mark=mark)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ _OURS = ("thinking", "extra_body")  # a column of a published set may have these
 API_SETTINGS = tuple(name for name in SETTINGS if name not in _OURS)
 _FORMATS = ("json_object", "json_schema")
 _TOOL_CHOICES = ("none", "auto", "required")
-# Fields that the run decides, so that what is measured is what was asked for.
+# Fields that the run sets, so that it measures what was requested.
 _OF_RUN = (
     *("model", "messages", "prompt", "stream", "stream_options", "n", "tools"),
     *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed"),
@@ -59,7 +59,7 @@ def _given_settings(entry: Mapping[str, Any], *, strict: bool) -> dict[str, Any]
 def read_settings(
     given: Mapping[str, Any], refuse: Refuse, defaults: Mapping[str, Any]
 ) -> RequestSettings:
-    """Settings of those names, checked; `refuse` raises the error. A row's win over `defaults`."""
+    """The settings, checked. Those of a row override `defaults`; `refuse` raises the errors."""
     values = {**defaults, **given}
     readers: dict[str, Callable[[Any, str, Refuse], Any]]
     readers = {"stop": _stop, "response_format": _response_format, "thinking": flag}
@@ -125,24 +125,26 @@ _ENDPOINTS = ("/chat/completions", "/completions", "/responses")
 _READ_OF_BODY = {"messages", "prompt", "input", "instructions", "tools", "chat_template_kwargs"}
 _READ_OF_BODY.update(API_SETTINGS)
 _NO_SETTINGS = {"model", "stream", "stream_options", "user", "metadata", "store"}
-_NOT_APPLIED = {  # of requests that are rows themselves, next to columns of any other name
+# Settings in rows that are requests themselves. Such rows may have any other columns.
+_NOT_APPLIED = {
     *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens"),
     *("max_output_tokens", "output_tokens", "frequency_penalty", "presence_penalty"),
     *("repetition_penalty", "logit_bias", "reasoning"),
 }
-_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # of SPEED-Bench, for texts of others
+# In SPEED-Bench, in place of texts from other sets.
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 _Messages = tuple[Message, ...]
 
 
 class KnownSet(NamedTuple):
-    """Rows that have all `fields`. `read` makes turns of the first of them."""
+    """A layout of rows that have all `fields`; `read` makes turns from the first one."""
 
     name: str
     fields: tuple[str, ...]
     read: "Callable[[Mapping[str, Any], KnownSet, Refuse], list[_Messages]]"
     id: tuple[str, ...] = ("id", "question_id")  # the first that a row has; else its number
-    then: str = ""  # a field whose text follows the prompt, if there is any
+    then: str = ""  # a field whose text follows the prompt, if a row has it
     is_whole: bool = False  # a row has no other fields
     is_request: bool = False  # the row is the body of an API call
     may_skip: bool = False  # rows without a question are left out
@@ -168,10 +170,10 @@ def read_prompt(
 ) -> Prompt:
     """The prompt of a row; `strict` refuses keys that our own format does not have.
 
-    `taken`: the ids before it, and their lines. `field` is read as the prompt, whatever set the
-    row seems to be of. `defaults`: settings of the workload's requests; None ignores those of rows.
-    Trailing assistant messages are dropped: the target generates them. Without an id the row's
-    number is the id. WorkloadError, and SkippedRow unless `strict`.
+    `taken`: the ids before it, and their lines. `field` is read as the prompt, even if the row
+    looks like one of a known set. `defaults`: settings of the workload's requests; None ignores
+    those of rows. Trailing assistant messages are dropped: the target generates them. Without an id
+    the row's number is the id. WorkloadError, and SkippedRow unless `strict`.
     """
     entry, not_applied = row_object(content, row), None
     body = entry
@@ -382,7 +384,7 @@ def _joined(parts: Sequence[Mapping[str, Any]], refuse: Refuse) -> str:
     return "\n".join(text(part.get("text"), "a part of a message", refuse) for part in parts)
 
 
-# The first that fits is read: a conversation counts before the text that it began with.
+# The first one that fits is used, so a conversation precedes the text that it began with.
 KNOWN_SETS = (
     KnownSet("SPEED-Bench, prepared", ("messages", "question_id"), _questions),
     KnownSet("OpenAI chat", ("messages",), _conversation),
@@ -413,7 +415,7 @@ def _field_of(entry: Mapping[str, Any], path: str) -> Any:
 
 
 def _named_set(field: str, value: Any) -> KnownSet:
-    """How the field that --prompt-field names is read: by the type of its value."""
+    """The layout for --prompt-field, by the type of the field's value."""
     read = _one_prompt
     if isinstance(value, list):
         read = _conversation if value and all(isinstance(v, dict) for v in value) else _prompts

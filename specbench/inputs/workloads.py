@@ -10,8 +10,8 @@ A workload is two files: NAME.jsonl, one prompt per line, and NAME.yaml, its car
     prompts: 48
     request: {thinking: true}  # settings of requests, which rows may override
 
-Any other file of prompts is read as it was published: workload_formats.py says which sets, and
-prompt_rows.py in which files.
+Any other file of prompts is read as it was published: workload_formats.py has the known sets, and
+prompt_rows.py the kinds of files.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from specbench.settings.words import nearest
 from specbench.shipped import shipped
 from specbench.whole_file import read_errors_named
 
-MOST_CHARACTERS = 2**27  # of text; 30,000 long conversations, more than any run asks
+MOST_CHARACTERS = 2**27  # of text; 30,000 long conversations, more than any run needs
 _PROMPT_CHARACTERS = 2**10  # memory of a prompt and its messages without their text
 
 
@@ -76,7 +76,7 @@ def _size(prompt: Prompt) -> int:
 
 
 MAX_NEW_TOKENS = 131_072
-MOST_REASONS = 5  # why rows were skipped, each printed
+MOST_REASONS = 5  # for skipped rows, in a note
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 
 CARD_KEYS = ("name", "description", "license", "sha256", "max_new_tokens", "prompts", "request")
@@ -166,12 +166,11 @@ def load_workload(
     field: str | None = None,
     without_settings: bool = False,
 ) -> Workload:
-    """The workload of that name, or the file of prompts: what has a dot or a slash is a file.
+    """The workload of a name, or the prompts of a file, if the name has a dot or a slash.
 
-    A name is looked for in `folder` (a pairing's own workloads), then in workloads/ of the
-    working folder, then among those shipped. `field` contains the prompt in the rows of a
-    file, if it is not that of a known set. Whatever is wrong raises WorkloadError with file, line
-    and reason.
+    A name is looked up in `folder` (a pairing's own workloads), then in workloads/ of the working
+    folder, then among the shipped ones. `field` is the field with the prompt in the rows of a file
+    that is not of a known set. WorkloadError gives file, line and reason.
     """
     if "." in name or "/" in name:
         return _load_file(Path(name), field, None if without_settings else {})
@@ -223,7 +222,7 @@ def _load_with_card(card: Path, without_settings: bool) -> Workload:
     if name != path.stem:
         keys.entries["name"].fail(f"{name!r} is not the file's name, {path.stem!r}")
     settings = None if without_settings else keys.may("request", _card_settings, {})
-    prompts = _strict_prompts(path, settings)  # first: a malformed line says more than a sum
+    prompts = _strict_prompts(path, settings)  # first: malformed lines explain more
     sha256 = keys.must("sha256", _digest)
     if sha256 != _sha256(path):
         keys.entries["sha256"].fail(
@@ -293,7 +292,7 @@ def _not_applied(file: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:
 
 
 def _skipped(file: str, skipped: Counter[str], num_rows: int) -> tuple[str, ...]:
-    """How many rows were skipped and why, in one sentence."""
+    """A sentence with the number of skipped rows and the reasons; empty if there are none."""
     if not skipped:
         return ()
     most = skipped.most_common(MOST_REASONS)

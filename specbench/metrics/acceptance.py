@@ -174,8 +174,8 @@ def mean_acceptance_length_of_engine(cell: CellData) -> float | None:
 
 
 def _length_by_requests(requests: tuple[RequestRecord, ...]) -> float | None:
-    """The length by the counts of requests; None if one lacks what its last round accepted past the
-    end.
+    """The length by the counts of requests; None if one does not have the tokens that its last
+    round accepted past the end.
     """
     accepted, rounds = 0, 0
     for request in requests:

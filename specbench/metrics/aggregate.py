@@ -106,7 +106,7 @@ def aggregate_cells(
 
 
 def _sharing(cells: Iterable[CellData]) -> Iterator[CellData]:
-    """Cells with the same baseline share one tuple of it, and what is computed from it."""
+    """Cells with the same baseline share its tuple, and the results computed from it."""
     first: dict[tuple[int, ...], CellData] = {}
     for cell in cells:
         owner = first.setdefault(tuple(map(id, cell.baseline)), cell)
@@ -215,7 +215,7 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) ->
     ]
     bound = _bound_by(sides)
     sound = [side for side, reason in zip(sides, bound, strict=True) if not reason]
-    is_rule = any(bound) and len(sound) < MIN_CYCLES  # then all of them are shown, and none used
+    is_rule = any(bound) and len(sound) < MIN_CYCLES  # then all are kept, and the cell is invalid
     kept = sides if is_rule else sound
     parts, bases = [side.cell for side in kept], [side.base for side in kept]
     cell, base = _joined(parts), _joined(bases)
@@ -284,7 +284,7 @@ def why_bound(load: ClientLoad, event_interval_s: float | None) -> str:
 def _whole_cycles(
     cell: Sequence[_CellPart], base: Sequence[_CellPart]
 ) -> Iterator[tuple[int, int]]:
-    """Repeat and cycle number, of the cycles in which both sides had all their sessions."""
+    """Repeats, with the cycle of each, if both sides have all their sessions in it."""
     for part, other in zip(cell, base, strict=True):
         if part.cycle is not None and len(part.servers) == len(other.servers) == SESSIONS_PER_K:
             yield from ((request.repeat, part.cycle) for request in part.requests)

@@ -48,7 +48,7 @@ def best_of_gain(cell: CellData) -> float | None:
 
 
 def gain(samples: SamplesRecord) -> float:
-    """How much likelier the picked sample is than the first, in nats per token."""
+    """Mean log probability of the picked sample minus that of the first, in nats per token."""
     return samples.log_probs[samples.picked] - samples.log_probs[0]
 
 

@@ -76,7 +76,8 @@ class CellData:
     baseline_servers: tuple[ServerRecord, ...] = ()
     cycles: Mapping[int, int] = field(default_factory=dict)
     slo: Mapping[str, float] = field(default_factory=dict)  # limits of a request: seconds by metric
-    # Why the cycles with a client that was too slow on one side were kept: too few others remain.
+    # Cycles whose client was too slow on one side, and the reason if they are used because too few
+    # others remain.
     num_bound_cycles: int = 0
     client_bound: str = ""
     # The results of `once_a_baseline`, for all cells with the same baseline.
@@ -286,8 +287,8 @@ def pooled_counts(requests: Sequence[RequestRecord], k: int) -> RoundCounts | No
 def counted_by_server(cell: CellData) -> RoundCounts | None:
     """Rounds by the server's own counters, if it gives no counts per request.
 
-    They include what the last round of an output accepts past its end. Rounds that drafted
-    nothing are not counted by most servers: those are what is left of the output tokens.
+    They include the tokens that the last round of an output accepts past its end. Most servers do
+    not count rounds that drafted nothing: the remaining output tokens are from those.
     """
     counters = [load.counters for load in cell.loads]
 
@@ -329,7 +330,7 @@ def sum_of_all(values: Iterable[int | None]) -> int | None:
 
 
 def turn_of(record: RequestRecord | SamplesRecord) -> tuple[str, int, int]:
-    """Prompt, turn and repeat: what samples of one turn have in common."""
+    """Prompt, turn and repeat, which all samples of a turn share."""
     return record.prompt_id, record.turn, record.repeat
 
 

@@ -99,7 +99,7 @@ def kv_capacity_lost_tokens(cell: CellData) -> int | None:
 
 
 def least_kv_tokens(servers: Iterable[ServerRecord]) -> int | None:
-    """Room for context in the smallest KV cache of these sessions; None if no server reports it."""
+    """Capacity of the smallest KV cache of these sessions, in tokens; None if none is reported."""
     return min((s.kv_tokens for s in servers if s.kv_tokens is not None), default=None)
 
 

@@ -197,7 +197,7 @@ def _chunk_gaps(cell: CellData) -> list[float]:
 def _register_tails(
     name: str, of: str, unit: str, values: Callable[[CellData], list[float]]
 ) -> None:
-    """Metrics `name`_p90, `name`_p95 and `name`_p99; `of`: what there is a value of."""
+    """Metrics `name`_p90, `name`_p95 and `name`_p99 of one value for each of `of`."""
     for percent in (90, 95, 99):
 
         def tail(cell: CellData, percent: int = percent) -> float | None:

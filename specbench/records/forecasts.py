@@ -19,7 +19,7 @@ class TraceRecord:
 
     Start s = 0 .. n - 2 means after output token s; its draft tokens predict tokens s + 1,
     s + 2 and so on. The text does not depend on the starts of rounds, so rounds are replayed over
-    it for every K without running anything (`pairing.replay`).
+    it for every K without running anything (`forecast.replay_one`).
     """
 
     target: str
@@ -97,7 +97,7 @@ class EngineCost:
     """The cost of a round in a serving engine: given by the user, or measured there."""
 
     source: str  # the name of the file or the address of the server, as shown
-    engine: str  # what runs there, such as "vllm 0.32.0"
+    engine: str  # such as "vllm 0.32.0"
     num_speculative_tokens: int
     concurrency: int
     cost: float  # of a round: seconds, or steps of that engine without speculation
@@ -105,7 +105,7 @@ class EngineCost:
     # As that engine counts it, or as specbench does in a run that measured the engine.
     mean_acceptance_length: float | None = None
     speedup: float | None = None  # over K = 0, as it was measured there
-    # What it was measured with; None: any.
+    # The setting that it was measured in; None: any.
     target: str | None = None
     drafter: str | None = None
     workload: str | None = None

@@ -96,7 +96,7 @@ class Axis:
     usual: str = ""  # for sentences, at the default
     # Words of --allow-different under which it may differ; each names the first axis that has it.
     allowed_by: tuple[str, ...] = ()
-    default: Any = REQUIRED  # what a file without the entry means
+    default: Any = REQUIRED  # the value if a file has no such entry
 
     def of(self, key: Any) -> Any:
         return attrgetter(self.path)(key)
@@ -230,7 +230,7 @@ AXES: Mapping[str, Axis] = {
 
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
-ASSISTED_DEFAULT = "assisted_default"  # a peer's method whose K is its own business
+ASSISTED_DEFAULT = "assisted_default"  # a peer's method that chooses K itself
 GENERATE = "generate"  # a peer's method without drafts
 # The methods of K = 0 that others are compared with, one per engine.
 BASELINE_METHODS = (NO_DRAFTER, GENERATE)
@@ -255,7 +255,7 @@ class DraftConfig:
     drafter: str
     method: str
     length: Length
-    lossy: str | None = None  # the rule that changes the target's distribution, as LossyRule says
+    lossy: str | None = None  # the rule that changes the target's distribution, as text
 
     none: ClassVar["DraftConfig"]  # K = 0: the same for all drafters
 
@@ -300,7 +300,7 @@ class Condition:
     workload: str
     temperature: float
     concurrency: int
-    request_rate: float | None = None  # arrivals per second; None: one when a row is free
+    request_rate: float | None = None  # arrivals per second; None: closed loop
     num_samples: int = 1  # outputs per prompt, decoded together; the likeliest is chosen
     context: int | None = None  # tokens that prompts are lengthened to; None: unchanged
     request_settings: str | None = None  # those of the workload in words; None: without any
@@ -462,7 +462,7 @@ class CellKey:
 
     @classmethod
     def of_flat(cls, flat: Mapping[str, Any]) -> "CellKey":
-        """The key of a flat one, in which axes with a default may be absent."""
+        """The key with these entries; axes with a default may be absent."""
         values = {name: flat.get(name, axis.default) for name, axis in AXES.items()}
         k, adaptive = values["num_speculative_tokens"], values["adaptive"]
         values["length"] = Auto(k) if adaptive else Fixed(k)
@@ -483,7 +483,7 @@ class CellKey:
 
 @lru_cache(maxsize=4096)
 def _id_of(key: CellKey) -> str:
-    """Kept, because a run asks for the id of a cell at every step."""
+    """Cached, because a run needs the id of a cell at every step."""
     axes = (axis for axis in AXES.values() if axis.in_id and axis.of(key) != axis.default)
     return "|".join(axis.in_id.format(key=key) for axis in axes)
 

@@ -34,7 +34,7 @@ class LossyRule:
 
 
 def acceptance_rule(rule: LossyRule | str | None, temperature: float, *, draws: bool) -> str:
-    """When a draft is accepted, in words; `draws`: drafts are drawn from a distribution q."""
+    """The rule that accepts drafts, in words; `draws`: they are sampled from a distribution q."""
     if rule is not None:
         return f"the lossy rule {rule}: the text is not the target's"
     if temperature == 0:

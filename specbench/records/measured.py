@@ -169,7 +169,7 @@ class Result:
 
     @property
     def first_token_s(self) -> float | None:
-        """When the first token arrived, since the pass began."""
+        """Seconds from the start of the pass until the first token arrived."""
         if self.arrived_s is None or self.ttft_s is None:
             return None
         return self.arrived_s + self.ttft_s
@@ -293,8 +293,8 @@ class BlockRecord:
     requests: tuple[RequestRecord, ...]
     passes: tuple[PassRecord, ...] = ()
     samples: tuple[SamplesRecord, ...] = ()
-    # For a server a block is what one session decodes under one condition; the blocks of a cycle
-    # have together what a block has otherwise: every K, and K = 0.
+    # For a server, one session decodes a block under one condition. Together, the blocks of a cycle
+    # have every K and K = 0, as a single block has without a server.
     session: str | None = None  # of a ServerRecord
     cycle: int | None = None
     node: str | None = None  # of a cluster, on which it was measured
@@ -395,7 +395,7 @@ class FirstDifference:
 class ImportedRecord:
     """The figures of one cell from a result file of another tool.
 
-    `figures` has the names and units of our metrics; one that the file does not carry is absent.
+    `figures` has the names and units of our metrics, without those that the file does not have.
     `requests` are in the order they were sent, if the file has each one's times; without them
     nothing has an interval.
     """

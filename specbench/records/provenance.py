@@ -1,4 +1,4 @@
-"""How a run was measured: environment, models, plan, engines, servers, decisions on the way."""
+"""Facts about a measurement: environment, models, plan, engines, servers, decisions during it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -137,7 +137,7 @@ class KernelChoice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineRecord:
-    """How an engine ran a target: its choices, with notes if they are not as requested."""
+    """The choices of an engine that ran a target, with notes if they are not as requested."""
 
     target: Annotated[str, Doc("name of the target")]
     engine: Annotated[str, Doc("what decoded")]
@@ -299,7 +299,7 @@ ExtensionKind = Literal["drop", "precise", "confirm"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtensionRecord:
-    """A decision that changes what is measured next; a resumed run follows it."""
+    """A decision about the rest of the measurement; a resumed run follows it."""
 
     kind: ExtensionKind
     drafters: tuple[str, ...]  # that were loaded together, in order of their names

@@ -99,7 +99,7 @@ def ids_sha256(ids: Iterable[int]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How the target picks tokens. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
+    """The sampling of the target's tokens. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
 
     temperature: float = 0.0
     top_k: int = 0

@@ -166,7 +166,7 @@ _TAGS: dict[type, str] = {
     data: get_args(tag)[0] for tag, data in (get_args(line) for line in get_args(_AnyLine))
 }
 
-# Paths of keys, in run.json and in lines, that this layout once had and no code reads.
+# Paths of keys in run.json and in lines that this layout had in earlier versions. They are ignored.
 _REMOVED = (("settings", "compile"), ("data", "compile_s"))
 
 _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
@@ -194,7 +194,7 @@ def encode_line(record: StoredRecord) -> bytes:
 
 
 def decode_line(text: bytes) -> StoredRecord:
-    """The record of one line; NotJsonError or ValueError says what is wrong."""
+    """The record of one line; NotJsonError or ValueError gives the fault."""
     record: StoredRecord = _decode(_LINE, text).data
     return record
 
@@ -248,7 +248,7 @@ def _encode(adapter: TypeAdapter[Any], value: object, *, indent: int | None = No
 
 
 def removed_settings(text: bytes) -> list[str]:
-    """Settings of a run.json that changed what was measured, and that nothing reads any more."""
+    """Removed settings of a run.json that changed the measurement."""
     settings = parse_json(text).get("settings", {})
     return [name for group, name in _REMOVED if group == "settings" and settings.get(name)]
 

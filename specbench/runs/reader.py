@@ -33,7 +33,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunListing:
-    """One line of `list runs`; `problem` says why a run cannot be read."""
+    """One line of `list runs`; `problem` is the reason why a run cannot be read."""
 
     run_id: str
     created_at: str = ""
@@ -128,7 +128,7 @@ def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> S
 
 @cache
 def _kinds() -> dict[str, type]:
-    """Fields of a stored run, with the kind of record that each holds."""
+    """Fields of a stored run, with the kind of record that each contains."""
     hints = get_type_hints(StoredRun)
     return {n: get_args(h)[0] for n, h in hints.items() if get_origin(h) is tuple}
 

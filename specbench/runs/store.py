@@ -46,7 +46,7 @@ def new_run_id(now: datetime) -> str:
 
 
 def dated_later(root: Path, run_id: str) -> str | None:
-    """The last run under `root` whose id has a later time: the clock was set back since."""
+    """The last run under `root` whose id has a later time, because the clock was set back."""
     timed = (p.parent.name for p in root.glob(f"*/{RUN_FILE}") if _TIMED.fullmatch(p.parent.name))
     return max((name for name in timed if name[:-5] > run_id[:-5]), default=None)
 
@@ -160,7 +160,7 @@ class RunStore:
         command = self.run.settings.command
         if command == "import":
             return "repeat the command"
-        # Not as typed: a resumed run has its settings stored, and refuses some options.
+        # Not the command as typed: a resumed run has its settings, and refuses some options.
         words = ["specbench", command, "--runs-dir", str(self.folder.parent)]
         return f"resume with: {shlex.join([*words, '--resume', self.run.run_id])}"
 

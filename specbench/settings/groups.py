@@ -28,7 +28,7 @@ from specbench.settings.words import (
     parse_variants,
 )
 
-DEFAULT_K = 4  # of a pairing that names none
+DEFAULT_K = 4  # of a pairing without one
 DEFAULT_WORKLOADS = ("chat", "code", "creative")
 AcceptanceRule = Literal["exact", "greedy_draft"]
 Acceptance = tuple[float, ...] | Mapping[int, tuple[float, ...]]  # by position, or also by K
@@ -158,7 +158,7 @@ class WorkloadSettings:
             names=("--method",),
             help="Only these methods, such as eagle,ngram, or all.",
             shown="every method of the pairings",
-            is_stored=False,  # of a run that is planned, `pairings` are those that are left
+            is_stored=False,  # `pairings` of a planned run are filtered by it
         ),
     ] = None
 
@@ -402,7 +402,7 @@ class DecoderSettings:
     forward: ModelImplementation = "auto"
     graph: CudaGraph = "auto"
     kernels: AttentionBackend = "auto"
-    # Simulated, per position, or by K from a file, which is its name until it is read.
+    # Simulated rates: by position, or by K from a file; the name of the file until it is read.
     acceptance: Annotated[
         Acceptance | str | None,
         Option(

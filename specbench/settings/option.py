@@ -9,16 +9,16 @@ from specbench.doc import Doc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """Stands in the Annotated[] of a field; the field has the type and the default."""
+    """The option of a field, in its Annotated[]; the field has the type and the default."""
 
     help: str
-    names: tuple[str, ...] = ()  # the first is the one that errors say; none: the field's own
-    shown: str | bool = True  # in help, for the default; False: nothing
+    names: tuple[str, ...] = ()  # errors show the first one; (): the field's name
+    shown: str | bool = True  # in help, as the default; False: nothing
     min: float | None = None
     max: float | None = None
-    read: Callable[[Any], object] | None = None  # the value that words mean; None: as typed
-    placeholder: str | None = None  # of its value in help; None: by the type
-    is_rare: bool = False  # printed by --help-all only
+    read: Callable[[Any], object] | None = None  # parses what is typed; None: used as typed
+    placeholder: str | None = None  # for the value in help; None: by the type
+    is_rare: bool = False  # printed only by --help-all
     is_repeated: bool = False  # `read` gets a list, which is empty without the option
     is_argument: bool = False
     is_stored: bool = True
@@ -30,13 +30,13 @@ class Option:
 
 
 class Leaf(NamedTuple):
-    """A value of a group or of a group within; all have different names."""
+    """A value of a group or of a group inside it; all have different names."""
 
     name: str
     type: Any
     default: Any  # MISSING if there is none
-    option: Option | None  # one may give several values, as -k does
-    doc: Doc  # its own, or the help of the option
+    option: Option | None  # one option may set several values, as -k does
+    doc: Doc  # of the field, or else the help of the option
 
 
 def option_of(hint: Any) -> Option | None:
@@ -55,13 +55,13 @@ def bare_type(hint: Any) -> Any:
 
 
 def choices_of(kind: Any) -> tuple[str, ...]:
-    """The values of a Literal, or of one that may be None."""
+    """The values of a Literal, also of an optional one; empty for other types."""
     literal = [part for part in (kind, *get_args(kind)) if get_origin(part) is Literal]
     return get_args(literal[0]) if literal else ()
 
 
 def is_group(kind: Any) -> TypeGuard[type]:
-    """Whether it has fields."""
+    """Whether a type is a group of settings."""
     return isinstance(kind, type) and is_dataclass(kind)
 
 
@@ -98,7 +98,7 @@ def flat(group: Any) -> dict[str, Any]:
 
 
 def grouped(group: type, stored: object) -> Any:
-    """The group of an object's values; its own default for a value that is never stored."""
+    """A group with the values of an object; a value that is never stored has its default."""
     made = {}
     for name, kind in get_type_hints(group).items():
         if is_group(kind):

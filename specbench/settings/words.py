@@ -26,7 +26,7 @@ EXPORTED = tuple(sorted((*STARTED, TRANSFORMERS)))
 Choice = TypeVar("Choice", bound=str)
 MAX_CONTEXT = 1024 * 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-# What a limit on each request may be about, as in `vllm bench serve --goodput`, and its metric.
+# Limits on each request, as in `vllm bench serve --goodput`, and their metrics.
 REQUEST_LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "request_latency": "request_latency_s"}
 _LIMIT = re.compile(r"\s*([a-z0-9_]+)\s*=\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*")
 _LIMIT_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -95,7 +95,7 @@ def parse_names(
 
 
 def one_of(option: str, text: str, *allowed: Choice) -> Choice:
-    """The choice of that name."""
+    """The text, as one of the choices; UsageError suggests the nearest one."""
     for choice in allowed:
         if choice == text:
             return choice
@@ -126,7 +126,7 @@ def parse_acceptance(text: str) -> tuple[float, ...] | str:
                 f"--simulate-acceptance {text!r}: expected counts of rounds with 0, 1, 2 ... "
                 "accepted drafts"
             )
-        # The 0 at the end says that no more than these were ever accepted.
+        # The last 0: no round accepted more than these.
         return (*(sum(values[i:]) / rounds for i in range(1, len(values))), 0.0)
     falls = all(a >= b for a, b in pairwise(values))
     if not falls or not all(0 <= value <= 1 for value in values):
