@@ -6,6 +6,7 @@ from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from specbench.untrusted import plain
@@ -51,6 +52,11 @@ def open_console(
     if width is not None:
         console.width = max(width, console.width) if is_terminal(stderr=stderr) else width
     return console
+
+
+def plain_table() -> Table:
+    """A table without lines."""
+    return Table(box=None, pad_edge=False)
 
 
 def say(line: str) -> None:

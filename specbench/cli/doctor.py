@@ -241,9 +241,7 @@ def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> li
 
 def _print(document: dict[str, Any], *, in_full: bool) -> None:
     """Prints one line per pairing, and sentences for named ones."""
-    from rich.table import Table
-
-    from specbench.cli.console import open_console
+    from specbench.cli.console import open_console, plain_table
 
     console = open_console()
     packages = document["packages"]
@@ -261,7 +259,7 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     offline = ", offline" if hub["is_offline"] else ""
     console.print(f"hub: {token}{offline}")
     console.print(f"model cache: {hub['cache']}, {hub['free_disk_gib']:g} GiB free")
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("pairing", no_wrap=True, overflow="fold")
     for heading in ("needs GiB", "ready", "what is missing"):
         table.add_column(heading)

@@ -10,8 +10,7 @@ import typer
 
 from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.errors import UsageError
-from specbench.settings import RunSettings, WorkloadSettings
-from specbench.settings.groups import DEFAULT_WORKLOADS
+from specbench.settings import RunSettings
 from specbench.whole_file import write_errors_named, write_new
 
 if TYPE_CHECKING:
@@ -125,8 +124,7 @@ def init(
 
 def _pairings(pair: AdhocPairing) -> "Sequence[Pairing]":
     named = pair if pair.target is not None or pair.drafts else _DEMO
-    settings = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
-    return named.pairings(settings, ())
+    return named.pairings(RunSettings.unset(), ())
 
 
 def _pairings_text(pairings: "Sequence[Pairing]", folder: Path) -> str:

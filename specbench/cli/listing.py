@@ -219,7 +219,7 @@ def _runs(runs_dir: Path) -> list[dict[str, Any]]:
 
 def _print(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """A table on a terminal, with nothing cut off; elsewhere tabs between the same columns."""
-    from specbench.cli.console import is_terminal, open_console
+    from specbench.cli.console import is_terminal, open_console, plain_table
 
     if not rows:
         typer.echo("none", err=True)
@@ -230,9 +230,7 @@ def _print(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
         for line in (headers, *texts):
             typer.echo("\t".join(inert_cell(" ".join(cell.split())) for cell in line))
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     # The first column is for copying, so it does not wrap; the last one wraps first.
     wraps = ("parameters", "pairings", "workloads", "state", headers[-1])
     for number, header in enumerate(headers):

@@ -19,8 +19,7 @@ from specbench.cli.adhoc_pairing import AdhocPairing, adhoc_file, known_pairings
 from specbench.cli.checks import checked
 from specbench.cli.preflight import preflight, require_device_and_out, require_loadable
 from specbench.errors import DeviceLostError, ExitCode, UsageError
-from specbench.settings import DraftSettings, RunSettings, WorkloadSettings
-from specbench.settings.groups import DEFAULT_WORKLOADS
+from specbench.settings import DraftSettings, RunSettings
 from specbench.settings.option import choices_of, leaves
 from specbench.settings.words import parse_names
 
@@ -228,11 +227,11 @@ def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None
     from specbench.cli.answer import print_answer, print_documents
     from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
-    from specbench.report.write import write_report
+    from specbench.report.write import TEXTS, write_report
 
     require_measured(run)
     document = build_document(run)
-    paths = write_report([run], [document], ("html", "md", "csv"), run.folder)
+    paths = write_report([run], [document], TEXTS, run.folder)
     if as_json:
         print_documents([document])
     else:
@@ -371,8 +370,7 @@ def _require_names(
 
 
 def _other_options(was: RunSettings, requested: RunSettings) -> Iterator[str]:
-    unset = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
-    earlier, now, default = was.stored, requested.stored, unset.stored
+    earlier, now, default = was.stored, requested.stored, RunSettings.unset().stored
     for name, _, _, option, _ in leaves(RunSettings):
         is_default_k = name == "num_speculative_tokens" and requested.draft.is_default_range
         if option is None or name in ("pairings", "is_default_range") or is_default_k:

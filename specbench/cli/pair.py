@@ -322,7 +322,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     prepared, files = prepare_gguf(chosen, file, drafters, machine.setup)
     if call.as_json:
         facts = {name: gguf_json(file) for name, file in files.items()}
-        document = pair_document(prepared, machine, (), None) | {"files": facts}
+        document = pair_document(prepared, machine) | {"files": facts}
         options.print_json(document)
     else:
         print_gguf(files)
@@ -465,7 +465,7 @@ def _measure(
     from specbench.decide.rank import rank
     from specbench.inputs.config import load_pairings
     from specbench.report.document import build_document
-    from specbench.report.write import write_report
+    from specbench.report.write import TEXTS, write_report
 
     if not call.as_json:
         _show(prepared, machine, call)
@@ -492,7 +492,7 @@ def _measure(
     require_measured(run, command)
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)
-    paths = write_report([run], [document], ("html", "md", "csv"), run.folder)
+    paths = write_report([run], [document], TEXTS, run.folder)
     from specbench.cli.pair_tables import (
         has_evidence,
         is_undecided,
@@ -523,7 +523,7 @@ def _show(prepared: "CandidateList", machine: "MachineSummary", call: PairOption
     from specbench.cli.pair_tables import pair_document, print_prepared
 
     if call.as_json:
-        options.print_json(pair_document(prepared, machine, (), None))
+        options.print_json(pair_document(prepared, machine))
     else:
         print_prepared(prepared, machine)
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 
-from specbench.cli.console import WIDTH, open_console, say
+from specbench.cli.console import WIDTH, open_console, plain_table, say
 from specbench.cli.hardware import MachineSummary
 from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.rank import Gain, RankedDrafter, are_distinct
@@ -37,7 +36,7 @@ def print_prepared(prepared: CandidateList, machine: MachineSummary) -> None:
 
 def print_gguf(files: Mapping[str, GgufFile]) -> None:
     """Prints the facts of GGUF files, a column per file."""
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     for header in ("", *files):
         table.add_column(header, overflow="fold")
     facts = [gguf_json(file) for file in files.values()]
@@ -69,7 +68,7 @@ def print_ranking(
     ranked: Sequence[RankedDrafter], document: Document, paths: Sequence[Path]
 ) -> None:
     """Prints the ranked drafters, the path of the report, and one sentence per workload."""
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     for header in ("", "drafter", "method"):
         table.add_column(header, overflow="fold")
     for header in ("K", "speedup", "length"):
@@ -105,8 +104,8 @@ def print_ranking(
 def pair_document(
     prepared: CandidateList,
     machine: MachineSummary,
-    ranked: Sequence[RankedDrafter],
-    run_id: str | None,
+    ranked: Sequence[RankedDrafter] = (),
+    run_id: str | None = None,
 ) -> dict[str, Any]:
     """The JSON document of `pair`; an unknown value is null."""
     return {
@@ -186,7 +185,7 @@ def _lines(prepared: CandidateList) -> Iterator[str]:
 
 def _print_memory(prepared: CandidateList, machine: MachineSummary) -> None:
     setup, plain = machine.setup, prepared.target_plan
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     table.add_column("memory", no_wrap=True, overflow="fold")
     for header in ("weights", "KV/token", "peak", "headroom", "context", "lost", "bound"):
         table.add_column(header, justify="right", no_wrap=True)

@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from specbench.bench.expected_time import (
     ExpectedTime,
     SessionsEstimate,
@@ -15,7 +13,7 @@ from specbench.bench.expected_time import (
     expected_time,
 )
 from specbench.bench.plan import TargetPlan
-from specbench.cli.console import open_console
+from specbench.cli.console import open_console, plain_table
 from specbench.cli.hardware import this_machine
 from specbench.cli.preflight import planned_setups, setup_of
 from specbench.fit.demand import demand, gib
@@ -96,7 +94,7 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
     rows = [(*row, lengths(ks)) for row, ks in ks_of.items()]
     values = list(map(set, zip(*rows, strict=True)))
     shown = [i for i, column in enumerate(_COLUMNS) if not column.once or len(values[i]) > 1]
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     for i in shown:
         table.add_column(_COLUMNS[i].name, overflow="fold")
     for row in rows:

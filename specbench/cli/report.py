@@ -10,8 +10,6 @@ from specbench.cli import options
 from specbench.errors import UsageError
 from specbench.settings.words import parse_limits, parse_names
 
-FORMATS = ("html", "md", "csv", "parquet")
-
 
 def report(
     runs: Annotated[
@@ -37,6 +35,8 @@ def report(
     ] = False,
 ) -> None:
     """Write reports of stored runs and print their answers again."""
+    from specbench.report.write import FORMATS, write_report
+
     chosen = parse_names("--format", formats, FORMATS)
     if is_opened and "html" not in chosen:
         raise UsageError(f"--open shows the page, and --format {formats!r} has no html")
@@ -49,7 +49,6 @@ def report(
 
     from specbench.cli.answer import print_answer, print_documents
     from specbench.report.document import build_document
-    from specbench.report.write import write_report
 
     documents = [build_document(run) for run in stored]
     paths = write_report(stored, documents, chosen, stored[-1].folder)

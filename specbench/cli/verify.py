@@ -222,13 +222,11 @@ def _collect(
 
 def _print(findings: "Sequence[Finding]") -> None:
     """Prints one row per finding, then the verdict."""
-    from rich.table import Table
-
-    from specbench.cli.console import WIDTH, open_console, say
+    from specbench.cli.console import WIDTH, open_console, plain_table, say
     from specbench.verify.report import divergence_lines, false_alarm_note, sentences
 
     several = len({finding.subject.engine for finding in findings}) > 1
-    table = Table(box=None, pad_edge=False)
+    table = plain_table()
     for header in ("pairing", *(["engine"] if several else []), "method"):
         table.add_column(header, overflow="fold")
     for header in ("K", "T", "verdict", "match", "p", "tokens"):

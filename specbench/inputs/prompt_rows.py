@@ -76,10 +76,7 @@ def read_rows(file: Path) -> Iterator[tuple[Row, bytes]]:
 def _start(file: Path, stream: gzip.GzipFile | io.BufferedReader) -> bytes:
     """The first byte that is not blank; raises an error with advice for a file of another kind."""
     first = Row(file=file, line=1)
-    try:
-        head = stream.peek(2**12)
-    except _DAMAGED as wrong:
-        first.fail(f"the gzip file is cut off or damaged here: {wrong}")
+    head = _read(stream.peek, 2**12, first)
     start = head.removeprefix(_MARK).lstrip()[:1]
     name = Path(file.name.removesuffix(".gz"))
     kind = ".parquet" if head.startswith(b"PAR1") else name.suffix.lower()
@@ -91,10 +88,7 @@ def _start(file: Path, stream: gzip.GzipFile | io.BufferedReader) -> bytes:
 def _lines(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]:
     for number in count(1):
         row = Row(file=file, line=number)
-        try:
-            content = stream.readline(MAX_ROW_BYTES + 1)
-        except _DAMAGED as wrong:
-            row.fail(f"the gzip file is cut off or damaged here: {wrong}")
+        content = _read(stream.readline, MAX_ROW_BYTES + 1, row)
         if not content:
             return
         if len(content) > MAX_ROW_BYTES:
@@ -116,10 +110,7 @@ def _items(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]
         return Row(file=file, line=line + buffer.count(b"\n", start, end), item=item)
 
     while True:
-        try:
-            piece = stream.read(_PIECE_BYTES)
-        except _DAMAGED as wrong:
-            row().fail(f"the gzip file is cut off or damaged here: {wrong}")
+        piece = _read(stream.read, _PIECE_BYTES, row())
         if not piece:
             row().fail("the JSON array is cut off: its closing ] is missing")
         buffer, seen, start = buffer[start:] + piece, seen - start, 0
@@ -152,14 +143,19 @@ def _items(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]
 
 
 def _require_end(row: Row, rest: bytes, stream: io.BufferedIOBase) -> None:
+    while not rest.strip():
+        rest = _read(stream.read, _PIECE_BYTES, row)
+        if not rest:
+            return
+    row.fail("something follows the JSON array; a file holds one array, or one object per line")
+
+
+def _read(read: Callable[[int], bytes], num_bytes: int, row: Row) -> bytes:
+    """The next bytes; WorkloadError, with the position, if the gzip file is damaged."""
     try:
-        while not rest.strip():
-            rest = stream.read(_PIECE_BYTES)
-            if not rest:
-                return
+        return read(num_bytes)
     except _DAMAGED as wrong:
         row.fail(f"the gzip file is cut off or damaged here: {wrong}")
-    row.fail("something follows the JSON array; a file holds one array, or one object per line")
 
 
 Refuse = Callable[[str], NoReturn]

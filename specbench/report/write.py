@@ -33,6 +33,7 @@ TEXTS: Mapping[str, _Text] = {
     "csv": _Text("cells.csv", cells_csv),
 }
 PARQUET = "parquet"  # a file per table
+FORMATS = (*TEXTS, PARQUET)
 
 
 def write_report(

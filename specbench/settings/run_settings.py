@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 from specbench.doc import Doc
 from specbench.settings.groups import (
+    DEFAULT_WORKLOADS,
     DecoderSettings,
     DraftSettings,
     EffortSettings,
@@ -43,6 +44,11 @@ class RunSettings:
     machine: MachineSettings = field(default_factory=MachineSettings)
     seed: Seed = 0
     pairings_file: PairingsFile = None
+
+    @classmethod
+    def unset(cls) -> "RunSettings":
+        """The settings of a command line without options."""
+        return cls(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
 
     @property
     def stored(self) -> Any:
