@@ -18,7 +18,7 @@ class CostCurve:
     Costs of another engine are not paired.
     """
 
-    visits: Mapping[int, tuple[float, ...]]
+    costs: Mapping[int, tuple[float, ...]]  # by K, one for each repetition
     source: str | None = None
     is_relative: bool = False  # True: in steps of K = 0, else in seconds
     # Results of the engine of the costs, by K.
@@ -28,15 +28,15 @@ class CostCurve:
     def ratio(self, k: int, other: int) -> LogRatio:
         """cost(k) / cost(other), by repetition if paired; without a spread if they are few."""
         if self.source is None:
-            return paired_log_ratio(self.visits[k], self.visits[other])
-        base = paired_log_ratio(self.visits[other], 1.0)
-        return product(paired_log_ratio(self.visits[k], 1.0), replace(base, log=-base.log))
+            return paired_log_ratio(self.costs[k], self.costs[other])
+        base = paired_log_ratio(self.costs[other], 1.0)
+        return product(paired_log_ratio(self.costs[k], 1.0), replace(base, log=-base.log))
 
     def round_s(self, k: int) -> float | None:
         """Mean seconds of a round."""
         if self.is_relative:
             return None
-        return math.exp(paired_log_ratio(self.visits[k], 1.0).log)
+        return math.exp(paired_log_ratio(self.costs[k], 1.0).log)
 
 
 def measured_here(
@@ -55,7 +55,7 @@ def measured_here(
     }
     if 0 not in newest:
         return None
-    return CostCurve(visits={k: v for k, v in newest.items() if len(v) == len(newest[0])})
+    return CostCurve(costs={k: v for k, v in newest.items() if len(v) == len(newest[0])})
 
 
 def curve_from(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> CostCurve:
@@ -80,7 +80,7 @@ def curve_from(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[in
         raise UsageError(
             f"--step-times: {source} mixes seconds with steps; give all costs in one of them"
         )
-    known_costs = _by_k(at)
+    known_costs = _by_k((cost.num_speculative_tokens, cost.cost) for cost in at)
     if units == {True}:
         known_costs.setdefault(0, (1.0,))
     if 0 not in known_costs:
@@ -90,7 +90,7 @@ def curve_from(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[in
         )
     by_k = {k: cost for k in sorted({0, *ks}) if (cost := _interpolate(known_costs, k)) is not None}
     return CostCurve(
-        visits=by_k,
+        costs=by_k,
         source=source,
         is_relative=units == {True},
         lengths=_means((c.num_speculative_tokens, c.mean_acceptance_length) for c in at),
@@ -100,7 +100,7 @@ def curve_from(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[in
 
 def left_out(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> str:
     """A sentence about the `ks` that the costs do not cover; empty if they cover all."""
-    covered = curve_from(costs, concurrency=concurrency, ks=ks).visits
+    covered = curve_from(costs, concurrency=concurrency, ks=ks).costs
     missing = [f"{k}" for k in sorted(set(ks)) if k not in covered]
     if not missing:
         return ""
@@ -120,11 +120,13 @@ def describe(costs: Sequence[EngineCost]) -> str:
     return f"{engines} ({', '.join(dict.fromkeys(cost.source for cost in costs))})"
 
 
-def _by_k(costs: Sequence[EngineCost]) -> dict[int, tuple[float, ...]]:
-    known: dict[int, list[float]] = {}
-    for cost in costs:
-        known.setdefault(cost.num_speculative_tokens, []).append(cost.cost)
-    return {k: tuple(values) for k, values in known.items()}
+def _by_k(values: Iterable[tuple[int, float | None]]) -> dict[int, tuple[float, ...]]:
+    """The known values of each K."""
+    by_k: dict[int, tuple[float, ...]] = {}
+    for k, value in values:
+        if value is not None:
+            by_k[k] = (*by_k.get(k, ()), value)
+    return by_k
 
 
 def _interpolate(costs: Mapping[int, tuple[float, ...]], k: int) -> tuple[float, ...] | None:
@@ -140,9 +142,4 @@ def _interpolate(costs: Mapping[int, tuple[float, ...]], k: int) -> tuple[float,
 
 
 def _means(values: Iterable[tuple[int, float | None]]) -> dict[int, float]:
-    """Means by K of the known values."""
-    by_k: dict[int, list[float]] = {}
-    for k, value in values:
-        if value is not None:
-            by_k.setdefault(k, []).append(value)
-    return {k: fmean(values) for k, values in by_k.items()}
+    return {k: fmean(known) for k, known in _by_k(values).items()}

@@ -157,7 +157,7 @@ def forecast(
     here decide which K to measure, those of another engine do not. Raises ValueError if no K > 0
     has both.
     """
-    known = sorted({0, *ks} & set(curve.visits))
+    known = sorted({0, *ks} & set(curve.costs))
     rounds = {k: counts for k in known if (counts := replayed(traces, k)) is not None}
     if 0 not in rounds:
         raise ValueError(_NOTHING_KNOWN)
@@ -189,7 +189,7 @@ def forecast_of_rates(
 
     Raises ValueError if no K > 0 has both rates and costs.
     """
-    known = {k: _expected_rounds(rates.get(k, ())) for k in curve.visits if k in (0, *rates)}
+    known = {k: _expected_rounds(rates.get(k, ())) for k in curve.costs if k in (0, *rates)}
     return replace(_of_rounds(key, known, curve), num_prompts=0)
 
 

@@ -116,7 +116,7 @@ def cost(k: int, value: float, **changes) -> EngineCost:
 
 def test_costs_are_interpolated_between_two_k_and_not_extrapolated():
     curve = curve_from([cost(0, 1.0), cost(2, 1.4), cost(5, 2.0)], concurrency=1, ks=range(9))
-    assert curve.visits == {
+    assert curve.costs == {
         k: (pytest.approx(c),) for k, c in {0: 1.0, 2: 1.4, 3: 1.6, 4: 1.8, 5: 2.0}.items()
     }
     assert curve.source == "vllm 0.32 (t.csv)"
@@ -141,7 +141,7 @@ def test_repeated_imported_step_times_give_an_error():
 
 def test_relative_step_times_need_no_k_0():
     curve = curve_from([cost(3, 1.5, is_relative=True)], concurrency=1, ks=(3,))
-    assert curve.visits == {0: (1.0,), 3: (1.5,)}
+    assert curve.costs == {0: (1.0,), 3: (1.5,)}
     assert curve.round_s(3) is None
 
 

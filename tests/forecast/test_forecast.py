@@ -79,7 +79,7 @@ def test_equal_prompts_and_costs_give_an_interval_of_zero_width():
 
 
 def test_the_forecast_interval_includes_the_cost_error():
-    shaky = CostCurve(visits={0: (0.1,) * 6, 2: (0.1, 0.2, 0.15, 0.15, 0.12, 0.18)})
+    shaky = CostCurve(costs={0: (0.1,) * 6, 2: (0.1, 0.2, 0.15, 0.15, 0.12, 0.18)})
     record = forecast(KEY, [right(p) for p in PROMPTS], shaky, (2,))
     point = record.points[1]
     assert point.cost_error is not None
@@ -122,7 +122,7 @@ def test_two_equal_forecasts_are_both_measured():
 
 def test_a_k_within_the_error_of_its_cost_is_measured():
     costs = {k: (cost,) * 6 for k, cost in CLEAR.items()}
-    shaky = CostCurve(visits={**costs, 3: (0.21, 0.2, 0.22, 0.215, 0.205, 0.19)})
+    shaky = CostCurve(costs={**costs, 3: (0.21, 0.2, 0.22, 0.215, 0.205, 0.19)})
     record = forecast(KEY, [right(p) for p in PROMPTS], shaky, range(5))
     assert set(record.to_measure) == {2, 3}
 
@@ -152,12 +152,12 @@ def test_an_approximate_replay_has_an_error_though_prompts_agree():
 
 def test_at_most_three_k_are_measured_after_a_forecast():
     shaky = CostCurve(
-        visits={k: tuple(c * f for f in (1, 1.5, 0.7, 1.2, 0.8, 1)) for k, c in COSTS.items()}
+        costs={k: tuple(c * f for f in (1, 1.5, 0.7, 1.2, 0.8, 1)) for k, c in COSTS.items()}
     )
-    shaky = replace(shaky, visits={**shaky.visits, 0: (STEP_S,) * 6})
+    shaky = replace(shaky, costs={**shaky.costs, 0: (STEP_S,) * 6})
     points = forecast(KEY, [right(p) for p in PROMPTS], shaky, range(5)).points
     noisy = CostCurve(
-        visits={k: tuple(v[(i + k) % 6] for i in range(6)) for k, v in shaky.visits.items()}
+        costs={k: tuple(v[(i + k) % 6] for i in range(6)) for k, v in shaky.costs.items()}
     )
     _, to_measure = choose(points, noisy)
     assert len(to_measure) == 3
@@ -218,7 +218,7 @@ def test_three_of_six_equal_candidates_are_measured():
     for k in range(1, 7):
         factors = [(0.7, 1.3, 0.9, 1.1, 0.8, 1.25)[(i + k) % 6] for i in range(6)]
         visits[k] = tuple((k + 1) * factor for factor in factors)
-    noisy = CostCurve(visits=visits)
+    noisy = CostCurve(costs=visits)
     traces = [right(p, 43, depth=6) for p in PROMPTS]
     points = forecast(draft(6), traces, noisy, range(7)).points
     rivals = [p for p in points if p.num_speculative_tokens]
@@ -229,9 +229,9 @@ def test_three_of_six_equal_candidates_are_measured():
 def test_load_shared_by_every_k_adds_no_error_to_a_cost_ratio():
     busy = (1.0, 3.0, 1.0, 2.0, 1.5, 4.0)
     visits = {0: busy, 2: tuple(1.5 * b for b in busy)}
-    here = CostCurve(visits=visits).ratio(2, 0)
+    here = CostCurve(costs=visits).ratio(2, 0)
     assert (here.log, here.standard_error) == pytest.approx((math.log(1.5), 0.0), abs=1e-12)
-    theirs = CostCurve(visits=visits, source="vllm (costs.csv)").ratio(2, 0)
+    theirs = CostCurve(costs=visits, source="vllm (costs.csv)").ratio(2, 0)
     assert theirs.standard_error > 0.1  # nothing is paired with another engine
 
 
@@ -258,4 +258,4 @@ def test_costs_measured_without_k_0_have_no_curve():
     assert measured_here(costs, {2: [4.0]}) is None
     curve_of_both = measured_here(costs, {0: [4.0], 2: [4.0]})
     assert curve_of_both is not None
-    assert set(curve_of_both.visits) == {0, 2}
+    assert set(curve_of_both.costs) == {0, 2}

@@ -45,4 +45,4 @@ def wrong(prompt: str, num_tokens: int = 13, **changes) -> TraceRecord:
 
 def curve(costs: Mapping[int, float], *, num_visits: int = 6) -> CostCurve:
     """Costs in seconds, the same in every repetition."""
-    return CostCurve(visits={k: (cost,) * num_visits for k, cost in costs.items()})
+    return CostCurve(costs={k: (cost,) * num_visits for k, cost in costs.items()})
