@@ -15,7 +15,7 @@ from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.records import ServerRecord
-from specbench.runs import StoredRun, list_runs, load_run
+from specbench.runs import StoredRun, load_run, runs_of
 from specbench.settings import SERVED
 from specbench.stats.crossed import expected_noise
 
@@ -101,10 +101,8 @@ def _guessed_step_s(plan: TargetPlan, setup: DeploymentSpec) -> tuple[float, flo
 def earlier_run(plan: TargetPlan, setup: DeploymentSpec, root: Path) -> StoredRun | None:
     """The newest run under `root` that measured this target on a device of this kind."""
     names = {f"{plan.target.name}/{pairing.drafter.name}" for pairing in plan.pairings}
-    for listing in reversed(list_runs(root)):
-        if listing.problem or not listing.has_measured or not names & set(listing.pairings):
-            continue
-        stored = load_run(listing.run_id, root)
+    for run_id in runs_of(names, root):
+        stored = load_run(run_id, root)
         if stored.run.environment.device.partition(":")[0] == setup.device:
             return stored
     return None

@@ -121,7 +121,7 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     from specbench.files.model import is_here
     from specbench.fit.demand import demand, shortage
 
-    is_gguf = any(model.is_gguf for model in pairing.models)
+    is_gguf = pairing.is_gguf
     is_downloaded = all(map(is_here, pairing.models))
     problems: list[str] = []
     notes: list[str] = []

@@ -190,7 +190,7 @@ def export(
         _require_one(chosen, f"-k {num_speculative_tokens}")
         ignored = ("attention", "code", "loading")  # engines have readers of formats
         # The exporter checks GGUF files.
-        loaded = [] if any(model.is_gguf for model in chosen[0].models) else chosen
+        loaded = [] if chosen[0].is_gguf else chosen
         refused = unsupported_reasons(loaded, drafts=num_speculative_tokens > 0, ignored=ignored)
         if refused:  # without a measurement that shows otherwise
             raise CompatibilityError("; ".join(refused.values()))
@@ -323,13 +323,12 @@ def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:
 
 def _find_run(names: set[str], run: str | None, runs_dir: Path) -> "StoredRun":
     """The requested run, or else the newest that measured one of the pairings."""
-    from specbench.runs import list_runs, load_run
+    from specbench.runs import load_run, runs_of
 
+    if run is None:
+        run = next(runs_of(names, runs_dir), None)
     if run is not None:
         return load_run(run, runs_dir)
-    for listing in reversed(list_runs(runs_dir)):
-        if listing.has_measured and names & set(listing.pairings):
-            return load_run(listing.run_id, runs_dir)
     raise StoreError(
         f"no run in {runs_dir} measured {', '.join(sorted(names))}; measure it with `specbench "
         "sweep-k`, or set K by hand: -k 4"

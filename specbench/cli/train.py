@@ -86,7 +86,8 @@ def pairing_entry(
     `word` is the target as it was typed. The entry is a drafter if the file has the target, a
     target if it does not, and a whole file if the file does not exist.
     """
-    from specbench.fit.pairings_file import relative_path
+    from specbench.fit.candidates import plain_name
+    from specbench.fit.pairings_file import model_entry, relative_path
 
     file = pairings_file or Path(FILE)
     drafter = {head.name: {"method": method, "model": relative_path(head, file.parent)}}
@@ -95,9 +96,7 @@ def pairing_entry(
         return f"To measure it, add under `drafters:` of {known.name} in {file}\n" + _lines(
             drafter, 6
         )
-    name = word if not set(word) & set(":/") else word.strip("/").replace(":", "/").split("/")[-1]
-    model = target.source if target.folder is None else _as_written(target, file)
-    entry = {name: {"model": model, "drafters": drafter}}
+    entry = {plain_name(word): {**model_entry(target, file.parent), "drafters": drafter}}
     if file.exists():
         return f"To measure it, add under `targets:` in {file}\n" + _lines(entry, 2)
     return f"To measure it, write this to {file}\n" + _lines({"targets": entry}, 0)
@@ -113,17 +112,6 @@ def _target_of(file: Path, word: str, spec: "ModelSpec") -> "Target | None":
         return None
     same = (t for t in targets if t.name == word or t.model.place == spec.place)
     return next(same, None)
-
-
-def _as_written(target: "ModelSpec", file: Path) -> str:
-    from specbench.fit.pairings_file import relative_path
-
-    is_name = target.source.startswith(("demo:", "shape:"))
-    return (
-        target.source
-        if is_name or target.folder is None
-        else relative_path(target.folder, file.parent)
-    )
 
 
 def _lines(entry: dict[str, Any], depth: int) -> str:

@@ -31,7 +31,7 @@ def write_pairings(
 def pairings_text(target: Target, drafters: Sequence[DrafterSpec], folder: Path) -> str:
     """The YAML of a file in `folder`; paths of model folders are relative to it."""
     entry: dict[str, Any] = {
-        **_model(target.model, folder),
+        **model_entry(target.model, folder),
         **({"workloads": _workloads(target.workloads, folder)} if target.workloads else {}),
         "drafters": {d.name: _drafter(d, target.model, folder) for d in drafters},
     }
@@ -57,7 +57,7 @@ def _workloads(workloads: Path, folder: Path) -> str:
 def _drafter(drafter: DrafterSpec, target: ModelSpec, folder: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"method": drafter.method}
     if drafter.model is not None:
-        entry |= _model(drafter.model, folder, target.dtype)
+        entry |= model_entry(drafter.model, folder, target.dtype)
     if drafter.parameters:
         entry["parameters"] = {
             name: list(value) if isinstance(value, tuple) else value
@@ -70,8 +70,8 @@ def _drafter(drafter: DrafterSpec, target: ModelSpec, folder: Path) -> dict[str,
     return entry
 
 
-def _model(spec: ModelSpec, folder: Path, usual_dtype: str = "auto") -> Mapping[str, Any]:
-    """The keys of a model; `usual_dtype` is its dtype without that key."""
+def model_entry(spec: ModelSpec, folder: Path, usual_dtype: str = "auto") -> Mapping[str, Any]:
+    """The keys of a model for a file in `folder`; `usual_dtype` is its dtype without that key."""
     entry: dict[str, Any] = {"model": spec.source}
     if spec.folder is not None and not spec.source.startswith(("demo:", "shape:")):
         entry["model"] = relative_path(spec.folder, folder)

@@ -82,6 +82,11 @@ class Pairing:
         return (self.target.model, drafter) if drafter else (self.target.model,)
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether one of the models is a GGUF file, which only llama.cpp reads."""
+        return any(model.is_gguf for model in self.models)
+
+    @property
     def sha256(self) -> str:
         """Hash of the entries that results follow from: models, method, parameters, lossy rule."""
         draft = self.drafter.model

@@ -14,5 +14,6 @@ from specbench.runs.reader import (
     list_runs,
     load_run,
     no_collection,
+    runs_of,
 )
 from specbench.runs.store import RunStore, create_run, dated_later, new_run_id, resume_run

@@ -2,7 +2,7 @@
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -137,6 +137,13 @@ def list_runs(root: Path) -> tuple[RunListing, ...]:
     """The runs under `root`, oldest first; one that cannot be read is listed with its problem."""
     listings = [_list_run(file.parent) for file in root.glob(f"*/{RUN_FILE}")]
     return tuple(sorted(listings, key=lambda listing: (listing.created_at, listing.run_id)))
+
+
+def runs_of(pairings: Set[str], root: Path) -> Iterator[str]:
+    """Ids of the runs under `root` that measured one of the pairings, newest first."""
+    for run in reversed(list_runs(root)):
+        if run.has_measured and pairings & set(run.pairings):
+            yield run.run_id
 
 
 def find_run(run_id: str, root: Path, *, also_empty: bool = False) -> Path:
