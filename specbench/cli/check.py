@@ -13,7 +13,7 @@ from specbench.errors import ExitCode, SpecbenchError, StoreError, UsageError
 from specbench.gate.tolerances import Tolerance, default_tolerances, defaults_in_words
 from specbench.settings.words import nearest
 from specbench.untrusted import plain
-from specbench.whole_file import write_errors_named
+from specbench.whole_file import read_errors_named, write_errors_named
 
 if TYPE_CHECKING:
     from specbench.gate.baseline import Snapshot
@@ -107,10 +107,9 @@ def _read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
     """A file of `specbench baseline`, or a stored run; StoreError if it is neither."""
     from specbench.cli.baseline import read_run
     from specbench.gate.baseline import read_baseline
-    from specbench.runs import disk_errors_named
 
     path = Path(name)
-    with disk_errors_named(path):
+    with read_errors_named(path, StoreError):
         if path.is_file() or path.suffix == ".json":
             return read_baseline(path)
     try:

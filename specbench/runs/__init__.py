@@ -10,7 +10,6 @@ from specbench.runs.codec import SCHEMA_VERSION, StoredRecord, StoredRun
 from specbench.runs.reader import (
     LATEST,
     RunListing,
-    disk_errors_named,
     list_runs,
     load_run,
     no_collection,

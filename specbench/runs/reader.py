@@ -22,7 +22,7 @@ from specbench.runs.codec import (
     has_measured,
     line_type,
 )
-from specbench.whole_file import reason_of
+from specbench.whole_file import read_errors_named
 
 LATEST = "latest"  # in place of a run id: the newest run with a measurement
 RUN_FILE = "run.json"
@@ -93,7 +93,7 @@ def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) ->
     `also_empty`: allow a failed run, and a `latest` without a measurement. StoreError if it is
     unknown, failed, damaged, or of another schema.
     """
-    with disk_errors_named(Path(path_or_id)):
+    with read_errors_named(Path(path_or_id), StoreError):
         is_path = (Path(path_or_id) / RUN_FILE).is_file()
     name = str(path_or_id)
     folder = Path(name) if is_path else find_run(name, root, also_empty=also_empty)
@@ -220,7 +220,7 @@ def read_records(folder: Path) -> Contents:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """A file of a run; StoreError for a pipe or a device, which might never end."""
-    with disk_errors_named(path):
+    with read_errors_named(path, StoreError):
         if path.exists() and not path.is_file():
             raise StoreError(f"{path}: not a file; put the run's own file in its place")
         with path.open("rb") as file:
@@ -230,15 +230,6 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 def _content(path: Path) -> bytes:
     with _opened(path) as file:
         return file.read()
-
-
-@contextmanager
-def disk_errors_named(path: Path) -> Iterator[None]:
-    """Turn an OSError inside into a StoreError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{error.filename or path}: {reason_of(error)}") from error
 
 
 def _unsettled(records: Sequence[StoredRecord]) -> tuple[FailureRecord, ...]:

@@ -27,14 +27,13 @@ from specbench.runs.reader import (
     RECORDS_FILE,
     RUN_FILE,
     Contents,
-    disk_errors_named,
     find_run,
     gathered,
     is_run_id,
     read_records,
     read_run,
 )
-from specbench.whole_file import REMEDIES, replaced
+from specbench.whole_file import REMEDIES, replaced, write_errors_named
 
 _LOCK_FILE = "lock"
 _TIMED = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")  # ids of new_run_id
@@ -72,7 +71,7 @@ def create_run(
         raise ValueError(f"a new run has schema version {SCHEMA_VERSION}")
     text = encode_run(run)
     folder = root / run.run_id
-    with disk_errors_named(folder), ExitStack() as undo:
+    with write_errors_named(folder), ExitStack() as undo:
         root.mkdir(parents=True, exist_ok=True)
         try:
             folder.mkdir()
@@ -96,7 +95,7 @@ def resume_run(root: Path, run_id: str) -> "RunStore":
     folder would let records be written elsewhere.
     """
     folder = find_run(run_id, root, also_empty=True)
-    with disk_errors_named(folder), ExitStack() as undo:
+    with write_errors_named(folder), ExitStack() as undo:
         _require_no_links(folder)
         lock = undo.enter_context(_lock(folder))
         run = read_run(folder)  # first: records of another schema would be taken for damaged ones
