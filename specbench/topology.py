@@ -20,7 +20,7 @@ class Topology:
 
     @classmethod
     def of_paths(cls, paths: Iterable[Sequence[int]]) -> "Topology":
-        """UsageError if a path's parent is missing or a path is given twice."""
+        """The tree of these paths; UsageError if one is given twice, or its parent is missing."""
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         known = {(), *ordered}
         if len(known) != len(ordered) + 1:

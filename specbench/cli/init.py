@@ -98,10 +98,12 @@ def init(
     ] = Path(),
 ) -> None:
     """Write a pairings.yaml, prompts and a CI workflow to begin with."""
-    pairings = _pairings(pair)
+    named = pair if pair.target is not None or pair.drafts else _DEMO
+    pairings = named.pairings(RunSettings.unset(), ())
+    prompts = (json.dumps({"id": f"p{n}", "turns": [text]}) for n, text in enumerate(_PROMPTS, 1))
     texts = {
         PAIRINGS: _pairings_text(pairings, folder),
-        PROMPTS: _prompts_text(),
+        PROMPTS: "".join(f"{prompt}\n" for prompt in prompts),
         WORKFLOW: _WORKFLOW.format(pairing=pairings[0].name, prompts=PROMPTS, pairings=PAIRINGS),
     }
     if taken := [name for name in texts if (folder / name).exists()]:
@@ -122,19 +124,9 @@ def init(
     typer.echo(f"  specbench run {pairings[0].name} -w ./{PROMPTS}")
 
 
-def _pairings(pair: AdhocPairing) -> "Sequence[Pairing]":
-    named = pair if pair.target is not None or pair.drafts else _DEMO
-    return named.pairings(RunSettings.unset(), ())
-
-
 def _pairings_text(pairings: "Sequence[Pairing]", folder: Path) -> str:
     from specbench.fit.pairings_file import pairings_text
 
     target = pairings[0].target
     head = _HEAD.format(pairing=pairings[0].name, target=target.name)
     return head + pairings_text(target, [pairing.drafter for pairing in pairings], folder)
-
-
-def _prompts_text() -> str:
-    rows = (json.dumps({"id": f"p{n}", "turns": [text]}) for n, text in enumerate(_PROMPTS, 1))
-    return "\n".join(rows) + "\n"

@@ -27,7 +27,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrafterSpec:
-    """One way to guess a target's tokens."""
+    """A drafter of a target: its method, model and parameters."""
 
     name: str
     method: str

@@ -147,9 +147,10 @@ def _step_s(requests: Iterable[RequestRecord]) -> float | None:
 
 
 def _served_round_s(requests: Iterable[RequestRecord], counts: RoundCounts | None) -> float | None:
-    """Rounds with the first token are not timed, and in proportion to their tokens not counted.
+    """Mean seconds of a round of a server, without the rounds of the first tokens.
 
-    None if neither the requests nor the server's counters give rounds.
+    Those are not timed; their number follows from their share of the tokens. None if neither the
+    requests nor the server's counters give rounds.
     """
     if counts is None or not counts.num_emitted:
         return None

@@ -318,7 +318,8 @@ def saturation(cell: CellData) -> str:
 
 
 def _waits(cell: CellData) -> Iterator[list[float]]:
-    """Seconds to the first token by arrival, of each pass; later turns do not come at the rate."""
+    """Seconds to the first tokens of each pass, by arrival; without later turns, which do not
+    arrive at the rate."""
     for served in cell.passes if cell.key.condition.request_rate is not None else ():
         waits = [
             (request.arrived_s, request.ttft_s)

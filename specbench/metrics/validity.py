@@ -235,8 +235,8 @@ def _clock_share(sample: DeviceSample) -> float:
 
 
 def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> Iterator[str]:
-    """Rounds, and a check before them, fill the time of decoding; of overlapping requests others'
-    prefills take some."""
+    """Rounds, and a check before them, take all the time of decoding. If requests overlap, prefills
+    of other requests take a part of it."""
     timed = [(r.rounds, r.decode_s) for r in requests if r.rounds is not None and r.decode_s]
     round_s = sum(sum(log.round_s) for log, _ in timed)
     round_s += sum(r.answer_check.seconds for r in requests if r.answer_check)
@@ -341,7 +341,7 @@ def _cycles_left_out(cell: CellData) -> Iterator[str]:
 
 
 def _differing_sessions(cell: CellData) -> Iterator[str]:
-    """Not in open loop: arrivals are drawn for each session, and with them its load."""
+    """Sessions with different speeds; not in open loop, whose sessions have different arrivals."""
     if not cell.sessions or cell.key.condition.request_rate is not None:
         return
     log_speeds = session_log_speeds(cell)

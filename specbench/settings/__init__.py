@@ -2,7 +2,8 @@
 
 An option is one field of one group in `groups.py`: its name, help, bounds and default. Open that
 first; `run_settings.py` joins the groups, `option.py` describes the option of a field, and
-`words.py` reads 0..8, 4k, 3m and 2%. run.json has every value but --method, whose pairings it has.
+`words.py` reads 0..8, 4k, 3m and 2%. run.json has every value except --method, since it has the
+pairings that the option selected.
 """
 
 from specbench.settings.groups import (
