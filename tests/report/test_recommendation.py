@@ -206,7 +206,7 @@ def test_saturation_is_reported_for_the_same_setting(
     key = with_axes(base_key, **changed)
     crossover = Crossover(key=key, points=(first, point(4, 0.9)), concurrency=4, estimated=None)
     lines = list(reasons(replace(served, crossovers=(crossover,)), pick))
-    assert any("no speedup at 4" in text for text in lines) is is_told
+    assert any("up to 1 user; no speedup at 4" in text for text in lines) is is_told
 
 
 def test_recommendations_name_their_temperature(served: Document) -> None:
