@@ -13,6 +13,7 @@ import pytest
 
 from specbench.bench.blocks import request_seed
 from specbench.bench.planning import plan_targets
+from specbench.bench.served import running as running_servers
 from specbench.bench.served.open_session import is_steady
 from specbench.bench.served.running import (
     ExternalServers,
@@ -21,7 +22,7 @@ from specbench.bench.served.running import (
     server_warnings,
 )
 from specbench.bench.served.sessions import cycle_of, served_cells
-from specbench.engines.served_engine import ServerFacts
+from specbench.engines.served_engine import ServerFacts, find_served
 from specbench.errors import ServerError, UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
@@ -376,6 +377,17 @@ def test_k_comes_from_the_address_or_else_from_the_server():
             describe(f"{drafting.url}#k=4")
         with pytest.raises(UsageError, match="K = 0"):
             describe(f"{plain.url}#k=4")
+
+
+def test_a_server_that_does_not_send_its_facts_is_refused(monkeypatch):
+    async def hang(_client):
+        await asyncio.sleep(60.0)
+
+    monkeypatch.setattr(find_served("openai"), "facts", hang)
+    monkeypatch.setattr(running_servers, "NOTICE_S", 0.01)
+    with pytest.raises(ServerError, match=r"http://a: .*0\.01 s") as wrong:
+        describe("http://a", engine="openai")
+    assert "/v1/models" not in str(wrong.value)
 
 
 def test_a_server_of_another_engine_is_refused_by_its_counters():
