@@ -1,4 +1,4 @@
-"""Writes files atomically: completely or not at all. Words for the errors of a disk."""
+"""Writes files atomically, completely or not at all, and names files in errors of a disk."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ def write_new(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def write_errors_named(path: Path) -> Iterator[None]:
-    """Turn an OSError inside into a StoreError that names the file that the user wanted."""
+    """Turn an OSError inside into a StoreError that names the file, with a remedy if known."""
     try:
         yield
     except OSError as error:

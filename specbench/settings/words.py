@@ -83,7 +83,7 @@ def nearest(word: str, allowed: Collection[str]) -> str:
 def parse_names(
     option: str, text: str, allowed: Collection[str], *, any_case: bool = False
 ) -> tuple[str, ...]:
-    """A comma-separated choice of `allowed`, each once; with `any_case` as K or k."""
+    """A comma-separated choice of `allowed`, each once; `any_case` accepts k for K."""
     by_word = {name.lower(): name for name in allowed} if any_case else {}
     words = (part.strip() for part in text.split(","))
     names = tuple(dict.fromkeys(by_word.get(word.lower(), word) for word in words))

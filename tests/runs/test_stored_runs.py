@@ -9,7 +9,7 @@ from specbench.errors import StoreError
 from specbench.records import RunRecord
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
-from specbench.runs import LATEST, create_run, list_runs, load_run, resume_run
+from specbench.runs import LATEST, create_run, list_runs, load_run, resume_run, runs_of
 from specbench.runs.codec import encode_run
 from tests.runs.stored_examples import ENVIRONMENT, EVERY_RECORD, block, run
 
@@ -75,6 +75,11 @@ def test_runs_are_listed_oldest_first_including_damaged_ones(three_runs: Path):
     assert interrupted.problem == ""
     assert broken.run_id == "broken"
     assert "run.json: damaged" in broken.problem
+
+
+def test_the_runs_that_measured_a_pairing_are_given_newest_first(three_runs: Path):
+    assert [*runs_of({"demo/draft", "demo/other"}, three_runs)] == ["a", "b"]
+    assert not [*runs_of({"demo/other"}, three_runs)]
 
 
 def test_the_error_for_an_unknown_run_lists_the_known_ones(three_runs: Path):
