@@ -48,10 +48,21 @@ class Fields:
         value = self.values.get(name)
         if value is None:
             return None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or abs(value) > 1e300 or not isfinite(value):
+        if not _is_number(value):
             self.fail(name, "a number")
         return float(value)
+
+    def above_0(self, name: str) -> None:
+        """Raise a ModelError if the field is not a finite number above 0."""
+        if (value := self.number(name)) is not None and value <= 0:
+            self.fail(name, "a number above 0")
+
+    def numbers_above_0(self, name: str, length: int) -> None:
+        """Raise a ModelError if the field is not a list of `length` finite numbers above 0."""
+        value = self.values.get(name)
+        items = value if isinstance(value, list) else []
+        if len(items) != length or not all(_is_number(item) and item > 0 for item in items):
+            self.fail(name, f"a list of {length} numbers above 0")
 
     def flag(self, name: str) -> bool | None:
         value = self.values.get(name)
@@ -97,6 +108,15 @@ class Fields:
         if lacking := [name for name in names if not self.has(name)]:
             self.lacks(*lacking)
 
+    def not_null(self, *names: str) -> None:
+        """Raise a ModelError for a field that is null instead of missing: libraries fail at it."""
+        for name in names:
+            if name in self.values and not self.has(name):
+                raise ModelError(
+                    f"{self.source}: config.json: {self.path}{name} is null; give it a value, or "
+                    "leave it out"
+                )
+
     def lacks(self, *names: str) -> NoReturn:
         raise ModelError(f"{self.source}: config.json has no {', '.join(names)}")
 
@@ -110,6 +130,12 @@ class Fields:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _is_number(value: object) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= 1e300 and isfinite(value)
 
 
 ReadField = Callable[[str], Any]  # reads a config field by name; None if it is missing
@@ -256,6 +282,31 @@ _ROPES: Mapping[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
     "yarn": ("factor",),
 }
+_NOT_NULL_ROPE = ("rope_type", "rope_theta", "original_max_position_embeddings")
+_ABOVE_0_ROPE = (
+    *("rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
+    *("low_freq_factor", "high_freq_factor"),
+)
+# Fields that may be missing from a dense family's config but not null, by model type.
+_NOT_NULL = (
+    *("hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"),
+    *("tie_word_embeddings", "use_cache"),
+)
+_NOT_NULL_QWEN = ("attention_dropout", "head_dim", "max_window_layers", "use_sliding_window")
+NOT_NULL: Mapping[str, tuple[str, ...]] = {
+    "llama": (*_NOT_NULL, "attention_bias", "mlp_bias"),
+    "mistral": (*_NOT_NULL, "attention_dropout", "num_key_value_heads"),
+    "qwen2": (*_NOT_NULL, *_NOT_NULL_QWEN),
+    "qwen3": (*_NOT_NULL, *_NOT_NULL_QWEN, "attention_bias"),
+}
+# Names of dtypes in torch.
+DTYPES = frozenset(
+    {
+        *("float64", "double", "float32", "float", "float16", "half", "bfloat16"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        *("int64", "int32", "int16", "int8", "uint8", "float4_e2m1fn_x2"),
+    }
+)
 # Activations, as transformers names them.
 ACTIVATIONS = frozenset(
     {
@@ -298,9 +349,9 @@ def require_layers(fields: Fields) -> None:
     """Raise ModelError for values from which transformers cannot build a dense family's layers."""
     if fields.text("hidden_act") not in (None, *ACTIVATIONS):
         fields.fail("hidden_act", "an activation that transformers has")
-    if (eps := fields.number("rms_norm_eps")) is not None and eps <= 0:
-        fields.fail("rms_norm_eps", "a number above 0")
-    for name in ("rope_theta", "attention_dropout", "initializer_range"):
+    for name in ("rms_norm_eps", "rope_theta"):
+        fields.above_0(name)
+    for name in ("attention_dropout", "initializer_range"):
         fields.number(name)
     for name in ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"):
         fields.flag(name)
@@ -310,13 +361,19 @@ def require_layers(fields: Fields) -> None:
         return
     for name in ("rope_type", "type"):
         rope.text(name)
-    for name in ("rope_theta", "factor"):
+    rope.not_null(*_NOT_NULL_ROPE)
+    for name in _ABOVE_0_ROPE:
+        rope.above_0(name)
+    for name in ("attention_factor", "mscale", "mscale_all_dim"):
         rope.number(name)
     kind = rope_type(rope.values) or "default"
     if kind not in _ROPES:
         rope.fail("rope_type" if rope.has("rope_type") else "type", f"one of {', '.join(_ROPES)}")
     if lacking := [name for name in _ROPES[kind] if not rope.has(name)]:
         rope.lacks(*(f"{rope.path}{name} (rope_type {kind})" for name in lacking))
+    share = rope.number("partial_rotary_factor") or 1.0
+    for name in ("short_factor", "long_factor") if kind == "longrope" else ():
+        rope.numbers_above_0(name, int(head_size(fields) * share) // 2)
 
 
 def _rope(fields: Fields) -> Fields | None:
@@ -333,8 +390,10 @@ def biased_products(fields: Fields, kind: str) -> str:
 
 def head_size(fields: Fields) -> int:
     """The number of elements in one attention head's key."""
+    silent = DENSE.get(fields.text("model_type") or "", {}).get("head_dim")
     heads = fields.must("num_attention_heads", least=1)
-    return fields.whole("head_dim", least=1) or fields.must("hidden_size", least=1) // heads
+    split = fields.must("hidden_size", least=1) // heads
+    return fields.whole("head_dim", least=1) or silent or split
 
 
 def layer_shapes(
@@ -358,7 +417,7 @@ def layer_shapes(
     F, inner = fields.must("hidden_size"), fields.must("intermediate_size")
     heads = fields.must("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads") or silent.get("num_key_value_heads") or heads
-    size = fields.whole("head_dim") or silent.get("head_dim") or head_size(fields)
+    size = head_size(fields)
     has_mlp_bias = kind == "llama" and fields.flag("mlp_bias")
     shapes: dict[str, tuple[int, ...]] = {}
     for i in range(fields.whole("num_hidden_layers", most=MOST_LAYERS) or 1):

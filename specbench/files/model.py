@@ -10,7 +10,9 @@ from typing import Any
 from specbench.errors import ModelError
 from specbench.files.config import (
     DENSE,
+    DTYPES,
     MOST_LAYERS,
+    NOT_NULL,
     Experts,
     Fields,
     layer_shapes,
@@ -338,6 +340,7 @@ _MOST: Mapping[str, int] = {
     "num_key_value_heads": 2**14,
     "head_dim": 2**16,
     "vocab_size": 2**24,
+    "num_labels": 2**20,  # transformers names each of them
 }
 _MOST_PIECES = 4  # compared of two tables; the first rows are enough
 _TAKE = "take the config.json that the weights came with"
@@ -353,16 +356,25 @@ def require_config(model: ModelFiles) -> None:
         for number in value if isinstance(value, list) else [value]:
             Fields(source=model.spec.source, values={name: number}).whole(name, least, most)
     _ = model.eos_ids
+    dtype = model.field("dtype")
+    if isinstance(dtype, str) and dtype not in DTYPES:
+        Fields(source=model.spec.source, values={"dtype": dtype}).fail(
+            "dtype", "a dtype of torch, such as bfloat16"
+        )
+    fields = Fields(source=model.spec.source, values=model.config)
+    fields.not_null("auto_map", "num_labels")
     if model.dense_kind is None:
         return
-    fields = Fields(source=model.spec.source, values=model.config)
     require_layers(fields)
+    fields.not_null(*NOT_NULL[model.dense_kind])
+    fields.flag("use_cache")
+    fields.whole("num_key_value_heads", least=1)
     fields.whole("bos_token_id")
     is_list = isinstance(model.config.get("eos_token_id"), list)
     _ = fields.ids("eos_token_id") if is_list else fields.whole("eos_token_id")
     fields.whole("pad_token_id", least=-1, most=model.vocab_size - 1)
     num_layers, types = model.num_layers, fields.texts("layer_types")
-    if types and len(types) != num_layers:
+    if fields.has("layer_types") and len(types) != num_layers:
         fields.fail("layer_types", f"one for each of {num_layers} layers")
 
 

@@ -254,6 +254,8 @@ def load_config(spec: ModelSpec) -> Any:
                 revision=spec.revision,
                 trust_remote_code=spec.trust_remote_code,
             )
+        for part in (config, config.get_text_config()):
+            part.return_dict = True  # outputs are read by name here, whatever the file says
     except Exception as error:  # a config's own class may raise anything
         raise ModelError(f"{spec.location}: cannot be loaded: {load_advice(error)}") from error
     unpack_compressed(config)

@@ -148,7 +148,7 @@ class ChatTokenizer:
 
         The template sees TEMPLATE_CLOCK as the time. Without a chat template, the prompt is the
         messages' text, separated by empty lines. WorkloadError if the template rejects the
-        conversation or exceeds the limits of `limited_work`.
+        conversation, renders no token of it, or exceeds the limits of `limited_work`.
         """
         if self._inner.chat_template is None:
             text = "\n\n".join(message.content for message in messages)
@@ -171,6 +171,11 @@ class ChatTokenizer:
             raise WorkloadError(
                 f"the chat template of {self.location} refuses the conversation: {error}"
             ) from error
+        if not ids:
+            raise WorkloadError(
+                f"{self.location}: its chat template renders no token of the conversation; repair "
+                "chat_template.jinja or tokenizer_config.json"
+            )
         return tuple(ids)
 
     def ids(self, text: str) -> tuple[int, ...]:

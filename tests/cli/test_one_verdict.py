@@ -51,6 +51,16 @@ def configure(**fields: object) -> Callable[[Path], None]:
     return change
 
 
+def write_null(name: str) -> Callable[[Path], None]:
+    """Set a field of config.json to null."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {name: None}))
+
+    return change
+
+
 def rewrite(**changes: Callable[[torch.Tensor], torch.Tensor] | torch.Tensor | None):
     """Replace tensors; None removes one. Dots of a name are double underscores."""
 
@@ -114,6 +124,7 @@ def small_vocabulary(d2t, t2d=MARKS, size: int | None = DRAFTED) -> Callable[[Pa
 OFFSETS = IDS - torch.arange(DRAFTED)
 ZEROS = torch.zeros(DRAFTED, dtype=torch.long)
 FACTOR = {"rope_type": "linear"}
+LISTS = {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 3}
 # Tensors of a head's layers, and of a whole model.
 LAYERS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "an activation that is none": (configure(hidden_act="nosuch"), ("hidden_act", "nosuch")),
@@ -124,6 +135,14 @@ LAYERS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     ),
     "positions without a factor": (configure(rope_scaling=FACTOR), ("rope_scaling.factor",)),
     "words for numbers": (configure(rope_theta="x"), ("rope_theta", "number")),
+    "positions of period 0": (
+        configure(rope_parameters={"rope_theta": 0}),
+        ("rope_parameters.rope_theta", "above 0"),
+    ),
+    "factors of some positions": (
+        configure(rope_parameters=LISTS),
+        ("rope_parameters.short_factor", "numbers above 0"),
+    ),
     "a cut file": (cut_off, ("ends before its tensors", "download")),
 }
 HEADS = {
@@ -212,6 +231,14 @@ MODELS = {
         "draft_model",
         configure(layer_types=["full_attention"] * 9),
         ("layer_types", "one for each"),
+    ),
+    "kinds of no layers": Case("draft_model", configure(layer_types=[]), ("layer_types",)),
+    "no key heads": Case("draft_model", configure(num_key_value_heads=0), ("is 0", "1 or more")),
+    "null": Case("draft_model", write_null("hidden_act"), ("hidden_act is null", "leave it out")),
+    "code that is null": Case("draft_model", write_null("auto_map"), ("auto_map is null",)),
+    "too many labels": Case("draft_model", configure(num_labels=2**20 + 1), ("num_labels",)),
+    "a dtype that torch lacks": Case(
+        "draft_model", configure(dtype="float7"), ("dtype is 'float7'", "bfloat16")
     ),
     "an end of text in words": Case("draft_model", configure(eos_token_id="x"), ("eos_token_id",)),
     "padding beyond the vocabulary": Case(

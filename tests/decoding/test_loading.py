@@ -9,6 +9,7 @@ from transformers import dynamic_module_utils, modeling_utils
 from transformers.integrations import hub_kernels
 
 from specbench.errors import ModelError
+from specbench.forward.self_test import make_checked_runner
 from specbench.models import loading
 from specbench.models.loading import load_model, planned_dtype
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
@@ -234,13 +235,18 @@ def test_a_kernel_named_in_a_config_is_not_downloaded(folder, monkeypatch, name)
     assert loaded.model.config._attn_implementation == "sdpa"
 
 
+def test_outputs_have_names_even_if_a_config_asks_for_tuples(folder):
+    change_json(folder / "config.json", lambda config: config.update(return_dict=False))
+    make_checked_runner(load_model(spec_of(folder), CPU).model)
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'; expected a number"),
         ({"num_attention_heads": 7}, "take the config.json that the weights came with"),
         ({"hidden_act": "nosuch"}, "hidden_act is 'nosuch'"),
-        ({"dtype": "float99"}, "has no attribute 'float99'; a value in its files is not what"),
+        ({"dtype": "float99"}, "dtype is 'float99'; expected a dtype of torch"),
         ({"intermediate_size": 100}, "take the config.json that the weights came with"),
         ({"model_type": "nosuch"}, "does not know the model_type of its config.json"),
         ({"model_type": None}, "does not know the model_type of its config.json"),

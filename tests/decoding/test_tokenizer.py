@@ -69,7 +69,7 @@ def test_prompt_ids_come_from_the_templated_conversation(tokenizer):
             "2024-07-26",
         ),
         ("{{ date_string or strftime_now('%d') }}", "26", "2024-07-26"),
-        ("{{ date_string }}", "", ""),
+        ("A{{ date_string }}", "A", ""),
     ],
 )
 def test_a_template_sees_the_same_time_on_every_day(tmp_path, template, printed, clock):
@@ -96,6 +96,12 @@ def test_tools_arguments_and_further_fields_reach_the_template(tokenizer):
 def test_a_chat_template_error_is_a_workload_error_with_its_reason(tokenizer):
     with pytest.raises(WorkloadError, match="no tools, please"):
         tokenizer.prompt_ids([turn("user", "A"), turn("tool", "12:00")])
+
+
+def test_a_template_without_any_text_is_a_workload_error(tmp_path):
+    tokenizer = write(tmp_path, template="")
+    with pytest.raises(WorkloadError, match="renders no token"):
+        tokenizer.prompt_ids([turn("user", "A")])
 
 
 @pytest.mark.parametrize("arguments", [{"return_dict": False}, {"tokenize": False}])
