@@ -77,8 +77,8 @@ def inspect_rounds(
     )
     pairing = _chosen(settings, pair)
     k = _k(settings, pairing)
-    question = sys.stdin.read() if prompt == "-" else prompt
-    if not (question or "").strip():
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not (text or "").strip():
         raise UsageError('--prompt: say what to ask, as in --prompt "Write a haiku"')
     require_loadable(settings, [pairing])
     preflight(settings, [pairing], skip_memory_check=skip_memory_check)
@@ -89,7 +89,7 @@ def inspect_rounds(
         from specbench.bench.generation import watched_generation
 
         show = _RoundPrinter(progress.close)
-        done = watched_generation(settings, pairing, question or "", k, progress, show)
+        done = watched_generation(settings, pairing, text or "", k, progress, show)
     typer.echo("\n" + summary(done, k))
 
 

@@ -58,19 +58,19 @@ def _csv_rows(path: Path) -> Iterator[YamlMapping]:
         line = reader.line_num
         if not any(cell.strip() for cell in cells):
             continue
-        place = Value(file=path, key="", line=line, node=yaml.ScalarNode("", ""), error=UsageError)
+        row = Value(file=path, key="", line=line, node=yaml.ScalarNode("", ""), error=UsageError)
         if not names:
             names = [cell.strip() for cell in cells]
             for name in names:
                 if name not in (*_SHARED, *_PER_ROW):
-                    place.fail(f"unknown column {name!r}; allowed: {', '.join(_PER_ROW + _SHARED)}")
+                    row.fail(f"unknown column {name!r}; allowed: {', '.join(_PER_ROW + _SHARED)}")
             continue
         if len(cells) > len(names):
-            place.fail(f"{len(cells)} values for {len(names)} columns")
+            row.fail(f"{len(cells)} values for {len(names)} columns")
         filled = {n: c.strip() for n, c in zip(names, cells, strict=False) if c.strip()}
         yield YamlMapping(
-            value=place,
-            entries={n: replace(place, key=n, node=_scalar(text)) for n, text in filled.items()},
+            value=row,
+            entries={n: replace(row, key=n, node=_scalar(text)) for n, text in filled.items()},
         )
 
 

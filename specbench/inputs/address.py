@@ -34,12 +34,12 @@ class Address:
         except ValueError as error:  # not shown: it may contain a password
             raise UsageError(f"{option}: {error}; expected an address such as {EXAMPLE}") from error
         try:
-            has_place = bool(parts.hostname) and (parts.port or 1) > 0
+            has_host = bool(parts.hostname) and (parts.port or 1) > 0
         except ValueError:
-            has_place = False
-        _, at, place = parts.netloc.rpartition("@")
+            has_host = False
+        _, at, host = parts.netloc.rpartition("@")
         path = parts.path.rstrip("/").removesuffix("/v1")
-        shown = urlunsplit(SplitResult(parts.scheme, place, path, "", ""))
+        shown = urlunsplit(SplitResult(parts.scheme, host, path, "", ""))
         if at:
             raise UsageError(
                 f"{option} {shown}: an address with a user or password in it would be stored; "
@@ -50,7 +50,7 @@ class Address:
                 f"{option} {shown!r}: leave out what follows the ?, which would be stored; set a "
                 f"key as {KEY} in the environment"
             )
-        if parts.scheme not in ("http", "https") or not has_place:
+        if parts.scheme not in ("http", "https") or not has_host:
             raise UsageError(f"{option} {shown}: expected an address such as {EXAMPLE}")
         k = parse_qs(parts.fragment).get("k", [""])[0]
         if parts.fragment and not k.isdecimal():

@@ -70,11 +70,11 @@ class TextSource:
             yield from filter(None, texts)
 
     def _following_prompts(self, prompt: Prompt, workload: Workload, lap: int) -> list[Prompt]:
-        def place(item: Prompt) -> str:
+        def rank(item: Prompt) -> str:
             return hashlib.sha256(f"{self.seed}/{lap}/{item.id}".encode()).hexdigest()
 
-        start = place(prompt)
-        return sorted(workload.prompts, key=lambda other: (place(other) <= start, place(other)))
+        start = rank(prompt)
+        return sorted(workload.prompts, key=lambda other: (rank(other) <= start, rank(other)))
 
 
 def lengthen(
@@ -153,8 +153,8 @@ def _end_near(text: str, aim: int, slack: int, first: int, last: int) -> int:
 
 def _preceded(prompt: Prompt, text: str) -> Prompt:
     first, *later = prompt.turns
-    place = next(i for i, message in enumerate(first) if message.role == "user")
-    question = first[place].content
+    index = next(i for i, message in enumerate(first) if message.role == "user")
+    question = first[index].content
     content = "\n\n".join((INTRODUCTION, text, SEPARATOR, question))
-    message = replace(first[place], content=content)
-    return replace(prompt, turns=((*first[:place], message, *first[place + 1 :]), *later))
+    message = replace(first[index], content=content)
+    return replace(prompt, turns=((*first[:index], message, *first[index + 1 :]), *later))

@@ -36,15 +36,15 @@ _DEVICE_MAP = re.compile(r"auto|balanced|sequential|cpu|cuda(:[0-9]{1,3})?")
 
 def gguf_complaint(source: str, folder: Path = Path()) -> str | None:
     """Advice for a GGUF file, or a folder or repository of them; None for other sources."""
-    place = folder / Path(source).expanduser()
+    path = folder / Path(source).expanduser()
     try:
-        is_model = (place / "config.json").exists()
-        is_gguf = source.lower().endswith((".gguf", "-gguf")) or any(place.glob("*.gguf"))
+        is_model = (path / "config.json").exists()
+        is_gguf = source.lower().endswith((".gguf", "-gguf")) or any(path.glob("*.gguf"))
     except (OSError, ValueError):  # too long to be a path
         return None
     if is_model or not is_gguf:
         return None
-    is_missing = source.lower().endswith(".gguf") and not place.exists()
+    is_missing = source.lower().endswith(".gguf") and not path.exists()
     return f"the file {source} does not exist" if is_missing else f"{source} {GGUF_ADVICE}"
 
 

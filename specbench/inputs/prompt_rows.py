@@ -60,8 +60,8 @@ class Row:
 
     def fail(self, reason: str) -> NoReturn:
         """Raise `file:line: reason`."""
-        place = f"{self.file}:{self.line}: " + (f"item {self.item}: " if self.item else "")
-        raise WorkloadError(place + reason)
+        position = f"{self.file}:{self.line}: " + (f"item {self.item}: " if self.item else "")
+        raise WorkloadError(position + reason)
 
 
 def read_rows(file: Path) -> Iterator[tuple[Row, bytes]]:

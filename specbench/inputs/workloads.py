@@ -120,18 +120,18 @@ class Workload:
             raise UsageError(f"{num_prompts} prompts of {self.name}: at least 1 is needed")
         shuffled = sorted(self.prompts, key=lambda prompt: _hash(f"{seed}/{prompt.id}"))
         drawn: Counter[str] = Counter()
-        place = {}  # within its category; sorting by it alternates categories
+        rank = {}  # within its category; sorting by it alternates categories
         for prompt in shuffled:
-            place[prompt.id] = drawn[prompt.category]
+            rank[prompt.id] = drawn[prompt.category]
             drawn[prompt.category] += 1
-        return tuple(sorted(shuffled, key=lambda prompt: place[prompt.id])[:num_prompts])
+        return tuple(sorted(shuffled, key=lambda prompt: rank[prompt.id])[:num_prompts])
 
 
 def find_workloads(folder: Path | None = None) -> tuple[str, ...]:
     """The names of a folder's workloads; without one, of workloads/ of the working folder and the
     shipped."""
-    places = [folder] if folder else _general_places()
-    return tuple(sorted({path.stem for place in places for path in place.glob("*.jsonl")}))
+    folders = [folder] if folder else _general_folders()
+    return tuple(sorted({path.stem for root in folders for path in root.glob("*.jsonl")}))
 
 
 def load_workloads(
@@ -174,9 +174,9 @@ def load_workload(
     """
     if "." in name or "/" in name:
         return _load_file(Path(name), field, None if without_settings else {})
-    for place in [folder, *_general_places()] if folder else _general_places():
-        if name in find_workloads(place):
-            return _load_with_card(place / f"{name}.yaml", without_settings)
+    for root in [folder, *_general_folders()] if folder else _general_folders():
+        if name in find_workloads(root):
+            return _load_with_card(root / f"{name}.yaml", without_settings)
     known = sorted({*find_workloads(), *(find_workloads(folder) if folder else ())})
     raise WorkloadError(
         f"no workload {name!r}{nearest(name, known)}; there are: {', '.join(known)}; "
@@ -184,7 +184,7 @@ def load_workload(
     )
 
 
-def _general_places() -> list[Path]:
+def _general_folders() -> list[Path]:
     return [Path("workloads"), shipped("workloads")]
 
 

@@ -126,8 +126,8 @@ class RunStore:
     ) -> None:
         self.folder = folder
         self.run = run
-        places = (r for r in contents.records if isinstance(r, Environment))
-        self.node = (run.environment, *places)[-1].node  # of a cluster, that measures now
+        environments = (r for r in contents.records if isinstance(r, Environment))
+        self.node = (run.environment, *environments)[-1].node  # of a cluster, that measures now
         self._lock, self._on_append = lock, on_append
         self._records = list(contents.records)
         self._blocks = {r.block_id for r in contents.records if isinstance(r, BlockRecord)}
