@@ -137,6 +137,7 @@ class ModelFiles:
         try:
             return longest_context(self.field)
         except (TypeError, AttributeError) as error:
+            require_config(self)  # names the field, if it can
             raise ModelError(f"{self.spec.source}: config.json: its positions: {error}") from error
 
     @property

@@ -196,6 +196,9 @@ def _by_text(vocabulary: Vocabulary) -> dict[bytes, int]:
     return {text: i for i, text in sorted(vocabulary.texts().items()) if text}
 
 
+_SPECIAL_TOKENS = tuple(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 NO_TOKENIZER = "tokenizer.json is missing; copy the tokenizer files of the model it was made from"
 # Without tokenizer.json, the vocabulary is in one of these: equal files mean equal vocabularies.
@@ -213,7 +216,16 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         return None
     ids_by_token: dict[str, int] = inner.get_vocab(with_added_tokens=True)
     special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
-    for i, content, is_special in _added(_config(folder)):
+    config = _config(folder)
+    for name in _SPECIAL_TOKENS:
+        token = config.get(name)
+        is_added = isinstance(token, dict) and token.get("__type") == "AddedToken"
+        if not is_added and not isinstance(token, str | None):
+            raise ModelError(
+                f"{folder / 'tokenizer_config.json'}: {name} is {str(token)[:80]}; expected a "
+                "string; correct it, or download the file again"
+            )
+    for i, content, is_special in _added(config):
         ids_by_token.setdefault(content, i)
         if is_special:
             special.add(i)

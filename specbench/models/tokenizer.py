@@ -25,6 +25,7 @@ from specbench.files.tokenizer import (
     compare_vocabularies,
     mismatch_words,
     prints_clock,
+    read_vocabulary,
     spelling_of,
 )
 from specbench.models.library_errors import load_advice
@@ -95,9 +96,10 @@ class ChatTokenizer:
                 location, revision=revision, trust_remote_code=trust_remote_code
             )
         except Exception as error:
-            if Path(location, "config.json").exists():  # an invalid config has its own message
+            if Path(location, "config.json").exists():  # invalid files have their own messages
                 folder, trusts = Path(location), trust_remote_code
                 load_config(ModelSpec(source=location, folder=folder, trust_remote_code=trusts))
+                read_vocabulary(folder)
             advice = load_advice(error)
             raise ModelError(f"{location}: its tokenizer cannot be loaded: {advice}") from error
         self._inner.model_max_length = sys.maxsize  # the model's limit is checked elsewhere

@@ -51,6 +51,16 @@ def configure(**fields: object) -> Callable[[Path], None]:
     return change
 
 
+def add_to_tokenizer(**fields: object) -> Callable[[Path], None]:
+    """Set fields of tokenizer_config.json."""
+
+    def change(folder: Path) -> None:
+        file = folder / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+    return change
+
+
 def write_null(name: str) -> Callable[[Path], None]:
     """Set a field of config.json to null."""
 
@@ -205,6 +215,9 @@ MODELS = {
     ),
     "a missing shard": Case("draft_model", split, ("model-2.safetensors", "download")),
     "no weights": Case("draft_model", remove("*.safetensors"), ("model.safetensors",)),
+    "a special token without text": Case(
+        "draft_model", add_to_tokenizer(eos_token=2), ("eos_token is 2", "a string")
+    ),
     "no tokenizer": Case("draft_model", remove("tokenizer*"), ("tokenizer.json is missing",)),
     "tied in config alone": Case(
         "draft_model",
@@ -231,6 +244,9 @@ MODELS = {
         "draft_model",
         configure(layer_types=["full_attention"] * 9),
         ("layer_types", "one for each"),
+    ),
+    "positions in words": Case(
+        "draft_model", configure(rope_parameters="yarn"), ("rope_parameters is", "a mapping")
     ),
     "kinds of no layers": Case("draft_model", configure(layer_types=[]), ("layer_types",)),
     "no key heads": Case("draft_model", configure(num_key_value_heads=0), ("is 0", "1 or more")),
