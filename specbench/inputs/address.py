@@ -10,16 +10,16 @@ from specbench.errors import UsageError
 
 KEY = "SPECBENCH_API_KEY"  # its value is in no record, log, report or list of processes
 EXAMPLE = "http://localhost:8000"
-# Characters that a header may contain and that no quoting escapes: an escaped key would not be
-# recognized in a server's message, and would not be removed from it.
+# Characters that a header may contain and that no quoting escapes. If a server's message repeated
+# the key with escapes, the key would not be recognized and removed.
 _SENDABLE = re.compile(r"""[!#-&(-\[\]-~]+""")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
-    """The address of a server. It has no secrets: it is stored, and visible in process lists."""
+    """The address of a server, without secrets, since it is stored and visible in process lists."""
 
-    root: str
+    root: str  # the URL without /v1
     k: int | None = None  # the K that the server runs, as in `#k=0`
 
     @property
@@ -28,37 +28,37 @@ class Address:
 
     @classmethod
     def at(cls, url: str, option: str) -> "Address":
-        """The address of a URL; UsageError, which names the option, if it is not a server's."""
+        """The address in the URL given for `option`; UsageError if it is not a server's."""
         try:
             parts = urlsplit(url)
-        except ValueError as error:  # not shown: it may contain a password
-            raise UsageError(f"{option}: {error}; expected an address such as {EXAMPLE}") from error
+        except ValueError:  # its text may repeat a password of the URL
+            raise UsageError(f"{option}: expected an address such as {EXAMPLE}") from None
         try:
             has_host = bool(parts.hostname) and (parts.port or 1) > 0
         except ValueError:
             has_host = False
-        _, at, host = parts.netloc.rpartition("@")
+        _, at_sign, host_and_port = parts.netloc.rpartition("@")
         path = parts.path.rstrip("/").removesuffix("/v1")
-        shown = urlunsplit(SplitResult(parts.scheme, host, path, "", ""))
-        if at:
+        root = urlunsplit(SplitResult(parts.scheme, host_and_port, path, "", ""))
+        if at_sign:
             raise UsageError(
-                f"{option} {shown}: an address with a user or password in it would be stored; "
+                f"{option} {root}: an address with a user or password in it would be stored; "
                 f"leave it out and give a key as {KEY} in the environment"
             )
         if parts.query:
             raise UsageError(
-                f"{option} {shown!r}: leave out what follows the ?, which would be stored; set a "
+                f"{option} {root!r}: leave out what follows the ?, which would be stored; set a "
                 f"key as {KEY} in the environment"
             )
         if parts.scheme not in ("http", "https") or not has_host:
-            raise UsageError(f"{option} {shown}: expected an address such as {EXAMPLE}")
+            raise UsageError(f"{option} {root}: expected an address such as {EXAMPLE}")
         k = parse_qs(parts.fragment).get("k", [""])[0]
         if parts.fragment and not k.isdecimal():
-            raise UsageError(f"{option} {shown!r}: after # expected the server's K, such as #k=0")
-        return cls(root=shown, k=int(k) if k else None)
+            raise UsageError(f"{option} {root!r}: after # expected the server's K, such as #k=0")
+        return cls(root=root, k=int(k) if k else None)
 
     def key(self, environment: Mapping[str, str] = os.environ) -> str | None:
-        """The API key for this server: that of its host if it has one, else the general one.
+        """The API key for this server: the one set for its host, or else the general one.
 
         `SPECBENCH_API_KEY_MY_HOST_ORG` is for my-host.org, at any port. UsageError for a key that
         cannot be sent.

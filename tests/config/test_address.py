@@ -38,9 +38,10 @@ def test_a_host_specific_api_key_takes_precedence():
 
 
 def test_a_malformed_address_is_refused_without_repeating_it():
-    with pytest.raises(UsageError, match=r"--step-times: .*such as http://localhost:8000") as wrong:
-        Address.at("http://me:secret@[::1", "--step-times")
-    assert "secret" not in str(wrong.value)
+    for url in ("http://me:secret@[::1", "http://me:secret\u2100@host"):
+        with pytest.raises(UsageError, match=r"--step-times: .*such as http://localhost") as wrong:
+            Address.at(url, "--step-times")
+        assert "secret" not in str(wrong.value)
     with pytest.raises(UsageError, match="expected the server's K"):
         Address.at("http://a#k=\u00b2", "--step-times")
 
