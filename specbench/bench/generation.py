@@ -28,10 +28,10 @@ from specbench.settings import RunSettings
 
 
 class WatchedRound(NamedTuple):
-    """A round as token ids: accepted drafts, rejected ones, and one more. The prefill has K = 0."""
+    """A round as token ids. The prefill is one with K = 0."""
 
     num_drafted: int  # K, or fewer if the drafter found fewer; for a tree its nodes
-    accepted: tuple[int, ...]
+    accepted: tuple[int, ...]  # draft tokens, as are the rejected ones
     rejected: tuple[int, ...]
     extra: int | None  # the bonus or recovered token; None if the answer ended before it
 
@@ -41,10 +41,11 @@ class Generation(NamedTuple):
 
     output_ids: tuple[int, ...]
     rounds: tuple[WatchedRound, ...]
-    decode_s: float  # of all rounds, including `on_round`
+    decode_s: float  # of all rounds, including the calls of `on_round`
 
 
-OnRound = Callable[[WatchedRound, Callable[[tuple[int, ...]], str]], None]  # round, ids to text
+# Called with the round, and with a function from token ids to text.
+OnRound = Callable[[WatchedRound, Callable[[tuple[int, ...]], str]], None]
 
 
 def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
@@ -56,10 +57,10 @@ def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
         rejected = drafts[num_accepted:num_drafted]
     else:
         active: list[bool] = proposal.tree.is_active_BK[0].tolist()
-        on_path = [] if verdict.path_BT is None else verdict.path_BT[0].tolist()
-        path = set(on_path[1 : num_accepted + 1])
+        path = [] if verdict.path_BT is None else verdict.path_BT[0].tolist()
+        kept = set(path[1 : num_accepted + 1])  # node 0 is the root
         nodes = zip(range(1, len(drafts) + 1), drafts, active, strict=True)
-        rejected = [token for node, token, is_active in nodes if is_active and node not in path]
+        rejected = [token for node, token, is_active in nodes if is_active and node not in kept]
     return WatchedRound(
         num_drafted=num_drafted,
         accepted=tuple(tokens[:num_accepted]),
@@ -78,7 +79,7 @@ def watched_generation(
 ) -> Generation:
     """Decode the answer to a prompt, and call `on_round` after each round.
 
-    Captures no graphs and stores no records. Raises ModelError, UsageError and
+    Captures no CUDA graphs and stores no records. Raises ModelError, UsageError and
     CompatibilityError, as a run does.
     """
     device = prepare_device(settings.machine)
@@ -96,11 +97,11 @@ def watched_generation(
     ids = engine.tokenizer.prompt_ids([Message(role="user", content=prompt)])
     sampling = Sampling(temperature=settings.sampling.temperatures[0])
     max_new_tokens = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
-    # The verifier does not see the token of the prefill; the same seed samples it again here.
+    # The verifier does not see the prefill's token. The same seed gives the same token here.
     one_token = Request(prompt_ids=ids, max_new_tokens=1, sampling=sampling, seed=settings.seed)
     first = engine.generate(one_token, engine.baseline).output_ids
     rounds: list[WatchedRound] = []
-    budget, has_ended = max_new_tokens, False  # the tokens left
+    budget, has_ended = max_new_tokens, False  # `budget`: how many more tokens to emit
 
     def report(watched: WatchedRound) -> None:
         """Report a round without the tokens after the end of the answer."""
@@ -120,7 +121,7 @@ def watched_generation(
     reporter.stage(f"{pairing.name}: decoding")
     report(WatchedRound(0, (), (), first[0]))
     drafter = pairing.drafter
-    # Raises the engine's error, with its reason, if the drafter cannot draft K tokens.
+    # Decoded only for the engine's error, which says why a drafter cannot draft K tokens.
     engine.generate(one_token, drafting)
     verifier = engine.verifier(drafter.name)
 

@@ -1,7 +1,7 @@
 """A run in this process: its device, its engines over one set of weights, and its CPU threads.
 
-The number of threads is the fastest of 1, half and all of the physical cores. Numbers above the
-count of idle cores are not tried.
+The number of threads is the fastest of 1, half and all of the physical cores. Numbers above that of
+idle cores are not tried.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,17 +52,17 @@ from specbench.settings import BUILTIN, TRANSFORMERS, MachineSettings, RunSettin
 TIMED_TOKENS = 12  # per output; at most 7 outputs per K and number of threads
 PROMPT_TOKENS = 64
 
-# The key of a choice, in addition to hardware and versions: the sha256 of the target's weights and
-# their dtype, the engine, and the concurrency.
+# A cached choice of threads applies to these facts with the same hardware and versions: the sha256
+# of the target's weights, their dtype, the engine, and the concurrency.
 Facts = tuple[str, str, str, int]
 
 
 def thread_counts(load: HostLoad) -> tuple[list[int], list[Contender]]:
     """Thread counts to try, ascending, and those left out because other processes use cores."""
-    num_cores, idle = physical_cores(load.num_cores), idle_cores(load)
-    numbers = sorted({1, max(1, num_cores // 2), num_cores})
-    left_out = [Contender(name=str(n), refusal=others_fact(load)) for n in numbers if n > idle]
-    return [n for n in numbers if n <= idle], left_out
+    cores, idle = physical_cores(load.num_cores), idle_cores(load)
+    counts = sorted({1, max(1, cores // 2), cores})
+    left_out = [Contender(name=str(n), refusal=others_fact(load)) for n in counts if n > idle]
+    return [n for n in counts if n <= idle], left_out
 
 
 def idle_threads() -> int:
@@ -71,8 +71,8 @@ def idle_threads() -> int:
 
 
 def prepare_device(machine: MachineSettings, *, threads: int | None = None) -> torch.device:
-    """Open the device, and set the number of threads for work that is not timed: `--threads`, or
-    else `threads`, or else that of all idle cores."""
+    """Open the device, and set the number of threads for work that is not timed: that of
+    `--threads`, else `threads`, else the largest one to try."""
     device = open_device(machine.device)
     torch.set_num_threads(machine.threads or threads or idle_threads())
     return device
@@ -86,17 +86,17 @@ def choose_threads(
     If nothing can be timed, all idle cores are used, and the choice is not cached.
     """
     load = host.host_load()
-    numbers, left_out = thread_counts(load)
+    counts, left_out = thread_counts(load)
     machine = (cpu_model(), physical_cores(load.num_cores), torch.__version__, __version__)
-    key = "; ".join(map(repr, ("threads", *facts, tuple(numbers), *machine)))
+    key = "; ".join(map(repr, ("threads", *facts, tuple(counts), *machine)))
     subject = f"threads of {target}"
-    torch.set_num_threads(numbers[-1])
-    choice = KernelChoice(key=key, subject=subject, chosen=str(numbers[-1]))
-    if len(numbers) > 1:
+    torch.set_num_threads(counts[-1])
+    choice = KernelChoice(key=key, subject=subject, chosen=str(counts[-1]))
+    if len(counts) > 1:
         if known := find_choice(key):
             choice = replace(known, subject=subject)
         else:
-            winner, contenders = autotune(numbers)
+            winner, contenders = autotune(counts)
             if winner is not None:
                 choice = replace(choice, chosen=winner, contenders=tuple(contenders))
                 keep_choice(choice)
@@ -105,9 +105,9 @@ def choose_threads(
 
 
 def autotune_threads(
-    engine: Engine, works: Sequence[Work], text: str, concurrency: int, numbers: Sequence[int]
+    engine: Engine, works: Sequence[Work], text: str, concurrency: int, counts: Sequence[int]
 ) -> Outcome:
-    """Decode a few tokens of each work with each number of threads, interleaved.
+    """Time a few tokens of each work with each number of threads, interleaved.
 
     Works that the engine cannot run are left out; if all are, the outcome has no winner.
     """
@@ -131,14 +131,14 @@ def autotune_threads(
         torch.set_num_threads(num_threads)
         return sum(map(seconds, runnable))
 
-    runs = [KernelCandidate(str(n), partial(decode, n)) for n in numbers if runnable]
-    return fastest(runs, Timing(seconds=lambda run: cast("float", run())))
+    candidates = [KernelCandidate(str(n), partial(decode, n)) for n in counts if runnable]
+    return fastest(candidates, Timing(seconds=lambda run: cast("float", run())))
 
 
 def autotune_for_plan(
-    plan: TargetPlan, engine: Engine, concurrency: int, numbers: Sequence[int]
+    plan: TargetPlan, engine: Engine, concurrency: int, counts: Sequence[int]
 ) -> Outcome:
-    """Autotune on the first prompt, with K = 0 and the first loadable pairing at its largest K."""
+    """Autotune on the first prompt: K = 0, and the first pairing that loads at its largest K."""
     works = [engine.baseline]
     for pairing in plan.pairings:
         drafter = pairing.drafter
@@ -156,19 +156,19 @@ def autotune_for_plan(
     prompt = plan.prompts(plan.workloads[0])[0]
     text = "\n".join(message.content for message in prompt.turns[0])
     try:
-        return autotune_threads(engine, works, text, concurrency, numbers)
+        return autotune_threads(engine, works, text, concurrency, counts)
     finally:
         for work in works[1:]:
             engine.remove_drafter(work.drafter)
 
 
 def read_shapes(spec: ModelSpec) -> Checkpoint:
-    """A head's config and the shapes of its tensors; missing files are downloaded."""
+    """A draft head's config and the shapes of its tensors; missing files are downloaded."""
     return read_checkpoint(spec.location, spec.revision, shapes_only=True)
 
 
 class ThisProcess:
-    """Decodes on a device of this machine; UsageError if it does not exist."""
+    """Decodes on a device of this machine; UsageError if the device does not exist."""
 
     def __init__(
         self, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
@@ -207,32 +207,32 @@ class ThisProcess:
     def _open(
         self, plan: TargetPlan, store: RunStore, reporter: Reporter
     ) -> tuple[dict[str, Engine], KernelChoice | None]:
-        """The engines, whose kernels are chosen with the threads that they run with; and the
-        choice of these threads, if their number was not set."""
+        """The engines, opened with the threads that they run with, because they time kernels; and
+        the choice of these threads, None if their number was not chosen by timing."""
         settings = plan.settings
         machine, dummy = settings.machine, settings.decoder.dummy_weights
         pool = ModelPool(self._device, machine.dtype, dummy=dummy)
-        opened = partial(open_engines, plan.target, settings, pool)
+        open_all = partial(open_engines, plan.target, settings, pool)
         records = (record for record in store.stored.engines if record.target == plan.target.name)
         earlier = next((r.threads for r in records if r.threads is not None), None)
         if number := store.run.environment.threads or (earlier and int(earlier.chosen)):
             torch.set_num_threads(number)
-            return opened(), earlier  # chosen by an earlier session of this run
+            return open_all(), earlier  # chosen by an earlier session of this run
         loaded, load = pool.load(plan.target.model), settings.load
         facts = loaded.content_sha256, loaded.dtype, load.engines[0], load.concurrency[0]
 
-        def autotune(numbers: Sequence[int]) -> Outcome:
+        def autotune(counts: Sequence[int]) -> Outcome:
             reporter.stage(f"{plan.target.name}: choosing the number of threads")
-            engine = next(iter(opened().values()))
-            return autotune_for_plan(plan, engine, load.concurrency[0], numbers)
+            engine = next(iter(open_all().values()))
+            return autotune_for_plan(plan, engine, load.concurrency[0], counts)
 
         threads = choose_threads(plan.target.name, facts, autotune)
         pool.collect()  # the engine that autotuning opened
-        return opened(), threads
+        return open_all(), threads
 
 
 def open_engines(target: Target, settings: RunSettings, pool: ModelPool) -> dict[str, Engine]:
-    """The engines of a run over one set of weights; ModelError."""
+    """The engines of a run over one set of weights. Raises ModelError."""
     make: dict[str, Callable[[], Engine]] = {
         BUILTIN: lambda: BuiltinEngine(target, pool, settings.decoder),
         TRANSFORMERS: lambda: TransformersEngine(target, pool),

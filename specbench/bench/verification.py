@@ -138,7 +138,7 @@ def _collect(
                     needed = collector.tokens_for_control(baseline, sampling, level)
                     enough = max(enough, math.ceil(min(needed, MOST_TOKENS)))
         except EXPECTED_ERRORS as error:
-            evidence |= {(number, i): jobs[i].refused(error) for i in in_shard}
+            evidence |= {(number, i): jobs[i].failed(error) for i in in_shard}
             continue
         limit_s = math.inf if budget_s is None else budget_s / len(plans)
         num_each, estimate = _estimate(jobs, prompts, answers_s, enough, limit_s, num_sampled)

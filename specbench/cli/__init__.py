@@ -24,7 +24,7 @@ from specbench.cli.init import init
 from specbench.cli.inspect_rounds import inspect_rounds
 from specbench.cli.listing import list_things
 from specbench.cli.measure import run, sweep_k
-from specbench.cli.options import spread
+from specbench.cli.options import with_option_per_field
 from specbench.cli.pair import pair
 from specbench.cli.recommend import recommend
 from specbench.cli.report import report
@@ -57,28 +57,28 @@ app = typer.Typer(
 )
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Measure": {
-        "run": spread(run),
-        "sweep-k": spread(sweep_k, draft="0..8"),
-        "pair": spread(pair),
-        "verify": spread(verify),
-        "inspect": spread(inspect_rounds),
+        "run": with_option_per_field(run),
+        "sweep-k": with_option_per_field(sweep_k, draft="0..8"),
+        "pair": with_option_per_field(pair),
+        "verify": with_option_per_field(verify),
+        "inspect": with_option_per_field(inspect_rounds),
     },
     "Read results": {
-        "report": spread(report),
-        "recommend": spread(recommend),
-        "history": spread(history),
-        "check": spread(check),
-        "baseline": spread(baseline),
+        "report": with_option_per_field(report),
+        "recommend": with_option_per_field(recommend),
+        "history": with_option_per_field(history),
+        "check": with_option_per_field(check),
+        "baseline": with_option_per_field(baseline),
     },
     "Deploy and exchange": {
-        "export": spread(export),
-        "import": spread(import_results),
-        "train": spread(train),
+        "export": with_option_per_field(export),
+        "import": with_option_per_field(import_results),
+        "train": with_option_per_field(train),
     },
     "Set up": {
-        "init": spread(init),
-        "doctor": spread(doctor),
-        "list": spread(list_things),
+        "init": with_option_per_field(init),
+        "doctor": with_option_per_field(doctor),
+        "list": with_option_per_field(list_things),
     },
 }
 for _group, _commands in _COMMANDS.items():

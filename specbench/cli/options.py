@@ -1,4 +1,4 @@
-"""Options in the form that typer takes: those of settings, and those of a single command."""
+"""Options for typer: those of single commands, and those made from fields of settings."""
 
 import inspect
 import json
@@ -72,22 +72,22 @@ def print_json(document: object) -> None:
     typer.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
-_KEYWORD, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+_KEYWORD, _NO_DEFAULT = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 
 
 class _Input(NamedTuple):
-    """A parameter of a command, or a field of a group of settings that is one."""
+    """A parameter of a command, or a field of a group of settings that a parameter takes."""
 
     name: str
     hint: Any
-    default: Any  # _NONE if there is none
+    default: Any  # or _NO_DEFAULT
 
 
-def spread(command: Callable[..., None], **shown: str) -> Callable[..., None]:
+def with_option_per_field(command: Callable[..., None], **shown: str) -> Callable[..., None]:
     """Turn a command that takes groups of settings into one with an option for each field.
 
-    Typer reads options only from a function's signature. `shown` has, by field, the defaults that
-    help prints instead of those of the settings.
+    Typer reads options only from a function's signature. `shown` maps a field to the default
+    that help prints instead of the one in the settings.
     """
     hints = get_type_hints(command, include_extras=True)
     inputs = [
@@ -96,13 +96,13 @@ def spread(command: Callable[..., None], **shown: str) -> Callable[..., None]:
     ]
 
     @wraps(command)
-    def spread_out(**typed: Any) -> None:
-        command(**_values(inputs, typed))
+    def flat_command(**arguments: Any) -> None:
+        command(**_values(inputs, arguments))
 
     parameters = list(_parameters(inputs, shown))
-    spread_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    spread_out.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return spread_out
+    flat_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat_command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return flat_command
 
 
 def _parameters(
@@ -113,39 +113,39 @@ def _parameters(
         if (option := option_of(hint)) is not None:
             option = replace(option, shown=shown.get(name, option.shown))
             heading = _heading(kind) if is_group(kind) else panel
-            annotation, words = _as_typer(name, kind, option, default, heading)
-            yield inspect.Parameter(name, _KEYWORD, default=words, annotation=annotation)
+            annotation, typed_default = _as_typer(name, kind, option, default, heading)
+            yield inspect.Parameter(name, _KEYWORD, default=typed_default, annotation=annotation)
         elif is_group(hint):
-            within = _inputs_of(hint, default)
-            holds_groups = any(is_group(bare_type(inner.hint)) for inner in within)
-            yield from _parameters(within, shown, None if holds_groups else _heading(hint))
-        elif hasattr(hint, "__metadata__") and doc_of(hint) is None:  # typer's own
+            group_inputs = _inputs_of(hint, default)
+            holds_groups = any(is_group(bare_type(inner.hint)) for inner in group_inputs)
+            yield from _parameters(group_inputs, shown, None if holds_groups else _heading(hint))
+        elif hasattr(hint, "__metadata__") and doc_of(hint) is None:  # declared with typer.Option
             yield inspect.Parameter(name, _KEYWORD, default=default, annotation=hint)
 
 
-def _values(inputs: list[_Input], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the typed words; UsageError names a wrong word."""
+def _values(inputs: list[_Input], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The command's parameters, read from typer's arguments; UsageError for a wrong one."""
     values = {}
     for name, hint, default in inputs:
         if (option := option_of(hint)) is not None:
-            values[name] = _value(name, bare_type(hint), option, default, typed[name])
+            values[name] = _value(name, bare_type(hint), option, default, arguments[name])
         elif is_group(hint):
-            inner = _values(_inputs_of(hint, default), typed)
-            values[name] = hint(**inner) if default is _NONE else replace(default, **inner)
-        elif name in typed:
-            values[name] = typed[name]
+            inner = _values(_inputs_of(hint, default), arguments)
+            values[name] = hint(**inner) if default is _NO_DEFAULT else replace(default, **inner)
+        elif name in arguments:
+            values[name] = arguments[name]
     return values
 
 
 def _inputs_of(group: Any, default: Any) -> list[_Input]:
-    """The fields of a group; a `default` group has the defaults."""
+    """The fields of a group of settings. Their defaults are those of `default` if it is a group."""
     hints = get_type_hints(group, include_extras=True)
     inputs = []
     for field in fields(group):
         value = getattr(default, field.name, field.default)
         if value is MISSING:
             factory = field.default_factory
-            value = _NONE if factory is MISSING else factory()
+            value = _NO_DEFAULT if factory is MISSING else factory()
         inputs.append(_Input(field.name, hints[field.name], value))
     return inputs
 
@@ -158,17 +158,17 @@ def _heading(group: type) -> str:
 def _as_typer(
     name: str, kind: Any, option: Option, default: Any, panel: str | None
 ) -> tuple[Any, Any]:
-    """The annotation that typer expects, and the default as it is typed."""
+    """The annotation that typer expects, and the default in the form that a user types."""
     if option.is_repeated:
         kind, default = list[str] | None, None
     elif option.read is not None or choices_of(kind):
-        kind, default = str | None, _typed(default)
+        kind, default = str | None, _default_text(default)
     if option.is_argument:
-        made = typer.Argument(
+        parameter = typer.Argument(
             help=option.help, show_default=option.shown, metavar=option.placeholder
         )
-        return Annotated[kind, made], default
-    made = typer.Option(
+        return Annotated[kind, parameter], default
+    parameter = typer.Option(
         *option.names_of(name),
         rich_help_panel=panel,
         metavar=option.placeholder,
@@ -177,21 +177,21 @@ def _as_typer(
         max=option.max,
         show_default=option.shown,
     )
-    return Annotated[kind, made], default
+    return Annotated[kind, parameter], default
 
 
-def _value(name: str, kind: Any, option: Option, default: Any, typed: Any) -> Any:
+def _value(name: str, kind: Any, option: Option, default: Any, argument: Any) -> Any:
     if option.is_repeated and option.read is not None:
-        return option.read(typed or [])
-    if typed is None:
+        return option.read(argument or [])
+    if argument is None:
         return default
     if choices := choices_of(kind):
-        return one_of(option.names_of(name)[0], typed, *choices)
-    return typed if option.read is None else option.read(typed)
+        return one_of(option.names_of(name)[0], argument, *choices)
+    return argument if option.read is None else option.read(argument)
 
 
-def _typed(default: Any) -> str | None:
-    """A default as it would be typed; None if it cannot be typed."""
+def _default_text(default: Any) -> str | None:
+    """A default as a user would type it; None if that is impossible."""
     if isinstance(default, str):
         return default
     if isinstance(default, tuple) and default:

@@ -1,5 +1,5 @@
-"""Comparisons of cells: two engines or sets of engine arguments, K = auto and a fixed K, several
-samples and one, and speedups by the number of concurrent requests and by context length.
+"""Comparisons of cells: the built-in decoder with other engines, sets of engine arguments, K = auto
+with a fixed K, several samples with one, and speedups by concurrency and by context length.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,12 +13,7 @@ from typing import Annotated, NamedTuple
 from specbench.doc import Doc
 from specbench.metrics.best_of import by_prompt, first_log_prob, gain, picked_log_prob
 from specbench.metrics.cell import CellData, Pair, against, have_same_text, turn_of
-from specbench.metrics.pairs import (
-    PairedSeconds,
-    paired_cpu,
-    paired_decode,
-    paired_end_to_end,
-)
+from specbench.metrics.pairs import PairedSeconds, paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import number_of
 from specbench.metrics.speed import (
     aggregate_tokens_per_s,
@@ -92,7 +87,7 @@ def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
         _compare_engines(cell, peer)
         for cell in cells
         for peer in cells
-        if cell.key.condition.engine == BUILTIN and _do_the_same(cell.key, peer.key)
+        if cell.key.condition.engine == BUILTIN and _is_same_work(cell.key, peer.key)
     )
     return tuple(pair for pair in pairs if pair is not None)
 
@@ -102,17 +97,17 @@ def compare_variants(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
 
     Both cells have their sessions in the same cycles.
     """
-    first: dict[CellKey, CellData] = {}
+    first_variants: dict[CellKey, CellData] = {}
     pairs = []
     for cell in cells:
-        peer = first.setdefault(cell.key.without("variant"), cell)
+        peer = first_variants.setdefault(cell.key.without("variant"), cell)
         if peer is not cell:
             cycles = dict(cell.cycles.items() & peer.cycles.items())
             pairs.append(_compare(cell, peer, replace(against(cell, peer), cycles=cycles)))
     return tuple(pair for pair in pairs if pair is not None)
 
 
-def _do_the_same(key: CellKey, peer: CellKey) -> bool:
+def _is_same_work(key: CellKey, peer: CellKey) -> bool:
     if peer.condition.engine == BUILTIN or key.draft.drafter != peer.draft.drafter:
         return False
     if key.condition.without("engine") != peer.condition.without("engine"):
@@ -145,20 +140,20 @@ def _compare(cell: CellData, peer: CellData, both: CellData) -> SideBySide | Non
 
 
 def _compare_with_server(builtin: CellData, peer: CellData) -> SideBySide | None:
-    """The comparison of the rates over all requests for prompts that both served."""
+    """The comparison by tokens per second, over all requests for prompts that both finished."""
     common = _prompts(builtin) & _prompts(peer)
-    ours, theirs = _restrict_to(builtin, common), _restrict_to(peer, common)
-    at = builtin.key.condition
+    builtin_part, peer_part = _restrict_to(builtin, common), _restrict_to(peer, common)
+    condition = builtin.key.condition
     rates = (
         (busy_tokens_per_s, aggregate_tokens_per_s)
-        if at.is_stream and at.request_rate is None
+        if condition.is_stream and condition.request_rate is None
         else (decode_tokens_per_s, end_to_end_tokens_per_s)
     )
-    decode, end_to_end = (_ratio(rate(ours), rate(theirs)) for rate in rates)
+    decode, end_to_end = (_ratio(rate(builtin_part), rate(peer_part)) for rate in rates)
     if decode is None:
         return None
-    first = {_turn(request): request for request in reversed(theirs.finished)}
-    pairs = [Pair(first[_turn(r)], r) for r in ours.finished if _turn(r) in first]
+    first = {_turn(request): request for request in reversed(peer_part.finished)}
+    pairs = [Pair(first[_turn(r)], r) for r in builtin_part.finished if _turn(r) in first]
     return SideBySide(
         cell=builtin.key,
         peer=peer.key,
@@ -184,12 +179,12 @@ def _restrict_to(cell: CellData, prompts: Collection[str]) -> CellData:
     return replace(cell, requests=tuple(r for r in cell.finished if r.prompt_id in prompts))
 
 
-def _ratio(ours: float | None, theirs: float | None) -> Interval | None:
-    return Interval(estimate=ours / theirs, low=None, high=None) if ours and theirs else None
+def _ratio(rate: float | None, peer_rate: float | None) -> Interval | None:
+    return Interval(estimate=rate / peer_rate, low=None, high=None) if rate and peer_rate else None
 
 
 def _equal_text(pairs: Sequence[Pair[RequestRecord]]) -> float | None:
-    """The share of pairs with equal text, of those that both report token ids or both do not."""
+    """The share of equal texts among the pairs of which both or neither report token ids."""
     known = [pair for pair in pairs if bool(pair.base.output_ids) == bool(pair.spec.output_ids)]
     return sum(have_same_text(*pair) for pair in known) / len(known) if known else None
 
@@ -248,7 +243,7 @@ class PooledRatio(NamedTuple):
 def compare_adaptive(
     explored: Sequence[CellData], confirmed: Sequence[CellData] = ()
 ) -> tuple[AdaptiveComparison, ...]:
-    """Each adaptive cell compared with the best fixed K, by confirmation runs if both have one."""
+    """Each adaptive cell compared with the best fixed K, by confirmation runs if both have them."""
     adaptive = [cell for cell in explored if cell.key.draft.is_adaptive]
     if not adaptive:
         return ()
@@ -256,18 +251,18 @@ def compare_adaptive(
     confirmed_by_key = {cell.key: cell for cell in confirmed}
     fixed = summarize(cell for cell in explored if cell.key.draft.is_fixed)
     comparisons = (
-        _compare_lengths(cell, by_key[best], confirmed_by_key)
+        _compare_with_fixed(cell, by_key[best], confirmed_by_key)
         for cell in adaptive
-        if (best := best_fixed([c for c in fixed if _competes(c.key, cell.key)])) is not None
+        if (best := best_fixed([c for c in fixed if _is_comparable(c.key, cell.key)])) is not None
     )
     return tuple(comparison for comparison in comparisons if comparison is not None)
 
 
 def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
-    """The fixed K with the highest decode speedup among the cells of one setting; K = 0 is at 1.
+    """The fixed K with the highest decode speedup among the cells of one setting.
 
-    Valid cells win over invalid ones, and the smaller K wins a tie. None if no fixed K has a
-    speedup.
+    K = 0 counts as a speedup of 1. A valid cell wins over an invalid one, and the smaller K wins a
+    tie. None if no fixed K has a speedup.
     """
     ranked = [
         ((cell.valid, speedup, -cell.key.draft.k), cell.key)
@@ -278,7 +273,7 @@ def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
 
 
 def pooled(comparisons: Iterable[AdaptiveComparison]) -> PooledRatio | None:
-    """The geometric mean of the estimates of valid, confirmed comparisons; None without one.
+    """The geometric mean of the estimates of valid, confirmed comparisons; None if there are none.
 
     The exploration phase is excluded: it favors the fixed K, which was chosen by the same figures.
     """
@@ -286,7 +281,8 @@ def pooled(comparisons: Iterable[AdaptiveComparison]) -> PooledRatio | None:
     return PooledRatio(geometric_mean(estimates), len(estimates)) if estimates else None
 
 
-def _competes(key: CellKey, adaptive: CellKey) -> bool:
+def _is_comparable(key: CellKey, adaptive: CellKey) -> bool:
+    """Whether the cell is K = 0 or a K of the same drafter, in the adaptive cell's setting."""
     is_baseline = key.is_baseline and key.condition == adaptive.condition
     return is_baseline or key.question == adaptive.question
 
@@ -297,7 +293,7 @@ def _speedup(cell: CellSummary) -> float | None:
     return cell.speedup.estimate if cell.speedup else None
 
 
-def _compare_lengths(
+def _compare_with_fixed(
     adaptive: CellData, best: CellData, confirmed: Mapping[CellKey, CellData]
 ) -> AdaptiveComparison | None:
     """The comparison; None if no unit finished on both sides."""
@@ -366,11 +362,11 @@ class BestOf:
 def compare_best_of(cells: Sequence[CellData]) -> tuple[BestOf, ...]:
     """One comparison per cell with several samples; with a cost if single outputs were measured."""
     by_key = {cell.key: cell for cell in cells}
-    comparisons = (_compare_samples(cell, by_key.get(_single(cell.key))) for cell in cells)
+    comparisons = (_compare_samples(cell, by_key.get(_one_sample(cell.key))) for cell in cells)
     return tuple(comparison for comparison in comparisons if comparison is not None)
 
 
-def _single(key: CellKey) -> CellKey:
+def _one_sample(key: CellKey) -> CellKey:
     return replace(key, condition=replace(key.condition, num_samples=1))
 
 
@@ -380,12 +376,12 @@ def _compare_samples(cell: CellData, single: CellData | None) -> BestOf | None:
     if first is None or picked is None:
         return None
     gains = by_prompt(cell, gain)
-    whole_s = sum(choice.seconds for choice in cell.choices)
+    total_s = sum(choice.seconds for choice in cell.choices)
     return BestOf(
         key=cell.key,
         speedup=_interval(cell, paired_end_to_end(cell)),
         cost=_cost(cell, single) if single else None,
-        scoring_share=sum(choice.scoring_s for choice in cell.choices) / whole_s,
+        scoring_share=sum(choice.scoring_s for choice in cell.choices) / total_s,
         first_log_prob=first,
         picked_log_prob=picked,
         gain=mean_interval(gains),
@@ -397,20 +393,20 @@ def _compare_samples(cell: CellData, single: CellData | None) -> BestOf | None:
 def _cost(cell: CellData, single: CellData) -> Interval | None:
     """The cost ratio; None if the cells have no common turn."""
     sums: dict[str, tuple[float, float]] = {}
-    for prompt_id, many_s, single_s in _seconds(cell, single):
-        many_sum, single_sum = sums.get(prompt_id, (0.0, 0.0))
-        sums[prompt_id] = many_sum + many_s, single_sum + single_s
+    for prompt_id, samples_s, single_s in _paired_seconds(cell, single):
+        samples_sum, single_sum = sums.get(prompt_id, (0.0, 0.0))
+        sums[prompt_id] = samples_sum + samples_s, single_sum + single_s
     if not sums:
         return None
-    many_sums, single_sums = zip(*sums.values(), strict=True)
-    return interval(log_ratio([many_sums], [single_sums]))
+    samples_sums, single_sums = zip(*sums.values(), strict=True)
+    return interval(log_ratio([samples_sums], [single_sums]))
 
 
-def _seconds(cell: CellData, single: CellData) -> Iterator[tuple[str, float, float]]:
-    """Prompt, seconds of all samples and seconds of a single one, of the same turn and repeat."""
-    known = {turn_of(r): r.total_s for r in single.finished if r.total_s}
+def _paired_seconds(cell: CellData, single: CellData) -> Iterator[tuple[str, float, float]]:
+    """Prompt id, seconds of the samples and of the single output, for each turn that both have."""
+    single_s_by_turn = {turn_of(r): r.total_s for r in single.finished if r.total_s}
     for choice in cell.choices:
-        single_s = known.get(turn_of(choice))
+        single_s = single_s_by_turn.get(turn_of(choice))
         if single_s is not None:
             yield choice.prompt_id, choice.seconds, single_s
 
@@ -451,9 +447,8 @@ class Crossover:
 
     @property
     def with_interval(self) -> tuple[int, ...]:
-        """The concurrencies with a valid speedup and its interval; others show nothing."""
-        known = _known(self.points)
-        return tuple(at for at, speedup in known if speedup.low is not None)
+        """The concurrencies that have a valid speedup with an interval."""
+        return tuple(at for at, speedup in _valid_speedups(self.points) if speedup.low is not None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -479,7 +474,9 @@ def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
             key=key,
             points=points,
             concurrency=_end_of_speedup(points),
-            estimated=next(falls_below_1([(at, x.estimate) for at, x in _known(points)]), None),
+            estimated=next(
+                falls_below_1([(at, s.estimate) for at, s in _valid_speedups(points)]), None
+            ),
         )
         for key, points in _curves(cells, "concurrency")
     )
@@ -488,7 +485,7 @@ def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
 def context_curves(cells: Sequence[CellSummary]) -> tuple[ContextCurve, ...]:
     """One curve for each K > 0 that was measured at two or more context lengths."""
     return tuple(
-        ContextCurve(key=key, points=points, break_even=break_even(_known(points)))
+        ContextCurve(key=key, points=points, break_even=break_even(_valid_speedups(points)))
         for key, points in _curves(cells, "context")
     )
 
@@ -516,13 +513,13 @@ def _curves(cells: Sequence[CellSummary], axis: str) -> Iterator[tuple[CellKey, 
             )
 
 
-def _known(points: Sequence[Point]) -> list[tuple[int, Interval]]:
-    """The positions and speedups of valid points."""
+def _valid_speedups(points: Sequence[Point]) -> list[tuple[int, Interval]]:
+    """The valid points that have a speedup, each as its position on the axis and its speedup."""
     return [(p.at, p.speedup) for p in points if p.valid and p.speedup]
 
 
 def _end_of_speedup(points: Sequence[Point]) -> int | None:
-    """The lowest concurrency from which no interval is above 1; points without one are ignored."""
-    known = [(at, ratio.low) for at, ratio in _known(points) if ratio.low is not None]
-    lost = list(takewhile(lambda pair: pair[1] <= 1, reversed(known)))
-    return lost[-1][0] if lost else None
+    """The lowest concurrency from which on no interval is above 1, ignoring points without one."""
+    low_ends = [(at, ratio.low) for at, ratio in _valid_speedups(points) if ratio.low is not None]
+    without_speedup = list(takewhile(lambda point: point[1] <= 1, reversed(low_ends)))
+    return without_speedup[-1][0] if without_speedup else None

@@ -1,4 +1,4 @@
-"""Facts of config.json about a model and its layers; the file is untrusted input."""
+"""Reads what config.json states about a model and its layers; the file is untrusted input."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from specbench.errors import ModelError
 
-MOST_LAYERS = 1000  # more than any head has
+MOST_LAYERS = 1000  # more than any draft head has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +37,10 @@ class Fields:
         return int(value)
 
     def must(self, name: str, least: int = 0) -> int:
-        """A required whole number; ModelError if it is missing."""
+        """A whole number from `least`; ModelError if it is missing."""
         value = self.whole(name, least)
         if value is None:
-            self.lacks(name)
+            self.fail_missing(name)
         return value
 
     def number(self, name: str) -> float | None:
@@ -105,8 +105,8 @@ class Fields:
 
     def require(self, *names: str) -> None:
         """Raise a ModelError that lists the fields that are missing."""
-        if lacking := [name for name in names if not self.has(name)]:
-            self.lacks(*lacking)
+        if missing := [name for name in names if not self.has(name)]:
+            self.fail_missing(*missing)
 
     def not_null(self, *names: str) -> None:
         """Raise a ModelError for a field that is null instead of missing: libraries fail at it."""
@@ -117,7 +117,7 @@ class Fields:
                     "leave it out"
                 )
 
-    def lacks(self, *names: str) -> NoReturn:
+    def fail_missing(self, *names: str) -> NoReturn:
         raise ModelError(f"{self.source}: config.json has no {', '.join(names)}")
 
     def fail(self, name: str, wanted: str) -> NoReturn:
@@ -159,6 +159,7 @@ class Experts:
         return self.num * (1 - (1 - self.per_token / self.num) ** num_tokens)
 
 
+# Each is a reason that follows a model's name in an error.
 RECURRENT = (
     "keeps recurrent state that cannot be rolled back after a rejected draft; choose a target and "
     "a draft that have attention layers"
@@ -170,11 +171,12 @@ ATTENTION_LAYERS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 )
 STATE_LAYERS = ("linear_attention", "conv")  # as transformers names their masks
-# `mamba` is an older name; `hybrid` layers have attention and a state; the last two have neither.
+# `mamba` layers have a state, `hybrid` ones attention and a state, `mlp` and `moe` ones neither.
 _KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, "mamba", "hybrid", "mlp", "moe"}
 _OWN_LAYER_TYPES = {"zaya": {"hybrid_sliding"}}  # other model types name this mask differently
 _WITH_ALIBI = ("bloom", "mpt")  # model types; other models have an `alibi` field
-_PICKED = ("index_topk", "keep_window_size")  # DeepSeek V3.2, GLM with DSA; Doge
+# Fields of models that attend to a selection of tokens: DeepSeek V3.2 and GLM with DSA; Doge.
+_SELECTIVE_ATTENTION = ("index_topk", "keep_window_size")
 ELSEWHERE = "measure it with --engine transformers, or with vllm if vLLM serves it"
 
 # Model types with recurrent or convolutional layers in addition to attention.
@@ -210,7 +212,7 @@ def unsupported_attention(fields: ReadField) -> str | None:
             "rescales its rotary positions by the current length (rope_type dynamic), "
             "which makes text depend on drafts; set rope_type to default in its config"
         )
-    for name in _PICKED:
+    for name in _SELECTIVE_ATTENTION:
         if budget := fields(name):
             return (
                 f"picks the {budget} slots that a token sees by a separate index ({name}), "
@@ -261,8 +263,8 @@ LAYER_NEEDS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab
 SIZES = (*LAYER_NEEDS, "num_key_value_heads", "head_dim", "max_position_embeddings")
 SLIDING, FULL = "sliding_attention", "full_attention"
 _ATTENTION = {FULL, SLIDING}
-# Qwen's defaults: the first layer with a window, and the window in tokens. Source: transformers.
 _QWEN = ("qwen2", "qwen3")
+# Qwen's defaults: the first layer with a window, and the window in tokens. Source: transformers.
 _FIRST_WINDOW, _QWEN_WINDOW = 28, 4096
 # Dense families whose whole models run in tests/decoding, by model type, with the defaults that
 # their transformers classes have for missing fields.
@@ -316,7 +318,7 @@ ACTIVATIONS = frozenset(
         *("gelu_python_tanh", "gelu_pytorch_tanh"),
     }
 )
-# Fields that change the computation, each with its neutral value.
+# Fields that change the computation, each with the value at which it changes nothing.
 _NEUTRAL = {
     "partial_rotary_factor": 1.0,
     "attn_logit_softcapping": 0.0,
@@ -328,8 +330,8 @@ _NEUTRAL = {
 
 
 def layer_fields(config: Fields) -> Fields:
-    """The part of a head's config that describes its decoder layers; ModelError if a required
-    field is missing or if heads cannot run the layers."""
+    """The part of a draft head's config that describes its decoder layers; ModelError if a required
+    field is missing or a draft head cannot run such layers."""
     fields = config.section("transformer_layer_config") or config
     fields.require(*LAYER_NEEDS)
     for name in SIZES:
@@ -337,8 +339,8 @@ def layer_fields(config: Fields) -> Fields:
     fields.whole("num_hidden_layers", least=1, most=MOST_LAYERS)
     fields.text("model_type")
     require_layers(fields)
-    _refuse_unread(config, fields)
-    _refuse_uneven_heads(fields)
+    _refuse_unsupported_layers(config, fields)
+    _refuse_attention_head_sizes(fields)
     layer_windows(fields)
     _refuse_positions(fields)
     _refuse_scales(fields)
@@ -369,19 +371,20 @@ def require_layers(fields: Fields) -> None:
     kind = rope_type(rope.values) or "default"
     if kind not in _ROPES:
         rope.fail("rope_type" if rope.has("rope_type") else "type", f"one of {', '.join(_ROPES)}")
-    if lacking := [name for name in _ROPES[kind] if not rope.has(name)]:
-        rope.lacks(*(f"{rope.path}{name} (rope_type {kind})" for name in lacking))
+    if missing := [name for name in _ROPES[kind] if not rope.has(name)]:
+        rope.fail_missing(*(f"{rope.path}{name} (rope_type {kind})" for name in missing))
     share = rope.number("partial_rotary_factor") or 1.0
     for name in ("short_factor", "long_factor") if kind == "longrope" else ():
         rope.numbers_above_0(name, int(head_size(fields) * share) // 2)
 
 
 def _rope(fields: Fields) -> Fields | None:
+    """The first section about rotary positions that is not empty; the older name comes first."""
     sections = (fields.section(name) for name in ("rope_scaling", "rope_parameters"))
     return next((section for section in sections if section and section.values), None)
 
 
-def biased_products(fields: Fields, kind: str) -> str:
+def _biased_projections(fields: Fields, kind: str) -> str:
     """The letters of the projections q, k, v and o that have a bias in a dense family."""
     if kind == "qwen2":
         return "qkv"
@@ -390,10 +393,10 @@ def biased_products(fields: Fields, kind: str) -> str:
 
 def head_size(fields: Fields) -> int:
     """The number of elements in one attention head's key."""
-    silent = DENSE.get(fields.text("model_type") or "", {}).get("head_dim")
-    heads = fields.must("num_attention_heads", least=1)
-    split = fields.must("hidden_size", least=1) // heads
-    return fields.whole("head_dim", least=1) or silent or split
+    default_size = DENSE.get(fields.text("model_type") or "", {}).get("head_dim")
+    num_heads = fields.must("num_attention_heads", least=1)
+    split = fields.must("hidden_size", least=1) // num_heads
+    return fields.whole("head_dim", least=1) or default_size or split
 
 
 def layer_shapes(
@@ -410,22 +413,22 @@ def layer_shapes(
     model type of a whole model, whose config states which biases attention has; None: a head,
     whose layers are those of Llama or Qwen 3, with the biases in `names`.
     """
-    biased = None if kind is None else biased_products(fields, kind)
+    biased = None if kind is None else _biased_projections(fields, kind)
     if kind is None:
         kind = "qwen3" if fields.text("model_type") == "qwen3" else "llama"
-    silent = DENSE[kind]
+    defaults = DENSE[kind]
     F, inner = fields.must("hidden_size"), fields.must("intermediate_size")
     heads = fields.must("num_attention_heads")
-    kv_heads = fields.whole("num_key_value_heads") or silent.get("num_key_value_heads") or heads
+    kv_heads = fields.whole("num_key_value_heads") or defaults.get("num_key_value_heads") or heads
     size = head_size(fields)
     has_mlp_bias = kind == "llama" and fields.flag("mlp_bias")
     shapes: dict[str, tuple[int, ...]] = {}
     for i in range(fields.whole("num_hidden_layers", most=MOST_LAYERS) or 1):
-        layer, read = f"{prefix}layers.{i}.", F if i else width or F
+        layer, input_size = f"{prefix}layers.{i}.", F if i else width or F
         linears = {
-            "self_attn.q_proj": (heads * size, read),
-            "self_attn.k_proj": (kv_heads * size, read),
-            "self_attn.v_proj": (kv_heads * size, read),
+            "self_attn.q_proj": (heads * size, input_size),
+            "self_attn.k_proj": (kv_heads * size, input_size),
+            "self_attn.v_proj": (kv_heads * size, input_size),
             "self_attn.o_proj": (F, heads * size),
             "mlp.gate_proj": (inner, F),
             "mlp.up_proj": (inner, F),
@@ -437,7 +440,7 @@ def layer_shapes(
             if name.startswith("mlp."):
                 has_bias = has_mlp_bias
             else:
-                has_bias = bias in names if biased is None else name[10] in biased
+                has_bias = bias in names if biased is None else name[len("self_attn.")] in biased
             if has_bias:
                 shapes[bias] = shape[:1]
         for name in ("input_layernorm", "post_attention_layernorm"):
@@ -451,11 +454,11 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
     """Each layer's attention window in tokens, including the token itself; None: no window.
 
     If `layer_types` is missing, the defaults of transformers' classes apply: Llama has no windows,
-    Mistral has them in all layers, Qwen from layer `max_window_layers` on. ModelError.
+    Mistral has them in all layers, Qwen from layer `max_window_layers` on. Raises ModelError.
     """
     num_layers = fields.whole("num_hidden_layers", most=MOST_LAYERS) or 1
     window, is_on = fields.whole("sliding_window", least=1), fields.flag("use_sliding_window")
-    first, kind = fields.whole("max_window_layers"), fields.text("model_type")
+    max_window_layers, kind = fields.whole("max_window_layers"), fields.text("model_type")
     if types := fields.texts("layer_types"):
         if len(types) < num_layers or set(types) - _ATTENTION:
             fields.fail("layer_types", f"{' or '.join(sorted(_ATTENTION))} for {num_layers} layers")
@@ -463,8 +466,8 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
     elif kind == "mistral":
         slides = [bool(window)] * num_layers
     else:
-        starts = _FIRST_WINDOW if first is None else first
-        slides = [kind in _QWEN and is_on is True and i >= starts for i in range(num_layers)]
+        first = _FIRST_WINDOW if max_window_layers is None else max_window_layers
+        slides = [kind in _QWEN and is_on is True and i >= first for i in range(num_layers)]
     if window is None and kind in _QWEN and is_on:
         window = _QWEN_WINDOW
     if any(slides) and window is None:
@@ -472,7 +475,7 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
     return tuple(window if is_sliding else None for is_sliding in slides)
 
 
-def _refuse_unread(config: Fields, layer: Fields) -> None:
+def _refuse_unsupported_layers(config: Fields, layer: Fields) -> None:
     if config.has("quantization_config"):
         raise ModelError(
             f"{config.source}: its config has a quantization_config, and quantized heads are not "
@@ -485,10 +488,10 @@ def _refuse_unread(config: Fields, layer: Fields) -> None:
         )
 
 
-def _refuse_uneven_heads(fields: Fields) -> None:
-    heads = fields.must("num_attention_heads")
-    if heads % (fields.whole("num_key_value_heads") or heads):
-        fields.fail("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
+def _refuse_attention_head_sizes(fields: Fields) -> None:
+    num_heads = fields.must("num_attention_heads")
+    if num_heads % (fields.whole("num_key_value_heads") or num_heads):
+        fields.fail("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}")
     if head_size(fields) % 2 or not head_size(fields):
         name = "head_dim" if fields.has("head_dim") else "hidden_size"
         fields.fail(name, "such that each attention head has an even number of elements")
@@ -504,23 +507,23 @@ def _refuse_positions(fields: Fields) -> None:
             "set it to default in the head's config"
         )
     if rope.number("partial_rotary_factor") not in (None, 1.0):
-        _refuse(rope, "partial_rotary_factor", 1.0)
+        _refuse_value(rope, "partial_rotary_factor", 1.0)
 
 
 def _refuse_scales(fields: Fields) -> None:
     for name, neutral in _NEUTRAL.items():
         if fields.number(name) not in (None, neutral):
-            _refuse(fields, name, neutral)
+            _refuse_value(fields, name, neutral)
     size = head_size(fields)
     scalar = fields.number("query_pre_attn_scalar")
     if scalar is not None and scalar != size:
-        _refuse(fields, "query_pre_attn_scalar", size)
+        _refuse_value(fields, "query_pre_attn_scalar", size)
     multiplier = fields.number("attention_multiplier")
     if multiplier is not None and not math.isclose(multiplier, size**-0.5, rel_tol=1e-3):
-        _refuse(fields, "attention_multiplier", size**-0.5)
+        _refuse_value(fields, "attention_multiplier", size**-0.5)
 
 
-def _refuse(fields: Fields, name: str, neutral: float) -> None:
+def _refuse_value(fields: Fields, name: str, neutral: float) -> None:
     raise ModelError(
         f"{fields.source}: {fields.path}{name} is {fields.values[name]!r}, which heads cannot run "
         f"({neutral:g} would change nothing); choose a head with plain attention"

@@ -1,5 +1,5 @@
-"""Memory and energy of a cell: of the pair, or only of the target at K = 0; for a server its KV
-cache.
+"""Memory and energy of a cell: of target and drafter, or at K = 0 only of the target. For a server
+the memory is the capacity of its KV cache.
 """
 
 from collections.abc import Iterable
@@ -81,8 +81,8 @@ def speculation_cost_tokens(cell: CellData) -> float | None:
 def joules_per_token(cell: CellData) -> float | None:
     """Energy per token: NVML total-energy difference over the requests / their output tokens."""
     metered = [(r.energy_j, r.num_output_tokens) for r in cell.finished if r.energy_j is not None]
-    tokens = sum(n for _, n in metered)
-    return sum(joules for joules, _ in metered) / tokens if tokens else None
+    num_tokens = sum(num for _, num in metered)
+    return sum(joules for joules, _ in metered) / num_tokens if num_tokens else None
 
 
 @metric(unit="tokens", better="higher")
@@ -94,12 +94,12 @@ def kv_capacity_tokens(cell: CellData) -> int | None:
 @metric(unit="tokens", better="lower")
 def kv_capacity_lost_tokens(cell: CellData) -> int | None:
     """kv_capacity_tokens without speculation - with it: the context that it costs."""
-    plain, speculative = least_kv_tokens(cell.baseline_servers), kv_capacity_tokens(cell)
-    return None if plain is None or speculative is None or cell.k == 0 else plain - speculative
+    base, speculative = least_kv_tokens(cell.baseline_servers), kv_capacity_tokens(cell)
+    return None if base is None or speculative is None or cell.k == 0 else base - speculative
 
 
 def least_kv_tokens(servers: Iterable[ServerRecord]) -> int | None:
-    """Capacity of the smallest KV cache of these sessions, in tokens; None if none is reported."""
+    """The smallest KV cache of these server sessions, in tokens; None if no session reports one."""
     return min((s.kv_tokens for s in servers if s.kv_tokens is not None), default=None)
 
 

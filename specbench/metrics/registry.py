@@ -15,30 +15,31 @@ from specbench.metrics.cell import CellData
 Value = float | tuple[float, ...]
 MetricFunction = Callable[[CellData], Value | None]
 Better = Literal["higher", "lower"]
-F = TypeVar("F", bound=MetricFunction)
+Function = TypeVar("Function", bound=MetricFunction)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """The description of a metric for tables and the report's formulas."""
+    """A metric: its function, and its description in tables and in the report's formulas."""
 
     name: str
     unit: str
-    better: Better | None  # None: a description, neither good nor bad
+    better: Better | None  # None: neither is better
     formula: str  # first paragraph of the function's docstring
     function: MetricFunction
     low: float = -math.inf
     high: float = math.inf
-    label: str = ""  # its header in the result tables; "": it is only among all metrics
+    label: str = ""  # header in the result tables; "": only in the table of all metrics
 
     @property
     def meaning(self) -> str:
-        """The meaning of its header: the formula up to its first colon or semicolon."""
+        """The explanation of its header: the formula up to the first colon or semicolon."""
         text = re.split(r"[:;] |\.$", self.formula)[0]
+        # An acronym, such as KV, stays in capitals.
         return text if text[:2].isupper() else text[0].lower() + text[1:]
 
 
-_FOLDER = "specbench.metrics"
+_PACKAGE = "specbench.metrics"
 _METRICS: dict[str, Metric] = {}
 
 
@@ -49,15 +50,15 @@ def metric(
     low: float = -math.inf,
     high: float = math.inf,
     label: str = "",
-) -> Callable[[F], F]:
-    """Registers a pure function of a cell under its own name.
+) -> Callable[[Function], Function]:
+    """Registers a pure function of a cell as the metric of the same name.
 
-    It returns None for an unknown value, which is absent and never zero. A value outside `low` ..
-    `high`, which only a faulty measurement gives, is also absent. The docstring's first paragraph
-    is the formula that the report prints.
+    It returns None for an unknown value; the metric is then absent, never zero. A value outside
+    `low` .. `high`, which only a faulty measurement gives, is also absent. The docstring's first
+    paragraph is the formula that the report prints.
     """
 
-    def in_range(function: F) -> F:
+    def in_range(function: Function) -> Function:
         @wraps(function)
         def checked(cell: CellData) -> Value | None:
             value = function(cell)
@@ -65,15 +66,15 @@ def metric(
                 return value
             return None
 
-        return cast(F, checked)
+        return cast(Function, checked)
 
-    def register(function: F) -> F:
+    def register(function: Function) -> Function:
         if (low, high) != (-math.inf, math.inf):
             function = in_range(function)
         name = function.__name__
-        known = _METRICS.get(name)
-        if known is not None and known.function.__module__ != function.__module__:
-            raise ValueError(f"metric {name} is already defined in {known.function.__module__}")
+        existing = _METRICS.get(name)
+        if existing is not None and existing.function.__module__ != function.__module__:
+            raise ValueError(f"metric {name} is already defined in {existing.function.__module__}")
         if not function.__doc__:
             raise ValueError(f"metric {name} has no docstring: its first paragraph is its formula")
         paragraph = inspect.cleandoc(function.__doc__).split("\n\n")[0]
@@ -99,16 +100,16 @@ def is_between(value: Value, low: float, high: float) -> bool:
 
 
 def all_metrics() -> Mapping[str, Metric]:
-    """Every metric of every module in this folder, by name in alphabetical order."""
-    _import_modules(tuple(import_module(_FOLDER).__path__))
+    """The metrics of all modules in this package by name, in alphabetical order."""
+    _import_modules(tuple(import_module(_PACKAGE).__path__))
     return dict(sorted(_METRICS.items()))
 
 
 @cache
 def _import_modules(folders: tuple[str, ...]) -> None:
-    """Imports every module of this folder once, which registers its metrics."""
+    """Imports every module of this package once, which registers its metrics."""
     for module in pkgutil.iter_modules(folders):
-        import_module(f"{_FOLDER}.{module.name}")
+        import_module(f"{_PACKAGE}.{module.name}")
 
 
 def measure(cell: CellData) -> Mapping[str, Value]:
@@ -117,8 +118,8 @@ def measure(cell: CellData) -> Mapping[str, Value]:
     Raises ArithmeticError when a metric is not finite, which is a bug of that metric.
     """
     values: dict[str, Value] = {}
-    for name, known in all_metrics().items():
-        value = known.function(cell)
+    for name, definition in all_metrics().items():
+        value = definition.function(cell)
         if value is None:
             continue
         if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):

@@ -1,7 +1,7 @@
 """The JSON document of `run --json`, `sweep-k --json` and `report --json`.
 
-This module declares its keys and the records their fields; `make docs` generates report/schema.json
-and the tables of docs/json.md from both.
+Its keys are declared here, and the fields of a nested object in that object's class. `make docs`
+generates report/schema.json and the tables of docs/json.md from both.
 """
 
 from collections.abc import Mapping
@@ -41,12 +41,12 @@ from specbench.settings.option import leaves
 
 JSON_VERSION = 1  # new keys do not change the version
 
-# The first keys of a decision; the other axes are at its end.
-_DECISION = (
+# The keys that come first in a decision. The rest of its cell's key comes last.
+_FIRST_IN_DECISION = (
     *("target", "pairing", "workload", "engine", "concurrency", "temperature", "dtype"),
     *("method", "num_speculative_tokens"),
 )
-# Fields that JSON omits: for a shared K the axes in which its cells differ.
+# Fields that JSON omits; for a shared K, the parts of the key in which its cells differ.
 _NOT_IN_SHARED_K = ("target", "drafter", "workload", "num_speculative_tokens", "adaptive")
 _NOT_IN_DECISION = ("leader", "draft", "warnings")
 _NOT_IN_FAILURE = ("cell_ids", "ended_process")
@@ -64,10 +64,10 @@ def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
 
 
 def _decision_json(decision: Decision) -> dict[str, Any]:
-    key = decision.key.entries(*_DECISION, without=("drafter",))
-    shown = replace(decision, reasons=decision.reasons_and_warnings)
-    json: dict[str, Any] = to_jsonable_python(shown, exclude={*_NOT_IN_DECISION})
-    return {**{name: key.pop(name) for name in _DECISION}, **json, **key}
+    key = decision.key.entries(*_FIRST_IN_DECISION, without=("drafter",))
+    with_warnings = replace(decision, reasons=decision.reasons_and_warnings)
+    json: dict[str, Any] = to_jsonable_python(with_warnings, exclude={*_NOT_IN_DECISION})
+    return {**{name: key.pop(name) for name in _FIRST_IN_DECISION}, **json, **key}
 
 
 def _shared_k_json(shared: SharedK) -> dict[str, Any]:
@@ -94,7 +94,7 @@ _CELL = type_of(
         Doc("the counts under vLLM's names; missing without counts of rounds", is_optional=True),
     ],
 )
-_DECISION_TYPE = type_of(
+_DECISION = type_of(
     "Decision",
     "The answer for one drafter, workload and setting.",
     (FlatKey, ("drafter",)),
@@ -173,7 +173,7 @@ KEYS: Mapping[str, Key] = {
         lambda document: [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
     ),
     "decisions": Key(
-        several(_DECISION_TYPE),
+        several(_DECISION),
         "the decision for each pairing, workload and setting",
         lambda document: [_decision_json(decision) for decision in document.decisions],
     ),

@@ -1,5 +1,4 @@
-"""Collects evidence about engines in this process: each decodes, and the target scores its
-outputs."""
+"""Collects evidence about engines in this process: each decodes, the target scores its outputs."""
 
 import hashlib
 import itertools
@@ -27,9 +26,9 @@ from specbench.verify.scorer import AnsweredPrompt, Texts, TextScorer
 from specbench.verify.statistics import tokens_for_control
 
 SMALL_VOCABULARY = 64  # up to this size the joint distribution of a few tokens is also tested
-_MOST_CELLS = 4096
-_MOST_JOINT_TOKENS = 4
-_BATCH_TOKENS = 2**16  # most tokens to sample before they are scored
+_MAX_OUTCOMES = 4096
+_MAX_JOINT_TOKENS = 4
+_MAX_BATCH_TOKENS = 2**16  # sampled before they are scored
 _GREEDY = Sampling()
 
 
@@ -81,7 +80,8 @@ class EngineUnderTest(NamedTuple):
     work: Work
     num_rows: int = 1
 
-    def at(self, temperature: float) -> Subject:
+    def subject(self, temperature: float) -> Subject:
+        """The engine at a temperature, as evidence names it."""
         lossy = None
         if isinstance(self.engine, LossyByChoice):
             lossy = self.engine.lossy_option(self.work)
@@ -117,10 +117,10 @@ class Collector:
             and prompt.conversation is None
             and not candidate.work.k
         }
-        left = [i for i in range(len(self._prompts)) if i not in known]
-        requests = [self._prompts[i].request(_GREEDY, seed=0) for i in left]
+        missing = [i for i in range(len(self._prompts)) if i not in known]
+        requests = [self._prompts[i].request(_GREEDY, seed=0) for i in missing]
         results = self._serve(candidate, requests) if requests else ()
-        known |= {i: result.output_ids for i, result in zip(left, results, strict=True)}
+        known |= {i: result.output_ids for i, result in zip(missing, results, strict=True)}
         return [known[i] for i in range(len(self._prompts))]
 
     def greedy(
@@ -128,16 +128,16 @@ class Collector:
     ) -> GreedyEvidence:
         """Compare texts with those at K = 0; without a baseline, with the target's best tokens."""
         return self._scorer.greedy(
-            candidate.at(0.0), self._prompts, texts, baseline, eos_ids=candidate.engine.eos_ids
+            candidate.subject(0.0), self._prompts, texts, baseline, eos_ids=candidate.engine.eos_ids
         )
 
     def sampled(
         self, candidate: EngineUnderTest, sampling: Sampling, num_tokens: int
     ) -> SampledEvidence:
         """Sample texts and score their first `num_tokens` tokens, in order. The last text is cut,
-        so that no length is preferred."""
+        because leaving it out would favor short texts."""
         return self._scorer.sampled(
-            candidate.at(sampling.temperature),
+            candidate.subject(sampling.temperature),
             sampling,
             self._sampled_texts(candidate, sampling, num_tokens),
             num_tokens,
@@ -148,12 +148,13 @@ class Collector:
     def tokens_for_control(
         self, candidate: EngineUnderTest, sampling: Sampling, level: float
     ) -> float:
-        """The estimated number of sampled tokens that detect a lower temperature at this level,
-        from the target's distributions."""
-        texts = [(q, q.answer.output_ids) for q in self._prompts if q.answer is not None]
-        num, subject = sum(len(ids) for _, ids in texts), candidate.at(sampling.temperature)
+        """The estimated number of sampled tokens that reveal a lower temperature at significance
+        level `level`, from the target's distributions along the known outputs."""
+        texts = [(p, p.answer.output_ids) for p in self._prompts if p.answer is not None]
+        num_tokens = sum(len(ids) for _, ids in texts)
+        subject = candidate.subject(sampling.temperature)
         scored = self._scorer.sampled(
-            subject, sampling, texts, num, eos_ids=candidate.engine.eos_ids
+            subject, sampling, texts, num_tokens, eos_ids=candidate.engine.eos_ids
         )
         num_others = len(scored.log_likelihoods) - 1
         return tokens_for_control(scored.colder, len(scored.surprise_N), num_others, level)
@@ -168,7 +169,7 @@ class Collector:
         """
         begin, left = 0, num_tokens
         while True:
-            end = _end(self._prompts, begin, min(left, _BATCH_TOKENS), candidate.num_rows)
+            end = _end(self._prompts, begin, min(left, _MAX_BATCH_TOKENS), candidate.num_rows)
             batch = [divmod(index, len(self._prompts)) for index in range(begin, end)]
             requests = [
                 self._prompts[i].request(
@@ -190,7 +191,7 @@ class Collector:
         V, prompt = self._reference.vocab_size, self._prompts[0]
         if V > SMALL_VOCABULARY:
             return None
-        length = max(n for n in range(1, _MOST_JOINT_TOKENS + 1) if n == 1 or V**n <= _MOST_CELLS)
+        length = max(n for n in range(1, _MAX_JOINT_TOKENS + 1) if n == 1 or V**n <= _MAX_OUTCOMES)
         probs_C = self._reference.joint_probs(prompt.prompt_ids, length, sampling)
         requests = [
             Request(
@@ -204,8 +205,9 @@ class Collector:
             for i in range(num_tokens // length)
         ]
         texts = np.array([r.output_ids[:length] for r in self._serve(candidate, requests)])
-        cells = texts @ (V ** np.arange(length - 1, -1, -1))
-        observed_C = np.bincount(cells, minlength=len(probs_C)).astype(np.float64)
+        # C: the joint outcomes, each a number in base V whose digits are the token ids.
+        outcomes = texts @ (V ** np.arange(length - 1, -1, -1))
+        observed_C = np.bincount(outcomes, minlength=len(probs_C)).astype(np.float64)
         return JointCounts(observed_C=observed_C, probability_C=probs_C.numpy(), num_tokens=length)
 
     def _serve(self, candidate: EngineUnderTest, requests: Sequence[Request]) -> Sequence[Result]:
@@ -264,9 +266,9 @@ class VerificationJob(NamedTuple):
     def is_greedy_baseline(self) -> bool:
         return self.drafter is None and self.sampling.temperature == 0
 
-    def refused(self, error: Exception) -> FailedEvidence:
-        """The evidence for a job that an engine refused. Whether it is lossy is read from the
-        drafter's configuration, because the engine may not have loaded it."""
+    def failed(self, error: Exception) -> FailedEvidence:
+        """The evidence for a job that an engine could not run. Whether it is lossy is read from
+        the drafter's configuration, because the engine may not have loaded the drafter."""
         rule = self.drafter.lossy if self.drafter else None
         subject = Subject(
             pairing=self.pairing,
@@ -280,7 +282,7 @@ class VerificationJob(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """The number of tokens to sample for each job, and of concurrent requests of each engine."""
+    """The number of tokens to sample per job, and of concurrent requests per engine."""
 
     num_tokens: int
     num_rows: Mapping[str, int]
@@ -293,22 +295,22 @@ def examine(
     amount: Amount,
     stage: Callable[[str], None],
 ) -> list[Evidence]:
-    """The evidence for every job, in order; a refusal is evidence as well.
+    """The evidence for every job, in order; an error of an engine is evidence as well.
 
-    The jobs of a pairing must be consecutive, and those at K = 0 come first.
+    The jobs of a pairing must be consecutive, and those at K = 0 must come first.
     """
     baselines: dict[str, Texts] = {}
     evidence: list[Evidence] = []
     for pairing, grouped in itertools.groupby(jobs, lambda job: job.pairing):
         group = list(grouped)
         drafter = group[0].drafter
-        refused: dict[str, Exception] = {}
+        errors: dict[str, Exception] = {}
         for name in dict.fromkeys(job.engine for job in group):
             try:
                 if drafter is not None:
                     engines[name].add_drafter(drafter)
             except EXPECTED_ERRORS as error:
-                refused[name] = error
+                errors[name] = error
         for job in group:
             candidate = EngineUnderTest(
                 pairing, engines[job.engine], job.work, amount.num_rows[job.engine]
@@ -316,11 +318,11 @@ def examine(
             method = f"{job.work.method} " if job.work.k else ""
             stage(f"{pairing}: {method}K={job.work.k} T={job.sampling.temperature:g}")
             try:
-                if job.engine in refused:
-                    raise refused[job.engine]
+                if job.engine in errors:
+                    raise errors[job.engine]
                 evidence.append(_evidence(collector, candidate, job, amount.num_tokens, baselines))
             except EXPECTED_ERRORS as error:
-                evidence.append(job.refused(error))
+                evidence.append(job.failed(error))
         if drafter is not None:
             for engine in engines.values():
                 engine.remove_drafter(drafter.name)

@@ -1,4 +1,4 @@
-"""Published drafts: what the package lists and what a hub reports."""
+"""Published draft models: the catalog in the package, and what a hub reports about them."""
 
 import json
 import re
@@ -21,6 +21,7 @@ from tests.servers.http_server import Handler, serving_with
 
 GIB = 2**30
 REVISION = "0123456789abcdef0123456789abcdef01234567"
+# The hub's answers. Files that copy the weights in another format or folder must not be counted.
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "org/big": {
         "sha": REVISION,
@@ -62,19 +63,19 @@ targets:
 
 
 class Hub(Handler):
-    """Answers like the hub's API for a model, and for a missing one."""
+    """Answers as the hub's API does about a model, a missing model and a missing revision."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0].removeprefix("/api/models/")
         source, _, revision = path.partition("/revision/")
         known = MODELS.get(source)
         error = "RepoNotFound" if known is None else "RevisionNotFound"
-        is_there = known is not None and revision in ("", REVISION)
-        body = json.dumps({"id": source, **(known or {})} if is_there else {"error": "x"})
+        exists = known is not None and revision in ("", REVISION)
+        body = json.dumps({"id": source, **(known or {})} if exists else {"error": "x"})
         headers = {"Content-Type": "application/json"}
-        if not is_there:
+        if not exists:
             headers["X-Error-Code"] = error
-        self.send(body, 200 if is_there else 404, headers)
+        self.send(body, 200 if exists else 404, headers)
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +123,7 @@ def test_a_missing_model_is_reported_and_an_unreachable_hub_is_an_error(
 
 
 @pytest.mark.usefixtures("hub")
-def test_checking_fills_in_only_missing_fields(
-    tmp_path: Path,
-) -> None:
+def test_checking_fills_in_only_missing_fields(tmp_path: Path) -> None:
     (tmp_path / "pairings.yaml").write_text(PAIRINGS)
     words = ("--check-hub", "--json", "--output", "full.yaml")
     ran = specbench("list", "pairings", *words, cwd=tmp_path)
@@ -146,18 +145,18 @@ def test_checking_fills_in_only_missing_fields(
 
 @pytest.mark.usefixtures("hub")
 def test_checking_reports_entries_that_differ_from_the_hub(tmp_path: Path) -> None:
-    entry = yaml.safe_load(PAIRINGS)
-    entry["targets"]["packed"] = {
-        **entry["targets"]["big"],
+    pairings = yaml.safe_load(PAIRINGS)
+    pairings["targets"]["packed"] = {
+        **pairings["targets"]["big"],
         "quantization": "int8",
         "weights_gib": 8,
     }
-    entry["targets"]["packed"]["drafters"] = {"copy": {"method": "ngram"}}
-    entry["targets"]["big"]["weights_gib"] = 12
-    head = entry["targets"]["big"]["drafters"]["head"]
-    head["license"] = "mit"
-    entry["targets"]["big"]["drafters"]["gone"] = {"method": "eagle3", "model": "org/gone"}
-    (tmp_path / "pairings.yaml").write_text(yaml.safe_dump(entry))
+    pairings["targets"]["packed"]["drafters"] = {"copy": {"method": "ngram"}}
+    pairings["targets"]["big"]["weights_gib"] = 12
+    head_entry = pairings["targets"]["big"]["drafters"]["head"]
+    head_entry["license"] = "mit"
+    pairings["targets"]["big"]["drafters"]["gone"] = {"method": "eagle3", "model": "org/gone"}
+    (tmp_path / "pairings.yaml").write_text(yaml.safe_dump(pairings))
     ran = specbench("list pairings --check-hub", cwd=tmp_path)
     assert ran.code == 1
     gone, big, head = ran.err.splitlines()
@@ -168,13 +167,13 @@ def test_checking_reports_entries_that_differ_from_the_hub(tmp_path: Path) -> No
 
 
 def test_missing_fields_are_written_next_to_their_entry() -> None:
-    entry = (
+    targets = (
         "  a:\n    quantization: int8\n    model: org/a\n  b:\n    model: org/a\n    revision: v1\n"
     )
-    tiny = HubFacts(source="org/a", revision=REVISION, weight_bytes=1000)
-    packed, plain = filled(entry, {"org/a": tiny}).split("  b:\n")
-    assert packed.endswith(f'int8\n    model: org/a\n    revision: "{REVISION}"\n')
-    assert plain == "    model: org/a\n    weights_gib: 0.1\n    revision: v1\n"
+    facts = HubFacts(source="org/a", revision=REVISION, weight_bytes=1000)
+    quantized, unquantized = filled(targets, {"org/a": facts}).split("  b:\n")
+    assert quantized.endswith(f'int8\n    model: org/a\n    revision: "{REVISION}"\n')
+    assert unquantized == "    model: org/a\n    weights_gib: 0.1\n    revision: v1\n"
 
 
 @pytest.mark.usefixtures("hub")
@@ -188,7 +187,7 @@ def test_every_revision_is_requested_and_a_missing_one_fails(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("--fits", "--check-hub"), "leave out --fits"),
         (("--gpu", "L4"), "add --fits"),
@@ -197,10 +196,10 @@ def test_every_revision_is_requested_and_a_missing_one_fails(tmp_path: Path) -> 
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
-    tmp_path: Path, words: tuple[str, ...], says: str
+    tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     ran = specbench("list", "pairings", *words, cwd=tmp_path)
-    assert (ran.code, says in ran.err) == (2, True)
+    assert (ran.code, message in ran.err) == (2, True)
 
 
 def test_a_model_without_a_catalog_entry_is_refused_with_a_suggestion() -> None:

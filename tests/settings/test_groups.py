@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from specbench.cli.options import spread
+from specbench.cli.options import with_option_per_field
 from specbench.errors import UsageError
 from specbench.settings import (
     DecoderSettings,
@@ -31,7 +31,7 @@ def parsed(*words: str) -> RunSettings:
         heard.append(settings)
 
     app = typer.Typer()
-    app.command()(spread(command))
+    app.command()(with_option_per_field(command))
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     return heard[0]
@@ -86,7 +86,7 @@ def test_a_command_can_have_its_own_defaults_for_a_group():
         heard.append(settings)
 
     app = typer.Typer(rich_markup_mode=None)
-    app.command()(spread(command))
+    app.command()(with_option_per_field(command))
     for words in ([], ["--cups", "2"]):
         assert CliRunner().invoke(app, words).exit_code == 0
     assert heard == [hers, replace(hers, num_cups=2)]
