@@ -146,9 +146,9 @@ def differences(
         RunDifference("slo", baseline.slo or "none", candidate.slo or "none"),
         RunDifference("synthetic", baseline.synthetic or "no", candidate.synthetic or "no"),
     )
-    servers, others = _servers(baseline), _servers(candidate)
+    old, new = _servers(baseline), _servers(candidate)
     # Without a common server, one engine is compared with another, and all their facts count.
-    added = tuple(servers ^ others) if servers & others else ()
+    not_shared = tuple(old ^ new) if old & new else ()
     return (
         *_hashes("model", baseline.models, candidate.models),
         *_tokenizers(baseline, candidate),
@@ -158,7 +158,7 @@ def differences(
         *(
             RunDifference(HARDWARE, f"{name} {before}", f"{name} {after}")
             for name, before, after in _changed(baseline.hardware, candidate.hardware)
-            if (threads or name != THREADS) and not name.startswith(added)
+            if (threads or name != THREADS) and not name.startswith(not_shared)
         ),
     )
 

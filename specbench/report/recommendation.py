@@ -384,8 +384,8 @@ _BY_CONTEXT = type_of(
 )
 
 
-class _Answers(NamedTuple):
-    """The recommendations of a run with all that their JSON document is made of."""
+class _Recommended(NamedTuple):
+    """The recommendations of a run, and what else their JSON document is made from."""
 
     document: Document
     picks: Sequence[Recommendation]
@@ -395,40 +395,40 @@ class _Answers(NamedTuple):
 
 KEYS: Mapping[str, Key] = {
     "schema_version": Key(Literal[1], "version of this document", lambda _: SCHEMA_VERSION),
-    "run_id": Key(str, "id of the run", lambda answers: answers.document.run.run_id),
+    "run_id": Key(str, "id of the run", lambda r: r.document.run.run_id),
     "synthetic": Key(
         bool,
         "as in the document of a run",
-        lambda answers: answers.document.run.settings.decoder.is_synthetic,
+        lambda r: r.document.run.settings.decoder.is_synthetic,
     ),
     "objective": Key(
         type_of("Goal", "The objective.", (Objective, ()), unit=Annotated[str, Doc("of `value`")]),
         "the quantity that is best",
-        lambda answers: asdict(answers.objective) | {"unit": answers.objective.unit},
+        lambda r: asdict(r.objective) | {"unit": r.objective.unit},
     ),
     "picks": Key(
         several(_PICK),
         "one per workload and setting",
-        lambda a: [_pick_json(a.document, pick, a.objective) for pick in a.picks],
+        lambda r: [_pick_json(r.document, pick, r.objective) for pick in r.picks],
     ),
     "shared": Key(
         several(_SHARED),
         "one configuration for all workloads of a target and setting",
-        lambda answers: list(map(_shared_json, joint_recommendations(answers.picks))),
+        lambda r: list(map(_shared_json, joint_recommendations(r.picks))),
     ),
     "by_context": Key(
         several(_BY_CONTEXT),
         "one per pairing and setting with several context lengths",
-        lambda answers: [
-            _by_context_json(answers.document, entry)
-            for entry in answers.document.by_context
-            if entry.condition in _settings(answers.picks)
+        lambda r: [
+            _by_context_json(r.document, entry)
+            for entry in r.document.by_context
+            if entry.condition in _settings(r.picks)
         ],
     ),
     "without_recommendation": Key(
         Mapping[str, str],
         "workload to the reason why it has no pick",
-        lambda a: without_recommendation(a.document, a.picks, a.workloads),
+        lambda r: without_recommendation(r.document, r.picks, r.workloads),
     ),
 }
 
@@ -441,7 +441,7 @@ def recommendation_json(
     workloads: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The recommendations as a JSON document."""
-    return json_object(KEYS, _Answers(document, picks, objective, workloads))
+    return json_object(KEYS, _Recommended(document, picks, objective, workloads))
 
 
 def _pick_json(document: Document, pick: Recommendation, objective: Objective) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def ticking(on_tick: OnTick) -> Iterator[None]:
         thread.join()
 
 
-# Takes a request and the answers to the earlier requests of its conversation.
+# The arguments are a request and the answers to the earlier requests of its conversation.
 Send = Callable[[Client, Request, Sequence[StreamedResponse]], Awaitable[StreamedResponse]]
 
 

@@ -230,11 +230,11 @@ def test_k_0_is_exported_if_only_an_adaptive_k_helps(measured, summarized):
 
 @pytest.mark.parametrize("changes", [{"num_samples": 4}, {"request_rate": 2.0}], ids=str)
 def test_several_samples_and_open_loop_are_not_exported(measured, changes):
-    others = [measured({2: 1.5, 4: 1.2}, name, **changes) for name in ("code", "edit")]
+    refused = [measured({2: 1.5, 4: 1.2}, name, **changes) for name in ("code", "edit")]
     parts = [measured({2: 1.3, 4: 1.6}, name) for name in ("code", "edit")]
-    assert pick([*parts, *others]).tiers == (Tier(None, 4),)
+    assert pick([*parts, *refused]).tiers == (Tier(None, 4),)
     with pytest.raises(UsageError, match="no decision"):
-        pick(others)
+        pick(refused)
 
 
 def test_the_k_of_assisted_default_is_not_exported(measured):
