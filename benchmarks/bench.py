@@ -62,7 +62,7 @@ def table(document: dict[str, Any]) -> list[str]:
         decode, cpu = _words(pair["decode"]), _words(pair["cpu"])
         better = ", the better of the two" if pair["is_better_assisted"] else ""
         equal = f"{pair['equal_text']:.0%}"
-        name = f"{pair['own']} over {pair['peer']}{better}"
+        name = f"{pair['cell']} over {pair['peer']}{better}"
         lines.append(f"{decode:>22} {cpu:>22} {equal:>6}  {name}")
     for cell in document["cells"]:
         if (ratio := cell.get("overhead_ratio")) is not None:
@@ -88,13 +88,13 @@ def _results(stored: StoredRun) -> dict[str, Any]:
 
 
 def _pair(pair: SideBySide, pairs: Sequence[SideBySide]) -> dict[str, Any]:
-    names = {"own": name_of(pair.own), "peer": name_of(pair.peer)}
+    names = {"cell": name_of(pair.cell), "peer": name_of(pair.peer)}
     return {**asdict(pair), **names, "is_better_assisted": _is_better(pair, pairs)}
 
 
 def _is_better(pair: SideBySide, pairs: Sequence[SideBySide]) -> bool:
     """Whether it is the faster of assisted generation at our K and at its own defaults."""
-    rivals = [p for p in pairs if p.own == pair.own and p.peer.draft.k]
+    rivals = [p for p in pairs if p.cell == pair.cell and p.peer.draft.k]
     methods = {rival.peer.draft.method for rival in rivals}
     if len(methods) < 2 or ASSISTED_DEFAULT not in methods:
         return False

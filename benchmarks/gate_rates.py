@@ -12,9 +12,9 @@ from scipy.stats import beta
 
 from benchmarks.gate_noise import CellNoise, Change, Prompts, simulated_pair
 from specbench.gate.baseline import Snapshot, pool
-from specbench.gate.check import Gate, Tolerance, check
+from specbench.gate.check import Gate, check
 from specbench.gate.judging import GateVerdict, Judgment
-from specbench.gate.tolerances import MetricKind
+from specbench.gate.tolerances import MetricKind, Tolerance
 from specbench.stats.rounds import mean_length
 
 SECONDS = (MetricKind.RATIO, MetricKind.TIME)

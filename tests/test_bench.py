@@ -57,7 +57,7 @@ def test_bench_compares_equal_work_and_records_its_provenance(
     bench.main([*arguments, "--out", str(out), "--runs", str(tmp_path / "runs")])
     document = json.loads(out.read_text())
 
-    assert {(pair["own"], pair["peer"]) for pair in document["side_by_side"]} == {
+    assert {(pair["cell"], pair["peer"]) for pair in document["side_by_side"]} == {
         ("builtin K=0", "generate"),
         ("builtin K=0", "generate_static"),
         ("builtin K=4", "assisted K=4"),
@@ -68,7 +68,7 @@ def test_bench_compares_equal_work_and_records_its_provenance(
         ("builtin K=20", "assisted_default K=20"),
     }
     assert all(pair["equal_text"] == 1 and pair["cpu"] for pair in document["side_by_side"])
-    assert [pair["own"] for pair in document["side_by_side"] if pair["is_better_assisted"]] == [
+    assert [pair["cell"] for pair in document["side_by_side"] if pair["is_better_assisted"]] == [
         "builtin K=4",
         "builtin K=8",
         "builtin K=20",

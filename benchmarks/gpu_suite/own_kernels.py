@@ -93,7 +93,7 @@ def _stepped(steps: TorchSteps, sizes: Sizes, device: torch.device, dtype: torch
     norms = drawn(sizes.query_heads + sizes.kv_heads, sizes.head)
     layer: object = SimpleNamespace(head_norm=norms)
     slots_N = torch.randperm(SLOTS, generator=generator)[:num_tokens].to(device)
-    steps.rotate_and_store(work, layer, kept, slots_N, steps.rotations(rope, slots_N.flip(0)))  # type: ignore[arg-type]
+    steps.rotate_and_store(work, layer, kept, slots_N, steps.rotations(rope, slots_N.flip(0)))
     queries = work.qkv[:, : sizes.query_heads * sizes.head].clone()
     return Stepped(queries, buffer, steps.gate(work).clone())
 

@@ -27,7 +27,7 @@ from tests.tiny_pair import make_tokenizer
 LAYERS = 8
 # Name -> layers and the noise on them, a share of each weight's deviation.
 DRAFTS = {"small": (1, 0.0), "large": (3, 0.0), "noisy": (1, 2.0), "slow": (4, 2.0)}
-SMALL = ("--num-prompts", "5", "--max-new-tokens", "12", "--threads", "1", "--device", "cpu")
+SMALL = ("--num-prompts", "5", "--threads", "1", "--device", "cpu")
 
 
 def forward_s(num_layers: int, num_tokens: int) -> float:
@@ -75,14 +75,12 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def exhaustive_order(folder: Path, drafts: Sequence[str]) -> list[str]:
+def exhaustive_order(folder: Path, drafts: Sequence[str], *options: str) -> list[str]:
     """Each draft at every K, by emitted tokens over the round's cost at the best K."""
     drafters = "".join(f"      {n}: {{method: draft_model, model: ./{n}}}\n" for n in drafts)
     head = "targets:\n  target:\n    model: ./target\n    drafters:\n"
     (folder / "pairings.yaml").write_text(head + drafters)
-    ran = specbench(
-        "sweep-k", "target", "-w", "prompts.jsonl", "-k", "1,3,5", "--json", *SMALL, cwd=folder
-    )
+    ran = specbench("sweep-k", "target", *options, cwd=folder)
     assert ran.is_complete, ran.err
     run = json.loads(ran.out)["run_id"]
     best: dict[str, float] = {}
@@ -97,34 +95,21 @@ def exhaustive_order(folder: Path, drafts: Sequence[str]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("drafts", "num_measured"),
-    [(("large", "noisy"), 1), pytest.param(tuple(DRAFTS), 2, marks=pytest.mark.long)],
+    ("drafts", "num_measured", "num_tokens"),
+    [(("large", "noisy"), 1, 12), pytest.param(tuple(DRAFTS), 2, 24, marks=pytest.mark.long)],
 )
 def test_drafts_are_ranked_as_exhaustive_measuring_ranks_them(
-    shelf: Path, drafts: tuple[str, ...], num_measured: int
+    shelf: Path, drafts: tuple[str, ...], num_measured: int, num_tokens: int
 ) -> None:
-    ran = specbench(
-        *(
-            "pair",
-            "./target",
-            *(word for name in reversed(drafts) for word in ("--draft", f"./{name}")),
-        ),
-        *(
-            "-w",
-            "prompts.jsonl",
-            "-k",
-            "1,3,5",
-            "--measure-top",
-            str(num_measured),
-            "--json",
-            *SMALL,
-        ),
-        cwd=shelf,
-    )
+    length = ("--max-new-tokens", str(num_tokens))
+    options = ("-w", "prompts.jsonl", "-k", "1,3,5", "--json", *SMALL, *length)
+    named = [word for name in reversed(drafts) for word in ("--draft", f"./{name}")]
+    top = ("--measure-top", str(num_measured))
+    ran = specbench("pair", "./target", *named, *top, *options, cwd=shelf)
     assert ran.is_complete, ran.err
     ranking = json.loads(ran.out)["ranking"]
     print([(entry["drafter"], entry["speedup"], entry["gains"]) for entry in ranking])
     order = [entry["drafter"] for entry in ranking]
-    assert order == exhaustive_order(shelf, drafts) == list(drafts)
+    assert order == exhaustive_order(shelf, drafts, *options) == list(drafts)
     is_measured = [i < num_measured for i in range(len(drafts))]
     assert [entry["is_measured"] for entry in ranking] == is_measured

@@ -160,7 +160,7 @@ HEADS = {
     "no draft_vocab_size": Case("eagle3", small_vocabulary(OFFSETS, size=None), ("100",)),
     "ids for offsets": Case("eagle3", small_vocabulary(IDS + 60), ("d2t", "offsets")),
     "d2t beyond the vocabulary": Case("eagle3", small_vocabulary(OFFSETS + 99), ("272",)),
-    "fractions in d2t": Case("eagle3", small_vocabulary(OFFSETS.float()), ("d2t", "whole")),
+    "fractions in d2t": Case("eagle3", small_vocabulary(OFFSETS.float()), ("d2t", "integers")),
     "d2t of another length": Case("eagle3", small_vocabulary(OFFSETS[1:]), ("(99,)", "(100,)")),
     "d2t against t2d": Case("eagle3", small_vocabulary(OFFSETS, ~MARKS), ("d2t", "t2d")),
     "zeros": Case("eagle3", small_vocabulary(ZEROS, ~MARKS), ("d2t", "t2d")),
@@ -175,10 +175,10 @@ HEADS = {
         "medusa", rewrite(token_map=torch.arange(300)), ("id 272", "272 ids")
     ),
     "fractions in a token map": Case(
-        "medusa", rewrite(token_map=torch.ones(300)), ("token_map", "whole numbers")
+        "medusa", rewrite(token_map=torch.ones(300)), ("token_map", "integers")
     ),
     "packed weights": Case(
-        "eagle3", rewrite(fc__weight=lambda w: w.to(torch.int8)), ("whole numbers", "fc.weight")
+        "eagle3", rewrite(fc__weight=lambda w: w.to(torch.int8)), ("integers", "fc.weight")
     ),
     "a file of another name": Case(
         "eagle3", rename("*.safetensors", "x.safetensors"), ("no weights", "model.safetensors")

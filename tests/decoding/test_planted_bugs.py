@@ -289,8 +289,8 @@ BUGS_BY_HAND: dict[str, Any] = {
     ),
     "a match counts whatever its ancestors are": (
         by_hand.test_a_match_below_a_mismatch_is_not_accepted,
-        verifier._deepest,
-        "(accepted_BN[:, None] | ~tree.seen_BNN).all(-1) & accepted_BN",
+        tree.Tree.reached,
+        "(accepted_BN[:, None] | ~self.seen_BNN).all(-1) & accepted_BN",
         "accepted_BN",
     ),
     "siblings share one chance": (

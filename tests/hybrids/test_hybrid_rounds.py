@@ -245,8 +245,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(place: Path, *size: str) -> dict[str, Any]:
     """The document of a run."""
-    short = ("--num-prompts", "5", "--max-new-tokens", "6")
-    ran = specbench("run", *size, "-w", "prompts.jsonl", *SMALL, *short, "--json", cwd=place)
+    ran = specbench("run", *SMALL, *size, "-w", "prompts.jsonl", "--json", cwd=place)
     assert ran.code in (0, 3), ran.err
     document: dict[str, Any] = json.loads(ran.out)
     return document
@@ -255,7 +254,10 @@ def measured(place: Path, *size: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "size",
     [
-        ("hybrid/draft", "-k", "0,2", "--concurrency", "2"),
+        (
+            *("hybrid/draft", "-k", "0,2", "--concurrency", "2"),
+            *("--num-prompts", "5", "--max-new-tokens", "6"),
+        ),
         pytest.param(
             ("hybrid/draft", "hybrid/ngram", "-k", "0,2,auto", "--concurrency", "1,2"),
             marks=pytest.mark.long,

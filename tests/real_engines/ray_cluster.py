@@ -17,8 +17,7 @@ from specbench.errors import DeviceLostError
 from specbench.settings import MachineSettings
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.served_runs import measured, settings_for
-from tests.bench.test_spread import two_targets
-from tests.bench.tiny_runs import run_on
+from tests.bench.test_spread import Targets
 from tests.stored_work import work_of
 
 WORKER = "ray::_messages"
@@ -92,11 +91,10 @@ def test_an_interrupted_run_is_completed(tmp_path, settings, goes_on):
 
 
 def test_targets_in_processes_of_their_own_are_stored_as_from_one(tmp_path):
-    settings = two_targets(tmp_path)
-    here = run_on(tmp_path, settings, tmp_path / "runs")
+    targets = Targets(tmp_path)
     with ray_cluster("local", None, ONE_CORE) as cluster:
-        there = run_on(tmp_path, settings, tmp_path / "runs", cluster=cluster)
-    assert work_of(there, purpose="explore") == work_of(here, purpose="explore")
+        there = targets.run(cluster=cluster)
+    assert work_of(there, purpose="explore") == work_of(targets.here, purpose="explore")
 
 
 def loses_its_device(send):

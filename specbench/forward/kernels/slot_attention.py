@@ -69,9 +69,9 @@ def _part(
     for start in range(begin, end, SLOTS):
         s = start + tl.arange(0, SLOTS)
         is_slot = s < end
-        address = keys + s.to(tl.int64)[:, None] * kept_stride + d
-        k = tl.load(address, is_slot[:, None] & is_d, 0.0)
-        v = tl.load(address + H * D, is_slot[:, None] & is_d, 0.0)
+        slot_address = keys + s.to(tl.int64)[:, None] * kept_stride + d
+        k = tl.load(slot_address, is_slot[:, None] & is_d, 0.0)
+        v = tl.load(slot_address + H * D, is_slot[:, None] & is_d, 0.0)
         scores = tl.dot(x, tl.trans(k), input_precision="ieee") * scale
         if IS_TREE:
             node = s - before
