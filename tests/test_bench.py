@@ -130,7 +130,7 @@ def test_the_auto_table_states_what_a_wide_interval_could_detect() -> None:
 def test_a_table_shows_the_documents_figures_and_no_others() -> None:
     interval = {"estimate": 2.5, "low": 2.25, "high": 2.75}
     pair: dict[str, Any] = {
-        "own": "builtin K=4",
+        "cell": "builtin K=4",
         "peer": "assisted K=4",
         "decode": interval,
         "cpu": None,
