@@ -316,6 +316,7 @@ def leave_out_long_prompts(plan: TargetPlan, context: int | None = None) -> Targ
             return (files.num_tokens(prompt.text) or 0) + margin
 
         limit = min(files.longest_context or inf, context or inf)
+        _check_contexts(plan, limit)
         short, failures = _drop_long_prompts(plan, limit, count)
         reasons = {failure.workload: failure.reason for failure in failures}
         noted = []
@@ -329,6 +330,19 @@ def leave_out_long_prompts(plan: TargetPlan, context: int | None = None) -> Targ
             noted.append(replace(workload, notes=(*workload.notes, *note)))
         return replace(short, workloads=tuple(noted))
     return plan
+
+
+def _check_contexts(plan: TargetPlan, limit: float) -> None:
+    """Raise UsageError if prompts cannot be lengthened as requested."""
+    longest = max(plan.settings.load.contexts, default=0)
+    for workload in plan.workloads:
+        room = limit - plan.max_new_tokens(workload.name)
+        if longest > room:
+            raise UsageError(
+                f"--prompt-tokens {longest}: the context of {plan.target.name} has {limit:,} "
+                f"tokens, and answers of {workload.name} take up to {limit - room:,} of them; "
+                f"choose at most {max(room, 0):,}, or a smaller --max-new-tokens"
+            )
 
 
 def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:

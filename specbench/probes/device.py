@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from specbench.errors import UsageError
 from specbench.probes.gpu import open_probe
+from specbench.settings.words import parse_device
 
 
 class AllocatorPeaks(NamedTuple):
@@ -54,13 +55,11 @@ def find_device(name: str) -> torch.device:
         raise UsageError(f"--device {name}: {reason}, or measure on the CPU with --device cpu")
     if name == "auto":
         return torch.device("cuda:0" if has_cuda else "cpu")
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or not (index or "0").isdigit():
-        raise UsageError(f"--device {name!r}: choose from auto, cpu, cuda, cuda:N")
+    index = int(parse_device(name).removeprefix("cuda").removeprefix(":") or 0)
     count = torch.cuda.device_count()
-    if int(index or 0) >= count:
+    if index >= count:
         raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")
-    return torch.device("cuda", int(index or 0))
+    return torch.device("cuda", index)
 
 
 def open_device(name: str) -> torch.device:

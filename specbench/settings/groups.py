@@ -18,6 +18,7 @@ from specbench.settings.words import (
     parse_acceptance,
     parse_concurrency,
     parse_contexts,
+    parse_device,
     parse_engine_args,
     parse_ks,
     parse_limits,
@@ -359,7 +360,7 @@ class ForecastSettings:
 class MachineSettings:
     """Device and precision."""
 
-    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto"
+    device: Annotated[str, Option(read=parse_device, help="auto, cpu, cuda or cuda:1.")] = "auto"
     dtype: Annotated[
         str | None,
         Option(

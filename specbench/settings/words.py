@@ -148,6 +148,13 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(temperatures))
 
 
+def parse_device(text: str) -> str:
+    """`auto`, `cpu`, `cuda` or `cuda:1`."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", text) is None:
+        raise UsageError(f"--device {text!r}: choose from auto, cpu, cuda, cuda:N")
+    return text
+
+
 def parse_context(text: str, option: str = "--prompt-tokens") -> int:
     """A single length."""
     first, *rest = parse_contexts(text, option)

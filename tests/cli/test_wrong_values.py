@@ -142,6 +142,12 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         ("run --top-p nan", "--top-p"),
         ("run --request-rate nan", "--request-rate"),
         ("run --no-such-option", "--no-such-option"),
+        ("run demo/draft --dry-run --device gpu", "--device 'gpu': choose from auto, cpu, cuda"),
+        (
+            "run demo/draft --dry-run --prompt-tokens 2k --max-new-tokens 100",
+            "--prompt-tokens 2048: the context of demo has 1,024 tokens, and answers of chat take "
+            "up to 100 of them; choose at most 924",
+        ),
         ("list things", "list 'things': choose from pairings, workloads, methods, metrics, runs"),
         ("list pairing", "list 'pairing', did you mean 'pairings'?"),
         ("list", "Missing argument"),
