@@ -10,7 +10,15 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from specbench.settings.option import Option, bare_type, choices_of, doc_of, is_group, option_of
+from specbench.settings.option import (
+    Option,
+    bare_type,
+    choices_of,
+    doc_of,
+    field_types,
+    is_group,
+    option_of,
+)
 from specbench.settings.words import one_of, parse_names
 
 RUNS_DIR = Path("reports")
@@ -139,7 +147,7 @@ def _values(inputs: list[_Input], arguments: Mapping[str, Any]) -> dict[str, Any
 
 def _inputs_of(group: Any, default: Any) -> list[_Input]:
     """The fields of a group of settings. Their defaults are those of `default` if it is a group."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = field_types(group)
     inputs = []
     for field in fields(group):
         value = getattr(default, field.name, field.default)

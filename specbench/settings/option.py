@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args, get_origin, get_type_hints
 
 from specbench.doc import Doc
@@ -65,9 +66,15 @@ def is_group(kind: Any) -> TypeGuard[type]:
     return isinstance(kind, type) and is_dataclass(kind)
 
 
+@cache  # several commands have the same groups, and reading types is a large part of --help
+def field_types(group: type) -> dict[str, Any]:
+    """The types of a group's fields, with their Annotated[]."""
+    return get_type_hints(group, include_extras=True)
+
+
 def leaves(group: type, option: Option | None = None) -> Iterator[Leaf]:
     """Every value, in the order of help."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = field_types(group)
     for field in fields(group):
         nearest = option_of(hints[field.name]) or option
         kind = bare_type(hints[field.name])
