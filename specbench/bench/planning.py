@@ -337,7 +337,7 @@ def _check_contexts(plan: TargetPlan, limit: float) -> None:
     longest = max(plan.settings.load.contexts, default=0)
     for workload in plan.workloads:
         room = limit - plan.max_new_tokens(workload.name)
-        if longest > room:
+        if longest and longest > room:
             raise UsageError(
                 f"--prompt-tokens {longest}: the context of {plan.target.name} has {limit:,} "
                 f"tokens, and answers of {workload.name} take up to {limit - room:,} of them; "
