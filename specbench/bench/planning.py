@@ -22,6 +22,7 @@ from specbench.files.head_files import HeadFiles
 from specbench.files.model import num_rows, open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter
+from specbench.inputs.lengthening import fewest_tokens
 from specbench.inputs.pairing import Pairing, Target
 from specbench.inputs.workloads import load_workloads
 from specbench.methods import find_method
@@ -337,7 +338,7 @@ def _check_contexts(plan: TargetPlan, limit: float) -> None:
     longest = max(plan.settings.load.contexts, default=0)
     for workload in plan.workloads:
         room = limit - plan.max_new_tokens(workload.name)
-        if longest and longest > room:
+        if longest and fewest_tokens(longest) > room:
             raise UsageError(
                 f"--prompt-tokens {longest}: the context of {plan.target.name} has {limit:,} "
                 f"tokens, and answers of {workload.name} take up to {limit - room:,} of them; "

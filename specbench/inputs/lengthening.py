@@ -77,6 +77,11 @@ class TextSource:
         return sorted(workload.prompts, key=lambda other: (rank(other) <= start, rank(other)))
 
 
+def fewest_tokens(num_tokens: int) -> int:
+    """The fewest tokens of a first turn that is lengthened to `num_tokens`: 98% of them."""
+    return -(-98 * num_tokens // 100)
+
+
 def lengthen(
     prompt: Prompt, num_tokens: int, source: TextSource, count_tokens: Callable[[Prompt], int]
 ) -> Prompt:
@@ -91,7 +96,7 @@ def lengthen(
     """
     if num_tokens < 1:
         raise UsageError(f"a context of {num_tokens} tokens: at least 1 is needed")
-    least = -(-98 * num_tokens // 100)
+    least = fewest_tokens(num_tokens)
     shortest = _Cut(chars=0, tokens=count_tokens(prompt))
     if all(message.role != "user" for message in prompt.turns[0]):
         return prompt

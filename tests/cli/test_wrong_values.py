@@ -144,8 +144,8 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         ("run --no-such-option", "--no-such-option"),
         ("run demo/draft --dry-run --device gpu", "--device 'gpu': choose from auto, cpu, cuda"),
         (
-            "run demo/draft --dry-run --prompt-tokens 2k --max-new-tokens 100",
-            "--prompt-tokens 2048: the context of demo has 1,024 tokens, and answers of chat take "
+            "run demo/draft --dry-run --prompt-tokens 943 --max-new-tokens 100",
+            "--prompt-tokens 943: the context of demo has 1,024 tokens, and answers of chat take "
             "up to 100 of them; choose at most 924",
         ),
         ("list things", "list 'things': choose from pairings, workloads, methods, metrics, runs"),
@@ -172,6 +172,12 @@ def test_other_commands_and_options_give_the_same_kind_of_error(arguments, says,
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_lengths_that_may_fit_the_context_are_planned(empty_folder):
+    # 98% of 942 tokens and an answer of 100 fill the context of 1,024.
+    command = "run demo/draft --dry-run --max-new-tokens 100 --prompt-tokens"
+    assert specbench(f"{command} 942", cwd=empty_folder).code == 0
 
 
 @pytest.mark.parametrize(
