@@ -8,6 +8,7 @@ SpecbenchError
 |- CompatibilityError  target and draft do not fit together
 |- StoreError        a run on disk is absent, locked, damaged or of another schema, or a file
 |                    cannot be written
+|- LibraryError      an installed library is of a version whose internals are unknown
 |- UsageError        arguments that contradict each other or name nothing
 |- ServerError       a server cannot be reached, refuses, or does not report what is needed
 |  |- LostError        no response: timed out, unreachable, or connection closed
@@ -65,6 +66,10 @@ class CompatibilityError(SpecbenchError):
 
 class StoreError(SpecbenchError):
     """A stored run is absent, locked, damaged or of another schema, or a file cannot be written."""
+
+
+class LibraryError(SpecbenchError):
+    """An installed library is of a version whose internals specbench does not know."""
 
 
 class UsageError(SpecbenchError):

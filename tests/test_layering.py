@@ -14,7 +14,7 @@ from specbench.methods import METHODS
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
 BASE = {"", "errors", "stats", "settings", "records", "footprint"}
-BASE |= {"whole_file", "untrusted", "doc"}
+BASE |= {"whole_file", "untrusted", "doc", "library_facts"}
 FILES = {"shipped", "inputs", "files", "topology", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYZING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "errors": set(),
     "whole_file": {"errors"},
     "untrusted": set(),
+    "library_facts": {"errors"},
     "shipped": set(),
     "footprint": set(),
     "doc": set(),
@@ -34,7 +35,7 @@ MAY_IMPORT = {
     "settings": {"errors", "doc"},
     "records": {"stats", "settings", "doc"},
     "topology": {"errors", "footprint"},
-    "files": {"errors", "shipped", "topology"},
+    "files": {"errors", "shipped", "topology", "library_facts"},
     "methods": {"errors", "footprint", "files", "topology"},
     "inputs": {*BASE, "shipped", "files", "methods"},
     "runs": BASE,

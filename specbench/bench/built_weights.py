@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from specbench.files.config import is_hybrid
 from specbench.files.model import DTYPE_BYTES, ModelFiles
 from specbench.fit.weights import Weights, kv_elements_per_token
-from specbench.forward.state_layers import cache_bytes
+from specbench.forward.state_layers import cache_bytes, cache_of
 from specbench.models.loading import load_skeleton
 from specbench.models.quantization import packable
 
@@ -62,7 +62,7 @@ def _cache_and_state_bytes(files: ModelFiles, dtype: str, model: Any) -> tuple[i
             module.forward = _pass_through  # kernels of experts do not run on the meta device
     with torch.device("meta"), torch.inference_mode():
         out = model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
-    return cache_bytes(out.past_key_values)
+    return cache_bytes(cache_of(out))
 
 
 def _pass_through(states: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -24,7 +24,7 @@ from specbench.errors import CompatibilityError, ModelError, SpecbenchError, Usa
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.attention.stock import attend_by
 from specbench.forward.runner import check_context, context_limit
-from specbench.forward.state_layers import cache_bytes
+from specbench.forward.state_layers import cache_bytes, cache_of
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.models.library_errors import device_errors_translated, model_failure
 from specbench.models.library_output import quiet
@@ -492,7 +492,7 @@ def _require_known(work: Work) -> None:
 def _kv_bytes_per_token(model: Any) -> int:
     """Bytes of the library's cache per token, summed over layers of possibly different sizes."""
     token_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    return cache_bytes(model(input_ids=token_11, use_cache=True).past_key_values)[0]
+    return cache_bytes(cache_of(model(input_ids=token_11, use_cache=True)))[0]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from specbench.files.tokenizer import (
     read_tokenizer,
     read_vocabulary,
 )
+from specbench.library_facts import READERS, knows_format
 
 DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TRUST_CODE = (
@@ -435,26 +435,6 @@ def _require_dense(model: ModelFiles, tensors: Mapping[str, TensorHeader]) -> No
         raise ModelError(f"{error}; {_TAKE}, or download the model again") from error
 
 
-# The import names of the packages that transformers needs to read a stored format on any device.
-_READERS = {
-    "aqlm": ("aqlm", "accelerate"),
-    "auto-round": ("auto_round",),
-    "awq": ("gptqmodel", "accelerate"),
-    "bitnet": ("accelerate",),
-    "bitsandbytes": ("bitsandbytes", "accelerate"),
-    "compressed-tensors": ("compressed_tensors",),
-    "eetq": ("kernels", "accelerate"),
-    "fbgemm_fp8": ("accelerate",),
-    "fp8": ("accelerate",),
-    "gptq": ("gptqmodel", "optimum"),
-    "mxfp4": ("accelerate",),
-    "mxfp8": ("accelerate",),
-    "sinq": ("sinq",),
-    "torchao": ("torchao",),
-    "vptq": ("vptq", "accelerate"),
-}
-
-
 def format_name(stored: object) -> str:
     """The format that a `quantization_config` names."""
     facts = stored if isinstance(stored, Mapping) else {}
@@ -479,12 +459,9 @@ def unloadable_reason(model: ModelFiles) -> str | None:
                 f"its weights are stored as {method} and cannot be packed again; leave out "
                 f"`quantization: {spec.quantization}`"
             )
-        # The file that names all formats is read as text, because importing it imports torch.
-        file = "transformers/utils/quantization_config.py"
-        known = Path(str(distribution("transformers").locate_file(file))).read_text("utf-8")
-        if method not in _READERS and f'= "{method}"\n' not in known:
+        if knows_format(method) is False:
             return f"its weights are stored as {method}, which transformers cannot read"
-        needs[f"the format {method} of its weights"] = _READERS.get(method, ())
+        needs[f"the format {method} of its weights"] = READERS.get(method, ())
     for feature, packages in needs.items():
         missing = [name.replace("_", "-") for name in packages if find_spec(name) is None]
         if missing:

@@ -5,9 +5,7 @@ runs. The rules are those of loading: a pair that is refused here would not load
 import hashlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from importlib.util import find_spec
-from pathlib import Path
+from functools import partial
 from typing import Literal
 
 from specbench.errors import ModelError
@@ -43,6 +41,7 @@ from specbench.files.tokenizer import (
 )
 from specbench.inputs.model_spec import without_owner
 from specbench.inputs.pairing import DrafterSpec
+from specbench.library_facts import knows_model_type
 from specbench.methods import Method, all_methods, find_method, kind_of
 from specbench.records import no_template
 
@@ -486,7 +485,7 @@ def _tree_findings(model: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFindi
 def _code_findings(model: ModelFiles) -> Iterator[FitFinding]:
     """Findings on foreign code. It never runs here; loading runs it if pairings.yaml trusts it."""
     model_type = model.config.get("model_type")
-    is_supported = _transformers_supports(model_type)
+    is_supported = knows_model_type(str(model_type))
     if model.needs_code and not is_supported and not model.spec.trust_remote_code:
         reason = f"model type {model_type} would run the authors' Python (auto_map); {TRUST_CODE}"
         yield finding("code", "refused", None, "auto_map", reason)
@@ -506,18 +505,3 @@ def _parameter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[Fi
     used = method.num_target_layers(method.settings(drafter.parameters), target.num_layers)
     level: Level = "refused" if used > target.num_layers else "ok"
     yield finding("num_layers", level, target.num_layers, used, "of the target's layers draft")
-
-
-def _transformers_supports(model_type: object) -> bool | None:
-    """Whether transformers has code for this type of model; None if it is not installed."""
-    texts = _model_types()
-    return any(f'("{model_type}", "' in text for text in texts) if texts else None
-
-
-@cache
-def _model_types() -> tuple[str, ...]:
-    """The files that list model types, as text: importing them would import torch."""
-    spec = find_spec("transformers")
-    folder = Path(spec.origin).parent / "models" / "auto" if spec and spec.origin else Path()
-    files = (folder / name for name in ("auto_mappings.py", "configuration_auto.py"))
-    return tuple(file.read_text("utf-8") for file in files if spec and file.is_file())

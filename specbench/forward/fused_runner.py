@@ -35,9 +35,9 @@ class FusedRunner(Runner):
     kind = FUSED
 
     def __init__(self, model: Any) -> None:
-        refuse_unsupported(model)
         if reason := unfused_reason(model):
             raise ModelError(f"{type(model).__name__} has no fused forward: {reason}")
+        refuse_unsupported(model)
         config = model.config
         self.model, self.config = model, config
         self.vocab_size: int = model.lm_head.weight.shape[0]

@@ -20,6 +20,7 @@ from specbench.forward.fused_weights import fuse_layers, unfused_layers_reason
 from specbench.forward.runner import FUSED_TRITON, Runner
 from specbench.forward.slot_cache import KvCache, SlotCache
 from specbench.forward.tree import Branches
+from specbench.library_facts import cache_argument
 
 
 class WholeTexts:
@@ -82,6 +83,7 @@ class LayerStack:
         self.layers, self.windows = layers, tuple(windows) or (None,) * len(layers)
         self._config, self._rotary, self._target = config, rotary, target
         heads = config.num_attention_heads
+        self._cache_argument = cache_argument(layers[0].get_submodule("self_attn").forward)
         self._pack: int = heads // (getattr(config, "num_key_value_heads", None) or heads)
         self._slots = SlotCache(0, 0, 0)  # of layers that are not fused
         self._texts: WholeTexts | None = None
@@ -207,7 +209,7 @@ class LayerStack:
         arguments: dict[str, Any] = {
             "position_embeddings": self._rotary(states_BTF, positions_BT),
             "position_ids": positions_BT,
-            "past_key_values": cache,
+            self._cache_argument: cache,
             "use_cache": True,
         }
         first_arguments = {} if entry_BTW is None else {"entry_BTW": entry_BTW}

@@ -35,6 +35,7 @@ from specbench.forward.state_layers import (
     state_layers,
 )
 from specbench.forward.tree import Branches
+from specbench.library_facts import cache_argument
 from specbench.models.parts import cut_model
 
 # The code that runs a forward: transformers' own, or ours, whose small operations are torch's or
@@ -181,6 +182,7 @@ class StockRunner(Runner):
         self._masks = StockMasks(
             self.config, self.dtype, has_states=self._has_states, are_whole=whole_masks
         )
+        self._cache_argument = cache_argument(model.forward, model.get_decoder().forward)
         self._can_limit_logits = "logits_to_keep" in signature(model.forward).parameters
         self.max_position = context_limit(self.config)
         stock.attend_by(model, stock.NAME)
@@ -264,7 +266,7 @@ class StockRunner(Runner):
                 attention_mask=self._masks(
                     positions_BT, span, branches, is_plain=start is not None
                 ),
-                past_key_values=self.cache,
+                **{self._cache_argument: self.cache},
                 use_cache=True,
                 **self._logits_argument(last_B),
                 # All states: if some are selected, transformers 5.17 returns a wrong last one.
@@ -325,10 +327,10 @@ def check_context(limit: int | None, num_tokens: int) -> None:
 def refuse_unsupported(model: Any) -> None:
     """ModelError if the decoder would be wrong: other recurrent state, unknown attention kinds."""
     name = type(model).__name__
-    if has_other_state(model):
-        raise ModelError(f"{name} {RECURRENT}")
     if reason := unsupported_attention(fields_of(model.config.get_text_config())):
         raise ModelError(f"{name} {reason}")
+    if has_other_state(model):
+        raise ModelError(f"{name} {RECURRENT}")
     if model.get_output_embeddings() is None:
         raise ModelError(f"{name} names no output head; {ELSEWHERE}")
 

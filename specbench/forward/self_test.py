@@ -21,8 +21,9 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import unfused_reason
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
-from specbench.forward.state_layers import state_layers
+from specbench.forward.state_layers import cache_of, state_layers
 from specbench.forward.tree import Branches, ancestors_of
+from specbench.library_facts import cache_argument
 from specbench.models.library_errors import failure_reason, model_failure
 from specbench.settings.groups import ModelImplementation
 
@@ -49,12 +50,12 @@ def make_checked_runner(
     reason in the notes. ModelError if the requested forward does not support the model, or its
     logits differ by more than rounding.
     """
-    refuse_unsupported(model)
-    vocab_size = min(model.get_output_embeddings().weight.shape[0], 1000)
-    generator = torch.Generator().manual_seed(0)
-    tokens_BT = torch.randint(0, vocab_size - 1, (2, max(_LENGTHS)), generator=generator)
-    tokens_BT = tokens_BT.to(model.device)
     try:
+        refuse_unsupported(model)
+        vocab_size = min(model.get_output_embeddings().weight.shape[0], 1000)
+        generator = torch.Generator().manual_seed(0)
+        tokens_BT = torch.randint(0, vocab_size - 1, (2, max(_LENGTHS)), generator=generator)
+        tokens_BT = tokens_BT.to(model.device)
         plain = _plain_logits(model, tokens_BT)
     except Exception as error:
         if failure := model_failure(error):
@@ -153,7 +154,7 @@ def _stepped_logits(model: Any, tokens_BT: Tensor) -> list[Tensor]:
             out = model(
                 input_ids=row[:, at],
                 position_ids=positions_1T[:, at],  # not every model counts its tokens
-                past_key_values=out.past_key_values if out else None,
+                **{cache_argument(model.forward): cache_of(out) if out else None},
                 use_cache=True,
             )
             logits.append(out.logits[0])

@@ -9,10 +9,10 @@ Shape suffixes: B rows, T tokens, F hidden size.
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from specbench.files.config import ATTENTION_LAYERS
 from specbench.forward.slot_cache import Piece, SlotCache, StateSlots
+from specbench.library_facts import cache_argument
 
 KINDS = ("conv", "recurrent")
 
@@ -75,40 +76,76 @@ class LinearState(LayerState):
         return [self.cache.linear_cache[self._index]]
 
 
+def cache_of(out: Any) -> Cache | None:
+    """The cache in a model's output, whatever its name; None without one."""
+    return next((value for value in out.values() if isinstance(value, Cache)), None)
+
+
 def cache_bytes(cache: Any) -> tuple[int, int]:
     """Bytes of the keys and values in a transformers cache, and bytes of its states."""
     layers = cache.layers
     keys = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
-    states = [
-        state
-        for layer in layers
-        for kind in KINDS
-        for state in getattr(layer, f"{kind}_states", {}).values()
-    ]
+    states = [state for layer in layers for state in _states_in(layer)]
     states += getattr(cache, "linear_cache", [])
     return _bytes_of(keys), _bytes_of(states)
+
+
+def _states_in(layer: Any) -> list[Tensor | None]:
+    """The recurrent states in one layer of a transformers cache."""
+    return [s for kind in KINDS for s in getattr(layer, f"{kind}_states", {}).values()]
 
 
 def _bytes_of(values: list[Any]) -> int:
     return sum(tensor.nbytes for tensor in values if isinstance(tensor, Tensor))
 
 
-# Cache methods that transformers' layers call to store their state.
-_STORES = {"update_recurrent_state", "update_conv_state", "set_linear_cache"}
+class _ModelStates(NamedTuple):
+    """What a model stores besides keys and values, and the cache class that its code makes."""
+
+    layers: list[nn.Module]
+    cache_class: type[Cache] | None  # None: one that transformers offers to every model
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, _ModelStates] = WeakKeyDictionary()
 
 
 def state_layers(model: Any) -> list[nn.Module]:
-    """The modules of a model that have a recurrent state, in order."""
-    kinds: dict[type, bool] = {}
-    layers = []
-    for module in model.modules():
-        if hasattr(module, "layer_idx"):
-            kind = type(module)
-            if kind not in kinds:
-                kinds[kind] = _stores_state(kind)
-            if kinds[kind]:
-                layers.append(module)
-    return layers
+    """The modules of a model that store a recurrent state in its cache, in order.
+
+    Raises what the model's code raises for one token.
+    """
+    return _states_of(model).layers
+
+
+def _states_of(model: Any) -> _ModelStates:
+    """Found by running one token: a layer has a state if one appears in the cache in its call."""
+    if model in _KNOWN:
+        return _KNOWN[model]
+    found: dict[int, nn.Module] = {}
+
+    def record(module: Any, args: Any, kwargs: Any, _: object) -> None:
+        cache = next((v for v in (*args, *kwargs.values()) if isinstance(v, Cache)), None)
+        index = module.layer_idx
+        if cache is None or not isinstance(index, int) or index in found:
+            return  # the innermost module ends its call first
+        states = [getattr(cache, "linear_cache", [])[index : index + 1]]
+        states += [_states_in(layer) for layer in cache.layers[index : index + 1]]
+        if any(isinstance(state, Tensor) and state.numel() for part in states for state in part):
+            found[index] = module
+
+    layers = [module for module in model.modules() if hasattr(module, "layer_idx")]
+    hooks = [layer.register_forward_hook(record, with_kwargs=True) for layer in layers]
+    try:
+        with torch.no_grad():
+            token_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+            out = model(input_ids=token_11, use_cache=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    made = type(cache_of(out) or DynamicCache())
+    is_own = made.__module__ != Cache.__module__
+    _KNOWN[model] = _ModelStates([found[i] for i in sorted(found)], made if is_own else None)
+    return _KNOWN[model]
 
 
 def has_other_state(model: Any) -> bool:
@@ -117,7 +154,8 @@ def has_other_state(model: Any) -> bool:
     transformers marks whole classes as stateful, although some of their models have only attention.
     """
     if state_layers(model):
-        return "past_key_values" not in inspect.signature(model.forward).parameters
+        needed = {cache_argument(model.forward), "position_ids"}
+        return not needed <= inspect.signature(model.forward).parameters.keys()
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ("unknown",)
     return getattr(model, "_is_stateful", False) and not ATTENTION_LAYERS.issuperset(kinds)
 
@@ -130,28 +168,13 @@ def run_over_slots(model: Any) -> None:
     config = model.config.get_text_config()
     for module in state_layers(model):
         if not isinstance(vars(module).get("forward"), _SlotForward):
-            module.forward = _SlotForward(module, config, _cache_class_of(model))
+            module.forward = _SlotForward(module, config, _states_of(model).cache_class)
 
 
 def slot_cache_class(model: Any) -> type[SlotCache]:
     """SlotCache, or a subclass of it and of the cache class that the model requires."""
-    required = _cache_class_of(model)
+    required = _states_of(model).cache_class
     return SlotCache if required is None else type("SlotCache", (SlotCache, required), {})
-
-
-def _cache_class_of(model: Any) -> type[Cache] | None:
-    """The cache class that the model's module defines; None for most models."""
-    module = sys.modules[type(model).__module__]
-    classes = (value for value in vars(module).values() if inspect.isclass(value))
-    return next(
-        (c for c in classes if issubclass(c, Cache) and c.__module__ == module.__name__),
-        None,
-    )
-
-
-def _stores_state(kind: type) -> bool:
-    methods = (inspect.unwrap(m) for m in vars(kind).values() if inspect.isfunction(m))
-    return any(_STORES & set(method.__code__.co_names) for method in methods)
 
 
 class _SlotForward:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
+from importlib import import_module
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import psutil
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
-from transformers.utils import chat_template_utils
 
+from specbench import library_facts
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.files.model_spec import ModelSpec
 from specbench.files.tokenizer import (
@@ -84,7 +85,10 @@ class _TemplateClock(datetime):
         return TEMPLATE_CLOCK
 
 
-chat_template_utils.datetime = _TemplateClock  # templates take no functions as arguments
+_module, _name = library_facts.TEMPLATE_CLOCK
+if not hasattr(import_module(_module), _name):
+    raise library_facts.outdated_fact("transformers", f"{_module} has no {_name}")
+setattr(import_module(_module), _name, _TemplateClock)  # templates take no functions as arguments
 
 
 class ChatTokenizer:
