@@ -22,7 +22,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run readme docs test test-fast test-long test-docs test-browser test-engines test-models test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run readme docs test test-fast test-long test-docs test-browser test-engines test-models test-versions test-oldest raise-versions test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -62,15 +62,26 @@ test-engines: $(DEV_STAMP)  ## The proofs on real vLLM and llama.cpp; TABLE=1: w
 # Once, environments of other libraries are made outside the tree: 1 GB, minutes.
 test-models: $(DEV_STAMP)  ## Heads of other libraries; every family of models, on two transformers (25 minutes)
 	$(BIN)/python tests/foreign_heads/environments.py
-	$(BIN)/python tests/families/environment.py
+	$(BIN)/python -c "from tests.versions import make; make('oldest')"
 	$(BIN)/python -m pytest -m models -s
 
 families: $(DEV_STAMP)  ## Write docs/families.md again, of two versions of transformers (20 minutes)
-	$(BIN)/python tests/families/environment.py
+	$(BIN)/python -c "from tests.versions import make; make('oldest')"
 	mkdir -p build
-	$(ENGINES)/transformers-5.17.0/bin/python -m tools.families --rows build/families-old.json
+	$(ENGINES)/oldest/bin/python -m tools.families --rows build/families-old.json
 	$(BIN)/python -m tools.families --rows build/families-new.json
 	$(BIN)/python -m tools.families --page build/families-old.json build/families-new.json
+
+# Once, two environments are made outside the tree: some GB, minutes.
+test-versions: $(DEV_STAMP)  ## Every test on the oldest and the newest versions of what we build on (15 minutes)
+	$(BIN)/python -m tests.versions oldest
+	$(BIN)/python -m tests.versions newest
+
+test-oldest: $(DEV_STAMP)  ## A sample of the tests on the oldest versions (below a minute)
+	$(BIN)/python -m tests.versions oldest tests/hybrids tests/test_library_facts.py tests/decoding/test_architectures.py tests/cli/test_help.py
+
+raise-versions: $(DEV_STAMP)  ## Test releases beyond the bounds of pyproject.toml, and raise these if all passes
+	$(BIN)/python -m tests.versions raise
 
 test-margins: $(DEV_STAMP)  ## How far the tests' figures are from their limits (an hour)
 	$(BIN)/python -m tests.margins $(TESTS)

@@ -42,7 +42,7 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
 
 CONFIG_NAME = "generate.py"
 
-_OLDEST, _NEWEST = (5, 17), (5, 23)
+_OLDEST, _NEWEST = (5, 17), (5, 24)
 _SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe", "lfm3")  # tested: same text as without drafts
 # Methods for different tokenizers: the first at temperature 0, the second above.
 _RETOKENIZING = ("string_match", "token_intersection")
