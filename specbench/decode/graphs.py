@@ -73,15 +73,10 @@ class CudaGraphs:
     """Graphs of the current device in one memory pool.
 
     They can share memory: only one runs at a time, and its output is read before the next one
-    starts. UsageError if this torch cannot clean up after a failed capture.
+    starts.
     """
 
     def __init__(self) -> None:
-        if missing := [name for name in _CLEANUP_FUNCTIONS if not hasattr(torch._C, name)]:
-            raise UsageError(
-                f"torch {torch.__version__} has no {missing[0]}: a failed CUDA graph "
-                "capture would break its allocator; use torch 2.11 or newer, or --cuda-graph off"
-            )
         self.num_captures = 0  # that succeeded
         self.capture_s = 0.0  # seconds, warm-ups and failures included
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -371,19 +366,34 @@ class GraphLauncher(Launcher):
 class Launchers:
     """Makes launchers for a device, which share one memory pool and one set of host buffers.
 
-    `auto` means `round` on CUDA and `off` elsewhere. `graphs` is None if rounds run eagerly.
+    `auto` means `round` on CUDA and `off` elsewhere. `graphs` is None if rounds run eagerly. If
+    this torch cannot clean up after a failed capture, `auto` is `off` with the reason, and a
+    requested graph is a UsageError.
     """
 
     def __init__(
         self, graph: Literal["auto", "off", "step", "round"], device: torch.device
     ) -> None:
-        has_graphs = device.type == "cuda" and graph != "off"
-        self.graphs: CudaGraphs | None = CudaGraphs() if has_graphs else None
-        self._graph: GraphKind = "step" if graph == "step" and has_graphs else "round"
+        self.graphs: CudaGraphs | None = None
+        self._graph: GraphKind = "step" if graph == "step" else "round"
         self._readback = make_readback(device)
         self._reason: str | None = None
-        if not has_graphs and graph not in ("auto", "off"):
-            self._reason = f"a {device.type} device has no graphs"
+        if graph == "off":
+            return
+        if device.type != "cuda":
+            if graph != "auto":
+                self._reason = f"a {device.type} device has no graphs"
+        elif missing := [name for name in _CLEANUP_FUNCTIONS if not hasattr(torch._C, name)]:
+            self._reason = (
+                f"torch {torch.__version__} has no {missing[0]}, without which a failed capture "
+                "would break its allocator"
+            )
+            if graph != "auto":
+                raise UsageError(
+                    f"--cuda-graph {graph}: {self._reason}; use torch 2.11, or --cuda-graph auto"
+                )
+        else:
+            self.graphs = CudaGraphs()
 
     def __call__(self, rows: Rows, sampler: Sampler, verifier: Verifier, clock: Clock) -> Launcher:
         if self.graphs is None:
