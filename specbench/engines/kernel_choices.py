@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 from specbench.decode.clock import Clock
 from specbench.decode.graphs import CudaGraphs
 from specbench.decode.sampling import Purpose, Sampler, draw, exponential, nucleus, uniform
-from specbench.errors import ModelError, UsageError, first_line
+from specbench.errors import ModelError, UsageError
 from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention
 from specbench.forward.attention.implementations import AttentionShape
 from specbench.forward.autotune import Autotuner, Outcome, Results, Run, Timing, Work, autotune
@@ -208,14 +208,14 @@ class KernelChoices:
         if runner.device.type not in DEVICES:
             return
         vocab_size, device = runner.vocab_size, runner.device
-        names = NAMES if triton_failure(device) is None else tuple(n for n in NAMES if n != TRITON)
+        refusals = {TRITON: triton_failure(device), TORCH: None}
         for drawing in DRAWINGS:
             tune = partial(
                 autotune_draws, drawing, vocab_size, runner.dtype, device, self.autotuner.timing
             )
             subject = f"{drawing.name} of {name}, {vocab_size} tokens"
             facts = (drawing.name, vocab_size, runner.dtype)
-            chosen = self.autotuner.choose(subject, device, facts, names, tune).chosen
+            chosen = self.autotuner.choose(subject, device, facts, refusals, tune).chosen
             drawing.switch.set(vocab_size, on=chosen == TRITON)
 
     def _attention(self, case: AttentionShape, name: str) -> KernelChoice:
@@ -223,8 +223,8 @@ class KernelChoices:
         timing = self.autotuner.timing
         if self._name == AUTO:
             tune = partial(autotune_attention, case, KERNELS, timing)
-            names = [kernel.name for kernel in KERNELS if kernel.unsupported_reason(case) is None]
-            return self.autotuner.choose(subject, case.device, (case,), names, tune)
+            refusals = {kernel.name: kernel.unsupported_reason(case) for kernel in KERNELS}
+            return self.autotuner.choose(subject, case.device, (case,), refusals, tune)
         kernel = BY_NAME[self._name]
         _, (tried,) = autotune_attention(case, [kernel], timing)
         if tried.refusal is not None:
@@ -243,13 +243,13 @@ class KernelChoices:
         names = tuple(name for name in FORWARDS if forward == "auto" or name.startswith(forward))
         sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
         facts = (names, runner.layers.cases, sizes)
+        refusals = dict.fromkeys(names)
+        if FUSED_TRITON in names:
+            refusals[FUSED_TRITON] = triton_failure(runner.device)
         tune = partial(autotune_forward, runner, names, self.autotuner.timing)
-        choice = self.autotuner.choose(f"forward of {name}", runner.device, facts, names, tune)
-        try:
-            return FORWARDS[choice.chosen](runner)
-        except ModelError as error:  # e.g. Triton was uninstalled after it was chosen
-            choice = self.autotuner.choose_again(choice, first_line(error), tune)
-            return FORWARDS[choice.chosen](runner)
+        subject = f"forward of {name}"
+        choice = self.autotuner.choose(subject, runner.device, facts, refusals, tune)
+        return FORWARDS[choice.chosen](runner)
 
 
 @torch.inference_mode()
@@ -315,7 +315,7 @@ def packed_notes(autotuner: Autotuner, loaded: LoadedModel, name: str) -> tuple[
         facts = (scheme, packer, weight.dtype, (T, tuple(weight.shape), len(layers)))
         tune = partial(time_packed, layers, T, scheme, autotuner.timing)
         subject = f"{scheme} linear layer of {name}, T = {T}"
-        choice = autotuner.choose(subject, weight.device, facts, (), tune)
+        choice = autotuner.choose(subject, weight.device, facts, {scheme: None}, tune)
         if (ratio := times_as_long(choice.contenders)) is not None:
             ratios[T] = ratio
     note = slower_note(scheme, loaded.dtype, ratios)

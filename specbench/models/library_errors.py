@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import SubprocessError
 from types import FrameType
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ from specbench.files.tokenizer import NO_TOKENIZER
 
 # Errors of CUDA and its libraries do not have their own class in every version of torch.
 _CUDA_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
+# Only torch's allocator of GPU memory has its own class of error.
+_NO_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 _PACKAGES = ("transformers", "transformers_modules")  # the latter: code from a repository
 
 
@@ -58,6 +61,12 @@ def failure_reason(error: Exception) -> str:
     if isinstance(error, SpecbenchError):
         return first_line(error)
     return f"it raises {type(error).__name__}: {first_line(error)}"
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether the same work may succeed later: memory, a file or a program was missing."""
+    kinds = (torch.OutOfMemoryError, MemoryError, OSError, SubprocessError, ImportError)
+    return isinstance(error, kinds) or any(words in str(error) for words in _NO_MEMORY)
 
 
 class ModelFailure(NamedTuple):
