@@ -36,7 +36,7 @@ from specbench.decode.state import State
 from specbench.errors import UsageError, first_line
 from specbench.footprint import span_bucket
 from specbench.forward.slot_cache import SlotCache
-from specbench.models.library_errors import raise_if_device_lost
+from specbench.models.library_errors import is_temporary, raise_if_device_lost
 
 NUM_WARM_UPS = 3  # libraries choose kernels and allocate workspaces in the first calls
 LOW_MEMORY_BYTES = 2 << 30  # below it, the allocator's cache is emptied before a capture
@@ -108,6 +108,12 @@ class CudaGraphs:
                         run()
                 finally:
                     current.wait_stream(self._stream)
+                try:
+                    return self._capture_graph(run)
+                except Exception as error:
+                    if not is_temporary(error):
+                        raise
+                torch.cuda.empty_cache()  # memory cannot be freed during a capture
                 return self._capture_graph(run)
         finally:
             self.capture_s += time.perf_counter() - began_s
@@ -115,7 +121,7 @@ class CudaGraphs:
     def _capture_graph(self, run: Callable[[], T]) -> Capture[T]:
         torch.cuda.synchronize()
         if torch.cuda.mem_get_info()[0] < LOW_MEMORY_BYTES:
-            torch.cuda.empty_cache()  # memory cannot be freed during a capture
+            torch.cuda.empty_cache()
         free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         graph, pool = torch.cuda.CUDAGraph(), self._take_pool()
         try:

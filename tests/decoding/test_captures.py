@@ -79,6 +79,26 @@ def test_the_error_of_the_captured_function_is_raised(
     assert driver.underway == []
 
 
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_capture_without_memory_is_repeated_with_what_the_allocator_keeps(
+    driver: FakeDriver, error: Exception
+) -> None:
+    graphs = CudaGraphs()
+
+    def needs_more() -> None:
+        if driver.underway and "empty_cache" not in driver.log:
+            raise error
+
+    graphs.capture(needs_more).replay()
+
+    assert driver.log[-4:] == ["empty_cache", "begin pool2", "capture_end", "replay"]
+    assert (graphs.num_captures, driver.uses) == (1, {"pool1": 0, "pool2": 1})
+
+
 def test_an_ended_capture_releases_its_pool_once(driver: FakeDriver) -> None:
     """An error in the function that the stream never saw: torch ends the capture itself."""
 
