@@ -10,7 +10,6 @@ Shape suffixes: B rows, T tokens of a row, V vocabulary, F inputs, G outputs.
 
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
@@ -309,10 +308,9 @@ def packed_notes(autotuner: Autotuner, loaded: LoadedModel, name: str) -> tuple[
     if not layers or loaded.quantization is None:
         return ()
     scheme, weight = loaded.quantization, layers[0].weight
-    packer = version("torchao")
     ratios = {}
     for T in _NUM_TOKENS:
-        facts = (scheme, packer, weight.dtype, (T, tuple(weight.shape), len(layers)))
+        facts = (scheme, weight.dtype, (T, tuple(weight.shape), len(layers)))
         tune = partial(time_packed, layers, T, scheme, autotuner.timing)
         subject = f"{scheme} linear layer of {name}, T = {T}"
         choice = autotuner.choose(subject, weight.device, facts, {scheme: None}, tune)

@@ -45,7 +45,8 @@ _MAX_REPETITIONS = 5
 _MAX_SETUP_S = 120.0  # per candidate; a compiler's first program takes half a minute
 _ALL_REPETITIONS_S = 1.0  # exceeded if a single repetition takes longer
 _MARGIN = 1.05
-_MODULES = ("triton", "flash_attn", "flash_attn_interface", "nvidia")  # the last: cuDNN, cuBLAS ..
+# Modules of packages that candidates come from; `nvidia` has cuDNN and cuBLAS.
+_MODULES = ("triton", "flash_attn", "flash_attn_interface", "torchao", "nvidia")
 
 
 class KernelCandidate(NamedTuple):
@@ -270,7 +271,7 @@ def find_choice(key: str, usable: Sequence[str] = ()) -> KernelChoice | None:
 
     That of a resumed run may be one that is not usable now.
     """
-    if key not in _known and (kept := _read(_file()).get(_entry(key, usable))):
+    if key not in _known and (kept := _read().get(_entry(key, usable))):
         _known[key] = kept
     return _known.get(key)
 
@@ -280,10 +281,10 @@ def keep_choice(choice: KernelChoice, usable: Sequence[str] = ()) -> None:
     _known[choice.key] = choice
     if any(contender.is_temporary for contender in choice.contenders):
         return
-    with suppress(OSError):  # if it cannot be written, the next run tunes again
+    with suppress(OSError, RuntimeError):  # if it cannot be written, the next run tunes again
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
-        kept = _read(file) | {_entry(choice.key, usable): choice}
+        kept = _read() | {_entry(choice.key, usable): choice}
         write_whole(file, json.dumps({key: asdict(value) for key, value in kept.items()}, indent=1))
 
 
@@ -301,15 +302,16 @@ def _library_versions() -> tuple[str, ...]:
 
 
 def _file() -> Path:
+    """The file of stored choices; RuntimeError if the user has no home folder."""
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "specbench" / "kernels.json"
 
 
-def _read(file: Path) -> dict[str, KernelChoice]:
+def _read() -> dict[str, KernelChoice]:
     """Choices of earlier runs; empty if the file is missing or not ours."""
     try:
-        return _choices().validate_json(file.read_bytes())
-    except (ImportError, OSError, ValueError):
+        return _choices().validate_json(_file().read_bytes())
+    except (ImportError, OSError, RuntimeError, ValueError):
         return {}
 
 

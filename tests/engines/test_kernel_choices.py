@@ -1,6 +1,7 @@
 """A choice is made once, shared, stored for later runs and reused by a resumed one."""
 
 import errno
+import pwd
 import re
 from dataclasses import replace
 from itertools import count
@@ -395,6 +396,15 @@ def test_a_cache_that_cannot_be_written_costs_only_the_next_tuning(tuned_subject
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no such folder")
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(tuned_subjects) == 3
+
+
+def test_without_a_home_folder_choices_are_made_in_every_process(tuned_subjects, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # raises KeyError, as for unknown users
+    for _ in range(2):
+        chosen_in_another_process(monkeypatch)
+    assert tuned_subjects == ["chain", "tree", "forward"] * 2
 
 
 def test_a_resumed_run_keeps_its_choice(tuned_subjects, monkeypatch):
