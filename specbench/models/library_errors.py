@@ -14,6 +14,7 @@ from specbench.errors import (
     DeviceError,
     DeviceLostError,
     ModelError,
+    ModelMemoryError,
     SpecbenchError,
     UsageError,
     WorkloadError,
@@ -24,9 +25,13 @@ from specbench.files.model import TRUST_CODE, UNKNOWN_TYPE
 from specbench.files.tokenizer import NO_TOKENIZER
 
 # Errors of CUDA and its libraries do not have their own class in every version of torch.
-_CUDA_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
+_CUDA_ERRORS = (
+    *("CUDA error", "CUDA driver error", "CUDA NVRTC error"),
+    *("cuDNN error", "cuDNN Frontend error", "Triton Error [CUDA]"),
+)
 # Only torch's allocator of GPU memory has its own class of error.
-_NO_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+_NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+_NO_MEMORY = (_NO_HOST_MEMORY, "out of memory", "ALLOC_FAILED")
 _PACKAGES = ("transformers", "transformers_modules")  # the latter: code from a repository
 
 
@@ -154,14 +159,16 @@ def errors_translated() -> Iterator[None]:
 def device_errors_translated() -> Iterator[None]:
     """Raise DeviceError if the device fails inside the block.
 
-    DeviceLostError if every other call to the device then fails. Out of memory and specbench's
-    errors are not changed.
+    DeviceLostError if every other call to the device then fails. ModelMemoryError without memory on
+    the host; on a GPU torch's own error is not changed, nor are specbench's.
     """
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        if _NO_HOST_MEMORY in str(error):
+            raise ModelMemoryError(first_line(error)) from error
         if not is_of_device(error):
             raise
         raise_if_device_lost(error)
