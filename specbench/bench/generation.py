@@ -23,6 +23,7 @@ from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
+from specbench.models.library_errors import errors_translated
 from specbench.records import Message, Request, Sampling
 from specbench.settings import RunSettings
 
@@ -69,6 +70,7 @@ def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
     )
 
 
+@errors_translated()
 def watched_generation(
     settings: RunSettings,
     pairing: Pairing,

@@ -30,7 +30,7 @@ from specbench.cli.recommend import recommend
 from specbench.cli.report import report
 from specbench.cli.train import train
 from specbench.cli.verify import verify
-from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError
+from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError, first_line
 from specbench.models import library_output
 from specbench.untrusted import plain
 from specbench.whole_file import REMEDIES, reason_of
@@ -132,8 +132,8 @@ def _without_command(
 
 
 def main() -> None:
-    """The entry point. Prints a message for a SpecbenchError and for disk and path errors. Any
-    other exception is a bug and prints its traceback.
+    """The entry point. Prints a message for a SpecbenchError, for disk and path errors, and for a
+    GPU without memory. Any other exception is a bug and prints its traceback.
 
     Typer handles Ctrl-C (exit code 130) and closed pipes, as in `| head`.
     """
@@ -157,6 +157,10 @@ def _run() -> None:
             sys.exit(ExitCode.USER_ERROR)
         if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename:
             typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
+            sys.exit(ExitCode.USER_ERROR)
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, and torch is not imported here
+            remedy = "choose a smaller model or --dtype, or end other programs on the GPU"
+            typer.echo(f"error: {first_line(error)}; {remedy}", err=True)
             sys.exit(ExitCode.USER_ERROR)
         import traceback
 

@@ -36,7 +36,7 @@ from specbench.decode.state import State
 from specbench.errors import UsageError, first_line
 from specbench.footprint import span_bucket
 from specbench.forward.slot_cache import SlotCache
-from specbench.models.library_errors import raise_if_device_lost
+from specbench.models.library_errors import is_temporary, raise_if_device_lost
 
 NUM_WARM_UPS = 3  # libraries choose kernels and allocate workspaces in the first calls
 LOW_MEMORY_BYTES = 2 << 30  # below it, the allocator's cache is emptied before a capture
@@ -73,15 +73,10 @@ class CudaGraphs:
     """Graphs of the current device in one memory pool.
 
     They can share memory: only one runs at a time, and its output is read before the next one
-    starts. UsageError if this torch cannot clean up after a failed capture.
+    starts.
     """
 
     def __init__(self) -> None:
-        if missing := [name for name in _CLEANUP_FUNCTIONS if not hasattr(torch._C, name)]:
-            raise UsageError(
-                f"torch {torch.__version__} has no {missing[0]}: a failed CUDA graph "
-                "capture would break its allocator; use torch 2.11 or newer, or --cuda-graph off"
-            )
         self.num_captures = 0  # that succeeded
         self.capture_s = 0.0  # seconds, warm-ups and failures included
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -113,6 +108,12 @@ class CudaGraphs:
                         run()
                 finally:
                     current.wait_stream(self._stream)
+                try:
+                    return self._capture_graph(run)
+                except Exception as error:
+                    if not is_temporary(error):
+                        raise
+                torch.cuda.empty_cache()  # memory cannot be freed during a capture
                 return self._capture_graph(run)
         finally:
             self.capture_s += time.perf_counter() - began_s
@@ -120,7 +121,7 @@ class CudaGraphs:
     def _capture_graph(self, run: Callable[[], T]) -> Capture[T]:
         torch.cuda.synchronize()
         if torch.cuda.mem_get_info()[0] < LOW_MEMORY_BYTES:
-            torch.cuda.empty_cache()  # memory cannot be freed during a capture
+            torch.cuda.empty_cache()
         free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         graph, pool = torch.cuda.CUDAGraph(), self._take_pool()
         try:
@@ -371,19 +372,34 @@ class GraphLauncher(Launcher):
 class Launchers:
     """Makes launchers for a device, which share one memory pool and one set of host buffers.
 
-    `auto` means `round` on CUDA and `off` elsewhere. `graphs` is None if rounds run eagerly.
+    `auto` means `round` on CUDA and `off` elsewhere. `graphs` is None if rounds run eagerly. If
+    this torch cannot clean up after a failed capture, `auto` is `off` with the reason, and a
+    requested graph is a UsageError.
     """
 
     def __init__(
         self, graph: Literal["auto", "off", "step", "round"], device: torch.device
     ) -> None:
-        has_graphs = device.type == "cuda" and graph != "off"
-        self.graphs: CudaGraphs | None = CudaGraphs() if has_graphs else None
-        self._graph: GraphKind = "step" if graph == "step" and has_graphs else "round"
+        self.graphs: CudaGraphs | None = None
+        self._graph: GraphKind = "step" if graph == "step" else "round"
         self._readback = make_readback(device)
         self._reason: str | None = None
-        if not has_graphs and graph not in ("auto", "off"):
-            self._reason = f"a {device.type} device has no graphs"
+        if graph == "off":
+            return
+        if device.type != "cuda":
+            if graph != "auto":
+                self._reason = f"a {device.type} device has no graphs"
+        elif missing := [name for name in _CLEANUP_FUNCTIONS if not hasattr(torch._C, name)]:
+            self._reason = (
+                f"torch {torch.__version__} has no {missing[0]}, without which a failed capture "
+                "would break its allocator"
+            )
+            if graph != "auto":
+                raise UsageError(
+                    f"--cuda-graph {graph}: {self._reason}; use torch 2.11, or --cuda-graph auto"
+                )
+        else:
+            self.graphs = CudaGraphs()
 
     def __call__(self, rows: Rows, sampler: Sampler, verifier: Verifier, clock: Clock) -> Launcher:
         if self.graphs is None:

@@ -125,6 +125,7 @@ class BuiltinEngine(InstrumentedEngine):
     name = BUILTIN
     baseline = Work(drafter=NO_DRAFTER, method=NO_DRAFTER, k=0)
 
+    @errors_translated()
     def __init__(
         self, target: Target, pool: ModelPool, options: DecoderSettings = _DEFAULTS
     ) -> None:

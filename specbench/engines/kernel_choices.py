@@ -10,7 +10,6 @@ Shape suffixes: B rows, T tokens of a row, V vocabulary, F inputs, G outputs.
 
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn.functional import linear
 from specbench.decode.clock import Clock
 from specbench.decode.graphs import CudaGraphs
 from specbench.decode.sampling import Purpose, Sampler, draw, exponential, nucleus, uniform
-from specbench.errors import ModelError, UsageError, first_line
+from specbench.errors import ModelError, UsageError
 from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention
 from specbench.forward.attention.implementations import AttentionShape
 from specbench.forward.autotune import Autotuner, Outcome, Results, Run, Timing, Work, autotune
@@ -208,14 +207,14 @@ class KernelChoices:
         if runner.device.type not in DEVICES:
             return
         vocab_size, device = runner.vocab_size, runner.device
-        names = NAMES if triton_failure(device) is None else tuple(n for n in NAMES if n != TRITON)
+        refusals = {TRITON: triton_failure(device), TORCH: None}
         for drawing in DRAWINGS:
             tune = partial(
                 autotune_draws, drawing, vocab_size, runner.dtype, device, self.autotuner.timing
             )
             subject = f"{drawing.name} of {name}, {vocab_size} tokens"
             facts = (drawing.name, vocab_size, runner.dtype)
-            chosen = self.autotuner.choose(subject, device, facts, names, tune).chosen
+            chosen = self.autotuner.choose(subject, device, facts, refusals, tune).chosen
             drawing.switch.set(vocab_size, on=chosen == TRITON)
 
     def _attention(self, case: AttentionShape, name: str) -> KernelChoice:
@@ -223,8 +222,8 @@ class KernelChoices:
         timing = self.autotuner.timing
         if self._name == AUTO:
             tune = partial(autotune_attention, case, KERNELS, timing)
-            names = [kernel.name for kernel in KERNELS if kernel.unsupported_reason(case) is None]
-            return self.autotuner.choose(subject, case.device, (case,), names, tune)
+            refusals = {kernel.name: kernel.unsupported_reason(case) for kernel in KERNELS}
+            return self.autotuner.choose(subject, case.device, (case,), refusals, tune)
         kernel = BY_NAME[self._name]
         _, (tried,) = autotune_attention(case, [kernel], timing)
         if tried.refusal is not None:
@@ -243,13 +242,13 @@ class KernelChoices:
         names = tuple(name for name in FORWARDS if forward == "auto" or name.startswith(forward))
         sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
         facts = (names, runner.layers.cases, sizes)
+        refusals = dict.fromkeys(names)
+        if FUSED_TRITON in names:
+            refusals[FUSED_TRITON] = triton_failure(runner.device)
         tune = partial(autotune_forward, runner, names, self.autotuner.timing)
-        choice = self.autotuner.choose(f"forward of {name}", runner.device, facts, names, tune)
-        try:
-            return FORWARDS[choice.chosen](runner)
-        except ModelError as error:  # e.g. Triton was uninstalled after it was chosen
-            choice = self.autotuner.choose_again(choice, first_line(error), tune)
-            return FORWARDS[choice.chosen](runner)
+        subject = f"forward of {name}"
+        choice = self.autotuner.choose(subject, runner.device, facts, refusals, tune)
+        return FORWARDS[choice.chosen](runner)
 
 
 @torch.inference_mode()
@@ -309,13 +308,12 @@ def packed_notes(autotuner: Autotuner, loaded: LoadedModel, name: str) -> tuple[
     if not layers or loaded.quantization is None:
         return ()
     scheme, weight = loaded.quantization, layers[0].weight
-    packer = version("torchao")
     ratios = {}
     for T in _NUM_TOKENS:
-        facts = (scheme, packer, weight.dtype, (T, tuple(weight.shape), len(layers)))
+        facts = (scheme, weight.dtype, (T, tuple(weight.shape), len(layers)))
         tune = partial(time_packed, layers, T, scheme, autotuner.timing)
         subject = f"{scheme} linear layer of {name}, T = {T}"
-        choice = autotuner.choose(subject, weight.device, facts, (), tune)
+        choice = autotuner.choose(subject, weight.device, facts, {scheme: None}, tune)
         if (ratio := times_as_long(choice.contenders)) is not None:
             ratios[T] = ratio
     note = slower_note(scheme, loaded.dtype, ratios)

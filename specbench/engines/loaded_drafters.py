@@ -4,8 +4,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import torch
-
 from specbench.decode.drafter import Drafter, NoDrafter
 from specbench.decode.lossy import LossyVerifier
 from specbench.decode.round import Verifier
@@ -64,11 +62,10 @@ def take(
     """Load the model from the pool, check its runner and choose its kernels; ModelError."""
     loaded = pool.load(spec, role)
     try:
-        with errors_translated():
-            runner, notes = make_checked_runner(loaded.model, forward)
+        runner, notes = make_checked_runner(loaded.model, forward)
         runner = kernels.choose(runner, forward, shown(spec))
         notes = (*loaded.notes, *notes, *packed_notes(kernels.autotuner, loaded, shown(spec)))
-    except (ModelError, torch.OutOfMemoryError):
+    except Exception:
         pool.release(spec)
         raise
     pool.give_back()  # memory of the matrices that were joined into larger ones

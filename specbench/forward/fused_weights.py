@@ -139,6 +139,9 @@ def fuse_layers(
                 window=window,
             )
         )
+        if attention.o_proj.weight.is_cuda:
+            # The next joined matrices do not fit where the separate ones of this layer were.
+            torch.cuda.empty_cache()
     return tuple(fused)
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import SubprocessError
 from types import FrameType
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from specbench.errors import (
     DeviceError,
     DeviceLostError,
     ModelError,
+    ModelMemoryError,
     SpecbenchError,
     UsageError,
     WorkloadError,
@@ -23,7 +25,13 @@ from specbench.files.model import TRUST_CODE, UNKNOWN_TYPE
 from specbench.files.tokenizer import NO_TOKENIZER
 
 # Errors of CUDA and its libraries do not have their own class in every version of torch.
-_CUDA_ERRORS = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
+_CUDA_ERRORS = (
+    *("CUDA error", "CUDA driver error", "CUDA NVRTC error"),
+    *("cuDNN error", "cuDNN Frontend error", "Triton Error [CUDA]"),
+)
+# Only torch's allocator of GPU memory has its own class of error.
+_NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+_NO_MEMORY = (_NO_HOST_MEMORY, "out of memory", "ALLOC_FAILED")
 _PACKAGES = ("transformers", "transformers_modules")  # the latter: code from a repository
 
 
@@ -58,6 +66,12 @@ def failure_reason(error: Exception) -> str:
     if isinstance(error, SpecbenchError):
         return first_line(error)
     return f"it raises {type(error).__name__}: {first_line(error)}"
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether the same work may succeed later: memory, a file or a program was missing."""
+    kinds = (torch.OutOfMemoryError, MemoryError, OSError, SubprocessError, ImportError)
+    return isinstance(error, kinds) or any(words in str(error) for words in _NO_MEMORY)
 
 
 class ModelFailure(NamedTuple):
@@ -145,14 +159,16 @@ def errors_translated() -> Iterator[None]:
 def device_errors_translated() -> Iterator[None]:
     """Raise DeviceError if the device fails inside the block.
 
-    DeviceLostError if every other call to the device then fails. Out of memory and specbench's
-    errors are not changed.
+    DeviceLostError if every other call to the device then fails. ModelMemoryError without memory on
+    the host; on a GPU torch's own error is not changed, nor are specbench's.
     """
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
+        if _NO_HOST_MEMORY in str(error):
+            raise ModelMemoryError(first_line(error)) from error
         if not is_of_device(error):
             raise
         raise_if_device_lost(error)

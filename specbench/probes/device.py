@@ -1,8 +1,9 @@
 """Torch devices: the one that a run uses, memory peaks, copy bandwidth, and calls by the host."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -107,8 +108,8 @@ def measure_copy_bandwidth(
     size = num_bytes or NUM_BYTES[device.type]
     source = torch.ones(size, dtype=torch.uint8, device=device)
     destination = source.clone()  # pages are mapped now, not during the timed copy
-    copy_s = _cuda_copy_s if device.type == "cuda" else _host_copy_s
-    seconds = min(copy_s(source, destination) for _ in range(repeats))
+    copies_s = _cuda_copies_s if device.type == "cuda" else _host_copies_s
+    seconds = min(copies_s(source, destination, repeats))
     del source, destination
     if device.type == "cuda":
         torch.cuda.empty_cache()  # otherwise the run's reserved memory would include them
@@ -121,19 +122,21 @@ def copy_bandwidth(device: torch.device, num_threads: int) -> float:  # noqa: AR
     return measure_copy_bandwidth(device)
 
 
-def _host_copy_s(source: Tensor, destination: Tensor) -> float:
-    began = time.perf_counter()
-    destination.copy_(source)
-    return time.perf_counter() - began
+def _host_copies_s(source: Tensor, destination: Tensor, repeats: int) -> Iterator[float]:
+    for _ in range(repeats):
+        began = time.perf_counter()
+        destination.copy_(source)
+        yield time.perf_counter() - began
 
 
-def _cuda_copy_s(source: Tensor, destination: Tensor) -> float:
-    began, ended = (torch.Event(source.device, enable_timing=True) for _ in range(2))
-    began.record()
-    destination.copy_(source)
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended) / 1000
+def _cuda_copies_s(source: Tensor, destination: Tensor, repeats: int) -> list[float]:
+    """Seconds of copies that are queued after another; on an idle GPU their launch would count."""
+    events = [torch.Event(source.device, enable_timing=True) for _ in range(repeats + 1)]
+    for event in events:
+        destination.copy_(source)
+        event.record()
+    events[-1].synchronize()
+    return [began.elapsed_time(ended) / 1000 for began, ended in pairwise(events)]
 
 
 # Calls of the CUDA runtime (cuda...) and the driver (cu..., which Triton uses) by their names in

@@ -116,6 +116,9 @@ class Contender:
         float | None, Doc("median time of the same work; absent if it was not timed", "s")
     ] = None
     refusal: Annotated[str | None, Doc("why it was not timed; absent if it was")] = None
+    is_temporary: Annotated[
+        bool, Doc("the refusal may not last, so a later run times all candidates again")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

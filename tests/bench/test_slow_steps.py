@@ -77,7 +77,8 @@ def test_kernels_that_are_compiled_are_counted_and_those_of_the_cache_are_not(tm
 
 
 def test_autotuning_shows_what_it_compares(messages: list[str], monkeypatch) -> None:
-    monkeypatch.setattr(autotune, "keep_choice", lambda _: None)
-    autotune._tuned("key", "attention of big", lambda: ("torch", [Contender(name="torch")]))
+    monkeypatch.setattr(autotune, "keep_choice", lambda *_: None)
+    outcome = "torch", [Contender(name="torch")]
+    autotune._tuned("key", ("torch",), "attention of big", lambda: outcome)
     assert messages[0].endswith(": attention of big")
     assert messages[1:] == [""]

@@ -20,6 +20,12 @@ REFUSED = "CUDA error: too many resources requested for launch"
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 LOST = f"the GPU has failed at everything since: {ILLEGAL}"
 
+TRITON = "Triton Error [CUDA]: invalid argument"
+NO_HOST_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 1125899906842624 bytes. Error code 12 (Cannot allocate memory)"
+)
+
 Break = Callable[..., None]
 
 
@@ -72,10 +78,11 @@ def failed_requests(run: StoredRun) -> list[tuple[str, str | None]]:
 
 
 # The 40th round at K = 2 is in a block: after loading and warming up, before the last prompt.
-def test_a_cuda_error_in_a_round_fails_its_request_and_the_run_continues(
-    tiny: Path, tmp_path: Path, break_at: Break
+@pytest.mark.parametrize("message", [REFUSED, TRITON, NO_HOST_MEMORY])
+def test_an_error_of_the_device_in_a_round_fails_its_request_and_the_run_continues(
+    message: str, tiny: Path, tmp_path: Path, break_at: Break
 ) -> None:
-    break_at(40, RuntimeError(REFUSED), sticky=False)
+    break_at(40, RuntimeError(message), sticky=False)
 
     ran = first_run(tiny, tmp_path / "out")
 
@@ -84,7 +91,7 @@ def test_a_cuda_error_in_a_round_fails_its_request_and_the_run_continues(
     assert "Traceback" not in ran.err
     assert run.is_complete
     ((prompt_id, error),) = failed_requests(run)
-    assert error == REFUSED
+    assert error == message
     explored = [block for block in run.blocks if block.purpose == "explore"]
     assert len(explored) == 3
     (broken,) = [block for block in explored if block.prompt_id == prompt_id]
@@ -137,3 +144,22 @@ def test_a_drafter_that_lost_the_device_twice_is_skipped_on_resume(
     assert run.is_failed
     assert re.search("lost .*2 times", run.failures[-1].reason)
     assert run.blocks == ()  # only K = 0 decides nothing
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError(REFUSED),
+        RuntimeError(NO_HOST_MEMORY),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_inspect_ends_with_the_error_of_the_device(
+    error: RuntimeError, tiny: Path, break_at: Break
+) -> None:
+    break_at(1, error, sticky=False)
+    ran = specbench(*("inspect", "tiny/ngram", "-p", "Hi", "-k", "2", *FEW[2:]), cwd=tiny)
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+    assert str(error) in ran.err

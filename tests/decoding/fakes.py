@@ -33,6 +33,32 @@ class CountingClock:
         return float(self.marks)
 
 
+class QueuedClock(CountingClock):
+    """The clock of a GPU, whose host takes a second for each launch; marks take no time."""
+
+    LAUNCH_S = 1.0
+
+    def start(self) -> None:
+        self.host_s = self._done_s = 0.0
+
+    def launch(self, work_s: float) -> None:
+        """Queue work; it starts when earlier work is done."""
+        self.host_s += self.LAUNCH_S
+        self._done_s = max(self._done_s, self.host_s) + work_s
+
+    def mark(self) -> float:
+        self._done_s = max(self._done_s, self.host_s)
+        return self._done_s
+
+    def seconds(self, mark: Mark) -> float:
+        assert isinstance(mark, float)
+        self.host_s = max(self.host_s, mark)
+        return mark
+
+    def now(self) -> float:
+        return self.host_s
+
+
 class CountingRunner:
     """A target that always predicts the next number: 3 is followed by 4, the last id by 0. It has
     no cache, and stores the positions it was fed.

@@ -5,14 +5,25 @@ import gc
 import pytest
 import torch
 
-from specbench.decode.graphs import LOW_MEMORY_BYTES, CudaGraphs
+from specbench.decode.clock import Clock
+from specbench.decode.drafter import NoDrafter
+from specbench.decode.graphs import LOW_MEMORY_BYTES, CudaGraphs, Launchers
+from specbench.decode.launcher import Launcher
+from specbench.decode.verifier import verify
 from specbench.errors import UsageError
+from specbench.forward.runner import StockRunner
+from specbench.records import Request
 from tests.decoding.fake_driver import GRAPH_BYTES, OWN_BYTES, FakeDriver
+from tests.decoding.lossless import GREEDY_SAMPLER, filled_rows
+from tests.decoding.models import tiny_llama
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     return FakeDriver(monkeypatch)
+
+
+REQUEST = Request(prompt_ids=(1, 2), max_new_tokens=1)
 
 
 def nothing() -> None: ...
@@ -68,6 +79,26 @@ def test_the_error_of_the_captured_function_is_raised(
     assert driver.underway == []
 
 
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_capture_without_memory_is_repeated_with_what_the_allocator_keeps(
+    driver: FakeDriver, error: Exception
+) -> None:
+    graphs = CudaGraphs()
+
+    def needs_more() -> None:
+        if driver.underway and "empty_cache" not in driver.log:
+            raise error
+
+    graphs.capture(needs_more).replay()
+
+    assert driver.log[-4:] == ["empty_cache", "begin pool2", "capture_end", "replay"]
+    assert (graphs.num_captures, driver.uses) == (1, {"pool1": 0, "pool2": 1})
+
+
 def test_an_ended_capture_releases_its_pool_once(driver: FakeDriver) -> None:
     """An error in the function that the stream never saw: torch ends the capture itself."""
 
@@ -82,17 +113,26 @@ def test_an_ended_capture_releases_its_pool_once(driver: FakeDriver) -> None:
     assert driver.uses == {"pool1": 0}
 
 
-def test_a_torch_that_cannot_clean_up_is_refused_by_name(
-    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("renamed", ["_cuda_endAllocateToPool", "_cuda_releasePool"])
+def test_a_torch_that_cannot_clean_up_runs_rounds_eagerly_unless_graphs_are_requested(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, renamed: str
 ) -> None:
     assert driver.log == []
-    monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool")
+    device = torch.device("cuda")
+    assert Launchers("auto", device).graphs is not None
+    monkeypatch.delattr(torch._C, renamed)
 
-    with pytest.raises(UsageError) as refused:
-        CudaGraphs()
+    launchers = Launchers("auto", device)
+    rows = filled_rows(StockRunner(tiny_llama()), NoDrafter(), [REQUEST])
+    launcher = launchers(rows, GREEDY_SAMPLER, verify, Clock())
 
-    assert f"torch {torch.__version__} has no _cuda_endAllocateToPool" in str(refused.value)
-    assert "--cuda-graph off" in str(refused.value)
+    assert launchers.graphs is None
+    assert (type(launcher), launcher.graph) == (Launcher, "off")
+    assert renamed in (launcher.reason or "")
+    assert Launchers("off", device).graphs is None
+    for graph in ("step", "round"):
+        with pytest.raises(UsageError, match=renamed):
+            Launchers(graph, device)
 
 
 def test_memory_outside_the_allocator_counts_and_ends_with_its_graph(driver: FakeDriver) -> None:

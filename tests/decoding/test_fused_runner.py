@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from specbench.forward.fused_layers import _MAX_SHAPES, _remember
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import FusedWeights, fuse, unfused_reason
 from specbench.forward.runner import Runner, StockRunner
+from tests.decoding.fake_cuda import DEVICE, fake_cuda
 from tests.decoding.fused_families import FAMILIES, LLAMA3_ROPE, TOKENS_2T, family
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
@@ -239,6 +241,24 @@ def test_fused_weights_share_the_memory_of_the_model(name: str, mirrored: bool) 
     torch.testing.assert_close(plain_logits(model, TOKENS_2T), expected)
     is_tied = model.config.tie_word_embeddings
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == is_tied
+
+
+def test_a_gpu_gets_the_memory_of_separate_matrices_back_every_few_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fake_cuda():
+        with DEVICE:
+            layers = (model := tiny_llama(num_hidden_layers=10)).model.layers
+        num_joined: list[int] = []
+
+        def empty_cache() -> None:
+            num_joined.append(sum(la.mlp.up_proj.weight.storage_offset() > 0 for la in layers))
+
+        monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+        fuse(model, mirrored=False)
+
+    assert num_joined[-1] == 10
+    assert max(after - before for before, after in pairwise([0, *num_joined])) <= 4
 
 
 def _of_two_dtypes(model: Any) -> None:

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from specbench.errors import DeviceError, DeviceLostError, ModelError
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.kernel_choices import KernelChoices
+from specbench.engines.model_pool import ModelPool
+from specbench.errors import DeviceError, DeviceLostError, ModelError, ModelMemoryError
+from specbench.inputs.pairing import Target
 from specbench.models.library_errors import EXPECTED_ERRORS, device_errors_translated
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
@@ -41,6 +45,8 @@ def sound_device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         torch.AcceleratorError("unspecified"),
         RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+        RuntimeError("CUDA NVRTC error: NVRTC_ERROR_COMPILATION"),
+        RuntimeError("Triton Error [CUDA]: invalid argument"),
     ],
     ids=str,
 )
@@ -83,3 +89,22 @@ def test_every_other_error_is_unchanged(error: Exception) -> None:
 def test_a_device_error_without_a_gpu_is_not_probed() -> None:
     with pytest.raises(DeviceError):
         translated(RuntimeError(REFUSED))
+
+
+def test_missing_memory_on_the_host_is_a_refusal() -> None:
+    with pytest.raises(ModelMemoryError, match="can't allocate memory"), device_errors_translated():
+        torch.empty(1 << 50, dtype=torch.uint8)
+
+
+def test_a_device_error_while_an_engine_opens_is_a_refusal_that_frees_the_model(
+    target: Target, pool: ModelPool, sound_device: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError(REFUSED)
+
+    monkeypatch.setattr(KernelChoices, "choose", fail)
+    with pytest.raises(DeviceError, match=REFUSED):
+        BuiltinEngine(target, pool)
+    assert sound_device == ["synchronize"]
+    with pytest.raises(KeyError):
+        pool.release(target.model)

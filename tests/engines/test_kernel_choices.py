@@ -1,7 +1,11 @@
 """A choice is made once, shared, stored for later runs and reused by a resumed one."""
 
+import errno
+import pwd
 import re
 from dataclasses import replace
+from itertools import count
+from subprocess import CalledProcessError
 
 import pytest
 import torch
@@ -12,7 +16,12 @@ from specbench.engines.kernel_choices import KernelChoices, require_kernel, roun
 from specbench.errors import ModelError, UsageError
 from specbench.forward import autotune
 from specbench.forward.attention.candidates import BY_NAME
-from specbench.forward.autotune import Autotuner, keep_choice, remember_choices
+from specbench.forward.autotune import (
+    Autotuner,
+    KernelCandidate,
+    fastest,
+    remember_choices,
+)
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import FUSED_TRITON, StockRunner
 from specbench.records import Contender
@@ -144,42 +153,219 @@ def test_a_stored_choice_of_a_missing_kernel_is_autotuned_again(tuned_subjects, 
     assert chosen_by(again) == ["plain", "plain", "fused"]
 
 
-def stored_as(chosen, of, monkeypatch):
-    """Choices of an earlier process; the one whose subject begins with `of` names `chosen`."""
-    first = choices()
-    first.choose(FusedRunner(tiny_llama()), "auto", "big")
+@pytest.fixture
+def available(monkeypatch):
+    """Sets the reasons, by candidate, why flash_attn and Triton's forward cannot run; None: both
+    run."""
+    own = {name: type(BY_NAME[name]).unsupported_reason for name in ("flash_attn", "triton")}
+
+    def set_refusals(refusals):
+        patch = monkeypatch.setattr
+        patch(kernel_choices, "triton_failure", lambda _: refusals.get(FUSED_TRITON))
+        for name in own:
+            kind = type(BY_NAME[name])
+            patch(kind, "unsupported_reason", lambda *_, name=name: refusals.get(name))
+
+    return set_refusals
+
+
+def chosen_in_another_process(monkeypatch):
+    """The choices that a new process uses for a model."""
     monkeypatch.setattr(autotune, "_known", {})
-    return [
-        replace(choice, chosen=chosen) if choice.subject.startswith(of) else choice
-        for choice in first.autotuner.choices.values()
-    ]
+    made = choices()
+    made.choose(FusedRunner(tiny_llama()), "auto", "big")
+    return list(made.autotuner.choices.values())
 
 
-# The environment of the choice: a package or a compiler may be gone since.
-GONE = [(FUSED_TRITON, "forward"), ("flash_attn", "attention of big, chain")]
+NO_COMPILER = "Triton finds no C compiler (gcc or clang)"
+NOT_HERE = {
+    "flash_attn": "flash-attn is not installed",
+    "triton": NO_COMPILER,
+    FUSED_TRITON: NO_COMPILER,
+}
 
 
-@pytest.mark.parametrize(("chosen", "of"), GONE)
-def test_a_stored_choice_that_no_longer_runs_is_made_again(chosen, of, tuned_subjects, monkeypatch):
-    for choice in stored_as(chosen, of, monkeypatch):
-        keep_choice(choice)
-    again = choices()
-    runner = again.choose(FusedRunner(tiny_llama()), "auto", "big")
-    assert len(tuned_subjects) == 4
-    assert runner.kind == "fused"
-    assert {kernel.name for kernel in runner.layers.kernels.values()} == {"plain"}
-    assert chosen_by(again) == ["plain", "plain", "fused"]
-    choices().choose(FusedRunner(tiny_llama()), "auto", "big")
-    assert len(tuned_subjects) == 4  # it was kept
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [
+        ("flash_attn", ["chain", "tree"]),
+        ("triton", ["chain", "tree"]),
+        (FUSED_TRITON, ["forward"]),
+    ],
+)
+def test_a_choice_is_made_again_once_another_candidate_can_run(
+    name, again, available, tuned_subjects, monkeypatch
+):
+    available(NOT_HERE)
+    chosen_in_another_process(monkeypatch)
+    chosen_in_another_process(monkeypatch)
+    assert tuned_subjects == ["chain", "tree", "forward"]
+    available({key: reason for key, reason in NOT_HERE.items() if key != name})
+    chosen_in_another_process(monkeypatch)
+    assert tuned_subjects[3:] == again
+    available(NOT_HERE)  # as before: its choices are still stored
+    chosen_in_another_process(monkeypatch)
+    assert tuned_subjects[3:] == again
 
 
-@pytest.mark.parametrize(("chosen", "of"), GONE)
-@pytest.mark.usefixtures("tuned_subjects")
-def test_a_resumed_run_names_the_kernel_that_no_longer_runs(chosen, of, monkeypatch):
-    remember_choices(stored_as(chosen, of, monkeypatch))
-    with pytest.raises(ModelError, match=f"{of}.*'{chosen}'") as e:
+def test_choices_are_made_again_with_another_version_of_a_library(
+    tuned_subjects, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    autotune._library_versions.cache_clear()
+    try:
+        for number, release in enumerate(("2.7", "2.8", "2.8"), 1):
+            info = tmp_path / "flash_attn.dist-info"
+            info.mkdir(exist_ok=True)
+            info.joinpath("METADATA").write_text(f"Name: flash-attn\nVersion: {release}\n")
+            info.joinpath("top_level.txt").write_text("flash_attn\n")
+            autotune._library_versions.cache_clear()
+            chosen_in_another_process(monkeypatch)
+            assert len(tuned_subjects) == 3 * min(number, 2)
+    finally:
+        autotune._library_versions.cache_clear()
+
+
+def test_a_reused_choice_says_why_others_cannot_run_today(available, monkeypatch):
+    def attention(*_):
+        lost = Contender(name="triton", refusal="Triton is not installed")
+        wrong = Contender(name="torch", refusal="it is wrong")
+        return "plain", [lost, wrong, Contender(name="plain", seconds=1.0)]
+
+    monkeypatch.setattr(kernel_choices, "autotune_attention", attention)
+    monkeypatch.setattr(kernel_choices, "autotune_forward", lambda *_: ("fused", []))
+    available({**NOT_HERE, "triton": "Triton is not installed"})
+    chosen_in_another_process(monkeypatch)
+    available(NOT_HERE)
+    chain, *_ = chosen_in_another_process(monkeypatch)
+    assert [kernel.refusal for kernel in chain.contenders] == [NO_COMPILER, "it is wrong", None]
+
+
+ERRORS = [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+    (torch.AcceleratorError("CUDA error: out of memory"), True),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+    (MemoryError(), True),
+    (OSError(errno.ENOSPC, "No space left on device"), True),
+    (CalledProcessError(1, ["gcc", "driver.c"]), True),
+    (ImportError("undefined symbol: _ZN3c104cuda"), True),
+    (RuntimeError("No available kernel. Aborting execution."), False),
+    (RuntimeError("FlashAttention only supports Ampere GPUs or newer."), False),
+    (TypeError("attend() takes 3 arguments"), False),
+    (ModelError("heads of 300; it takes up to 256"), False),
+]
+
+
+def num_tunings(tune, monkeypatch):
+    """How often two processes tune, each of which chooses twice."""
+    calls = []
+    for _ in range(2):
+        monkeypatch.setattr(autotune, "_known", {})
+        for _ in range(2):
+            autotuner = Autotuner(round_timing(Clock(), None))
+            usable = {"lost": None, "sound": None}
+            tune_once = lambda: calls.append(1) or tune()  # noqa: E731
+            choice = autotuner.choose("work", torch.device("cpu"), ("fact",), usable, tune_once)
+            assert choice.chosen == "sound"
+    return len(calls)
+
+
+@pytest.mark.parametrize("at_call", [0, 2], ids=["checked", "timed"])
+@pytest.mark.parametrize(("error", "is_temporary"), ERRORS, ids=lambda value: repr(value)[:40])
+def test_a_choice_is_stored_unless_a_failure_may_pass(error, is_temporary, at_call, monkeypatch):
+    def tune():
+        calls = count()
+
+        def fails():
+            if next(calls) >= at_call:
+                raise error
+            return ()
+
+        candidates = {"lost": lambda: [fails], "sound": lambda: [tuple]}
+        timing = round_timing(Clock(), None)
+        return autotune.autotune(candidates, [()], lambda *_: None, timing)
+
+    assert num_tunings(tune, monkeypatch) == (2 if is_temporary else 1)
+
+
+def test_a_choice_is_not_stored_if_a_candidate_took_too_long(monkeypatch):
+    late = KernelCandidate("lost", lambda: None, setup_s=1e6)
+    both = [late, KernelCandidate("sound", lambda: None)]
+    assert num_tunings(lambda: fastest(both, round_timing(Clock(), None)), monkeypatch) == 2
+
+
+@pytest.fixture
+def preferring(tuned_subjects, monkeypatch):
+    """Makes a candidate win wherever it can run."""
+
+    def prefer(name):
+        attention, forward = kernel_choices.autotune_attention, kernel_choices.autotune_forward
+
+        def attention_by(case, kernels, *rest):
+            is_usable = name in BY_NAME and BY_NAME[name].unsupported_reason(case) is None
+            winner, contenders = attention(case, kernels, *rest)
+            return name if is_usable else winner, contenders
+
+        def forward_by(runner, names, *rest):
+            is_usable = name in names and kernel_choices.triton_failure(runner.device) is None
+            winner, contenders = forward(runner, names, *rest)
+            return name if is_usable else winner, contenders
+
+        monkeypatch.setattr(kernel_choices, "autotune_attention", attention_by)
+        monkeypatch.setattr(kernel_choices, "autotune_forward", forward_by)
+        monkeypatch.setitem(kernel_choices.FORWARDS, FUSED_TRITON, lambda runner: runner)
+        return tuned_subjects
+
+    return prefer
+
+
+# A candidate, whose package or compiler may be gone later, and the subjects that it wins.
+GONE = [(FUSED_TRITON, ["forward"]), ("flash_attn", ["chain", "tree"])]
+
+
+@pytest.mark.parametrize(("name", "subjects"), GONE)
+def test_a_stored_choice_that_no_longer_runs_is_made_again(
+    name, subjects, available, preferring, monkeypatch
+):
+    tuned_subjects = preferring(name)
+    available({})
+    before = chosen_in_another_process(monkeypatch)
+    assert [choice.chosen for choice in before].count(name) == len(subjects)
+    available({name: "it is gone"})
+    after = chosen_in_another_process(monkeypatch)
+    assert tuned_subjects[3:] == subjects
+    assert [choice.chosen for choice in after] == ["plain", "plain", "fused"]
+
+
+@pytest.mark.parametrize(("name", "subjects"), GONE)
+def test_a_resumed_run_names_the_kernel_that_no_longer_runs_and_why(
+    name, subjects, available, preferring, monkeypatch
+):
+    preferring(name)
+    available({})
+    stored = chosen_in_another_process(monkeypatch)
+    monkeypatch.setattr(autotune, "_known", {})
+    remember_choices(stored)
+    available({name: "its compiler is gone"})
+    with pytest.raises(ModelError, match=f"{subjects[0]}.*'{name}'.*: its compiler is gone; ") as e:
         choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert "resume, or " in str(e.value)
+
+
+def test_a_resumed_run_keeps_its_choice_though_another_candidate_can_run_now(
+    available, tuned_subjects, monkeypatch
+):
+    available(NOT_HERE)
+    stored = chosen_in_another_process(monkeypatch)
+    monkeypatch.setattr(autotune, "_known", {})
+    remember_choices(stored)
+    available({})
+    made = choices()
+    made.choose(FusedRunner(tiny_llama()), "auto", "big")
+    assert len(tuned_subjects) == 3
+    assert chosen_by(made) == [choice.chosen for choice in stored]
 
 
 def test_only_the_forward_is_autotuned_again_for_another_depth(tuned_subjects):
@@ -210,6 +396,15 @@ def test_a_cache_that_cannot_be_written_costs_only_the_next_tuning(tuned_subject
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no such folder")
     choices().choose(FusedRunner(tiny_llama()), "auto", "big")
     assert len(tuned_subjects) == 3
+
+
+def test_without_a_home_folder_choices_are_made_in_every_process(tuned_subjects, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # raises KeyError, as for unknown users
+    for _ in range(2):
+        chosen_in_another_process(monkeypatch)
+    assert tuned_subjects == ["chain", "tree", "forward"] * 2
 
 
 def test_a_resumed_run_keeps_its_choice(tuned_subjects, monkeypatch):

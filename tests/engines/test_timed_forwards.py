@@ -20,7 +20,8 @@ from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
 from specbench.settings import DecoderSettings
 from specbench.shipped import shipped
-from tests.decoding.fakes import CountingClock
+from tests.decoding.fake_cuda import DEVICE, fake_cuda
+from tests.decoding.fakes import CountingClock, QueuedClock
 from tests.tiny_models import write_head, write_model
 
 REQUEST = Request(
@@ -226,6 +227,26 @@ def test_a_forward_is_fed_tokens_after_its_context_and_timed_sample_by_sample():
     assert seconds == [1.0, 1.0]
     assert whose.fed == [(3, [100, 101, 102], 128), (3, [110, 111, 112], 128)]
     assert whose.rooms == [(1, 128)]
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["eager", "captured"])
+def test_the_launch_of_a_forward_on_a_gpu_is_not_timed(is_captured: bool) -> None:
+    """In a round the GPU is busy when a forward is launched."""
+    gpu = QueuedClock()
+
+    class Runner(RecordingRunner):
+        device = DEVICE
+
+        def forward(self, *_: object) -> None:
+            gpu.launch(5.0)
+
+    class Graphs(Replays):
+        def _replay(self) -> None:
+            gpu.launch(5.0)
+
+    runner, bare = Runner(), ModelForwards(Graphs() if is_captured else None, gpu)
+    with fake_cuda():
+        assert [bare.seconds(runner, 3, context) for context in (100, 101)] == [5.0, 5.0]
 
 
 def test_a_cache_that_is_large_enough_is_not_reallocated():

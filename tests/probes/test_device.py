@@ -1,4 +1,5 @@
 import time
+from itertools import cycle
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from specbench.probes.device import (
     measure_copy_bandwidth,
     reset_allocator_peaks,
 )
+from tests.decoding.fakes import QueuedClock
 
 
 def test_a_cpu_has_no_allocator_peaks_and_no_uuid():
@@ -34,6 +36,42 @@ def test_copy_bandwidth_is_the_best_of_all_copies(
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(steps)))
     assert measure_copy_bandwidth(CPU, num_bytes=SIZE, repeats=5) == 2 * SIZE / 2
     assert next(steps, None) is None
+
+
+def test_the_launch_of_a_copy_on_a_gpu_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies take 4, 6, 3 and 5 seconds in turn, and each launch takes the host a second."""
+    gpu, seconds = QueuedClock(), cycle([4.0, 6.0, 3.0, 5.0])
+
+    class Bytes:
+        device = torch.device("cuda:0")
+
+        def clone(self) -> "Bytes":
+            return Bytes()
+
+        def copy_(self, _: "Bytes") -> None:
+            gpu.launch(next(seconds))
+
+    class Event:
+        def __init__(self, device: torch.device, *, enable_timing: bool) -> None:
+            assert (device, enable_timing) == (Bytes.device, True)
+
+        def record(self) -> None:
+            self.at_s = gpu.mark()
+
+        def synchronize(self) -> None:
+            gpu.seconds(self.at_s)
+
+        def elapsed_time(self, later: "Event") -> float:
+            assert max(self.at_s, later.at_s) <= gpu.now(), "it has not been reached"
+            return 1000 * (later.at_s - self.at_s)
+
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: Bytes())
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    measured = measure_copy_bandwidth(Bytes.device, num_bytes=SIZE, repeats=5)
+
+    assert measured == pytest.approx(2 * SIZE / 3)
 
 
 def read_and_written_per_s() -> float:
