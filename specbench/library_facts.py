@@ -65,7 +65,8 @@ def knows_model_type(model_type: str) -> bool | None:
     texts = [_text_of(name) for name in _MODEL_TYPES]
     if any(text is None for text in texts):
         return None
-    return any(f'("{model_type}", "' in text for text in texts if text)
+    listed = f'("{model_type}", "', f'"{model_type}": "'  # in lists of pairs and in dicts
+    return any(entry in text for text in texts if text for entry in listed)
 
 
 def knows_format(name: str) -> bool | None:

@@ -47,7 +47,7 @@ def bound(requirement: Requirement, operator: str) -> str | None:
 
 
 def make(name: str, *, is_bounded: bool = True) -> Path:
-    """The interpreter of an environment with these versions, which is made or brought up to date."""
+    """The interpreter of an environment with these versions, made or brought up to date."""
     python = python_of(name)
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", ENGINES / name], check=True)
@@ -64,8 +64,8 @@ def make(name: str, *, is_bounded: bool = True) -> Path:
     if name == NEWEST or not stamp.exists() or stamp.read_text("utf-8") != text:
         how = ["install", "-q", "--upgrade", "--upgrade-strategy", "eager"]
         subprocess.run([python, "-m", "pip", *how, *wanted], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "-e", ROOT], check=True)
         stamp.write_text(text, encoding="utf-8")
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "-e", ROOT], check=True)
     return python
 
 

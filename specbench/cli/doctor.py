@@ -17,6 +17,7 @@ from specbench.cli.adhoc_pairing import known_pairings
 from specbench.cli.preflight import nearest_existing
 from specbench.errors import ExitCode, ModelError, SpecbenchError
 from specbench.fit.gpus import GIB
+from specbench.library_facts import newer_than_tested
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def doctor(
         "hub": _hub(),
         "python": platform.python_version(),
         "packages": package_versions(),
+        "newer_than_tested": newer_than_tested(),
         "free_gib": None if free_bytes is None else round(free_bytes / GIB, 2),
         "pairings": rows,
     }
@@ -247,7 +249,7 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     packages = document["packages"]
     versions = ", ".join(f"{n} {packages[n]}" for n in ("torch", "transformers") if n in packages)
     console.print(f"python {document['python']}, {versions}")
-    for line in _gpu_lines(document):
+    for line in (*document["newer_than_tested"], *_gpu_lines(document)):
         console.print(line)
     console.print(f"probe: {document['probe']}")
     free = document["free_gib"]

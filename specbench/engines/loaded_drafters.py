@@ -20,6 +20,7 @@ from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.inputs.pairing import DrafterSpec
+from specbench.library_facts import newer_than_tested
 from specbench.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.library_errors import errors_translated
@@ -65,6 +66,16 @@ def take(
         runner, notes = make_checked_runner(loaded.model, forward)
         runner = kernels.choose(runner, forward, shown(spec))
         notes = (*loaded.notes, *notes, *packed_notes(kernels.autotuner, loaded, shown(spec)))
+        # As the check of the runner found, or it had raised an error.
+        notes += tuple(
+            f"{newer}; this model's logits equal transformers' own: yes"
+            for newer in newer_than_tested()
+        )
+    except ModelError as error:
+        pool.release(spec)
+        if reasons := newer_than_tested():
+            raise ModelError(f"{error} ({'; '.join(reasons)})") from error
+        raise
     except Exception:
         pool.release(spec)
         raise

@@ -1,0 +1,157 @@
+"""What specbench relies on inside other libraries holds on the installed versions."""
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.quantization_config import QuantizationMethod
+
+from specbench import library_facts
+from specbench.decode.clock import Clock
+from specbench.engines import loaded_drafters
+from specbench.engines.kernel_choices import KernelChoices
+from specbench.engines.model_pool import ModelPool
+from specbench.errors import LibraryError, ModelError
+from specbench.files.model_spec import ModelSpec
+from specbench.forward.state_layers import cache_of
+from specbench.library_facts import (
+    READERS,
+    TEMPLATE_CLOCK,
+    cache_argument,
+    knows_format,
+    knows_model_type,
+    newer_than_tested,
+)
+from tests.decoding.models import tiny_llama
+from tests.versions import requirements
+
+MODELS = Path(library_facts.__file__).parent / "demo" / "models"
+
+
+def test_forwards_of_models_decoders_and_layers_take_the_cache_under_a_known_name() -> None:
+    model = tiny_llama()
+    layer = model.model.layers[0]
+    for forward in (model.forward, model.model.forward, layer.forward, layer.self_attn.forward):
+        assert cache_argument(forward) in inspect.signature(forward).parameters
+
+
+def test_the_argument_of_the_cache_is_the_name_of_the_cache_in_the_output() -> None:
+    model = tiny_llama()
+    out = model(**model.dummy_inputs, use_cache=True)
+    assert out[cache_argument(model.forward)] is cache_of(out)
+
+
+def test_chat_templates_read_the_time_by_the_known_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name = TEMPLATE_CLOCK
+    monkeypatch.setattr(import_module(module), name, _Year1999)
+    rendered, _ = render_jinja_template([[]], chat_template="{{ strftime_now('%Y') }}")
+    assert rendered == ["1999"]
+
+
+class _Year1999:
+    @staticmethod
+    def now() -> "_Year1999":
+        return _Year1999()
+
+    @staticmethod
+    def strftime(_: str) -> str:
+        return "1999"
+
+
+def test_every_type_of_model_is_known_and_no_other() -> None:
+    unknown = {kind for kind in CONFIG_MAPPING_NAMES if not knows_model_type(kind)}
+    assert not unknown
+    assert knows_model_type("lama") is False
+
+
+def test_every_format_of_weights_is_known_and_no_other() -> None:
+    assert all(knows_format(str(method.value)) for method in QuantizationMethod)
+    assert set(READERS) <= {str(method.value) for method in QuantizationMethod} | {"awq"}
+    assert knows_format("qptq") is False
+
+
+def test_without_transformers_nothing_is_said_about_types_and_formats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_absent(name: str) -> None:
+        raise library_facts.PackageNotFoundError(name)
+
+    monkeypatch.setattr(library_facts, "distribution", is_absent)
+    library_facts._text_of.cache_clear()
+    assert knows_model_type("llama") is None
+    assert knows_format("gptq") is None
+    library_facts._text_of.cache_clear()
+
+
+def test_a_clock_that_moved_is_one_error_with_the_version_to_install() -> None:
+    script = (
+        "from specbench import library_facts\n"
+        "library_facts.TEMPLATE_CLOCK = ('transformers.utils', 'no_clock')\n"
+        "from specbench.errors import LibraryError\n"
+        "try:\n    import specbench.models.tokenizer\n"
+        "except LibraryError as error:\n    print('pip install' in str(error))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "True\n"
+
+
+def test_a_run_on_a_newer_library_says_so_and_that_the_logits_are_equal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newer = "transformers 9.0 is newer than the newest tested one, 5.24"
+    monkeypatch.setattr(loaded_drafters, "newer_than_tested", lambda: [newer])
+    note = loaded_drafters.take(*_of_the_draft()).notes[-1]
+    assert newer in note
+    assert note.endswith(": yes")
+
+    def refuse(*_: object) -> None:
+        raise ModelError("other logits")
+
+    monkeypatch.setattr(loaded_drafters, "make_checked_runner", refuse)
+    with pytest.raises(ModelError) as refused:
+        loaded_drafters.take(*_of_the_draft())
+    assert newer in str(refused.value)
+
+
+def _of_the_draft() -> tuple[ModelPool, ModelSpec, Literal["auto"], KernelChoices]:
+    spec = ModelSpec(source="demo:draft", folder=MODELS / "draft")
+    device = torch.device("cpu")
+    return ModelPool(device), spec, "auto", KernelChoices("auto", Clock(), None)
+
+
+def test_a_file_that_transformers_no_longer_has_is_one_error_with_the_version_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library_facts, "_FORMATS", "utils/elsewhere.py")
+    with pytest.raises(LibraryError) as refused:
+        knows_format("gptq")
+    assert "elsewhere.py" in str(refused.value)
+    bounds = next(str(r.specifier) for r in requirements() if r.name == "transformers")
+    assert f"pip install 'transformers{bounds}'" in str(refused.value)
+
+
+def test_bounds_of_the_installation_are_those_of_the_project() -> None:
+    of_project = {r.name: str(r.specifier) for r in requirements() if "<" in str(r.specifier)}
+    assert library_facts._bounds() == of_project
+    assert {"torch", "transformers", "triton", "torchao"} == of_project.keys()
+
+
+@pytest.mark.parametrize(
+    ("installed", "is_newer"),
+    [("5.24.9", False), ("5.25.0", True), ("5.25.0.dev0", True), ("6.0", True), ("5.9", False)],
+)
+def test_a_library_is_newer_from_the_first_minor_version_that_was_not_tested(
+    installed: str, is_newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_facts, "_bounds", lambda: {"transformers": "<5.25,>=5.17"})
+    monkeypatch.setattr(library_facts, "version", lambda _: installed)
+    phrases = newer_than_tested()
+    assert bool(phrases) is is_newer
+    assert all("5.24" in phrase for phrase in phrases)
