@@ -1,4 +1,4 @@
-"""A broken file, with the place and the words that its error must have.
+"""A broken file, with the type, the place and the values that its error must have.
 
 A test writes `files` into an empty working folder. If `workload` is None, reading
 pairings.yaml must fail; else `--workload` with that name or file must.
@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbench.errors import SpecbenchError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BrokenInput:
-    """The fault, the files that have it, and the text of the error."""
+    """The fault, the files that have it, and the error."""
 
     name: str
     files: Mapping[str, bytes]
-    place: str  # how the error begins
-    says: str
+    error: type[SpecbenchError]
+    place: str  # how its text begins
+    names: str  # a pattern of the values that it names after the place
     workload: str | None = None
 
     def write(self, folder: Path) -> None:

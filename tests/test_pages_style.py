@@ -1,4 +1,4 @@
-"""Pages keep the rules of style: plain words, short sentences, paragraphs, cells and lines.
+"""Pages have short sentences, paragraphs, cells and lines, and name source files that exist.
 
 UNFINISHED names the pages that do not follow them yet: it only gets shorter.
 """
@@ -9,19 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.ratchet import ROOT, WORDS, prose
-
+ROOT = Path(__file__).parents[1]
 UNFINISHED = {"families.md"}
 OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in OTHERS)])
 
 SENTENCE_WORDS, CELL_WORDS, PARAGRAPH_LINES, LINE_CHARACTERS = 30, 25, 6, 100
-_PAGE_WORDS = re.compile(
-    r"\bat once\b|\bfresh repeats?\b|\bembedded (?:pairs?|models?|targets?|corpus)\b|\d %"
-    r"|\bspeed-ups?\b|\b(?:quantis|summaris|recognis|normalis)\w+|\bneighbour\w*|\bcolour\w*"
-    r"|\bcatalogue\b|\blicence\b|\bmodelling\b",
-    re.IGNORECASE,
-)
 _END_OF_SENTENCE = re.compile(
     r"(?<=[.!?])[\"')*]*\s+(?=[\"'(*`\[]*[A-Z0-9`]|vLLM|specbench |transformers )"
 )
@@ -32,9 +25,6 @@ def faults(text: str) -> Iterator[str]:
     """The faults of a page."""
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
     lines = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
-    flowing = " ".join(prose(text).split())
-    yield from (f"word: {match[0]}" for match in WORDS.finditer(flowing))
-    yield from (f"word: {match[0]}" for match in _PAGE_WORDS.finditer(flowing))
     for line in lines:
         if line.startswith("|"):
             cells = (cell for cell in line.split(" | ") if len(_words(cell)) > CELL_WORDS)
@@ -93,10 +83,6 @@ def test_pages_listed_as_unfinished_exist() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("The server tells its K.", "word: tells"),
-        ("A draft that is\nmade up.", "word: made up"),
-        ("A gain of 80 % is large.", "word: 0 %"),
-        ("The embedded pair is small.", "word: embedded pair"),
         ("| a | " + "word " * 26 + "|", "cell: "),
         ("me " * 16 + "\n" + "we " * 15, "sentence of 31 words"),
         ("- " + "me " * 31, "sentence of 31 words"),
@@ -111,9 +97,9 @@ def test_a_style_fault_is_detected(text: str, fault: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "```text\nIt tells nobody, at 80 %, and " + "word " * 40 + "\n```",
-        "<!-- not run: it tells nobody -->",
-        "It prints `tells nobody`.",
+        "```text\n" + "word " * 40 + "\n```",
+        "<!-- " + "word " * 40 + "-->",
+        "It prints `" + "w " * 40 + "`.",
         "me " * 20 + "end.\n" + "We " * 20 + "end.",
         "[link](" + "x" * 120 + ")",
         "# Heading\n| "

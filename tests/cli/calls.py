@@ -25,11 +25,12 @@ get_command: Callable[[typer.Typer], Any] = cache(typer.main.get_command)
 
 
 class CommandResult(NamedTuple):
-    """Exit code and output of a command."""
+    """Exit code and output of a command, and the type of the exception that it exits by."""
 
     code: int
     out: str
     err: str
+    error: type
 
     @property
     def is_complete(self) -> bool:
@@ -59,4 +60,6 @@ def specbench(
             pytest.raises(SystemExit) as done,
         ):
             main()
-    return CommandResult(int(done.value.code or 0), out.getvalue(), err.getvalue())
+    exited = done.value
+    code = int(exited.code or 0)
+    return CommandResult(code, out.getvalue(), err.getvalue(), type(exited.__context__))

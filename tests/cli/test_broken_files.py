@@ -1,4 +1,4 @@
-"""Every broken file through the command line: exit 2, file and line, no traceback."""
+"""Every broken file through the command line: exit 2, type, file, line and values, no traceback."""
 
 import re
 
@@ -14,9 +14,9 @@ PAIRINGS = "targets: {big: {model: owner/big, drafters: {copy: {method: ngram}}}
 def check(ran, broken, folder):
     assert ran.code == 2
     assert ran.out == ""
-    assert f"\nerror: {broken.place}" in f"\n{ran.err}"
-    assert broken.says in ran.err
+    assert ran.error is broken.error
     assert "Traceback" not in ran.err
+    assert re.search(f"^error: {re.escape(broken.place)}.*{broken.names}", ran.err, re.MULTILINE)
     assert not (folder / "reports").exists()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 EXPECTED = Path(__file__).parent / "expected"
-FAMILIES = ("analysis", "decoding", "exports", "messages", "options")
+FAMILIES = ("analysis", "decoding", "exports", "options")
 
 
 def read(family: str) -> Any:
