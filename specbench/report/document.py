@@ -107,13 +107,14 @@ class Document:
 
 
 def is_cut_short(run: RunRecord, cell: CellSummary) -> bool:
-    """Whether a time budget ended before a cell had the prompts or passes of an interval."""
+    """Whether a time budget ended before a cell had all its prompts or passes, which are enough
+    for an interval."""
     if run.settings.effort.budget_s is None:
         return False
     plan = next(plan for plan in run.cells if plan.key == cell.key)
     units = units_of(cell)
     planned = plan.num_repeats if units.name == "pass" else plan.num_prompts
-    return units.are_too_few and planned >= MIN_UNITS
+    return units.count < planned and planned >= MIN_UNITS
 
 
 def num_usable(stored: StoredRun, condition: Condition) -> int | None:

@@ -161,8 +161,8 @@ def _unfinished(document: Document) -> Iterator[str]:
 
 def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
     """A warning if a time budget ended before a K had the prompts of an interval."""
-    if cell.key.draft.k > 0 and is_cut_short(document.run, cell):
-        units = units_of(cell)
+    units = units_of(cell)
+    if cell.key.draft.k > 0 and units.are_too_few and is_cut_short(document.run, cell):
         needed = f"{MIN_UNITS} {units.noun(MIN_UNITS)}"
         yield f"no interval: the time budget ended after {units.count} of the {needed} it needs"
 

@@ -2,6 +2,7 @@
 
 import gc
 import re
+import shlex
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,8 +91,8 @@ def no_collection() -> Iterator[None]:
 def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) -> StoredRun:
     """The stored run at a path, of an id under `root`, or `latest`; also while it is written.
 
-    `also_empty`: allow a failed run, and a `latest` without a measurement. StoreError if it is
-    unknown, failed, damaged, or of another schema.
+    `also_empty`: allow a run that has measured nothing, also as `latest`. StoreError if it is
+    unknown, empty, damaged, or of another schema.
     """
     with read_errors_named(Path(path_or_id), StoreError):
         is_path = (Path(path_or_id) / RUN_FILE).is_file()
@@ -100,12 +101,20 @@ def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) ->
     run = read_run(folder)  # first: records of another schema would be taken for damaged ones
     contents = read_records(folder)
     stored = gathered(folder, run, contents.records)
-    if stored.is_failed and not also_empty:
-        raise StoreError(
-            f"run {run.run_id} failed and measured nothing: {stored.why_failed}; name another run "
-            "(`specbench list runs`)"
-        )
+    if not also_empty and not any(map(has_measured, contents.records)):
+        why = f"failed and measured nothing: {stored.why_failed}; "
+        if not stored.is_failed:
+            is_there = (folder / RECORDS_FILE).exists()
+            why = "has measured nothing yet" if is_there else f"has no {RECORDS_FILE}"
+            why += f". To measure it: {resume_command(folder, run)}. Or "
+        raise StoreError(f"run {run.run_id} {why}name another run (`specbench list runs`)")
     return stored
+
+
+def resume_command(folder: Path, run: RunRecord) -> str:
+    """The command that measures the rest of a run, whose settings it takes from the run."""
+    words = ["specbench", run.settings.command, "--runs-dir", str(folder.parent)]
+    return shlex.join([*words, "--resume", folder.name])
 
 
 def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> StoredRun:

@@ -10,11 +10,13 @@ from specbench.errors import UsageError
 from specbench.settings.option import Option
 from specbench.settings.words import (
     BUILTIN,
+    DTYPES,
     ENGINES,
     MAX_CONCURRENCY,
     MAX_CONTEXT,
     MAX_K,
     SERVED,
+    one_of,
     parse_acceptance,
     parse_concurrency,
     parse_contexts,
@@ -364,7 +366,9 @@ class MachineSettings:
     dtype: Annotated[
         str | None,
         Option(
-            help="float32, bfloat16 or float16.", shown="float32 on a CPU, the model's on a GPU"
+            read=lambda text: one_of("--dtype", text, *DTYPES),
+            help="float32, bfloat16 or float16.",
+            shown="float32 on a CPU, the model's on a GPU",
         ),
     ] = None
     threads: Annotated[

@@ -100,7 +100,9 @@ def test_a_run_killed_before_its_first_record_is_empty_and_can_resume(tmp_path: 
     create_run(tmp_path, run("a")).close()
     (tmp_path / "a" / "records.jsonl").unlink()
 
-    assert load_run("a", tmp_path).blocks == ()
+    with pytest.raises(StoreError, match=f"--runs-dir {tmp_path} --resume a"):
+        load_run("a", tmp_path)
+    assert load_run("a", tmp_path, also_empty=True).blocks == ()
     assert [(listing.run_id, listing.num_blocks) for listing in list_runs(tmp_path)] == [("a", 0)]
     with resume_run(tmp_path, "a") as writer:
         writer.append(block("one"))
