@@ -155,7 +155,7 @@ def export(
         file_format = one_of("--format", file_format, *FORMATS)
     if engine is not None:
         engine = one_of("--engine", engine, *(ENGINES if file_format else EXPORTED))
-    chosen = known_pairings([pairing], pairings_file, runs_dir).select([pairing])
+    chosen = known_pairings([pairing], pairings_file, runs_dir, run).select([pairing])
     if len({p.target.name for p in chosen}) != 1:
         raise UsageError(f"{pairing!r} is of several targets; name one pairing: {chosen[0].name}")
     context = None if prompt_tokens is None else parse_context(prompt_tokens)
@@ -366,6 +366,7 @@ def _document(made: "Export", deployment: "Deployment") -> dict[str, object]:
         "method": deployment.method if deployment.k else None,
         "temperature": deployment.temperature,
         "tiers": [tier._asdict() for tier in deployment.tiers],
+        "undecided_concurrencies": deployment.undecided,
     }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from specbench.cli import options
-from specbench.cli.adhoc_pairing import AdhocPairing, adhoc_file, known_pairings, yaml_snippet
+from specbench.cli.adhoc_pairing import AdhocPairing, known_pairings, yaml_snippet
 from specbench.cli.checks import checked
 from specbench.cli.preflight import preflight, require_device_and_out, require_loadable
 from specbench.errors import DeviceLostError, ExitCode, UsageError
@@ -113,8 +113,6 @@ def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None
 
 def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None:
     """Plans, measures and answers. Exits 4 if something was not measured, 3 if undecided."""
-    from specbench.inputs.config import load_pairings
-
     nodes, runs_dir, resume = Nodes.parsed(call.ray, call.gpus_per_task), call.runs_dir, call.resume
     methods = read_methods(settings.workload.methods)
     if resume is not None:
@@ -125,7 +123,11 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         stored = load_run(resume, runs_dir, also_empty=True)
         require_same_settings(stored.run, settings, methods, runs_dir)
         settings, resume, runs_dir = stored.run.settings, stored.folder.name, stored.folder.parent
-    pairings = pair.pairings(settings, methods, runs_dir)
+        names, run_folder = settings.workload.pairings, str(stored.folder)
+        known = known_pairings(names, settings.pairings_file, runs_dir, run_folder)
+        pairings = known.select(names, methods)
+    else:
+        pairings = pair.pairings(settings, methods, runs_dir)
     if nodes is None:
         require_loadable(settings, pairings)
     if call.dry_run:
@@ -142,9 +144,6 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
     if pair.target is not None:
         typer.echo(yaml_snippet(pairings), err=True)
-        drafters = [pairing.drafter for pairing in pairings]
-        file = adhoc_file(pairings[0].target, drafters, runs_dir)
-        settings, pairings = replace(settings, pairings_file=file), load_pairings(file).all
     began_s = time.monotonic()
     run = run_settings(settings, pairings, runs_dir, resume, nodes=nodes)
     if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):

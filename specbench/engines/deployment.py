@@ -54,12 +54,17 @@ class Deployment:
     measured_with: str | None = None  # the engine; None: K was set by hand
     arguments: tuple[str, ...] = ()  # arguments of that engine's fastest variant
     acceptance: Acceptance | None = None  # to simulate, for benchmarks
-    is_undecided: bool = False  # K = 0 for lack of evidence, not because drafts do not help
+    undecided: tuple[int, ...] = ()  # concurrencies with K = 0 only for lack of evidence
 
     @property
     def k(self) -> int:
         """The deepest K of all tiers."""
         return max(tier.num_speculative_tokens for tier in self.tiers)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether no K is shown to help, and for lack of evidence."""
+        return self.k == 0 and bool(self.undecided)
 
     @property
     def served_dtype(self) -> str | None:

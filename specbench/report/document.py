@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from specbench.decide.comparisons import (
     AdaptiveComparison,
@@ -60,6 +61,7 @@ from specbench.stats.spread import MIN_UNITS
 class Document:
     """A run after analysis."""
 
+    folder: Path
     run: RunRecord
     is_complete: bool  # False: interrupted, or still running
     cells: tuple[CellSummary, ...]  # of the exploration phase, in the order of the plan
@@ -159,6 +161,7 @@ def build_document(stored: StoredRun) -> Document:
     ]
     curves = context_curves(cells)
     return Document(
+        folder=stored.folder,
         run=replace(stored.run, environment=environment),
         is_complete=stored.is_complete,
         cells=(*cells, *imported),

@@ -12,6 +12,7 @@ from specbench.report.document import Document, is_cut_short
 from specbench.report.numbers import listed, plural
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
+from specbench.runs import resume_command
 from specbench.stats.spread import MIN_UNITS
 
 _FAILURES, _INVALID, WARNINGS = "Not measured", "Invalid cells", "Warnings"
@@ -146,7 +147,7 @@ def _unfinished(document: Document) -> Iterator[str]:
     if not document.is_complete:
         yield (
             "incomplete: interrupted or still running, so recommendations may change. To continue: "
-            f"specbench {run.settings.command} --resume {run.run_id}"
+            f"{resume_command(document.folder, run)}"
         )
     unbudgeted = [key for key in missing if document.is_skipped_for_budget(key)]
     if lost := [key for key in missing if key not in unbudgeted]:

@@ -124,6 +124,17 @@ PROMPTS = Option(
     help="Prompts per workload.",
     shown="10, or 3 per concurrent request; all with --time-budget or --margin-of-error",
 )
+Repeats = Annotated[
+    int | None,
+    Option(
+        names=("--repeats",),
+        min=1,
+        max=100,
+        help="How often each prompt is run.",
+        shown="1; 3 above temperature 0 and with --time-budget or --margin-of-error; 6 with "
+        "concurrent requests",
+    ),
+]
 BudgetS = Annotated[
     float | None,
     Option(
@@ -218,17 +229,7 @@ class EffortSettings:
             shown="each prompt once",
         ),
     ] = None
-    num_repeats: Annotated[
-        int | None,
-        Option(
-            names=("--repeats",),
-            min=1,
-            max=100,
-            help="How often each prompt is run.",
-            shown="1; 3 above temperature 0 and with --time-budget or --margin-of-error; 6 with "
-            "concurrent requests",
-        ),
-    ] = None
+    num_repeats: Repeats = None
     budget_s: BudgetS = None
     precision: Annotated[
         float | None,

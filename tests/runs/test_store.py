@@ -119,10 +119,10 @@ def test_reference_texts_are_available_before_and_after_a_resume(tmp_path: Path)
 
 def test_memory_equals_the_disk_after_every_record(tmp_path: Path):
     with create_run(tmp_path, run()) as store:
-        assert store.stored == load_run(RUN_ID, tmp_path, also_empty=True)
+        assert store.stored == load_run(RUN_ID, tmp_path)
         for record in EVERY_RECORD:
             store.append(record)
-            assert store.stored == load_run(RUN_ID, tmp_path, also_empty=True)
+            assert store.stored == load_run(RUN_ID, tmp_path)
         store.finish()
         assert store.stored.is_complete
 
