@@ -108,6 +108,7 @@ BROKEN_WORKLOADS = [
         "story, meta.id, meta.lang; .*--prompt-field",
         '{"story": "a", "meta": {"id": 1, "lang": "en"}}\n',
     ),
+    _lines("a mistyped key", 1, "it has: id, promt; 'promt', did", '{"id": 1, "promt": "a"}'),
     _lines(
         "a question with choices",
         1,

@@ -18,6 +18,7 @@ from specbench.errors import UsageError
 from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
+from specbench.inputs.stored_targets import stored_targets
 from specbench.metrics.machine import noise_warning
 from specbench.probes import host
 from specbench.records import EngineCost, RunRecord
@@ -118,6 +119,7 @@ def run_benchmark(
             pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
             workload_prompts={w.name: len(w.prompts) for plan in plans for w in plan.workloads},
             settings_sha256=_settings_sha256(plans),
+            targets=stored_targets(pairings),
         )
         store = create_run(root, run)
     else:

@@ -1,21 +1,19 @@
 """A pairing given by --target and --draft on the command line, without a pairings file."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specbench.cli.options import RUNS_DIR
-from specbench.errors import ConfigError, UsageError
+from specbench.errors import UsageError
 from specbench.settings.words import nearest
-from specbench.whole_file import write_errors_named, write_whole
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import DrafterSpec, Pairing, Pairings, Target
+    from specbench.records import RunRecord
     from specbench.settings import RunSettings
 
 _PANEL = "Your own pair, without a pairings file"
@@ -80,43 +78,45 @@ class AdhocPairing:
 
 
 def known_pairings(
-    names: Sequence[str], file: Path | None, runs_dir: Path = RUNS_DIR
+    names: Sequence[str], file: Path | None, runs_dir: Path = RUNS_DIR, run: str | None = None
 ) -> "Pairings":
-    """The pairings of the file and the shipped ones; for names that are in neither, those of the
-    latest run in `runs_dir` that planned them with another file. ConfigError, UsageError."""
+    """The pairings of the file and the shipped ones; for names that are in neither, those of
+    `run`, or else of the latest run in `runs_dir` that has them. ConfigError, UsageError."""
     from specbench.inputs.config import load_pairings
+    from specbench.runs.reader import find_folder, read_run, read_runs
 
     pairings = load_pairings(file)
     known = {name for p in pairings.known for name in (p.name, p.target.name)}
-    unknown = [name for name in names if name not in known and runs_dir.is_dir()]
-    of_runs = [_target_of_run(name, runs_dir) for name in unknown]
-    return replace(pairings, shipped=(*pairings.shipped, *filter(None, of_runs)))
+    if unknown := [name for name in names if name not in known]:
+        runs = read_runs(runs_dir) if run is None else [read_run(find_folder(run, runs_dir))]
+        of_runs = [_target_of_run(name, runs, runs_dir) for name in unknown]
+        pairings = replace(pairings, shipped=(*pairings.shipped, *filter(None, of_runs)))
+    return pairings
 
 
-def _target_of_run(name: str, runs_dir: Path) -> "Target | None":
-    """The target that the latest run measured under this name, with the drafters of that name.
+def _target_of_run(name: str, runs: "Sequence[RunRecord]", runs_dir: Path) -> "Target | None":
+    """The target of this name in the first run that has it, with the drafters of that name.
 
-    None if no run did; UsageError if its models no longer exist.
+    None if no run has it; UsageError if its models no longer exist.
     """
-    from specbench.inputs.config import load_pairings
-    from specbench.runs import list_runs
+    from specbench.inputs.stored_targets import pairings_of
 
-    runs = [run for run in reversed(list_runs(runs_dir)) if run.pairings_file is not None]
-    for run in (r for r in runs if name in r.pairings):
-        try:
-            targets = load_pairings(run.pairings_file).targets
-        except ConfigError as error:
-            raise UsageError(
-                f"{name!r} is of run {run.run_id}, whose pairings cannot be read: {error}. "
-                "Restore what is missing, or name the models: --target MODEL --draft DRAFT"
-            ) from error
-        for target in targets:
-            drafters = [
-                d for d in target.drafters if name in (target.name, f"{target.name}/{d.name}")
-            ]
-            if drafters:
-                return replace(target, drafters=tuple(drafters))
-    if near := nearest(name, [known for run in runs for known in run.pairings]):
+    names = set()
+    for run in runs:
+        for target in pairings_of(run).targets:
+            of_target = {f"{target.name}/{d.name}": d for d in target.drafters}
+            names |= {target.name, *of_target}
+            drafters = [d for known, d in of_target.items() if name in (target.name, known)]
+            if not drafters:
+                continue
+            for spec in (target.model, *(d.model for d in drafters if d.model)):
+                if spec.folder is not None and not spec.folder.exists():
+                    raise UsageError(
+                        f"{name!r} is of run {run.run_id}, whose model {spec.folder} does not "
+                        "exist. Restore it, or name the models: --target MODEL --draft DRAFT"
+                    )
+            return replace(target, drafters=tuple(drafters))
+    if near := nearest(name, names):
         raise UsageError(
             f"no pairing {name!r} in the pairings file or the runs in {runs_dir}{near}"
         )
@@ -153,23 +153,6 @@ def named_drafters(
 def split(words: Sequence[str]) -> list[str]:
     """The words of --draft, which may be separated by commas."""
     return [part for word in words for part in word.split(",") if part]
-
-
-def adhoc_file(target: "Target", drafters: "Sequence[DrafterSpec]", runs_dir: Path) -> Path:
-    """Write a pairings file, which is needed to resume the run.
-
-    Its folder is hidden, since `reports/*/` are the runs.
-    """
-    from specbench.fit.pairings_file import pairings_text
-
-    facts = json.dumps([str(target.model), str(target.workloads), *map(str, drafters)]).encode()
-    file = runs_dir / ".pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
-    with write_errors_named(file):
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            text = pairings_text(target, drafters, file.parent)
-            write_whole(file, f"# made by specbench\n{text}")
-    return file
 
 
 def yaml_snippet(pairings: "Sequence[Pairing]") -> str:

@@ -21,15 +21,12 @@ from specbench.settings import (
     ServerSettings,
 )
 from specbench.settings.groups import Acceptance
-from specbench.settings.words import DTYPES, one_of
 
 
 def checked(settings: RunSettings) -> RunSettings:
     """The settings; UsageError if they contradict each other."""
     settings = replace(settings, decoder=_with_acceptance(settings))
     draft, load, forecasting = settings.draft, settings.load, settings.forecasting
-    if settings.machine.dtype is not None:
-        one_of("--dtype", settings.machine.dtype, *DTYPES)
     if load.request_rate == math.inf:
         raise UsageError(
             "--request-rate inf: expected requests per second; without the option each request "

@@ -6,12 +6,13 @@ from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
+from specbench.report.split_table import SplitTable
 from specbench.untrusted import plain
 
-WIDTH = 80  # columns that tables are laid out for
+WIDTH = 80  # columns of text that is not printed to a terminal
+NARROWEST = 40  # columns of a terminal that tables are split for
 
 
 class _PlainTexts(RenderHook):
@@ -37,8 +38,7 @@ def open_console(
     """A console that prints text unchanged: brackets are not markup, NO_COLOR omits escape codes.
 
     `width` applies unless the stream is a terminal, so that files and logs are the same
-    everywhere. A wider terminal is used in full; in a narrower one lines overflow, because figures
-    would be cut.
+    everywhere. Below `NARROWEST` lines overflow, because figures would be cut.
     """
     console = Console(
         file=_underlying_stream(sys.stderr if stderr else sys.stdout),
@@ -50,13 +50,13 @@ def open_console(
     )
     console.push_render_hook(_PlainTexts())
     if width is not None:
-        console.width = max(width, console.width) if is_terminal(stderr=stderr) else width
+        console.width = max(NARROWEST, console.width) if is_terminal(stderr=stderr) else width
     return console
 
 
-def plain_table() -> Table:
+def plain_table() -> SplitTable:
     """A table without lines."""
-    return Table(box=None, pad_edge=False)
+    return SplitTable(box=None, pad_edge=False)
 
 
 def say(line: str) -> None:

@@ -16,6 +16,7 @@ from specbench.errors import CompatibilityError, ExitCode, StoreError, UsageErro
 from specbench.settings import BUILTIN, EXPORTED, TRANSFORMERS
 from specbench.settings.groups import PairingsFile
 from specbench.settings.words import (
+    ENGINES,
     MAX_CONCURRENCY,
     MAX_K,
     one_of,
@@ -148,7 +149,13 @@ def export(
     from specbench.export.winner import Selection, export_as_measured
     from specbench.fit.candidates import unsupported_reasons
 
-    chosen = known_pairings([pairing], pairings_file, runs_dir).select([pairing])
+    if file_format is not None:
+        from specbench.export.acceptance import FORMATS
+
+        file_format = one_of("--format", file_format, *FORMATS)
+    if engine is not None:
+        engine = one_of("--engine", engine, *(ENGINES if file_format else EXPORTED))
+    chosen = known_pairings([pairing], pairings_file, runs_dir, run).select([pairing])
     if len({p.target.name for p in chosen}) != 1:
         raise UsageError(f"{pairing!r} is of several targets; name one pairing: {chosen[0].name}")
     context = None if prompt_tokens is None else parse_context(prompt_tokens)
@@ -162,9 +169,7 @@ def export(
             raise UsageError("--format writes another file; drop --json and --engine-version")
         _require_one(chosen, f"--format {file_format}")
         stored = _find_run({chosen[0].name}, run, runs_dir)
-        text = _acceptance(
-            stored, chosen[0], selection, num_speculative_tokens, file_format, thinking
-        )
+        text = _acceptance(stored, chosen[0], selection, num_speculative_tokens, thinking)
         if output is not None:
             _write(output, text)
         typer.echo(text if output is None else f"# written: {output}", nl=output is not None)
@@ -239,12 +244,10 @@ def _acceptance(
     pairing: "Pairing",
     selection: "Selection",
     k: int | None,
-    file_format: str,
     thinking: str | None,
 ) -> str:
     """The text of an acceptance file, from a run that measured acceptance."""
     from specbench.export.acceptance import (
-        FORMATS,
         golden_lengths,
         measured_acceptance,
         speculation_profile,
@@ -252,7 +255,6 @@ def _acceptance(
     from specbench.metrics.aggregate import aggregate_run
     from specbench.report.document import build_document
 
-    one_of("--format", file_format, *FORMATS)
     document = build_document(stored)
     _require_real(document.run)
     measured = measured_acceptance(
@@ -364,6 +366,7 @@ def _document(made: "Export", deployment: "Deployment") -> dict[str, object]:
         "method": deployment.method if deployment.k else None,
         "temperature": deployment.temperature,
         "tiers": [tier._asdict() for tier in deployment.tiers],
+        "undecided_concurrencies": deployment.undecided,
     }
 
 

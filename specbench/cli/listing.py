@@ -63,7 +63,7 @@ def list_things(
     ] = None,
 ) -> None:
     """List pairings, workloads, methods, metrics or runs."""
-    one_of("list", kind, *_COLUMNS)
+    kind = one_of("list", kind, *_COLUMNS)
     _require_together(kind, fits=fits, gpu=gpu, check_hub=check_hub, write=write)
     if check_hub:
         _check_hub(pairings_file, write, as_json=as_json)

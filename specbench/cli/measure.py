@@ -9,13 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
 from specbench.cli import options
-from specbench.cli.adhoc_pairing import AdhocPairing, adhoc_file, known_pairings, yaml_snippet
+from specbench.cli.adhoc_pairing import AdhocPairing, known_pairings, yaml_snippet
 from specbench.cli.checks import checked
 from specbench.cli.preflight import preflight, require_device_and_out, require_loadable
 from specbench.errors import DeviceLostError, ExitCode, UsageError
@@ -114,8 +113,6 @@ def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None
 
 def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None:
     """Plans, measures and answers. Exits 4 if something was not measured, 3 if undecided."""
-    from specbench.inputs.config import load_pairings
-
     nodes, runs_dir, resume = Nodes.parsed(call.ray, call.gpus_per_task), call.runs_dir, call.resume
     methods = read_methods(settings.workload.methods)
     if resume is not None:
@@ -126,7 +123,11 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         stored = load_run(resume, runs_dir, also_empty=True)
         require_same_settings(stored.run, settings, methods, runs_dir)
         settings, resume, runs_dir = stored.run.settings, stored.folder.name, stored.folder.parent
-    pairings = pair.pairings(settings, methods, runs_dir)
+        names, run_folder = settings.workload.pairings, str(stored.folder)
+        known = known_pairings(names, settings.pairings_file, runs_dir, run_folder)
+        pairings = known.select(names, methods)
+    else:
+        pairings = pair.pairings(settings, methods, runs_dir)
     if nodes is None:
         require_loadable(settings, pairings)
     if call.dry_run:
@@ -143,9 +144,6 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
     if pair.target is not None:
         typer.echo(yaml_snippet(pairings), err=True)
-        drafters = [pairing.drafter for pairing in pairings]
-        file = adhoc_file(pairings[0].target, drafters, runs_dir)
-        settings, pairings = replace(settings, pairings_file=file), load_pairings(file).all
     began_s = time.monotonic()
     run = run_settings(settings, pairings, runs_dir, resume, nodes=nodes)
     if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
@@ -289,6 +287,7 @@ def _show_plan(
     from specbench.bench.planning import fit_warnings, plan_targets, requested_dtype
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_servers
+    from specbench.cli.console import say
     from specbench.cli.plan_table import outlook_lines, plan_document, plan_outlook, print_plan
     from specbench.cli.preflight import shortages
 
@@ -306,7 +305,7 @@ def _show_plan(
     else:
         print_plan(plans, earlier)
         for line in outlook_lines(outlook):
-            typer.echo(fill(line, 80, subsequent_indent="  ", break_on_hyphens=False))
+            say(line)
     for warning in (text for plan in plans for text in fit_warnings(plan, is_dry=True)):
         typer.echo(f"Warning: {warning}", err=True)
     if is_here and not running:

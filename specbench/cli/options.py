@@ -72,7 +72,7 @@ AllowDifferent = Annotated[
 
 def allowed_words(text: str | None, words: Collection[str]) -> tuple[str, ...]:
     """The words of --allow-different; UsageError for an unknown one."""
-    return parse_names("--allow-different", text, words, any_case=True) if text else ()
+    return parse_names("--allow-different", text, words) if text else ()
 
 
 def print_json(document: object) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.adhoc_pairing import adhoc_file, find_target, named_drafters, split
+from specbench.cli.adhoc_pairing import find_target, named_drafters, split
 from specbench.cli.checks import checked
 from specbench.cli.measure import (
     DEFAULT_KS,
@@ -37,6 +37,7 @@ from specbench.settings.groups import (
     MaxNewTokens,
     PairingsFile,
     PromptField,
+    Repeats,
     Seed,
     Temperatures,
     Workloads,
@@ -102,6 +103,7 @@ class PairOptions:
     num_prompts: Annotated[
         int | None, replace(PROMPTS, shown="10; 3 per concurrent request; with --time-budget: all")
     ] = None
+    num_repeats: Repeats = None
     budget_s: BudgetS = None
     concurrency: Annotated[
         int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")
@@ -164,7 +166,7 @@ class PairOptions:
 
 def _interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | None":
     """The run to resume; UsageError if it is not of `pair` or has other settings."""
-    from specbench.runs import load_run
+    from specbench.runs import load_run, resume_command
 
     if call.resume is None:
         return None
@@ -174,27 +176,25 @@ def _interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | N
         )
     stored = load_run(call.resume, call.runs_dir, also_empty=True)
     was = stored.run.settings
-    if was.forecasting.most_drafters is None or was.pairings_file is None:
+    if was.forecasting.most_drafters is None:
         raise UsageError(
-            f"run {stored.run.run_id} was not made by `specbench pair`; resume it with `specbench "
-            f"{was.command} --resume {stored.run.run_id}`"
+            f"run {stored.run.run_id} was not made by `specbench pair`; resume it with "
+            f"`{resume_command(stored.folder, stored.run)}`"
         )
     if call.measure not in (PairOptions.measure, was.forecasting.most_drafters):
         raise UsageError(
             f"--measure-top {call.measure}: run {stored.run.run_id} was started with "
             f"{was.forecasting.most_drafters}; leave it out"
         )
-    require_same_settings(
-        stored.run, replace(settings, pairings_file=was.pairings_file), (), call.runs_dir
-    )
+    require_same_settings(stored.run, settings, (), call.runs_dir)
     return stored
 
 
 def _drafters_of(stored: "StoredRun", target: "Target") -> "tuple[DrafterSpec, ...]":
     """The drafters of the run; UsageError if it has another target."""
-    from specbench.inputs.config import load_pairings
+    from specbench.inputs.stored_targets import pairings_of
 
-    pairings = load_pairings(stored.run.settings.pairings_file).all
+    pairings = pairings_of(stored.run).all
     if any(pairing.target.model.place != target.model.place for pairing in pairings):
         raise UsageError(
             f"run {stored.run.run_id} ranks drafters for {pairings[0].target.name}, not for "
@@ -463,7 +463,8 @@ def _measure(
 ) -> None:
     """Forecasts all drafters that fit, measures the best ones and ranks them."""
     from specbench.decide.rank import rank
-    from specbench.inputs.config import load_pairings
+    from specbench.inputs.pairing import Pairing
+    from specbench.inputs.stored_targets import pairings_of
     from specbench.report.document import build_document
     from specbench.report.write import TEXTS, write_report
 
@@ -476,16 +477,15 @@ def _measure(
             "here; download them, or plan with --dry-run"
         )
     if stored is None:
-        file = adhoc_file(prepared.target, drafters, call.runs_dir)
-        pairings, runs_dir, resume = load_pairings(file).all, call.runs_dir, None
+        pairings = tuple(Pairing(target=prepared.target, drafter=d) for d in drafters)
+        runs_dir, resume = call.runs_dir, None
         settings = replace(
             of_pairings(settings, pairings),
-            pairings_file=file,
             forecasting=ForecastSettings(forecast=True, most_drafters=call.measure),
         )
         preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
     else:
-        pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
+        pairings = pairings_of(stored.run).select()
         runs_dir, resume = stored.folder.parent, stored.folder.name
     command = _command_words(word, call)
     run = run_settings(settings, pairings, runs_dir, resume, command)

@@ -69,6 +69,7 @@ def print_ranking(
 ) -> None:
     """Prints the ranked drafters, the path of the report, and one sentence per workload."""
     table = plain_table()
+    table.num_keys = 2
     for header in ("", "drafter", "method"):
         table.add_column(header, overflow="fold")
     for header in ("K", "speedup", "length"):

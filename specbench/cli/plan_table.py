@@ -95,6 +95,7 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
     values = list(map(set, zip(*rows, strict=True)))
     shown = [i for i, column in enumerate(_COLUMNS) if not column.once or len(values[i]) > 1]
     table = plain_table()
+    table.num_keys = 2
     for i in shown:
         table.add_column(_COLUMNS[i].name, overflow="fold")
     for row in rows:

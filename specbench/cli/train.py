@@ -1,6 +1,7 @@
 """`specbench train`: a first draft head for a target, and the YAML lines that measure it."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,8 @@ def train(
     """
     from specbench.methods import all_methods
 
-    one_of("METHOD", call.method, *(m.name for m in all_methods() if m.head and m.head.recipe))
+    trainable = [m.name for m in all_methods() if m.head and m.head.recipe]
+    call = replace(call, method=one_of("METHOD", call.method, *trainable))
     if machine.dtype is not None:
         one_of("--dtype", machine.dtype, *DTYPES[:3])
     spec = find_target(call.target, pairings_file)[0].model

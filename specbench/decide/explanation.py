@@ -238,7 +238,7 @@ def what_would_narrow(
     """The next thing to measure; empty if unknown.
 
     `workload_prompts`: the number of prompts that fit the target; `is_cut_short`: a time budget
-    ended before the cell had an interval.
+    ended before the cell had all its prompts.
     """
     if cell.speedup is None:
         return ""
@@ -259,7 +259,8 @@ def what_would_narrow(
         return ""
     if not left:
         return f"to narrow it: add prompts to the workload, or use {quieter}"
-    text = f"to narrow it: all {prompts.count + left:,} prompts of the workload"
+    option = "a longer --time-budget" if is_cut_short else f"--num-prompts {prompts.count + left}"
+    text = f"to narrow it: {option} for all of the workload"
     if units.are_cycles:
         return text
     # Half the interval of the log over all prompts, if the others vary as the measured ones do.
@@ -278,8 +279,8 @@ def _for_an_interval(units: Units, prompts: Units, left: int | None) -> str:
     missing = max(1, missing)
     text = f"at least {missing} more {kind.noun(missing)} needed for an interval"
     if kind.are_prompts and left is not None and left < missing:
-        text += f", but the workload has {f'only {left}' if left else 'no'} more: add some"
-    return text
+        return f"{text}, but the workload has {f'only {left}' if left else 'no'} more: add some"
+    return f"{text}: --num-prompts {prompts.count + missing}" if kind.are_prompts else text
 
 
 def _is_noise_of_prompts(cell: CellSummary, num_cycles: int) -> bool:

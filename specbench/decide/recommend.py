@@ -137,8 +137,8 @@ def decide(
     A winner that needs a confirmation run and has none is undecided. Raises ValueError if
     `confirmed` is another cell than the leader. `workload_prompts`: the number of prompts that fit
     the target, None if unknown; `is_synthetic` as in `why`; `is_imported`: measured by another
-    tool; `is_cut_short`: a time budget ended before the leader had an interval; `num_unmeasured`:
-    the number of K for which a time budget had no prompt.
+    tool; `is_cut_short`: a time budget ended before the leader had all its prompts;
+    `num_unmeasured`: the number of K for which a time budget had no prompt.
     """
     confirmed = confirmed and confirmed.as_decided
     decision = _decide(

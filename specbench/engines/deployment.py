@@ -20,7 +20,7 @@ from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.methods import Method, Setting, find_method
 from specbench.records import SIMULATED, acceptance_rule
-from specbench.settings import EXPORTED, SERVED
+from specbench.settings import SERVED
 from specbench.stats.rounds import Acceptance, acceptance_rates
 
 LOOKUP = "ngram, which copies from the text"
@@ -54,12 +54,17 @@ class Deployment:
     measured_with: str | None = None  # the engine; None: K was set by hand
     arguments: tuple[str, ...] = ()  # arguments of that engine's fastest variant
     acceptance: Acceptance | None = None  # to simulate, for benchmarks
-    is_undecided: bool = False  # K = 0 for lack of evidence, not because drafts do not help
+    undecided: tuple[int, ...] = ()  # concurrencies with K = 0 only for lack of evidence
 
     @property
     def k(self) -> int:
         """The deepest K of all tiers."""
         return max(tier.num_speculative_tokens for tier in self.tiers)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether no K is shown to help, and for lack of evidence."""
+        return self.k == 0 and bool(self.undecided)
 
     @property
     def served_dtype(self) -> str | None:
@@ -338,9 +343,7 @@ class Exporter(Protocol):
 
 
 def find_exporter(engine: str) -> Exporter:
-    """The exporter of an engine; UsageError lists the engines with an export."""
-    if engine not in EXPORTED:
-        raise UsageError(f"--engine {engine!r}: choose from {', '.join(EXPORTED)}")
+    """The exporter of one of the engines in `EXPORTED`."""
     package = "specbench.engines.served" if engine in SERVED else "specbench.engines"
     return cast(Exporter, import_module(f"{package}.{engine}"))
 

@@ -97,6 +97,10 @@ def winner(
         for concurrency, group in groupby(chosen, _concurrency)
     ]
     basis = tuple(sentence for *_, sentences in by_concurrency for sentence in sentences)
+    undecided = tuple(concurrency for concurrency, tier, _ in by_concurrency if tier is None)
+    if undecided and len(undecided) < len(by_concurrency):
+        at = ", ".join(map(str, undecided))
+        basis += (f"K=0 at concurrency {at} because it is undecided there: measure it longer",)
     if selection.temperature is None and len(temperatures) > 1:
         rest = ", ".join(f"{t:g}" for t in sorted(temperatures - {condition.temperature}))
         at_temperature = f"at temperature {condition.temperature:g}"
@@ -123,10 +127,7 @@ def winner(
         basis=basis,
         measured_with=condition.engine,
         arguments=arguments,
-        is_undecided=not any(tier.num_speculative_tokens for tier in tiers)
-        and (
-            any(map(is_undecided, selected)) or any(tier is None for _, tier, _ in by_concurrency)
-        ),
+        undecided=undecided,
     )
 
 
@@ -183,7 +184,8 @@ def _at_concurrency(
     prefix = "" if concurrency == 1 else f"{concurrency} concurrent requests: "
     reasons = [f"{prefix}{d.sentence}" for d in decisions]
     if not any(d.draft.k for d in decisions):
-        return Tier(concurrency, 0), reasons
+        tier = None if any(map(is_undecided, decisions)) else Tier(concurrency, 0)
+        return tier, reasons
     questions = {d.leader.question for d in decisions}
     same = [cell for cell in cells if cell.key.draft.is_fixed and cell.key.question in questions]
     if len(decisions) == 1 and decisions[0].leader.draft.is_fixed:

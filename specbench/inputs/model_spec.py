@@ -121,15 +121,16 @@ def _model_folder(source: str, value: Value | None) -> Path | None:
         return _shipped_model(name, DEMO_MODELS, "demo model", fail)
     if kind == "shape" and name and value is not None:
         return _shipped_model(name, _SHAPES, "shape", fail)
-    if source.startswith(("./", "../", "/", "~/")):
+    is_hub_id = _HUB_ID.fullmatch(source) is not None
+    if source.startswith(("./", "../", "/", "~/")) or (not is_hub_id and _is_folder(base / source)):
         folder = Path(source).expanduser().absolute() if value is None else read_folder(value)
         if not _is_folder(folder):
             fail(f"the folder {source} does not exist")
         if not _holds_a_model(folder):
             fail(f"the folder {source} has no config.json, so it is not a model")
         return folder
-    if not _HUB_ID.fullmatch(source):
-        kinds = "a Hugging Face id (owner/name), a folder (./ ../ / ~/)"
+    if not is_hub_id:
+        kinds = "a Hugging Face id (owner/name), a folder that exists"
         kinds = (
             f"a target in pairings.yaml, {kinds} or a demo model (demo:NAME)"
             if value is None
@@ -155,8 +156,8 @@ def _folder_complaint(hub_id: str, folder: Path) -> str | None:
     """
     if _is_folder(Path(hub_id)):
         return (
-            f"{hub_id!r} is a hub id, but a folder of that name here would be read instead; write "
-            f"./{hub_id} for the folder, or rename the folder to use the hub's model"
+            f"{hub_id!r} is a hub id, but a folder of that name here would be read instead; name a "
+            "folder with a config.json, or rename this one to use the hub's model"
         )
     if _is_folder(folder / hub_id) and not _is_in_hub_cache(hub_id):
         return (

@@ -155,7 +155,7 @@ class Pairings:
                 return target
         raise UsageError(
             f"no target {name!r} in {self.path}{nearest(name, [t.name for t in every])}; "
-            "a hub id is owner/name, a folder begins with ./ ../ / or ~/"
+            "a hub id is owner/name, the folder of a model has a config.json"
         )
 
 

@@ -236,7 +236,11 @@ def _unknown(entry: Mapping[str, Any], field: str | None) -> str:
         seen += [f"{key}.{name}" for name in inner] or [key]
     has = f"it has: {', '.join(seen) or 'none'}"
     if field is not None:
-        return f"--prompt-field {field}: no such field; {has}"
+        return f"--prompt-field {field}: no such field{nearest(field, seen)}; {has}"
+    fields = {known.fields[0] for known in KNOWN_SETS}
+    for key in seen:
+        if near := nearest(key, fields):
+            return f"no field known to hold a prompt; {has}; {key!r}{near}"
     known = ", ".join(dict.fromkeys(" + ".join(known.fields) for known in KNOWN_SETS))
     return f"no field known to hold a prompt ({known}); {has}; name one of them with --prompt-field"
 

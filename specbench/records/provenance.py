@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from specbench.doc import Doc
 from specbench.records.keys import CellKey
@@ -100,6 +100,7 @@ class RunRecord:
     workload_prompts: Mapping[str, int] = field(default_factory=dict)  # in the file, used or not
     # By workload with request settings: a hash of them.
     settings_sha256: Mapping[str, str] = field(default_factory=dict)
+    targets: tuple[Mapping[str, Any], ...] = ()  # as inputs/stored_targets.py writes and reads them
 
     @property
     def keys(self) -> tuple[CellKey, ...]:

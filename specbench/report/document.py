@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from specbench.decide.comparisons import (
     AdaptiveComparison,
@@ -60,6 +61,7 @@ from specbench.stats.spread import MIN_UNITS
 class Document:
     """A run after analysis."""
 
+    folder: Path
     run: RunRecord
     is_complete: bool  # False: interrupted, or still running
     cells: tuple[CellSummary, ...]  # of the exploration phase, in the order of the plan
@@ -107,13 +109,14 @@ class Document:
 
 
 def is_cut_short(run: RunRecord, cell: CellSummary) -> bool:
-    """Whether a time budget ended before a cell had the prompts or passes of an interval."""
+    """Whether a time budget ended before a cell had all its prompts or passes, which are enough
+    for an interval."""
     if run.settings.effort.budget_s is None:
         return False
     plan = next(plan for plan in run.cells if plan.key == cell.key)
     units = units_of(cell)
     planned = plan.num_repeats if units.name == "pass" else plan.num_prompts
-    return units.are_too_few and planned >= MIN_UNITS
+    return units.count < planned and planned >= MIN_UNITS
 
 
 def num_usable(stored: StoredRun, condition: Condition) -> int | None:
@@ -158,6 +161,7 @@ def build_document(stored: StoredRun) -> Document:
     ]
     curves = context_curves(cells)
     return Document(
+        folder=stored.folder,
         run=replace(stored.run, environment=environment),
         is_complete=stored.is_complete,
         cells=(*cells, *imported),

@@ -12,6 +12,7 @@ from specbench.report.document import Document, is_cut_short
 from specbench.report.numbers import listed, plural
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
+from specbench.runs import resume_command
 from specbench.stats.spread import MIN_UNITS
 
 _FAILURES, _INVALID, WARNINGS = "Not measured", "Invalid cells", "Warnings"
@@ -146,7 +147,7 @@ def _unfinished(document: Document) -> Iterator[str]:
     if not document.is_complete:
         yield (
             "incomplete: interrupted or still running, so recommendations may change. To continue: "
-            f"specbench {run.settings.command} --resume {run.run_id}"
+            f"{resume_command(document.folder, run)}"
         )
     unbudgeted = [key for key in missing if document.is_skipped_for_budget(key)]
     if lost := [key for key in missing if key not in unbudgeted]:
@@ -161,8 +162,8 @@ def _unfinished(document: Document) -> Iterator[str]:
 
 def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
     """A warning if a time budget ended before a K had the prompts of an interval."""
-    if cell.key.draft.k > 0 and is_cut_short(document.run, cell):
-        units = units_of(cell)
+    units = units_of(cell)
+    if cell.key.draft.k > 0 and units.are_too_few and is_cut_short(document.run, cell):
         needed = f"{MIN_UNITS} {units.noun(MIN_UNITS)}"
         yield f"no interval: the time budget ended after {units.count} of the {needed} it needs"
 

@@ -11,6 +11,7 @@ from specbench.records import NO_DRAFTER, CellKey, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
 from specbench.report.numbers import ABSENT, measured, plural, significant
+from specbench.runs import resume_command
 
 # Headers with the meanings of those that need one.
 _COLUMNS = {
@@ -137,8 +138,9 @@ def lost_line(document: Document) -> str | None:
     if not num_lost:
         return None
     return (
-        f"{plural(num_lost, 'session')} lost: --resume {document.run.run_id} measures "
-        f"{'its cycle' if num_lost == 1 else 'their cycles'} again"
+        f"{plural(num_lost, 'session')} lost. To measure "
+        f"{'its cycle' if num_lost == 1 else 'their cycles'} again: "
+        f"{resume_command(document.folder, document.run)}"
     )
 
 

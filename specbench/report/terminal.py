@@ -20,6 +20,7 @@ from specbench.report.blocks import (
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
 from specbench.report.notes import WARNINGS
+from specbench.report.split_table import SplitTable
 
 _STYLES = {"chosen": "bold green", "invalid": "dim", "worse": "bold red", "open": "yellow", "": ""}
 
@@ -98,7 +99,7 @@ def _header(grid: Grid, column: int) -> str:
 
 def _table(grid: Grid) -> RichTable:
     """The columns of a grid that fit a terminal; repeated names are left out."""
-    table = RichTable(
+    table = SplitTable(
         title=Text(grid.title),
         title_justify="left",
         title_style="bold",
@@ -108,6 +109,8 @@ def _table(grid: Grid) -> RichTable:
         header_style="",
     )
     columns = grid.brief_columns
+    has_k = grid.headers[grid.num_names : grid.num_names + 1] == ("K",)
+    table.num_keys = sum(i < grid.num_names + has_k for i in columns)
     for i in columns:
         table.add_column(
             _header(grid, i),

@@ -13,6 +13,7 @@ from specbench.runs.reader import (
     list_runs,
     load_run,
     no_collection,
+    resume_command,
     runs_of,
 )
 from specbench.runs.store import RunStore, create_run, dated_later, new_run_id, resume_run

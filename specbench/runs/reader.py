@@ -2,8 +2,9 @@
 
 import gc
 import re
+import shlex
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,7 +39,6 @@ class RunListing:
     run_id: str
     created_at: str = ""
     pairings: tuple[str, ...] = ()
-    pairings_file: Path | None = None  # that defines them; None: the default one
     workloads: tuple[str, ...] = ()
     num_blocks: int = 0
     is_finished: bool = False  # it was not interrupted
@@ -90,22 +90,37 @@ def no_collection() -> Iterator[None]:
 def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) -> StoredRun:
     """The stored run at a path, of an id under `root`, or `latest`; also while it is written.
 
-    `also_empty`: allow a failed run, and a `latest` without a measurement. StoreError if it is
-    unknown, failed, damaged, or of another schema.
+    `also_empty`: allow a run that failed or has no records, and a `latest` without a measurement.
+    StoreError if it is unknown, damaged, or of another schema.
     """
-    with read_errors_named(Path(path_or_id), StoreError):
-        is_path = (Path(path_or_id) / RUN_FILE).is_file()
-    name = str(path_or_id)
-    folder = Path(name) if is_path else find_run(name, root, also_empty=also_empty)
+    folder = find_folder(path_or_id, root, also_empty=also_empty)
     run = read_run(folder)  # first: records of another schema would be taken for damaged ones
     contents = read_records(folder)
     stored = gathered(folder, run, contents.records)
-    if stored.is_failed and not also_empty:
-        raise StoreError(
-            f"run {run.run_id} failed and measured nothing: {stored.why_failed}; name another run "
-            "(`specbench list runs`)"
-        )
+    if not also_empty and (stored.is_failed or not (folder / RECORDS_FILE).exists()):
+        why = f"has no {RECORDS_FILE}, so nothing measured. To measure it: "
+        why += f"{resume_command(folder, run)}. Or "
+        if stored.is_failed:
+            why = f"failed and measured nothing: {stored.why_failed}; "
+        raise StoreError(f"run {run.run_id} {why}name another run (`specbench list runs`)")
     return stored
+
+
+def find_folder(path_or_id: str | Path, root: Path, *, also_empty: bool = False) -> Path:
+    """The folder of a run at a path, or else as `find_run`."""
+    with read_errors_named(Path(path_or_id), StoreError):
+        is_path = (Path(path_or_id) / RUN_FILE).is_file()
+    return Path(path_or_id) if is_path else find_run(str(path_or_id), root, also_empty=also_empty)
+
+
+def resume_command(folder: Path, run: RunRecord) -> str:
+    """The command that measures the rest of a run, whose settings it takes from the run."""
+    words: list[str] = [run.settings.command]
+    if run.settings.forecasting.most_drafters is not None:
+        words = ["pair", run.keys[0].condition.target]
+    return shlex.join(
+        ["specbench", *words, "--runs-dir", str(folder.parent), "--resume", folder.name]
+    )
 
 
 def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> StoredRun:
@@ -137,6 +152,15 @@ def list_runs(root: Path) -> tuple[RunListing, ...]:
     """The runs under `root`, oldest first; one that cannot be read is listed with its problem."""
     listings = [_list_run(file.parent) for file in root.glob(f"*/{RUN_FILE}")]
     return tuple(sorted(listings, key=lambda listing: (listing.created_at, listing.run_id)))
+
+
+def read_runs(root: Path) -> list[RunRecord]:
+    """Every run.json under `root` that can be read, the newest first."""
+    runs = []
+    for file in root.glob(f"*/{RUN_FILE}"):
+        with suppress(StoreError):
+            runs.append(read_run(file.parent))
+    return sorted(runs, key=lambda run: (run.environment.created_at, run.run_id), reverse=True)
 
 
 def runs_of(pairings: Set[str], root: Path) -> Iterator[str]:
@@ -261,7 +285,6 @@ def _list_run(folder: Path) -> RunListing:
         run_id=folder.name,
         created_at=run.environment.created_at,
         pairings=tuple(dict.fromkeys(cell.key.pairing for cell in run.cells)),
-        pairings_file=run.settings.pairings_file,
         workloads=tuple(dict.fromkeys(cell.key.condition.workload for cell in run.cells)),
         num_blocks=types.count("block"),
         is_finished=bool(types) and types[-1] == "done",

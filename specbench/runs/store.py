@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import shlex
 from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ from specbench.runs.reader import (
     is_run_id,
     read_records,
     read_run,
+    resume_command,
 )
 from specbench.whole_file import REMEDIES, replaced, write_errors_named
 
@@ -156,12 +156,10 @@ class RunStore:
     @property
     def resume_hint(self) -> str:
         """The next step after a failed write."""
-        command = self.run.settings.command
-        if command == "import":
+        if self.run.settings.command == "import":
             return "repeat the command"
         # Not the command as typed: a resumed run has its settings, and refuses some options.
-        words = ["specbench", command, "--runs-dir", str(self.folder.parent)]
-        return f"resume with: {shlex.join([*words, '--resume', self.run.run_id])}"
+        return f"resume with: {resume_command(self.folder, self.run)}"
 
     def append(self, record: StoredRecord) -> None:
         """Store `record`; it is on disk on return.

@@ -10,11 +10,13 @@ from specbench.errors import UsageError
 from specbench.settings.option import Option
 from specbench.settings.words import (
     BUILTIN,
+    DTYPES,
     ENGINES,
     MAX_CONCURRENCY,
     MAX_CONTEXT,
     MAX_K,
     SERVED,
+    one_of,
     parse_acceptance,
     parse_concurrency,
     parse_contexts,
@@ -122,6 +124,17 @@ PROMPTS = Option(
     help="Prompts per workload.",
     shown="10, or 3 per concurrent request; all with --time-budget or --margin-of-error",
 )
+Repeats = Annotated[
+    int | None,
+    Option(
+        names=("--repeats",),
+        min=1,
+        max=100,
+        help="How often each prompt is run.",
+        shown="1; 3 above temperature 0 and with --time-budget or --margin-of-error; 6 with "
+        "concurrent requests",
+    ),
+]
 BudgetS = Annotated[
     float | None,
     Option(
@@ -216,17 +229,7 @@ class EffortSettings:
             shown="each prompt once",
         ),
     ] = None
-    num_repeats: Annotated[
-        int | None,
-        Option(
-            names=("--repeats",),
-            min=1,
-            max=100,
-            help="How often each prompt is run.",
-            shown="1; 3 above temperature 0 and with --time-budget or --margin-of-error; 6 with "
-            "concurrent requests",
-        ),
-    ] = None
+    num_repeats: Repeats = None
     budget_s: BudgetS = None
     precision: Annotated[
         float | None,
@@ -364,7 +367,9 @@ class MachineSettings:
     dtype: Annotated[
         str | None,
         Option(
-            help="float32, bfloat16 or float16.", shown="float32 on a CPU, the model's on a GPU"
+            read=lambda text: one_of("--dtype", text, *DTYPES),
+            help="float32, bfloat16 or float16.",
+            shown="float32 on a CPU, the model's on a GPU",
         ),
     ] = None
     threads: Annotated[

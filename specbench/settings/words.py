@@ -80,13 +80,11 @@ def nearest(word: str, allowed: Collection[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def parse_names(
-    option: str, text: str, allowed: Collection[str], *, any_case: bool = False
-) -> tuple[str, ...]:
-    """A comma-separated choice of `allowed`, each once; `any_case` accepts k for K."""
-    by_word = {name.lower(): name for name in allowed} if any_case else {}
+def parse_names(option: str, text: str, allowed: Collection[str]) -> tuple[str, ...]:
+    """A comma-separated choice of `allowed`, each once, in any spelling."""
+    by_spelling = {_spelling(name): name for name in allowed}
     words = (part.strip() for part in text.split(","))
-    names = tuple(dict.fromkeys(by_word.get(word.lower(), word) for word in words))
+    names = tuple(dict.fromkeys(by_spelling.get(_spelling(word), word) for word in words))
     for name in names:
         if name not in allowed:
             close = nearest(name, allowed) or ":"
@@ -94,10 +92,15 @@ def parse_names(
     return names
 
 
+def _spelling(word: str) -> str:
+    """The word without what its spellings differ in: TensorRT-LLM and tensorrt_llm are equal."""
+    return re.sub(r"[-.]", "_", word.lower())
+
+
 def one_of(option: str, text: str, *allowed: Choice) -> Choice:
-    """The text, as one of the choices; UsageError suggests the nearest one."""
+    """The choice that a text names, in any spelling; UsageError suggests the nearest one."""
     for choice in allowed:
-        if choice == text:
+        if _spelling(choice) == _spelling(text):
             return choice
     close = nearest(text, allowed) or ":"
     raise UsageError(f"{option} {text!r}{close} choose from {', '.join(allowed)}")

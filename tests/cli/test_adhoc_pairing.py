@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specbench.inputs.config import load_pairings
+from specbench.inputs.stored_targets import pairings_of
 from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
@@ -26,11 +26,10 @@ def test_a_pair_of_two_folders_is_measured_stored_and_printed_as_yaml(tiny: Path
     )
     assert ran.code in (0, 3), ran.err
     (folder,) = (tmp_path / "out").glob("*/run.json")
-    # `specbench baseline reports/*/` takes every folder that a shell sees.
-    assert [path for path in (tmp_path / "out").iterdir() if path.name[0] != "."] == [folder.parent]
+    assert [*(tmp_path / "out").iterdir()] == [folder.parent]
     run = load_run(folder.parent, tmp_path / "out")
     assert run.run.settings.workload.pairings == ("target/draft", "target/ngram")
-    assert load_pairings(run.run.settings.pairings_file).all[0].drafter.method == "draft_model"
+    assert [p.drafter.method for p in pairings_of(run.run).all] == ["draft_model", "ngram"]
 
     _, _, rest = ran.err.partition("To keep this pair, write to pairings.yaml:\n\n")
     kept = yaml.safe_load(rest.partition("\n\n")[0])
@@ -158,19 +157,33 @@ def test_model_paths_in_an_exported_command_exist_in_the_working_folder(measured
 
 
 @pytest.mark.slow
+def test_a_copied_run_can_be_exported_and_resumed_anywhere(measured: Path, tmp_path: Path):
+    (run,) = measured.glob("reports/*/run.json")
+    copy = tmp_path / "elsewhere" / run.parent.name
+    shutil.copytree(run.parent, copy)
+    ran = specbench("export big/small --engine vllm --json --run", copy, cwd=tmp_path)
+    assert ran.code in (0, 3), ran.err
+    assert json.loads(ran.out)["pairing"] == "big/small"
+    shutil.copy(measured / "prompts.jsonl", tmp_path)
+    ran = specbench("run --dry-run --json --resume", copy, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert {cell["pairing"] for cell in json.loads(ran.out)["cells"]} == {
+        *("big", "big/small", "big/ngram")
+    }
+
+
+@pytest.mark.slow
 def test_export_prefers_the_pairings_file_and_then_the_latest_run(measured: Path, tmp_path: Path):
     folder = tmp_path / "copy"
     shutil.copytree(measured, folder)
     (first,) = folder.glob("reports/*/run.json")
     second = folder / "reports" / "20990101-000000-beef"
     shutil.copytree(first.parent, second)
-    entry = {"model": "../models/big", "drafters": {"small": {"method": "suffix"}}}
-    file = folder / "reports" / "later.yaml"
-    file.write_text(yaml.safe_dump({"targets": {"big": entry}}))
     run = json.loads((second / "run.json").read_text())
+    (target,) = run["targets"]
+    target["drafters"] = [{"name": "small", "method": "suffix"}]
     run["run_id"] = second.name
     run["environment"]["created_at"] = "2099-01-01T00:00:00+00:00"
-    run["settings"]["pairings_file"] = str(file)
     (second / "run.json").write_text(json.dumps(run))
     assert '"suffix"' in exported(folder)
     assert '"ngram"' in exported(folder, "big/ngram")  # the later file has none
@@ -186,10 +199,11 @@ def test_a_missing_model_and_a_similar_name_are_reported(measured: Path, tmp_pat
     ran = specbench("export big/smal --engine vllm", cwd=folder)
     assert ran.code == 2
     assert "did you mean 'big/small'" in ran.err
+    (run,) = folder.glob("reports/*/run.json")
+    run.write_text(run.read_text().replace(str(measured), str(folder)))
     shutil.rmtree(folder / "models" / "small")
     ran = specbench("export big/small --engine vllm", cwd=folder)
     assert ran.code == 2
-    (run,) = folder.glob("reports/*/run.json")
     assert run.parent.name in ran.err
     assert "models/small" in ran.err
     assert "--draft" in ran.err

@@ -70,7 +70,7 @@ def test_a_target_without_a_drafter_means_its_best_one(tiny, finished):
     assert json.loads(ran.out)["pairing"] in ("tiny/draft", "tiny/ngram")
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "llama_cpp", "transformers"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "llama.cpp", "transformers"])
 def test_export_prints_a_shell_script_that_ends_with_the_command(tiny, engine, tmp_path):
     ran = specbench("export tiny/draft --engine", engine, *BY_HAND, cwd=tiny)
     assert (ran.code, ran.err) == (0, "")

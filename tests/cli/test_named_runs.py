@@ -71,7 +71,9 @@ def test_lists_on_a_terminal_are_wrapped_and_not_truncated(
     monkeypatch.setenv("COLUMNS", str(columns))
     out = specbench("list", "runs", cwd=folder).out
     begins = [line.split()[0] for line in out.splitlines() if line.startswith("2026")]
-    assert begins == [FIRST, SECOND, OTHER]
+    num_parts = len(begins) // 3  # of a table that is too wide
+    assert begins == [FIRST, SECOND, OTHER] * num_parts
+    assert (num_parts == 1) == (columns >= 80)
     if columns >= 80:  # below, words are folded
         words = set(out.replace(",", " ").split())
         assert {"workloads", "code", "creative", "complete"} <= words

@@ -228,7 +228,7 @@ def test_requests_that_failed_exit_4(shelf, tmp_path):
 
 @pytest.mark.slow
 def test_other_prompts_of_a_target_are_not_those_of_an_earlier_ranking(shelf, tmp_path):
-    """Two targets that differ only in their workloads have a pairings file each."""
+    """Two targets that differ only in their workloads are stored with them."""
     for name in ("one", "two"):
         write_workload(shelf / name, "talk", text=name)
         (shelf / f"{name}.yaml").write_text(
@@ -242,7 +242,9 @@ def test_other_prompts_of_a_target_are_not_those_of_an_earlier_ranking(shelf, tm
         )
         assert ran.is_complete or ran.code == 4, ran.err
     files = {run.run_id: load_run(run.run_id, tmp_path) for run in list_runs(tmp_path)}
-    assert len({stored.run.settings.pairings_file for stored in files.values()}) == 2
+    assert {Path(t["workloads"]).name for s in files.values() for t in s.run.targets} == {
+        *("one", "two")
+    }
     assert len({tuple(stored.run.workload_sha256.items()) for stored in files.values()}) == 2
 
 

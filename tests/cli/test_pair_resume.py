@@ -91,4 +91,4 @@ def test_a_run_of_another_command_is_refused_with_the_right_command(tiny, tmp_pa
         )
     ran = specbench("pair tiny --runs-dir", str(tmp_path), "--resume", "latest", cwd=tiny)
     assert ran.code == 2
-    assert "`specbench run --resume" in ran.err
+    assert f"`specbench run --runs-dir {tmp_path} --resume" in ran.err

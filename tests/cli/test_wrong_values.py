@@ -75,7 +75,7 @@ from tests.importers.test_acceptance_files import PROFILE
         ("--engine vllm --engine-python /nope/python", "--engine-python: the program"),
         ('--engine vllm --engine-args "\'"', '--engine-args "\'": No closing quotation'),
         ("--engine vllm --prompt-tokens 512", "--prompt-tokens needs the built-in decoder"),
-        ("--method draft-model", "'draft-model', did you mean 'draft_model'? choose from"),
+        ("--method draftmodel", "'draftmodel', did you mean 'draft_model'? choose from"),
         ("--method all,ngram", "all excludes other names"),
         ("--concurrency 0", "--concurrency '0': expected 1 to 1024 concurrent requests"),
         ("--concurrency many", "--concurrency 'many': expected numbers such as 1 or 1,4,16"),

@@ -32,8 +32,8 @@ def undecided(
     [
         (CYCLES_DIFFER, 200, "--restart-cycles", "prompts"),
         (CYCLES_DIFFER, 20, "--restart-cycles", "prompts"),
-        (PROMPTS_DIFFER, 200, "all 200 prompts", "cycles"),
-        (PROMPTS_DIFFER, 20, "add prompts", "all 20"),
+        (PROMPTS_DIFFER, 200, "--num-prompts 200", "cycles"),
+        (PROMPTS_DIFFER, 20, "add prompts", "--num-prompts"),
     ],
 )
 def test_the_advice_names_cycles_or_prompts_by_the_larger_noise(
@@ -58,8 +58,8 @@ def test_for_concurrent_requests_only_more_cycles_are_suggested(summarized):
     ("cycles", "prompts", "expected"),
     [
         (1, 6, "from 1 cycle; at least 1 more cycle needed for an interval"),
-        (4, 3, "from 4 cycles; at least 2 more prompts needed for an interval"),
-        (4, 1, "from 4 cycles; at least 4 more prompts needed for an interval"),
+        (4, 3, "from 4 cycles; at least 2 more prompts needed for an interval: --num-prompts 5"),
+        (4, 1, "from 4 cycles; at least 4 more prompts needed for an interval: --num-prompts 5"),
     ],
 )
 def test_cycles_and_prompts_missing_for_an_interval_are_reported(cycles, prompts, expected):

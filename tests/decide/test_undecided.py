@@ -45,11 +45,15 @@ def test_the_verdict_names_the_available_prompts_and_the_width_they_give(summari
     narrower = math.log(1 / 0.9) * math.sqrt(8 / 40) * student_t(39, UPPER) / student_t(7, UPPER)
     assert 0.035 < math.expm1(narrower) < 0.045
     assert numbers(advice(cell)) == [IN_ALL, 4]
+    assert f"--num-prompts {IN_ALL} " in advice(cell)
+    cut_short = what_would_narrow(cell, IN_ALL, is_cut_short=True)
+    assert "--time-budget" in cut_short
+    assert "--num-prompts" not in cut_short
 
 
 def test_a_run_cut_short_by_its_budget_is_advised_a_longer_budget(summarized):
     cell = summarized(4, None, 1.5, None, num_prompts=1)
-    assert numbers(advice(cell)) == [4]
+    assert numbers(advice(cell)) == [4, 5]  # more prompts, and in all
     text = what_would_narrow(cell, IN_ALL, is_cut_short=True)
     assert "--time-budget" in text
     assert numbers(text) == []
@@ -66,7 +70,7 @@ def test_no_advice_is_given_for_a_workload_of_unknown_size(summarized):
     assert advice(summarized(4, 0.9, 1.0, 1.1, num_prompts=8), None) == ""
 
 
-@pytest.mark.parametrize(("in_all", "named"), [(40, [2]), (5, [2]), (4, [2, 1]), (3, [2])])
+@pytest.mark.parametrize(("in_all", "named"), [(40, [2, 5]), (5, [2, 5]), (4, [2, 1]), (3, [2])])
 def test_the_advice_asks_for_five_prompts_or_more_in_the_workload(summarized, in_all, named):
     text = advice(summarized(4, None, 5.0, None, num_prompts=3), in_all)
     assert numbers(text) == named

@@ -106,6 +106,19 @@ def test_concurrencies_become_tiers_and_equal_neighbors_one(measured):
     assert made.flat()[0].tiers == (Tier(None, 5),)
 
 
+def test_a_concurrency_with_k_0_for_lack_of_evidence_is_named(measured):
+    wins, open_, loses = (
+        measured({4: speedup}, concurrency=n) for n, speedup in ((1, 1.6), (8, 1.0), (32, 0.8))
+    )
+    made = pick([wins, open_, loses])
+    assert made.tiers == (Tier(1, 4), Tier(32, 0))
+    assert (made.undecided, made.is_undecided) == ((8,), False)
+    assert "K=0 at concurrency 8 " in made.basis[-1]
+    decided = pick([wins, loses])
+    assert (decided.tiers, decided.undecided) == ((Tier(1, 4), Tier(32, 0)), ())
+    assert len(decided.basis) == 2
+
+
 def test_the_best_drafter_is_the_one_whose_worst_workload_is_best(measured):
     uneven = {"pairing": "demo/uneven", "drafter": "uneven"}
     parts = [

@@ -63,7 +63,9 @@ def test_an_interrupted_confirmation_decides_nothing(interrupted_document: Docum
     assert decision.speedup is None
     assert (decision.draft.method, decision.draft.k) == ("none", 0)
     assert not interrupted_document.is_complete
-    assert any("--resume 20261121-010203-a1b2" in w for w in run_warnings(interrupted_document))
+    folder = interrupted_document.folder
+    command = f"--runs-dir {folder.parent} --resume {folder.name}"
+    assert any(command in warning for warning in run_warnings(interrupted_document))
 
 
 def test_the_baseline_is_one_cell_for_each_workload(cpu_document: Document) -> None:

@@ -69,7 +69,8 @@ def test_every_report_states_lost_sessions_and_the_acceptance_rule(
 ) -> None:
     text = " ".join(SHOWN[shown](sessions).split())
     assert "15 of 16" in text
-    assert "1 session lost: --resume 20261122-010203-5e55" in text
+    assert "1 session lost" in text
+    assert "--runs-dir reports --resume 20261122-010203-5e55" in text
     assert "another client" in text
     assert re.search("acceptance rule .*vllm: greedy: ", text)
     assert "past the ends of" in text  # the owner of the figure

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,18 @@ from specbench.errors import StoreError
 from specbench.records import RunRecord
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
-from specbench.runs import LATEST, create_run, list_runs, load_run, resume_run, runs_of
+from specbench.runs import (
+    LATEST,
+    create_run,
+    list_runs,
+    load_run,
+    resume_command,
+    resume_run,
+    runs_of,
+)
 from specbench.runs.codec import encode_run
 from tests.runs.stored_examples import ENVIRONMENT, EVERY_RECORD, block, run
+from tests.settings.flat_settings import changed
 
 
 def run_at(run_id: str, created_at: str) -> RunRecord:
@@ -100,11 +110,22 @@ def test_a_run_killed_before_its_first_record_is_empty_and_can_resume(tmp_path: 
     create_run(tmp_path, run("a")).close()
     (tmp_path / "a" / "records.jsonl").unlink()
 
-    assert load_run("a", tmp_path).blocks == ()
+    with pytest.raises(StoreError, match=f"--runs-dir {tmp_path} --resume a"):
+        load_run("a", tmp_path)
+    assert load_run("a", tmp_path, also_empty=True).blocks == ()
     assert [(listing.run_id, listing.num_blocks) for listing in list_runs(tmp_path)] == [("a", 0)]
     with resume_run(tmp_path, "a") as writer:
         writer.append(block("one"))
     assert load_run("a", tmp_path).blocks == (block("one"),)
+
+
+def test_the_command_that_resumes_a_run_names_its_folder():
+    by_pair = dataclasses.replace(run(), settings=changed(run().settings, most_drafters=3))
+    commands = [resume_command(Path("my runs/a"), stored) for stored in (run(), by_pair)]
+    assert list(map(shlex.split, commands)) == [
+        ["specbench", *command, "--runs-dir", "my runs", "--resume", "a"]
+        for command in (["sweep-k"], ["pair", "demo"])
+    ]
 
 
 RUNS = Path(__file__).parent / "stored_sweep"

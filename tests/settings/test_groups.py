@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from specbench.cli.measure import read_methods
 from specbench.cli.options import with_option_per_field
 from specbench.errors import UsageError
 from specbench.settings import (
@@ -35,6 +36,13 @@ def parsed(*words: str) -> RunSettings:
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     return heard[0]
+
+
+def test_engines_methods_and_dtypes_are_named_in_any_spelling():
+    settings = parsed("--engine", "llama.cpp,TensorRT-LLM,vLLM,SGLang", "--dtype", "BFloat16")
+    assert settings.load.engines == ("llama_cpp", "tensorrt_llm", "vllm", "sglang")
+    assert settings.machine.dtype == "bfloat16"
+    assert read_methods("Draft-Model,EAGLE3") == ("draft_model", "eagle3")
 
 
 def test_setting_names_are_unique_across_groups():

@@ -1,0 +1,51 @@
+"""Tables that fit narrow terminals."""
+
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+
+_FOLDED = 12  # columns of a terminal to which text may be folded
+
+
+class SplitTable(Table):
+    """A table shown in parts if it is too wide, each with the first `num_keys` columns.
+
+    So no figure is cut.
+    """
+
+    num_keys = 1
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if all(column.no_wrap for column in self.columns):
+            self.columns[0].no_wrap = False  # or rich cuts every column
+        for number, part in enumerate(self._parts(console, options)):
+            if number:
+                yield ""
+            table = copy(self)
+            table.title = None if number else self.title
+            table.columns = [replace(self.columns[i], _index=n) for n, i in enumerate(part)]
+            yield from Table.__rich_console__(table, console, options)
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[list[int]]:
+        """The columns of each part."""
+        _, right, _, left = self.padding
+        gap = right + left + (self.box is not None)
+        needed = []
+        for column in self.columns:
+            cells = (column.header, *column.cells)
+            width = max(Measurement.get(console, options, cell).maximum for cell in cells)
+            least = width if column.no_wrap else min(width, _FOLDED)
+            needed.append(max(least, column.min_width or 0))
+        keys = [*range(self.num_keys)]
+        part = keys
+        for i in range(self.num_keys, len(needed)):
+            width = sum(gap + needed[column] for column in (*part, i)) - gap
+            if part != keys and width > options.max_width:
+                yield part
+                part = keys
+            part = [*part, i]
+        yield part
