@@ -66,8 +66,8 @@ _KEYS: Mapping[str, str] = {
     "model": "a folder relative to this file, a Hugging Face id, `demo:NAME` or `shape:NAME`",
     "revision": "a branch, tag or commit on the hub, in quotes if it has only digits; default: the "
     "newest",
-    "dtype": f"{_codes(*MODEL_DTYPES)}; `auto`: float32 on a CPU, that of the checkpoint on a GPU. "
-    "Default: that of its target, or of `defaults`",
+    "dtype": f"{_codes(*MODEL_DTYPES)}; `auto`: float32 on a CPU, the checkpoint's on most "
+    "[GPUs](gpu.md#3-what-fits). Default: that of its target, or of `defaults`",
     "device_map": f"{_codes('auto', 'balanced', 'sequential', 'cpu', 'cuda', 'cuda:N')}; "
     "default: as for `dtype`",
     "quantization": f"{_codes(*QUANTIZATIONS)}: packs the weights when loaded; default: as stored "

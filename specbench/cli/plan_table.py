@@ -1,7 +1,7 @@
 """The plan of a run: its cells, and an estimate of its time and memory."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,8 +182,8 @@ def plan_outlook(
         for engine in plan.served if plan.running_ks is None else ():
             host = this_machine(DeploymentSpec(device="cpu"), settings.machine.device).setup
             # Servers use the dtype of the checkpoint, as a GPU does.
-            host = DeploymentSpec(device="cuda", memory_bytes=host.memory_bytes)
-            outlooks.append(_outlook(plan, setup_of(plan, settings, host), ExpectedTime(), engine))
+            setup = setup_of(plan, settings, replace(host, device="cuda"))
+            outlooks.append(_outlook(plan, setup, ExpectedTime(), engine))
     return outlooks
 
 

@@ -14,7 +14,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.fit.gguf import plan_gguf
 from specbench.fit.gpus import GIB
 from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, plan_pair
-from specbench.fit.weights import model_weights, planned_dtype
+from specbench.fit.weights import half_dtype, model_weights
 from specbench.inputs.pairing import TARGET_ONLY, DrafterSpec, Pairing, Target
 from specbench.methods import find_method
 
@@ -84,7 +84,7 @@ def demand(target: Target, drafters: Sequence[DrafterSpec], setup: DeploymentSpe
         least = _declared(drafter.model) if drafter.model else 0
         extra_bytes[drafter.model or drafter.name] = max(own_bytes, least)
     return Demand(
-        dtype=planned_dtype(files, setup.device, setup.dtype),
+        dtype=setup.dtype_of(files),
         weights=max(weights, declared) + _combined_bytes(list(extra_bytes.values()), setup),
         rest=max(rests),
         is_least=is_least,
@@ -165,7 +165,8 @@ def _smaller(run: _PlannedRun) -> Iterator[tuple[str, _PlannedRun]]:
         yield f"prompts and answers of {best.setup.context:,} tokens (--max-new-tokens)", best
     dtype = run.demand.dtype
     if dtype in ("float32", "float64"):
-        yield "--dtype bfloat16", run._replace(setup=replace(setup, dtype="bfloat16"))
+        half = half_dtype(setup.compute_capability)
+        yield f"--dtype {half}", run._replace(setup=replace(setup, dtype=half))
     if len(drafters) > 1:
         smallest = min(drafters, key=lambda d: demand(target, [d], setup).total)
         yield (
@@ -210,7 +211,7 @@ def _counted(files: ModelFiles, plan: MemoryPlan | None, setup: DeploymentSpec) 
     if plan is not None:
         return plan.target.nbytes
     try:
-        weights = model_weights(files, planned_dtype(files, setup.device, setup.dtype))
+        weights = model_weights(files, setup.dtype_of(files))
     except _UNCOUNTABLE:
         return 0
     return weights.nbytes if weights else 0

@@ -16,25 +16,38 @@ class UnknownGpu(UsageError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """Memory and bandwidth of a GPU; `source` is the document that states them."""
+    """Memory and bandwidth of a GPU; `source` is the document that states them. The compute
+    capability is only known of GPUs that emulate bfloat16."""
 
     name: str
     memory_bytes: int
     bytes_per_s: float | None  # peak; 80 to 90% is reached in practice
     source: str = "vendor datasheet"
+    compute_capability: tuple[int, int] | None = None
 
 
-def _gpu(name: str, gib: int, gb_per_s: float, *, in_band_ecc: bool = False) -> Gpu:
+def _gpu(
+    name: str,
+    gib: int,
+    gb_per_s: float,
+    *,
+    in_band_ecc: bool = False,
+    compute_capability: tuple[int, int] | None = None,
+) -> Gpu:
     """A GPU; `in_band_ecc`: GDDR's error correction, on by default, takes 1/16 of the memory."""
-    memory_bytes = gib * GIB * 15 // 16 if in_band_ecc else gib * GIB
-    return Gpu(name=name, memory_bytes=memory_bytes, bytes_per_s=gb_per_s * GB)
+    return Gpu(
+        name=name,
+        memory_bytes=gib * GIB * 15 // 16 if in_band_ecc else gib * GIB,
+        bytes_per_s=gb_per_s * GB,
+        compute_capability=compute_capability,
+    )
 
 
 # A GB in a datasheet is a GiB of memory, but 1e9 bytes of bandwidth.
 GPUS: tuple[Gpu, ...] = (
-    _gpu("T4", 16, 320, in_band_ecc=True),
-    _gpu("V100-16GB", 16, 900),
-    _gpu("V100-32GB", 32, 900),
+    _gpu("T4", 16, 320, in_band_ecc=True, compute_capability=(7, 5)),
+    _gpu("V100-16GB", 16, 900, compute_capability=(7, 0)),
+    _gpu("V100-32GB", 32, 900, compute_capability=(7, 0)),
     _gpu("A10", 24, 600, in_band_ecc=True),
     _gpu("A10G", 24, 600, in_band_ecc=True),
     _gpu("A30", 24, 933),

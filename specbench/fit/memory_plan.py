@@ -12,6 +12,7 @@ from specbench.files.config import is_hybrid
 from specbench.files.model import DTYPE_BYTES, ModelFiles, open_model
 from specbench.fit.weights import (
     Weights,
+    dtype_note,
     head_weights,
     model_weights,
     planned_dtype,
@@ -108,11 +109,16 @@ class DeploymentSpec:
     device: Literal["cpu", "cuda"]
     memory_bytes: int | None = None
     bytes_per_s: float | None = None
+    compute_capability: tuple[int, int] | None = None  # of an NVIDIA GPU; None: unknown
     dtype: str | None = None  # for both models; None: the dtype that each would be loaded in
     concurrency: int = 1
     context: int = 2048  # tokens of each row's prompt and answer
     num_speculative_tokens: int = 4
     temperature: float = 0.0
+
+    def dtype_of(self, model: ModelFiles) -> str:
+        """The dtype that a model will be loaded in."""
+        return planned_dtype(model, self.device, self.dtype, self.compute_capability)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +194,7 @@ def plan_pair(
     draft: _Model | None = None
     if drafter.model is not None or head:
         draft_files = target if drafter.model is None else open_model(drafter.model)
-        dtype = planned_dtype(target, setup.device, setup.dtype)
+        dtype = setup.dtype_of(target)
         if head:
             weights = head_weights(target, draft_files, head, dtype)
             if weights is not None:
@@ -204,7 +210,7 @@ def plan_pair(
 
 
 def _model(files: ModelFiles, setup: DeploymentSpec, count: CountWeights | None) -> _Model | None:
-    dtype = planned_dtype(files, setup.device, setup.dtype)
+    dtype = setup.dtype_of(files)
     weights = model_weights(files, dtype)
     if weights is None or is_hybrid(files.field):
         # In a hybrid, some layers keep keys and others a state: only building it shows which.
@@ -256,7 +262,7 @@ def _plan(
     return MemoryPlan(
         drafter=drafter.name,
         method=drafter.method,
-        dtype=planned_dtype(files, setup.device, setup.dtype),
+        dtype=setup.dtype_of(files),
         target=target.weights,
         draft=draft_weights,
         num_drafts=shape.num_drafts,
@@ -265,7 +271,7 @@ def _plan(
         max_context=None if memory is None else longest_that_fits(peak, memory, limit),
         step_s=bound.step_s if bound else None,
         round_s=bound.round_s if bound and k else None,
-        notes=tuple(_notes(files, target, draft, drafter)),
+        notes=tuple(_notes(files, target, draft, drafter, setup)),
     )
 
 
@@ -290,7 +296,7 @@ def _lower_bound(
         num_bytes = bytes_per_forward(read, setup.concurrency, setup.context, kv)
         return roofline_s(num_bytes, bandwidth)
 
-    size = DTYPE_BYTES[planned_dtype(files, setup.device, setup.dtype)]
+    size = DTYPE_BYTES[setup.dtype_of(files)]
     head_bytes = files.vocab_size * files.hidden_size * size
     step_s, forward_s = seconds(target.read_bytes, target.kv_bytes_per_token), 0.0
     method = METHODS.get(drafter.method)
@@ -364,8 +370,14 @@ def longest_that_fits(peak: Callable[[int], Peak], memory: int, limit: int | Non
 
 
 def _notes(
-    files: ModelFiles, target: _Model, draft: _Model | None, drafter: DrafterSpec
+    files: ModelFiles,
+    target: _Model,
+    draft: _Model | None,
+    drafter: DrafterSpec,
+    setup: DeploymentSpec,
 ) -> Iterator[str]:
+    if note := dtype_note(files, setup.dtype, setup.compute_capability):
+        yield note
     for name, model in (("target", target), ("draft", draft)):
         if model is not None and not model.weights.is_exact:
             owner = f"{drafter.name}'s" if name == "draft" else "the target's"

@@ -55,14 +55,45 @@ class Weights:
     state_bytes: int = 0  # a row's recurrent state after one token
 
 
-def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], requested: str | None) -> str:
-    """The dtype that loading will choose: by default float32 on a CPU, else the checkpoint's."""
+def half_dtype(compute_capability: tuple[int, int] | None) -> str:
+    """The dtype of two bytes for a GPU: float16 below compute capability 8.0, where bfloat16 is
+    emulated; None: unknown, or no NVIDIA GPU.
+
+    Source: NVIDIA's CUDA programming guide, arithmetic instructions.
+    """
+    is_old = compute_capability is not None and compute_capability < (8, 0)
+    return "float16" if is_old else "bfloat16"
+
+
+def planned_dtype(
+    model: ModelFiles,
+    device: Literal["cpu", "cuda"],
+    requested: str | None,
+    compute_capability: tuple[int, int] | None = None,
+) -> str:
+    """The dtype that loading will choose: by default float32 on a CPU, else the checkpoint's, or
+    float16 on a GPU that emulates bfloat16."""
     chosen = requested or model.spec.dtype
     if chosen != "auto":
         return chosen
     if device == "cpu" and not _stays_packed(model, "float32"):
         return "float32"
-    return model.stored_dtype
+    stored = model.stored_dtype
+    return half_dtype(compute_capability) if stored == "bfloat16" else stored
+
+
+def dtype_note(
+    model: ModelFiles, requested: str | None, compute_capability: tuple[int, int] | None
+) -> str | None:
+    """What a user should know if `planned_dtype` replaces bfloat16 on a GPU, else None."""
+    default = planned_dtype(model, "cuda", requested)
+    if planned_dtype(model, "cuda", requested, compute_capability) == default:
+        return None
+    return (
+        f"{model.spec.source} is saved in bfloat16, which GPUs below compute capability 8.0 "
+        "emulate, and runs in float16: values above 65,504, which Gemma 2 and 3 are known for, "
+        "become infinite; if the text is wrong, use --dtype float32"
+    )
 
 
 def model_weights(model: ModelFiles, dtype: str) -> Weights | None:

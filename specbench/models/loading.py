@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from specbench.errors import ModelError, ModelMemoryError, first_line
 from specbench.files.model import DTYPE_BYTES, is_here, open_model, require_config
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import require_loadable
+from specbench.fit.weights import dtype_note
 from specbench.fit.weights import planned_dtype as dtype_of
 from specbench.models.library_errors import is_of_device, load_advice
 from specbench.models.library_output import quiet, report_progress
@@ -101,6 +102,7 @@ class LoadedModel:
     quantization: str | None = None  # scheme of packing, or format of a quantized checkpoint
     unpacked_from: str | None = None  # format of the files, if the weights are unpacked to run
     dropped: tuple[str, ...] = ()  # modules for images, video or sound, which are not used
+    dtype_note: str | None = None  # if it does not run in the dtype of its files
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -112,6 +114,8 @@ class LoadedModel:
                 f"its files are {self.unpacked_from}, which transformers unpacks here: it runs in "
                 f"{self.dtype}, {size} bytes per weight; an engine that keeps it packed reads less"
             )
+        if self.dtype_note:
+            notes.append(self.dtype_note)
         if self.dropped:
             part = type(self.model.get_decoder()).__name__
             notes.append(
@@ -124,8 +128,9 @@ class LoadedModel:
 def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) -> LoadedModel:
     """Load a model in evaluation mode; `dummy` uses random weights for the config, as for a shape.
 
-    dtype `auto` is the checkpoint's own on a GPU or if it is stored quantized. It is float32 on a
-    CPU, because half precision changes texts and is not faster on every CPU. ModelError.
+    dtype `auto` is the checkpoint's own on a GPU or if it is stored quantized, but float16 instead
+    of bfloat16 on a GPU that emulates it. It is float32 on a CPU, because half precision changes
+    texts and is not faster on every CPU. ModelError.
     """
     if dummy or spec.is_shape:
         return load_dummy(spec, device)
@@ -134,6 +139,7 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
     require_loadable(files)
     config, stored = load_config(spec), files.stored_format
     is_silent = stored is not None and spec.dtype == "auto" and files.field("dtype") is None
+    is_silent &= dtype is _DTYPES[files.stored_dtype]
     unpack_compressed(config, device)
     placement = spec.device_map
     if stored is not None and device.type != "cpu":
@@ -218,7 +224,15 @@ def planned_dtype(spec: ModelSpec, device: torch.device) -> str:
     """The dtype that `load_model` will use; ModelError if its files cannot be downloaded."""
     if not is_here(spec):
         load_config(spec)  # downloads it
-    return dtype_of(open_model(spec), "cpu" if device.type == "cpu" else "cuda", None)
+    kind: Literal["cpu", "cuda"] = "cpu" if device.type == "cpu" else "cuda"
+    return dtype_of(open_model(spec), kind, None, compute_capability(device))
+
+
+def compute_capability(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of a GPU; None on a CPU, or if torch sees no GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_capability(device)
 
 
 @contextmanager
@@ -285,6 +299,7 @@ def _loaded(
         eos_ids=open_model(spec).eos_ids,
         quantization=spec.quantization or stored,
         dropped=dropped,
+        dtype_note=dtype_note(open_model(spec), None, compute_capability(model.device)),
     )
 
 

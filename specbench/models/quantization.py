@@ -29,7 +29,10 @@ def require_packable(scheme: str, device: torch.device, dtype: torch.dtype) -> N
         raise ModelError(f"quantization {scheme} has no float64 kernels; choose dtype float32")
     if scheme == "int4" and device.type == "cuda" and dtype is not torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
-        raise ModelError(f"quantization int4 on a GPU needs dtype bfloat16, not {name}")
+        raise ModelError(
+            f"quantization int4 on a GPU needs dtype bfloat16, not {name}, and compute capability "
+            "8.0 or newer"
+        )
 
 
 def packable(model: Any) -> list[nn.Linear]:

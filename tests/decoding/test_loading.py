@@ -9,6 +9,9 @@ from transformers import dynamic_module_utils, modeling_utils
 from transformers.integrations import hub_kernels
 
 from specbench.errors import ModelError
+from specbench.files.model import open_model
+from specbench.fit.memory_plan import DeploymentSpec, plan_target
+from specbench.fit.weights import planned_dtype as dtype_of
 from specbench.forward.self_test import make_checked_runner
 from specbench.models import loading
 from specbench.models.loading import load_model, planned_dtype
@@ -62,6 +65,51 @@ def test_on_a_gpu_dtype_is_the_checkpoints_own(tmp_path):
     tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
     assert planned_dtype(spec_of(tmp_path), CUDA) == "bfloat16"
     assert planned_dtype(spec_of(tmp_path, dtype="float16"), CUDA) == "float16"
+
+
+def plant_capability(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+
+
+@pytest.mark.parametrize(
+    ("capability", "saved_as", "dtype", "wanted"),
+    [
+        ((7, 0), "bfloat16", "auto", "float16"),
+        ((7, 5), "bfloat16", "auto", "float16"),
+        ((8, 0), "bfloat16", "auto", "bfloat16"),
+        ((12, 1), "bfloat16", "auto", "bfloat16"),
+        ((7, 5), "bfloat16", "bfloat16", "bfloat16"),
+        ((7, 5), "float32", "auto", "float32"),
+        ((7, 5), "float16", "auto", "float16"),
+    ],
+)
+def test_auto_is_float16_where_a_gpu_emulates_bfloat16(
+    tmp_path, monkeypatch, capability, saved_as, dtype, wanted
+):
+    tiny_llama().to(getattr(torch, saved_as)).save_pretrained(tmp_path)
+    plant_capability(monkeypatch, capability)
+    assert planned_dtype(spec_of(tmp_path, dtype=dtype), CUDA) == wanted
+    setup = DeploymentSpec(device="cuda", compute_capability=capability)
+    plan = plan_target(open_model(spec_of(tmp_path, dtype=dtype)), setup)
+    assert plan is not None
+    assert plan.dtype == wanted
+    is_replaced = (saved_as, wanted) == ("bfloat16", "float16")
+    assert any("float16" in note for note in plan.notes) == is_replaced
+
+
+def test_a_model_that_runs_in_float16_instead_of_bfloat16_says_so(tmp_path, monkeypatch):
+    """Loaded on the CPU, which takes the dtype of an old GPU."""
+    tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
+    monkeypatch.setattr(loading, "compute_capability", lambda _: (7, 5))
+    monkeypatch.setattr(loading, "dtype_of", lambda model, _, *rest: dtype_of(model, "cuda", *rest))
+    for spec, wanted in (
+        (spec_of(tmp_path), "float16"),
+        (spec_of(tmp_path, dtype="bfloat16"), "bfloat16"),
+    ):
+        for loaded in (load_model(spec, CPU), load_model(spec, CPU, dummy=True)):
+            assert loaded.dtype == wanted
+            assert len(loaded.notes) == (wanted == "float16")
 
 
 def test_pickled_weights_are_not_read(folder):

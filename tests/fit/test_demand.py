@@ -34,6 +34,12 @@ def test_a_float32_shortage_on_a_cpu_suggests_bfloat16():
     assert shortage(target, drafters, replace(HERE, memory_bytes=None)) is None
 
 
+def test_a_float32_shortage_on_an_old_gpu_suggests_float16():
+    target, drafters = shape("8b")
+    old = replace(HERE, device="cuda", dtype="float32", compute_capability=(7, 0))
+    assert "--dtype float16 (17.6 GiB)" in (shortage(target, drafters, old) or "")
+
+
 def test_fewer_rows_and_shorter_texts_are_suggested_if_they_help():
     target, drafters = shape("8b")
     many = replace(HERE, dtype="bfloat16", concurrency=64, context=8000)

@@ -9,7 +9,8 @@ from specbench.bench.this_process import prepare_device
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError
 from specbench.files.model import open_model
-from specbench.fit.weights import model_weights
+from specbench.fit.weights import model_weights, planned_dtype
+from specbench.models.loading import compute_capability
 from specbench.probes.host import host_available_bytes
 from specbench.records import Request, Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
@@ -29,7 +30,10 @@ class ReferenceScorer:
         self._spec, self._requests, self._most = plan.target.model, requests, most_tokens
         settings = plan.settings
         device = prepare_device(settings.machine)
-        dtype = _dtype(plan)
+        # As servers choose it, whatever this device is.
+        dtype = planned_dtype(
+            open_model(self._spec), "cuda", plan.dtype, compute_capability(device)
+        )
         _require_memory(plan, dtype, device)
         self._pool = ModelPool(device, dtype)
         loaded = self._pool.load(self._spec)
@@ -82,11 +86,6 @@ class ReferenceScorer:
         if text.is_ended and self._eos_ids and text.ids[-1:] not in [(i,) for i in self._eos_ids]:
             return (*text.ids, self._eos_ids[0])
         return text.ids
-
-
-def _dtype(plan: TargetPlan) -> str:
-    """The dtype of the servers: the planned one, or the checkpoint's for `auto`."""
-    return open_model(plan.target.model).stored_dtype if plan.dtype == "auto" else plan.dtype
 
 
 def _require_memory(plan: TargetPlan, dtype: str, device: torch.device) -> None:
