@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with TemporaryDirectory() as folder:
             file = write_wide_pair(Path(folder), WIDE_BYTES) if asked.wide else None
             stored = run(_settings(asked), asked.runs, file)
-    by = describe_environment("cpu", None, sys.argv, open_probe("cpu", uuid=None)).git_commit
+    by = describe_environment("cpu", None, sys.argv, open_probe("cpu")).git_commit
     document = {"run": provenance(stored), "forecast_by": by, **results(stored)}
     write(document, asked.out)
     print("\n".join(table(document)))

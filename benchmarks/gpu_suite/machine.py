@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu_suite.page import page
 from specbench.errors import SpecbenchError
 from specbench.forward.attention.candidates import BY_NAME
-from specbench.probes.device import cuda_uuid
+from specbench.probes.device import cuda_facts
 from specbench.probes.environment import describe_environment
 from specbench.probes.gpu import open_probe
 from specbench.settings.groups import AttentionBackend
@@ -146,7 +146,7 @@ def _run(title: str, section: Section, machine: Machine, bugs: list[Exception]) 
 
 def _provenance(machine: Machine, asked: argparse.Namespace) -> Json:
     name = str(machine.device)
-    probe = open_probe(name, uuid=cuda_uuid(name))
+    probe = open_probe(name, known=cuda_facts(machine.device))
     facts = asdict(describe_environment(name, torch.get_num_threads(), sys.argv, probe))
     return facts | {"git_commit": asked.commit or facts["git_commit"], "cuda": torch.version.cuda}
 

@@ -14,7 +14,7 @@ from specbench.bench.units import Reporter, SingleUnit, UnitSource, WholeTarget
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
 from specbench.probes.environment import describe_environment
-from specbench.probes.gpu import Probe, open_probe
+from specbench.probes.gpu import Probe, has_gpu_driver, open_probe
 from specbench.records import Environment
 from specbench.runs import RunStore
 from specbench.settings import SERVED, RunSettings
@@ -55,7 +55,7 @@ class ThisMachine:
             no_probe = Probe("none (servers were running already)")
             return describe_environment(SERVER, None, command, no_probe)
         probe = open_probe(GPU)
-        device = CPU if probe.reason else GPU
+        device = CPU if probe.reason and not has_gpu_driver() else GPU
         return describe_environment(device, self._settings.machine.threads, command, probe)
 
     def dtype_of(self, target: Target) -> str:

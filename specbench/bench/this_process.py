@@ -41,7 +41,7 @@ from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.library_errors import EXPECTED_ERRORS
 from specbench.models.loading import planned_dtype
 from specbench.probes import host
-from specbench.probes.device import cuda_uuid, open_device
+from specbench.probes.device import cuda_facts, open_device
 from specbench.probes.environment import cpu_model, describe_environment
 from specbench.probes.gpu import open_probe
 from specbench.probes.host import HostLoad, idle_cores, num_cores, others_fact, physical_cores
@@ -183,7 +183,7 @@ class ThisProcess:
             torch.set_num_threads(self._threads)
         models = [model for pairing in pairings for model in pairing.models]
         download_missing(models, reporter.warn, weights=not settings.decoder.dummy_weights)
-        self._probe = open_probe(str(self._device), uuid=cuda_uuid(str(self._device)))
+        self._probe = open_probe(str(self._device), known=cuda_facts(self._device))
 
     def dtype_of(self, target: Target) -> str:
         dtype = requested_dtype(self._settings, target)

@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,8 +62,11 @@ def doctor(
     if device == "cpu":
         machine = this_machine(DeploymentSpec(device="cpu"), "cpu")
         probe = open_probe(device)
-    free_bytes = machine.setup.memory_bytes
-    rows = _checked(chosen, machine.setup, quiet=as_json)
+    setup = machine.setup
+    if setup.memory_bytes is None:
+        setup = replace(setup, memory_bytes=checked.get("free_bytes"))
+    free_bytes = setup.memory_bytes
+    rows = _checked(chosen, setup, quiet=as_json)
     if "problem" in checked:
         for row in rows:
             row["ready"] = False
@@ -317,7 +321,7 @@ def check_gpu() -> dict[str, Any]:
     """Check in a separate process whether torch, Triton and flash-attn work on this machine's GPU.
 
     So `doctor` does not import torch, and a library that crashes does not end it. The facts:
-    `device` (the one that a run takes), `num_gpus`, `compute_capability`, `triton`,
+    `device` (the one that a run takes), `num_gpus`, `compute_capability`, `free_bytes`, `triton`,
     `flash_attn` (None if it works, else the reason) and `problem`, if they are known.
     """
     command = [sys.executable, "-c", "from specbench.cli.doctor import print_gpu; print_gpu()"]
@@ -357,6 +361,7 @@ def describe_gpu() -> dict[str, Any]:
         "device": str(device),
         "num_gpus": torch.cuda.device_count(),
         "compute_capability": f"{major}.{minor}",
+        "free_bytes": torch.cuda.mem_get_info(device)[0],
         "triton": triton_failure(device),
         "flash_attn": import_failure(),
     }

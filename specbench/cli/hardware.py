@@ -1,6 +1,5 @@
 """The GPU or machine of a memory plan."""
 
-import os
 import re
 from dataclasses import replace
 from importlib.util import find_spec
@@ -19,10 +18,6 @@ from specbench.fit.gpus import (
 
 if TYPE_CHECKING:
     from specbench.fit.memory_plan import DeploymentSpec
-
-# Devices of NVIDIA's driver, of Windows' driver under Linux, and of AMD's driver, whose GPUs torch
-# also calls cuda.
-_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 class MachineSummary(NamedTuple):
@@ -60,42 +55,50 @@ def find_machine(
         )
     source = f"{known.source} of {known.name}" if known and not memory else "as given"
     notes = (_reserved(total, source),)
-    planned = replace(setup, device="cuda", memory_bytes=total - RESERVED_BYTES, bytes_per_s=speed)
+    planned = replace(
+        setup,
+        device="cuda",
+        memory_bytes=total - RESERVED_BYTES,
+        bytes_per_s=speed,
+        compute_capability=known.compute_capability if known else None,
+    )
     return MachineSummary(known.name if known else "GPU", planned, notes)
 
 
 def this_machine(setup: "DeploymentSpec", device: str) -> MachineSummary:
     """The GPU or CPU that a run with `--device` would use, with its free memory now.
 
-    The memory of a GPU is unknown if its driver does not report it. Does not import torch.
+    A GPU without memory of its own shares the host's. The memory of a GPU is unknown if its driver
+    does not report it. Does not import torch.
     """
-    from specbench.probes.gpu import open_probe
+    from specbench.probes.gpu import has_gpu_driver, open_probe
     from specbench.probes.host import host_available_bytes
 
     if device != "cpu" and (device != "auto" or torch_build() != "CPU"):
         probe = open_probe("cuda:0" if device in ("auto", "cuda") else device)
         facts = probe.gpu_facts()
-        if facts.memory_bytes:
-            name = facts.name or "GPU"
+        name = facts.name or "GPU"
+        setup = replace(setup, compute_capability=facts.compute_capability)
+        if facts.memory_bytes or facts.shares_host_memory:
             try:
                 speed = find_gpu(name).bytes_per_s
             except UnknownGpu:
                 speed = None
-            free = facts.memory_bytes - (probe.device_used_bytes() or 0)
+            if facts.memory_bytes:
+                free, source = facts.memory_bytes - (probe.device_used_bytes() or 0), "by NVML"
+            else:
+                free, source = host_available_bytes(), "of the host, whose memory this GPU shares"
             planned = replace(
                 setup, device="cuda", memory_bytes=free - RESERVED_BYTES, bytes_per_s=speed
             )
-            return MachineSummary(name, planned, (_reserved(free, "free now, by NVML"),))
-        if has_gpu_driver():
-            return MachineSummary("GPU", replace(setup, device="cuda"), (probe.reason,))
+            return MachineSummary(name, planned, (_reserved(free, f"free now, {source}"),))
+        if facts.name or has_gpu_driver():
+            why = probe.reason or "NVML does not report it"
+            note = f"the GPU's free memory is unknown, so nothing is compared with it: {why}"
+            return MachineSummary(name, replace(setup, device="cuda"), (note,))
     planned = replace(setup, device="cpu", memory_bytes=host_available_bytes())
     note = "headroom is against host memory free now; specbench itself takes about 0.5 GiB of that"
     return MachineSummary("CPU", planned, (note,))
-
-
-def has_gpu_driver() -> bool:
-    """Whether a driver for torch's `cuda` devices is installed."""
-    return any(map(os.path.exists, _GPU_FILES))
 
 
 def torch_build() -> str | None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specbench.cli.hardware import has_gpu_driver
 from specbench.errors import CompatibilityError, UsageError
 from specbench.settings import BUILTIN, SERVED, MachineSettings, RunSettings
 
@@ -72,12 +71,13 @@ def require_device_and_out(settings: RunSettings, runs_dir: Path | None) -> None
 
 def require_machine(machine: MachineSettings) -> None:
     """Raises UsageError for a GPU without a driver, or more threads than this process has cores."""
+    from specbench.probes.gpu import has_gpu_driver
     from specbench.probes.host import num_cores
 
     if machine.device.startswith("cuda") and sys.platform == "linux" and not has_gpu_driver():
         raise UsageError(
-            f"--device {machine.device}: this machine has no GPU driver; leave --device out for "
-            "the CPU"
+            f"--device {machine.device}: this machine has no GPU driver, or CUDA_VISIBLE_DEVICES "
+            "hides its GPUs; leave --device out for the CPU"
         )
     if machine.threads is not None and machine.threads > (most := num_cores()):
         raise UsageError(

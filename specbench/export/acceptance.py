@@ -76,7 +76,7 @@ def measured_acceptance(
             "concurrency": first.concurrency,
             "engine": first.engine,
             "dtype": first.dtype,
-            "hardware": run.environment.gpu or run.environment.cpu,
+            "hardware": run.environment.processor,
             "run": run.run_id,
             "specbench": run.environment.specbench_version,
             "measured_at": run.environment.created_at,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from specbench.errors import UsageError
-from specbench.probes.gpu import open_probe
+from specbench.probes.gpu import GpuFacts, open_probe
 from specbench.settings.words import parse_device
 
 
@@ -37,11 +37,17 @@ def allocator_peaks(device: str) -> AllocatorPeaks:
     )
 
 
-def cuda_uuid(device: str) -> str | None:
-    """The UUID of a CUDA device in NVML's form, without `GPU-`; None on any other device."""
-    if torch.device(device).type != "cuda":
-        return None
-    return str(torch.cuda.get_device_properties(device).uuid)
+def cuda_facts(device: torch.device) -> GpuFacts:
+    """What torch reports about a CUDA device; nothing about any other device."""
+    if device.type != "cuda":
+        return GpuFacts()
+    reported = torch.cuda.get_device_properties(device)
+    return GpuFacts(
+        name=reported.name,
+        memory_bytes=reported.total_memory,
+        compute_capability=(reported.major, reported.minor),
+        uuid=str(reported.uuid),
+    )
 
 
 def find_device(name: str) -> torch.device:
@@ -54,9 +60,9 @@ def find_device(name: str) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if name.startswith(("auto", "cuda")) and not has_cuda and (reason := _unusable_gpu_reason()):
         raise UsageError(f"--device {name}: {reason}, or measure on the CPU with --device cpu")
-    if name == "auto":
-        return torch.device("cuda:0" if has_cuda else "cpu")
-    index = int(parse_device(name).removeprefix("cuda").removeprefix(":") or 0)
+    if name == "auto" and not has_cuda:
+        return torch.device("cpu")
+    index = int(parse_device(name).partition(":")[2] or 0)
     count = torch.cuda.device_count()
     if index >= count:
         raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")

@@ -4,6 +4,7 @@ On a machine without a GPU, the probe measures nothing."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count, takewhile
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -17,21 +18,28 @@ from specbench.records import DeviceSample
 class GpuFacts(NamedTuple):
     """Facts that stay the same during a run; None if the GPU does not report them."""
 
-    name: str | None = None
+    name: str | None = None  # with the profile of a MIG instance
     memory_bytes: int | None = None
     driver: str | None = None
     power_limit_w: float | None = None
     sm_clock_default_mhz: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    shares_host_memory: bool = False  # it has none of its own
+    uuid: str | None = None  # as CUDA reports it, without `GPU-` or `MIG-`
+
+
+_UNKNOWN = GpuFacts()
 
 
 class Probe:
     """Samples one GPU while measured code runs; values that cannot be read are None, not zero.
 
-    This base class measures nothing, for the given reason.
+    This base class measures nothing, for the given reason, and only has facts that are known.
     """
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason  # empty if the GPU can be measured
+    def __init__(self, reason: str, known: GpuFacts = _UNKNOWN) -> None:
+        self.reason = reason  # empty if all of the GPU can be measured
+        self._known = known
 
     def start(self) -> None:
         """Start sampling; the samples of an earlier start without a stop are dropped."""
@@ -54,7 +62,7 @@ class Probe:
 
     def gpu_facts(self) -> GpuFacts:
         """The name, memory size and limits of the GPU."""
-        return GpuFacts()
+        return self._known
 
 
 INTERVAL_S = 0.05
@@ -97,40 +105,52 @@ class GpuReading(NamedTuple):
 def open_probe(
     device: str,
     *,
-    uuid: str | None = None,
+    known: GpuFacts = _UNKNOWN,
     nvml: Any = pynvml,
     environment: Mapping[str, str] = os.environ,
 ) -> Probe:
     """The probe of a torch device, or one that measures nothing, with the reason.
 
-    `uuid` is the UUID of the CUDA device (device.cuda_uuid), which identifies the GPU. Without it,
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are interpreted as by CUDA.
+    `known` is what torch reports (device.cuda_facts): its UUID identifies the GPU, and facts that
+    NVML does not report are taken from it. Without a UUID, CUDA_VISIBLE_DEVICES and
+    CUDA_DEVICE_ORDER are interpreted as by CUDA.
     """
     kind, _, index = device.partition(":")
     if kind != "cuda":
         return Probe("none (NVML supports NVIDIA GPUs only)")
     try:
         nvml.nvmlInit()
-        gpu = find_gpu(int(index or 0), uuid, nvml, environment)
+        gpu = find_gpu(int(index or 0), known.uuid, nvml, environment)
         if _is_partitioned(nvml, gpu):
-            return Probe("MIG is on: NVML reports power, energy and clocks only of whole GPUs")
+            if known.uuid is not None:  # of the GPU: it does not show which instance CUDA uses
+                return Probe(_OF_WHOLE_GPUS, known)
+            gpu = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 0)  # as CUDA does
     except GpuNotFoundError as error:
-        return Probe(str(error))
+        return Probe(str(error), known)
     except nvml.NVMLError_LibraryNotFound:
-        return Probe("no NVIDIA driver: NVML shared library not found")
+        return Probe("no NVIDIA driver: NVML shared library not found", known)
     except nvml.NVMLError as error:
-        return Probe(f"NVML refuses: {error}")
-    return NvmlProbe(gpu, nvml=nvml)
+        return Probe(f"NVML refuses: {error}", known)
+    return NvmlProbe(gpu, nvml=nvml, known=known)
 
 
 class NvmlProbe(Probe):
-    """Samples one GPU. A value that NVML does not report, or fails to read, is None."""
+    """Samples one GPU, or the memory and processes of a MIG instance. A value that NVML does not
+    report, or fails to read, is None."""
 
-    def __init__(self, gpu: Any, *, nvml: Any = pynvml, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        gpu: Any,
+        *,
+        nvml: Any = pynvml,
+        interval_s: float = INTERVAL_S,
+        known: GpuFacts = _UNKNOWN,
+    ) -> None:
         """`gpu` is an NVML device handle; `nvml` is pynvml, or has the same functions."""
-        super().__init__(reason="")
         self._gpu = gpu
         self._nvml = nvml
+        is_instance = self._device_value(nvml.nvmlDeviceIsMigDeviceHandle)
+        super().__init__(_OF_WHOLE_GPUS if is_instance else "", known)
         self._sampler = PeriodicReader(self.read, interval_s)
 
     def start(self) -> None:
@@ -142,7 +162,7 @@ class NvmlProbe(Probe):
 
     def energy_j(self) -> float | None:
         """Joules, as in Probe. The counter updates every 20 to 100 ms, coarse for short work."""
-        return _scaled(self._device_value(self._nvml.nvmlDeviceGetTotalEnergyConsumption))
+        return _scaled(self._board_value(self._nvml.nvmlDeviceGetTotalEnergyConsumption))
 
     def device_used_bytes(self) -> int | None:
         memory = self._device_value(self._nvml.nvmlDeviceGetMemoryInfo)
@@ -152,14 +172,24 @@ class NvmlProbe(Probe):
         return self._processes().own_bytes
 
     def gpu_facts(self) -> GpuFacts:
-        memory = self._device_value(self._nvml.nvmlDeviceGetMemoryInfo)
-        return GpuFacts(
-            name=self._device_value(self._nvml.nvmlDeviceGetName),
-            memory_bytes=None if memory is None else int(memory.total),
-            driver=self._value(self._nvml.nvmlSystemGetDriverVersion),
-            power_limit_w=_scaled(self._device_value(self._nvml.nvmlDeviceGetEnforcedPowerLimit)),
+        nvml = self._nvml
+        try:
+            memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(self._gpu).total)
+        except nvml.NVMLError_NotSupported:  # as on a GB10 and a Jetson
+            memory_bytes = 0
+        except nvml.NVMLError:
+            memory_bytes = None
+        reported = GpuFacts(
+            name=self._device_value(nvml.nvmlDeviceGetName),
+            memory_bytes=memory_bytes or None,
+            driver=self._value(nvml.nvmlSystemGetDriverVersion),
+            power_limit_w=_scaled(self._board_value(nvml.nvmlDeviceGetEnforcedPowerLimit)),
             sm_clock_default_mhz=self._sm_clock_default_mhz(),
+            compute_capability=self._device_value(nvml.nvmlDeviceGetCudaComputeCapability),
+            shares_host_memory=memory_bytes == 0 and not self.reason,
         )
+        known = self._known._asdict().items()
+        return reported._replace(**{k: v for k, v in known if getattr(reported, k) is None})
 
     def read(self) -> GpuReading:
         """A reading of everything that changes during a run."""
@@ -168,9 +198,9 @@ class NvmlProbe(Probe):
         return GpuReading(
             device_used_bytes=self.device_used_bytes(),
             process_used_bytes=processes.own_bytes,
-            power_w=_scaled(self._device_value(nvml.nvmlDeviceGetPowerUsage)),
-            sm_clock_mhz=self._device_value(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            temperature_c=self._device_value(
+            power_w=_scaled(self._board_value(nvml.nvmlDeviceGetPowerUsage)),
+            sm_clock_mhz=self._board_value(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            temperature_c=self._board_value(
                 nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU
             ),
             event_reasons=self._event_reasons(),
@@ -188,18 +218,22 @@ class NvmlProbe(Probe):
         return Processes(memory[os.getpid()], len(memory) - 1)
 
     def _event_reasons(self) -> int | None:
-        reasons: int | None = self._device_value(self._nvml.nvmlDeviceGetCurrentClocksEventReasons)
+        reasons: int | None = self._board_value(self._nvml.nvmlDeviceGetCurrentClocksEventReasons)
         if reasons is None:  # drivers before 535 have only its old name
-            reasons = self._device_value(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+            reasons = self._board_value(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
         return reasons
 
     def _sm_clock_default_mhz(self) -> int | None:
         """The default applications clock; the highest clock if a GPU has no default."""
         nvml = self._nvml
-        clock: int | None = self._device_value(
+        clock: int | None = self._board_value(
             nvml.nvmlDeviceGetDefaultApplicationsClock, nvml.NVML_CLOCK_GRAPHICS
         )
-        return clock or self._device_value(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM)
+        return clock or self._board_value(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM)
+
+    def _board_value(self, function: Callable[..., Any], *arguments: int) -> Any:
+        """A value that a MIG instance does not have, whatever NVML returns for it."""
+        return None if self.reason else self._device_value(function, *arguments)
 
     def _device_value(self, function: Callable[..., Any], *arguments: int) -> Any:
         return self._value(function, self._gpu, *arguments)
@@ -256,6 +290,9 @@ def _scaled(thousandths: int | None) -> float | None:
     return None if thousandths is None else thousandths / 1000
 
 
+_OF_WHOLE_GPUS = "MIG is on: NVML reports power, energy and clocks only of whole GPUs"
+
+
 def _is_partitioned(nvml: Any, gpu: Any) -> bool:
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(gpu)
@@ -276,7 +313,7 @@ def find_gpu(index: int, uuid: str | None, nvml: Any, environment: Mapping[str, 
     GPU matches, or if the match is ambiguous.
     """
     if uuid is not None:
-        return _gpu_by_uuid(uuid, nvml)
+        return _gpu_by_uuid([f"GPU-{uuid}", f"MIG-{uuid}"], nvml)
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         name = str(index)
@@ -300,20 +337,33 @@ def find_gpu(index: int, uuid: str | None, nvml: Any, environment: Mapping[str, 
     return gpus[int(name)]
 
 
-def _gpu_by_uuid(uuid: str, nvml: Any) -> Any:
-    try:
-        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    except nvml.NVMLError as error:
-        raise GpuNotFoundError(f"NVML has no GPU {uuid} (a MIG instance?): {error}") from error
+def _gpu_by_uuid(uuids: Sequence[str], nvml: Any) -> Any:
+    """The GPU or MIG instance that has one of the UUIDs."""
+    for uuid in uuids:
+        with suppress(nvml.NVMLError):
+            return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    raise GpuNotFoundError(f"NVML has no {' and no '.join(uuids)}")
 
 
 def _gpu_by_uuid_prefix(name: str, gpus: list[Any], nvml: Any) -> Any:
     if name.startswith("MIG-"):
-        raise GpuNotFoundError(f"{name}: NVML reports power, energy and clocks only of whole GPUs")
+        return _gpu_by_uuid([name], nvml)
     matching = [gpu for gpu in gpus if nvml.nvmlDeviceGetUUID(gpu).startswith(name)]
     if len(matching) != 1:
         raise GpuNotFoundError(f"NVML knows {len(matching)} GPUs whose UUID begins with {name}")
     return matching[0]
+
+
+# Devices of NVIDIA's driver, of Windows' driver under Linux, and of AMD's driver, whose GPUs torch
+# also calls cuda.
+_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+
+
+def has_gpu_driver(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a driver for torch's `cuda` devices is installed, and CUDA_VISIBLE_DEVICES does not
+    hide all of them."""
+    first, _, _ = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")
+    return first.strip() not in ("", "-1") and any(map(os.path.exists, _GPU_FILES))
 
 
 class GpuUse(NamedTuple):

@@ -38,6 +38,12 @@ class Environment:
     ] = None
 
     @property
+    def processor(self) -> str:
+        """The GPU, or the CPU if there is none; empty if an import names neither."""
+        is_gpu = self.device.partition(":")[0] == "cuda"
+        return self.gpu or ("a GPU of unknown name" if is_gpu else self.cpu)
+
+    @property
     def hardware(self) -> dict[str, str]:
         """Facts that seconds depend on: seconds are compared if they are equal."""
         facts = {"device": self.device.partition(":")[0]}

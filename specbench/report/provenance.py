@@ -14,9 +14,8 @@ from specbench.report.sessions import deployment_facts
 def question(document: Document) -> str:
     """The title of a report: the question of the run."""
     targets = listed(list(dict.fromkeys(plan.key.condition.target for plan in document.run.cells)))
-    machine = document.run.environment
-    device = machine.gpu or machine.cpu
-    on_device = f" on {device}" if device else ""
+    processor = document.run.environment.processor
+    on_device = f" on {processor}" if processor else ""
     return f"Does speculative decoding make {targets} faster{on_device}?"
 
 
@@ -50,7 +49,7 @@ def setup(document: Document) -> str:
                     )
                 )
             ),
-            machine.gpu or _processor(machine),
+            _processor(machine),
             _prompts(document),
             machine.created_at[:10],
         )
@@ -58,8 +57,8 @@ def setup(document: Document) -> str:
 
 
 def _processor(machine: Environment) -> str:
-    if machine.threads is None:
-        return machine.cpu or "hardware not named in the imported files"
+    if machine.processor != machine.cpu or machine.threads is None:
+        return machine.processor or "hardware not named in the imported files"
     return f"{machine.cpu}, {plural(machine.threads, 'thread')}"
 
 

@@ -87,6 +87,16 @@ def test_a_gpu_that_works_is_shown_with_its_libraries(tmp_path, monkeypatch):
     assert "is_available(): True" in ran.out
 
 
+def test_memory_that_the_driver_does_not_report_is_that_of_torch(tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench.probes.gpu._GPU_FILES", ("/",))
+    monkeypatch.setattr("specbench.probes.gpu.open_probe", lambda *_, **__: Probe("no NVML"))
+    monkeypatch.setattr("specbench.cli.hardware.torch_build", lambda: "HIP 7.1")
+    planted(monkeypatch, {**WORKING, "free_bytes": 2**20})
+    document = json.loads(specbench("doctor demo/ngram --json", cwd=tmp_path).out)
+    assert (document["gpu"], document["free_gib"]) == (None, 0.0)
+    assert "1.0 MiB free" in document["pairings"][0]["problems"][0]
+
+
 @pytest.mark.usefixtures("gpu")
 def test_a_container_that_hides_its_gpus_is_measured_on_its_cpu(tmp_path, monkeypatch):
     planted(monkeypatch, {"device": "cpu"})
@@ -132,12 +142,14 @@ def test_libraries_are_checked_on_the_device_of_a_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 * 2**30, 4 * 2**30))
     monkeypatch.setattr(availability, "triton_failure", lambda device: f"not on {device}")
     monkeypatch.setattr(implementations, "import_failure", lambda: None)
     assert doctor.describe_gpu() == {
         "device": "cuda:0",
         "num_gpus": 2,
         "compute_capability": "8.9",
+        "free_bytes": 3 * 2**30,
         "triton": "not on cuda:0",
         "flash_attn": None,
     }

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from specbench import demo
 from specbench.bench.budget import block_seconds
 from specbench.cli.plan_table import PlanOutlook, time_lines
+from specbench.probes import gpu
 from specbench.runs import SCHEMA_VERSION, create_run
 from tests.bench.fake_runs import write_prompts
 from tests.cli.calls import specbench
+from tests.probes.fake_nvml import FakeGpu, FakeNvml
 from tests.report.served_runs import served_run
 
 GIB = 2**30
@@ -35,6 +38,31 @@ def test_memory_is_that_of_the_dtype_that_this_device_takes(tmp_path: Path) -> N
     assert plain["memory_bytes"] == pytest.approx(34.8 * GIB, rel=0.01)
     assert half["memory_bytes"] == pytest.approx(17.4 * GIB, rel=0.01)
     assert plain["seconds"] > 1.5 * half["seconds"]
+
+
+def test_the_dtype_of_a_gpu_that_emulates_bfloat16_is_float16(tmp_path, monkeypatch) -> None:
+    """In the plan of this process, of a server, and of `pair`."""
+    t4 = FakeGpu(name="Tesla T4", total=64 * GIB, used=0, capability=(7, 5))
+    opened = partial(gpu.open_probe, nvml=FakeNvml(t4), environment={})
+    monkeypatch.setattr(gpu, "open_probe", opened)
+    monkeypatch.setattr(gpu, "_GPU_FILES", ("/",))
+
+    def planned(*words: str) -> dict[str, Any]:
+        ran = specbench(*words, "--dry-run", "--json", cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        document: dict[str, Any] = json.loads(ran.out)
+        return document
+
+    (here,) = planned("run", "shape-8b", "-w", "chat", "--device", "cuda")["estimates"]
+    words = ("sweep-k", "demo/draft", "-w", "chat", "--engine", "vllm", "--device", "cuda")
+    (server,) = planned(*words)["estimates"]
+    assert (here["dtype"], server["dtype"]) == ("float16", "float16")
+    for place in (("--device", "cuda"), ("--gpu", "T4")):
+        document = planned("pair", "demo", "--draft", "ngram", *place)
+        assert document["machine"]["compute_capability"] == [7, 5]
+        assert document["target_alone"]["dtype"] == "float16"
+        assert any("float16" in note for note in document["target_alone"]["notes"])
+    assert "float16" in specbench("pair demo --gpu V100-32GB --dry-run", cwd=tmp_path).out
 
 
 def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from specbench.cli import hardware, preflight
+from specbench.cli import preflight
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
+from specbench.probes import gpu
 from specbench.settings import MachineSettings, RunSettings, WorkloadSettings
 
 WRONG = {
@@ -80,7 +81,7 @@ def settings(device: str) -> RunSettings:
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_a_gpu_needs_a_driver(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairings = load_pairings().select(["demo/draft"])
-    monkeypatch.setattr(hardware, "_GPU_FILES", (str(tmp_path / "driver"),))
+    monkeypatch.setattr(gpu, "_GPU_FILES", (str(tmp_path / "driver"),))
     with pytest.raises(UsageError, match=f"--device {device}.*GPU"):
         preflight.preflight(settings(device), pairings)
     preflight.preflight(settings("cpu"), pairings)

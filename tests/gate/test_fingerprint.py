@@ -12,7 +12,10 @@ from specbench.gate.fingerprint import (
     have_same_arithmetic,
     software_changes,
 )
+from specbench.probes.environment import describe_environment
+from specbench.probes.gpu import open_probe
 from specbench.records import EngineRecord, ImportedRecord
+from tests.probes.fake_nvml import FakeNvml, partitioned_gpu
 from tests.report.stored_runs import Wish, stored_run
 from tests.settings.flat_settings import changed
 
@@ -67,6 +70,21 @@ def test_other_texts_weights_or_tokenizers_change_the_fingerprint():
 )
 def test_another_machine_changes_the_hardware_fingerprint(environment):
     assert names(replace(RUN, environment=replace(RUN.environment, **environment))) == ["hardware"]
+
+
+def test_unlike_mig_instances_of_one_gpu_are_different_hardware():
+    def fingerprint(visible):
+        environment, nvml = {"CUDA_VISIBLE_DEVICES": visible}, FakeNvml(partitioned_gpu())
+        probe = open_probe("cuda:0", nvml=nvml, environment=environment)
+        described = describe_environment("cuda:0", 1, ["specbench"], probe)
+        return fingerprint_of(replace(RUN, environment=described), MODELS)
+
+    large, small = fingerprint("MIG-large"), fingerprint("MIG-small")
+    (difference,) = differences(large, small)
+    assert difference.name == "hardware"
+    assert "3g.40gb" in difference.baseline
+    assert "1g.10gb" in difference.candidate
+    assert differences(large, fingerprint("MIG-large")) == ()
 
 
 def test_another_drafter_driver_or_package_is_permitted_and_reported():

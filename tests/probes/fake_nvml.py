@@ -32,7 +32,9 @@ class FakeGpu:
     max_clock: int = 1_980
     temperature: int = 60
     reasons: int = 0
+    capability: tuple[int, int] = (9, 0)
     mig: int = 0
+    instances: "list[FakeGpu]" = field(default_factory=list)  # of MIG, with UUIDs of their own
     processes: list[Process] = field(default_factory=list)
 
 
@@ -41,6 +43,7 @@ class FakeNvml:
 
     NVMLError = pynvml.NVMLError
     NVMLError_LibraryNotFound = pynvml.NVMLError_LibraryNotFound
+    NVMLError_NotSupported = pynvml.NVMLError_NotSupported
     NVML_CLOCK_SM = pynvml.NVML_CLOCK_SM
     NVML_CLOCK_GRAPHICS = pynvml.NVML_CLOCK_GRAPHICS
     NVML_TEMPERATURE_GPU = pynvml.NVML_TEMPERATURE_GPU
@@ -72,8 +75,9 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
         for gpu in self.gpus:
-            if gpu.uuid == uuid:
-                return gpu
+            for handle in (gpu, *gpu.instances):
+                if handle.uuid == uuid:
+                    return handle
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
@@ -119,8 +123,27 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[Process]:
         return gpu.processes
 
+    def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:
+        return gpu.capability
+
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> tuple[int, int]:
         return gpu.mig, gpu.mig
+
+    def nvmlDeviceIsMigDeviceHandle(self, gpu: FakeGpu) -> int:
+        return gpu.uuid.startswith("MIG-")
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
+        if index >= len(gpu.instances):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return gpu.instances[index]
+
+
+def partitioned_gpu() -> FakeGpu:
+    """An H100 with two unlike MIG instances."""
+    name = "NVIDIA H100 80GB HBM3"
+    large = FakeGpu(uuid="MIG-large", name=f"{name} MIG 3g.40gb", total=40_000, used=300)
+    small = FakeGpu(uuid="MIG-small", name=f"{name} MIG 1g.10gb", total=10_000, used=100)
+    return FakeGpu(uuid="GPU-whole", name=name, mig=1, instances=[large, small])
 
 
 EVERY_FUNCTION = tuple(name for name in vars(FakeNvml) if name.startswith("nvml"))

@@ -9,22 +9,24 @@ from specbench.probes.device import (
     allocator_peaks,
     calls_of,
     count_host_calls,
-    cuda_uuid,
+    cuda_facts,
     measure_copy_bandwidth,
     reset_allocator_peaks,
 )
+from specbench.probes.gpu import GpuFacts
 from tests.decoding.fakes import QueuedClock
 
+CPU = torch.device("cpu")
 
-def test_a_cpu_has_no_allocator_peaks_and_no_uuid():
+
+def test_a_cpu_has_no_allocator_peaks_and_no_facts_of_a_gpu():
     reset_allocator_peaks("cpu")
 
     assert allocator_peaks("cpu") == (None, None)
-    assert cuda_uuid("cpu") is None
+    assert cuda_facts(CPU) == GpuFacts()
 
 
 MIB = 2**20
-CPU = torch.device("cpu")
 SIZE = 16 * MIB
 
 

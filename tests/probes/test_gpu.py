@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from fake_nvml import EVERY_FUNCTION, EVERY_READING, FakeGpu, FakeNvml, Process
+from fake_nvml import EVERY_FUNCTION, EVERY_READING, FakeGpu, FakeNvml, Process, partitioned_gpu
 
 import specbench.probes
 from specbench.probes.gpu import (
@@ -20,6 +20,7 @@ from specbench.probes.gpu import (
     NvmlProbe,
     Probe,
     find_gpu,
+    has_gpu_driver,
     open_probe,
     summarize,
     throttle_names,
@@ -106,6 +107,7 @@ def test_gpu_readings_are_converted_to_our_units():
         driver="580.1",
         power_limit_w=700.0,
         sm_clock_default_mhz=1_800,
+        compute_capability=(9, 0),
     )
 
 
@@ -168,7 +170,7 @@ def test_a_gpu_that_refuses_every_query_gives_none_without_an_error():
     assert probe.energy_j() is None
     assert probe.device_used_bytes() is None
     assert probe.process_used_bytes() is None
-    assert probe.gpu_facts() == GpuFacts()
+    assert probe.gpu_facts() == GpuFacts(shares_host_memory=True)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +314,7 @@ class NoPermission(FakeNvml):
     [
         ("cuda:0", NoDriver(), "no NVIDIA driver: NVML shared library not found"),
         ("cuda:0", NoPermission(), "NVML refuses: Insufficient Permissions"),
-        ("cuda:0", FakeNvml(FakeGpu(mig=1)), "MIG is on"),
+        ("cuda:0", FakeNvml(FakeGpu(mig=1)), "NVML refuses: Not Found"),  # no instance
         ("cuda:7", FakeNvml(FakeGpu()), "cuda:7 is GPU 7, and NVML knows 1"),
         ("cpu", FakeNvml(FakeGpu()), "none (NVML supports NVIDIA GPUs only)"),
     ],
@@ -335,6 +337,96 @@ def test_a_gpu_without_mig_is_a_whole_gpu():
     nvml = FakeNvml(FakeGpu(), refused=("nvmlDeviceGetMigMode",))
 
     assert open_probe("cuda", nvml=nvml, environment={}).reason == ""
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuid", "facts"),
+    [
+        (None, None, ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40_000, 300)),
+        ("MIG-small", None, ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10_000, 100)),
+        (None, "small", ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10_000, 100)),
+    ],
+    ids=["the first", "named by the environment", "named by CUDA"],
+)
+def test_a_mig_instance_has_its_name_and_memory_and_no_values_of_the_gpu(
+    visible: str | None, uuid: str | None, facts: tuple[str, int, int]
+):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    nvml = FakeNvml(partitioned_gpu())
+
+    probe = open_probe("cuda:0", known=GpuFacts(uuid=uuid), nvml=nvml, environment=environment)
+
+    name, memory_bytes, used_bytes = facts
+    assert "MIG is on" in probe.reason
+    assert probe.gpu_facts() == GpuFacts(
+        name=name, memory_bytes=memory_bytes, driver="580.1", compute_capability=(9, 0), uuid=uuid
+    )
+    probe.start()
+    sample = probe.stop()
+    assert sample is not None
+    assert sample == DeviceSample(num_samples=sample.num_samples, device_used_bytes=used_bytes)
+    assert probe.energy_j() is None
+
+
+OF_TORCH = GpuFacts(
+    name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", memory_bytes=9_000, compute_capability=(9, 0)
+)
+
+
+@pytest.mark.parametrize(
+    ("uuid", "nvml"),
+    [
+        ("whole", FakeNvml(partitioned_gpu())),  # whose instances NVML cannot tell apart
+        ("strange", FakeNvml(FakeGpu())),
+        ("a", NoDriver()),
+        ("a", NoPermission()),
+    ],
+)
+def test_what_nvml_does_not_report_is_taken_from_torch(uuid: str, nvml: FakeNvml):
+    known = OF_TORCH._replace(uuid=uuid)
+
+    probe = open_probe("cuda:0", known=known, nvml=nvml, environment={})
+
+    assert probe.reason
+    assert probe.gpu_facts() == known
+
+
+def test_torch_reports_the_memory_of_a_gpu_that_shares_the_hosts():
+    nvml = FakeNvml(FakeGpu(uuid="GPU-a"), refused=("nvmlDeviceGetMemoryInfo",))
+
+    probe = open_probe("cuda:0", known=OF_TORCH._replace(uuid="a"), nvml=nvml, environment={})
+
+    facts = probe.gpu_facts()
+    assert (facts.name, facts.memory_bytes) == ("Fake 100", 9_000)
+    assert facts.shares_host_memory
+
+
+@pytest.mark.parametrize(
+    ("visible", "is_installed", "has_driver"),
+    [
+        (None, True, True),
+        ("1", True, True),
+        ("GPU-a,GPU-b", True, True),
+        ("", True, False),
+        ("-1", True, False),
+        (None, False, False),
+    ],
+)
+def test_a_machine_has_a_gpu_driver_unless_all_gpus_are_hidden(
+    visible: str | None,
+    is_installed: bool,
+    has_driver: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    device = tmp_path / "nvidiactl"
+    if is_installed:
+        device.touch()
+    monkeypatch.setattr("specbench.probes.gpu._GPU_FILES", (str(device),))
+
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    assert has_gpu_driver(environment) is has_driver
 
 
 A = FakeGpu(uuid="GPU-aaaa-1111")
@@ -380,7 +472,7 @@ def test_a_gpu_is_found_by_its_cuda_uuid():
         (0, "9", "cuda:0 is GPU 9"),
         (0, "-1", "0 GPUs whose UUID begins with -1"),
         (0, "GPU-a", "2 GPUs whose UUID begins with GPU-a"),
-        (0, "MIG-1234", "only of whole GPUs"),
+        (0, "MIG-1234", "NVML has no MIG-1234"),
     ],
 )
 def test_an_index_without_a_gpu_has_a_reason(index: int, visible: str | None, complaint: str):
@@ -391,7 +483,7 @@ def test_an_index_without_a_gpu_has_a_reason(index: int, visible: str | None, co
 
 
 def test_a_uuid_that_nvml_does_not_know_is_refused():
-    with pytest.raises(GpuNotFoundError, match=r"GPU 9999.*MIG"):
+    with pytest.raises(GpuNotFoundError, match=r"GPU-9999.*MIG-9999"):
         find_gpu(0, "9999", EQUAL, {})
 
 

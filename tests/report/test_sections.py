@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from specbench.report.document import build_document
-from specbench.report.provenance import which_pass
+from specbench.report.provenance import question, setup, which_pass
 from specbench.report.terminal import terminal_report
 from tests.cell_keys import KEY
 from tests.report.stored_runs import SMALL, stored_run
@@ -34,6 +34,23 @@ def test_rates_at_one_batch_size_are_distinguished():
     several = [replace(ONE, concurrency=64, request_rate=rate) for rate in (2.0, 4.0, 8.0)]
     titles = {setting.distinct_parts(several, also="workload") for setting in several}
     assert titles == {("code", f"{rate:g} requests per second") for rate in (2.0, 4.0, 8.0)}
+
+
+@pytest.mark.parametrize(
+    ("machine", "processor"),
+    [
+        ({"device": "cpu", "gpu": None}, "CPU"),
+        ({"device": "cuda:0", "gpu": "GPU MIG 1g.10gb"}, "GPU MIG 1g.10gb"),
+        ({"device": "cuda:0", "gpu": None}, "GPU of unknown name"),
+    ],
+)
+def test_the_title_names_what_decoded(machine, processor):
+    stored = stored_run(SMALL)
+    environment = replace(stored.run.environment, cpu="a CPU", threads=None, **machine)
+    document = build_document(replace(stored, run=replace(stored.run, environment=environment)))
+    for text in (question(document), setup(document)):
+        assert processor in text
+        assert ("CPU" in text) == (processor == "CPU")
 
 
 def test_confirmation_runs_are_mentioned_only_if_there_is_one():
