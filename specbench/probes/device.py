@@ -1,6 +1,8 @@
 """Torch devices: the one that a run uses, memory peaks, copy bandwidth, and calls by the host."""
 
+import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import pairwise
@@ -66,7 +68,10 @@ def find_device(name: str) -> torch.device:
     count = torch.cuda.device_count()
     if index >= count:
         raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")
-    return torch.device("cuda", index)
+    device = torch.device("cuda", index)
+    if reason := _missing_code_reason(device):
+        raise UsageError(f"--device {name}: {reason}, or measure on the CPU with --device cpu")
+    return device
 
 
 def open_device(name: str) -> torch.device:
@@ -97,6 +102,48 @@ def _unusable_gpu_reason() -> str | None:
         f"cannot use it: it is built {f'for CUDA {built}{needs}' if built else 'without CUDA'}; "
         "install a build of torch for this driver"
     )
+
+
+# Below it, PyTorch's builds for CUDA 13 have no code for a GPU, but those for CUDA 12.6 do.
+_OLDEST_WITH_CUDA_13 = (7, 5)
+
+
+def _missing_code_reason(device: torch.device) -> str | None:
+    """The reason why torch's build cannot run on this GPU; None if it can, or if it is not built
+    for CUDA."""
+    built = torch.cuda.get_arch_list()
+    if not any(map(_ARCH.fullmatch, built)):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says the same in many lines
+        gpu = cuda_facts(device)
+    major, minor = capability = gpu.compute_capability or (0, 0)
+    if any(_runs_on(arch, capability) for arch in built):
+        return None
+    newer = f"one for a newer CUDA than {torch.version.cuda}"
+    return (
+        f"{gpu.name} has compute capability {major}.{minor}, and torch {torch.__version__} has no "
+        f"code for it, only for {', '.join(built)}; install a build with sm_{major}{minor}, such "
+        f"as {'that for CUDA 12.6' if capability < _OLDEST_WITH_CUDA_13 else newer}"
+    )
+
+
+_ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+
+
+def _runs_on(arch: str, capability: tuple[int, int]) -> bool:
+    """Whether code for an architecture, such as `sm_86` or `compute_90`, runs on a GPU.
+
+    Binaries run on the same major version from their minor version on, PTX on every newer version.
+    With the suffix `a` both run on one version only, and PTX with `f` runs as binaries do. Source:
+    NVIDIA's CUDA programming guide, compute capabilities.
+    """
+    if (match := _ARCH.fullmatch(arch)) is None:
+        return False
+    kind, suffix, built = match[1], match[4], (int(match[2]), int(match[3]))
+    if suffix == "a":
+        return built == capability
+    return built <= capability and (built[0] == capability[0] or kind + suffix == "compute")
 
 
 NUM_BYTES = {"cuda": 512 * 2**20, "cpu": 64 * 2**20}

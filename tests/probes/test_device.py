@@ -1,15 +1,19 @@
 import time
+import warnings
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from specbench.errors import UsageError
 from specbench.probes.device import (
     HostCalls,
     allocator_peaks,
     calls_of,
     count_host_calls,
     cuda_facts,
+    find_device,
     measure_copy_bandwidth,
     reset_allocator_peaks,
 )
@@ -24,6 +28,94 @@ def test_a_cpu_has_no_allocator_peaks_and_no_facts_of_a_gpu():
 
     assert allocator_peaks("cpu") == (None, None)
     assert cuda_facts(CPU) == GpuFacts()
+
+
+def plant_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    name: str,
+    capability: tuple[int, int],
+    built: str,
+    cuda: str,
+) -> None:
+    """A GPU that torch sees, and a build of torch with code for the architectures in `built`."""
+    major, minor = capability
+
+    def properties(_device: torch.device) -> SimpleNamespace:
+        warnings.warn(f"{name} is not compatible with this build", stacklevel=2)  # as torch does
+        return SimpleNamespace(name=name, total_memory=2**34, major=major, minor=minor, uuid="a-1")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", built.split)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+
+
+CUDA_13 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120"
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "built", "cuda", "build"),
+    [
+        ("Tesla V100-SXM2-16GB", (7, 0), CUDA_13, "13.0", "that for CUDA 12.6"),
+        ("Tesla P40", (6, 1), CUDA_13, "13.0", "that for CUDA 12.6"),
+        ("NVIDIA B200", (10, 0), "sm_80 sm_90", "12.6", "one for a newer CUDA than 12.6"),
+        ("NVIDIA H100", (9, 0), "sm_80 sm_86", "12.6", "one for a newer CUDA than 12.6"),
+        ("NVIDIA A100", (8, 0), "sm_86", "12.6", "one for a newer CUDA than 12.6"),
+        ("NVIDIA B300", (10, 3), "sm_100a compute_100a", "12.8", "than 12.8"),
+        ("NVIDIA RTX 5090", (12, 0), "sm_100 sm_100f compute_100f", "12.8", "than 12.8"),
+    ],
+)
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
+def test_a_gpu_that_torchs_build_has_no_code_for_is_refused_with_the_build_to_install(
+    device: str,
+    name: str,
+    capability: tuple[int, int],
+    built: str,
+    cuda: str,
+    build: str,
+    monkeypatch: pytest.MonkeyPatch,
+    recwarn: pytest.WarningsRecorder,
+):
+    plant_gpu(monkeypatch, name=name, capability=capability, built=built, cuda=cuda)
+
+    with pytest.raises(UsageError) as refused:
+        find_device(device)
+
+    major, minor = capability
+    words = (name, f"{major}.{minor}", f"sm_{major}{minor}", built.split()[0], torch.__version__)
+    for word in (f"--device {device}", *words, build, "--device cpu"):
+        assert word in str(refused.value)
+    assert len(recwarn) == 0  # torch's own words, which are long
+
+
+@pytest.mark.parametrize(
+    ("capability", "built"),
+    [
+        ((7, 5), CUDA_13),
+        ((8, 6), "sm_75 sm_80"),  # binaries of the same major version
+        ((8, 9), CUDA_13),
+        ((12, 1), CUDA_13),
+        ((12, 0), "sm_80 sm_90 compute_90"),  # compiled when it is loaded
+        ((9, 0), "sm_90a"),
+        ((10, 3), "sm_100f"),
+        ((10, 3), "compute_100f"),
+        ((9, 4), "gfx90a gfx942"),  # AMD
+        ((9, 0), ""),  # a build that does not list its code
+    ],
+)
+def test_a_gpu_that_torch_may_have_code_for_is_used(
+    capability: tuple[int, int], built: str, monkeypatch: pytest.MonkeyPatch
+):
+    plant_gpu(monkeypatch, name="a GPU", capability=capability, built=built, cuda="13.0")
+
+    assert find_device("auto") == torch.device("cuda", 0)
+    with pytest.warns(UserWarning, match="a GPU"):
+        facts = cuda_facts(torch.device("cuda", 0))
+    assert facts == GpuFacts(
+        name="a GPU", memory_bytes=2**34, compute_capability=capability, uuid="a-1"
+    )
 
 
 MIB = 2**20
