@@ -157,6 +157,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
         ("tiny --output nowhere/best.yaml", "directory does not exist"),
         ("tiny --output prompts.jsonl/best.yaml", "directory does not exist"),
         ("./drafts/eagle --draft ngram", "cannot be a target"),
+        ("shape:llama-8b --draft shape:llama-1b", "shape"),
     ],
 )
 def test_pair_exits_2_for_invalid_arguments(shelf, arguments, message):
