@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from specbench.errors import CompatibilityError
 from specbench.inputs.config import load_pairings
 from specbench.runs import list_runs, load_run
 from tests.cli.calls import specbench
@@ -157,7 +159,6 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
         ("tiny --output nowhere/best.yaml", "directory does not exist"),
         ("tiny --output prompts.jsonl/best.yaml", "directory does not exist"),
         ("./drafts/eagle --draft ngram", "cannot be a target"),
-        ("shape:llama-8b --draft shape:llama-1b", "shape"),
     ],
 )
 def test_pair_exits_2_for_invalid_arguments(shelf, arguments, message):
@@ -165,6 +166,14 @@ def test_pair_exits_2_for_invalid_arguments(shelf, arguments, message):
     assert ran.code == 2
     assert message in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_a_target_without_weights_cannot_be_measured(shelf, tmp_path):
+    without = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(shelf / "target", tmp_path / "bare", ignore=without)
+    ran = specbench("pair", "./bare", "--draft", "ngram", cwd=tmp_path)
+    assert (ran.code, ran.error) == (2, CompatibilityError)
+    assert re.search("error: .*bare.*--dry-run", ran.err)
 
 
 def test_a_truncated_context_names_the_limit(shelf):
