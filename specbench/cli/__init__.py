@@ -51,7 +51,10 @@ app = typer.Typer(
         "Does speculative decoding pay off for your target, your GPU and "
         "your text - and with which draft, method and K?"
     ),
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "color": False,  # plain_streams would print the codes of typer's own messages
+    },
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -144,7 +147,7 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        app(args=prepare_arguments(sys.argv[1:]))
+        app(args=prepare_arguments(sys.argv[1:]), prog_name=app.info.name)
     except SpecbenchError as error:
         typer.echo(f"error: {error}", err=True)
         is_lost = isinstance(error, DeviceLostError)

@@ -156,8 +156,6 @@ def export(
     if engine is not None:
         engine = one_of("--engine", engine, *(ENGINES if file_format else EXPORTED))
     chosen = known_pairings([pairing], pairings_file, runs_dir, run).select([pairing])
-    if len({p.target.name for p in chosen}) != 1:
-        raise UsageError(f"{pairing!r} is of several targets; name one pairing: {chosen[0].name}")
     context = None if prompt_tokens is None else parse_context(prompt_tokens)
     selection = Selection(workload, temperature, concurrency, engine, context)
     if (thinking is not None) != (file_format == "golden"):

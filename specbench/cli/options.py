@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
+from specbench.cli.completion import completion_of
 from specbench.settings.option import (
     Option,
     bare_type,
@@ -128,6 +129,8 @@ def _parameters(
             holds_groups = any(is_group(bare_type(inner.hint)) for inner in group_inputs)
             yield from _parameters(group_inputs, shown, None if holds_groups else _heading(hint))
         elif hasattr(hint, "__metadata__") and doc_of(hint) is None:  # declared with typer.Option
+            for declared in hint.__metadata__:
+                declared.autocompletion = declared.autocompletion or completion_of(name)
             yield inspect.Parameter(name, _KEYWORD, default=default, annotation=hint)
 
 
@@ -173,7 +176,10 @@ def _as_typer(
         kind, default = str | None, _default_text(default)
     if option.is_argument:
         parameter = typer.Argument(
-            help=option.help, show_default=option.shown, metavar=option.placeholder
+            help=option.help,
+            show_default=option.shown,
+            metavar=option.placeholder,
+            autocompletion=completion_of(name),
         )
         return Annotated[kind, parameter], default
     parameter = typer.Option(
@@ -184,6 +190,7 @@ def _as_typer(
         min=option.min,
         max=option.max,
         show_default=option.shown,
+        autocompletion=completion_of(name),
     )
     return Annotated[kind, parameter], default
 

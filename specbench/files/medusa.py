@@ -68,9 +68,10 @@ def token_map(files: HeadFiles[Any], V: int) -> list[int] | None:
     ModelError if the map is not a list of the target's ids."""
     if TOKEN_MAP not in files.tensors:
         return None
-    ids, shape = files.whole_numbers(TOKEN_MAP), files.shape(TOKEN_MAP)
-    if len(shape) != 1 or not ids:
+    shape = files.shape(TOKEN_MAP)
+    if len(shape) != 1 or not shape[0]:
         raise ModelError(f"{files.source}: {TOKEN_MAP} is not a list of token ids")
+    ids = files.whole_numbers(TOKEN_MAP)
     if wrong := [i for i in ids if not 0 <= i < V]:
         raise ModelError(
             f"{files.source}: {TOKEN_MAP} names the id {wrong[0]}; the target has {V} ids"

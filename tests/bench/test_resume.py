@@ -248,6 +248,8 @@ def test_a_changed_pairing_is_refused_on_resume_with_its_name(tmp_path: Path) ->
     other = replace(run, pairing_sha256={**run.pairing_sha256, "big/bad": "0" * 64})
     with pytest.raises(UsageError, match=r"big/bad.*pairings\.yaml"):
         require_same_work(other, [plan])
+    with pytest.raises(UsageError, match=run.run_id):
+        require_same_work(replace(run, cells=run.cells[1:]), [plan])
 
 
 def test_a_failure_disappears_when_its_cells_are_measured_later(tmp_path: Path) -> None:

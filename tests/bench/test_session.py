@@ -3,16 +3,21 @@
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from specbench.bench.session import quoted_text, text_pieces
+from specbench.bench.blocks import Cell
+from specbench.bench.session import MOST_LOSSES, losses_kept, quoted_text, text_pieces
 from specbench.bench.target import WARM_UP_TOKENS
-from specbench.records import Message, Role
+from specbench.errors import ModelError
+from specbench.records import FailureRecord, Message, Role, Sampling
 from tests.bench.fake_runs import SETTINGS, measured
 from tests.bench.fakes import ANSWER_TOKENS, FakeEngine
+from tests.cell_keys import cell_key
 from tests.settings.flat_settings import changed
 
 SMALL, LARGE = "```\na = 1\n```", "```python\ndef f():\n    return 1\n```"
@@ -119,3 +124,19 @@ def test_text_pieces_decode_at_most_six_tokens_at_a_time() -> None:
 
     text_pieces(counted, ("猫" * 300).encode())
     assert max(longest) == 6  # the character before, and this one
+
+
+def test_a_cell_that_lost_the_device_twice_is_not_tried_again() -> None:
+    cell = Cell(key=cell_key(), sampling=Sampling())
+    lost = FailureRecord(
+        pairing="", workload="", stage="decode", reason="", cell_ids=(cell.key.id,)
+    )
+    store: Any = SimpleNamespace(stored=SimpleNamespace(failures=[lost] * MOST_LOSSES))
+    with losses_kept(store, [cell], "decode"):  # a failure is not a lost device
+        pass
+    store.stored.failures = [replace(lost, ended_process=True)] * MOST_LOSSES
+    with (
+        pytest.raises(ModelError, match=f"{MOST_LOSSES} times"),
+        losses_kept(store, [cell], "decode"),
+    ):
+        pass

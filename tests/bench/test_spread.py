@@ -146,6 +146,17 @@ def test_a_run_that_lost_every_node_ends_with_the_resume_command(tmp_path):
         spread_over(cluster, tmp_path, [InTwoPasses(units(2), [])])
 
 
+@dataclass(frozen=True)
+class Rejecting(Words):
+    def measure(self, machine, store, deadline):  # noqa: ARG002
+        raise UsageError(f"no {self.label} here")
+
+
+def test_a_unit_that_a_node_rejects_ends_the_run_with_the_nodes_name(tmp_path):
+    with pytest.raises(SpecbenchError, match="node a: no u0 here"):
+        spread_over(FakeCluster({"a": 1}), tmp_path, [InTwoPasses([Rejecting("u0", ())], [])])
+
+
 SERVED = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
 
 

@@ -168,20 +168,6 @@ def test_the_version_is_the_packages(tmp_path):
     assert specbench("--version", cwd=tmp_path).out == f"specbench {version('specbench-llm')}\n"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_commands_and_options(shell, tmp_path):
-    environment = {"_SPECBENCH_COMPLETE": f"complete_{shell}"}
-    if shell == "bash":
-        environment |= {"COMP_WORDS": "specbench sw", "COMP_CWORD": "1"}
-    else:
-        environment |= {"_TYPER_COMPLETE_ARGS": "specbench sw"}
-        environment |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args"} if shell == "fish" else {}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        assert "sweep-k" in specbench(cwd=tmp_path).out
-
-
 def test_the_help_of_check_lists_the_default_tolerances(tmp_path):
     help_text = "".join(specbench("check", "--help", cwd=tmp_path).out.split())
     gpu, cpu = (default_tolerances(device) for device in ("cuda", "cpu"))

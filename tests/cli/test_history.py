@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from specbench.doc import schema_of
+from specbench.errors import StoreError
 from tests.cli.calls import specbench
 from tests.importers.test_formats import FILES
 from tools.machine_document import DOCUMENTS
@@ -89,6 +90,16 @@ def test_a_damaged_run_is_skipped_in_the_history_and_reported(nightly, tmp_path)
     left_out = {line.split(" left out: ")[0] for line in ran.err.splitlines()}
     assert left_out == {runs[2].name, runs[4].name}
     assert "damaged" in ran.err
+
+
+def test_a_history_without_a_readable_run_is_refused(nightly, tmp_path):
+    copy = shutil.copytree(nightly / "reports", tmp_path / "reports")
+    for path in copy.glob("*/run.json"):
+        records = path.with_name("records.jsonl")
+        records.write_bytes(b"{}\n" + records.read_bytes())
+    ran = specbench("history", *METRIC, cwd=tmp_path)
+    assert (ran.code, ran.out, ran.error) == (2, "", StoreError)
+    assert ran.err.splitlines()[-1].startswith("error: none of the runs in reports ")
 
 
 def test_an_interrupted_run_is_omitted_from_the_history_and_listed(nightly, tmp_path):

@@ -117,6 +117,13 @@ def split(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": names}))
 
 
+def misname(folder: Path) -> None:
+    """An index with a tensor that its only shard lacks."""
+    shard = (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    names = dict.fromkeys((*load_file(shard), "absent.weight"), shard.name)
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+
+
 IDS = torch.arange(DRAFTED) * 2
 MARKS = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, IDS, True)
 SMALL_HEAD = {"lm_head__weight": lambda weight: weight[IDS]}
@@ -164,6 +171,7 @@ HEADS = {
     "d2t of another length": Case("eagle3", small_vocabulary(OFFSETS[1:]), ("(99,)", "(100,)")),
     "d2t against t2d": Case("eagle3", small_vocabulary(OFFSETS, ~MARKS), ("d2t", "t2d")),
     "zeros": Case("eagle3", small_vocabulary(ZEROS, ~MARKS), ("d2t", "t2d")),
+    "t2d without d2t": Case("eagle3", rewrite(t2d=MARKS), ("t2d", "d2t")),
     "a missing layer": Case("eagle3", rewrite(fc__weight=None), ("missing", "fc.weight")),
     "another width": Case("eagle", configure(hidden_size=64), ("hidden_size", "64", "32")),
     "no width": Case("eagle", configure(hidden_size=None), ("hidden_size",)),
@@ -173,6 +181,9 @@ HEADS = {
     "another vocabulary": Case("medusa", lambda _: None, ("272", "300")),
     "a token map beyond": Case(
         "medusa", rewrite(token_map=torch.arange(300)), ("id 272", "272 ids")
+    ),
+    "a token map of two dimensions": Case(
+        "medusa", rewrite(token_map=torch.arange(4).view(2, 2)), ("token_map", "ids")
     ),
     "fractions in a token map": Case(
         "medusa", rewrite(token_map=torch.ones(300)), ("token_map", "integers")
@@ -206,6 +217,7 @@ MODELS = {
     "a width below 0": Case("draft_model", configure(hidden_size=-5), ("hidden_size is -5",)),
     "no vocab_size": Case("draft_model", configure(vocab_size=None), ("has no vocab_size",)),
     "no layers": Case("draft_model", configure(num_hidden_layers=None), ("num_hidden_layers",)),
+    "another width": Case("draft_model", configure(hidden_size=36), ("36", TAKE)),
     "fewer rows": Case("draft_model", configure(vocab_size=300), ("(272, 32)", "(300, 32)", TAKE)),
     "another MLP": Case(
         "draft_model", configure(intermediate_size=65), ("(48, 32)", "(65, 32)", TAKE)
@@ -214,9 +226,15 @@ MODELS = {
         "draft_model", configure(num_hidden_layers=9), ("missing", "layers.", TAKE)
     ),
     "a missing shard": Case("draft_model", split, ("model-2.safetensors", "download")),
+    "a tensor that no shard has": Case("draft_model", misname, ("absent.weight",)),
     "no weights": Case("draft_model", remove("*.safetensors"), ("model.safetensors",)),
     "a special token without text": Case(
         "draft_model", add_to_tokenizer(eos_token=2), ("eos_token is 2", "a string")
+    ),
+    "a cut tokenizer": Case(
+        "draft_model",
+        lambda folder: (folder / "tokenizer.json").write_text("{"),
+        ("line 1 column 1",),
     ),
     "no tokenizer": Case("draft_model", remove("tokenizer*"), ("tokenizer.json is missing",)),
     "tied in config alone": Case(

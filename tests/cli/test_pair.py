@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from specbench.errors import CompatibilityError
 from specbench.inputs.config import load_pairings
 from specbench.runs import list_runs, load_run
 from tests.cli.calls import specbench
@@ -164,6 +166,14 @@ def test_pair_exits_2_for_invalid_arguments(shelf, arguments, message):
     assert ran.code == 2
     assert message in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_a_target_without_weights_cannot_be_measured(shelf, tmp_path):
+    without = shutil.ignore_patterns("*.safetensors")
+    shutil.copytree(shelf / "target", tmp_path / "bare", ignore=without)
+    ran = specbench("pair", "./bare", "--draft", "ngram", cwd=tmp_path)
+    assert (ran.code, ran.error) == (2, CompatibilityError)
+    assert re.search("error: .*bare.*--dry-run", ran.err)
 
 
 def test_a_truncated_context_names_the_limit(shelf):

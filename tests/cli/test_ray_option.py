@@ -1,6 +1,7 @@
 """`--ray` and `--gpus-per-task`, without Ray."""
 
 import sys
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -17,6 +18,28 @@ def test_the_ray_option_without_ray_gives_the_install_command(monkeypatch):
     nodes = Nodes.parsed("auto", None)
     with pytest.raises(UsageError, match=r"pip install ray"):
         nodes.connected(settings_of(pairings=(), workloads=()))
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """A stand-in for the package: a cluster of one node with two GPUs."""
+    node = {"Alive": True, "NodeID": "a", "Resources": {"GPU": 2.0}}
+    fake = MagicMock(nodes=lambda: [node])
+    for name in ("ray", "ray.exceptions", "ray.util", "ray.util.scheduling_strategies"):
+        monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.delitem(sys.modules, "specbench.bench.on_ray", raising=False)
+    return fake
+
+
+def test_more_gpus_per_task_than_a_node_has_are_refused(ray):  # noqa: ARG001
+    with pytest.raises(UsageError, match=r"--gpus-per-task 3.*2 GPUs"):
+        Nodes("auto", 3).connected(settings_of(pairings=(), workloads=())).__enter__()
+
+
+def test_an_address_without_a_ray_cluster_is_refused(ray):
+    ray.init.side_effect = ConnectionError("nothing at head:6379")
+    with pytest.raises(UsageError, match=r"--ray head:6379: nothing at.*ray start --head"):
+        Nodes("head:6379", None).connected(settings_of(pairings=(), workloads=())).__enter__()
 
 
 def test_ray_without_a_value_means_auto():

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from specbench.bench.budget import block_seconds
+from specbench.errors import UsageError
 from specbench.metrics.cell import turn_of
 from specbench.runs import load_run
 from tests.cli.calls import specbench
@@ -94,6 +95,11 @@ def test_the_first_sample_equals_a_single_response(stored):
         }
 
     assert texts(1) == texts(N) != {}
+
+
+def test_several_samples_are_not_judged_by_goodput(stored):
+    with pytest.raises(UsageError, match=f"--slo .*{stored.run.run_id}"):
+        stored.with_slo({"ttft_s": 1.0})
 
 
 def test_the_document_has_cost_and_gain_and_keeps_its_schema(document):

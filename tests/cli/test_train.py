@@ -112,6 +112,7 @@ def test_resuming_a_finished_training_only_reports_it(eagle, tiny):
         ("eagle --target 'a b/c'", "'a b/c' is not a target in pairings.yaml"),
         ("eagle --output .", "is not empty; resume its training with --resume"),
         ("eagle --output prompts.jsonl", "prompts.jsonl is a file; name a folder"),
+        ("eagle --output prompts.jsonl/new", "--output prompts.jsonl/new"),
         ("eagle --texts draft", "draft cannot be read: Is a directory"),
         ("eagle --texts prompts.jsonl", "holds texts of another training"),
         ("eagle --resume", "new has no training to resume; leave --resume out"),

@@ -148,6 +148,12 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
             "--prompt-tokens 943: the context of demo has 1,024 tokens, and answers of chat take "
             "up to 100 of them; choose at most 924",
         ),
+        ("run demo/draft --dry-run --engine transformers --concurrency 4", "--concurrency 1"),
+        ("run demo/draft --dry-run --engine vllm -k auto", "-k auto"),
+        ("run demo/draft --dry-run --slo tpot=20ms --best-of 2 --temperature 1", "--best-of"),
+        ("verify demo/draft --detect 1% --num-tokens 999", "--detect and --num-tokens"),
+        ("verify demo/draft --time-budget 1m --num-tokens 999", "--time-budget"),
+        ("list methods --fits", "list methods"),
         ("list things", "list 'things': choose from pairings, workloads, methods, metrics, runs"),
         ("list pairing", "list 'pairing', did you mean 'pairings'?"),
         ("list", "Missing argument"),

@@ -168,6 +168,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         ),
         "b.safetensors does not have fc.weight",
     ),
+    "an index of a long name": (
+        lambda f: shard(f, "x" * 300 + ".safetensors"),
+        r"xxx\.safetensors cannot be read: .*File name too long",
+    ),
     "no tensors": (lambda f: save_file({}, f / "model.safetensors"), "no weights found"),
     "an empty index": (lambda f: write_index(f, {}), "has no weight_map"),
 }

@@ -8,13 +8,14 @@ from safetensors.torch import load_file, save_file
 from transformers import dynamic_module_utils, modeling_utils
 from transformers.integrations import hub_kernels
 
-from specbench.errors import ModelError
+from specbench.errors import ModelError, ModelMemoryError
 from specbench.files.model import open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.fit.weights import planned_dtype as dtype_of
 from specbench.forward.self_test import make_checked_runner
 from specbench.models import loading
-from specbench.models.loading import load_model, planned_dtype
+from specbench.models.loading import load_model, planned_dtype, refusing
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 from tests.tiny_models import change_json, spec_of
 
@@ -330,3 +331,10 @@ def test_missing_weights_are_named_by_their_file(folder, content, words):
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=words):
         load_model(spec_of(folder), CPU)
+
+
+def test_a_model_beyond_the_memory_is_refused_with_what_is_smaller():
+    spec = ModelSpec(source="org/big")
+    named = r"org/big.*cuda:0.*dtype.*device_map: auto"
+    with pytest.raises(ModelMemoryError, match=named), refusing(spec, "cuda:0", None):
+        raise torch.OutOfMemoryError("CUDA out of memory")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
+from specbench.files import tokenizer as tokenizer_files
 from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
 from specbench.records import Message
 from tests.tiny_models import rename_end_of_turn, swap_tokens
@@ -191,6 +192,13 @@ def test_a_broken_or_missing_tokenizer_is_a_model_error(tmp_path, content):
         (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(ModelError, match="tokenizer cannot"):
         load(tmp_path)
+
+
+def test_a_file_too_large_for_a_tokenizer_is_not_read(tmp_path, monkeypatch):
+    write(tmp_path)
+    monkeypatch.setattr(tokenizer_files, "LARGEST_JSON", 10)
+    with pytest.raises(ModelError, match=r"tokenizer\.json.* 10 bytes"):
+        tokenizer_files.read_tokenizer(tmp_path)
 
 
 def test_a_missing_tokenizer_and_a_wrong_config_give_different_errors(tmp_path):

@@ -103,6 +103,11 @@ def test_an_invalid_parameter_is_refused_with_the_allowed_values(
         build_drafter(method, parts, parameters)
 
 
+def test_a_drafter_without_the_model_it_needs_is_refused() -> None:
+    with pytest.raises(UsageError, match="model"):
+        build_drafter("draft_model", Parts(target=CountingRunner()), {})
+
+
 def test_a_draft_model_is_loaded_only_when_its_drafter_is_built() -> None:
     loaded = []
 

@@ -429,6 +429,14 @@ def test_a_forced_attention_kernel_is_still_checked():
     assert not any(choice.is_forced for choice in autotune._known.values())
 
 
+def test_a_forced_kernel_that_fails_its_check_is_refused(monkeypatch):
+    lost = [Contender(name="plain", refusal="off by 2")]
+    monkeypatch.setattr(kernel_choices, "autotune_attention", lambda *_: (None, lost))
+    named = r"--attention-backend plain.*big.*off by 2.*--attention-backend auto"
+    with pytest.raises(ModelError, match=named):
+        choices("plain").choose(FusedRunner(tiny_llama()), "fused", "big")
+
+
 def test_if_no_candidate_is_correct_the_model_is_refused_and_nothing_stored(monkeypatch):
     lost = [Contender(name="plain", refusal="it is wrong: off by 2 of the output's size")]
     monkeypatch.setattr(kernel_choices, "autotune_attention", lambda *_: (None, lost))

@@ -26,7 +26,9 @@ from specbench.errors import ModelError, UsageError
 from specbench.forward.attention import stock
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner, check_context
+from specbench.inputs.pairing import DrafterSpec
 from specbench.records import Result, RoundLog, Sampling
+from specbench.records.lossy import LossyRule
 from tests.decoding.models import ARCHITECTURES, build, plain_logits, random_prompt, tiny_llama
 from tests.engines.peer_work import (
     ALL,
@@ -198,6 +200,12 @@ def test_requests_are_served_one_after_the_other(engine):
 def test_more_than_one_row_or_open_arrivals_are_refused(engine, load):
     with pytest.raises(UsageError, match="--concurrency 1"):
         engine.serve([request()], BASELINE, load)
+
+
+def test_a_lossy_rule_of_the_built_in_decoder_is_refused(engine):
+    rule = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
+    with pytest.raises(UsageError, match=r"bold.*typical.*--engine builtin"):
+        engine.add_drafter(DrafterSpec(name="bold", method="ngram", lossy=rule))
 
 
 def test_an_adaptive_k_is_refused(engine):

@@ -228,6 +228,11 @@ def test_llama_cpp_build_9235_gets_the_new_flags():
     assert "--spec-draft-n-max" in made.command
 
 
+def test_a_method_that_came_later_is_refused_for_an_earlier_build():
+    with pytest.raises(UsageError, match=r"llama\.cpp.*eagle3.*draft_model"):
+        exported("llama_cpp", deployment("eagle3"), "2026-01")
+
+
 def test_a_newer_release_is_exported_as_the_newest_known_with_a_note():
     made = exported("vllm", deployment("draft_model"), "0.34.1")
     (note,) = made.not_expressed

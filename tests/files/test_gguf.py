@@ -76,6 +76,11 @@ def test_the_shards_of_a_model_are_read_together(tmp_path: Path) -> None:
     assert (len(whole.tensors), whole.nbytes) == (2, 332 * 34)
 
 
+def test_a_name_too_long_for_a_file_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match=r"xxx\.gguf.*File name too long"):
+        read_gguf(Path("x" * 300 + ".gguf"))
+
+
 def put(after: str, distance: int, number: int, letter: str) -> Any:
     def change(content: bytearray) -> None:
         begin = content.index(after.encode()) + len(after) + distance

@@ -9,6 +9,7 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.files.model import ModelFiles
+from specbench.fit import candidates
 from specbench.fit.candidates import Discovery, discover, drafter_of, draftless, with_unique_names
 from specbench.methods import find_method
 from tests.fit.test_compatibility import Mark
@@ -130,6 +131,12 @@ def test_draft_models_are_found_in_the_hub_cache(tmp_path):
 def test_a_path_that_is_not_a_folder_is_a_usage_error(target, tmp_path):
     with pytest.raises(UsageError, match=r"--search-dir .*nowhere"):
         find(target, tmp_path / "nowhere")
+
+
+def test_a_folder_with_too_many_folders_is_a_usage_error(target, pool, monkeypatch):
+    monkeypatch.setattr(candidates, "_MAX_FOLDERS", 3)
+    with pytest.raises(UsageError, match=f"--search-dir {pool}: .* 3 folders"):
+        find(target, pool)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,12 @@ def test_a_metric_that_cannot_be_judged_is_an_error(metric, says):
         check(single, single, [Tolerance(metric=metric, share=0.05)])
 
 
+def test_counts_of_an_adaptive_k_cannot_be_judged():
+    adaptive = side(cell({"mean_acceptance_length": figure(2.0)}, of=key(adaptive=True)))
+    with pytest.raises(UsageError, match=r"--fail-on: .*mean_acceptance_length"):
+        check(adaptive, adaptive, [Tolerance(metric="mean_acceptance_length", share=0.05)])
+
+
 def test_a_metric_that_the_candidate_lost_is_missing():
     both = {"decode_speedup": figure(2.0), "round_s": figure(0.01)}
     gate = check(

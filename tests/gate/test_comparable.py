@@ -180,6 +180,9 @@ def test_only_cells_of_both_runs_are_compared_if_that_is_allowed():
     assert re.fullmatch("1 .*not judged", note)
     planned = side(cell(FIGURES), unmeasured=(key(workload="chat"),))
     assert pair_up(single, planned).only_candidate == ()
+    other = side(cell(FIGURES, of=key(workload="chat")), name="b")
+    with pytest.raises(UsageError, match="no cell"):
+        pair_up(single, other, {"cells"})
 
 
 @pytest.mark.parametrize(

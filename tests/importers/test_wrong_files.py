@@ -9,6 +9,7 @@ import pytest
 from specbench.errors import UsageError
 from specbench.importers import import_files
 from specbench.importers.imported_cell import ImportOverrides
+from specbench.importers.result_file import MAX_BYTES
 
 FILES = Path(__file__).parent / "files"
 TOLD = ImportOverrides(temperature=0.0, num_speculative_tokens=0)
@@ -49,6 +50,13 @@ def test_a_file_without_a_result_is_refused(tmp_path, content, complaint):
 def test_an_absent_file_and_an_empty_folder_are_refused(tmp_path):
     assert "No such file" in refusal(tmp_path / "absent.json")
     assert "vllm bench serve" in refusal(tmp_path)  # the tools whose files it might hold
+
+
+def test_a_file_too_large_for_a_result_is_not_read(tmp_path):
+    file = tmp_path / "result.json"
+    with file.open("wb") as opened:
+        opened.truncate(MAX_BYTES + 1)
+    assert f"{MAX_BYTES >> 20} MiB" in refusal(file)
 
 
 def changed(tmp_path, **values):

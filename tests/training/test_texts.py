@@ -104,6 +104,14 @@ def test_prompts_that_are_all_too_long_are_a_usage_error(tokenizer, tmp_path):
         workload_questions((str(path),), tokenizer, 100, seed=0)
 
 
+def test_a_single_prompt_is_not_enough_for_training(tokenizer, tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"prompt": "Say 1."}) + "\n")
+
+    with pytest.raises(UsageError, match=r"two prompts.*--workload"):
+        workload_questions((str(path),), tokenizer, 100, seed=0)
+
+
 def test_a_missing_file_is_a_workload_error(tokenizer):
     with pytest.raises(WorkloadError, match="no-such"):
         workload_questions(("./no-such.jsonl",), tokenizer, 100, seed=0)

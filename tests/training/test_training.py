@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.errors import ModelError, StoreError
+from specbench.errors import ModelError, ModelMemoryError, StoreError, UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import read_checkpoint
 from specbench.training import student as students
+from specbench.training import train_head
 from specbench.training.settings import TrainSettings
 from specbench.training.student import Student, measure_acceptance, open_student
 from specbench.training.train_head import batches_for, write_head
@@ -119,6 +120,23 @@ def test_a_head_for_a_large_vocabulary_learns_the_most_frequent_tokens(tmp_path,
     ids = (d2t_D + torch.arange(7)).tolist()
     assert min(counts_V[ids]) >= max(counts_V[i] for i in range(VOCAB_SIZE) if i not in ids)
     assert measure_acceptance(written, bench.teacher(written), bench.held_out, 1).contexts > 0
+
+
+def test_a_method_without_a_recipe_is_refused_with_those_that_have_one():
+    with pytest.raises(UsageError, match=f"'ngram'.*{', '.join(METHODS)}"):
+        students.recipe_of("ngram")
+
+
+def test_a_training_that_does_not_fit_into_memory_names_what_is_smaller(monkeypatch, tmp_path):
+    def run_out(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(train_head, "_train_head", run_out)
+    settings = TrainSettings(
+        method="eagle", target="big", spec=ModelSpec(source="org/big"), out=tmp_path
+    )
+    with pytest.raises(ModelMemoryError, match=r"org/big.*cpu.*--tokens-per-batch.*--rows"):
+        train_head.train_head(settings, CPU, (), None)
 
 
 def test_a_nan_loss_ends_the_training(tmp_path):

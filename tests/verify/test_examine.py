@@ -1,5 +1,7 @@
 """A refusal is evidence, and it is lossy if its pairing is."""
 
+import re
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -81,3 +83,19 @@ def test_every_expected_error_gives_a_refusal(error: Exception) -> None:
 def test_an_internal_error_is_not_a_refusal() -> None:
     with pytest.raises(ZeroDivisionError):
         refusal(ZeroDivisionError(), None)
+
+
+def test_drafts_of_an_engine_that_failed_without_them_are_not_judged() -> None:
+    engine = SimpleNamespace(
+        name="builtin", add_drafter=lambda _: None, remove_drafter=lambda _: None
+    )
+    drafter = DrafterSpec(name="copy", method="ngram")
+    work = Work(drafter="copy", method="ngram", k=4)
+    job = VerificationJob("big/copy", drafter, "builtin", work, Sampling())
+    amount = Amount(num_tokens=1, num_rows={"builtin": 1})
+    collector = cast(Collector, SimpleNamespace(greedy_texts=lambda _: {}))
+    (evidence,) = examine(
+        {"builtin": cast(Engine, engine)}, collector, [job], amount, lambda _: None
+    )
+    assert isinstance(evidence, FailedEvidence)
+    assert re.match("builtin .*K = 0", evidence.reason)

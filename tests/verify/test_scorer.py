@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from specbench.errors import ModelError
 from specbench.records import Sampling
 from specbench.verify import reference_model as reference_module
 from specbench.verify import scorer as scorer_module
@@ -43,6 +44,14 @@ def test_a_text_has_the_same_logits_in_a_batch(
     for i, alone_NV in enumerate(expected):
         torch.testing.assert_close(logits[i], alone_NV)
     torch.testing.assert_close(logits_of(reference, texts[0]), expected[0])  # and again after them
+
+
+def test_logits_that_are_no_numbers_are_a_model_error() -> None:
+    model = sampled_model(0)
+    reference = ReferenceModel(model)
+    model.lm_head.weight.data[3] = torch.nan
+    with pytest.raises(ModelError, match=r"NaN.*dtype"):
+        logits_of(reference, MIXED[0])
 
 
 def test_a_text_longer_than_a_chunk_is_read_in_parts(

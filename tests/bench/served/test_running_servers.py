@@ -390,6 +390,15 @@ def test_a_server_that_does_not_send_its_facts_is_refused(monkeypatch):
     assert "/v1/models" not in str(wrong.value)
 
 
+def test_a_server_that_drafts_with_an_unknown_k_needs_it_in_its_address(monkeypatch):
+    async def drafting(_client):
+        return ServerFacts(version="", model="a", drafts=True)
+
+    monkeypatch.setattr(find_served("openai"), "facts", drafting)
+    with pytest.raises(UsageError, match=r"--base-url http://a: .*http://a#k=4"):
+        describe("http://a", engine="openai")
+
+
 def test_a_server_of_another_engine_is_refused_by_its_counters():
     with running(0) as (server,), pytest.raises(UsageError, match="--engine vllm"):
         describe(server.url, engine="sglang")
