@@ -8,11 +8,16 @@ import shutil
 import pytest
 import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel
+from triton.runtime.errors import OutOfResources
 
 from specbench.bench.benchmark import run_benchmark
 from specbench.bench.this_process import prepare_device
 from specbench.cli.measure import require_complete
+from specbench.engines import kernel_choices
 from specbench.errors import UsageError, WorkloadError
+from specbench.forward import autotune
+from specbench.forward.attention.candidates import USUAL
+from specbench.forward.attention.implementations import MaskedAttention
 from specbench.inputs.config import load_pairings
 from specbench.probes import device
 from specbench.probes.device import find_device
@@ -93,6 +98,49 @@ def test_other_pairings_are_measured_despite_the_failures(refusing):
     assert {cell.key.pairing for cell in cells} == {"tiny", "tiny/ngram"}
     assert len(refusing.blocks) == 2
     assert refusing.is_complete
+
+
+class RefusedAtK3(MaskedAttention):
+    """Our attention, as if Triton compiled it here, except for rounds of four tokens."""
+
+    def build_metadata(self, inputs):
+        if inputs.positions_BT.shape[1] == 4:  # none of the shapes that are compared
+            raise OutOfResources(245_760, 232_448, "shared memory")
+        return super().build_metadata(inputs)
+
+
+def run_with_refused_triton(tiny, folder, monkeypatch, attention_backend="auto"):
+    """A run of K = 1 and 3 in which Triton refuses our attention only at K = 3."""
+    ours = RefusedAtK3("triton")
+    tune = kernel_choices.autotune_attention
+    tuned = lambda case, _, timing: tune(case, [ours], timing)  # noqa: E731
+    monkeypatch.setattr(kernel_choices, "autotune_attention", tuned)
+    monkeypatch.setitem(kernel_choices.BY_NAME, "triton", ours)
+    monkeypatch.setattr(kernel_choices, "KERNELS", (ours, USUAL))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setattr(autotune, "_known", {})
+    changes = {"kernels": attention_backend, "forward": "fused", "num_speculative_tokens": (1, 3)}
+    return run_on(tiny, settings_for(tiny, **changes), folder)
+
+
+def test_a_run_goes_on_with_torchs_attention_if_triton_refuses_ours(tiny, tmp_path, monkeypatch):
+    run = run_with_refused_triton(tiny, tmp_path, monkeypatch)
+    assert not run.failures
+    cells = build_document(run).cells
+    assert {cell.key.draft.k for cell in cells if cell.num_prompts} == {0, 1, 3}
+    choices = [c for c in run.engines[-1].kernels if c.subject.startswith("attention")]
+    assert {choice.chosen for choice in choices} == {"torch"}
+    assert all("OutOfResources" in choice.contenders[0].refusal for choice in choices)
+    assert any("Triton" in note and "245760" in note for note in run.engines[-1].notes)
+
+
+def test_every_drafter_fails_with_a_way_out_if_triton_refuses_the_users_choice(
+    tiny, tmp_path, monkeypatch
+):
+    run = run_with_refused_triton(tiny, tmp_path, monkeypatch, "triton")
+    assert [failure.pairing for failure in run.failures] == ["tiny/draft", "tiny/ngram"]
+    assert {failure.stage for failure in run.failures} == {"load"}
+    assert all("--attention-backend torch" in failure.reason for failure in run.failures)
 
 
 @pytest.mark.parametrize(("characters", "is_planned"), [(249, False), (248, True)])
