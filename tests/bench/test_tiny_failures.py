@@ -8,16 +8,11 @@ import shutil
 import pytest
 import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel
-from triton.runtime.errors import OutOfResources
 
 from specbench.bench.benchmark import run_benchmark
 from specbench.bench.this_process import prepare_device
 from specbench.cli.measure import require_complete
-from specbench.engines import kernel_choices
 from specbench.errors import UsageError, WorkloadError
-from specbench.forward import autotune
-from specbench.forward.attention.candidates import USUAL
-from specbench.forward.attention.implementations import MaskedAttention
 from specbench.inputs.config import load_pairings
 from specbench.probes import device
 from specbench.probes.device import find_device
@@ -27,6 +22,7 @@ from specbench.settings import MachineSettings
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for
+from tests.engines.refused_triton import choose_refused_triton
 from tests.tiny_pair import make_tokenizer
 
 
@@ -100,25 +96,9 @@ def test_other_pairings_are_measured_despite_the_failures(refusing):
     assert refusing.is_complete
 
 
-class RefusedAtK3(MaskedAttention):
-    """Our attention, as if Triton compiled it here, except for rounds of four tokens."""
-
-    def build_metadata(self, inputs):
-        if inputs.positions_BT.shape[1] == 4:  # none of the shapes that are compared
-            raise OutOfResources(245_760, 232_448, "shared memory")
-        return super().build_metadata(inputs)
-
-
 def run_with_refused_triton(tiny, folder, monkeypatch, attention_backend="auto"):
     """A run of K = 1 and 3 in which Triton refuses our attention only at K = 3."""
-    ours = RefusedAtK3("triton")
-    tune = kernel_choices.autotune_attention
-    tuned = lambda case, _, timing: tune(case, [ours], timing)  # noqa: E731
-    monkeypatch.setattr(kernel_choices, "autotune_attention", tuned)
-    monkeypatch.setitem(kernel_choices.BY_NAME, "triton", ours)
-    monkeypatch.setattr(kernel_choices, "KERNELS", (ours, USUAL))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    monkeypatch.setattr(autotune, "_known", {})
+    choose_refused_triton(monkeypatch, folder)
     changes = {"kernels": attention_backend, "forward": "fused", "num_speculative_tokens": (1, 3)}
     return run_on(tiny, settings_for(tiny, **changes), folder)
 
