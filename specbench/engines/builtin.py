@@ -38,7 +38,7 @@ from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
 from specbench.inputs.pairing import DrafterSpec, Target
-from specbench.models.library_errors import errors_translated
+from specbench.models.library_errors import errors_translated, failure_reason, is_of_our_kernel
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Request, Result, Sampling
 from specbench.settings import BUILTIN, DecoderSettings
 from specbench.stats.rounds import bytes_per_forward
@@ -196,6 +196,21 @@ class BuiltinEngine(InstrumentedEngine):
 
     @errors_translated()
     def serve(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
+        """Serve the requests; if Triton refuses our attention, again with torch's.
+
+        Every shape runs once before any is measured, so all figures are with the same attention.
+        """
+        try:
+            return self._serve_work(requests, work, load)
+        except Exception as error:
+            if not is_of_our_kernel(error) or not self._kernels.drop_triton(failure_reason(error)):
+                raise
+        self._decoders.clear()
+        self._controllers = Controllers()
+        self._model_forwards.forget()
+        return self._serve_work(requests, work, load)
+
+    def _serve_work(self, requests: Sequence[Request], work: Work, load: Load) -> ServedPass:
         if not work.adaptive:
             return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))
         policy, calibration_s = self._controllers.open(

@@ -9,6 +9,7 @@ Shape suffixes: B rows, T tokens of a row, V vocabulary, F inputs, G outputs.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +21,13 @@ from specbench.decode.clock import Clock
 from specbench.decode.graphs import CudaGraphs
 from specbench.decode.sampling import Purpose, Sampler, draw, exponential, nucleus, uniform
 from specbench.errors import ModelError, UsageError
-from specbench.forward.attention.candidates import BY_NAME, KERNELS, autotune_attention
+from specbench.forward.attention.candidates import (
+    BY_NAME,
+    KERNELS,
+    USUAL,
+    Kernels,
+    autotune_attention,
+)
 from specbench.forward.attention.implementations import AttentionShape
 from specbench.forward.autotune import Autotuner, Outcome, Results, Run, Timing, Work, autotune
 from specbench.forward.fused_layers import FusedLayers
@@ -169,6 +176,7 @@ class KernelChoices:
         self._name = name
         self.autotuner = Autotuner(round_timing(clock, graphs))
         self.notes: list[str] = []
+        self._chosen_for: list[tuple[Kernels, AttentionShape]] = []
 
     def choose(self, runner: Runner, forward: ModelImplementation, name: str) -> Runner:
         """The runner for the named model, with chosen implementations.
@@ -201,6 +209,27 @@ class KernelChoices:
         for case in layers.cases:
             chosen = self._attention(case, name).chosen
             layers.kernels[case.window, case.is_tree] = BY_NAME[chosen]
+            self._chosen_for.append((layers.kernels, case))
+
+    def drop_triton(self, reason: str) -> bool:
+        """Use torch's attention wherever ours was chosen, because Triton refused it in a round for
+        this `reason`. False if it was chosen nowhere, or by the user."""
+        dropped = False
+        for kernels, case in self._chosen_for if self._name == AUTO else ():
+            key = self.autotuner.key(case.device, case)
+            choice = self.autotuner.choices[key]
+            if kernels[case.window, case.is_tree].name == TRITON:
+                kernels[case.window, case.is_tree], dropped = USUAL, True
+                contenders = (
+                    replace(c, seconds=None, refusal=reason) if c.name == TRITON else c
+                    for c in choice.contenders
+                )
+                self.autotuner.choices[key] = replace(
+                    choice, chosen=USUAL.name, contenders=tuple(contenders)
+                )
+        if dropped:
+            self.notes.append(f"attention is torch's, because Triton refused ours: {reason}")
+        return dropped
 
     def _choose_draws(self, runner: Runner, name: str) -> None:
         """Use our kernels for draws over the model's vocabulary if they are correct and faster."""

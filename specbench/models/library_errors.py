@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from subprocess import SubprocessError
+from traceback import walk_tb
 from types import FrameType
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ _CUDA_ERRORS = (
 # Only torch's allocator of GPU memory has its own class of error.
 _NO_HOST_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 _NO_MEMORY = (_NO_HOST_MEMORY, "out of memory", "ALLOC_FAILED")
+_WITHOUT_TRITON = "choose --attention-backend torch, or --model-impl stock"
 _PACKAGES = ("transformers", "transformers_modules")  # the latter: code from a repository
 
 
@@ -40,6 +42,24 @@ def is_of_device(error: BaseException) -> bool:
     return isinstance(error, torch.AcceleratorError) or any(
         words in str(error) for words in _CUDA_ERRORS
     )
+
+
+def is_of_our_kernel(error: Exception) -> bool:
+    """Whether Triton refused a kernel that no model's own code launched. Its compilers, driver and
+    cache may raise any exception."""
+    if isinstance(error, SpecbenchError) or _frames(error, *_PACKAGES):
+        return False
+    return type(error).__module__.startswith("triton.") or bool(_frames(error, "triton"))
+
+
+def _frames(error: BaseException, *packages: str) -> list[FrameType]:
+    """The frames of these packages in the traceback of an error, the innermost last."""
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return [
+        frame
+        for frame in frames
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages
+    ]
 
 
 def raise_if_device_lost(error: BaseException) -> None:
@@ -85,16 +105,7 @@ def model_failure(error: BaseException) -> ModelFailure | None:
     """The failure if a model's own code raised it; None for specbench, device, out of memory."""
     if isinstance(error, SpecbenchError | torch.OutOfMemoryError) or is_of_device(error):
         return None
-    frames: list[FrameType] = []
-    trace = error.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    model_frames = [
-        frame
-        for frame in frames
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in _PACKAGES
-    ]
+    model_frames = _frames(error, *_PACKAGES)
     if not model_frames:
         return None
     owners = (frame.f_locals.get("self") for frame in model_frames)
@@ -157,7 +168,7 @@ def errors_translated() -> Iterator[None]:
 
 @contextmanager
 def device_errors_translated() -> Iterator[None]:
-    """Raise DeviceError if the device fails inside the block.
+    """Raise DeviceError if the device fails inside the block, or Triton refuses a kernel.
 
     DeviceLostError if every other call to the device then fails. ModelMemoryError without memory on
     the host; on a GPU torch's own error is not changed, nor are specbench's.
@@ -166,10 +177,14 @@ def device_errors_translated() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
-        if _NO_HOST_MEMORY in str(error):
+    except Exception as error:
+        if isinstance(error, RuntimeError) and _NO_HOST_MEMORY in str(error):
             raise ModelMemoryError(first_line(error)) from error
-        if not is_of_device(error):
+        if isinstance(error, RuntimeError) and is_of_device(error):
+            reason = first_line(error)
+        elif is_of_our_kernel(error):
+            reason = f"Triton raises {type(error).__name__}: {first_line(error)}; {_WITHOUT_TRITON}"
+        else:
             raise
         raise_if_device_lost(error)
-        raise DeviceError(first_line(error)) from error
+        raise DeviceError(reason) from error

@@ -22,6 +22,7 @@ from specbench.settings import MachineSettings
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for
+from tests.engines.refused_triton import choose_refused_triton
 from tests.tiny_pair import make_tokenizer
 
 
@@ -93,6 +94,33 @@ def test_other_pairings_are_measured_despite_the_failures(refusing):
     assert {cell.key.pairing for cell in cells} == {"tiny", "tiny/ngram"}
     assert len(refusing.blocks) == 2
     assert refusing.is_complete
+
+
+def run_with_refused_triton(tiny, folder, monkeypatch, attention_backend="auto"):
+    """A run of K = 1 and 3 in which Triton refuses our attention only at K = 3."""
+    choose_refused_triton(monkeypatch, folder)
+    changes = {"kernels": attention_backend, "forward": "fused", "num_speculative_tokens": (1, 3)}
+    return run_on(tiny, settings_for(tiny, **changes), folder)
+
+
+def test_a_run_goes_on_with_torchs_attention_if_triton_refuses_ours(tiny, tmp_path, monkeypatch):
+    run = run_with_refused_triton(tiny, tmp_path, monkeypatch)
+    assert not run.failures
+    cells = build_document(run).cells
+    assert {cell.key.draft.k for cell in cells if cell.num_prompts} == {0, 1, 3}
+    choices = [c for c in run.engines[-1].kernels if c.subject.startswith("attention")]
+    assert {choice.chosen for choice in choices} == {"torch"}
+    assert all("OutOfResources" in choice.contenders[0].refusal for choice in choices)
+    assert any("Triton" in note and "245760" in note for note in run.engines[-1].notes)
+
+
+def test_every_drafter_fails_with_a_way_out_if_triton_refuses_the_users_choice(
+    tiny, tmp_path, monkeypatch
+):
+    run = run_with_refused_triton(tiny, tmp_path, monkeypatch, "triton")
+    assert [failure.pairing for failure in run.failures] == ["tiny/draft", "tiny/ngram"]
+    assert {failure.stage for failure in run.failures} == {"load"}
+    assert all("--attention-backend torch" in failure.reason for failure in run.failures)
 
 
 @pytest.mark.parametrize(("characters", "is_planned"), [(249, False), (248, True)])

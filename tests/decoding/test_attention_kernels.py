@@ -63,7 +63,8 @@ def test_kernels_equal_plain_attention_over_random_shapes(
     draws = random.Random(f"{heads}{is_tree}")
     for seed in range(num_trials):
         # With few programs each reads many slots, block by block.
-        monkeypatch.setattr(slot_attention, "_PROGRAMS", draws.choice([2, 16, 264]))
+        sizes = draws.choice([16, 64]), draws.choice([16, 64]), draws.choice([2, 16, 264])
+        monkeypatch.setattr(slot_attention, "program_sizes", lambda *_, of=sizes, **__: of)
         rows, tokens = draws.randint(1, 3), draws.choice((2, 5, 11) if is_tree else (1, 2, 5, 9))
         span = draws.choice([64, 192, 512])
         length = draws.randint(1, span - tokens)

@@ -3,20 +3,25 @@
 import re
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import autotune_forward
 from specbench.errors import DeviceLostError
-from specbench.forward.attention import candidates as attention_candidates
+from specbench.forward.attention import candidates
 from specbench.forward.attention.candidates import (
+    NUM_LAYERS,
     SHAPES,
     BatchShape,
     Inputs,
     autotune_attention,
     output_error,
+    place_all,
 )
 from specbench.forward.attention.implementations import (
     AttentionShape,
@@ -25,6 +30,7 @@ from specbench.forward.attention.implementations import (
 )
 from specbench.forward.autotune import KernelCandidate, Timing, fastest
 from specbench.forward.fused_runner import FusedRunner
+from tests.decoding.fake_cuda import DEVICE
 from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.models import tiny_llama
 
@@ -272,28 +278,90 @@ class Counts(PlainAttention):
         super().attend(work, kept, look)
 
 
-def test_metadata_is_built_once_for_many_layers_of_separate_memory():
+def used_bytes(read: list[int], shape: BatchShape) -> set[tuple[int, int]]:
+    """First and last addresses of the slots in use, of all rows of the buffers."""
+    slot = 2 * CASE.kv_heads * CASE.head_size * CASE.dtype.itemsize
+    lengths = [shape.length - 3 * row + shape.num_tokens for row in range(shape.num_rows)]
+    return {
+        (start := address + row * shape.span * slot, start + length * slot)
+        for address in read
+        for row, length in enumerate(lengths)
+    }
+
+
+@pytest.mark.parametrize("l2_bytes", [50_000, 2_000_000])
+def test_candidates_read_used_slots_of_twice_the_l2_cache(l2_bytes):
+    shapes = [BatchShape(1, 1, 200, 1024), BatchShape(4, 5, 200, 1024)]
+    inputs = [Inputs(CASE, shape) for shape in shapes]
+    layers = set()
+    for shape, drawn, placed in zip(
+        shapes, inputs, place_all(inputs, CASE, 2 * l2_bytes), strict=True
+    ):
+        kernel = Counts()
+        (got,) = placed.attend(kernel)
+        parts = sorted(used_bytes(kernel.read, shape))
+        assert all(end <= start for (_, end), (start, _) in pairwise(parts))  # no slot is in two
+        assert sum(end - start for start, end in parts) >= 2 * l2_bytes
+        assert kernel.num_looks == len(kernel.read) / NUM_LAYERS  # metadata, once per forward
+        assert output_error(got, drawn.expected(), CASE.dtype) is None
+        layers.add(len(kernel.read))
+    assert len(layers) == 1  # so that each shape counts the same
+
+
+def test_the_l2_cache_is_that_of_the_device(monkeypatch):
+    class Placed(Exception):
+        """Nothing can be placed on a device that is absent."""
+
+    def place(_inputs, _case, num_bytes):
+        raise Placed(num_bytes)
+
+    card = SimpleNamespace(L2_cache_size=72 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {DEVICE: card}.get)
+    monkeypatch.setattr(candidates, "place_all", place)
+    with pytest.raises(Placed) as placed:
+        autotune_attention(replace(CASE, device=DEVICE), [], Timing(KernelClock().seconds))
+    assert placed.value.args == (2 * 72 << 20,)
+
+
+def test_candidates_run_one_layer_on_a_cpu():
     kernel = Counts()
-    inputs = Inputs(CASE, BatchShape(1, 5, 100, 256))
-    placed = inputs.placed(CASE, 8)
+    (placed,) = place_all([Inputs(CASE, SHORT[0])], CASE, 0)
     placed.attend(kernel)
-    assert (kernel.num_looks, len(kernel.read), len(set(kernel.read))) == (1, 8, 8)
-    assert output_error(placed.work.joined, inputs.expected(), CASE.dtype) is None
+    assert (kernel.num_looks, len(kernel.read)) == (1, 1)
 
 
-def test_autotuning_inputs_reuse_memory_beyond_the_cache_size(monkeypatch):
-    monkeypatch.setattr(attention_candidates, "_CACHE_BYTES", 2 * 256 * 64 * 4)  # two layers
-    kernel = Counts()
-    Inputs(CASE, BatchShape(1, 5, 100, 256)).placed(CASE, 8).attend(kernel)
-    assert (len(kernel.read), len(set(kernel.read))) == (8, 2)
+class Small(MaskedAttention):
+    """A kernel with too little shared memory for many tokens."""
+
+    def attend(self, work, kept, look):
+        if len(work.joined) > 100:
+            raise OutOfResources(245_760, 232_448, "shared memory")
+        super().attend(work, kept, look)
 
 
-class OutOfResources(Exception):
-    """Triton's exceptions are not RuntimeErrors."""
+class WrongIfLarge(MaskedAttention):
+    def build_metadata(self, inputs):
+        window = 100 if inputs.positions_BT.shape[1] > 100 else None
+        return super().build_metadata(inputs._replace(window=window))
+
+
+@pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (Small("small"), "it raises OutOfResources: .*245760.*"),
+        (WrongIfLarge("large"), "it is wrong"),
+    ],
+    ids=["too large", "wrong"],
+)
+def test_a_kernel_that_fails_only_in_the_largest_round_loses(kernel, reason, is_tree):
+    winner, (lost, _) = autotuned(replace(CASE, is_tree=is_tree), kernel, PlainAttention())
+    assert (winner, lost.seconds) == ("plain", None)
+    assert re.match(reason, lost.refusal)
 
 
 ESCAPED = [
-    OutOfResources("out of resource: shared memory, Required: 180224, Hardware limit: 101376"),
+    OutOfResources(180_224, 101_376, "shared memory"),
     subprocess.CalledProcessError(1, ["gcc", "driver.c"]),
     AssertionError(),
     ImportError("undefined symbol: _ZN3c104cuda"),

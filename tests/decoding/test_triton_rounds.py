@@ -16,7 +16,8 @@ from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import CLOSE, generated, ragged_prompts
 from tests.decoding.test_fused_runner import over_slots
 
-pytestmark = pytest.mark.slow  # the interpreter runs program by program
+# The interpreter runs program by program.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("interpreted_programs")]
 
 NUM_TOKENS = 4
 LONG = pytest.mark.long

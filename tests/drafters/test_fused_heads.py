@@ -174,6 +174,7 @@ def test_head_layers_that_cannot_be_fused_run_stock_with_a_note(name: str) -> No
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.slow  # the interpreter runs program by program
+@pytest.mark.usefixtures("interpreted_programs")
 @pytest.mark.parametrize("kind", [KINDS["eagle3"], Kind("dflash", {"num_layers": 1})])
 def test_triton_head_layers_pass_their_check(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains, trees, and passes that need only keys and values."""

@@ -1,7 +1,11 @@
-"""CUDA errors refuse the work or end the process."""
+"""Errors of CUDA and Triton refuse the work or end the process."""
+
+from subprocess import CalledProcessError
+from typing import Any
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.kernel_choices import KernelChoices
@@ -60,13 +64,55 @@ def test_a_cuda_error_is_a_refusal_if_the_device_still_works(
     assert sound_device == ["synchronize"]
 
 
+def raised_in(module: str, error: Exception) -> None:
+    """Raise an error from a function of the named module, with its device errors translated."""
+    scope: dict[str, Any] = {"__name__": module, "error": error}
+    exec("def fail(): raise error", scope)
+    with device_errors_translated():
+        scope["fail"]()
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        ("specbench.forward", OutOfResources(245_760, 232_448, "shared memory")),
+        ("specbench.forward", PTXASError("no such option")),
+        ("triton.runtime.build", CalledProcessError(1, ["gcc", "driver.c"])),
+        ("triton.runtime.cache", OSError(28, "No space left on device")),
+        ("triton.compiler.compiler", RuntimeError("PassManager::run failed")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_kernel_that_triton_refuses_is_an_expected_error_with_a_way_out(
+    module: str, error: Exception, sound_device: list[str]
+) -> None:
+    with pytest.raises(EXPECTED_ERRORS) as raised:
+        raised_in(module, error)
+    assert isinstance(raised.value, DeviceError)
+    assert type(error).__name__ in str(raised.value)
+    assert str(error) in str(raised.value)
+    assert "--attention-backend torch" in str(raised.value)
+    assert sound_device == ["synchronize"]
+
+
+@pytest.mark.parametrize("module", ["specbench.decode", "tritonclient.http"])
+def test_an_error_of_the_same_class_elsewhere_is_a_bug(module: str) -> None:
+    error = OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="No space") as raised:
+        raised_in(module, error)
+    assert raised.value is error
+
+
 @pytest.mark.usefixtures("broken_device")
-def test_a_lasting_device_error_ends_the_process() -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError(ILLEGAL), OutOfResources(2, 1, ILLEGAL)], ids=["CUDA", "Triton"]
+)
+def test_a_lasting_device_error_ends_the_process(error: Exception) -> None:
     with pytest.raises(DeviceLostError) as raised:
-        translated(RuntimeError(ILLEGAL))
+        translated(error)
     assert not isinstance(raised.value, EXPECTED_ERRORS)
     assert str(raised.value).startswith("the GPU has failed ")
-    assert str(raised.value).endswith(": CUDA error: an illegal memory access was encountered")
+    assert "CUDA error: an illegal memory access was encountered" in str(raised.value)
 
 
 @pytest.mark.usefixtures("broken_device")

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from specbench.decode.clock import Clock
-from specbench.engines import kernel_choices
+from specbench.decode.decoder import Decoder
+from specbench.engines import builtin, kernel_choices
+from specbench.engines.engine import Work
 from specbench.engines.kernel_choices import KernelChoices, require_kernel, round_timing
+from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError, UsageError
 from specbench.forward import autotune
 from specbench.forward.attention.candidates import BY_NAME
@@ -24,11 +27,13 @@ from specbench.forward.autotune import (
 )
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import FUSED_TRITON, StockRunner
-from specbench.records import Contender
+from specbench.records import Contender, Request
+from specbench.settings import DecoderSettings
 from specbench.settings.groups import AttentionBackend
 from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
+from tests.engines.refused_triton import choose_refused_triton
 
 
 @pytest.fixture(autouse=True)
@@ -466,3 +471,23 @@ def test_flash_attention_on_a_cpu_is_refused():
 def test_the_attention_option_lists_every_implementation():
     assert AttentionBackend.__origin__.__args__ == ("auto", *BY_NAME)
     assert all(kernel.name == name for name, kernel in BY_NAME.items())
+
+
+def test_after_a_refusal_no_round_of_the_refused_kernel_is_replayed(target, tmp_path, monkeypatch):
+    choose_refused_triton(monkeypatch, tmp_path)
+    opened = []  # a decoder has its captured rounds
+
+    def open_decoder(runner, drafter, **named):
+        opened.append(type(drafter).__name__)
+        return Decoder(runner, drafter, **named)
+
+    monkeypatch.setattr(builtin, "Decoder", open_decoder)
+    pool, settings = ModelPool(torch.device("cpu")), DecoderSettings(forward="fused")
+    engine = builtin.BuiltinEngine(target, pool, settings)
+    for drafter in target.drafters:
+        engine.add_drafter(drafter)
+    request = Request(prompt_ids=(40, 41, 42, 43), max_new_tokens=8)
+    works = [engine.baseline, Work(drafter="ngram", method="ngram", k=3), engine.baseline]
+    texts = {engine.generate(request, work).output_ids for work in works}
+    assert len(texts) == 1
+    assert opened == ["NoDrafter", "Ngram", "Ngram", "NoDrafter"]

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from specbench.errors import ModelError
-from specbench.footprint import Sizes
+from specbench.footprint import MOST_DRAFTS, Sizes, rounded_up
 from specbench.forward.attention.implementations import (
     AttentionInputs,
     AttentionShape,
@@ -49,7 +50,6 @@ BY_NAME: Mapping[str, Kernel] = {kernel.name: kernel for kernel in KERNELS}
 
 NUM_LAYERS = 32  # to spread the cost of metadata, built once per forward; negligible on a CPU
 _STALE = 8.0  # factor of the numbers in slots past a row's length
-_CACHE_BYTES = 64 * 2**20  # more than a GPU's L2: each layer is read from memory, as in decoding
 # The largest error allowed, relative to the root mean square of the output.
 _ALLOWED = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 
@@ -76,6 +76,8 @@ SHAPES = tuple(
     for num_rows in (1, 4)
     for num_tokens in (1, 5)
 )
+# The largest round, since a choice serves every K and every tree. Not timed: most rounds are small.
+_LARGEST = BatchShape(1, MOST_DRAFTS + 1, 200, 1024)
 
 
 @torch.inference_mode()
@@ -86,13 +88,20 @@ def autotune_attention(
     shapes: Sequence[BatchShape] = SHAPES,
 ) -> Outcome:
     """The fastest of the kernels whose output is correct for this shape."""
-    num_layers = NUM_LAYERS if case.device.type == "cuda" else 1
     inputs = [Inputs(case, s) for s in shapes if s.num_tokens > 1 or not case.is_tree]
-    placed = [drawn.placed(case, num_layers) for drawn in inputs]
+    is_cuda = case.device.type == "cuda"
+    l2_bytes = torch.cuda.get_device_properties(case.device).L2_cache_size if is_cuda else 0
+    placed = place_all(inputs, case, 2 * l2_bytes)
+    largest = Inputs(case, _LARGEST)
+    largest_placed, largest_expected = largest.placed(case), largest.expected()
 
     def works(kernel: Kernel) -> list[Work]:
         if reason := kernel.unsupported_reason(case):
             raise ModelError(reason)
+        largest_placed.work.joined.fill_(torch.nan)
+        (got,) = largest_placed.attend(kernel)
+        if reason := output_error(got.cpu(), largest_expected, case.dtype):
+            raise ModelError(f"it is wrong: {reason}, with {_LARGEST.num_tokens} tokens")
         return [partial(tensors.attend, kernel) for tensors in placed]
 
     return autotune(
@@ -144,6 +153,8 @@ class Inputs:
             slots_BN = lengths_B1 + torch.arange(T)
             self._branches = Branches(lengths_B1, slots_BN, seen_BNN, self._positions_BT)
         self._span = shape.span
+        self._num_used = int((lengths_B1 + T).sum())
+        self.num_slots = B * shape.span
 
     def expected(self) -> Tensor:
         """The output [N, H D] of PlainAttention for the queries, in float32 on the host."""
@@ -154,11 +165,13 @@ class Inputs:
         """The output [N, H D] of a kernel for the queries."""
         return self.placed(case or self._case).attend(kernel)[0]
 
-    def placed(self, case: AttentionShape, num_layers: int = 1) -> "DeviceInputs":
-        """The same numbers on the device and in the dtype of `case`, for `num_layers` layers.
+    def num_buffers(self, num_bytes: int) -> int:
+        """How many buffers of such a layer have used slots of `num_bytes`."""
+        return -(-num_bytes // (self._num_used * self._kept.shape[1] * self._case.dtype.itemsize))
 
-        Layers share buffers once the buffers exceed _CACHE_BYTES.
-        """
+    def placed(self, case: AttentionShape, others: Sequence[Tensor] = ()) -> "DeviceInputs":
+        """The same numbers on the device and in the dtype of `case`, for the last layer; `others`
+        are the buffers of those before it."""
         B, T = self._positions_BT.shape
         device, dtype = case.device, case.dtype
         scratch = torch.zeros(
@@ -167,10 +180,7 @@ class Inputs:
         work = Workspace(self._sizes, scratch, B, T, mirrored=False)
         work.qkv[:, : self._query.shape[1]] = self._query.to(self._case.dtype).to(device, dtype)
         kept = self._kept.to(self._case.dtype).to(device, dtype)  # rounded as in the cache
-        num_buffers = min(num_layers, -(-_CACHE_BYTES // kept.nbytes))
-        buffers = [kept, *(kept.clone() for _ in range(num_buffers - 1))]
-        layers = [buffers[i % num_buffers] for i in range(num_layers)]
-        cache = JoinedCache(B, self._span, layers)
+        cache = JoinedCache(B, self._span, [*others, kept])
         view = cache.view(B, self._span, 0, self._sizes)
         branches = self._branches and Branches(*(part.to(device) for part in self._branches))
         positions_BT = self._positions_BT.to(device)
@@ -185,8 +195,30 @@ class DeviceInputs(NamedTuple):
     inputs: AttentionInputs
 
     def attend(self, kernel: Kernel) -> Results:
-        """Run all layers with the same metadata, as a forward does; the last output [N, H D]."""
-        metadata = kernel.build_metadata(self.inputs)
-        for kv in self.inputs.view.layers:
+        """Run forward after forward, each with its metadata; the last output [N, H D]."""
+        for i, kv in enumerate(self.inputs.view.layers):
+            if i % NUM_LAYERS == 0:
+                metadata = kernel.build_metadata(self.inputs)
             kernel.attend(self.work, kv, metadata)
         return (self.work.joined,)
+
+
+def place_all(inputs: Sequence[Inputs], case: AttentionShape, num_bytes: int) -> list[DeviceInputs]:
+    """The inputs on the device, over so many layers that the used slots of each have `num_bytes`;
+    over one layer if that is 0.
+
+    With more bytes than the L2 cache has, each layer is read from memory, as in decoding. All
+    inputs have equally many layers, because their seconds are added. They share the memory of all
+    layers but the last, whose output is compared.
+    """
+    counts = [drawn.num_buffers(num_bytes) for drawn in inputs]
+    num_others = rounded_up(max(counts), NUM_LAYERS) - 1 if num_bytes else 0
+    num_slots = max(drawn.num_slots * count for drawn, count in zip(inputs, counts, strict=True))
+    width = 2 * case.kv_heads * case.head_size
+    shared = torch.randn(num_slots, width, device=case.device, dtype=case.dtype)
+    return [
+        drawn.placed(
+            case, list(islice(cycle(torch.split(shared, drawn.num_slots)[:count]), num_others))
+        )
+        for drawn, count in zip(inputs, counts, strict=True)
+    ]

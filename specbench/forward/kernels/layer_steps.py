@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.forward.kernels import ARITHMETIC
+
 LAUNCHES = 1  # per operation
 
 
@@ -74,7 +76,7 @@ def turn_and_keep(
         qkv_NW, cos_sin_P2D, head_norm, positions_N, slots_N, kept_SW,
         eps, qkv_NW.stride(0), kept_SW.stride(0), positions_N.stride(0), slots_N.stride(0),
         Q=query_heads, H=kv_heads, D=head_size, HALF=half, HAS_NORM=head_norm is not None,
-        num_warps=1,
+        num_warps=1, **ARITHMETIC,
     )  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def gate(gate_up_N2M: Tensor) -> None:
     """Replace the gate, the first half, by silu(gate) * up, computed in float32."""
     width = gate_up_N2M.shape[1] // 2
     grid = (len(gate_up_N2M), triton.cdiv(width, _BLOCK))
-    _gated[grid](gate_up_N2M, gate_up_N2M.stride(0), width, BLOCK=_BLOCK)
+    _gated[grid](gate_up_N2M, gate_up_N2M.stride(0), width, BLOCK=_BLOCK, **ARITHMETIC)
 
 
 @gate.register_fake

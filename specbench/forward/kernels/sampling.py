@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.forward.kernels import ARITHMETIC
+
 _BITS = 5
 _SHIFTS = range(30, -1, -_BITS)
 _BLOCK = 1024
@@ -76,7 +78,7 @@ def uniform(
     _uniform[triton.cdiv(out_BT.numel(), _BLOCK),](
         out_BT, seeds_B, positions_BT, turns_T,
         out_BT.numel(), out_BT.shape[1], seeds_B.stride(0), *positions_BT.stride(), num_purposes,
-        PURPOSE=purpose, HAS_TURNS=turns_T is not None, BLOCK=_BLOCK,
+        PURPOSE=purpose, HAS_TURNS=turns_T is not None, BLOCK=_BLOCK, **ARITHMETIC,
     )  # fmt: skip
     return out_BT
 
@@ -107,7 +109,7 @@ def exponential(seeds_B: Tensor, positions_BT: Tensor, purpose: int, num_tokens:
     _exponential[grid](
         out_BTV, seeds_B, positions_BT, positions_BT.shape[1], num_tokens,
         seeds_B.stride(0), *positions_BT.stride(),
-        PURPOSE=purpose, BLOCK=_BLOCK,
+        PURPOSE=purpose, BLOCK=_BLOCK, **ARITHMETIC,
     )  # fmt: skip
     return out_BTV
 
@@ -175,9 +177,9 @@ def race(
         x_BTV, seeds_B, positions_BT, best, tokens,
         T, V, parts, x_BTV.stride(0), x_BTV.stride(1), seeds_B.stride(0), *positions_BT.stride(),
         temperature or 1.0,
-        PURPOSE=purpose, IS_LOGITS=temperature is not None, BLOCK=_BLOCK,
+        PURPOSE=purpose, IS_LOGITS=temperature is not None, BLOCK=_BLOCK, **ARITHMETIC,
     )  # fmt: skip
-    _winner[B * T,](best, tokens, out_BT, parts, PAD=triton.next_power_of_2(parts))
+    _winner[B * T,](best, tokens, out_BT, parts, PAD=triton.next_power_of_2(parts), **ARITHMETIC)
     return out_BT
 
 
@@ -260,14 +262,15 @@ def nucleus(scores_NV: Tensor, probs_NV: Tensor, top_p: float) -> Tensor:
     for shift in _SHIFTS:
         digit = {"SHIFT": shift, "BITS": _BITS, "IS_FIRST": shift == _SHIFTS[0]}
         _histogram[N, parts](
-            scores_NV, probs_NV, lowest_N, sums_NPD, V, parts, BLOCK=_BLOCK, **digit, num_warps=8
-        )
+            scores_NV, probs_NV, lowest_N, sums_NPD, V, parts, BLOCK=_BLOCK, **digit, num_warps=8,
+            **ARITHMETIC,
+        )  # fmt: skip
         _narrow[N,](
             sums_NPD, lowest_N, above_N, limit_N, kept_N, parts, TOP_P=top_p,
-            PAD=triton.next_power_of_2(parts), **digit,
+            PAD=triton.next_power_of_2(parts), **digit, **ARITHMETIC,
         )  # fmt: skip
     out_NV = torch.empty_like(probs_NV)
-    _keep[N, parts](scores_NV, probs_NV, lowest_N, kept_N, out_NV, V, BLOCK=_BLOCK)
+    _keep[N, parts](scores_NV, probs_NV, lowest_N, kept_N, out_NV, V, BLOCK=_BLOCK, **ARITHMETIC)
     return out_NV
 
 
