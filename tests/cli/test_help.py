@@ -66,7 +66,26 @@ def test_rare_options_are_in_help_all_only(command, tmp_path):
     assert {"--threads N", "-c, --config FILE"} <= rare
     words = f"with {len(rare)} more options."
     assert words in specbench(command, "--help", cwd=tmp_path).out
-    assert len(usual) <= 33
+    assert len(usual) <= 27
+
+
+@pytest.mark.parametrize("command", ["run", "sweep-k", "verify"])
+@pytest.mark.parametrize(
+    ("words", "has_them"),
+    [
+        ("", False),
+        ("--engine builtin,transformers", False),
+        ("--engine vllm", True),
+        ("--engine=builtin,llama.cpp", True),
+        ("--base-url http://localhost:1", True),
+    ],
+)
+def test_options_of_servers_are_in_the_help_of_a_server(command, words, has_them, tmp_path):
+    out = specbench(command, *words.split(), "--help", cwd=tmp_path).out
+    options = set(re.findall("^  (?:-., )?(--[a-z-]+)", out, re.MULTILINE))
+    of_servers = {"--base-url", "--engine-args", "--engine-version", "--startup-timeout"}
+    assert of_servers & options == (of_servers if has_them else set())
+    assert "--threads" not in options
 
 
 @pytest.mark.parametrize(("command", "forecast"), [("pair", True), ("run", True), ("run", False)])
