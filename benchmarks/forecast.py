@@ -23,7 +23,6 @@ from typing import Any
 from benchmarks.run import provenance, run, write
 from benchmarks.widened import write_wide_pair
 from specbench.bench.budget import block_seconds
-from specbench.bench.plan import ENOUGH_PROMPTS
 from specbench.forecast.cost_curve import measured_here
 from specbench.forecast.forecast import forecast, replayed
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
@@ -42,6 +41,7 @@ from specbench.settings import (
     SamplingSettings,
     WorkloadSettings,
 )
+from specbench.settings.groups import ENOUGH_PROMPTS
 
 PAIRINGS = ("demo/draft", "demo/ngram", "demo/medusa", "demo/eagle")
 WIDE_BYTES = 64_000_000  # twice the cache of the processor that this was written on

@@ -23,11 +23,9 @@ from specbench.records import (
     Sampling,
 )
 from specbench.settings import BUILTIN, SERVED, RunSettings
-from specbench.settings.groups import DEFAULT_K
+from specbench.settings.groups import DEFAULT_K, DEFAULT_PROMPTS, ENOUGH_PROMPTS
 from specbench.stats.crossed import FEWEST_PLANNED
 
-DEFAULT_PROMPTS = 10
-ENOUGH_PROMPTS = 6  # after a forecast: an interval needs five
 SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0
 ADAPTIVE_K = 8  # the most that K = auto drafts if no fixed K is measured
 PASSES = 6  # with concurrent requests: an interval needs five

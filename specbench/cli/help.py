@@ -1,12 +1,14 @@
 """Help as plain text: commands and options in groups, then an example."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from specbench.settings import RunSettings
+from specbench.settings import SERVED, RunSettings, ServerSettings
 from specbench.settings.option import leaves
+from specbench.settings.words import spelling
 
 EXAMPLES = {
     "run": "specbench run demo/draft --workload code",
@@ -71,14 +73,20 @@ _RENAMED = {
     "--tokens": ("--num-tokens",),
     "--write": ("--output",),
 }
-_WITH_RARE = ("run", "sweep-k", "verify")  # their --help omits rare options
+_WITH_RARE = ("run", "sweep-k", "verify")  # their --help omits rare options and those of servers
+_OF_SERVERS = {
+    name
+    for leaf in leaves(ServerSettings)
+    if leaf.option is not None
+    for name in leaf.option.names_of(leaf.name)
+}
 _RARE = {"--ray", "--gpus-per-task", "--skip-memory-check", "--verbose"} | {
     name
     for leaf in leaves(RunSettings)
     if leaf.option is not None and leaf.option.is_rare
     for name in leaf.option.names_of(leaf.name)
 }
-_ALL = "specbench.help_all"
+_HIDDEN = "specbench.hidden_options"
 
 
 class Commands(TyperGroup):
@@ -104,7 +112,8 @@ class Commands(TyperGroup):
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists options in groups, the rare ones only with --help-all."""
+    """A command whose help lists options in groups: the rare ones only with --help-all, those of
+    servers also if one is named."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -115,10 +124,11 @@ class GroupedCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """--help-all is --help with all options. Suggests the new name of an option that was
         renamed."""
-        if "--help-all" in args:
-            ctx.meta[_ALL] = True
-            args = ["--help"]
         words = tuple(args)  # the parser takes them out of the list
+        if self.name in _WITH_RARE and "--help-all" not in args:
+            ctx.meta[_HIDDEN] = _RARE - _OF_SERVERS if _names_server(words) else _RARE | _OF_SERVERS
+        if "--help-all" in args:
+            args = ["--help"]
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # NoSuchOption, which typer does not export
@@ -136,18 +146,29 @@ class GroupedCommand(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, then each group, then the options without a group."""
         panels: dict[str, list[tuple[str, str]]] = {}
-        parameters = self.get_params(ctx)
-        has_rare = self.name in _WITH_RARE and not ctx.meta.get(_ALL)
-        for parameter in parameters:
-            if not (has_rare and _RARE.intersection(parameter.opts)):
+        hidden, num_hidden = ctx.meta.get(_HIDDEN, set()), 0
+        for parameter in self.get_params(ctx):
+            if hidden.intersection(parameter.opts):
+                num_hidden += 1
+            else:
                 panels.setdefault(panel_of(parameter), []).append(record_of(parameter, ctx))
         rest = panels.pop("Options", [])
-        if has_rare:
-            num_rare = sum(bool(_RARE.intersection(parameter.opts)) for parameter in parameters)
-            rest.append(("--help-all", f"Show this message with {num_rare} more options."))
+        if num_hidden:
+            servers = " Those of a server: --engine vllm --help." if hidden >= _OF_SERVERS else ""
+            more = f"Show this message with {num_hidden} more options.{servers}"
+            rest.append(("--help-all", more))
         for heading, records in (*panels.items(), ("Options", rest)):
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def _names_server(words: Sequence[str]) -> bool:
+    """Whether the typed words name a serving engine, or the address of one."""
+    values = [after for word, after in pairwise(words) if word == "--engine"]
+    values += [word.partition("=")[2] for word in words if word.startswith("--engine=")]
+    engines = (part for value in values for part in value.split(","))
+    is_served = any(spelling(name) in SERVED for name in engines)
+    return is_served or any(word.partition("=")[0] == "--base-url" for word in words)
 
 
 def _hints_to_repeat(parameters: Iterable[Any], words: Sequence[str]) -> Iterator[str]:

@@ -30,6 +30,8 @@ from specbench.settings import (
     RunSettings,
 )
 from specbench.settings.groups import (
+    DEFAULT_PROMPTS,
+    ENOUGH_PROMPTS,
     PROMPTS,
     BudgetS,
     IgnoreRequestSettings,
@@ -101,7 +103,12 @@ class PairOptions:
     temperatures: Temperatures = (0.0,)
     max_new_tokens: MaxNewTokens = None
     num_prompts: Annotated[
-        int | None, replace(PROMPTS, shown="10; 3 per concurrent request; with --time-budget: all")
+        int | None,
+        replace(
+            PROMPTS,
+            shown=f"{ENOUGH_PROMPTS} measured of {DEFAULT_PROMPTS} forecast; 3 per concurrent "
+            "request; with --time-budget: all",
+        ),
     ] = None
     num_repeats: Repeats = None
     budget_s: BudgetS = None

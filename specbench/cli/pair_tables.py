@@ -74,18 +74,19 @@ def print_ranking(
         table.add_column(header, overflow="fold")
     for header in ("K", "speedup", "length"):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("from", no_wrap=True)
+    for header in ("verdict", "from"):
+        table.add_column(header, no_wrap=True)
     for setup, entry in enumerate(ranked, 1):
-        best = max(entry.gains.values(), key=lambda gain: gain.value)
-        length = best.mean_acceptance_length
+        best = entry.best
         table.add_row(
             str(setup),
             entry.drafter,
             entry.method,
-            str(entry.num_speculative_tokens) if entry.num_speculative_tokens else "none",
-            f"{entry.speedup if entry.num_speculative_tokens else entry.potential:.2f}x",
-            value_text(length, "{:.2f}"),
-            "measured" if entry.is_measured else "forecast",
+            best.at.label,
+            f"{entry.speedup if best.num_speculative_tokens else entry.potential:.2f}x",
+            value_text(best.mean_acceptance_length, "{:.2f}"),
+            judge(best.speedup).value,
+            best.basis,
         )
     typer.echo("")
     open_console(width=WIDTH).print(table)
@@ -133,7 +134,7 @@ def pair_document(
                 "drafter": entry.drafter,
                 "method": entry.method,
                 "speedup": entry.speedup,
-                "num_speculative_tokens": entry.num_speculative_tokens,
+                "num_speculative_tokens": entry.best.num_speculative_tokens,
                 "is_measured": entry.is_measured,
                 "gains": [{**at.flat, **_gain_json(gain)} for at, gain in entry.gains.items()],
             }
@@ -323,7 +324,7 @@ def _undecided(ranked: Sequence[RankedDrafter]) -> str | None:
     if not open_gains:
         return None
     estimate, best, setting, gain = max(open_gains, key=lambda entry: entry[0])
-    at = f" at {gain.at}" if gain.at else ""
+    at = f" at {gain.at.named}"
     if len(best.gains) > 1:
         at += f" on {setting_name(setting, best.gains)}"
     standing = "looks best" if estimate > 1 else "comes nearest to a gain"

@@ -214,7 +214,8 @@ def _costs(cell: CellSummary) -> Iterator[str]:
     tokens = number_of(cell.metrics, "speculation_cost_tokens")
     if num_bytes is not None and num_bytes > 0:
         cache = "" if tokens is None else f" (the KV cache of {tokens:,.0f} tokens)"
-        yield f"drafter memory: {num_bytes / 2**20:,.0f} MiB{cache}"
+        mebibytes = num_bytes / 2**20
+        yield f"drafter memory: {mebibytes:,.{0 if mebibytes >= 10 else 1}f} MiB{cache}"
 
 
 def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[str]:

@@ -4,6 +4,7 @@ The candidates are every K = 0 and, for each pairing and setting, the cell that 
 speedup of its confirmation run.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -192,6 +193,19 @@ class Objective:
         return dict(zip(OBJECTIVES, units, strict=True))[self.name]
 
 
+class BrokenLimit(NamedTuple):
+    """A limit that a configuration exceeds, or whose metric it does not have."""
+
+    name: str
+    seconds: float | None
+    limit_s: float
+
+    @property
+    def excess(self) -> float:
+        """The value as a multiple of the limit; infinite if it is unknown."""
+        return math.inf if self.seconds is None else self.seconds / self.limit_s
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
     """One configuration for a workload; rates are in tokens (goodput: requests) per second."""
@@ -200,7 +214,7 @@ class Candidate:
     value: float  # in the unit of the objective
     rate: float
     cautious_rate: float  # with the lower bound of the speedup
-    broken: tuple[str, ...]  # limits that it exceeds, in words
+    broken: tuple[BrokenLimit, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,7 +223,7 @@ class Recommendation:
 
     condition: Condition  # without concurrency and variant, which are part of the answer
     best: Candidate | None  # None: every candidate exceeds a limit
-    candidates: tuple[Candidate, ...]  # best first
+    candidates: tuple[Candidate, ...]  # best first; without one, closest to the limits first
     options: tuple[Candidate, ...]  # of the exploration phase, for `joint_recommendation`
 
 
@@ -308,6 +322,8 @@ def _pick(
         tied = near_best(kept, lambda candidate: candidate.cautious_rate)
         best = min(tied, key=lambda candidate: _simplicity(candidate.key))
     rest = sorted((c for c in group if c is not best), key=lambda c: -c.cautious_rate)
+    if best is None:
+        rest.sort(key=lambda c: max(limit.excess for limit in c.broken))
     return Recommendation(
         condition=condition,
         best=best,
@@ -407,7 +423,9 @@ def _value(rate: float, objective: Objective) -> float:
     return objective.price_per_hour / (rate * 3600) * 1e6
 
 
-def _broken(cell: CellSummary, objective: Objective, rate: float, pace: float) -> Iterator[str]:
+def _broken(
+    cell: CellSummary, objective: Objective, rate: float, pace: float
+) -> Iterator[BrokenLimit]:
     """Limits that a cell exceeds; `pace`: its time per token relative to the exploration phase.
 
     The latency objective takes the time per token from `rate`, the value that is shown: cells may
@@ -416,15 +434,12 @@ def _broken(cell: CellSummary, objective: Objective, rate: float, pace: float) -
     names = {metric: name for name, metric in LIMITS.items()}
     for metric, limit in objective.limits.items():
         seconds = number_of(cell.metrics, metric)
-        if seconds is None:
-            yield f"{names[metric]} is not known"
-            continue
-        if metric == "tpot_s" and objective.name == "latency":
+        if seconds is not None and metric == "tpot_s" and objective.name == "latency":
             seconds = 1 / rate
-        elif metric.startswith("tpot_s"):
+        elif seconds is not None and metric.startswith("tpot_s"):
             seconds *= pace
-        if seconds > limit:
-            yield f"{names[metric]} {seconds * 1e3:,.3g} ms, above {limit * 1e3:,.3g} ms"
+        if seconds is None or seconds > limit:
+            yield BrokenLimit(names[metric], seconds, limit)
 
 
 def _configuration(key: CellKey) -> tuple[object, ...]:

@@ -8,7 +8,16 @@ from typing import Literal, NamedTuple
 
 from specbench.decide.recommend import SpeedupVerdict, judge
 from specbench.metrics.registry import number_of
-from specbench.records import CellKey, CellSummary, Condition, Decision, ForecastRecord, Interval
+from specbench.records import (
+    CellKey,
+    CellSummary,
+    Condition,
+    Decision,
+    Fixed,
+    ForecastRecord,
+    Interval,
+    Length,
+)
 
 
 class Gain(NamedTuple):
@@ -18,7 +27,7 @@ class Gain(NamedTuple):
     speedup: Interval | None
     mean_acceptance_length: float | None
     basis: Literal["measured", "forecast"]
-    at: str = ""  # the K that the speedup is about, such as `K=2`, even if it gains nothing
+    at: Length  # the K that the speedup is about, even if it gains nothing
 
     @property
     def value(self) -> float:
@@ -46,7 +55,12 @@ class RankedDrafter:
     def measured(self) -> Gain | None:
         """The largest measured gain, since no forecast is quoted as a result; None without one."""
         gains = [gain for gain in self.gains.values() if gain.basis == "measured"]
-        return max(gains, key=lambda gain: gain.value, default=None)
+        return max(gains, key=_gain_and_speedup, default=None)
+
+    @property
+    def best(self) -> Gain:
+        """The largest measured gain, or the largest forecast one if none was measured."""
+        return self.measured or max(self.gains.values(), key=_gain_and_speedup)
 
     @property
     def speedup(self) -> float:
@@ -69,10 +83,9 @@ class RankedDrafter:
         highs = [speedup.high for speedup in speedups]
         return Interval(estimate=self.potential, low=_mean(lows), high=_mean(highs))
 
-    @property
-    def num_speculative_tokens(self) -> int:
-        """The K with the largest gain; 0: no gain anywhere."""
-        return max(self.gains.values(), key=lambda gain: gain.value).num_speculative_tokens
+
+def _gain_and_speedup(gain: Gain) -> tuple[float, float]:
+    return gain.value, gain.speedup.estimate if gain.speedup else 0.0
 
 
 def are_distinct(first: Interval, second: Interval) -> bool:
@@ -107,7 +120,7 @@ def rank(
             speedup=decision.speedup,
             mean_acceptance_length=lengths.get(key),
             basis="measured",
-            at=key.draft.length.named,
+            at=key.draft.length,
         )
     ranked = [
         RankedDrafter(
@@ -153,6 +166,7 @@ def _forecast(record: ForecastRecord) -> Gain:
         speedup=point.speedup,
         mean_acceptance_length=point.mean_acceptance_length,
         basis="forecast",
+        at=Fixed(k),
     )
 
 

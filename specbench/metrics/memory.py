@@ -55,17 +55,19 @@ def device_peak_bytes(cell: CellData) -> int | None:
 
 @metric(unit="bytes", better="lower")
 def speculation_cost_bytes(cell: CellData) -> int | None:
-    """Peak of target and drafter together - peak of only the target: torch's live tensors, or
-    the process's bytes without a torch allocator.
+    """Peak of torch's live tensors with the drafter - without it. On a CPU, where the peaks of a
+    process vary by more than that, computed: its weights, recurrent state and KV cache of the
+    longest request.
     """
     pair, target = cell.memory_pair, cell.memory_target
     if cell.k == 0 or pair is None or target is None:
         return None
     if pair.peak_allocated_bytes is not None and target.peak_allocated_bytes is not None:
         return pair.peak_allocated_bytes - target.peak_allocated_bytes
-    if pair.process_peak_bytes is not None and target.process_peak_bytes is not None:
-        return pair.process_peak_bytes - target.process_peak_bytes
-    return None
+    kv_bytes_per_token = pair.kv_bytes_per_token - target.kv_bytes_per_token
+    state_bytes = pair.state_bytes_per_row - target.state_bytes_per_row
+    weights = pair.weights_bytes - target.weights_bytes
+    return weights + kv_bytes_per_token * _longest_request(cell) + state_bytes
 
 
 @metric(unit="tokens", better="lower")
@@ -113,5 +115,9 @@ def kv_bytes(cell: CellData) -> int | None:
         return max((nbytes for nbytes in allocated if nbytes is not None), default=None)
     if cell.memory is None or not cell.finished:
         return None
-    longest = max(r.num_prompt_tokens + r.num_output_tokens for r in cell.finished)
-    return cell.memory.kv_bytes_per_token * longest
+    return cell.memory.kv_bytes_per_token * _longest_request(cell)
+
+
+def _longest_request(cell: CellData) -> int:
+    """Tokens of prompt and output of the longest finished request; 0 without one."""
+    return max((r.num_prompt_tokens + r.num_output_tokens for r in cell.finished), default=0)

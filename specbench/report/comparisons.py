@@ -148,8 +148,8 @@ def crossover_grid(curves: Sequence[Crossover]) -> Grid:
         "Speedup by concurrent requests, and up to how many it is shown",
         *_curve_names(curves, "concurrency"),
         *((plural(n, "request"), [_y_at(c.points, n) for c in curves]) for n in _x_values(curves)),
-        ("stops at", [_stops(curve) for curve in curves]),
-        ("drops to 1 at", [value_text(curve.estimated, "{:.1f}") for curve in curves]),
+        ("shown up to", [_shown_up_to(curve) for curve in curves]),
+        ("1.00x at", [_crosses_1_at(curve) for curve in curves]),
         num_names=2,
     )
 
@@ -227,11 +227,23 @@ def _kv(points: Sequence[Point], at: int) -> str:
     return measured(known[0], "bytes") if known else ABSENT
 
 
-def _stops(crossover: Crossover) -> str:
-    if crossover.concurrency is not None:
-        return plural(crossover.concurrency, "request")
-    shown = crossover.with_interval
-    return f"not up to {max(shown)}" if shown else ABSENT
+def _shown_up_to(crossover: Crossover) -> str:
+    """The highest concurrency with a proven speedup."""
+    known, stop = crossover.with_interval, crossover.concurrency
+    shown = [at for at in known if stop is None or at < stop]
+    if not known:
+        return "unknown"
+    return plural(max(shown), "request") if shown else "none"
+
+
+def _crosses_1_at(crossover: Crossover) -> str:
+    """Where the estimate falls to 1, also if that is outside of what was measured."""
+    if crossover.estimated is not None:
+        return f"{crossover.estimated:.1f}"
+    points = [(p.at, p.speedup.estimate > 1) for p in crossover.points if p.valid and p.speedup]
+    if len({is_faster for _, is_faster in points}) != 1:
+        return "unknown"
+    return f"> {points[-1][0]}" if points[0][1] else f"< {points[0][0]}"
 
 
 def _difference(interval: Interval) -> str:

@@ -1,10 +1,10 @@
 """Memory of a target without drafter and with each drafter, for the table and the chart."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specbench.metrics.registry import number_of
+from specbench.metrics.registry import Value, number_of
 from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
@@ -34,28 +34,36 @@ class MemoryRow:
     name: str  # the target, or the pairing
     context: int  # tokens of the request that `need` is for
     need: MemoryNeed
-    cost_bytes: float | None  # measured peak with the drafter - without it
+    cost_bytes: float | None  # speculation_cost_bytes
     cost_tokens: float | None  # the same in tokens of the target's KV cache
 
 
 def memory_rows(document: Document) -> tuple[MemoryRow, ...]:
     """One row per record, for a request as long as the longest of its target."""
-    costs = {cell.key.pairing: cell.metrics for cell in document.cells if cell.key.draft.k}
+    costs: dict[str, list[Mapping[str, Value]]] = {}
+    for cell in document.cells:
+        costs.setdefault(cell.key.pairing, []).append(cell.metrics)
     rows = []
     for record in document.memory:
         context = document.longest_context.get(record.target, 0)
-        metrics = costs.get(_owner(record), {})
         rows.append(
             MemoryRow(
                 record=record,
                 name=_label(record, document.run.keys),
                 context=context,
                 need=need(record, context),
-                cost_bytes=number_of(metrics, "speculation_cost_bytes"),
-                cost_tokens=number_of(metrics, "speculation_cost_tokens"),
+                cost_bytes=_largest(costs, record, "speculation_cost_bytes"),
+                cost_tokens=_largest(costs, record, "speculation_cost_tokens"),
             )
         )
     return tuple(rows)
+
+
+def _largest(
+    metrics: Mapping[str, Sequence[Mapping[str, Value]]], record: MemoryRecord, name: str
+) -> float | None:
+    values = (number_of(of_cell, name) for of_cell in metrics.get(_owner(record), ()))
+    return max((value for value in values if value is not None), default=None)
 
 
 def memory_left(document: Document, key: CellKey) -> Iterator[str]:
@@ -141,10 +149,13 @@ def memory_legend(document: Document) -> str:
     if len(contexts) == 1:
         (tokens,) = contexts.values()
         longest = plural(tokens, "token")
+    is_measured = any(record.peak_allocated_bytes is not None for record in document.memory)
+    costs = "the measured peak with the drafter minus that without it"
+    if not is_measured:
+        costs = "computed, the drafter's weights and its KV cache for its longest request"
     return (
         f"KV cache: computed, for one request of {longest}, the longest of this run. "
-        f"{EVERYTHING_ELSE} Together: the sum of these three. Speculation costs: the measured peak "
-        "with the drafter minus that without it."
+        f"{EVERYTHING_ELSE} Together: the sum of these three. Speculation costs: {costs}."
     )
 
 

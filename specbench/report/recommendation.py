@@ -130,7 +130,7 @@ def candidate_grid(
         "cost": "per million tokens",
     }
     candidates = pick.candidates
-    remarks = [chosen if c is pick.best else "; ".join(c.broken) for c in candidates]
+    remarks = [chosen if c is pick.best else "; ".join(_broken(c)) for c in candidates]
     bounds = [
         measured(candidate.cautious_rate, objective.unit)
         if objective.name == "goodput"
@@ -241,8 +241,11 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
 def headline(document: Document, pick: Recommendation, objective: Objective) -> str:
     """The recommendation for one workload, without its name."""
     if pick.best is None:
-        broken = "; ".join(pick.candidates[0].broken) if pick.candidates else "nothing was measured"
-        return f"no configuration meets the limits. Fastest: {broken}"
+        closest = pick.candidates[0]
+        return (
+            "no configuration meets the limits. Closest: "
+            f"{_configuration(closest.key)}: {'; '.join(_broken(closest))}"
+        )
     unit = f" {objective.unit}" if objective.name == "cost" else ""
     value = f"{_value(pick.best.value, objective)}{unit}"
     requests = pick.best.key.condition.requests
@@ -265,6 +268,16 @@ def _tied_variants(document: Document, key: CellKey) -> str:
 
 def _configuration(key: CellKey) -> str:
     return f"{_method(key)}, {key.condition.requests}"
+
+
+def _broken(candidate: Candidate) -> list[str]:
+    """The limits that a candidate does not meet, with its values."""
+    return [
+        f"{name} is not known"
+        if seconds is None
+        else f"{name} {seconds * 1e3:,.3g} ms, above {limit_s * 1e3:,.3g} ms"
+        for name, seconds, limit_s in candidate.broken
+    ]
 
 
 def _method(key: CellKey, plain: str = "do not speculate") -> str:
@@ -494,7 +507,7 @@ def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any
         "value": candidate.value,
         f"{counted}_per_s": candidate.rate,
         f"{counted}_per_s_low": candidate.cautious_rate,
-        "broken_limits": list(candidate.broken),
+        "broken_limits": _broken(candidate),
     }
 
 

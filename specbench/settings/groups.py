@@ -32,6 +32,8 @@ from specbench.settings.words import (
 )
 
 DEFAULT_K = 4  # of a pairing without one
+DEFAULT_PROMPTS = 10
+ENOUGH_PROMPTS = 6  # after a forecast: an interval needs five
 DEFAULT_WORKLOADS = ("chat", "code", "creative")
 AcceptanceRule = Literal["exact", "greedy_draft"]
 Acceptance = tuple[float, ...] | Mapping[int, tuple[float, ...]]  # by position, or also by K
@@ -122,7 +124,8 @@ PROMPTS = Option(
     names=("--num-prompts",),
     min=1,
     help="Prompts per workload.",
-    shown="10, or 3 per concurrent request; all with --time-budget or --margin-of-error",
+    shown=f"{DEFAULT_PROMPTS}, of which {ENOUGH_PROMPTS} are measured after a --forecast, or 3 per "
+    "concurrent request; all with --time-budget or --margin-of-error",
 )
 Repeats = Annotated[
     int | None,

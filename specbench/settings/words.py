@@ -82,9 +82,9 @@ def nearest(word: str, allowed: Collection[str]) -> str:
 
 def parse_names(option: str, text: str, allowed: Collection[str]) -> tuple[str, ...]:
     """A comma-separated choice of `allowed`, each once, in any spelling."""
-    by_spelling = {_spelling(name): name for name in allowed}
+    by_spelling = {spelling(name): name for name in allowed}
     words = (part.strip() for part in text.split(","))
-    names = tuple(dict.fromkeys(by_spelling.get(_spelling(word), word) for word in words))
+    names = tuple(dict.fromkeys(by_spelling.get(spelling(word), word) for word in words))
     for name in names:
         if name not in allowed:
             close = nearest(name, allowed) or ":"
@@ -92,7 +92,7 @@ def parse_names(option: str, text: str, allowed: Collection[str]) -> tuple[str, 
     return names
 
 
-def _spelling(word: str) -> str:
+def spelling(word: str) -> str:
     """The word without what its spellings differ in: TensorRT-LLM and tensorrt_llm are equal."""
     return re.sub(r"[-.]", "_", word.lower())
 
@@ -100,7 +100,7 @@ def _spelling(word: str) -> str:
 def one_of(option: str, text: str, *allowed: Choice) -> Choice:
     """The choice that a text names, in any spelling; UsageError suggests the nearest one."""
     for choice in allowed:
-        if _spelling(choice) == _spelling(text):
+        if spelling(choice) == spelling(text):
             return choice
     close = nearest(text, allowed) or ":"
     raise UsageError(f"{option} {text!r}{close} choose from {', '.join(allowed)}")

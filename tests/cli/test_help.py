@@ -1,13 +1,17 @@
 import re
 import shlex
+from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
 from typer.main import get_command
 
+from specbench.bench.planning import plan_targets
 from specbench.cli import app, prepare_arguments
 from specbench.cli.measure import over_budget
 from specbench.gate.check import default_tolerances
+from specbench.inputs.config import load_pairings
+from specbench.settings import ForecastSettings, RunSettings
 from tests.cli.calls import specbench
 
 COMMANDS = (
@@ -62,7 +66,36 @@ def test_rare_options_are_in_help_all_only(command, tmp_path):
     assert {"--threads N", "-c, --config FILE"} <= rare
     words = f"with {len(rare)} more options."
     assert words in specbench(command, "--help", cwd=tmp_path).out
-    assert len(usual) <= 33
+    assert len(usual) <= 27
+
+
+@pytest.mark.parametrize("command", ["run", "sweep-k", "verify"])
+@pytest.mark.parametrize(
+    ("words", "has_them"),
+    [
+        ("", False),
+        ("--engine builtin,transformers", False),
+        ("--engine vllm", True),
+        ("--engine=builtin,llama.cpp", True),
+        ("--base-url http://localhost:1", True),
+    ],
+)
+def test_options_of_servers_are_in_the_help_of_a_server(command, words, has_them, tmp_path):
+    out = specbench(command, *words.split(), "--help", cwd=tmp_path).out
+    options = set(re.findall("^  (?:-., )?(--[a-z-]+)", out, re.MULTILINE))
+    of_servers = {"--base-url", "--engine-args", "--engine-version", "--startup-timeout"}
+    assert of_servers & options == (of_servers if has_them else set())
+    assert "--threads" not in options
+
+
+@pytest.mark.parametrize(("command", "forecast"), [("pair", True), ("run", True), ("run", False)])
+def test_help_states_how_many_prompts_are_measured(command, forecast, tmp_path):
+    settings = replace(RunSettings.unset(), forecasting=ForecastSettings(forecast=forecast))
+    (plan,) = plan_targets(settings, load_pairings().select(["demo/draft"]), lambda _: "float32")
+    num_measured = len(plan.measured(plan.workloads[0]))
+    text = " ".join(specbench(command, "--help", cwd=tmp_path).out.split())
+    (default,) = re.findall("--num-prompts N .*? Default: (.*?);", text)
+    assert str(num_measured) in re.findall(r"\d+", default)
 
 
 @pytest.mark.parametrize(

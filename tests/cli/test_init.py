@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specbench.bench.plan import DEFAULT_PROMPTS
 from specbench.inputs.config import load_pairings
 from specbench.inputs.workloads import load_workload
+from specbench.settings.groups import DEFAULT_PROMPTS
 from tests.cli.calls import specbench
 
 FILES = ("pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml")

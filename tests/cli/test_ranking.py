@@ -6,7 +6,7 @@ import pytest
 
 from specbench.cli.pair_tables import verdict
 from specbench.decide.rank import Gain, RankedDrafter
-from specbench.records import Interval
+from specbench.records import Fixed, Interval
 from tests.decide.conftest import summary
 
 Bounds = tuple[float | None, float, float | None]
@@ -19,7 +19,7 @@ def ranked(drafter: str, *intervals: Bounds | None, basis: str = "measured") -> 
         low, estimate, high = bounds or (None, 1.0, None)
         setting = summary(4, low, estimate, high, workload=f"w{i}").key.condition
         speedup = Interval(estimate=estimate, low=low, high=high) if bounds else None
-        gains[setting] = Gain(4 if low and low > 1 else 0, speedup, 2.0, basis, at="K=4")
+        gains[setting] = Gain(4 if low and low > 1 else 0, speedup, 2.0, basis, Fixed(4))
     return RankedDrafter(
         pairing=f"demo/{drafter}", drafter=drafter, method="draft_model", gains=gains
     )
@@ -108,6 +108,25 @@ def test_the_ranking_ends_with_the_verdict(capsys, monkeypatch):
     pair_tables.print_ranking(both, NothingFailed(), [])
     before, answer = capsys.readouterr().out.splitlines()[-2:]
     assert (before, answer) == ("", verdict(both))
+
+
+def test_the_table_has_the_k_of_its_figures_and_of_the_verdict(capsys, monkeypatch):
+    from specbench.cli import pair_tables
+
+    monkeypatch.setattr(pair_tables, "answer_lines", lambda _: [])
+    several = [
+        ranked("won", (1.4, 1.5, 1.6)),
+        ranked("open", (0.8, 0.9, 1.0), (0.9, 1.0, 1.1)),
+        ranked("lost", (0.5, 0.6, 0.7)),
+    ]
+    pair_tables.print_ranking(several, NothingFailed(), [])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1] == ["drafter", "method", "K", "speedup", "length", "verdict", "from"]
+    assert rows[2:5] == [
+        ["1", "won", "draft_model", "4", "1.50x", "2.00", "faster", "measured"],
+        ["2", "open", "draft_model", "4", "0.95x", "2.00", "undecided", "measured"],
+        ["3", "lost", "draft_model", "4", "0.60x", "2.00", "no", "speedup", "measured"],
+    ]
 
 
 class NothingFailed:

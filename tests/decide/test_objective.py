@@ -53,11 +53,26 @@ def test_configurations_beyond_a_limit_are_excluded_with_the_excess():
     (pick,) = recommend_for(cells, decided(cells), limited)
     assert (pick.best.key.condition.concurrency, pick.best.key.draft.k) == (1, 4)
     broken = {(c.key.condition.concurrency, c.key.draft.k): c.broken for c in pick.candidates}
-    assert broken[16, 4] == ("tpot 41.7 ms, above 8 ms",)
-    assert broken[1, 0] == ("tpot 10 ms, above 8 ms",)
+    assert broken[16, 4] == (("tpot", pytest.approx(0.05 / 1.2), 0.008),)
+    assert broken[1, 0] == (("tpot", pytest.approx(0.01), 0.008),)
     assert best(cells, replace(THROUGHPUT, limits=parse_limits("tpot=1ms", LIMITS))) is None
     not_known = parse_limits("queue=1s", LIMITS)
     assert best(cells, replace(THROUGHPUT, limits=not_known)) is None
+
+
+def test_if_none_meets_the_limits_the_closest_is_first():
+    """`rough` is the faster one, but its lower bound is below that of `even`."""
+    cells = [
+        *rated(1, 100, 100, {4: (1.1, 3.0, 8.0)}, drafter="rough"),
+        *rated(1, 100, 100, {4: (1.25, 1.3, 1.35)}, drafter="even")[1:],
+    ]
+    limits = parse_limits("tpot=1ms,ttft=1s", LIMITS)
+    (pick,) = recommend_for(cells, decided(cells), replace(LATENCY, limits=limits))
+    assert pick.best is None
+    assert [c.key.draft.drafter for c in pick.candidates] == ["rough", "even", "none"]
+    (limit,) = pick.candidates[0].broken
+    assert limit == ("tpot", pytest.approx(pick.candidates[0].value), 0.001)
+    assert limit.excess == pytest.approx(10 / 3)
 
 
 def test_cost_is_the_price_per_million_tokens():

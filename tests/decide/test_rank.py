@@ -65,7 +65,7 @@ def test_measured_and_forecast_drafters_are_ranked_together_by_speed():
     )
     assert places(ranked) == ["fast", "middle", "slow"]
     assert [drafter.is_measured for drafter in ranked] == [True, False, True]
-    assert [drafter.num_speculative_tokens for drafter in ranked] == [4, 3, 2]
+    assert [drafter.best.num_speculative_tokens for drafter in ranked] == [4, 3, 2]
 
 
 def test_a_forecast_counts_as_a_measurement_does_by_its_interval():
@@ -77,7 +77,7 @@ def test_a_forecast_counts_as_a_measurement_does_by_its_interval():
     unsure = replace(shown, speedup=wider, draft=replace(shown.draft, length=Fixed(0)))
     ranked = rank([unsure], [], [replace(weak, points=points), forecast("ngram", {1: 1.3})])
     assert places(ranked) == ["ngram", "poor"]
-    assert [drafter.num_speculative_tokens for drafter in ranked] == [0, 0]
+    assert [drafter.best.num_speculative_tokens for drafter in ranked] == [0, 0]
     assert [drafter.speedup for drafter in ranked] == [1.0, 1.0]
     shown = rank([unsure], [], [weak, forecast("ngram", {1: 1.3})])
     assert places(shown) == ["poor", "ngram"]  # its interval is above 1
@@ -93,7 +93,7 @@ def test_a_measurement_takes_precedence_over_a_forecast():
 def test_drafters_without_a_speedup_are_ranked_by_their_best_forecast():
     ranked = rank([], [], [forecast("awful", {1: 0.5}), forecast("bad", {1: 0.9, 2: 0.8})])
     assert places(ranked) == ["bad", "awful"]
-    assert [drafter.num_speculative_tokens for drafter in ranked] == [0, 0]
+    assert [drafter.best.num_speculative_tokens for drafter in ranked] == [0, 0]
     assert [drafter.speedup for drafter in ranked] == [1.0, 1.0]
     assert ranked[0].potential == pytest.approx(0.9)
 
@@ -129,7 +129,7 @@ def test_drafters_are_distinguished_in_any_order(other, apart):
 
 
 def test_the_gain_of_a_slower_k_counts_as_1():
-    slower = Gain(4, interval(0.9), 2.5, "measured")
+    slower = Gain(4, interval(0.9), 2.5, "measured", Fixed(4))
     assert (slower.value, slower._replace(speedup=interval(1.2)).value) == (1.0, 1.2)
 
 

@@ -58,7 +58,7 @@ def test_the_winner_is_quoted_from_its_confirmation_run(summarized):
     values = (
         r"acceptance length at K=6: 3\.12 .*break-even: 1\.64\)$",
         r"target steps: 0\.05 per draft token, 1\.20 per",
-        "memory: 3 MiB .*1,200 tokens",
+        "memory: 3.0 MiB .*1,200 tokens",
         "^acceptance-bound: ",
         "^exploration phase: K=6 .*K = 2, 6$",
         r"1\.90x \[1\.80, 2\.00\] .*12 prompts$",

@@ -38,18 +38,24 @@ def test_speculation_costs_the_difference_of_the_peaks_in_tokens_of_the_targets_
     assert given["speculation_cost_tokens"] == 40
 
 
-def test_process_memory_is_compared_without_the_cuda_allocator(cell):
-    pair = replace(PAIR, peak_allocated_bytes=None)
+@pytest.mark.parametrize("process_peak_bytes", [9000, 9_999_999, None])
+def test_without_the_cuda_allocator_the_cost_is_computed(cell, process_peak_bytes):
+    """The peaks of a process are noise next to a small drafter: they change nothing."""
+    pair = replace(
+        PAIR,
+        peak_allocated_bytes=None,
+        process_peak_bytes=process_peak_bytes,
+        state_bytes_per_row=7,
+    )
     given = measure(replace(cell, memory_target=TARGET, memory_pair=pair))
-    assert given["speculation_cost_bytes"] == 100
+    longest = max(r.num_prompt_tokens + r.num_output_tokens for r in cell.requests)
+    assert given["speculation_cost_bytes"] == 200 + 2 * longest + 7
+    assert given["speculation_cost_tokens"] == (207 + 2 * longest) / 10
 
 
 def test_an_unmeasured_peak_is_absent_and_never_zero(cell):
     given = measure(replace(cell, memory_target=TARGET))
     assert not [name for name in given if name.endswith("_bytes")]
-    unmeasured = replace(TARGET, peak_allocated_bytes=None, process_peak_bytes=None)
-    given = measure(replace(cell, memory_target=unmeasured, memory_pair=PAIR))
-    assert "speculation_cost_bytes" not in given
 
 
 def test_energy_is_divided_by_all_output_tokens(cell):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.decide.comparisons import crossovers
 from specbench.frames.tables import cells_csv
 from specbench.report.blocks import side_by_side_part
 from specbench.report.charts.canvas import drawing
@@ -23,6 +24,8 @@ from specbench.report.document import Document
 from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
+from tests.cell_keys import KEY, with_axes
+from tests.decide.conftest import summary
 from tests.report.conftest import printed
 from tests.report.test_figures import texts
 from tests.report.test_json import VALIDATOR
@@ -37,14 +40,35 @@ def test_the_crossover_table_states_where_the_speedup_ends(served: Document) -> 
         "1 request",
         "2 requests",
         "4 requests",
-        "stops at",
-        "drops to 1 at",
+        "shown up to",
+        "1.00x at",
     )
     # K = 4: 1.2 / 0.6 s, a third less each time the rows double: 2, 1.33 and 0.89.
     (row,) = [row for row in grid.rows if row[:3] == ("code", "draft", "4")]
-    assert row[3:7] == ("2.00x", "1.33x", "0.89x", "4 requests")
+    assert row[3:7] == ("2.00x", "1.33x", "0.89x", "2 requests")
     assert 2 < float(row[7]) < 4
     assert [row[2] for row in grid.rows if row[0] == "creative"] == ["2", "4", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "shown", "crosses"),
+    [
+        (((1.9, 2.0), (1.2, 1.3)), "4 requests", "> 4"),
+        (((1.9, 2.0), None), "1 request", "> 1"),
+        (((0.7, 0.8), (0.5, 0.6)), "none", "< 1"),
+        (((0.7, 0.8), (1.2, 1.3)), "4 requests", "unknown"),
+        ((None, None), "unknown", "unknown"),
+    ],
+)
+def test_a_crossover_outside_of_what_was_measured(bounds, shown, crosses) -> None:
+    keys = [with_axes(KEY, concurrency=n) for n in (1, 4)]
+    cells = []
+    for key, of_cell in zip(keys, bounds, strict=True):
+        low, estimate = of_cell or (None, 1.0)
+        made = summary(4, low, estimate, None if low is None else estimate + 0.1)
+        cells.append(replace(made, key=key, valid=of_cell is not None))
+    (row,) = crossover_grid(crossovers(cells)).rows
+    assert row[-2:] == (shown, crosses)
 
 
 def test_the_adaptive_table_names_the_best_fixed_k_and_what_was_picked(served: Document) -> None:

@@ -167,7 +167,7 @@ def test_a_long_chart_label_is_shortened_in_its_name_only() -> None:
     (note,) = (text for text in every if "speculation costs" in text)
     assert note.startswith("dd")
     assert "\u2026" in note
-    assert re.search(r": 1\.76 GiB, .*16\.0 MiB$", note)
+    assert re.search(r": 1\.76 GiB, .*23\.1 MiB$", note)
     assert max(map(len, every)) <= 52
 
 

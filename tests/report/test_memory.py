@@ -10,6 +10,7 @@ from specbench.report.charts.bars import memory_chart
 from specbench.report.charts.canvas import drawing
 from specbench.report.document import Document, build_document
 from specbench.report.memory import memory_grid, memory_legend, memory_rows, need
+from specbench.report.numbers import measured
 from tests.report.stored_runs import SMALL, stored_run
 from tests.report.test_figures import texts
 
@@ -41,7 +42,11 @@ def test_every_figure_of_the_chart_is_in_the_table(cpu_document: Document) -> No
         more = "" if costs == "-" else f", speculation costs {costs}"
         assert by_name[row[0]] == f"{row[0]}: {fields['together']}{more}"
     drafted = dict(zip(grid.headers, grid.rows[1], strict=True))
-    assert drafted["speculation costs"] == "16.0 MiB"  # 12 of weights, 4 more at the peak
+    alone, draft, *_ = memory_rows(cpu_document)
+    kv_bytes = draft.need.kv_cache - alone.need.kv_cache
+    assert draft.cost_bytes == draft.need.weights - alone.need.weights + kv_bytes
+    assert drafted["speculation costs"] == measured(draft.cost_bytes, "bytes")
+    assert "computed, the drafter's" in memory_legend(cpu_document)
     assert re.search("one request .*89 tokens", memory_legend(cpu_document))
     assert re.search("one request .*89 tokens", chart.setting)
 
@@ -56,11 +61,9 @@ def test_each_pairing_has_its_own_cost_and_its_own_bar() -> None:
     ]
     document = build_document(replace(stored, memory=tuple(more)))
     rows = memory_rows(document)
-    alone, draft, poor = (row.record.process_peak_bytes for row in rows)
-    assert alone is not None
-    assert draft is not None
-    assert poor is not None
+    alone, draft, poor = (row.need.weights + row.need.kv_cache for row in rows)
     assert [row.cost_bytes for row in rows] == [None, draft - alone, poor - alone]
+    assert poor > draft
     with drawing():
         chart = memory_chart(rows)
     assert chart is not None
@@ -82,4 +85,4 @@ def test_the_legend_names_the_longest_context_of_each_target(cpu_document: Docum
 def test_the_reasons_state_the_memory_of_the_draft_model(cpu_document: Document) -> None:
     lines = [text for d in cpu_document.decisions for text in d.reasons if "drafter memory" in text]
     assert lines
-    assert all(re.search("memory: 16 MiB .* 8 tokens", text) for text in lines)
+    assert all(re.search("memory: 23 MiB .* 12 tokens", text) for text in lines)

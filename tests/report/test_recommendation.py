@@ -263,7 +263,7 @@ def test_memory_left_is_not_negative_if_used_up(served: Document) -> None:
     assert not [line for line in reasons(packed, at_context) if line.startswith("memory left")]
 
 
-def test_the_fastest_is_named_if_no_configuration_meets_the_limits(
+def test_the_closest_is_named_if_no_configuration_meets_the_limits(
     served: Document,
 ) -> None:
     objective = Objective(limits={"ttft_s": 1e-9})
@@ -271,7 +271,9 @@ def test_the_fastest_is_named_if_no_configuration_meets_the_limits(
     assert pick.best is None
     assert list(reasons(served, pick)) == []
     line = headline(served, pick, objective)
-    assert line.startswith("no configuration meets the limits. Fastest: ")
+    closest = min(pick.candidates, key=lambda candidate: candidate.broken[0].seconds)
+    assert f"ttft {closest.broken[0].seconds * 1e3:,.3g} ms" in line
+    assert closest.key.condition.requests in line
 
 
 def test_k_by_context_is_part_of_the_answer() -> None:
