@@ -11,6 +11,7 @@ Shape suffixes: B rows, T tokens, F hidden size.
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -129,7 +130,8 @@ def _states_of(model: Any) -> _ModelStates:
         if cache is None or not isinstance(index, int) or index in found:
             return  # the innermost module ends its call first
         states = [getattr(cache, "linear_cache", [])[index : index + 1]]
-        states += [_states_in(layer) for layer in cache.layers[index : index + 1]]
+        own = getattr(cache, "layers", [])  # EncoderDecoderCache wraps two caches
+        states += [_states_in(layer) for layer in own[index : index + 1]]
         if any(isinstance(state, Tensor) and state.numel() for part in states for state in part):
             found[index] = module
 
@@ -138,7 +140,11 @@ def _states_of(model: Any) -> _ModelStates:
     try:
         with torch.no_grad():
             token_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-            out = model(input_ids=token_11, use_cache=True)
+            run = partial(model, input_ids=token_11, use_cache=True)
+            try:
+                out = run()
+            except IndexError:  # it has more layers than its config says (HRM)
+                out = run(**{cache_argument(model.forward): DynamicCache()})
     finally:
         for hook in hooks:
             hook.remove()

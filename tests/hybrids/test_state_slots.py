@@ -7,7 +7,8 @@ import torch
 
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.runner import StockRunner
-from specbench.forward.slot_cache import StateSlots
+from specbench.forward.slot_cache import SlotCache, StateSlots
+from specbench.forward.state_layers import slot_cache_class, state_layers
 from tests.hybrids.models import tiny_hybrid
 
 CPU = torch.device("cpu")
@@ -99,3 +100,21 @@ def test_layers_that_cannot_continue_with_many_tokens_are_fed_one_by_one() -> No
             assert runner.cache.states is not None
             num_pieces.append(len(runner.cache.states.pieces))
     assert num_pieces == [1, 1, 1, 2]
+
+
+def test_layers_with_a_state_are_found_by_running_a_token_and_attention_is_none() -> None:
+    hybrid, attention = tiny_hybrid("Falcon-H1"), tiny_hybrid("Granite, all attention")
+    found = state_layers(hybrid)
+    assert [layer.layer_idx for layer in found] == [0, 1]
+    assert {name for name, module in hybrid.named_modules() if module in found} == {
+        f"model.layers.{i}.mamba" for i in range(2)
+    }
+    assert state_layers(attention) == []
+
+
+def test_the_layers_of_a_model_with_a_cache_of_its_own_class_are_found() -> None:
+    model = tiny_hybrid("MiniMax")
+    (layer,) = state_layers(model)
+    assert layer.layer_idx == 0
+    assert issubclass(slot_cache_class(model), SlotCache)
+    assert slot_cache_class(model) is not SlotCache
