@@ -17,7 +17,7 @@ BASE = {"", "errors", "stats", "settings", "records", "footprint"}
 BASE |= {"whole_file", "untrusted", "doc"}
 FILES = {"shipped", "inputs", "files", "topology", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
-ANALYZING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
+ANALYZING = {*DECIDING, "words", "runs", "gate", "importers", "fit", "forecast", "export"}
 DECODING = {*BASE, *FILES, "models", "forward", "decode"}
 DRIVING = {*DECODING, "drafters", "engines"}
 
@@ -42,10 +42,11 @@ MAY_IMPORT = {
     "gate": {*BASE, "runs", "metrics"},
     "importers": {*BASE, "inputs", "methods", "metrics", "engines"},
     "decide": {*BASE, "methods", "metrics"},
+    "words": {*BASE, "metrics"},
     "fit": {*BASE, *FILES},
     "forecast": {*DECIDING, "runs"},
-    "export": {*DECIDING, "engines", "importers"},  # whose files both formats are
-    "frames": {*BASE, "runs", "metrics", "decide"},
+    "export": {*DECIDING, "words", "engines", "importers"},  # whose files both formats are
+    "frames": {*BASE, "runs", "metrics", "decide", "words"},
     "report": {*ANALYZING, "frames"},
     "notebook": {*ANALYZING, "frames", "report"},
     "models": {*BASE, *FILES, "fit"},

@@ -25,13 +25,12 @@ from rich.text import Text
 from specbench.bench.blocks import Block
 from specbench.bench.budget import duration
 from specbench.cli.console import is_terminal, open_console
-from specbench.decide.explanation import speedup_text
 from specbench.errors import ExitCode
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
 from specbench.models.library_output import listeners
 from specbench.records import BlockRecord, CellKey, Condition, Interval, RequestRecord
-from specbench.report.numbers import plural
+from specbench.words.numbers import plural, speedup_text
 
 MOST_LINES = 12  # on a terminal, of the block's cells
 MINUTE_S = 60.0

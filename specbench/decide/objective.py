@@ -10,17 +10,15 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from specbench.decide.recommend import (
     TIE,
-    SpeedupVerdict,
     by_question,
     choose,
     deciding,
-    is_undecided,
     judge,
     near_best,
 )
 from specbench.doc import Doc
 from specbench.metrics.registry import number_of
-from specbench.records import CellKey, CellSummary, Condition, Decision, Fixed
+from specbench.records import CellKey, CellSummary, Condition, Decision, Fixed, SpeedupVerdict
 from specbench.settings.words import REQUEST_LIMITS
 
 
@@ -109,7 +107,11 @@ def find_shared_k(
         workload = leader.key.condition.workload
         at_k = {c.key.draft.k: c.speedup.estimate for c in deciding(group) if c.speedup}
         speedups[workload] = {0: 1.0, **at_k}
-        decided = (d for d in decisions if d.leader == leader.key and not is_undecided(d))
+        decided = (
+            d
+            for d in decisions
+            if d.leader == leader.key and d.verdict is not SpeedupVerdict.UNDECIDED
+        )
         leader_k = leader.key.draft.k if leader.speedup.estimate > 1 else 0
         best_k[workload] = next((d.draft.k for d in decided), leader_k)
     if not speedups:

@@ -6,9 +6,17 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
-from specbench.decide.recommend import SpeedupVerdict, judge
+from specbench.decide.recommend import judge
 from specbench.metrics.registry import number_of
-from specbench.records import CellKey, CellSummary, Condition, Decision, ForecastRecord, Interval
+from specbench.records import (
+    CellKey,
+    CellSummary,
+    Condition,
+    Decision,
+    ForecastRecord,
+    Interval,
+    SpeedupVerdict,
+)
 
 
 class Gain(NamedTuple):

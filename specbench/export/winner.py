@@ -16,11 +16,9 @@ from specbench.decide.objective import (
     recommend_for,
 )
 from specbench.decide.recommend import (
-    SpeedupVerdict,
     by_context,
     by_question,
     choose,
-    is_undecided,
     judge,
     lower_bound,
 )
@@ -35,7 +33,9 @@ from specbench.records import (
     Condition,
     Decision,
     ServerRecord,
+    SpeedupVerdict,
 )
+from specbench.words.answers import decision_sentence, joined
 
 _NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speedup"
 _NO_SHARED_K = "no K has an interval on all of these workloads: export one of them with --workload"
@@ -107,7 +107,7 @@ def winner(
         basis = (f"variant {condition.variant}: {text}", *basis)
     settings = {d.leader.without("context").question for d in chosen}
     lengths = [entry for entry in by_context(decisions, ()) if entry.question in settings]
-    basis += tuple(f"{e.condition.workload}, by context: {e.text}" for e in lengths)
+    basis += tuple(f"{e.condition.workload}, by context: {joined(e.answer)}" for e in lengths)
     tiers = _merged([tier or Tier(concurrency, 0) for concurrency, tier, _ in by_concurrency])
     # Engines name the limit of several tiers themselves.
     if selection.concurrency is None and len(tiers) == 1 and tiers[0].num_speculative_tokens:
@@ -125,7 +125,8 @@ def winner(
         arguments=arguments,
         is_undecided=not any(tier.num_speculative_tokens for tier in tiers)
         and (
-            any(map(is_undecided, selected)) or any(tier is None for _, tier, _ in by_concurrency)
+            any(d.verdict is SpeedupVerdict.UNDECIDED for d in selected)
+            or any(tier is None for _, tier, _ in by_concurrency)
         ),
     )
 
@@ -181,7 +182,7 @@ def _at_concurrency(
     """The tier of one concurrency with its reasons; None if the evidence is not enough for a K."""
     concurrency = decisions[0].condition.concurrency
     prefix = "" if concurrency == 1 else f"{concurrency} concurrent requests: "
-    reasons = [f"{prefix}{d.sentence}" for d in decisions]
+    reasons = [f"{prefix}{decision_sentence(d)}" for d in decisions]
     if not any(d.draft.k for d in decisions):
         return Tier(concurrency, 0), reasons
     questions = {d.leader.question for d in decisions}

@@ -37,9 +37,9 @@ from specbench.gate.tolerances import (
     kind_of,
     metric_name,
 )
-from specbench.metrics.machine import WAITED, share_fact
+from specbench.metrics.machine import WAITED
 from specbench.metrics.registry import Metric, all_metrics
-from specbench.records import NO_DRAFTER, CellKey
+from specbench.records import NO_DRAFTER, CellKey, Kind, Reason
 from specbench.settings.words import nearest
 from specbench.stats.multiple_testing import holm
 
@@ -58,7 +58,7 @@ class Gate:
     num_tests: int  # judgments that noise could have failed
     allowed: tuple[RunDifference, ...]  # differences that --allow-different permits
     changes: tuple[RunDifference, ...]  # other differences, which can explain a regression
-    notes: tuple[str, ...]
+    notes: tuple[Reason | str, ...]
 
     @property
     def verdict(self) -> GateVerdict:
@@ -142,7 +142,7 @@ def _with_waiting(baseline: Snapshot, candidate: Snapshot) -> Snapshot:
         return candidate
     if after > WAITS * before:
         return candidate
-    fact = f"{share_fact(after)}, and for {before:.0%} in the baseline"
+    fact = Kind.WAITED_MORE(share=after, before=before)
     origins = tuple(replace(origin, noise=(fact,)) for origin in candidate.origins)
     return replace(candidate, origins=origins)
 
@@ -257,7 +257,7 @@ def _without_times(tolerances: Sequence[Tolerance], judgments: Sequence[Judgment
 
 def _notes(
     baseline: Snapshot, candidate: Snapshot, only_candidate: Sequence[CellKey]
-) -> Iterator[str]:
+) -> Iterator[Reason | str]:
     run_ids = {origin.run_id for origin in candidate.origins}
     in_baseline = {origin.run_id for origin in baseline.origins}
     if run_ids == in_baseline:
@@ -268,8 +268,8 @@ def _notes(
     elif run_ids & in_baseline:
         yield "the baseline includes the candidate's own run"
     for name, side in ((BASELINE, baseline), (CANDIDATE, candidate)):
-        for facts in side.noise:
-            yield f"the {name}'s machine was busy: {facts}"
+        for run_id, signs in side.noise.items():
+            yield Kind.SIDE_BUSY(side=name, run_id=run_id, because=signs)
         if not side.is_complete:
             yield f"the {name} was interrupted: judging what it measured so far"
     if only_candidate:

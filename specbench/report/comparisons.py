@@ -15,17 +15,28 @@ from specbench.decide.comparisons import (
     SideBySide,
     pooled,
 )
-from specbench.decide.explanation import range_text, speedup_text
-from specbench.decide.recommend import break_even_text
+from specbench.decide.explanation import k_of
+from specbench.decide.recommend import finding
 from specbench.records import NO_DRAFTER, CellKey, Decision, Interval
 from specbench.records.keys import Question
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid, grid_of, setting_column
-from specbench.report.numbers import ABSENT, interval_text, listed, measured, plural, value_text
 from specbench.report.provenance import provenance
-from specbench.report.sections import drafter_of, setting_name, verdict_text
+from specbench.report.sections import drafter_of, setting_name
 from specbench.settings import BUILTIN
+from specbench.words.answers import answer_text
+from specbench.words.numbers import (
+    ABSENT,
+    break_even_text,
+    interval_text,
+    listed,
+    measured,
+    plural,
+    range_text,
+    speedup_text,
+    value_text,
+)
 
 
 def comparison_grids(document: Document) -> tuple[Grid, ...]:
@@ -293,4 +304,5 @@ def _answer(decision: Decision | None) -> str:
         return ABSENT
     if decision.speedup is None:
         return "undecided"
-    return verdict_text(decision.leader.draft.length.named, decision.speedup)
+    said = finding(decision.speedup, k_of(decision.leader.draft.length))
+    return answer_text(decision.verdict, [said])

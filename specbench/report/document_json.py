@@ -5,7 +5,6 @@ generates report/schema.json and the tables of docs/json.md from both.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic_core import to_jsonable_python
@@ -31,6 +30,7 @@ from specbench.records import (
     ForecastRecord,
     ImportedRecord,
     ModelIdentity,
+    Reason,
     ServerRecord,
 )
 from specbench.records.keys import FlatKey
@@ -38,6 +38,7 @@ from specbench.report.document import Document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
+from specbench.words.answers import decision_sentence, reason_json
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -48,7 +49,7 @@ _FIRST_IN_DECISION = (
 )
 # Fields that JSON omits; for a shared K, the parts of the key in which its cells differ.
 _NOT_IN_SHARED_K = ("target", "drafter", "workload", "num_speculative_tokens", "adaptive")
-_NOT_IN_DECISION = ("leader", "draft", "warnings")
+_NOT_IN_DECISION = ("leader", "draft", "is_synthetic")
 _NOT_IN_FAILURE = ("cell_ids", "ended_process")
 _NOT_IN_IMPORTED = ("requests",)
 
@@ -65,8 +66,12 @@ def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
 
 def _decision_json(decision: Decision) -> dict[str, Any]:
     key = decision.key.entries(*_FIRST_IN_DECISION, without=("drafter",))
-    with_warnings = replace(decision, reasons=decision.reasons_and_warnings)
-    json: dict[str, Any] = to_jsonable_python(with_warnings, exclude={*_NOT_IN_DECISION})
+    json: dict[str, Any] = to_jsonable_python(decision, exclude={*_NOT_IN_DECISION})
+    json |= {
+        "answer": list(map(reason_json, decision.answer)),
+        "reasons": list(map(reason_json, decision.reasons)),
+        "text": decision_sentence(decision),
+    }
     return {**{name: key.pop(name) for name in _FIRST_IN_DECISION}, **json, **key}
 
 
@@ -94,11 +99,20 @@ _CELL = type_of(
         Doc("the counts under vLLM's names; missing without counts of rounds", is_optional=True),
     ],
 )
+_REASON = type_of(
+    "ReasonInWords",
+    "A fact behind an answer, or what to do next.",
+    (Reason, ()),
+    text=Annotated[str, Doc("the same in words")],
+)
 _DECISION = type_of(
     "Decision",
     "The answer for one drafter, workload and setting.",
     (FlatKey, ("drafter",)),
     (Decision, _NOT_IN_DECISION),
+    answer=Annotated[several(_REASON), docs_of(Decision)["answer"]],
+    reasons=Annotated[several(_REASON), docs_of(Decision)["reasons"]],
+    text=Annotated[str, Doc("the answer in words, with the workload before it")],
 )
 _SHARED_K = type_of(
     "SharedK",
@@ -153,7 +167,7 @@ KEYS: Mapping[str, Key] = {
     "synthetic": Key(
         bool,
         "`true`: acceptance was simulated or the weights are dummies; only the times are real, "
-        "and every sentence ends with `[synthetic]`",
+        "and every text of an answer ends with `[synthetic]`",
         lambda document: document.run.settings.decoder.is_synthetic,
     ),
     "environment": Key(

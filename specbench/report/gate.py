@@ -14,10 +14,11 @@ from specbench.gate.fingerprint import THREADS, Fingerprint, RunDifference
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor, metric_name
 from specbench.metrics.registry import all_metrics
-from specbench.records import NO_DRAFTER, Interval
+from specbench.records import NO_DRAFTER, Interval, Kind
 from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
 from specbench.report.grids import Grid
-from specbench.report.numbers import (
+from specbench.words.answers import text
+from specbench.words.numbers import (
     ABSENT,
     effect_text,
     listed,
@@ -41,11 +42,8 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
                 spread = "" if figure.deviation is None else f" +- {figure.deviation:.2%}"
                 metrics.append(f"{name} {measured(figure.value, metric.unit)}{spread}")
         yield f"{cell.key.label}: {', '.join(metrics)}"
-    for run in baseline.noise:
-        yield (
-            f"measured on a busy machine: {run}. `check` cannot judge absolute times against this "
-            "baseline; measure it again while nothing else runs"
-        )
+    for run_id, signs in baseline.noise.items():
+        yield text(Kind.BASELINE_BUSY(run_id=run_id, because=signs))
     threads = baseline.fingerprint.hardware.get(THREADS, "")
     if threads.count("|"):
         yield (
@@ -137,7 +135,7 @@ def detail_lines(gate: Gate) -> tuple[str, ...]:
             for d in gate.allowed
         ),
         *(f"changed since: {d.name}: {d.baseline} -> {d.candidate}" for d in gate.changes),
-        *gate.notes,
+        *(note if isinstance(note, str) else text(note) for note in gate.notes),
     )
 
 

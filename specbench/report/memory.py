@@ -8,7 +8,7 @@ from specbench.metrics.registry import number_of
 from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
-from specbench.report.numbers import ABSENT, measured, plural, value_text
+from specbench.words.numbers import ABSENT, measured, plural, value_text
 
 EVERYTHING_ELSE = "Everything else: the measured peak of a short pass minus the weights."
 

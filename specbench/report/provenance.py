@@ -7,8 +7,8 @@ from specbench.metrics.registry import all_metrics
 from specbench.records import EngineRecord, Environment, KernelChoice, lengths
 from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
-from specbench.report.numbers import listed, measured, plural
 from specbench.report.sessions import deployment_facts
+from specbench.words.numbers import listed, measured, plural
 
 
 def question(document: Document) -> str:

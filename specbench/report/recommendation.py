@@ -5,7 +5,6 @@ from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal, NamedTuple
 
 from specbench.decide.comparisons import Crossover
-from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.objective import (
     Candidate,
     JointRecommendation,
@@ -16,17 +15,18 @@ from specbench.decide.objective import (
     losses_in_words,
     recommend_for,
 )
-from specbench.decide.recommend import ContextDecisions, SpeedupVerdict, is_undecided, judge
+from specbench.decide.recommend import ContextDecisions, judge
 from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
-from specbench.records import CellKey, Condition, Decision, Interval
+from specbench.records import CellKey, Condition, Decision, Interval, SpeedupVerdict
 from specbench.records.keys import AXES, FlatKey
 from specbench.report.answers import context_lines
 from specbench.report.comparisons import variant_lines
 from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
 from specbench.report.memory import memory_left, tokens_left
-from specbench.report.numbers import listed, measured, plural
 from specbench.report.sections import setting_name
+from specbench.words.answers import joined, main_reasons
+from specbench.words.numbers import listed, measured, plural, range_text, speedup_text
 
 
 def recommendations_of(
@@ -160,7 +160,8 @@ def reasons(document: Document, pick: Recommendation) -> Iterator[str]:
     key = pick.best.key
     yield from variant_lines(document, key)
     if key.draft.k:
-        yield from next((d.reasons_and_warnings for d in document.decisions if d.leader == key), ())
+        decided = (d for d in document.decisions if d.leader == key)
+        yield from (reason for decision in decided for reason in _reasons(decision))
     elif no_valid_speculative_run(document, pick):
         yield from _not_valid(document, key)
     else:
@@ -169,17 +170,22 @@ def reasons(document: Document, pick: Recommendation) -> Iterator[str]:
     yield from memory_left(document, key)
 
 
+def _reasons(decision: Decision) -> Iterator[str]:
+    yield from main_reasons(decision)
+    yield from decision.warnings
+
+
 def _runner_up(document: Document, plain: CellKey) -> Iterator[str]:
     """Why the best configuration with drafts at the setting of a K = 0 does not help."""
     decisions = list(_no_draft_decisions(document, plain))
     if decisions:
-        undecided = [pair for pair in decisions if is_undecided(pair[1])]
+        undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
         speedup, best = _most_promising(document, undecided or decisions)
         is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
         which = "runner-up" if is_lost else "best undecided"
         figure = range_text(speedup) if undecided else speedup_text(speedup)
         yield f"{which}: {_method(best.leader)}, {figure}"
-        yield from best.reasons_and_warnings
+        yield from _reasons(best)
 
 
 def _no_draft_decisions(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Decision]]:
@@ -197,7 +203,7 @@ def best_undecided(document: Document, pick: Recommendation) -> Decision | None:
     if pick.best is None or pick.best.key.draft.k:
         return None
     decisions = _no_draft_decisions(document, pick.best.key)
-    undecided = [pair for pair in decisions if is_undecided(pair[1])]
+    undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
     return _most_promising(document, undecided)[1] if undecided else None
 
 
@@ -226,9 +232,7 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
     setting = plain.condition
     for decision in document.decisions:
         if decision.condition == setting:
-            yield from (
-                f"{decision.leader.source}: {reason}" for reason in decision.reasons_and_warnings
-            )
+            yield from (f"{decision.leader.source}: {reason}" for reason in _reasons(decision))
     names: dict[str, list[str]] = {}
     for key in document.missing:
         if key.condition == setting and key.draft.k:
@@ -249,8 +253,8 @@ def headline(document: Document, pick: Recommendation, objective: Objective) -> 
     if no_valid_speculative_run(document, pick):
         return f"undecided: no valid measurement with drafts. K=0, {requests}: {value}"
     if (undecided := best_undecided(document, pick)) is not None:
-        _, _, text = undecided.sentence.partition("undecided: ")
-        return f"undecided: {undecided.leader.source}, {text}. K=0, {requests}: {value}"
+        found = f"{undecided.leader.source}, {joined(undecided.answer)}"
+        return f"undecided: {found}. K=0, {requests}: {value}"
     return f"{_configuration(pick.best.key)}, {value}{_tied_variants(document, pick.best.key)}"
 
 
@@ -476,7 +480,7 @@ def _by_context_json(document: Document, entry: ContextDecisions) -> dict[str, A
             {
                 "context": decision.condition.context,
                 **_key_json(decision.key),
-                "verdict": judge(decision.speedup).value,
+                "verdict": decision.verdict,
                 "speedup": decision.speedup,
                 "memory_left_tokens": tokens_left(document, decision.key),
             }

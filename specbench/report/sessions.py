@@ -10,7 +10,7 @@ from specbench.metrics.memory import least_kv_tokens
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
-from specbench.report.numbers import ABSENT, measured, plural, significant
+from specbench.words.numbers import ABSENT, measured, plural, significant
 
 # Headers with the meanings of those that need one.
 _COLUMNS = {

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from specbench.cli.check import SUMMARY_VARIABLE
-from specbench.metrics.machine import noise_warning
-from specbench.records import BlockRecord
+from specbench.records import BlockRecord, Kind
 from specbench.runs import StoredRun
 from specbench.untrusted import plain
 from tests.cli.calls import CommandResult, specbench
@@ -111,7 +110,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loaded = replace(usual, blocks=tuple(map(taking_three_times_as_long, usual.blocks)))
     keep(folder, "slower", loaded)
     keep(folder, "waited", replace(loaded, blocks=tuple(map(waiting, loaded.blocks))))
-    early = replace(loaded.run, warnings=(noise_warning(["load average 5.2 on 2 cores"]),))
+    early = replace(loaded.run, busy=(Kind.LOAD(load=5.2, cores=(2, "core")),))
     keep(folder, "warned", replace(loaded, run=early))
     keep(folder, "few", stored_run(replace(WISH, num_prompts=3)))
     keep(folder, "other-k", stored_run(replace(WISH, ks=(0, 5))))

@@ -9,14 +9,14 @@ import pytest
 from specbench.gate.baseline import Snapshot, pool, read_baseline, snapshot, write_baseline
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.judging import GateVerdict
-from specbench.metrics.machine import noise_warning
 from specbench.probes.host import HostLoad, busy_facts
+from specbench.records import Kind
 from specbench.report.gate import baseline_lines, detail_lines
 from specbench.runs import load_run
 from tests.gate.gate_sides import cell, figure, side
 
 SPEED, SPEEDUP = "decode_tokens_per_s", "decode_speedup"
-NOISE = ("this process got the CPU for 38% of the time",)
+NOISE = (Kind.WAITED(share=0.38),)
 FACT = "38%"
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -141,8 +141,8 @@ def test_limited_clocks_do_not_make_a_machine_busy(tmp_path, busy_cores, num):
     facts = busy_facts(load, num_needed=2)
     assert len(facts) == num + 1
     quiet, warned = (
-        snapshot(replace(stored, run=replace(stored.run, warnings=warnings))).origins[0].noise
-        for warnings in ((), (noise_warning(facts),))
+        snapshot(replace(stored, run=replace(stored.run, busy=signs))).origins[0].noise
+        for signs in ((), facts)
     )
     assert warned == (*facts[:num], *(quiet or ()))
 

@@ -23,8 +23,8 @@ from specbench.report.gate import (
     row,
 )
 from specbench.report.markdown import part_to_markdown
-from specbench.report.numbers import effect_text
 from specbench.report.terminal import terminal_part
+from specbench.words.numbers import effect_text
 from tests.gate.gate_sides import cell, figure, key, side
 from tools.machine_document import DOCUMENTS
 

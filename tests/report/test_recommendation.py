@@ -25,6 +25,7 @@ from specbench.report.recommendation import (
     recommendations_of,
 )
 from specbench.report.terminal import terminal_part
+from specbench.words.answers import main_reasons
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import context_run
 from tests.report.stored_runs import SMALL, stored_run
@@ -90,8 +91,7 @@ def test_a_k_0_recommendation_explains_why_the_best_k_lost() -> None:
         )
         lines = list(reasons(document, pick))
         assert lines[0].startswith("runner-up: demo/poor, K=1, 0.")
-        assert tuple(lines[1:]) == lost.reasons
-        assert any("break-even" in line for line in lines)
+        assert lines[1:] == main_reasons(lost)
 
 
 def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:

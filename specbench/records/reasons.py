@@ -1,0 +1,229 @@
+"""What an answer says, as data: a closed set of kinds, each with its sentence.
+
+A sentence is a template: its fields are the figures of the kind, and `words/` prints them. Kinds
+that explain an answer are in order of importance.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+from specbench.doc import Doc
+from specbench.stats.summaries import Interval
+
+
+class Kind(StrEnum):
+    """The kinds of reasons by their names in files and JSON."""
+
+    sentence: str
+
+    def __new__(cls, name: str, sentence: str) -> "Kind":
+        kind = str.__new__(cls, name)
+        kind._value_, kind.sentence = name, sentence
+        return kind
+
+    def __call__(self, **figures: "Figure") -> "Reason":
+        """A reason of this kind; `figures` are the fields of its sentence."""
+        return Reason(self, figures)
+
+    # What was found about one drafter. The word of the verdict stands before it.
+    FASTER = "faster", "{k:K}{mean_k:mean}, {speedup:x} faster{speedup:bounds}"
+    MORE_REQUESTS = (
+        "more_requests",
+        "{k:K}{mean_k:mean}, {speedup:x} more requests within {limits}{speedup:bounds}",
+    )
+    MEASURED = "measured", "{k:K}{mean_k:mean} measured {speedup:x}{speedup:bounds}"
+    MEASURED_REQUESTS = (
+        "measured_requests",
+        "{k:K}{mean_k:mean} measured {speedup:x} requests within {limits}{speedup:bounds}",
+    )
+    RANGE = "range", "{speedup:range} at {k:K}{mean_k:mean}"
+    RANGE_REQUESTS = "range_requests", "{speedup:range} requests within {limits} at {k:K}"
+    TOO_FEW = "too_few", "no interval at {k:K}{mean_k:mean} from {measured:amount}"
+    NO_REQUESTS = (
+        "no_requests",
+        "no requests within {limits} at {k:K} and at K=0; raise the limits of --slo",
+    )
+    IMPORTED_ALONE = (
+        "imported_alone",
+        "{speedup:x} over K=0 at {k:K}, without an interval, which needs repeats at each K, or "
+        "the times of {needed:amount} sent one at a time",
+    )
+    NOTHING_VALID = "nothing_valid", "no valid measurement"
+    ALL_INVALID = "all_invalid", "no valid measurement ({k:K}: {because:all})"
+    MORE_INVALID = "more_invalid", "{count} more excluded"
+    NOT_CONFIRMED = (
+        "not_confirmed",
+        "{k:K}{mean_k:mean} led the exploration phase, but has no confirmation run",
+    )
+    CONFIRMATION_INVALID = "confirmation_invalid", "the confirmation run of {k:K} is not valid"
+    ONLY_K = "only_k", "the only K with {needed:amount} or more"
+
+    # What was found about a setting with several drafters, or without one.
+    NO_DRAFTER_HELPS = "no_drafter_helps", "no drafter is faster"
+    NO_DRAFTER_SHOWN = "no_drafter_shown", "no drafter is shown to be faster"
+    BASELINE_INVALID = "baseline_invalid", "no valid measurement of K=0"
+    NOT_MEASURED = "not_measured", "not measured"
+    NO_BASELINE = "no_baseline", "not compared: the imported file has no K=0; see the tables"
+    ONLY_BASELINE = "only_baseline", "only K=0 was run{speed:speed}"
+    ADD_K = "add_k", "add K, such as -k 0..8"
+
+    # The answer to the question of a run.
+    YES = "yes", "Yes: {which:all}"
+    NOT_WITH = "not_with", "not {which:list}"
+    NOT_ON = "not_on", "no speedup on {which:list}"
+    OPEN_ON = "open_on", "undecided on {which:list}"
+    NO = "no", "No: no drafter is faster"
+    NOTHING_SHOWN = "nothing_shown", "Undecided: no drafter is shown to be faster"
+    NO_ANSWER = "no_answer", "No answer: no drafter was compared with K=0"
+
+    # K by the length of the context.
+    AT_ALL_LENGTHS = "at_all_lengths", "{k:choice} from {shortest:,} to {longest:,} tokens"
+    UP_TO_LENGTH = "up_to_length", "{k:choice} up to {longest:,} tokens"
+    BETWEEN_LENGTHS = "between_lengths", "{k:choice} from {shortest:,} to {longest:,}"
+    AT_LENGTH = "at_length", "{k:choice} at {context:,}"
+    FROM_LENGTH = "from_length", "{k:choice} from {shortest:,}"
+    NO_BREAK_EVEN = "no_break_even", "break-even with {k:K}: none up to {longest:,} tokens"
+    BREAK_EVEN_OPEN = "break_even_open", "break-even with {k:K}: undecided"
+    BREAK_EVEN_ABOUT = "break_even_about", "break-even with {k:K}: undecided, about {tokens:tokens}"
+    BREAK_EVEN = "break_even", "break-even with {k:K}: {tokens:tokens}"
+
+    # What would decide it.
+    LONGER_BUDGET = "longer_budget", "use a longer --time-budget"
+    NEEDS_MORE = "needs_more", "needs {missing:amount} more for an interval"
+    NOT_ENOUGH_LEFT = "not_enough_left", "the workload has {left} more: add some"
+    TOO_NOISY = (
+        "too_noisy",
+        "the noise hides any speedup: use a quieter machine or more {option}",
+    )
+    MORE_OF = "more_of", "to narrow it: more {option}"
+    ADD_PROMPTS = (
+        "add_prompts",
+        "to narrow it: add prompts to the workload, or use a quieter machine or more {option}",
+    )
+    ALL_PROMPTS = "all_prompts", "to narrow it: all {prompts:,} prompts of the workload"
+    ALL_PROMPTS_GIVE = (
+        "all_prompts_give",
+        "to narrow it: all {prompts:,} prompts of the workload (to about ±{width:1%})",
+    )
+
+    # Why, the most important first.
+    NEVER_PAYS = (
+        "never_pays",
+        "round cost: {break_even:.2f} steps; {k:K} loses even if every draft is accepted",
+    )
+    MISMATCHED = (
+        "mismatched",
+        "mismatched drafter: only {first:.0%} of its first tokens are accepted",
+    )
+    TARGET_TOO_SMALL = (
+        "target_too_small",
+        "the target is too small for a separate draft model of this size: a draft token costs "
+        "{draft:.2f} of its steps. A smaller draft model, a head or n-grams cost less",
+    )
+    ATTAINMENT = (
+        "attainment",
+        "requests within {limits}: {kept:.0%} at {k:K}, {baseline:.0%} at K=0",
+    )
+    DRAFT_BOUND = (
+        "draft_bound",
+        "draft-bound: drafting takes most of the lost time; a cheaper drafter would help",
+    )
+    VERIFY_BOUND = (
+        "verify_bound",
+        "verify-bound: most of the loss is that a verification is longer than a target step",
+    )
+    ACCEPTANCE_BOUND = (
+        "acceptance_bound",
+        "acceptance-bound: most of the loss comes from rejected draft tokens",
+    )
+    OVERHEAD_BOUND = "overhead_bound", "overhead-bound: most of the loss is between forwards"
+    ACCEPTANCE_LENGTH = (
+        "acceptance_length",
+        "acceptance length at {k:K}{mean_k:mean}: {length:.2f} tokens per round (break-even: "
+        "{break_even:.2f})",
+    )
+    STEP_COSTS = (
+        "step_costs",
+        "time in target steps: {draft:.2f} per draft token, {verify:.2f} per verification",
+    )
+    ACCEPTANCE_PER_TOKEN = (
+        "acceptance_per_token",
+        "acceptance per tested draft token: {alpha:.0%} (break-even: {needed:.0%})",
+    )
+    RECURRENT_STATES = (
+        "recurrent_states",
+        "recurrent layers: {states:MiB} of states per sequence are kept to roll back rejected "
+        "draft tokens",
+    )
+    CONFIRMED = "confirmed", "confirmation run: {speedup:x}{speedup:bounds} over {over:amount}"
+    CONFIRMATION_EXCLUDED = "confirmation_excluded", "confirmation run excluded: {because:all}"
+    LED = (
+        "led",
+        "exploration phase: {k:K}{mean_k:mean} had the highest lower bound of K = {tried:ks}",
+    )
+    DROPPED = "dropped", "not measured: K = {ks:ks} (dropped before it had an interval)"
+    LOOKS_BEST = "looks_best", "undecided: {k:K}{mean_k:mean} looks best so far"
+    OTHERS_LOSE = "others_lose", "no speedup: K = {ks:ks}"
+    HIGHEST_ESTIMATE = (
+        "highest_estimate",
+        "{k:K}{mean_k:mean} has the highest estimate of K = {tried:ks}; none is shown to be faster",
+    )
+    DRAFTER_MEMORY = "drafter_memory", "drafter memory: {bytes:MiB}{cache_tokens:cache}"
+    DETECTABLE_EFFECT = "detectable_effect", "minimum detectable effect: {effect:effect}"
+    EXCLUDED = "excluded", "excluded: K = {ks:ks}: {because:all}"
+
+    # Signs that a machine was busy. Fewer threads are advised once.
+    OTHER_PROCESSES = (
+        "other_processes",
+        "other processes use {used:.1f} of {cores:amount}{busiest:in_brackets}",
+    )
+    THREADS_WAIT = (
+        "threads_wait",
+        "{threads} threads wait for the slowest of them, --threads {fewer} does not",
+    )
+    GUESTS = "guests", "other guests of this host take {share:.0%} of the CPU time"
+    LOAD = "load", "load average {load:.1f} on {cores:amount}"
+    CLOCKS_LIMITED = "clocks_limited", "CPU clocks are limited to {limit:.1f} of {most:.1f} GHz"
+    UNEVEN_ROUNDS = (
+        "uneven_rounds",
+        "a round of K = 0 took {mean_s:ms} on average and {median_s:ms} at the median",
+    )
+    DRIFTED = "drifted", "K = 0 drifted by a factor of {factor:.2f} between blocks of one prompt"
+    WAITED = "waited", "this process got the CPU for {share:.0%} of the time"
+    WAITED_MORE = (
+        "waited_more",
+        "this process got the CPU for {share:.0%} of the time, and for {before:.0%} in the "
+        "baseline",
+    )
+
+    # About the two sides of a check.
+    SIDE_BUSY = "side_busy", "the {side}'s machine was busy: {run_id}: {because:all}"
+    BASELINE_BUSY = (
+        "baseline_busy",
+        "measured on a busy machine: {run_id}: {because:all}. `check` cannot judge absolute times "
+        "against this baseline; measure it again while nothing else runs",
+    )
+
+
+Scalar = bool | int | float | str | None
+Figure = Scalar | Interval | tuple["Reason | Scalar", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A fact behind an answer, or what to do next."""
+
+    kind: Annotated[Kind, Doc("the kind, one of a closed set")]
+    figures: Annotated[Mapping[str, Figure], Doc("its figures by name")] = field(
+        default_factory=dict, hash=False
+    )
+
+
+_ORDER = {kind: i for i, kind in enumerate(Kind)}
+
+
+def by_importance(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """The reasons in the order of their kinds, the most important first."""
+    return tuple(sorted(reasons, key=lambda reason: _ORDER[reason.kind]))
