@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "inputs": {*BASE, "shipped", "files", "methods"},
     "runs": BASE,
     "metrics": {*BASE, "runs"},
-    "gate": {*BASE, "runs", "metrics"},
+    "gate": {*BASE, "runs", "metrics", "words"},
     "importers": {*BASE, "inputs", "methods", "metrics", "engines"},
     "decide": {*BASE, "methods", "metrics"},
     "words": {*BASE, "metrics"},

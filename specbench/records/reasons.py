@@ -198,8 +198,93 @@ class Kind(StrEnum):
         "baseline",
     )
 
+    # Why a check judged a metric as it did.
+    MACHINE_BUSY = (
+        "machine_busy",
+        "machine: busy while {sides:list} ran, so times cannot be compared",
+    )
+    BASELINE_CELL_INVALID = "baseline_cell_invalid", "not valid in the baseline: {because:all}"
+    CELL_INVALID = "cell_invalid", "not valid: {because:all}"
+    PARTLY_MEASURED = "partly_measured", "{measured} of {planned} prompts were measured"
+    TEXTS_DIFFER = (
+        "texts_differ",
+        "{differing} of {compared} texts differ, first {prompt} in {place}; `specbench verify` "
+        "distinguishes near-ties from faults",
+    )
+    TEXTS_MAY_DIFFER = (
+        "texts_may_differ",
+        "{differing} of {compared} texts differ, first {prompt} in {place}; not a regression, "
+        "because hardware, torch, dtype, engine or model differ",
+    )
+    MISSING_IN_CANDIDATE = "missing_in_candidate", "missing in the candidate"
+    BASELINE_IS_ZERO = "baseline_is_zero", "the baseline is 0"
+    PLAIN_GOT_FASTER = "plain_got_faster", "K = 0 got faster; so did this cell, but by less"
+    PLAIN_MAY_BE_FASTER = (
+        "plain_may_be_faster",
+        "this cell got faster; K = 0 may have got faster by more, within noise",
+    )
+    BEYOND_LIMIT = (
+        "beyond_limit",
+        "undecided on this machine: lost more than tolerated, and identical runs differ as much",
+    )
+    LOSS_HIDDEN = "loss_hidden", "noise could hide a loss beyond the tolerance"
+    WITHOUT_PROMPTS = (
+        "without_prompts",
+        "figures without prompts have no interval; pool several runs in a baseline",
+    )
+    TOO_FEW_UNITS = "too_few_units", "{units:amount}; an interval needs {needed}"
+    NEEDS_EVERY_PROMPT = (
+        "needs_every_prompt",
+        "{metric} needs every prompt, so its spread is unknown",
+    )
+
     # About the two sides of a check.
-    SIDE_BUSY = "side_busy", "the {side}'s machine was busy: {run_id}: {because:all}"
+    ALLOWED = "allowed", "allowed to differ: {name}: {baseline} in the baseline, {candidate} now"
+    CHANGED = "changed", "changed since: {name}: {baseline} -> {candidate}"
+    THREADS_DIFFER = (
+        "threads_differ",
+        "{difference}: ratios and counts were compared{dropped:not_times}; {remedy:all}",
+    )
+    SAME_THREADS = "same_threads", "give the runs of both sides the same --threads"
+    MEASURE_WITH_THREADS = (
+        "measure_with_threads",
+        "`specbench run --threads {threads}` measures as the baseline did",
+    )
+    NOT_IN_BASELINE = "not_in_baseline", "{metric} is missing from the baseline and was not judged"
+    CLOCK_IN_PROMPTS = (
+        "clock_in_prompts",
+        "{engine}: {differing} of {compared} prompts of {workload} differ: its chat template "
+        "prints the server's own date, or has changed; answers to these were not compared",
+    )
+    SAME_RUNS = (
+        "same_runs",
+        "baseline and candidate are the same: {runs:list}. A run cannot be worse than itself; "
+        "name an earlier run, or a file of `specbench baseline`",
+    )
+    OWN_RUN = "own_run", "the baseline includes the candidate's own run"
+    SIDE_BUSY = (
+        "side_busy",
+        "the {side}'s machine was busy, so its times decide nothing: {run_id}: {because:all}",
+    )
+    SIDE_INTERRUPTED = (
+        "side_interrupted",
+        "the {side} was interrupted: judging what it measured so far",
+    )
+    NEW_CELLS = "new_cells", "{cells:amount} of the candidate without a baseline: not judged"
+    AUTO_COUNTS = (
+        "auto_counts",
+        "counts at K = auto depend on the K it picked and are not judged",
+    )
+    SINGLE_RUNS = (
+        "single_runs",
+        "single runs: the variation between identical runs is assumed, not measured; `specbench "
+        "baseline` of several runs measures it",
+    )
+    MEASURE_AGAIN = "measure_again", "measure again while nothing else runs"
+    MEASURE_AGAIN_OR = (
+        "measure_again_or",
+        "measure again while nothing else runs, or judge only ratios and counts: --fail-on {rest}",
+    )
     BASELINE_BUSY = (
         "baseline_busy",
         "measured on a busy machine: {run_id}: {because:all}. `check` cannot judge absolute times "

@@ -30,7 +30,6 @@ from specbench.records import (
     ForecastRecord,
     ImportedRecord,
     ModelIdentity,
-    Reason,
     ServerRecord,
 )
 from specbench.records.keys import FlatKey
@@ -38,7 +37,7 @@ from specbench.report.document import Document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
-from specbench.words.answers import decision_sentence, reason_json
+from specbench.words.answers import REASON, decision_sentence, reason_json
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -99,19 +98,13 @@ _CELL = type_of(
         Doc("the counts under vLLM's names; missing without counts of rounds", is_optional=True),
     ],
 )
-_REASON = type_of(
-    "ReasonInWords",
-    "A fact behind an answer, or what to do next.",
-    (Reason, ()),
-    text=Annotated[str, Doc("the same in words")],
-)
 _DECISION = type_of(
     "Decision",
     "The answer for one drafter, workload and setting.",
     (FlatKey, ("drafter",)),
     (Decision, _NOT_IN_DECISION),
-    answer=Annotated[several(_REASON), docs_of(Decision)["answer"]],
-    reasons=Annotated[several(_REASON), docs_of(Decision)["reasons"]],
+    answer=Annotated[several(REASON), docs_of(Decision)["answer"]],
+    reasons=Annotated[several(REASON), docs_of(Decision)["reasons"]],
     text=Annotated[str, Doc("the answer in words, with the workload before it")],
 )
 _SHARED_K = type_of(

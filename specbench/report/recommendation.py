@@ -336,7 +336,7 @@ _PICK = type_of(
     "Pick",
     "The answer for one workload and setting; concurrency and variant are part of the answer.",
     (FlatKey, _NOT_IN_SETTING),
-    sentence=Annotated[str, Doc("the answer in words")],
+    text=Annotated[str, Doc("the answer in words")],
     no_valid_speculative_run=Annotated[
         bool, Doc("`true`: without a valid measurement with drafts")
     ],
@@ -453,7 +453,7 @@ def _pick_json(document: Document, pick: Recommendation, objective: Objective) -
         "workload": pick.condition.workload,
         "target": pick.condition.target,
         **_setting_json(pick.condition),
-        "sentence": headline(document, pick, objective) + document.mark,
+        "text": headline(document, pick, objective) + document.mark,
         "no_valid_speculative_run": no_valid_speculative_run(document, pick),
         "is_undecided": best_undecided(document, pick) is not None,
         "best": _candidate_json(pick.best, objective) if pick.best else None,

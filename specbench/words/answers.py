@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from string import Formatter
-from typing import Any
+from typing import Annotated, Any
 
+from specbench.doc import Doc, type_of
 from specbench.records import Decision, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
@@ -51,6 +52,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "tokens": break_even_text,
     "MiB": lambda size: f"{size / 2**20:,.{0 if size >= 2**20 else 1}f} MiB",
     "cache": lambda n: "" if n is None else f" (the KV cache of {n:,.0f} tokens)",
+    "not_times": lambda names: f", not absolute times ({', '.join(names)})" if names else "",
     "in_brackets": lambda names: f" ({', '.join(names)})" if names else "",
     "all": joined,
     "list": listed,
@@ -83,6 +85,14 @@ def main_reasons(decision: Decision) -> list[str]:
 def noise_lines(signs: Collection[Reason]) -> list[str]:
     """The warning about a noisy machine; none without a sign."""
     return [f"noisy machine, so intervals are wide: {joined(signs)}"] if signs else []
+
+
+REASON = type_of(
+    "ReasonInWords",
+    "A fact behind an answer, or what to do next.",
+    (Reason, ()),
+    text=Annotated[str, Doc("the same in words")],
+)
 
 
 def reason_json(reason: Reason) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_every_gate_format_names_the_first_cause(gate, capsys):
     assert cause in details[0]
     assert weights in details[0]
     document = gate_json(gate)
-    assert cause in document["sentence"]
+    assert cause in document["text"]
     assert document["attributions"][0]["causes"][0] == cause
     assert document["attributions"][0]["changes"][0]["candidate"].endswith(weights)
     open_console(width=80).print(terminal_part(gate_report(gate)))

@@ -28,7 +28,8 @@ def calls() -> list[tuple[str, Kind, set[str]]]:
                 given = {keyword.arg for keyword in node.keywords if keyword.arg}
                 if any(keyword.arg is None for keyword in node.keywords):
                     given |= {*NAMED_K}
-                found.append((f"{path}:{node.lineno}", Kind[node.func.attr], given))
+                if "_asdict" not in ast.unparse(node):
+                    found.append((f"{path}:{node.lineno}", Kind[node.func.attr], given))
     return found
 
 
