@@ -174,6 +174,93 @@ class Kind(StrEnum):
     DETECTABLE_EFFECT = "detectable_effect", "minimum detectable effect: {effect:effect}"
     EXCLUDED = "excluded", "excluded: K = {ks:ks}: {because:all}"
 
+    # What verify found about one pairing at one K and temperature.
+    LOSSY_RULE = "lossy_rule", "{rule} is lossy by choice"
+    COULD_NOT_RUN = "could_not_run", "{error}"
+    EVERY_TOKEN = "every_token", "every token is the expected one"
+    TIES = (
+        "ties",
+        "{tokens} tokens differ by rounding: they are at most {steps:.0f} steps{below:logits} "
+        "below the target's best",
+    )
+    RUNS_PAST = "runs_past", "{prompt}, {unit} {position}: the text runs past its end"
+    STOPS_EARLY = "stops_early", "{prompt}, {unit} {position}: the text stops early"
+    DIVERGES = (
+        "diverges",
+        "{prompt}, {unit} {position}: {found!r} instead of {expected!r}{how_far:distance}",
+    )
+    NOT_SCORED = "not_scored", "not scored, because {because}"
+    DEPARTS_ALONE = (
+        "departs_alone",
+        "without speculation it departs from the target's best tokens beyond rounding",
+    )
+    NOT_COMPARED = "not_compared", "not compared with the target: {because}"
+    NOT_TESTED = "not_tested", "not tested against the target's distribution: {because}"
+    WRONG_ENDS = (
+        "wrong_ends",
+        "{count} texts run past their end or stop early, first for {prompt}",
+    )
+    OUTSIDE = "outside", "{count} tokens are excluded by top-k and top-p"
+    OTHER_TEMPERATURE = (
+        "other_temperature",
+        "the tokens do not follow the target's distribution: another temperature fits them better",
+    )
+    OTHER_FREQUENCIES = (
+        "other_frequencies",
+        "the tokens do not follow the target's distribution: likely and unlikely tokens do not "
+        "occur as often as they should",
+    )
+    TOO_OFTEN = (
+        "too_often",
+        "the tokens do not follow the target's distribution: some tokens occur too often",
+    )
+    DEPENDENT = (
+        "dependent",
+        "the tokens do not follow the target's distribution: a token depends on the previous one "
+        "in a way the target's does not",
+    )
+    OTHER_TEXTS = (
+        "other_texts",
+        "the tokens do not follow the target's distribution: whole texts do not occur as often as "
+        "they should",
+    )
+    RARITY_DIFFERS = (
+        "rarity_differs",
+        "likely and unlikely tokens do not occur as often as in its answers at K = 0",
+    )
+    FREQUENCY_DIFFERS = (
+        "frequency_differs",
+        "some tokens occur more often than in its answers at K = 0",
+    )
+    NOT_SPECULATION = (
+        "not_speculation",
+        "speculation is not the cause: the server's model, dtype or quantization differs from the "
+        "target's here, or it samples with other settings (top-k, penalties, "
+        "generation_config.json)",
+    )
+    AT_EDGE = (
+        "at_edge",
+        "{at_edge} of {tokens} tokens are at the cutoff of top-k or top-p, which rounding decides; "
+        "verify with --dtype float32, or without them",
+    )
+    TOO_FEW_TOKENS = (
+        "too_few_tokens",
+        "{tokens:,} tokens are too few to detect a 20% lower temperature reliably: raise "
+        "--time-budget, or set --num-tokens {needed}",
+    )
+    TOO_SURE = (
+        "too_sure",
+        "the target is too sure of its tokens for any number of them to show a 20% lower "
+        "temperature; raise --temperature",
+    )
+    CONTROL_FAILED = (
+        "control_failed",
+        "answers of K = 0 at a 20% lower temperature are not distinguished either; use more "
+        "--num-tokens",
+    )
+    FOLLOWS = "follows", "the tokens follow the target's distribution"
+    LIKE_BASELINE = "like_baseline", "its answers are like those of its K = 0"
+
     # Signs that a machine was busy. Fewer threads are advised once.
     OTHER_PROCESSES = (
         "other_processes",

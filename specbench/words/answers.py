@@ -1,5 +1,6 @@
 """Answers in words: the sentence of a reason, of a decision, and of a warning about noise."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from string import Formatter
 from typing import Annotated, Any
@@ -35,6 +36,21 @@ def _k_list(ks: Iterable[Any]) -> str:
     return ", ".join(filter(None, (fixed, *(k for k in ks if isinstance(k, str)))))
 
 
+def _distance(steps: tuple[float, float, float | None] | None) -> str:
+    """How far the worse of two tokens is from the target's best: its rounding steps, those that
+    make a tie, and the difference of the logits.
+    """
+    if steps is None:
+        return ""
+    distance, tie, below = steps
+    counts = f"{distance:.0f} rounding steps", f"{tie:.0f} make a tie"
+    figure = f"{counts[0]} ({counts[1]})"
+    if below is not None:
+        ratio = math.exp(-below)
+        figure = f"{below:.2g} in logits ({ratio:.2g} times as likely; {', '.join(counts)})"
+    return f", the worse of them {figure} below the target's best"
+
+
 # How the figures of a sentence are printed, by the word behind the colon of its fields.
 _FORMS: Mapping[str, Callable[[Any], str]] = {
     "K": _named,
@@ -52,6 +68,8 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "tokens": break_even_text,
     "MiB": lambda size: f"{size / 2**20:,.{0 if size >= 2**20 else 1}f} MiB",
     "cache": lambda n: "" if n is None else f" (the KV cache of {n:,.0f} tokens)",
+    "logits": lambda below: "" if below is None else f" ({below:.2g} in logits)",
+    "distance": _distance,
     "not_times": lambda names: f", not absolute times ({', '.join(names)})" if names else "",
     "in_brackets": lambda names: f" ({', '.join(names)})" if names else "",
     "all": joined,
