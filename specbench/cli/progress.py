@@ -30,7 +30,7 @@ from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
 from specbench.models.library_output import listeners
 from specbench.records import BlockRecord, CellKey, Condition, Interval, RequestRecord
-from specbench.words.numbers import plural, speedup_text
+from specbench.words.numbers import interval_bounds, plural
 
 MOST_LINES = 12  # on a terminal, of the block's cells
 MINUTE_S = 60.0
@@ -157,7 +157,7 @@ class FinishedCells:
         speed, prompts = self._sums.figures(key.id)
         speedup, is_again = self._speedup(key), self._blocks[-1].purpose == "confirm"
         ratio = f"{speedup.estimate:.2f}x" if speedup else ""
-        bounds = speedup_text(speedup).removeprefix(ratio).strip() if speedup else ""
+        bounds = interval_bounds(speedup).strip() if speedup else ""
         name = key.source if key.draft.k else key.condition.target
         row = [time.strftime("%H:%M:%S"), name, key.condition.brief, key.draft.length.named]
         note = "confirmation run" if is_again else ""

@@ -143,7 +143,7 @@ def run_report(document: Document) -> RunReport:
     memory = memory_grid(document)
     sessions_table = sessions_grid(document)
     generations = shown_generations(document)
-    text = which_pass(document)
+    texts = which_pass(document)
     why = why_grid(answers)
     return RunReport(
         run_id=document.run.run_id,
@@ -158,7 +158,7 @@ def run_report(document: Document) -> RunReport:
                 *forecast_lines(document),
             )
         ),
-        which_pass=Paragraph(text, text.partition(". ")[0] + ".") if text else None,
+        which_pass=Paragraph(*texts) if texts else None,
         conclusion=joined(conclusion(answers)) + document.mark,
         why=ReportPart(
             "Why",

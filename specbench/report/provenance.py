@@ -63,15 +63,20 @@ def _processor(machine: Environment) -> str:
     return f"{machine.cpu}, {plural(machine.threads, 'thread')}"
 
 
-def which_pass(document: Document) -> str:
-    """Why answers and tables quote different numbers; empty if no answer has a confirmation run."""
+_WHICH_PASS = (
+    "Tables and charts show the exploration phase, and an answer quotes the confirmation run of "
+    "its K."
+)
+
+
+def which_pass(document: Document) -> tuple[str, str] | None:
+    """Why answers and tables quote different numbers, and the same in short; None if no answer has
+    a confirmation run.
+    """
     explored = {cell.key: cell.as_decided.speedup for cell in document.cells}
     if all(d.speedup in (None, explored.get(d.leader)) for d in document.decisions):
-        return ""
-    return (
-        "Tables and charts show the exploration phase, and an answer quotes the confirmation run "
-        "of its K. Picking the best of many is biased upward."
-    )
+        return None
+    return f"{_WHICH_PASS} Picking the best of many is biased upward.", _WHICH_PASS
 
 
 def _prompts(document: Document) -> str:
