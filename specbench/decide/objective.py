@@ -18,7 +18,16 @@ from specbench.decide.recommend import (
 )
 from specbench.doc import Doc
 from specbench.metrics.registry import number_of
-from specbench.records import CellKey, CellSummary, Condition, Decision, Fixed, SpeedupVerdict
+from specbench.records import (
+    CellKey,
+    CellSummary,
+    Condition,
+    Decision,
+    Fixed,
+    Kind,
+    Reason,
+    SpeedupVerdict,
+)
 from specbench.settings.words import REQUEST_LIMITS
 
 
@@ -137,30 +146,31 @@ def across_workloads(key: CellKey) -> CellKey:
     return key.without("workload").at(Fixed(0))
 
 
-def losses_in_words(regret: Mapping[str, float], best: Mapping[str, str]) -> list[str]:
-    """`5.0% on code` per workload, without losses that print as 0.0%; or `nothing`.
+def losses_of(regret: Mapping[str, float], best: Mapping[str, str]) -> tuple[Reason, ...]:
+    """What is lost on each workload, without losses that print as 0.0%.
 
     `best`: the answers of workloads with another answer, such as `K=2`, which are always named.
     """
-    losses = [f"{loss:.1%} on {name}" for name, loss in regret.items() if loss >= _SHOWN]
+    losses = [
+        Kind.LOSS(share=loss, workload=name) for name, loss in regret.items() if loss >= _SHOWN
+    ]
     equal = [
-        f"nothing measurable on {name} (best there: {best[name]})"
+        Kind.LOSS_UNMEASURABLE(workload=name, best=best[name])
         for name, loss in regret.items()
         if loss < _SHOWN and name in best
     ]
-    return [*losses, *equal] or ["nothing"]
+    return (*losses, *equal) or (Kind.NO_LOSS(),)
 
 
-def left_out_in_words(names: Sequence[str]) -> str:
-    """A note on best configurations that were not usable on every workload; empty without one."""
-    if not names:
-        return ""
-    return f"; not compared, without an interval on every workload: {' and '.join(names)}"
-
-
-def other_ks(best_k: Mapping[str, int], k: int) -> dict[str, str]:
-    """The best K of workloads for which it is not `k`, as `losses_in_words` takes it."""
-    return {name: f"K={other}" for name, other in best_k.items() if other != k}
+def one_k(shared: SharedK) -> Reason:
+    """The shared K and what it loses."""
+    k = shared.num_speculative_tokens
+    best = {name: f"K={other}" for name, other in shared.best_k.items() if other != k}
+    return Kind.ONE_K(
+        k=k,
+        losses=losses_of(shared.regret, best),
+        left_out=tuple(f"K={other}" for other in shared.left_out),
+    )
 
 
 ObjectiveName = Literal["latency", "throughput", "goodput", "cost"]
@@ -202,7 +212,7 @@ class Candidate:
     value: float  # in the unit of the objective
     rate: float
     cautious_rate: float  # with the lower bound of the speedup
-    broken: tuple[str, ...]  # limits that it exceeds, in words
+    broken: tuple[Reason, ...]  # limits that it exceeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -409,7 +419,7 @@ def _value(rate: float, objective: Objective) -> float:
     return objective.price_per_hour / (rate * 3600) * 1e6
 
 
-def _broken(cell: CellSummary, objective: Objective, rate: float, pace: float) -> Iterator[str]:
+def _broken(cell: CellSummary, objective: Objective, rate: float, pace: float) -> Iterator[Reason]:
     """Limits that a cell exceeds; `pace`: its time per token relative to the exploration phase.
 
     The latency objective takes the time per token from `rate`, the value that is shown: cells may
@@ -419,14 +429,14 @@ def _broken(cell: CellSummary, objective: Objective, rate: float, pace: float) -
     for metric, limit in objective.limits.items():
         seconds = number_of(cell.metrics, metric)
         if seconds is None:
-            yield f"{names[metric]} is not known"
+            yield Kind.LIMIT_UNKNOWN(limit=names[metric])
             continue
         if metric == "tpot_s" and objective.name == "latency":
             seconds = 1 / rate
         elif metric.startswith("tpot_s"):
             seconds *= pace
         if seconds > limit:
-            yield f"{names[metric]} {seconds * 1e3:,.3g} ms, above {limit * 1e3:,.3g} ms"
+            yield Kind.OVER_LIMIT(limit=names[metric], seconds=seconds, most=limit)
 
 
 def _configuration(key: CellKey) -> tuple[object, ...]:

@@ -10,9 +10,7 @@ from specbench.decide.objective import (
     Objective,
     find_shared_k,
     joint_recommendation,
-    left_out_in_words,
-    losses_in_words,
-    other_ks,
+    one_k,
     recommend_for,
 )
 from specbench.decide.recommend import (
@@ -35,7 +33,7 @@ from specbench.records import (
     ServerRecord,
     SpeedupVerdict,
 )
-from specbench.words.answers import decision_sentence, joined
+from specbench.words.answers import decision_sentence, joined, text
 
 _NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speedup"
 _NO_SHARED_K = "no K has an interval on all of these workloads: export one of them with --workload"
@@ -202,9 +200,7 @@ def _at_concurrency(
     if shared is None:
         return None, [*reasons, _NO_SHARED_K if same else _NO_FIXED_K]
     k = shared.num_speculative_tokens
-    losses = ", ".join(losses_in_words(shared.regret, other_ks(shared.best_k, k)))
-    losses += left_out_in_words([f"K={other_k}" for other_k in shared.left_out])
-    return Tier(concurrency, k), [*reasons, f"one K for these workloads: K={k}; loses {losses}"]
+    return Tier(concurrency, k), [*reasons, text(one_k(shared))]
 
 
 def _condition_of_all_loads(decision: Decision) -> Condition:

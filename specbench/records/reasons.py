@@ -78,6 +78,55 @@ class Kind(StrEnum):
     NOTHING_SHOWN = "nothing_shown", "Undecided: no drafter is shown to be faster"
     NO_ANSWER = "no_answer", "No answer: no drafter was compared with K=0"
 
+    # What to run for an objective.
+    RECOMMENDED = "recommended", "{configuration}, {value:value}{tied:tied}"
+    NO_DRAFTS_VALID = (
+        "no_drafts_valid",
+        "no valid measurement with drafts. K=0, {requests}: {value:value}",
+    )
+    DRAFTS_OPEN = "drafts_open", "{pairing}, {because:all}. K=0, {requests}: {value:value}"
+    OVER_LIMITS = "over_limits", "no configuration meets the limits. Fastest: {because:all}"
+    OVER_LIMIT = "over_limit", "{limit} {seconds:milliseconds}, above {most:milliseconds}"
+    LIMIT_UNKNOWN = "limit_unknown", "{limit} is not known"
+    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid K = 0 was measured"
+    UNANSWERED = "unanswered", "no answer: not measured"
+    FASTER_VARIANT = (
+        "faster_variant",
+        "{cell}: {variant} is {speedup:x} faster than {other}{speedup:bounds}",
+    )
+    OPEN_VARIANTS = (
+        "open_variants",
+        "{cell}: undecided: {variant} against {other} is {speedup:range}",
+    )
+    RUNNER_UP = "runner_up", "runner-up: {configuration}, {speedup:x}{speedup:bounds}"
+    OPEN_RUNNER_UP = "open_runner_up", "runner-up: {configuration}, {speedup:range}"
+    BEST_OPEN = "best_open", "best undecided: {configuration}, {speedup:range}"
+    SOURCE_INVALID = "source_invalid", "{pairing}: {because:all}"
+    PLANNED_ONLY = "planned_only", "planned but not measured: {cells:all}"
+    USERS_UP_TO = (
+        "users_up_to",
+        "{configuration}: speedup up to {users:amount}; {verdict} at {stop}",
+    )
+    MEMORY_LEFT = (
+        "memory_left",
+        "memory left: {tokens:,} more tokens of context per request{context:than}",
+    )
+    MEMORY_FULL = "memory_full", "memory left: not enough for {context:,} tokens of context"
+
+    # What one K or one configuration for all workloads loses.
+    ONE_K = "one_k", "one K for all workloads: {k:K}; loses {losses:and}{left_out:not_compared}"
+    ONE_CONFIGURATION = (
+        "one_configuration",
+        "one configuration for all workloads{setting}: {configuration}; loses "
+        "{losses:and}{left_out:not_compared}{open_on:open_on}",
+    )
+    LOSS = "loss", "{share:.1%} on {workload}"
+    LOSS_UNMEASURABLE = (
+        "loss_unmeasurable",
+        "nothing measurable on {workload} (best there: {best})",
+    )
+    NO_LOSS = "no_loss", "nothing"
+
     # K by the length of the context.
     AT_ALL_LENGTHS = "at_all_lengths", "{k:choice} from {shortest:,} to {longest:,} tokens"
     UP_TO_LENGTH = "up_to_length", "{k:choice} up to {longest:,} tokens"

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from specbench.decide.objective import (
     across_workloads,
-    left_out_in_words,
-    losses_in_words,
-    other_ks,
+    one_k,
 )
 from specbench.metrics.registry import number_of
 from specbench.records import Condition, Decision, Kind, Reason, SpeedupVerdict
@@ -235,14 +233,7 @@ def shared_k_lines(document: Document) -> list[str]:
             continue
         setting = shared.key.condition.without("target")
         at = "".join(f", {part}" for part in setting.distinct_parts(settings))
-        k = shared.num_speculative_tokens
-        choice = f"K={k}" if k else "K=0 (do not speculate)"
-        losses = losses_in_words(shared.regret, other_ks(shared.best_k, k))
-        without = left_out_in_words([f"K={other_k}" for other_k in shared.left_out])
-        lines.append(
-            f"{shared.key.source}{at}, one K for all workloads: {choice}; "
-            f"loses {listed(losses)}{without}{document.mark}"
-        )
+        lines.append(f"{shared.key.source}{at}, {text(one_k(shared))}{document.mark}")
     return lines
 
 

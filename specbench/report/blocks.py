@@ -19,7 +19,7 @@ from specbench.report.comparisons import (
     answers_grid,
     comparison_grids,
     differences_grid,
-    variant_lines,
+    variant_reasons,
 )
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
@@ -45,7 +45,7 @@ from specbench.report.provenance import (
 from specbench.report.sections import Section, main_rows, sections
 from specbench.report.sessions import acceptance_rules, sessions_grid, sessions_legend
 from specbench.report.steps import STEPS_LEGEND, ShownGeneration
-from specbench.words.answers import joined
+from specbench.words.answers import joined, text
 from specbench.words.numbers import plural
 
 
@@ -152,7 +152,7 @@ def run_report(document: Document) -> RunReport:
         answers=answers,
         shared=Lines(
             (
-                *variant_lines(document),
+                *(text(reason) + document.mark for reason in variant_reasons(document)),
                 *shared_k_lines(document),
                 *context_lines(document),
                 *forecast_lines(document),

@@ -6,7 +6,7 @@ from functools import partial
 
 from specbench.decide.explanation import units_of
 from specbench.metrics.summary import import_warnings
-from specbench.records import CellKey, CellSummary, Environment, lengths, no_template
+from specbench.records import CellKey, CellSummary, Environment, Kind, lengths, no_template
 from specbench.report.document import Document, is_cut_short
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
@@ -156,8 +156,14 @@ def _unfinished(document: Document) -> Iterator[str]:
 
 
 def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
-    """A warning if a time budget ended before a K had the prompts of an interval."""
-    if cell.key.draft.k > 0 and is_cut_short(document.run, cell):
+    """A warning if a time budget ended before a K had the prompts of an interval, unless the answer
+    says so.
+    """
+    is_told = any(
+        decision.leader == cell.key and Kind.LONGER_BUDGET() in decision.answer
+        for decision in document.decisions
+    )
+    if cell.key.draft.k > 0 and is_cut_short(document.run, cell) and not is_told:
         units = units_of(cell)
         needed = plural(MIN_UNITS, units.name)
         yield f"no interval: the time budget ended after {units.count} of the {needed} it needs"

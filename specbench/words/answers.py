@@ -25,6 +25,12 @@ def joined(parts: Iterable[Reason | Any]) -> str:
     return "; ".join(text(part) if isinstance(part, Reason) else str(part) for part in parts)
 
 
+def _value(value: tuple[float, str]) -> str:
+    """A value in the unit of an objective."""
+    amount, unit = value
+    return f"{amount:,.4g} {unit}" if unit.startswith("per ") else measured(amount, unit)
+
+
 def _named(k: int | str) -> str:
     return k if isinstance(k, str) else f"K={k}"
 
@@ -74,6 +80,17 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "in_brackets": lambda names: f" ({', '.join(names)})" if names else "",
     "all": joined,
     "list": listed,
+    "and": lambda reasons: listed([*map(text, reasons)]),
+    "value": _value,
+    "milliseconds": lambda seconds: f"{seconds * 1e3:,.3g} ms",
+    "tied": lambda names: (
+        f"; undecided whether faster than variant {listed(names)}" if names else ""
+    ),
+    "than": lambda context: "" if context is None else f" than {context:,}",
+    "open_on": lambda names: f"; undecided on {listed(names)}" if names else "",
+    "not_compared": lambda names: (
+        f"; not compared, without an interval on every workload: {listed(names)}" if names else ""
+    ),
 }
 
 
