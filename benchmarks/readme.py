@@ -91,9 +91,9 @@ def answer_block(document: Mapping[str, Any]) -> str:
     """The program's sentences, a line each, and whose figures they are."""
     several = len({d["temperature"] for d in document["decisions"]}) > 1
     lines = [
-        f"{d['pairing']}, temperature {d['temperature']:g}, {d['sentence']}"
+        f"{d['pairing']}, temperature {d['temperature']:g}, {d['text']}"
         if several
-        else f"{d['pairing']}, {d['sentence']}"
+        else f"{d['pairing']}, {d['text']}"
         for d in document["decisions"]
     ]
     machine = document["environment"]

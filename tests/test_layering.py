@@ -17,7 +17,7 @@ BASE = {"", "errors", "stats", "settings", "records", "footprint"}
 BASE |= {"whole_file", "untrusted", "doc", "library_facts"}
 FILES = {"shipped", "inputs", "files", "topology", "methods"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
-ANALYZING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
+ANALYZING = {*DECIDING, "words", "runs", "gate", "importers", "fit", "forecast", "export"}
 DECODING = {*BASE, *FILES, "models", "forward", "decode"}
 DRIVING = {*DECODING, "drafters", "engines"}
 
@@ -40,13 +40,14 @@ MAY_IMPORT = {
     "inputs": {*BASE, "shipped", "files", "methods"},
     "runs": BASE,
     "metrics": {*BASE, "runs"},
-    "gate": {*BASE, "runs", "metrics"},
+    "gate": {*BASE, "runs", "metrics", "words"},
     "importers": {*BASE, "inputs", "methods", "metrics", "engines"},
     "decide": {*BASE, "methods", "metrics"},
+    "words": {*BASE, "metrics"},
     "fit": {*BASE, *FILES},
     "forecast": {*DECIDING, "runs"},
-    "export": {*DECIDING, "engines", "importers"},  # whose files both formats are
-    "frames": {*BASE, "runs", "metrics", "decide"},
+    "export": {*DECIDING, "words", "engines", "importers"},  # whose files both formats are
+    "frames": {*BASE, "runs", "metrics", "decide", "words"},
     "report": {*ANALYZING, "frames"},
     "notebook": {*ANALYZING, "frames", "report"},
     "models": {*BASE, *FILES, "fit"},
@@ -57,7 +58,7 @@ MAY_IMPORT = {
     "probes": BASE,
     "servers": {"errors", "untrusted", "inputs", "records"},
     "demo": set(),
-    "verify": DRIVING,
+    "verify": {*DRIVING, "words"},
     "tracing": DRIVING,
     "training": {*DRIVING, "probes", "demo"},
     "bench": {*DRIVING, *ANALYZING, "probes", "servers", "verify", "tracing"} - {"gate"},

@@ -26,7 +26,7 @@ def test_the_readme_figure_shows_the_numbers_of_its_sentences():
     for title, decision in zip(shown, measured, strict=True):
         name, figures = title.split(": ")
         assert name == f"{decision['pairing']}, {decision['workload']}"
-        assert all(figure in decision["sentence"] for figure in figures.split(" ", 1))
+        assert all(figure in decision["text"] for figure in figures.split(" ", 1))
 
 
 def test_the_readme_shows_a_faster_and_a_slower_pairing():

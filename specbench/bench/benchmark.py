@@ -19,7 +19,6 @@ from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.stored_targets import stored_targets
-from specbench.metrics.machine import noise_warning
 from specbench.probes import host
 from specbench.records import EngineCost, RunRecord
 from specbench.runs import (
@@ -31,6 +30,7 @@ from specbench.runs import (
     resume_run,
 )
 from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
+from specbench.words.answers import noise_lines
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
@@ -93,9 +93,8 @@ def run_benchmark(
         is_served = are_served(settings)
         threads = environment.threads
         num_needed = threads or (environment.num_cpu_cores if is_served else 1) or 1
-    if is_local and (facts := host.busy_facts(host.host_load(), num_needed, threads)):
-        warnings = (*warnings, noise_warning(facts))
-    for warning in warnings:
+    busy = host.busy_facts(host.host_load(), num_needed, threads) if is_local else ()
+    for warning in (*warnings, *noise_lines(busy)):
         reporter.warn(warning)
     costs: Sequence[EngineCost] = ()
     if resume is None:
@@ -116,6 +115,7 @@ def run_benchmark(
             workload_sha256={w.name: w.sha256 for plan in plans for w in plan.workloads},
             cells=tuple(cell for plan in plans for cell in plan.cell_plans()),
             warnings=warnings,
+            busy=busy,
             pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
             workload_prompts={w.name: len(w.prompts) for plan in plans for w in plan.workloads},
             settings_sha256=_settings_sha256(plans),

@@ -248,7 +248,7 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
         if is_dry and open_model(plan.target.model).lacks_template:
             yield no_template(plan.target.name)
         template = open_model(plan.target.model).chat_template
-        thinking = [w.name for w in plan.workloads if "thinking on" in (w.request_settings or "")]
+        thinking = [w.name for w in plan.workloads if w.thinks]
         if template and thinking and not any(name in template for name in THINKING_ARGS):
             yield (
                 f"{', '.join(thinking)}: the chat template of {plan.target.name} has neither "

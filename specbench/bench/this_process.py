@@ -48,6 +48,7 @@ from specbench.probes.host import HostLoad, idle_cores, num_cores, others_fact, 
 from specbench.records import Contender, Environment, KernelChoice, Request
 from specbench.runs import RunStore
 from specbench.settings import BUILTIN, TRANSFORMERS, MachineSettings, RunSettings
+from specbench.words.answers import text
 
 TIMED_TOKENS = 12  # per output; at most 7 outputs per K and number of threads
 PROMPT_TOKENS = 64
@@ -61,7 +62,8 @@ def thread_counts(load: HostLoad) -> tuple[list[int], list[Contender]]:
     """Thread counts to try, ascending, and those left out because other processes use cores."""
     cores, idle = physical_cores(load.num_cores), idle_cores(load)
     counts = sorted({1, max(1, cores // 2), cores})
-    left_out = [Contender(name=str(n), refusal=others_fact(load)) for n in counts if n > idle]
+    refusal = text(others_fact(load))
+    left_out = [Contender(name=str(n), refusal=refusal) for n in counts if n > idle]
     return [n for n in counts if n <= idle], left_out
 
 

@@ -27,7 +27,7 @@ def baseline(
     from specbench.gate.baseline import left_out, pool, write_baseline
     from specbench.gate.comparable import WORDS
     from specbench.report.gate import baseline_lines
-    from specbench.report.numbers import plural
+    from specbench.words.numbers import plural
 
     allowed = options.allowed_words(allow_different, WORDS)
     snapshots = [read_run(name, runs_dir) for name in runs]

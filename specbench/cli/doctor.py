@@ -70,6 +70,7 @@ def doctor(
     if "problem" in checked:
         for row in rows:
             row["ready"] = False
+            row["missing"].insert(0, "GPU")
             row["problems"].insert(0, "torch cannot use the GPU")
     document = {
         "device": device,
@@ -129,7 +130,7 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
 
     is_gguf = pairing.is_gguf
     is_downloaded = all(map(is_here, pairing.models))
-    problems: list[str] = []
+    problems: dict[str, str] = {}  # what is missing, in short and in full
     notes: list[str] = []
     needs = None
     try:
@@ -137,27 +138,32 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
         if needed.total and (pairing.weights_gib is not None or not needed.is_least):
             needs = round(needed.total / GIB, 2)
         if lack := shortage(pairing.target, [pairing.drafter], setup):
-            problems.append(lack)
+            problems["too large"] = lack
         if not is_gguf and setup.device == "cuda" and (missing := _without_accelerate(pairing)):
-            problems.append(missing)
+            problems["accelerate"] = missing
     except SpecbenchError as error:
-        problems.append(str(error))
+        problems["files"] = str(error)
     if not is_downloaded:
-        problems.append("not downloaded")
+        problems["not downloaded"] = "not downloaded"
     else:
         refusals, notes = (_serving_problems if is_gguf else _loading_problems)(pairing)
-        problems += [r for r in refusals if not any(problem in r for problem in problems)]
+        problems |= {
+            short: refusal
+            for short, refusal in refusals.items()
+            if not any(problem in refusal for problem in problems.values())
+        }
     return {
         "pairing": pairing.name,
         "weights_gib": needs,
         "downloaded": is_downloaded,
         "ready": not problems,
-        "problems": problems,
+        "missing": list(problems),
+        "problems": list(problems.values()),
         "notes": notes,
     }
 
 
-def _serving_problems(pairing: "Pairing") -> tuple[list[str], list[str]]:
+def _serving_problems(pairing: "Pairing") -> tuple[dict[str, str], list[str]]:
     """Why llama.cpp does not draft with these GGUF files; and notes."""
     from specbench.engines.deployment import Deployment, Tier, find_exporter
 
@@ -166,8 +172,8 @@ def _serving_problems(pairing: "Pairing") -> tuple[list[str], list[str]]:
         deployment = Deployment(pairing=pairing, tiers=(Tier(None, 1),))
         find_exporter("llama_cpp").export(deployment, None, "")
     except SpecbenchError as error:
-        return [str(error)], notes
-    return [], notes
+        return {"llama.cpp": str(error)}, notes
+    return {}, notes
 
 
 def _without_accelerate(pairing: "Pairing") -> str | None:
@@ -192,7 +198,7 @@ def _without_accelerate(pairing: "Pairing") -> str | None:
     return f"a stored format on a GPU ({sources}) needs accelerate; pip install accelerate"
 
 
-def _loading_problems(pairing: "Pairing") -> tuple[list[str], list[str]]:
+def _loading_problems(pairing: "Pairing") -> tuple[dict[str, str], list[str]]:
     """Why the target, or else the drafter, cannot be loaded; and notes."""
     from specbench.files.model import open_model
     from specbench.fit.compatibility import check_drafter, check_target
@@ -201,7 +207,7 @@ def _loading_problems(pairing: "Pairing") -> tuple[list[str], list[str]]:
     try:
         target = open_model(pairing.target.model)
     except SpecbenchError as error:
-        return [str(error)], []
+        return {"files": str(error)}, []
     drafter = check_drafter(target, pairing.drafter)
     findings = check_target(target)
     drafted_by = None if find_method(pairing.drafter.method).is_head else pairing.drafter.model
@@ -222,7 +228,7 @@ def _notes(compatibility: "Compatibility") -> list[str]:
     ]
 
 
-def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> list[str]:
+def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> dict[str, str]:
     """Problems of a model's files, or else of running a small model of its family.
 
     Files of heads, whose `model` is None, have only findings.
@@ -230,7 +236,7 @@ def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> li
     from specbench.files.model import open_model
     from specbench.fit.compatibility import is_proven
 
-    refused = [finding.text for finding in findings if finding.level == "refused"]
+    refused = {finding.field: finding.text for finding in findings if finding.level == "refused"}
     if refused or model is None:
         return refused
     try:
@@ -239,10 +245,10 @@ def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> li
             from specbench.engines.family_trial import why_family_fails
 
             if refusal := why_family_fails(model):
-                return [refusal]
+                return {"family": refusal}
     except ModelError as error:
-        return [f"files: {error}"]
-    return [finding.text for finding in findings if finding.lacks_weights]
+        return {"files": f"files: {error}"}
+    return {finding.field: finding.text for finding in findings if finding.lacks_weights}
 
 
 def _print(document: dict[str, Any], *, in_full: bool) -> None:
@@ -271,7 +277,7 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
         table.add_column(heading)
     for row in document["pairings"]:
         needs = "" if row["weights_gib"] is None else f"{row['weights_gib']:g}"
-        problems = row["problems"] if in_full else map(_in_short, row["problems"])
+        problems = row["problems" if in_full else "missing"]
         table.add_row(row["pairing"], needs, "yes" if row["ready"] else "no", "; ".join(problems))
     console.print(table)
     notes: dict[str, list[str]] = {}
@@ -306,12 +312,7 @@ def _gpu_lines(document: dict[str, Any]) -> "Iterator[str]":
         yield checked["problem"]
         return
     yield f"Triton: {checked['triton'] or 'works'}"
-    flash_attn = checked["flash_attn"] or "works"
-    yield f"flash-attn: {flash_attn.removeprefix('flash-attn is ')}"
-
-
-def _in_short(problem: str) -> str:
-    return "too large" if problem.startswith("needs ") else problem.partition(":")[0]
+    yield f"flash-attn: {checked['flash_attn'] or 'works'}"
 
 
 TIMEOUT_S = 120.0  # a first import of torch from a network disk takes a minute

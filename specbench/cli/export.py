@@ -294,7 +294,7 @@ def _measured(
     """The winner, and the version of the exported engine if the run measured it."""
     from specbench.export.winner import session_notes, sessions_of, winner
     from specbench.report.document import build_document
-    from specbench.report.notes import noise_warnings
+    from specbench.words.answers import noise_lines
 
     stored = _find_run({p.name for p in chosen}, run, runs_dir)
     document = build_document(stored)
@@ -304,7 +304,7 @@ def _measured(
     cut = "" if document.is_complete else ", interrupted: based on what it measured so far"
     sessions = sessions_of(deployment, selection.engine or "", document.servers)
     of_engine = session_notes(sessions, started.engine_args)
-    noise = noise_warnings(document)
+    noise = noise_lines(document.noise)
     basis = (f"run {document.run.run_id}{cut}", *noise, *of_engine, *deployment.basis)
     if _is_default_of_a_cpu(deployment, document.run):
         # float32 was not requested, and a GPU engine would run at a fraction of its speed.

@@ -83,7 +83,7 @@ def _why_nothing(
     metric: str, filters: dict[str, str | None], past: "list[PastRun]", history: "History"
 ) -> str:
     from specbench.report.history import left_out_lines
-    from specbench.report.numbers import plural
+    from specbench.words.numbers import plural
 
     values = [run_cell.metrics.get(metric) for run in past for run_cell in run.cells]
     if any(isinstance(value, tuple) for value in values):

@@ -226,6 +226,7 @@ def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None
     from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
     from specbench.report.write import TEXTS, write_report
+    from specbench.words.answers import noise_lines
 
     require_measured(run)
     document = build_document(run)
@@ -233,8 +234,9 @@ def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None
     if as_json:
         print_documents([document])
     else:
-        # The run printed its warnings at its start.
-        print_answer(document, paths, seen=run.run.warnings, is_verbose=is_verbose)
+        # The run printed its warnings at its start; its results only add signs of noise.
+        seen = (*run.run.warnings, *(noise_lines(document.noise) if run.run.busy else ()))
+        print_answer(document, paths, seen=seen, is_verbose=is_verbose)
     require_complete(document)
     require_decided(has_undecided(document))
 

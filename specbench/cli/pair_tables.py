@@ -9,19 +9,27 @@ import typer
 
 from specbench.cli.console import WIDTH, open_console, plain_table, say
 from specbench.cli.hardware import MachineSummary
-from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.rank import Gain, RankedDrafter, are_distinct
-from specbench.decide.recommend import SpeedupVerdict, judge
+from specbench.decide.recommend import judge
 from specbench.files.config import Experts
 from specbench.files.gguf import GgufFile
 from specbench.fit.candidates import CandidateList
 from specbench.fit.memory_plan import MemoryPlan
 from specbench.footprint import STATES_BESIDE_DRAFTS
+from specbench.records import SpeedupVerdict
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines
-from specbench.report.numbers import ABSENT, measured, plural, significant, value_text
 from specbench.report.sections import setting_name
+from specbench.words.numbers import (
+    ABSENT,
+    measured,
+    plural,
+    range_text,
+    significant,
+    speedup_text,
+    value_text,
+)
 
 _WORDS = {"True": "yes", "False": "no", "None": "none"}
 _WHAT_DECIDES = "use more --num-prompts or a quieter machine"

@@ -25,13 +25,12 @@ from rich.text import Text
 from specbench.bench.blocks import Block
 from specbench.bench.budget import duration
 from specbench.cli.console import is_terminal, open_console
-from specbench.decide.explanation import speedup_text
 from specbench.errors import ExitCode
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
 from specbench.models.library_output import listeners
 from specbench.records import BlockRecord, CellKey, Condition, Interval, RequestRecord
-from specbench.report.numbers import plural
+from specbench.words.numbers import interval_bounds, plural
 
 MOST_LINES = 12  # on a terminal, of the block's cells
 MINUTE_S = 60.0
@@ -158,7 +157,7 @@ class FinishedCells:
         speed, prompts = self._sums.figures(key.id)
         speedup, is_again = self._speedup(key), self._blocks[-1].purpose == "confirm"
         ratio = f"{speedup.estimate:.2f}x" if speedup else ""
-        bounds = speedup_text(speedup).removeprefix(ratio).strip() if speedup else ""
+        bounds = interval_bounds(speedup).strip() if speedup else ""
         name = key.source if key.draft.k else key.condition.target
         row = [time.strftime("%H:%M:%S"), name, key.condition.brief, key.draft.length.named]
         note = "confirmation run" if is_again else ""

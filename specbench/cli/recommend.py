@@ -77,7 +77,6 @@ def recommend(
     from specbench.report.answers import has_undecided
     from specbench.report.blocks import Lines, ReportPart, TableBlock
     from specbench.report.document import build_document
-    from specbench.report.notes import noise_warnings
     from specbench.report.recommendation import (
         candidate_grid,
         is_open,
@@ -87,6 +86,7 @@ def recommend(
         without_recommendation,
     )
     from specbench.runs import LATEST, load_run
+    from specbench.words.answers import noise_lines
 
     stored = load_run(run or LATEST, runs_dir)
     if is_goodput and not (limits or stored.run.settings.load.slo):
@@ -117,7 +117,7 @@ def recommend(
     if not document.is_complete:
         notice = f"run {document.run.run_id} was interrupted: based on what it measured so far"
         typer.echo(notice, err=True)
-    for warning in noise_warnings(document):
+    for warning in noise_lines(document.noise):
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
         recommendations = recommendation_json(document, picks, wanted, workloads=workload or ())

@@ -11,17 +11,24 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from specbench.decide.recommend import (
     TIE,
-    SpeedupVerdict,
     by_question,
     choose,
     deciding,
-    is_undecided,
     judge,
     near_best,
 )
 from specbench.doc import Doc
 from specbench.metrics.registry import number_of
-from specbench.records import CellKey, CellSummary, Condition, Decision, Fixed
+from specbench.records import (
+    CellKey,
+    CellSummary,
+    Condition,
+    Decision,
+    Fixed,
+    Kind,
+    Reason,
+    SpeedupVerdict,
+)
 from specbench.settings.words import REQUEST_LIMITS
 
 
@@ -110,7 +117,11 @@ def find_shared_k(
         workload = leader.key.condition.workload
         at_k = {c.key.draft.k: c.speedup.estimate for c in deciding(group) if c.speedup}
         speedups[workload] = {0: 1.0, **at_k}
-        decided = (d for d in decisions if d.leader == leader.key and not is_undecided(d))
+        decided = (
+            d
+            for d in decisions
+            if d.leader == leader.key and d.verdict is not SpeedupVerdict.UNDECIDED
+        )
         leader_k = leader.key.draft.k if leader.speedup.estimate > 1 else 0
         best_k[workload] = next((d.draft.k for d in decided), leader_k)
     if not speedups:
@@ -136,30 +147,31 @@ def across_workloads(key: CellKey) -> CellKey:
     return key.without("workload").at(Fixed(0))
 
 
-def losses_in_words(regret: Mapping[str, float], best: Mapping[str, str]) -> list[str]:
-    """`5.0% on code` per workload, without losses that print as 0.0%; or `nothing`.
+def losses_of(regret: Mapping[str, float], best: Mapping[str, str]) -> tuple[Reason, ...]:
+    """What is lost on each workload, without losses that print as 0.0%.
 
     `best`: the answers of workloads with another answer, such as `K=2`, which are always named.
     """
-    losses = [f"{loss:.1%} on {name}" for name, loss in regret.items() if loss >= _SHOWN]
+    losses = [
+        Kind.LOSS(share=loss, workload=name) for name, loss in regret.items() if loss >= _SHOWN
+    ]
     equal = [
-        f"nothing measurable on {name} (best there: {best[name]})"
+        Kind.LOSS_UNMEASURABLE(workload=name, best=best[name])
         for name, loss in regret.items()
         if loss < _SHOWN and name in best
     ]
-    return [*losses, *equal] or ["nothing"]
+    return (*losses, *equal) or (Kind.NO_LOSS(),)
 
 
-def left_out_in_words(names: Sequence[str]) -> str:
-    """A note on best configurations that were not usable on every workload; empty without one."""
-    if not names:
-        return ""
-    return f"; not compared, without an interval on every workload: {' and '.join(names)}"
-
-
-def other_ks(best_k: Mapping[str, int], k: int) -> dict[str, str]:
-    """The best K of workloads for which it is not `k`, as `losses_in_words` takes it."""
-    return {name: f"K={other}" for name, other in best_k.items() if other != k}
+def one_k(shared: SharedK) -> Reason:
+    """The shared K and what it loses."""
+    k = shared.num_speculative_tokens
+    best = {name: f"K={other}" for name, other in shared.best_k.items() if other != k}
+    return Kind.ONE_K(
+        k=k,
+        losses=losses_of(shared.regret, best),
+        left_out=tuple(f"K={other}" for other in shared.left_out),
+    )
 
 
 ObjectiveName = Literal["latency", "throughput", "goodput", "cost"]
@@ -193,19 +205,6 @@ class Objective:
         return dict(zip(OBJECTIVES, units, strict=True))[self.name]
 
 
-class BrokenLimit(NamedTuple):
-    """A limit that a configuration exceeds, or whose metric it does not have."""
-
-    name: str
-    seconds: float | None
-    limit_s: float
-
-    @property
-    def excess(self) -> float:
-        """The value as a multiple of the limit; infinite if it is unknown."""
-        return math.inf if self.seconds is None else self.seconds / self.limit_s
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
     """One configuration for a workload; rates are in tokens (goodput: requests) per second."""
@@ -214,7 +213,8 @@ class Candidate:
     value: float  # in the unit of the objective
     rate: float
     cautious_rate: float  # with the lower bound of the speedup
-    broken: tuple[BrokenLimit, ...]
+    broken: tuple[Reason, ...]  # limits that it exceeds, or whose metric it does not have
+    excess: float  # the largest value as a multiple of its limit; infinite if one is unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,7 +323,7 @@ def _pick(
         best = min(tied, key=lambda candidate: _simplicity(candidate.key))
     rest = sorted((c for c in group if c is not best), key=lambda c: -c.cautious_rate)
     if best is None:
-        rest.sort(key=lambda c: max(limit.excess for limit in c.broken))
+        rest.sort(key=lambda c: c.excess)
     return Recommendation(
         condition=condition,
         best=best,
@@ -369,12 +369,14 @@ def _options(
 def _candidate(
     cell: CellSummary, rate: float, cautious_rate: float, objective: Objective, pace: float = 1.0
 ) -> Candidate:
+    broken = dict(_broken(cell, objective, rate, pace))
     return Candidate(
         key=cell.key,
         value=_value(rate, objective),
         rate=rate,
         cautious_rate=cautious_rate,
-        broken=tuple(_broken(cell, objective, rate, pace)),
+        broken=tuple(broken),
+        excess=max(broken.values(), default=0.0),
     )
 
 
@@ -425,21 +427,25 @@ def _value(rate: float, objective: Objective) -> float:
 
 def _broken(
     cell: CellSummary, objective: Objective, rate: float, pace: float
-) -> Iterator[BrokenLimit]:
-    """Limits that a cell exceeds; `pace`: its time per token relative to the exploration phase.
+) -> Iterator[tuple[Reason, float]]:
+    """Limits that a cell exceeds, and its value as a multiple of each; infinite if it is unknown.
 
-    The latency objective takes the time per token from `rate`, the value that is shown: cells may
-    have had other prompts.
+    `pace`: its time per token relative to the exploration phase. The latency objective takes
+    the time per token from `rate`, the value that is shown: cells may have had other prompts.
     """
     names = {metric: name for name, metric in LIMITS.items()}
     for metric, limit in objective.limits.items():
         seconds = number_of(cell.metrics, metric)
-        if seconds is not None and metric == "tpot_s" and objective.name == "latency":
+        if seconds is None:
+            yield Kind.LIMIT_UNKNOWN(limit=names[metric]), math.inf
+            continue
+        if metric == "tpot_s" and objective.name == "latency":
             seconds = 1 / rate
-        elif seconds is not None and metric.startswith("tpot_s"):
+        elif metric.startswith("tpot_s"):
             seconds *= pace
-        if seconds is None or seconds > limit:
-            yield BrokenLimit(names[metric], seconds, limit)
+        if seconds > limit:
+            over = Kind.OVER_LIMIT(limit=names[metric], seconds=seconds, most=limit)
+            yield over, seconds / limit
 
 
 def _configuration(key: CellKey) -> tuple[object, ...]:

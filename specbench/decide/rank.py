@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
-from specbench.decide.recommend import SpeedupVerdict, judge
+from specbench.decide.recommend import judge
 from specbench.metrics.registry import number_of
 from specbench.records import (
     CellKey,
@@ -17,6 +17,7 @@ from specbench.records import (
     ForecastRecord,
     Interval,
     Length,
+    SpeedupVerdict,
 )
 
 

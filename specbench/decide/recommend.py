@@ -6,16 +6,15 @@ exploration phase, and `decide` quotes only the leader's confirmation run.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from itertools import groupby
 from typing import TypeVar
 
 from specbench.decide.comparisons import ContextCurve, best_fixed
 from specbench.decide.explanation import (
-    k_text,
-    range_text,
+    k_of,
+    ks_of,
+    named_k,
     reasons_for,
-    speedup_text,
     units_of,
     what_would_narrow,
 )
@@ -28,7 +27,10 @@ from specbench.records import (
     Decision,
     Fixed,
     Interval,
-    lengths,
+    Kind,
+    Reason,
+    SpeedupVerdict,
+    by_importance,
 )
 from specbench.records.keys import Question
 from specbench.stats.spread import MIN_UNITS
@@ -37,14 +39,6 @@ TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
 BEATS_BASELINE = 1 + TIE  # the lower bound of K = 0 is 1
 GAINS_NOTHING = 1.02  # with an upper bound up to here, do not speculate
 Option = TypeVar("Option")
-
-
-class SpeedupVerdict(Enum):
-    """The answer for one drafter."""
-
-    FASTER = "faster"
-    NO_SPEEDUP = "no speedup"
-    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,57 +135,94 @@ def decide(
     `num_unmeasured`: the number of K for which a time budget had no prompt.
     """
     confirmed = confirmed and confirmed.as_decided
-    decision = _decide(
-        choice, confirmed, workload_prompts, is_imported=is_imported, is_cut_short=is_cut_short
+    leader = choice.leader
+    key = (leader or choice.cells[0]).key
+    if leader is not None and confirmed is not None and confirmed.key != leader.key:
+        raise ValueError(f"the confirmation run is of {confirmed.key.id}, not {leader.key.id}")
+    evidence = confirmed or leader
+    answer = tuple(_why_nothing_is_quoted(choice, confirmed))
+    speedup = evidence.speedup if evidence and not answer else None
+    verdict = judge(speedup)
+    if evidence is not None and speedup is not None:
+        if is_imported and speedup.low is None:
+            needed = (MIN_UNITS, "prompt")
+            k = k_of(key.draft.length)
+            answer = (Kind.IMPORTED_ALONE(speedup=speedup, k=k, needed=needed),)
+        else:
+            answer = (_finding(verdict, evidence, speedup),)
+        if verdict is not SpeedupVerdict.UNDECIDED and _is_only_judged(choice, num_unmeasured):
+            answer += (Kind.ONLY_K(needed=(MIN_UNITS, units_of(evidence).name)),)
+        elif verdict is SpeedupVerdict.UNDECIDED and answer[0].kind in _NARROWED:
+            answer += tuple(
+                what_would_narrow(evidence, workload_prompts, is_cut_short=is_cut_short)
+            )
+    reasons = (
+        *reasons_for(choice.cells, leader, confirmed, is_synthetic=is_synthetic),
+        *_standing(choice),
     )
-    is_only = _is_only_judged(choice, num_unmeasured)
-    if choice.leader is not None and is_only and not is_undecided(decision):
-        units = units_of(choice.leader).noun(MIN_UNITS)
-        text = f"{decision.sentence} (the only K with enough {units})"
-        decision = replace(decision, sentence=text)
-    reasons = reasons_for(
-        choice.cells,
-        choice.leader,
-        confirmed,
-        standing=tuple(_standing(choice)),
+    unused = replace(key.draft, method=NO_DRAFTER, length=Fixed(0))
+    return Decision(
+        leader=key,
+        draft=key.draft if verdict is SpeedupVerdict.FASTER else unused,
+        verdict=verdict,
+        speedup=speedup,
+        answer=answer,
+        reasons=by_importance(reasons),
+        warnings=evidence.warnings if evidence else (),
         is_synthetic=is_synthetic,
     )
-    evidence = confirmed or choice.leader
-    return replace(decision, reasons=reasons, warnings=evidence.warnings if evidence else ())
 
 
-def _decide(
-    choice: LeadingCell,
-    confirmed: CellSummary | None,
-    workload_prompts: int | None,
-    *,
-    is_imported: bool,
-    is_cut_short: bool,
-) -> Decision:
-    leader = choice.leader
-    if leader is None:
-        return _decision(
-            choice, SpeedupVerdict.UNDECIDED, f"undecided: {_nothing_valid(choice.cells)}"
-        )
-    if confirmed is not None and confirmed.key != leader.key:
-        raise ValueError(f"the confirmation run is of {confirmed.key.id}, not {leader.key.id}")
-    if choice.to_confirm is not None and confirmed is None:
-        text = f"undecided: {k_text(leader)} led the exploration phase, but has no confirmation run"
-        return _decision(choice, SpeedupVerdict.UNDECIDED, text)
-    evidence = confirmed or leader
-    if not evidence.valid or evidence.speedup is None:
-        text = f"undecided: the confirmation run of {k_text(evidence)} is not valid"
-        return _decision(choice, SpeedupVerdict.UNDECIDED, text)
-    if is_imported and evidence.speedup.low is None:
-        text = (
-            f"undecided: {speedup_text(evidence.speedup, ' over K=0')} at {k_text(evidence)}, "
-            "without an interval, which needs repeats at each K, or the times of "
-            f"{MIN_UNITS} prompts sent one at a time"
-        )
-        return _decision(choice, SpeedupVerdict.UNDECIDED, text, evidence.speedup)
-    verdict = judge(evidence.speedup)
-    text = _answer(verdict, evidence, evidence.speedup, workload_prompts, is_cut_short=is_cut_short)
-    return _decision(choice, verdict, text, evidence.speedup)
+def _why_nothing_is_quoted(choice: LeadingCell, confirmed: CellSummary | None) -> Iterator[Reason]:
+    """Why no speedup may be quoted; empty if one may."""
+    leader, evidence = choice.leader, confirmed or choice.leader
+    invalid = [cell for cell in choice.cells if not cell.valid]
+    if leader is None and invalid:
+        first, *rest = invalid
+        yield Kind.ALL_INVALID(k=k_of(first.key.draft.length), because=first.invalid_reasons)
+        if rest:
+            yield Kind.MORE_INVALID(count=len(rest))
+    elif leader is None:
+        yield Kind.NOTHING_VALID()
+    elif choice.to_confirm is not None and confirmed is None:
+        yield Kind.NOT_CONFIRMED(**named_k(leader))
+    elif evidence is None or not evidence.valid or evidence.speedup is None:
+        yield Kind.CONFIRMATION_INVALID(k=k_of(leader.key.draft.length))
+
+
+# The findings for which more measurements may decide.
+_NARROWED = (Kind.RANGE, Kind.RANGE_REQUESTS, Kind.TOO_FEW)
+
+
+def _finding(verdict: SpeedupVerdict, cell: CellSummary, speedup: Interval) -> Reason:
+    """What was found about one K, by its speedup or the ratio of goodput."""
+    figures, goodput = named_k(cell), cell.goodput
+    if verdict is SpeedupVerdict.UNDECIDED and goodput is not None:
+        shares = [number_of(cell.metrics, f"slo_attainment{of}") for of in ("", "_of_baseline")]
+        if not any(shares):
+            return Kind.NO_REQUESTS(k=figures["k"], limits=goodput.limits)
+    if speedup.low is None:
+        return Kind.TOO_FEW(**figures, measured=units_of(cell).amount)
+    if goodput is not None:
+        return _WITHIN_LIMITS[verdict](**figures, speedup=speedup, limits=goodput.limits)
+    return finding(speedup, **figures)
+
+
+_WITHIN_LIMITS = {
+    SpeedupVerdict.FASTER: Kind.MORE_REQUESTS,
+    SpeedupVerdict.NO_SPEEDUP: Kind.MEASURED_REQUESTS,
+    SpeedupVerdict.UNDECIDED: Kind.RANGE_REQUESTS,
+}
+_FINDINGS = {
+    SpeedupVerdict.FASTER: Kind.FASTER,
+    SpeedupVerdict.NO_SPEEDUP: Kind.MEASURED,
+    SpeedupVerdict.UNDECIDED: Kind.RANGE,
+}
+
+
+def finding(speedup: Interval | None, k: int | str, mean_k: float | None = None) -> Reason:
+    """What a speedup says about one K."""
+    return _FINDINGS[judge(speedup)](k=k, mean_k=mean_k, speedup=speedup)
 
 
 def judge(speedup: Interval | None) -> SpeedupVerdict:
@@ -201,11 +232,6 @@ def judge(speedup: Interval | None) -> SpeedupVerdict:
     if speedup.high <= GAINS_NOTHING:
         return SpeedupVerdict.NO_SPEEDUP
     return SpeedupVerdict.FASTER if speedup.low > BEATS_BASELINE else SpeedupVerdict.UNDECIDED
-
-
-def is_undecided(decision: Decision) -> bool:
-    """Whether the interval allows both a gain and a loss."""
-    return judge(decision.speedup) is SpeedupVerdict.UNDECIDED
 
 
 def lower_bound(of: CellSummary | Decision) -> float:
@@ -218,38 +244,24 @@ def estimate(cell: CellSummary) -> float:
     return cell.speedup.estimate if cell.speedup else 0.0
 
 
-def _nothing_valid(cells: Sequence[CellSummary]) -> str:
-    """Why no cell is valid, with the reasons of the first one."""
-    invalid = [cell for cell in cells if not cell.valid]
-    if not invalid:
-        return "no valid measurement"
-    first, *rest = invalid
-    more = f"; {len(rest)} more excluded" if rest else ""
-    return f"no valid measurement ({k_text(first)}: {'; '.join(first.invalid_reasons)}{more})"
-
-
-def _standing(choice: LeadingCell) -> Iterator[str]:
+def _standing(choice: LeadingCell) -> Iterator[Reason]:
     """Why the leader was chosen, if there was a choice."""
     leader, usable = choice.leader, [cell for cell in choice.cells if _is_usable(cell)]
     if leader is None or len(usable) < 2:
         return
-    tried = lengths(cell.key.draft.length for cell in usable)
     judged = deciding(choice.cells)
     if choice.to_confirm is not None:
-        yield f"exploration phase: {k_text(leader)} had the highest lower bound of K = {tried}"
+        yield Kind.LED(**named_k(leader), tried=ks_of(usable))
         if pruned := [cell for cell in usable if cell not in judged]:
-            left = lengths(cell.key.draft.length for cell in pruned)
-            yield f"not measured: K = {left} (dropped before it had an interval)"
+            yield Kind.DROPPED(ks=ks_of(pruned))
         return
     lost = [c for c in judged if judge(c.speedup) is SpeedupVerdict.NO_SPEEDUP and c is not leader]
     is_open = judge(leader.speedup) is not SpeedupVerdict.NO_SPEEDUP
     if is_open and any(estimate(cell) > estimate(leader) for cell in lost):
-        shown = lengths(cell.key.draft.length for cell in lost)
-        yield f"undecided: {k_text(leader)} looks best so far"
-        yield f"no speedup: K = {shown}"
+        yield Kind.LOOKS_BEST(**named_k(leader))
+        yield Kind.OTHERS_LOSE(ks=ks_of(lost))
     else:
-        of_tried = f"the highest estimate of K = {tried}"
-        yield f"{k_text(leader)} has {of_tried}; none is shown to be faster"
+        yield Kind.HIGHEST_ESTIMATE(**named_k(leader), tried=ks_of(usable))
 
 
 def near_best(options: Collection[Option], value: Callable[[Option], float]) -> list[Option]:
@@ -267,48 +279,6 @@ def _is_only_judged(choice: LeadingCell, num_unmeasured: int) -> bool:
     competitors = [units_of(cell) for cell in choice.cells if cell is not choice.leader]
     are_few = all(units.are_too_few for units in competitors)
     return are_few and len(competitors) + num_unmeasured > 0
-
-
-def _answer(
-    verdict: SpeedupVerdict,
-    cell: CellSummary,
-    speedup: Interval,
-    workload_prompts: int | None,
-    *,
-    is_cut_short: bool,
-) -> str:
-    within = f" requests within {cell.goodput.limits}" if cell.goodput else ""
-    if verdict is SpeedupVerdict.FASTER:
-        return f"{k_text(cell)}, {speedup_text(speedup, f' more{within}' if within else ' faster')}"
-    if verdict is SpeedupVerdict.NO_SPEEDUP:
-        return f"no speedup: {k_text(cell)} measured {speedup_text(speedup, within)}"
-    shares = [number_of(cell.metrics, f"slo_attainment{of}") for of in ("", "_of_baseline")]
-    if within and not any(shares):
-        return f"undecided: no{within} at {k_text(cell)} and at K=0; raise the limits of --slo"
-    text = f"undecided: {range_text(speedup)}{within} at {k_text(cell)}"
-    if speedup.low is None:
-        units = units_of(cell)
-        text += f" from {units.count} {units.noun(units.count)}"
-    advice = what_would_narrow(cell, workload_prompts, is_cut_short=is_cut_short)
-    return "; ".join(filter(None, (text, advice)))
-
-
-def _decision(
-    choice: LeadingCell,
-    verdict: SpeedupVerdict,
-    text: str,
-    speedup: Interval | None = None,
-) -> Decision:
-    key = (choice.leader or choice.cells[0]).key
-    unused = replace(key.draft, method=NO_DRAFTER, length=Fixed(0))
-    mark = "" if key.draft.lossy is None else f" [lossy: {key.draft.lossy}]"
-    return Decision(
-        leader=key,
-        draft=key.draft if verdict is SpeedupVerdict.FASTER else unused,
-        speedup=speedup,
-        sentence=f"{key.condition.workload_label}: {text}{mark}",
-        reasons=(),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,61 +302,53 @@ class ContextDecisions:
     @property
     def is_split(self) -> bool:
         """Whether the answer depends on the context."""
-        return len(set(map(_k_or_verdict, self.decisions))) > 1
+        return len(self._tiers) > 1
 
     @property
-    def text(self) -> str:
-        """`K=6 up to 8,192 tokens; undecided at 16,384; do not speculate from 32,768`."""
+    def _tiers(self) -> list[tuple[int | str, list[int]]]:
+        """Each K, or the verdict if it is not faster, with its neighboring contexts."""
         answers = [(_k_or_verdict(d), d.condition.context or 0) for d in self.decisions]
-        tiers = [
+        return [
             (answer, [context for _, context in group])
             for answer, group in groupby(answers, lambda pair: pair[0])
         ]
-        (first, lengths), *rest = tiers
-        if not rest:
-            return f"{first} from {lengths[0]:,} to {lengths[-1]:,} tokens"
-        parts = [f"{first} up to {lengths[-1]:,} tokens"]
-        for answer, (shortest, *longer) in rest[:-1]:
-            parts.append(
-                f"{answer} from {shortest:,} to {longer[-1]:,}"
-                if longer
-                else f"{answer} at {shortest:,}"
-            )
-        last, (shortest, *_) = rest[-1]
-        return "; ".join([*parts, f"{last} from {shortest:,}"])
 
     @property
-    def break_even_text(self) -> str:
-        """`break-even with K=6: 14,000 tokens [9,200, 21,000]`; empty if drafts never help."""
+    def answer(self) -> Iterator[Reason]:
+        """K by context, from the shortest."""
+        (first, lengths), *rest = self._tiers
+        if not rest:
+            yield Kind.AT_ALL_LENGTHS(k=first, shortest=lengths[0], longest=lengths[-1])
+            return
+        yield Kind.UP_TO_LENGTH(k=first, longest=lengths[-1])
+        for k, (shortest, *longer) in rest[:-1]:
+            if longer:
+                yield Kind.BETWEEN_LENGTHS(k=k, shortest=shortest, longest=longer[-1])
+            else:
+                yield Kind.AT_LENGTH(k=k, context=shortest)
+        last, (shortest, *_) = rest[-1]
+        yield Kind.FROM_LENGTH(k=last, shortest=shortest)
+
+    @property
+    def where_it_ends(self) -> Iterator[Reason]:
+        """The break-even of the last K that helps; empty if drafts never help."""
         if self.key is None:
-            return ""
-        name, value = f"break-even with {self.key.draft.length.named}", self.break_even
-        if value is None:
-            longest = self.decisions[-1]
-            if longest.draft.k:
-                return f"{name}: none up to {longest.condition.context:,} tokens"
-            return f"{name}: undecided"
-        is_open = value.low is None or value.high is None
-        return f"{name}: {'undecided, about ' if is_open else ''}{break_even_text(value)}"
+            return
+        k, value, longest = k_of(self.key.draft.length), self.break_even, self.decisions[-1]
+        if value is None and longest.draft.k:
+            yield Kind.NO_BREAK_EVEN(k=k, longest=longest.condition.context)
+        elif value is None:
+            yield Kind.BREAK_EVEN_OPEN(k=k)
+        elif value.low is None or value.high is None:
+            yield Kind.BREAK_EVEN_ABOUT(k=k, tokens=value)
+        else:
+            yield Kind.BREAK_EVEN(k=k, tokens=value)
 
 
-def break_even_text(value: Interval) -> str:
-    """`14,000 tokens [9,200, 21,000]`, with `?` for a bound that the run does not determine.
-
-    It has two significant digits, because the interpolation is not more accurate.
-    """
-    center, low, high = (
-        "?" if tokens is None else f"{float(f'{tokens:.2g}'):,.0f}"
-        for tokens in (value.estimate, value.low, value.high)
-    )
-    return f"{center} tokens [{low}, {high}]"
-
-
-def _k_or_verdict(decision: Decision) -> str:
-    verdict = judge(decision.speedup)
-    if verdict is SpeedupVerdict.FASTER:
-        return decision.leader.draft.length.named
-    return "do not speculate" if verdict is SpeedupVerdict.NO_SPEEDUP else "undecided"
+def _k_or_verdict(decision: Decision) -> int | str:
+    if decision.verdict is SpeedupVerdict.FASTER:
+        return k_of(decision.leader.draft.length)
+    return decision.verdict.value
 
 
 def by_context(

@@ -10,17 +10,13 @@ from specbench.decide.objective import (
     Objective,
     find_shared_k,
     joint_recommendation,
-    left_out_in_words,
-    losses_in_words,
-    other_ks,
+    one_k,
     recommend_for,
 )
 from specbench.decide.recommend import (
-    SpeedupVerdict,
     by_context,
     by_question,
     choose,
-    is_undecided,
     judge,
     lower_bound,
 )
@@ -35,7 +31,9 @@ from specbench.records import (
     Condition,
     Decision,
     ServerRecord,
+    SpeedupVerdict,
 )
+from specbench.words.answers import decision_sentence, joined, text
 
 _NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speedup"
 _NO_SHARED_K = "no K has an interval on all of these workloads: export one of them with --workload"
@@ -111,7 +109,7 @@ def winner(
         basis = (f"variant {condition.variant}: {text}", *basis)
     settings = {d.leader.without("context").question for d in chosen}
     lengths = [entry for entry in by_context(decisions, ()) if entry.question in settings]
-    basis += tuple(f"{e.condition.workload}, by context: {e.text}" for e in lengths)
+    basis += tuple(f"{e.condition.workload}, by context: {joined(e.answer)}" for e in lengths)
     tiers = _merged([tier or Tier(concurrency, 0) for concurrency, tier, _ in by_concurrency])
     # Engines name the limit of several tiers themselves.
     if selection.concurrency is None and len(tiers) == 1 and tiers[0].num_speculative_tokens:
@@ -182,10 +180,10 @@ def _at_concurrency(
     """The tier of one concurrency with its reasons; None if the evidence is not enough for a K."""
     concurrency = decisions[0].condition.concurrency
     prefix = "" if concurrency == 1 else f"{concurrency} concurrent requests: "
-    reasons = [f"{prefix}{d.sentence}" for d in decisions]
+    reasons = [f"{prefix}{decision_sentence(d)}" for d in decisions]
     if not any(d.draft.k for d in decisions):
-        tier = None if any(map(is_undecided, decisions)) else Tier(concurrency, 0)
-        return tier, reasons
+        is_undecided = any(d.verdict is SpeedupVerdict.UNDECIDED for d in decisions)
+        return None if is_undecided else Tier(concurrency, 0), reasons
     questions = {d.leader.question for d in decisions}
     same = [cell for cell in cells if cell.key.draft.is_fixed and cell.key.question in questions]
     if len(decisions) == 1 and decisions[0].leader.draft.is_fixed:
@@ -203,9 +201,7 @@ def _at_concurrency(
     if shared is None:
         return None, [*reasons, _NO_SHARED_K if same else _NO_FIXED_K]
     k = shared.num_speculative_tokens
-    losses = ", ".join(losses_in_words(shared.regret, other_ks(shared.best_k, k)))
-    losses += left_out_in_words([f"K={other_k}" for other_k in shared.left_out])
-    return Tier(concurrency, k), [*reasons, f"one K for these workloads: K={k}; loses {losses}"]
+    return Tier(concurrency, k), [*reasons, text(one_k(shared))]
 
 
 def _condition_of_all_loads(decision: Decision) -> Condition:

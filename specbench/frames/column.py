@@ -6,6 +6,7 @@ columns of its run and cell.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -13,8 +14,9 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origi
 import pandas as pd
 
 from specbench.doc import Doc, docs_of
-from specbench.records import CellKey, Interval, RunRecord
+from specbench.records import CellKey, Interval, Reason, RunRecord
 from specbench.records.keys import FlatKey
+from specbench.words.answers import text
 
 Row = TypeVar("Row")
 
@@ -72,7 +74,7 @@ def dtype_of(annotation: Any, *, each: bool = False) -> str:
         if not each:
             return LIST
         kind = get_args(kind)[0]
-    if get_origin(kind) is Literal:
+    if get_origin(kind) is Literal or issubclass(kind, StrEnum):
         return "category"
     return (_NULLABLE if NoneType in options else _DTYPES)[kind]
 
@@ -109,6 +111,13 @@ def _columns(
         yield from _interval(name, doc, value)
     elif annotation == tuple[str, ...]:
         yield TableColumn(name=name, meaning=doc.meaning, dtype=TEXT, value=_joined(value))
+    elif annotation == tuple[Reason, ...]:
+        meaning = f"kinds: {doc.meaning}"
+        yield TableColumn(name=name, meaning=meaning, dtype=TEXT, value=_joined(value, _kind))
+        words = f"the sentences of `{name}`"
+        yield TableColumn(
+            name=f"{name}_text", meaning=words, dtype=TEXT, value=_joined(value, text)
+        )
     else:
         dtype = TEXT if doc.is_text else dtype_of(annotation)
         yield TableColumn(name=name, unit=doc.unit, meaning=doc.meaning, dtype=dtype, value=value)
@@ -143,12 +152,16 @@ def _attribute(get: Callable[[Row], Any], name: str) -> Callable[[Row], Any]:
     return value
 
 
-def _joined(get: Callable[[Row], Any]) -> Callable[[Row], Any]:
-    def text(row: Row) -> Any:
+def _joined(get: Callable[[Row], Any], each: Callable[[Any], str] = str) -> Callable[[Row], Any]:
+    def joined(row: Row) -> Any:
         texts = get(row)
-        return None if texts is None else SEPARATOR.join(texts)
+        return None if texts is None else SEPARATOR.join(map(each, texts))
 
-    return text
+    return joined
+
+
+def _kind(reason: Reason) -> str:
+    return reason.kind
 
 
 class RunRow(Protocol):

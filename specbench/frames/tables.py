@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol, get_type_hints
 import numpy as np
 import pandas as pd
 
-from specbench.decide.recommend import judge
 from specbench.doc import Doc
 from specbench.errors import UsageError
 from specbench.frames.column import (
@@ -48,6 +47,7 @@ from specbench.records import (
 )
 from specbench.runs import StoredRun
 from specbench.untrusted import inert_cell
+from specbench.words.answers import decision_sentence
 
 
 class RequestRow(NamedTuple):
@@ -267,30 +267,26 @@ class DecisionRow(NamedTuple):
         return self.decision.key
 
 
-_VERDICT: TableColumn[DecisionRow] = TableColumn(
-    name="verdict",
-    meaning="`faster`, `no speedup` or `undecided`",
-    dtype="category",
-    value=lambda row: judge(row.decision.speedup).value,
-)
 _ANSWER: tuple[TableColumn[DecisionRow], ...] = record_columns(
-    Decision, attrgetter("decision"), without=("leader", "draft", "warnings")
+    Decision, attrgetter("decision"), without=("leader", "draft", "is_synthetic")
+)
+_TEXT: TableColumn[DecisionRow] = TableColumn(
+    name="text",
+    meaning="the answer in words, with the workload before it",
+    dtype=TEXT,
+    value=lambda row: decision_sentence(row.decision),
 )
 
 
 def decisions_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
     """The decisions, in the order of the plan."""
-    rows = [
-        DecisionRow(run.run, replace(decision, reasons=decision.reasons_and_warnings))
-        for run in runs
-        for decision in run.decisions
-    ]
+    rows = [DecisionRow(run.run, decision) for run in runs for decision in run.decisions]
     return frame_of(decision_columns(), rows)
 
 
 def decision_columns() -> tuple[TableColumn[Any], ...]:
     """The columns of decisions; `cell_id` is the cell that a decision is about."""
-    return (RUN_ID, *KEY, _VERDICT, *_ANSWER, cell_id(attrgetter("decision.leader")))
+    return (RUN_ID, *KEY, *_ANSWER, _TEXT, cell_id(attrgetter("decision.leader")))
 
 
 _COUNTERS = {

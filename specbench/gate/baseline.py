@@ -6,7 +6,7 @@ show this, because they share its clocks, its memory layout and its neighbors.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -29,9 +29,9 @@ from specbench.gate.fingerprint import (
     software_changes,
 )
 from specbench.metrics.aggregate import aggregate_run
-from specbench.metrics.machine import LIMITED_CLOCKS, cpu_share, noise_facts, noise_signs
+from specbench.metrics.machine import all_signs, cpu_share, noise_signs
 from specbench.metrics.summary import summarize_imported
-from specbench.records import NO_DRAFTER, CellKey
+from specbench.records import NO_DRAFTER, CellKey, Kind, Reason
 from specbench.runs import StoredRun
 from specbench.untrusted import parse_json
 from specbench.whole_file import write_errors_named, write_whole
@@ -48,8 +48,8 @@ class SourceRun:
     imported_sha256: Annotated[
         tuple[str, ...] | None, Doc("of the result files of an imported run; else absent")
     ] = None
-    noise: Annotated[  # limited clocks are not a sign: they affect every run of a machine
-        tuple[str, ...] | None, Doc("the signs that its machine was busy; else absent")
+    noise: Annotated[
+        tuple[Reason, ...] | None, Doc("the signs that its machine was busy; else absent")
     ] = None
     cpu_share: Annotated[
         float | None, Doc("CPU seconds of its process per second of K = 0; absent if unknown")
@@ -76,9 +76,9 @@ class Snapshot:
         return len(self.origins)
 
     @property
-    def noise(self) -> tuple[str, ...]:
-        """Runs on a busy machine, each with its signs."""
-        return tuple(f"{o.run_id}: {'; '.join(o.noise)}" for o in self.origins if o.noise)
+    def noise(self) -> Mapping[str, tuple[Reason, ...]]:
+        """The signs that a machine was busy, by run; without runs that have none."""
+        return {origin.run_id: origin.noise for origin in self.origins if origin.noise}
 
     @property
     def cpu_share(self) -> float | None:
@@ -94,8 +94,8 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
     cells = aggregate_run(stored)
     confirmed = aggregate_run(stored, "confirm")
     signs = noise_signs((*cells, *confirmed), device=run.environment.device)
-    facts = noise_facts(run.warnings, signs)
-    noise = tuple(fact for fact in facts if not fact.startswith(LIMITED_CLOCKS))
+    # Limited clocks are as true in every other run.
+    noise = tuple(s for s in all_signs(run.busy, signs) if s.kind is not Kind.CLOCKS_LIMITED)
     share = cpu_share((*cells, *confirmed))
     figures = [cell_figures(cell, names) for cell in cells]
     figures += map(imported_figures, summarize_imported(keys, imported))
@@ -269,7 +269,7 @@ def _deviation(values: Sequence[float]) -> float:
     return rounded(float(np.std(values, ddof=1)) / abs(mean)) if mean else 0.0
 
 
-SCHEMA_VERSION = 1  # of the file
+SCHEMA_VERSION = 2  # of the file
 KIND = "specbench baseline"
 
 
@@ -316,8 +316,9 @@ def read_baseline(path: Path) -> Snapshot:
     if not isinstance(values, dict) or values.get("kind") != KIND:
         raise StoreError(f"{path}: not a baseline; `specbench baseline RUN...` writes one")
     version = values.get("schema_version")
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise StoreError(f"{path}: schema version {version}; update specbench to read it")
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        advice = "update specbench to read it" if version > SCHEMA_VERSION else "make it again"
+        raise StoreError(f"{path}: schema version {version}, not {SCHEMA_VERSION}; {advice}")
     try:
         document = _FILE.validate_json(text)
     except ValidationError as error:

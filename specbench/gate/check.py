@@ -20,7 +20,6 @@ from specbench.gate.fingerprint import (
 from specbench.gate.judging import (
     BASELINE,
     CANDIDATE,
-    NOISY,
     GateVerdict,
     Judgment,
     MetricCase,
@@ -37,11 +36,12 @@ from specbench.gate.tolerances import (
     kind_of,
     metric_name,
 )
-from specbench.metrics.machine import WAITED, share_fact
+from specbench.metrics.machine import WAITED
 from specbench.metrics.registry import Metric, all_metrics
-from specbench.records import NO_DRAFTER, CellKey
+from specbench.records import NO_DRAFTER, CellKey, Kind, Reason
 from specbench.settings.words import nearest
 from specbench.stats.multiple_testing import holm
+from specbench.words.answers import text
 
 WAITS = 0.9  # of the baseline's share of the CPU; less slows a run by more than 10%
 
@@ -58,7 +58,7 @@ class Gate:
     num_tests: int  # judgments that noise could have failed
     allowed: tuple[RunDifference, ...]  # differences that --allow-different permits
     changes: tuple[RunDifference, ...]  # other differences, which can explain a regression
-    notes: tuple[str, ...]
+    notes: tuple[Reason, ...]
 
     @property
     def verdict(self) -> GateVerdict:
@@ -79,7 +79,7 @@ def check(
     """
     chosen = _applicable(tolerances, baseline, candidate)
     threads = thread_difference(baseline.fingerprint, candidate.fingerprint)
-    notes: list[str] = []
+    notes: list[Reason] = []
     if threads is not None and HARDWARE not in allowed:
         chosen, notes = _without_seconds(chosen, threads)
     is_absolute = any(kind_of(metric_of(t)) is MetricKind.TIME for t in chosen)
@@ -142,20 +142,21 @@ def _with_waiting(baseline: Snapshot, candidate: Snapshot) -> Snapshot:
         return candidate
     if after > WAITS * before:
         return candidate
-    fact = f"{share_fact(after)}, and for {before:.0%} in the baseline"
+    fact = Kind.WAITED_MORE(share=after, before=before)
     origins = tuple(replace(origin, noise=(fact,)) for origin in candidate.origins)
     return replace(candidate, origins=origins)
 
 
-def _clock_notes(pairs: Sequence[CellPair]) -> Iterator[str]:
+def _clock_notes(pairs: Sequence[CellPair]) -> Iterator[Reason]:
     for before, after in pairs:
         changed = before.changed_prompts(after) if after else ()
         if after and changed and before.shows_clock(after):
             at = before.key.condition
-            yield (
-                f"{at.engine}: {len(changed)} of {len(before.prompt_sha256)} prompts of "
-                f"{at.workload} differ: its chat template prints the server's own date, or has "
-                "changed; answers to these were not compared"
+            yield Kind.CLOCK_IN_PROMPTS(
+                engine=at.engine,
+                differing=len(changed),
+                compared=len(before.prompt_sha256),
+                workload=at.workload,
             )
 
 
@@ -194,20 +195,20 @@ def _applicable(
 
 def _without_seconds(
     chosen: Sequence[Tolerance], threads: RunDifference
-) -> tuple[tuple[Tolerance, ...], list[str]]:
+) -> tuple[tuple[Tolerance, ...], list[Reason]]:
     """The tolerances of counts and ratios, and a note; UsageError if none is left."""
     kept = tuple(t for t in chosen if kind_of(metric_of(t)) is not MetricKind.TIME)
-    remedy = "give the runs of both sides the same --threads"
+    remedy = Kind.SAME_THREADS()
     if threads.baseline.isdigit():
-        remedy = f"`specbench run --threads {threads.baseline}` measures as the baseline did"
+        remedy = Kind.MEASURE_WITH_THREADS(threads=int(threads.baseline))
     if not kept:
         raise UsageError(
             f"{threads.text}: absolute times are not compared, and --fail-on names no other "
-            f"metric; {remedy}"
+            f"metric; {text(remedy)}"
         )
-    dropped = [t.metric for t in chosen if t not in kept]
-    without = f", not absolute times ({', '.join(dropped)})" if dropped else ""
-    return kept, [f"{threads.text}: ratios and counts were compared{without}; {remedy}"]
+    dropped = tuple(t.metric for t in chosen if t not in kept)
+    note = Kind.THREADS_DIFFER(difference=threads.text, dropped=dropped, remedy=(remedy,))
+    return kept, [note]
 
 
 def _judged(cases: Sequence[MetricCase]) -> Iterator[Judgment]:
@@ -236,7 +237,7 @@ def _attributions(
             yield attribute(before, after, failed, same_hardware=same_hardware, changed=changed)
 
 
-def _not_judged(tolerances: Sequence[Tolerance], usable: Sequence[CellPair]) -> Iterator[str]:
+def _not_judged(tolerances: Sequence[Tolerance], usable: Sequence[CellPair]) -> Iterator[Reason]:
     for tolerance in tolerances:
         is_there = any(
             metric_name(name) == metric_name(tolerance.metric)
@@ -244,42 +245,35 @@ def _not_judged(tolerances: Sequence[Tolerance], usable: Sequence[CellPair]) -> 
             for name in pair.baseline.figures
         )
         if usable and not is_there:
-            yield f"{tolerance.metric} is missing from the baseline and was not judged"
+            yield Kind.NOT_IN_BASELINE(metric=tolerance.metric)
 
 
-def _without_times(tolerances: Sequence[Tolerance], judgments: Sequence[Judgment]) -> Iterator[str]:
-    if any(judgment.reason.startswith(NOISY) for judgment in judgments):
+def _without_times(
+    tolerances: Sequence[Tolerance], judgments: Sequence[Judgment]
+) -> Iterator[Reason]:
+    if any(j.reason and j.reason.kind is Kind.MACHINE_BUSY for j in judgments):
         rest = [t for t in tolerances if kind_of(metric_of(t)) is not MetricKind.TIME]
         kept = ",".join(f"{t.metric}:{t.percent}" for t in rest)
-        judging = f", or judge only ratios and counts: --fail-on {kept}" if rest else ""
-        yield f"measure again while nothing else runs{judging}"
+        yield Kind.MEASURE_AGAIN_OR(rest=kept) if rest else Kind.MEASURE_AGAIN()
 
 
 def _notes(
     baseline: Snapshot, candidate: Snapshot, only_candidate: Sequence[CellKey]
-) -> Iterator[str]:
+) -> Iterator[Reason]:
     run_ids = {origin.run_id for origin in candidate.origins}
     in_baseline = {origin.run_id for origin in baseline.origins}
     if run_ids == in_baseline:
-        yield (
-            f"baseline and candidate are the same: {', '.join(sorted(run_ids))}. A run cannot be "
-            "worse than itself; name an earlier run, or a file of `specbench baseline`"
-        )
+        yield Kind.SAME_RUNS(runs=tuple(sorted(run_ids)))
     elif run_ids & in_baseline:
-        yield "the baseline includes the candidate's own run"
+        yield Kind.OWN_RUN()
     for name, side in ((BASELINE, baseline), (CANDIDATE, candidate)):
-        for facts in side.noise:
-            yield f"the {name}'s machine was busy: {facts}"
+        for run_id, signs in side.noise.items():
+            yield Kind.SIDE_BUSY(side=name, run_id=run_id, because=signs)
         if not side.is_complete:
-            yield f"the {name} was interrupted: judging what it measured so far"
+            yield Kind.SIDE_INTERRUPTED(side=name)
     if only_candidate:
-        num = len(only_candidate)
-        are = "cell has no baseline and was" if num == 1 else "cells have no baseline and were"
-        yield f"{num} candidate {are} not judged"
+        yield Kind.NEW_CELLS(cells=(len(only_candidate), "cell"))
     if any(cell.key.draft.is_adaptive for cell in baseline.cells):
-        yield "counts at K = auto depend on the K it picked and are not judged"
+        yield Kind.AUTO_COUNTS()
     if baseline.num_runs == candidate.num_runs == 1:
-        yield (
-            "single runs: the variation between identical runs is assumed, not measured; "
-            "`specbench baseline` of several runs measures it"
-        )
+        yield Kind.SINGLE_RUNS()

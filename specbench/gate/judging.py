@@ -16,7 +16,7 @@ from specbench.gate.comparable import CellPair
 from specbench.gate.figures import CellFigures, are_comparable, first_difference
 from specbench.gate.tolerances import MetricKind, deviation_floor, kind_of, metric_name
 from specbench.metrics.registry import Metric
-from specbench.records import CellKey, Interval
+from specbench.records import CellKey, Interval, Kind, Reason
 from specbench.stats.crossed import MIN_CYCLES
 from specbench.stats.spread import MIN_UNITS, UPPER, Uncertainty, combined, jackknife
 
@@ -182,10 +182,8 @@ FALSE_ALARM = 0.05  # of a whole gate, over all its tests
 OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always compared
 SPEED = "decode_tokens_per_s"
 SPEEDUP = "decode_speedup"  # it falls if K = 0 gets faster; only this metric is excused for that
-BEYOND = "undecided on this machine: lost more than tolerated, and identical runs differ as much"
 CELL = "cell"  # in place of a metric, for a cell that cannot be judged
 BASELINE, CANDIDATE = "baseline", "candidate"
-NOISY = "machine: busy"  # begins the reason if an absolute time cannot be judged
 
 
 class GateVerdict(StrEnum):
@@ -233,7 +231,9 @@ class Judgment:
         float | None,
         Doc("the loss beyond the tolerance that is detected in 80% of gates", "fraction"),
     ] = None
-    reason: Annotated[str, Doc("the reason of the verdict if the numbers do not show it")] = ""
+    reason: Annotated[
+        Reason | None, Doc("the reason of the verdict; absent if the numbers show it")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,7 +340,7 @@ def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgmen
     is_proven = verdict is GateVerdict.PASS and BASELINE not in case.noisy
     if case.noisy and not is_proven and verdict is not GateVerdict.MISSING:
         verdict, effect = GateVerdict.INCONCLUSIVE, None
-        reason = f"{NOISY} while {' and '.join(case.noisy)} ran, so times cannot be compared"
+        reason = Kind.MACHINE_BUSY(sides=case.noisy)
     is_higher_better = case.metric.better == "higher"
     return Judgment(
         cell=before.key,
@@ -366,13 +366,13 @@ def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgment | None:
     """
     before, after = pair
     if before.problems:
-        reason = f"not valid in the baseline: {'; '.join(before.problems)}"
+        reason = Kind.BASELINE_CELL_INVALID(because=before.problems)
     elif after is None:
-        reason = "not measured"
+        reason = Kind.NOT_MEASURED()
     elif after.problems:
-        reason = f"not valid: {'; '.join(after.problems)}"
+        reason = Kind.CELL_INVALID(because=after.problems)
     elif not is_complete and not after.has_cycles and set(after.units) < set(before.units):
-        reason = f"{len(after.units)} of {len(before.units)} prompts were measured"
+        reason = Kind.PARTLY_MEASURED(measured=len(after.units), planned=len(before.units))
     else:
         return None
     return Judgment(
@@ -405,15 +405,14 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgment | None:
     if not common:
         return None
     other = [prompt for prompt in common if before.texts[prompt] != after.texts[prompt]]
-    reason = ""
+    reason = None
     if other:
-        first = first_difference(before.texts[other[0]], after.texts[other[0]])
-        reason = (
-            f"{len(other)} of {len(common)} texts differ, first {other[0]} in {first}; "
-            "`specbench verify` distinguishes near-ties from faults"
+        reason = (Kind.TEXTS_DIFFER if is_binding else Kind.TEXTS_MAY_DIFFER)(
+            differing=len(other),
+            compared=len(common),
+            prompt=other[0],
+            place=first_difference(before.texts[other[0]], after.texts[other[0]]),
         )
-        if not is_binding:
-            reason += "; not a regression, because hardware, torch, dtype, engine or model differ"
     is_regression = bool(other) and is_binding
     return Judgment(
         cell=before.key,
@@ -429,10 +428,10 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgment | None:
 
 def _verdict(
     case: MetricCase, after: CellFigures, p_value: float | None, num_tests: int
-) -> tuple[GateVerdict, str]:
+) -> tuple[GateVerdict, Reason | None]:
     comparison, candidate = case.comparison, after.value(case.name)
     if candidate is None:
-        return GateVerdict.MISSING, "missing in the candidate"
+        return GateVerdict.MISSING, Kind.MISSING_IN_CANDIDATE()
     if comparison is None:
         return _against_zero(case, candidate)
     if comparison.spread is None:
@@ -440,46 +439,42 @@ def _verdict(
         return GateVerdict.INCONCLUSIVE, _why_no_spread(fewest, case.name)
     if comparison.spread.standard_error == 0:
         is_worse = comparison.loss > comparison.limit
-        return (GateVerdict.REGRESSION if is_worse else GateVerdict.PASS), ""
+        return (GateVerdict.REGRESSION if is_worse else GateVerdict.PASS), None
     if p_value is not None and p_value <= FALSE_ALARM:
         if case.is_faster:
-            return GateVerdict.PASS, "K = 0 got faster; so did this cell, but by less"
-        return GateVerdict.REGRESSION, ""
+            return GateVerdict.PASS, Kind.PLAIN_GOT_FASTER()
+        return GateVerdict.REGRESSION, None
     effect = comparison.detectable(FALSE_ALARM / num_tests)
     bound = comparison.bound(1 - FALSE_ALARM)
     assert effect is not None, "a spread gives both"
     assert bound is not None, "a spread gives both"
     is_beyond = comparison.loss > comparison.limit
     if bound < comparison.limit or (effect <= comparison.limit and not is_beyond):
-        return GateVerdict.PASS, ""
+        return GateVerdict.PASS, None
     if case.is_faster:
-        return (
-            GateVerdict.PASS,
-            "this cell got faster; K = 0 may have got faster by more, within noise",
-        )
-    if is_beyond:
-        return GateVerdict.INCONCLUSIVE, BEYOND
-    return GateVerdict.INCONCLUSIVE, "noise could hide a loss beyond the tolerance"
+        return GateVerdict.PASS, Kind.PLAIN_MAY_BE_FASTER()
+    return GateVerdict.INCONCLUSIVE, Kind.BEYOND_LIMIT() if is_beyond else Kind.LOSS_HIDDEN()
 
 
-def _against_zero(case: MetricCase, candidate: float) -> tuple[GateVerdict, str]:
+def _against_zero(case: MetricCase, candidate: float) -> tuple[GateVerdict, Reason | None]:
     """The verdict if the baseline is 0, so that losses have no relative size."""
     worse = candidate < 0 if case.metric.better == "higher" else candidate > 0
     if not worse:
-        return GateVerdict.PASS, ""
+        return GateVerdict.PASS, None
     is_exact = kind_of(case.metric) in (MetricKind.COUNT, MetricKind.MEMORY)
     verdict = GateVerdict.REGRESSION if is_exact else GateVerdict.INCONCLUSIVE
-    return verdict, "the baseline is 0"
+    return verdict, Kind.BASELINE_IS_ZERO()
 
 
-def _why_no_spread(cell: CellFigures, name: str) -> str:
+def _why_no_spread(cell: CellFigures, name: str) -> Reason:
     if not cell.units:
-        return "figures without prompts have no interval; pool several runs in a baseline"
+        return Kind.WITHOUT_PROMPTS()
     if cell.has_cycles:
-        return f"{len(cell.units)} cycles; an interval needs {MIN_CYCLES}"
+        return Kind.TOO_FEW_UNITS(units=(len(cell.units), "cycle"), needed=MIN_CYCLES)
     if len(cell.units) < MIN_UNITS:
-        return f"{len(cell.units)} prompts or passes; an interval needs {MIN_UNITS}"
-    return f"{name} needs every prompt, so its spread is unknown"
+        unit = "pass" if cell.key.condition.is_stream else "prompt"
+        return Kind.TOO_FEW_UNITS(units=(len(cell.units), unit), needed=MIN_UNITS)
+    return Kind.NEEDS_EVERY_PROMPT(metric=name)
 
 
 def _change(comparison: Comparison | None, *, higher_is_better: bool) -> Interval | None:

@@ -105,6 +105,11 @@ class Workload:
         return ", ".join(words) or None
 
     @property
+    def thinks(self) -> bool:
+        """Whether a prompt asks the chat template for thinking."""
+        return any(prompt.settings.thinking for prompt in self.prompts)
+
+    @property
     def settings_sha256(self) -> str:
         """A hash of all settings of its requests; "" if no prompt has any."""
         given = {prompt.id: prompt.settings.given for prompt in self.prompts}

@@ -6,7 +6,7 @@ from datetime import datetime
 from statistics import fmean, median
 
 from specbench.metrics.cell import CellData
-from specbench.records import BlockRecord, CellKey, RequestRecord
+from specbench.records import BlockRecord, CellKey, Kind, Reason, RequestRecord
 
 _MOST_MOMENTS = 200
 
@@ -103,45 +103,17 @@ WAITED = 0.85  # CPU seconds per second of one busy thread
 FEWEST_ROUNDS = 30
 FEWEST_PROMPTS = 3
 
-_OPTION = "--threads"
-LIMITED_CLOCKS = "CPU clocks are limited"  # begins a fact that is as true in every other run
-_NOISY = "noisy machine: "
-_CONSEQUENCE = (
-    ". Intervals get wider and small gains stay undecided: stop other programs, or measure later "
-    "or elsewhere; more --repeats also narrow them"
-)
 
-
-def noise_warning(facts: Sequence[str]) -> str:
-    """The warning about noise: its signs, its effect and its remedy."""
-    return f"{_NOISY}{'; '.join(facts)}{_CONSEQUENCE}"
-
-
-def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
-    """The warnings of a run's start; signs in its results are added to the one about noise."""
-    if not signs:
-        return list(warnings)
-    rest = (warning for warning in warnings if not is_noise(warning))
-    return [noise_warning(noise_facts(warnings, signs)), *rest]
-
-
-def noise_facts(warnings: Sequence[str], signs: Sequence[str]) -> tuple[str, ...]:
-    """Signs that the machine was busy, at the start of a run and in its results."""
-    noisy = (w.removeprefix(_NOISY).removesuffix(_CONSEQUENCE) for w in warnings if is_noise(w))
-    early = [fact for facts in noisy for fact in facts.split("; ")]
-    if any(_OPTION in fact for fact in early):  # advice is given once
-        signs = [sign for sign in signs if _OPTION not in sign]
-    return (*early, *signs)
-
-
-def is_noise(warning: str) -> bool:
-    """Whether this is the warning about noise."""
-    return warning.startswith(_NOISY)
+def all_signs(early: Sequence[Reason], later: Sequence[Reason]) -> tuple[Reason, ...]:
+    """Signs of noise at the start of a run and in its results; a number of threads once."""
+    is_advised = any(sign.kind is Kind.THREADS_WAIT for sign in early)
+    rest = (sign for sign in later if not (is_advised and sign.kind is Kind.THREADS_WAIT))
+    return (*early, *rest)
 
 
 def noise_signs(
     cells: Sequence[CellData], *, device: str, threads: int | None = None
-) -> tuple[str, ...]:
+) -> tuple[Reason, ...]:
     """Signs, in all cells of this process, that the machine's speed changed.
 
     `threads`: the threads on a CPU, of which fewer would help.
@@ -150,10 +122,10 @@ def noise_signs(
     requests = [request for cell in plain for request in cell.finished]
     is_cpu = device.startswith("cpu")
     share = cpu_share(cells) if is_cpu else None  # on a GPU a process may wait for its kernels
-    waited = () if share is None or share >= WAITED else (share_fact(share),)
+    waited = () if share is None or share >= WAITED else (Kind.WAITED(share=share),)
     signs = (*_uneven(requests), *_drifted(plain), *waited)
     if signs and is_cpu and threads is not None and threads > 1:
-        return (*signs, f"{threads} threads wait for the slowest of them, {_OPTION} 1 does not")
+        return (*signs, Kind.THREADS_WAIT(threads=threads, fewer=1))
     return signs
 
 
@@ -164,27 +136,20 @@ def cpu_share(cells: Iterable[CellData]) -> float | None:
     return sum(cpu for cpu, _ in timed) / sum(total for _, total in timed) if timed else None
 
 
-def share_fact(share: float) -> str:
-    return f"this process got the CPU for {share:.0%} of the time"
-
-
 def _plain(cells: Iterable[CellData]) -> list[CellData]:
     return [
         c for c in cells if c.key.draft.k == 0 and not c.servers and not c.key.condition.overlaps
     ]
 
 
-def _uneven(requests: Iterable[RequestRecord]) -> Iterator[str]:
+def _uneven(requests: Iterable[RequestRecord]) -> Iterator[Reason]:
     """A sign if the mean round of K = 0 is far from the median: these rounds all do the same."""
     rounds = [second for r in requests if r.rounds is not None for second in r.rounds.round_s]
     if len(rounds) >= FEWEST_ROUNDS and fmean(rounds) > UNEVEN * median(rounds):
-        yield (
-            f"a round of K = 0 took {fmean(rounds) * 1e3:.3g} ms on average and "
-            f"{median(rounds) * 1e3:.3g} ms at the median"
-        )
+        yield Kind.UNEVEN_ROUNDS(mean_s=fmean(rounds), median_s=median(rounds))
 
 
-def _drifted(cells: Iterable[CellData]) -> Iterator[str]:
+def _drifted(cells: Iterable[CellData]) -> Iterator[Reason]:
     """A sign if a prompt at K = 0 takes longer in some blocks than in others."""
     times: dict[tuple[CellKey, str, int], list[float]] = {}
     for cell in cells:
@@ -194,4 +159,4 @@ def _drifted(cells: Iterable[CellData]) -> Iterator[str]:
                 times.setdefault(prompt, []).append(request.decode_s / request.num_timed_tokens)
     ratios = [max(some) / min(some) for some in times.values() if len(some) > 1]
     if len(ratios) >= FEWEST_PROMPTS and median(ratios) > DRIFTED:
-        yield f"K = 0 drifted by a factor of {median(ratios):.2f} between blocks of one prompt"
+        yield Kind.DRIFTED(factor=median(ratios))

@@ -14,6 +14,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import psutil
 
+from specbench.records import Kind, Reason
+
 T = TypeVar("T")
 
 
@@ -225,35 +227,32 @@ def idle_cores(load: HostLoad) -> int:
     return max(1, min(load.num_cores, int(num_physical - load.others_cores + SPARE)))
 
 
-def others_fact(load: HostLoad) -> str:
-    """A sentence with the cores that other processes use, and the names of the busiest."""
-    names = ", ".join(f"{name} {used:.1f}" for name, used in load.busiest)
-    named = f" ({names})" if names else ""
-    return f"other processes use {load.others_cores:.1f} of {_cores(load)}{named}"
+def others_fact(load: HostLoad) -> Reason:
+    """The cores that other processes use, and the names of the busiest."""
+    return Kind.OTHER_PROCESSES(
+        used=load.others_cores,
+        cores=(load.num_cores, "core"),
+        busiest=tuple(f"{name} {used:.1f}" for name, used in load.busiest),
+    )
 
 
-def _cores(load: HostLoad) -> str:
-    return "1 core" if load.num_cores == 1 else f"{load.num_cores} cores"
-
-
-def busy_facts(load: HostLoad, num_needed: int, threads: int | None = None) -> tuple[str, ...]:
-    """Sentences about a load that would disturb a measurement on `num_needed` cores.
+def busy_facts(load: HostLoad, num_needed: int, threads: int | None = None) -> tuple[Reason, ...]:
+    """Signs of a load that would disturb a measurement on `num_needed` cores.
 
     `threads` is the number of computing threads, if --threads can change it.
     """
     facts = []
-    cores = _cores(load)
     if load.others_cores > max(0, load.num_cores - num_needed) + SPARE:
         facts.append(others_fact(load))
         if threads is not None and threads > (idle := idle_cores(load)):
-            facts.append(f"{threads} threads wait for each other there, --threads {idle} does not")
+            facts.append(Kind.THREADS_WAIT(threads=threads, fewer=idle))
     if load.steal_share > STEAL:
-        facts.append(f"other guests of this host take {load.steal_share:.0%} of the CPU time")
+        facts.append(Kind.GUESTS(share=load.steal_share))
     if facts or load.load_average > MOST_LOAD * load.num_cores:
-        facts.append(f"load average {load.load_average:.1f} on {cores}")
+        facts.append(Kind.LOAD(load=load.load_average, cores=(load.num_cores, "core")))
     if load.clock_limit is not None and load.clock_limit[0] < LIMITED * load.clock_limit[1]:
         limit, most = load.clock_limit
-        facts.append(f"CPU clocks are limited to {limit / 1e3:.1f} of {most / 1e3:.1f} GHz")
+        facts.append(Kind.CLOCKS_LIMITED(limit=limit / 1e3, most=most / 1e3))
     return tuple(facts)
 
 

@@ -6,7 +6,7 @@ Every record is frozen, keyword-only and JSON-ready (runs/ writes and reads them
 that a machine or an engine cannot give is None: absent, never zero.
 """
 
-from specbench.records.decisions import CellSummary, Decision, Goodput
+from specbench.records.decisions import CellSummary, Decision, Goodput, SpeedupVerdict
 from specbench.records.forecasts import (
     EngineCost,
     ForecastPoint,
@@ -63,6 +63,7 @@ from specbench.records.provenance import (
     chosen_threads,
     no_template,
 )
+from specbench.records.reasons import Kind, Reason, by_importance
 from specbench.records.requests import (
     Message,
     Prompt,

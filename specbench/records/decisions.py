@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Annotated
 
 from specbench.doc import Doc
 from specbench.records.keys import CellKey, Condition, DraftConfig
+from specbench.records.reasons import Reason
 from specbench.stats.summaries import Interval
 
 
@@ -76,6 +78,15 @@ class CellSummary:
         return replace(self, speedup=self.goodput.ratio, minimum_detectable_effect=effect)
 
 
+class SpeedupVerdict(StrEnum):
+    """The answer for one drafter, or for all drafters of a setting."""
+
+    FASTER = "faster"
+    NO_SPEEDUP = "no speedup"
+    UNDECIDED = "undecided"
+    NOT_MEASURED = "not measured"  # only of a setting
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """The recommendation for one pairing under one condition."""
@@ -86,29 +97,28 @@ class Decision:
     draft: Annotated[
         DraftConfig, Doc("what to use: that of `leader`; of no method at K = 0 or if undecided")
     ]
+    verdict: Annotated[SpeedupVerdict, Doc("`faster`, `no speedup` or `undecided`")]
     speedup: Annotated[
         Interval | None,
         Doc(
-            "what the sentence quotes, of the winner in its confirmation run (with `--slo` "
+            "what the answer quotes, of the winner in its confirmation run (with `--slo` "
             "the goodput ratio); absent if nothing may be quoted",
             "x",
         ),
     ]
-    sentence: Annotated[
-        str,
-        Doc(
-            "the verdict in words; for a lossy drafter it ends with the rule, such as "
-            "`[lossy: typical]`",
-            is_text=True,
-        ),
+    answer: Annotated[
+        tuple[Reason, ...], Doc("what was found, then what would decide it; `text` joins them")
     ]
-    reasons: Annotated[tuple[str, ...], Doc("the facts behind it, a short sentence each")]
-    warnings: Annotated[tuple[str, ...], Doc("about the measurement that the sentence quotes")] = ()
+    reasons: Annotated[tuple[Reason, ...], Doc("the facts behind it, the most important first")]
+    warnings: Annotated[tuple[str, ...], Doc("about the measurement that the answer quotes")] = ()
+    is_synthetic: Annotated[bool, Doc("as in the document")] = False
 
     @property
-    def reasons_and_warnings(self) -> tuple[str, ...]:
-        """For reports without a list of all warnings."""
-        return (*self.reasons, *self.warnings)
+    def mark(self) -> str:
+        """What every sentence about it ends with, such as ` [lossy: typical]`."""
+        rule = self.leader.draft.lossy
+        lossy = "" if rule is None else f" [lossy: {rule}]"
+        return f"{lossy} [synthetic]" if self.is_synthetic else lossy
 
     @property
     def condition(self) -> Condition:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from specbench.doc import Doc
 from specbench.records.keys import CellKey
+from specbench.records.reasons import Reason
 from specbench.settings import RunSettings
 
 
@@ -102,6 +103,7 @@ class RunRecord:
     workload_sha256: Mapping[str, str]
     cells: tuple[CellPlan, ...]
     warnings: tuple[str, ...] = ()
+    busy: tuple[Reason, ...] = ()  # signs at its start that the machine was busy
     pairing_sha256: Mapping[str, str] = field(default_factory=dict)  # of their entries in the file
     workload_prompts: Mapping[str, int] = field(default_factory=dict)  # in the file, used or not
     # By workload with request settings: a hash of them.

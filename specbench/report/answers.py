@@ -1,25 +1,22 @@
-"""The answers of a run in plain sentences, one per question, for every format."""
+"""The answers of a run, one per question, for every format."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from specbench.decide.explanation import range_text
 from specbench.decide.objective import (
     across_workloads,
-    left_out_in_words,
-    losses_in_words,
-    other_ks,
+    one_k,
 )
-from specbench.decide.recommend import SpeedupVerdict
 from specbench.metrics.registry import number_of
-from specbench.records import Condition, Decision
+from specbench.records import Condition, Decision, Kind, Reason, SpeedupVerdict
+from specbench.records.reasons import Figure
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
+from specbench.report.grids import Grid, grid_of
 from specbench.report.memory import memory_left
-from specbench.report.numbers import listed, measured
-from specbench.report.sections import Section, sections, verdict_of
-
-NOT_MEASURED = "not measured"
+from specbench.report.sections import Section, sections
+from specbench.words.answers import answer_text, decision_text, joined, text
+from specbench.words.numbers import ABSENT, listed, measured, range_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,81 +24,186 @@ class VerdictCard:
     """The verdict on one pairing and workload."""
 
     title: str
-    verdict: str  # of a SpeedupVerdict, or NOT_MEASURED
+    verdict: SpeedupVerdict
     figure: str  # the speedup, or its range if undecided; empty without an interval
-    text: str  # the sentence without the verdict
-    facts: tuple[str, ...]  # why
+    text: str  # the answer without the verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SectionAnswer:
-    title: str
+    """The best drafter of a section, or why there is none."""
+
+    section: Section
     verdict: SpeedupVerdict
-    headline: str  # the answer without the title
-    reasons: tuple[str, ...]  # of the quoted decision
+    quoted: Decision | None  # None: no drafter, or several of which none is faster
+    answer: tuple[Reason | str, ...]  # of the quoted decision, or on the whole section
     unquoted: tuple[Decision, ...]  # on drafters that the headline does not quote
-    cards: tuple[VerdictCard, ...]  # the best pairing first; one card without a pairing
+
+    @property
+    def title(self) -> str:
+        return self.section.title
+
+    @property
+    def headline(self) -> str:
+        """The answer without the title."""
+        if self.quoted is None:
+            return answer_text(self.verdict, self.answer, mark=self.section.mark)
+        text = decision_text(self.quoted)
+        return f"{self.quoted.leader.source}, {text}" if self.section.names_pairings else text
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The best pairing first."""
+        return (*([self.quoted] if self.quoted else []), *self.unquoted)
+
+    @property
+    def cards(self) -> tuple[VerdictCard, ...]:
+        """One per pairing, or one without a pairing."""
+        if self.decisions:
+            return tuple(_card(self.section, decision) for decision in self.decisions)
+        text = joined(self.answer) + self.section.mark
+        return (VerdictCard(title=self.title, verdict=self.verdict, figure="", text=text),)
 
 
 def answer(section: Section) -> SectionAnswer:
-    """The best drafter of a section, or why there is none."""
-    quoted = section.best
+    quoted, said = section.best, tuple[Reason | str, ...]()
+    if quoted is None and len(section.decisions) == 1:
+        (quoted,) = section.decisions
     if quoted is not None:
-        verdict = SpeedupVerdict.FASTER
+        verdict, said = quoted.verdict, quoted.answer
+    elif {decision.verdict for decision in section.decisions} == {SpeedupVerdict.NO_SPEEDUP}:
+        verdict, said = SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),)
+    elif section.decisions:
+        verdict, said = SpeedupVerdict.UNDECIDED, (Kind.NO_DRAFTER_SHOWN(),)
+    elif section.baseline is not None and not section.baseline.valid:
+        verdict, said = SpeedupVerdict.UNDECIDED, (Kind.BASELINE_INVALID(),)
     else:
-        verdicts = {verdict_of(decision) for decision in section.decisions}
-        is_no_speedup = verdicts == {SpeedupVerdict.NO_SPEEDUP}
-        verdict = SpeedupVerdict.NO_SPEEDUP if is_no_speedup else SpeedupVerdict.UNDECIDED
-        if len(section.decisions) == 1:
-            (quoted,) = section.decisions
-    unquoted = tuple(decision for decision in section.decisions if decision is not quoted)
-    headline = _quote(section, quoted) if quoted else _no_winner(section, verdict) + section.mark
-    decisions = (quoted, *unquoted) if quoted else unquoted
+        verdict, said = SpeedupVerdict.NOT_MEASURED, tuple(_why_not_measured(section))
     return SectionAnswer(
-        title=section.title,
+        section=section,
         verdict=verdict,
-        headline=headline,
-        reasons=quoted.reasons if quoted else (),
-        unquoted=unquoted,
-        cards=tuple(_card(section, decision) for decision in decisions)
-        or (_card_without_pairing(section, headline),),
+        quoted=quoted,
+        answer=said,
+        unquoted=tuple(decision for decision in section.decisions if decision is not quoted),
     )
+
+
+def _why_not_measured(section: Section) -> Iterator[Reason | str]:
+    best = best_forecast(section.forecasts)
+    if section.cells and not section.forecasts:
+        yield Kind.NO_BASELINE()
+    elif section.baseline is None and best is not None:
+        yield forecast_text(best, names_pairing=section.names_pairings)
+    elif section.baseline is None:
+        yield Kind.NOT_MEASURED()
+    else:
+        yield Kind.ONLY_BASELINE(speed=number_of(section.baseline.metrics, "decode_tokens_per_s"))
+        if not section.has_drafts:
+            yield Kind.ADD_K()
 
 
 def _card(section: Section, decision: Decision) -> VerdictCard:
-    verdict, speedup = verdict_of(decision), decision.speedup
-    figure, word = "", verdict.value
+    figure, speedup = "", decision.speedup
     if speedup is not None and speedup.low is not None:
-        is_open = verdict is SpeedupVerdict.UNDECIDED
+        is_open = decision.verdict is SpeedupVerdict.UNDECIDED
         figure = range_text(speedup) if is_open else f"{speedup.estimate:.2f}x"
     return VerdictCard(
         title=f"{decision.leader.source}, {section.title}",
-        verdict=word,
+        verdict=decision.verdict,
         figure=figure,
-        text=without_workload(decision).removeprefix(f"{word}: "),
-        facts=decision.reasons,
+        text=joined(decision.answer) + decision.mark,
     )
 
 
-def _card_without_pairing(section: Section, headline: str) -> VerdictCard:
-    word, _, rest = headline.partition(": ")
-    is_verdict = word in (*(v.value for v in SpeedupVerdict), NOT_MEASURED)
-    return VerdictCard(
-        title=section.title,
-        verdict=word if is_verdict else NOT_MEASURED,
-        figure="",
-        text=rest if is_verdict else headline,
-        facts=(),
+def conclusion(answers: Sequence[SectionAnswer]) -> Iterator[Reason]:
+    """The answer to the question of a run, over all its settings."""
+    helping, titles = dict[str, list[str]](), dict[SpeedupVerdict, list[str]]()
+    for each in answers:
+        titles.setdefault(each.verdict, []).append(each.title)
+        if each.verdict is SpeedupVerdict.FASTER and each.quoted:
+            name = f"{each.quoted.leader.source}, {each.quoted.draft.length.named}"
+            helping.setdefault(name, []).append(each.title)
+    if not helping:
+        if SpeedupVerdict.UNDECIDED in titles:
+            yield Kind.NOTHING_SHOWN()
+        else:
+            yield Kind.NO() if SpeedupVerdict.NO_SPEEDUP in titles else Kind.NO_ANSWER()
+        return
+    yield Kind.YES(which=tuple(_at(name, some, len(answers)) for name, some in helping.items()))
+    verdicts: dict[str, set[SpeedupVerdict]] = {}
+    for decision in (d for each in answers for d in each.decisions):
+        verdicts.setdefault(decision.leader.source, set()).add(decision.verdict)
+    if lost := [name for name, of in verdicts.items() if of == {SpeedupVerdict.NO_SPEEDUP}]:
+        yield Kind.NOT_WITH(which=tuple(lost))
+    if SpeedupVerdict.NO_SPEEDUP in titles:
+        yield Kind.NOT_ON(which=tuple(titles[SpeedupVerdict.NO_SPEEDUP]))
+    if SpeedupVerdict.UNDECIDED in titles:
+        yield Kind.OPEN_ON(which=tuple(titles[SpeedupVerdict.UNDECIDED]))
+
+
+def _at(name: str, titles: Sequence[str], num_all: int) -> str:
+    """`demo/draft, K=7 on all 3`."""
+    if num_all == 1:
+        return name
+    return f"{name} on {f'all {num_all}' if len(titles) == num_all else listed(titles)}"
+
+
+_BOUND_BY = {
+    Kind.DRAFT_BOUND: "drafting",
+    Kind.VERIFY_BOUND: "verification",
+    Kind.ACCEPTANCE_BOUND: "acceptance",
+    Kind.OVERHEAD_BOUND: "overhead",
+}
+
+
+def why_grid(answers: Sequence[SectionAnswer]) -> Grid | None:
+    """A row per pairing and setting: what decides its speedup; None without a decision."""
+    pairs = [(each, decision) for each in answers for decision in each.decisions]
+    if not pairs:
+        return None
+    figures = [
+        {name: value for reason in d.reasons for name, value in reason.figures.items()}
+        for _, d in pairs
+    ]
+    bounds = [[_BOUND_BY[r.kind] for r in d.reasons if r.kind in _BOUND_BY] for _, d in pairs]
+    return grid_of(
+        "Why",
+        ("", [f"{d.leader.source}, {each.title}" for each, d in pairs]),
+        ("K", [d.leader.draft.length.label for _, d in pairs]),
+        ("accept. length", _numbers(figures, "length")),
+        ("break-even", _numbers(figures, "break_even")),
+        ("draft token", _numbers(figures, "draft")),
+        ("verification", _numbers(figures, "verify")),
+        ("memory", [_bytes(f.get("bytes")) for f in figures]),
+        ("bound by", [of[0] if of else ABSENT for of in bounds]),
+        ("", [text(d.reasons[0]) if d.reasons else "" for _, d in pairs]),
+        num_remarks=1,
     )
+
+
+def _numbers(figures: Sequence[Mapping[str, Figure]], name: str) -> list[str]:
+    return [f"{f[name]:.2f}" if name in f else ABSENT for f in figures]
+
+
+def _bytes(size: Figure) -> str:
+    return measured(size, "bytes") if isinstance(size, float | int) else ABSENT
+
+
+def reasons_grid(answers: Sequence[SectionAnswer]) -> Grid:
+    """All reasons of all decisions, the most important of each first."""
+    rows = [
+        (f"{decision.leader.source}, {each.title}", text(reason))
+        for each in answers
+        for decision in each.decisions
+        for reason in decision.reasons
+    ]
+    return Grid(title="All reasons", headers=("", "reason"), rows=tuple(rows), num_remarks=1)
 
 
 def has_undecided(document: Document) -> bool:
     """Whether an answer is undecided, or the K = 0 of a section without a decision is not valid."""
     return any(
-        answer(section).verdict is SpeedupVerdict.UNDECIDED
-        if section.decisions
-        else section.baseline is not None and not section.baseline.valid
-        for section in sections(document)
+        answer(section).verdict is SpeedupVerdict.UNDECIDED for section in sections(document)
     )
 
 
@@ -115,16 +217,14 @@ def answer_lines(document: Document) -> list[str]:
     for section in sections(document):
         section_answer = answer(section)
         lines.append(f"{section_answer.title}: {section_answer.headline}")
-        lines += (f"  {d.leader.source}: {without_workload(d)}" for d in section_answer.unquoted)
+        lines += (f"  {d.leader.source}: {decision_text(d)}" for d in section_answer.unquoted)
     return lines
 
 
 def shared_k_lines(document: Document) -> list[str]:
     """One K for all workloads and what it loses, for each pairing that helps on some workload."""
     helping = {
-        across_workloads(d.leader)
-        for d in document.decisions
-        if verdict_of(d) is SpeedupVerdict.FASTER
+        across_workloads(d.leader) for d in document.decisions if d.verdict is SpeedupVerdict.FASTER
     }
     settings = {shared.key.condition.without("target") for shared in document.shared_k}
     lines = []
@@ -133,14 +233,7 @@ def shared_k_lines(document: Document) -> list[str]:
             continue
         setting = shared.key.condition.without("target")
         at = "".join(f", {part}" for part in setting.distinct_parts(settings))
-        k = shared.num_speculative_tokens
-        choice = f"K={k}" if k else "K=0 (do not speculate)"
-        losses = losses_in_words(shared.regret, other_ks(shared.best_k, k))
-        without = left_out_in_words([f"K={other_k}" for other_k in shared.left_out])
-        lines.append(
-            f"{shared.key.source}{at}, one K for all workloads: {choice}; "
-            f"loses {listed(losses)}{without}{document.mark}"
-        )
+        lines.append(f"{shared.key.source}{at}, {text(one_k(shared))}{document.mark}")
     return lines
 
 
@@ -156,36 +249,6 @@ def context_lines(
             f", {part}" for part in entry.condition.distinct_parts(settings, also="workload")
         )
         memory = memory_left(document, entry.decisions[-1].key)
-        text = "; ".join(filter(None, (entry.text, entry.break_even_text, *memory)))
+        text = joined((*entry.answer, *entry.where_it_ends, *memory))
         source = entry.decisions[0].leader.source
         yield f"{source}{at}, by context: {text}{document.mark}"
-
-
-def without_workload(decision: Decision) -> str:
-    """A decision's sentence after its `workload: `."""
-    return decision.sentence.removeprefix(f"{decision.condition.workload_label}: ")
-
-
-def _quote(section: Section, decision: Decision) -> str:
-    text = without_workload(decision)
-    return f"{decision.leader.source}, {text}" if section.names_pairings else text
-
-
-def _no_winner(section: Section, verdict: SpeedupVerdict) -> str:
-    if section.decisions:
-        is_no_speedup = verdict is SpeedupVerdict.NO_SPEEDUP
-        return (
-            "no speedup with any drafter"
-            if is_no_speedup
-            else "undecided: no drafter is shown to be faster"
-        )
-    if section.cells and not section.forecasts:
-        return "not compared: the imported file has no K=0; see the tables"
-    if section.baseline is None:
-        best = best_forecast(section.forecasts)
-        return forecast_text(best, names_pairing=section.names_pairings) if best else NOT_MEASURED
-    if not section.baseline.valid:
-        return "undecided: no valid measurement of K=0"
-    speed = number_of(section.baseline.metrics, "decode_tokens_per_s")
-    text = "only K=0 was run" + (f" ({measured(speed, 'tokens/s')})" if speed is not None else "")
-    return f"{NOT_MEASURED}: {text}" if section.has_drafts else f"{text}; add K, such as -k 0..8"

@@ -6,12 +6,20 @@ from itertools import chain
 from typing import Literal, NamedTuple
 
 from specbench.decide.recommend import lower_bound
-from specbench.report.answers import SectionAnswer, answer, context_lines, shared_k_lines
+from specbench.report.answers import (
+    SectionAnswer,
+    answer,
+    conclusion,
+    context_lines,
+    reasons_grid,
+    shared_k_lines,
+    why_grid,
+)
 from specbench.report.comparisons import (
     answers_grid,
     comparison_grids,
     differences_grid,
-    variant_lines,
+    variant_reasons,
 )
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
@@ -25,7 +33,6 @@ from specbench.report.grids import (
 )
 from specbench.report.memory import memory_grid, memory_legend
 from specbench.report.notes import notes, notes_title
-from specbench.report.numbers import plural
 from specbench.report.provenance import (
     Fact,
     formulas,
@@ -38,6 +45,8 @@ from specbench.report.provenance import (
 from specbench.report.sections import Section, main_rows, sections
 from specbench.report.sessions import acceptance_rules, sessions_grid, sessions_legend
 from specbench.report.steps import STEPS_LEGEND, ShownGeneration
+from specbench.words.answers import joined, text
+from specbench.words.numbers import plural
 
 
 class Lines(NamedTuple):
@@ -68,24 +77,6 @@ class TableBlock(NamedTuple):
     is_folded: bool = False
 
 
-MOST_FACTS = 5  # that a page shows per verdict; the rest is folded
-
-
-class Reasons(NamedTuple):
-    """The facts behind the verdict on one pairing and workload."""
-
-    title: str
-    facts: Sequence[str]
-
-    @property
-    def main(self) -> Sequence[str]:
-        return self.facts[:MOST_FACTS]
-
-    @property
-    def others(self) -> Sequence[str]:
-        return self.facts[MOST_FACTS:]
-
-
 class Charts(NamedTuple):
     """The charts of one kind, which only a page shows."""
 
@@ -106,17 +97,7 @@ class ReportPart(NamedTuple):
         return tuple(chain.from_iterable(answers))
 
 
-Block = (
-    Lines
-    | Paragraph
-    | Legend
-    | Facts
-    | TableBlock
-    | Reasons
-    | Charts
-    | ShownGeneration
-    | ReportPart
-)
+Block = Lines | Paragraph | Legend | Facts | TableBlock | Charts | ShownGeneration | ReportPart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +108,7 @@ class RunReport:
     question: str
     setup: str
     answers: Sequence[SectionAnswer]
+    conclusion: str
     shared: Lines  # variants, one K for all workloads, K by context, and the forecasts
     which_pass: Paragraph | None
     why: ReportPart
@@ -161,7 +143,8 @@ def run_report(document: Document) -> RunReport:
     memory = memory_grid(document)
     sessions_table = sessions_grid(document)
     generations = shown_generations(document)
-    text = which_pass(document)
+    texts = which_pass(document)
+    why = why_grid(answers)
     return RunReport(
         run_id=document.run.run_id,
         question=question(document),
@@ -169,15 +152,19 @@ def run_report(document: Document) -> RunReport:
         answers=answers,
         shared=Lines(
             (
-                *variant_lines(document),
+                *(text(reason) + document.mark for reason in variant_reasons(document)),
                 *shared_k_lines(document),
                 *context_lines(document),
                 *forecast_lines(document),
             )
         ),
-        which_pass=Paragraph(text, text.partition(". ")[0] + ".") if text else None,
+        which_pass=Paragraph(*texts) if texts else None,
+        conclusion=joined(conclusion(answers)) + document.mark,
         why=ReportPart(
-            "Why", [Reasons(c.title, c.facts) for a in answers for c in a.cards if c.facts]
+            "Why",
+            [TableBlock(why, has_title=False), TableBlock(reasons_grid(answers), is_folded=True)]
+            if why
+            else [],
         ),
         costs=ReportPart(
             "What it costs",

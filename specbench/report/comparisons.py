@@ -15,17 +15,27 @@ from specbench.decide.comparisons import (
     SideBySide,
     pooled,
 )
-from specbench.decide.explanation import range_text, speedup_text
-from specbench.decide.recommend import break_even_text
-from specbench.records import NO_DRAFTER, CellKey, Decision, Interval
+from specbench.decide.explanation import k_of
+from specbench.decide.recommend import finding
+from specbench.records import NO_DRAFTER, CellKey, Decision, Interval, Kind, Reason
 from specbench.records.keys import Question
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid, grid_of, setting_column
-from specbench.report.numbers import ABSENT, interval_text, listed, measured, plural, value_text
 from specbench.report.provenance import provenance
-from specbench.report.sections import drafter_of, setting_name, verdict_text
+from specbench.report.sections import drafter_of, setting_name
 from specbench.settings import BUILTIN
+from specbench.words.answers import answer_text
+from specbench.words.numbers import (
+    ABSENT,
+    break_even_text,
+    interval_text,
+    listed,
+    measured,
+    plural,
+    speedup_text,
+    value_text,
+)
 
 
 def comparison_grids(document: Document) -> tuple[Grid, ...]:
@@ -94,11 +104,8 @@ def _validity(rows: Sequence[SideBySide | AdaptiveComparison | BestOf]) -> list[
     return ["" if row.valid else "invalid" for row in rows]
 
 
-def variant_lines(document: Document, cell: CellKey | None = None) -> Iterator[str]:
-    """Which variant is faster: `code, draft K=4: graphs is 1.21x faster than eager [1.15, 1.27]`.
-
-    Comparisons at K = 0 and at the K of decisions, or only those of `cell`; the table has all.
-    """
+def variant_reasons(document: Document, cell: CellKey | None = None) -> Iterator[Reason]:
+    """Which variant is faster, at K = 0 and at the K of decisions, or only for `cell`."""
     pairs = [pair for pair in document.variants if pair.valid]
     settings = [pair.cell.condition.without("variant") for pair in pairs]
     shown = {cell} if cell else {decision.leader for decision in document.decisions}
@@ -110,10 +117,12 @@ def variant_lines(document: Document, cell: CellKey | None = None) -> Iterator[s
         if ratio.low and ratio.high and ratio.high < 1:
             names.reverse()
             ratio = Interval(estimate=1 / ratio.estimate, low=1 / ratio.high, high=1 / ratio.low)
-        text = f"{names[0]} is {speedup_text(ratio, f' faster than {names[1]}')}"
-        if pair.is_undecided:
-            text = f"undecided: {names[0]} against {names[1]} is {range_text(ratio)}"
-        yield f"{setting_name(setting, settings)}, {pair.cell.draft.label}: {text}{document.mark}"
+        yield (Kind.OPEN_VARIANTS if pair.is_undecided else Kind.FASTER_VARIANT)(
+            cell=f"{setting_name(setting, settings)}, {pair.cell.draft.label}",
+            variant=names[0],
+            other=names[1],
+            speedup=ratio,
+        )
 
 
 def adaptive_grid(rows: Sequence[AdaptiveComparison]) -> Grid:
@@ -305,4 +314,5 @@ def _answer(decision: Decision | None) -> str:
         return ABSENT
     if decision.speedup is None:
         return "undecided"
-    return verdict_text(decision.leader.draft.length.named, decision.speedup)
+    said = finding(decision.speedup, k_of(decision.leader.draft.length))
+    return answer_text(decision.verdict, [said])

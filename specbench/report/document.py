@@ -31,7 +31,7 @@ from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, 
 from specbench.metrics.acceptance import VllmCounts, vllm_counts
 from specbench.metrics.aggregate import aggregate_run, lost_sessions
 from specbench.metrics.cell import CellData
-from specbench.metrics.machine import Moment, moments, noise_signs
+from specbench.metrics.machine import Moment, all_signs, moments, noise_signs
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.summary import summarize, summarize_imported
 from specbench.records import (
@@ -46,6 +46,7 @@ from specbench.records import (
     MemoryRecord,
     ModelIdentity,
     PassRecord,
+    Reason,
     ReferenceRecord,
     RunRecord,
     ServerRecord,
@@ -53,7 +54,6 @@ from specbench.records import (
 )
 from specbench.report.steps import ShownGeneration, generation_of
 from specbench.runs import StoredRun, no_collection
-from specbench.settings import DecoderSettings
 from specbench.stats.spread import MIN_UNITS
 
 
@@ -88,13 +88,13 @@ class Document:
     servers: tuple[ServerRecord, ...]  # sessions in order of time
     sessions: tuple[Environment, ...]
     vllm: Mapping[CellKey, VllmCounts]
-    noise: tuple[str, ...]  # signs that the machine's speed changed
+    noise: tuple[Reason, ...]  # signs that the machine was busy or its speed changed
     imported: tuple[ImportedRecord, ...]  # cells measured by another tool
 
     @property
     def mark(self) -> str:
         """The suffix of every answer of a synthetic run; empty for a real one."""
-        return _mark(self.run.settings.decoder)
+        return " [synthetic]" if self.run.settings.decoder.is_synthetic else ""
 
     def is_skipped_for_budget(self, key: CellKey) -> bool:
         """Whether the time budget went to other K of this missing cell's drafter."""
@@ -166,10 +166,7 @@ def build_document(stored: StoredRun) -> Document:
         is_complete=stored.is_complete,
         cells=(*cells, *imported),
         missing=missing,
-        decisions=tuple(
-            replace(decision, sentence=decision.sentence + _mark(stored.run.settings.decoder))
-            for decision in decisions
-        ),
+        decisions=tuple(decisions),
         shared_k=tuple(_shared_k(cells, decisions)),
         side_by_side=side_by_side(explored),
         variants=compare_variants(explored),
@@ -199,8 +196,11 @@ def build_document(stored: StoredRun) -> Document:
         longest_context=_longest_context(explored),
         sessions=tuple(sessions),
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
-        noise=noise_signs(
-            (*explored, *confirmation), device=environment.device, threads=environment.threads
+        noise=all_signs(
+            stored.run.busy,
+            noise_signs(
+                (*explored, *confirmation), device=environment.device, threads=environment.threads
+            ),
         ),
         imported=stored.imported,
     )
@@ -258,7 +258,3 @@ def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:
                 longest.get(cell.key.condition.target, 0), length
             )
     return longest
-
-
-def _mark(decoder: DecoderSettings) -> str:
-    return " [synthetic]" if decoder.is_synthetic else ""

@@ -5,7 +5,6 @@ generates report/schema.json and the tables of docs/json.md from both.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic_core import to_jsonable_python
@@ -38,6 +37,7 @@ from specbench.report.document import Document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
+from specbench.words.answers import REASON, decision_sentence, reason_json
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -48,7 +48,7 @@ _FIRST_IN_DECISION = (
 )
 # Fields that JSON omits; for a shared K, the parts of the key in which its cells differ.
 _NOT_IN_SHARED_K = ("target", "drafter", "workload", "num_speculative_tokens", "adaptive")
-_NOT_IN_DECISION = ("leader", "draft", "warnings")
+_NOT_IN_DECISION = ("leader", "draft", "is_synthetic")
 _NOT_IN_FAILURE = ("cell_ids", "ended_process")
 _NOT_IN_IMPORTED = ("requests",)
 
@@ -65,8 +65,12 @@ def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
 
 def _decision_json(decision: Decision) -> dict[str, Any]:
     key = decision.key.entries(*_FIRST_IN_DECISION, without=("drafter",))
-    with_warnings = replace(decision, reasons=decision.reasons_and_warnings)
-    json: dict[str, Any] = to_jsonable_python(with_warnings, exclude={*_NOT_IN_DECISION})
+    json: dict[str, Any] = to_jsonable_python(decision, exclude={*_NOT_IN_DECISION})
+    json |= {
+        "answer": list(map(reason_json, decision.answer)),
+        "reasons": list(map(reason_json, decision.reasons)),
+        "text": decision_sentence(decision),
+    }
     return {**{name: key.pop(name) for name in _FIRST_IN_DECISION}, **json, **key}
 
 
@@ -99,6 +103,9 @@ _DECISION = type_of(
     "The answer for one drafter, workload and setting.",
     (FlatKey, ("drafter",)),
     (Decision, _NOT_IN_DECISION),
+    answer=Annotated[several(REASON), docs_of(Decision)["answer"]],
+    reasons=Annotated[several(REASON), docs_of(Decision)["reasons"]],
+    text=Annotated[str, Doc("the answer in words, with the workload before it")],
 )
 _SHARED_K = type_of(
     "SharedK",
@@ -153,7 +160,7 @@ KEYS: Mapping[str, Key] = {
     "synthetic": Key(
         bool,
         "`true`: acceptance was simulated or the weights are dummies; only the times are real, "
-        "and every sentence ends with `[synthetic]`",
+        "and every text of an answer ends with `[synthetic]`",
         lambda document: document.run.settings.decoder.is_synthetic,
     ),
     "environment": Key(

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from specbench.decide.recommend import finding, judge
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import ForecastPoint, ForecastRecord, ranges
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend, grid_of, setting_column
-from specbench.report.numbers import ABSENT, interval_text, value_text
-from specbench.report.sections import drafter_of, setting_name, verdict_text
+from specbench.report.sections import drafter_of, setting_name
+from specbench.words.answers import answer_text
+from specbench.words.numbers import ABSENT, interval_text, value_text
 
 FORECAST_TITLE = "Forecast against measured"
 _RULES = {"exact": "", "greedy_draft": ", which drafts greedily"}
@@ -92,7 +94,9 @@ def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str
     name = f"{record.key.source}, " if names_pairing else ""
     about = "" if record.is_exact else ", approximate here"
     leader = check.leader
-    verdict = verdict_text(f"K={leader.num_speculative_tokens}", leader.speedup)
+    verdict = answer_text(
+        judge(leader.speedup), [finding(leader.speedup, leader.num_speculative_tokens)]
+    )
     text = f"forecast: {name}{verdict}{about}"
     if record.costs_of is not None:
         return f"{text}{with_costs([check])}"

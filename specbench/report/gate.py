@@ -14,10 +14,11 @@ from specbench.gate.fingerprint import THREADS, Fingerprint, RunDifference
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor, metric_name
 from specbench.metrics.registry import all_metrics
-from specbench.records import NO_DRAFTER, Interval
+from specbench.records import NO_DRAFTER, Interval, Kind
 from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
 from specbench.report.grids import Grid
-from specbench.report.numbers import (
+from specbench.words.answers import REASON, joined, reason_json, text
+from specbench.words.numbers import (
     ABSENT,
     effect_text,
     listed,
@@ -41,11 +42,8 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
                 spread = "" if figure.deviation is None else f" +- {figure.deviation:.2%}"
                 metrics.append(f"{name} {measured(figure.value, metric.unit)}{spread}")
         yield f"{cell.key.label}: {', '.join(metrics)}"
-    for run in baseline.noise:
-        yield (
-            f"measured on a busy machine: {run}. `check` cannot judge absolute times against this "
-            "baseline; measure it again while nothing else runs"
-        )
+    for run_id, signs in baseline.noise.items():
+        yield text(Kind.BASELINE_BUSY(run_id=run_id, because=signs))
     threads = baseline.fingerprint.hardware.get(THREADS, "")
     if threads.count("|"):
         yield (
@@ -132,12 +130,9 @@ def detail_lines(gate: Gate) -> tuple[str, ...]:
     return (
         *map(cause_text, gate.attributions),
         *_reasons(gate.judgments),
-        *(
-            f"allowed to differ: {d.name}: {d.baseline} in the baseline, {d.candidate} now"
-            for d in gate.allowed
-        ),
-        *(f"changed since: {d.name}: {d.baseline} -> {d.candidate}" for d in gate.changes),
-        *gate.notes,
+        *(text(Kind.ALLOWED(**d._asdict())) for d in gate.allowed),
+        *(text(Kind.CHANGED(**d._asdict())) for d in gate.changes),
+        *map(text, gate.notes),
     )
 
 
@@ -212,29 +207,31 @@ def _moved(shift: Shift) -> str:
     return f"{' -> '.join(ends)} {scale.unit}"
 
 
+def _name(judgment: Judgment) -> str:
+    """The cell, and the metric unless the judgment is about the whole cell."""
+    return ": ".join((judgment.cell.label, *([judgment.metric] if judgment.metric != CELL else [])))
+
+
 def _judgment_text(worst: Sequence[Judgment], count: str) -> str:
     first = worst[0]
-    text = f"{first.cell.label}: {'' if first.metric == CELL else first.metric}"
+    found = _name(first)
     if first.change is not None and first.baseline is not None and first.candidate is not None:
-        values = (
-            f"{measured(first.baseline, first.unit)} -> {measured(first.candidate, first.unit)}"
-        )
-        text += f" {values}, {first.change.estimate:+.1%} ({_limit(first)} is tolerated)"
+        ends = " -> ".join(measured(v, first.unit) for v in (first.baseline, first.candidate))
+        found += f" {ends}, {first.change.estimate:+.1%} ({_limit(first)} is tolerated)"
     if first.reason:
-        text = f"{text.removesuffix(': ')}: {first.reason}"
-    return f"{text} ({len(worst)} of {count})"
+        found += f": {text(first.reason)}"
+    return f"{found} ({len(worst)} of {count})"
 
 
 def _reasons(judgments: Sequence[Judgment]) -> Iterator[str]:
+    """The reasons of judgments; a note says once that a machine was busy."""
     for judgment in judgments:
-        effect = judgment.minimum_detectable_effect
+        if judgment.reason is None or judgment.reason.kind is Kind.MACHINE_BUSY:
+            continue
+        effect, detectable = judgment.minimum_detectable_effect, ""
         if judgment.verdict is GateVerdict.INCONCLUSIVE and effect is not None:
             detectable = f"; minimum detectable loss: {effect_text(effect)} beyond it"
-        else:
-            detectable = ""
-        if judgment.reason:
-            metric = "" if judgment.metric == CELL else f"{judgment.metric}: "
-            yield f"{judgment.cell.label}: {metric}{judgment.reason}{detectable}"
+        yield f"{_name(judgment)}: {text(judgment.reason)}{detectable}"
 
 
 _SHOWN = {"%", "x", "ms", "GiB", "MiB", "KiB", "texts"}  # units; the others follow from the metric
@@ -323,13 +320,14 @@ _ATTRIBUTION = type_of(
     cell=Annotated[str, docs_of(Attribution)["cell"]],
     changes=Annotated[several(DIFFERENCE), docs_of(Attribution)["changes"]],
     curve=Annotated[_CURVE, docs_of(Attribution)["curve"]],
-    sentence=Annotated[str, Doc("the attribution in words")],
+    text=Annotated[str, Doc("the attribution in words")],
 )
 _JUDGMENT = type_of(
     "Judgment",
     "The verdict on one metric of one cell.",
     (Judgment, ()),
     cell=Annotated[str, docs_of(Judgment)["cell"]],
+    reason=Annotated[REASON | None, docs_of(Judgment)["reason"]],
 )
 KEYS: Mapping[str, Key] = {
     "schema_version": Key(Literal[1], "version of this document", lambda _: JSON_VERSION),
@@ -338,7 +336,7 @@ KEYS: Mapping[str, Key] = {
         "the most severe one: `pass`, `inconclusive`, `missing` or `regression`; or `refused`, "
         "see below",
     ),
-    "sentence": Key(str, "the answer in words", lambda gate: headline(gate)),
+    "text": Key(str, "the answer in words", lambda gate: headline(gate)),
     "false_alarm": Key(
         float, "upper bound of the probability that identical runs fail", lambda _: FALSE_ALARM
     ),
@@ -353,7 +351,7 @@ KEYS: Mapping[str, Key] = {
     "judgments": Key(
         several(_JUDGMENT),
         "one metric of one cell each, counts before seconds",
-        lambda gate: [{**asdict(j), "cell": j.cell.id} for j in gate.judgments],
+        lambda gate: list(map(_judgment_json, gate.judgments)),
     ),
     "attributions": Key(
         several(_ATTRIBUTION),
@@ -370,7 +368,11 @@ KEYS: Mapping[str, Key] = {
         "what else differs, such as the draft's weights, packages or the driver",
         lambda gate: [d._asdict() for d in gate.changes],
     ),
-    "notes": Key(tuple[str, ...], "notes about the comparison"),
+    "notes": Key(
+        several(REASON),
+        "notes about the comparison",
+        lambda gate: list(map(reason_json, gate.notes)),
+    ),
 }
 
 
@@ -381,7 +383,12 @@ def gate_json(gate: Gate) -> dict[str, Any]:
 
 def incomparable_json(reason: str) -> dict[str, Any]:
     """The document of two sides that cannot be compared, or cannot both be read."""
-    return {"schema_version": JSON_VERSION, "verdict": REFUSED, "sentence": reason}
+    return {"schema_version": JSON_VERSION, "verdict": REFUSED, "text": reason}
+
+
+def _judgment_json(judgment: Judgment) -> dict[str, Any]:
+    reason = judgment.reason and reason_json(judgment.reason)
+    return {**asdict(judgment), "cell": judgment.cell.id, "reason": reason}
 
 
 def _side(side: Snapshot) -> dict[str, Any]:
@@ -395,7 +402,7 @@ def _attribution_json(attribution: Attribution) -> dict[str, Any]:
         "cell": attribution.cell.id,
         "changes": [d._asdict() for d in attribution.changes],
         "curve": {"before": before, "after": after},
-        "sentence": cause_text(attribution),
+        "text": cause_text(attribution),
     }
 
 
@@ -455,7 +462,7 @@ def _document(root: ET.Element) -> str:
 def _message(gate: Gate, judgment: Judgment) -> str:
     shown = row(judgment)
     values = f"{shown.before} -> {shown.after}, {shown.change}, limit {shown.limit}"
-    whole = "; ".join(filter(None, (values, judgment.reason)))
+    whole = joined((values, *([judgment.reason] if judgment.reason else [])))
     return _printable(f"{whole}{first_cause(gate, judgment)}")
 
 

@@ -5,19 +5,20 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from specbench.decide.explanation import k_text, speedup_text
 from specbench.metrics.registry import all_metrics, number_of
 from specbench.records import NO_DRAFTER, CellSummary, Condition
-from specbench.report.numbers import (
+from specbench.report.sections import Section, drafter_of, setting_name
+from specbench.words.numbers import (
     ABSENT,
     effect_text,
+    k_text,
     list_of,
     measured,
     number,
     scale_of,
     significant,
+    speedup_text,
 )
-from specbench.report.sections import Section, drafter_of, setting_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

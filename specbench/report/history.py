@@ -10,8 +10,8 @@ from specbench.gate.history import ExcludedRun, History, Series
 from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
 from specbench.report.gate import DIFFERENCE
 from specbench.report.grids import Grid
-from specbench.report.numbers import measured
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
+from specbench.words.numbers import measured
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24

@@ -9,9 +9,7 @@ from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from specbench.decide.recommend import SpeedupVerdict
-from specbench.records import Condition
-from specbench.report.answers import NOT_MEASURED
+from specbench.records import Condition, SpeedupVerdict
 from specbench.report.blocks import (
     ReportPart,
     RunReport,
@@ -120,10 +118,10 @@ def _at_lowest_concurrency(
 _TEMPLATE = Path(__file__).with_name("template.html")
 _SCRIPT = Path(__file__).with_name("table.js")
 _COLORS = {
-    SpeedupVerdict.FASTER.value: "good",
-    SpeedupVerdict.NO_SPEEDUP.value: "bad",
-    SpeedupVerdict.UNDECIDED.value: "open",
-    NOT_MEASURED: "muted",
+    SpeedupVerdict.FASTER: "good",
+    SpeedupVerdict.NO_SPEEDUP: "bad",
+    SpeedupVerdict.UNDECIDED: "open",
+    SpeedupVerdict.NOT_MEASURED: "muted",
 }
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from specbench.decide.recommend import SpeedupVerdict
-from specbench.report.answers import SectionAnswer, without_workload
+from specbench.records import SpeedupVerdict
+from specbench.report.answers import SectionAnswer
 from specbench.report.blocks import (
     Block,
     Facts,
@@ -20,6 +20,7 @@ from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
 from specbench.report.provenance import Fact
 from specbench.untrusted import plain
+from specbench.words.answers import decision_text, main_reasons
 
 _ESCAPES = str.maketrans(
     {
@@ -57,6 +58,7 @@ def _run(report: RunReport) -> Iterator[str]:
     yield from (f"# {escape(report.question)}", "", f"{escape(report.setup)}.", "")
     for answer in report.answers:
         yield from _answer(answer)
+    yield from (f"**{escape(report.conclusion)}.**", "")
     for block in (report.shared, report.which_pass, *report.parts):
         yield from _block(block, level=2) if block else ()
 
@@ -64,10 +66,11 @@ def _run(report: RunReport) -> Iterator[str]:
 def _answer(answer: SectionAnswer) -> Iterator[str]:
     mark = "**" if answer.verdict is SpeedupVerdict.FASTER else ""
     yield f"- {mark}{escape(answer.title)}: {escape(answer.headline)}{mark}"
-    yield from (f"  - {escape(reason)}" for reason in answer.reasons)
+    if answer.quoted:
+        yield from (f"  - {escape(reason)}" for reason in main_reasons(answer.quoted))
     for decision in answer.unquoted:
-        yield f"  - {escape(decision.leader.source)}: {escape(without_workload(decision))}"
-        yield from (f"    - {escape(reason)}" for reason in decision.reasons)
+        yield f"  - {escape(decision.leader.source)}: {escape(decision_text(decision))}"
+        yield from (f"    - {escape(reason)}" for reason in main_reasons(decision))
     yield ""
 
 

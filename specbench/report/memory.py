@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specbench.metrics.registry import Value, number_of
-from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
+from specbench.records import NO_DRAFTER, CellKey, Kind, MemoryRecord, Reason
 from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
-from specbench.report.numbers import ABSENT, measured, plural, value_text
+from specbench.words.numbers import ABSENT, measured, plural, value_text
 
 EVERYTHING_ELSE = "Everything else: the measured peak of a short pass minus the weights."
 
@@ -66,16 +66,13 @@ def _largest(
     return max((value for value in values if value is not None), default=None)
 
 
-def memory_left(document: Document, key: CellKey) -> Iterator[str]:
+def memory_left(document: Document, key: CellKey) -> Iterator[Reason]:
     """The tokens of context for which this GPU has memory left, if that is known."""
     left, context = tokens_left(document, key), key.condition.context
-    if left is None:
-        return
-    if context is not None and left <= 0:
-        yield f"memory left: not enough for {context:,} tokens of context"
-    else:
-        comparison = "" if context is None else f" than {context:,}"
-        yield f"memory left: {max(left, 0):,} more tokens of context per request{comparison}"
+    if left is not None and context is not None and left <= 0:
+        yield Kind.MEMORY_FULL(context=context)
+    elif left is not None:
+        yield Kind.MEMORY_LEFT(tokens=max(left, 0), context=context)
 
 
 def tokens_left(document: Document, key: CellKey) -> int | None:

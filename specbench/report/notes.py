@@ -5,15 +5,15 @@ from dataclasses import fields
 from functools import partial
 
 from specbench.decide.explanation import units_of
-from specbench.metrics.machine import is_noise, with_results
 from specbench.metrics.summary import import_warnings
-from specbench.records import CellKey, CellSummary, Environment, lengths, no_template
+from specbench.records import CellKey, CellSummary, Environment, Kind, lengths, no_template
 from specbench.report.document import Document, is_cut_short
-from specbench.report.numbers import listed, plural
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
 from specbench.runs import resume_command
 from specbench.stats.spread import MIN_UNITS
+from specbench.words.answers import noise_lines
+from specbench.words.numbers import listed, plural
 
 _FAILURES, _INVALID, WARNINGS = "Not measured", "Invalid cells", "Warnings"
 _COUNTS: Mapping[str, Callable[[int], str]] = {
@@ -80,18 +80,14 @@ def run_warnings(document: Document) -> list[str]:
         ),
         *_synthetic(document),
         *_lossy(document),
-        *with_results(document.run.warnings, document.noise),
+        *noise_lines(document.noise),
+        *document.run.warnings,
         *_unfinished(document),
         *_cell_lines(document, partial(_too_few_prompts, document)),
         *_differing_prompts(document),
         *_resumed(document),
         *session_warnings(document),
     ]
-
-
-def noise_warnings(document: Document) -> list[str]:
-    """The warning about a noisy machine, if there is one."""
-    return [warning for warning in run_warnings(document) if is_noise(warning)]
 
 
 def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[str]]) -> list[str]:
@@ -161,10 +157,17 @@ def _unfinished(document: Document) -> Iterator[str]:
 
 
 def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
-    """A warning if a time budget ended before a K had the prompts of an interval."""
+    """A warning if a time budget ended before a K had the prompts of an interval, unless the answer
+    says so.
+    """
     units = units_of(cell)
-    if cell.key.draft.k > 0 and units.are_too_few and is_cut_short(document.run, cell):
-        needed = f"{MIN_UNITS} {units.noun(MIN_UNITS)}"
+    is_told = any(
+        decision.leader == cell.key and Kind.LONGER_BUDGET() in decision.answer
+        for decision in document.decisions
+    )
+    is_short = units.are_too_few and is_cut_short(document.run, cell)
+    if cell.key.draft.k > 0 and is_short and not is_told:
+        needed = plural(MIN_UNITS, units.name)
         yield f"no interval: the time budget ended after {units.count} of the {needed} it needs"
 
 

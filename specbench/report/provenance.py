@@ -7,8 +7,8 @@ from specbench.metrics.registry import all_metrics
 from specbench.records import EngineRecord, Environment, KernelChoice, lengths
 from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
-from specbench.report.numbers import listed, measured, plural
 from specbench.report.sessions import deployment_facts
+from specbench.words.numbers import listed, measured, plural
 
 
 def question(document: Document) -> str:
@@ -62,15 +62,20 @@ def _processor(machine: Environment) -> str:
     return f"{machine.cpu}, {plural(machine.threads, 'thread')}"
 
 
-def which_pass(document: Document) -> str:
-    """Why answers and tables quote different numbers; empty if no answer has a confirmation run."""
+_WHICH_PASS = (
+    "Tables and charts show the exploration phase, and an answer quotes the confirmation run of "
+    "its K."
+)
+
+
+def which_pass(document: Document) -> tuple[str, str] | None:
+    """Why answers and tables quote different numbers, and the same in short; None if no answer has
+    a confirmation run.
+    """
     explored = {cell.key: cell.as_decided.speedup for cell in document.cells}
     if all(d.speedup in (None, explored.get(d.leader)) for d in document.decisions):
-        return ""
-    return (
-        "Tables and charts show the exploration phase, and an answer quotes the confirmation run "
-        "of its K. Picking the best of many is biased upward."
-    )
+        return None
+    return f"{_WHICH_PASS} Picking the best of many is biased upward.", _WHICH_PASS
 
 
 def _prompts(document: Document) -> str:

@@ -2,31 +2,31 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple
 
 from specbench.decide.comparisons import Crossover
-from specbench.decide.explanation import range_text, speedup_text
 from specbench.decide.objective import (
     Candidate,
     JointRecommendation,
     Objective,
     Recommendation,
     joint_recommendation,
-    left_out_in_words,
-    losses_in_words,
+    losses_of,
     recommend_for,
 )
-from specbench.decide.recommend import ContextDecisions, SpeedupVerdict, is_undecided, judge
+from specbench.decide.recommend import ContextDecisions, judge
 from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
-from specbench.records import CellKey, Condition, Decision, Interval
+from specbench.records import CellKey, Condition, Decision, Interval, Kind, Reason, SpeedupVerdict
 from specbench.records.keys import AXES, FlatKey
 from specbench.report.answers import context_lines
-from specbench.report.comparisons import variant_lines
+from specbench.report.comparisons import variant_reasons
 from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
 from specbench.report.memory import memory_left, tokens_left
-from specbench.report.numbers import listed, measured, plural
 from specbench.report.sections import setting_name
+from specbench.words.answers import MOST_REASONS, REASON, joined, reason_json, text
+from specbench.words.numbers import listed, measured
 
 
 def recommendations_of(
@@ -56,20 +56,28 @@ def recommendation_lines(
     """The recommendations, each with its reasons indented below, and workloads without one."""
     lines = []
     for pick in picks:
-        lines.append(f"{title(pick, picks)}: {headline(document, pick, objective)}{document.mark}")
-        lines += (f"  {reason}" for reason in reasons(document, pick))
+        lines.append(f"{title(pick, picks)}: {headline(document, pick, objective)}")
+        lines += (f"  {text(reason)}" for reason in reasons(document, pick))
+        lines += (f"  {warning}" for warning in _warnings(document, pick))
+    lines += (text(reason) for reason in joint_reasons(document, picks))
+    lines += context_lines(document, _settings(picks))
+    missing = without_recommendation(document, picks, workloads)
+    return [*lines, *(f"{name}: {text(reason)}" for name, reason in missing.items())]
+
+
+def joint_reasons(document: Document, picks: Sequence[Recommendation]) -> Iterator[Reason]:
+    """One configuration for all workloads of a setting, unless all of them are undecided."""
     settings = [pick.condition.without("workload") for pick in picks]
     undecided = [pick.condition.workload for pick in picks if is_open(document, pick)]
     for joint in joint_recommendations(picks) if len(undecided) < len(picks) else ():
         setting = joint.key.condition.without("workload", "concurrency", "variant")
-        parts = "".join(f", {part}" for part in setting.distinct_parts(settings))
-        lines.append(
-            f"one configuration for all workloads{parts}: {_configuration(joint.key)}; loses "
-            f"{_losses(joint, undecided)}"
+        yield Kind.ONE_CONFIGURATION(
+            setting="".join(f", {part}" for part in setting.distinct_parts(settings)),
+            configuration=_configuration(joint.key),
+            losses=_losses(joint, undecided),
+            open_on=tuple(sorted(undecided)),
+            left_out=tuple(_method(key) for key in joint.left_out),
         )
-    lines += context_lines(document, _settings(picks))
-    missing = without_recommendation(document, picks, workloads)
-    return [*lines, *(f"{name}: {reason}" for name, reason in missing.items())]
 
 
 def _settings(picks: Sequence[Recommendation]) -> set[Condition]:
@@ -89,15 +97,13 @@ def title(pick: Recommendation, picks: Sequence[Recommendation]) -> str:
 
 def without_recommendation(
     document: Document, picks: Sequence[Recommendation], workloads: Sequence[str]
-) -> dict[str, str]:
+) -> dict[str, Reason]:
     """Workloads of the run without a recommendation, and why; only `workloads` if given."""
     answered = {pick.condition.workload for pick in picks}
     with_cells = {cell.key.condition.workload for cell in document.cells}
     planned = dict.fromkeys(plan.key.condition.workload for plan in document.run.cells)
     return {
-        name: "no answer: no valid K = 0 was measured"
-        if name in with_cells
-        else "no answer: not measured"
+        name: Kind.NO_VALID_BASELINE() if name in with_cells else Kind.UNANSWERED()
         for name in planned
         if name not in answered and (not workloads or name in workloads)
     }
@@ -130,7 +136,7 @@ def candidate_grid(
         "cost": "per million tokens",
     }
     candidates = pick.candidates
-    remarks = [chosen if c is pick.best else "; ".join(_broken(c)) for c in candidates]
+    remarks = [chosen if c is pick.best else joined(c.broken) for c in candidates]
     bounds = [
         measured(candidate.cautious_rate, objective.unit)
         if objective.name == "goodput"
@@ -149,37 +155,57 @@ def candidate_grid(
     )
 
 
-def reasons(document: Document, pick: Recommendation) -> Iterator[str]:
-    """The reasons of the chosen configuration, the concurrency up to which it is faster, and the
-    memory left.
+def reasons(document: Document, pick: Recommendation) -> Iterator[Reason]:
+    """The main reasons of the chosen configuration, the concurrency up to which it is faster, and
+    the memory left.
 
     For K = 0 the reasons are those of the best configuration with drafts, or why none is valid.
     """
     if pick.best is None:
         return
     key = pick.best.key
-    yield from variant_lines(document, key)
-    if key.draft.k:
-        yield from next((d.reasons_and_warnings for d in document.decisions if d.leader == key), ())
-    elif no_valid_speculative_run(document, pick):
+    yield from variant_reasons(document, key)
+    if not key.draft.k and no_valid_speculative_run(document, pick):
         yield from _not_valid(document, key)
-    else:
+    elif not key.draft.k:
         yield from _runner_up(document, key)
+    else:
+        for decision in document.decisions:
+            if decision.leader == key:
+                yield from decision.reasons[:MOST_REASONS]
     yield from _saturation(document.crossovers, pick)
     yield from memory_left(document, key)
 
 
-def _runner_up(document: Document, plain: CellKey) -> Iterator[str]:
+def _warnings(document: Document, pick: Recommendation) -> tuple[str, ...]:
+    """The warnings about the measurement that the reasons are from."""
+    if pick.best is None or no_valid_speculative_run(document, pick):
+        return ()
+    decided = _best_without_drafts(document, pick.best.key)
+    if pick.best.key.draft.k:
+        decided = next((d for d in document.decisions if d.leader == pick.best.key), None)
+    return decided.warnings if decided else ()
+
+
+def _best_without_drafts(document: Document, plain: CellKey) -> Decision | None:
+    """The most promising decision for K = 0 at the setting of `plain`, an undecided one first."""
+    decisions = list(_no_draft_decisions(document, plain))
+    undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
+    return _most_promising(document, undecided or decisions)[1] if decisions else None
+
+
+def _runner_up(document: Document, plain: CellKey) -> Iterator[Reason]:
     """Why the best configuration with drafts at the setting of a K = 0 does not help."""
     decisions = list(_no_draft_decisions(document, plain))
     if decisions:
-        undecided = [pair for pair in decisions if is_undecided(pair[1])]
+        undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
         speedup, best = _most_promising(document, undecided or decisions)
         is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
-        which = "runner-up" if is_lost else "best undecided"
-        figure = range_text(speedup) if undecided else speedup_text(speedup)
-        yield f"{which}: {_method(best.leader)}, {figure}"
-        yield from best.reasons_and_warnings
+        kind = Kind.OPEN_RUNNER_UP if is_lost else Kind.BEST_OPEN
+        if not undecided:
+            kind = Kind.RUNNER_UP
+        yield kind(configuration=_method(best.leader), speedup=speedup)
+        yield from best.reasons[:MOST_REASONS]
 
 
 def _no_draft_decisions(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Decision]]:
@@ -197,7 +223,7 @@ def best_undecided(document: Document, pick: Recommendation) -> Decision | None:
     if pick.best is None or pick.best.key.draft.k:
         return None
     decisions = _no_draft_decisions(document, pick.best.key)
-    undecided = [pair for pair in decisions if is_undecided(pair[1])]
+    undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
     return _most_promising(document, undecided)[1] if undecided else None
 
 
@@ -221,63 +247,77 @@ def no_valid_speculative_run(document: Document, pick: Recommendation) -> bool:
     )
 
 
-def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
+def _not_valid(document: Document, plain: CellKey) -> Iterator[Reason]:
     """Why no cell with drafts at the setting of a K = 0 is valid."""
     setting = plain.condition
     for decision in document.decisions:
         if decision.condition == setting:
-            yield from (
-                f"{decision.leader.source}: {reason}" for reason in decision.reasons_and_warnings
-            )
+            because: tuple[Reason | str, ...] = (*decision.reasons, *decision.warnings)
+            yield Kind.SOURCE_INVALID(pairing=decision.leader.source, because=because)
     names: dict[str, list[str]] = {}
     for key in document.missing:
         if key.condition == setting and key.draft.k:
             names.setdefault(key.source, []).append(key.draft.length.label)
     if names:
-        cells = [f"{source} at K = {listed(ks)}" for source, ks in names.items()]
-        yield f"planned but not measured: {'; '.join(cells)}"
+        cells = tuple(f"{source} at K = {listed(ks)}" for source, ks in names.items())
+        yield Kind.PLANNED_ONLY(cells=cells)
+
+
+class PickVerdict(StrEnum):
+    """The answer for one workload and objective."""
+
+    SPECULATE = "speculate"
+    PLAIN = "do not speculate"
+    UNDECIDED = "undecided"
+    OVER_LIMITS = "over the limits"
+
+
+def pick_verdict(document: Document, pick: Recommendation) -> PickVerdict:
+    if pick.best is None:
+        return PickVerdict.OVER_LIMITS
+    if is_open(document, pick):
+        return PickVerdict.UNDECIDED
+    return PickVerdict.SPECULATE if pick.best.key.draft.k else PickVerdict.PLAIN
+
+
+def recommended(document: Document, pick: Recommendation, objective: Objective) -> Reason:
+    """What to run for one workload."""
+    if pick.best is None:
+        closest = pick.candidates[0]
+        return Kind.OVER_LIMITS(configuration=_configuration(closest.key), because=closest.broken)
+    value = (pick.best.value, objective.unit)
+    requests = pick.best.key.condition.requests
+    if no_valid_speculative_run(document, pick):
+        return Kind.NO_DRAFTS_VALID(requests=requests, value=value)
+    if (undecided := best_undecided(document, pick)) is not None:
+        pairing = undecided.leader.source
+        return Kind.DRAFTS_OPEN(
+            pairing=pairing, because=undecided.answer, requests=requests, value=value
+        )
+    return Kind.RECOMMENDED(
+        configuration=_configuration(pick.best.key),
+        value=value,
+        tied=_tied_variants(document, pick.best.key),
+    )
 
 
 def headline(document: Document, pick: Recommendation, objective: Objective) -> str:
-    """The recommendation for one workload, without its name."""
-    if pick.best is None:
-        closest = pick.candidates[0]
-        return (
-            "no configuration meets the limits. Closest: "
-            f"{_configuration(closest.key)}: {'; '.join(_broken(closest))}"
-        )
-    unit = f" {objective.unit}" if objective.name == "cost" else ""
-    value = f"{_value(pick.best.value, objective)}{unit}"
-    requests = pick.best.key.condition.requests
-    if no_valid_speculative_run(document, pick):
-        return f"undecided: no valid measurement with drafts. K=0, {requests}: {value}"
-    if (undecided := best_undecided(document, pick)) is not None:
-        _, _, text = undecided.sentence.partition("undecided: ")
-        return f"undecided: {undecided.leader.source}, {text}. K=0, {requests}: {value}"
-    return f"{_configuration(pick.best.key)}, {value}{_tied_variants(document, pick.best.key)}"
+    """The recommendation for one workload in words, without its name."""
+    is_undecided = pick_verdict(document, pick) is PickVerdict.UNDECIDED
+    words = "undecided: " if is_undecided else ""
+    return f"{words}{text(recommended(document, pick, objective))}{document.mark}"
 
 
-def _tied_variants(document: Document, key: CellKey) -> str:
-    """The variants than which the chosen one is not shown to be faster; empty without one."""
+def _tied_variants(document: Document, key: CellKey) -> tuple[str, ...]:
+    """The variants than which the chosen one is not shown to be faster."""
     pairs = [{pair.cell, pair.peer} for pair in document.variants if pair.is_undecided]
-    names = [
+    return tuple(
         str(other.condition.variant) for both in pairs if key in both for other in both - {key}
-    ]
-    return f"; undecided whether faster than variant {listed(names)}" if names else ""
+    )
 
 
 def _configuration(key: CellKey) -> str:
     return f"{_method(key)}, {key.condition.requests}"
-
-
-def _broken(candidate: Candidate) -> list[str]:
-    """The limits that a candidate does not meet, with its values."""
-    return [
-        f"{name} is not known"
-        if seconds is None
-        else f"{name} {seconds * 1e3:,.3g} ms, above {limit_s * 1e3:,.3g} ms"
-        for name, seconds, limit_s in candidate.broken
-    ]
 
 
 def _method(key: CellKey, plain: str = "do not speculate") -> str:
@@ -291,16 +331,14 @@ def _value(value: float, objective: Objective) -> str:
     return measured(value, objective.unit)
 
 
-def _losses(joint: JointRecommendation, undecided: Collection[str]) -> str:
+def _losses(joint: JointRecommendation, undecided: Collection[str]) -> tuple[Reason, ...]:
     """The losses by workload; on `undecided` workloads a loss is unknown."""
     regret = {name: loss for name, loss in joint.regret.items() if name not in undecided}
     best = {name: _method(key) for name, key in joint.best_by_workload.items()}
-    left_out = left_out_in_words([_method(key) for key in joint.left_out])
-    unknown = f"; undecided on {listed(sorted(undecided))}" if undecided else ""
-    return listed(losses_in_words(regret, best)) + left_out + unknown
+    return losses_of(regret, best)
 
 
-def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterator[str]:
+def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterator[Reason]:
     """The concurrency up to which each pairing is faster."""
     for crossover in crossovers:
         key, points, stop = crossover.key, crossover.points, crossover.concurrency
@@ -308,11 +346,14 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
             continue
         known = crossover.with_interval
         if stop is not None and stop > known[0]:
-            below = max(at for at in known if at < stop)
             speedup = next(p.speedup for p in points if p.at == stop)
             is_lost = speedup is not None and speedup.estimate <= 1
-            gain = "no speedup" if is_lost else "undecided"
-            yield (f"{_method(key)}: speedup up to {plural(below, 'user')}; {gain} at {stop}")
+            yield Kind.USERS_UP_TO(
+                configuration=_method(key),
+                users=(max(at for at in known if at < stop), "user"),
+                verdict=(SpeedupVerdict.NO_SPEEDUP if is_lost else SpeedupVerdict.UNDECIDED).value,
+                stop=stop,
+            )
 
 
 SCHEMA_VERSION = 1
@@ -339,13 +380,17 @@ _CANDIDATE = type_of(
     requests_per_s_low=Annotated[
         float, Doc("the same at the lower bound of the speedup", "requests/s", is_optional=True)
     ],
-    broken_limits=Annotated[tuple[str, ...], Doc("limits that it exceeds, in words")],
+    broken_limits=Annotated[several(REASON), Doc("limits that it exceeds")],
 )
 _PICK = type_of(
     "Pick",
     "The answer for one workload and setting; concurrency and variant are part of the answer.",
     (FlatKey, _NOT_IN_SETTING),
-    sentence=Annotated[str, Doc("the answer in words")],
+    verdict=Annotated[
+        PickVerdict, Doc("`speculate`, `do not speculate`, `undecided`, or `over the limits`")
+    ],
+    answer=Annotated[several(REASON), Doc("what to run")],
+    text=Annotated[str, Doc("the answer in words")],
     no_valid_speculative_run=Annotated[
         bool, Doc("`true`: without a valid measurement with drafts")
     ],
@@ -357,7 +402,8 @@ _PICK = type_of(
         _CANDIDATE | None, Doc("one of the candidates; absent: no configuration meets the limits")
     ],
     candidates=Annotated[several(_CANDIDATE), Doc("all candidates, the best first")],
-    reasons=Annotated[tuple[str, ...], Doc("why, in words")],
+    reasons=Annotated[several(REASON), Doc("why, the most important first")],
+    warnings=Annotated[tuple[str, ...], Doc("about the measurement that they are from")],
 )
 _SHARED = type_of(
     "Shared",
@@ -439,9 +485,12 @@ KEYS: Mapping[str, Key] = {
         ],
     ),
     "without_recommendation": Key(
-        Mapping[str, str],
+        Mapping[str, REASON],
         "workload to the reason why it has no pick",
-        lambda r: without_recommendation(r.document, r.picks, r.workloads),
+        lambda r: {
+            name: reason_json(reason)
+            for name, reason in without_recommendation(r.document, r.picks, r.workloads).items()
+        },
     ),
 }
 
@@ -462,12 +511,15 @@ def _pick_json(document: Document, pick: Recommendation, objective: Objective) -
         "workload": pick.condition.workload,
         "target": pick.condition.target,
         **_setting_json(pick.condition),
-        "sentence": headline(document, pick, objective) + document.mark,
+        "verdict": pick_verdict(document, pick),
+        "answer": [reason_json(recommended(document, pick, objective))],
+        "text": headline(document, pick, objective),
         "no_valid_speculative_run": no_valid_speculative_run(document, pick),
         "is_undecided": best_undecided(document, pick) is not None,
         "best": _candidate_json(pick.best, objective) if pick.best else None,
         "candidates": [_candidate_json(candidate, objective) for candidate in pick.candidates],
-        "reasons": list(reasons(document, pick)),
+        "reasons": list(map(reason_json, reasons(document, pick))),
+        "warnings": _warnings(document, pick),
     }
 
 
@@ -489,7 +541,7 @@ def _by_context_json(document: Document, entry: ContextDecisions) -> dict[str, A
             {
                 "context": decision.condition.context,
                 **_key_json(decision.key),
-                "verdict": judge(decision.speedup).value,
+                "verdict": decision.verdict,
                 "speedup": decision.speedup,
                 "memory_left_tokens": tokens_left(document, decision.key),
             }
@@ -507,7 +559,7 @@ def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any
         "value": candidate.value,
         f"{counted}_per_s": candidate.rate,
         f"{counted}_per_s_low": candidate.cautious_rate,
-        "broken_limits": _broken(candidate),
+        "broken_limits": list(map(reason_json, candidate.broken)),
     }
 
 

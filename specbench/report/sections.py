@@ -3,10 +3,9 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from specbench.decide.explanation import range_text, speedup_text
-from specbench.decide.recommend import SpeedupVerdict, judge, lower_bound
+from specbench.decide.recommend import lower_bound
 from specbench.forecast.forecast_check import CheckedForecast
-from specbench.records import CellKey, CellSummary, Condition, Decision, Interval
+from specbench.records import CellKey, CellSummary, Condition, Decision, SpeedupVerdict
 from specbench.report.document import Document
 
 _PER_POSITION = "acceptance_rate_per_position"
@@ -42,7 +41,7 @@ class Section:
 
         A lossy drafter counts only if no lossless one helps.
         """
-        helping = [d for d in self.decisions if verdict_of(d) is SpeedupVerdict.FASTER]
+        helping = [d for d in self.decisions if d.verdict is SpeedupVerdict.FASTER]
         lossless = [d for d in helping if d.leader.draft.lossy is None]
         return max(lossless or helping, key=lower_bound, default=None)
 
@@ -135,17 +134,3 @@ def setting_name(condition: Condition, among: Collection[Condition]) -> str:
 def drafter_of(label: str) -> str:
     """A label without its target."""
     return label.rsplit("/", 1)[-1]
-
-
-def verdict_of(decision: Decision) -> SpeedupVerdict:
-    return judge(decision.speedup)
-
-
-def verdict_text(k: str, speedup: Interval | None) -> str:
-    """The verdict on one K, such as `K=4, 1.90x faster [1.80, 2.00]`."""
-    verdict = judge(speedup)
-    if speedup is None or verdict is SpeedupVerdict.UNDECIDED:
-        return f"undecided: {range_text(speedup) if speedup else 'no interval'} at {k}"
-    if verdict is SpeedupVerdict.NO_SPEEDUP:
-        return f"no speedup: {k}, {speedup_text(speedup)}"
-    return f"{k}, {speedup_text(speedup, ' faster')}"

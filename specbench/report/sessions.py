@@ -10,8 +10,8 @@ from specbench.metrics.memory import least_kv_tokens
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.report.grids import Grid, Legend
-from specbench.report.numbers import ABSENT, measured, plural, significant
 from specbench.runs import resume_command
+from specbench.words.numbers import ABSENT, measured, plural, significant
 
 # Headers with the meanings of those that need one.
 _COLUMNS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specbench.metrics.cell import CellData
 from specbench.records import CellKey, ReferenceRecord, RequestRecord, RoundLog
-from specbench.report.numbers import measured, plural
+from specbench.words.numbers import measured, plural
 
 STEPS_LEGEND = (
     "Each box is one round. Underlined text was drafted and accepted, bold text is the target's "

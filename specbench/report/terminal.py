@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from specbench.metrics.machine import is_noise
 from specbench.report.blocks import (
     Block,
     Lines,
@@ -78,8 +77,7 @@ def _note(part: Block, shown: Collection[str]) -> Iterator[Text]:
     style = "yellow" if part.title == WARNINGS else "red"
     for block in part.blocks:
         assert isinstance(block, Lines)
-        is_noted = any(map(is_noise, shown))  # the results only add to the warning at the start
-        lines = [x for x in block.lines if x not in shown and not (is_noted and is_noise(x))]
+        lines = [line for line in block.lines if line not in shown]
         yield from _lines([f"{part.title}:", *lines] if lines else [], style)
 
 

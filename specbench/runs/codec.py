@@ -3,7 +3,6 @@
 A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a RunRecord.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ from specbench.records import (
 from specbench.untrusted import parse_json
 
 # Runs of this layout stay readable; earlier ones, which were never released, are refused.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,9 +165,6 @@ _TAGS: dict[type, str] = {
     data: get_args(tag)[0] for tag, data in (get_args(line) for line in get_args(_AnyLine))
 }
 
-# Paths of keys in run.json and in lines that this layout had in earlier versions. They are ignored.
-_REMOVED = (("settings", "compile"), ("data", "compile_s"))
-
 _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 _LINE: TypeAdapter[Any] = TypeAdapter(
     Annotated[_AnyLine, Field(discriminator="type")], config=_CONFIG
@@ -247,32 +243,9 @@ def _encode(adapter: TypeAdapter[Any], value: object, *, indent: int | None = No
     return text
 
 
-def removed_settings(text: bytes) -> list[str]:
-    """Removed settings of a run.json that changed the measurement."""
-    settings = parse_json(text).get("settings", {})
-    return [name for group, name in _REMOVED if group == "settings" and settings.get(name)]
-
-
-def _without_removed(text: bytes) -> bytes:
-    """The same JSON without keys of `_REMOVED`; text that is not JSON stays as it is."""
-    if not any(f'"{path[-1]}"'.encode() in text for path in _REMOVED):
-        return text
-    try:
-        document = parse_json(text)
-    except ValueError:
-        return text
-    for *parents, key in _REMOVED:
-        holder = document
-        for parent in parents:
-            holder = holder.get(parent) if isinstance(holder, dict) else None
-        if isinstance(holder, dict):
-            holder.pop(key, None)
-    return json.dumps(document).encode()
-
-
 def _decode(adapter: TypeAdapter[Any], text: bytes) -> Any:
     try:
-        return adapter.validate_json(_without_removed(text))
+        return adapter.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":

@@ -20,7 +20,6 @@ from specbench.runs.codec import (
     StoredRun,
     encode_line,
     encode_run,
-    removed_settings,
 )
 from specbench.runs.reader import (
     RECORDS_FILE,
@@ -99,11 +98,6 @@ def resume_run(root: Path, run_id: str) -> "RunStore":
         _require_no_links(folder)
         lock = undo.enter_context(_lock(folder))
         run = read_run(folder)  # first: records of another schema would be taken for damaged ones
-        if names := removed_settings((folder / RUN_FILE).read_bytes()):
-            raise StoreError(
-                f"{folder / RUN_FILE}: this run was started with {', '.join(names)}, which "
-                "specbench no longer has; start a new run"
-            )
         contents = read_records(folder)
         writer = RunStore(folder, run, contents, lock)
         undo.pop_all()

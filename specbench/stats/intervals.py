@@ -106,6 +106,9 @@ def mean_interval(values: ArrayLike) -> Interval:
     return Interval(estimate=mean, low=mean - half, high=mean + half)
 
 
+LARGEST_EFFECT = 1.0  # above this minimum detectable effect, more prompts do not help
+
+
 def minimum_detectable_effect(ratio: LogRatio) -> float | None:
     """The relative effect (0.03 = 3%) whose interval would exclude 1 in 80% of runs; None without
     a spread."""

@@ -36,11 +36,6 @@ class Subject:
     temperature: float
     lossy: str | None = None  # the option that changes the distribution on purpose
 
-    @property
-    def lossy_words(self) -> str:
-        """A prefix of reasons, such as `typical is lossy by choice; `; empty without an option."""
-        return f"{self.lossy} is lossy by choice; " if self.lossy else ""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:

@@ -9,10 +9,12 @@ fault at K = 0 is not caused by speculation.
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from specbench.records import Kind, Reason
+from specbench.records.reasons import Figure
 from specbench.stats.multiple_testing import holm
 from specbench.verify.evidence import (
     BaselineSample,
@@ -53,24 +55,16 @@ FALSE_ALARM = 1e-3
 EDGE_SHARE = 0.05  # if rounding decides the cut of a larger share of tokens, the test is undecided
 NUM_TESTS = 4  # per cell, without `joint`, which is only for small vocabularies
 MOST_TOKENS, _STEP = 10**8, 1024
-WITHOUT_SPECULATION = (
-    "speculation is not the cause: the server's model, dtype or quantization differs from the "
-    "target's here, or it samples with other settings (top-k, penalties, "
-    "generation_config.json)"
-)
 
 # The fault that a small p-value of each test means.
 _TARGET_FAULTS = {
-    "temperature": "another temperature fits them better",
-    "surprise": "likely and unlikely tokens do not occur as often as they should",
-    "identity": "some tokens occur too often",
-    "sequence": "a token depends on the previous one in a way the target's does not",
-    "joint": "whole texts do not occur as often as they should",
+    "temperature": Kind.OTHER_TEMPERATURE,
+    "surprise": Kind.OTHER_FREQUENCIES,
+    "identity": Kind.TOO_OFTEN,
+    "sequence": Kind.DEPENDENT,
+    "joint": Kind.OTHER_TEXTS,
 }
-_BASELINE_FAULTS = {
-    "rarity": "likely and unlikely tokens do not occur as often as in its answers at K = 0",
-    "frequency": "some tokens occur more often than in its answers at K = 0",
-}
+_BASELINE_FAULTS = {"rarity": Kind.RARITY_DIFFERS, "frequency": Kind.FREQUENCY_DIFFERS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +76,7 @@ class Finding:
 
     subject: Subject
     verdict: Verdict
-    reason: str
+    reasons: tuple[Reason, ...]
     num_tokens: int = 0
     num_prompts: int | None = None
     match_rate: float | None = None
@@ -153,7 +147,8 @@ def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tup
             case ServedEvidence():
                 findings.append(_judge_served(each, tests, findings))
             case FailedEvidence():
-                findings.append(Finding(subject=each.subject, verdict="failed", reason=each.reason))
+                failed = (Kind.COULD_NOT_RUN(error=each.reason),)
+                findings.append(Finding(subject=each.subject, verdict="failed", reasons=failed))
     return tuple(findings)
 
 
@@ -218,28 +213,30 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
     first = next(iter([*not_ties, *evidence.divergences]), None)
     subject, not_scored_because = evidence.subject, evidence.not_scored_because
     verdict: Verdict
+    reasons: tuple[Reason, ...]
     if evidence.is_baseline and (not_ties or not_scored_because):
-        verdict = "matches_baseline"
-        reason = "without speculation it departs from the target's best tokens beyond rounding"
+        verdict, reasons = "matches_baseline", (Kind.DEPARTS_ALONE(),)
         if not_scored_because:
-            reason = f"not compared with the target: {not_scored_because}"
+            reasons = (Kind.NOT_COMPARED(because=not_scored_because),)
     elif first is None:
-        verdict, reason = "identical", "every token is the expected one"
+        verdict, reasons = "identical", (Kind.EVERY_TOKEN(),)
     elif not_scored_because:
-        verdict, reason = "inconclusive", describe_divergence(first, not_scored_because)
+        verdict, reasons = "inconclusive", describe_divergence(first, not_scored_because)
     elif not not_ties:
         verdict = "near_tie"
-        most = max(d.steps or 0.0 for d in evidence.divergences)
-        reason = (
-            f"{len(evidence.divergences)} tokens differ by rounding: they are at most "
-            f"{most:.0f} steps{_in_logits(evidence.divergences)} below the target's best"
+        below = [d.below for d in evidence.divergences if d.below is not None]
+        ties = Kind.TIES(
+            tokens=len(evidence.divergences),
+            steps=max(d.steps or 0.0 for d in evidence.divergences),
+            below=max(below, default=None),
         )
+        reasons = (ties,)
     else:
-        verdict, reason = "mismatch", describe_divergence(first)
+        verdict, reasons = "mismatch", describe_divergence(first)
     return Finding(
         subject=subject,
         verdict="lossy" if subject.lossy else verdict,
-        reason=subject.lossy_words + reason,
+        reasons=(*_lossy(subject), *reasons),
         num_tokens=evidence.num_tokens,
         num_prompts=evidence.num_prompts,
         match_rate=1 - len(differing) / evidence.num_prompts,
@@ -248,6 +245,11 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
         not_scored_because=not_scored_because,
         rule=evidence.rule,
     )
+
+
+def _lossy(subject: Subject) -> Iterator[Reason]:
+    if subject.lossy:
+        yield Kind.LOSSY_RULE(rule=subject.lossy)
 
 
 def is_tie(divergence: Divergence) -> bool:
@@ -264,38 +266,28 @@ def _judge_sampled(evidence: SampledEvidence, tests: _Tests) -> Finding:
     control = control_p_value(evidence.colder, num_others)
     verdict: Verdict = "mismatch"
     if evidence.wrongly_ended:
-        reason = (
-            f"{len(evidence.wrongly_ended)} texts run past their end or stop early, first for "
-            f"{evidence.wrongly_ended[0]}"
+        reason = Kind.WRONG_ENDS(
+            count=len(evidence.wrongly_ended), prompt=evidence.wrongly_ended[0]
         )
     elif evidence.num_outside:
-        reason = f"{evidence.num_outside} tokens are excluded by top-k and top-p"
+        reason = Kind.OUTSIDE(count=evidence.num_outside)
     elif tests.is_rejected:
-        reason = (
-            f"the tokens do not follow the target's distribution: {_TARGET_FAULTS[tests.worst]}"
-        )
+        reason = _TARGET_FAULTS[tests.worst]()
     elif evidence.num_at_edge > EDGE_SHARE * (n + evidence.num_at_edge):
         verdict = "inconclusive"
-        reason = (
-            f"{evidence.num_at_edge} of {n + evidence.num_at_edge} tokens are at the cutoff of "
-            "top-k or top-p, which rounding decides; verify with --dtype float32, or without them"
-        )
+        reason = Kind.AT_EDGE(at_edge=evidence.num_at_edge, tokens=n + evidence.num_at_edge)
     elif control >= tests.level:
         verdict = "inconclusive"
         needed = tokens_for_control(evidence.colder, n, num_others, tests.level)
-        reason = (
-            f"{n:,} tokens are too few to detect a 20% lower temperature reliably: raise "
-            f"--time-budget, or set --num-tokens {math.ceil(needed)}"
-            if needed <= MOST_TOKENS
-            else "the target is too sure of its tokens for any number of them to show a 20% lower "
-            "temperature; raise --temperature"
-        )
+        reason = Kind.TOO_SURE()
+        if needed <= MOST_TOKENS:
+            reason = Kind.TOO_FEW_TOKENS(tokens=n, needed=math.ceil(needed))
     else:
-        verdict, reason = "matches_distribution", "the tokens follow the target's distribution"
+        verdict, reason = "matches_distribution", Kind.FOLLOWS()
     return Finding(
         subject=subject,
         verdict="lossy" if subject.lossy else verdict,
-        reason=subject.lossy_words + reason,
+        reasons=(*_lossy(subject), reason),
         num_tokens=n,
         p_value=tests.p_value,
         p_values=dict(tests.p_values),
@@ -330,10 +322,10 @@ def _judge_served(evidence: ServedEvidence, tests: _Tests, earlier: Sequence[Fin
 def _judge_served_baseline(evidence: ServedEvidence, scored: Finding | None) -> Finding:
     """The verdict on a server's K = 0, which only the target's distribution can judge."""
     if scored is None:
-        reason = f"not tested against the target's distribution: {evidence.not_scored_because}"
-        return Finding(subject=evidence.subject, verdict="matches_baseline", reason=reason)
+        reasons = (Kind.NOT_TESTED(because=evidence.not_scored_because),)
+        return Finding(subject=evidence.subject, verdict="matches_baseline", reasons=reasons)
     if scored.verdict == "mismatch":
-        return replace(scored, reason=f"{scored.reason}; {WITHOUT_SPECULATION}")
+        return replace(scored, reasons=(*scored.reasons, Kind.NOT_SPECULATION()))
     return scored
 
 
@@ -345,7 +337,8 @@ def _with_baseline_tests(scored: Finding, tests: _Tests) -> Finding:
         p_values={**scored.p_values, **tests.p_values},
     )
     if tests.is_rejected and scored.verdict != "mismatch":
-        return replace(finding, verdict="mismatch", reason=_BASELINE_FAULTS[tests.worst])
+        fault = _BASELINE_FAULTS[tests.worst]()
+        return replace(finding, verdict="mismatch", reasons=(fault,))
     return finding
 
 
@@ -354,57 +347,40 @@ def _judge_by_baseline(subject: Subject, sample: BaselineSample, tests: _Tests) 
     control = rarity_p_value(sample.colder, sample.baseline_outputs)
     verdict: Verdict
     if tests.is_rejected:
-        verdict, reason = "mismatch", _BASELINE_FAULTS[tests.worst]
+        verdict, reason = "mismatch", _BASELINE_FAULTS[tests.worst]()
     elif control < tests.level:
-        verdict, reason = "matches_baseline", "its answers are like those of its K = 0"
+        verdict, reason = "matches_baseline", Kind.LIKE_BASELINE()
     else:
-        verdict = "inconclusive"
-        reason = (
-            "answers of K = 0 at a 20% lower temperature are not distinguished either; use more "
-            "--num-tokens"
-        )
+        verdict, reason = "inconclusive", Kind.CONTROL_FAILED()
     return Finding(
         subject=subject,
         verdict=verdict,
-        reason=reason,
+        reasons=(reason,),
         p_value=tests.p_value,
         p_values=dict(tests.p_values),
         control_p_value=control,
     )
 
 
-def describe_divergence(divergence: Divergence, not_scored_because: str = "") -> str:
+def describe_divergence(divergence: Divergence, not_scored_because: str = "") -> tuple[Reason, ...]:
     """The position of a divergence, and the distance of its tokens from the target's best, or why
     the target's logits were not computed.
     """
-    if not_scored_because:
-        return f"{describe_divergence(divergence)}; not scored, because {not_scored_because}"
-    is_text = isinstance(divergence.expected, str)
-    unit = "character" if is_text else "token"
-    position = f"{divergence.prompt_id}, {unit} {divergence.position}"
+    place: dict[str, Figure] = {
+        "prompt": divergence.prompt_id,
+        "unit": "character" if isinstance(divergence.expected, str) else "token",
+        "position": divergence.position,
+    }
     if divergence.expected is None:
-        return f"{position}: the text runs past its end"
-    if divergence.found is None:
-        return f"{position}: the text stops early"
-    if divergence.steps is None:
-        return f"{position}: {divergence.found!r} instead of {divergence.expected!r}"
-    return (
-        f"{position}: {divergence.found} instead of {divergence.expected}, the worse of them "
-        f"{_distance(divergence)} below the target's best"
-    )
-
-
-def _distance(divergence: Divergence) -> str:
-    """`0.53 in logits (a token 0.59 times as likely; 500 rounding steps, 8 make a tie)`."""
-    steps = f"{divergence.steps:.0f} rounding steps"
-    tie = f"{divergence.tie_steps:.0f} make a tie"
-    if divergence.below is None:
-        return f"{steps} ({tie})"
-    ratio = math.exp(-divergence.below)
-    return f"{divergence.below:.2g} in logits ({ratio:.2g} times as likely; {steps}, {tie})"
-
-
-def _in_logits(divergences: Sequence[Divergence]) -> str:
-    """The largest distance of a token from the target's best, in logits."""
-    below = max((d.below for d in divergences if d.below is not None), default=None)
-    return "" if below is None else f" ({below:.2g} in logits)"
+        reason = Kind.RUNS_PAST(**place)
+    elif divergence.found is None:
+        reason = Kind.STOPS_EARLY(**place)
+    else:
+        distance = (divergence.steps, divergence.tie_steps, divergence.below)
+        reason = Kind.DIVERGES(
+            **place,
+            found=divergence.found,
+            expected=divergence.expected,
+            how_far=None if divergence.steps is None else distance,
+        )
+    return (reason, *([Kind.NOT_SCORED(because=not_scored_because)] if not_scored_because else []))

@@ -11,10 +11,12 @@ from typing import Any, Literal, get_type_hints
 
 from specbench.doc import Key, docs_of, json_object, several, type_of_keys
 from specbench.errors import ExitCode
+from specbench.records import Kind
 from specbench.records.keys import FlatKey
 from specbench.settings import SERVED
 from specbench.verify.evidence import Distance, Divergence, Subject
 from specbench.verify.judge import FALSE_ALARM, Finding, Verdict, describe_divergence, is_tie
+from specbench.words.answers import REASON, joined, reason_json
 
 SCHEMA_VERSION = 1
 LEAST_P = 1e-99  # a smaller p-value is shown as less than this
@@ -67,7 +69,7 @@ _RESULT: Mapping[str, Key] = {
     },
     "lossless": Key(bool | None, "`true`, `false`, or absent if undecided"),
     "verdict": Key(Verdict, "see below"),
-    "reason": Key(str, "why, in words"),
+    "reasons": Key(several(REASON), "why", lambda finding: list(map(reason_json, finding.reasons))),
     "lossy": Key(
         str | None,
         "the option that changes the distribution on purpose; absent: none",
@@ -188,12 +190,12 @@ def _sentence(findings: Sequence[Finding]) -> str:
     words = _WORDS[worst.verdict]
     if worst.verdict == "lossy":
         return f"{words}: {_at_every_temperature(findings)}."
-    return f"{words}: {_setting(worst)}: {worst.reason}{_in_brackets(worst)}."
+    return f"{words}: {_setting(worst)}: {joined(worst.reasons)}{_in_brackets(worst)}."
 
 
 def _at_every_temperature(findings: Sequence[Finding]) -> str:
     """The reason of a lossy pairing at each temperature, for the K that differs most."""
-    reasons: list[str] = []
+    texts: list[str] = []
     by_temperature: dict[float, list[Finding]] = {}
     for finding in findings:
         by_temperature.setdefault(finding.subject.temperature, []).append(finding)
@@ -201,9 +203,9 @@ def _at_every_temperature(findings: Sequence[Finding]) -> str:
         worst = min(
             group, key=lambda f: (f.match_rate or 0.0, 1.0 if f.p_value is None else f.p_value)
         )
-        reason = worst.reason.removeprefix(worst.subject.lossy_words) if reasons else worst.reason
-        reasons.append(f"{_setting(worst)}: {reason}{_share(worst)}{_in_brackets(worst)}")
-    return "; ".join(reasons)
+        told = joined(r for r in worst.reasons if not (texts and r.kind is Kind.LOSSY_RULE))
+        texts.append(f"{_setting(worst)}: {told}{_share(worst)}{_in_brackets(worst)}")
+    return "; ".join(texts)
 
 
 def _share(finding: Finding) -> str:
@@ -273,7 +275,7 @@ def divergence_lines(findings: Sequence[Finding]) -> list[str]:
     """The divergences of a server's greedy texts from those at K = 0, each with its cause."""
     return [
         f"{_served_subject(finding)}: "
-        f"{describe_divergence(divergence, finding.not_scored_because)}"
+        f"{joined(describe_divergence(divergence, finding.not_scored_because))}"
         f"{'' if finding.not_scored_because else _cause(divergence)}"
         for finding in findings
         if not _is_baseline(finding)
@@ -329,7 +331,7 @@ def _baseline_of(finding: Finding, findings: Sequence[Finding]) -> Finding | Non
 def _clause(finding: Finding, baseline: Finding | None) -> str:
     temperature = f"at T={finding.subject.temperature:g}"
     if finding.verdict == "failed":
-        return f"{temperature} {finding.reason}"
+        return f"{temperature} {joined(finding.reasons)}"
     if finding.match_rate is not None:
         return _served_greedy(finding)
     return f"{temperature} {_served_sampled(finding, baseline)}"
@@ -337,12 +339,12 @@ def _clause(finding: Finding, baseline: Finding | None) -> str:
 
 def _served_greedy(finding: Finding) -> str:
     if finding.verdict == "matches_baseline":
-        return f"its greedy text is what the others are compared with ({finding.reason})"
+        return f"its greedy text is what the others are compared with ({joined(finding.reasons)})"
     matching, num = _num_matching(finding), finding.num_prompts or 0
     text = f"{_greedy_text(finding)} in {matching} of {num} answers"
     if finding.verdict == "near_tie":
-        return f"{text}, and in the others {finding.reason}"
-    return text if finding.verdict == "identical" else f"{text}; {finding.reason}"
+        return f"{text}, and in the others {joined(finding.reasons)}"
+    return text if finding.verdict == "identical" else f"{text}; {joined(finding.reasons)}"
 
 
 def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
@@ -352,17 +354,16 @@ def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
         detects = f"; 80% power to detect {power.shift:.1%} of them shifted" if power else ""
         return f"{num} follow the target's distribution ({_p(finding)}{detects})"
     if finding.verdict == "matches_baseline" and baseline is not None:
-        remark = baseline.reason
+        remark = joined(baseline.reasons)
         if baseline.verdict == "mismatch":
             remark = "which does not follow the target's distribution, with or without speculation"
         elif baseline.verdict == "inconclusive":
             remark = "and K = 0 is undecided"
         return f"{num} are like those of K = 0 ({_p(finding)}), {remark}"
     if finding.verdict == "mismatch":
-        return "; ".join(
-            [f"{finding.reason} ({_p(finding)}{_gap(finding)})", *_context(finding, baseline)]
-        )
-    return finding.reason
+        found = f"{joined(finding.reasons)} ({_p(finding)}{_gap(finding)})"
+        return joined((found, *_context(finding, baseline)))
+    return joined(finding.reasons)
 
 
 def _context(finding: Finding, baseline: Finding | None) -> Iterator[str]:

@@ -14,6 +14,7 @@ from specbench.bench.budget import block_seconds
 from specbench.bench.limits import count_launches
 from specbench.bench.target import WARM_UP_TOKENS
 from specbench.probes.device import HostCalls
+from specbench.records import SpeedupVerdict
 from specbench.report.document import build_document
 from specbench.tracing.trace import trace_conversation
 from tests.bench.fake_runs import (
@@ -165,9 +166,10 @@ def test_a_decision_quotes_the_confirmation_run(run):
     good, bad = build_document(run).decisions
     # 40 tokens in 40 s; at K = 4 in 8 rounds of 1.4 s: 40 / 11.2.
     assert good.speedup.estimate == pytest.approx(40 / 11.2)
-    assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
+    assert (good.draft.k, good.speedup.estimate) == (4, pytest.approx(3.57, abs=0.005))
     # At K = 2 the bad drafter takes 40 rounds of 1.2 s, at K = 4 of 1.4 s.
-    assert re.match(r"own\.jsonl: no speedup: K=2 .*0\.83x", bad.sentence)
+    assert bad.verdict is SpeedupVerdict.NO_SPEEDUP
+    assert (bad.leader.draft.k, bad.speedup.estimate) == (2, pytest.approx(0.83, abs=0.005))
     assert (bad.draft.method, bad.draft.k) == ("none", 0)
 
 
@@ -195,8 +197,8 @@ def test_an_engine_in_another_process_is_measured_by_its_responses(tmp_path):
     assert (run.memory, run.forwards, run.limits) == ((), (), ())
     assert (run.failures, watch.warnings) == ((), [])
     good, bad = build_document(run).decisions
-    assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
-    assert bad.sentence.startswith("own.jsonl: no speedup: ")
+    assert (good.draft.k, good.speedup.estimate) == (4, pytest.approx(3.57, abs=0.005))
+    assert bad.verdict is SpeedupVerdict.NO_SPEEDUP
 
 
 def test_an_engine_that_offers_no_drafters_is_measured_without_a_forecast(tmp_path):
@@ -293,8 +295,8 @@ def test_drafters_loaded_in_turn_each_have_their_own_k_0(tmp_path):
     }
     assert kinds == {frozenset({"big", "big/good"}), frozenset({"big", "big/bad"})}
     good, bad = build_document(run).decisions
-    assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
-    assert bad.sentence.startswith("own.jsonl: no speedup: ")
+    assert (good.draft.k, good.speedup.estimate) == (4, pytest.approx(3.57, abs=0.005))
+    assert bad.verdict is SpeedupVerdict.NO_SPEEDUP
     assert run.is_complete
 
 

@@ -53,7 +53,7 @@ WORKING = {
     "num_gpus": 2,
     "compute_capability": "9.0",
     "triton": None,
-    "flash_attn": "flash-attn is not installed",
+    "flash_attn": "not installed",
 }
 
 

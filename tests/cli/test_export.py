@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specbench.decide.recommend import is_undecided
 from specbench.export.acceptance import (
     _over_prompts,
     _validation,
@@ -29,9 +28,11 @@ from specbench.importers.imported_cell import ImportOverrides
 from specbench.inputs.config import load_pairings
 from specbench.metrics.acceptance import mean_acceptance_length
 from specbench.metrics.aggregate import aggregate_run
+from specbench.records import SpeedupVerdict
 from specbench.report.document import build_document
 from specbench.runs import load_run
 from specbench.settings import DecoderSettings
+from specbench.words.answers import decision_sentence
 from tests.cli.calls import specbench
 from tests.importers.test_acceptance_files import GOLDEN, PROFILE
 from tests.report.stored_runs import SMALL, keep, stored_run
@@ -51,13 +52,13 @@ def test_export_uses_the_newest_run(tiny, finished):
     for name in ("tiny/draft", "tiny/ngram"):
         ran = specbench("export", name, "--engine", "vllm", cwd=tiny)
         decision = decided_k(tiny, name)
-        if is_undecided(decision):
+        if decision.verdict is SpeedupVerdict.UNDECIDED:
             assert (ran.code, ran.err) == (3, "")
-            assert decision.sentence in ran.out
+            assert decision_sentence(decision) in ran.out
             assert "vllm serve" not in ran.out
             continue
         assert (ran.code, ran.err) == (0, "")
-        assert f"# {decision.sentence}" in ran.out
+        assert f"# {decision_sentence(decision)}" in ran.out
         assert ("--speculative-config" in ran.out) == (decision.draft.k > 0)
         assert ("do not speculate" in ran.out) == (decision.draft.k == 0)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specbench.metrics.machine import noise_warning
+from specbench.records import Kind
 from specbench.runs import SCHEMA_VERSION, create_run, load_run
+from specbench.words.answers import noise_lines
 from tests.cli.calls import specbench
 from tests.cli.test_check import WISH, keep
 from tests.report.served_runs import served_run
@@ -48,7 +49,7 @@ def test_an_slo_of_the_run_does_not_affect_speed_objectives(folder: Path) -> Non
     limited = json.loads(specbench("recommend limited --runs-dir limited", *args, cwd=folder).out)
     assert limited["picks"] == plain["picks"]
     report = json.loads(specbench("report limited --runs-dir limited --json", cwd=folder).out)
-    assert any("requests within" in decision["sentence"] for decision in report["decisions"])
+    assert any("requests within" in decision["text"] for decision in report["decisions"])
     slo = ("--slo", "ttft=10s,request_latency=1s")
     given = json.loads(specbench("report", "served", *slo, "--json", cwd=folder).out)
     assert given["decisions"] == report["decisions"]
@@ -107,7 +108,8 @@ def test_recommend_refuses_bad_arguments_with_a_hint(folder: Path, arguments, wo
     assert "Traceback" not in ran.err
 
 
-EARLY = noise_warning(["load average 5.2 on 2 cores"])
+BUSY = (Kind.LOAD(load=5.2, cores=(2, "core")),)
+(EARLY,) = noise_lines(BUSY)
 ADVICE = (
     ("export", "demo/draft", "--engine", "vllm", "--run"),
     ("export", "demo/draft", "--engine", "vllm", "--json", "--run"),
@@ -121,7 +123,7 @@ def noisy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("noisy")
     usual = stored_run(WISH)
     keep(folder, "quiet", usual)
-    keep(folder, "noisy", replace(usual, run=replace(usual.run, warnings=(EARLY,))))
+    keep(folder, "noisy", replace(usual, run=replace(usual.run, busy=BUSY)))
     return folder
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from specbench.decide.comparisons import context_curves
 from specbench.decide.recommend import by_context, choose, decide
+from specbench.records import Kind
 from tests.cell_keys import with_axes
 
 GAIN, OPEN, LOSS = (1.4, 1.5, 1.6), (0.9, 1.05, 1.2), (0.5, 0.6, 0.7)
@@ -42,42 +43,47 @@ def test_equal_decisions_by_context_are_merged_into_ranges(answers):
             16_384: {2: OPEN, 6: LOSS},
         }
     )
-    assert entry.text == (
-        "K=6 up to 4,096 tokens; K=2 at 8,192; undecided at 16,384; do not speculate from 32,768"
-    )
+    assert [*entry.answer] == [
+        Kind.UP_TO_LENGTH(k=6, longest=4_096),
+        Kind.AT_LENGTH(k=2, context=8_192),
+        Kind.AT_LENGTH(k="undecided", context=16_384),
+        Kind.FROM_LENGTH(k="no speedup", shortest=32_768),
+    ]
     assert entry.key.draft.k == 2
     assert 16_384 < entry.break_even.estimate < 32_768
     assert entry.break_even.low is None  # K = 2 is not shown to gain at 512
-    assert entry.break_even_text.startswith("break-even with K=2: undecided, about 1")
-    assert "[?, " in entry.break_even_text
+    assert [*entry.where_it_ends] == [Kind.BREAK_EVEN_ABOUT(k=2, tokens=entry.break_even)]
 
 
 def test_the_break_even_interval_is_quoted_if_both_ends_are_known(answers):
     (entry,) = answers({1_000: {4: (1.6, 2.0, 2.5)}, 4_000: {4: (0.4, 0.5, 0.625)}})
     assert entry.break_even.estimate == pytest.approx(2_000)
+    assert [*entry.where_it_ends] == [Kind.BREAK_EVEN(k=4, tokens=entry.break_even)]
     # log 1.6 / log (1.6 / 0.4) = 0.339 of log 4 above log 1,000; the other end is its mirror.
-    assert entry.break_even_text == "break-even with K=4: 2,000 tokens [1,600, 2,500]"
+    assert entry.break_even.low == pytest.approx(1_600, rel=0.01)
+    assert entry.break_even.high == pytest.approx(2_500, rel=0.01)
 
 
 def test_the_break_even_is_undecided_without_a_loss_at_the_longest_context(answers):
     (entry,) = answers({512: {4: GAIN}, 4_096: {4: (0.7, 0.9, 1.2)}})
     assert (entry.break_even.low is None, entry.break_even.high) == (False, None)
-    assert entry.break_even_text.startswith("break-even with K=4: undecided, about 2,")
-    assert entry.break_even_text.endswith(", ?]")
+    assert [*entry.where_it_ends] == [Kind.BREAK_EVEN_ABOUT(k=4, tokens=entry.break_even)]
 
 
 def test_equal_answers_at_every_length_form_one_range(answers):
     (gains,) = answers({512: {4: GAIN}, 4_096: {4: GAIN}})
-    assert gains.text == "K=4 from 512 to 4,096 tokens"
-    assert gains.break_even_text == "break-even with K=4: none up to 4,096 tokens"
+    assert [*gains.answer] == [Kind.AT_ALL_LENGTHS(k=4, shortest=512, longest=4_096)]
+    assert [*gains.where_it_ends] == [Kind.NO_BREAK_EVEN(k=4, longest=4_096)]
     (loses,) = answers({512: {4: LOSS}, 4_096: {4: LOSS}})
-    assert loses.text == "do not speculate from 512 to 4,096 tokens"
-    assert (loses.key, loses.break_even_text) == (None, "")
+    (only,) = loses.answer
+    assert only == Kind.AT_ALL_LENGTHS(k="no speedup", shortest=512, longest=4_096)
+    assert (loses.key, [*loses.where_it_ends]) == (None, [])
 
 
 def test_a_k_without_a_point_at_the_longest_context_is_undecided(answers):
     (entry,) = answers({512: {6: GAIN}, 4_096: {2: LOSS}})
-    assert (entry.break_even, entry.break_even_text) == (None, "break-even with K=6: undecided")
+    assert entry.break_even is None
+    assert [*entry.where_it_ends] == [Kind.BREAK_EVEN_OPEN(k=6)]
 
 
 def test_a_setting_with_one_context_has_no_entry(answers):

@@ -9,7 +9,7 @@ from specbench.decide.comparisons import side_by_side
 from specbench.decide.recommend import choose, decide
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.summary import summarize
-from specbench.records import CellSummary
+from specbench.records import CellSummary, Kind, SpeedupVerdict
 from specbench.report.document import build_document
 from tests.cell_keys import with_axes
 from tests.decide import cells
@@ -28,51 +28,48 @@ def undecided(
 
 
 @pytest.mark.parametrize(
-    ("metrics", "workload_prompts", "more", "less"),
+    ("metrics", "workload_prompts", "told"),
     [
-        (CYCLES_DIFFER, 200, "--restart-cycles", "prompts"),
-        (CYCLES_DIFFER, 20, "--restart-cycles", "prompts"),
-        (PROMPTS_DIFFER, 200, "--num-prompts 200", "cycles"),
-        (PROMPTS_DIFFER, 20, "add prompts", "--num-prompts"),
+        (CYCLES_DIFFER, 200, Kind.MORE_OF(option="--restart-cycles")),
+        (CYCLES_DIFFER, 20, Kind.MORE_OF(option="--restart-cycles")),
+        (PROMPTS_DIFFER, 200, Kind.ALL_PROMPTS(prompts=200, width=None)),
+        (PROMPTS_DIFFER, 20, Kind.ADD_PROMPTS(option="--restart-cycles")),
     ],
 )
 def test_the_advice_names_cycles_or_prompts_by_the_larger_noise(
-    summarized, metrics, workload_prompts, more, less
+    summarized, metrics, workload_prompts, told
 ):
-    sentence = decide(
-        choose([undecided(summarized, metrics)]), workload_prompts=workload_prompts
-    ).sentence
-    assert {"undecided:", "0.98x", "1.18x", "K=4;"} <= set(sentence.split())
-    assert more in sentence
-    assert less not in sentence
+    cell = undecided(summarized, metrics)
+    decision = decide(choose([cell]), workload_prompts=workload_prompts)
+    assert decision.answer == (Kind.RANGE(k=4, mean_k=None, speedup=cell.speedup), told)
 
 
 def test_for_concurrent_requests_only_more_cycles_are_suggested(summarized):
     metrics = {"num_cycles": 4, "num_passes": 8, "cycle_deviation": 0.08, "prompt_error": 0.0}
     cell = undecided(summarized, metrics)
     cell = replace(cell, key=with_axes(cell.key, concurrency=4))
-    assert "--restart-cycles" in decide(choose([cell]), workload_prompts=20).sentence
+    _, told = decide(choose([cell]), workload_prompts=20).answer
+    assert told == Kind.MORE_OF(option="--restart-cycles")
 
 
 @pytest.mark.parametrize(
-    ("cycles", "prompts", "expected"),
-    [
-        (1, 6, "from 1 cycle; at least 1 more cycle needed for an interval"),
-        (4, 3, "from 4 cycles; at least 2 more prompts needed for an interval: --num-prompts 5"),
-        (4, 1, "from 4 cycles; at least 4 more prompts needed for an interval: --num-prompts 5"),
-    ],
+    ("cycles", "prompts", "missing", "num_prompts"),
+    [(1, 6, (1, "cycle"), None), (4, 3, (2, "prompt"), 5), (4, 1, (4, "prompt"), 5)],
 )
-def test_cycles_and_prompts_missing_for_an_interval_are_reported(cycles, prompts, expected):
+def test_cycles_and_prompts_missing_for_an_interval_are_reported(
+    cycles, prompts, missing, num_prompts
+):
     sweep = Sweep(ks=(4,), cycles=cycles, num_prompts=prompts, rows=(1,), confirmed=None)
     (decision,) = build_document(served_sweep(sweep)).decisions
-    assert decision.sentence.endswith(expected)
-    assert "undecided" in decision.sentence
+    found, needed = decision.answer
+    assert found == Kind.TOO_FEW(k=4, mean_k=None, measured=(cycles, "cycle"))
+    assert needed == Kind.NEEDS_MORE(missing=missing, num_prompts=num_prompts)
 
 
 def test_a_winner_is_quoted_over_its_confirmation_cycles():
     first, many = build_document(served_sweep()).decisions
-    assert first.sentence.startswith("code: K=4, 2.0")
-    assert any(reason.endswith("over 4 cycles") for reason in first.reasons)
+    assert (first.draft.k, first.speedup.estimate) == (4, pytest.approx(2.0, abs=0.1))
+    assert Kind.CONFIRMED(speedup=first.speedup, over=(4, "cycle")) in first.reasons
     assert many.draft.k == 4
 
 
@@ -129,4 +126,5 @@ def test_a_cell_without_a_complete_cycle_is_undecided():
     assert four.speedup is None
     assert four.metrics["num_cycles"] == 0
     (decision,) = build_document(stored).decisions
-    assert decision.sentence.startswith("code: undecided: no valid")
+    assert decision.verdict is SpeedupVerdict.UNDECIDED
+    assert decision.answer == (Kind.NOTHING_VALID(),)

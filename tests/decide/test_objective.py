@@ -7,7 +7,7 @@ import pytest
 from specbench.decide.objective import LIMITS, Objective, joint_recommendation, recommend_for
 from specbench.decide.recommend import choose, decide
 from specbench.errors import UsageError
-from specbench.records import Interval
+from specbench.records import Interval, Kind
 from specbench.settings.words import parse_limits
 from tests.cell_keys import with_axes
 from tests.decide.conftest import decided, rated
@@ -53,8 +53,10 @@ def test_configurations_beyond_a_limit_are_excluded_with_the_excess():
     (pick,) = recommend_for(cells, decided(cells), limited)
     assert (pick.best.key.condition.concurrency, pick.best.key.draft.k) == (1, 4)
     broken = {(c.key.condition.concurrency, c.key.draft.k): c.broken for c in pick.candidates}
-    assert broken[16, 4] == (("tpot", pytest.approx(0.05 / 1.2), 0.008),)
-    assert broken[1, 0] == (("tpot", pytest.approx(0.01), 0.008),)
+    slow = Kind.OVER_LIMIT(limit="tpot", seconds=pytest.approx(1 / 24), most=0.008)
+    assert broken[16, 4] == (slow,)
+    plain = Kind.OVER_LIMIT(limit="tpot", seconds=pytest.approx(0.01), most=0.008)
+    assert broken[1, 0] == (plain,)
     assert best(cells, replace(THROUGHPUT, limits=parse_limits("tpot=1ms", LIMITS))) is None
     not_known = parse_limits("queue=1s", LIMITS)
     assert best(cells, replace(THROUGHPUT, limits=not_known)) is None
@@ -71,8 +73,9 @@ def test_if_none_meets_the_limits_the_closest_is_first():
     assert pick.best is None
     assert [c.key.draft.drafter for c in pick.candidates] == ["rough", "even", "none"]
     (limit,) = pick.candidates[0].broken
-    assert limit == ("tpot", pytest.approx(pick.candidates[0].value), 0.001)
-    assert limit.excess == pytest.approx(10 / 3)
+    seconds = pytest.approx(pick.candidates[0].value)
+    assert limit == Kind.OVER_LIMIT(limit="tpot", seconds=seconds, most=0.001)
+    assert pick.candidates[0].excess == pytest.approx(10 / 3)
 
 
 def test_cost_is_the_price_per_million_tokens():

@@ -1,15 +1,13 @@
-import re
 from dataclasses import replace
 
 import pytest
 
 from specbench.decide.objective import (
     find_shared_k,
-    left_out_in_words,
-    losses_in_words,
-    other_ks,
+    one_k,
 )
 from specbench.decide.recommend import choose, decide
+from specbench.records import Kind
 from tests.cell_keys import with_axes
 
 
@@ -37,11 +35,10 @@ def test_a_shared_k_names_cells_without_an_interval(summarized):
     shared_k = find_shared_k([*code, *chat])
     assert shared_k is not None
     assert (shared_k.num_speculative_tokens, shared_k.left_out) == (8, (4,))
-    assert left_out_in_words(["K=4"]).endswith(" interval on every workload: K=4")
+    assert one_k(shared_k).figures["left_out"] == ("K=4",)
     complete = find_shared_k([*code, *sweep(summarized, "chat", k4=1.5, k8=1.4)])
     assert complete is not None
     assert complete.left_out == ()
-    assert left_out_in_words([]) == ""
 
 
 def test_a_workloads_own_k_has_no_regret(summarized):
@@ -54,7 +51,7 @@ def test_a_workloads_own_k_has_no_regret(summarized):
     shared_k = find_shared_k([*chat, *code])
     assert shared_k is not None
     assert (shared_k.num_speculative_tokens, shared_k.regret) == (7, {"chat": 0.0, "code": 0.0})
-    assert losses_in_words(shared_k.regret, other_ks(shared_k.best_k, 7)) == ["nothing"]
+    assert one_k(shared_k) == Kind.ONE_K(k=7, losses=(Kind.NO_LOSS(),), left_out=())
 
 
 def test_a_workload_with_another_best_k_is_named_without_a_loss(summarized):
@@ -67,8 +64,8 @@ def test_a_workload_with_another_best_k_is_named_without_a_loss(summarized):
     shared_k = find_shared_k([*code, *chat])
     assert shared_k is not None
     assert (shared_k.num_speculative_tokens, dict(shared_k.best_k)) == (4, {"code": 2, "chat": 4})
-    (loss,) = losses_in_words(shared_k.regret, other_ks(shared_k.best_k, 4))
-    assert re.fullmatch(r"nothing measurable .*code \(.*: K=2\)", loss)
+    loss = Kind.LOSS_UNMEASURABLE(workload="code", best="K=2")
+    assert one_k(shared_k).figures["losses"] == (loss,)
 
 
 def test_a_shared_k_respects_the_confirmation_run(summarized):

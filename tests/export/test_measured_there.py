@@ -9,6 +9,7 @@ import pytest
 
 from specbench.report.document import build_document
 from specbench.runs import StoredRun
+from specbench.words.answers import decision_sentence
 from tests.cli.calls import specbench
 from tests.made_records import made_block
 from tests.report.stored_runs import keep
@@ -37,7 +38,7 @@ def test_a_configuration_measured_on_a_server_is_exported_as_started(tmp_path):
     run, itself, sentence, *_ = document["basis"]
     assert run == "run run"
     assert re.match(r"measured .*vllm 0\.32\.1 itself, .*flags", itself)
-    assert sentence == build_document(stored).decisions[0].sentence
+    assert sentence == decision_sentence(build_document(stored).decisions[0])
 
 
 def test_user_arguments_of_the_engine_are_noted_in_an_export(tmp_path):

@@ -140,8 +140,11 @@ def test_the_decision_frame_equals_the_decisions_of_the_json_report(document: Do
     frame = decisions_frame([document])
     for row, decision in zip(rows(frame), to_json(document)["decisions"], strict=True):
         flat = {**decision, **spread(decision, "speedup")}
-        flat["reasons"] = "; ".join(decision["reasons"])
-        assert_same_values(row, flat, besides=("run_id", "verdict", "cell_id", "drafter"))
+        flat["warnings"] = "; ".join(decision["warnings"])
+        for name in ("answer", "reasons"):
+            flat[name] = "; ".join(reason["kind"] for reason in decision[name])
+            flat[f"{name}_text"] = "; ".join(reason["text"] for reason in decision[name])
+        assert_same_values(row, flat, besides=("run_id", "cell_id", "drafter"))
         assert set(decision) <= set(row)
         if row["verdict"] == "faster":
             assert row["num_speculative_tokens"] > 0

@@ -135,8 +135,11 @@ def test_a_baseline_metric_is_stored_on_one_line(tmp_path):
         ("{", "damaged"),
         ("[" * 100_000, "damaged: nested too deeply"),
         ("[]", "not a baseline"),
-        ('{"kind": "specbench baseline", "schema_version": 99}', "schema version 99; update"),
-        ('{"kind": "specbench baseline", "schema_version": 1}', "damaged: baseline"),
+        (
+            '{"kind": "specbench baseline", "schema_version": 99}',
+            "schema version 99, not 2; update specbench",
+        ),
+        ('{"kind": "specbench baseline", "schema_version": 2}', "damaged: baseline"),
         (None, "No such file"),
     ],
 )

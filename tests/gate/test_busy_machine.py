@@ -9,14 +9,14 @@ import pytest
 from specbench.gate.baseline import Snapshot, pool, read_baseline, snapshot, write_baseline
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.judging import GateVerdict
-from specbench.metrics.machine import noise_warning
 from specbench.probes.host import HostLoad, busy_facts
+from specbench.records import Kind, Reason
 from specbench.report.gate import baseline_lines, detail_lines
 from specbench.runs import load_run
 from tests.gate.gate_sides import cell, figure, side
 
 SPEED, SPEEDUP = "decode_tokens_per_s", "decode_speedup"
-NOISE = ("this process got the CPU for 38% of the time",)
+NOISE = (Kind.WAITED(share=0.38),)
 FACT = "38%"
 RUNS = Path(__file__).parents[1] / "runs"
 
@@ -46,7 +46,7 @@ def verdicts(gate: Gate) -> dict[str, GateVerdict]:
     return {judgment.metric: judgment.verdict for judgment in gate.judgments}
 
 
-def reasons(gate: Gate) -> dict[str, str]:
+def reasons(gate: Gate) -> dict[str, Reason | None]:
     return {judgment.metric: judgment.reason for judgment in gate.judgments}
 
 
@@ -56,18 +56,18 @@ def test_a_slower_time_on_a_busy_machine_is_inconclusive(noisy, speed):
     gate = check(*sides(speed, noisy=noisy))
     assert verdicts(gate) == {SPEED: GateVerdict.INCONCLUSIVE, SPEEDUP: GateVerdict.PASS}
     assert gate.verdict is GateVerdict.INCONCLUSIVE
-    assert reasons(gate)[SPEED].startswith("machine: busy")
-    assert noisy in reasons(gate)[SPEED]
+    assert reasons(gate)[SPEED] == Kind.MACHINE_BUSY(sides=tuple(noisy.split(" and ")))
     assert not gate.attributions
 
 
 def test_the_signs_of_noise_and_the_advice_appear_once():
-    lines = detail_lines(check(*sides(40.0, noisy="candidate")))
-    (shown,) = (line for line in lines if FACT in line)
-    assert "candidate" in shown
-    assert "b0" in shown
-    (command_line,) = (line for line in lines if "--fail-on" in line)
-    assert command_line.endswith("--fail-on decode_speedup:5%")
+    gate = check(*sides(40.0, noisy="candidate"))
+    busy = Kind.SIDE_BUSY(side="candidate", run_id="b0", because=NOISE)
+    assert [n for n in gate.notes if n.kind is not Kind.SINGLE_RUNS] == [
+        busy,
+        Kind.MEASURE_AGAIN_OR(rest="decode_speedup:5%"),
+    ]
+    assert sum("busy" in line for line in detail_lines(gate)) == 1
     both = check(*sides(40.0, noisy="baseline and candidate"))
     assert sum(FACT in line for line in detail_lines(both)) == 2
 
@@ -141,8 +141,8 @@ def test_limited_clocks_do_not_make_a_machine_busy(tmp_path, busy_cores, num):
     facts = busy_facts(load, num_needed=2)
     assert len(facts) == num + 1
     quiet, warned = (
-        snapshot(replace(stored, run=replace(stored.run, warnings=warnings))).origins[0].noise
-        for warnings in ((), (noise_warning(facts),))
+        snapshot(replace(stored, run=replace(stored.run, busy=signs))).origins[0].noise
+        for signs in ((), facts)
     )
     assert warned == (*facts[:num], *(quiet or ()))
 
@@ -224,9 +224,9 @@ def test_the_reason_on_a_busy_machine_states_both_cpu_shares():
     before, after = sides(60.0)
     gate = check(with_share(before, 0.99), with_share(after, 0.61))
     assert verdicts(gate) == {SPEED: GateVerdict.INCONCLUSIVE, SPEEDUP: GateVerdict.PASS}
-    assert reasons(gate)[SPEED].startswith("machine: busy")
-    (line,) = (line for line in detail_lines(gate) if "61%" in line)
-    assert "99%" in line
+    assert reasons(gate)[SPEED] == Kind.MACHINE_BUSY(sides=("candidate",))
+    both = Kind.WAITED_MORE(share=0.61, before=0.99)
+    assert Kind.SIDE_BUSY(side="candidate", run_id="b0", because=(both,)) in gate.notes
 
 
 def test_a_snapshot_and_its_file_keep_the_share_of_the_cpu(tmp_path):

@@ -9,6 +9,7 @@ from specbench.gate.comparable import pair_up
 from specbench.gate.figures import Figure
 from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
 from specbench.gate.judging import GateVerdict
+from specbench.records import Kind
 from specbench.report.gate import baseline_lines
 from tests.gate.gate_sides import cell, figure, fingerprint, key, side
 
@@ -176,8 +177,7 @@ def test_only_cells_of_both_runs_are_compared_if_that_is_allowed():
     assert "cells: " in refused(both, single)
     assert len(pair_up(both, single, {"cells"}).pairs) == 1
     assert pair_up(single, both).only_candidate == (key(workload="chat"),)
-    (note,) = [note for note in check(single, both).notes if "candidate cell" in note]
-    assert re.fullmatch("1 .*not judged", note)
+    assert Kind.NEW_CELLS(cells=(1, "cell")) in check(single, both).notes
     planned = side(cell(FIGURES), unmeasured=(key(workload="chat"),))
     assert pair_up(single, planned).only_candidate == ()
     other = side(cell(FIGURES, of=key(workload="chat")), name="b")
@@ -262,30 +262,32 @@ def test_greedy_text_must_stay_the_same_if_the_arithmetic_does():
     first, *_ = check(side(before), side(after, name="b"), tolerances).judgments
     assert (first.metric, first.verdict) == ("output_tokens", GateVerdict.REGRESSION)
     assert (first.baseline, first.candidate) == (2, 1)
-    assert re.search("1 of 2 .*p1 .*17 to 32", first.reason)
+    differ = {"differing": 1, "compared": 2, "prompt": "p1", "place": "tokens 17 to 32"}
+    assert first.reason == Kind.TEXTS_DIFFER(**differ)
 
     for other in ({"torch": "2.14.0"}, OTHER_MACHINE):
         gate = check(side(before), side(after, name="b", **other), tolerances)
         assert gate.judgments[0].verdict is GateVerdict.PASS
-        assert "not a regression" in gate.judgments[0].reason
+        assert gate.judgments[0].reason == Kind.TEXTS_MAY_DIFFER(**differ)
 
 
 def test_a_missing_or_invalid_cell_is_reported():
     first = side(cell(FIGURES))
     gate = check(first, side(name="b", unmeasured=(key(),)))
     assert [(j.verdict, j.reason) for j in gate.judgments] == [
-        (GateVerdict.MISSING, "not measured")
+        (GateVerdict.MISSING, Kind.NOT_MEASURED())
     ]
     throttled = side(cell(FIGURES, problems=("throttled",)), name="b")
     (judgment,) = check(first, throttled).judgments
-    assert (judgment.verdict, judgment.reason) == (GateVerdict.MISSING, "not valid: throttled")
+    assert judgment.verdict is GateVerdict.MISSING
+    assert judgment.reason == Kind.CELL_INVALID(because=("throttled",))
 
 
 def test_prompts_that_an_interrupted_run_did_not_reach_are_missing():
     some = cell(FIGURES, units=("p1", "p2", "p3"))
     gate = check(side(cell(FIGURES)), side(some, name="b", is_complete=False))
     assert gate.verdict is GateVerdict.MISSING
-    assert gate.judgments[0].reason.startswith("3 of 5 prompts ")
+    assert gate.judgments[0].reason == Kind.PARTLY_MEASURED(measured=3, planned=5)
 
 
 def test_common_prompts_are_judged_if_prompts_may_differ():
@@ -299,9 +301,7 @@ def test_common_prompts_are_judged_if_prompts_may_differ():
 def test_a_metric_that_only_the_candidate_has_is_reported_as_not_judged():
     more = {**FIGURES, "peak_allocated_bytes": figure(1e9)}
     gate = check(side(cell(FIGURES)), side(cell(more), name="b"))
-    assert any(
-        re.match("peak_allocated_bytes .*baseline .*not judged", note) for note in gate.notes
-    )
+    assert Kind.NOT_IN_BASELINE(metric="peak_allocated_bytes") in gate.notes
 
 
 THREADS = {"hardware": {"device": "cpu", "CPU": "EPYC, 2 cores", "threads": "2"}}
@@ -315,8 +315,9 @@ def test_runs_of_other_numbers_of_threads_are_compared_without_seconds():
     assert gate.verdict is not GateVerdict.REGRESSION
     assert [j.metric for j in gate.judgments if "tokens_per_s" in j.metric] == []
     assert "decode_speedup" in [j.metric for j in gate.judgments]
-    (note,) = [note for note in gate.notes if note.startswith("threads: ")]
-    assert all(word in note for word in ("2", "1", "decode_tokens_per_s", "--threads 2"))
+    (note,) = [note for note in gate.notes if note.kind is Kind.THREADS_DIFFER]
+    assert "decode_tokens_per_s" in note.figures["dropped"]
+    assert note.figures["remedy"] == (Kind.MEASURE_WITH_THREADS(threads=2),)
     worse = {**SLOWER, "decode_speedup": figure(0.2)}
     assert check(baseline, side(cell(worse), name="b", **FEWER)).verdict is GateVerdict.REGRESSION
 
@@ -324,9 +325,8 @@ def test_runs_of_other_numbers_of_threads_are_compared_without_seconds():
 def test_unknown_numbers_of_threads_give_no_advice():
     unknown = {"hardware": {**THREADS["hardware"], "threads": "unknown"}}
     gate = check(side(cell(FIGURES), **unknown), side(cell(SLOWER), name="b", **FEWER))
-    (note,) = [note for note in gate.notes if note.startswith("threads: ")]
-    assert "--threads unknown" not in note
-    assert "--threads" in note
+    (note,) = [note for note in gate.notes if note.kind is Kind.THREADS_DIFFER]
+    assert note.figures["remedy"] == (Kind.SAME_THREADS(),)
 
 
 def test_only_seconds_at_another_number_of_threads_are_refused_unless_hardware_may_differ():

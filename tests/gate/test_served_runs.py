@@ -1,6 +1,5 @@
 """Two runs of a serving engine in the gate: a cycle of sessions is the unit."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +11,7 @@ from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import cell_figures
 from specbench.gate.fingerprint import changes, differences, have_same_arithmetic, served_facts
 from specbench.gate.judging import OUTPUT_TOKENS, GateVerdict
+from specbench.records import Kind
 from specbench.runs import StoredRun
 from tests.cli.calls import specbench
 from tests.report.stored_runs import keep
@@ -50,9 +50,9 @@ def test_a_template_date_of_the_server_is_noted_and_texts_not_compared(clock):
     result = gate(*runs, SPEEDUP)
     assert result.verdict is GateVerdict.PASS
     assert OUTPUT_TOKENS not in {j.metric for j in result.judgments}
-    (note,) = (note for note in result.notes if "own date" in note)
-    assert re.match("vllm: 6 of 6 .*code ", note)
-    assert [n for n in gate(runs[0], runs[0], SPEEDUP).notes if "own date" in n] == []
+    note = Kind.CLOCK_IN_PROMPTS(engine="vllm", differing=6, compared=6, workload="code")
+    assert note in result.notes
+    assert note not in gate(runs[0], runs[0], SPEEDUP).notes
     pooled = pool([snapshot(run) for run in (runs[0], replace_id(runs[1]))])
     assert {c.key for c in pooled.cells} == {c.key for c in snapshot(runs[0]).cells}
 
@@ -69,7 +69,7 @@ def test_different_prompts_are_refused_unless_a_template_date_explains_them(cloc
 def test_allowed_differences_of_prompts_are_not_attributed_to_a_servers_clock():
     runs = [of_prompts(modified(served_sweep(ONE_ROW), template_clock=""), day) for day in "ab"]
     result = gate(*runs, SPEEDUP, {"prompts"})
-    assert [note for note in result.notes if "own date" in note] == []
+    assert Kind.CLOCK_IN_PROMPTS not in {note.kind for note in result.notes}
 
 
 def replace_id(stored: StoredRun) -> StoredRun:
@@ -140,7 +140,7 @@ def test_one_cycle_is_too_few_for_an_interval():
     sweep = served_sweep(replace(ONE_ROW, cycles=1))
     result = gate(sweep, sweep, SPEEDUP)
     (reason,) = {j.reason for j in result.judgments if j.metric == "decode_speedup"}
-    assert re.fullmatch("1 .* 2", reason)
+    assert reason == Kind.TOO_FEW_UNITS(units=(1, "cycle"), needed=2)
 
 
 def test_an_interrupted_candidate_is_judged_by_the_cycles_it_has():
@@ -170,7 +170,8 @@ def test_texts_without_tokens_are_compared_by_words():
     assert text_of(gate(before, before)).verdict is GateVerdict.PASS
     judgment = text_of(gate(before, without_ids(served_sweep(ONE_ROW), " other")))
     assert judgment.verdict is GateVerdict.REGRESSION
-    assert re.match("6 of 6 .*code-0 .*17 to 32", judgment.reason)
+    differ = {"differing": 6, "compared": 6, "prompt": "code-0", "place": "words 17 to 32"}
+    assert judgment.reason == Kind.TEXTS_DIFFER(**differ)
 
 
 def test_output_tokens_are_not_compared_with_word_counts():

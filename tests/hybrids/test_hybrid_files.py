@@ -20,7 +20,7 @@ from specbench.forward.runner import StockRunner
 from specbench.forward.state_layers import has_other_state
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.records import Request, Sampling
-from specbench.report.numbers import measured
+from specbench.words.numbers import measured
 from tests.cli.calls import specbench
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import generated, ragged_prompts

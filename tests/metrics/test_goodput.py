@@ -9,7 +9,7 @@ from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.cell import num_within
 from specbench.metrics.registry import measure
 from specbench.metrics.summary import summarize
-from specbench.records import RequestRecord
+from specbench.records import Kind, RequestRecord, SpeedupVerdict
 from specbench.report.document import build_document
 from tests.made_records import made_request
 from tests.served_sessions import Sweep, served_sweep
@@ -79,15 +79,18 @@ def test_the_decision_under_an_slo_is_by_goodput():
     decision = decide(chosen, by_k[chosen.leader.key.draft.k])
     assert decision.speedup == by_k[4].goodput.ratio
     assert decision.draft.k == 4
-    assert "more requests within request_latency=450ms" in decision.sentence
-    assert any("100% at K=4, 0% at K=0" in reason for reason in decision.reasons)
+    (found,) = decision.answer
+    assert (found.kind, found.figures["limits"]) == (Kind.MORE_REQUESTS, "request_latency=450ms")
+    kept = Kind.ATTAINMENT(limits="request_latency=450ms", k=4, kept=1.0, baseline=0.0)
+    assert kept in decision.reasons
 
 
 def test_limits_that_no_k_meets_are_undecided():
     stored = with_slo({"ttft_s": 0.001}, rows=(1,), confirmed=None)
     (decision,) = build_document(stored).decisions
     assert decision.draft.k == 0
-    assert {"undecided:", "ttft=1ms", "K=4"} <= set(decision.sentence.split())
+    assert decision.verdict is SpeedupVerdict.UNDECIDED
+    assert decision.answer == (Kind.NO_REQUESTS(k=4, limits="ttft=1ms"),)
     assert decision.speedup.low < 1 < decision.speedup.high
 
 

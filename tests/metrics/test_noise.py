@@ -1,12 +1,12 @@
 """Signs of a noisy machine in what a run measured, by hand."""
 
-import re
 from dataclasses import replace
 
 import pytest
 
 from specbench.metrics.cell import CellData
-from specbench.metrics.machine import noise_signs, noise_warning, with_results
+from specbench.metrics.machine import all_signs, noise_signs
+from specbench.records import Kind
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.made_records import made_request, steps
 
@@ -45,11 +45,11 @@ def test_later_turns_are_not_compared_for_drift():
         (
             plain(1.0, hiccup=0.089),
             "cpu",
-            "a round of K = 0 took 18.9 ms on average and 10 ms at the median",
+            Kind.UNEVEN_ROUNDS(mean_s=pytest.approx(0.0189), median_s=0.01),
         ),
-        (plain(1.0, 1.5), "cpu", "K = 0 drifted by a factor of 1.50 between blocks of one prompt"),
-        (plain(1.5, 1.0), "cpu", "K = 0 drifted by a factor of 1.50 between blocks of one prompt"),
-        (plain(1.0, cpu_share=0.6), "cpu", "this process got the CPU for 60% of the time"),
+        (plain(1.0, 1.5), "cpu", Kind.DRIFTED(factor=pytest.approx(1.5))),
+        (plain(1.5, 1.0), "cpu", Kind.DRIFTED(factor=pytest.approx(1.5))),
+        (plain(1.0, cpu_share=0.6), "cpu", Kind.WAITED(share=pytest.approx(0.6))),
     ],
 )
 def test_each_noise_sign_is_detected(cell, device, expected):
@@ -58,13 +58,13 @@ def test_each_noise_sign_is_detected(cell, device, expected):
 
 def test_drift_between_both_measurements_of_a_winner_is_a_noise_sign():
     (sign,) = noise_signs([plain(1.0), plain(1.6)], device="cpu")
-    assert re.match(r"K = 0 .*1\.60 ", sign)
+    assert sign == Kind.DRIFTED(factor=pytest.approx(1.6))
 
 
 def test_a_prompt_measured_once_is_ignored_in_the_drift_check():
     once = [plain(1.0, key=with_axes(BASE_KEY, workload=name)) for name in ("chat", "creative")]
     (sign,) = noise_signs([plain(1.0, 1.5), *once], device="cpu")
-    assert re.match(r"K = 0 .*1\.50 ", sign)
+    assert sign == Kind.DRIFTED(factor=pytest.approx(1.5))
 
 
 def test_a_process_that_waits_for_a_gpu_is_not_disturbed():
@@ -73,16 +73,6 @@ def test_a_process_that_waits_for_a_gpu_is_not_disturbed():
 
 def test_varying_times_of_drafted_cells_are_no_noise_signs():
     assert noise_signs([plain(1.0, 3.0, key=KEY)], device="cpu") == ()
-
-
-def test_noise_at_start_and_in_results_gives_a_single_warning():
-    early = noise_warning(["load average 5.2 on 2 cores"])
-    signs = ("K = 0 drifted by a factor of 1.60 between blocks of one prompt",)
-    assert with_results(["few prompts", early], ()) == ["few prompts", early]
-    assert with_results(["few prompts", early], signs) == [
-        noise_warning(["load average 5.2 on 2 cores", *signs]),
-        "few prompts",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -97,13 +87,11 @@ def test_noise_at_start_and_in_results_gives_a_single_warning():
 )
 def test_fewer_threads_are_advised_if_they_would_help(cell, device, threads, is_advised):
     signs = noise_signs([cell], device=device, threads=threads)
-    assert any("--threads 1" in sign for sign in signs) == is_advised
+    assert (Kind.THREADS_WAIT(threads=threads, fewer=1) in signs) == is_advised
 
 
 def test_a_number_of_threads_is_advised_once():
-    signs = noise_signs([plain(1.0, 1.5)], device="cpu", threads=4)
-    early = noise_warning(["4 threads wait for each other there, --threads 2 does not"])
-    (warning,) = with_results([early], signs)
-    assert "drifted" in warning
-    assert warning.count("--threads") == 1
-    assert "--threads 2" in warning
+    later = noise_signs([plain(1.0, 1.5)], device="cpu", threads=4)
+    early = (Kind.THREADS_WAIT(threads=4, fewer=2),)
+    assert all_signs((), later) == later
+    assert all_signs(early, later) == (*early, later[0])

@@ -1,12 +1,10 @@
 """Disturbances of a measurement are reported before it begins."""
 
-import re
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from specbench.metrics.machine import noise_warning
 from specbench.probes import host as load
 from specbench.probes.host import (
     HostLoad,
@@ -15,6 +13,7 @@ from specbench.probes.host import (
     idle_cores,
     physical_cores,
 )
+from specbench.records import Kind
 from tests.conftest import host_load
 
 QUIET = HostLoad(num_cores=2, others_cores=0.1, steal_share=0.0, load_average=1.1)
@@ -27,9 +26,11 @@ def test_a_quiet_machine_gets_no_warning():
 def test_other_processes_are_listed_only_if_too_few_cores_are_left():
     busy = QUIET._replace(others_cores=1.2, busiest=(("cc1plus", 0.8), ("chrome", 0.4)))
     assert busy_facts(busy, num_needed=1) == ()
-    processes, load = busy_facts(busy, num_needed=2)
-    assert re.search(r"1\.2 of 2 cores \(cc1plus 0\.8, chrome 0\.4\)", processes)
-    assert re.fullmatch(r"load average 1\.1 .*2 cores", load)
+    cores = (2, "core")
+    assert busy_facts(busy, num_needed=2) == (
+        Kind.OTHER_PROCESSES(used=1.2, cores=cores, busiest=("cc1plus 0.8", "chrome 0.4")),
+        Kind.LOAD(load=1.1, cores=cores),
+    )
 
 
 def test_more_threads_than_idle_cores_are_advised_against(monkeypatch):
@@ -40,21 +41,20 @@ def test_more_threads_than_idle_cores_are_advised_against(monkeypatch):
     assert idle_cores(busy._replace(others_cores=7.0)) == 1
     assert idle_cores(busy._replace(num_cores=3, others_cores=0.0)) == 3  # of the allowed ones
     assert (physical_cores(8), physical_cores(2)) == (4, 2)
-    (advice,) = (fact for fact in busy_facts(busy, 8, threads=4) if "--threads" in fact)
-    assert "4 threads" in advice
-    assert "--threads 1" in advice
+    assert Kind.THREADS_WAIT(threads=4, fewer=1) in busy_facts(busy, 8, threads=4)
     for threads in (1, None):
-        assert "--threads" not in " ".join(busy_facts(busy, 8, threads))
+        kinds = {fact.kind for fact in busy_facts(busy, 8, threads)}
+        assert kinds == {Kind.OTHER_PROCESSES, Kind.LOAD}
     assert busy_facts(busy._replace(others_cores=0.1), 8, threads=4) == ()
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"steal_share": 0.12}, "other guests of this host take 12% of the CPU time"),
-        ({"load_average": 5.2}, "load average 5.2 on 2 cores"),
-        ({"load_average": 5.2, "num_cores": 1}, "load average 5.2 on 1 core"),
-        ({"clock_limit": (2600, 3000)}, "CPU clocks are limited to 2.6 of 3.0 GHz"),
+        ({"steal_share": 0.12}, Kind.GUESTS(share=0.12)),
+        ({"load_average": 5.2}, Kind.LOAD(load=5.2, cores=(2, "core"))),
+        ({"load_average": 5.2, "num_cores": 1}, Kind.LOAD(load=5.2, cores=(1, "core"))),
+        ({"clock_limit": (2600, 3000)}, Kind.CLOCKS_LIMITED(limit=2.6, most=3.0)),
     ],
 )
 def test_stolen_cpu_time_and_load_are_reported(changed, expected):
@@ -76,12 +76,6 @@ def test_the_most_limited_core_is_reported_if_known(tmp_path):
         (folder / "cpuinfo_max_freq").write_text(f"{most}\n")
     (tmp_path / "cpu2" / "cpufreq").mkdir(parents=True)  # switched off
     assert clock_limit(tmp_path) == (3000, 4000)
-
-
-def test_the_noise_warning_states_the_cause_and_the_remedy():
-    warning = noise_warning(["load average 5.2 on 2 cores"])
-    assert re.match(r"noisy .*: load average 5\.2 on 2 cores\. ", warning)
-    assert "stop other programs" in warning
 
 
 def test_host_load_excludes_this_process(monkeypatch):

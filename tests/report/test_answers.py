@@ -3,9 +3,23 @@
 import re
 from dataclasses import replace
 
-from specbench.records import CellPlan, CellSummary, Decision, DraftConfig, Fixed, Interval
-from specbench.report.answers import answer_lines, shared_k_lines
+import pytest
+
+from specbench.decide.recommend import finding, judge
+from specbench.records import (
+    CellPlan,
+    CellSummary,
+    Decision,
+    DraftConfig,
+    Fixed,
+    Interval,
+    Kind,
+    Reason,
+    SpeedupVerdict,
+)
+from specbench.report.answers import answer, answer_lines, conclusion, shared_k_lines
 from specbench.report.document import Document, build_document
+from specbench.report.sections import sections
 from tests.cell_keys import with_axes
 from tests.report.stored_runs import SMALL, stored_run
 
@@ -17,11 +31,13 @@ def with_speedups(document: Document, speedups: dict[str, tuple[float, float]]) 
         workload = decision.condition.workload
         low, high = speedups[f"{decision.leader.pairing} {workload}"]
         helps = low > 1.01
+        speedup = Interval(estimate=(low + high) / 2, low=low, high=high)
         return replace(
             decision,
             draft=decision.leader.at(Fixed(4)).draft if helps else DraftConfig.none,
-            speedup=Interval(estimate=(low + high) / 2, low=low, high=high),
-            sentence=f"{workload}: {'K=4' if helps else 'no'} [{low}, {high}]",
+            speedup=speedup,
+            verdict=judge(speedup),
+            answer=(finding(speedup, 4),),
         )
 
     return replace(document, decisions=tuple(map(decide, document.decisions)))
@@ -31,7 +47,10 @@ def test_the_answer_omits_the_name_of_a_single_pairing(interrupted_document: Doc
     document = with_speedups(
         interrupted_document, {"demo/draft code": (1.8, 2.0), "demo/draft creative": (0.9, 1.0)}
     )
-    assert answer_lines(document) == ["code: K=4 [1.8, 2.0]", "creative: no [0.9, 1.0]"]
+    assert answer_lines(document) == [
+        "code: K=4, 1.90x faster [1.80, 2.00]",
+        "creative: no speedup: K=4 measured 0.95x [0.90, 1.00]",
+    ]
 
 
 def test_the_drafter_with_the_highest_lower_bound_is_best(
@@ -47,9 +66,47 @@ def test_the_drafter_with_the_highest_lower_bound_is_best(
         },
     )
     code, draft, creative, *rest = answer_lines(document)
-    assert (code, draft) == ("code: demo/poor, K=4 [1.3, 1.4]", "  demo/draft: K=4 [1.2, 3.0]")
-    assert re.match("creative: no speedup ", creative)
-    assert rest == ["  demo/draft: no [0.8, 0.9]", "  demo/poor: no [0.5, 1.02]"]
+    assert code.startswith("code: demo/poor, K=4, 1.35x")
+    assert draft.startswith("  demo/draft: K=4, 2.10x")
+    assert creative.startswith("creative: no speedup: ")
+    assert [line.split(":")[0] for line in rest] == ["  demo/draft", "  demo/poor"]
+    best, none = map(answer, sections(document))
+    assert (best.verdict, best.quoted and best.quoted.leader.pairing) == ("faster", "demo/poor")
+    assert (none.verdict, none.quoted, none.answer) == (
+        "no speedup",
+        None,
+        (Kind.NO_DRAFTER_HELPS(),),
+    )
+    (yes, lost) = conclusion([best, none])
+    assert yes.kind is Kind.YES
+    assert yes.figures["which"] == ("demo/poor, K=4 on code",)
+    assert lost == Kind.NOT_ON(which=("creative",))
+
+
+@pytest.mark.parametrize(
+    ("both", "told"),
+    [
+        ((1.8, 2.0), [Kind.YES(which=("demo/draft, K=4 on all 2",))]),
+        ((0.8, 0.9), [Kind.NO()]),
+        ((0.8, 1.9), [Kind.NOTHING_SHOWN()]),
+    ],
+)
+def test_the_conclusion_answers_the_question_of_the_run(
+    cpu_document: Document, both: tuple[float, float], told: list[Reason]
+) -> None:
+    lost = dict.fromkeys(("demo/poor code", "demo/poor creative"), (0.5, 0.9))
+    speedups = dict.fromkeys(("demo/draft code", "demo/draft creative"), both) | lost
+    answers = tuple(map(answer, sections(with_speedups(cpu_document, speedups))))
+    first, *rest = conclusion(answers)
+    assert [_without_k(first)] == told
+    if first.kind is Kind.YES:
+        assert rest == [Kind.NOT_WITH(which=("demo/poor",))]
+
+
+def _without_k(reason: Reason) -> Reason:
+    """The measured K of the leader as 4."""
+    which = reason.figures.get("which")
+    return reason if which is None else Kind.YES(which=("demo/draft, K=4 on all 2",))
 
 
 def test_an_undecided_drafter_leaves_the_workload_undecided(cpu_document: Document) -> None:
@@ -57,7 +114,9 @@ def test_an_undecided_drafter_leaves_the_workload_undecided(cpu_document: Docume
         ("demo/draft code", "demo/poor code", "demo/draft creative"), (0.9, 1.0)
     )
     document = with_speedups(cpu_document, {**undecided, "demo/poor creative": (0.9, 1.5)})
-    assert answer_lines(document)[3].startswith("creative: undecided: ")
+    _, creative = map(answer, sections(document))
+    assert creative.verdict is SpeedupVerdict.UNDECIDED
+    assert creative.answer == (Kind.NO_DRAFTER_SHOWN(),)
 
 
 def test_several_temperatures_are_distinguished(gpu_document: Document) -> None:
@@ -88,8 +147,10 @@ def test_several_targets_are_distinguished(cpu_document: Document) -> None:
 
 
 def test_without_a_drafter_the_speed_of_the_target_is_printed(baseline_document: Document) -> None:
-    (line,) = answer_lines(baseline_document)
-    assert re.match(r"code: only K=0 .* tokens/s\).* -k 0\.\.8", line)
+    (only,) = map(answer, sections(baseline_document))
+    assert only.verdict is SpeedupVerdict.NOT_MEASURED
+    assert [said.kind for said in only.answer] == [Kind.ONLY_BASELINE, Kind.ADD_K]
+    assert [*conclusion([only])] == [Kind.NO_ANSWER()]
 
 
 def test_without_a_valid_baseline_no_speed_is_reported(baseline_document: Document) -> None:

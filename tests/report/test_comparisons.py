@@ -24,6 +24,7 @@ from specbench.report.document import Document
 from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
+from specbench.words.answers import decision_text
 from tests.cell_keys import KEY, with_axes
 from tests.decide.conftest import summary
 from tests.report.conftest import printed
@@ -179,9 +180,9 @@ def test_the_comparison_has_a_row_per_workload_and_drafter(
     assert len(rows) == len(cpu_document.decisions) == 4
     first, second = rows["code", "draft"]
     (decision,) = [d for d in cpu_document.decisions if d.draft.k == 4]
-    assert f"code: {first}" == decision.sentence
+    assert first == decision_text(decision)
     assert second == "undecided"  # it was not measured again
-    assert rows["creative", "poor"][0].startswith("no speedup: K=1, 0.88x [")
+    assert rows["creative", "poor"][0].startswith("no speedup: K=1 measured 0.88x [")
     assert rows["creative", "poor"][1] == "-"  # that run does not have the drafter
 
 

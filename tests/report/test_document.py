@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from specbench.cli.measure import require_complete
-from specbench.records import FailureRecord, RunRecord
+from specbench.records import FailureRecord, Kind, RunRecord
 from specbench.report.document import Document, build_document, num_usable
 from specbench.report.notes import run_warnings
 from specbench.runs import StoredRun
@@ -151,8 +151,8 @@ def test_the_decision_names_the_budget_if_it_prevented_other_k(stored: StoredRun
     ]
     prompts = sorted({block.prompt_id for block in stored.blocks if block.workload == "code"})
 
-    def sentence(run: RunRecord, num_prompts: int, *lacking: int) -> str:
-        """The answer if these K have only the first prompts."""
+    def told(run: RunRecord, num_prompts: int, *lacking: int) -> set[Kind]:
+        """The kinds of the answer if these K have only the first prompts."""
         cut = {key.id for key in keys if key.draft.k in lacking}
         blocks = tuple(
             block
@@ -161,14 +161,15 @@ def test_the_decision_names_the_budget_if_it_prevented_other_k(stored: StoredRun
             for block in stored.blocks
         )
         decisions = build_document(replace(stored, run=run, blocks=blocks)).decisions
-        return next(d.sentence for d in decisions if d.leader in keys)
+        answers = (d.answer for d in decisions if d.leader in keys)
+        return {reason.kind for reason in next(answers)}
 
-    assert "only K" not in sentence(run, 0, 1)
-    assert "only K" in sentence(run, 0, 1, 2)
-    assert "only K" in sentence(run, 1, 1, 2)
-    assert "only K" not in sentence(stored.run, 0, 1, 2)
-    assert "--time-budget" in sentence(run, 3, 1, 2, 4)
-    assert "--time-budget" not in sentence(stored.run, 3, 1, 2, 4)
+    assert Kind.ONLY_K not in told(run, 0, 1)
+    assert Kind.ONLY_K in told(run, 0, 1, 2)
+    assert Kind.ONLY_K in told(run, 1, 1, 2)
+    assert Kind.ONLY_K not in told(stored.run, 0, 1, 2)
+    assert Kind.LONGER_BUDGET in told(run, 3, 1, 2, 4)
+    assert Kind.LONGER_BUDGET not in told(stored.run, 3, 1, 2, 4)
 
 
 def test_a_resume_with_other_packages_or_threads_is_a_warning(stored: StoredRun) -> None:

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specbench.decide.explanation import speedup_text
 from specbench.records import CellSummary
 from specbench.report.charts.bars import parts, round_time_chart
 from specbench.report.charts.canvas import (
@@ -29,6 +28,7 @@ from specbench.report.charts.speedups import dots, speedup_chart
 from specbench.report.document import Document, build_document
 from specbench.report.html import pictures
 from specbench.report.sections import by_setting, sections
+from specbench.words.numbers import speedup_text
 from tests.report.conftest import drawn
 from tests.report.stored_runs import SMALL, renamed, stored_run
 

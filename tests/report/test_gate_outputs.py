@@ -23,8 +23,8 @@ from specbench.report.gate import (
     row,
 )
 from specbench.report.markdown import part_to_markdown
-from specbench.report.numbers import effect_text
 from specbench.report.terminal import terminal_part
+from specbench.words.numbers import effect_text
 from tests.gate.gate_sides import cell, figure, key, side
 from tools.machine_document import DOCUMENTS
 
@@ -72,7 +72,7 @@ def test_every_gate_format_names_the_first_cause(gate, capsys):
     assert cause in details[0]
     assert weights in details[0]
     document = gate_json(gate)
-    assert cause in document["sentence"]
+    assert cause in document["text"]
     assert document["attributions"][0]["causes"][0] == cause
     assert document["attributions"][0]["changes"][0]["candidate"].endswith(weights)
     open_console(width=80).print(terminal_part(gate_report(gate)))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.frames.tables import cells_csv
-from specbench.records import CellKey, Interval
+from specbench.records import CellKey, Interval, SpeedupVerdict
 from specbench.report.answers import answer, answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
@@ -103,7 +103,7 @@ def test_json_names_the_rule_and_keeps_its_schema(marked: Document) -> None:
     for entry in (*json_document["cells"], *json_document["decisions"], *json_document["shared_k"]):
         assert entry["lossy"] == (RULE if "bold" in entry["pairing"] else None)
     for decision in json_document["decisions"]:
-        assert decision["sentence"].endswith(f" [lossy: {RULE}]") == bool(decision["lossy"])
+        assert decision["text"].endswith(f" [lossy: {RULE}]") == bool(decision["lossy"])
 
 
 def test_csv_has_the_rule_in_a_column(marked: Document) -> None:
@@ -123,7 +123,11 @@ def test_the_headline_prefers_a_lossless_drafter_that_helps(marked: Document) ->
         return replace(
             document,
             decisions=tuple(
-                replace(d, speedup=speedups.get(d.leader.pairing, slower))
+                replace(
+                    d,
+                    speedup=speedups.get(d.leader.pairing, slower),
+                    verdict=SpeedupVerdict.FASTER,
+                )
                 for d in document.decisions
             ),
         )

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.records import SpeedupVerdict
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.markdown import escape, to_markdown
+from specbench.words.answers import main_reasons
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
 
@@ -27,11 +29,14 @@ def test_the_markdown_report_starts_with_the_answer(cpu_document: Document) -> N
 
 @pytest.mark.parametrize("is_won", [True, False])
 def test_markdown_has_the_reasons_of_every_drafter(cpu_document: Document, is_won: bool) -> None:
-    lost = tuple(replace(decision, speedup=None) for decision in cpu_document.decisions)
+    lost = tuple(
+        replace(decision, speedup=None, verdict=SpeedupVerdict.UNDECIDED)
+        for decision in cpu_document.decisions
+    )
     document = cpu_document if is_won else replace(cpu_document, decisions=lost)
     lines = to_markdown([document]).splitlines()
     for decision in document.decisions:
-        for reason in decision.reasons:
+        for reason in main_reasons(decision):
             assert {f"  - {escape(reason)}", f"    - {escape(reason)}"} & set(lines)
     assert any(line.startswith("    - ") for line in lines)  # of a drafter that is not quoted
 

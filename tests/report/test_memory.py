@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.records import NO_DRAFTER, MemoryRecord
+from specbench.records import NO_DRAFTER, Kind, MemoryRecord
 from specbench.report.charts.bars import memory_chart
 from specbench.report.charts.canvas import drawing
 from specbench.report.document import Document, build_document
 from specbench.report.memory import memory_grid, memory_legend, memory_rows, need
-from specbench.report.numbers import measured
+from specbench.words.numbers import measured
 from tests.report.stored_runs import SMALL, stored_run
 from tests.report.test_figures import texts
 
@@ -83,6 +83,13 @@ def test_the_legend_names_the_longest_context_of_each_target(cpu_document: Docum
 
 
 def test_the_reasons_state_the_memory_of_the_draft_model(cpu_document: Document) -> None:
-    lines = [text for d in cpu_document.decisions for text in d.reasons if "drafter memory" in text]
-    assert lines
-    assert all(re.search("memory: 23 MiB .* 12 tokens", text) for text in lines)
+    told = [
+        reason
+        for d in cpu_document.decisions
+        for reason in d.reasons
+        if reason.kind is Kind.DRAFTER_MEMORY
+    ]
+    assert told
+    assert {(r.figures["bytes"], r.figures["cache_tokens"]) for r in told} == {
+        (24_248_320, 11.5625)  # 23.1 MiB of weights and KV cache
+    }

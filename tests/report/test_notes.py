@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from specbench.metrics.machine import noise_warning
-from specbench.records import CellSummary, Decision
+from specbench.records import CellSummary, Decision, Kind
 from specbench.report.document import Document
 from specbench.report.notes import notes, warning_lines
 from specbench.report.terminal import terminal_report
+from specbench.words.answers import noise_lines
 from tests.report.conftest import SHOWN
 
 RUN, CELL, AGAIN = "a word about the run", "a word about a cell", "a word about its repeat"
@@ -60,12 +60,10 @@ def test_a_heading_without_lines_is_omitted(baseline_document: Document) -> None
 def test_noise_that_was_warned_of_at_the_start_is_not_repeated_with_the_results(
     cpu_document: Document,
 ) -> None:
-    early = noise_warning(["load average 5.2 on 2 cores"])
-    run = replace(cpu_document.run, warnings=(early,))
-    noisy = replace(cpu_document, run=run, noise=("this process got the CPU for 41% of the time",))
+    noisy = replace(cpu_document, noise=(Kind.WAITED(share=0.41),))
     console = Console(width=400)
     with console.capture() as first:
         console.print(terminal_report(noisy))
     with console.capture() as again:
-        console.print(terminal_report(noisy, [early]))
+        console.print(terminal_report(noisy, noise_lines(noisy.noise)))
     assert ("noisy machine" in first.get(), "noisy machine" in again.get()) == (True, False)

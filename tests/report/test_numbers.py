@@ -3,7 +3,7 @@
 import pytest
 
 from specbench.records import ranges
-from specbench.report.numbers import listed, measured, plural, significant
+from specbench.words.numbers import listed, measured, plural, significant
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,24 @@ from specbench.cli.console import open_console
 from specbench.decide.comparisons import Crossover, Point
 from specbench.decide.objective import JointRecommendation, Objective, Recommendation
 from specbench.doc import schema_of
-from specbench.records import NO_DRAFTER, Interval, MemoryRecord
+from specbench.records import NO_DRAFTER, Interval, Kind, MemoryRecord
 from specbench.report.blocks import ReportPart, TableBlock, run_report
 from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
 from specbench.report.recommendation import (
+    PickVerdict,
     _losses,
     candidate_grid,
     headline,
+    pick_verdict,
     reasons,
     recommendation_json,
     recommendation_lines,
     recommendations_of,
+    recommended,
 )
 from specbench.report.terminal import terminal_part
+from specbench.words.answers import MOST_REASONS, reason_json
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import context_run
 from tests.report.stored_runs import SMALL, stored_run
@@ -88,10 +92,10 @@ def test_a_k_0_recommendation_explains_why_the_best_k_lost() -> None:
         lost = next(
             d for d in document.decisions if d.leader.condition.workload == pick.condition.workload
         )
-        lines = list(reasons(document, pick))
-        assert lines[0].startswith("runner-up: demo/poor, K=1, 0.")
-        assert tuple(lines[1:]) == lost.reasons
-        assert any("break-even" in line for line in lines)
+        runner_up, *why = reasons(document, pick)
+        assert runner_up.kind in (Kind.RUNNER_UP, Kind.OPEN_RUNNER_UP)
+        assert runner_up.figures == {"configuration": "demo/poor, K=1", "speedup": lost.speedup}
+        assert tuple(why) == lost.reasons[:MOST_REASONS]
 
 
 def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
@@ -104,13 +108,17 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     (pick,) = picks
     lines = recommendation_lines(document, picks, Objective())
     assert lines[0].startswith("code: undecided: no valid ")
+    assert pick_verdict(document, pick) is PickVerdict.UNDECIDED
+    assert recommended(document, pick, Objective()).kind is Kind.NO_DRAFTS_VALID
     assert any(line.startswith("  demo/draft: excluded: K = 1: ") for line in lines)
     assert lines[-1] == "chat: no answer: not measured"
     assert "do not speculate" not in lines[0]
     assert candidate_grid(document, pick, Objective()).rows[0][-1] == "not compared"
     json_document = recommendation_json(document, picks, Objective())
     assert json_document["picks"][0]["no_valid_speculative_run"]
-    assert json_document["without_recommendation"] == {"chat": "no answer: not measured"}
+    assert json_document["without_recommendation"] == {
+        "chat": json.loads(json.dumps(reason_json(Kind.UNANSWERED())))
+    }
     only = recommendation_json(document, picks, Objective(), workloads=("code",))
     assert only["without_recommendation"] == {}
 
@@ -121,14 +129,14 @@ def test_a_recommendation_names_the_planned_k_without_measurements() -> None:
     run = replace(stored.run, cells=stored_run(wish).run.cells)
     document = build_document(replace(stored, run=run))
     (pick,) = recommendations_of(document, Objective())
-    assert any(re.search("demo/draft .*K = 1, 2 and 4$", line) for line in reasons(document, pick))
+    assert Kind.PLANNED_ONLY(cells=("demo/draft at K = 1, 2 and 4",)) in reasons(document, pick)
 
 
 def test_an_unconfirmed_winner_is_listed_as_best_undecided() -> None:
     wish = replace(SMALL, drafters=("draft",), workloads=("code",), is_complete=False)
     document = build_document(stored_run(wish))  # the winner was not measured again
     (pick,) = recommendations_of(document, Objective())
-    assert next(iter(reasons(document, pick))).startswith("best undecided: ")
+    assert next(iter(reasons(document, pick))).kind is Kind.BEST_OPEN
 
 
 def test_no_joint_recommendation_without_a_decided_workload() -> None:
@@ -141,10 +149,9 @@ def test_no_joint_recommendation_without_a_decided_workload() -> None:
 
 def test_a_workload_that_is_undecided_is_not_reported_as_better_without_drafts() -> None:
     shared = JointRecommendation(key=KEY, regret={"chat": 0.0}, best_by_workload={"chat": BASE_KEY})
-    assert re.fullmatch(r"nothing .*chat \(.*not speculate\)", _losses(shared, []))
-    text = _losses(shared, ["chat"])
-    assert "undecided on chat" in text
-    assert "do not speculate" not in text
+    other = Kind.LOSS_UNMEASURABLE(workload="chat", best="do not speculate")
+    assert _losses(shared, []) == (other,)
+    assert _losses(shared, ["chat"]) == (Kind.NO_LOSS(),)
 
 
 def test_a_valid_cell_is_quoted_before_a_faster_invalid_one() -> None:
@@ -159,9 +166,8 @@ def test_a_valid_cell_is_quoted_before_a_faster_invalid_one() -> None:
         r"code: undecided: demo/poor, 0\.\d\dx .*1\.\d\dx .*K=1",
         recommendation_lines(document, picks, Objective())[0],
     )
-    assert next(iter(reasons(document, pick))).startswith(
-        "runner-up: demo/poor, K=1, 0.89x to 1.05x"
-    )
+    first, *_ = reasons(document, pick)
+    assert (first.kind, first.figures["configuration"]) == (Kind.OPEN_RUNNER_UP, "demo/poor, K=1")
     grid = candidate_grid(document, pick, Objective())
     assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("K=0", "undecided", "")
 
@@ -205,8 +211,12 @@ def test_saturation_is_reported_for_the_same_setting(
     )
     key = with_axes(base_key, **changed)
     crossover = Crossover(key=key, points=(first, point(4, 0.9)), concurrency=4, estimated=None)
-    lines = list(reasons(replace(served, crossovers=(crossover,)), pick))
-    assert any("up to 1 user; no speedup at 4" in text for text in lines) is is_told
+    told = {
+        (said.figures["users"], said.figures["verdict"], said.figures["stop"])
+        for said in reasons(replace(served, crossovers=(crossover,)), pick)
+        if said.kind is Kind.USERS_UP_TO
+    }
+    assert told == ({((1, "user"), "no speedup", 4)} if is_told else set())
 
 
 def test_recommendations_name_their_temperature(served: Document) -> None:
@@ -250,17 +260,18 @@ def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
     """Best of n decodes n rows for one request."""
     pick = recommendations_of(served, Objective())[0]
     document = with_memory(served, pick, 2_400)
-    for samples, left in ((1, "2,400"), (8, "300")):
+    for samples, left in ((1, 2_400), (8, 300)):
         of = with_key(pick, concurrency=1, num_samples=samples)
-        assert any(f" {left} more tokens " in line for line in reasons(document, of))
+        assert Kind.MEMORY_LEFT(tokens=left, context=None) in reasons(document, of)
 
 
 def test_memory_left_is_not_negative_if_used_up(served: Document) -> None:
     (pick, *_) = recommendations_of(served, Objective())
     full, at_context = with_memory(served, pick, 0), with_key(pick, context=4096)
-    assert "memory left: not enough for 4,096 tokens of context" in reasons(full, at_context)
+    assert Kind.MEMORY_FULL(context=4096) in reasons(full, at_context)
     packed = replace(full, memory=(replace(full.memory[0], kv_bytes_per_token=0),))
-    assert not [line for line in reasons(packed, at_context) if line.startswith("memory left")]
+    kinds = {said.kind for said in reasons(packed, at_context)}
+    assert not kinds & {Kind.MEMORY_LEFT, Kind.MEMORY_FULL}
 
 
 def test_the_closest_is_named_if_no_configuration_meets_the_limits(
@@ -270,10 +281,13 @@ def test_the_closest_is_named_if_no_configuration_meets_the_limits(
     (pick, *_) = recommendations_of(served, objective)
     assert pick.best is None
     assert list(reasons(served, pick)) == []
-    line = headline(served, pick, objective)
-    closest = min(pick.candidates, key=lambda candidate: candidate.broken[0].seconds)
-    assert f"ttft {closest.broken[0].seconds * 1e3:,.3g} ms" in line
-    assert closest.key.condition.requests in line
+    assert pick_verdict(served, pick) is PickVerdict.OVER_LIMITS
+    closest = min(pick.candidates, key=lambda candidate: candidate.excess)
+    said = recommended(served, pick, objective)
+    assert said.figures["because"] == closest.broken
+    assert closest.key.condition.requests in said.figures["configuration"]
+    (over,) = closest.broken
+    assert (over.kind, over.figures["limit"]) == (Kind.OVER_LIMIT, "ttft")
 
 
 def test_k_by_context_is_part_of_the_answer() -> None:

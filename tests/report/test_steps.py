@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specbench.decide.recommend import judge
 from specbench.metrics.cell import CellData
 from specbench.records import AnswerCheck, Interval, ReferenceRecord, RequestRecord, RoundLog
 from specbench.report.blocks import shown_generations
@@ -66,7 +67,9 @@ def test_the_drafter_nearest_to_a_speedup_is_shown_if_none_helps() -> None:
         "poor": Interval(estimate=0.97, low=0.93, high=0.99),
     }
     decisions = tuple(
-        replace(d, speedup=speedups[d.leader.draft.drafter]) for d in document.decisions
+        replace(d, speedup=of, verdict=judge(of))
+        for d in document.decisions
+        for of in (speedups[d.leader.draft.drafter],)
     )
     code, creative = shown_generations(replace(document, decisions=decisions))
     assert code.title.startswith("code: demo/poor, ")

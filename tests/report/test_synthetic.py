@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from specbench.frames.tables import cells_csv
+from specbench.records import Kind
 from specbench.report.answers import answer_lines, shared_k_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
@@ -50,7 +51,7 @@ def test_the_first_warning_names_synthetic_weights_or_acceptance(synthetic: Docu
 def test_synthetic_sentences_end_with_the_mark(wish: Wish, settings: dict[str, object]) -> None:
     document = document_of(wish, **settings)
 
-    assert all(d.sentence.endswith(" [synthetic]") for d in document.decisions)
+    assert all(decision.is_synthetic for decision in document.decisions)
     for line in (*answer_lines(document), *shared_k_lines(document)):
         assert line.endswith(" [synthetic]")
         assert line.count("[synthetic]") == 1
@@ -60,7 +61,7 @@ def test_mismatched_models_are_not_reported_for_synthetic_runs() -> None:
     poor = replace(SMALL, drafters=("poor",))
     for settings in ({}, DRAWN, DUMMY):
         (*_, decision) = document_of(poor, **settings).decisions
-        is_mismatched = any("mismatched" in reason for reason in decision.reasons)
+        is_mismatched = any(reason.kind is Kind.MISMATCHED for reason in decision.reasons)
         assert is_mismatched is not bool(settings)
 
 

@@ -92,20 +92,6 @@ def test_a_resumed_run_knows_its_finished_blocks_and_continues(tmp_path: Path):
     assert stored.sessions == (ENVIRONMENT,)
 
 
-@pytest.mark.parametrize("is_set", [False, True])
-def test_a_run_with_a_removed_setting_is_not_resumed(tmp_path: Path, is_set: bool):
-    create_run(tmp_path, run()).close()
-    path = tmp_path / RUN_ID / "run.json"
-    document = json.loads(path.read_text())
-    document["settings"]["compile"] = is_set
-    path.write_text(json.dumps(document))
-    if is_set:
-        with pytest.raises(StoreError, match=r"started with compile.*start a new run"):
-            resume_run(tmp_path, RUN_ID)
-    else:
-        resume_run(tmp_path, RUN_ID).close()
-
-
 def test_reference_texts_are_available_before_and_after_a_resume(tmp_path: Path):
     later = dataclasses.replace(REFERENCE, turn=1)
     with create_run(tmp_path, run()) as store:

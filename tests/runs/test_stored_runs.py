@@ -132,7 +132,13 @@ RUNS = Path(__file__).parent / "stored_sweep"
 EXPECTED: dict[str, Any] = json.loads((RUNS / "expected.json").read_text())
 
 
-WORDS = {"sentence", "reasons", "warnings"}  # for people; today's texts are better
+WORDS = {
+    "sentence",
+    "reasons",
+    "warnings",
+    "text",
+    "answer",
+}  # today's are better
 
 
 def facts(value: Any) -> Any:
@@ -162,12 +168,14 @@ def test_a_stored_sweep_gives_the_same_cells_and_report_as_before() -> None:
         if decision["num_speculative_tokens"] == 0:  # it quotes the best K today
             del decision["speedup"]
     assert facts(document) == facts(then)
-    in_order = [list(cell) for cell in (*document["cells"], *document["decisions"])]
-    assert in_order == [list(cell) for cell in (*then["cells"], *then["decisions"])]
+    now, before = (
+        [[name for name in cell if name not in WORDS] for cell in (*d["cells"], *d["decisions"])]
+        for d in (document, then)
+    )
+    assert now == before
 
 
 def test_a_plan_is_stored_again_entry_by_entry() -> None:
     stored = load_run(RUNS / "sweep", RUNS)
     then = json.loads((RUNS / "sweep" / "run.json").read_bytes())
-    del then["settings"]["compile"]  # of a removed option
     assert of_then(json.loads(encode_run(stored.run)), then) == then

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specbench.doc import schema_of
+from specbench.records import Kind, Reason
 from specbench.verify.evidence import (
     BaselineSample,
     Divergence,
@@ -76,28 +77,34 @@ def test_equal_texts_are_identical() -> None:
 def test_rounding_between_the_two_best_is_a_tie() -> None:
     finding = single(greedy(divergence(), divergence(position=5), divergence(prompt_id="chat/p2")))
     assert (finding.verdict, finding.lossless, finding.match_rate) == ("near_tie", True, 0.8)
-    assert "at most 1 steps" in finding.reason
+    assert finding.reasons == (Kind.TIES(tokens=3, steps=1.0, below=None),)
+
+
+PLACE = {"prompt": "chat/p1", "unit": "token", "position": 3}
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "reason"),
     [
-        (divergence(steps=500), "500 rounding steps (8 make a tie) below the target's best"),
+        (
+            divergence(steps=500),
+            Kind.DIVERGES(**PLACE, found=7, expected=5, how_far=(500, 8.0, None)),
+        ),
         (
             divergence(steps=500, below=0.5),
-            "0.5 in logits (0.61 times as likely; 500 rounding steps, 8 make a tie) below",
+            Kind.DIVERGES(**PLACE, found=7, expected=5, how_far=(500, 8.0, 0.5)),
         ),
-        (divergence(None, found=None), "the text stops early"),
-        (divergence(None, expected=None), "the text runs past its end"),
+        (divergence(None, found=None), Kind.STOPS_EARLY(**PLACE)),
+        (divergence(None, expected=None), Kind.RUNS_PAST(**PLACE)),
     ],
 )
 def test_a_divergence_beyond_rounding_is_a_mismatch_and_listed_first(
-    wrong: Divergence, says: str
+    wrong: Divergence, reason: Reason
 ) -> None:
     finding = single(greedy(divergence(position=1), wrong))
     assert (finding.verdict, finding.lossless) == ("mismatch", False)
     assert finding.first_divergence == wrong
-    assert says in finding.reason
+    assert finding.reasons == (reason,)
 
 
 def test_tokens_of_the_distribution_pass_with_the_detectable_deviation() -> None:
@@ -110,20 +117,22 @@ def test_tokens_of_the_distribution_pass_with_the_detectable_deviation() -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "reason"),
     [
-        ({"surprise_N": np.random.default_rng(0).random(4096) ** 3}, "likely and unlikely"),
-        ({"identity_N": np.random.default_rng(0).random(4096) ** 2}, "some tokens occur too often"),
-        ({"identity_N": np.linspace(0, 1, 4096)}, "depends on the previous one"),
-        ({"log_likelihoods": {**SOUND, 0.7: -900.0}}, "another temperature"),
-        ({"num_outside": 2}, "2 tokens are excluded by top-k and top-p"),
-        ({"wrongly_ended": ("chat/p3",)}, "first for chat/p3"),
+        ({"surprise_N": np.random.default_rng(0).random(4096) ** 3}, Kind.OTHER_FREQUENCIES()),
+        ({"identity_N": np.random.default_rng(0).random(4096) ** 2}, Kind.TOO_OFTEN()),
+        ({"identity_N": np.linspace(0, 1, 4096)}, Kind.DEPENDENT()),
+        ({"log_likelihoods": {**SOUND, 0.7: -900.0}}, Kind.OTHER_TEMPERATURE()),
+        ({"num_outside": 2}, Kind.OUTSIDE(count=2)),
+        ({"wrongly_ended": ("chat/p3",)}, Kind.WRONG_ENDS(count=1, prompt="chat/p3")),
     ],
 )
-def test_each_fault_is_a_mismatch_with_its_reason(changes: dict[str, object], says: str) -> None:
+def test_each_fault_is_a_mismatch_with_its_reason(
+    changes: dict[str, object], reason: Reason
+) -> None:
     finding = single(sampled(**changes))
     assert (finding.verdict, finding.lossless) == ("mismatch", False)
-    assert says in finding.reason
+    assert finding.reasons == (reason,)
 
 
 @pytest.mark.parametrize(
@@ -132,20 +141,20 @@ def test_each_fault_is_a_mismatch_with_its_reason(changes: dict[str, object], sa
 def test_many_tokens_at_a_nucleus_edge_are_inconclusive(num_at_edge, verdict) -> None:
     finding = single(sampled(num_at_edge=num_at_edge))
     assert finding.verdict == verdict
-    assert ("300 of 4396 tokens" in finding.reason) is (num_at_edge == 300)
+    at_edge = Kind.AT_EDGE(at_edge=num_at_edge, tokens=4096 + num_at_edge)
+    assert (finding.reasons == (at_edge,)) is (num_at_edge == 300)
 
 
 def test_too_blunt_tokens_leave_the_temperature_inconclusive() -> None:
     finding = single(sampled(colder=BLUNT))
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
     # This many tokens like these would decide.
-    (needed,) = re.findall(r"--num-tokens (\d+)", finding.reason)
-    assert "--time-budget" in finding.reason
-    more = SumMoments(*(value * int(needed) / 4096 for value in BLUNT))
+    (few,) = finding.reasons
+    assert (few.kind, few.figures["tokens"]) == (Kind.TOO_FEW_TOKENS, 4096)
+    more = SumMoments(*(value * few.figures["needed"] / 4096 for value in BLUNT))
     assert control_p_value(more, 3) < FALSE_ALARM / 4 <= control_p_value(BLUNT, 3)
     sure = single(sampled(colder=SumMoments(0.0, 0.0)))
-    assert "--temperature" in sure.reason
-    assert "--num-tokens" not in sure.reason
+    assert sure.reasons == (Kind.TOO_SURE(),)
     assert exit_code([finding]) == 3
 
 
@@ -187,7 +196,7 @@ def test_the_sentence_of_a_lossy_pairing_has_every_temperature() -> None:
 def test_a_lossy_rule_is_named_in_its_verdict(evidence: Evidence) -> None:
     finding = single(evidence)
     assert (finding.verdict, finding.lossless) == ("lossy", False)
-    assert re.match("typical .*lossy .*; ", finding.reason)
+    assert finding.reasons[0] == Kind.LOSSY_RULE(rule="typical")
     assert sentences([finding])[0].startswith("big/good: lossy by choice: ")
     assert exit_code([finding]) == 1
 

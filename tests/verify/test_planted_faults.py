@@ -17,7 +17,7 @@ from specbench.forward.runner import StockRunner
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import load_workload
-from specbench.records import Request, Sampling
+from specbench.records import Kind, Request, Sampling
 from specbench.verify.collect import Collector, EngineUnderTest, KnownOutput, VerificationPrompt
 from specbench.verify.judge import Finding
 from specbench.verify.reference_model import ReferenceModel
@@ -248,7 +248,7 @@ def test_tokens_that_top_k_excludes_are_found(tiny: Bench, monkeypatch: pytest.M
     monkeypatch.setattr(Sampler, "probs", uncut)
     finding = tiny.sampled(num_tokens=512, top_k=5)
     assert finding.verdict == "mismatch"
-    assert "by top-k and top-p" in finding.reason
+    assert finding.reasons[0].kind is Kind.OUTSIDE
 
 
 def test_a_planted_greedy_fault_is_located(tiny: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

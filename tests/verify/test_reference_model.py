@@ -12,7 +12,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from specbench.decode.sampling import Sampler
 from specbench.engines.engine import Work
-from specbench.records import Sampling
+from specbench.records import Kind, Sampling
 from specbench.verify.collect import Collector, EngineUnderTest, VerificationPrompt
 from specbench.verify.judge import Finding, is_tie, judge
 from specbench.verify.reference_model import (
@@ -100,18 +100,18 @@ def test_a_text_may_end_with_eos_or_with_the_last_requested_token(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "position", "says"),
+    ("text", "position", "kind"),
     [
-        ((BEST, BEST), 2, "the text stops early"),
-        ((BEST, EOS, BEST, BEST), 2, "the text runs past its end"),
-        ((BEST,) * (MAX_NEW_TOKENS + 1), MAX_NEW_TOKENS, "the text runs past its end"),
+        ((BEST, BEST), 2, Kind.STOPS_EARLY),
+        ((BEST, EOS, BEST, BEST), 2, Kind.RUNS_PAST),
+        ((BEST,) * (MAX_NEW_TOKENS + 1), MAX_NEW_TOKENS, Kind.RUNS_PAST),
     ],
 )
-def test_a_text_that_ends_elsewhere_is_a_mismatch(text, position, says):
+def test_a_text_that_ends_elsewhere_is_a_mismatch(text, position, kind):
     for baseline in (None, (WORSE,) * MAX_NEW_TOKENS):
         finding = greedy(text, baseline)
         assert (finding.verdict, finding.first_divergence.position) == ("mismatch", position)
-        assert says in finding.reason
+        assert [reason.kind for reason in finding.reasons] == [kind]
 
 
 def test_an_end_that_k_0_shares_is_not_a_fault_of_speculation():

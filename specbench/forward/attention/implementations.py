@@ -251,7 +251,7 @@ class FlashAttn:
 def import_failure() -> str | None:
     """The reason why the flash-attn package cannot be used at all; None if it can."""
     if not (name := _module()):
-        return "flash-attn is not installed"
+        return "not installed"
     try:
         import_module(name)
     except Exception as error:  # built for another torch, say

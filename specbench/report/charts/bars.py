@@ -27,9 +27,9 @@ from specbench.report.charts.canvas import (
 )
 from specbench.report.comparisons import work_of
 from specbench.report.memory import EVERYTHING_ELSE, MemoryRow
-from specbench.report.numbers import measured, memory_scale
 from specbench.report.sections import Section
 from specbench.settings import BUILTIN
+from specbench.words.numbers import measured, memory_scale
 
 _ROUND_TIME = (
     "Bars: cost of a round, in steps of the target without drafts (dashed: one step, K=0). "

@@ -23,8 +23,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specbench.decide.explanation import speedup_text
 from specbench.records import Interval
+from specbench.words.numbers import speedup_text
 
 INK = "#010203"  # replaced by the page's text color
 STYLE: dict[Any, Any] = {

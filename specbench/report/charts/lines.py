@@ -26,8 +26,8 @@ from specbench.report.charts.canvas import (
     drawing,
     hover,
 )
-from specbench.report.numbers import Scale, list_of, measured, memory_scale, plural, scale_of
 from specbench.report.sections import Section, drafter_of
+from specbench.words.numbers import Scale, list_of, measured, memory_scale, plural, scale_of
 
 _ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
 _ACCEPTANCE = (

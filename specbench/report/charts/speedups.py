@@ -8,11 +8,10 @@ from typing import TypeVar
 from matplotlib.axes import Axes
 
 from specbench.decide.comparisons import ContextCurve, Crossover
-from specbench.decide.explanation import k_text, speedup_text, units_of
-from specbench.decide.recommend import SpeedupVerdict, break_even_text
+from specbench.decide.explanation import units_of
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.metrics.registry import number_of
-from specbench.records import CellKey, CellSummary, Condition, Decision
+from specbench.records import CellKey, CellSummary, Condition, Decision, SpeedupVerdict
 from specbench.report.charts.canvas import (
     DASHED,
     INK,
@@ -29,8 +28,9 @@ from specbench.report.charts.canvas import (
 from specbench.report.comparisons import by_run, decided_cells
 from specbench.report.document import Document
 from specbench.report.forecasts import FORECAST_TITLE, with_costs
-from specbench.report.sections import Section, drafter_of, verdict_of
+from specbench.report.sections import Section, drafter_of
 from specbench.stats.spread import MIN_UNITS
+from specbench.words.numbers import break_even_text, k_text, speedup_text
 
 _OF_REQUESTS = "Decode seconds at K=0 / decode seconds at K, over the same prompts."
 _OF_PASSES = "Tokens per second at K / at K=0 with a full batch."
@@ -341,7 +341,7 @@ def _answers_chart(
                     decision.speedup,
                     style,
                     size=6,
-                    valid=verdict_of(decision) is SpeedupVerdict.FASTER,
+                    valid=decision.verdict is SpeedupVerdict.FASTER,
                     name=f"run {run + 1}, {name}, {decision.leader.draft.length.named}",
                 )
                 ends = [end for end in ends if end.text != name]

@@ -17,8 +17,10 @@ from transformers import LlamaForCausalLM
 from specbench.bench.served.verification import collect_served_evidence
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
-from specbench.verify.judge import WITHOUT_SPECULATION, Finding, judge
+from specbench.records import Kind
+from specbench.verify.judge import Finding, judge
 from specbench.verify.report import divergence_lines, document, exit_code, sentences
+from specbench.words.answers import text
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.lawful_server import Draw, Law, Lawful, greedy, sampled, serving
 from tests.cli.calls import specbench
@@ -168,8 +170,8 @@ def test_a_mismatch_at_k_0_is_not_blamed_on_speculation(tiny: Tiny) -> None:
     findings = findings_of(tiny, tiny.server(warmer, 1), tiny.server(warmer, 2), (TEMPERATURE,))
     assert [finding.verdict for finding in findings] == ["mismatch", "matches_baseline"]
     assert exit_code(findings) == 1
-    of_own, of_drafts = sentences(findings)
-    assert WITHOUT_SPECULATION in of_own
+    _, of_drafts = sentences(findings)
+    assert Kind.NOT_SPECULATION() in findings[0].reasons
     assert re.match("tiny/ngram .*vllm .*K = 2: lossless: ", of_drafts)
     assert "without speculation" in of_drafts
 
@@ -177,7 +179,7 @@ def test_a_mismatch_at_k_0_is_not_blamed_on_speculation(tiny: Tiny) -> None:
 def test_a_fault_of_speculation_is_found_even_if_k_0_is_wrong(tiny: Tiny) -> None:
     findings = findings_of(tiny, tiny.server(warmer, 1), tiny.server(right, 2), (TEMPERATURE,))
     assert [finding.verdict for finding in findings] == ["mismatch", "mismatch"]
-    assert "at K = 0" in findings[1].reason
+    assert findings[1].reasons[0].kind in (Kind.RARITY_DIFFERS, Kind.FREQUENCY_DIFFERS)
 
 
 @pytest.mark.long
@@ -290,10 +292,10 @@ def test_a_server_that_refuses_is_not_verified_but_the_others_are(tiny: Tiny) ->
     broken.is_broken = True
     findings = findings_of(tiny, tiny.server(right, 1), broken, (0.0,))
     assert [finding.verdict for finding in findings] == ["identical", "failed"]
-    assert "0 of 3 requests" in findings[1].reason
+    assert "0 of 3 requests" in text(findings[1].reasons[0])
     assert exit_code(findings) == 4
     findings = findings_of(tiny, broken, tiny.server(right, 1), (0.0,))
-    assert "K = 0 " in findings[1].reason
+    assert "K = 0 " in text(findings[1].reasons[0])
 
 
 def test_a_server_that_breaks_off_gets_no_verdict_and_no_more_requests(tiny: Tiny) -> None:
@@ -301,7 +303,7 @@ def test_a_server_that_breaks_off_gets_no_verdict_and_no_more_requests(tiny: Tin
     broken.breaks_off_at = 5
     findings = findings_of(tiny, tiny.server(right, 1), broken, (TEMPERATURE,))
     assert [finding.verdict for finding in findings] == ["matches_distribution", "failed"]
-    assert "requests were answered" in findings[1].reason
+    assert "requests were answered" in text(findings[1].reasons[0])
     assert exit_code(findings) == 4
     assert broken.num_asked < 5 + 4  # the ones in progress
 

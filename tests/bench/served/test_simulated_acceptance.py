@@ -36,7 +36,7 @@ def test_a_simulated_run_is_marked_in_its_record_and_its_answers(monkeypatch, tm
     document = build_document(stored)
     assert document.mark == " [synthetic]"
     assert document.decisions
-    assert all(decision.sentence.endswith("[synthetic]") for decision in document.decisions)
+    assert all(decision.is_synthetic for decision in document.decisions)
     args = ("report", stored.run.run_id, "--runs-dir", "runs", "--json")
     assert json.loads(specbench(*args, cwd=tmp_path).out)["synthetic"] is True
 

@@ -17,10 +17,10 @@ from specbench.gate.baseline import snapshot
 from specbench.gate.check import check
 from specbench.gate.fingerprint import changes
 from specbench.inputs.config import load_pairings
-from specbench.records import DraftConfig
+from specbench.records import DraftConfig, Kind
 from specbench.report.charts.bars import side_by_side_charts
 from specbench.report.charts.canvas import drawing
-from specbench.report.comparisons import variant_lines, variants_grid
+from specbench.report.comparisons import variant_reasons, variants_grid
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
 from specbench.report.recommendation import headline, recommendation_json, recommendations_of
@@ -159,16 +159,18 @@ def test_the_faster_variant_is_named_with_its_interval_at_the_same_k(slower_eage
         assert pair.valid
         assert pair.num_prompts == 6
         assert 1.1 < pair.decode.low < pair.decode.estimate < pair.decode.high < 1.3
-    lines = [*variant_lines(document)]
-    assert len(lines) == 2 * 2  # K = 0 and the decided one
-    assert all("graphs is 1." in line and "faster than eager" in line for line in lines)
-    (first, *_) = document.variants
-    assert f"[{first.decode.low:.2f}, {first.decode.high:.2f}]" in lines[0]
+    told = [*variant_reasons(document)]
+    assert len(told) == 2 * 2  # K = 0 and the decided one
+    assert {said.kind for said in told} == {Kind.FASTER_VARIANT}
+    assert {(said.figures["variant"], said.figures["other"]) for said in told} == {
+        ("graphs", "eager")
+    }
+    assert told[0].figures["speedup"] == document.variants[0].decode
     turned = build_document(varied_sweep({"graphs": 1.0, "eager": 1.2}, ONE_ROW))
     assert all(pair.decode.high < 1 for pair in turned.variants)
-    assert all("graphs is 1." in line for line in variant_lines(turned))
+    assert all(said.figures["variant"] == "graphs" for said in variant_reasons(turned))
     equal = build_document(varied_sweep({"a": 1.0, "b": 1.0}, ONE_ROW))
-    assert all("undecided" in line for line in variant_lines(equal))
+    assert {said.kind for said in variant_reasons(equal)} == {Kind.OPEN_VARIANTS}
     (pick,) = recommendations_of(equal, Objective())
     assert "undecided whether faster than variant" in headline(equal, pick, Objective())
     (pick,) = recommendations_of(turned, Objective())

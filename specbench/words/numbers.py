@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from specbench.decide.explanation import LARGEST_EFFECT, speedup_text
-from specbench.records import Interval
+from specbench.metrics.registry import number_of
+from specbench.records import CellSummary, Interval
+from specbench.stats.intervals import LARGEST_EFFECT
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
@@ -74,6 +75,44 @@ def interval_text(speedup: Interval | None) -> str:
     return ABSENT if speedup is None else speedup_text(speedup)
 
 
+def interval_bounds(value: Interval) -> str:
+    """` [1.80, 2.00]`; empty without bounds."""
+    if value.low is None or value.high is None:
+        return ""
+    return f" [{value.low:.2f}, {value.high:.2f}]"
+
+
+def speedup_text(speedup: Interval, word: str = "") -> str:
+    """A speedup such as `1.90x faster [1.80, 2.00]`; without bounds only the estimate."""
+    return f"{speedup.estimate:.2f}x{word}{interval_bounds(speedup)}"
+
+
+def range_text(speedup: Interval | None) -> str:
+    """The range of an undecided speedup, such as `0.60x to 6.60x`."""
+    if speedup is None or speedup.low is None or speedup.high is None:
+        return "no interval"
+    return f"{speedup.low:.2f}x to {speedup.high:.2f}x"
+
+
+def break_even_text(value: Interval) -> str:
+    """`14,000 tokens [9,200, 21,000]`, with `?` for a bound that the run does not determine.
+
+    It has two significant digits, because the interpolation is not more accurate.
+    """
+    center, low, high = (
+        "?" if tokens is None else f"{float(f'{tokens:.2g}'):,.0f}"
+        for tokens in (value.estimate, value.low, value.high)
+    )
+    return f"{center} tokens [{low}, {high}]"
+
+
+def k_text(cell: CellSummary) -> str:
+    """`K=5`, or `auto (mean K 3.1)` for an adaptive cell."""
+    mean_k = number_of(cell.metrics, "mean_num_speculative_tokens")
+    named = cell.key.draft.length.named
+    return named if mean_k is None else f"{named} (mean K {mean_k:.1f})"
+
+
 def list_of(metrics: Mapping[str, float | tuple[float, ...]], name: str) -> tuple[float, ...]:
     """The values of a metric that is a list; empty for an absent one."""
     value = metrics.get(name)
@@ -81,8 +120,9 @@ def list_of(metrics: Mapping[str, float | tuple[float, ...]], name: str) -> tupl
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 prompt`, `8 prompts`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """`1 prompt`, `8 prompts`, `2 passes`."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -1,0 +1,456 @@
+"""What an answer says, as data: a closed set of kinds, each with its sentence.
+
+A sentence is a template: its fields are the figures of the kind, and `words/` prints them. Kinds
+that explain an answer are in order of importance.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+from specbench.doc import Doc
+from specbench.stats.summaries import Interval
+
+
+class Kind(StrEnum):
+    """The kinds of reasons by their names in files and JSON."""
+
+    sentence: str
+
+    def __new__(cls, name: str, sentence: str) -> "Kind":
+        kind = str.__new__(cls, name)
+        kind._value_, kind.sentence = name, sentence
+        return kind
+
+    def __call__(self, **figures: "Figure") -> "Reason":
+        """A reason of this kind; `figures` are the fields of its sentence."""
+        return Reason(self, figures)
+
+    # What was found about one drafter. The word of the verdict stands before it.
+    FASTER = "faster", "{k:K}{mean_k:mean}, {speedup:x} faster{speedup:bounds}"
+    MORE_REQUESTS = (
+        "more_requests",
+        "{k:K}{mean_k:mean}, {speedup:x} more requests within {limits}{speedup:bounds}",
+    )
+    MEASURED = "measured", "{k:K}{mean_k:mean} measured {speedup:x}{speedup:bounds}"
+    MEASURED_REQUESTS = (
+        "measured_requests",
+        "{k:K}{mean_k:mean} measured {speedup:x} requests within {limits}{speedup:bounds}",
+    )
+    RANGE = "range", "{speedup:range} at {k:K}{mean_k:mean}"
+    RANGE_REQUESTS = "range_requests", "{speedup:range} requests within {limits} at {k:K}"
+    TOO_FEW = "too_few", "no interval at {k:K}{mean_k:mean} from {measured:amount}"
+    NO_REQUESTS = (
+        "no_requests",
+        "no requests within {limits} at {k:K} and at K=0; raise the limits of --slo",
+    )
+    IMPORTED_ALONE = (
+        "imported_alone",
+        "{speedup:x} over K=0 at {k:K}, without an interval, which needs repeats at each K, or "
+        "the times of {needed:amount} sent one at a time",
+    )
+    NOTHING_VALID = "nothing_valid", "no valid measurement"
+    ALL_INVALID = "all_invalid", "no valid measurement ({k:K}: {because:all})"
+    MORE_INVALID = "more_invalid", "{count} more excluded"
+    NOT_CONFIRMED = (
+        "not_confirmed",
+        "{k:K}{mean_k:mean} led the exploration phase, but has no confirmation run",
+    )
+    CONFIRMATION_INVALID = "confirmation_invalid", "the confirmation run of {k:K} is not valid"
+    ONLY_K = "only_k", "the only K with {needed:amount} or more"
+
+    # What was found about a setting with several drafters, or without one.
+    NO_DRAFTER_HELPS = "no_drafter_helps", "no drafter is faster"
+    NO_DRAFTER_SHOWN = "no_drafter_shown", "no drafter is shown to be faster"
+    BASELINE_INVALID = "baseline_invalid", "no valid measurement of K=0"
+    NOT_MEASURED = "not_measured", "not measured"
+    NO_BASELINE = "no_baseline", "not compared: the imported file has no K=0; see the tables"
+    ONLY_BASELINE = "only_baseline", "only K=0 was run{speed:speed}"
+    ADD_K = "add_k", "add K, such as -k 0..8"
+
+    # The answer to the question of a run.
+    YES = "yes", "Yes: {which:all}"
+    NOT_WITH = "not_with", "not {which:list}"
+    NOT_ON = "not_on", "no speedup on {which:list}"
+    OPEN_ON = "open_on", "undecided on {which:list}"
+    NO = "no", "No: no drafter is faster"
+    NOTHING_SHOWN = "nothing_shown", "Undecided: no drafter is shown to be faster"
+    NO_ANSWER = "no_answer", "No answer: no drafter was compared with K=0"
+
+    # What to run for an objective.
+    RECOMMENDED = "recommended", "{configuration}, {value:value}{tied:tied}"
+    NO_DRAFTS_VALID = (
+        "no_drafts_valid",
+        "no valid measurement with drafts. K=0, {requests}: {value:value}",
+    )
+    DRAFTS_OPEN = "drafts_open", "{pairing}, {because:all}. K=0, {requests}: {value:value}"
+    OVER_LIMITS = (
+        "over_limits",
+        "no configuration meets the limits. Closest: {configuration}: {because:all}",
+    )
+    OVER_LIMIT = "over_limit", "{limit} {seconds:milliseconds}, above {most:milliseconds}"
+    LIMIT_UNKNOWN = "limit_unknown", "{limit} is not known"
+    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid K = 0 was measured"
+    UNANSWERED = "unanswered", "no answer: not measured"
+    FASTER_VARIANT = (
+        "faster_variant",
+        "{cell}: {variant} is {speedup:x} faster than {other}{speedup:bounds}",
+    )
+    OPEN_VARIANTS = (
+        "open_variants",
+        "{cell}: undecided: {variant} against {other} is {speedup:range}",
+    )
+    RUNNER_UP = "runner_up", "runner-up: {configuration}, {speedup:x}{speedup:bounds}"
+    OPEN_RUNNER_UP = "open_runner_up", "runner-up: {configuration}, {speedup:range}"
+    BEST_OPEN = "best_open", "best undecided: {configuration}, {speedup:range}"
+    SOURCE_INVALID = "source_invalid", "{pairing}: {because:all}"
+    PLANNED_ONLY = "planned_only", "planned but not measured: {cells:all}"
+    USERS_UP_TO = (
+        "users_up_to",
+        "{configuration}: speedup up to {users:amount}; {verdict} at {stop}",
+    )
+    MEMORY_LEFT = (
+        "memory_left",
+        "memory left: {tokens:,} more tokens of context per request{context:than}",
+    )
+    MEMORY_FULL = "memory_full", "memory left: not enough for {context:,} tokens of context"
+
+    # What one K or one configuration for all workloads loses.
+    ONE_K = "one_k", "one K for all workloads: {k:K}; loses {losses:and}{left_out:not_compared}"
+    ONE_CONFIGURATION = (
+        "one_configuration",
+        "one configuration for all workloads{setting}: {configuration}; loses "
+        "{losses:and}{left_out:not_compared}{open_on:open_on}",
+    )
+    LOSS = "loss", "{share:.1%} on {workload}"
+    LOSS_UNMEASURABLE = (
+        "loss_unmeasurable",
+        "nothing measurable on {workload} (best there: {best})",
+    )
+    NO_LOSS = "no_loss", "nothing"
+
+    # K by the length of the context.
+    AT_ALL_LENGTHS = "at_all_lengths", "{k:choice} from {shortest:,} to {longest:,} tokens"
+    UP_TO_LENGTH = "up_to_length", "{k:choice} up to {longest:,} tokens"
+    BETWEEN_LENGTHS = "between_lengths", "{k:choice} from {shortest:,} to {longest:,}"
+    AT_LENGTH = "at_length", "{k:choice} at {context:,}"
+    FROM_LENGTH = "from_length", "{k:choice} from {shortest:,}"
+    NO_BREAK_EVEN = "no_break_even", "break-even with {k:K}: none up to {longest:,} tokens"
+    BREAK_EVEN_OPEN = "break_even_open", "break-even with {k:K}: undecided"
+    BREAK_EVEN_ABOUT = "break_even_about", "break-even with {k:K}: undecided, about {tokens:tokens}"
+    BREAK_EVEN = "break_even", "break-even with {k:K}: {tokens:tokens}"
+
+    # What would decide it.
+    LONGER_BUDGET = "longer_budget", "use a longer --time-budget"
+    NEEDS_MORE = "needs_more", "needs {missing:amount} more for an interval{num_prompts:set}"
+    NOT_ENOUGH_LEFT = "not_enough_left", "the workload has {left} more: add some"
+    TOO_NOISY = (
+        "too_noisy",
+        "the noise hides any speedup: use a quieter machine or more {option}",
+    )
+    MORE_OF = "more_of", "to narrow it: more {option}"
+    ADD_PROMPTS = (
+        "add_prompts",
+        "to narrow it: add prompts to the workload, or use a quieter machine or more {option}",
+    )
+    ALL_PROMPTS = (
+        "all_prompts",
+        "to narrow it: --num-prompts {prompts} for all of the workload{width:about}",
+    )
+    BUDGET_FOR_ALL = (
+        "budget_for_all",
+        "to narrow it: a longer --time-budget for all of the workload{width:about}",
+    )
+
+    # Why, the most important first.
+    NEVER_PAYS = (
+        "never_pays",
+        "round cost: {break_even:.2f} steps; {k:K} loses even if every draft is accepted",
+    )
+    MISMATCHED = (
+        "mismatched",
+        "mismatched drafter: only {first:.0%} of its first tokens are accepted",
+    )
+    TARGET_TOO_SMALL = (
+        "target_too_small",
+        "the target is too small for a separate draft model of this size: a draft token costs "
+        "{draft:.2f} of its steps. A smaller draft model, a head or n-grams cost less",
+    )
+    ATTAINMENT = (
+        "attainment",
+        "requests within {limits}: {kept:.0%} at {k:K}, {baseline:.0%} at K=0",
+    )
+    DRAFT_BOUND = (
+        "draft_bound",
+        "draft-bound: drafting takes most of the lost time; a cheaper drafter would help",
+    )
+    VERIFY_BOUND = (
+        "verify_bound",
+        "verify-bound: most of the loss is that a verification is longer than a target step",
+    )
+    ACCEPTANCE_BOUND = (
+        "acceptance_bound",
+        "acceptance-bound: most of the loss comes from rejected draft tokens",
+    )
+    OVERHEAD_BOUND = "overhead_bound", "overhead-bound: most of the loss is between forwards"
+    ACCEPTANCE_LENGTH = (
+        "acceptance_length",
+        "acceptance length at {k:K}{mean_k:mean}: {length:.2f} tokens per round (break-even: "
+        "{break_even:.2f})",
+    )
+    STEP_COSTS = (
+        "step_costs",
+        "time in target steps: {draft:.2f} per draft token, {verify:.2f} per verification",
+    )
+    ACCEPTANCE_PER_TOKEN = (
+        "acceptance_per_token",
+        "acceptance per tested draft token: {alpha:.0%} (break-even: {needed:.0%})",
+    )
+    RECURRENT_STATES = (
+        "recurrent_states",
+        "recurrent layers: {states:MiB} of states per sequence are kept to roll back rejected "
+        "draft tokens",
+    )
+    CONFIRMED = "confirmed", "confirmation run: {speedup:x}{speedup:bounds} over {over:amount}"
+    CONFIRMATION_EXCLUDED = "confirmation_excluded", "confirmation run excluded: {because:all}"
+    LED = (
+        "led",
+        "exploration phase: {k:K}{mean_k:mean} had the highest lower bound of K = {tried:ks}",
+    )
+    DROPPED = "dropped", "not measured: K = {ks:ks} (dropped before it had an interval)"
+    LOOKS_BEST = "looks_best", "undecided: {k:K}{mean_k:mean} looks best so far"
+    OTHERS_LOSE = "others_lose", "no speedup: K = {ks:ks}"
+    HIGHEST_ESTIMATE = (
+        "highest_estimate",
+        "{k:K}{mean_k:mean} has the highest estimate of K = {tried:ks}; none is shown to be faster",
+    )
+    DRAFTER_MEMORY = "drafter_memory", "drafter memory: {bytes:MiB}{cache_tokens:cache}"
+    DETECTABLE_EFFECT = "detectable_effect", "minimum detectable effect: {effect:effect}"
+    EXCLUDED = "excluded", "excluded: K = {ks:ks}: {because:all}"
+
+    # What verify found about one pairing at one K and temperature.
+    LOSSY_RULE = "lossy_rule", "{rule} is lossy by choice"
+    COULD_NOT_RUN = "could_not_run", "{error}"
+    EVERY_TOKEN = "every_token", "every token is the expected one"
+    TIES = (
+        "ties",
+        "{tokens} tokens differ by rounding: they are at most {steps:.0f} steps{below:logits} "
+        "below the target's best",
+    )
+    RUNS_PAST = "runs_past", "{prompt}, {unit} {position}: the text runs past its end"
+    STOPS_EARLY = "stops_early", "{prompt}, {unit} {position}: the text stops early"
+    DIVERGES = (
+        "diverges",
+        "{prompt}, {unit} {position}: {found!r} instead of {expected!r}{how_far:distance}",
+    )
+    NOT_SCORED = "not_scored", "not scored, because {because}"
+    DEPARTS_ALONE = (
+        "departs_alone",
+        "without speculation it departs from the target's best tokens beyond rounding",
+    )
+    NOT_COMPARED = "not_compared", "not compared with the target: {because}"
+    NOT_TESTED = "not_tested", "not tested against the target's distribution: {because}"
+    WRONG_ENDS = (
+        "wrong_ends",
+        "{count} texts run past their end or stop early, first for {prompt}",
+    )
+    OUTSIDE = "outside", "{count} tokens are excluded by top-k and top-p"
+    OTHER_TEMPERATURE = (
+        "other_temperature",
+        "the tokens do not follow the target's distribution: another temperature fits them better",
+    )
+    OTHER_FREQUENCIES = (
+        "other_frequencies",
+        "the tokens do not follow the target's distribution: likely and unlikely tokens do not "
+        "occur as often as they should",
+    )
+    TOO_OFTEN = (
+        "too_often",
+        "the tokens do not follow the target's distribution: some tokens occur too often",
+    )
+    DEPENDENT = (
+        "dependent",
+        "the tokens do not follow the target's distribution: a token depends on the previous one "
+        "in a way the target's does not",
+    )
+    OTHER_TEXTS = (
+        "other_texts",
+        "the tokens do not follow the target's distribution: whole texts do not occur as often as "
+        "they should",
+    )
+    RARITY_DIFFERS = (
+        "rarity_differs",
+        "likely and unlikely tokens do not occur as often as in its answers at K = 0",
+    )
+    FREQUENCY_DIFFERS = (
+        "frequency_differs",
+        "some tokens occur more often than in its answers at K = 0",
+    )
+    NOT_SPECULATION = (
+        "not_speculation",
+        "speculation is not the cause: the server's model, dtype or quantization differs from the "
+        "target's here, or it samples with other settings (top-k, penalties, "
+        "generation_config.json)",
+    )
+    AT_EDGE = (
+        "at_edge",
+        "{at_edge} of {tokens} tokens are at the cutoff of top-k or top-p, which rounding decides; "
+        "verify with --dtype float32, or without them",
+    )
+    TOO_FEW_TOKENS = (
+        "too_few_tokens",
+        "{tokens:,} tokens are too few to detect a 20% lower temperature reliably: raise "
+        "--time-budget, or set --num-tokens {needed}",
+    )
+    TOO_SURE = (
+        "too_sure",
+        "the target is too sure of its tokens for any number of them to show a 20% lower "
+        "temperature; raise --temperature",
+    )
+    CONTROL_FAILED = (
+        "control_failed",
+        "answers of K = 0 at a 20% lower temperature are not distinguished either; use more "
+        "--num-tokens",
+    )
+    FOLLOWS = "follows", "the tokens follow the target's distribution"
+    LIKE_BASELINE = "like_baseline", "its answers are like those of its K = 0"
+
+    # Signs that a machine was busy. Fewer threads are advised once.
+    OTHER_PROCESSES = (
+        "other_processes",
+        "other processes use {used:.1f} of {cores:amount}{busiest:in_brackets}",
+    )
+    THREADS_WAIT = (
+        "threads_wait",
+        "{threads} threads wait for the slowest of them, --threads {fewer} does not",
+    )
+    GUESTS = "guests", "other guests of this host take {share:.0%} of the CPU time"
+    LOAD = "load", "load average {load:.1f} on {cores:amount}"
+    CLOCKS_LIMITED = "clocks_limited", "CPU clocks are limited to {limit:.1f} of {most:.1f} GHz"
+    UNEVEN_ROUNDS = (
+        "uneven_rounds",
+        "a round of K = 0 took {mean_s:ms} on average and {median_s:ms} at the median",
+    )
+    DRIFTED = "drifted", "K = 0 drifted by a factor of {factor:.2f} between blocks of one prompt"
+    WAITED = "waited", "this process got the CPU for {share:.0%} of the time"
+    WAITED_MORE = (
+        "waited_more",
+        "this process got the CPU for {share:.0%} of the time, and for {before:.0%} in the "
+        "baseline",
+    )
+
+    # Why a check judged a metric as it did.
+    MACHINE_BUSY = (
+        "machine_busy",
+        "machine: busy while {sides:list} ran, so times cannot be compared",
+    )
+    BASELINE_CELL_INVALID = "baseline_cell_invalid", "not valid in the baseline: {because:all}"
+    CELL_INVALID = "cell_invalid", "not valid: {because:all}"
+    PARTLY_MEASURED = "partly_measured", "{measured} of {planned} prompts were measured"
+    TEXTS_DIFFER = (
+        "texts_differ",
+        "{differing} of {compared} texts differ, first {prompt} in {place}; `specbench verify` "
+        "distinguishes near-ties from faults",
+    )
+    TEXTS_MAY_DIFFER = (
+        "texts_may_differ",
+        "{differing} of {compared} texts differ, first {prompt} in {place}; not a regression, "
+        "because hardware, torch, dtype, engine or model differ",
+    )
+    MISSING_IN_CANDIDATE = "missing_in_candidate", "missing in the candidate"
+    BASELINE_IS_ZERO = "baseline_is_zero", "the baseline is 0"
+    PLAIN_GOT_FASTER = "plain_got_faster", "K = 0 got faster; so did this cell, but by less"
+    PLAIN_MAY_BE_FASTER = (
+        "plain_may_be_faster",
+        "this cell got faster; K = 0 may have got faster by more, within noise",
+    )
+    BEYOND_LIMIT = (
+        "beyond_limit",
+        "undecided on this machine: lost more than tolerated, and identical runs differ as much",
+    )
+    LOSS_HIDDEN = "loss_hidden", "noise could hide a loss beyond the tolerance"
+    WITHOUT_PROMPTS = (
+        "without_prompts",
+        "figures without prompts have no interval; pool several runs in a baseline",
+    )
+    TOO_FEW_UNITS = "too_few_units", "{units:amount}; an interval needs {needed}"
+    NEEDS_EVERY_PROMPT = (
+        "needs_every_prompt",
+        "{metric} needs every prompt, so its spread is unknown",
+    )
+
+    # About the two sides of a check.
+    ALLOWED = "allowed", "allowed to differ: {name}: {baseline} in the baseline, {candidate} now"
+    CHANGED = "changed", "changed since: {name}: {baseline} -> {candidate}"
+    THREADS_DIFFER = (
+        "threads_differ",
+        "{difference}: ratios and counts were compared{dropped:not_times}; {remedy:all}",
+    )
+    SAME_THREADS = "same_threads", "give the runs of both sides the same --threads"
+    MEASURE_WITH_THREADS = (
+        "measure_with_threads",
+        "`specbench run --threads {threads}` measures as the baseline did",
+    )
+    NOT_IN_BASELINE = "not_in_baseline", "{metric} is missing from the baseline and was not judged"
+    CLOCK_IN_PROMPTS = (
+        "clock_in_prompts",
+        "{engine}: {differing} of {compared} prompts of {workload} differ: its chat template "
+        "prints the server's own date, or has changed; answers to these were not compared",
+    )
+    SAME_RUNS = (
+        "same_runs",
+        "baseline and candidate are the same: {runs:list}. A run cannot be worse than itself; "
+        "name an earlier run, or a file of `specbench baseline`",
+    )
+    OWN_RUN = "own_run", "the baseline includes the candidate's own run"
+    SIDE_BUSY = (
+        "side_busy",
+        "the {side}'s machine was busy, so its times decide nothing: {run_id}: {because:all}",
+    )
+    SIDE_INTERRUPTED = (
+        "side_interrupted",
+        "the {side} was interrupted: judging what it measured so far",
+    )
+    NEW_CELLS = "new_cells", "{cells:amount} of the candidate without a baseline: not judged"
+    AUTO_COUNTS = (
+        "auto_counts",
+        "counts at K = auto depend on the K it picked and are not judged",
+    )
+    SINGLE_RUNS = (
+        "single_runs",
+        "single runs: the variation between identical runs is assumed, not measured; `specbench "
+        "baseline` of several runs measures it",
+    )
+    MEASURE_AGAIN = "measure_again", "measure again while nothing else runs"
+    MEASURE_AGAIN_OR = (
+        "measure_again_or",
+        "measure again while nothing else runs, or judge only ratios and counts: --fail-on {rest}",
+    )
+    BASELINE_BUSY = (
+        "baseline_busy",
+        "measured on a busy machine: {run_id}: {because:all}. `check` cannot judge absolute times "
+        "against this baseline; measure it again while nothing else runs",
+    )
+
+
+Scalar = bool | int | float | str | None
+Figure = Scalar | Interval | tuple["Reason | Scalar", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A fact behind an answer, or what to do next."""
+
+    kind: Annotated[Kind, Doc("the kind, one of a closed set")]
+    figures: Annotated[Mapping[str, Figure], Doc("its figures by name")] = field(
+        default_factory=dict, hash=False
+    )
+
+
+_ORDER = {kind: i for i, kind in enumerate(Kind)}
+
+
+def by_importance(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """The reasons in the order of their kinds, the most important first."""
+    return tuple(sorted(reasons, key=lambda reason: _ORDER[reason.kind]))

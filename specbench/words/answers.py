@@ -1,0 +1,151 @@
+"""Answers in words: the sentence of a reason, of a decision, and of a warning about noise."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from string import Formatter
+from typing import Annotated, Any
+
+from specbench.doc import Doc, type_of
+from specbench.records import Decision, Reason, SpeedupVerdict, ranges
+from specbench.words.numbers import (
+    break_even_text,
+    effect_text,
+    interval_bounds,
+    listed,
+    measured,
+    plural,
+    range_text,
+)
+
+MOST_REASONS = 3  # that are shown below an answer; a report has all of them
+
+
+def joined(parts: Iterable[Reason | Any]) -> str:
+    """Reasons as one text."""
+    return "; ".join(text(part) if isinstance(part, Reason) else str(part) for part in parts)
+
+
+def _value(value: tuple[float, str]) -> str:
+    """A value in the unit of an objective."""
+    amount, unit = value
+    return f"{amount:,.4g} {unit}" if unit.startswith("per ") else measured(amount, unit)
+
+
+def _named(k: int | str) -> str:
+    return k if isinstance(k, str) else f"K={k}"
+
+
+def _k_list(ks: Iterable[Any]) -> str:
+    """Draft lengths such as `0..4, 8, auto`."""
+    ks = [*ks]
+    fixed = ranges([k for k in ks if isinstance(k, int)])
+    return ", ".join(filter(None, (fixed, *(k for k in ks if isinstance(k, str)))))
+
+
+def _distance(steps: tuple[float, float, float | None] | None) -> str:
+    """How far the worse of two tokens is from the target's best: its rounding steps, those that
+    make a tie, and the difference of the logits.
+    """
+    if steps is None:
+        return ""
+    distance, tie, below = steps
+    counts = f"{distance:.0f} rounding steps", f"{tie:.0f} make a tie"
+    figure = f"{counts[0]} ({counts[1]})"
+    if below is not None:
+        ratio = math.exp(-below)
+        figure = f"{below:.2g} in logits ({ratio:.2g} times as likely; {', '.join(counts)})"
+    return f", the worse of them {figure} below the target's best"
+
+
+# How the figures of a sentence are printed, by the word behind the colon of its fields.
+_FORMS: Mapping[str, Callable[[Any], str]] = {
+    "K": _named,
+    "choice": lambda k: "do not speculate" if k == SpeedupVerdict.NO_SPEEDUP else _named(k),
+    "mean": lambda k: "" if k is None else f" (mean K {k:.1f})",
+    "ks": _k_list,
+    "x": lambda speedup: f"{speedup.estimate:.2f}x",
+    "bounds": interval_bounds,
+    "range": range_text,
+    "amount": lambda amount: plural(*amount),
+    "speed": lambda speed: "" if speed is None else f" ({measured(speed, 'tokens/s')})",
+    "effect": effect_text,
+    "about": lambda width: "" if width is None else f" (to about ±{float(f'{width:.1g}'):.0%})",
+    "set": lambda num_prompts: "" if num_prompts is None else f": --num-prompts {num_prompts}",
+    "ms": lambda seconds: f"{seconds * 1e3:.3g} ms",
+    "tokens": break_even_text,
+    "MiB": lambda size: f"{size / 2**20:,.{0 if size >= 10 * 2**20 else 1}f} MiB",
+    "cache": lambda n: "" if n is None else f" (the KV cache of {n:,.0f} tokens)",
+    "logits": lambda below: "" if below is None else f" ({below:.2g} in logits)",
+    "distance": _distance,
+    "not_times": lambda names: f", not absolute times ({', '.join(names)})" if names else "",
+    "in_brackets": lambda names: f" ({', '.join(names)})" if names else "",
+    "all": joined,
+    "list": listed,
+    "and": lambda reasons: listed([*map(text, reasons)]),
+    "value": _value,
+    "milliseconds": lambda seconds: f"{seconds * 1e3:,.3g} ms",
+    "tied": lambda names: (
+        f"; undecided whether faster than variant {listed(names)}" if names else ""
+    ),
+    "than": lambda context: "" if context is None else f" than {context:,}",
+    "open_on": lambda names: f"; undecided on {listed(names)}" if names else "",
+    "not_compared": lambda names: (
+        f"; not compared, without an interval on every workload: {listed(names)}" if names else ""
+    ),
+}
+
+
+class _Words(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        form = _FORMS.get(format_spec)
+        return form(value) if form else format(value, format_spec)
+
+
+def text(reason: Reason) -> str:
+    """The sentence of a reason, with its figures."""
+    return _Words().vformat(reason.kind.sentence, (), reason.figures)
+
+
+# What stands before a finding.
+_VERDICTS = {
+    SpeedupVerdict.NO_SPEEDUP: "no speedup: ",
+    SpeedupVerdict.UNDECIDED: "undecided: ",
+}
+
+
+def main_reasons(decision: Decision) -> list[str]:
+    """The most important reasons in words."""
+    return list(map(text, decision.reasons[:MOST_REASONS]))
+
+
+def noise_lines(signs: Collection[Reason]) -> list[str]:
+    """The warning about a noisy machine; none without a sign."""
+    return [f"noisy machine, so intervals are wide: {joined(signs)}"] if signs else []
+
+
+REASON = type_of(
+    "ReasonInWords",
+    "A fact behind an answer, or what to do next.",
+    (Reason, ()),
+    text=Annotated[str, Doc("the same in words")],
+)
+
+
+def reason_json(reason: Reason) -> dict[str, Any]:
+    """A reason as a JSON object, with its text."""
+    return {"kind": reason.kind, "figures": reason.figures, "text": text(reason)}
+
+
+def answer_text(verdict: SpeedupVerdict, answer: Iterable[Reason | str], *, mark: str = "") -> str:
+    """`undecided: 0.98x to 1.08x at K=6; to narrow it: ...`."""
+    return f"{_VERDICTS.get(verdict, '')}{joined(answer)}{mark}"
+
+
+def decision_text(decision: Decision) -> str:
+    """The answer for one drafter without its workload: `K=6, 1.90x faster [1.80, 2.00]`."""
+    return answer_text(decision.verdict, decision.answer, mark=decision.mark)
+
+
+def decision_sentence(decision: Decision) -> str:
+    """`code: K=6, 1.90x faster [1.80, 2.00]`."""
+    return f"{decision.condition.workload_label}: {decision_text(decision)}"
