@@ -55,8 +55,8 @@ def device_peak_bytes(cell: CellData) -> int | None:
 
 @metric(unit="bytes", better="lower")
 def speculation_cost_bytes(cell: CellData) -> int | None:
-    """Peak of torch's live tensors with the drafter - without it. On a CPU, whose peaks vary more,
-    computed from the drafter's weights, state and KV cache.
+    """Peak of torch's live tensors with the drafter - without it. On a CPU, computed: its weights,
+    state and KV cache.
     """
     pair, target = cell.memory_pair, cell.memory_target
     if cell.k == 0 or pair is None or target is None:
