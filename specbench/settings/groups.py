@@ -124,7 +124,7 @@ PROMPTS = Option(
     names=("--num-prompts",),
     min=1,
     help="Prompts per workload.",
-    shown=f"{DEFAULT_PROMPTS} ({ENOUGH_PROMPTS} after a --forecast), 3 per concurrent request, or "
+    shown=f"{DEFAULT_PROMPTS} ({ENOUGH_PROMPTS} after --forecast), or 3 per concurrent request; "
     "all with --time-budget or --margin-of-error",
 )
 Repeats = Annotated[
