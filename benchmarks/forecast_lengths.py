@@ -118,7 +118,7 @@ def _questions(
         for pairing in pairings:
             print(workload.name, f"T={temperature:g}", pairing.name, file=sys.stderr, flush=True)
             part = DRAWN.get(pairing.drafter.method) if temperature else None
-            repeats = -(-REPEATS[workload.name] * asked.repeats // part) if part else 1
+            repeats = -(-REPEATS[workload.path.stem] * asked.repeats // part) if part else 1
             texts = [
                 replace(
                     turn,

@@ -93,7 +93,7 @@ def test_auto_is_compared_with_the_best_fixed_k_of_every_workload(tmp_path: Path
     document = json.loads(out.read_text())
 
     actual = {(row["workload"], row["concurrency"]) for row in document["comparisons"]}
-    assert actual == {("chat", 1), ("code", 1), ("creative", 1)}
+    assert actual == {(f"demo {name}", 1) for name in auto.WORKLOADS}
     assert document["settings"]["num_speculative_tokens"] == [0, 1, 2, 3, 4, 6, 8]
     again = [row for row in document["comparisons"] if row["is_confirmed"] and row["valid"]]
     assert document["num_pooled"] == len(again)

@@ -22,6 +22,7 @@ from specbench.settings.words import (
     one_of,
     parse_acceptance,
     parse_context,
+    workload_named,
 )
 from specbench.whole_file import write_errors_named, write_whole
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from specbench.export.winner import Selection
     from specbench.inputs.pairing import Pairing
     from specbench.records import RunRecord
+    from specbench.report.document import Document
     from specbench.runs import StoredRun
 
 _CPU_DTYPE = (
@@ -255,12 +257,21 @@ def _acceptance(
 
     document = build_document(stored)
     _require_real(document.run)
+    selection = _named(selection, document)
     measured = measured_acceptance(
         pairing, document.run, document.cells, aggregate_run(stored), selection
     )
     if thinking is not None:
         return golden_lengths(measured, one_of("--thinking", thinking, "on", "off"))
     return json.dumps(speculation_profile(measured, k), indent=2, allow_nan=False) + "\n"
+
+
+def _named(selection: "Selection", document: "Document") -> "Selection":
+    """The selection, with the name of its workload in the run."""
+    if selection.workload is None:
+        return selection
+    known = {cell.key.condition.workload for cell in document.cells}
+    return selection._replace(workload=workload_named(selection.workload, known))
 
 
 def _require_real(run: "RunRecord") -> None:
@@ -299,6 +310,7 @@ def _measured(
     stored = _find_run({p.name for p in chosen}, run, runs_dir)
     document = build_document(stored)
     _require_real(document.run)
+    selection = _named(selection, document)
     started = document.run.settings.servers
     deployment = winner(chosen, document.decisions, document.cells, selection, started.variants)
     cut = "" if document.is_complete else ", interrupted: based on what it measured so far"

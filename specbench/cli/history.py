@@ -103,6 +103,7 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
     from specbench.gate.history import PastRun
     from specbench.report.document import build_document
     from specbench.runs import LATEST, list_runs, load_run
+    from specbench.settings.words import workload_named
 
     listed = []
     for listing in list_runs(root):
@@ -124,11 +125,13 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
         except StoreError as error:
             typer.echo(f"{listing.run_id} left out: {error}", err=True)
             continue
+        cells = build_document(stored).cells
+        known = {cell.key.condition.workload for cell in cells}
+        named = None if workload is None else workload_named(workload, known)
         cells = tuple(
             cell
-            for cell in build_document(stored).cells
-            if pairing in (None, cell.key.pairing)
-            and workload in (None, cell.key.condition.workload)
+            for cell in cells
+            if pairing in (None, cell.key.pairing) and named in (None, cell.key.condition.workload)
         )
         past.append(
             PastRun(

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
@@ -289,7 +290,7 @@ def _show_plan(
     from specbench.bench.planning import fit_warnings, plan_targets, requested_dtype
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_servers
-    from specbench.cli.console import say
+    from specbench.cli.console import WIDTH, open_console
     from specbench.cli.plan_table import outlook_lines, plan_document, plan_outlook, print_plan
     from specbench.cli.preflight import shortages
 
@@ -306,8 +307,9 @@ def _show_plan(
         options.print_json(document)
     else:
         print_plan(plans, earlier)
+        width = open_console(width=WIDTH).width
         for line in outlook_lines(outlook):
-            say(line)
+            typer.echo(fill(line, width, subsequent_indent="  ", break_on_hyphens=False))
     for warning in (text for plan in plans for text in fit_warnings(plan, is_dry=True)):
         typer.echo(f"Warning: {warning}", err=True)
     if is_here and not running:

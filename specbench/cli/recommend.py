@@ -58,7 +58,7 @@ def recommend(
     Exit code 1 if no configuration meets the limits, 3 if undecided.
     """
     from specbench.decide.objective import LIMITS, OBJECTIVES, Objective
-    from specbench.settings.words import REQUEST_LIMITS, one_of, parse_limits
+    from specbench.settings.words import REQUEST_LIMITS, one_of, parse_limits, workload_named
 
     name = one_of("--objective", objective, *OBJECTIVES)
     if name == "cost" and price_per_hour is None:
@@ -97,14 +97,12 @@ def recommend(
     if limits or not is_goodput:  # the other objectives are about speed
         stored = stored.with_slo(limits if is_goodput else None)
     document = build_document(stored)
-    _require_measured(
-        "--workload",
-        workload or (),
-        sorted({cell.key.condition.workload for cell in document.cells}),
-    )
+    known = sorted({cell.key.condition.workload for cell in document.cells})
+    workloads = [workload_named(word, known) for word in workload or ()]
+    _require_measured("--workload", workloads, known)
     rows = sorted({cell.key.condition.concurrency for cell in document.cells})
     _require_measured("--concurrency", () if concurrency is None else (concurrency,), rows)
-    picks = recommendations_of(document, wanted, concurrency=concurrency, workloads=workload or ())
+    picks = recommendations_of(document, wanted, concurrency=concurrency, workloads=workloads)
     if not picks:
         text = (
             f"run {document.run.run_id} has no valid K = 0 to compare with; see `specbench "
@@ -120,11 +118,11 @@ def recommend(
     for warning in noise_lines(document.noise):
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
-        recommendations = recommendation_json(document, picks, wanted, workloads=workload or ())
+        recommendations = recommendation_json(document, picks, wanted, workloads=workloads)
         options.print_json(recommendations)
     else:
         grids = [candidate_grid(document, pick, wanted, picks) for pick in picks]
-        lines = recommendation_lines(document, picks, wanted, workloads=workload or ())
+        lines = recommendation_lines(document, picks, wanted, workloads=workloads)
         print_part(ReportPart("", [*map(TableBlock, grids), Lines(lines, is_answer=True)]))
     if any(pick.best is None for pick in picks):
         raise typer.Exit(ExitCode.FAILED)

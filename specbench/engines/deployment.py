@@ -20,7 +20,8 @@ from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.methods import Method, Setting, find_method
 from specbench.records import SIMULATED, acceptance_rule
-from specbench.settings import SERVED
+from specbench.settings import EXPORTED, SERVED
+from specbench.settings.words import one_of
 from specbench.stats.rounds import Acceptance, acceptance_rates
 
 LOOKUP = "ngram, which copies from the text"
@@ -343,7 +344,8 @@ class Exporter(Protocol):
 
 
 def find_exporter(engine: str) -> Exporter:
-    """The exporter of one of the engines in `EXPORTED`."""
+    """The exporter of an engine; UsageError lists the engines with an export."""
+    engine = one_of("--engine", engine, *EXPORTED)
     package = "specbench.engines.served" if engine in SERVED else "specbench.engines"
     return cast(Exporter, import_module(f"{package}.{engine}"))
 

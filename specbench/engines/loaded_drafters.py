@@ -66,11 +66,9 @@ def take(
         runner, notes = make_checked_runner(loaded.model, forward)
         runner = kernels.choose(runner, forward, shown(spec))
         notes = (*loaded.notes, *notes, *packed_notes(kernels.autotuner, loaded, shown(spec)))
-        # As the check of the runner found, or it had raised an error.
-        notes += tuple(
-            f"{newer}; this model's logits equal transformers' own: yes"
-            for newer in newer_than_tested()
-        )
+        if role == "target" and (newer := "; ".join(newer_than_tested())):
+            # As the check of the runner found, or it had raised an error.
+            notes += (f"{newer}; this model's logits equal transformers' own: yes",)
     except ModelError as error:
         pool.release(spec)
         if reasons := newer_than_tested():

@@ -239,7 +239,7 @@ def _unknown(entry: Mapping[str, Any], field: str | None) -> str:
         return f"--prompt-field {field}: no such field{nearest(field, seen)}; {has}"
     fields = {known.fields[0] for known in KNOWN_SETS}
     for key in seen:
-        if near := nearest(key, fields):
+        if key not in fields and (near := nearest(key, fields)):
             return f"no field known to hold a prompt; {has}; {key!r}{near}"
     known = ", ".join(dict.fromkeys(" + ".join(known.fields) for known in KNOWN_SETS))
     return f"no field known to hold a prompt ({known}); {has}; name one of them with --prompt-field"

@@ -30,7 +30,7 @@ from specbench.inputs.strict_yaml import Value, read_yaml, whole
 from specbench.inputs.workload_formats import SETTINGS, SkippedRow, read_prompt, read_settings
 from specbench.records import Prompt
 from specbench.settings.words import nearest
-from specbench.shipped import shipped
+from specbench.shipped import DEMO_WORKLOADS, shipped
 from specbench.whole_file import read_errors_named
 
 MOST_CHARACTERS = 2**27  # of text; 30,000 long conversations, more than any run needs
@@ -87,7 +87,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class Workload:
     """Prompts of one kind; only a workload with a card has a license and a length."""
 
-    name: str  # of the card, or else of the file
+    name: str  # of the card or the file; `demo code` if a general workload has the card's name
     path: Path
     sha256: str  # of the file's bytes
     prompts: tuple[Prompt, ...]
@@ -136,7 +136,21 @@ def find_workloads(folder: Path | None = None) -> tuple[str, ...]:
     """The names of a folder's workloads; without one, of workloads/ of the working folder and the
     shipped."""
     folders = [folder] if folder else _general_folders()
-    return tuple(sorted({path.stem for root in folders for path in root.glob("*.jsonl")}))
+    return tuple(sorted({card.stem for root in folders for card in _cards(root)}))
+
+
+def _cards(folder: Path) -> list[Path]:
+    """The cards of a folder's workloads, which may be missing."""
+    return [path.with_suffix(".yaml") for path in folder.glob("*.jsonl")]
+
+
+def _own_name(card: Path, general: Mapping[str, Path]) -> str:
+    """The name of a target's own workload: after its folder if a general one has the same name."""
+    other = general.get(card.stem)
+    if other is None or other.resolve() == card.resolve():
+        return card.stem
+    owner = "demo" if card.parent == DEMO_WORKLOADS else card.parent.name
+    return f"{owner} {card.stem}"
 
 
 def load_workloads(
@@ -156,7 +170,7 @@ def load_workloads(
             name, folder=folder, field=field, without_settings=without_settings
         )
         twin = by_name.setdefault(workload.name, workload)
-        if twin is not workload:
+        if twin.path != workload.path:
             raise UsageError(
                 f"--workload: {twin.path} and {workload.path} are both called {workload.name}, "
                 "and a run identifies workloads by name; rename one"
@@ -174,17 +188,22 @@ def load_workload(
     """The workload of a name, or the prompts of a file, if the name has a dot or a slash.
 
     A name is looked up in `folder` (a pairing's own workloads), then in workloads/ of the working
-    folder, then among the shipped ones. `field` is the field with the prompt in the rows of a file
-    that is not of a known set. WorkloadError gives file, line and reason.
+    folder, then among the shipped ones. One of `folder` that has the name of a general one is
+    called `FOLDER NAME`; so `demo code` is the bundled target's for any target. `field` is the
+    field with the prompt in the rows of a file that is not of a known set. WorkloadError gives
+    file, line and reason.
     """
     if "." in name or "/" in name:
         return _load_file(Path(name), field, None if without_settings else {})
-    for root in [folder, *_general_folders()] if folder else _general_folders():
-        if name in find_workloads(root):
-            return _load_with_card(root / f"{name}.yaml", without_settings)
-    known = sorted({*find_workloads(), *(find_workloads(folder) if folder else ())})
+    general = {card.stem: card for root in reversed(_general_folders()) for card in _cards(root)}
+    own = {_own_name(card, general): card for card in _cards(folder)} if folder else {}
+    hidden = {card.stem: label for label, card in own.items()}  # a general name means its own here
+    known = general | {_own_name(card, general): card for card in _cards(DEMO_WORKLOADS)} | own
+    label = hidden.get(name, name)
+    if label in known:
+        return _load_with_card(known[label], label, without_settings)
     raise WorkloadError(
-        f"no workload {name!r}{nearest(name, known)}; there are: {', '.join(known)}; "
+        f"no workload {name!r}{nearest(name, known)}; there are: {', '.join(sorted(known))}; "
         "or give a JSONL or JSON file, such as ./prompts.jsonl"
     )
 
@@ -220,7 +239,7 @@ def _load_file(path: Path, field: str | None, settings: Mapping[str, Any] | None
     )
 
 
-def _load_with_card(card: Path, without_settings: bool) -> Workload:
+def _load_with_card(card: Path, label: str, without_settings: bool) -> Workload:
     path = card.with_suffix(".jsonl")
     keys = read_yaml(card, WorkloadError).section(allowed=CARD_KEYS)
     name = keys.must("name", Value.text)
@@ -237,7 +256,7 @@ def _load_with_card(card: Path, without_settings: bool) -> Workload:
     if keys.must("prompts", whole(1, 10**9)) != len(prompts):
         keys.entries["prompts"].fail(f"{path.name} has {len(prompts)} prompts")
     return Workload(
-        name=name,
+        name=label,
         path=path,
         sha256=sha256,
         prompts=prompts,

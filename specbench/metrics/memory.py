@@ -55,15 +55,15 @@ def device_peak_bytes(cell: CellData) -> int | None:
 
 @metric(unit="bytes", better="lower")
 def speculation_cost_bytes(cell: CellData) -> int | None:
-    """Peak of torch's live tensors with the drafter - without it. On a CPU, where the peaks of a
-    process vary by more than that, computed: its weights, recurrent state and KV cache of the
-    longest request.
+    """Peak of torch's live tensors with the drafter - without it; on a CPU computed: weights, and
+    the longest request's KV cache and states.
     """
     pair, target = cell.memory_pair, cell.memory_target
     if cell.k == 0 or pair is None or target is None:
         return None
     if pair.peak_allocated_bytes is not None and target.peak_allocated_bytes is not None:
         return pair.peak_allocated_bytes - target.peak_allocated_bytes
+    # The peaks of a process vary by more than a small drafter takes.
     kv_bytes_per_token = pair.kv_bytes_per_token - target.kv_bytes_per_token
     state_bytes = pair.state_bytes_per_row - target.state_bytes_per_row
     weights = pair.weights_bytes - target.weights_bytes

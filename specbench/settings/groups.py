@@ -124,8 +124,8 @@ PROMPTS = Option(
     names=("--num-prompts",),
     min=1,
     help="Prompts per workload.",
-    shown=f"{DEFAULT_PROMPTS}, of which {ENOUGH_PROMPTS} are measured after a --forecast, or 3 per "
-    "concurrent request; all with --time-budget or --margin-of-error",
+    shown=f"{DEFAULT_PROMPTS} ({ENOUGH_PROMPTS} after --forecast), or 3 per concurrent request; "
+    "all with --time-budget or --margin-of-error",
 )
 Repeats = Annotated[
     int | None,

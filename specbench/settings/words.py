@@ -92,6 +92,12 @@ def parse_names(option: str, text: str, allowed: Collection[str]) -> tuple[str, 
     return names
 
 
+def workload_named(word: str, known: Collection[str]) -> str:
+    """The workload that a word names, as for a run: `code` is `demo code` if there is no `code`."""
+    own = [name for name in known if name.endswith(f" {word}")]
+    return own[0] if word not in known and len(own) == 1 else word
+
+
 def spelling(word: str) -> str:
     """The word without what its spellings differ in: TensorRT-LLM and tensorrt_llm are equal."""
     return re.sub(r"[-.]", "_", word.lower())

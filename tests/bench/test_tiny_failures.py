@@ -194,6 +194,7 @@ def test_a_gpu_is_found_by_its_number(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)  # as of a build for CPUs
     assert find_device("cuda:1") == torch.device("cuda", 1)
     assert find_device("auto") == find_device("cuda") == torch.device("cuda", 0)
     prepare_device(MachineSettings(device="cuda:1", threads=1))

@@ -4,11 +4,14 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from specbench.bench.planning import plan_targets
+from specbench.errors import UsageError
 from specbench.inputs.stored_targets import pairings_of
 from specbench.runs import load_run
 from tests.cli.calls import specbench
@@ -100,6 +103,27 @@ def test_a_gguf_file_with_another_kind_of_model_is_refused_before_anything_is_wr
     assert "GGUF" in ran.err
     assert "To keep this pair" not in ran.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("target", ["demo:target", "demo", "./target"])
+def test_pair_measures_the_prompts_that_run_measures(
+    target: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+):
+    planned = []
+
+    def plan_only(settings, pairings, *_: object, **__: object) -> None:
+        plans = plan_targets(settings, pairings, lambda _: "float32")
+        planned.append({(w.name, w.sha256) for plan in plans for w in plan.workloads})
+        raise UsageError("planned")
+
+    for module in ("measure", "pair"):  # the package has functions of these names
+        monkeypatch.setattr(sys.modules[f"specbench.cli.{module}"], "run_settings", plan_only)
+    options = ("--draft", "ngram", "-w", "code", "--max-new-tokens", "16", "--device", "cpu")
+    for words in (("run", "--target", target), ("pair", target)):
+        assert specbench(*words, *options, cwd=tiny).code == 2
+    of_run, of_pair = planned
+    assert of_run == of_pair
+    assert {name for name, _ in of_run} == {"code" if target == "./target" else "demo code"}
 
 
 def test_pair_accepts_the_model_options_of_run(tiny: Path):

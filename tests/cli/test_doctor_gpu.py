@@ -141,6 +141,7 @@ def test_a_torch_import_that_hangs_is_timed_out(tmp_path, monkeypatch):
 def test_libraries_are_checked_on_the_device_of_a_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)  # as of a build for CPUs
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 * 2**30, 4 * 2**30))
     monkeypatch.setattr(availability, "triton_failure", lambda device: f"not on {device}")

@@ -12,7 +12,7 @@ from specbench.words.answers import noise_lines
 from tests.cli.calls import specbench
 from tests.cli.test_check import WISH, keep
 from tests.report.served_runs import served_run
-from tests.report.stored_runs import stored_run
+from tests.report.stored_runs import renamed, stored_run
 from tests.settings.flat_settings import changed
 
 
@@ -144,3 +144,15 @@ def test_the_noise_warning_is_a_comment_before_the_exported_command(noisy_folder
     *lines, command = ran.out.splitlines()
     assert f"# {EARLY}" in lines
     assert command.startswith("vllm serve")
+
+
+@pytest.mark.parametrize("word", ["code", "demo code"])
+@pytest.mark.parametrize("command", ["recommend", "export demo/draft --engine vllm", "history"])
+def test_a_workload_is_named_as_for_the_run(command: str, word: str, tmp_path: Path) -> None:
+    stored = stored_run(replace(WISH, workloads=("code", "chat")))
+    keep(tmp_path, "made", renamed(stored, "code", "demo code"))
+    ran = specbench(*command.split(), "-w", word, "--json", cwd=tmp_path)
+    assert ran.code in (0, 3), ran.err
+    assert '"demo code' in ran.out
+    assert '"chat' not in ran.out
+    assert specbench(*command.split(), "-w", "creative", "--json", cwd=tmp_path).code == 2

@@ -145,8 +145,8 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         ("run demo/draft --dry-run --device gpu", "--device 'gpu': choose from auto, cpu, cuda"),
         (
             "run demo/draft --dry-run --prompt-tokens 943 --max-new-tokens 100",
-            "--prompt-tokens 943: the context of demo has 1,024 tokens, and answers of chat take "
-            "up to 100 of them; choose at most 924",
+            "--prompt-tokens 943: the context of demo has 1,024 tokens, and answers of demo chat "
+            "take up to 100 of them; choose at most 924",
         ),
         ("run demo/draft --dry-run --engine transformers --concurrency 4", "--concurrency 1"),
         ("run demo/draft --dry-run --engine vllm -k auto", "-k auto"),

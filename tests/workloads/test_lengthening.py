@@ -214,7 +214,7 @@ def test_a_shipped_workload_is_its_own_first_source_and_counted_once():
     assert names == ["edit", *(name for name in find_workloads(GENERAL) if name != "edit")]
     embedded = load_workload("edit", folder=DEMO)
     names = [w.name for w in TextSource.starting_with(embedded, seed=0).workloads]
-    assert names == ["edit", *find_workloads(GENERAL)]
+    assert names == ["demo edit", *find_workloads(GENERAL)]
 
 
 def test_a_long_prompt_is_unchanged_after_one_count():

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import UsageError, WorkloadError
-from specbench.inputs.workloads import Workload, find_workloads, load_workload
+from specbench.inputs.workloads import Workload, find_workloads, load_workload, load_workloads
 from specbench.records import Message, Prompt
+from specbench.settings.words import workload_named
+from specbench.shipped import DEMO_WORKLOADS
 
 
 def write_workload(folder: Path, name: str, *, text: str = "Hello", id_key: str = "id") -> Path:
@@ -65,6 +67,28 @@ def test_a_pairings_own_folder_comes_first_then_the_working_folder(
     assert text_of(load_workload("chat", folder=folder)) == "from the pairing"
     assert text_of(load_workload("chat")) == "from the working folder"
     assert text_of(load_workload("extra", folder=folder)) == "only here"
+
+
+def test_two_workloads_of_one_name_have_different_labels(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = write_workload(write_workload(tmp_path / "mine", "code"), "greet")
+    names = {name: load_workload(name, folder=mine).name for name in ("code", "greet", "chat")}
+    assert names == {"code": "mine code", "greet": "greet", "chat": "chat"}
+    general, demo = load_workload("code"), load_workload("code", folder=DEMO_WORKLOADS)
+    assert (general.name, demo.name) == ("code", "demo code")
+    assert general.sha256 != demo.sha256
+    for folder in (None, mine, DEMO_WORKLOADS):
+        assert load_workload("demo code", folder=folder) == demo
+    assert load_workloads(["code", "demo code"], folder=DEMO_WORKLOADS) == (demo,)
+    write_workload(Path("workloads"), "code")  # of the working folder, not of a target
+    assert load_workload("code", folder=Path("workloads").resolve()).name == "code"
+
+
+def test_a_stored_workload_is_named_by_its_label_or_as_for_the_run() -> None:
+    assert workload_named("code", ["demo code", "demo chat"]) == "demo code"
+    assert workload_named("demo code", ["demo code"]) == "demo code"
+    assert workload_named("code", ["code", "demo code"]) == "code"
+    assert workload_named("code", ["demo code", "mine code"]) == "code"  # which is refused
 
 
 def test_only_a_pairings_own_folder_is_listed(
