@@ -1,11 +1,11 @@
 """A history as sentences, charts and a table."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
-from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
+from specbench.doc import JsonObject, Key, Several, docs_of, keys_of
 from specbench.gate.history import ExcludedRun, History, Series
 from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
 from specbench.report.gate import DIFFERENCE
@@ -16,60 +16,72 @@ from specbench.words.numbers import measured
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
 
-_STEP = type_of(
+
+class _StepOf(NamedTuple):
+    """A change point with the series that has it."""
+
+    series: Series
+    step: ChangePoint
+
+
+_STEP = JsonObject(
     "Step",
     "A change point.",
-    (ChangePoint, ()),
-    change=Annotated[float | None, Doc("(after - before) / size of before; absent: that is 0")],
-    run_id=Annotated[str, Doc("id of the first run of the new level")],
+    {
+        **keys_of(ChangePoint, attrgetter("step")),
+        "change": Key(
+            float | None,
+            "(after - before) / size of before; absent: that is 0",
+            attrgetter("step.change"),
+        ),
+        "run_id": Key(
+            str,
+            "id of the first run of the new level",
+            lambda of: of.series.points[of.step.run_index].run_id,
+        ),
+    },
 )
-_SERIES = type_of(
+_SERIES = JsonObject(
     "Series",
     "One metric of one cell.",
-    (Series, ()),
-    steps=Annotated[several(_STEP), docs_of(Series)["steps"]],
+    {
+        **keys_of(Series),
+        "steps": Key(
+            Several(_STEP),
+            docs_of(Series)["steps"],
+            lambda series: [_StepOf(series, step) for step in series.steps],
+        ),
+    },
 )
-_LEFT_OUT = type_of(
+_LEFT_OUT = JsonObject(
     "ExcludedRun",
     "A run that is left out.",
-    (ExcludedRun, ()),
-    differences=Annotated[several(DIFFERENCE), docs_of(ExcludedRun)["differences"]],
+    {
+        **keys_of(ExcludedRun),
+        "differences": Key(Several(DIFFERENCE), docs_of(ExcludedRun)["differences"]),
+    },
 )
-KEYS: Mapping[str, Key] = {
-    "schema_version": Key(Literal[1], "version of this document", lambda _: 1),
-    "significance": Key(
-        float, "largest p-value of a change point or trend", lambda _: SIGNIFICANCE
-    ),
-    "min_runs": Key(int, "least runs for a change point or trend", lambda _: MIN_RUNS),
-    "series": Key(
-        several(_SERIES),
-        "one metric of one cell each",
-        lambda history: list(map(_series_json, history.series)),
-    ),
-    "left_out": Key(
-        several(_LEFT_OUT),
-        "runs that are not comparable with the newest complete one, or were interrupted",
-        lambda history: [
-            {"run_id": run.run_id, "differences": [d._asdict() for d in run.differences]}
-            for run in history.left_out
-        ],
-    ),
-}
+DOCUMENT = JsonObject(
+    "History",
+    "The output of `specbench history --json`.",
+    {
+        "schema_version": Key(Literal[1], "version of this document", lambda _: 1),
+        "significance": Key(
+            float, "largest p-value of a change point or trend", lambda _: SIGNIFICANCE
+        ),
+        "min_runs": Key(int, "least runs for a change point or trend", lambda _: MIN_RUNS),
+        "series": Key(Several(_SERIES), "one metric of one cell each"),
+        "left_out": Key(
+            Several(_LEFT_OUT),
+            "runs that are not comparable with the newest complete one, or were interrupted",
+        ),
+    },
+)
 
 
 def history_json(history: History) -> dict[str, Any]:
     """The history as a JSON document; new keys do not change its version."""
-    return json_object(KEYS, history)
-
-
-def _series_json(series: Series) -> dict[str, Any]:
-    from pydantic_core import to_jsonable_python  # noqa: PLC0415 - --help does not need it
-
-    steps = [
-        {**asdict(s), "change": s.change, "run_id": series.points[s.run_index].run_id}
-        for s in series.steps
-    ]
-    return {**to_jsonable_python(series), "steps": steps}
+    return DOCUMENT.of(history)
 
 
 def history_report(history: History) -> ReportPart:

@@ -1,9 +1,10 @@
 """Recommendations for an objective as sentences, tables and JSON."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from specbench.decide.comparisons import Crossover
 from specbench.decide.objective import (
@@ -16,16 +17,16 @@ from specbench.decide.objective import (
     recommend_for,
 )
 from specbench.decide.recommend import ContextDecisions, judge
-from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
+from specbench.doc import ByName, Doc, JsonObject, Key, Maybe, Several, keys_of
 from specbench.records import CellKey, Condition, Decision, Interval, Kind, Reason, SpeedupVerdict
-from specbench.records.keys import AXES, FlatKey
+from specbench.records.keys import flat_keys
 from specbench.report.answers import context_lines
 from specbench.report.comparisons import variant_reasons
 from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
 from specbench.report.memory import memory_left, tokens_left
 from specbench.report.sections import setting_name
-from specbench.words.answers import MOST_REASONS, REASON, joined, reason_json, text
+from specbench.words.answers import MOST_REASONS, REASON, joined, text
 from specbench.words.numbers import listed, measured
 
 
@@ -361,85 +362,10 @@ SCHEMA_VERSION = 1
 _OF_CONFIGURATION = tuple(
     ["pairing", "method", "num_speculative_tokens", "adaptive", "concurrency", "lossy", "variant"]
 )
-_NOT_IN_CONFIGURATION = {*AXES} - {*_OF_CONFIGURATION}
-_NOT_IN_SETTING = {*AXES} - {axis.name for axis in fields(Condition)} | {"concurrency", "variant"}
-_CANDIDATE = type_of(
-    "Candidate",
-    "A configuration for a workload.",
-    (FlatKey, _NOT_IN_CONFIGURATION),
-    value=Annotated[float, Doc("in the unit of the objective")],
-    tokens_per_s=Annotated[
-        float, Doc("its rate; missing for goodput", "tokens/s", is_optional=True)
-    ],
-    tokens_per_s_low=Annotated[
-        float, Doc("the same at the lower bound of the speedup", "tokens/s", is_optional=True)
-    ],
-    requests_per_s=Annotated[
-        float, Doc("its rate within the limits, only for goodput", "requests/s", is_optional=True)
-    ],
-    requests_per_s_low=Annotated[
-        float, Doc("the same at the lower bound of the speedup", "requests/s", is_optional=True)
-    ],
-    broken_limits=Annotated[several(REASON), Doc("limits that it exceeds")],
-)
-_PICK = type_of(
-    "Pick",
-    "The answer for one workload and setting; concurrency and variant are part of the answer.",
-    (FlatKey, _NOT_IN_SETTING),
-    verdict=Annotated[
-        PickVerdict, Doc("`speculate`, `do not speculate`, `undecided`, or `over the limits`")
-    ],
-    answer=Annotated[several(REASON), Doc("what to run")],
-    text=Annotated[str, Doc("the answer in words")],
-    no_valid_speculative_run=Annotated[
-        bool, Doc("`true`: without a valid measurement with drafts")
-    ],
-    is_undecided=Annotated[
-        bool,
-        Doc("`true`: a configuration with drafts is undecided, so `best` is not a recommendation"),
-    ],
-    best=Annotated[
-        _CANDIDATE | None, Doc("one of the candidates; absent: no configuration meets the limits")
-    ],
-    candidates=Annotated[several(_CANDIDATE), Doc("all candidates, the best first")],
-    reasons=Annotated[several(REASON), Doc("why, the most important first")],
-    warnings=Annotated[tuple[str, ...], Doc("about the measurement that they are from")],
-)
-_SHARED = type_of(
-    "Shared",
-    "One configuration for all workloads of a target and setting.",
-    (FlatKey, {*_NOT_IN_SETTING, "workload"}),
-    best=Annotated[
-        type_of("Configuration", "A configuration.", (FlatKey, _NOT_IN_CONFIGURATION)),
-        Doc("the configuration"),
-    ],
-    regret=Annotated[
-        Mapping[str, float],
-        Doc("by workload, the share of its best rate that is lost (0.05: 5%)", "fraction"),
-    ],
-)
-_AT_CONTEXT = type_of(
-    "AtContext",
-    "The verdict at one context length.",
-    (FlatKey, {*_NOT_IN_CONFIGURATION} - {"context"}),
-    verdict=Annotated[str, Doc("`faster`, `no speedup` or `undecided`")],
-    speedup=Annotated[Interval | None, docs_of(Decision)["speedup"]],
-    memory_left_tokens=Annotated[
-        int | None,
-        Doc("how many more tokens of context the GPU has memory for, per request; may be negative"),
-    ],
-)
-_BY_CONTEXT = type_of(
-    "ByContext",
-    "K by context length, of one pairing and setting.",
-    (FlatKey, {*_NOT_IN_SETTING, "context"}),
-    contexts=Annotated[several(_AT_CONTEXT), Doc("one per context length, the shortest first")],
-    break_even_k=Annotated[
-        int | None, Doc("the K of the longest context with a speedup; absent: none")
-    ],
-    break_even=Annotated[
-        Interval | None, Doc("that of the `context_curve` of this K; absent: not shown", "tokens")
-    ],
+_OF_SETTING = tuple(  # the axes that distinguish the picks of one workload
+    name
+    for name in (axis.name for axis in fields(Condition))
+    if name not in ("target", "workload", "concurrency", "variant")
 )
 
 
@@ -452,47 +378,205 @@ class _Recommended(NamedTuple):
     workloads: Sequence[str]
 
 
-KEYS: Mapping[str, Key] = {
-    "schema_version": Key(Literal[1], "version of this document", lambda _: SCHEMA_VERSION),
-    "run_id": Key(str, "id of the run", lambda r: r.document.run.run_id),
-    "synthetic": Key(
-        bool,
-        "as in the document of a run",
-        lambda r: r.document.run.settings.decoder.is_synthetic,
-    ),
-    "objective": Key(
-        type_of("Goal", "The objective.", (Objective, ()), unit=Annotated[str, Doc("of `value`")]),
-        "the quantity that is best",
-        lambda r: asdict(r.objective) | {"unit": r.objective.unit},
-    ),
-    "picks": Key(
-        several(_PICK),
-        "one per workload and setting",
-        lambda r: [_pick_json(r.document, pick, r.objective) for pick in r.picks],
-    ),
-    "shared": Key(
-        several(_SHARED),
-        "one configuration for all workloads of a target and setting",
-        lambda r: list(map(_shared_json, joint_recommendations(r.picks))),
-    ),
-    "by_context": Key(
-        several(_BY_CONTEXT),
-        "one per pairing and setting with several context lengths",
-        lambda r: [
-            _by_context_json(r.document, entry)
-            for entry in r.document.by_context
-            if entry.condition in _settings(r.picks)
-        ],
-    ),
-    "without_recommendation": Key(
-        Mapping[str, REASON],
-        "workload to the reason why it has no pick",
-        lambda r: {
-            name: reason_json(reason)
-            for name, reason in without_recommendation(r.document, r.picks, r.workloads).items()
-        },
-    ),
-}
+class _PickOf(NamedTuple):
+    """A pick with the run and the objective that it is for."""
+
+    document: Document
+    pick: Recommendation
+    objective: Objective
+
+    def candidates(self, *some: Candidate | None) -> "list[_CandidateOf]":
+        return [_CandidateOf(candidate, self.objective) for candidate in some if candidate]
+
+
+class _CandidateOf(NamedTuple):
+    candidate: Candidate
+    objective: Objective
+
+    def rate(self, rate: float, *, counts_requests: bool) -> float | None:
+        """A rate in the unit of the objective; None in the other one."""
+        return rate if (self.objective.name == "goodput") is counts_requests else None
+
+
+class _AtContext(NamedTuple):
+    document: Document
+    decision: Decision
+
+
+_CANDIDATE = JsonObject(
+    "Candidate",
+    "A configuration for a workload.",
+    {
+        **flat_keys(attrgetter("candidate.key"), only=_OF_CONFIGURATION),
+        "value": Key(float, "in the unit of the objective", attrgetter("candidate.value")),
+        "tokens_per_s": Key(
+            float,
+            Doc("its rate; missing for goodput", "tokens/s", is_optional=True),
+            lambda of: of.rate(of.candidate.rate, counts_requests=False),
+        ),
+        "tokens_per_s_low": Key(
+            float,
+            Doc("the same at the lower bound of the speedup", "tokens/s", is_optional=True),
+            lambda of: of.rate(of.candidate.cautious_rate, counts_requests=False),
+        ),
+        "requests_per_s": Key(
+            float,
+            Doc("its rate within the limits, only for goodput", "requests/s", is_optional=True),
+            lambda of: of.rate(of.candidate.rate, counts_requests=True),
+        ),
+        "requests_per_s_low": Key(
+            float,
+            Doc("the same at the lower bound of the speedup", "requests/s", is_optional=True),
+            lambda of: of.rate(of.candidate.cautious_rate, counts_requests=True),
+        ),
+        "broken_limits": Key(
+            Several(REASON), "limits that it exceeds", attrgetter("candidate.broken")
+        ),
+    },
+)
+_PICK = JsonObject(
+    "Pick",
+    "The answer for one workload and setting; concurrency and variant are part of the answer.",
+    {
+        **flat_keys(attrgetter("pick.condition"), only=("workload", "target", *_OF_SETTING)),
+        "verdict": Key(
+            PickVerdict,
+            "`speculate`, `do not speculate`, `undecided`, or `over the limits`",
+            lambda of: pick_verdict(of.document, of.pick),
+        ),
+        "answer": Key(Several(REASON), "what to run", lambda of: [recommended(*of)]),
+        "text": Key(str, "the answer in words", lambda of: headline(*of)),
+        "no_valid_speculative_run": Key(
+            bool,
+            "`true`: without a valid measurement with drafts",
+            lambda of: no_valid_speculative_run(of.document, of.pick),
+        ),
+        "is_undecided": Key(
+            bool,
+            "`true`: a configuration with drafts is undecided, so `best` is not a recommendation",
+            lambda of: best_undecided(of.document, of.pick) is not None,
+        ),
+        "best": Key(
+            Maybe(_CANDIDATE),
+            "one of the candidates; absent: no configuration meets the limits",
+            lambda of: next(iter(of.candidates(of.pick.best)), None),
+        ),
+        "candidates": Key(
+            Several(_CANDIDATE),
+            "all candidates, the best first",
+            lambda of: of.candidates(*of.pick.candidates),
+        ),
+        "reasons": Key(
+            Several(REASON),
+            "why, the most important first",
+            lambda of: reasons(of.document, of.pick),
+        ),
+        "warnings": Key(
+            tuple[str, ...],
+            "about the measurement that they are from",
+            lambda of: _warnings(of.document, of.pick),
+        ),
+    },
+)
+_CONFIGURATION = JsonObject(
+    "Configuration", "A configuration.", flat_keys(lambda key: key, only=_OF_CONFIGURATION)
+)
+_SHARED = JsonObject(
+    "Shared",
+    "One configuration for all workloads of a target and setting.",
+    {
+        **flat_keys(attrgetter("key.condition"), only=("target", *_OF_SETTING)),
+        "best": Key(_CONFIGURATION, "the configuration", attrgetter("key")),
+        "regret": Key(
+            Mapping[str, float],
+            Doc("by workload, the share of its best rate that is lost (0.05: 5%)", "fraction"),
+        ),
+    },
+)
+_AT_CONTEXT = JsonObject(
+    "AtContext",
+    "The verdict at one context length.",
+    {
+        **flat_keys(attrgetter("decision.key"), only=("context", *_OF_CONFIGURATION)),
+        **keys_of(Decision, attrgetter("decision"), only=("verdict", "speedup")),
+        "memory_left_tokens": Key(
+            int | None,
+            "how many more tokens of context the GPU has memory for, per request; may be negative",
+            lambda at: tokens_left(at.document, at.decision.key),
+        ),
+    },
+)
+
+
+class _ByContext(NamedTuple):
+    document: Document
+    entry: ContextDecisions
+
+
+_BY_CONTEXT = JsonObject(
+    "ByContext",
+    "K by context length, of one pairing and setting.",
+    {
+        **flat_keys(
+            attrgetter("entry.condition"),
+            only=("workload", "target", *(axis for axis in _OF_SETTING if axis != "context")),
+        ),
+        "contexts": Key(
+            Several(_AT_CONTEXT),
+            "one per context length, the shortest first",
+            lambda by: [_AtContext(by.document, decision) for decision in by.entry.decisions],
+        ),
+        "break_even_k": Key(
+            int | None,
+            "the K of the longest context with a speedup; absent: none",
+            lambda by: by.entry.key.draft.k if by.entry.key else None,
+        ),
+        "break_even": Key(
+            Interval | None,
+            Doc("that of the `context_curve` of this K; absent: not shown", "tokens"),
+            attrgetter("entry.break_even"),
+        ),
+    },
+)
+_GOAL = JsonObject("Goal", "The objective.", {**keys_of(Objective), "unit": Key(str, "of `value`")})
+DOCUMENT = JsonObject(
+    "Recommend",
+    "The output of `specbench recommend --json`.",
+    {
+        "schema_version": Key(Literal[1], "version of this document", lambda _: SCHEMA_VERSION),
+        "run_id": Key(str, "id of the run", attrgetter("document.run.run_id")),
+        "synthetic": Key(
+            bool,
+            "as in the document of a run",
+            attrgetter("document.run.settings.decoder.is_synthetic"),
+        ),
+        "objective": Key(_GOAL, "the quantity that is best"),
+        "picks": Key(
+            Several(_PICK),
+            "one per workload and setting",
+            lambda r: [_PickOf(r.document, pick, r.objective) for pick in r.picks],
+        ),
+        "shared": Key(
+            Several(_SHARED),
+            "one configuration for all workloads of a target and setting",
+            lambda r: joint_recommendations(r.picks),
+        ),
+        "by_context": Key(
+            Several(_BY_CONTEXT),
+            "one per pairing and setting with several context lengths",
+            lambda r: [
+                _ByContext(r.document, entry)
+                for entry in r.document.by_context
+                if entry.condition in _settings(r.picks)
+            ],
+        ),
+        "without_recommendation": Key(
+            ByName(REASON),
+            "workload to the reason why it has no pick",
+            lambda r: without_recommendation(r.document, r.picks, r.workloads),
+        ),
+    },
+)
 
 
 def recommendation_json(
@@ -503,71 +587,4 @@ def recommendation_json(
     workloads: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The recommendations as a JSON document."""
-    return json_object(KEYS, _Recommended(document, picks, objective, workloads))
-
-
-def _pick_json(document: Document, pick: Recommendation, objective: Objective) -> dict[str, Any]:
-    return {
-        "workload": pick.condition.workload,
-        "target": pick.condition.target,
-        **_setting_json(pick.condition),
-        "verdict": pick_verdict(document, pick),
-        "answer": [reason_json(recommended(document, pick, objective))],
-        "text": headline(document, pick, objective),
-        "no_valid_speculative_run": no_valid_speculative_run(document, pick),
-        "is_undecided": best_undecided(document, pick) is not None,
-        "best": _candidate_json(pick.best, objective) if pick.best else None,
-        "candidates": [_candidate_json(candidate, objective) for candidate in pick.candidates],
-        "reasons": list(map(reason_json, reasons(document, pick))),
-        "warnings": _warnings(document, pick),
-    }
-
-
-def _shared_json(joint: JointRecommendation) -> dict[str, Any]:
-    return {
-        "target": joint.key.condition.target,
-        **_setting_json(joint.key.condition),
-        "best": _key_json(joint.key),
-        "regret": dict(joint.regret),
-    }
-
-
-def _by_context_json(document: Document, entry: ContextDecisions) -> dict[str, Any]:
-    return {
-        "workload": entry.condition.workload,
-        "target": entry.condition.target,
-        **_setting_json(entry.condition, "context"),
-        "contexts": [
-            {
-                "context": decision.condition.context,
-                **_key_json(decision.key),
-                "verdict": decision.verdict,
-                "speedup": decision.speedup,
-                "memory_left_tokens": tokens_left(document, decision.key),
-            }
-            for decision in entry.decisions
-        ],
-        "break_even_k": entry.key.draft.k if entry.key else None,
-        "break_even": entry.break_even,
-    }
-
-
-def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any]:
-    counted = "requests" if objective.name == "goodput" else "tokens"
-    return {
-        **_key_json(candidate.key),
-        "value": candidate.value,
-        f"{counted}_per_s": candidate.rate,
-        f"{counted}_per_s_low": candidate.cautious_rate,
-        "broken_limits": list(map(reason_json, candidate.broken)),
-    }
-
-
-def _setting_json(at: Condition, *without: str) -> dict[str, Any]:
-    """The axes that distinguish the picks of one workload, without concurrency and variant."""
-    left_out = ("target", "workload", "concurrency", "variant", *without)
-    return {name: value for name, value in at.flat.items() if name not in left_out}
-
-
-def _key_json(key: CellKey) -> dict[str, Any]:
-    return {name: key.flat[name] for name in _OF_CONFIGURATION}
+    return DOCUMENT.of(_Recommended(document, picks, objective, workloads))

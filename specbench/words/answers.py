@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from string import Formatter
-from typing import Annotated, Any
+from typing import Any
 
-from specbench.doc import Doc, type_of
+from specbench.doc import JsonObject, Key, keys_of
 from specbench.records import Decision, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
@@ -122,17 +122,11 @@ def noise_lines(signs: Collection[Reason]) -> list[str]:
     return [f"noisy machine, so intervals are wide: {joined(signs)}"] if signs else []
 
 
-REASON = type_of(
+REASON = JsonObject(
     "ReasonInWords",
     "A fact behind an answer, or what to do next.",
-    (Reason, ()),
-    text=Annotated[str, Doc("the same in words")],
+    {**keys_of(Reason), "text": Key(str, "the same in words", text)},
 )
-
-
-def reason_json(reason: Reason) -> dict[str, Any]:
-    """A reason as a JSON object, with its text."""
-    return {"kind": reason.kind, "figures": reason.figures, "text": text(reason)}
 
 
 def answer_text(verdict: SpeedupVerdict, answer: Iterable[Reason | str], *, mark: str = "") -> str:
