@@ -1,14 +1,13 @@
 """Recommendations for an objective as sentences, tables and JSON."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
 from specbench.decide.comparisons import Crossover
 from specbench.decide.objective import (
-    Candidate,
     JointRecommendation,
     Objective,
     Recommendation,
@@ -16,7 +15,7 @@ from specbench.decide.objective import (
     losses_of,
     recommend_for,
 )
-from specbench.decide.recommend import ContextDecisions, judge
+from specbench.decide.recommend import judge
 from specbench.doc import ByName, Doc, JsonObject, Key, Maybe, Several, keys_of
 from specbench.records import CellKey, Condition, Decision, Interval, Kind, Reason, SpeedupVerdict
 from specbench.records.keys import flat_keys
@@ -169,7 +168,7 @@ def reasons(document: Document, pick: Recommendation) -> Iterator[Reason]:
     if not key.draft.k and no_valid_speculative_run(document, pick):
         yield from _not_valid(document, key)
     elif not key.draft.k:
-        yield from _runner_up(document, key)
+        yield from _runner_up(document, pick)
     else:
         for decision in document.decisions:
             if decision.leader == key:
@@ -182,58 +181,47 @@ def _warnings(document: Document, pick: Recommendation) -> tuple[str, ...]:
     """The warnings about the measurement that the reasons are from."""
     if pick.best is None or no_valid_speculative_run(document, pick):
         return ()
-    decided = _best_without_drafts(document, pick.best.key)
-    if pick.best.key.draft.k:
-        decided = next((d for d in document.decisions if d.leader == pick.best.key), None)
+    key, contender = pick.best.key, _contender(document, pick)
+    chosen = next((d for d in document.decisions if d.leader == key and key.draft.k), None)
+    decided = chosen or (contender and contender[1])
     return decided.warnings if decided else ()
 
 
-def _best_without_drafts(document: Document, plain: CellKey) -> Decision | None:
-    """The most promising decision for K = 0 at the setting of `plain`, an undecided one first."""
-    decisions = list(_no_draft_decisions(document, plain))
-    undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
-    return _most_promising(document, undecided or decisions)[1] if decisions else None
-
-
-def _runner_up(document: Document, plain: CellKey) -> Iterator[Reason]:
+def _runner_up(document: Document, pick: Recommendation) -> Iterator[Reason]:
     """Why the best configuration with drafts at the setting of a K = 0 does not help."""
-    decisions = list(_no_draft_decisions(document, plain))
-    if decisions:
-        undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
-        speedup, best = _most_promising(document, undecided or decisions)
-        is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
-        kind = Kind.OPEN_RUNNER_UP if is_lost else Kind.BEST_OPEN
-        if not undecided:
-            kind = Kind.RUNNER_UP
+    if (contender := _contender(document, pick)) is not None:
+        speedup, best = contender
+        kind = Kind.RUNNER_UP
+        if best.verdict is SpeedupVerdict.UNDECIDED:
+            is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
+            kind = Kind.OPEN_RUNNER_UP if is_lost else Kind.BEST_OPEN
         yield kind(configuration=_method(best.leader), speedup=speedup)
         yield from best.reasons[:MOST_REASONS]
 
 
-def _no_draft_decisions(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Decision]]:
-    """The decisions for K = 0 at the setting of `plain`, with the speedups that they are about."""
-    first_pass = {cell.key: cell.speedup for cell in document.cells}
+def _contender(document: Document, pick: Recommendation) -> tuple[Interval, Decision] | None:
+    """The most promising decision at the setting of a recommended K = 0, with the speedup that it
+    is about: an undecided one first, then one of a valid cell, then the highest estimate.
+    """
+    if pick.best is None or pick.best.key.draft.k:
+        return None
+    first_pass = {cell.key: cell for cell in document.cells}
+    found = []
     for decision in document.decisions:
-        if not decision.draft.k and decision.condition == plain.condition:
-            speedup = decision.speedup or first_pass.get(decision.leader)
-            if speedup is not None:
-                yield speedup, decision
+        cell = first_pass.get(decision.leader)
+        speedup = decision.speedup or (cell and cell.speedup)
+        if not decision.draft.k and decision.condition == pick.best.key.condition and speedup:
+            is_open = decision.verdict is SpeedupVerdict.UNDECIDED
+            is_valid = cell is not None and cell.valid
+            found.append(((is_open, is_valid, speedup.estimate), speedup, decision))
+    return max(found, key=itemgetter(0))[1:] if found else None
 
 
 def best_undecided(document: Document, pick: Recommendation) -> Decision | None:
     """The most promising undecided decision at the setting of a recommended K = 0."""
-    if pick.best is None or pick.best.key.draft.k:
-        return None
-    decisions = _no_draft_decisions(document, pick.best.key)
-    undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
-    return _most_promising(document, undecided)[1] if undecided else None
-
-
-def _most_promising(
-    document: Document, decisions: Sequence[tuple[Interval, Decision]]
-) -> tuple[Interval, Decision]:
-    """The highest estimate of a valid cell, or of any if none is valid."""
-    valid = {cell.key for cell in document.cells if cell.valid}
-    return max(decisions, key=lambda pair: (pair[1].leader in valid, pair[0].estimate))
+    _, decision = _contender(document, pick) or (None, None)
+    is_open = decision is not None and decision.verdict is SpeedupVerdict.UNDECIDED
+    return decision if is_open else None
 
 
 def no_valid_speculative_run(document: Document, pick: Recommendation) -> bool:
@@ -378,103 +366,82 @@ class _Recommended(NamedTuple):
     workloads: Sequence[str]
 
 
-class _PickOf(NamedTuple):
-    """A pick with the run and the objective that it is for."""
+class _Of(NamedTuple):
+    """A part of the recommendations, with the run and the objective that it is for."""
 
     document: Document
-    pick: Recommendation
+    part: Any
     objective: Objective
 
-    def candidates(self, *some: Candidate | None) -> "list[_CandidateOf]":
-        return [_CandidateOf(candidate, self.objective) for candidate in some if candidate]
+    def parts(self, parts: Iterable[Any]) -> "list[_Of]":
+        return [self._replace(part=part) for part in parts]
 
 
-class _CandidateOf(NamedTuple):
-    candidate: Candidate
-    objective: Objective
+def _rate(counted: str, meaning: str, name: str) -> Key:
+    """A rate of a candidate in requests or tokens; missing in the other one."""
 
-    def rate(self, rate: float, *, counts_requests: bool) -> float | None:
-        """A rate in the unit of the objective; None in the other one."""
-        return rate if (self.objective.name == "goodput") is counts_requests else None
+    def value(of: _Of) -> float | None:
+        is_counted = counted == ("requests" if of.objective.name == "goodput" else "tokens")
+        return getattr(of.part, name) if is_counted else None
 
-
-class _AtContext(NamedTuple):
-    document: Document
-    decision: Decision
+    return Key(float, Doc(meaning, f"{counted}/s", is_optional=True), value)
 
 
+_LOW = "the same at the lower bound of the speedup"
 _CANDIDATE = JsonObject(
     "Candidate",
     "A configuration for a workload.",
     {
-        **flat_keys(attrgetter("candidate.key"), only=_OF_CONFIGURATION),
-        "value": Key(float, "in the unit of the objective", attrgetter("candidate.value")),
-        "tokens_per_s": Key(
-            float,
-            Doc("its rate; missing for goodput", "tokens/s", is_optional=True),
-            lambda of: of.rate(of.candidate.rate, counts_requests=False),
-        ),
-        "tokens_per_s_low": Key(
-            float,
-            Doc("the same at the lower bound of the speedup", "tokens/s", is_optional=True),
-            lambda of: of.rate(of.candidate.cautious_rate, counts_requests=False),
-        ),
-        "requests_per_s": Key(
-            float,
-            Doc("its rate within the limits, only for goodput", "requests/s", is_optional=True),
-            lambda of: of.rate(of.candidate.rate, counts_requests=True),
-        ),
-        "requests_per_s_low": Key(
-            float,
-            Doc("the same at the lower bound of the speedup", "requests/s", is_optional=True),
-            lambda of: of.rate(of.candidate.cautious_rate, counts_requests=True),
-        ),
-        "broken_limits": Key(
-            Several(REASON), "limits that it exceeds", attrgetter("candidate.broken")
-        ),
+        **flat_keys(attrgetter("part.key"), only=_OF_CONFIGURATION),
+        "value": Key(float, "in the unit of the objective", attrgetter("part.value")),
+        "tokens_per_s": _rate("tokens", "its rate; missing for goodput", "rate"),
+        "tokens_per_s_low": _rate("tokens", _LOW, "cautious_rate"),
+        "requests_per_s": _rate("requests", "its rate within the limits, only for goodput", "rate"),
+        "requests_per_s_low": _rate("requests", _LOW, "cautious_rate"),
+        "broken_limits": Key(Several(REASON), "limits that it exceeds", attrgetter("part.broken")),
     },
 )
 _PICK = JsonObject(
     "Pick",
     "The answer for one workload and setting; concurrency and variant are part of the answer.",
     {
-        **flat_keys(attrgetter("pick.condition"), only=("workload", "target", *_OF_SETTING)),
+        **flat_keys(attrgetter("part.condition"), only=("workload", "target", *_OF_SETTING)),
         "verdict": Key(
             PickVerdict,
             "`speculate`, `do not speculate`, `undecided`, or `over the limits`",
-            lambda of: pick_verdict(of.document, of.pick),
+            lambda of: pick_verdict(of.document, of.part),
         ),
         "answer": Key(Several(REASON), "what to run", lambda of: [recommended(*of)]),
         "text": Key(str, "the answer in words", lambda of: headline(*of)),
         "no_valid_speculative_run": Key(
             bool,
             "`true`: without a valid measurement with drafts",
-            lambda of: no_valid_speculative_run(of.document, of.pick),
+            lambda of: no_valid_speculative_run(of.document, of.part),
         ),
         "is_undecided": Key(
             bool,
             "`true`: a configuration with drafts is undecided, so `best` is not a recommendation",
-            lambda of: best_undecided(of.document, of.pick) is not None,
+            lambda of: best_undecided(of.document, of.part) is not None,
         ),
         "best": Key(
             Maybe(_CANDIDATE),
             "one of the candidates; absent: no configuration meets the limits",
-            lambda of: next(iter(of.candidates(of.pick.best)), None),
+            lambda of: of._replace(part=of.part.best) if of.part.best else None,
         ),
         "candidates": Key(
             Several(_CANDIDATE),
             "all candidates, the best first",
-            lambda of: of.candidates(*of.pick.candidates),
+            lambda of: of.parts(of.part.candidates),
         ),
         "reasons": Key(
             Several(REASON),
             "why, the most important first",
-            lambda of: reasons(of.document, of.pick),
+            lambda of: reasons(of.document, of.part),
         ),
         "warnings": Key(
             tuple[str, ...],
             "about the measurement that they are from",
-            lambda of: _warnings(of.document, of.pick),
+            lambda of: _warnings(of.document, of.part),
         ),
     },
 )
@@ -497,20 +464,15 @@ _AT_CONTEXT = JsonObject(
     "AtContext",
     "The verdict at one context length.",
     {
-        **flat_keys(attrgetter("decision.key"), only=("context", *_OF_CONFIGURATION)),
-        **keys_of(Decision, attrgetter("decision"), only=("verdict", "speedup")),
+        **flat_keys(attrgetter("part.key"), only=("context", *_OF_CONFIGURATION)),
+        **keys_of(Decision, attrgetter("part"), only=("verdict", "speedup")),
         "memory_left_tokens": Key(
             int | None,
             "how many more tokens of context the GPU has memory for, per request; may be negative",
-            lambda at: tokens_left(at.document, at.decision.key),
+            lambda at: tokens_left(at.document, at.part.key),
         ),
     },
 )
-
-
-class _ByContext(NamedTuple):
-    document: Document
-    entry: ContextDecisions
 
 
 _BY_CONTEXT = JsonObject(
@@ -518,23 +480,23 @@ _BY_CONTEXT = JsonObject(
     "K by context length, of one pairing and setting.",
     {
         **flat_keys(
-            attrgetter("entry.condition"),
+            attrgetter("part.condition"),
             only=("workload", "target", *(axis for axis in _OF_SETTING if axis != "context")),
         ),
         "contexts": Key(
             Several(_AT_CONTEXT),
             "one per context length, the shortest first",
-            lambda by: [_AtContext(by.document, decision) for decision in by.entry.decisions],
+            lambda by: by.parts(by.part.decisions),
         ),
         "break_even_k": Key(
             int | None,
             "the K of the longest context with a speedup; absent: none",
-            lambda by: by.entry.key.draft.k if by.entry.key else None,
+            lambda by: by.part.key.draft.k if by.part.key else None,
         ),
         "break_even": Key(
             Interval | None,
             Doc("that of the `context_curve` of this K; absent: not shown", "tokens"),
-            attrgetter("entry.break_even"),
+            attrgetter("part.break_even"),
         ),
     },
 )
@@ -554,7 +516,7 @@ DOCUMENT = JsonObject(
         "picks": Key(
             Several(_PICK),
             "one per workload and setting",
-            lambda r: [_PickOf(r.document, pick, r.objective) for pick in r.picks],
+            lambda r: [_Of(r.document, pick, r.objective) for pick in r.picks],
         ),
         "shared": Key(
             Several(_SHARED),
@@ -565,7 +527,7 @@ DOCUMENT = JsonObject(
             Several(_BY_CONTEXT),
             "one per pairing and setting with several context lengths",
             lambda r: [
-                _ByContext(r.document, entry)
+                _Of(r.document, entry, r.objective)
                 for entry in r.document.by_context
                 if entry.condition in _settings(r.picks)
             ],
