@@ -7,21 +7,20 @@ from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
 from specbench.doc import JsonObject, Key, Maybe, Several, docs_of, keys_of
-from specbench.gate.attribution import Attribution, Cause, Shift
+from specbench.gate.attribution import Attribution, Cause
 from specbench.gate.baseline import Snapshot, SourceRun
 from specbench.gate.check import Gate
 from specbench.gate.fingerprint import THREADS, Fingerprint, RunDifference
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor, metric_name
 from specbench.metrics.registry import all_metrics
-from specbench.records import NO_DRAFTER, Interval, Kind
+from specbench.records import NO_DRAFTER, Interval, Kind, Reason
 from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
 from specbench.report.grids import Grid
 from specbench.words.answers import REASON, joined, text
 from specbench.words.numbers import (
     ABSENT,
     effect_text,
-    listed,
     measured,
     number,
     plural,
@@ -151,60 +150,47 @@ def chance_note(gate: Gate) -> str:
 
 def cause_text(attribution: Attribution) -> str:
     """`demo/draft K=5 on code: acceptance: fewer drafts are accepted, 3.1 -> 2.2 tokens ...`."""
-    name = attribution.cell.label
+    return f"{attribution.cell.label}: {text(causes_of(attribution))}"
+
+
+def causes_of(attribution: Attribution) -> Reason:
+    """The causes with their evidence."""
     if not attribution.causes:
-        return f"{name}: cause unknown: {', '.join(attribution.metrics)} regressed"
-    possible = "" if attribution.metrics else "possible cause: "
-    causes = listed([cause.value for cause in attribution.causes])
-    return f"{name}: {possible}{causes}: {_evidence(attribution)}"
+        return Kind.CAUSE_UNKNOWN(metrics=attribution.metrics)
+    return (Kind.CAUSES if attribution.metrics else Kind.POSSIBLE_CAUSES)(
+        causes=tuple(cause.value for cause in attribution.causes),
+        because=tuple(_evidence(attribution)),
+    )
 
 
-def _evidence(attribution: Attribution) -> str:
+def _evidence(attribution: Attribution) -> Iterator[Reason]:
     """The evidence for each cause, in the order of `Cause`."""
-    causes = set(attribution.causes)
+    causes, round_time, step = set(attribution.causes), attribution.round, attribution.step
     is_longer = bool(causes & {Cause.DRAFT_COST, Cause.VERIFICATION, Cause.ROUND_TIME})
-    texts = [f"{d.name} {d.baseline} -> {d.candidate}" for d in attribution.changes]
-    if attribution.acceptance and (is_longer or Cause.ACCEPTANCE in causes):
-        texts.append(_acceptance(attribution, attribution.acceptance))
+    for change in attribution.changes:
+        yield Kind.FACT_CHANGED(**change._asdict())
+    if attribution.acceptance and Cause.ACCEPTANCE in causes:
+        curves = (" ".join(f"{rate:.0%}" for rate in rates) for rates in attribution.curve if rates)
+        yield Kind.FEWER_ACCEPTED(shift=attribution.acceptance.figure, positions=tuple(curves))
+    elif attribution.acceptance and is_longer:
+        yield Kind.SAME_ACCEPTANCE(shift=attribution.acceptance.figure)
     if Cause.TEXT in causes:
-        texts.append("greedy output changed")
-    round_time, step = attribution.round, attribution.step
+        yield Kind.TEXT_CHANGED()
     if is_longer and round_time:
-        texts.append(_round_time(attribution, round_time))
+        parts = tuple(
+            Kind.PART_MOVED(name=part.name, shift=part.figure) for part in attribution.slower
+        )
+        if round_time.unit == "s" and round_time.log <= 0 and step:
+            yield Kind.STEP_FASTER(shift=round_time.figure, step=step.figure, parts=parts)
+        else:
+            yield Kind.ROUND_LONGER(shift=round_time.figure, parts=parts)
     elif Cause.ACCEPTANCE in causes and round_time:
-        texts.append(f"round time {_moved(round_time)}")
+        yield Kind.ROUND_MOVED(shift=round_time.figure)
     if causes & {Cause.MEMORY, Cause.PREFILL}:
-        texts.append(f"{', '.join(attribution.metrics)} rose")
+        yield Kind.METRICS_ROSE(metrics=attribution.metrics)
     is_in_steps = attribution.metrics and round_time is not None and round_time.unit == "steps"
     if is_in_steps and step and step.log > 0:
-        texts.append(
-            f"K = 0 is also slower, {_moved(step)} per step: driver, clocks, packages or the "
-            "machine"
-        )
-    return "; ".join(texts)
-
-
-def _acceptance(attribution: Attribution, shift: Shift) -> str:
-    if Cause.ACCEPTANCE not in attribution.causes:
-        return f"acceptance did not change ({_moved(shift)})"
-    curves = (" ".join(f"{rate:.0%}" for rate in rates) for rates in attribution.curve if rates)
-    curve = " -> ".join(curves)
-    positions = f", by position {curve}" if curve else ""
-    return f"fewer drafts are accepted, {_moved(shift)}{positions}"
-
-
-def _round_time(attribution: Attribution, shift: Shift) -> str:
-    parts = [f"{part.name} {_moved(part)}" for part in attribution.slower]
-    text, step = f"a round takes longer, {_moved(shift)}", attribution.step
-    if shift.unit == "s" and shift.log <= 0 and step:
-        text = f"a round takes {_moved(shift)}, and a K = 0 step got faster, {_moved(step)}"
-    return f"{text}: {', '.join(parts)}" if parts else text
-
-
-def _moved(shift: Shift) -> str:
-    scale = scale_of(shift.unit, max(shift.before, shift.after))
-    ends = (number(value, shift.unit, scale) for value in (shift.before, shift.after))
-    return f"{' -> '.join(ends)} {scale.unit}"
+        yield Kind.STEP_SLOWER(step=step.figure)
 
 
 def _name(judgment: Judgment) -> str:
@@ -325,6 +311,7 @@ _ATTRIBUTION = JsonObject(
         "cell": Key(str, docs_of(Attribution)["cell"], attrgetter("cell.id")),
         "changes": Key(Several(DIFFERENCE), docs_of(Attribution)["changes"]),
         "curve": Key(_CURVE, docs_of(Attribution)["curve"]),
+        "reasons": Key(Several(REASON), "the evidence of each cause", _evidence),
         "text": Key(str, "the attribution in words", cause_text),
     },
 )

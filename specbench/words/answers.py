@@ -13,8 +13,10 @@ from specbench.words.numbers import (
     interval_bounds,
     listed,
     measured,
+    number,
     plural,
     range_text,
+    scale_of,
 )
 
 MOST_REASONS = 3  # that are shown below an answer; a report has all of them
@@ -29,6 +31,14 @@ def _value(value: tuple[float, str]) -> str:
     """A value in the unit of an objective."""
     amount, unit = value
     return f"{amount:,.4g} {unit}" if unit.startswith("per ") else measured(amount, unit)
+
+
+def _shift(shift: tuple[float, float, str]) -> str:
+    """`11.6 -> 51.6 ms`."""
+    before, after, unit = shift
+    scale = scale_of(unit, max(before, after))
+    ends = (number(value, unit, scale) for value in (before, after))
+    return f"{' -> '.join(ends)} {scale.unit}"
 
 
 def _named(k: int | str) -> str:
@@ -80,6 +90,10 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "in_brackets": lambda names: f" ({', '.join(names)})" if names else "",
     "all": joined,
     "list": listed,
+    "commas": ", ".join,
+    "shift": _shift,
+    "parts": lambda parts: f": {', '.join(map(text, parts))}" if parts else "",
+    "curves": lambda curves: f", by position {' -> '.join(curves)}" if curves else "",
     "and": lambda reasons: listed([*map(text, reasons)]),
     "value": _value,
     "milliseconds": lambda seconds: f"{seconds * 1e3:,.3g} ms",

@@ -89,7 +89,7 @@ def num_prompts(run):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("budget_s", [800.0, 1_500.0, 3_000.0])
-def test_a_k_with_fewer_than_five_prompts_has_a_budget_warning_unless_the_answer_says_so(
+def test_a_k_below_five_prompts_has_a_budget_warning_unless_the_answer_says_so(
     tmp_path, seed, budget_s
 ):
     run, _ = measured(tmp_path / "run", curve(seed), seed, budget_s)
