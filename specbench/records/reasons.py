@@ -374,6 +374,19 @@ class Kind(StrEnum):
         "{metric} needs every prompt, so its spread is unknown",
     )
 
+    # What changed over a history of runs.
+    STEPPED = (
+        "stepped",
+        "{metric} of {cell}: {change:step} with run {run_id}, {before:value} -> {after:value} "
+        "(p {p_value:.3f}){judged:judged}",
+    )
+    TREND = (
+        "trend",
+        "{metric} of {cell}: a trend of {slope:+.3g} {unit} per run over {runs} runs "
+        "(p {p_value:.3f}), no step",
+    )
+    NOTHING_FOUND = "nothing_found", "no change points or trends found"
+
     # Why a cell regressed, in the order of evidence.
     CAUSE_UNKNOWN = "cause_unknown", "cause unknown: {metrics:list} regressed"
     CAUSES = "causes", "{causes:list}: {because:all}"

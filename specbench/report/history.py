@@ -7,14 +7,80 @@ from typing import Any, Literal, NamedTuple
 
 from specbench.doc import JsonObject, Key, Several, docs_of, keys_of
 from specbench.gate.history import ExcludedRun, History, Series
+from specbench.records import Kind, Reason
 from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
 from specbench.report.gate import DIFFERENCE
 from specbench.report.grids import Grid
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
+from specbench.words.answers import REASON, text
 from specbench.words.numbers import measured
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
+
+
+def history_report(history: History) -> ReportPart:
+    """The changes, the charts, a table, and what the runs allow to find."""
+    answers = list(map(text, changes(history))) or [text(Kind.NOTHING_FOUND())]
+    notes = [*left_out_lines(history), history.false_alarms]
+    if not history.num_judged:
+        answers = [notes.pop()]
+    return ReportPart(
+        "specbench history",
+        [
+            Lines(answers, is_answer=True),
+            Charts("history"),
+            *map(TableBlock, history_grids(history)),
+            Lines(notes),
+        ],
+    )
+
+
+def history_grids(history: History) -> Iterator[Grid]:
+    """A table per cell with one row per metric."""
+    for key, group in groupby(history.series, key=lambda series: series.key):
+        yield Grid(
+            title=key.label,
+            headers=("metric", "runs", "newest", "course", "finding"),
+            rows=tuple(map(_row, group)),
+            num_remarks=1,
+        )
+
+
+def _row(series: Series) -> tuple[str, ...]:
+    num_runs = len(series.points)
+    no_finding = "steady" if num_runs >= MIN_RUNS else f"fewer than {MIN_RUNS} runs"
+    return (
+        series.metric,
+        str(num_runs),
+        measured(series.values[-1], series.unit),
+        sparkline(series.values),
+        ", ".join(brief(series)) or no_finding,
+    )
+
+
+def changes(history: History) -> Iterator[Reason]:
+    """The steps and trends."""
+    for series in history.series:
+        name = {"metric": series.metric, "cell": series.key.label}
+        for step in series.steps:
+            yield Kind.STEPPED(
+                **name,
+                change=step.change,
+                run_id=series.points[step.run_index].run_id,
+                before=(step.before, series.unit),
+                after=(step.after, series.unit),
+                p_value=step.p_value,
+                judged=_judged(series, step),
+            )
+        if series.trend is not None:
+            yield Kind.TREND(
+                **name,
+                slope=series.trend.slope,
+                unit=series.unit,
+                runs=len(series.points),
+                p_value=series.trend.p_value,
+            )
 
 
 class _StepOf(NamedTuple):
@@ -70,6 +136,7 @@ DOCUMENT = JsonObject(
             float, "largest p-value of a change point or trend", lambda _: SIGNIFICANCE
         ),
         "min_runs": Key(int, "least runs for a change point or trend", lambda _: MIN_RUNS),
+        "reasons": Key(Several(REASON), "the steps and trends in words", changes),
         "series": Key(Several(_SERIES), "one metric of one cell each"),
         "left_out": Key(
             Several(_LEFT_OUT),
@@ -82,67 +149,6 @@ DOCUMENT = JsonObject(
 def history_json(history: History) -> dict[str, Any]:
     """The history as a JSON document; new keys do not change its version."""
     return DOCUMENT.of(history)
-
-
-def history_report(history: History) -> ReportPart:
-    """The changes, the charts, a table, and what the runs allow to find."""
-    answers = change_lines(history) or ["no change points or trends found"]
-    notes = [*left_out_lines(history), history.false_alarms]
-    if not history.num_judged:
-        answers = [notes.pop()]
-    return ReportPart(
-        "specbench history",
-        [
-            Lines(answers, is_answer=True),
-            Charts("history"),
-            *map(TableBlock, history_grids(history)),
-            Lines(notes),
-        ],
-    )
-
-
-def history_grids(history: History) -> Iterator[Grid]:
-    """A table per cell with one row per metric."""
-    for key, group in groupby(history.series, key=lambda series: series.key):
-        yield Grid(
-            title=key.label,
-            headers=("metric", "runs", "newest", "course", "finding"),
-            rows=tuple(map(_row, group)),
-            num_remarks=1,
-        )
-
-
-def _row(series: Series) -> tuple[str, ...]:
-    num_runs = len(series.points)
-    no_finding = "steady" if num_runs >= MIN_RUNS else f"fewer than {MIN_RUNS} runs"
-    return (
-        series.metric,
-        str(num_runs),
-        measured(series.values[-1], series.unit),
-        sparkline(series.values),
-        ", ".join(brief(series)) or no_finding,
-    )
-
-
-def change_lines(history: History) -> list[str]:
-    """One sentence per step and per trend."""
-    lines = []
-    for series in history.series:
-        name = f"{series.metric} of {series.key.label}"
-        for step in series.steps:
-            first = series.points[step.run_index]
-            lines.append(
-                f"{name}: {_size(step)} with run {first.run_id}, "
-                f"{measured(step.before, series.unit)} -> {measured(step.after, series.unit)} (p "
-                f"{step.p_value:.3f}){_judged(series, step)}"
-            )
-        if series.trend is not None:
-            slope = series.trend.slope
-            lines.append(
-                f"{name}: a trend of {slope:+.3g} {series.unit} per run over {len(series.points)} "
-                f"runs (p {series.trend.p_value:.3f}), no step"
-            )
-    return lines
 
 
 def left_out_lines(history: History) -> list[str]:
@@ -169,10 +175,11 @@ def sparkline(values: tuple[float, ...]) -> str:
     return "".join(_BARS[round((v - low) / (high - low) * (len(_BARS) - 1))] for v in shown)
 
 
-def _judged(series: Series, step: ChangePoint) -> str:
+def _judged(series: Series, step: ChangePoint) -> str | None:
+    """`better` or `worse`; None if neither direction is."""
     if series.better is None:
-        return ""
-    return ": better" if (step.after > step.before) == (series.better == "higher") else ": worse"
+        return None
+    return "better" if (step.after > step.before) == (series.better == "higher") else "worse"
 
 
 def _size(step: ChangePoint) -> str:

@@ -90,6 +90,8 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "in_brackets": lambda names: f" ({', '.join(names)})" if names else "",
     "all": joined,
     "list": listed,
+    "step": lambda change: "a step" if change is None else f"{change:+.1%}",
+    "judged": lambda word: f": {word}" if word else "",
     "commas": ", ".join,
     "shift": _shift,
     "parts": lambda parts: f": {', '.join(map(text, parts))}" if parts else "",
