@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, make_dataclass
+from functools import cached_property
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
@@ -64,45 +65,118 @@ def docs_of(record: type) -> dict[str, Doc]:
 
 
 class Key(NamedTuple):
-    """A key of a JSON object: its type, its meaning, and the function that fills it."""
+    """A key of a JSON object: its type, its meaning, and the function that fills it.
+
+    The type may be a `JsonObject`, or `Several`, `Maybe` or `ByName` of one: `value` then returns
+    the sources of these objects.
+    """
 
     type: Any
-    meaning: str
+    doc: Doc | str
     value: Callable[[Any], Any] | None = None  # None: the field of this name
 
 
-def json_object(keys: Mapping[str, Key], source: object) -> dict[str, Any]:
-    """The JSON object that these keys make of a record."""
-    from pydantic_core import to_jsonable_python  # noqa: PLC0415 - --help does not need it
+@dataclass(frozen=True)
+class JsonObject:
+    """A JSON object, from one declaration: its keys with their types, meanings and values.
 
-    values = {n: key.value(source) if key.value else getattr(source, n) for n, key in keys.items()}
-    made: dict[str, Any] = to_jsonable_python(values)
-    return made
-
-
-def type_of_keys(name: str, doc: str, keys: Mapping[str, Key]) -> Any:
-    """The type of a JSON object with these keys."""
-    hints: dict[str, Any] = {n: Annotated[k.type, Doc(k.meaning)] for n, k in keys.items()}
-    return type_of(name, doc, **hints)
-
-
-def type_of(name: str, doc: str, /, *parts: tuple[type, Collection[str]], **more: Any) -> Any:
-    """A type with the fields of several records except the named ones, and with `more` fields.
-
-    A field of `more` replaces a record's field of that name.
+    A key whose Doc is optional is left out if its value is None.
     """
-    entries: dict[str, Any] = {}
-    for record, left_out in parts:
-        hints = get_type_hints(record, include_extras=True)
-        entries |= {name: hint for name, hint in hints.items() if name not in left_out}
-    made = make_dataclass(name, [(*entry, field()) for entry in {**entries, **more}.items()])
-    made.__doc__ = doc
-    return made
+
+    name: str
+    doc: str
+    keys: Mapping[str, Key]
+
+    @cached_property
+    def type(self) -> Any:
+        """The type of the object, for its schema."""
+        entries = []
+        for name, key in self.keys.items():
+            kind = key.type if not isinstance(key.type, _NESTED) else _hint(key.type)
+            doc = Doc(key.doc) if isinstance(key.doc, str) else key.doc
+            entries.append((name, Annotated[kind, doc], field()))
+        made = make_dataclass(self.name, entries)
+        made.__doc__ = self.doc
+        return made
+
+    def of(self, source: Any) -> dict[str, Any]:
+        """The object that these keys make of a source."""
+        from pydantic_core import to_jsonable_python  # noqa: PLC0415 - --help does not need it
+
+        made: dict[str, Any] = {}
+        for name, key in self.keys.items():
+            value = key.value(source) if key.value else getattr(source, name)
+            is_optional = isinstance(key.doc, Doc) and key.doc.is_optional
+            if value is not None or not is_optional:
+                made[name] = (
+                    _nested(key.type, value)
+                    if isinstance(key.type, _NESTED)
+                    else to_jsonable_python(value)
+                )
+        return made
 
 
-def several(kind: Any) -> Any:
-    """The type of a list of a type that `type_of` made."""
-    return GenericAlias(tuple, (kind, ...))
+class Several(NamedTuple):
+    """A list of objects."""
+
+    of: JsonObject
+
+
+class Maybe(NamedTuple):
+    """An object, or null."""
+
+    of: JsonObject
+
+
+class ByName(NamedTuple):
+    """Objects by a name."""
+
+    of: JsonObject
+
+
+_NESTED = (JsonObject, Several, Maybe, ByName)
+
+
+def _hint(kind: Any) -> Any:
+    match kind:
+        case Several():
+            return GenericAlias(tuple, (kind.of.type, ...))
+        case Maybe():
+            return kind.of.type | None
+        case ByName():
+            return GenericAlias(Mapping, (str, kind.of.type))
+    return kind.type
+
+
+def _nested(kind: Any, value: Any) -> Any:
+    match kind:
+        case Several():
+            return [kind.of.of(each) for each in value]
+        case Maybe():
+            return None if value is None else kind.of.of(value)
+        case ByName():
+            return {name: kind.of.of(each) for name, each in value.items()}
+    return kind.of(value)
+
+
+def keys_of(
+    record: type,
+    get: Callable[[Any], Any] = lambda source: source,
+    *,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+) -> dict[str, Key]:
+    """A key per documented field of a record, in its order; `get` returns a source's record."""
+    hints = get_type_hints(record)
+    return {
+        name: Key(hints[name], doc, _field(get, name))
+        for name, doc in docs_of(record).items()
+        if name not in without and (only is None or name in only)
+    }
+
+
+def _field(get: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    return lambda source: getattr(get(source), name)
 
 
 def schema_of(kind: Any) -> dict[str, Any]:

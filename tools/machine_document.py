@@ -10,18 +10,19 @@ import re
 from typing import Any
 
 from benchmarks.readme import ROOT, filled
-from specbench.doc import schema_of, type_of_keys
+from specbench.doc import schema_of
 from specbench.report import gate, history, recommendation
 from specbench.report.document_json import json_schema
 from specbench.verify import report as verify
 
 DOCUMENTS = {
-    "Verify": type_of_keys("Verify", "The output of `specbench verify --json`.", verify.KEYS),
-    "Check": type_of_keys("Check", "The output of `specbench check --json`.", gate.KEYS),
-    "History": type_of_keys("History", "The output of `specbench history --json`.", history.KEYS),
-    "Recommend": type_of_keys(
-        "Recommend", "The output of `specbench recommend --json`.", recommendation.KEYS
-    ),
+    document.name: document.type
+    for document in (
+        verify.DOCUMENT,
+        gate.DOCUMENT,
+        history.DOCUMENT,
+        recommendation.DOCUMENT,
+    )
 }
 PAGE = ROOT / "docs" / "json.md"
 SCHEMA = ROOT / "specbench" / "report" / "schema.json"

@@ -23,7 +23,10 @@ def print_answer(
     is_verbose: bool = False,
 ) -> None:
     """Prints tables, the paths of reports, then all verdicts; `seen`: warnings already printed."""
-    answers = (*answer_lines(document), *run_report(document).shared.lines)
+    report = run_report(document)
+    answers = [*answer_lines(document), *report.shared.lines]
+    if len(report.answers) > 1:
+        answers.append(f"{report.conclusion}.")
     _print(terminal_report(document, seen, is_verbose=is_verbose), paths, answers)
 
 

@@ -26,7 +26,8 @@ RUNS_DIR = Path("reports")
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of stored runs.", metavar="DIR")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Print every K and the servers' sessions as well.")
+    bool,
+    typer.Option("--verbose", help="Print every K, what columns mean and the servers' sessions."),
 ]
 Resume = Annotated[
     str | None,

@@ -87,6 +87,11 @@ class Shift:
     after: Annotated[float, Doc("in the candidate")]
 
     @property
+    def figure(self) -> tuple[float, float, str]:
+        """As a figure of a reason."""
+        return self.before, self.after, self.unit
+
+    @property
     def log(self) -> float:
         """log(after / before); 0 if either is not positive."""
         return math.log(self.after / self.before) if self.before > 0 and self.after > 0 else 0.0

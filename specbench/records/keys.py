@@ -5,7 +5,7 @@ are compared share their condition. A new axis is a field of `Condition` or `Dra
 row of AXES: ids, files, columns, `check --allow-different` and sentences follow from it.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 from pydantic_core import SchemaSerializer, core_schema
 
-from specbench.doc import Doc
+from specbench.doc import Doc, Key, docs_of
 from specbench.settings import BUILTIN, TRANSFORMERS
 
 # A length has `most`, the largest number of draft tokens per round; a `label`; a text with the name
@@ -514,3 +514,15 @@ def _entries() -> Iterator[tuple[str, Any, Any]]:
 
 # A flat key: an entry per axis, of the type that it has in a key.
 FlatKey = make_dataclass("FlatKey", _entries(), frozen=True, kw_only=True)
+
+
+def flat_keys(
+    get: Callable[[Any], "CellKey | Condition"], *, only: Collection[str] = tuple(AXES)
+) -> dict[str, Key]:
+    """A JSON key per axis, in the order of `only`; `get` returns a source's key or condition."""
+    hints, docs = get_type_hints(FlatKey), docs_of(FlatKey)
+    return {name: Key(hints[name], docs[name], _axis(get, name)) for name in only}
+
+
+def _axis(get: Callable[[Any], "CellKey | Condition"], name: str) -> Callable[[Any], Any]:
+    return lambda source: get(source).flat[name]

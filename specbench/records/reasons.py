@@ -380,6 +380,40 @@ class Kind(StrEnum):
         "{metric} needs every prompt, so its spread is unknown",
     )
 
+    # What changed over a history of runs.
+    STEPPED = (
+        "stepped",
+        "{metric} of {cell}: {change:step} with run {run_id}, {before:value} -> {after:value} "
+        "(p {p_value:.3f}){judged:judged}",
+    )
+    TREND = (
+        "trend",
+        "{metric} of {cell}: a trend of {slope:+.3g} {unit} per run over {runs} runs "
+        "(p {p_value:.3f}), no step",
+    )
+    NOTHING_FOUND = "nothing_found", "no change points or trends found"
+
+    # Why a cell regressed, in the order of evidence.
+    CAUSE_UNKNOWN = "cause_unknown", "cause unknown: {metrics:list} regressed"
+    CAUSES = "causes", "{causes:list}: {because:all}"
+    POSSIBLE_CAUSES = "possible_causes", "possible cause: {causes:list}: {because:all}"
+    FACT_CHANGED = "fact_changed", "{name} {baseline} -> {candidate}"
+    FEWER_ACCEPTED = "fewer_accepted", "fewer drafts are accepted, {shift:shift}{positions:curves}"
+    SAME_ACCEPTANCE = "same_acceptance", "acceptance did not change ({shift:shift})"
+    TEXT_CHANGED = "text_changed", "greedy output changed"
+    ROUND_LONGER = "round_longer", "a round takes longer, {shift:shift}{parts:parts}"
+    STEP_FASTER = (
+        "step_faster",
+        "a round takes {shift:shift}, and a K = 0 step got faster, {step:shift}{parts:parts}",
+    )
+    PART_MOVED = "part_moved", "{name} {shift:shift}"
+    ROUND_MOVED = "round_moved", "round time {shift:shift}"
+    METRICS_ROSE = "metrics_rose", "{metrics:commas} rose"
+    STEP_SLOWER = (
+        "step_slower",
+        "K = 0 is also slower, {step:shift} per step: driver, clocks, packages or the machine",
+    )
+
     # About the two sides of a check.
     ALLOWED = "allowed", "allowed to differ: {name}: {baseline} in the baseline, {candidate} now"
     CHANGED = "changed", "changed since: {name}: {baseline} -> {candidate}"

@@ -253,8 +253,10 @@ def _summary(every: Sequence[Section]) -> Iterator[Block]:
     short = [main_rows(section) for section in every]
     yield from _results(short)
     num_rows = sum(len(section.cells) for section in every)
-    if left_out := num_rows - sum(len(section.cells) for section in short):
-        yield Paragraph(f"{plural(left_out, 'more row')}: with --verbose, or in the report.")
+    left_out = num_rows - sum(len(section.cells) for section in short)
+    rows = f"{plural(left_out, 'more row')} and what " if left_out else "What "
+    if num_rows:
+        yield Paragraph(f"{rows}the columns mean: with --verbose, or in the report.")
 
 
 def shown_generations(document: Document) -> tuple[ShownGeneration, ...]:

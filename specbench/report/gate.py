@@ -2,26 +2,25 @@
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import groupby
-from typing import Annotated, Any, Literal, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Any, Literal, NamedTuple
 
-from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
-from specbench.gate.attribution import Attribution, Cause, Shift
+from specbench.doc import JsonObject, Key, Maybe, Several, docs_of, keys_of
+from specbench.gate.attribution import Attribution, Cause
 from specbench.gate.baseline import Snapshot, SourceRun
 from specbench.gate.check import Gate
 from specbench.gate.fingerprint import THREADS, Fingerprint, RunDifference
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor, metric_name
 from specbench.metrics.registry import all_metrics
-from specbench.records import NO_DRAFTER, Interval, Kind
+from specbench.records import NO_DRAFTER, Interval, Kind, Reason
 from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
 from specbench.report.grids import Grid
-from specbench.words.answers import REASON, joined, reason_json, text
+from specbench.words.answers import REASON, joined, text
 from specbench.words.numbers import (
     ABSENT,
     effect_text,
-    listed,
     measured,
     number,
     plural,
@@ -151,60 +150,47 @@ def chance_note(gate: Gate) -> str:
 
 def cause_text(attribution: Attribution) -> str:
     """`demo/draft K=5 on code: acceptance: fewer drafts are accepted, 3.1 -> 2.2 tokens ...`."""
-    name = attribution.cell.label
+    return f"{attribution.cell.label}: {text(causes_of(attribution))}"
+
+
+def causes_of(attribution: Attribution) -> Reason:
+    """The causes with their evidence."""
     if not attribution.causes:
-        return f"{name}: cause unknown: {', '.join(attribution.metrics)} regressed"
-    possible = "" if attribution.metrics else "possible cause: "
-    causes = listed([cause.value for cause in attribution.causes])
-    return f"{name}: {possible}{causes}: {_evidence(attribution)}"
+        return Kind.CAUSE_UNKNOWN(metrics=attribution.metrics)
+    return (Kind.CAUSES if attribution.metrics else Kind.POSSIBLE_CAUSES)(
+        causes=tuple(cause.value for cause in attribution.causes),
+        because=tuple(_evidence(attribution)),
+    )
 
 
-def _evidence(attribution: Attribution) -> str:
+def _evidence(attribution: Attribution) -> Iterator[Reason]:
     """The evidence for each cause, in the order of `Cause`."""
-    causes = set(attribution.causes)
+    causes, round_time, step = set(attribution.causes), attribution.round, attribution.step
     is_longer = bool(causes & {Cause.DRAFT_COST, Cause.VERIFICATION, Cause.ROUND_TIME})
-    texts = [f"{d.name} {d.baseline} -> {d.candidate}" for d in attribution.changes]
-    if attribution.acceptance and (is_longer or Cause.ACCEPTANCE in causes):
-        texts.append(_acceptance(attribution, attribution.acceptance))
+    for change in attribution.changes:
+        yield Kind.FACT_CHANGED(**change._asdict())
+    if attribution.acceptance and Cause.ACCEPTANCE in causes:
+        curves = (" ".join(f"{rate:.0%}" for rate in rates) for rates in attribution.curve if rates)
+        yield Kind.FEWER_ACCEPTED(shift=attribution.acceptance.figure, positions=tuple(curves))
+    elif attribution.acceptance and is_longer:
+        yield Kind.SAME_ACCEPTANCE(shift=attribution.acceptance.figure)
     if Cause.TEXT in causes:
-        texts.append("greedy output changed")
-    round_time, step = attribution.round, attribution.step
+        yield Kind.TEXT_CHANGED()
     if is_longer and round_time:
-        texts.append(_round_time(attribution, round_time))
+        parts = tuple(
+            Kind.PART_MOVED(name=part.name, shift=part.figure) for part in attribution.slower
+        )
+        if round_time.unit == "s" and round_time.log <= 0 and step:
+            yield Kind.STEP_FASTER(shift=round_time.figure, step=step.figure, parts=parts)
+        else:
+            yield Kind.ROUND_LONGER(shift=round_time.figure, parts=parts)
     elif Cause.ACCEPTANCE in causes and round_time:
-        texts.append(f"round time {_moved(round_time)}")
+        yield Kind.ROUND_MOVED(shift=round_time.figure)
     if causes & {Cause.MEMORY, Cause.PREFILL}:
-        texts.append(f"{', '.join(attribution.metrics)} rose")
+        yield Kind.METRICS_ROSE(metrics=attribution.metrics)
     is_in_steps = attribution.metrics and round_time is not None and round_time.unit == "steps"
     if is_in_steps and step and step.log > 0:
-        texts.append(
-            f"K = 0 is also slower, {_moved(step)} per step: driver, clocks, packages or the "
-            "machine"
-        )
-    return "; ".join(texts)
-
-
-def _acceptance(attribution: Attribution, shift: Shift) -> str:
-    if Cause.ACCEPTANCE not in attribution.causes:
-        return f"acceptance did not change ({_moved(shift)})"
-    curves = (" ".join(f"{rate:.0%}" for rate in rates) for rates in attribution.curve if rates)
-    curve = " -> ".join(curves)
-    positions = f", by position {curve}" if curve else ""
-    return f"fewer drafts are accepted, {_moved(shift)}{positions}"
-
-
-def _round_time(attribution: Attribution, shift: Shift) -> str:
-    parts = [f"{part.name} {_moved(part)}" for part in attribution.slower]
-    text, step = f"a round takes longer, {_moved(shift)}", attribution.step
-    if shift.unit == "s" and shift.log <= 0 and step:
-        text = f"a round takes {_moved(shift)}, and a K = 0 step got faster, {_moved(step)}"
-    return f"{text}: {', '.join(parts)}" if parts else text
-
-
-def _moved(shift: Shift) -> str:
-    scale = scale_of(shift.unit, max(shift.before, shift.after))
-    ends = (number(value, shift.unit, scale) for value in (shift.before, shift.after))
-    return f"{' -> '.join(ends)} {scale.unit}"
+        yield Kind.STEP_SLOWER(step=step.figure)
 
 
 def _name(judgment: Judgment) -> str:
@@ -300,110 +286,86 @@ def incomparable_report(reason: str) -> ReportPart:
 
 JSON_VERSION = 1
 
-DIFFERENCE = type_of("Difference", "A fact that differs.", (RunDifference, ()))
-_SIDE = type_of(
+DIFFERENCE = JsonObject("Difference", "A fact that differs.", keys_of(RunDifference))
+_SIDE = JsonObject(
     "Side",
     "One side of the comparison.",
-    runs=Annotated[tuple[SourceRun, ...], Doc("its runs")],
-    fingerprint=Annotated[Fingerprint, Doc("the facts that hold for all its cells")],
+    {
+        "runs": Key(tuple[SourceRun, ...], "its runs", attrgetter("origins")),
+        "fingerprint": Key(Fingerprint, "the facts that hold for all its cells"),
+    },
 )
-_CURVE = type_of(
+_CURVE = JsonObject(
     "Curve",
     "Acceptance per position.",
-    before=Annotated[tuple[float, ...], Doc("in the baseline")],
-    after=Annotated[tuple[float, ...], Doc("in the candidate")],
+    {
+        "before": Key(tuple[float, ...], "in the baseline", itemgetter(0)),
+        "after": Key(tuple[float, ...], "in the candidate", itemgetter(1)),
+    },
 )
-_ATTRIBUTION = type_of(
+_ATTRIBUTION = JsonObject(
     "Attribution",
     "The causes of a regression.",
-    (Attribution, ()),
-    cell=Annotated[str, docs_of(Attribution)["cell"]],
-    changes=Annotated[several(DIFFERENCE), docs_of(Attribution)["changes"]],
-    curve=Annotated[_CURVE, docs_of(Attribution)["curve"]],
-    text=Annotated[str, Doc("the attribution in words")],
+    {
+        **keys_of(Attribution),
+        "cell": Key(str, docs_of(Attribution)["cell"], attrgetter("cell.id")),
+        "changes": Key(Several(DIFFERENCE), docs_of(Attribution)["changes"]),
+        "curve": Key(_CURVE, docs_of(Attribution)["curve"]),
+        "reasons": Key(Several(REASON), "the evidence of each cause", _evidence),
+        "text": Key(str, "the attribution in words", cause_text),
+    },
 )
-_JUDGMENT = type_of(
+_JUDGMENT = JsonObject(
     "Judgment",
     "The verdict on one metric of one cell.",
-    (Judgment, ()),
-    cell=Annotated[str, docs_of(Judgment)["cell"]],
-    reason=Annotated[REASON | None, docs_of(Judgment)["reason"]],
+    {
+        **keys_of(Judgment),
+        "cell": Key(str, docs_of(Judgment)["cell"], attrgetter("cell.id")),
+        "reason": Key(Maybe(REASON), docs_of(Judgment)["reason"]),
+    },
 )
-KEYS: Mapping[str, Key] = {
-    "schema_version": Key(Literal[1], "version of this document", lambda _: JSON_VERSION),
-    "verdict": Key(
-        GateVerdict,
-        "the most severe one: `pass`, `inconclusive`, `missing` or `regression`; or `refused`, "
-        "see below",
-    ),
-    "text": Key(str, "the answer in words", lambda gate: headline(gate)),
-    "false_alarm": Key(
-        float, "upper bound of the probability that identical runs fail", lambda _: FALSE_ALARM
-    ),
-    "num_tests": Key(int, "comparisons that noise could fail; they share that chance"),
-    "baseline": Key(_SIDE, "its `runs` and `fingerprint`", lambda gate: _side(gate.baseline)),
-    "candidate": Key(_SIDE, "the same, of the candidate", lambda gate: _side(gate.candidate)),
-    "tolerances": Key(
-        Mapping[str, float],
-        "metric to the share that it may be worse (0.02: 2%)",
-        lambda gate: {t.metric: t.share for t in gate.tolerances},
-    ),
-    "judgments": Key(
-        several(_JUDGMENT),
-        "one metric of one cell each, counts before seconds",
-        lambda gate: list(map(_judgment_json, gate.judgments)),
-    ),
-    "attributions": Key(
-        several(_ATTRIBUTION),
-        "why, for every cell with a regression",
-        lambda gate: list(map(_attribution_json, gate.attributions)),
-    ),
-    "allowed": Key(
-        several(DIFFERENCE),
-        "what differs and was allowed to",
-        lambda gate: [d._asdict() for d in gate.allowed],
-    ),
-    "changes": Key(
-        several(DIFFERENCE),
-        "what else differs, such as the draft's weights, packages or the driver",
-        lambda gate: [d._asdict() for d in gate.changes],
-    ),
-    "notes": Key(
-        several(REASON),
-        "notes about the comparison",
-        lambda gate: list(map(reason_json, gate.notes)),
-    ),
-}
+DOCUMENT = JsonObject(
+    "Check",
+    "The output of `specbench check --json`.",
+    {
+        "schema_version": Key(Literal[1], "version of this document", lambda _: JSON_VERSION),
+        "verdict": Key(
+            GateVerdict,
+            "the most severe one: `pass`, `inconclusive`, `missing` or `regression`; or "
+            "`refused`, see below",
+        ),
+        "text": Key(str, "the answer in words", headline),
+        "false_alarm": Key(
+            float, "upper bound of the probability that identical runs fail", lambda _: FALSE_ALARM
+        ),
+        "num_tests": Key(int, "comparisons that noise could fail; they share that chance"),
+        "baseline": Key(_SIDE, "its `runs` and `fingerprint`"),
+        "candidate": Key(_SIDE, "the same, of the candidate"),
+        "tolerances": Key(
+            Mapping[str, float],
+            "metric to the share that it may be worse (0.02: 2%)",
+            lambda gate: {t.metric: t.share for t in gate.tolerances},
+        ),
+        "judgments": Key(Several(_JUDGMENT), "one metric of one cell each, counts before seconds"),
+        "attributions": Key(Several(_ATTRIBUTION), "why, for every cell with a regression"),
+        "allowed": Key(Several(DIFFERENCE), "what differs and was allowed to"),
+        "changes": Key(
+            Several(DIFFERENCE),
+            "what else differs, such as the draft's weights, packages or the driver",
+        ),
+        "notes": Key(Several(REASON), "notes about the comparison"),
+    },
+)
 
 
 def gate_json(gate: Gate) -> dict[str, Any]:
     """The gate as a JSON document; new keys do not change its version."""
-    return json_object(KEYS, gate)
+    return DOCUMENT.of(gate)
 
 
 def incomparable_json(reason: str) -> dict[str, Any]:
     """The document of two sides that cannot be compared, or cannot both be read."""
     return {"schema_version": JSON_VERSION, "verdict": REFUSED, "text": reason}
-
-
-def _judgment_json(judgment: Judgment) -> dict[str, Any]:
-    reason = judgment.reason and reason_json(judgment.reason)
-    return {**asdict(judgment), "cell": judgment.cell.id, "reason": reason}
-
-
-def _side(side: Snapshot) -> dict[str, Any]:
-    return {"runs": side.origins, "fingerprint": side.fingerprint}
-
-
-def _attribution_json(attribution: Attribution) -> dict[str, Any]:
-    before, after = attribution.curve
-    return {
-        **asdict(attribution),
-        "cell": attribution.cell.id,
-        "changes": [d._asdict() for d in attribution.changes],
-        "curve": {"before": before, "after": after},
-        "text": cause_text(attribution),
-    }
 
 
 _ELEMENTS = {

@@ -1,80 +1,27 @@
 """A history as sentences, charts and a table."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
-from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
+from specbench.doc import JsonObject, Key, Several, docs_of, keys_of
 from specbench.gate.history import ExcludedRun, History, Series
+from specbench.records import Kind, Reason
 from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
 from specbench.report.gate import DIFFERENCE
 from specbench.report.grids import Grid
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
+from specbench.words.answers import REASON, text
 from specbench.words.numbers import measured
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
 
-_STEP = type_of(
-    "Step",
-    "A change point.",
-    (ChangePoint, ()),
-    change=Annotated[float | None, Doc("(after - before) / size of before; absent: that is 0")],
-    run_id=Annotated[str, Doc("id of the first run of the new level")],
-)
-_SERIES = type_of(
-    "Series",
-    "One metric of one cell.",
-    (Series, ()),
-    steps=Annotated[several(_STEP), docs_of(Series)["steps"]],
-)
-_LEFT_OUT = type_of(
-    "ExcludedRun",
-    "A run that is left out.",
-    (ExcludedRun, ()),
-    differences=Annotated[several(DIFFERENCE), docs_of(ExcludedRun)["differences"]],
-)
-KEYS: Mapping[str, Key] = {
-    "schema_version": Key(Literal[1], "version of this document", lambda _: 1),
-    "significance": Key(
-        float, "largest p-value of a change point or trend", lambda _: SIGNIFICANCE
-    ),
-    "min_runs": Key(int, "least runs for a change point or trend", lambda _: MIN_RUNS),
-    "series": Key(
-        several(_SERIES),
-        "one metric of one cell each",
-        lambda history: list(map(_series_json, history.series)),
-    ),
-    "left_out": Key(
-        several(_LEFT_OUT),
-        "runs that are not comparable with the newest complete one, or were interrupted",
-        lambda history: [
-            {"run_id": run.run_id, "differences": [d._asdict() for d in run.differences]}
-            for run in history.left_out
-        ],
-    ),
-}
-
-
-def history_json(history: History) -> dict[str, Any]:
-    """The history as a JSON document; new keys do not change its version."""
-    return json_object(KEYS, history)
-
-
-def _series_json(series: Series) -> dict[str, Any]:
-    from pydantic_core import to_jsonable_python  # noqa: PLC0415 - --help does not need it
-
-    steps = [
-        {**asdict(s), "change": s.change, "run_id": series.points[s.run_index].run_id}
-        for s in series.steps
-    ]
-    return {**to_jsonable_python(series), "steps": steps}
-
 
 def history_report(history: History) -> ReportPart:
     """The changes, the charts, a table, and what the runs allow to find."""
-    answers = change_lines(history) or ["no change points or trends found"]
+    answers = list(map(text, changes(history))) or [text(Kind.NOTHING_FOUND())]
     notes = [*left_out_lines(history), history.false_alarms]
     if not history.num_judged:
         answers = [notes.pop()]
@@ -112,25 +59,96 @@ def _row(series: Series) -> tuple[str, ...]:
     )
 
 
-def change_lines(history: History) -> list[str]:
-    """One sentence per step and per trend."""
-    lines = []
+def changes(history: History) -> Iterator[Reason]:
+    """The steps and trends."""
     for series in history.series:
-        name = f"{series.metric} of {series.key.label}"
+        name = {"metric": series.metric, "cell": series.key.label}
         for step in series.steps:
-            first = series.points[step.run_index]
-            lines.append(
-                f"{name}: {_size(step)} with run {first.run_id}, "
-                f"{measured(step.before, series.unit)} -> {measured(step.after, series.unit)} (p "
-                f"{step.p_value:.3f}){_judged(series, step)}"
+            yield Kind.STEPPED(
+                **name,
+                change=step.change,
+                run_id=series.points[step.run_index].run_id,
+                before=(step.before, series.unit),
+                after=(step.after, series.unit),
+                p_value=step.p_value,
+                judged=_judged(series, step),
             )
         if series.trend is not None:
-            slope = series.trend.slope
-            lines.append(
-                f"{name}: a trend of {slope:+.3g} {series.unit} per run over {len(series.points)} "
-                f"runs (p {series.trend.p_value:.3f}), no step"
+            yield Kind.TREND(
+                **name,
+                slope=series.trend.slope,
+                unit=series.unit,
+                runs=len(series.points),
+                p_value=series.trend.p_value,
             )
-    return lines
+
+
+class _StepOf(NamedTuple):
+    """A change point with the series that has it."""
+
+    series: Series
+    step: ChangePoint
+
+
+_STEP = JsonObject(
+    "Step",
+    "A change point.",
+    {
+        **keys_of(ChangePoint, attrgetter("step")),
+        "change": Key(
+            float | None,
+            "(after - before) / size of before; absent: that is 0",
+            attrgetter("step.change"),
+        ),
+        "run_id": Key(
+            str,
+            "id of the first run of the new level",
+            lambda of: of.series.points[of.step.run_index].run_id,
+        ),
+    },
+)
+_SERIES = JsonObject(
+    "Series",
+    "One metric of one cell.",
+    {
+        **keys_of(Series),
+        "steps": Key(
+            Several(_STEP),
+            docs_of(Series)["steps"],
+            lambda series: [_StepOf(series, step) for step in series.steps],
+        ),
+    },
+)
+_LEFT_OUT = JsonObject(
+    "ExcludedRun",
+    "A run that is left out.",
+    {
+        **keys_of(ExcludedRun),
+        "differences": Key(Several(DIFFERENCE), docs_of(ExcludedRun)["differences"]),
+    },
+)
+DOCUMENT = JsonObject(
+    "History",
+    "The output of `specbench history --json`.",
+    {
+        "schema_version": Key(Literal[1], "version of this document", lambda _: 1),
+        "significance": Key(
+            float, "largest p-value of a change point or trend", lambda _: SIGNIFICANCE
+        ),
+        "min_runs": Key(int, "least runs for a change point or trend", lambda _: MIN_RUNS),
+        "reasons": Key(Several(REASON), "the steps and trends in words", changes),
+        "series": Key(Several(_SERIES), "one metric of one cell each"),
+        "left_out": Key(
+            Several(_LEFT_OUT),
+            "runs that are not comparable with the newest complete one, or were interrupted",
+        ),
+    },
+)
+
+
+def history_json(history: History) -> dict[str, Any]:
+    """The history as a JSON document; new keys do not change its version."""
+    return DOCUMENT.of(history)
 
 
 def left_out_lines(history: History) -> list[str]:
@@ -157,10 +175,11 @@ def sparkline(values: tuple[float, ...]) -> str:
     return "".join(_BARS[round((v - low) / (high - low) * (len(_BARS) - 1))] for v in shown)
 
 
-def _judged(series: Series, step: ChangePoint) -> str:
+def _judged(series: Series, step: ChangePoint) -> str | None:
+    """`better` or `worse`; None if neither direction is."""
     if series.better is None:
-        return ""
-    return ": better" if (step.after > step.before) == (series.better == "higher") else ": worse"
+        return None
+    return "better" if (step.after > step.before) == (series.better == "higher") else "worse"
 
 
 def _size(step: ChangePoint) -> str:

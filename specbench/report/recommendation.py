@@ -1,13 +1,13 @@
 """Recommendations for an objective as sentences, tables and JSON."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Any, Literal, NamedTuple
 
 from specbench.decide.comparisons import Crossover
 from specbench.decide.objective import (
-    Candidate,
     JointRecommendation,
     Objective,
     Recommendation,
@@ -15,17 +15,17 @@ from specbench.decide.objective import (
     losses_of,
     recommend_for,
 )
-from specbench.decide.recommend import ContextDecisions, judge
-from specbench.doc import Doc, Key, docs_of, json_object, several, type_of
+from specbench.decide.recommend import judge
+from specbench.doc import ByName, Doc, JsonObject, Key, Maybe, Several, keys_of
 from specbench.records import CellKey, Condition, Decision, Interval, Kind, Reason, SpeedupVerdict
-from specbench.records.keys import AXES, FlatKey
+from specbench.records.keys import flat_keys
 from specbench.report.answers import context_lines
 from specbench.report.comparisons import variant_reasons
 from specbench.report.document import Document
 from specbench.report.grids import Grid, grid_of
 from specbench.report.memory import memory_left, tokens_left
 from specbench.report.sections import setting_name
-from specbench.words.answers import MOST_REASONS, REASON, joined, reason_json, text
+from specbench.words.answers import MOST_REASONS, REASON, joined, text
 from specbench.words.numbers import listed, measured
 
 
@@ -168,7 +168,7 @@ def reasons(document: Document, pick: Recommendation) -> Iterator[Reason]:
     if not key.draft.k and no_valid_speculative_run(document, pick):
         yield from _not_valid(document, key)
     elif not key.draft.k:
-        yield from _runner_up(document, key)
+        yield from _runner_up(document, pick)
     else:
         for decision in document.decisions:
             if decision.leader == key:
@@ -181,58 +181,47 @@ def _warnings(document: Document, pick: Recommendation) -> tuple[str, ...]:
     """The warnings about the measurement that the reasons are from."""
     if pick.best is None or no_valid_speculative_run(document, pick):
         return ()
-    decided = _best_without_drafts(document, pick.best.key)
-    if pick.best.key.draft.k:
-        decided = next((d for d in document.decisions if d.leader == pick.best.key), None)
+    key, contender = pick.best.key, _contender(document, pick)
+    chosen = next((d for d in document.decisions if d.leader == key and key.draft.k), None)
+    decided = chosen or (contender and contender[1])
     return decided.warnings if decided else ()
 
 
-def _best_without_drafts(document: Document, plain: CellKey) -> Decision | None:
-    """The most promising decision for K = 0 at the setting of `plain`, an undecided one first."""
-    decisions = list(_no_draft_decisions(document, plain))
-    undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
-    return _most_promising(document, undecided or decisions)[1] if decisions else None
-
-
-def _runner_up(document: Document, plain: CellKey) -> Iterator[Reason]:
+def _runner_up(document: Document, pick: Recommendation) -> Iterator[Reason]:
     """Why the best configuration with drafts at the setting of a K = 0 does not help."""
-    decisions = list(_no_draft_decisions(document, plain))
-    if decisions:
-        undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
-        speedup, best = _most_promising(document, undecided or decisions)
-        is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
-        kind = Kind.OPEN_RUNNER_UP if is_lost else Kind.BEST_OPEN
-        if not undecided:
-            kind = Kind.RUNNER_UP
+    if (contender := _contender(document, pick)) is not None:
+        speedup, best = contender
+        kind = Kind.RUNNER_UP
+        if best.verdict is SpeedupVerdict.UNDECIDED:
+            is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
+            kind = Kind.OPEN_RUNNER_UP if is_lost else Kind.BEST_OPEN
         yield kind(configuration=_method(best.leader), speedup=speedup)
         yield from best.reasons[:MOST_REASONS]
 
 
-def _no_draft_decisions(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Decision]]:
-    """The decisions for K = 0 at the setting of `plain`, with the speedups that they are about."""
-    first_pass = {cell.key: cell.speedup for cell in document.cells}
+def _contender(document: Document, pick: Recommendation) -> tuple[Interval, Decision] | None:
+    """The most promising decision at the setting of a recommended K = 0, with the speedup that it
+    is about: an undecided one first, then one of a valid cell, then the highest estimate.
+    """
+    if pick.best is None or pick.best.key.draft.k:
+        return None
+    first_pass = {cell.key: cell for cell in document.cells}
+    found = []
     for decision in document.decisions:
-        if not decision.draft.k and decision.condition == plain.condition:
-            speedup = decision.speedup or first_pass.get(decision.leader)
-            if speedup is not None:
-                yield speedup, decision
+        cell = first_pass.get(decision.leader)
+        speedup = decision.speedup or (cell and cell.speedup)
+        if not decision.draft.k and decision.condition == pick.best.key.condition and speedup:
+            is_open = decision.verdict is SpeedupVerdict.UNDECIDED
+            is_valid = cell is not None and cell.valid
+            found.append(((is_open, is_valid, speedup.estimate), speedup, decision))
+    return max(found, key=itemgetter(0))[1:] if found else None
 
 
 def best_undecided(document: Document, pick: Recommendation) -> Decision | None:
     """The most promising undecided decision at the setting of a recommended K = 0."""
-    if pick.best is None or pick.best.key.draft.k:
-        return None
-    decisions = _no_draft_decisions(document, pick.best.key)
-    undecided = [pair for pair in decisions if pair[1].verdict is SpeedupVerdict.UNDECIDED]
-    return _most_promising(document, undecided)[1] if undecided else None
-
-
-def _most_promising(
-    document: Document, decisions: Sequence[tuple[Interval, Decision]]
-) -> tuple[Interval, Decision]:
-    """The highest estimate of a valid cell, or of any if none is valid."""
-    valid = {cell.key for cell in document.cells if cell.valid}
-    return max(decisions, key=lambda pair: (pair[1].leader in valid, pair[0].estimate))
+    _, decision = _contender(document, pick) or (None, None)
+    is_open = decision is not None and decision.verdict is SpeedupVerdict.UNDECIDED
+    return decision if is_open else None
 
 
 def no_valid_speculative_run(document: Document, pick: Recommendation) -> bool:
@@ -361,85 +350,10 @@ SCHEMA_VERSION = 1
 _OF_CONFIGURATION = tuple(
     ["pairing", "method", "num_speculative_tokens", "adaptive", "concurrency", "lossy", "variant"]
 )
-_NOT_IN_CONFIGURATION = {*AXES} - {*_OF_CONFIGURATION}
-_NOT_IN_SETTING = {*AXES} - {axis.name for axis in fields(Condition)} | {"concurrency", "variant"}
-_CANDIDATE = type_of(
-    "Candidate",
-    "A configuration for a workload.",
-    (FlatKey, _NOT_IN_CONFIGURATION),
-    value=Annotated[float, Doc("in the unit of the objective")],
-    tokens_per_s=Annotated[
-        float, Doc("its rate; missing for goodput", "tokens/s", is_optional=True)
-    ],
-    tokens_per_s_low=Annotated[
-        float, Doc("the same at the lower bound of the speedup", "tokens/s", is_optional=True)
-    ],
-    requests_per_s=Annotated[
-        float, Doc("its rate within the limits, only for goodput", "requests/s", is_optional=True)
-    ],
-    requests_per_s_low=Annotated[
-        float, Doc("the same at the lower bound of the speedup", "requests/s", is_optional=True)
-    ],
-    broken_limits=Annotated[several(REASON), Doc("limits that it exceeds")],
-)
-_PICK = type_of(
-    "Pick",
-    "The answer for one workload and setting; concurrency and variant are part of the answer.",
-    (FlatKey, _NOT_IN_SETTING),
-    verdict=Annotated[
-        PickVerdict, Doc("`speculate`, `do not speculate`, `undecided`, or `over the limits`")
-    ],
-    answer=Annotated[several(REASON), Doc("what to run")],
-    text=Annotated[str, Doc("the answer in words")],
-    no_valid_speculative_run=Annotated[
-        bool, Doc("`true`: without a valid measurement with drafts")
-    ],
-    is_undecided=Annotated[
-        bool,
-        Doc("`true`: a configuration with drafts is undecided, so `best` is not a recommendation"),
-    ],
-    best=Annotated[
-        _CANDIDATE | None, Doc("one of the candidates; absent: no configuration meets the limits")
-    ],
-    candidates=Annotated[several(_CANDIDATE), Doc("all candidates, the best first")],
-    reasons=Annotated[several(REASON), Doc("why, the most important first")],
-    warnings=Annotated[tuple[str, ...], Doc("about the measurement that they are from")],
-)
-_SHARED = type_of(
-    "Shared",
-    "One configuration for all workloads of a target and setting.",
-    (FlatKey, {*_NOT_IN_SETTING, "workload"}),
-    best=Annotated[
-        type_of("Configuration", "A configuration.", (FlatKey, _NOT_IN_CONFIGURATION)),
-        Doc("the configuration"),
-    ],
-    regret=Annotated[
-        Mapping[str, float],
-        Doc("by workload, the share of its best rate that is lost (0.05: 5%)", "fraction"),
-    ],
-)
-_AT_CONTEXT = type_of(
-    "AtContext",
-    "The verdict at one context length.",
-    (FlatKey, {*_NOT_IN_CONFIGURATION} - {"context"}),
-    verdict=Annotated[str, Doc("`faster`, `no speedup` or `undecided`")],
-    speedup=Annotated[Interval | None, docs_of(Decision)["speedup"]],
-    memory_left_tokens=Annotated[
-        int | None,
-        Doc("how many more tokens of context the GPU has memory for, per request; may be negative"),
-    ],
-)
-_BY_CONTEXT = type_of(
-    "ByContext",
-    "K by context length, of one pairing and setting.",
-    (FlatKey, {*_NOT_IN_SETTING, "context"}),
-    contexts=Annotated[several(_AT_CONTEXT), Doc("one per context length, the shortest first")],
-    break_even_k=Annotated[
-        int | None, Doc("the K of the longest context with a speedup; absent: none")
-    ],
-    break_even=Annotated[
-        Interval | None, Doc("that of the `context_curve` of this K; absent: not shown", "tokens")
-    ],
+_OF_SETTING = tuple(  # the axes that distinguish the picks of one workload
+    name
+    for name in (axis.name for axis in fields(Condition))
+    if name not in ("target", "workload", "concurrency", "variant")
 )
 
 
@@ -452,47 +366,179 @@ class _Recommended(NamedTuple):
     workloads: Sequence[str]
 
 
-KEYS: Mapping[str, Key] = {
-    "schema_version": Key(Literal[1], "version of this document", lambda _: SCHEMA_VERSION),
-    "run_id": Key(str, "id of the run", lambda r: r.document.run.run_id),
-    "synthetic": Key(
-        bool,
-        "as in the document of a run",
-        lambda r: r.document.run.settings.decoder.is_synthetic,
-    ),
-    "objective": Key(
-        type_of("Goal", "The objective.", (Objective, ()), unit=Annotated[str, Doc("of `value`")]),
-        "the quantity that is best",
-        lambda r: asdict(r.objective) | {"unit": r.objective.unit},
-    ),
-    "picks": Key(
-        several(_PICK),
-        "one per workload and setting",
-        lambda r: [_pick_json(r.document, pick, r.objective) for pick in r.picks],
-    ),
-    "shared": Key(
-        several(_SHARED),
-        "one configuration for all workloads of a target and setting",
-        lambda r: list(map(_shared_json, joint_recommendations(r.picks))),
-    ),
-    "by_context": Key(
-        several(_BY_CONTEXT),
-        "one per pairing and setting with several context lengths",
-        lambda r: [
-            _by_context_json(r.document, entry)
-            for entry in r.document.by_context
-            if entry.condition in _settings(r.picks)
-        ],
-    ),
-    "without_recommendation": Key(
-        Mapping[str, REASON],
-        "workload to the reason why it has no pick",
-        lambda r: {
-            name: reason_json(reason)
-            for name, reason in without_recommendation(r.document, r.picks, r.workloads).items()
-        },
-    ),
-}
+class _Of(NamedTuple):
+    """A part of the recommendations, with the run and the objective that it is for."""
+
+    document: Document
+    part: Any
+    objective: Objective
+
+    def parts(self, parts: Iterable[Any]) -> "list[_Of]":
+        return [self._replace(part=part) for part in parts]
+
+
+def _rate(counted: str, meaning: str, name: str) -> Key:
+    """A rate of a candidate in requests or tokens; missing in the other one."""
+
+    def value(of: _Of) -> float | None:
+        is_counted = counted == ("requests" if of.objective.name == "goodput" else "tokens")
+        return getattr(of.part, name) if is_counted else None
+
+    return Key(float, Doc(meaning, f"{counted}/s", is_optional=True), value)
+
+
+_LOW = "the same at the lower bound of the speedup"
+_CANDIDATE = JsonObject(
+    "Candidate",
+    "A configuration for a workload.",
+    {
+        **flat_keys(attrgetter("part.key"), only=_OF_CONFIGURATION),
+        "value": Key(float, "in the unit of the objective", attrgetter("part.value")),
+        "tokens_per_s": _rate("tokens", "its rate; missing for goodput", "rate"),
+        "tokens_per_s_low": _rate("tokens", _LOW, "cautious_rate"),
+        "requests_per_s": _rate("requests", "its rate within the limits, only for goodput", "rate"),
+        "requests_per_s_low": _rate("requests", _LOW, "cautious_rate"),
+        "broken_limits": Key(Several(REASON), "limits that it exceeds", attrgetter("part.broken")),
+    },
+)
+_PICK = JsonObject(
+    "Pick",
+    "The answer for one workload and setting; concurrency and variant are part of the answer.",
+    {
+        **flat_keys(attrgetter("part.condition"), only=("workload", "target", *_OF_SETTING)),
+        "verdict": Key(
+            PickVerdict,
+            "`speculate`, `do not speculate`, `undecided`, or `over the limits`",
+            lambda of: pick_verdict(of.document, of.part),
+        ),
+        "answer": Key(Several(REASON), "what to run", lambda of: [recommended(*of)]),
+        "text": Key(str, "the answer in words", lambda of: headline(*of)),
+        "no_valid_speculative_run": Key(
+            bool,
+            "`true`: without a valid measurement with drafts",
+            lambda of: no_valid_speculative_run(of.document, of.part),
+        ),
+        "is_undecided": Key(
+            bool,
+            "`true`: a configuration with drafts is undecided, so `best` is not a recommendation",
+            lambda of: best_undecided(of.document, of.part) is not None,
+        ),
+        "best": Key(
+            Maybe(_CANDIDATE),
+            "one of the candidates; absent: no configuration meets the limits",
+            lambda of: of._replace(part=of.part.best) if of.part.best else None,
+        ),
+        "candidates": Key(
+            Several(_CANDIDATE),
+            "all candidates, the best first",
+            lambda of: of.parts(of.part.candidates),
+        ),
+        "reasons": Key(
+            Several(REASON),
+            "why, the most important first",
+            lambda of: reasons(of.document, of.part),
+        ),
+        "warnings": Key(
+            tuple[str, ...],
+            "about the measurement that they are from",
+            lambda of: _warnings(of.document, of.part),
+        ),
+    },
+)
+_CONFIGURATION = JsonObject(
+    "Configuration", "A configuration.", flat_keys(lambda key: key, only=_OF_CONFIGURATION)
+)
+_SHARED = JsonObject(
+    "Shared",
+    "One configuration for all workloads of a target and setting.",
+    {
+        **flat_keys(attrgetter("key.condition"), only=("target", *_OF_SETTING)),
+        "best": Key(_CONFIGURATION, "the configuration", attrgetter("key")),
+        "regret": Key(
+            Mapping[str, float],
+            Doc("by workload, the share of its best rate that is lost (0.05: 5%)", "fraction"),
+        ),
+    },
+)
+_AT_CONTEXT = JsonObject(
+    "AtContext",
+    "The verdict at one context length.",
+    {
+        **flat_keys(attrgetter("part.key"), only=("context", *_OF_CONFIGURATION)),
+        **keys_of(Decision, attrgetter("part"), only=("verdict", "speedup")),
+        "memory_left_tokens": Key(
+            int | None,
+            "how many more tokens of context the GPU has memory for, per request; may be negative",
+            lambda at: tokens_left(at.document, at.part.key),
+        ),
+    },
+)
+
+
+_BY_CONTEXT = JsonObject(
+    "ByContext",
+    "K by context length, of one pairing and setting.",
+    {
+        **flat_keys(
+            attrgetter("part.condition"),
+            only=("workload", "target", *(axis for axis in _OF_SETTING if axis != "context")),
+        ),
+        "contexts": Key(
+            Several(_AT_CONTEXT),
+            "one per context length, the shortest first",
+            lambda by: by.parts(by.part.decisions),
+        ),
+        "break_even_k": Key(
+            int | None,
+            "the K of the longest context with a speedup; absent: none",
+            lambda by: by.part.key.draft.k if by.part.key else None,
+        ),
+        "break_even": Key(
+            Interval | None,
+            Doc("that of the `context_curve` of this K; absent: not shown", "tokens"),
+            attrgetter("part.break_even"),
+        ),
+    },
+)
+_GOAL = JsonObject("Goal", "The objective.", {**keys_of(Objective), "unit": Key(str, "of `value`")})
+DOCUMENT = JsonObject(
+    "Recommend",
+    "The output of `specbench recommend --json`.",
+    {
+        "schema_version": Key(Literal[1], "version of this document", lambda _: SCHEMA_VERSION),
+        "run_id": Key(str, "id of the run", attrgetter("document.run.run_id")),
+        "synthetic": Key(
+            bool,
+            "as in the document of a run",
+            attrgetter("document.run.settings.decoder.is_synthetic"),
+        ),
+        "objective": Key(_GOAL, "the quantity that is best"),
+        "picks": Key(
+            Several(_PICK),
+            "one per workload and setting",
+            lambda r: [_Of(r.document, pick, r.objective) for pick in r.picks],
+        ),
+        "shared": Key(
+            Several(_SHARED),
+            "one configuration for all workloads of a target and setting",
+            lambda r: joint_recommendations(r.picks),
+        ),
+        "by_context": Key(
+            Several(_BY_CONTEXT),
+            "one per pairing and setting with several context lengths",
+            lambda r: [
+                _Of(r.document, entry, r.objective)
+                for entry in r.document.by_context
+                if entry.condition in _settings(r.picks)
+            ],
+        ),
+        "without_recommendation": Key(
+            ByName(REASON),
+            "workload to the reason why it has no pick",
+            lambda r: without_recommendation(r.document, r.picks, r.workloads),
+        ),
+    },
+)
 
 
 def recommendation_json(
@@ -503,71 +549,4 @@ def recommendation_json(
     workloads: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The recommendations as a JSON document."""
-    return json_object(KEYS, _Recommended(document, picks, objective, workloads))
-
-
-def _pick_json(document: Document, pick: Recommendation, objective: Objective) -> dict[str, Any]:
-    return {
-        "workload": pick.condition.workload,
-        "target": pick.condition.target,
-        **_setting_json(pick.condition),
-        "verdict": pick_verdict(document, pick),
-        "answer": [reason_json(recommended(document, pick, objective))],
-        "text": headline(document, pick, objective),
-        "no_valid_speculative_run": no_valid_speculative_run(document, pick),
-        "is_undecided": best_undecided(document, pick) is not None,
-        "best": _candidate_json(pick.best, objective) if pick.best else None,
-        "candidates": [_candidate_json(candidate, objective) for candidate in pick.candidates],
-        "reasons": list(map(reason_json, reasons(document, pick))),
-        "warnings": _warnings(document, pick),
-    }
-
-
-def _shared_json(joint: JointRecommendation) -> dict[str, Any]:
-    return {
-        "target": joint.key.condition.target,
-        **_setting_json(joint.key.condition),
-        "best": _key_json(joint.key),
-        "regret": dict(joint.regret),
-    }
-
-
-def _by_context_json(document: Document, entry: ContextDecisions) -> dict[str, Any]:
-    return {
-        "workload": entry.condition.workload,
-        "target": entry.condition.target,
-        **_setting_json(entry.condition, "context"),
-        "contexts": [
-            {
-                "context": decision.condition.context,
-                **_key_json(decision.key),
-                "verdict": decision.verdict,
-                "speedup": decision.speedup,
-                "memory_left_tokens": tokens_left(document, decision.key),
-            }
-            for decision in entry.decisions
-        ],
-        "break_even_k": entry.key.draft.k if entry.key else None,
-        "break_even": entry.break_even,
-    }
-
-
-def _candidate_json(candidate: Candidate, objective: Objective) -> dict[str, Any]:
-    counted = "requests" if objective.name == "goodput" else "tokens"
-    return {
-        **_key_json(candidate.key),
-        "value": candidate.value,
-        f"{counted}_per_s": candidate.rate,
-        f"{counted}_per_s_low": candidate.cautious_rate,
-        "broken_limits": list(map(reason_json, candidate.broken)),
-    }
-
-
-def _setting_json(at: Condition, *without: str) -> dict[str, Any]:
-    """The axes that distinguish the picks of one workload, without concurrency and variant."""
-    left_out = ("target", "workload", "concurrency", "variant", *without)
-    return {name: value for name, value in at.flat.items() if name not in left_out}
-
-
-def _key_json(key: CellKey) -> dict[str, Any]:
-    return {name: key.flat[name] for name in _OF_CONFIGURATION}
+    return DOCUMENT.of(_Recommended(document, picks, objective, workloads))

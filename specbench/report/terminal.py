@@ -29,14 +29,15 @@ def terminal_report(
 ) -> Group:
     """Tables and notes of a run, without the warnings already `shown`.
 
-    The tables have the rows that the answer is about; if verbose, all rows, and server sessions.
+    The tables have the rows that the answer is about; if verbose, all rows, server sessions, and
+    the meaning of the columns.
     """
     report = run_report(document)
     parts = [report.results if is_verbose else report.summary]
     parts.append(ReportPart("", [report.which_pass] if report.which_pass else []))
     parts += [report.comparisons, report.sessions] if is_verbose else [report.comparisons]
     rendered = [
-        *(text for part in parts for text in _part(part)),
+        *(text for part in parts for text in _part(part, explains=is_verbose)),
         *(text for part in report.notes.blocks for text in _note(part, shown)),
     ]
     return _spaced(rendered)
@@ -51,11 +52,11 @@ def _spaced(rendered: Iterable[RenderableType]) -> Group:
     return Group(*(piece for text in rendered for piece in (text, "")))
 
 
-def _part(part: ReportPart) -> Iterator[RenderableType]:
+def _part(part: ReportPart, *, explains: bool = True) -> Iterator[RenderableType]:
     for block in sorted(part.blocks, key=lambda block: isinstance(block, Lines)):
         if isinstance(block, TableBlock):
             yield _table(block.grid)
-        elif isinstance(block, Legend):
+        elif isinstance(block, Legend) and explains:
             yield _legend_table(block.shown(is_brief=True))
         elif isinstance(block, Paragraph):
             yield Text(block.brief or block.text, style="dim")

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, get_type_hints
 
-from specbench.doc import Key, docs_of, json_object, several, type_of_keys
+from specbench.doc import JsonObject, Key, Several, docs_of
 from specbench.errors import ExitCode
 from specbench.records import Kind
 from specbench.records.keys import FlatKey
 from specbench.settings import SERVED
 from specbench.verify.evidence import Distance, Divergence, Subject
 from specbench.verify.judge import FALSE_ALARM, Finding, Verdict, describe_divergence, is_tie
-from specbench.words.answers import REASON, joined, reason_json
+from specbench.words.answers import REASON, joined
 
 SCHEMA_VERSION = 1
 LEAST_P = 1e-99  # a smaller p-value is shown as less than this
@@ -61,105 +61,113 @@ def _num_tests(findings: Sequence[Finding]) -> int:
     return sum(len(finding.p_values) for finding in findings)
 
 
-_RESULT: Mapping[str, Key] = {
-    **{
-        name: Key(hint, docs_of(FlatKey)[name].meaning, attrgetter(f"subject.{name}"))
-        for name, hint in get_type_hints(Subject).items()
-        if name != "lossy"
+_RESULT = JsonObject(
+    "VerifyResult",
+    "A result.",
+    {
+        **{
+            name: Key(hint, docs_of(FlatKey)[name].meaning, attrgetter(f"subject.{name}"))
+            for name, hint in get_type_hints(Subject).items()
+            if name != "lossy"
+        },
+        "lossless": Key(bool | None, "`true`, `false`, or absent if undecided"),
+        "verdict": Key(Verdict, "see below"),
+        "reasons": Key(Several(REASON), "why"),
+        "lossy": Key(
+            str | None,
+            "the option that changes the distribution on purpose; absent: none",
+            lambda f: f.subject.lossy,
+        ),
+        "match_rate": Key(
+            float | None, "share of prompts with the expected tokens; absent above temperature 0"
+        ),
+        "first_divergence": Key(
+            Divergence | None,
+            "the first divergence that is not a tie, or else the first one; absent: none",
+        ),
+        "p_value": Key(
+            float | None,
+            "the smallest of its tests, adjusted for all tests of the call; below `false_alarm` "
+            "it is a fault",
+        ),
+        "p_values": Key(Mapping[str, float], "of each test, not adjusted"),
+        "control_p_value": Key(
+            float | None,
+            "the p-value of tokens at a temperature 20% lower, which must be small: see below",
+        ),
+        "detectable_deviation": Key(
+            float | None,
+            "share of tokens that, moved across the middle of the target's distribution, is "
+            "detected with 80% power",
+            lambda f: f.detectable and f.detectable.shift,
+        ),
+        "detectable_tail": Key(
+            float | None,
+            "the same for tokens moved to its least likely 2^-10",
+            lambda f: f.detectable and f.detectable.tail,
+        ),
+        "num_prompts": Key(
+            int | None,
+            "compared prompts, counting every turn of a conversation; absent above temperature 0",
+        ),
+        "num_tokens": Key(int, "tokens compared or tested"),
+        "divergences": Key(tuple[Divergence, ...], "all divergences at temperature 0"),
+        "distances": Key(
+            tuple[Distance, ...], "of a serving engine's sampled tokens, one per position"
+        ),
+        "not_looked_at": Key(
+            str | None,
+            "why the target's logits were not computed; absent: they were",
+            lambda f: f.not_scored_because or None,
+        ),
+        "acceptance_rule": Key(
+            str | None,
+            "the rule by which the serving engine accepts drafts, by its exporter; absent: "
+            "unknown, or no drafts",
+            lambda f: f.rule,
+        ),
     },
-    "lossless": Key(bool | None, "`true`, `false`, or absent if undecided"),
-    "verdict": Key(Verdict, "see below"),
-    "reasons": Key(several(REASON), "why", lambda finding: list(map(reason_json, finding.reasons))),
-    "lossy": Key(
-        str | None,
-        "the option that changes the distribution on purpose; absent: none",
-        lambda f: f.subject.lossy,
-    ),
-    "match_rate": Key(
-        float | None, "share of prompts with the expected tokens; absent above temperature 0"
-    ),
-    "first_divergence": Key(
-        Divergence | None,
-        "the first divergence that is not a tie, or else the first one; absent: none",
-    ),
-    "p_value": Key(
-        float | None,
-        "the smallest of its tests, adjusted for all tests of the call; below `false_alarm` it is "
-        "a fault",
-    ),
-    "p_values": Key(Mapping[str, float], "of each test, not adjusted"),
-    "control_p_value": Key(
-        float | None,
-        "the p-value of tokens at a temperature 20% lower, which must be small: see below",
-    ),
-    "detectable_deviation": Key(
-        float | None,
-        "share of tokens that, moved across the middle of the target's distribution, is detected "
-        "with 80% power",
-        lambda f: f.detectable and f.detectable.shift,
-    ),
-    "detectable_tail": Key(
-        float | None,
-        "the same for tokens moved to its least likely 2^-10",
-        lambda f: f.detectable and f.detectable.tail,
-    ),
-    "num_prompts": Key(
-        int | None,
-        "compared prompts, counting every turn of a conversation; absent above temperature 0",
-    ),
-    "num_tokens": Key(int, "tokens compared or tested"),
-    "divergences": Key(tuple[Divergence, ...], "all divergences at temperature 0"),
-    "distances": Key(
-        tuple[Distance, ...], "of a serving engine's sampled tokens, one per position"
-    ),
-    "not_looked_at": Key(
-        str | None,
-        "why the target's logits were not computed; absent: they were",
-        lambda f: f.not_scored_because or None,
-    ),
-    "acceptance_rule": Key(
-        str | None,
-        "the rule by which the serving engine accepts drafts, by its exporter; absent: unknown, "
-        "or no drafts",
-        lambda f: f.rule,
-    ),
-}
-KEYS: Mapping[str, Key] = {
-    "schema_version": Key(Literal[1], "version of this document", lambda _: SCHEMA_VERSION),
-    "lossless": Key(
-        bool | None,
-        "`true`: all results are; `false`: some result is not; absent: undecided, or something "
-        "could not run",
-        lambda findings: {0: True, 1: False}.get(exit_code(findings)),
-    ),
-    "false_alarm": Key(
-        float,
-        "upper bound of the probability that a call without faults reports one",
-        lambda _: FALSE_ALARM,
-    ),
-    "num_tests": Key(int, "p-values that share it", lambda findings: _num_tests(findings)),
-    "results": Key(
-        several(type_of_keys("VerifyResult", "A result.", _RESULT)),
-        "one entry per pairing, engine, K and temperature; K = 0 of each engine first, with the "
-        "target as `pairing`",
-        lambda findings: [result(finding) for finding in findings],
-    ),
-    "sentences": Key(
-        list[str],
-        "one per pairing; for a serving engine one per pairing and K, K = 0 included",
-        lambda findings: sentences(findings),
-    ),
-}
+)
+DOCUMENT = JsonObject(
+    "Verify",
+    "The output of `specbench verify --json`.",
+    {
+        "schema_version": Key(Literal[1], "version of this document", lambda _: SCHEMA_VERSION),
+        "lossless": Key(
+            bool | None,
+            "`true`: all results are; `false`: some result is not; absent: undecided, or something "
+            "could not run",
+            lambda findings: {0: True, 1: False}.get(exit_code(findings)),
+        ),
+        "false_alarm": Key(
+            float,
+            "upper bound of the probability that a call without faults reports one",
+            lambda _: FALSE_ALARM,
+        ),
+        "num_tests": Key(int, "p-values that share it", lambda findings: _num_tests(findings)),
+        "results": Key(
+            Several(_RESULT),
+            "one entry per pairing, engine, K and temperature; K = 0 of each engine first, with "
+            "the target as `pairing`",
+            list,
+        ),
+        "sentences": Key(
+            list[str],
+            "one per pairing; for a serving engine one per pairing and K, K = 0 included",
+            lambda findings: sentences(findings),
+        ),
+    },
+)
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
     """The JSON document of a call; docs/json.md explains every key."""
-    return json_object(KEYS, findings)
+    return DOCUMENT.of(findings)
 
 
 def result(finding: Finding) -> dict[str, Any]:
     """A finding as an entry of `results`."""
-    return json_object(_RESULT, finding)
+    return _RESULT.of(finding)
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
@@ -244,8 +252,7 @@ def _sampled(findings: Sequence[Finding]) -> str:
     return (
         f"{num_tokens:,} sampled tokens follow the target's distribution{_in_brackets(least)}: "
         f"80% power to detect {weakest.shift:.1%} of tokens shifted, or {weakest.tail:.2%} "
-        "moved to "
-        "the least likely 0.1%"
+        "moved to the least likely 0.1%"
     )
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from string import Formatter
-from typing import Annotated, Any
+from typing import Any
 
-from specbench.doc import Doc, type_of
+from specbench.doc import JsonObject, Key, keys_of
 from specbench.records import Decision, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
@@ -13,8 +13,10 @@ from specbench.words.numbers import (
     interval_bounds,
     listed,
     measured,
+    number,
     plural,
     range_text,
+    scale_of,
 )
 
 MOST_REASONS = 3  # that are shown below an answer; a report has all of them
@@ -29,6 +31,14 @@ def _value(value: tuple[float, str]) -> str:
     """A value in the unit of an objective."""
     amount, unit = value
     return f"{amount:,.4g} {unit}" if unit.startswith("per ") else measured(amount, unit)
+
+
+def _shift(shift: tuple[float, float, str]) -> str:
+    """`11.6 -> 51.6 ms`."""
+    before, after, unit = shift
+    scale = scale_of(unit, max(before, after))
+    ends = (number(value, unit, scale) for value in (before, after))
+    return f"{' -> '.join(ends)} {scale.unit}"
 
 
 def _named(k: int | str) -> str:
@@ -81,6 +91,12 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "in_brackets": lambda names: f" ({', '.join(names)})" if names else "",
     "all": joined,
     "list": listed,
+    "step": lambda change: "a step" if change is None else f"{change:+.1%}",
+    "judged": lambda word: f": {word}" if word else "",
+    "commas": ", ".join,
+    "shift": _shift,
+    "parts": lambda parts: f": {', '.join(map(text, parts))}" if parts else "",
+    "curves": lambda curves: f", by position {' -> '.join(curves)}" if curves else "",
     "and": lambda reasons: listed([*map(text, reasons)]),
     "value": _value,
     "milliseconds": lambda seconds: f"{seconds * 1e3:,.3g} ms",
@@ -123,17 +139,11 @@ def noise_lines(signs: Collection[Reason]) -> list[str]:
     return [f"noisy machine, so intervals are wide: {joined(signs)}"] if signs else []
 
 
-REASON = type_of(
+REASON = JsonObject(
     "ReasonInWords",
     "A fact behind an answer, or what to do next.",
-    (Reason, ()),
-    text=Annotated[str, Doc("the same in words")],
+    {**keys_of(Reason), "text": Key(str, "the same in words", text)},
 )
-
-
-def reason_json(reason: Reason) -> dict[str, Any]:
-    """A reason as a JSON object, with its text."""
-    return {"kind": reason.kind, "figures": reason.figures, "text": text(reason)}
 
 
 def answer_text(verdict: SpeedupVerdict, answer: Iterable[Reason | str], *, mark: str = "") -> str:

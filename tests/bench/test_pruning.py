@@ -12,7 +12,7 @@ import pytest
 
 from specbench.bench import pruning
 from specbench.engines.engine import Work
-from specbench.records import Request, Result, RoundLog
+from specbench.records import Kind, Request, Result, RoundLog
 from specbench.report.document import build_document
 from specbench.report.notes import warning_lines
 from tests.bench.fake_runs import SETTINGS, make_plan, measure, write_prompts
@@ -89,12 +89,16 @@ def num_prompts(run):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("budget_s", [800.0, 1_500.0, 3_000.0])
-def test_a_k_with_fewer_than_five_prompts_has_a_budget_warning(tmp_path, seed, budget_s):
+def test_a_k_below_five_prompts_has_a_budget_warning_unless_the_answer_says_so(
+    tmp_path, seed, budget_s
+):
     run, _ = measured(tmp_path / "run", curve(seed), seed, budget_s)
     document = build_document(run)
     lines = [line for line in warning_lines(document) if "budget" in line]
-    named = {k for line in lines for part in line.split("K=")[1:] for k in ks_of(part)}
-    assert {k for k, num in num_prompts(run).items() if num < 5} - {0} == named
+    named = [k for line in lines for part in line.split("K=")[1:] for k in ks_of(part)]
+    told = [d.leader.draft.k for d in document.decisions if Kind.LONGER_BUDGET() in d.answer]
+    assert {k for k, num in num_prompts(run).items() if num < 5} - {0} == {*named, *told}
+    assert not {*named} & {*told}  # said once
 
 
 def ks_of(text):

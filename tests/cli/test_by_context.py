@@ -66,7 +66,7 @@ def test_a_measured_run_ends_with_k_by_context(tmp_path: Path) -> None:
     assert ran.is_complete, ran.err
     answer = r"(K=4|undecided|do not speculate)"
     tiers = rf"({answer} from 80 to 240 tokens|{answer} up to 80 tokens; {answer} from 240)"
-    line = ran.out.strip().splitlines()[-1]
+    line = ran.out.strip().splitlines()[-2]
     assert re.match(
         rf"demo/draft, demo code, by context: {tiers}(; break-even with K=4: .*)?$", line
     )

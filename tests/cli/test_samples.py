@@ -129,7 +129,7 @@ def test_the_terminal_shows_one_line_per_cell_in_80_columns(sampled):
     table = ran.out[ran.out.index(f"Best of {N}") :].partition("\n\n")[0]
     assert len(re.findall(r"\bK=[02]\b", table)) == 2
     assert re.search(r"draft K=2 .*x .*x .*\+\d\.\d{3}", table)
-    answers = ran.out.splitlines()[-2:]
+    answers = ran.out.splitlines()[-3:-1]
     assert answers[0].startswith("talk.jsonl, one sample: ")
     assert answers[1].startswith(f"talk.jsonl, best of {N}: ")
 

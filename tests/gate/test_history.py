@@ -8,10 +8,10 @@ import pytest
 
 from specbench.gate.fingerprint import Fingerprint
 from specbench.gate.history import PastRun, history
-from specbench.records import CellSummary, Interval
+from specbench.records import CellSummary, Interval, Kind
 from specbench.report.charts.lines import history_charts
 from specbench.report.history import (
-    change_lines,
+    changes,
     history_grids,
     history_json,
     history_report,
@@ -66,9 +66,17 @@ def test_a_step_names_the_run_it_came_with():
     (series,) = history(runs(STEPPED), ["decode_speedup"]).series
     (step,) = series.steps
     assert series.points[step.run_index].run_id == "run-06"
-    (line,) = change_lines(history(runs(STEPPED), ["decode_speedup"]))
-    assert re.match("decode_speedup .*demo/draft K=4 .*code: -19.9% .*run-06", line)
-    assert line.endswith(": worse")
+    (told,) = changes(history(runs(STEPPED), ["decode_speedup"]))
+    assert told == Kind.STEPPED(
+        metric="decode_speedup",
+        cell="demo/draft K=4 on code",
+        change=pytest.approx(-0.199, abs=0.001),
+        run_id="run-06",
+        before=(step.before, "x"),
+        after=(step.after, "x"),
+        p_value=step.p_value,
+        judged="worse",
+    )
 
 
 def test_history_points_are_sorted_by_time():
@@ -98,7 +106,7 @@ def test_invalid_cells_and_absent_metrics_are_omitted_from_a_history():
 
 def test_a_steady_history_reports_the_expected_false_alarms():
     result = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
-    assert change_lines(result) == []
+    assert [*changes(result)] == []
     (grid,) = history_grids(result)
     assert grid.rows[0][-1] == "steady"
     assert re.search(r"\b0\.1 .*change point", result.false_alarms)
@@ -110,9 +118,9 @@ def test_a_trend_is_reported_as_a_trend():
     (series,) = result.series
     (series_json,) = history_json(result)["series"]
     assert series_json["trend"] == {"slope": series.trend.slope, "p_value": series.trend.p_value}
-    (line,) = change_lines(result)
-    assert re.search(r"trend .*\+0\.01 x .*12 runs", line)
-    assert line.endswith("no step")
+    (told,) = changes(result)
+    assert (told.kind, told.figures["runs"]) == (Kind.TREND, 12)
+    assert told.figures["slope"] == pytest.approx(0.01, abs=0.001)
 
 
 def test_sparkline_bars_range_from_lowest_to_highest_value():

@@ -28,7 +28,7 @@ from specbench.report.recommendation import (
     recommended,
 )
 from specbench.report.terminal import terminal_part
-from specbench.words.answers import MOST_REASONS, reason_json
+from specbench.words.answers import MOST_REASONS, REASON
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import context_run
 from tests.report.stored_runs import SMALL, stored_run
@@ -117,7 +117,7 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     json_document = recommendation_json(document, picks, Objective())
     assert json_document["picks"][0]["no_valid_speculative_run"]
     assert json_document["without_recommendation"] == {
-        "chat": json.loads(json.dumps(reason_json(Kind.UNANSWERED())))
+        "chat": json.loads(json.dumps(REASON.of(Kind.UNANSWERED())))
     }
     only = recommendation_json(document, picks, Objective(), workloads=("code",))
     assert only["without_recommendation"] == {}
