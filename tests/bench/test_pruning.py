@@ -95,10 +95,10 @@ def test_a_k_below_five_prompts_has_a_budget_warning_unless_the_answer_says_so(
     run, _ = measured(tmp_path / "run", curve(seed), seed, budget_s)
     document = build_document(run)
     lines = [line for line in warning_lines(document) if "budget" in line]
-    named = [k for line in lines for part in line.split("K=")[1:] for k in ks_of(part)]
-    told = [d.leader.draft.k for d in document.decisions if Kind.LONGER_BUDGET() in d.answer]
-    assert {k for k, num in num_prompts(run).items() if num < 5} - {0} == {*named, *told}
-    assert not {*named} & {*told}  # said once
+    named = {k for line in lines for part in line.split("K=")[1:] for k in ks_of(part)}
+    # Also a K with five prompts, if the budget ended in its confirmation run.
+    told = {d.leader.draft.k for d in document.decisions if Kind.LONGER_BUDGET() in d.answer}
+    assert {k for k, num in num_prompts(run).items() if num < 5} - {0} - told == named
 
 
 def ks_of(text):
