@@ -67,6 +67,10 @@ SPEEDUP = Interval(estimate=1.9, low=1.8, high=2.0)
         (Kind.FROM_LENGTH(k="no speedup", shortest=32_768), "do not speculate from 32,768"),
         (Kind.FROM_LENGTH(k="undecided", shortest=512), "undecided from 512"),
         (Kind.DETECTABLE_EFFECT(effect=11.2), ">100%"),
+        (
+            Kind.DRAFTER_MEMORY(bytes=3 * 2**20, cache_tokens=1200.4),
+            "3.0 MiB (the KV cache of 1,200",
+        ),
         (Kind.ALL_PROMPTS(prompts=1000, width=0.038), "--num-prompts 1000 "),
         (Kind.BUDGET_FOR_ALL(width=0.038), "(to about ±4%)"),
         (
