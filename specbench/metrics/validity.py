@@ -131,6 +131,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
     return (
         *_failed(cell),
         *_too_few_rounds(cell),
+        *_faulty_streams(cell),
         *filter(None, [cell.client_bound]),
         *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
@@ -171,6 +172,13 @@ def _too_few_rounds(cell: CellData) -> Iterator[str]:
         spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
         if known + spared < MIN_ROUNDS:
             yield f"fewer than {MIN_ROUNDS} rounds"
+
+
+def _faulty_streams(cell: CellData) -> Iterator[str]:
+    if cell.faulty_streams:
+        yield str(cell.faulty_streams)
+    if cell.baseline_faulty_streams:
+        yield f"baseline: {cell.baseline_faulty_streams}"
 
 
 def _throttled_servers(cell: CellData) -> Iterator[str]:
