@@ -47,17 +47,21 @@ _SENTENCES: Mapping[StreamFault, str] = {
         "by its total or by the events; measure the engine itself, without the gateway that counts"
     ),
 }
-_STATED = (StreamFault.UNSTREAMED, StreamFault.MISCOUNTED)  # by `usage`: no chance is involved
 
 MIN_TOKENS = 8  # of an answer whose times are judged
 MARGIN = 1.5  # rounds per arrival, and events per token
 NO_GAP_SHARE, NO_GAP_S = 0.1, 5e-4  # of the mean gap, and at most this long
 MIN_JOINED = 0.25  # of the events; an engine's end-of-text event is one per answer
-# An answer that came in one burst: events faster than any engine decodes, after a longer wait.
+MIN_ROUND_S = 1e-3  # mean gap from which joined events are not the client's scheduling
+# An answer that came in one burst: events faster than any engine decodes, after a wait in which an
+# engine could have decoded them, and that is this many times longer.
 BURST_GAP_S, BURST_WAIT = 2e-4, 10.0
 MIN_UNSEEN = 0.2  # of the tokens, if only the delay of the first event shows them
 MIN_EXPLAINED = 0.8  # of that delay, at the pace of the others
-MAX_FAULTY = 0.1  # of the answers: pauses of the client's machine also join events
+MIN_AT_FIRST = 0.1  # of the events, joined with the first one
+# Of the answers. A pause of the client joins the events that it hits, so most answers must have
+# BURSTS: a busy machine did it to 27% of them. No pause makes tokens of which no event comes.
+MAX_FAULTY = {StreamFault.BURSTS: 0.5, StreamFault.LATE_FIRST: 0.1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +90,7 @@ def faulty_streams(requests: Iterable[RequestRecord], k: int) -> FaultyStreams |
     numbers = {
         kind: num
         for kind, num in Counter(kind for kind, _, _ in found).items()
-        if kind in _STATED or num > MAX_FAULTY * len(judged)
+        if num > MAX_FAULTY.get(kind, 0.0) * len(judged)
     }
     if not numbers:
         return None
@@ -95,7 +99,7 @@ def faulty_streams(requests: Iterable[RequestRecord], k: int) -> FaultyStreams |
         kind=kind,
         k=k,
         num_answers=numbers[kind],
-        num_judged=len(streamed if kind in _STATED else judged),
+        num_judged=len(judged if kind in MAX_FAULTY else streamed),
         counted=sum(counted for of, counted, _ in found if of == kind),
         seen=sum(seen for of, _, seen in found if of == kind),
     )
@@ -121,10 +125,11 @@ def _fault(request: RequestRecord, k: int) -> tuple[StreamFault, int, int] | Non
         return None
     decode_s, ttft_s = sum(gaps_s), request.ttft_s or 0.0
     mean_s = decode_s / max(len(gaps_s), 1)
-    if mean_s < BURST_GAP_S and ttft_s > BURST_WAIT * decode_s:
-        arrives = [False] * len(gaps_s)
-    else:
+    if mean_s >= MIN_ROUND_S:
         arrives = [gap_s > min(NO_GAP_SHARE * mean_s, NO_GAP_S) for gap_s in gaps_s]
+    else:
+        wait_s = max(BURST_WAIT * decode_s, MIN_ROUND_S * num_events)
+        arrives = [mean_s > BURST_GAP_S or ttft_s < wait_s] * len(gaps_s)
     # A character of several bytes may take as many tokens, of which only the last makes an event.
     text = request.text or ""
     num_held = len(text.encode("utf-8", "replace")) - len(text)
@@ -133,7 +138,7 @@ def _fault(request: RequestRecord, k: int) -> tuple[StreamFault, int, int] | Non
     is_joined = num_arrivals == 1 or arrives.count(False) > MIN_JOINED * len(gaps_s)
     num_at_first = next((i for i, apart in enumerate(arrives) if apart), 0)  # events after it
     if (is_joined and MARGIN * num_arrivals < 1 + num_rounds - num_held) or (
-        num_at_first > max(MARGIN * (k + 1) + 1, MAX_FAULTY * len(gaps_s))
+        num_at_first > max(MARGIN * (k + 1) + 1, MIN_AT_FIRST * len(gaps_s))
     ):
         return StreamFault.BURSTS, num_tokens, num_arrivals
     seen = request.num_first + len(gaps_s) * (k + 1) + num_held
