@@ -193,6 +193,8 @@ def test_a_buffered_cell_has_no_decode_speed_and_keeps_the_times_of_whole_reques
             assert cell.faulty_streams is None
             assert "decode_speedup" in of_streams
             assert summary.speedup_end_to_end is not None
+            figure = f"{summary.speedup_end_to_end.estimate:.2f}x"
+            assert any(figure in warning for warning in summary.warnings)
         else:
             assert {"ttft_s", "tpot_s"} <= of_streams
 
