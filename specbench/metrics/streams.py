@@ -2,8 +2,8 @@
 
 An engine sends the tokens of a round when it has them: one at K = 0, at most K + 1, as one event
 or, in llama.cpp, as several at once. Thresholds have margins against 96 answers of vLLM 0.32 that
-`vllm bench serve` recorded: at most two events of an answer have no gap before them, the end-of-text
-event's included; there are 0.98 arrivals per token at K = 0 or more, and 1.02 per K + 1 tokens at
+`vllm bench serve` recorded: at most two events of an answer have no gap before them, its last one
+included; there are 0.98 arrivals per token at K = 0 or more, and 1.02 per K + 1 tokens at
 K = 4. Events that an engine merges under load, or by its own `--stream-interval`, come at even
 times and are no fault: the seconds between the first and the last are right.
 """
