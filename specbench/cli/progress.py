@@ -27,6 +27,7 @@ from specbench.bench.budget import duration
 from specbench.cli.console import is_terminal, open_console
 from specbench.errors import ExitCode
 from specbench.metrics.aggregate import aggregate_cells
+from specbench.metrics.streams import StreamFault, faulty_streams
 from specbench.metrics.summary import summarize
 from specbench.models.library_output import listeners
 from specbench.records import BlockRecord, CellKey, Condition, Interval, RequestRecord
@@ -49,9 +50,12 @@ class _LiveCell:
     num_rounds: int = 0
     num_failed: int = 0
     clock_mhz: int | None = None
+    fault: StreamFault | None = None  # of a block
 
     @property
     def speed(self) -> str:
+        if self.fault:
+            return f"no decode speed: {self.fault}"
         return f"{self.num_tokens / self.seconds:,.1f} tok/s" if self.seconds else ""
 
     @property
@@ -79,9 +83,14 @@ class LiveCells:
         self._recent = [cell_id for cell_id in labels if cell_id in record.order]
         passes = {served.cell_id: served.seconds for served in record.passes}
         for request in record.requests:
-            cell = self._cells.setdefault(request.cell_id, _LiveCell(labels[request.cell_id]))
-            cell.prompts.add(request.prompt_id)
-            _count(cell, request, is_alone=request.cell_id not in passes)
+            live = self._cells.setdefault(request.cell_id, _LiveCell(labels[request.cell_id]))
+            live.prompts.add(request.prompt_id)
+            _count(live, request, is_alone=request.cell_id not in passes)
+        for cell in block.cells:
+            served = [r for r in record.requests if r.cell_id == cell.key.id]
+            faulty = faulty_streams(served, cell.key.draft.k)
+            if faulty and cell.key.id not in passes:
+                self._cells[cell.key.id].fault = faulty.kind
         for cell_id, seconds in passes.items():
             if cell_id in self._cells:
                 self._cells[cell_id].seconds += seconds

@@ -201,6 +201,8 @@ def result_of(engine: ServedEngine, answer: StreamedResponse, k: int) -> Result:
         rounds=None,
         num_tokens=None if answer.token_ids else num_tokens,
         num_first=min(answer.num_first or 1, num_tokens),
+        num_unstreamed=answer.num_unstreamed,
+        num_uncounted=answer.num_uncounted,
         text=answer.text,
         counts=counts,
         chunk_s=tuple(round(gap_s, 6) for gap_s in answer.chunk_s),

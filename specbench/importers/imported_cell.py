@@ -12,6 +12,7 @@ from specbench.importers.result_file import JsonObject
 from specbench.inputs.model_spec import without_owner
 from specbench.methods import METHODS
 from specbench.metrics.registry import number_of
+from specbench.metrics.streams import faulty_streams, without_stream_times
 from specbench.records import (
     CellKey,
     Condition,
@@ -120,6 +121,9 @@ class ImportedCell:
         return next((rates_of_length(length, k) for length in lengths if length), None)
 
 
+_OF_STREAMS = ("ttft_s", "tpot_s", "inter_chunk_latency_s", "decode_")  # metrics
+
+
 def to_cell(
     tool: str, parsed: ParsedResult, result: JsonObject, given: ImportOverrides
 ) -> ImportedCell:
@@ -164,6 +168,10 @@ def to_cell(
     )
     figures = _known(parsed.figures)
     has_acceptance = any("accept" in name for name in figures)
+    requests, fault = parsed.requests, faulty_streams(parsed.requests, k)
+    if fault:
+        requests = tuple(map(without_stream_times, requests))
+        figures = {n: v for n, v in figures.items() if not n.startswith(_OF_STREAMS)}
     return ImportedCell(
         key=key,
         parameters=parsed.parameters,
@@ -180,8 +188,12 @@ def to_cell(
             else parsed.num_completed + (parsed.num_failed or 0),
             num_failed=parsed.num_failed,
             figures=figures,
-            requests=tuple(replace(request, cell_id=key.id) for request in parsed.requests),
-            warnings=(*parsed.warnings, *([NO_ACCEPTANCE] if k and not has_acceptance else [])),
+            requests=tuple(replace(r, cell_id=key.id, chunk_s=None) for r in requests),
+            warnings=(
+                *([str(fault)] if fault else []),
+                *parsed.warnings,
+                *([NO_ACCEPTANCE] if k and not has_acceptance else []),
+            ),
         ),
     )
 
@@ -215,8 +227,10 @@ def request_of(
     num_tokens: float | None,
     ttft_s: float | None,
     total_s: float | None,
+    gaps_s: Sequence[float] | None = None,
 ) -> RequestRecord:
-    """The record of a request, which failed if it has no output token."""
+    """The record of a request, which failed if it has no output token. `gaps_s`: seconds between
+    its events, if the file has them."""
     result = Result.failed("it has no output token in the file")
     if num_tokens and ttft_s is not None and total_s is not None:
         result = replace(
@@ -227,6 +241,7 @@ def request_of(
             decode_s=total_s - ttft_s,
             total_s=total_s,
             num_tokens=int(num_tokens),
+            chunk_s=None if gaps_s is None else tuple(gaps_s),
         )
     request = Request(prompt_id=prompt, repeat=index, max_new_tokens=0)
     return RequestRecord.of("", request, result, num_prompt_tokens=int(num_prompt_tokens or 0))
@@ -256,6 +271,7 @@ def requests_of(result: JsonObject) -> tuple[RequestRecord, ...]:
             num_tokens=lengths[i],
             ttft_s=ttfts[i],
             total_s=ttfts[i] + sum(gaps[i]),
+            gaps_s=gaps[i],
         )
         for i in range(len(lengths))
     )

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from specbench.metrics.cell import CellData, Pass, finished, turn_of
+from specbench.metrics.streams import faulty_streams, without_stream_times
 from specbench.records import (
     NO_DRAFTER,
     SESSIONS_PER_K,
@@ -97,12 +99,20 @@ def aggregate_cells(
             forwards=tuple(cost for cost in forwards if cost.cell_id == cell.key.id),
             limits=tuple(limit for limit in limits if limit.cell_id == cell.key.id),
             differences=tuple(d for d in differences if d.cell_id == cell.key.id),
-            slo=slo or {},
+            # Whether a request met a limit of its stream is then unknown.
+            slo={} if _lacks_stream_times(cell) and _OF_STREAMS & (slo or {}).keys() else slo or {},
         )
         for key in keys
         if (cell := _gather(key, _baseline_of(key, keys), chosen)).requests
     ]
     return tuple(_sharing(cells))
+
+
+_OF_STREAMS = {"ttft_s", "tpot_s"}
+
+
+def _lacks_stream_times(cell: CellData) -> bool:
+    return bool(cell.faulty_streams or cell.baseline_faulty_streams)
 
 
 def _sharing(cells: Iterable[CellData]) -> Iterator[CellData]:
@@ -213,6 +223,16 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) ->
         for block in blocks
         if cell_id in block
     ]
+    faults = [
+        faulty_streams(chain.from_iterable(side[i].requests for side in sides), k)
+        for i, k in enumerate((key.draft.k, 0))
+    ]
+    sides = [
+        _Sides(
+            *(_timeless(part) if fault else part for part, fault in zip(side, faults, strict=True))
+        )
+        for side in sides
+    ]
     bound = _bound_by(sides)
     sound = [side for side, reason in zip(sides, bound, strict=True) if not reason]
     is_rule = any(bound) and len(sound) < MIN_CYCLES  # then all are kept, and the cell is invalid
@@ -231,6 +251,21 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) ->
         cycles=dict(_whole_cycles(parts, bases if baseline else parts)),
         num_bound_cycles=sum(map(bool, bound)),
         client_bound=next(filter(None, bound)) if is_rule else "",
+        faulty_streams=faults[0],
+        baseline_faulty_streams=faults[1],
+    )
+
+
+def _timeless(part: _CellPart) -> _CellPart:
+    """The part without the times within its streams."""
+
+    def whole(requests: Iterable[RequestRecord]) -> tuple[RequestRecord, ...]:
+        return tuple(map(without_stream_times, requests))
+
+    return part._replace(
+        requests=whole(part.requests),
+        passes=tuple(served._replace(requests=whole(served.requests)) for served in part.passes),
+        sessions=tuple(map(whole, part.sessions)),
     )
 
 
@@ -257,7 +292,7 @@ def _reasons(parts: Sequence[_CellPart]) -> list[str]:
         for part in parts
     ]
     num_events = sum(load.num_events for part in loads for load in part)
-    streamed_s = sum(request.decode_s or 0.0 for request in requests)
+    streamed_s = sum((r.total_s if r.decode_s is None else r.decode_s) or 0.0 for r in requests)
     interval_s = streamed_s / num_events if num_events and streamed_s else None
     return [
         next(filter(None, (why_bound(load, interval_s) for load in part)), "") for part in loads

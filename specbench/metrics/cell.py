@@ -6,6 +6,7 @@ from functools import cached_property, wraps
 from itertools import chain, pairwise, zip_longest
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from specbench.metrics.streams import FaultyStreams
 from specbench.records import (
     CellKey,
     ClientLoad,
@@ -80,6 +81,9 @@ class CellData:
     # others remain.
     num_bound_cycles: int = 0
     client_bound: str = ""
+    # Streams of both sides whose times are not those of decoding: they have been left out.
+    faulty_streams: FaultyStreams | None = None
+    baseline_faulty_streams: FaultyStreams | None = None
     # The results of `once_a_baseline`, for all cells with the same baseline.
     shared: dict[str, tuple[object, Any]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -199,6 +203,7 @@ def against(cell: CellData, other: CellData) -> CellData:
         baseline=other.requests,
         baseline_passes=other.passes,
         baseline_servers=other.servers,
+        baseline_faulty_streams=other.faulty_streams,
         shared={},
         cycles={},  # nothing balances the sessions of two engines
     )

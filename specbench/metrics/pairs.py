@@ -100,6 +100,8 @@ def _busy_of_requests(served: Pass, num_rows: int) -> Span | None:
     as evenly spread until its last.
     """
     done = finished(served.requests)
+    if any(request.decode_s is None for request in done):
+        return None
     spans = [(r.arrived_s or 0.0, (r.arrived_s or 0.0) + (r.total_s or 0.0)) for r in done]
     changes = sorted([(began_s, 1) for began_s, _ in spans] + [(end_s, -1) for _, end_s in spans])
     under_way, began_s, ended_s = 0, None, None

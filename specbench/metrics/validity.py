@@ -22,7 +22,7 @@ from specbench.metrics.cell import (
     have_same_text,
     once_a_baseline,
 )
-from specbench.metrics.pairs import session_log_speeds
+from specbench.metrics.pairs import paired_end_to_end, session_log_speeds
 from specbench.metrics.registry import Value
 from specbench.metrics.rounds import num_rounds
 from specbench.metrics.speed import saturation
@@ -131,6 +131,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
     return (
         *_failed(cell),
         *_too_few_rounds(cell),
+        *_faulty_streams(cell),
         *filter(None, [cell.client_bound]),
         *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
@@ -146,6 +147,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
 def cell_warnings(cell: CellData) -> tuple[str, ...]:
     """Warnings about a cell that is still valid."""
     return (
+        *_whole_requests(cell),
         *_power_capped(cell),
         *suspicious_acceptance(acceptance_rate_per_position(cell)),
         *_differing_outputs(cell),
@@ -171,6 +173,13 @@ def _too_few_rounds(cell: CellData) -> Iterator[str]:
         spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
         if known + spared < MIN_ROUNDS:
             yield f"fewer than {MIN_ROUNDS} rounds"
+
+
+def _faulty_streams(cell: CellData) -> Iterator[str]:
+    if cell.faulty_streams:
+        yield str(cell.faulty_streams)
+    if cell.baseline_faulty_streams:
+        yield f"baseline: {cell.baseline_faulty_streams}"
 
 
 def _throttled_servers(cell: CellData) -> Iterator[str]:
@@ -215,6 +224,16 @@ def _different_clocks_at_cap(
                 f"at the power cap the SM clock was {clock:.0f} MHz, and {plain:.0f} MHz at K = 0: "
                 f"more than {MAX_CLOCK_GAP:.0%} apart; set one for both (nvidia-smi -lgc)"
             )
+
+
+def _whole_requests(cell: CellData) -> Iterator[str]:
+    """What the times of whole requests show if those of their streams are wrong."""
+    seconds = paired_end_to_end(cell)
+    if seconds is not None and (cell.faulty_streams or cell.baseline_faulty_streams):
+        yield (
+            f"whole requests, from sending to the last token, are {seconds.speedup:.2f}x as fast "
+            "as at K = 0: no decode speed, but right without the times within the streams"
+        )
 
 
 def _power_capped(cell: CellData) -> Iterator[str]:

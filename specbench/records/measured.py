@@ -145,6 +145,13 @@ class Result:
     num_first: Annotated[
         int, Doc("tokens that came with the first one: not counted in `decode_s`", "tokens")
     ] = 1
+    num_unstreamed: Annotated[
+        int, Doc("of the output, those that a server counts as hidden reasoning", "tokens")
+    ] = 0
+    num_uncounted: Annotated[
+        int,
+        Doc("by a server's total, beyond those of prompt and output; 0: it agrees", "tokens"),
+    ] = 0
     text: Annotated[
         str | None,
         Doc("response text of a server; absent if the engine gives only ids", is_text=True),

@@ -70,9 +70,15 @@ class _ChatChoice(Payload):
         return text or "".join(call.text for call in delta.tool_calls or ())
 
 
+class _UsageDetails(Payload):
+    reasoning_tokens: Count | None = None
+
+
 class _TokenUsage(Payload):
     completion_tokens: Count | None = None
     prompt_tokens: Count | None = None
+    total_tokens: Count | None = None
+    completion_tokens_details: _UsageDetails | None = None
 
 
 _NO_CHOICE, _NO_USAGE = _ChatChoice(), _TokenUsage()
@@ -121,6 +127,9 @@ class StreamedResponse:
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))  # empty: not reported
     num_tokens: int | None = None  # of the whole output
     num_prompt_tokens: int | None = None
+    num_total_tokens: int | None = None  # of the prompt and the output, as the server adds them
+    num_reasoning: int = 0  # of the output, by `usage`
+    has_reasoning: bool = False  # whether any of their text came
     prompt_ids: Sequence[int] | None = None  # None: not reported
     finish_reason: str | None = None
     is_done: bool = False  # [DONE] came
@@ -144,8 +153,13 @@ class StreamedResponse:
         self.finish_reason = choice.finish_reason or self.finish_reason
         self.metrics = event.metrics or self.metrics
         self.prompt_ids = event.prompt_token_ids or self.prompt_ids
+        delta = choice.delta or _NOTHING
+        self.has_reasoning |= bool(delta.reasoning or delta.reasoning_content)
         if usage.completion_tokens is not None:
             self.num_tokens, self.num_prompt_tokens = usage.completion_tokens, usage.prompt_tokens
+            self.num_total_tokens = usage.total_tokens
+            details = usage.completion_tokens_details
+            self.num_reasoning = (details and details.reasoning_tokens) or 0
         if text or ids or (choice.finish_reason and self.last_s is not None):
             now_s = perf_counter()
             if self.last_s is None:
@@ -159,6 +173,19 @@ class StreamedResponse:
     def num_events(self) -> int:
         """Events with tokens."""
         return 0 if self.last_s is None else len(self.chunk_s) + 1
+
+    @property
+    def num_unstreamed(self) -> int:
+        """Reasoning tokens of which no text came, neither in its own field nor in the answer."""
+        is_seen = self.token_ids or self.has_reasoning or "</think>" in self.text
+        return 0 if is_seen else self.num_reasoning
+
+    @property
+    def num_uncounted(self) -> int:
+        """Tokens of the total that are neither of the prompt nor of the output; 0 if unknown."""
+        if not self.num_total_tokens or None in (self.num_tokens, self.num_prompt_tokens):
+            return 0
+        return self.num_total_tokens - (self.num_prompt_tokens or 0) - (self.num_tokens or 0)
 
     @property
     def is_cut(self) -> bool:

@@ -144,6 +144,15 @@ def test_a_request_that_failed_is_counted_and_has_no_speed() -> None:
     assert cells.recent() == [f"{KEY.label}, 1 failed, 1 prompt"]
 
 
+def test_a_stream_that_decoding_cannot_produce_has_no_speed() -> None:
+    """12 of 13 tokens came in one burst."""
+    cells = LiveCells()
+    gaps_s = (*[0.00001] * 11, 0.5)
+    burst = made_request(BASE_KEY.id, "p1", None, num_tokens=13, decode_s=0.5, chunk_s=gaps_s)
+    cells.add(block_of(BASE_KEY), made_block("p1", burst))
+    assert cells.recent() == [f"{BASE_KEY.label}, no decode speed: bursts, 1 prompt"]
+
+
 def test_only_the_last_block_is_shown_and_no_more_than_fits() -> None:
     keys = [KEY.at(Fixed(k)) for k in range(1, 17)]
     cells = LiveCells()
