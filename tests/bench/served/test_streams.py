@@ -158,7 +158,7 @@ LLAMA_K4 = ([0.012] + [0.00006] * 4) * 12
 @pytest.mark.parametrize(
     ("gaps_s", "num_tokens", "k"), [(VLLM_K0, 64, 0), (VLLM_K4, 64, 4), (LLAMA_K4, 61, 4)]
 )
-def test_streams_of_real_engines_are_not_faulty(gaps_s, num_tokens, k):
+def test_recorded_streams_of_vllm_and_of_merged_events_are_not_faulty(gaps_s, num_tokens, k):
     for ttft_s in (0.007, 30.0):  # a long prompt, or a queue
         assert faulty_streams([streamed(gaps_s, num_tokens, ttft_s)] * 20, k) is None
 
