@@ -147,7 +147,7 @@ BROKEN_WORKLOADS = [
     *(
         _named(
             f"{encoding}.jsonl",
-            f"{named} .*iconv -f {named} -t UTF-8 > {encoding}-2.jsonl",
+            f"{named}.*iconv -f {named} -t UTF-8 > {encoding}-2.jsonl",
             '{"prompt": "a"}\n'.encode(encoding),
         )
         for encoding, named in {

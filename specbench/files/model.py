@@ -1,6 +1,6 @@
 """The files of a model or a head, in a local folder or the hub's cache."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +14,10 @@ from specbench.files.config import (
     NOT_NULL,
     Experts,
     Fields,
+    ReadField,
     layer_shapes,
     longest_context,
+    num_positions,
     require_layers,
 )
 from specbench.files.gguf import gguf_of
@@ -134,8 +136,16 @@ class ModelFiles:
 
     @property
     def longest_context(self) -> int | None:
+        return self._positions(longest_context)
+
+    @property
+    def num_positions(self) -> int | None:
+        """The number of its positions, as `files.config.num_positions` reads it."""
+        return self._positions(num_positions)
+
+    def _positions(self, read: Callable[[ReadField], int | None]) -> int | None:
         try:
-            return longest_context(self.field)
+            return read(self.field)
         except (TypeError, AttributeError) as error:
             require_config(self)  # names the field, if it can
             raise ModelError(f"{self.spec.source}: config.json: its positions: {error}") from error

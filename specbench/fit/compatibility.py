@@ -305,9 +305,14 @@ def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFindi
     """Beyond its context, a draft model is only right less often; the text does not change."""
     limit, draft_limit = target.longest_context, draft.longest_context
     if draft_limit is not None and (limit is None or draft_limit < limit):
-        reason = (
-            f"trained on at most {draft_limit:,} tokens: beyond them, fewer drafts are accepted"
-        )
+        # A head has the layers of Llama or Qwen 3, whose positions are rotary.
+        end = draft.num_positions if kind_of(draft).is_model else None
+        reason = f"its positions end after {draft_limit:,} tokens: all later tokens share the last"
+        if end is None:
+            reason = (
+                f"its config says that it was trained on at most {draft_limit:,} tokens; its "
+                "rotary positions go on beyond them, where it may be right less often"
+            )
         yield finding("context", "warning", limit, draft_limit, reason)
     else:
         yield finding("context", "ok", limit, draft_limit, "the draft model reads as much")
