@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -346,6 +346,10 @@ def layer_fields(config: Fields) -> Fields:
     """The part of a draft head's config that describes its decoder layers; ModelError if a required
     field is missing or a draft head cannot run such layers."""
     fields = config.section("transformer_layer_config") or config
+    rope = _rope(fields)
+    if rope and rope_type(rope.values) == "mrope":  # a text's positions are equal in all sections
+        plain = {**rope.values, "rope_type": "default", "type": "default"}
+        fields = replace(fields, values={**fields.values, rope.path.rstrip("."): plain})
     fields.require(*LAYER_NEEDS)
     for name in SIZES:
         fields.whole(name, least=1)
