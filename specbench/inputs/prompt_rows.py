@@ -216,7 +216,7 @@ def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
     except UnicodeDecodeError as wrong:
         advice = _advice(row.file, _ENCODED, {"encoding": "WINDOWS-1252"})
         row.fail(
-            f"not UTF-8 text: byte {wrong.start + 1} is {content[wrong.start]:#04x}; if it is "
+            f"not UTF-8 text: byte {wrong.start + 1} is {content[wrong.start]:#04x}; perhaps "
             f"{advice}"
         )
     except json.JSONDecodeError as wrong:
