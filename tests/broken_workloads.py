@@ -1,8 +1,10 @@
 """Broken workload files, each with the place and the values its error must name."""
 
+import bz2
 import gzip
 import hashlib
 import json
+import lzma
 from collections.abc import Mapping
 
 from specbench.errors import WorkloadError
@@ -131,15 +133,39 @@ BROKEN_WORKLOADS = [
     ),
     _named(
         "prompts.txt",
-        r"jq -Rc '\{prompt: .\}' prompts.txt > prompts.jsonl",
+        r"cat prompts.txt \| jq -Rc '\{prompt: .\}' > prompts.jsonl",
         b"What is one and one?\n",
     ),
     _named(
         "prompts.txt.gz",
-        r"jq -Rc '\{prompt: .\}' prompts.txt.gz > prompts.jsonl",
+        r"gunzip -c prompts.txt.gz \| jq -Rc '\{prompt: .\}' > prompts.jsonl",
         gzip.compress(b"One and one?\n"),
     ),
     _named("test.bin", r"--prompt-field.*read_parquet\('test.bin'\)", b"PAR1\x15\x04"),
+    _named("mine.jsonl", r"read_parquet\('mine.jsonl'\).to_json\('mine-2.jsonl'", b"PAR1\x15\x04"),
+    _named("mine.json", r"read_feather\('mine.json'\).to_json\('mine.jsonl'", b"ARROW1\0\0"),
+    *(
+        _named(
+            f"{encoding}.jsonl",
+            f"{named}.*iconv -f {named} -t UTF-8 > {encoding}-2.jsonl",
+            '{"prompt": "a"}\n'.encode(encoding),
+        )
+        for encoding, named in {
+            "utf-16": "UTF-16",
+            "utf-16-le": "UTF-16LE",
+            "utf-16-be": "UTF-16BE",
+            "utf-32": "UTF-32",
+        }.items()
+    ),
+    _named(
+        "wide.jsonl.gz",
+        r"gunzip -c wide.jsonl.gz \| iconv -f UTF-16 .* > wide.jsonl",
+        gzip.compress('[{"prompt": "a"}]'.encode("utf-16")),
+    ),
+    _named("mine.jsonl.bz2", "bzip2.*bunzip2 -k mine.jsonl.bz2", bz2.compress(_PROMPT)),
+    _named("mine.jsonl.xz", "xz.*xz -dk mine.jsonl.xz", lzma.compress(_PROMPT)),
+    _named("mine.jsonl.zst", "zstd.*zstd -d mine.jsonl.zst", b"\x28\xb5\x2f\xfd\x04\0"),
+    _named("mine.zip", "zip.*unzip mine.zip", b"PK\x03\x04\x14\0"),
     _lines("an empty object", 1, "none; .*--prompt-field", "{}\n"),
     _lines("an empty prompt", 2, "prompt.*empty", '{"prompt": "a"}\n{"prompt": " "}\n'),
     _lines("a prompt that is a number", 1, "prompt.*text.*number", '{"prompt": 3}\n'),
@@ -218,7 +244,12 @@ BROKEN_WORKLOADS = [
     _lines("a huge whole number", 1, "JSON", f'{{"prompt": "a", "x": 1{"0" * 5000}}}'),
     _lines("deep nesting", 1, "nested", '{"prompt": ' + "[" * 200_000 + "\n"),
     _lines("a NUL byte", 1, "JSON.*column 14;", b'{"prompt": "a\0b"}\n'),
-    _lines("not UTF-8", 2, "UTF-8", b'{"prompt": "a"}\n{"prompt": "\xff"}\n'),
+    _lines(
+        "not UTF-8",
+        2,
+        r"UTF-8.*byte 13 is 0xff.*iconv -f WINDOWS-1252 -t UTF-8 > mine-2.jsonl",
+        b'{"prompt": "a"}\n{"prompt": "\xff"}\n',
+    ),
     _lines("half a surrogate pair", 1, "surrogate", '{"prompt": "\\ud83d"}\n'),
     _lines("a gzip file cut off", 1, "gzip.*cut off", gzip.compress(_PROMPT)[:-12]),
     _lines("a gzip file cut off at its head", 1, "gzip.*cut off", b"\x1f\x8b\x08"),

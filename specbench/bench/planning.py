@@ -21,7 +21,7 @@ from specbench.files.gguf import gguf_of
 from specbench.files.head_files import HeadFiles
 from specbench.files.model import num_rows, open_model
 from specbench.files.model_spec import ModelSpec
-from specbench.fit.compatibility import check_drafter
+from specbench.fit.compatibility import check_drafter, generation_findings
 from specbench.inputs.lengthening import fewest_tokens
 from specbench.inputs.pairing import Pairing, Target
 from specbench.inputs.workloads import load_workloads
@@ -247,6 +247,8 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
     with suppress(ModelError):  # not on this machine
         if is_dry and open_model(plan.target.model).lacks_template:
             yield no_template(plan.target.name)
+        for penalty in generation_findings(open_model(plan.target.model)):
+            yield f"{plan.target.name}: {penalty.reason}"
         template = open_model(plan.target.model).chat_template
         thinking = [w.name for w in plan.workloads if w.thinks]
         if template and thinking and not any(name in template for name in THINKING_ARGS):

@@ -212,7 +212,8 @@ def _loading_problems(pairing: "Pairing") -> tuple[dict[str, str], list[str]]:
     findings = check_target(target)
     drafted_by = None if find_method(pairing.drafter.method).is_head else pairing.drafter.model
     problems = _of_model(pairing.target.model, findings) or _of_model(drafted_by, drafter.findings)
-    notes = [f.reason for f in findings if (f.field, f.level) == ("chat_template", "warning")]
+    noted = ("chat_template", "generation")
+    notes = [f.reason for f in findings if f.level == "warning" and f.field in noted]
     return problems, notes + _notes(drafter)
 
 

@@ -81,7 +81,7 @@ class DFlashHead:
             self.features = state_features(self.features, target.model, target.num_layers)
         self.depth = style.depth
         self._target = target
-        config = make_config(checkpoint, target.max_position)
+        config = make_config(checkpoint)
         self.model = make_layers(config, len(self.features), names)
         if "lm_head.weight" in names:
             with torch.device("meta"):
@@ -160,9 +160,9 @@ def _block(places_BN: Tensor, *, is_causal: bool) -> Branches:
     )
 
 
-def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
+def make_config(checkpoint: Checkpoint) -> Any:
     """The config of the layers, which are Qwen 3's for every target."""
-    return layer_config(with_layer_fields(checkpoint), num_positions)
+    return layer_config(with_layer_fields(checkpoint))
 
 
 def make_layers(config: Any, num_features: int, names: Collection[str] = ()) -> _DFlashLayers:
@@ -214,7 +214,7 @@ class DFlash(Drafter):
             },
         }
         empty = Checkpoint(source="a new DFlash head", config=fields, tensors={})
-        layers = make_layers(make_config(empty, None), len(target_layer_ids))
+        layers = make_layers(make_config(empty), len(target_layer_ids))
         return replace(empty, tensors=random_weights(layers, seed, fields["initializer_range"]))
 
     @cached_property

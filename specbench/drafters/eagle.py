@@ -105,7 +105,7 @@ class EagleHead(JoiningHead):
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         checkpoint = fitting(checkpoint, target, "eagle")
-        config = layer_config(checkpoint, target.max_position)
+        config = layer_config(checkpoint)
         has_bias = eagle_has_bias(checkpoint)
         with torch.device("meta"):
             self._weights = EagleWeights(config, checkpoint.tensors.keys(), has_bias=has_bias)

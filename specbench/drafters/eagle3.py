@@ -43,7 +43,7 @@ class Eagle3Head(JoiningHead):
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         checkpoint = fitting(checkpoint, target, self.method)
         names = checkpoint.tensors.keys()
-        config = layer_config(checkpoint, target.max_position)
+        config = layer_config(checkpoint)
         self._style = style = Style.of(checkpoint, target.num_layers, is_parallel=self.is_parallel)
         F, D = config.hidden_size, style.num_tokens
         with torch.device("meta"):

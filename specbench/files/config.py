@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -227,14 +227,27 @@ def unsupported_attention(fields: ReadField) -> str | None:
 
 
 def longest_context(fields: ReadField) -> int | None:
-    """The longest context, in tokens, before the model's positions change their meaning.
+    """The longest context, in tokens, that the config states or the model's positions have."""
+    limits = (fields("max_position_embeddings"), num_positions(fields))
+    return min((limit for limit in limits if limit is not None), default=None)
 
-    longrope switches the whole batch to other frequencies once any position, a draft token's or
-    another sequence's, passes the original length. Beyond it, text would depend on both. From
-    `floor_scale` tokens on, Llama 4 scales the queries of layers without rope by a position that it
-    takes from its own cache.
+
+_ROTARY_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "rotary_emb_base")
+
+
+def num_positions(fields: ReadField) -> int | None:
+    """The number of positions before they end or change their meaning; None: rotary positions,
+    which go on, whatever context the config states.
+
+    Learned positions and tables of sines end. longrope switches the whole batch to other
+    frequencies once any position, a draft token's or another sequence's, passes the original
+    length. Beyond it, text would depend on both. From `floor_scale` tokens on, Llama 4 scales the
+    queries of layers without rope by a position that it takes from its own cache.
     """
-    limits = [fields("max_position_embeddings")]
+    limits = []
+    is_rotary = fields("model_type") in (*DENSE, "falcon")  # older configs of these do not say so
+    if not (is_rotary or any(fields(name) is not None for name in _ROTARY_FIELDS)):
+        limits.append(fields("max_position_embeddings"))
     if fields("attn_temperature_tuning") and fields("floor_scale"):
         limits.append(fields("floor_scale") - 1)
     for rope in ropes(fields):
@@ -333,6 +346,10 @@ def layer_fields(config: Fields) -> Fields:
     """The part of a draft head's config that describes its decoder layers; ModelError if a required
     field is missing or a draft head cannot run such layers."""
     fields = config.section("transformer_layer_config") or config
+    rope = _rope(fields)
+    if rope and rope_type(rope.values) == "mrope":  # a text's positions are equal in all sections
+        plain = {**rope.values, "rope_type": "default", "type": "default"}
+        fields = replace(fields, values={**fields.values, rope.path.rstrip("."): plain})
     fields.require(*LAYER_NEEDS)
     for name in SIZES:
         fields.whole(name, least=1)

@@ -62,7 +62,12 @@ HEAD_WEIGHTS = (
     *MODEL_WEIGHTS,
     "pytorch_model.bin",
 )
-NO_HEAD = f"no weights found; one of {', '.join(HEAD_WEIGHTS)} is read"
+DOWNLOAD = "download the whole model"
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+MERGE = (
+    "merge it into its model with peft (merge_and_unload, save_pretrained), and name that folder"
+)
+_NUMBERED = re.compile(r"model-(\d{1,5})-of-(\d{1,5})\.safetensors")
 _LARGEST_HEADER = 100_000_000  # the format's own limit
 _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
 _BITS = {
@@ -138,6 +143,30 @@ def weights_headers(folder: Path, names: tuple[str, ...]) -> dict[str, TensorHea
         if file is not None:
             return _of_index(file) if name == INDEX else read_headers(file)
     return None
+
+
+def lacking_weights(folder: Path, names: tuple[str, ...]) -> str:
+    """Why none of these files exists in a folder, by the files that it has, and what to do."""
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    if ADAPTER_WEIGHTS in found:
+        return f"only a LoRA adapter is here, {ADAPTER_WEIGHTS}; {MERGE}"
+    numbers = [_NUMBERED.fullmatch(name) for name in found]
+    shards = {int(number[1]): int(number[2]) for number in numbers if number}
+    if shards:
+        total, first = max(shards.values()), next(m[0] for m in numbers if m)
+        if missing := sorted({*range(1, total + 1)} - shards.keys()):
+            return f"{first} is here, and shard {missing[0]} of {total} is missing; {DOWNLOAD}"
+        return (
+            f"all {total} shards are here ({first} ...), and {INDEX} is missing; download that file"
+        )
+    if found:
+        return (
+            f"{found[0]} is here, and model.safetensors is missing; if that file has all weights, "
+            f"rename it to model.safetensors, else {DOWNLOAD}"
+        )
+    if names == MODEL_WEIGHTS:
+        return f"model.safetensors is missing; {DOWNLOAD}"
+    return f"no weights found; one of {', '.join(names)} is read"
 
 
 def read_index(index: Path) -> dict[str, str]:

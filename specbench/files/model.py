@@ -1,6 +1,6 @@
 """The files of a model or a head, in a local folder or the hub's cache."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +14,10 @@ from specbench.files.config import (
     NOT_NULL,
     Experts,
     Fields,
+    ReadField,
     layer_shapes,
     longest_context,
+    num_positions,
     require_layers,
 )
 from specbench.files.gguf import gguf_of
@@ -24,10 +26,10 @@ from specbench.files.headers import (
     HEAD_WEIGHTS,
     INDEX,
     MODEL_WEIGHTS,
-    NO_HEAD,
     TensorHeader,
     is_embedding,
     is_head,
+    lacking_weights,
     local_file,
     read_index,
     read_json,
@@ -43,6 +45,7 @@ from specbench.files.tokenizer import (
 )
 from specbench.library_facts import READERS, knows_format
 
+MLX = "MLX"  # its configs name no quant_method
 DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TRUST_CODE = (
     "set trust_remote_code: true for it in pairings.yaml only if you trust its authors' code"
@@ -65,6 +68,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
         "moe_top_k",
         "top_k_experts",
     ),
+    "quantization_config": ("quantization",),  # of MLX
     "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len"),
 }
 # Fields that belong to the whole model, not only to its language model.
@@ -134,8 +138,16 @@ class ModelFiles:
 
     @property
     def longest_context(self) -> int | None:
+        return self._positions(longest_context)
+
+    @property
+    def num_positions(self) -> int | None:
+        """The number of its positions, as `files.config.num_positions` reads it."""
+        return self._positions(num_positions)
+
+    def _positions(self, read: Callable[[ReadField], int | None]) -> int | None:
         try:
-            return longest_context(self.field)
+            return read(self.field)
         except (TypeError, AttributeError) as error:
             require_config(self)  # names the field, if it can
             raise ModelError(f"{self.spec.source}: config.json: its positions: {error}") from error
@@ -175,10 +187,15 @@ class ModelFiles:
         return bool(self.config.get("auto_map"))
 
     @cached_property
+    def generation(self) -> Mapping[str, Any]:
+        """generation_config.json as it is written; {} if it is missing."""
+        file = local_file(self.folder, "generation_config.json")
+        return {} if file is None else read_json(file)
+
+    @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """Every end-of-text id; as in the decoder, generation_config.json takes precedence."""
-        file = local_file(self.folder, "generation_config.json")
-        ids = read_json(file).get("eos_token_id") if file is not None else None
+        ids = self.generation.get("eos_token_id")
         if ids is None:
             ids = self.field("eos_token_id")
         if ids is None:
@@ -239,7 +256,7 @@ class ModelFiles:
                 f"{self.spec.source}: its weights are {pickle}, which is read only when loading"
             )
         if not (tensors := weights_headers(self.folder, HEAD_WEIGHTS)):
-            raise ModelError(f"{self.spec.source}: {NO_HEAD}")
+            raise ModelError(f"{self.spec.source}: {lacking_weights(self.folder, HEAD_WEIGHTS)}")
         return HeadFiles(source=self.spec.source, config=self.config, tensors=tensors)
 
     @property
@@ -261,7 +278,7 @@ class ModelFiles:
             return None
         if self.pickles:
             return "pickled weights are not read; convert them to safetensors first"
-        return "model.safetensors is missing; download the whole model"
+        return lacking_weights(self.folder, MODEL_WEIGHTS)
 
 
 def _folder_of(spec: ModelSpec) -> Path | None:
@@ -439,7 +456,9 @@ def format_name(stored: object) -> str:
     """The format that a `quantization_config` names."""
     facts = stored if isinstance(stored, Mapping) else {}
     is_old = {"load_in_4bit", "load_in_8bit"} & facts.keys()  # old bitsandbytes wrote no name
-    method = facts.get("quant_method", "bitsandbytes" if is_old else "an unnamed format")
+    is_mlx = {"group_size", "bits"} <= facts.keys()
+    unnamed = "bitsandbytes" if is_old else MLX if is_mlx else "an unnamed format"
+    method = facts.get("quant_method", unnamed)
     return str(getattr(method, "value", method))  # str() of an enum member includes its class
 
 
@@ -459,6 +478,8 @@ def unloadable_reason(model: ModelFiles) -> str | None:
                 f"its weights are stored as {method} and cannot be packed again; leave out "
                 f"`quantization: {spec.quantization}`"
             )
+        if method == MLX:
+            return "its weights are packed by MLX; name the checkpoint that it came from"
         if knows_format(method) is False:
             return f"its weights are stored as {method}, which transformers cannot read"
         needs[f"the format {method} of its weights"] = READERS.get(method, ())

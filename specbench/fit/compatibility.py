@@ -251,6 +251,27 @@ def template_findings(target: ModelFiles) -> Iterator[FitFinding]:
         yield finding("chat_template", "warning", draft="none", reason=reason)
 
 
+# Fields of generation_config.json that change which token is the best, with their neutral values.
+_PENALTIES = {
+    **{"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0},
+    **{"no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1},
+}
+
+
+def generation_findings(target: ModelFiles) -> Iterator[FitFinding]:
+    """Penalties on repeated tokens, which are never measured, change how many drafts are right."""
+    given = target.generation
+    asked = [
+        f"{n} {given[n]}" for n, none in _PENALTIES.items() if given.get(n) not in (None, none)
+    ]
+    if asked:
+        reason = (
+            f"its generation_config.json asks for {', '.join(asked)}, and is measured without; a "
+            "server that applies this accepts another share of drafts"
+        )
+        yield finding("generation", "warning", draft=", ".join(asked), reason=reason)
+
+
 def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFinding]:
     """Prompts use the target's template; a draft model trained with another is right less often."""
     target_template, draft_template = target.chat_template, draft.chat_template
@@ -305,9 +326,14 @@ def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[FitFindi
     """Beyond its context, a draft model is only right less often; the text does not change."""
     limit, draft_limit = target.longest_context, draft.longest_context
     if draft_limit is not None and (limit is None or draft_limit < limit):
-        reason = (
-            f"trained on at most {draft_limit:,} tokens: beyond them, fewer drafts are accepted"
-        )
+        # A head has the layers of Llama or Qwen 3, whose positions are rotary.
+        end = draft.num_positions if kind_of(draft).is_model else None
+        reason = f"its positions end after {draft_limit:,} tokens: all later tokens share the last"
+        if end is None:
+            reason = (
+                f"its config says that it was trained on at most {draft_limit:,} tokens; its "
+                "rotary positions go on beyond them, where it may be right less often"
+            )
         yield finding("context", "warning", limit, draft_limit, reason)
     else:
         yield finding("context", "ok", limit, draft_limit, "the draft model reads as much")
@@ -375,7 +401,7 @@ def is_proven(model: ModelFiles) -> bool:
 
 def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[FitFinding, ...]:
     """Findings on the target with any drafter, except those on fields in `ignored`."""
-    checks = (model_findings, tokenizer_findings, template_findings)
+    checks = (model_findings, tokenizer_findings, template_findings, generation_findings)
     findings = (item for check in checks for item in _guarded(partial(check, target)))
     return tuple(
         replace(item, target=item.draft, draft=None)

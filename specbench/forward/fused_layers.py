@@ -379,8 +379,8 @@ class FusedLayers:
     def _rope_table(self, length: int) -> Tensor:
         """Cosines and signed sines by position, [length, 2, 1, 2, D / 2].
 
-        x * cos + swapped halves of x * sin rotates a head x. Positions past the last one, which
-        only draft tokens that will be discarded can have, repeat its values.
+        x * cos + swapped halves of x * sin rotates a head x. Positions past the last one repeat
+        its values.
         """
         positions_1P = torch.arange(length, device=self.device)[None]
         if self._last_position is not None:

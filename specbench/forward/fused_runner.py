@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
+from specbench.files.config import num_positions
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import fuse, unfused_reason
 from specbench.forward.runner import (
@@ -19,6 +20,7 @@ from specbench.forward.runner import (
     Output,
     Runner,
     context_limit,
+    fields_of,
     refuse_unsupported,
 )
 from specbench.forward.tree import Branches
@@ -46,14 +48,14 @@ class FusedRunner(Runner):
         self.max_position = context_limit(config)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        mirrored = is_mirrored(self.device)
+        mirrored, end = is_mirrored(self.device), num_positions(fields_of(config))
         self._weights = fuse(model, mirrored=mirrored)
         self.layers = FusedLayers(
             self._weights.layers,
             config,
             model.model.rotary_emb,
             mirrored=mirrored,
-            last_position=None if self.max_position is None else self.max_position - 1,
+            last_position=None if end is None else end - 1,
         )
 
     @property

@@ -22,6 +22,7 @@ from specbench.files.config import (
     RECURRENT,
     ReadField,
     longest_context,
+    num_positions,
     unsupported_attention,
 )
 from specbench.footprint import STATES_BESIDE_DRAFTS
@@ -63,7 +64,7 @@ class Runner(Protocol):
     vocab_size: int
     hidden_size: int
     num_layers: int  # also the number of the feature after the final norm
-    max_position: int | None  # tokens of context that the model supports
+    max_position: int | None  # tokens of context that its config states
     device: torch.device
     dtype: torch.dtype
 
@@ -185,6 +186,7 @@ class StockRunner(Runner):
         self._cache_argument = cache_argument(model.forward, model.get_decoder().forward)
         self._can_limit_logits = "logits_to_keep" in signature(model.forward).parameters
         self.max_position = context_limit(self.config)
+        self._num_positions = num_positions(fields_of(self.config))
         stock.attend_by(model, stock.NAME)
         run_over_slots(model)
 
@@ -254,10 +256,10 @@ class StockRunner(Runner):
             span = start + tokens_BT.shape[1]
         slots_BT = self._slots_of(positions_BT, first_row, branches, start)
         self.cache.index.select(slots_BT, span, first_row)
-        # Draft tokens past the budget may exceed the model's last position; they are discarded.
+        # A draft model may end before its target, and draft tokens past the budget are discarded.
         model_positions = positions_BT
-        if self.max_position is not None:
-            model_positions = positions_BT.clamp(max=self.max_position - 1)
+        if self._num_positions is not None:
+            model_positions = positions_BT.clamp(max=self._num_positions - 1)
         needs_input = self.num_layers + 1 in features
         with _recorded_norm_inputs(self.model, is_needed=needs_input) as norm_inputs:
             out = self.model(
@@ -311,7 +313,7 @@ def fields_of(config: Any) -> ReadField:
 
 
 def context_limit(config: Any) -> int | None:
-    """The longest context in tokens at which the model's positions are valid."""
+    """The longest context in tokens that a target may have."""
     return longest_context(fields_of(config))
 
 

@@ -6,7 +6,8 @@ from os.path import normpath
 from pathlib import Path
 from typing import NoReturn
 
-from specbench.errors import UsageError
+from specbench.errors import ModelError, UsageError
+from specbench.files.headers import ADAPTER_CONFIG, MERGE, read_json
 from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, whole
 from specbench.settings.words import DTYPES, nearest
@@ -127,6 +128,10 @@ def _model_folder(source: str, value: Value | None) -> Path | None:
         if not _is_folder(folder):
             fail(f"the folder {source} does not exist")
         if not _holds_a_model(folder):
+            if (folder / ADAPTER_CONFIG).is_file():
+                fail(
+                    f"the folder {source} is a LoRA adapter{_base_of(folder)}, not a model; {MERGE}"
+                )
             fail(f"the folder {source} has no config.json, so it is not a model")
         return folder
     if not is_hub_id:
@@ -142,6 +147,15 @@ def _model_folder(source: str, value: Value | None) -> Path | None:
     if complaint := _folder_complaint(source, base):
         fail(complaint)
     return None
+
+
+def _base_of(adapter: Path) -> str:
+    """The model that an adapter was trained for, in words; empty if its config names none."""
+    try:
+        base = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+    except ModelError:
+        return ""
+    return f" of {base[:200]}" if isinstance(base, str) and base else ""
 
 
 def _fail(reason: str) -> NoReturn:

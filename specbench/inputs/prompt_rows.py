@@ -8,10 +8,11 @@ import io
 import json
 import math
 import re
+import shlex
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,21 +29,42 @@ _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},"]', re.DOTALL)
 _FILLED = re.compile(rb"\S")
 
+# How to make a file of prompts from one of another kind.
 _PANDAS = (
     "a table is not read; write its rows as JSON and name the column with --prompt-field: "
-    "python -c \"import pandas; pandas.{read}.to_json('{name}.jsonl', orient='records', "
-    'lines=True)"'
+    "python -c \"import pandas; pandas.{read}.to_json('{output}', orient='records', lines=True)\""
 )
 _LINES = (
     "plain text does not mark the ends of prompts; if every line is one: "
-    "jq -Rc '{{prompt: .}}' {file} > {name}.jsonl"
+    "{cat} {input} | jq -Rc '{{prompt: .}}' > {output}"
 )
-_ADVICE: Mapping[str, str] = {
-    ".csv": _PANDAS.replace("{read}", "read_csv('{file}')"),
-    ".tsv": _PANDAS.replace("{read}", "read_csv('{file}', sep='\\t')"),
-    ".parquet": _PANDAS.replace("{read}", "read_parquet('{file}')"),
-    ".txt": _LINES,
-    ".md": _LINES,
+_ENCODED = (
+    "text in {encoding}, and only UTF-8 is read; convert it: "
+    "{cat} {input} | iconv -f {encoding} -t UTF-8 > {output}"
+)
+_PACKED = "packed by {packer}, and only gzip is read; unpack it: {unpack} {input}"
+_BY_SUFFIX: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    ".csv": (_PANDAS, {"read": "read_csv('{file}')"}),
+    ".tsv": (_PANDAS, {"read": "read_csv('{file}', sep='\\t')"}),
+    ".txt": (_LINES, {}),
+    ".md": (_LINES, {}),
+}
+# By the first bytes; those of UTF-32 begin with those of UTF-16.
+_BY_BYTES: Mapping[bytes, tuple[str, Mapping[str, str]]] = {
+    b"PAR1": (_PANDAS, {"read": "read_parquet('{file}')"}),
+    b"ARROW1": (_PANDAS, {"read": "read_feather('{file}')"}),
+    b"\xff\xfe\0\0": (_ENCODED, {"encoding": "UTF-32"}),
+    b"\0\0\xfe\xff": (_ENCODED, {"encoding": "UTF-32"}),
+    b"\xff\xfe": (_ENCODED, {"encoding": "UTF-16"}),
+    b"\xfe\xff": (_ENCODED, {"encoding": "UTF-16"}),
+    b"{\0": (_ENCODED, {"encoding": "UTF-16LE"}),
+    b"[\0": (_ENCODED, {"encoding": "UTF-16LE"}),
+    b"\0{": (_ENCODED, {"encoding": "UTF-16BE"}),
+    b"\0[": (_ENCODED, {"encoding": "UTF-16BE"}),
+    b"BZh": (_PACKED, {"packer": "bzip2", "unpack": "bunzip2 -k"}),
+    b"\x28\xb5\x2f\xfd": (_PACKED, {"packer": "zstd", "unpack": "zstd -d"}),
+    b"\xfd7zXZ\0": (_PACKED, {"packer": "xz", "unpack": "xz -dk"}),
+    b"PK\x03\x04": (_PACKED, {"packer": "zip", "unpack": "unzip"}),
 }
 
 
@@ -79,10 +101,25 @@ def _start(file: Path, stream: gzip.GzipFile | io.BufferedReader) -> bytes:
     head = _read(stream.peek, 2**12, first)
     start = head.removeprefix(_MARK).lstrip()[:1]
     name = Path(file.name.removesuffix(".gz"))
-    kind = ".parquet" if head.startswith(b"PAR1") else name.suffix.lower()
-    if start not in (b"", b"{", b"[") and kind in _ADVICE:
-        first.fail(_ADVICE[kind].format(file=file.name, name=name.stem))
+    kind = next((_BY_BYTES[mark] for mark in _BY_BYTES if head.startswith(mark)), None)
+    if kind is None and start not in (b"", b"{", b"["):
+        kind = _BY_SUFFIX.get(name.suffix.lower())
+    if kind is not None:
+        first.fail(_advice(file, *kind))
     return start
+
+
+def _advice(file: Path, advice: str, facts: Mapping[str, str]) -> str:
+    """The advice with the commands for this file, which write a file that does not exist yet."""
+    stem = Path(file.name.removesuffix(".gz")).stem
+    names = chain([f"{stem}.jsonl"], (f"{stem}-{i}.jsonl" for i in count(2)))
+    output = next(name for name in names if not (file.parent / name).exists())
+    return advice.format(
+        **{fact: text.format(file=file.name) for fact, text in facts.items()},
+        cat="gunzip -c" if file.name.endswith(".gz") else "cat",
+        input=shlex.quote(file.name),
+        output=shlex.quote(output),
+    )
 
 
 def _lines(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]:
@@ -176,8 +213,12 @@ def row_object(content: bytes, row: Row) -> Mapping[str, Any]:
         is_text = b"\\u" not in content or not _HALF_PAIR.search(
             json.dumps(entry, ensure_ascii=False)
         )
-    except UnicodeDecodeError:
-        row.fail("not UTF-8 text")
+    except UnicodeDecodeError as wrong:
+        advice = _advice(row.file, _ENCODED, {"encoding": "WINDOWS-1252"})
+        row.fail(
+            f"not UTF-8 text: byte {wrong.start + 1} is {content[wrong.start]:#04x}; perhaps "
+            f"{advice}"
+        )
     except json.JSONDecodeError as wrong:
         reason = wrong.msg.removesuffix(" at")
         row.fail(

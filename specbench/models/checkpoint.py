@@ -24,8 +24,8 @@ from specbench.files.head_files import HeadFiles, LazyTensors
 from specbench.files.headers import (
     HEAD_WEIGHTS,
     INDEX,
-    NO_HEAD,
     TensorHeader,
+    lacking_weights,
     local_file,
     read_headers,
     read_index,
@@ -77,7 +77,7 @@ def read_checkpoint(
     revision = commit[1] if commit else revision  # so that all files come from one commit
     file = _find(location, revision, *HEAD_WEIGHTS)
     if file is None:
-        raise ModelError(f"{location}: {NO_HEAD}")
+        raise ModelError(f"{location}: {lacking_weights(config_file.parent, HEAD_WEIGHTS)}")
     tensors: Mapping[str, Tensor]
     if file.suffix in (".safetensors", ".json"):
         is_index = file.name == INDEX
@@ -86,7 +86,7 @@ def read_checkpoint(
     else:
         tensors = _read_pickle(file, "meta" if shapes_only else "cpu")
     if not tensors:
-        raise ModelError(f"{location}: {NO_HEAD}")
+        raise ModelError(f"{location}: {file.name} has no tensors; download it again")
     config = read_json(config_file)
     return Checkpoint(source=location, config=config, tensors=tensors, revision=revision)
 

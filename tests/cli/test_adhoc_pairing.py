@@ -233,3 +233,35 @@ def test_a_missing_model_and_a_similar_name_are_reported(measured: Path, tmp_pat
     assert "--draft" in ran.err
     other = specbench("export demo/draft --engine vllm -k 2", cwd=folder)
     assert other.code == 0, other.err
+
+
+@pytest.mark.parametrize(
+    ("adapter", "words"),
+    [
+        # As peft writes it for a hub model; for a folder; without the model's name; damaged.
+        (
+            '{"base_model_name_or_path": "meta-llama/Llama-3.1-8B", "peft_type": "LORA", "r": 8}',
+            "LoRA adapter of meta-llama/Llama-3.1-8B,",
+        ),
+        ('{"base_model_name_or_path": "../base"}', "LoRA adapter of ../base,"),
+        ('{"base_model_name_or_path": null}', "LoRA adapter,"),
+        ("{", "LoRA adapter,"),
+    ],
+)
+def test_an_adapter_alone_is_named_with_its_model_and_how_to_merge_it(
+    tiny: Path, tmp_path: Path, adapter: str, words: str
+):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(adapter)
+    (tmp_path / "pairings.yaml").write_text("targets:\n  case:\n    model: ./adapter\n")
+    for command in (
+        ("pair", tiny / "target", "--draft", "./adapter", "--dry-run"),
+        ("run", "--target", "./adapter", "--draft", "ngram", "--dry-run"),
+        ("doctor", "case"),
+        ("pair", "case", "--dry-run"),
+    ):
+        ran = specbench(*command, cwd=tmp_path)
+        assert ran.code == 2, (command, ran)
+        assert words in ran.err
+        assert "merge_and_unload" in ran.err

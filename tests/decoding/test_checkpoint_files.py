@@ -172,7 +172,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: shard(f, "x" * 300 + ".safetensors"),
         r"xxx\.safetensors cannot be read: .*File name too long",
     ),
-    "no tensors": (lambda f: save_file({}, f / "model.safetensors"), "no weights found"),
+    "no tensors": (lambda f: save_file({}, f / "model.safetensors"), "has no tensors"),
     "an empty index": (lambda f: write_index(f, {}), "has no weight_map"),
 }
 

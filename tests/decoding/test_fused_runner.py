@@ -114,15 +114,15 @@ def test_rotary_positions_are_the_models_own(rope_type: str) -> None:
 
 
 @torch.no_grad()
-def test_positions_past_the_context_repeat_the_last_position() -> None:
+def test_rotary_positions_go_on_past_the_context_that_the_config_states() -> None:
     model = tiny_llama(max_position_embeddings=16)
-    runner, stock = FusedRunner(copy.deepcopy(model)), StockRunner(model)
+    expected = model(TOKENS_2T[:1]).logits
 
-    def last_logits(runner: Runner) -> Tensor:
+    for runner in (FusedRunner(copy.deepcopy(model)), StockRunner(model)):
         runner.allocate(1, 64)
-        return runner.forward(TOKENS_2T[:1], positions(0, 2 * WINDOW), 64).logits
-
-    torch.testing.assert_close(last_logits(runner), last_logits(stock), **CLOSE)
+        logits = runner.forward(TOKENS_2T[:1], positions(0, 2 * WINDOW), 64).logits
+        torch.testing.assert_close(logits, expected, **CLOSE)
+        assert runner.max_position == 16
 
 
 @pytest.fixture

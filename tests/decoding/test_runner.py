@@ -225,6 +225,38 @@ def test_rope_that_depends_on_the_current_length_is_found_even_in_one_kind_of_la
         StockRunner(build(config))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["Gemma3 + window", "GPT-NeoX"])
+def test_rotary_positions_go_on_past_the_stated_context(architecture: str) -> None:
+    config = ARCHITECTURES[architecture]()
+    config.get_text_config().max_position_embeddings = 8
+    model, tokens = build(config), torch.tensor([random_prompt(20, seed=3)])
+    expected = model(tokens).logits
+
+    runner = StockRunner(model)
+    runner.allocate(1, 32)
+    logits = runner.forward(tokens, torch.arange(20)[None], 32).logits
+
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["GPT2", "GPTBigCode", "GPTJ"])
+def test_positions_of_a_table_end_and_later_tokens_share_the_last(name: str) -> None:
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 8, "vocab_size": 97}
+    rotary = {"rotary_dim": 4} if name == "GPTJ" else {}
+    model = build(getattr(transformers, f"{name}Config")(**shape, **rotary))
+    tokens, positions_1T = torch.tensor([random_prompt(20, seed=3)]), torch.arange(20)[None]
+    expected = model(tokens, position_ids=positions_1T.clamp(max=7)).logits
+
+    runner = StockRunner(model)
+    runner.allocate(1, 32)
+    logits = runner.forward(tokens, positions_1T, 32).logits
+
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert runner.max_position == 8
+
+
 def test_longrope_is_used_up_to_the_length_at_which_it_changes() -> None:
     config = ARCHITECTURES["Phi3"]()
     config.original_max_position_embeddings = 32

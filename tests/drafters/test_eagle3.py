@@ -144,6 +144,22 @@ def test_logits_of_a_reduced_vocabulary_take_the_configs_scale() -> None:
     torch.testing.assert_close(scaled_V, 0.5 * head_logits(new()))
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        # As in Qwen2.5-VL; in the current key; with the theta that the others take from the config.
+        {"type": "mrope", "mrope_section": [16, 24, 24]},
+        {"rope_type": "mrope", "mrope_section": [1, 1, 2], "mrope_interleaved": True},
+        {"type": "mrope", "rope_type": "mrope", "mrope_section": [4], "rope_theta": 10_000.0},
+    ],
+)
+def test_mrope_is_read_as_default_because_texts_have_one_position(rope: Mapping[str, Any]) -> None:
+    plain = with_config(new(), rope_theta=10_000.0)
+    for key in ("rope_scaling", "rope_parameters"):
+        head = with_config(plain, **{key: rope})
+        torch.testing.assert_close(head_logits(head), head_logits(plain))
+
+
 def test_a_bias_in_the_files_changes_the_logits() -> None:
     biased = with_tensors(new(), fc__bias=torch.ones(32), layers__0__self_attn__q_proj__bias=None)
 

@@ -1,5 +1,6 @@
 """Every rule about a draft model: its text, and the two values that it names."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,13 @@ from specbench.errors import CompatibilityError
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.candidates import prepare
-from specbench.fit.compatibility import Compatibility, FitFinding, check_drafter, check_target
+from specbench.fit.compatibility import (
+    Compatibility,
+    FitFinding,
+    check_drafter,
+    check_target,
+    context_findings,
+)
 from specbench.fit.memory_plan import DeploymentSpec
 from specbench.inputs.pairing import DrafterSpec, Target
 from specbench.models.tokenizer import ChatTokenizer, require_same_vocabulary
@@ -157,6 +164,43 @@ def test_a_shorter_context_is_a_warning_with_both_lengths(tmp_path, target):
     draft = write_model(tmp_path / "short", num_hidden_layers=1, max_position_embeddings=64)
     finding = single(check(target, draft), "warning")
     assert (finding.field, finding.target, finding.draft) == ("context", "128", "64")
+    assert "rotary positions go on" in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        # As published: GPT-2, OPT, GPT-J; Llama 1, Pythia, Qwen2, Phi-3.
+        ({"model_type": "gpt2", "n_positions": 1024, "n_ctx": 1024}, 1024),
+        ({"model_type": "opt", "max_position_embeddings": 2048}, 2048),
+        ({"model_type": "gptj", "n_positions": 2048, "rotary": True, "rotary_dim": 64}, 2048),
+        ({"model_type": "llama", "max_position_embeddings": 2048}, None),
+        ({"model_type": "gpt_neox", "max_position_embeddings": 2048, "rotary_emb_base": 1e4}, None),
+        ({"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6}, None),
+        (
+            {
+                **{"model_type": "phi3", "max_position_embeddings": 131072, "rope_theta": 1e4},
+                **{"original_max_position_embeddings": 4096, "rope_scaling": {"type": "longrope"}},
+            },
+            4096,
+        ),
+    ],
+)
+def test_only_learned_and_switching_positions_end(target, fields, expected):
+    (target.folder / "config.json").write_text(json.dumps(fields))
+    assert files_of(target.folder).num_positions == expected
+
+
+def test_a_draft_of_learned_positions_says_that_they_end(target, draft):
+    change_config(
+        draft, model_type="gpt2", architectures=["GPT2LMHeadModel"], max_position_embeddings=64
+    )
+    change_json(
+        draft.folder / "config.json", lambda c: [c.pop(n) for n in list(c) if n.startswith("rope")]
+    )
+    (finding,) = context_findings(target, files_of(draft.folder))
+    assert (finding.level, finding.target, finding.draft) == ("warning", "128", "64")
+    assert "positions end after 64 tokens" in finding.reason
 
 
 def test_pickled_weights_are_refused_and_not_opened(target, draft, tmp_path):

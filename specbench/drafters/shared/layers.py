@@ -43,17 +43,11 @@ _OPTIONAL = (
 )
 
 
-def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> Any:
-    """The config of a head's layers, also from a checkpoint of speculators.
-
-    Its positions reach at least to the target's `num_positions`, because some heads state the
-    length that they were trained on. ModelError if a field is missing or the config is invalid.
-    """
+def layer_config(checkpoint: Checkpoint) -> Any:
+    """The config of a head's layers, also from a checkpoint of speculators. ModelError if a field
+    is missing or the config is invalid."""
     given = layer_fields(checkpoint.fields)
     fields = {name: given.values[name] for name in (*LAYER_NEEDS, *_OPTIONAL) if given.has(name)}
-    max_positions = fields.pop("max_position_embeddings", 0)
-    if most := max(max_positions, num_positions or 0):
-        fields["max_position_embeddings"] = most
     make = Qwen3Config if given.text("model_type") == "qwen3" else LlamaConfig
     try:
         config = make(**{"num_hidden_layers": 1, **fields})
