@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from specbench.errors import LibraryError
 
@@ -72,7 +72,10 @@ def knows_model_type(model_type: str) -> bool | None:
 def knows_format(name: str) -> bool | None:
     """Whether transformers reads weights stored in this format; None if it is not installed."""
     text = _text_of(_FORMATS)
-    return None if text is None else name in READERS or f'= "{name}"\n' in text
+    if text is None:
+        return None
+    _, _, begun = text.partition("class QuantizationMethod(")
+    return name in READERS or f'= "{name}"\n' in begun.partition("\nclass ")[0]
 
 
 @cache
@@ -107,7 +110,7 @@ def newer_than_tested() -> list[str]:
         limit = re.search(r"<(\d+)\.(\d+)", bounds)
         try:
             installed = Version(version(package))
-        except PackageNotFoundError:
+        except (PackageNotFoundError, InvalidVersion, TypeError):  # TypeError: damaged metadata
             continue
         if limit and (installed.major, installed.minor) >= (int(limit[1]), int(limit[2])):
             newest = f"{limit[1]}.{int(limit[2]) - 1}"

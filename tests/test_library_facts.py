@@ -1,6 +1,7 @@
 """What specbench relies on inside other libraries holds on the installed versions."""
 
 import inspect
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -29,6 +30,8 @@ from specbench.library_facts import (
     knows_model_type,
     newer_than_tested,
 )
+from tests import versions
+from tests.cli.calls import specbench
 from tests.decoding.models import tiny_llama
 from tests.versions import requirements
 
@@ -74,7 +77,7 @@ def test_every_type_of_model_is_known_and_no_other() -> None:
 def test_every_format_of_weights_is_known_and_no_other() -> None:
     assert all(knows_format(str(method.value)) for method in QuantizationMethod)
     assert set(READERS) <= {str(method.value) for method in QuantizationMethod} | {"awq"}
-    assert knows_format("qptq") is False
+    assert [knows_format(name) for name in ("qptq", "gemm", "marlin", "auto")] == [False] * 4
 
 
 def test_without_transformers_nothing_is_said_about_types_and_formats(
@@ -111,13 +114,17 @@ def test_a_run_on_a_newer_library_says_so_and_that_the_logits_are_equal(
     assert newer in note
     assert note.endswith(": yes")
 
+    assert newer not in "".join(loaded_drafters.take(*_of_the_draft(), role="draft").notes)
+
     def refuse(*_: object) -> None:
         raise ModelError("other logits")
 
-    monkeypatch.setattr(loaded_drafters, "make_checked_runner", refuse)
-    with pytest.raises(ModelError) as refused:
-        loaded_drafters.take(*_of_the_draft())
-    assert newer in str(refused.value)
+    for place, name in ((loaded_drafters, "make_checked_runner"), (ModelPool, "load")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, refuse)
+            with pytest.raises(ModelError) as refused:
+                loaded_drafters.take(*_of_the_draft())
+            assert newer in str(refused.value)
 
 
 def _of_the_draft() -> tuple[ModelPool, ModelSpec, Literal["auto"], KernelChoices]:
@@ -155,3 +162,47 @@ def test_a_library_is_newer_from_the_first_minor_version_that_was_not_tested(
     phrases = newer_than_tested()
     assert bool(phrases) is is_newer
     assert all("5.24" in phrase for phrase in phrases)
+
+
+@pytest.mark.parametrize("broken", [None, "main"])
+def test_a_library_whose_metadata_are_damaged_is_not_called_newer(
+    broken: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_facts, "_bounds", lambda: {"transformers": "<5.25,>=5.17"})
+    monkeypatch.setattr(library_facts, "version", lambda _: broken)
+    assert newer_than_tested() == []
+
+
+def test_doctor_names_a_library_that_is_newer_than_tested(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    newer = "torch 9.0 is newer than the newest tested one, 2.15"
+    monkeypatch.setattr(import_module("specbench.cli.doctor"), "newer_than_tested", lambda: [newer])
+    assert newer in specbench("doctor demo/draft", cwd=tmp_path).out
+
+
+def test_raising_bounds_writes_the_next_minor_and_the_pin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(versions.ROOT / name, tmp_path)
+    installed = {"transformers": "7.3.1", "torch": "2.99.0+cpu", "triton": "3.99.0"}
+    monkeypatch.setattr(
+        versions.subprocess, "check_output", lambda command, **_: installed.get(command[-1], "0.18")
+    )
+    versions.raise_bounds(Path("python"), tmp_path)
+    limits = {r.name: versions.bound(r, "<") for r in requirements(tmp_path)}
+    assert {name: limits[name] for name in ("transformers", "torch", "triton", "torchao")} == {
+        "transformers": "7.4",
+        "torch": "2.100",
+        "triton": "3.100",
+        "torchao": "0.19",
+    }
+    pins = (tmp_path / "constraints.txt").read_text(encoding="utf-8")
+    assert "transformers==7.3.1" in pins
+    assert "torch==2.99" not in pins  # of which not every release has a build for CPUs
+
+
+def test_bounds_are_raised_only_by_the_whole_suite() -> None:
+    with pytest.raises(SystemExit):
+        versions.main("raise", "tests/fit")

@@ -30,9 +30,9 @@ def python_of(name: str) -> Path:
     return ENGINES / name / "bin" / "python"
 
 
-def requirements() -> Iterator[Requirement]:
+def requirements(root: Path = ROOT) -> Iterator[Requirement]:
     """What an installation with tests needs, each with its bounds."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     for line in (*project["dependencies"], *extras["quant"], *extras["dev"]):
         requirement = Requirement(line)
@@ -75,19 +75,21 @@ def run(python: Path, arguments: Sequence[str]) -> int:
     return subprocess.run([python, "-m", "pytest", *options], cwd=ROOT).returncode
 
 
-def raise_bounds(python: Path) -> None:
+def raise_bounds(python: Path, root: Path = ROOT) -> None:
     """Write bounds above the versions in this environment, and pin them in constraints.txt."""
     show = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
-    project, pins = ROOT / "pyproject.toml", ROOT / "constraints.txt"
+    project, pins = root / "pyproject.toml", root / "constraints.txt"
     text, pinned = project.read_text("utf-8"), pins.read_text("utf-8")
-    for requirement in requirements():
+    for requirement in requirements(root):
         if (limit := bound(requirement, "<")) is None:
             continue
         name = requirement.name
         got = Version(subprocess.check_output([python, "-c", show, name], text=True).strip())
         if got >= Version(limit):
             above = f"{got.major}.{got.minor + 1}"
-            text = re.sub(rf'("{name}>=[^"<]*,<){re.escape(limit)}', rf"\g<1>{above}", text)
+            text, count = re.subn(rf'("{name}>=[^"<]*,<){re.escape(limit)}', rf"\g<1>{above}", text)
+            if not count:
+                raise SystemExit(f'pyproject.toml: write "{name}>=LEAST,<LIMIT"')
         if name != "torch":  # of which not every release has a build for CPUs
             pinned = re.sub(rf"(?m)^{name}==.*$", f"{name}=={got.base_version}", pinned)
     project.write_text(text, encoding="utf-8")
@@ -95,7 +97,7 @@ def raise_bounds(python: Path) -> None:
 
 
 def main(what: str, *arguments: str) -> int:
-    if what not in (OLDEST, NEWEST, "raise"):
+    if what not in (OLDEST, NEWEST, "raise") or (what == "raise" and arguments):
         raise SystemExit(__doc__)
     python = make(OLDEST if what == OLDEST else NEWEST, is_bounded=what != "raise")
     code = run(python, arguments)

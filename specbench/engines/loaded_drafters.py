@@ -61,22 +61,22 @@ def take(
     role: Literal["target", "draft"] = "target",
 ) -> PooledModel:
     """Load the model from the pool, check its runner and choose its kernels; ModelError."""
-    loaded = pool.load(spec, role)
+    newer = "; ".join(newer_than_tested())
     try:
-        runner, notes = make_checked_runner(loaded.model, forward)
-        runner = kernels.choose(runner, forward, shown(spec))
-        notes = (*loaded.notes, *notes, *packed_notes(kernels.autotuner, loaded, shown(spec)))
-        if role == "target" and (newer := "; ".join(newer_than_tested())):
-            # As the check of the runner found, or it had raised an error.
-            notes += (f"{newer}; this model's logits equal transformers' own: yes",)
+        loaded = pool.load(spec, role)
+        try:
+            runner, notes = make_checked_runner(loaded.model, forward)
+            runner = kernels.choose(runner, forward, shown(spec))
+            notes = (*loaded.notes, *notes, *packed_notes(kernels.autotuner, loaded, shown(spec)))
+        except Exception:
+            pool.release(spec)
+            raise
     except ModelError as error:
-        pool.release(spec)
-        if reasons := newer_than_tested():
-            raise ModelError(f"{error} ({'; '.join(reasons)})") from error
+        if newer:
+            raise type(error)(f"{error} ({newer})") from error
         raise
-    except Exception:
-        pool.release(spec)
-        raise
+    if newer and role == "target":  # the check of the runner would have raised an error
+        notes += (f"{newer}; this model's logits equal transformers' own: yes",)
     pool.give_back()  # memory of the matrices that were joined into larger ones
     return PooledModel(spec, loaded, runner, tuple(f"{shown(spec)}: {note}" for note in notes))
 

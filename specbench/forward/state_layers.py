@@ -132,7 +132,7 @@ def _states_of(model: Any) -> _ModelStates:
         states = [getattr(cache, "linear_cache", [])[index : index + 1]]
         own = getattr(cache, "layers", [])  # EncoderDecoderCache wraps two caches
         states += [_states_in(layer) for layer in own[index : index + 1]]
-        if any(isinstance(state, Tensor) and state.numel() for part in states for state in part):
+        if any(isinstance(state, Tensor) for part in states for state in part):
             found[index] = module
 
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")]

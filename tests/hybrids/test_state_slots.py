@@ -10,6 +10,7 @@ from specbench.forward.runner import StockRunner
 from specbench.forward.slot_cache import SlotCache, StateSlots
 from specbench.forward.state_layers import slot_cache_class, state_layers
 from tests.hybrids.models import tiny_hybrid
+from tools.families.registry import tiny_model
 
 CPU = torch.device("cpu")
 
@@ -118,3 +119,7 @@ def test_the_layers_of_a_model_with_a_cache_of_its_own_class_are_found() -> None
     assert layer.layer_idx == 0
     assert issubclass(slot_cache_class(model), SlotCache)
     assert slot_cache_class(model) is not SlotCache
+
+
+def test_a_model_with_more_layers_than_its_config_says_has_no_states() -> None:
+    assert state_layers(tiny_model("hrm_text", 0)) == []
