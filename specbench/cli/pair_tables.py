@@ -305,7 +305,7 @@ def _setting(entry: RankedDrafter, gain: Gain) -> str:
         return ""
     setting = next(setting for setting, other in entry.gains.items() if other is gain)
     name = setting_name(setting, entry.gains)
-    return f" on {name}; {entry.speedup:.2f}x over all {len(entry.gains)} settings"
+    return f" on {name}; {entry.speedup:.2f}x over all {len(entry.gains)} settings, each at its K"
 
 
 def has_evidence(ranked: Sequence[RankedDrafter]) -> bool:

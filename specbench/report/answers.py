@@ -124,10 +124,12 @@ def conclusion(answers: Sequence[SectionAnswer]) -> Iterator[Reason]:
             name = f"{each.quoted.leader.source}, {each.quoted.draft.length.named}"
             helping.setdefault(name, []).append(each.title)
     if not helping:
-        if SpeedupVerdict.UNDECIDED in titles:
-            yield Kind.NOTHING_SHOWN()
+        if titles.keys() == {SpeedupVerdict.NO_SPEEDUP}:
+            yield Kind.NO()
+        elif titles.keys() & {SpeedupVerdict.NO_SPEEDUP, SpeedupVerdict.UNDECIDED}:
+            yield Kind.NOTHING_SHOWN()  # a setting that was not measured may hold a speedup
         else:
-            yield Kind.NO() if SpeedupVerdict.NO_SPEEDUP in titles else Kind.NO_ANSWER()
+            yield Kind.NO_ANSWER()
         return
     yield Kind.YES(which=tuple(_at(name, some, len(answers)) for name, some in helping.items()))
     verdicts: dict[str, set[SpeedupVerdict]] = {}

@@ -46,7 +46,8 @@ def test_the_last_line_of_pair_recommends_or_is_undecided(bounds, expected):
 
 def test_with_several_settings_the_last_line_names_them_and_the_mean():
     assert re.fullmatch(
-        r".*draft \(draft_model\) .*K=4: 3\.00x .*\[2\.90, 3\.10\] .*w0; 1\.73x .*2 settings\.",
+        r".*draft \(draft_model\) .*K=4: 3\.00x .*\[2\.90, 3\.10\] .*w0; 1\.73x "
+        r".*2 settings, each at its K\.",
         verdict([ranked("draft", (2.9, 3.0, 3.1), (0.65, 0.75, 0.85))]),
     )
 

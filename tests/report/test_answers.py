@@ -109,6 +109,16 @@ def _without_k(reason: Reason) -> Reason:
     return reason if which is None else Kind.YES(which=("demo/draft, K=4 on all 2",))
 
 
+def test_a_setting_that_was_not_measured_is_no_reason_for_a_no(cpu_document: Document) -> None:
+    names = [f"demo/{draft} {text}" for draft in ("draft", "poor") for text in ("code", "creative")]
+    document = with_speedups(cpu_document, dict.fromkeys(names, (0.5, 0.9)))
+    no, _ = map(answer, sections(document))
+    unmeasured = replace(no, verdict=SpeedupVerdict.NOT_MEASURED)
+    assert [*conclusion([no])] == [Kind.NO()]
+    assert [*conclusion([no, unmeasured])] == [Kind.NOTHING_SHOWN()]
+    assert [*conclusion([unmeasured])] == [Kind.NO_ANSWER()]
+
+
 def test_an_undecided_drafter_leaves_the_workload_undecided(cpu_document: Document) -> None:
     undecided = dict.fromkeys(
         ("demo/draft code", "demo/poor code", "demo/draft creative"), (0.9, 1.0)
