@@ -125,17 +125,6 @@ class Block:
         )
 
 
-def confirm_block(explored: Block, cells: Sequence[Cell], first_repeat: int) -> Block:
-    """The block again, in a new repeat, with only the chosen cells and their K = 0."""
-    return Block(
-        condition=explored.condition,
-        prompts=explored.prompts,
-        repeat=first_repeat + explored.repeat,
-        purpose="confirm",
-        cells=tuple(cells),
-    )
-
-
 def with_baselines(cells: Sequence[Cell], ids: Collection[str]) -> tuple[Cell, ...]:
     """The cells with these ids, after the baselines of their conditions."""
     chosen = [cell for cell in cells if cell.key.id in ids]

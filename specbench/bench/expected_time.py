@@ -18,6 +18,7 @@ from specbench.records import ServerRecord
 from specbench.runs import StoredRun, load_run, runs_of
 from specbench.settings import SERVED
 from specbench.stats.crossed import expected_noise
+from specbench.stats.machine_noise import MachineKind
 
 # Estimates, used if no earlier run measured the target.
 BEGIN_S = 15.0  # imports, self-tests, kernels
@@ -149,7 +150,7 @@ def estimate_sessions(
         )
         are_together = all(cell.key.condition.is_stream for cell in sessions[0].cells)
         num_prompts = min(len(plan.measured(workload)) for workload in plan.workloads)
-        noise = expected_noise(None if are_together else num_prompts)
+        noise = expected_noise(None if are_together else num_prompts, MachineKind.SERVER)
         yield SessionsEstimate(
             target=plan.target.name,
             engine=engine,

@@ -7,12 +7,13 @@ from functools import partial
 
 import torch
 
-from specbench.bench.blocks import Block, Cell, confirm_block, with_baselines
+from specbench.bench.blocks import Block, Cell, interleaved, with_baselines
 from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
 from specbench.bench.pruning import BudgetPruner, Extensions
 from specbench.bench.session import OpenTarget
 from specbench.bench.units import RunLoop
+from specbench.decide.cross_fit import are_enough
 from specbench.decide.recommend import by_question, choose, winners
 from specbench.engines.engine import InstrumentedEngine
 from specbench.errors import first_line
@@ -20,7 +21,7 @@ from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.summary import summarize
 from specbench.models.library_errors import EXPECTED_ERRORS, errors_translated
 from specbench.probes.device import copy_bandwidth
-from specbench.records import BlockRecord, CellKey, CellSummary
+from specbench.records import BlockRecord, CellKey, CellSummary, Condition
 from specbench.settings import BUILTIN
 
 FORWARD_SHARE = 0.15  # under a budget: seconds of measured forwards per second of blocks
@@ -109,17 +110,48 @@ class Passes:
             self._store.append(limit)
 
     def confirm(self) -> None:
-        """Measure the winners and their baselines again, in new repeats."""
+        """Measure the winners and their baselines again: on prompts that did not choose them."""
         ids = self._extensions.take("confirm", self._winners)
-        # Repeats after all planned ones are new, and the same in every session.
+        explored: dict[Condition, list[Block]] = {}
+        for block in self._explored(decides=False):
+            if block.id in self._store.finished_blocks:
+                explored.setdefault(block.condition, []).append(block)
         blocks = [
-            confirm_block(block, cells, self._plan.repeats(block.condition))
-            for block in self._explored(decides=False)
-            if block.id in self._store.finished_blocks
-            and (cells := with_baselines(block.cells, ids))
+            *interleaved([list(self._confirming(blocks, ids)) for blocks in explored.values()])
         ]
         loop = RunLoop(self._store, self._reporter, self._deadline, len(blocks))
-        loop.serve(self._with_stages(blocks, ", the winners again"), self._session)
+        loop.serve(self._with_stages(blocks, ", the winners on other prompts"), self._session)
+
+    def _confirming(self, explored: Sequence[Block], ids: frozenset[str]) -> Iterator[Block]:
+        """The blocks that confirm winners of one setting; none if its prompts are exhausted, since
+        the exploration is then cross-fitted (decide/cross_fit.py).
+
+        Requests that overlap, and K = auto, for which that is impossible, are confirmed on the same
+        prompts then. Repeats after all planned ones are new, and the same in every session.
+        """
+        at, plan = explored[0].condition, self._plan
+        known = {cell.key.id: cell for block in explored for cell in block.cells}
+        cells = with_baselines(tuple(known.values()), ids)
+        if not cells:
+            return
+        again = [(block.prompts, block.repeat) for block in explored]
+        if not at.is_stream:
+            workload, used = plan.workload(at.workload), {block.prompt_id for block in explored}
+            every = workload.take(len(workload.prompts), plan.settings.seed)
+            unused = [prompt for prompt in every if prompt.id not in used][: len(used)]
+            if are_enough(len(unused), len(used)):
+                repeats = range(plan.repeats(at))
+                again = [((prompt,), repeat) for repeat in repeats for prompt in unused]
+            elif not at.overlaps and not any(cell.key.draft.is_adaptive for cell in cells):
+                return
+        for prompts, repeat in again:
+            yield Block(
+                condition=at,
+                prompts=prompts,
+                repeat=plan.repeats(at) + repeat,
+                purpose="confirm",
+                cells=cells,
+            )
 
     def _winners(self) -> frozenset[str]:
         return self._usable.intersection(winners(self._summaries(self._plan.all_cells)))
@@ -149,7 +181,8 @@ class Passes:
     def _summaries(self, cells: Sequence[Cell]) -> tuple[CellSummary, ...]:
         """Summaries of the cells from the exploration so far."""
         keys, blocks = [cell.key for cell in cells], self._store.stored.blocks
-        return summarize(aggregate_cells(keys, blocks, slo=self._plan.settings.load.slo))
+        slo, device = self._plan.settings.load.slo, str(self._device)
+        return summarize(aggregate_cells(keys, blocks, slo=slo, device=device))
 
 
 def _half_width(cell: CellSummary | None) -> float:

@@ -118,7 +118,8 @@ class BudgetPruner:
             return self._prune_at_start(block)
         left_out = self._left_out.get(block.condition, frozenset())
         num_blocks = Counter(cell_id for stored in measured for cell_id in stored.order)
-        gathered = aggregate_cells([c.key for c in block.cells], measured)
+        device = self._store.run.environment.device
+        gathered = aggregate_cells([c.key for c in block.cells], measured, device=device)
         enough = min(num, MIN_UNITS)
         cells = {c.key.id: c for c in gathered if num_blocks[c.key.id] >= enough}
         active = [cell for cell in _prunable(block.cells) if cell.key.id not in left_out]

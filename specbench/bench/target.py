@@ -317,7 +317,9 @@ class TargetRun:
             f"{self._plan.target.name}: comparing logits at differences from K = 0"
         )
         examined = {difference.cell_id for difference in stored.differences}
-        for data in aggregate_cells(tuple(cells), stored.blocks):
+        for data in aggregate_cells(
+            tuple(cells), stored.blocks, device=stored.run.environment.device
+        ):
             key = data.key
             differing = [pair for pair in data.pairs if not have_same_text(*pair)]
             for base, spec in differing[:MAX_EXAMINED] if key.id not in examined else ():

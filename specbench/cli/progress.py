@@ -177,7 +177,10 @@ class FinishedCells:
     def _speedup(self, key: CellKey) -> Interval | None:
         """The speedup over the prompts so far; None at K = 0 and in a session."""
         setting = [other for other in self._keys.values() if other.condition == key.condition]
-        cells = aggregate_cells(setting, self._blocks, purpose=self._blocks[-1].purpose)
+        requests = (request for block in self._blocks for request in block.requests)
+        device = "cuda" if any(request.device for request in requests) else "cpu"
+        purpose = self._blocks[-1].purpose
+        cells = aggregate_cells(setting, self._blocks, purpose=purpose, device=device)
         return next((c.speedup for c in summarize(cells) if c.key == key), None)
 
 

@@ -212,6 +212,29 @@ def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[Re
     effect = (confirmed or leader).minimum_detectable_effect
     if effect is not None:
         yield Kind.DETECTABLE_EFFECT(effect=effect)
+    yield from _width(confirmed or leader)
+
+
+ONE_PROMPT = 0.25  # of the variance over prompts
+
+
+def _width(cell: CellSummary) -> Iterator[Reason]:
+    """What makes the interval as wide as it is, and what was left out of it."""
+    margin, speedup, out = cell.margin, cell.speedup, cell.screening
+    if margin is not None and speedup is not None and speedup.high is not None:
+        yield Kind.MARGIN(
+            total=speedup.high / speedup.estimate - 1,
+            prompts=margin.prompts,
+            machine=margin.machine,
+            basis=(margin.machine_kind, margin.num_parts),
+        )
+        if cell.key.condition.is_stream:
+            yield Kind.THESE_PROMPTS()
+        elif margin.largest_prompt is not None and margin.largest_prompt > ONE_PROMPT:
+            yield Kind.ONE_PROMPT(share=margin.largest_prompt)
+    if out is not None and out.num_baseline + out.num_draft:
+        count = (out.num_baseline + out.num_draft, "request")
+        yield Kind.STALLED(count=count, baseline=out.num_baseline, speedup=out.with_all)
 
 
 def what_would_narrow(
@@ -231,12 +254,15 @@ def what_would_narrow(
         yield from _for_an_interval(units, prompts, left, is_cut_short=is_cut_short)
         return
     option = "--restart-cycles" if units.are_cycles else "--repeats"
+    margin = cell.margin
     if (cell.minimum_detectable_effect or 0.0) > LARGEST_EFFECT:
         yield Kind.TOO_NOISY(option=option)
+    elif margin is not None and not units.are_cycles and margin.machine > margin.prompts:
+        yield Kind.MACHINE_VARIES(machine=margin.machine, prompts=margin.prompts)
     elif units.name == "pass" or (units.are_cycles and not _is_noise_of_prompts(cell, units.count)):
         yield Kind.MORE_OF(option=option)
     elif left == 0:
-        yield Kind.ADD_PROMPTS(option=option)
+        yield Kind.ADD_PROMPTS()
     elif left is not None:
         num, total, width = prompts.count, prompts.count + left, None
         if not units.are_cycles:
@@ -244,6 +270,8 @@ def what_would_narrow(
             narrower = math.sqrt(num / total) * student_t(total - 1, UPPER)
             narrower /= student_t(num - 1, UPPER)
             width = math.expm1(math.log(high / low) / 2 * narrower)
+            if margin is not None:  # other prompts do not change the machine's part
+                width = math.hypot(margin.prompts * narrower, margin.machine)
         if is_cut_short:
             yield Kind.BUDGET_FOR_ALL(width=width)
         else:

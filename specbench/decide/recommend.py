@@ -7,7 +7,7 @@ exploration phase, and `decide` quotes only the leader's confirmation run.
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from specbench.decide.comparisons import ContextCurve, best_fixed
 from specbench.decide.explanation import (
@@ -35,10 +35,13 @@ from specbench.records import (
 from specbench.records.keys import Question
 from specbench.stats.spread import MIN_UNITS
 
-TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
+TIE = 0.01  # speedups this close are equal, and the smaller K wins
 BEATS_BASELINE = 1 + TIE  # the lower bound of K = 0 is 1
 GAINS_NOTHING = 1.02  # with an upper bound up to here, do not speculate
+DIFFERS = 1.05  # whole requests against decoding: from here on an answer is about both
 Option = TypeVar("Option")
+ConfirmedOn = Literal["same", "other", "halves"]  # prompts: those that chose K, others, cross-fit
+_CONFIRMED_ON = {"other": Kind.OTHER_PROMPTS, "halves": Kind.CROSS_FITTED}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +81,8 @@ def choose(cells: Sequence[CellSummary]) -> LeadingCell:
     # The answer is "do not speculate" only if no K is undecided.
     promising = [cell for cell in judged if judge(cell.speedup) is not SpeedupVerdict.NO_SPEEDUP]
     wins = any(lower_bound(cell) > BEATS_BASELINE for cell in promising)
-    # Without a winner the best estimate leads: a narrow interval does not make a K better.
-    leader = min(
-        near_best((promising or judged), (lower_bound if wins else estimate)), key=_simplicity
-    )
+    # The best estimate leads: a narrow interval does not make a K better.
+    leader = min(near_best((promising or judged), estimate), key=_simplicity)
     return LeadingCell(
         cells=candidates,
         leader=leader,
@@ -119,6 +120,7 @@ def _is_usable(cell: CellSummary) -> bool:
 def decide(
     choice: LeadingCell,
     confirmed: CellSummary | None = None,
+    confirmed_on: ConfirmedOn = "same",
     *,
     workload_prompts: int | None = None,
     is_synthetic: bool = False,
@@ -129,8 +131,8 @@ def decide(
     """The decision, which quotes `confirmed`, the confirmation run of `choice.to_confirm`.
 
     A winner that needs a confirmation run and has none is undecided. Raises ValueError if
-    `confirmed` is another cell than the leader. `workload_prompts`: the number of prompts that fit
-    the target, None if unknown; `is_synthetic` as in `why`; `is_imported`: measured by another
+    `confirmed` is another cell than the leader. `confirmed_on`: its prompts. `workload_prompts`:
+    the number of prompts that fit the target, None if unknown; `is_synthetic` as in `why`; `is_imported`: measured by another
     tool; `is_cut_short`: a time budget ended before the leader had all its prompts;
     `num_unmeasured`: the number of K for which a time budget had no prompt.
     """
@@ -142,14 +144,14 @@ def decide(
     evidence = confirmed or leader
     answer = tuple(_why_nothing_is_quoted(choice, confirmed))
     speedup = evidence.speedup if evidence and not answer else None
-    verdict = judge(speedup)
+    verdict = verdict_of(evidence) if evidence and speedup else judge(speedup)
     if evidence is not None and speedup is not None:
         if is_imported and speedup.low is None:
             needed = (MIN_UNITS, "prompt")
             k = k_of(key.draft.length)
             answer = (Kind.IMPORTED_ALONE(speedup=speedup, k=k, needed=needed),)
         else:
-            answer = (_finding(verdict, evidence, speedup),)
+            answer = tuple(_findings(verdict, evidence, speedup))
         if verdict is not SpeedupVerdict.UNDECIDED and _is_only_judged(choice, num_unmeasured):
             answer += (Kind.ONLY_K(needed=(MIN_UNITS, units_of(evidence).name)),)
         elif verdict is SpeedupVerdict.UNDECIDED and answer[0].kind in _NARROWED:
@@ -158,6 +160,7 @@ def decide(
             )
     reasons = (
         *reasons_for(choice.cells, leader, confirmed, is_synthetic=is_synthetic),
+        *([_CONFIRMED_ON[confirmed_on]()] if confirmed and confirmed_on != "same" else []),
         *_standing(choice),
     )
     unused = replace(key.draft, method=NO_DRAFTER, length=Fixed(0))
@@ -166,6 +169,7 @@ def decide(
         draft=key.draft if verdict is SpeedupVerdict.FASTER else unused,
         verdict=verdict,
         speedup=speedup,
+        end_to_end=evidence.speedup_end_to_end if evidence and speedup else None,
         answer=answer,
         reasons=by_importance(reasons),
         warnings=evidence.warnings if evidence else (),
@@ -191,7 +195,51 @@ def _why_nothing_is_quoted(choice: LeadingCell, confirmed: CellSummary | None) -
 
 
 # The findings for which more measurements may decide.
-_NARROWED = (Kind.RANGE, Kind.RANGE_REQUESTS, Kind.TOO_FEW)
+_NARROWED = (Kind.RANGE, Kind.RANGE_REQUESTS, Kind.TOO_FEW, Kind.OPEN_WHOLE)
+
+
+def _findings(verdict: SpeedupVerdict, cell: CellSummary, speedup: Interval) -> Iterator[Reason]:
+    """What was found about one K, and about whole requests where they differ from decoding."""
+    whole, out, found = cell.speedup_end_to_end, cell.screening, judge(speedup)
+    if not _differs(cell):
+        whole = None
+    if (
+        out is not None
+        and cell.goodput is None
+        and out.num_kept
+        and judge(out.without_any) != found
+    ):
+        kept, without = (out.num_kept, "request"), out.without_any
+        yield Kind.STALLS_DECIDE(**named_k(cell), speedup=speedup, kept=kept, without=without)
+    elif whole is not None and verdict is not found:
+        kind = Kind.OPEN_WHOLE if verdict is SpeedupVerdict.UNDECIDED else Kind.ONLY_DECODING
+        yield kind(**named_k(cell), speedup=speedup, whole=whole)
+    else:
+        yield _finding(verdict, cell, speedup)
+        if whole is not None:
+            yield Kind.WHOLE_REQUESTS(whole=whole)
+
+
+def _differs(cell: CellSummary) -> bool:
+    """Whether whole requests gain another speedup than decoding. Never with an SLO, whose requests
+    are whole."""
+    whole, decode = cell.speedup_end_to_end, cell.speedup
+    if whole is None or decode is None or cell.goodput is not None:
+        return False
+    ratio = whole.estimate / decode.estimate
+    return max(ratio, 1 / ratio) > DIFFERS
+
+
+def verdict_of(cell: CellSummary) -> SpeedupVerdict:
+    """The verdict that a cell supports: by its speedup, but not faster unless whole requests are,
+    and not decided if requests decide it that may have stalled."""
+    verdict, out = judge(cell.speedup), cell.screening
+    if out is not None and out.num_kept and cell.goodput is None:
+        verdict = verdict if judge(out.without_any) is verdict else SpeedupVerdict.UNDECIDED
+    whole = cell.speedup_end_to_end
+    if verdict is not SpeedupVerdict.FASTER or whole is None or not _differs(cell):
+        return verdict
+    return verdict if whole.low is None else judge(whole)
 
 
 def _finding(verdict: SpeedupVerdict, cell: CellSummary, speedup: Interval) -> Reason:

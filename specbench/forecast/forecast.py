@@ -113,7 +113,7 @@ _SHARED = 0.02
 
 _APPROXIMATION = LogRatio(
     log=0.0,
-    spread=Uncertainty(standard_error=INEXACT, degrees_of_freedom=math.inf),
+    prompts=Uncertainty(standard_error=INEXACT, degrees_of_freedom=math.inf),
     num_prompts=0,
 )
 

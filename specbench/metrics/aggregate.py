@@ -77,8 +77,9 @@ def aggregate_cells(
     servers: Sequence[ServerRecord] = (),
     purpose: BlockPurpose = "explore",
     slo: Mapping[str, float] | None = None,
+    device: str,
 ) -> tuple[CellData, ...]:
-    """The cells, in the order of `keys`, from the blocks of one purpose.
+    """The cells, in the order of `keys`, from the blocks of one purpose, measured on `device`.
 
     A cell without a request in those blocks is left out: it was not measured. Sessions of a server
     that were not finished, that have a problem, or that were repeated are also left out.
@@ -99,6 +100,7 @@ def aggregate_cells(
             forwards=tuple(cost for cost in forwards if cost.cell_id == cell.key.id),
             limits=tuple(limit for limit in limits if limit.cell_id == cell.key.id),
             differences=tuple(d for d in differences if d.cell_id == cell.key.id),
+            device=device,
             # Whether a request met a limit of its stream is then unknown.
             slo={} if _lacks_stream_times(cell) and _OF_STREAMS & (slo or {}).keys() else slo or {},
         )
@@ -135,6 +137,7 @@ def aggregate_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple
         servers=stored.servers,
         purpose=purpose,
         slo=stored.run.settings.load.slo,
+        device=stored.run.environment.device,
     )
 
 

@@ -84,6 +84,8 @@ class CellData:
     # Streams of both sides whose times are not those of decoding: they have been left out.
     faulty_streams: FaultyStreams | None = None
     baseline_faulty_streams: FaultyStreams | None = None
+    device: str = "cpu"  # of the run, such as `cuda:0`; `server`: not this machine's
+    is_screened: bool = True  # whether speedups are without stalled requests
     # The results of `once_a_baseline`, for all cells with the same baseline.
     shared: dict[str, tuple[object, Any]] = field(default_factory=dict, repr=False, compare=False)
 

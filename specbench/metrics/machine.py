@@ -1,13 +1,20 @@
-"""The machine during a run: clocks and load over time, and signs that its speed changed."""
+"""The machine during a run: clocks and load over time, and how much its speed changed."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import fmean, median
 
-from specbench.metrics.cell import CellData
-from specbench.records import BlockRecord, CellKey, Kind, Reason, RequestRecord
+import numpy as np
 
+from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline, once_a_cell
+from specbench.metrics.stalls import seconds_per_round, stalls
+from specbench.records import BlockRecord, CellKey, Kind, Reason, RequestRecord
+from specbench.stats.machine_noise import PARTS, MachineKind, MachineNoise, pooled_noise
+from specbench.stats.spread import MIN_UNITS
+
+SERVER = "server"  # the device of servers that were running already
 _MOST_MOMENTS = 200
 
 
@@ -134,6 +141,47 @@ def cpu_share(cells: Iterable[CellData]) -> float | None:
     requests = (request for cell in _plain(cells) for request in cell.finished)
     timed = [(r.cpu_s, r.total_s) for r in requests if r.cpu_s is not None and r.total_s]
     return sum(cpu for cpu, _ in timed) / sum(total for _, total in timed) if timed else None
+
+
+UNSTEADY = 0.08  # standard deviation of the log seconds per token of K = 0 within a run
+
+
+@once_a_baseline
+def machine_kind(cell: CellData) -> MachineKind:
+    """What the machine was like, by its requests at K = 0: a CPU is quiet if their speed hardly
+    varied and the process did not wait."""
+    if cell.device == SERVER:
+        return MachineKind.SERVER
+    if not cell.device.startswith("cpu"):
+        return MachineKind.GPU
+    plain = finished_baseline(cell)
+    logs = np.log([s for r in plain if not math.isnan(s := seconds_per_round(r))])
+    timed = [(r.cpu_s, r.total_s) for r in plain if r.cpu_s is not None and r.total_s]
+    share = sum(cpu for cpu, _ in timed) / sum(s for _, s in timed) if timed else 1.0
+    is_steady = len(logs) >= MIN_UNITS and logs.std(ddof=1) <= UNSTEADY
+    return MachineKind.QUIET_CPU if is_steady and share >= WAITED else MachineKind.SHARED_CPU
+
+
+@once_a_cell
+def machine_noise(cell: CellData) -> MachineNoise:
+    """The variance of the log speedup between states of the machine.
+
+    It is pooled from what is assumed and from the parts of the run. Compared are seconds per round,
+    in which prompts hardly differ, or the seconds of passes if requests overlap.
+    """
+    kind = machine_kind(cell)
+    if cell.key.condition.overlaps:
+        costs = [
+            math.log(base.record.seconds / spec.record.seconds) for base, spec in cell.pass_pairs
+        ]
+    else:
+        out = stalls(cell).left_out
+        pairs = (pair for i, pair in enumerate(cell.pairs) if i not in out)
+        costs = [math.log(seconds_per_round(b) / seconds_per_round(s)) for b, s in pairs]
+    logs = np.array([cost for cost in costs if not math.isnan(cost)])
+    parts = np.array_split(logs, PARTS) if len(logs) >= 2 * PARTS else [logs]
+    error = float(np.mean([part.var(ddof=1) / len(part) for part in parts])) if logs.size > 1 else 0
+    return pooled_noise(kind, [part.mean() for part in parts if part.size], error)
 
 
 def _plain(cells: Iterable[CellData]) -> list[CellData]:

@@ -18,6 +18,7 @@ from specbench.metrics.cell import (
     once_a_cell,
     paired_requests,
 )
+from specbench.metrics.stalls import stalls
 from specbench.records import RequestRecord
 from specbench.stats.crossed import crossed_speedup
 from specbench.stats.intervals import with_half_count
@@ -204,10 +205,17 @@ def prompt_speedups(cell: CellData) -> dict[str, float]:
     """
     if cell.key.condition.overlaps or cell.slo:
         return {}
-    unit_keys, columns = _requests(cell, _decoding)
+    return {prompt: base_s / spec_s for prompt, (base_s, spec_s) in prompt_seconds(cell).items()}
+
+
+def prompt_seconds(cell: CellData, *, whole: bool = False) -> dict[str, tuple[float, float]]:
+    """Seconds of decoding, or of `whole` requests, at K = 0 and at the cell's K by prompt; for as
+    many tokens as K = 0 emitted. For requests that do not overlap.
+    """
+    unit_keys, columns = _requests(cell, _whole_requests if whole else _decoding)
     sums = _sums([prompt for _, prompt in unit_keys], columns)
     return {
-        prompt: float(base_s / base_tokens / (spec_s / spec_tokens))
+        prompt: (float(base_s), float(spec_s / spec_tokens * base_tokens))
         for prompt, (base_s, spec_s, base_tokens, spec_tokens) in sums.items()
     }
 
@@ -234,7 +242,7 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     """
     if cell.key.condition.overlaps and cell.key.condition.request_rate is None:
         return _summed(cell, _passes(cell, whole_span))
-    return _summed(cell, _requests(cell, lambda known: (known.total_s, known.num_tokens)))
+    return _summed(cell, _requests(cell, _whole_requests))
 
 
 @once_a_cell
@@ -275,7 +283,8 @@ def paired_cpu(cell: CellData) -> PairedSeconds | None:
 
 @once_a_cell
 def _paired(cell: CellData) -> _PairedUnits:
-    """The paired requests with their units: passes if requests overlap, else prompts."""
+    """The paired requests with their units: passes if requests overlap, else prompts. Stalled
+    requests are left out."""
     if cell.key.condition.is_stream:
         units = [
             (passes.spec.unit, pair)
@@ -283,7 +292,9 @@ def _paired(cell: CellData) -> _PairedUnits:
             for pair in paired_requests(passes.base.requests, passes.spec.requests)
         ]
     else:
-        units = [(pair.spec.prompt_id, pair) for pair in cell.pairs]
+        left_out = stalls(cell).left_out if cell.is_screened else frozenset()
+        pairs = (pair for i, pair in enumerate(cell.pairs) if i not in left_out)
+        units = [(pair.spec.prompt_id, pair) for pair in pairs]
     return _PairedUnits(
         unit_keys=[_unit_key(cell, unit, pair.spec) for unit, pair in units],
         base=timings_of(pair.base for _, pair in units),
@@ -302,6 +313,10 @@ def _requests(
 
 def _decoding(known: RequestTimings) -> tuple[Column, Column]:
     return known.decode_s, known.num_timed
+
+
+def _whole_requests(known: RequestTimings) -> tuple[Column, Column]:
+    return known.total_s, known.num_tokens
 
 
 def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> _PairedRows:

@@ -4,11 +4,13 @@ A pass serves the whole prompt list; ramp is its beginning, until all requests a
 its end, when the queue is empty.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from statistics import fmean
 
 from specbench.metrics.cell import CellData, num_within, once_a_cell, sum_of_all
+from specbench.metrics.machine import machine_kind
 from specbench.metrics.pairs import (
     Column,
     Span,
@@ -343,7 +345,7 @@ def cycle_deviation(cell: CellData) -> float | None:
     Divided by the root of num_cycles it is their part of the standard error.
     """
     noise = _noise(cell)
-    return None if noise is None else noise.cycle_sd
+    return None if noise is None else math.sqrt(noise.cycles.variance)
 
 
 @metric(unit="fraction", better=None)
@@ -370,7 +372,9 @@ def client_cpu_s_per_event(cell: CellData) -> float | None:
 
 def _noise(cell: CellData) -> SessionNoise | None:
     seconds = paired_decode(cell) if cell.servers else None
-    return session_noise(*seconds) if seconds is not None and seconds.has_cycles else None
+    if seconds is None or not seconds.has_cycles:
+        return None
+    return session_noise(*seconds, kind=machine_kind(cell))
 
 
 @metric(unit="passes", better=None, label="passes")

@@ -6,15 +6,26 @@ from dataclasses import replace
 from itertools import pairwise
 
 from specbench.metrics.cell import CellData
+from specbench.metrics.machine import machine_kind, machine_noise
 from specbench.metrics.pairs import (
     PairedSeconds,
     paired_decode,
     paired_end_to_end,
     paired_goodput,
+    prompt_seconds,
 )
 from specbench.metrics.registry import measure, number_of
+from specbench.metrics.stalls import stalls
 from specbench.metrics.validity import cell_warnings, judge_cell, suspicious_acceptance
-from specbench.records import CellKey, CellSummary, Goodput, ImportedRecord
+from specbench.records import (
+    CellKey,
+    CellSummary,
+    Goodput,
+    ImportedRecord,
+    Margin,
+    Screening,
+)
+from specbench.records.keys import Question
 from specbench.settings.words import limits_text
 from specbench.stats.crossed import crossed_speedup
 from specbench.stats.intervals import (
@@ -24,30 +35,99 @@ from specbench.stats.intervals import (
     speedup_ratio,
     with_count_noise,
 )
+from specbench.stats.paired_fit import fitted_ratios
 from specbench.stats.spread import Uncertainty, cautiously_combined
 
 
 def summarize(cells: Iterable[CellData]) -> tuple[CellSummary, ...]:
-    """One summary per cell, in order; an invalid cell has its metrics and the reasons."""
-    return tuple(map(_summarize, cells))
+    """One summary per cell, in order; an invalid cell has its metrics and the reasons.
+
+    If the K of a drafter served other prompts, as under a time budget, their speedups are fitted
+    over all of these prompts (stats/paired_fit.py).
+    """
+    cells = [*cells]
+    decode, whole = _comparable(cells, whole=False), _comparable(cells, whole=True)
+    return tuple(_summarize(cell, decode.get(cell.key), whole.get(cell.key)) for cell in cells)
 
 
-def _summarize(cell: CellData) -> CellSummary:
-    reasons = judge_cell(cell)
-    decode = log_speedup(cell, paired_decode(cell))
-    end_to_end = log_speedup(cell, paired_end_to_end(cell))
+def _comparable(cells: Sequence[CellData], *, whole: bool) -> dict[CellKey, LogRatio]:
+    """The fitted speedups of cells that are compared with others on other prompts."""
+    groups: dict[Question, list[CellData]] = {}
+    for cell in cells:
+        if cell.key.draft.k and not cell.servers and not cell.key.condition.overlaps:
+            groups.setdefault(cell.key.question, []).append(cell)
+    fitted: dict[CellKey, LogRatio] = {}
+    for group in groups.values():
+        columns = {cell.key: prompt_seconds(cell, whole=whole) for cell in group}
+        columns = {key: rows for key, rows in columns.items() if rows}
+        prompts = list(dict.fromkeys(prompt for rows in columns.values() for prompt in rows))
+        if len({len(rows) for rows in columns.values()} | {len(prompts)}) < 2:
+            continue
+        base = {prompt: rows[prompt][0] for rows in columns.values() for prompt in rows}
+        spec = [[rows.get(p, _UNKNOWN)[1] for p in prompts] for rows in columns.values()]
+        ratios = fitted_ratios([base[prompt] for prompt in prompts], spec)
+        noise = {cell.key: machine_noise(cell) for cell in group}
+        fitted |= {key: r.on(noise[key]) for key, r in zip(columns, ratios, strict=True)}
+    return fitted
+
+
+_UNKNOWN = (math.nan, math.nan)
+
+
+def _summarize(cell: CellData, decode: LogRatio | None, whole: LogRatio | None) -> CellSummary:
+    reasons, metrics = judge_cell(cell), measure(cell)
+    if decode is not None:
+        metrics = {**metrics, "decode_speedup": math.exp(decode.log)}
+    if whole is not None:
+        metrics = {**metrics, "end_to_end_speedup": math.exp(whole.log)}
+    decode = decode or log_speedup(cell, paired_decode(cell))
+    end_to_end = whole or log_speedup(cell, paired_end_to_end(cell))
     return CellSummary(
         key=cell.key,
         valid=not reasons,
         invalid_reasons=reasons,
         num_prompts=len({request.prompt_id for request in cell.finished}),
         num_requests=len(cell.requests),
-        metrics=measure(cell),
+        metrics=metrics,
         speedup=interval(decode) if decode else None,
         speedup_end_to_end=interval(end_to_end) if end_to_end else None,
         minimum_detectable_effect=minimum_detectable_effect(decode) if decode else None,
+        margin=_margin(decode) if decode else None,
+        screening=_screening(cell),
         goodput=_goodput(cell),
         warnings=cell_warnings(cell),
+    )
+
+
+def _margin(ratio: LogRatio) -> Margin | None:
+    if ratio.prompts is None or ratio.machine is None:
+        return None
+    return Margin(
+        prompts=math.expm1(ratio.prompts.margin()),
+        machine=math.expm1(ratio.machine.of_run.margin()),
+        machine_kind=ratio.machine.kind.value,
+        largest_prompt=ratio.largest_prompt,
+        num_parts=ratio.machine.num_parts,
+    )
+
+
+def _screening(cell: CellData) -> Screening | None:
+    """Both figures with and without stalls; None without a stall."""
+    found = stalls(cell)
+    if not (found.left_out or found.unproven):
+        return None
+    stalled = {id(cell.pairs[i].spec) for i in (*found.left_out, *found.unproven)}
+    rest = tuple(request for request in cell.requests if id(request) not in stalled)
+    every, sound = replace(cell, is_screened=False), replace(cell, requests=rest, is_screened=False)
+    both = [log_speedup(part, paired_decode(part)) for part in (every, sound)]
+    if both[0] is None or both[1] is None:
+        return None
+    return Screening(
+        num_baseline=len(found.base),
+        num_draft=len(found.proven),
+        num_kept=len(found.unproven),
+        with_all=interval(both[0]),
+        without_any=interval(both[1]),
     )
 
 
@@ -65,14 +145,15 @@ def _goodput(cell: CellData) -> Goodput | None:
 
 
 def log_speedup(cell: CellData, seconds: PairedSeconds | None) -> LogRatio | None:
-    """The log of baseline seconds / seconds, over prompts, and over cycles for a server."""
+    """The log of baseline seconds / seconds, over prompts and states of the machine, or over
+    prompts and cycles for a server."""
     if seconds is None:
         return None
     if not seconds.has_cycles:
-        return speedup_ratio(*seconds)
-    ratio = crossed_speedup(*seconds)
+        return speedup_ratio(*seconds).on(machine_noise(cell))
+    ratio = crossed_speedup(*seconds, kind=machine_kind(cell))
     is_alone = ratio.num_prompts == 1 and not cell.key.condition.is_stream
-    return replace(ratio, spread=None) if is_alone else ratio  # one prompt shows no variation
+    return replace(ratio, prompts=None) if is_alone else ratio  # one prompt shows no variation
 
 
 # Speedups as ratios of a rate on both sides. In open loop, arrivals determine the throughput, so
@@ -178,7 +259,7 @@ def _over_repeats(
     ]
     return LogRatio(
         log=math.log(ratio),
-        spread=cautiously_combined(*spreads) if len(spreads) == 2 else None,
+        prompts=cautiously_combined(*spreads) if len(spreads) == 2 else None,
         num_prompts=0,
     )
 

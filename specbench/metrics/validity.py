@@ -32,7 +32,8 @@ from specbench.records import (
     RoundLog,
     RoundTimeline,
 )
-from specbench.stats.crossed import CYCLE_SD, RUNNING_SD, sessions_p_value
+from specbench.stats.crossed import sessions_p_value
+from specbench.stats.machine_noise import MachineKind
 
 # Rules that hold for a correct decoder, by the text that names a violation.
 _ROUND_IDENTITIES: Mapping[str, Callable[[int, int, int, int], bool]] = {
@@ -365,7 +366,8 @@ def _differing_sessions(cell: CellData) -> Iterator[str]:
         return
     log_speeds = session_log_speeds(cell)
     is_started = any(server.command for server in cell.servers)
-    p_value = sessions_p_value(log_speeds, CYCLE_SD if is_started else RUNNING_SD)
+    kind = MachineKind.SHARED_CPU if is_started else MachineKind.SERVER
+    p_value = sessions_p_value(log_speeds, kind.assumed)
     if p_value < DIFFERING_SESSIONS:
         means = log_speeds.mean(axis=1)
         low, high = np.exp([means.min(), means.max()] - np.median(means))

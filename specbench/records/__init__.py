@@ -6,7 +6,14 @@ Every record is frozen, keyword-only and JSON-ready (runs/ writes and reads them
 that a machine or an engine cannot give is None: absent, never zero.
 """
 
-from specbench.records.decisions import CellSummary, Decision, Goodput, SpeedupVerdict
+from specbench.records.decisions import (
+    CellSummary,
+    Decision,
+    Goodput,
+    Margin,
+    Screening,
+    SpeedupVerdict,
+)
 from specbench.records.forecasts import (
     EngineCost,
     ForecastPoint,

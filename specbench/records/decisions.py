@@ -26,6 +26,42 @@ class Goodput:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Margin:
+    """What makes an interval as wide as it is: the margin that each cause has alone."""
+
+    prompts: Annotated[float, Doc("other prompts of the workload", "fraction", low=0)]
+    machine: Annotated[float, Doc("other states of the machine", "fraction", low=0)]
+    machine_kind: Annotated[
+        str, Doc("whose variation was assumed: `quiet CPU`, `shared CPU`, `GPU` or `server`")
+    ]
+    largest_prompt: Annotated[
+        float | None,
+        Doc(
+            "share of one prompt in the variance over prompts; absent if unknown",
+            "fraction",
+            low=0,
+            high=1,
+        ),
+    ]
+    num_parts: Annotated[
+        int, Doc("parts of the run, or cycles, that measured it too; 1: assumed alone", low=1)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Screening:
+    """Requests that the machine held up, and what leaving them out changes."""
+
+    num_baseline: Annotated[int, Doc("left out with a stalled K = 0", "requests", low=0)]
+    num_draft: Annotated[int, Doc("left out with a stalled K", "requests", low=0)]
+    num_kept: Annotated[
+        int, Doc("stalled at K and kept: nothing shows that the machine did it", "requests", low=0)
+    ]
+    with_all: Annotated[Interval, Doc("`speedup` with all requests", "x")]
+    without_any: Annotated[Interval, Doc("`speedup` without any stalled request", "x")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CellSummary:
     """A cell after analysis: metrics, validity and speedup."""
 
@@ -59,6 +95,12 @@ class CellSummary:
             "fraction",
             low=0,
         ),
+    ] = None
+    margin: Annotated[
+        Margin | None, Doc("the parts of the interval of `speedup`; absent without one")
+    ] = None
+    screening: Annotated[
+        Screening | None, Doc("stalled requests of this K and of K = 0; absent without one")
     ] = None
     goodput: Annotated[
         Goodput | None,
@@ -105,6 +147,10 @@ class Decision:
             "the goodput ratio); absent if nothing may be quoted",
             "x",
         ),
+    ]
+    end_to_end: Annotated[
+        Interval | None,
+        Doc("the same for whole requests; absent if not measured, or with `--slo`", "x"),
     ]
     answer: Annotated[
         tuple[Reason, ...], Doc("what was found, then what would decide it; `text` joins them")

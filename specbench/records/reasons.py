@@ -33,6 +33,23 @@ class Kind(StrEnum):
         "more_requests",
         "{k:K}{mean_k:mean}, {speedup:x} more requests within {limits}{speedup:bounds}",
     )
+    # Of decoding and of whole requests, where they differ.
+    WHOLE_REQUESTS = "whole_requests", "whole requests {whole:x}{whole:bounds}"
+    ONLY_DECODING = (
+        "only_decoding",
+        "whole requests {whole:x}{whole:bounds} at {k:K}{mean_k:mean}, although decoding is "
+        "{speedup:x} faster{speedup:bounds}",
+    )
+    OPEN_WHOLE = (
+        "open_whole",
+        "whole requests {whole:range} at {k:K}{mean_k:mean}; decoding is {speedup:x} faster"
+        "{speedup:bounds}",
+    )
+    STALLS_DECIDE = (
+        "stalls_decide",
+        "{speedup:x}{speedup:bounds} at {k:K}{mean_k:mean} with {kept:amount} that stalled, "
+        "{without:x}{without:bounds} without",
+    )
     MEASURED = "measured", "{k:K}{mean_k:mean} measured {speedup:x}{speedup:bounds}"
     MEASURED_REQUESTS = (
         "measured_requests",
@@ -150,9 +167,14 @@ class Kind(StrEnum):
         "the noise hides any speedup: use a quieter machine or more {option}",
     )
     MORE_OF = "more_of", "to narrow it: more {option}"
+    MACHINE_VARIES = (
+        "machine_varies",
+        "to narrow it: a quieter machine; its state makes {machine:.0%} of the margin, prompts "
+        "{prompts:.0%}",
+    )
     ADD_PROMPTS = (
         "add_prompts",
-        "to narrow it: add prompts to the workload, or use a quieter machine or more {option}",
+        "to narrow it: add prompts to the workload, or use a quieter machine",
     )
     ALL_PROMPTS = (
         "all_prompts",
@@ -214,9 +236,14 @@ class Kind(StrEnum):
     )
     CONFIRMED = "confirmed", "confirmation run: {speedup:x}{speedup:bounds} over {over:amount}"
     CONFIRMATION_EXCLUDED = "confirmation_excluded", "confirmation run excluded: {because:all}"
+    OTHER_PROMPTS = "other_prompts", "these prompts did not choose K"
+    CROSS_FITTED = (
+        "cross_fitted",
+        "no other prompts are left: each half is judged at the K that the other half chose",
+    )
     LED = (
         "led",
-        "exploration phase: {k:K}{mean_k:mean} had the highest lower bound of K = {tried:ks}",
+        "exploration phase: {k:K}{mean_k:mean} had the highest estimate of K = {tried:ks}",
     )
     DROPPED = "dropped", "not measured: K = {ks:ks} (dropped before it had an interval)"
     LOOKS_BEST = "looks_best", "undecided: {k:K}{mean_k:mean} looks best so far"
@@ -227,6 +254,24 @@ class Kind(StrEnum):
     )
     DRAFTER_MEMORY = "drafter_memory", "drafter memory: {bytes:MiB}{cache_tokens:cache}"
     DETECTABLE_EFFECT = "detectable_effect", "minimum detectable effect: {effect:effect}"
+    MARGIN = (
+        "margin",
+        "margin {total:.0%}: prompts {prompts:.0%}, machine {machine:.0%} ({basis:basis})",
+    )
+    ONE_PROMPT = (
+        "one_prompt",
+        "one prompt has {share:.0%} of the variance between prompts: with others like it the "
+        "speedup may differ by more",
+    )
+    THESE_PROMPTS = (
+        "these_prompts",
+        "for these prompts: requests served together do not show how much others would differ",
+    )
+    STALLED = (
+        "stalled",
+        "the machine held up {count:amount} ({baseline} at K=0); with them {speedup:x}"
+        "{speedup:bounds}",
+    )
     EXCLUDED = "excluded", "excluded: K = {ks:ks}: {because:all}"
 
     # What verify found about one pairing at one K and temperature.

@@ -17,9 +17,11 @@ from specbench.decide.comparisons import (
     crossovers,
     side_by_side,
 )
+from specbench.decide.cross_fit import are_enough, cross_fitted
 from specbench.decide.explanation import units_of
 from specbench.decide.objective import SharedK, across_workloads, find_shared_k
 from specbench.decide.recommend import (
+    ConfirmedOn,
     ContextDecisions,
     LeadingCell,
     by_context,
@@ -150,7 +152,7 @@ def build_document(stored: StoredRun) -> Document:
     decisions = [
         decide(
             choice,
-            confirmed.get(choice.to_confirm) if choice.to_confirm else None,
+            *_evidence(stored, choice, explored, confirmation, confirmed),
             workload_prompts=num_usable(stored, choice.cells[0].key.condition),
             is_synthetic=stored.run.settings.decoder.is_synthetic,
             is_imported=bool(stored.imported),
@@ -204,6 +206,30 @@ def build_document(stored: StoredRun) -> Document:
         ),
         imported=stored.imported,
     )
+
+
+def _evidence(
+    stored: StoredRun,
+    choice: LeadingCell,
+    explored: Sequence[CellData],
+    confirmation: Sequence[CellData],
+    confirmed: Mapping[CellKey, CellSummary],
+) -> tuple[CellSummary | None, ConfirmedOn]:
+    """The summary that confirms a winner, and the prompts that it is over.
+
+    In a run that has ended without confirmation blocks, the winner's prompts were exhausted.
+    """
+    key, leader = choice.to_confirm, choice.leader
+    if key is None or leader is None:
+        return None, "same"
+    of_key = [{r.prompt_id for r in c.requests} for c in (*explored, *confirmation) if c.key == key]
+    if key in confirmed:
+        return confirmed[key], "other" if len(of_key) == 2 and not of_key[0] & of_key[1] else "same"
+    num_left = (num_usable(stored, key.condition) or 0) - len(of_key[0])
+    if not stored.is_complete or are_enough(num_left, len(of_key[0])):
+        return None, "same"
+    cells = [cell for cell in explored if _competes(cell.key, choice)]
+    return cross_fitted(cells, leader), "halves"
 
 
 def _speedups_of_prompts(

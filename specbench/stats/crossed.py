@@ -23,7 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import fdtrc
 
 from specbench.stats.intervals import LogRatio
-from specbench.stats.spread import MIN_UNITS, Uncertainty, cautiously_combined, combined, jackknife
+from specbench.stats.machine_noise import MachineKind, MachineNoise, pooled_noise
+from specbench.stats.spread import MIN_UNITS, Uncertainty, combined, jackknife
 
 Floats = NDArray[np.float64]
 
@@ -31,10 +32,6 @@ MIN_CYCLES = 2  # fewer give no spread
 FEWEST_PLANNED = 4  # fewer cycles do not determine a variance well enough
 MOST_PLANNED = 12
 NEAR_PROMPTS = 1.2  # times the effect that infinitely many cycles detect: more are not worth it
-# vLLM on a loaded CPU: two sessions with speculation and two without (0.13, 0.14). It is also the
-# deviation of one session's log speed: a cycle compares the mean of two with that of two others.
-CYCLE_SD = 0.14
-RUNNING_SD = 0.05  # the same for sessions of one process: only the machine differs
 # If requests are served together, the variance over prompts is part of that over cycles.
 NO_PROMPTS = Uncertainty(standard_error=0.0, degrees_of_freedom=math.inf)
 PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_noise.json
@@ -44,18 +41,16 @@ PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_nois
 class SessionNoise:
     """The errors of the log of a measured speedup, over cycles and over prompts."""
 
-    cycle_sd: float  # standard deviation of one cycle's log ratio
+    cycles: MachineNoise  # of one cycle's log ratio
     prompts: Uncertainty  # the part that more cycles do not reduce
+
+    def of_cycles(self, num_cycles: int) -> Uncertainty:
+        """The part that comes from the starts and from the machine."""
+        return replace(self.cycles, num_parts=num_cycles).of_run
 
     def spread(self, num_cycles: int) -> Uncertainty:
         """The uncertainty of the log ratio of `num_cycles` cycles; at least MIN_CYCLES."""
-        cycles = Uncertainty(
-            standard_error=self.cycle_sd / math.sqrt(num_cycles),
-            degrees_of_freedom=num_cycles - 1.0,
-        )
-        if num_cycles < FEWEST_PLANNED:
-            return cautiously_combined(cycles, self.prompts)
-        return combined(cycles, self.prompts)
+        return combined(self.of_cycles(num_cycles), self.prompts)
 
     def detectable_effect(self, num_cycles: int) -> float:
         """The relative effect (0.03: 3%) that 80% of sweeps of `num_cycles` cycles detect."""
@@ -63,31 +58,40 @@ class SessionNoise:
 
 
 def crossed_speedup(
-    base_s: ArrayLike, spec_s: ArrayLike, base_tokens: ArrayLike, spec_tokens: ArrayLike
+    base_s: ArrayLike,
+    spec_s: ArrayLike,
+    base_tokens: ArrayLike,
+    spec_tokens: ArrayLike,
+    kind: MachineKind = MachineKind.SERVER,
 ) -> LogRatio:
     """Baseline seconds per token / speculative seconds per token: geometric mean over cycles.
 
     Arrays are [cycles, prompts], the two sessions of a cycle summed. NaN means that a request
     failed: its prompt is then excluded on both sides of this cycle. A cycle with fewer than half
     as many prompts as the fullest one is excluded. The spread is None below MIN_CYCLES cycles or
-    MIN_UNITS prompts, unless there is one column, for all prompts together. ValueError if another
-    entry is not finite and positive, or if no request was served on both sides.
+    MIN_UNITS prompts, unless there is one column, for all prompts together. `kind` has the
+    deviation that is assumed between cycles. ValueError if another entry is not finite and
+    positive, or if no request was served on both sides.
     """
     cells = _served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens)
-    noise = _noise(cells)
-    _, num_cycles, num_prompts = cells.shape
-    return LogRatio(
+    noise = _noise(cells, kind)
+    ratio = LogRatio(
         log=float(_log_ratios(cells.sum(axis=2)).mean()),
-        spread=noise.spread(num_cycles) if noise else None,
-        num_prompts=num_prompts,
+        prompts=noise.prompts if noise else None,
+        num_prompts=cells.shape[2],
     )
+    return ratio.on(noise.cycles) if noise else ratio
 
 
 def session_noise(
-    base_s: ArrayLike, spec_s: ArrayLike, base_tokens: ArrayLike, spec_tokens: ArrayLike
+    base_s: ArrayLike,
+    spec_s: ArrayLike,
+    base_tokens: ArrayLike,
+    spec_tokens: ArrayLike,
+    kind: MachineKind = MachineKind.SERVER,
 ) -> SessionNoise | None:
     """The noise in the inputs of `crossed_speedup`; None without a spread."""
-    return _noise(_served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens))
+    return _noise(_served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens), kind)
 
 
 def sessions_p_value(log_speeds: ArrayLike, session_sd: float) -> float:
@@ -118,19 +122,20 @@ def sessions_p_value(log_speeds: ArrayLike, session_sd: float) -> float:
     return float(fdtrc(num_sessions - 1, noise_freedom, ratio))
 
 
-def expected_noise(num_prompts: int | None) -> SessionNoise | None:
+def expected_noise(num_prompts: int | None, kind: MachineKind) -> SessionNoise | None:
     """The noise to assume before a measurement; None below MIN_UNITS prompts.
 
     `num_prompts` None: prompts are served together, and their noise is part of that of cycles.
     """
+    cycles = pooled_noise(kind, (), shared=0.0)
     if num_prompts is None:
-        return SessionNoise(cycle_sd=CYCLE_SD, prompts=NO_PROMPTS)
+        return SessionNoise(cycles=cycles, prompts=NO_PROMPTS)
     if num_prompts < MIN_UNITS:
         return None
     prompts = Uncertainty(
         standard_error=PROMPT_SD / math.sqrt(num_prompts), degrees_of_freedom=num_prompts - 1.0
     )
-    return SessionNoise(cycle_sd=CYCLE_SD, prompts=prompts)
+    return SessionNoise(cycles=cycles, prompts=prompts)
 
 
 def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
@@ -144,14 +149,17 @@ def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
     the observed one, because intervals then still have their coverage. A sweep must not stop when
     an interval excludes 1 (tests/stats/test_crossed.py has the rates of both rules).
     """
-    cycle_sd = math.sqrt(np.mean([noise.cycle_sd**2 for noise in noises]))
-    needed = [_cycles_needed(replace(noise, cycle_sd=cycle_sd), effect) for noise in noises]
+    pooled = replace(
+        noises[0].cycles, variance=float(np.mean([noise.cycles.variance for noise in noises]))
+    )
+    needed = [_cycles_needed(replace(noise, cycles=pooled), effect) for noise in noises]
     known = [num for num in needed if num is not None]
     return max(known) if known and len(known) == len(needed) else None
 
 
 def _cycles_needed(noise: SessionNoise, effect: float) -> int | None:
-    prompt_limit = replace(noise, cycle_sd=0.0).detectable_effect(MOST_PLANNED)
+    exact = replace(noise.cycles, variance=0.0)
+    prompt_limit = replace(noise, cycles=exact).detectable_effect(MOST_PLANNED)
     wanted = max(effect, NEAR_PROMPTS * prompt_limit)
     planned = range(FEWEST_PLANNED, MOST_PLANNED + 1)
     return next((n for n in planned if noise.detectable_effect(n) <= wanted), None)
@@ -174,7 +182,7 @@ def _served_on_both_sides(*columns: ArrayLike) -> Floats:
     return cells[:, is_full][:, :, is_served[is_full].any(axis=0)]
 
 
-def _noise(cells: Floats) -> SessionNoise | None:
+def _noise(cells: Floats, kind: MachineKind) -> SessionNoise | None:
     _, num_cycles, num_prompts = cells.shape
     if num_cycles < MIN_CYCLES or 1 < num_prompts < MIN_UNITS:
         return None
@@ -187,7 +195,8 @@ def _noise(cells: Floats) -> SessionNoise | None:
         )
     assert prompts is not None, "there are MIN_UNITS prompts"
     cycle_logs = _log_ratios(sums[:, :, 0])
-    return SessionNoise(cycle_sd=float(cycle_logs.std(ddof=1)), prompts=prompts)
+    # Each cycle starts its servers anew, so that cycles share no state.
+    return SessionNoise(cycles=pooled_noise(kind, cycle_logs, shared=0.0), prompts=prompts)
 
 
 def _log_ratios(columns: Floats) -> Floats:

@@ -7,23 +7,40 @@ for few and unequal prompts; tests/stats/test_coverage.py prints the measured co
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from specbench.stats.machine_noise import MachineNoise
 from specbench.stats.spread import MIN_UNITS, Uncertainty, combined, jackknife, of_mean
 from specbench.stats.summaries import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogRatio:
-    """The log of a ratio of sums, with its uncertainty."""
+    """The log of a ratio of sums, with its uncertainty over prompts and over states of the machine.
+
+    Intervals without `machine` hold for other prompts, while the machine stays as it was.
+    """
 
     log: float
-    spread: Uncertainty | None  # None: too few prompts
+    prompts: Uncertainty | None  # None: too few prompts
     num_prompts: int
+    machine: MachineNoise | None = None
+    largest_prompt: float | None = None  # share of one prompt in the variance over prompts
+
+    @property
+    def spread(self) -> Uncertainty | None:
+        """Both parts together."""
+        if self.prompts is None or self.machine is None:
+            return self.prompts
+        return combined(self.prompts, self.machine.of_run)
+
+    def on(self, machine: MachineNoise) -> "LogRatio":
+        """The ratio with the variance of the machine that measured it."""
+        return replace(self, machine=machine)
 
     @property
     def standard_error(self) -> float | None:
@@ -45,10 +62,12 @@ def log_ratio(numerators: Sequence[ArrayLike], denominators: Sequence[ArrayLike]
     totals = columns.sum(axis=1, keepdims=True)
     n = columns.shape[1]
     left_out = signs @ np.log(totals - columns) if n > 1 else np.zeros(1)
+    deviations = (left_out - left_out.mean()) ** 2
     return LogRatio(
         log=float(signs @ np.log(totals[:, 0])),
-        spread=jackknife(left_out, (columns / totals).mean(axis=0)),
+        prompts=jackknife(left_out, (columns / totals).mean(axis=0)),
         num_prompts=n,
+        largest_prompt=float(deviations.max() / deviations.sum()) if deviations.any() else None,
     )
 
 
@@ -68,10 +87,10 @@ def product(first: LogRatio, second: LogRatio) -> LogRatio:
 
     If `first` has no spread, neither has the product. A `second` without a spread counts as exact.
     """
-    spread = first.spread
-    if spread is not None and second.spread is not None:
-        spread = combined(spread, second.spread)
-    return LogRatio(log=first.log + second.log, spread=spread, num_prompts=first.num_prompts)
+    prompts = first.prompts
+    if prompts is not None and second.spread is not None:
+        prompts = combined(prompts, second.spread)
+    return replace(first, log=first.log + second.log, prompts=prompts)
 
 
 def with_half_count(counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -94,7 +113,7 @@ def with_count_noise(ratio: LogRatio, *counts: NDArray[np.float64]) -> LogRatio:
         standard_error=math.sqrt(sum(float(np.mean(v)) for v in variances)),
         degrees_of_freedom=math.inf,
     )
-    return product(ratio, LogRatio(log=0.0, spread=spread, num_prompts=ratio.num_prompts))
+    return product(ratio, LogRatio(log=0.0, prompts=spread, num_prompts=ratio.num_prompts))
 
 
 def mean_interval(values: ArrayLike) -> Interval:
@@ -141,7 +160,7 @@ def speedup_interval(
     return interval(speedup_ratio(base_s, spec_s, base_tokens, spec_tokens))
 
 
-_MAX_DEVIATIONS = 5.0  # from the median, in standard deviations of the pairs' log ratios
+MAX_DEVIATIONS = 5.0  # from the median, in standard deviations of the pairs' log ratios
 _NEAR = math.log(1.1)  # pairs within 10% of the median are never outliers
 
 
@@ -158,7 +177,7 @@ def paired_log_ratio(numerators: ArrayLike, denominators: ArrayLike) -> LogRatio
     over, under = over[is_near], under[is_near]
     return LogRatio(
         log=math.log(over.mean()) - math.log(under.mean()),
-        spread=of_mean(over / over.mean() - under / under.mean()),
+        prompts=of_mean(over / over.mean() - under / under.mean()),
         num_prompts=len(over),
     )
 
@@ -171,7 +190,7 @@ def _is_near(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
     deviation = 1.4826 * np.median(
         distance
     )  # the standard deviation of normal errors with this median distance
-    return np.asarray(distance <= max(_MAX_DEVIATIONS * deviation, _NEAR))
+    return np.asarray(distance <= max(MAX_DEVIATIONS * deviation, _NEAR))
 
 
 def falls_below_1(curve: Sequence[tuple[float, float]]) -> Iterator[float]:

@@ -67,6 +67,14 @@ def _distance(steps: tuple[float, float, float | None] | None) -> str:
     return f", the worse of them {figure} below the target's best"
 
 
+def _basis(basis: tuple[str, int]) -> str:
+    """Where the machine's part of a margin is from: `assumed for a quiet CPU`."""
+    kind, num_parts = basis
+    article = "an" if kind[0] in "aeiou" else "a"
+    parts = f", and {num_parts} parts of this run" if num_parts > 1 else ""
+    return f"assumed for {article} {kind}{parts}"
+
+
 # How the figures of a sentence are printed, by the word behind the colon of its fields.
 _FORMS: Mapping[str, Callable[[Any], str]] = {
     "K": _named,
@@ -105,6 +113,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     ),
     "than": lambda context: "" if context is None else f" than {context:,}",
     "open_on": lambda names: f"; undecided on {listed(names)}" if names else "",
+    "basis": _basis,
     "not_compared": lambda names: (
         f"; not compared, without an interval on every workload: {listed(names)}" if names else ""
     ),

@@ -35,6 +35,7 @@ from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData
+from specbench.metrics.machine import machine_kind
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.summary import summarize
 from specbench.probes.gpu import Gpus
@@ -356,13 +357,14 @@ class ServedRun:
         stored = self._store.stored
         keys = [cell.key for cell in self._cells]
         slo = self.plan.settings.load.slo
-        return aggregate_cells(keys, stored.blocks, servers=stored.servers, slo=slo)
+        device = stored.run.environment.device
+        return aggregate_cells(keys, stored.blocks, servers=stored.servers, slo=slo, device=device)
 
 
 def _noises(cells: Sequence[CellData]) -> Iterator[SessionNoise]:
     for cell in cells:
         seconds = None if cell.client_bound else paired_decode(cell)
         if seconds is not None and len(seconds.base_s) >= MIN_CYCLES:
-            noise = session_noise(*seconds)
+            noise = session_noise(*seconds, kind=machine_kind(cell))
             if noise is not None:
                 yield noise

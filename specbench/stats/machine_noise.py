@@ -1,0 +1,91 @@
+"""How much the machine's state changes the log of a speedup, within a run and between runs.
+
+The ratio of K to K = 0 follows the state of the machine: neighbors of a virtual machine, clocks and
+caches slow K = 0 more than K. Blocks a few seconds apart share a state in part, blocks of one run
+more than those of two runs. So a run is three consecutive parts whose states have the variance
+`variance` and the correlation SHARED:
+
+    variance of the run's log ratio = variance * (SHARED + (1 - SHARED) / number of parts).
+
+On two virtual cores, the log speedups of 10 prompts differed by 0.066 a few seconds later with the
+same loaded models, and by 0.074 after a minute, another load or in another process: the time
+matters, and loading again adds at most 0.026 (benchmarks/coverage.json).
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from specbench.stats.spread import Uncertainty
+
+SHARED = 0.3  # correlation of the states of two parts of one run
+PARTS = 3
+ASSUMED_FREEDOM = 4.0  # degrees of freedom of an assumed deviation
+
+
+class MachineKind(StrEnum):
+    """Kinds of machines, whose deviations are assumed before they are measured."""
+
+    QUIET_CPU = "quiet CPU"
+    SHARED_CPU = "shared CPU"
+    GPU = "GPU"
+    SERVER = "server"
+
+    @property
+    def assumed(self) -> float:
+        """The standard deviation of the log speedup between states."""
+        return _ASSUMED[self]
+
+
+# CPUs: 24 runs each on two virtual cores, alone and beside a program that comes and goes. GPU and
+# server: assumed.
+_ASSUMED = {
+    MachineKind.QUIET_CPU: 0.06,
+    MachineKind.SHARED_CPU: 0.13,
+    MachineKind.GPU: 0.02,
+    MachineKind.SERVER: 0.05,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineNoise:
+    """The variance of a log ratio between states of the machine, from `num_parts` of them."""
+
+    kind: MachineKind
+    variance: float
+    degrees_of_freedom: float
+    num_parts: int  # 1: the variance is assumed
+    shared: float = SHARED
+
+    @property
+    def of_run(self) -> Uncertainty:
+        """The uncertainty of the mean of the parts."""
+        share = self.shared + (1 - self.shared) / self.num_parts
+        return Uncertainty(
+            standard_error=math.sqrt(self.variance * share),
+            degrees_of_freedom=self.degrees_of_freedom,
+        )
+
+
+def pooled_noise(
+    kind: MachineKind, parts: ArrayLike, error: float = 0.0, shared: float = SHARED
+) -> MachineNoise:
+    """The assumed variance pooled with that of the log ratios of the parts, by degrees of freedom.
+
+    `error`: the variance that a part's log ratio has without any change of the machine. Parts that
+    share a state differ by less than those of two runs, by the factor 1 - `shared`.
+    """
+    logs = np.asarray(parts, dtype=np.float64)
+    freedom = max(len(logs) - 1, 0)
+    between = max(float(logs.var(ddof=1)) - error, 0.0) / (1 - shared) if freedom else 0.0
+    total = ASSUMED_FREEDOM + freedom
+    return MachineNoise(
+        kind=kind,
+        variance=(ASSUMED_FREEDOM * kind.assumed**2 + freedom * between) / total,
+        degrees_of_freedom=total,
+        num_parts=max(len(logs), 1),
+        shared=shared,
+    )
