@@ -172,7 +172,7 @@ def reasons_for(
         yield from _costs(confirmed or leader)
         yield from why(confirmed or leader, is_synthetic=is_synthetic)
         yield from _evidence(leader, confirmed)
-    excluded: dict[tuple[str, ...], list[CellSummary]] = {}
+    excluded: dict[tuple[Reason, ...], list[CellSummary]] = {}
     for cell in cells:
         if not cell.valid:
             excluded.setdefault(cell.invalid_reasons, []).append(cell)

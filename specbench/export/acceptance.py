@@ -24,6 +24,7 @@ from specbench.metrics.registry import number_of
 from specbench.records import CellSummary, Interval, RunRecord
 from specbench.stats.intervals import interval, log_ratio
 from specbench.stats.rounds import conditional_rates, mean_length_from_rates
+from specbench.words.answers import joined
 
 FORMATS = ("speculation-profile", "golden")
 
@@ -59,7 +60,7 @@ def measured_acceptance(
     bound = {cell.key: cell.client_bound for cell in cells}  # counts do not depend on the client
     valid = [c for c in measured if all(r == bound.get(c.key) for r in c.invalid_reasons)]
     if not valid:
-        reasons = "; ".join(dict.fromkeys(r for cell in measured for r in cell.invalid_reasons))
+        reasons = joined(dict.fromkeys(r for cell in measured for r in cell.invalid_reasons))
         raise UsageError(
             f"the run has no valid acceptance of {pairing.name} in this setting"
             f"{f' ({reasons})' if reasons else ''}; measure it with `specbench sweep-k`"

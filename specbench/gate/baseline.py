@@ -35,6 +35,7 @@ from specbench.records import NO_DRAFTER, CellKey, Kind, Reason
 from specbench.runs import StoredRun
 from specbench.untrusted import parse_json
 from specbench.whole_file import write_errors_named, write_whole
+from specbench.words.answers import joined
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +168,7 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
         name = run.origins[0].run_id
         for cell in run.cells:
             if cell.key not in kept and cell.problems:
-                yield f"{cell.key.label}, run {name}: {'; '.join(cell.problems)}"
+                yield f"{cell.key.label}, run {name}: {joined(cell.problems)}"
         for key in run.unmeasured:
             yield f"{key.label}, run {name}: not measured"
     explained = {cell.key for run in runs for cell in run.cells if cell.problems}

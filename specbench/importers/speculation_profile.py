@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult, conditions
 from specbench.importers.result_file import JsonObject
-from specbench.importers.specdec_bench import CHUNKS, ENGINES
+from specbench.importers.specdec_bench import ENGINES
+from specbench.records import Kind
 from specbench.settings.words import MAX_K
 from specbench.stats.rounds import conditional_rates, joint_rates, mean_length_from_rates
 
@@ -69,7 +70,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         temperature=measured_with.number("temperature"),
         num_completed=measured_with.whole("num_samples"),
         figures=_figures(result, k),
-        warnings=(*conditions(measured_with.values), *([CHUNKS] if is_of_chunks else [])),
+        warnings=(*conditions(measured_with.values), *([Kind.CHUNKS()] if is_of_chunks else [])),
     )
 
 

@@ -31,7 +31,7 @@ class CellSummary:
 
     key: Annotated[CellKey, Doc("which cell")]
     valid: Annotated[bool, Doc("whether the cell may support a decision")]
-    invalid_reasons: Annotated[tuple[str, ...], Doc("why not; empty for a valid cell")]
+    invalid_reasons: Annotated[tuple[Reason, ...], Doc("why not; empty for a valid cell")]
     num_prompts: Annotated[int, Doc("prompts with a finished request", "prompts")]
     num_requests: Annotated[
         int, Doc("each turn and repeat counts, failed ones included", "requests")
@@ -67,7 +67,7 @@ class CellSummary:
             "without `--slo`"
         ),
     ] = None
-    warnings: Annotated[tuple[str, ...], Doc("what to look at again; the cell stays valid")] = ()
+    warnings: Annotated[tuple[Reason, ...], Doc("what to look at again; the cell stays valid")] = ()
 
     @property
     def as_decided(self) -> "CellSummary":
@@ -110,7 +110,9 @@ class Decision:
         tuple[Reason, ...], Doc("what was found, then what would decide it; `text` joins them")
     ]
     reasons: Annotated[tuple[Reason, ...], Doc("the facts behind it, the most important first")]
-    warnings: Annotated[tuple[str, ...], Doc("about the measurement that the answer quotes")] = ()
+    warnings: Annotated[
+        tuple[Reason, ...], Doc("about the measurement that the answer quotes")
+    ] = ()
     is_synthetic: Annotated[bool, Doc("as in the document")] = False
 
     @property

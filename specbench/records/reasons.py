@@ -89,7 +89,7 @@ class Kind(StrEnum):
         "over_limits",
         "no configuration meets the limits. Closest: {configuration}: {because:all}",
     )
-    OVER_LIMIT = "over_limit", "{limit} {seconds:milliseconds}, above {most:milliseconds}"
+    OVER_LIMIT = "over_limit", "{limit} {seconds:ms}, above {most:ms}"
     LIMIT_UNKNOWN = "limit_unknown", "{limit} is not known"
     NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid K = 0 was measured"
     UNANSWERED = "unanswered", "no answer: not measured"
@@ -183,17 +183,17 @@ class Kind(StrEnum):
     )
     DRAFT_BOUND = (
         "draft_bound",
-        "draft-bound: drafting takes most of the lost time; a cheaper drafter would help",
+        "draft-bound: the largest loss is the time of drafting; a cheaper drafter would help",
     )
     VERIFY_BOUND = (
         "verify_bound",
-        "verify-bound: most of the loss is that a verification is longer than a target step",
+        "verify-bound: the largest loss is that a verification is longer than a target step",
     )
     ACCEPTANCE_BOUND = (
         "acceptance_bound",
-        "acceptance-bound: most of the loss comes from rejected draft tokens",
+        "acceptance-bound: the largest loss is from rejected draft tokens",
     )
-    OVERHEAD_BOUND = "overhead_bound", "overhead-bound: most of the loss is between forwards"
+    OVERHEAD_BOUND = "overhead_bound", "overhead-bound: the largest loss is between forwards"
     ACCEPTANCE_LENGTH = (
         "acceptance_length",
         "acceptance length at {k:K}{mean_k:mean}: {length:.2f} tokens per round (break-even: "
@@ -340,6 +340,211 @@ class Kind(StrEnum):
         "baseline",
     )
 
+    # Why a cell may not support a decision.
+    OF_BASELINE = "of_baseline", "baseline: {because:all}"
+    REQUESTS_FAILED = "requests_failed", "{failed} of {requests} requests failed{error:colon}"
+    NOTHING_FINISHED = "nothing_finished", "no request finished"
+    TOO_FEW_ROUNDS = "too_few_rounds", "fewer than {needed} rounds"
+    BURSTS = (
+        "bursts",
+        "no decode speed: a proxy buffers this stream: {counted:,} tokens came at {seen:,} "
+        "moments, more than K = {k} can give; turn its buffering off (header X-Accel-Buffering: "
+        "no), or measure behind it ({answers} of {judged} answers)",
+    )
+    UNSTREAMED = (
+        "unstreamed",
+        "no decode speed: hidden thinking: {counted:,} tokens in `usage`, {seen:,} of them "
+        "streamed; let the server stream its reasoning, or turn thinking off ({answers} of "
+        "{judged} answers)",
+    )
+    LATE_FIRST = (
+        "late_first",
+        "no decode speed: tokens before the stream: {counted:,} tokens in `usage`, at most "
+        "{seen:,} in the events, and the first one as late as the others explain; let the server "
+        "stream its reasoning, or turn thinking off ({answers} of {judged} answers)",
+    )
+    MISCOUNTED = (
+        "miscounted",
+        "no decode speed: `usage` counts other tokens than the stream has: {counted:,} completion "
+        "tokens, {seen:,} by its total or by the events; measure the engine itself, without the "
+        "gateway that counts ({answers} of {judged} answers)",
+    )
+    CLIENT_BUSY = (
+        "client_busy",
+        "client-bound: the client used {share:.0%} of a core, more than {most:.0%}; lower "
+        "--concurrency, or run the client on a faster machine",
+    )
+    CLIENT_LAGGED = (
+        "client_lagged",
+        "client-bound: the client's event loop lagged by {lag:ms} on average, more than "
+        "{most:.0%} of the {interval:ms} between two events; keep a core free for it",
+    )
+    SERVER_THROTTLED = "server_throttled", "a GPU throttled: {reasons:commas}"
+    THROTTLED = "throttled", "throttled in {throttled} of {requests} requests: {reasons:commas}"
+    SLOW_CLOCK = (
+        "slow_clock",
+        "SM clock down to {lowest:.0%} of default, under {least:.0%} in {slow} of {requests} "
+        "requests",
+    )
+    GPU_SHARED = "gpu_shared", "another process on the GPU in {shared} of {requests} requests"
+    CLOCKS_DIFFER = (
+        "clocks_differ",
+        "at the power cap the SM clock was {clock:.0f} MHz, and {baseline:.0f} MHz at K = 0: more "
+        "than {most:.0%} apart; set one for both (nvidia-smi -lgc)",
+    )
+    # Identities that every correct decoder satisfies.
+    ACCEPTED_TOO_MANY = (
+        "accepted_too_many",
+        "identity broken: num_accepted > num_drafted or num_accepted > K ({broken} of {requests} "
+        "requests, first {prompt})",
+    )
+    EMITTED_OUTSIDE = (
+        "emitted_outside",
+        "identity broken: num_emitted outside num_accepted .. num_accepted + 1, or 0 ({broken} of "
+        "{requests} requests, first {prompt})",
+    )
+    TOKENS_UNEXPLAINED = (
+        "tokens_unexplained",
+        "identity broken: output tokens are not 1 + predicted-output tokens + sum of num_emitted "
+        "({broken} of {requests} requests, first {prompt})",
+    )
+    CHECK_IMPOSSIBLE = (
+        "check_impossible",
+        "identity broken: the check of a predicted output accepts more than it drafts or emits "
+        "({broken} of {requests} requests, first {prompt})",
+    )
+    ROUND_OVER_K = (
+        "round_over_k",
+        "identity broken: a round exceeds the cell's K ({broken} of {passes} passes)",
+    )
+    LIVE_OVER_ROWS = (
+        "live_over_rows",
+        "identity broken: num_live > num_rows ({broken} of {passes} passes)",
+    )
+    TIME_LINE_DIFFERS = (
+        "time_line_differs",
+        "identity broken: tokens on the time line do not match its requests ({broken} of {passes} "
+        "passes)",
+    )
+    TIMES_DIFFER = (
+        "times_differ",
+        "identity broken: rounds take {round_s:.3g} s, decoding {decode_s:.3g} s",
+    )
+    HISTOGRAM_DIFFERS = (
+        "histogram_differs",
+        "identity broken: histogram sums to {histogram:g}, not {rounds} rounds",
+    )
+    HISTOGRAM_NEGATIVE = (
+        "histogram_negative",
+        "identity broken: more rounds accept drafts than there are",
+    )
+    LENGTH_OUTSIDE = (
+        "length_outside",
+        "identity broken: {metric} {length:.2f} outside 1 .. K + 1",
+    )
+    RATE_OUTSIDE = "rate_outside", "identity broken: acceptance rate {rate:.2f} outside 0 .. 1"
+    ACCEPTANCE_RISES = "acceptance_rises", "identity broken: acceptance per position rises"
+
+    # What to look at again in a valid cell.
+    WHOLE_REQUESTS = (
+        "whole_requests",
+        "whole requests, from sending to the last token, are {speedup:.2f}x as fast as at K = 0: "
+        "no decode speed, but right without the times within the streams",
+    )
+    POWER_CAPPED = (
+        "power_capped",
+        "the GPU was at its power cap in {capped} of {requests} requests",
+    )
+    SERVER_POWER_CAPPED = "server_power_capped", "a GPU was at its power cap"
+    SUSPICIOUS_ACCEPTANCE = (
+        "suspicious_acceptance",
+        "position 1 is accepted in {share:.1%} of rounds: prompts may be repetitive or random; "
+        "expect less speedup on other text",
+    )
+    OUTPUTS_DIFFER = (
+        "outputs_differ",
+        "{differing} of {compared} outputs differ from K = 0 at temperature 0; `specbench verify` "
+        "distinguishes near-ties from faults",
+    )
+    OUTPUTS_MAY_DIFFER = (
+        "outputs_may_differ",
+        "{differing} of {compared} outputs differ from K = 0 at temperature 0, as the rule {rule} "
+        "allows",
+    )
+    NEAR_TIES = (
+        "near_ties",
+        "{differing} of {compared} outputs differ from K = 0 at temperature 0: {dtype} rounds "
+        "near-ties differently for other numbers of tokens{worst:in_brackets}; `specbench verify` "
+        "distinguishes them from faults",
+    )
+    FIRST_DIFFERENCES = (
+        "first_differences",
+        "at the first difference of {outputs} outputs, the logits of the two tokens are at most "
+        "{gap:.3g} apart, {steps:.3g} x the spacing of {dtype} there",
+    )
+    OUTPUT_LENGTHS_DIFFER = (
+        "output_lengths_differ",
+        "mean output is {tokens:.0f} tokens, {baseline:.0f} at K = 0",
+    )
+    GRAPHS_DIFFER = (
+        "graphs_differ",
+        "graph {graph} against {baseline} at K = 0 in {differing} of {requests} requests: part of "
+        "the difference is how rounds are started",
+    )
+    FEW_SEEDS = (
+        "few_seeds",
+        "{needed} seeds per prompt needed at temperature {temperature:g}, some have {fewest}",
+    )
+    CYCLES_LEFT_OUT = (
+        "cycles_left_out",
+        "{left_out} of {cycles} cycles are left out: client-bound; keep a core free for the client",
+    )
+    SESSIONS_DIFFER = (
+        "sessions_differ",
+        "sessions decode at {slowest:.2f}x to {fastest:.2f}x their median speed, further apart "
+        "than noise explains: other load, another server or another build? Intervals of speedups "
+        "allow for it unless it slowed one K more often than another",
+    )
+    SATURATED = (
+        "saturated",
+        "saturated, or nearly: requests arrive faster ({request_rate:g} per second) than they are "
+        "served. The first third waited {first_s:.3g} s for the first token, the last third at "
+        "least {last_s:.3g} s, and more requests would wait longer",
+    )
+
+    # What the counts of another tool mean.
+    CONDITIONS = "conditions", "conditions in the file: {facts:all}"
+    CANCELLED = "cancelled", "the run was cancelled"
+    PAST_THE_END = (
+        "past_the_end",
+        "acceptance is as vLLM counts it, with drafts accepted past the end of an answer: at least "
+        "what specbench measures for the same texts",
+    )
+    SINCE_START = (
+        "since_start",
+        "accept_length is the server's average since its start: true of this run only if the "
+        "server was fresh",
+    )
+    RANDOM_PROMPTS = (
+        "random_prompts",
+        "random prompts: expect another acceptance rate, and speedup, on real text",
+    )
+    CHUNKS = (
+        "chunks",
+        "specdec_bench counts each chunk as one round, even the first token: lengths are too low",
+    )
+    ALL_ITERATIONS = (
+        "all_iterations",
+        "for trtllm-bench every decoding iteration is one round that drafted K tokens",
+    )
+    NO_ACCEPTANCE = (
+        "no_acceptance",
+        "no acceptance in the file: check that its server speculated; for aiperf import its "
+        "server_metrics_export.json as well",
+    )
+    REPEATS = "repeats", "mean of {repeats:amount}{deviations:parts}"
+    DEVIATION = "deviation", "standard deviation of {metric} {share:.1%}"
+
     # Why a check judged a metric as it did.
     MACHINE_BUSY = (
         "machine_busy",
@@ -384,7 +589,7 @@ class Kind(StrEnum):
     STEPPED = (
         "stepped",
         "{metric} of {cell}: {change:step} with run {run_id}, {before:value} -> {after:value} "
-        "(p {p_value:.3f}){judged:judged}",
+        "(p {p_value:.3f}){judged:colon}",
     )
     TREND = (
         "trend",

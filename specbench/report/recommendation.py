@@ -58,7 +58,7 @@ def recommendation_lines(
     for pick in picks:
         lines.append(f"{title(pick, picks)}: {headline(document, pick, objective)}")
         lines += (f"  {text(reason)}" for reason in reasons(document, pick))
-        lines += (f"  {warning}" for warning in _warnings(document, pick))
+        lines += (f"  {text(warning)}" for warning in _warnings(document, pick))
     lines += (text(reason) for reason in joint_reasons(document, picks))
     lines += context_lines(document, _settings(picks))
     missing = without_recommendation(document, picks, workloads)
@@ -177,7 +177,7 @@ def reasons(document: Document, pick: Recommendation) -> Iterator[Reason]:
     yield from memory_left(document, key)
 
 
-def _warnings(document: Document, pick: Recommendation) -> tuple[str, ...]:
+def _warnings(document: Document, pick: Recommendation) -> tuple[Reason, ...]:
     """The warnings about the measurement that the reasons are from."""
     if pick.best is None or no_valid_speculative_run(document, pick):
         return ()
@@ -241,7 +241,7 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[Reason]:
     setting = plain.condition
     for decision in document.decisions:
         if decision.condition == setting:
-            because: tuple[Reason | str, ...] = (*decision.reasons, *decision.warnings)
+            because = (*decision.reasons, *decision.warnings)
             yield Kind.SOURCE_INVALID(pairing=decision.leader.source, because=because)
     names: dict[str, list[str]] = {}
     for key in document.missing:
@@ -439,7 +439,7 @@ _PICK = JsonObject(
             lambda of: reasons(of.document, of.part),
         ),
         "warnings": Key(
-            tuple[str, ...],
+            Several(REASON),
             "about the measurement that they are from",
             lambda of: _warnings(of.document, of.part),
         ),

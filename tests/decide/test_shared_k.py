@@ -112,7 +112,7 @@ def test_regrets_within_1_percent_go_to_the_smaller_k(summarized):
 def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarized):
     code = sweep(summarized, "code", k2=1.5, k8=2.0)
     chat = sweep(summarized, "chat", k2=1.5, k8=2.0)
-    chat[1] = replace(chat[1], valid=False, invalid_reasons=("throttled",))
+    chat[1] = replace(chat[1], valid=False, invalid_reasons=(Kind.NOTHING_FINISHED(),))
     shared_k = find_shared_k([*code, *chat])
     assert shared_k is not None
     assert shared_k.num_speculative_tokens == 2

@@ -132,7 +132,7 @@ def test_the_cell_frame_equals_the_cells_of_the_json_report(document: Document) 
     for row, cell in zip(rows(frame), to_json(document)["cells"], strict=True):
         flat = {**cell, **cell["metrics"], **spread(cell, "speedup", "speedup_end_to_end")}
         for name in ("invalid_reasons", "warnings"):
-            flat[name] = "; ".join(cell[name])
+            flat |= in_words(cell, name)
         assert_same_values(row, flat, besides=("run_id", "synthetic", "cell_id"))
 
 
@@ -140,10 +140,8 @@ def test_the_decision_frame_equals_the_decisions_of_the_json_report(document: Do
     frame = decisions_frame([document])
     for row, decision in zip(rows(frame), to_json(document)["decisions"], strict=True):
         flat = {**decision, **spread(decision, "speedup")}
-        flat["warnings"] = "; ".join(decision["warnings"])
-        for name in ("answer", "reasons"):
-            flat[name] = "; ".join(reason["kind"] for reason in decision[name])
-            flat[f"{name}_text"] = "; ".join(reason["text"] for reason in decision[name])
+        for name in ("answer", "reasons", "warnings"):
+            flat |= in_words(decision, name)
         assert_same_values(row, flat, besides=("run_id", "cell_id", "drafter"))
         assert set(decision) <= set(row)
         if row["verdict"] == "faster":
@@ -165,6 +163,11 @@ def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Plain values; None for absent ones."""
     plain = table.astype(object)
     return plain.where(plain.notna(), None).to_dict("records")
+
+
+def in_words(record: dict[str, Any], name: str) -> dict[str, str]:
+    kinds, texts = ("; ".join(reason[key] for reason in record[name]) for key in ("kind", "text"))
+    return {name: kinds, f"{name}_text": texts}
 
 
 def spread(record: dict[str, Any], *names: str) -> dict[str, Any]:
