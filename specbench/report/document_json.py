@@ -35,7 +35,7 @@ from specbench.report.document import Document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
-from specbench.words.answers import REASON, decision_sentence
+from specbench.words.answers import REASON, TEXT_OF_DECISION, decision_sentence
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -89,14 +89,17 @@ _DECISION = JsonObject(
         **keys_of(Decision, without=("leader", "draft", "is_synthetic")),
         "answer": Key(Several(REASON), docs_of(Decision)["answer"]),
         "reasons": Key(Several(REASON), docs_of(Decision)["reasons"]),
-        "text": Key(str, "the answer in words, with the workload before it", decision_sentence),
+        "text": Key(str, TEXT_OF_DECISION, decision_sentence),
         **flat_keys(attrgetter("key"), only=_IN_DECISION),
     },
 )
 _SHARED_K = JsonObject(
     "SharedK",
     "One K for all workloads of a pairing.",
-    {**flat_keys(attrgetter("key"), only=_IN_SHARED_K), **keys_of(SharedK)},
+    {
+        **flat_keys(attrgetter("key"), only=_IN_SHARED_K),
+        **keys_of(SharedK, without=("key", "best_k", "left_out")),
+    },
 )
 _FORECAST_POINT = JsonObject(
     "ForecastPoint",

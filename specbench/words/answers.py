@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from string import Formatter
 from typing import Any
 
-from specbench.doc import JsonObject, Key, keys_of
+from specbench.doc import Doc, JsonObject, Key, keys_of
 from specbench.records import Decision, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
@@ -144,6 +144,9 @@ REASON = JsonObject(
     "A fact behind an answer, or what to do next.",
     {**keys_of(Reason), "text": Key(str, "the same in words", text)},
 )
+
+
+TEXT_OF_DECISION = Doc("the answer in words, with the workload before it", is_text=True)
 
 
 def answer_text(verdict: SpeedupVerdict, answer: Iterable[Reason | str], *, mark: str = "") -> str:
