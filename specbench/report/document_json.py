@@ -35,7 +35,7 @@ from specbench.report.document import Document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
-from specbench.words.answers import decision_sentence, keys_in_words
+from specbench.words.answers import TEXT_OF_DECISION, decision_sentence, keys_in_words
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -87,14 +87,17 @@ _DECISION = JsonObject(
     {
         **flat_keys(attrgetter("key"), only=_FIRST_IN_DECISION),
         **keys_in_words(Decision, without=("leader", "draft", "is_synthetic")),
-        "text": Key(str, "the answer in words, with the workload before it", decision_sentence),
+        "text": Key(str, TEXT_OF_DECISION, decision_sentence),
         **flat_keys(attrgetter("key"), only=_IN_DECISION),
     },
 )
 _SHARED_K = JsonObject(
     "SharedK",
     "One K for all workloads of a pairing.",
-    {**flat_keys(attrgetter("key"), only=_IN_SHARED_K), **keys_of(SharedK)},
+    {
+        **flat_keys(attrgetter("key"), only=_IN_SHARED_K),
+        **keys_of(SharedK, without=("key", "best_k", "left_out")),
+    },
 )
 _FORECAST_POINT = JsonObject(
     "ForecastPoint",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from string import Formatter
 from typing import Any
 
-from specbench.doc import JsonObject, Key, Several, keys_of
+from specbench.doc import Doc, JsonObject, Key, Several, keys_of
 from specbench.records import Decision, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
@@ -161,6 +161,9 @@ def keys_in_words(
         name: key._replace(type=Several(REASON)) if key.type == tuple[Reason, ...] else key
         for name, key in keys.items()
     }
+
+
+TEXT_OF_DECISION = Doc("the answer in words, with the workload before it", is_text=True)
 
 
 def answer_text(verdict: SpeedupVerdict, answer: Iterable[Reason | str], *, mark: str = "") -> str:
