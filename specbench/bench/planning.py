@@ -207,7 +207,7 @@ def _check_running(
     if missing and not settings.draft.is_default_range:
         raise UsageError(
             f"-k {','.join(map(str, missing))}: the servers of --base-url run at "
-            f"K = {', '.join(map(str, sorted(running_ks)))}; leave -k out, or add the address of "
+            f"K={', '.join(map(str, sorted(running_ks)))}; leave -k out, or add the address of "
             f"a server at that K, such as --base-url http://localhost:8001#k={missing[0]}"
         )
 

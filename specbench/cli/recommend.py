@@ -105,7 +105,7 @@ def recommend(
     picks = recommendations_of(document, wanted, concurrency=concurrency, workloads=workloads)
     if not picks:
         text = (
-            f"run {document.run.run_id} has no valid K = 0 to compare with; see `specbench "
+            f"run {document.run.run_id} has no valid K=0 to compare with; see `specbench "
             "report` for what was measured"
         )
         if has_undecided(document):

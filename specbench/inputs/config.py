@@ -132,7 +132,7 @@ def _target(name: str, value: Value, defaults: _Defaults) -> Target:
 
 def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) -> DrafterSpec:
     if name == NO_DRAFTER:
-        value.fail(f"{NO_DRAFTER!r} is the name of the K = 0 baseline; choose another")
+        value.fail(f"{NO_DRAFTER!r} is the name of the K=0 baseline; choose another")
     keys = value.section(allowed=DRAFTER_KEYS)
     methods = {method.name: method for method in all_methods()}
     method = methods[keys.must("method", one_of(tuple(methods)))]

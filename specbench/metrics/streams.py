@@ -30,7 +30,7 @@ class StreamFault(StrEnum):
 # What happened, with `counted` and `seen` of FaultyStreams, and the remedy.
 _SENTENCES: Mapping[StreamFault, str] = {
     StreamFault.BURSTS: (
-        "a proxy buffers this stream: {counted:,} tokens came at {seen:,} moments, more than K = "
+        "a proxy buffers this stream: {counted:,} tokens came at {seen:,} moments, more than K="
         "{k} can give; turn its buffering off (header X-Accel-Buffering: no), or measure behind it"
     ),
     StreamFault.UNSTREAMED: (

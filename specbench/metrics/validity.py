@@ -221,7 +221,7 @@ def _different_clocks_at_cap(
         clock, plain = (median(side) for side in clocks)
         if abs(clock / plain - 1) > MAX_CLOCK_GAP:
             yield (
-                f"at the power cap the SM clock was {clock:.0f} MHz, and {plain:.0f} MHz at K = 0: "
+                f"at the power cap the SM clock was {clock:.0f} MHz, and {plain:.0f} MHz at K=0: "
                 f"more than {MAX_CLOCK_GAP:.0%} apart; set one for both (nvidia-smi -lgc)"
             )
 
@@ -232,7 +232,7 @@ def _whole_requests(cell: CellData) -> Iterator[str]:
     if seconds is not None and (cell.faulty_streams or cell.baseline_faulty_streams):
         yield (
             f"whole requests, from sending to the last token, are {seconds.speedup:.2f}x as fast "
-            "as at K = 0: no decode speed, but right without the times within the streams"
+            "as at K=0: no decode speed, but right without the times within the streams"
         )
 
 
@@ -303,7 +303,7 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
     if cell.key.condition.temperature == 0:
         differing = sum(not have_same_text(base, spec) for base, spec in cell.pairs)
         if differing:
-            text = f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
+            text = f"{differing} of {len(cell.pairs)} outputs differ from K=0 at temperature 0"
             if lossy is not None:
                 text += f", as the rule {lossy} allows"
             elif (dtype := cell.key.condition.dtype) in HALF_PRECISION:
@@ -324,7 +324,7 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
     base_tokens = sum(base.num_output_tokens for base, _ in cell.pairs) / len(cell.pairs)
     spec_tokens = sum(spec.num_output_tokens for _, spec in cell.pairs) / len(cell.pairs)
     if abs(spec_tokens - base_tokens) > MAX_LENGTH_GAP * base_tokens:
-        yield f"mean output is {spec_tokens:.0f} tokens, {base_tokens:.0f} at K = 0"
+        yield f"mean output is {spec_tokens:.0f} tokens, {base_tokens:.0f} at K=0"
 
 
 def _differing_graphs(cell: CellData) -> Iterator[str]:
@@ -333,7 +333,7 @@ def _differing_graphs(cell: CellData) -> Iterator[str]:
     differing = Counter((base, spec) for base, spec in known if base != spec)
     for (base, spec), count in differing.items():
         yield (
-            f"graph {spec} against {base} at K = 0 in {count} of {len(cell.pairs)} requests: part "
+            f"graph {spec} against {base} at K=0 in {count} of {len(cell.pairs)} requests: part "
             "of the difference is how rounds are started"
         )
 

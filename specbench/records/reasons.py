@@ -91,7 +91,7 @@ class Kind(StrEnum):
     )
     OVER_LIMIT = "over_limit", "{limit} {seconds:milliseconds}, above {most:milliseconds}"
     LIMIT_UNKNOWN = "limit_unknown", "{limit} is not known"
-    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid K = 0 was measured"
+    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid K=0 was measured"
     UNANSWERED = "unanswered", "no answer: not measured"
     FASTER_VARIANT = (
         "faster_variant",
@@ -216,18 +216,18 @@ class Kind(StrEnum):
     CONFIRMATION_EXCLUDED = "confirmation_excluded", "confirmation run excluded: {because:all}"
     LED = (
         "led",
-        "exploration phase: {k:K}{mean_k:mean} had the highest lower bound of K = {tried:ks}",
+        "exploration phase: {k:K}{mean_k:mean} had the highest lower bound of K={tried:ks}",
     )
-    DROPPED = "dropped", "not measured: K = {ks:ks} (dropped before it had an interval)"
+    DROPPED = "dropped", "not measured: K={ks:ks} (dropped before it had an interval)"
     LOOKS_BEST = "looks_best", "undecided: {k:K}{mean_k:mean} looks best so far"
-    OTHERS_LOSE = "others_lose", "no speedup: K = {ks:ks}"
+    OTHERS_LOSE = "others_lose", "no speedup: K={ks:ks}"
     HIGHEST_ESTIMATE = (
         "highest_estimate",
-        "{k:K}{mean_k:mean} has the highest estimate of K = {tried:ks}; none is shown to be faster",
+        "{k:K}{mean_k:mean} has the highest estimate of K={tried:ks}; none is shown to be faster",
     )
     DRAFTER_MEMORY = "drafter_memory", "drafter memory: {bytes:MiB}{cache_tokens:cache}"
     DETECTABLE_EFFECT = "detectable_effect", "minimum detectable effect: {effect:effect}"
-    EXCLUDED = "excluded", "excluded: K = {ks:ks}: {because:all}"
+    EXCLUDED = "excluded", "excluded: K={ks:ks}: {because:all}"
 
     # What verify found about one pairing at one K and temperature.
     LOSSY_RULE = "lossy_rule", "{rule} is lossy by choice"
@@ -281,11 +281,11 @@ class Kind(StrEnum):
     )
     RARITY_DIFFERS = (
         "rarity_differs",
-        "likely and unlikely tokens do not occur as often as in its answers at K = 0",
+        "likely and unlikely tokens do not occur as often as in its answers at K=0",
     )
     FREQUENCY_DIFFERS = (
         "frequency_differs",
-        "some tokens occur more often than in its answers at K = 0",
+        "some tokens occur more often than in its answers at K=0",
     )
     NOT_SPECULATION = (
         "not_speculation",
@@ -310,11 +310,11 @@ class Kind(StrEnum):
     )
     CONTROL_FAILED = (
         "control_failed",
-        "answers of K = 0 at a 20% lower temperature are not distinguished either; use more "
+        "answers of K=0 at a 20% lower temperature are not distinguished either; use more "
         "--num-tokens",
     )
     FOLLOWS = "follows", "the tokens follow the target's distribution"
-    LIKE_BASELINE = "like_baseline", "its answers are like those of its K = 0"
+    LIKE_BASELINE = "like_baseline", "its answers are like those of its K=0"
 
     # Signs that a machine was busy. Fewer threads are advised once.
     OTHER_PROCESSES = (
@@ -330,9 +330,9 @@ class Kind(StrEnum):
     CLOCKS_LIMITED = "clocks_limited", "CPU clocks are limited to {limit:.1f} of {most:.1f} GHz"
     UNEVEN_ROUNDS = (
         "uneven_rounds",
-        "a round of K = 0 took {mean_s:ms} on average and {median_s:ms} at the median",
+        "a round of K=0 took {mean_s:ms} on average and {median_s:ms} at the median",
     )
-    DRIFTED = "drifted", "K = 0 drifted by a factor of {factor:.2f} between blocks of one prompt"
+    DRIFTED = "drifted", "K=0 drifted by a factor of {factor:.2f} between blocks of one prompt"
     WAITED = "waited", "this process got the CPU for {share:.0%} of the time"
     WAITED_MORE = (
         "waited_more",
@@ -360,10 +360,10 @@ class Kind(StrEnum):
     )
     MISSING_IN_CANDIDATE = "missing_in_candidate", "missing in the candidate"
     BASELINE_IS_ZERO = "baseline_is_zero", "the baseline is 0"
-    PLAIN_GOT_FASTER = "plain_got_faster", "K = 0 got faster; so did this cell, but by less"
+    PLAIN_GOT_FASTER = "plain_got_faster", "K=0 got faster; so did this cell, but by less"
     PLAIN_MAY_BE_FASTER = (
         "plain_may_be_faster",
-        "this cell got faster; K = 0 may have got faster by more, within noise",
+        "this cell got faster; K=0 may have got faster by more, within noise",
     )
     BEYOND_LIMIT = (
         "beyond_limit",
@@ -404,14 +404,14 @@ class Kind(StrEnum):
     ROUND_LONGER = "round_longer", "a round takes longer, {shift:shift}{parts:parts}"
     STEP_FASTER = (
         "step_faster",
-        "a round takes {shift:shift}, and a K = 0 step got faster, {step:shift}{parts:parts}",
+        "a round takes {shift:shift}, and a K=0 step got faster, {step:shift}{parts:parts}",
     )
     PART_MOVED = "part_moved", "{name} {shift:shift}"
     ROUND_MOVED = "round_moved", "round time {shift:shift}"
     METRICS_ROSE = "metrics_rose", "{metrics:commas} rose"
     STEP_SLOWER = (
         "step_slower",
-        "K = 0 is also slower, {step:shift} per step: driver, clocks, packages or the machine",
+        "K=0 is also slower, {step:shift} per step: driver, clocks, packages or the machine",
     )
 
     # About the two sides of a check.
@@ -449,7 +449,7 @@ class Kind(StrEnum):
     NEW_CELLS = "new_cells", "{cells:amount} of the candidate without a baseline: not judged"
     AUTO_COUNTS = (
         "auto_counts",
-        "counts at K = auto depend on the K it picked and are not judged",
+        "counts at K=auto depend on the K it picked and are not judged",
     )
     SINGLE_RUNS = (
         "single_runs",

@@ -248,7 +248,7 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[Reason]:
         if key.condition == setting and key.draft.k:
             names.setdefault(key.source, []).append(key.draft.length.label)
     if names:
-        cells = tuple(f"{source} at K = {listed(ks)}" for source, ks in names.items())
+        cells = tuple(f"{source} at K={listed(ks)}" for source, ks in names.items())
         yield Kind.PLANNED_ONLY(cells=cells)
 
 

@@ -343,5 +343,5 @@ def _evidence(
         baselines[job.engine] = texts
         return collector.greedy(candidate, texts, None)
     if job.engine not in baselines:
-        raise ModelError(f"{job.engine} could not decode at K = 0, so there is nothing to compare")
+        raise ModelError(f"{job.engine} could not decode at K=0, so there is nothing to compare")
     return collector.greedy(candidate, texts, baselines[job.engine])

@@ -193,5 +193,5 @@ def test_texts_are_compared_if_a_server_returns_no_token_ids(cell):
     same = replace(cell, requests=hide_ids(cell.requests), baseline=hide_ids(cell.baseline))
     assert summarize([same])[0].warnings == ()
     other = replace(same, requests=(replace(same.requests[0], text="else"), *same.requests[1:]))
-    flags = [("1 of 48 outputs" in w, "K = 0 " in w) for w in summarize([other])[0].warnings]
+    flags = [("1 of 48 outputs" in w, "K=0 " in w) for w in summarize([other])[0].warnings]
     assert flags == [(True, True)]

@@ -89,7 +89,7 @@ def test_a_gpu_at_its_power_cap_gives_a_warning(steady, clock, base_clock):
 def test_a_power_cap_that_gave_k_and_k_0_other_clocks_is_a_reason(steady, clock, base_clock):
     reason = only_reason(at_the_cap(steady, clock, base_clock))
     assert f"{clock} MHz" in reason
-    assert f"{base_clock} MHz at K = 0" in reason
+    assert f"{base_clock} MHz at K=0" in reason
 
 
 def test_heat_is_a_reason_also_at_the_power_cap(steady):
@@ -256,7 +256,7 @@ def test_a_first_position_that_is_nearly_always_right_is_a_warning(steady):
 
 def test_outputs_that_differ_from_the_baseline_are_a_warning_at_temperature_0(steady):
     other = with_first(steady, output_ids=tuple(range(100, 113)))
-    assert any(re.match("1 of 6 outputs .*K = 0 ", warning) for warning in cell_warnings(other))
+    assert any(re.match("1 of 6 outputs .*K=0 ", warning) for warning in cell_warnings(other))
     half = replace(other, key=with_axes(other.key, dtype="bfloat16"))
     (warning,) = cell_warnings(half)
     assert warning.startswith("1 of 6 outputs differ")
@@ -289,7 +289,7 @@ def test_the_half_precision_warning_states_the_largest_logit_gap(steady):
 def test_sampled_text_may_differ_but_needs_similar_lengths_and_three_seeds(steady):
     warm = replace(steady, key=with_axes(steady.key, temperature=1.0))
     short = with_first(warm, output_ids=(1, 2))
-    assert any(re.search(" 11 tokens, 13 at K = 0", warning) for warning in cell_warnings(short))
+    assert any(re.search(" 11 tokens, 13 at K=0", warning) for warning in cell_warnings(short))
     assert any(re.match("3 seeds .*temperature 1, .* 1$", text) for text in cell_warnings(warm))
     thrice = tuple(replace(r, repeat=i) for r in warm.requests for i in range(3))
     assert not any("seeds" in text for text in cell_warnings(replace(warm, requests=thrice)))
@@ -303,5 +303,5 @@ def test_rounds_launched_differently_from_the_baseline_get_a_warning(steady):
     same = replace(steady, baseline=tuple(graphed), requests=tuple(alike))
     assert cell_warnings(same) == ()
     (warning,) = cell_warnings(replace(same, requests=tuple(other)))
-    assert re.match(f"graph off .*round at K = 0 in 1 of {len(same.pairs)} ", warning)
+    assert re.match(f"graph off .*round at K=0 in 1 of {len(same.pairs)} ", warning)
     assert cell_warnings(replace(same, baseline=steady.baseline)) == ()  # of an earlier specbench

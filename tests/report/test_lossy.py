@@ -162,7 +162,7 @@ def test_a_text_that_differs_from_k_0_is_expected() -> None:
     cells = build_document(replace(stored, blocks=blocks)).cells
     warnings = {warning for cell in cells for warning in cell.warnings}
     (warning,) = warnings
-    assert re.match(f"6 of 6 outputs .*K = 0 .*{re.escape(RULE)}", warning)
+    assert re.match(f"6 of 6 outputs .*K=0 .*{re.escape(RULE)}", warning)
     assert all(cell.valid for cell in cells)
 
 

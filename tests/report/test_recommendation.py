@@ -110,7 +110,7 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     assert lines[0].startswith("code: undecided: no valid ")
     assert pick_verdict(document, pick) is PickVerdict.UNDECIDED
     assert recommended(document, pick, Objective()).kind is Kind.NO_DRAFTS_VALID
-    assert any(line.startswith("  demo/draft: excluded: K = 1: ") for line in lines)
+    assert any(line.startswith("  demo/draft: excluded: K=1: ") for line in lines)
     assert lines[-1] == "chat: no answer: not measured"
     assert "do not speculate" not in lines[0]
     assert candidate_grid(document, pick, Objective()).rows[0][-1] == "not compared"
@@ -129,7 +129,7 @@ def test_a_recommendation_names_the_planned_k_without_measurements() -> None:
     run = replace(stored.run, cells=stored_run(wish).run.cells)
     document = build_document(replace(stored, run=run))
     (pick,) = recommendations_of(document, Objective())
-    assert Kind.PLANNED_ONLY(cells=("demo/draft at K = 1, 2 and 4",)) in reasons(document, pick)
+    assert Kind.PLANNED_ONLY(cells=("demo/draft at K=1, 2 and 4",)) in reasons(document, pick)
 
 
 def test_an_unconfirmed_winner_is_listed_as_best_undecided() -> None:

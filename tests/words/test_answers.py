@@ -62,7 +62,7 @@ SPEEDUP = Interval(estimate=1.9, low=1.8, high=2.0)
         (Kind.CONFIRMED(speedup=SPEEDUP, over=(1, "pass")), "over 1 pass"),
         (Kind.NEEDS_MORE(missing=(2, "pass"), num_prompts=None), "2 passes more"),
         (Kind.NEEDS_MORE(missing=(2, "prompt"), num_prompts=5), "--num-prompts 5"),
-        (Kind.LED(k=3, mean_k=None, tried=(1, 2, 3, "auto")), "K = 1..3, auto"),
+        (Kind.LED(k=3, mean_k=None, tried=(1, 2, 3, "auto")), "K=1..3, auto"),
         (Kind.EXCLUDED(ks=(8,), because=("throttled", "29 rounds")), ": throttled; 29 rounds"),
         (Kind.FROM_LENGTH(k="no speedup", shortest=32_768), "do not speculate from 32,768"),
         (Kind.FROM_LENGTH(k="undecided", shortest=512), "undecided from 512"),
