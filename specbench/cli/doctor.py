@@ -132,11 +132,13 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     is_downloaded = all(map(is_here, pairing.models))
     problems: dict[str, str] = {}  # what is missing, in short and in full
     notes: list[str] = []
-    needs = None
+    needs, at_least = None, None
     try:
         needed = demand(pairing.target, [pairing.drafter], setup)
         if needed.total and (pairing.weights_gib is not None or not needed.is_least):
             needs = round(needed.total / GIB, 2)
+        elif needed.total:
+            at_least = round(needed.total / GIB, 2)
         if lack := shortage(pairing.target, [pairing.drafter], setup):
             problems["too large"] = lack
         if not is_gguf and setup.device == "cuda" and (missing := _without_accelerate(pairing)):
@@ -155,6 +157,7 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     return {
         "pairing": pairing.name,
         "weights_gib": needs,
+        "at_least_gib": at_least,
         "downloaded": is_downloaded,
         "ready": not problems,
         "missing": list(problems),
@@ -274,10 +277,12 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     console.print(f"model cache: {hub['cache']}, {hub['free_disk_gib']:g} GiB free")
     table = plain_table()
     table.add_column("pairing", no_wrap=True, overflow="fold")
-    for heading in ("needs GiB", "ready", "what is missing"):
+    for heading in ("needs GiB", "ready", "why not"):
         table.add_column(heading)
     for row in document["pairings"]:
         needs = "" if row["weights_gib"] is None else f"{row['weights_gib']:g}"
+        if row["at_least_gib"] is not None:
+            needs = f">= {row['at_least_gib']:g}"
         problems = row["problems" if in_full else "missing"]
         table.add_row(row["pairing"], needs, "yes" if row["ready"] else "no", "; ".join(problems))
     console.print(table)
@@ -287,10 +292,23 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
             notes.setdefault(note, []).append(row["pairing"])
     for note, names in notes.items():
         console.print(f"{', '.join(names)}: {note}")
-    num_ready = sum(row["ready"] for row in document["pairings"])
-    console.print(f"{num_ready} of {len(document['pairings'])} pairings can run on this machine.")
+    console.print(_counts(document["pairings"]))
     if not in_full:
         console.print("Details of one: `specbench doctor PAIRING`.")
+
+
+def _counts(rows: "Sequence[dict[str, Any]]") -> str:
+    """How many pairings are ready, cannot run here, or were not checked."""
+    from specbench.words.numbers import plural
+
+    num_ready = sum(row["ready"] for row in rows)
+    num_unchecked = sum(row["missing"] == ["not downloaded"] for row in rows)
+    parts = [f"{num_ready} of {plural(len(rows), 'pairing')} ready here"]
+    if num_unchecked:
+        parts.append(f"{num_unchecked} not downloaded, so not checked")
+    if num_refused := len(rows) - num_ready - num_unchecked:
+        parts.append(f"{num_refused} cannot run here")
+    return f"{'; '.join(parts)}."
 
 
 def _gpu_lines(document: dict[str, Any]) -> "Iterator[str]":

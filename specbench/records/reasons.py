@@ -117,7 +117,11 @@ class Kind(StrEnum):
     MEMORY_FULL = "memory_full", "memory left: not enough for {context:,} tokens of context"
 
     # What one K or one configuration for all workloads loses.
-    ONE_K = "one_k", "one K for all workloads: {k:K}; loses {losses:and}{left_out:not_compared}"
+    ONE_K = (
+        "one_k",
+        "one K for all workloads: {k:K}; loses {losses:and}{left_out:not_compared}"
+        "{open_on:open_on}",
+    )
     ONE_CONFIGURATION = (
         "one_configuration",
         "one configuration for all workloads{setting}: {configuration}; loses "

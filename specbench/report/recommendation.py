@@ -336,11 +336,10 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
         known = crossover.with_interval
         if stop is not None and stop > known[0]:
             speedup = next(p.speedup for p in points if p.at == stop)
-            is_lost = speedup is not None and speedup.estimate <= 1
             yield Kind.USERS_UP_TO(
                 configuration=_method(key),
                 users=(max(at for at in known if at < stop), "user"),
-                verdict=(SpeedupVerdict.NO_SPEEDUP if is_lost else SpeedupVerdict.UNDECIDED).value,
+                verdict=judge(speedup).value,
                 stop=stop,
             )
 

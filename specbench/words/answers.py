@@ -104,7 +104,9 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
         f"; undecided whether faster than variant {listed(names)}" if names else ""
     ),
     "than": lambda context: "" if context is None else f" than {context:,}",
-    "open_on": lambda names: f"; undecided on {listed(names)}" if names else "",
+    "open_on": lambda names: (
+        f"; its loss on {listed(names)} is unknown, because undecided" if names else ""
+    ),
     "not_compared": lambda names: (
         f"; not compared, without an interval on every workload: {listed(names)}" if names else ""
     ),

@@ -191,17 +191,18 @@ def point(at: int, estimate: float, *, is_sure: bool = True) -> Point:
 
 
 @pytest.mark.parametrize(
-    ("first", "changed", "is_told"),
+    ("first", "last", "changed", "verdict"),
     [
-        (point(1, 1.5), {}, True),
-        (point(1, 1.5), {"temperature": 1.0}, False),  # another question's
-        (point(1, 1.5), {"dtype": "bfloat16"}, False),
-        (point(1, 0.5, is_sure=False), {}, False),  # no gain was shown before
-        (replace(point(1, 1.5), valid=False), {}, False),
+        (point(1, 1.5), point(4, 0.9), {}, "no speedup"),
+        (point(1, 1.5), point(4, 0.98), {}, "undecided"),  # 0.93 to 1.03
+        (point(1, 1.5), point(4, 0.9), {"temperature": 1.0}, None),  # another question's
+        (point(1, 1.5), point(4, 0.9), {"dtype": "bfloat16"}, None),
+        (point(1, 0.5, is_sure=False), point(4, 0.9), {}, None),  # no gain was shown before
+        (replace(point(1, 1.5), valid=False), point(4, 0.9), {}, None),
     ],
 )
 def test_saturation_is_reported_for_the_same_setting(
-    served: Document, first: Point, changed: dict[str, object], is_told: bool
+    served: Document, first: Point, last: Point, changed: dict[str, object], verdict: str | None
 ) -> None:
     pick = recommendations_of(served, Objective(name="throughput"))[0]
     base_key = next(
@@ -210,13 +211,13 @@ def test_saturation_is_reported_for_the_same_setting(
         if cell.key.draft.k and cell.key.condition.workload == pick.condition.workload
     )
     key = with_axes(base_key, **changed)
-    crossover = Crossover(key=key, points=(first, point(4, 0.9)), concurrency=4, estimated=None)
+    crossover = Crossover(key=key, points=(first, last), concurrency=4, estimated=None)
     told = {
         (said.figures["users"], said.figures["verdict"], said.figures["stop"])
         for said in reasons(replace(served, crossovers=(crossover,)), pick)
         if said.kind is Kind.USERS_UP_TO
     }
-    assert told == ({((1, "user"), "no speedup", 4)} if is_told else set())
+    assert told == ({((1, "user"), verdict, 4)} if verdict else set())
 
 
 def test_recommendations_name_their_temperature(served: Document) -> None:
