@@ -123,6 +123,7 @@ def recommend(
     else:
         grids = [candidate_grid(document, pick, wanted, picks) for pick in picks]
         lines = recommendation_lines(document, picks, wanted, workloads=workloads)
+        typer.echo(f"run {document.run.run_id}")
         print_part(ReportPart("", [*map(TableBlock, grids), Lines(lines, is_answer=True)]))
     if any(pick.best is None for pick in picks):
         raise typer.Exit(ExitCode.FAILED)

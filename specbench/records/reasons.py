@@ -74,6 +74,7 @@ class Kind(StrEnum):
     NOT_WITH = "not_with", "not {which:list}"
     NOT_ON = "not_on", "no speedup on {which:list}"
     OPEN_ON = "open_on", "undecided on {which:list}"
+    UNMEASURED_ON = "unmeasured_on", "not measured: {which:list}"
     NO = "no", "No: no drafter is faster"
     NOTHING_SHOWN = "nothing_shown", "Undecided: no drafter is shown to be faster"
     NO_ANSWER = "no_answer", "No answer: no drafter was compared with K=0"
@@ -91,8 +92,9 @@ class Kind(StrEnum):
     )
     OVER_LIMIT = "over_limit", "{limit} {seconds:milliseconds}, above {most:milliseconds}"
     LIMIT_UNKNOWN = "limit_unknown", "{limit} is not known"
-    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid K=0 was measured"
+    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid measurement of K=0"
     UNANSWERED = "unanswered", "no answer: not measured"
+    NOT_BEYOND = "not_beyond", "not measured beyond {requests:amount}: see --concurrency"
     FASTER_VARIANT = (
         "faster_variant",
         "{cell}: {variant} is {speedup:x} faster than {other}{speedup:bounds}",
@@ -151,7 +153,8 @@ class Kind(StrEnum):
     NOT_ENOUGH_LEFT = "not_enough_left", "the workload has {left} more: add some"
     TOO_NOISY = (
         "too_noisy",
-        "the noise hides any speedup: use a quieter machine or more {option}",
+        "the noise could hide even a {effect:hidden} speedup: use a quieter machine or more "
+        "{option}",
     )
     MORE_OF = "more_of", "to narrow it: more {option}"
     ADD_PROMPTS = (
@@ -239,7 +242,7 @@ class Kind(StrEnum):
     EVERY_TOKEN = "every_token", "every token is the expected one"
     TIES = (
         "ties",
-        "{tokens} tokens differ by rounding: they are at most {steps:.0f} steps{below:logits} "
+        "rounding explains the difference at {tokens:token}: at most {steps:rounding}{below:logits} "
         "below the target's best",
     )
     RUNS_PAST = "runs_past", "{prompt}, {unit} {position}: the text runs past its end"
@@ -257,9 +260,9 @@ class Kind(StrEnum):
     NOT_TESTED = "not_tested", "not tested against the target's distribution: {because}"
     WRONG_ENDS = (
         "wrong_ends",
-        "{count} texts run past their end or stop early, first for {prompt}",
+        "{count:text} with a wrong end, too late or too early; first for {prompt}",
     )
-    OUTSIDE = "outside", "{count} tokens are excluded by top-k and top-p"
+    OUTSIDE = "outside", "top-k and top-p exclude {count:token}"
     OTHER_TEMPERATURE = (
         "other_temperature",
         "the tokens do not follow the target's distribution: another temperature fits them better",
@@ -327,7 +330,7 @@ class Kind(StrEnum):
     )
     THREADS_WAIT = (
         "threads_wait",
-        "{threads} threads wait for the slowest of them, --threads {fewer} does not",
+        "{threads} threads wait for the slowest one; use --threads {fewer}",
     )
     GUESTS = "guests", "other guests of this host take {share:.0%} of the CPU time"
     LOAD = "load", "load average {load:.1f} on {cores:amount}"
@@ -347,7 +350,7 @@ class Kind(StrEnum):
     # Why a check judged a metric as it did.
     MACHINE_BUSY = (
         "machine_busy",
-        "machine: busy while {sides:list} ran, so times cannot be compared",
+        "the machine was busy during the {sides:list}, so times cannot be compared",
     )
     BASELINE_CELL_INVALID = "baseline_cell_invalid", "not valid in the baseline: {because:all}"
     CELL_INVALID = "cell_invalid", "not valid: {because:all}"
@@ -442,10 +445,8 @@ class Kind(StrEnum):
         "name an earlier run, or a file of `specbench baseline`",
     )
     OWN_RUN = "own_run", "the baseline includes the candidate's own run"
-    SIDE_BUSY = (
-        "side_busy",
-        "the {side}'s machine was busy, so its times decide nothing: {run_id}: {because:all}",
-    )
+    RUNS_BUSY = "runs_busy", "busy machine, so these times decide nothing: {runs:all}"
+    BUSY_RUN = "busy_run", "{side} {run_id}: {because:and}"
     SIDE_INTERRUPTED = (
         "side_interrupted",
         "the {side} was interrupted: judging what it measured so far",

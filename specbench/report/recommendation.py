@@ -60,6 +60,7 @@ def recommendation_lines(
         lines += (f"  {text(reason)}" for reason in reasons(document, pick))
         lines += (f"  {warning}" for warning in _warnings(document, pick))
     lines += (text(reason) for reason in joint_reasons(document, picks))
+    lines += map(text, unmeasured_loads(document, objective))
     lines += context_lines(document, _settings(picks))
     missing = without_recommendation(document, picks, workloads)
     return [*lines, *(f"{name}: {text(reason)}" for name, reason in missing.items())]
@@ -93,6 +94,13 @@ def is_open(document: Document, pick: Recommendation) -> bool:
 def title(pick: Recommendation, picks: Sequence[Recommendation]) -> str:
     """The workload, and what else distinguishes the pick from the others."""
     return setting_name(pick.condition, [other.condition for other in picks])
+
+
+def unmeasured_loads(document: Document, objective: Objective) -> Iterator[Reason]:
+    """What an objective about many users does not know from a run with one request at a time."""
+    loads = {cell.key.condition.concurrency for cell in document.cells}
+    if objective.name != "latency" and loads == {1}:
+        yield Kind.NOT_BEYOND(requests=(1, "request"))
 
 
 def without_recommendation(
@@ -191,11 +199,14 @@ def _runner_up(document: Document, pick: Recommendation) -> Iterator[Reason]:
     """Why the best configuration with drafts at the setting of a K = 0 does not help."""
     if (contender := _contender(document, pick)) is not None:
         speedup, best = contender
-        kind = Kind.RUNNER_UP
-        if best.verdict is SpeedupVerdict.UNDECIDED:
+        configuration = _method(best.leader)
+        if best.verdict is not SpeedupVerdict.UNDECIDED:
+            yield Kind.RUNNER_UP(configuration=configuration, speedup=speedup)
+        elif all(reason.figures.get("speedup") != speedup for reason in best.answer):
+            # The headline does not have the range.
             is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
             kind = Kind.OPEN_RUNNER_UP if is_lost else Kind.BEST_OPEN
-        yield kind(configuration=_method(best.leader), speedup=speedup)
+            yield kind(configuration=configuration, speedup=speedup)
         yield from best.reasons[:MOST_REASONS]
 
 

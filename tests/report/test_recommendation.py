@@ -11,7 +11,14 @@ from specbench.cli.console import open_console
 from specbench.decide.comparisons import Crossover, Point
 from specbench.decide.objective import JointRecommendation, Objective, Recommendation
 from specbench.doc import schema_of
-from specbench.records import NO_DRAFTER, Interval, Kind, MemoryRecord
+from specbench.records import (
+    NO_DRAFTER,
+    Interval,
+    Kind,
+    MemoryRecord,
+    Reason,
+    SpeedupVerdict,
+)
 from specbench.report.blocks import ReportPart, TableBlock, run_report
 from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
@@ -26,9 +33,10 @@ from specbench.report.recommendation import (
     recommendation_lines,
     recommendations_of,
     recommended,
+    unmeasured_loads,
 )
 from specbench.report.terminal import terminal_part
-from specbench.words.answers import MOST_REASONS, REASON
+from specbench.words.answers import MOST_REASONS, REASON, text
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import context_run
 from tests.report.stored_runs import SMALL, stored_run
@@ -92,10 +100,13 @@ def test_a_k_0_recommendation_explains_why_the_best_k_lost() -> None:
         lost = next(
             d for d in document.decisions if d.leader.condition.workload == pick.condition.workload
         )
-        runner_up, *why = reasons(document, pick)
-        assert runner_up.kind in (Kind.RUNNER_UP, Kind.OPEN_RUNNER_UP)
-        assert runner_up.figures == {"configuration": "demo/poor, K=1", "speedup": lost.speedup}
-        assert tuple(why) == lost.reasons[:MOST_REASONS]
+        assert lost.speedup is not None
+        runner_up = Kind.RUNNER_UP(configuration="demo/poor, K=1", speedup=lost.speedup)
+        is_open = lost.verdict is SpeedupVerdict.UNDECIDED  # the headline has its range
+        assert [*reasons(document, pick)] == [
+            *([] if is_open else [runner_up]),
+            *lost.reasons[:MOST_REASONS],
+        ]
 
 
 def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
@@ -139,6 +150,30 @@ def test_an_unconfirmed_winner_is_listed_as_best_undecided() -> None:
     assert next(iter(reasons(document, pick))).kind is Kind.BEST_OPEN
 
 
+def test_the_range_of_an_undecided_headline_is_not_repeated() -> None:
+    document = build_document(stored_run(replace(SMALL, drafters=("poor",))))
+    picks = recommendations_of(document, Objective())
+    open_picks = [pick for pick in picks if pick_verdict(document, pick) is PickVerdict.UNDECIDED]
+    assert open_picks
+    for pick in open_picks:
+        because = recommended(document, pick, Objective()).figures["because"]
+        assert isinstance(because, tuple)
+        assert Kind.RANGE in [reason.kind for reason in because if isinstance(reason, Reason)]
+        kinds = {reason.kind for reason in reasons(document, pick)}
+        assert not kinds & {Kind.BEST_OPEN, Kind.OPEN_RUNNER_UP}
+
+
+def test_what_one_request_at_a_time_leaves_open_is_said_once(served: Document) -> None:
+    document = build_document(stored_run(SMALL))
+    many = Objective(name="throughput")
+    alone = Kind.NOT_BEYOND(requests=(1, "request"))
+    assert list(unmeasured_loads(document, many)) == [alone]
+    picks = recommendations_of(document, many)
+    assert recommendation_lines(document, picks, many).count(text(alone)) == 1
+    assert not list(unmeasured_loads(document, Objective()))
+    assert not list(unmeasured_loads(served, many))
+
+
 def test_no_joint_recommendation_without_a_decided_workload() -> None:
     document = build_document(stored_run(replace(SMALL, num_prompts=3)))
     picks = recommendations_of(document, Objective())
@@ -166,8 +201,6 @@ def test_a_valid_cell_is_quoted_before_a_faster_invalid_one() -> None:
         r"code: undecided: demo/poor, 0\.\d\dx .*1\.\d\dx .*K=1",
         recommendation_lines(document, picks, Objective())[0],
     )
-    first, *_ = reasons(document, pick)
-    assert (first.kind, first.figures["configuration"]) == (Kind.OPEN_RUNNER_UP, "demo/poor, K=1")
     grid = candidate_grid(document, pick, Objective())
     assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("K=0", "undecided", "")
 

@@ -67,6 +67,11 @@ SPEEDUP = Interval(estimate=1.9, low=1.8, high=2.0)
         (Kind.FROM_LENGTH(k="no speedup", shortest=32_768), "do not speculate from 32,768"),
         (Kind.FROM_LENGTH(k="undecided", shortest=512), "undecided from 512"),
         (Kind.DETECTABLE_EFFECT(effect=11.2), ">100%"),
+        (Kind.TOO_NOISY(effect=1.4, option="--repeats"), "even a 2.4x speedup"),
+        (Kind.OUTSIDE(count=1), "exclude 1 token"),
+        (Kind.OUTSIDE(count=2), "exclude 2 tokens"),
+        (Kind.WRONG_ENDS(count=1, prompt="chat/p3"), "1 text "),
+        (Kind.TIES(tokens=1, steps=1.0, below=None), "at 1 token: at most 1 step "),
         (
             Kind.DRAFTER_MEMORY(bytes=3 * 2**20, cache_tokens=1200.4),
             "3.0 MiB (the KV cache of 1,200",
