@@ -328,7 +328,7 @@ def leave_out_long_prompts(plan: TargetPlan, context: int | None = None) -> Targ
             if reason and workload in plan.workloads:
                 if not plan.served:
                     raise WorkloadError(f"{workload.name}: no prompt fits: {reason}")
-                outcome = "sent, though they may not fit"
+                outcome = "sent, though they might not fit"
             note = (f"{workload.name}: {outcome}: {reason}",) if reason else ()
             noted.append(replace(workload, notes=(*workload.notes, *note)))
         return replace(short, workloads=tuple(noted))

@@ -176,13 +176,13 @@ def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:
     return settings
 
 
-_KEYS = ("rule", *dict.fromkeys(p for parameters in RULES.values() for p in parameters))
+_LOSSY_KEYS = ("rule", *dict.fromkeys(p for parameters in RULES.values() for p in parameters))
 
 
 def _lossy(value: Value) -> LossyRule:
     """`typical`, or `{rule: typical, alpha: 0.5}` if a parameter is not at its default."""
     is_name = not value.is_mapping
-    rule = value if is_name else value.section(allowed=_KEYS).must("rule", lambda v: v)
+    rule = value if is_name else value.section(allowed=_LOSSY_KEYS).must("rule", lambda v: v)
     name = one_of(tuple(RULES))(rule)
     parameters = RULES[name]
     given = {} if is_name else value.section(allowed=("rule", *parameters)).entries

@@ -242,8 +242,8 @@ class Kind(StrEnum):
     EVERY_TOKEN = "every_token", "every token is the expected one"
     TIES = (
         "ties",
-        "rounding explains the difference at {tokens:token}: at most {steps:rounding}{below:logits} "
-        "below the target's best",
+        "rounding explains the difference at {tokens:token}: at most "
+        "{steps:rounding}{below:logits} below the target's best",
     )
     RUNS_PAST = "runs_past", "{prompt}, {unit} {position}: the text runs past its end"
     STOPS_EARLY = "stops_early", "{prompt}, {unit} {position}: the text stops early"

@@ -268,7 +268,7 @@ class VerificationJob(NamedTuple):
 
     def failed(self, error: Exception) -> FailedEvidence:
         """The evidence for a job that an engine could not run. Whether it is lossy is read from
-        the drafter's configuration, because the engine may not have loaded the drafter."""
+        the drafter's configuration, because the engine might not have loaded the drafter."""
         rule = self.drafter.lossy if self.drafter else None
         subject = Subject(
             pairing=self.pairing,
