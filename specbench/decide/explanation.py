@@ -231,8 +231,9 @@ def what_would_narrow(
         yield from _for_an_interval(units, prompts, left, is_cut_short=is_cut_short)
         return
     option = "--restart-cycles" if units.are_cycles else "--repeats"
-    if (cell.minimum_detectable_effect or 0.0) > LARGEST_EFFECT:
-        yield Kind.TOO_NOISY(option=option)
+    effect = cell.minimum_detectable_effect
+    if effect is not None and effect > LARGEST_EFFECT:
+        yield Kind.TOO_NOISY(effect=effect, option=option)
     elif units.name == "pass" or (units.are_cycles and not _is_noise_of_prompts(cell, units.count)):
         yield Kind.MORE_OF(option=option)
     elif left == 0:

@@ -147,7 +147,7 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
     drafted = [cell for run in runs for cell in run.cells if cell.key.draft.drafter != NO_DRAFTER]
     if drafted and all(cell.key.draft.drafter == NO_DRAFTER for cell in cells):
         raise UsageError(
-            "no cell with drafts is valid in all of these runs, only K = 0 would remain: "
+            "no cell with drafts is valid in all of these runs, only K=0 would remain: "
             f"{drafted[0].key.label} is not in all of them"
         )
     kept = {cell.key for cell in cells}

@@ -75,7 +75,7 @@ def _acceptance(result: JsonObject, k: int | None) -> Figures:
     if k is None:
         return {}
     chunks = result.inner(_HISTOGRAM).histogram(
-        range(1, k + 2), f"1 to {k + 1} tokens per chunk at K = {k}"
+        range(1, k + 2), f"1 to {k + 1} tokens per chunk at K={k}"
     )
     num = sum(chunks.values())
     if not k or not num:

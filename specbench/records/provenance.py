@@ -128,7 +128,7 @@ class Contender:
     ] = None
     refusal: Annotated[str | None, Doc("why it was not timed; absent if it was")] = None
     is_temporary: Annotated[
-        bool, Doc("the refusal may not last, so a later run times all candidates again")
+        bool, Doc("the refusal might not last, so a later run times all candidates again")
     ] = False
 
 

@@ -74,6 +74,7 @@ class Kind(StrEnum):
     NOT_WITH = "not_with", "not {which:list}"
     NOT_ON = "not_on", "no speedup on {which:list}"
     OPEN_ON = "open_on", "undecided on {which:list}"
+    UNMEASURED_ON = "unmeasured_on", "not measured: {which:list}"
     NO = "no", "No: no drafter is faster"
     NOTHING_SHOWN = "nothing_shown", "Undecided: no drafter is shown to be faster"
     NO_ANSWER = "no_answer", "No answer: no drafter was compared with K=0"
@@ -91,8 +92,9 @@ class Kind(StrEnum):
     )
     OVER_LIMIT = "over_limit", "{limit} {seconds:ms}, above {most:ms}"
     LIMIT_UNKNOWN = "limit_unknown", "{limit} is not known"
-    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid K = 0 was measured"
+    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid measurement of K=0"
     UNANSWERED = "unanswered", "no answer: not measured"
+    NOT_BEYOND = "not_beyond", "not measured beyond {requests:amount}: see --concurrency"
     FASTER_VARIANT = (
         "faster_variant",
         "{cell}: {variant} is {speedup:x} faster than {other}{speedup:bounds}",
@@ -117,7 +119,11 @@ class Kind(StrEnum):
     MEMORY_FULL = "memory_full", "memory left: not enough for {context:,} tokens of context"
 
     # What one K or one configuration for all workloads loses.
-    ONE_K = "one_k", "one K for all workloads: {k:K}; loses {losses:and}{left_out:not_compared}"
+    ONE_K = (
+        "one_k",
+        "one K for all workloads: {k:K}; loses {losses:and}{left_out:not_compared}"
+        "{open_on:open_on}",
+    )
     ONE_CONFIGURATION = (
         "one_configuration",
         "one configuration for all workloads{setting}: {configuration}; loses "
@@ -147,7 +153,8 @@ class Kind(StrEnum):
     NOT_ENOUGH_LEFT = "not_enough_left", "the workload has {left} more: add some"
     TOO_NOISY = (
         "too_noisy",
-        "the noise hides any speedup: use a quieter machine or more {option}",
+        "the noise could hide even a {effect:hidden} speedup: use a quieter machine or more "
+        "{option}",
     )
     MORE_OF = "more_of", "to narrow it: more {option}"
     ADD_PROMPTS = (
@@ -216,18 +223,18 @@ class Kind(StrEnum):
     CONFIRMATION_EXCLUDED = "confirmation_excluded", "confirmation run excluded: {because:all}"
     LED = (
         "led",
-        "exploration phase: {k:K}{mean_k:mean} had the highest lower bound of K = {tried:ks}",
+        "exploration phase: {k:K}{mean_k:mean} had the highest lower bound of K={tried:ks}",
     )
-    DROPPED = "dropped", "not measured: K = {ks:ks} (dropped before it had an interval)"
+    DROPPED = "dropped", "not measured: K={ks:ks} (dropped before it had an interval)"
     LOOKS_BEST = "looks_best", "undecided: {k:K}{mean_k:mean} looks best so far"
-    OTHERS_LOSE = "others_lose", "no speedup: K = {ks:ks}"
+    OTHERS_LOSE = "others_lose", "no speedup: K={ks:ks}"
     HIGHEST_ESTIMATE = (
         "highest_estimate",
-        "{k:K}{mean_k:mean} has the highest estimate of K = {tried:ks}; none is shown to be faster",
+        "{k:K}{mean_k:mean} has the highest estimate of K={tried:ks}; none is shown to be faster",
     )
     DRAFTER_MEMORY = "drafter_memory", "drafter memory: {bytes:MiB}{cache_tokens:cache}"
     DETECTABLE_EFFECT = "detectable_effect", "minimum detectable effect: {effect:effect}"
-    EXCLUDED = "excluded", "excluded: K = {ks:ks}: {because:all}"
+    EXCLUDED = "excluded", "excluded: K={ks:ks}: {because:all}"
 
     # What verify found about one pairing at one K and temperature.
     LOSSY_RULE = "lossy_rule", "{rule} is lossy by choice"
@@ -235,8 +242,8 @@ class Kind(StrEnum):
     EVERY_TOKEN = "every_token", "every token is the expected one"
     TIES = (
         "ties",
-        "{tokens} tokens differ by rounding: they are at most {steps:.0f} steps{below:logits} "
-        "below the target's best",
+        "rounding explains the difference at {tokens:token}: at most "
+        "{steps:rounding}{below:logits} below the target's best",
     )
     RUNS_PAST = "runs_past", "{prompt}, {unit} {position}: the text runs past its end"
     STOPS_EARLY = "stops_early", "{prompt}, {unit} {position}: the text stops early"
@@ -253,9 +260,9 @@ class Kind(StrEnum):
     NOT_TESTED = "not_tested", "not tested against the target's distribution: {because}"
     WRONG_ENDS = (
         "wrong_ends",
-        "{count} texts run past their end or stop early, first for {prompt}",
+        "{count:text} with a wrong end, too late or too early; first for {prompt}",
     )
-    OUTSIDE = "outside", "{count} tokens are excluded by top-k and top-p"
+    OUTSIDE = "outside", "top-k and top-p exclude {count:token}"
     OTHER_TEMPERATURE = (
         "other_temperature",
         "the tokens do not follow the target's distribution: another temperature fits them better",
@@ -281,11 +288,11 @@ class Kind(StrEnum):
     )
     RARITY_DIFFERS = (
         "rarity_differs",
-        "likely and unlikely tokens do not occur as often as in its answers at K = 0",
+        "likely and unlikely tokens do not occur as often as in its answers at K=0",
     )
     FREQUENCY_DIFFERS = (
         "frequency_differs",
-        "some tokens occur more often than in its answers at K = 0",
+        "some tokens occur more often than in its answers at K=0",
     )
     NOT_SPECULATION = (
         "not_speculation",
@@ -310,11 +317,11 @@ class Kind(StrEnum):
     )
     CONTROL_FAILED = (
         "control_failed",
-        "answers of K = 0 at a 20% lower temperature are not distinguished either; use more "
+        "answers of K=0 at a 20% lower temperature are not distinguished either; use more "
         "--num-tokens",
     )
     FOLLOWS = "follows", "the tokens follow the target's distribution"
-    LIKE_BASELINE = "like_baseline", "its answers are like those of its K = 0"
+    LIKE_BASELINE = "like_baseline", "its answers are like those of its K=0"
 
     # Signs that a machine was busy. Fewer threads are advised once.
     OTHER_PROCESSES = (
@@ -323,16 +330,16 @@ class Kind(StrEnum):
     )
     THREADS_WAIT = (
         "threads_wait",
-        "{threads} threads wait for the slowest of them, --threads {fewer} does not",
+        "{threads} threads wait for the slowest one; use --threads {fewer}",
     )
     GUESTS = "guests", "other guests of this host take {share:.0%} of the CPU time"
     LOAD = "load", "load average {load:.1f} on {cores:amount}"
     CLOCKS_LIMITED = "clocks_limited", "CPU clocks are limited to {limit:.1f} of {most:.1f} GHz"
     UNEVEN_ROUNDS = (
         "uneven_rounds",
-        "a round of K = 0 took {mean_s:ms} on average and {median_s:ms} at the median",
+        "a round of K=0 took {mean_s:ms} on average and {median_s:ms} at the median",
     )
-    DRIFTED = "drifted", "K = 0 drifted by a factor of {factor:.2f} between blocks of one prompt"
+    DRIFTED = "drifted", "K=0 drifted by a factor of {factor:.2f} between blocks of one prompt"
     WAITED = "waited", "this process got the CPU for {share:.0%} of the time"
     WAITED_MORE = (
         "waited_more",
@@ -348,7 +355,7 @@ class Kind(StrEnum):
     BURSTS = (
         "bursts",
         "no decode speed: a proxy buffers this stream: {counted:,} tokens came at {seen:,} "
-        "moments, more than K = {k} can give; turn its buffering off (header X-Accel-Buffering: "
+        "moments, more than K={k} can give; turn its buffering off (header X-Accel-Buffering: "
         "no), or measure behind it ({answers} of {judged} answers)",
     )
     UNSTREAMED = (
@@ -389,7 +396,7 @@ class Kind(StrEnum):
     GPU_SHARED = "gpu_shared", "another process on the GPU in {shared} of {requests} requests"
     CLOCKS_DIFFER = (
         "clocks_differ",
-        "at the power cap the SM clock was {clock:.0f} MHz, and {baseline:.0f} MHz at K = 0: more "
+        "at the power cap the SM clock was {clock:.0f} MHz, and {baseline:.0f} MHz at K=0: more "
         "than {most:.0%} apart; set one for both (nvidia-smi -lgc)",
     )
     # Identities that every correct decoder satisfies.
@@ -448,7 +455,7 @@ class Kind(StrEnum):
     # What to look at again in a valid cell.
     WHOLE_REQUESTS = (
         "whole_requests",
-        "whole requests, from sending to the last token, are {speedup:.2f}x as fast as at K = 0: "
+        "whole requests, from sending to the last token, are {speedup:.2f}x as fast as at K=0: "
         "no decode speed, but right without the times within the streams",
     )
     POWER_CAPPED = (
@@ -463,17 +470,17 @@ class Kind(StrEnum):
     )
     OUTPUTS_DIFFER = (
         "outputs_differ",
-        "{differing} of {compared} outputs differ from K = 0 at temperature 0; `specbench verify` "
+        "{differing} of {compared} outputs differ from K=0 at temperature 0; `specbench verify` "
         "distinguishes near-ties from faults",
     )
     OUTPUTS_MAY_DIFFER = (
         "outputs_may_differ",
-        "{differing} of {compared} outputs differ from K = 0 at temperature 0, as the rule {rule} "
+        "{differing} of {compared} outputs differ from K=0 at temperature 0, as the rule {rule} "
         "allows",
     )
     NEAR_TIES = (
         "near_ties",
-        "{differing} of {compared} outputs differ from K = 0 at temperature 0: {dtype} rounds "
+        "{differing} of {compared} outputs differ from K=0 at temperature 0: {dtype} rounds "
         "near-ties differently for other numbers of tokens{worst:in_brackets}; `specbench verify` "
         "distinguishes them from faults",
     )
@@ -484,11 +491,11 @@ class Kind(StrEnum):
     )
     OUTPUT_LENGTHS_DIFFER = (
         "output_lengths_differ",
-        "mean output is {tokens:.0f} tokens, {baseline:.0f} at K = 0",
+        "mean output is {tokens:.0f} tokens, {baseline:.0f} at K=0",
     )
     GRAPHS_DIFFER = (
         "graphs_differ",
-        "graph {graph} against {baseline} at K = 0 in {differing} of {requests} requests: part of "
+        "graph {graph} against {baseline} at K=0 in {differing} of {requests} requests: part of "
         "the difference is how rounds are started",
     )
     FEW_SEEDS = (
@@ -548,7 +555,7 @@ class Kind(StrEnum):
     # Why a check judged a metric as it did.
     MACHINE_BUSY = (
         "machine_busy",
-        "machine: busy while {sides:list} ran, so times cannot be compared",
+        "the machine was busy during the {sides:list}, so times cannot be compared",
     )
     BASELINE_CELL_INVALID = "baseline_cell_invalid", "not valid in the baseline: {because:all}"
     CELL_INVALID = "cell_invalid", "not valid: {because:all}"
@@ -565,10 +572,10 @@ class Kind(StrEnum):
     )
     MISSING_IN_CANDIDATE = "missing_in_candidate", "missing in the candidate"
     BASELINE_IS_ZERO = "baseline_is_zero", "the baseline is 0"
-    PLAIN_GOT_FASTER = "plain_got_faster", "K = 0 got faster; so did this cell, but by less"
+    PLAIN_GOT_FASTER = "plain_got_faster", "K=0 got faster; so did this cell, but by less"
     PLAIN_MAY_BE_FASTER = (
         "plain_may_be_faster",
-        "this cell got faster; K = 0 may have got faster by more, within noise",
+        "this cell got faster; K=0 may have got faster by more, within noise",
     )
     BEYOND_LIMIT = (
         "beyond_limit",
@@ -609,14 +616,14 @@ class Kind(StrEnum):
     ROUND_LONGER = "round_longer", "a round takes longer, {shift:shift}{parts:parts}"
     STEP_FASTER = (
         "step_faster",
-        "a round takes {shift:shift}, and a K = 0 step got faster, {step:shift}{parts:parts}",
+        "a round takes {shift:shift}, and a K=0 step got faster, {step:shift}{parts:parts}",
     )
     PART_MOVED = "part_moved", "{name} {shift:shift}"
     ROUND_MOVED = "round_moved", "round time {shift:shift}"
     METRICS_ROSE = "metrics_rose", "{metrics:commas} rose"
     STEP_SLOWER = (
         "step_slower",
-        "K = 0 is also slower, {step:shift} per step: driver, clocks, packages or the machine",
+        "K=0 is also slower, {step:shift} per step: driver, clocks, packages or the machine",
     )
 
     # About the two sides of a check.
@@ -643,10 +650,8 @@ class Kind(StrEnum):
         "name an earlier run, or a file of `specbench baseline`",
     )
     OWN_RUN = "own_run", "the baseline includes the candidate's own run"
-    SIDE_BUSY = (
-        "side_busy",
-        "the {side}'s machine was busy, so its times decide nothing: {run_id}: {because:all}",
-    )
+    RUNS_BUSY = "runs_busy", "busy machine, so these times decide nothing: {runs:all}"
+    BUSY_RUN = "busy_run", "{side} {run_id}: {because:and}"
     SIDE_INTERRUPTED = (
         "side_interrupted",
         "the {side} was interrupted: judging what it measured so far",
@@ -654,7 +659,7 @@ class Kind(StrEnum):
     NEW_CELLS = "new_cells", "{cells:amount} of the candidate without a baseline: not judged"
     AUTO_COUNTS = (
         "auto_counts",
-        "counts at K = auto depend on the K it picked and are not judged",
+        "counts at K=auto depend on the K it picked and are not judged",
     )
     SINGLE_RUNS = (
         "single_runs",

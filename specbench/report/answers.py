@@ -142,6 +142,8 @@ def conclusion(answers: Sequence[SectionAnswer]) -> Iterator[Reason]:
         yield Kind.NOT_ON(which=tuple(titles[SpeedupVerdict.NO_SPEEDUP]))
     if SpeedupVerdict.UNDECIDED in titles:
         yield Kind.OPEN_ON(which=tuple(titles[SpeedupVerdict.UNDECIDED]))
+    if SpeedupVerdict.NOT_MEASURED in titles:
+        yield Kind.UNMEASURED_ON(which=tuple(titles[SpeedupVerdict.NOT_MEASURED]))
 
 
 def _at(name: str, titles: Sequence[str], num_all: int) -> str:

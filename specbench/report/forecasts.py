@@ -120,7 +120,7 @@ def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str
     verb = (
         "measured" if done == chosen else "would measure" if done > chosen else "chose to measure"
     )
-    return f"{text}; of K = {ranges(ks)} {verb} {ranges(sorted(chosen))}{_time_saved(record)}"
+    return f"{text}; of K={ranges(ks)} {verb} {ranges(sorted(chosen))}{_time_saved(record)}"
 
 
 def _time_saved(record: ForecastRecord) -> str:

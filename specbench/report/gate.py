@@ -21,6 +21,7 @@ from specbench.words.numbers import (
     effect_of,
     effect_text,
     figure,
+    listed,
     measured,
     number,
     plural,
@@ -51,8 +52,10 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
             "every run the same --threads"
         )
     if baseline.num_runs == 1:
-        floors = ((kind, deviation_floor(kind, device)) for kind in MetricKind)
-        granted = ", ".join(f"{floor:.1%} of a {kind.value}" for kind, floor in floors if floor)
+        kinds: dict[float, list[str]] = {}  # by the deviation that is assumed of them
+        for kind in MetricKind:
+            kinds.setdefault(deviation_floor(kind, device), []).append(kind.value)
+        granted = ", ".join(f"{listed(of)} {floor:.1%}" for floor, of in kinds.items() if floor)
         yield (
             f"one run does not show the variation between runs; assumed: {granted}. Pool several "
             "runs to measure it"

@@ -184,7 +184,7 @@ def _differing_prompts(document: Document) -> Iterator[str]:
     for prompts, titles in ranges.items():
         yield (
             f"{listed(titles)}: cells have {prompts} prompts. A speedup compares the same prompts "
-            "at K and at K = 0; tok/s and rates of rows with different prompts are not comparable"
+            "at K and at K=0; tok/s and rates of rows with different prompts are not comparable"
         )
 
 

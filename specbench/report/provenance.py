@@ -39,7 +39,7 @@ def setup(document: Document) -> str:
     return "; ".join(
         (
             f"{listed(drafters)} on {listed(workloads)}" if drafters else listed(workloads),
-            f"K = {lengths([key.draft.length for key in keys])}",
+            f"K={lengths([key.draft.length for key in keys])}",
             f"temperature {listed(temperatures)}",
             listed(requests),
             *([f"{listed(contexts)} tokens of context"] if contexts else []),

@@ -61,6 +61,7 @@ def recommendation_lines(
         lines += (f"  {text(reason)}" for reason in reasons(document, pick))
         lines += (f"  {text(warning)}" for warning in _warnings(document, pick))
     lines += (text(reason) for reason in joint_reasons(document, picks))
+    lines += map(text, unmeasured_loads(document, objective))
     lines += context_lines(document, _settings(picks))
     missing = without_recommendation(document, picks, workloads)
     return [*lines, *(f"{name}: {text(reason)}" for name, reason in missing.items())]
@@ -94,6 +95,13 @@ def is_open(document: Document, pick: Recommendation) -> bool:
 def title(pick: Recommendation, picks: Sequence[Recommendation]) -> str:
     """The workload, and what else distinguishes the pick from the others."""
     return setting_name(pick.condition, [other.condition for other in picks])
+
+
+def unmeasured_loads(document: Document, objective: Objective) -> Iterator[Reason]:
+    """What an objective about many users does not know from a run with one request at a time."""
+    loads = {cell.key.condition.concurrency for cell in document.cells}
+    if objective.name != "latency" and loads == {1}:
+        yield Kind.NOT_BEYOND(requests=(1, "request"))
 
 
 def without_recommendation(
@@ -198,11 +206,14 @@ def _runner_up(document: Document, pick: Recommendation) -> Iterator[Reason]:
     """Why the best configuration with drafts at the setting of a K = 0 does not help."""
     if (contender := _contender(document, pick)) is not None:
         speedup, best = contender
-        kind = Kind.RUNNER_UP
-        if best.verdict is SpeedupVerdict.UNDECIDED:
+        configuration = _method(best.leader)
+        if best.verdict is not SpeedupVerdict.UNDECIDED:
+            yield Kind.RUNNER_UP(configuration=configuration, speedup=speedup)
+        elif all(reason.figures.get("speedup") != speedup for reason in best.answer):
+            # The headline does not have the range.
             is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
             kind = Kind.OPEN_RUNNER_UP if is_lost else Kind.BEST_OPEN
-        yield kind(configuration=_method(best.leader), speedup=speedup)
+            yield kind(configuration=configuration, speedup=speedup)
         yield from best.reasons[:MOST_REASONS]
 
 
@@ -255,7 +266,7 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[Reason]:
         if key.condition == setting and key.draft.k:
             names.setdefault(key.source, []).append(key.draft.length.label)
     if names:
-        cells = tuple(f"{source} at K = {listed(ks)}" for source, ks in names.items())
+        cells = tuple(f"{source} at K={listed(ks)}" for source, ks in names.items())
         yield Kind.PLANNED_ONLY(cells=cells)
 
 
@@ -343,11 +354,10 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
         known = crossover.with_interval
         if stop is not None and stop > known[0]:
             speedup = next(p.speedup for p in points if p.at == stop)
-            is_lost = speedup is not None and speedup.estimate <= 1
             yield Kind.USERS_UP_TO(
                 configuration=_method(key),
                 users=(max(at for at in known if at < stop), "user"),
-                verdict=(SpeedupVerdict.NO_SPEEDUP if is_lost else SpeedupVerdict.UNDECIDED).value,
+                verdict=judge(speedup).value,
                 stop=stop,
             )
 

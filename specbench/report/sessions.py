@@ -179,7 +179,7 @@ def session_warnings(document: Document) -> Iterator[str]:
             )
         if not all(server.command for server in servers):
             ks = ", ".join(map(str, _restarted_ks(servers)))
-            restarts = f"was restarted between sessions at K = {ks}" if ks else "was not restarted"
+            restarts = f"was restarted between sessions at K={ks}" if ks else "was not restarted"
             yield (
                 f"{engine} was running and {restarts}: the variation between its processes is not "
                 "in the intervals"

@@ -83,6 +83,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "amount": lambda amount: plural(*amount),
     "speed": lambda speed: "" if speed is None else f" ({measured(speed, 'tokens/s')})",
     "effect": effect_text,
+    "hidden": lambda effect: f"{1 + effect:.2g}x",
     "about": lambda width: "" if width is None else f" (to about ±{float(f'{width:.1g}'):.0%})",
     "set": lambda num_prompts: "" if num_prompts is None else f": --num-prompts {num_prompts}",
     "ms": lambda seconds: f"{seconds * 1e3:.3g} ms",
@@ -95,6 +96,9 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "in_brackets": lambda parts: f" ({', '.join(map(_part, parts))})" if parts else "",
     "all": joined,
     "list": listed,
+    "token": lambda count: plural(count, "token"),
+    "text": lambda count: plural(count, "text"),
+    "rounding": lambda steps: plural(round(steps), "step"),
     "step": lambda change: "a step" if change is None else f"{change:+.1%}",
     "colon": lambda detail: f": {detail}" if detail else "",
     "commas": ", ".join,
@@ -107,7 +111,9 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
         f"; undecided whether faster than variant {listed(names)}" if names else ""
     ),
     "than": lambda context: "" if context is None else f" than {context:,}",
-    "open_on": lambda names: f"; undecided on {listed(names)}" if names else "",
+    "open_on": lambda names: (
+        f"; its loss on {listed(names)} is unknown, because undecided" if names else ""
+    ),
     "not_compared": lambda names: (
         f"; not compared, without an interval on every workload: {listed(names)}" if names else ""
     ),

@@ -329,7 +329,7 @@ PROFILE_OF = ("--format", "speculation-profile", "--run", "made")
         ((*PROFILE_OF, "--thinking", "on"), "other formats do not take it"),
         ((*PROFILE_OF, "--json"), "drop --json and"),
         (PROFILE_OF, "measured on code, creative: name one of them with --workload"),
-        ((*PROFILE_OF, *CODE, "-k", "3"), "-k 3: the run measured K = 1, 2, 4"),
+        ((*PROFILE_OF, *CODE, "-k", "3"), "-k 3: the run measured K=1, 2, 4"),
         ((*PROFILE_OF, "-w", "talk"), "no valid acceptance of demo/draft"),
         ((*PROFILE_OF, *CODE, "--engine", "vllm"), "no valid acceptance of demo/draft"),
         (("--format", "speculation-profile", "--run", "synthetic"), "simulated acceptance"),

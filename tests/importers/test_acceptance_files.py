@@ -114,7 +114,7 @@ def test_a_curve_is_chosen_by_mode_or_model_and_keeps_its_comments(tmp_path):
         ({"schema_version": "2.0"}, "schema_version: 1.0 is read"),
         ({"measured": False}, "measured: false"),
         ({"num_speculative_tokens": None}, "num_speculative_tokens: expected a whole number"),
-        ({"num_speculative_tokens": 4}, "marginal_accept_rates: 3 rates for K = 4"),
+        ({"num_speculative_tokens": 4}, "marginal_accept_rates: 3 rates for K=4"),
         ({"marginal_accept_rates": [0.8, 0.9, 0.1]}, r"marginal_accept_rates\[1\]: 0.9 rises"),
         ({"marginal_accept_rates": [0.8, 0.8, 0.8]}, "conditional_accept_rates: contradicts"),
         ({"conditional_accept_rates": [1.5, 0.7, 0.6]}, r"conditional_accept_rates\[0\]: expected"),

@@ -260,7 +260,7 @@ def test_each_file_has_its_own_k():
 
 
 def test_a_given_k_that_contradicts_the_file_is_refused():
-    with pytest.raises(UsageError, match=r"vllm_spec\.json: #k=4 .* K = 3"):
+    with pytest.raises(UsageError, match=r"vllm_spec\.json: #k=4 .* K=3"):
         import_files([f"{FILES / 'vllm_spec.json'}#k=4"], GREEDY)
 
 
