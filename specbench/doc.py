@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
+from operator import attrgetter
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
@@ -26,6 +27,8 @@ class Doc:
     high: float | None = None
     is_text: bool = False  # free text, not one of a few names
     is_optional: bool = False  # the key may be missing
+    label: str = ""  # header of its column in tables; "": it has none
+    form: str = ""  # template of its text there; "": by type and unit
 
     def __get_pydantic_json_schema__(
         self, core_schema: "CoreSchema", handler: "GetJsonSchemaHandler"
@@ -75,6 +78,14 @@ class Key(NamedTuple):
     doc: Doc | str
     value: Callable[[Any], Any] | None = None  # None: the field of this name
 
+    @property
+    def full_doc(self) -> Doc:
+        return Doc(self.doc) if isinstance(self.doc, str) else self.doc
+
+    def of(self, source: Any, name: str = "") -> Any:
+        """The value; `name`: of the field, for a key without `value`."""
+        return (self.value or attrgetter(name))(source)
+
 
 @dataclass(frozen=True)
 class JsonObject:
@@ -93,8 +104,7 @@ class JsonObject:
         entries = []
         for name, key in self.keys.items():
             kind = key.type if not isinstance(key.type, _NESTED) else _hint(key.type)
-            doc = Doc(key.doc) if isinstance(key.doc, str) else key.doc
-            entries.append((name, Annotated[kind, doc], field()))
+            entries.append((name, Annotated[kind, key.full_doc], field()))
         made = make_dataclass(self.name, entries)
         made.__doc__ = self.doc
         return made
@@ -105,9 +115,8 @@ class JsonObject:
 
         made: dict[str, Any] = {}
         for name, key in self.keys.items():
-            value = key.value(source) if key.value else getattr(source, name)
-            is_optional = isinstance(key.doc, Doc) and key.doc.is_optional
-            if value is not None or not is_optional:
+            value = key.of(source, name)
+            if value is not None or not key.full_doc.is_optional:
                 made[name] = (
                     _nested(key.type, value)
                     if isinstance(key.type, _NESTED)
@@ -165,18 +174,33 @@ def keys_of(
     *,
     only: Collection[str] | None = None,
     without: Collection[str] = (),
+    prefix: str = "",
 ) -> dict[str, Key]:
-    """A key per documented field of a record, in its order; `get` returns a source's record."""
-    hints = get_type_hints(record)
+    """A key per field of a record, in its order; `get` returns a source's record.
+
+    With a `prefix` of the names, that record may be None. Raises TypeError for a field without a
+    Doc.
+    """
+    hints, docs = get_type_hints(record), docs_of(record)
+    names = [name for name in hints if name not in without and (only is None or name in only)]
+    if undocumented := ", ".join(name for name in names if name not in docs):
+        raise TypeError(f"{record.__name__}: fields without a Doc: {undocumented}")
     return {
-        name: Key(hints[name], doc, _field(get, name))
-        for name, doc in docs_of(record).items()
-        if name not in without and (only is None or name in only)
+        prefix + name.removeprefix(prefix): Key(
+            hints[name] | None if prefix else hints[name], docs[name], part_of(get, name)
+        )
+        for name in names
     }
 
 
-def _field(get: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
-    return lambda source: getattr(get(source), name)
+def part_of(get: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    """An attribute of what `get` returns; None without it."""
+
+    def part(source: Any) -> Any:
+        whole = get(source)
+        return None if whole is None else getattr(whole, name)
+
+    return part
 
 
 def schema_of(kind: Any) -> dict[str, Any]:

@@ -200,7 +200,7 @@ BROKEN_PAIRINGS = [
     _pairings(
         "a drafter called none",
         5,
-        "targets.big.drafters.none.*K = 0",
+        "targets.big.drafters.none.*K=0",
         """
         targets:
           big:

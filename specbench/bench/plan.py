@@ -165,7 +165,7 @@ class TargetPlan:
             ks = set(self.settings.draft.num_speculative_tokens or ())
             if deeper := ks.difference(self.ks(pairing)):
                 yield (
-                    f"{pairing.name} cannot draft K = {min(deeper)} or more tokens ahead: "
+                    f"{pairing.name} cannot draft K={min(deeper)} or more tokens ahead: "
                     "these K were left out"
                 )
             hottest = max(self.settings.sampling.temperatures)

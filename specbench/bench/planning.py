@@ -207,7 +207,7 @@ def _check_running(
     if missing and not settings.draft.is_default_range:
         raise UsageError(
             f"-k {','.join(map(str, missing))}: the servers of --base-url run at "
-            f"K = {', '.join(map(str, sorted(running_ks)))}; leave -k out, or add the address of "
+            f"K={', '.join(map(str, sorted(running_ks)))}; leave -k out, or add the address of "
             f"a server at that K, such as --base-url http://localhost:8001#k={missing[0]}"
         )
 
@@ -328,7 +328,7 @@ def leave_out_long_prompts(plan: TargetPlan, context: int | None = None) -> Targ
             if reason and workload in plan.workloads:
                 if not plan.served:
                     raise WorkloadError(f"{workload.name}: no prompt fits: {reason}")
-                outcome = "sent, though they may not fit"
+                outcome = "sent, though they might not fit"
             note = (f"{workload.name}: {outcome}: {reason}",) if reason else ()
             noted.append(replace(workload, notes=(*workload.notes, *note)))
         return replace(short, workloads=tuple(noted))

@@ -177,14 +177,14 @@ class BudgetPruner:
         first = [cell for group in groups for cell in _spread(group, max(each, 1))]
         later = frozenset(c.key.id for group in groups for c in group if c not in first)
         if later and each >= 1:
-            text = f"the budget fits {MIN_UNITS} prompts at K = 0 and {_describe(first)}; "
+            text = f"the budget fits {MIN_UNITS} prompts at K=0 and {_describe(first)}; "
             text += "K next to the best follow if time is left"
             self._info(block, text)
         elif each < 1:
             needed_s = cell_s * MIN_UNITS * (num_unpruned + len(groups)) / self._share(block)
             budget_s = (needed_s + self._deadline.spent_s) / EXPLORE_SHARE
             text = f"too little time for the {MIN_UNITS} prompts that an interval needs; use "
-            text += f"--time-budget {budget_s:.0f}s. Measuring only K = 0 and {_describe(first)}"
+            text += f"--time-budget {budget_s:.0f}s. Measuring only K=0 and {_describe(first)}"
             self._info(block, text)
         return later or None
 

@@ -178,12 +178,12 @@ class _TimedServer:
             num_rounds = None
         if num_rounds is None:
             self._client.fail(
-                f"it runs at K = {k} and does not count rounds; enable its metrics, or pass a "
+                f"it runs at K={k} and does not count rounds; enable its metrics, or pass a "
                 "table of costs"
             )
         if num_rounds <= 0:
             self._client.fail(
-                f"it runs at K = {k} and counted no rounds for {num_later} tokens; pass a table of "
+                f"it runs at K={k} and counted no rounds for {num_later} tokens; pass a table of "
                 "costs"
             )
         return num_rounds

@@ -313,9 +313,7 @@ class TargetRun:
         }
         if not isinstance(engine, Traceable) or not cells:
             return
-        self._reporter.stage(
-            f"{self._plan.target.name}: comparing logits at differences from K = 0"
-        )
+        self._reporter.stage(f"{self._plan.target.name}: comparing logits at differences from K=0")
         examined = {difference.cell_id for difference in stored.differences}
         for data in aggregate_cells(
             tuple(cells), stored.blocks, device=stored.run.environment.device

@@ -196,7 +196,7 @@ def _estimate(
         parts.append(f"{num_tokens:,}{needed} sampled tokens for each of {len(sampled)}")
     limit = f" (--time-budget: {duration(limit_s)})" if sampled and limit_s < math.inf else ""
     seconds = greedy_s + cells_s * num_tokens
-    estimate = f"about {duration(seconds)}{limit}: {', '.join(parts)}, including K = 0"
+    estimate = f"about {duration(seconds)}{limit}: {', '.join(parts)}, including K=0"
     if not sampled:
         return num_tokens, estimate
     power = power_of_call(num_tokens, num_sampled)

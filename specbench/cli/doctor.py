@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,11 +133,13 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     is_downloaded = all(map(is_here, pairing.models))
     problems: dict[str, str] = {}  # what is missing, in short and in full
     notes: list[str] = []
-    needs = None
+    needs, at_least = None, None
     try:
         needed = demand(pairing.target, [pairing.drafter], setup)
         if needed.total and (pairing.weights_gib is not None or not needed.is_least):
             needs = round(needed.total / GIB, 2)
+        elif needed.total:
+            at_least = round(needed.total / GIB, 2)
         if lack := shortage(pairing.target, [pairing.drafter], setup):
             problems["too large"] = lack
         if not is_gguf and setup.device == "cuda" and (missing := _without_accelerate(pairing)):
@@ -155,6 +158,7 @@ def _check(pairing: "Pairing", setup: "DeploymentSpec") -> dict[str, Any]:
     return {
         "pairing": pairing.name,
         "weights_gib": needs,
+        "at_least_gib": at_least,
         "downloaded": is_downloaded,
         "ready": not problems,
         "missing": list(problems),
@@ -255,6 +259,7 @@ def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> di
 def _print(document: dict[str, Any], *, in_full: bool) -> None:
     """Prints one line per pairing, and sentences for named ones."""
     from specbench.cli.console import open_console, plain_table
+    from specbench.words.table import Table, column
 
     console = open_console()
     packages = document["packages"]
@@ -272,25 +277,48 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     offline = ", offline" if hub["is_offline"] else ""
     console.print(f"hub: {token}{offline}")
     console.print(f"model cache: {hub['cache']}, {hub['free_disk_gib']:g} GiB free")
-    table = plain_table()
-    table.add_column("pairing", no_wrap=True, overflow="fold")
-    for heading in ("needs GiB", "ready", "what is missing"):
-        table.add_column(heading)
-    for row in document["pairings"]:
-        needs = "" if row["weights_gib"] is None else f"{row['weights_gib']:g}"
-        problems = row["problems" if in_full else "missing"]
-        table.add_row(row["pairing"], needs, "yes" if row["ready"] else "no", "; ".join(problems))
-    console.print(table)
+    problems = "problems" if in_full else "missing"
+    table = Table(
+        columns=[
+            column("pairing", itemgetter("pairing")),
+            column("needs GiB", lambda row: _needs(row)),
+            column("ready", lambda row: "yes" if row["ready"] else "no"),
+            column("why not", lambda row: "; ".join(row[problems])),
+        ],
+        records=document["pairings"],
+        num_remarks=2,
+        wraps=(3,),
+    )
+    console.print(plain_table(table))
     notes: dict[str, list[str]] = {}
     for row in document["pairings"] if in_full else ():
         for note in row["notes"]:
             notes.setdefault(note, []).append(row["pairing"])
     for note, names in notes.items():
         console.print(f"{', '.join(names)}: {note}")
-    num_ready = sum(row["ready"] for row in document["pairings"])
-    console.print(f"{num_ready} of {len(document['pairings'])} pairings can run on this machine.")
+    console.print(_counts(document["pairings"]))
     if not in_full:
         console.print("Details of one: `specbench doctor PAIRING`.")
+
+
+def _needs(row: dict[str, Any]) -> str:
+    if row["at_least_gib"] is not None:
+        return f">= {row['at_least_gib']:g}"
+    return "" if row["weights_gib"] is None else f"{row['weights_gib']:g}"
+
+
+def _counts(rows: "Sequence[dict[str, Any]]") -> str:
+    """How many pairings are ready, cannot run here, or were not checked."""
+    from specbench.words.numbers import plural
+
+    num_ready = sum(row["ready"] for row in rows)
+    num_unchecked = sum(row["missing"] == ["not downloaded"] for row in rows)
+    parts = [f"{num_ready} of {plural(len(rows), 'pairing')} ready here"]
+    if num_unchecked:
+        parts.append(f"{num_unchecked} not downloaded, so not checked")
+    if num_refused := len(rows) - num_ready - num_unchecked:
+        parts.append(f"{num_refused} cannot run here")
+    return f"{'; '.join(parts)}."
 
 
 def _gpu_lines(document: dict[str, Any]) -> "Iterator[str]":

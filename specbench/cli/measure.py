@@ -159,7 +159,8 @@ def preflight_with_times(
     from specbench.cli.plan_table import plan_outlook, time_lines
 
     plans = preflight(settings, pairings, runs_dir, skip_memory_check=skip)
-    for line in time_lines(plan_outlook(plans, settings, runs_dir)):
+    is_limited = settings.effort.budget_s is not None
+    for line in time_lines(plan_outlook(plans, settings, runs_dir), is_limited=is_limited):
         typer.echo(line, err=True)
 
 
@@ -311,7 +312,7 @@ def _show_plan(
         for line in outlook_lines(outlook):
             typer.echo(fill(line, width, subsequent_indent="  ", break_on_hyphens=False))
     for warning in (text for plan in plans for text in fit_warnings(plan, is_dry=True)):
-        typer.echo(f"Warning: {warning}", err=True)
+        typer.echo(f"warning: {warning}", err=True)
     if is_here and not running:
         try:
             require_device_and_out(settings, None)
@@ -319,7 +320,7 @@ def _show_plan(
         except UsageError as error:
             missing.insert(0, str(error))
         for lack in missing:
-            typer.echo(f"Warning: this plan cannot be measured here: {lack}", err=True)
+            typer.echo(f"warning: this plan cannot be measured here: {lack}", err=True)
 
 
 def _earlier_sessions(runs_dir: Path) -> "tuple[ServerRecord, ...]":

@@ -16,10 +16,12 @@ from specbench.bench.plan import TargetPlan
 from specbench.cli.console import open_console, plain_table
 from specbench.cli.hardware import this_machine
 from specbench.cli.preflight import planned_setups, setup_of
+from specbench.files.model import is_here
 from specbench.fit.demand import demand, gib
 from specbench.fit.memory_plan import DeploymentSpec
 from specbench.records import CellPlan, Length, ServerRecord, lengths
 from specbench.settings import RunSettings
+from specbench.words.table import text_table
 
 # The first keys of a planned cell in JSON; the other axes follow.
 _FIRST = (
@@ -94,14 +96,14 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
     rows = [(*row, lengths(ks)) for row, ks in ks_of.items()]
     values = list(map(set, zip(*rows, strict=True)))
     shown = [i for i, column in enumerate(_COLUMNS) if not column.once or len(values[i]) > 1]
-    table = plain_table()
-    table.num_keys = 2
-    for i in shown:
-        table.add_column(_COLUMNS[i].name, overflow="fold")
-    for row in rows:
-        table.add_row(*(row[i] for i in shown))
+    table = text_table(
+        "",
+        [_COLUMNS[i].name for i in shown],
+        [[row[i] for i in shown] for row in rows],
+        num_names=len(shown),
+    )
     console = open_console()
-    console.print(table)
+    console.print(plain_table(table, num_keys=2))
     same = [
         column.once.format(*distinct)
         for column, distinct in zip(_COLUMNS, values, strict=True)
@@ -142,7 +144,7 @@ def _sessions_text(outlook: SessionsEstimate) -> str:
     )
     each = "a start of the server" if outlook.are_starts else "on the running server"
     more = ", or more if these are noisy," if outlook.is_open_ended else ""
-    extra = "; the winner is measured again, together with K = 0" if outlook.has_second_pass else ""
+    extra = "; the winner is measured again, together with K=0" if outlook.has_second_pass else ""
     lines = [
         f"{outlook.target} on {outlook.engine}: {outlook.cycles} cycles{more} of "
         f"{len(outlook.sessions)} sessions, each {each}: {order}",
@@ -156,9 +158,6 @@ def _sessions_text(outlook: SessionsEstimate) -> str:
     return "\n".join(lines)
 
 
-_UNKNOWN = "no estimate: its files are not here or cannot be read"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOutlook(ExpectedTime):
     """The estimate of a target in this process or in one started server; None: unknown."""
@@ -167,6 +166,7 @@ class PlanOutlook(ExpectedTime):
     server: str | None = None  # its engine
     dtype: str
     memory_bytes: int | None
+    memory_unknown_because: str | None = None
     free_bytes: int | None
 
 
@@ -191,12 +191,16 @@ def _outlook(
     plan: TargetPlan, setup: DeploymentSpec, time: ExpectedTime, server: str | None = None
 ) -> PlanOutlook:
     needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], setup)
+    models = dict.fromkeys(model for pairing in plan.pairings for model in pairing.models)
+    away = [model.source for model in models if not is_here(model)]
+    because = f"not downloaded: {', '.join(away)}" if away else "the files do not state it"
     return PlanOutlook(
         **asdict(time),
         target=plan.target.name,
         server=server,
         dtype=needed.dtype,
         memory_bytes=None if needed.is_least else needed.total,
+        memory_unknown_because=because if needed.is_least else None,
         free_bytes=setup.memory_bytes,
     )
 
@@ -205,24 +209,22 @@ def outlook_lines(estimates: Sequence[PlanOutlook]) -> Iterator[str]:
     """One sentence on memory per target."""
     for estimate in estimates:
         parts = [_time(estimate)]
-        if estimate.memory_bytes is not None:
+        if estimate.memory_bytes is None:
+            parts.append(f"memory unknown: {estimate.memory_unknown_because}")
+        else:
             free = "" if estimate.free_bytes is None else f", of {gib(estimate.free_bytes)} free"
             parts.append(f"{gib(estimate.memory_bytes)} of memory in {estimate.dtype}{free}")
         label = estimate.target
         if estimate.server is not None:
             label = f"{estimate.target} on {estimate.server}, per server"
-        yield f"{label}: {'; '.join(filter(None, parts)) or _UNKNOWN}"
+        yield f"{label}: {'; '.join(filter(None, parts))}"
 
 
-def time_lines(estimates: Sequence[PlanOutlook]) -> Iterator[str]:
-    """One sentence per target of known time, with the limit of its run."""
+def time_lines(estimates: Sequence[PlanOutlook], *, is_limited: bool = False) -> Iterator[str]:
+    """One sentence per target of known time; `is_limited`: whether the run has a time budget."""
+    limit = "" if is_limited else "; no time limit is set (--time-budget)"
     for estimate in estimates:
         if time := _time(estimate):
-            limit = (
-                ""
-                if estimate.is_ended_by_budget
-                else "; all prompts at every K: --time-budget limits it"
-            )
             yield f"{estimate.target}: {time}{limit}"
 
 

@@ -27,10 +27,10 @@ from specbench.bench.budget import duration
 from specbench.cli.console import is_terminal, open_console
 from specbench.errors import ExitCode
 from specbench.metrics.aggregate import aggregate_cells
-from specbench.metrics.streams import StreamFault, faulty_streams
+from specbench.metrics.streams import faulty_streams
 from specbench.metrics.summary import summarize
 from specbench.models.library_output import listeners
-from specbench.records import BlockRecord, CellKey, Condition, Interval, RequestRecord
+from specbench.records import BlockRecord, CellKey, Condition, Interval, Kind, RequestRecord
 from specbench.words.numbers import interval_bounds, plural
 
 MOST_LINES = 12  # on a terminal, of the block's cells
@@ -50,12 +50,12 @@ class _LiveCell:
     num_rounds: int = 0
     num_failed: int = 0
     clock_mhz: int | None = None
-    fault: StreamFault | None = None  # of a block
+    fault: Kind | None = None  # of a block
 
     @property
     def speed(self) -> str:
         if self.fault:
-            return f"no decode speed: {self.fault}"
+            return f"no decode speed: {self.fault.replace('_', ' ')}"
         return f"{self.num_tokens / self.seconds:,.1f} tok/s" if self.seconds else ""
 
     @property

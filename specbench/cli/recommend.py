@@ -105,7 +105,7 @@ def recommend(
     picks = recommendations_of(document, wanted, concurrency=concurrency, workloads=workloads)
     if not picks:
         text = (
-            f"run {document.run.run_id} has no valid K = 0 to compare with; see `specbench "
+            f"run {document.run.run_id} has no valid K=0 to compare with; see `specbench "
             "report` for what was measured"
         )
         if has_undecided(document):
@@ -123,6 +123,7 @@ def recommend(
     else:
         grids = [candidate_grid(document, pick, wanted, picks) for pick in picks]
         lines = recommendation_lines(document, picks, wanted, workloads=workloads)
+        typer.echo(f"run {document.run.run_id}")
         print_part(ReportPart("", [*map(TableBlock, grids), Lines(lines, is_answer=True)]))
     if any(pick.best is None for pick in picks):
         raise typer.Exit(ExitCode.FAILED)

@@ -172,7 +172,7 @@ def reasons_for(
         yield from _costs(confirmed or leader)
         yield from why(confirmed or leader, is_synthetic=is_synthetic)
         yield from _evidence(leader, confirmed)
-    excluded: dict[tuple[str, ...], list[CellSummary]] = {}
+    excluded: dict[tuple[Reason, ...], list[CellSummary]] = {}
     for cell in cells:
         if not cell.valid:
             excluded.setdefault(cell.invalid_reasons, []).append(cell)
@@ -254,11 +254,15 @@ def what_would_narrow(
         yield from _for_an_interval(units, prompts, left, is_cut_short=is_cut_short)
         return
     option = "--restart-cycles" if units.are_cycles else "--repeats"
-    margin = cell.margin
-    if (cell.minimum_detectable_effect or 0.0) > LARGEST_EFFECT:
-        yield Kind.TOO_NOISY(option=option)
-    elif margin is not None and not units.are_cycles and margin.machine > margin.prompts:
-        yield Kind.MACHINE_VARIES(machine=margin.machine, prompts=margin.prompts)
+    effect = cell.minimum_detectable_effect
+    if effect is not None and effect > LARGEST_EFFECT:
+        yield Kind.TOO_NOISY(effect=effect, option=option)
+    elif (
+        cell.margin is not None
+        and not units.are_cycles
+        and cell.margin.machine > cell.margin.prompts
+    ):
+        yield Kind.MACHINE_VARIES(machine=cell.margin.machine, prompts=cell.margin.prompts)
     elif units.name == "pass" or (units.are_cycles and not _is_noise_of_prompts(cell, units.count)):
         yield Kind.MORE_OF(option=option)
     elif left == 0:
@@ -270,7 +274,9 @@ def what_would_narrow(
             narrower = math.sqrt(num / total) * student_t(total - 1, UPPER)
             narrower /= student_t(num - 1, UPPER)
             width = math.expm1(math.log(high / low) / 2 * narrower)
-            if margin is not None:  # other prompts do not change the machine's part
+            if (
+                margin := cell.margin
+            ) is not None:  # other prompts do not change the machine's part
                 width = math.hypot(margin.prompts * narrower, margin.machine)
         if is_cut_short:
             yield Kind.BUDGET_FOR_ALL(width=width)

@@ -87,6 +87,9 @@ class SharedK:
     ]
     best_k: Mapping[str, int]  # the K of each workload's answer; 0: none
     left_out: tuple[int, ...]  # the K in `best_k` that were not usable on every workload
+    open_on: Annotated[
+        tuple[str, ...], Doc("workloads whose answer is undecided: what K loses there is unknown")
+    ] = ()
 
 
 def find_shared_k(
@@ -110,6 +113,7 @@ def find_shared_k(
         raise ValueError(f"expected one pairing and setting, got {len(groups)}")
     speedups: dict[str, dict[int, float]] = {}
     best_k: dict[str, int] = {}
+    open_on: list[str] = []
     for group in by_question(cells):
         leader = choose(group).leader
         if leader is None or leader.speedup is None:
@@ -117,13 +121,12 @@ def find_shared_k(
         workload = leader.key.condition.workload
         at_k = {c.key.draft.k: c.speedup.estimate for c in deciding(group) if c.speedup}
         speedups[workload] = {0: 1.0, **at_k}
-        decided = (
-            d
-            for d in decisions
-            if d.leader == leader.key and d.verdict is not SpeedupVerdict.UNDECIDED
-        )
-        leader_k = leader.key.draft.k if leader.speedup.estimate > 1 else 0
-        best_k[workload] = next((d.draft.k for d in decided), leader_k)
+        decision = next((d for d in decisions if d.leader == leader.key), None)
+        if decision is not None and decision.verdict is not SpeedupVerdict.UNDECIDED:
+            best_k[workload] = decision.draft.k
+        else:
+            best_k[workload] = leader.key.draft.k if leader.speedup.estimate > 1 else 0
+            open_on += [workload] if decision else []
     if not speedups:
         return None
     shared = sorted(set.intersection(*(set(at_k) for at_k in speedups.values())))
@@ -139,6 +142,7 @@ def find_shared_k(
         regret=least.regret,
         best_k=best_k,
         left_out=left_out,
+        open_on=tuple(sorted(open_on)),
     )
 
 
@@ -166,10 +170,12 @@ def losses_of(regret: Mapping[str, float], best: Mapping[str, str]) -> tuple[Rea
 def one_k(shared: SharedK) -> Reason:
     """The shared K and what it loses."""
     k = shared.num_speculative_tokens
+    regret = {name: loss for name, loss in shared.regret.items() if name not in shared.open_on}
     best = {name: f"K={other}" for name, other in shared.best_k.items() if other != k}
     return Kind.ONE_K(
         k=k,
-        losses=losses_of(shared.regret, best),
+        losses=losses_of(regret, best),
+        open_on=shared.open_on,
         left_out=tuple(f"K={other}" for other in shared.left_out),
     )
 

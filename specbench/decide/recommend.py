@@ -132,8 +132,9 @@ def decide(
 
     A winner that needs a confirmation run and has none is undecided. Raises ValueError if
     `confirmed` is another cell than the leader. `confirmed_on`: its prompts. `workload_prompts`:
-    the number of prompts that fit the target, None if unknown; `is_synthetic` as in `why`; `is_imported`: measured by another
-    tool; `is_cut_short`: a time budget ended before the leader had all its prompts;
+    the number of prompts that fit the target, None if unknown; `is_synthetic` as in `why`;
+    `is_imported`: measured by another tool; `is_cut_short`: a time budget ended before the leader
+    had all its prompts;
     `num_unmeasured`: the number of K for which a time budget had no prompt.
     """
     confirmed = confirmed and confirmed.as_decided
@@ -217,7 +218,7 @@ def _findings(verdict: SpeedupVerdict, cell: CellSummary, speedup: Interval) -> 
     else:
         yield _finding(verdict, cell, speedup)
         if whole is not None:
-            yield Kind.WHOLE_REQUESTS(whole=whole)
+            yield Kind.ALSO_WHOLE(whole=whole)
 
 
 def _differs(cell: CellSummary) -> bool:

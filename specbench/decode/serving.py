@@ -132,7 +132,7 @@ class ServingLoop:
         self._cached: dict[int, tuple[tuple[int, ...], int]] = {}
         self._pending: deque[_PendingRound] = deque()
         self._rounds: list[ObservedRound] = []
-        self._behind = 0  # tokens per row that the drafter may not have seen
+        self._behind = 0  # tokens per row that the drafter might not have seen
         self._predicts_output = isinstance(rows.drafter, PredictsOutput)
         self._eos_ids = frozenset(rows.state.eos_E.tolist())
 

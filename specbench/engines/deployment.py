@@ -318,7 +318,7 @@ def _unknown(deployment: Deployment, hybrids: str) -> Iterator[str]:
     if deployment.row.shares_tokens and deployment.vocab_sizes is None:
         yield (
             f"vocab_size of {deployment.target.source} and {deployment.head.source}: unknown; if "
-            "they differ, this command may not start; download both and export again"
+            "they differ, this command might not start; download both and export again"
         )
 
 

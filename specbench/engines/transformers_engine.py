@@ -485,7 +485,7 @@ def _require_known(work: Work) -> None:
     if work.adaptive:
         raise UsageError("transformers has no -k auto; give a K, or use --engine builtin")
     if work.method not in (sum(COUNTERPARTS.values(), ()) if work.k > 0 else BASELINES):
-        raise ValueError(f"transformers has no method {work.method} at K = {work.k}")
+        raise ValueError(f"transformers has no method {work.method} at K={work.k}")
 
 
 @torch.inference_mode()

@@ -24,6 +24,7 @@ from specbench.metrics.registry import number_of
 from specbench.records import CellSummary, Interval, RunRecord
 from specbench.stats.intervals import interval, log_ratio
 from specbench.stats.rounds import conditional_rates, mean_length_from_rates
+from specbench.words.answers import joined
 
 FORMATS = ("speculation-profile", "golden")
 
@@ -59,7 +60,7 @@ def measured_acceptance(
     bound = {cell.key: cell.client_bound for cell in cells}  # counts do not depend on the client
     valid = [c for c in measured if all(r == bound.get(c.key) for r in c.invalid_reasons)]
     if not valid:
-        reasons = "; ".join(dict.fromkeys(r for cell in measured for r in cell.invalid_reasons))
+        reasons = joined(dict.fromkeys(r for cell in measured for r in cell.invalid_reasons))
         raise UsageError(
             f"the run has no valid acceptance of {pairing.name} in this setting"
             f"{f' ({reasons})' if reasons else ''}; measure it with `specbench sweep-k`"
@@ -115,7 +116,7 @@ def speculation_profile(measured: MeasuredAcceptance, k: int | None) -> dict[str
     lengths = {str(k): _length(cell) for k, cell in measured.cells.items()}
     k = max(measured.cells) if k is None else k
     if k not in measured.cells:
-        raise UsageError(f"-k {k}: the run measured K = {', '.join(lengths)}")
+        raise UsageError(f"-k {k}: the run measured K={', '.join(lengths)}")
     figures, drafter = measured.cells[k].metrics, measured.pairing.drafter
     names = ("acceptance_rate_per_position", "acceptance_histogram")
     marginal, counts = (
@@ -181,7 +182,7 @@ def golden_lengths(measured: MeasuredAcceptance, mode: str) -> str:
     for k, cell in measured.data.items():
         length = _over_prompts(cell, when_drafted=True)
         if length is not None and length.low is not None and length.high is not None:
-            comments.append(f"K = {k}: 95% interval {length.low:.3f} to {length.high:.3f}")
+            comments.append(f"K={k}: 95% interval {length.low:.3f} to {length.high:.3f}")
     draft = _model_names(measured.pairing.drafter.model)
     body: dict[str, Any] = {METADATA: {DRAFT_MODEL: draft["id"]}} if draft else {}
     body = {**body, measured.pairing.target.name: {f"{MODE}{mode}": lengths}}

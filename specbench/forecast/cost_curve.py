@@ -85,7 +85,7 @@ def curve_from(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[in
         known_costs.setdefault(0, (1.0,))
     if 0 not in known_costs:
         raise UsageError(
-            f"--step-times: {source} does not have the cost of a step without speculation (K = 0); "
+            f"--step-times: {source} does not have the cost of a step without speculation (K=0); "
             "add it, or give costs in steps"
         )
     by_k = {k: cost for k in sorted({0, *ks}) if (cost := _interpolate(known_costs, k)) is not None}
@@ -106,10 +106,10 @@ def left_out(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]
         return ""
     known = {c.num_speculative_tokens for c in costs if c.concurrency == concurrency} - {0}
     ends = dict.fromkeys((min(known), max(known))) if known else ()
-    span = f"K = 0 and {'..'.join(map(str, ends))}" if ends else "only K = 0"
+    span = f"K=0 and {'..'.join(map(str, ends))}" if ends else "only K=0"
     at = f" at {concurrency} concurrent requests" if concurrency > 1 else ""
     return (
-        f"K = {', '.join(missing)} left out: the costs of {describe(costs)} cover {span}{at}; "
+        f"K={', '.join(missing)} left out: the costs of {describe(costs)} cover {span}{at}; "
         "add what these K cost"
     )
 

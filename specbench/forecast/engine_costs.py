@@ -93,7 +93,7 @@ def _cost(row: YamlMapping, source: str) -> EngineCost:
     else:
         k = row.must("k", whole(0, _MAX_TOKENS - 1))
     if factor is None and k == 0 and cost != 1:
-        row.entries["cost"].fail(f"in units of steps, the cost at K = 0 must be 1, not {cost:g}")
+        row.entries["cost"].fail(f"in units of steps, the cost at K=0 must be 1, not {cost:g}")
     return EngineCost(
         source=source,
         engine=row.may("engine", lambda value: str(value.scalar()), "your engine"),
@@ -180,7 +180,7 @@ def _result_cost(result: Mapping[str, Any], source: str, line: int) -> EngineCos
     k = _k(result, number("spec_decode_draft_tokens") or 0.0, num_drafts)
     if k and not num_drafts:
         fail(
-            f"K = {k} without spec_decode_num_drafts: the number of rounds is unknown; "
+            f"K={k} without spec_decode_num_drafts: the number of rounds is unknown; "
             "leave --disable-log-stats out when serving"
         )
     return EngineCost(

@@ -1,24 +1,17 @@
-"""A column of a table: its name, unit, meaning and type, and the value of a row.
+"""DataFrames of declared keys: their columns, and pandas' types by those of the keys."""
 
-The fields of records declare meaning and unit (`doc.py`); every table begins and ends with the
-columns of its run and cell.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from operator import attrgetter
 from types import NoneType, UnionType
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import pandas as pd
 
-from specbench.doc import Doc, docs_of
-from specbench.records import CellKey, Interval, Reason, RunRecord
-from specbench.records.keys import FlatKey
+from specbench.doc import Doc, Key, part_of
+from specbench.records import Interval, Reason
 from specbench.words.answers import text
-
-Row = TypeVar("Row")
 
 TEXT = "string"  # of many words; a name is a category
 LIST = "object"  # tuples; None if absent
@@ -29,59 +22,30 @@ _DTYPES = {bool: "bool", int: "int64", float: "float64", str: "category"}
 _NULLABLE = {bool: "boolean", int: "Int64", float: "Float64", str: "category"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableColumn(Generic[Row]):
-    """A column of a table; `value` returns None for an absent value, which is never zero."""
-
-    name: str
-    unit: str = ""
-    meaning: str
-    dtype: str  # pandas' name of it
-    value: Callable[[Row], Any]
-
-
-def record_columns(
-    record: type,
-    get: Callable[[Row], Any],
-    *,
-    without: Iterable[str] = (),
-    prefix: str = "",
-) -> tuple[TableColumn[Row], ...]:
-    """One column per field of a record, in its order; an interval has three, its estimate first.
-
-    `get` returns the record of a row; with a `prefix`, a part of it that can be absent. Several
-    texts in one field are joined. Raises TypeError for a field without a Doc.
-    """
-    names = [field.name for field in fields(record) if field.name not in set(without)]
-    hints, docs = get_type_hints(record), docs_of(record)
-    if undocumented := ", ".join(name for name in names if name not in docs):
-        raise TypeError(f"{record.__name__}: fields without a Doc: {undocumented}")
-    columns = (
-        column
-        for name in names
-        for column in _columns(
-            prefix + name.removeprefix(prefix), docs[name], hints[name], _attribute(get, name)
-        )
-    )
-    return tuple(replace(c, dtype=_nullable(c.dtype)) if prefix else c for c in columns)
-
-
-def dtype_of(annotation: Any, *, each: bool = False) -> str:
-    """pandas' type for the annotation of a field or function; `each`: for an entry of a tuple."""
-    options = set(get_args(annotation)) if get_origin(annotation) is UnionType else {annotation}
+def dtype_of(key: Key) -> str:
+    """pandas' type for a column."""
+    options = {*get_args(key.type)} if get_origin(key.type) is UnionType else {key.type}
     (kind,) = options - {NoneType}
+    if key.full_doc.is_text:
+        return TEXT
     if get_origin(kind) is tuple:
-        if not each:
-            return LIST
-        kind = get_args(kind)[0]
+        return LIST
     if get_origin(kind) is Literal or issubclass(kind, StrEnum):
         return "category"
     return (_NULLABLE if NoneType in options else _DTYPES)[kind]
 
 
-def frame_of(columns: Iterable[TableColumn[Row]], rows: Sequence[Row]) -> pd.DataFrame:
-    """A DataFrame with these columns in order, each of its type, even without rows."""
-    return pd.DataFrame({c.name: array([c.value(row) for row in rows], c.dtype) for c in columns})
+def frame_of(keys: Mapping[str, Key], rows: Sequence[Any]) -> pd.DataFrame:
+    """A DataFrame with the columns of these keys, each of its type, even without rows.
+
+    A value of None is absent, which is never zero.
+    """
+    return pd.DataFrame(
+        {
+            name: array([*map(key.value or attrgetter(name), rows)], dtype_of(key))
+            for name, key in columns_of(keys).items()
+        }
+    )
 
 
 def array(values: Sequence[Any], dtype: str) -> Any:
@@ -100,60 +64,43 @@ def array(values: Sequence[Any], dtype: str) -> Any:
     return pd.array(values, dtype=dtype)  # type: ignore[call-overload]  # by name at run time
 
 
-def _nullable(dtype: str) -> str:
-    return next((_NULLABLE[kind] for kind, name in _DTYPES.items() if name == dtype), dtype)
+def columns_of(keys: Mapping[str, Key]) -> dict[str, Key]:
+    """The keys with three for an interval, its estimate first; several texts are joined to one.
+
+    Of reasons, one has the kinds and one the sentences.
+    """
+    columns: dict[str, Key] = {}
+    for name, key in keys.items():
+        doc, value = key.full_doc, key.value or attrgetter(name)
+        kinds = (key.type, *get_args(key.type))
+        if Interval in kinds:
+            for end, suffix, meaning in (
+                ("estimate", "", doc.meaning),
+                ("low", "_low", _LOW.format(name)),
+                ("high", "_high", "its upper end"),
+            ):
+                end_doc = replace(doc, meaning=meaning)
+                columns[name + suffix] = Key(float | None, end_doc, part_of(value, end))
+        elif tuple[str, ...] in kinds:
+            columns[name] = Key(str, replace(doc, is_text=True), _joined(value, str))
+        elif tuple[Reason, ...] in kinds:
+            meaning = f"kinds: {doc.meaning}"
+            columns[name] = Key(str, Doc(meaning, is_text=True), _joined(value, _kind))
+            words = f"the sentences of `{name}`"
+            columns[f"{name}_text"] = Key(str, Doc(words, is_text=True), _joined(value, text))
+        else:
+            columns[name] = key
+    return columns
 
 
-def _columns(
-    name: str, doc: Doc, annotation: Any, value: Callable[[Row], Any]
-) -> Iterable[TableColumn[Row]]:
-    if Interval in (annotation, *get_args(annotation)):
-        yield from _interval(name, doc, value)
-    elif annotation == tuple[str, ...]:
-        yield TableColumn(name=name, meaning=doc.meaning, dtype=TEXT, value=_joined(value))
-    elif annotation == tuple[Reason, ...]:
-        meaning = f"kinds: {doc.meaning}"
-        yield TableColumn(name=name, meaning=meaning, dtype=TEXT, value=_joined(value, _kind))
-        words = f"the sentences of `{name}`"
-        yield TableColumn(
-            name=f"{name}_text", meaning=words, dtype=TEXT, value=_joined(value, text)
-        )
-    else:
-        dtype = TEXT if doc.is_text else dtype_of(annotation)
-        yield TableColumn(name=name, unit=doc.unit, meaning=doc.meaning, dtype=dtype, value=value)
+_LOW = (
+    "lower end of the 95% interval of `{}`; absent below 5 prompts or passes, and below 2 cycles "
+    "of a server's sessions"
+)
 
 
-def _interval(name: str, doc: Doc, value: Callable[[Row], Any]) -> Iterable[TableColumn[Row]]:
-    ends = (
-        ("estimate", "", doc.meaning),
-        (
-            "low",
-            "_low",
-            f"lower end of the 95% interval of `{name}`; absent below 5 prompts or passes, and "
-            "below 2 cycles of a server's sessions",
-        ),
-        ("high", "_high", "its upper end"),
-    )
-    for end, suffix, meaning in ends:
-        yield TableColumn(
-            name=name + suffix,
-            unit=doc.unit,
-            meaning=meaning,
-            dtype="Float64",
-            value=_attribute(value, end),
-        )
-
-
-def _attribute(get: Callable[[Row], Any], name: str) -> Callable[[Row], Any]:
-    def value(row: Row) -> Any:
-        record = get(row)
-        return None if record is None else getattr(record, name)
-
-    return value
-
-
-def _joined(get: Callable[[Row], Any], each: Callable[[Any], str] = str) -> Callable[[Row], Any]:
-    def joined(row: Row) -> Any:
+def _joined(get: Callable[[Any], Any], each: Callable[[Any], str]) -> Callable[[Any], Any]:
+    def joined(row: Any) -> str | None:
         texts = get(row)
         return None if texts is None else SEPARATOR.join(map(each, texts))
 
@@ -162,31 +109,3 @@ def _joined(get: Callable[[Row], Any], each: Callable[[Any], str] = str) -> Call
 
 def _kind(reason: Reason) -> str:
     return reason.kind
-
-
-class RunRow(Protocol):
-    """The run and the cell of a row of any table."""
-
-    @property
-    def run(self) -> RunRecord: ...
-    @property
-    def key(self) -> CellKey: ...
-
-
-RUN_ID: TableColumn[RunRow] = TableColumn(
-    name="run_id",
-    meaning="the run, so that tables of several runs can be stacked",
-    dtype="category",
-    value=attrgetter("run.run_id"),
-)
-KEY: tuple[TableColumn[RunRow], ...] = record_columns(FlatKey, lambda row: FlatKey(**row.key.flat))
-
-
-def cell_id(get: Callable[[Any], CellKey] = attrgetter("key")) -> TableColumn[Any]:
-    """The column by which tables are joined."""
-    return TableColumn(
-        name="cell_id",
-        meaning="the cell in one word: join tables on `run_id` and `cell_id`",
-        dtype="category",
-        value=lambda row: get(row).id,
-    )

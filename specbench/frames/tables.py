@@ -8,30 +8,19 @@ import io
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, get_type_hints
+from types import NoneType
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 import pandas as pd
 
-from specbench.doc import Doc
+from specbench.doc import Doc, Key, keys_of
 from specbench.errors import UsageError
-from specbench.frames.column import (
-    KEY,
-    LIST,
-    RUN_ID,
-    TEXT,
-    TableColumn,
-    array,
-    cell_id,
-    dtype_of,
-    frame_of,
-    record_columns,
-)
+from specbench.frames.column import LIST, TEXT, array, columns_of, dtype_of, frame_of
 from specbench.metrics.cell import finished
-from specbench.metrics.registry import Metric, all_metrics
+from specbench.metrics.registry import all_metrics
 from specbench.records import (
     AnswerCheck,
     BlockRecord,
@@ -45,9 +34,23 @@ from specbench.records import (
     RunRecord,
     ServerRecord,
 )
+from specbench.records.keys import flat_keys
 from specbench.runs import StoredRun
 from specbench.untrusted import inert_cell
-from specbench.words.answers import decision_sentence
+from specbench.words.answers import TEXT_OF_DECISION, decision_sentence
+
+_RUN = {
+    "run_id": Key(
+        str, "the run, so that tables of several runs can be stacked", attrgetter("run.run_id")
+    )
+}
+_KEY = flat_keys(attrgetter("key"))
+
+
+def _cell_id(path: str = "key") -> dict[str, Key]:
+    """The column by which tables are joined."""
+    meaning = "the cell in one word: join tables on `run_id` and `cell_id`"
+    return {"cell_id": Key(str, meaning, attrgetter(f"{path}.id"))}
 
 
 class RequestRow(NamedTuple):
@@ -70,27 +73,24 @@ def request_rows(stored: StoredRun) -> Iterator[RequestRow]:
 
 def requests_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """Every request of both phases, in the order they were stored."""
-    return frame_of(request_columns(), [row for run in runs for row in request_rows(run)])
+    return frame_of(_REQUESTS, [row for run in runs for row in request_rows(run)])
 
 
-def _num_rounds(request: RequestRecord) -> int | None:
+def _num_rounds(row: RequestRow) -> int | None:
+    request = row.request
     if request.rounds is not None:
         return len(request.rounds)
     return request.counts.num_rounds if request.counts else None
 
 
-def request_columns() -> tuple[TableColumn[Any], ...]:
-    """Times, counts and outputs of a request, and the NVML samples taken while it ran."""
-    return (RUN_ID, *KEY, PURPOSE, *RECORD, *_DERIVED, *_CHECK, *_DEVICE, *_COUNTS, *_OF, cell_id())
-
-
-PURPOSE: TableColumn[RequestRow] = TableColumn(
-    name="purpose",
-    meaning="`explore`: the exploration phase, as in `cells`; `confirm`: the confirmation run",
-    dtype="category",
-    value=attrgetter("block.purpose"),
-)
-RECORD: tuple[TableColumn[RequestRow], ...] = record_columns(
+_PURPOSE = {
+    "purpose": Key(
+        str,
+        "`explore`: the exploration phase, as in `cells`; `confirm`: the confirmation run",
+        attrgetter("block.purpose"),
+    )
+}
+_REQUEST = keys_of(
     RequestRecord,
     attrgetter("request"),
     without=(
@@ -98,59 +98,37 @@ RECORD: tuple[TableColumn[RequestRow], ...] = record_columns(
         *("rounds", "counts", "device", "answer_check"),
     ),
 )
-_DERIVED: tuple[TableColumn[RequestRow], ...] = (
-    TableColumn(
-        name="num_output_tokens",
-        unit="tokens",
-        meaning="counted from ids, or by a server that gives none; the first comes from prefill",
-        dtype="int64",
-        value=attrgetter("request.num_output_tokens"),
+# Times, counts and outputs of a request, and the NVML samples taken while it ran.
+_REQUESTS = {
+    **_RUN,
+    **_KEY,
+    **_PURPOSE,
+    **_REQUEST,
+    "num_output_tokens": Key(
+        int,
+        Doc(
+            "counted from ids, or by a server that gives none; the first comes from prefill",
+            "tokens",
+        ),
+        attrgetter("request.num_output_tokens"),
     ),
-    TableColumn(
-        name="num_rounds",
-        unit="rounds",
-        meaning="absent if the engine does not report it",
-        dtype="Int64",
-        value=lambda row: _num_rounds(row.request),
+    "num_rounds": Key(
+        int | None, Doc("absent if the engine does not report it", "rounds"), _num_rounds
     ),
-    TableColumn(
-        name="output_ids",
-        meaning="token ids of the output, a tuple",
-        dtype=LIST,
-        value=attrgetter("request.output_ids"),
+    "output_ids": Key(
+        tuple[int, ...], "token ids of the output, a tuple", attrgetter("request.output_ids")
     ),
-)
-_CHECK: tuple[TableColumn[RequestRow], ...] = record_columns(
-    AnswerCheck, attrgetter("request.answer_check"), prefix="check_"
-)
-_DEVICE: tuple[TableColumn[RequestRow], ...] = record_columns(
-    DeviceSample, attrgetter("request.device"), prefix="device_"
-)
-_COUNTS: tuple[TableColumn[RequestRow], ...] = record_columns(
-    RequestCounts, attrgetter("request.counts"), prefix="counted_"
-)
-_OF: tuple[TableColumn[RequestRow], ...] = (
-    TableColumn(
-        name="session",
-        meaning="of the server, as in `servers`; absent for an engine in this process",
-        dtype="category",
-        value=attrgetter("block.session"),
+    **keys_of(AnswerCheck, attrgetter("request.answer_check"), prefix="check_"),
+    **keys_of(DeviceSample, attrgetter("request.device"), prefix="device_"),
+    **keys_of(RequestCounts, attrgetter("request.counts"), prefix="counted_"),
+    "session": Key(
+        str | None,
+        "of the server, as in `servers`; absent for an engine in this process",
+        attrgetter("block.session"),
     ),
-    TableColumn(
-        name="cycle",
-        meaning="of sessions, from 0",
-        dtype="Int64",
-        value=attrgetter("block.cycle"),
-    ),
-)
-
-
-_REQUEST_KEY = ("prompt_id", "turn", "repeat", "sample")  # identify a request in its cell
-
-
-def round_columns() -> tuple[TableColumn[Any], ...]:
-    """The request of a round, its index, and the fields of `RoundLog`."""
-    return (*_REQUEST, *_ROUND, cell_id())
+    "cycle": Key(int | None, "of sessions, from 0", attrgetter("block.cycle")),
+    **_cell_id(),
+}
 
 
 def rounds_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
@@ -158,15 +136,14 @@ def rounds_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     rows = [row for stored in runs for row in request_rows(stored) if _has_rounds(row)]
     lengths = [len(index) for index in map(_index, rows)]
     request_of = np.repeat(np.arange(len(rows)), lengths)
-    per_round = {column.name for column in _ROUND}
     frame: dict[str, Any] = {}
-    for column in round_columns():
-        values = map(column.value, rows)
-        if column.name in per_round:
+    for name, key in _ROUNDS.items():
+        values = map(key.value or attrgetter(name), rows)
+        if name in _ROUND:
             padded = (v or (None,) * n for v, n in zip(values, lengths, strict=True))
-            frame[column.name] = array([*chain.from_iterable(padded)], column.dtype)
+            frame[name] = array([*chain.from_iterable(padded)], dtype_of(key))
         else:
-            frame[column.name] = array([*values], column.dtype).take(request_of)
+            frame[name] = array([*values], dtype_of(key)).take(request_of)
     return pd.DataFrame(frame)
 
 
@@ -178,26 +155,31 @@ def _index(row: RequestRow) -> range:
     return range(len(row.request.rounds or ()))
 
 
-def _logged() -> Iterator[TableColumn[RequestRow]]:
-    """The columns of a log, whose fields have one entry per round, with the type of an entry."""
-    hints = get_type_hints(RoundLog)
-    for column in record_columns(RoundLog, attrgetter("request.rounds")):
-        yield replace(column, dtype=dtype_of(hints[column.name], each=True))
+def _entry(kind: Any) -> Any:
+    """The type of an entry of a field of a log, which has one per round."""
+    (lists,) = {*(get_args(kind) if NoneType in get_args(kind) else (kind,))} - {NoneType}
+    each = get_args(lists)[0]
+    return each | None if NoneType in get_args(kind) else each
 
 
-_INDEX: TableColumn[RequestRow] = TableColumn(
-    name="round_index",
-    meaning="index of the round in its request, from 0; prefill is not counted",
-    dtype="int64",
-    value=_index,
-)
-_REQUEST: tuple[TableColumn[Any], ...] = (
-    RUN_ID,
-    *KEY,
-    PURPOSE,
-    *(column for column in RECORD if column.name in _REQUEST_KEY),
-)
-_ROUND: tuple[TableColumn[RequestRow], ...] = (_INDEX, *_logged())
+_ROUND = {
+    "round_index": Key(
+        int, "index of the round in its request, from 0; prefill is not counted", _index
+    ),
+    **{
+        name: key._replace(type=_entry(key.type))
+        for name, key in keys_of(RoundLog, attrgetter("request.rounds")).items()
+    },
+}
+# The request of a round, its index, and the fields of `RoundLog`.
+_ROUNDS = {
+    **_RUN,
+    **_KEY,
+    **_PURPOSE,
+    **{name: _REQUEST[name] for name in ("prompt_id", "turn", "repeat", "sample")},
+    **_ROUND,
+    **_cell_id(),
+}
 
 
 class AnalyzedRun(Protocol):
@@ -222,37 +204,30 @@ class CellRow(NamedTuple):
         return self.cell.key
 
 
-_SYNTHETIC: TableColumn[CellRow] = TableColumn(
-    name="synthetic",
-    meaning="acceptance was simulated or the weights are dummies: only timings are real",
-    dtype="bool",
-    value=attrgetter("run.settings.decoder.is_synthetic"),
-)
-_SUMMARY: tuple[TableColumn[CellRow], ...] = record_columns(
-    CellSummary, attrgetter("cell"), without=("key", "metrics", "goodput")
-)
-
-
 def cells_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
     """Every measured cell of the exploration phase, in the order of the plan."""
-    return frame_of(cell_columns(), [CellRow(run.run, cell) for run in runs for cell in run.cells])
+    return frame_of(_cells(), [CellRow(run.run, cell) for run in runs for cell in run.cells])
 
 
-def cell_columns() -> tuple[TableColumn[Any], ...]:
+def _cells() -> dict[str, Key]:
     """The columns of cells, which have one per metric and are the same for every run."""
-    metrics = map(_metric_column, all_metrics().values())
-    return (RUN_ID, _SYNTHETIC, *KEY, *_SUMMARY, *metrics, cell_id())
-
-
-def _metric_column(metric: Metric) -> TableColumn[CellRow]:
-    annotation = get_type_hints(metric.function).get("return", float | None)
-    return TableColumn(
-        name=metric.name,
-        unit=metric.unit,
-        meaning=metric.formula,
-        dtype=dtype_of(annotation),
-        value=lambda row: row.cell.metrics.get(metric.name),
-    )
+    metrics = all_metrics()
+    return {
+        **_RUN,
+        "synthetic": Key(
+            bool,
+            "acceptance was simulated or the weights are dummies: only timings are real",
+            attrgetter("run.settings.decoder.is_synthetic"),
+        ),
+        **_KEY,
+        **keys_of(
+            CellSummary,
+            attrgetter("cell"),
+            without=("key", "metrics", "goodput", "margin", "screening"),
+        ),
+        **{name: metric.key(attrgetter("cell")) for name, metric in metrics.items()},
+        **_cell_id(),
+    }
 
 
 class DecisionRow(NamedTuple):
@@ -261,32 +236,22 @@ class DecisionRow(NamedTuple):
     run: RunRecord
     decision: Decision
 
-    @property
-    def key(self) -> CellKey:
-        """The configuration to use: `none` and K = 0 for no speculation and if undecided."""
-        return self.decision.key
 
-
-_ANSWER: tuple[TableColumn[DecisionRow], ...] = record_columns(
-    Decision, attrgetter("decision"), without=("leader", "draft", "is_synthetic")
-)
-_TEXT: TableColumn[DecisionRow] = TableColumn(
-    name="text",
-    meaning="the answer in words, with the workload before it",
-    dtype=TEXT,
-    value=lambda row: decision_sentence(row.decision),
-)
+# The key is the configuration to use, of K = 0 also if undecided; `cell_id` is the cell that a
+# decision is about.
+_DECISIONS = {
+    **_RUN,
+    **flat_keys(attrgetter("decision.key")),
+    **keys_of(Decision, attrgetter("decision"), without=("leader", "draft", "is_synthetic")),
+    "text": Key(str, TEXT_OF_DECISION, lambda row: decision_sentence(row.decision)),
+    **_cell_id("decision.leader"),
+}
 
 
 def decisions_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
     """The decisions, in the order of the plan."""
     rows = [DecisionRow(run.run, decision) for run in runs for decision in run.decisions]
-    return frame_of(decision_columns(), rows)
-
-
-def decision_columns() -> tuple[TableColumn[Any], ...]:
-    """The columns of decisions; `cell_id` is the cell that a decision is about."""
-    return (RUN_ID, *KEY, *_ANSWER, _TEXT, cell_id(attrgetter("decision.leader")))
+    return frame_of(_DECISIONS, rows)
 
 
 _COUNTERS = {
@@ -309,12 +274,7 @@ class ServerRow(NamedTuple):
 def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """Every attempt at a session, in order; empty without a serving engine."""
     rows = [ServerRow(run.run, server) for run in runs for server in run.servers]
-    return frame_of(server_columns(), rows)
-
-
-def server_columns() -> tuple[TableColumn[Any], ...]:
-    """Start, counters, client load and effective settings of a session."""
-    return (RUN_ID, *_RECORD_COLUMNS, *_COUNTED, *_CLIENT, *_START)
+    return frame_of(_SERVERS, rows)
 
 
 def _counter(name: str) -> Callable[[ServerRow], float | None]:
@@ -328,49 +288,36 @@ def _of_client(name: str) -> Callable[[ServerRow], float | None]:
     return total
 
 
-_RECORD_COLUMNS: tuple[TableColumn[ServerRow], ...] = record_columns(
-    ServerRecord, attrgetter("server"), without=("command", "settings", "counters", "client")
-)
-_COUNTED: tuple[TableColumn[ServerRow], ...] = tuple(
-    TableColumn(
-        name=f"counted_{name}",
-        unit=doc.unit,
-        meaning=doc.meaning,
-        dtype="Float64",
-        value=_counter(name),
-    )
-    for name, doc in _COUNTERS.items()
-)
-_CLIENT: tuple[TableColumn[ServerRow], ...] = (
-    TableColumn(
-        name="client_cpu_s",
-        unit="s",
-        meaning="CPU time of the client over the measured requests",
-        dtype="Float64",
-        value=_of_client("cpu_s"),
+# Start, counters, client load and effective settings of a session.
+_SERVERS = {
+    **_RUN,
+    **keys_of(
+        ServerRecord,
+        attrgetter("server"),
+        without=("command", "settings", "counters", "client"),
     ),
-    TableColumn(
-        name="client_num_events",
-        unit="events",
-        meaning="streamed to the client",
-        dtype="Int64",
-        value=_of_client("num_events"),
+    **{
+        f"counted_{name}": Key(float | None, doc, _counter(name)) for name, doc in _COUNTERS.items()
+    },
+    "client_cpu_s": Key(
+        float | None,
+        Doc("CPU time of the client over the measured requests", "s"),
+        _of_client("cpu_s"),
     ),
-)
-_START: tuple[TableColumn[ServerRow], ...] = (
-    TableColumn(
-        name="command",
-        meaning="its command, quoted for a shell; empty if it was running",
-        dtype=TEXT,
-        value=lambda row: shlex.join(row.server.command),
+    "client_num_events": Key(
+        int | None, Doc("streamed to the client", "events"), _of_client("num_events")
     ),
-    TableColumn(
-        name="settings",
-        meaning="effective ones, as the server reports them: a JSON object",
-        dtype=TEXT,
-        value=lambda row: json.dumps(dict(row.server.settings)),
+    "command": Key(
+        str,
+        Doc("its command, quoted for a shell; empty if it was running", is_text=True),
+        lambda row: shlex.join(row.server.command),
     ),
-)
+    "settings": Key(
+        str,
+        Doc("effective ones, as the server reports them: a JSON object", is_text=True),
+        lambda row: json.dumps(dict(row.server.settings)),
+    ),
+}
 
 
 # Flags that are true and false in the file, as in JSON; later ones are True and False.
@@ -398,22 +345,19 @@ def to_parquet(table: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FrameTable:
-    """A table. Its columns are the same for every run, so that tables of several can be stacked."""
+class FrameTable(NamedTuple):
+    """A table. Its keys are the same for every run, so that tables of several can be stacked."""
 
     row: str  # what a row is
-    columns: Callable[[], tuple[TableColumn[Any], ...]]
+    keys: Callable[[], Mapping[str, Key]]
 
 
 TABLES: Mapping[str, FrameTable] = {
-    "cells": FrameTable(row="one cell of the exploration phase", columns=cell_columns),
-    "requests": FrameTable(row="one request, failed ones included", columns=request_columns),
-    "rounds": FrameTable(row="one round of a request that finished", columns=round_columns),
-    "decisions": FrameTable(row="the answer for one drafter and setting", columns=decision_columns),
-    "servers": FrameTable(
-        row="one session of a server, failed attempts included", columns=server_columns
-    ),
+    "cells": FrameTable("one cell of the exploration phase", _cells),
+    "requests": FrameTable("one request, failed ones included", lambda: _REQUESTS),
+    "rounds": FrameTable("one round of a request that finished", lambda: _ROUNDS),
+    "decisions": FrameTable("the answer for one drafter and setting", lambda: _DECISIONS),
+    "servers": FrameTable("one session of a server, failed attempts included", lambda: _SERVERS),
 }
 
 
@@ -421,9 +365,11 @@ def describe(table: str) -> pd.DataFrame:
     """A table's columns: name, unit, meaning and pandas type. UsageError for an unknown table."""
     if table not in TABLES:
         raise UsageError(f"no table {table!r}: choose from {', '.join(TABLES)}")
-    parts = ("name", "unit", "meaning", "dtype")
     return pd.DataFrame(
-        [[getattr(column, part) for part in parts] for column in TABLES[table].columns()],
-        columns=parts,
+        [
+            (name, key.full_doc.unit, key.full_doc.meaning, dtype_of(key))
+            for name, key in columns_of(TABLES[table].keys()).items()
+        ],
+        columns=("name", "unit", "meaning", "dtype"),
         dtype=TEXT,
     )

@@ -35,6 +35,7 @@ from specbench.records import NO_DRAFTER, CellKey, Kind, Reason
 from specbench.runs import StoredRun
 from specbench.untrusted import parse_json
 from specbench.whole_file import write_errors_named, write_whole
+from specbench.words.answers import joined
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +147,7 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
     drafted = [cell for run in runs for cell in run.cells if cell.key.draft.drafter != NO_DRAFTER]
     if drafted and all(cell.key.draft.drafter == NO_DRAFTER for cell in cells):
         raise UsageError(
-            "no cell with drafts is valid in all of these runs, only K = 0 would remain: "
+            "no cell with drafts is valid in all of these runs, only K=0 would remain: "
             f"{drafted[0].key.label} is not in all of them"
         )
     kept = {cell.key for cell in cells}
@@ -167,7 +168,7 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
         name = run.origins[0].run_id
         for cell in run.cells:
             if cell.key not in kept and cell.problems:
-                yield f"{cell.key.label}, run {name}: {'; '.join(cell.problems)}"
+                yield f"{cell.key.label}, run {name}: {joined(cell.problems)}"
         for key in run.unmeasured:
             yield f"{key.label}, run {name}: not measured"
     explained = {cell.key for run in runs for cell in run.cells if cell.problems}

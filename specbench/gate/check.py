@@ -266,9 +266,15 @@ def _notes(
         yield Kind.SAME_RUNS(runs=tuple(sorted(run_ids)))
     elif run_ids & in_baseline:
         yield Kind.OWN_RUN()
-    for name, side in ((BASELINE, baseline), (CANDIDATE, candidate)):
-        for run_id, signs in side.noise.items():
-            yield Kind.SIDE_BUSY(side=name, run_id=run_id, because=signs)
+    sides = ((BASELINE, baseline), (CANDIDATE, candidate))
+    busy = [
+        Kind.BUSY_RUN(side=name, run_id=run_id, because=signs)
+        for name, side in sides
+        for run_id, signs in side.noise.items()
+    ]
+    if busy and run_ids != in_baseline:
+        yield Kind.RUNS_BUSY(runs=tuple(busy))
+    for name, side in sides:
         if not side.is_complete:
             yield Kind.SIDE_INTERRUPTED(side=name)
     if only_candidate:

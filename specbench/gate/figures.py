@@ -13,7 +13,7 @@ from specbench.gate.tolerances import entry_name
 from specbench.metrics.cell import CellData, finished
 from specbench.metrics.registry import Value, all_metrics
 from specbench.metrics.validity import judge_cell
-from specbench.records import CellKey, CellSummary, RequestRecord
+from specbench.records import CellKey, CellSummary, Reason, RequestRecord
 
 _PER_DIGEST = 16  # tokens, or words: locates the first difference without the text
 _DIGEST_LENGTH = 6
@@ -113,7 +113,7 @@ class CellFigures:
     num_tokens: tuple[float, ...]  # output tokens of each unit: its weight
     figures: Mapping[str, Figure]
     texts: Mapping[str, str] = field(default_factory=dict)  # prompt -> digests of its output
-    problems: tuple[str, ...] = ()  # why the cell is not valid
+    problems: tuple[Reason, ...] = ()  # why the cell is not valid
     prompts: tuple[str, ...] = ()  # of a server, sent in every cycle
     prompt_sha256: Mapping[str, str] = field(default_factory=dict)  # of token ids, if known
     has_server_clock: bool = False  # prompts may contain a date that the server chose

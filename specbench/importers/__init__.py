@@ -71,7 +71,7 @@ def import_files(
         parsed = known.read(result, facts)
         if k is not None and parsed.num_speculative_tokens not in (None, k):
             raise UsageError(
-                f"{result.place}: #k={k} was given, but the file has K = "
+                f"{result.place}: #k={k} was given, but the file has K="
                 f"{parsed.num_speculative_tokens}; leave #k={k} out"
             )
         if parsed.model:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from specbench.errors import UsageError
 from specbench.importers.imported_cell import (
-    PAST_THE_END,
     Figures,
     ImportOverrides,
     ParsedResult,
@@ -22,7 +21,7 @@ from specbench.importers.imported_cell import (
     request_of,
 )
 from specbench.importers.result_file import JsonObject, parse_digits
-from specbench.records import RequestRecord
+from specbench.records import Kind, RequestRecord
 from specbench.settings.words import MAX_K
 from specbench.stats.rounds import mean_length, num_reaching
 
@@ -126,8 +125,8 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
         },
         requests=tuple(_requests(result)),
         warnings=(
-            *(["the run was cancelled"] if result.values.get("was_cancelled") is True else []),
-            *([PAST_THE_END] if acceptance else []),
+            *([Kind.CANCELLED()] if result.values.get("was_cancelled") is True else []),
+            *([Kind.PAST_THE_END()] if acceptance else []),
         ),
     )
 

@@ -9,13 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from specbench.errors import UsageError
-from specbench.importers.imported_cell import (
-    PAST_THE_END,
-    ImportOverrides,
-    ParsedResult,
-    conditions,
-)
+from specbench.importers.imported_cell import ImportOverrides, ParsedResult, conditions
 from specbench.importers.result_file import COMMENTS, JsonObject
+from specbench.records import Kind
 from specbench.settings.words import MAX_K
 
 TOOL = "golden acceptance lengths"
@@ -77,7 +73,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         parameters=mode,
         num_speculative_tokens=k,
         figures={"mean_acceptance_length": length, "mean_acceptance_length_when_drafted": length},
-        warnings=(*conditions({mode: "", **about.values}, *comments), PAST_THE_END),
+        warnings=(*conditions({mode: "", **about.values}, *comments), Kind.PAST_THE_END()),
     )
 
 

@@ -19,6 +19,8 @@ from specbench.records import (
     DraftConfig,
     Fixed,
     ImportedRecord,
+    Kind,
+    Reason,
     Request,
     RequestRecord,
     Result,
@@ -28,17 +30,6 @@ from specbench.stats.rounds import rates_of_length
 UNKNOWN = "unknown"  # a name that is in neither the file nor the options
 N = TypeVar("N", int, float)
 Figures = Mapping[str, float | tuple[float, ...] | None]
-
-# The convention of vLLM's counters, and of the tools that read them: metrics/acceptance.py.
-PAST_THE_END = (
-    "acceptance is as vLLM counts it, with drafts accepted past the end of an answer: at least "
-    "what specbench measures for the same texts"
-)
-
-NO_ACCEPTANCE = (
-    "no acceptance in the file: check that its server speculated; for aiperf import its "
-    "server_metrics_export.json as well"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +65,7 @@ class ParsedResult:
     num_failed: int | None = None
     figures: Figures = field(default_factory=dict)
     requests: tuple[RequestRecord, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Reason, ...] = ()
     parameters: str = ""  # those that a sweep varied, if no other field has them
 
     @property
@@ -190,19 +181,19 @@ def to_cell(
             figures=figures,
             requests=tuple(replace(r, cell_id=key.id, chunk_s=None) for r in requests),
             warnings=(
-                *([str(fault)] if fault else []),
+                *filter(None, [fault]),
                 *parsed.warnings,
-                *([NO_ACCEPTANCE] if k and not has_acceptance else []),
+                *([Kind.NO_ACCEPTANCE()] if k and not has_acceptance else []),
             ),
         ),
     )
 
 
-def conditions(named: Mapping[str, object], *sentences: str) -> tuple[str, ...]:
+def conditions(named: Mapping[str, object], *sentences: str) -> tuple[Reason, ...]:
     """A note on the conditions that a file states; empty if it states none."""
     facts = [f"{name} {_in_words(value)}".strip() for name, value in named.items()]
-    text = "; ".join([*(fact for fact in facts if fact), *filter(None, sentences)])
-    return (f"conditions in the file: {text}",) if text else ()
+    known = tuple(filter(None, (*facts, *sentences)))
+    return (Kind.CONDITIONS(facts=known),) if known else ()
 
 
 def _in_words(value: object) -> str:
@@ -355,11 +346,11 @@ def pool(cells: Sequence[ImportedCell]) -> ImportedCell:
             figures[name] = sum(numbers)
         elif len(numbers) == len(records):
             figures[name], deviations[name] = fmean(numbers), stdev(numbers)
-    shown = [
-        f"{name} {deviation / number:.1%}"
+    shown = tuple(
+        Kind.DEVIATION(metric=name, share=deviation / number)
         for name, deviation in deviations.items()
         if name in _SHOWN and (number := number_of(figures, name))
-    ]
+    )
     requests = [request for record in records for request in record.requests]
     failed = [record.num_failed for record in records]
     hashes = sorted({record.file_sha256 for record in records})
@@ -379,7 +370,7 @@ def pool(cells: Sequence[ImportedCell]) -> ImportedCell:
         else (),
         warnings=(
             *dict.fromkeys(warning for record in records for warning in record.warnings),
-            f"mean of {len(records)} repeats; standard deviation: {', '.join(shown) or 'unknown'}",
+            Kind.REPEATS(repeats=(len(records), "repeat"), deviations=shown),
         ),
     )
     return replace(first, record=record)

@@ -12,14 +12,9 @@ from specbench.importers.imported_cell import (
     requests_of,
 )
 from specbench.importers.result_file import JsonObject
+from specbench.records import Kind
 
 TOOL = "sglang bench_serving"
-
-_SINCE_START = (
-    "accept_length is the server's average since its start: true of this run only if the server "
-    "was fresh"
-)
-_RANDOM = "random prompts: expect another acceptance rate, and speedup, on real text"
 
 
 def recognizes(result: JsonObject) -> bool:
@@ -49,8 +44,8 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         },
         requests=requests_of(result),
         warnings=(
-            *([_SINCE_START] if length is not None else []),
-            *([_RANDOM] if dataset and dataset.startswith("random") else []),
+            *([Kind.SINCE_START()] if length is not None else []),
+            *([Kind.RANDOM_PROMPTS()] if dataset and dataset.startswith("random") else []),
         ),
     )
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult
 from specbench.importers.result_file import JsonObject
+from specbench.records import Kind
 from specbench.stats.rounds import num_reaching
 
 TOOL = "specdec_bench"
 
-CHUNKS = "specdec_bench counts each chunk as one round, even the first token: lengths are too low"
 ENGINES = {"TRTLLM": "tensorrt_llm", "VLLM": "vllm", "SGLANG": "sglang"}
 _HISTOGRAM = "Acceptance_Length_Histogram"
 # Keys of the files of a folder; `join` adds the others under these names to each histogram.
@@ -66,7 +66,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
             "user_tokens_per_s": _median(timing, "Request Generation Tokens Per Second"),
             **acceptance,
         },
-        warnings=(CHUNKS,) if acceptance else (),
+        warnings=(Kind.CHUNKS(),) if acceptance else (),
     )
 
 
@@ -75,7 +75,7 @@ def _acceptance(result: JsonObject, k: int | None) -> Figures:
     if k is None:
         return {}
     chunks = result.inner(_HISTOGRAM).histogram(
-        range(1, k + 2), f"1 to {k + 1} tokens per chunk at K = {k}"
+        range(1, k + 2), f"1 to {k + 1} tokens per chunk at K={k}"
     )
     num = sum(chunks.values())
     if not k or not num:

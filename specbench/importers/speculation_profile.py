@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult, conditions
 from specbench.importers.result_file import JsonObject
-from specbench.importers.specdec_bench import CHUNKS, ENGINES
+from specbench.importers.specdec_bench import ENGINES
+from specbench.records import Kind
 from specbench.settings.words import MAX_K
 from specbench.stats.rounds import conditional_rates, joint_rates, mean_length_from_rates
 
@@ -69,7 +70,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         temperature=measured_with.number("temperature"),
         num_completed=measured_with.whole("num_samples"),
         figures=_figures(result, k),
-        warnings=(*conditions(measured_with.values), *([CHUNKS] if is_of_chunks else [])),
+        warnings=(*conditions(measured_with.values), *([Kind.CHUNKS()] if is_of_chunks else [])),
     )
 
 
@@ -106,7 +107,7 @@ def _figures(result: JsonObject, k: int) -> Figures:
 def _rates(result: JsonObject, key: str, k: int) -> tuple[float, ...] | None:
     rates = result.numbers(key)
     if rates is not None and len(rates) != k:
-        result.fail(key, f"{len(rates)} rates for K = {k}")
+        result.fail(key, f"{len(rates)} rates for K={k}")
     for i, rate in enumerate(rates or ()):
         if rate > 1:
             result.fail(f"{key}[{i}]", f"expected a share from 0 to 1, not {rate:g}")
@@ -116,9 +117,7 @@ def _rates(result: JsonObject, key: str, k: int) -> tuple[float, ...] | None:
 def _counts(result: JsonObject, k: int) -> Figures:
     """The number of rounds of each length."""
     lengths = range(1, k + 2)
-    histogram = result.inner(_HISTOGRAM).histogram(
-        lengths, f"a length from 1 to {k + 1} at K = {k}"
-    )
+    histogram = result.inner(_HISTOGRAM).histogram(lengths, f"a length from 1 to {k + 1} at K={k}")
     counts = tuple(float(histogram.get(length, 0)) for length in lengths)
     return {"acceptance_histogram": counts, "num_rounds": sum(counts)} if any(counts) else {}
 

@@ -6,11 +6,10 @@ more round than decoding iterations, so K is (acceptance length - 1) / acceptanc
 
 from specbench.importers.imported_cell import Figures, ImportOverrides, ParsedResult, latencies
 from specbench.importers.result_file import JsonObject
+from specbench.records import Kind
 from specbench.stats.rounds import mean_length
 
 TOOL = "trtllm-bench"
-
-_ALL_ITERATIONS = "for trtllm-bench every decoding iteration is one round that drafted K tokens"
 
 
 def recognizes(result: JsonObject) -> bool:
@@ -38,7 +37,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
             ),
             **acceptance,
         },
-        warnings=(_ALL_ITERATIONS,) if acceptance else (),
+        warnings=(Kind.ALL_ITERATIONS(),) if acceptance else (),
     )
 
 

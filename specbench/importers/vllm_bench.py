@@ -11,7 +11,6 @@ of an output. The rate is a percentage.
 import re
 
 from specbench.importers.imported_cell import (
-    PAST_THE_END,
     Figures,
     ImportOverrides,
     ParsedResult,
@@ -20,6 +19,7 @@ from specbench.importers.imported_cell import (
     requests_of,
 )
 from specbench.importers.result_file import JsonObject
+from specbench.records import Kind
 from specbench.stats.rounds import mean_length
 
 TOOL = "vllm bench serve"
@@ -59,7 +59,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
         },
         requests=requests_of(result),
         parameters=_parameters(result),
-        warnings=(PAST_THE_END,) if acceptance else (),
+        warnings=(Kind.PAST_THE_END(),) if acceptance else (),
     )
 
 

@@ -132,7 +132,7 @@ def _target(name: str, value: Value, defaults: _Defaults) -> Target:
 
 def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) -> DrafterSpec:
     if name == NO_DRAFTER:
-        value.fail(f"{NO_DRAFTER!r} is the name of the K = 0 baseline; choose another")
+        value.fail(f"{NO_DRAFTER!r} is the name of the K=0 baseline; choose another")
     keys = value.section(allowed=DRAFTER_KEYS)
     methods = {method.name: method for method in all_methods()}
     method = methods[keys.must("method", one_of(tuple(methods)))]
@@ -176,13 +176,13 @@ def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:
     return settings
 
 
-_KEYS = ("rule", *dict.fromkeys(p for parameters in RULES.values() for p in parameters))
+_LOSSY_KEYS = ("rule", *dict.fromkeys(p for parameters in RULES.values() for p in parameters))
 
 
 def _lossy(value: Value) -> LossyRule:
     """`typical`, or `{rule: typical, alpha: 0.5}` if a parameter is not at its default."""
     is_name = not value.is_mapping
-    rule = value if is_name else value.section(allowed=_KEYS).must("rule", lambda v: v)
+    rule = value if is_name else value.section(allowed=_LOSSY_KEYS).must("rule", lambda v: v)
     name = one_of(tuple(RULES))(rule)
     parameters = RULES[name]
     given = {} if is_name else value.section(allowed=("rule", *parameters)).entries

@@ -17,8 +17,10 @@ from specbench.records import (
     FailureRecord,
     FirstDifference,
     ForwardCost,
+    Kind,
     LimitRecord,
     MemoryRecord,
+    Reason,
     RequestRecord,
     ServerRecord,
 )
@@ -253,7 +255,7 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) ->
         baseline_servers=base.servers,
         cycles=dict(_whole_cycles(parts, bases if baseline else parts)),
         num_bound_cycles=sum(map(bool, bound)),
-        client_bound=next(filter(None, bound)) if is_rule else "",
+        client_bound=next(filter(None, bound)) if is_rule else None,
         faulty_streams=faults[0],
         baseline_faulty_streams=faults[1],
     )
@@ -272,17 +274,17 @@ def _timeless(part: _CellPart) -> _CellPart:
     )
 
 
-def _bound_by(sides: Sequence[_Sides]) -> list[str]:
-    """For each cycle the reason why its client was too slow; empty if it was not."""
+def _bound_by(sides: Sequence[_Sides]) -> list[Reason | None]:
+    """For each cycle the reason why its client was too slow; None if it was not."""
     cell, base = (_reasons([side[i] for side in sides]) for i in range(2))
     return [
-        f"client-bound: {reason}" if reason else (other and f"baseline: client-bound: {other}")
+        reason or (other and Kind.OF_BASELINE(because=(other,)))
         for reason, other in zip(cell, base, strict=True)
     ]
 
 
-def _reasons(parts: Sequence[_CellPart]) -> list[str]:
-    """For each part the reason why its client was too slow; empty if it was not.
+def _reasons(parts: Sequence[_CellPart]) -> list[Reason | None]:
+    """For each part the reason why its client was too slow; None if it was not.
 
     Tokens of one round come in one event. The interval between events is that of all parts: by its
     own interval, a fast part would count as client-bound sooner than a slow one, and the speedup of
@@ -298,25 +300,20 @@ def _reasons(parts: Sequence[_CellPart]) -> list[str]:
     streamed_s = sum((r.total_s if r.decode_s is None else r.decode_s) or 0.0 for r in requests)
     interval_s = streamed_s / num_events if num_events and streamed_s else None
     return [
-        next(filter(None, (why_bound(load, interval_s) for load in part)), "") for part in loads
+        next(filter(None, (why_bound(load, interval_s) for load in part)), None) for part in loads
     ]
 
 
-def why_bound(load: ClientLoad, event_interval_s: float | None) -> str:
+def why_bound(load: ClientLoad, event_interval_s: float | None) -> Reason | None:
     """Why the client, and not the server, set the pace of streams with this interval between
-    events; empty: it did not."""
+    events; None: it did not."""
     if load.cpu_s > MAX_CLIENT_SHARE * load.seconds:
-        return (
-            f"the client used {load.cpu_s / load.seconds:.0%} of a core, more than "
-            f"{MAX_CLIENT_SHARE:.0%}; lower --concurrency, or run the client on a faster machine"
-        )
+        return Kind.CLIENT_BUSY(share=load.cpu_s / load.seconds, most=MAX_CLIENT_SHARE)
     if event_interval_s is not None and load.mean_lag_s > MAX_CLIENT_LAG * event_interval_s:
-        return (
-            f"the client's event loop lagged by {load.mean_lag_s * 1e3:.1f} ms on average, more "
-            f"than {MAX_CLIENT_LAG:.0%} of the {event_interval_s * 1e3:.1f} ms between two events; "
-            "keep a core free for it"
+        return Kind.CLIENT_LAGGED(
+            lag=load.mean_lag_s, most=MAX_CLIENT_LAG, interval=event_interval_s
         )
-    return ""
+    return None
 
 
 def _whole_cycles(

@@ -6,7 +6,6 @@ from functools import cached_property, wraps
 from itertools import chain, pairwise, zip_longest
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from specbench.metrics.streams import FaultyStreams
 from specbench.records import (
     CellKey,
     ClientLoad,
@@ -15,6 +14,7 @@ from specbench.records import (
     LimitRecord,
     MemoryRecord,
     PassRecord,
+    Reason,
     RequestRecord,
     RoundLog,
     RoundTimeline,
@@ -80,10 +80,10 @@ class CellData:
     # Cycles whose client was too slow on one side, and the reason if they are used because too few
     # others remain.
     num_bound_cycles: int = 0
-    client_bound: str = ""
+    client_bound: Reason | None = None
     # Streams of both sides whose times are not those of decoding: they have been left out.
-    faulty_streams: FaultyStreams | None = None
-    baseline_faulty_streams: FaultyStreams | None = None
+    faulty_streams: Reason | None = None
+    baseline_faulty_streams: Reason | None = None
     device: str = "cpu"  # of the run, such as `cuda:0`; `server`: not this machine's
     is_screened: bool = True  # whether speedups are without stalled requests
     # The results of `once_a_baseline`, for all cells with the same baseline.

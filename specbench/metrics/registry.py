@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
 from importlib import import_module
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_type_hints
 
+from specbench.doc import Doc, Key
 from specbench.metrics.cell import CellData
 
 Value = float | tuple[float, ...]
@@ -37,6 +38,12 @@ class Metric:
         text = re.split(r"[:;] |\.$", self.formula)[0]
         # An acronym, such as KV, stays in capitals.
         return text if text[:2].isupper() else text[0].lower() + text[1:]
+
+    def key(self, get: Callable[[Any], Any]) -> Key:
+        """The key of its value; `get` returns a source's cell, which has metrics."""
+        kind = get_type_hints(self.function).get("return", float | None)
+        doc = Doc(self.formula, self.unit, label=self.label)
+        return Key(kind, doc, lambda source: get(source).metrics.get(self.name))
 
 
 _PACKAGE = "specbench.metrics"

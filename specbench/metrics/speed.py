@@ -23,6 +23,7 @@ from specbench.metrics.pairs import (
     whole_span,
 )
 from specbench.metrics.registry import metric
+from specbench.records import Kind, Reason
 from specbench.stats.crossed import SessionNoise, session_noise
 from specbench.stats.summaries import median_of, num_needed, percentile
 
@@ -300,9 +301,9 @@ MIN_REQUESTS = 24  # of a pass: a third of fewer shows no trend
 GROWTH = 2.0
 
 
-def saturation(cell: CellData) -> str:
+def saturation(cell: CellData) -> Reason | None:
     """Why an open-loop cell is saturated: the last third of its requests all waited more than
-    twice as long for their first token as the first third did; empty if they did not.
+    twice as long for their first token as the first third did; None if they did not.
 
     In the median pass. Of eight passes at 90% of a server's capacity, chance does this in
     one case of twenty, at half the capacity in none (tests/metrics/test_saturation.py).
@@ -311,12 +312,9 @@ def saturation(cell: CellData) -> str:
     first = median_of(median_of(waits[: len(waits) // 3]) for waits in passes)
     last = median_of(min(waits[-len(waits) // 3 :]) for waits in passes)
     if first is None or last is None or last <= GROWTH * first:
-        return ""
-    return (
-        f"saturated, or nearly: requests arrive faster ({cell.key.condition.request_rate:g} per "
-        f"second) than they are served. The first third waited {first:.3g} s for the first token, "
-        f"the last third at least {last:.3g} s, and more requests would wait longer"
-    )
+        return None
+    rate = cell.key.condition.request_rate
+    return Kind.SATURATED(request_rate=rate, first_s=first, last_s=last)
 
 
 def _waits(cell: CellData) -> Iterator[list[float]]:

@@ -9,44 +9,12 @@ times and are no fault: the seconds between the first and the last are right.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import compress
 
-from specbench.records import RequestRecord
+from specbench.records import Kind, Reason, RequestRecord
 from specbench.stats.summaries import median_of
-
-
-class StreamFault(StrEnum):
-    """Why the times of a stream are not those of decoding."""
-
-    BURSTS = "bursts"  # several rounds at once
-    UNSTREAMED = "unstreamed"  # `usage` has tokens that it says the client never gets
-    LATE_FIRST = "late first"  # tokens before the first event, which only its delay shows
-    MISCOUNTED = "miscounted"  # `usage` contradicts itself or the stream
-
-
-# What happened, with `counted` and `seen` of FaultyStreams, and the remedy.
-_SENTENCES: Mapping[StreamFault, str] = {
-    StreamFault.BURSTS: (
-        "a proxy buffers this stream: {counted:,} tokens came at {seen:,} moments, more than K = "
-        "{k} can give; turn its buffering off (header X-Accel-Buffering: no), or measure behind it"
-    ),
-    StreamFault.UNSTREAMED: (
-        "hidden thinking: {counted:,} tokens in `usage`, {seen:,} of them streamed; let the server "
-        "stream its reasoning, or turn thinking off"
-    ),
-    StreamFault.LATE_FIRST: (
-        "tokens before the stream: {counted:,} tokens in `usage`, at most {seen:,} in the events, "
-        "and the first one as late as the others explain; let the server stream its reasoning, or "
-        "turn thinking off"
-    ),
-    StreamFault.MISCOUNTED: (
-        "`usage` counts other tokens than the stream has: {counted:,} completion tokens, {seen:,} "
-        "by its total or by the events; measure the engine itself, without the gateway that counts"
-    ),
-}
 
 MIN_TOKENS = 8  # of an answer whose times are judged
 MARGIN = 1.5  # rounds per arrival, and events per token
@@ -61,29 +29,17 @@ MIN_EXPLAINED = 0.8  # of that delay, at the pace of the others
 MIN_AT_FIRST = 0.1  # of the events, joined with the first one
 # Of the answers. A pause of the client joins the events that it hits, so most answers must have
 # BURSTS: a busy machine did it to 27% of them. No pause makes tokens of which no event comes.
-MAX_FAULTY = {StreamFault.BURSTS: 0.5, StreamFault.LATE_FIRST: 0.1}
+MAX_FAULTY = {Kind.BURSTS: 0.5, Kind.LATE_FIRST: 0.1}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FaultyStreams:
-    """The fault of a cell's streams, and the tokens of the answers that have it."""
-
-    kind: StreamFault
-    k: int
-    num_answers: int  # that have it
-    num_judged: int  # answers
-    counted: int  # tokens in `usage`, or token ids
-    seen: int  # tokens that the events can hold; for BURSTS the arrivals
-
-    def __str__(self) -> str:
-        """The cause with its figures, and the remedy."""
-        what = _SENTENCES[self.kind].format(k=self.k, counted=self.counted, seen=self.seen)
-        return f"no decode speed: {what} ({self.num_answers} of {self.num_judged} answers)"
-
-
-def faulty_streams(requests: Iterable[RequestRecord], k: int) -> FaultyStreams | None:
+def faulty_streams(requests: Iterable[RequestRecord], k: int) -> Reason | None:
     """The commonest fault of streamed answers at K; None if their times can be those of decoding,
-    or if they have no times of chunks to tell it by."""
+    or if they have no times of chunks to tell it by.
+
+    Its figures are the numbers of answers that have it and that were judged, the tokens that
+    `usage` or token ids count in the former, and the tokens seen: those that the events can hold,
+    or for BURSTS the arrivals.
+    """
     streamed = [r for r in requests if r.finish_reason != "failed" and r.chunk_s is not None]
     judged = [r for r in streamed if r.num_output_tokens >= MIN_TOKENS]
     found = [fault for request in streamed if (fault := _fault(request, k))]
@@ -95,11 +51,10 @@ def faulty_streams(requests: Iterable[RequestRecord], k: int) -> FaultyStreams |
     if not numbers:
         return None
     kind = max(numbers, key=lambda kind: numbers[kind])
-    return FaultyStreams(
-        kind=kind,
+    return kind(
         k=k,
-        num_answers=numbers[kind],
-        num_judged=len(judged if kind in MAX_FAULTY else streamed),
+        answers=numbers[kind],
+        judged=len(judged if kind in MAX_FAULTY else streamed),
         counted=sum(counted for of, counted, _ in found if of == kind),
         seen=sum(seen for of, _, seen in found if of == kind),
     )
@@ -110,17 +65,17 @@ def without_stream_times(request: RequestRecord) -> RequestRecord:
     return replace(request, ttft_s=None, decode_s=None, chunk_s=None)
 
 
-def _fault(request: RequestRecord, k: int) -> tuple[StreamFault, int, int] | None:
-    """The fault of one answer with its `counted` and `seen`."""
+def _fault(request: RequestRecord, k: int) -> tuple[Kind, int, int] | None:
+    """The fault of one answer with its tokens `counted` and `seen`."""
     gaps_s, num_tokens = request.chunk_s or (), request.num_output_tokens
     num_events = len(gaps_s) + 1
     if request.num_uncounted or not num_tokens:
         by_total = max(num_tokens + request.num_uncounted, 0)
-        return StreamFault.MISCOUNTED, num_tokens, by_total or num_events
+        return Kind.MISCOUNTED, num_tokens, by_total or num_events
     if request.num_unstreamed:
-        return StreamFault.UNSTREAMED, num_tokens, max(num_tokens - request.num_unstreamed, 0)
+        return Kind.UNSTREAMED, num_tokens, max(num_tokens - request.num_unstreamed, 0)
     if num_events > MARGIN * num_tokens + 2:  # an end-of-text event and one of a tool's name
-        return StreamFault.MISCOUNTED, num_tokens, num_events
+        return Kind.MISCOUNTED, num_tokens, num_events
     if num_tokens < MIN_TOKENS:
         return None
     decode_s, ttft_s = sum(gaps_s), request.ttft_s or 0.0
@@ -140,11 +95,11 @@ def _fault(request: RequestRecord, k: int) -> tuple[StreamFault, int, int] | Non
     if (is_joined and MARGIN * num_arrivals < 1 + num_rounds - num_held) or (
         num_at_first > max(MARGIN * (k + 1) + 1, MIN_AT_FIRST * len(gaps_s))
     ):
-        return StreamFault.BURSTS, num_tokens, num_arrivals
+        return Kind.BURSTS, num_tokens, num_arrivals
     seen = request.num_first + len(gaps_s) * (k + 1) + num_held
     if request.output_ids or num_tokens - seen < MIN_UNSEEN * num_tokens:
         return None
     gap_s = median_of(compress(gaps_s, arrives))
     if gap_s and ttft_s > MIN_EXPLAINED * gap_s * (num_tokens - seen) / (k + 1):
-        return StreamFault.LATE_FIRST, num_tokens, seen
+        return Kind.LATE_FIRST, num_tokens, seen
     return None

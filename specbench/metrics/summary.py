@@ -22,7 +22,9 @@ from specbench.records import (
     CellSummary,
     Goodput,
     ImportedRecord,
+    Kind,
     Margin,
+    Reason,
     Screening,
 )
 from specbench.records.keys import Question
@@ -264,20 +266,22 @@ def _over_repeats(
     )
 
 
-def _broken_figures(key: CellKey, record: ImportedRecord) -> Iterator[str]:
+def _broken_figures(key: CellKey, record: ImportedRecord) -> Iterator[Reason]:
     """Identities over aggregates that hold in every tool, as in validity.py."""
     if record.num_requests is not None and record.num_requests == (record.num_failed or 0):
-        yield "no request finished"
+        yield Kind.NOTHING_FINISHED()
     elif record.num_failed:
-        yield f"{record.num_failed} of {record.num_requests} requests failed"
+        yield Kind.REQUESTS_FAILED(
+            failed=record.num_failed, requests=record.num_requests, error=None
+        )
     deepest = key.draft.k + 1
     for name in ("mean_acceptance_length", "mean_acceptance_length_when_drafted"):
         length = record.figures.get(name)
         if isinstance(length, float) and not 1 <= length <= deepest + _ROUNDING:
-            yield f"identity broken: {name} {length:.2f} outside 1 .. K + 1"
+            yield Kind.LENGTH_OUTSIDE(metric=name, length=length)
     rate = record.figures.get("acceptance_rate")
     if isinstance(rate, float) and not 0 <= rate <= 1 + _ROUNDING:
-        yield f"identity broken: acceptance rate {rate:.2f} outside 0 .. 1"
+        yield Kind.RATE_OUTSIDE(rate=rate)
     curve = record.figures.get("acceptance_rate_per_position")
     if isinstance(curve, tuple) and any(b > a + _ROUNDING for a, b in pairwise(curve)):
-        yield "identity broken: acceptance per position rises"
+        yield Kind.ACCEPTANCE_RISES()

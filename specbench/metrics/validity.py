@@ -28,6 +28,8 @@ from specbench.metrics.rounds import num_rounds
 from specbench.metrics.speed import saturation
 from specbench.records import (
     DeviceSample,
+    Kind,
+    Reason,
     RequestRecord,
     RoundLog,
     RoundTimeline,
@@ -35,38 +37,34 @@ from specbench.records import (
 from specbench.stats.crossed import sessions_p_value
 from specbench.stats.machine_noise import MachineKind
 
-# Rules that hold for a correct decoder, by the text that names a violation.
-_ROUND_IDENTITIES: Mapping[str, Callable[[int, int, int, int], bool]] = {
-    "num_accepted > num_drafted or num_accepted > K": (
-        lambda drafted, accepted, _, k: 0 <= accepted <= min(drafted, k)
-    ),
-    "num_emitted outside num_accepted .. num_accepted + 1, or 0": (
+# Rules that hold for a correct decoder, by the kind that names a violation.
+_ROUND_IDENTITIES: Mapping[Kind, Callable[[int, int, int, int], bool]] = {
+    Kind.ACCEPTED_TOO_MANY: lambda drafted, accepted, _, k: 0 <= accepted <= min(drafted, k),
+    Kind.EMITTED_OUTSIDE: (
         lambda _, accepted, emitted, __: emitted != 0 and accepted <= emitted <= accepted + 1
     ),
 }
-_REQUEST_IDENTITIES: Mapping[str, Callable[[RequestRecord, RoundLog], bool]] = {
-    "output tokens are not 1 + predicted-output tokens + sum of num_emitted": (
+_REQUEST_IDENTITIES: Mapping[Kind, Callable[[RequestRecord, RoundLog], bool]] = {
+    Kind.TOKENS_UNEXPLAINED: (
         lambda request, log: (
             request.num_output_tokens == 1 + request.num_checked_at_once + sum(log.num_emitted)
         )
     ),
-    "the check of a predicted output accepts more than it drafts or emits": (
+    Kind.CHECK_IMPOSSIBLE: (
         lambda request, _: (
             (check := request.answer_check) is None
             or 0 <= check.num_accepted <= min(check.num_drafted, check.num_emitted)
         )
     ),
 }
-_PASS_IDENTITIES: Mapping[str, Callable[[Pass, RoundTimeline, int], bool]] = {
-    "a round exceeds the cell's K": (
-        lambda _, rounds, k: all(0 <= n <= k for n in rounds.num_speculative_tokens)
-    ),
-    "num_live > num_rows": (
+_PASS_IDENTITIES: Mapping[Kind, Callable[[Pass, RoundTimeline, int], bool]] = {
+    Kind.ROUND_OVER_K: lambda _, rounds, k: all(0 <= n <= k for n in rounds.num_speculative_tokens),
+    Kind.LIVE_OVER_ROWS: (
         lambda _, rounds, __: all(
             0 <= live <= rows for live, rows in zip(rounds.num_live, rounds.num_rows, strict=True)
         )
     ),
-    "tokens on the time line do not match its requests": (
+    Kind.TIME_LINE_DIFFERS: (
         lambda served, rounds, _: (
             sum(rounds.num_emitted)
             == sum(r.num_output_tokens - 1 - r.num_checked_at_once for r in served.requests)
@@ -75,32 +73,32 @@ _PASS_IDENTITIES: Mapping[str, Callable[[Pass, RoundTimeline, int], bool]] = {
 }
 
 
-def broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[str]:
+def broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[Reason]:
     """Identities that requests break, with how many do; equal rounds are checked once."""
     logged = [(request, request.rounds) for request in requests if request.rounds is not None]
     kinds = set(chain.from_iterable(_counts(log) for _, log in logged))
-    broken: list[tuple[str, list[RequestRecord]]] = []
-    for text, is_sound in _ROUND_IDENTITIES.items():
+    broken: list[tuple[Kind, list[RequestRecord]]] = []
+    for identity, is_sound in _ROUND_IDENTITIES.items():
         wrong = {kind for kind in kinds if not is_sound(*kind, k)}
         broken.append(
-            (text, [r for r, log in logged if wrong and not wrong.isdisjoint(_counts(log))])
+            (identity, [r for r, log in logged if wrong and not wrong.isdisjoint(_counts(log))])
         )
-    for text, holds in _REQUEST_IDENTITIES.items():
-        broken.append((text, [request for request, log in logged if not holds(request, log)]))
-    for text, breaking in broken:
+    for identity, holds in _REQUEST_IDENTITIES.items():
+        broken.append((identity, [request for request, log in logged if not holds(request, log)]))
+    for identity, breaking in broken:
         if breaking:
-            count = f"{len(breaking)} of {len(logged)} requests"
-            yield f"identity broken: {text} ({count}, first {breaking[0].prompt_id})"
+            prompt = breaking[0].prompt_id
+            yield identity(broken=len(breaking), requests=len(logged), prompt=prompt)
 
 
-def broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
+def broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[Reason]:
     """Identities that passes without a failed request break."""
     whole = [p for p in passes if len(finished(p.requests)) == len(p.requests)]
     logged = [(p, p.record.rounds) for p in whole if p.record.rounds is not None]
-    for text, holds in _PASS_IDENTITIES.items():
+    for identity, holds in _PASS_IDENTITIES.items():
         broken = sum(not holds(served, rounds, k) for served, rounds in logged)
         if broken:
-            yield f"identity broken: {text} ({broken} of {len(logged)} passes)"
+            yield identity(broken=broken, passes=len(logged))
 
 
 def _counts(log: RoundLog) -> Iterator[tuple[int, int, int]]:
@@ -120,19 +118,20 @@ DIFFERING_SESSIONS = 0.001  # how often sessions that differ by chance are calle
 MAX_LENGTH_GAP = 0.10  # of mean output lengths at temperature > 0
 
 
-def judge_cell(cell: CellData) -> tuple[str, ...]:
+def judge_cell(cell: CellData) -> tuple[Reason, ...]:
     """Why the cell must not be used for a recommendation; empty: it is valid.
 
     The device and the identities are judged over the cell and its baseline, since a speedup
     is made of both.
     """
     if not cell.finished:
-        return (*_failed(cell), "no request finished")
+        return (*_failed(cell), Kind.NOTHING_FINISHED())
     base = finished_baseline(cell)
     return (
         *_failed(cell),
         *_too_few_rounds(cell),
-        *_faulty_streams(cell),
+        *filter(None, [cell.faulty_streams]),
+        *_of_baseline(*filter(None, [cell.baseline_faulty_streams])),
         *filter(None, [cell.client_bound]),
         *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
@@ -140,12 +139,12 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
         *broken_identities(cell.finished, cell.k),
         *broken_passes(cell.passes, cell.k),
         *_broken_times(cell.finished, overlapping=cell.key.condition.overlaps),
-        *_broken_baseline(cell),
+        *_of_baseline(*_broken_baseline(cell)),
         *_broken_totals(cell),
     )
 
 
-def cell_warnings(cell: CellData) -> tuple[str, ...]:
+def cell_warnings(cell: CellData) -> tuple[Reason, ...]:
     """Warnings about a cell that is still valid."""
     return (
         *_whole_requests(cell),
@@ -160,57 +159,58 @@ def cell_warnings(cell: CellData) -> tuple[str, ...]:
     )
 
 
-def _failed(cell: CellData) -> Iterator[str]:
+def _of_baseline(*reasons: Reason) -> Iterator[Reason]:
+    return (Kind.OF_BASELINE(because=(reason,)) for reason in reasons)
+
+
+def _failed(cell: CellData) -> Iterator[Reason]:
     failures = [request for request in cell.requests if request.finish_reason == "failed"]
     if failures:
-        yield f"{len(failures)} of {len(cell.requests)} requests failed: {failures[0].error}"
+        yield Kind.REQUESTS_FAILED(
+            failed=len(failures), requests=len(cell.requests), error=failures[0].error
+        )
 
 
-def _too_few_rounds(cell: CellData) -> Iterator[str]:
+def _too_few_rounds(cell: CellData) -> Iterator[Reason]:
     known = num_rounds(cell)
     if known is not None or any(request.rounds is not None for request in cell.finished):
         known = known or 0
         # The rounds that the tokens of a check would have taken at least.
         spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
         if known + spared < MIN_ROUNDS:
-            yield f"fewer than {MIN_ROUNDS} rounds"
+            yield Kind.TOO_FEW_ROUNDS(needed=MIN_ROUNDS)
 
 
-def _faulty_streams(cell: CellData) -> Iterator[str]:
-    if cell.faulty_streams:
-        yield str(cell.faulty_streams)
-    if cell.baseline_faulty_streams:
-        yield f"baseline: {cell.baseline_faulty_streams}"
-
-
-def _throttled_servers(cell: CellData) -> Iterator[str]:
+def _throttled_servers(cell: CellData) -> Iterator[Reason]:
     servers = (*cell.servers, *cell.baseline_servers)
     names = {name for server in servers for name in server.throttle_reasons} - {POWER_CAP}
     if names:
-        yield f"a GPU throttled: {', '.join(sorted(names))}"
+        yield Kind.SERVER_THROTTLED(reasons=tuple(sorted(names)))
 
 
-def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[str]:
+def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[Reason]:
     samples = [request.device for request in requests if request.device is not None]
     throttled = [set(sample.throttle_reasons) - {POWER_CAP} for sample in samples]
     if any(throttled):
-        names = ", ".join(sorted(set().union(*throttled)))
-        yield f"throttled in {sum(map(bool, throttled))} of {len(requests)} requests: {names}"
+        yield Kind.THROTTLED(
+            throttled=sum(map(bool, throttled)),
+            requests=len(requests),
+            reasons=tuple(sorted(set().union(*throttled))),
+        )
     uncapped = (sample for sample in samples if POWER_CAP not in sample.throttle_reasons)
     slow = [share for share in map(_clock_share, uncapped) if share < MIN_CLOCK_SHARE]
     if slow:
-        yield (
-            f"SM clock down to {min(slow):.0%} of default, "
-            f"under {MIN_CLOCK_SHARE:.0%} in {len(slow)} of {len(requests)} requests"
+        yield Kind.SLOW_CLOCK(
+            lowest=min(slow), least=MIN_CLOCK_SHARE, slow=len(slow), requests=len(requests)
         )
     shared = sum(bool(sample.num_other_processes) for sample in samples)
     if shared:
-        yield f"another process on the GPU in {shared} of {len(requests)} requests"
+        yield Kind.GPU_SHARED(shared=shared, requests=len(requests))
 
 
 def _different_clocks_at_cap(
     requests: Sequence[RequestRecord], baseline: Sequence[RequestRecord]
-) -> Iterator[str]:
+) -> Iterator[Reason]:
     """A power cap that gave K and K = 0 different clocks."""
     if not any(map(_is_capped, (*requests, *baseline))):
         return
@@ -221,27 +221,21 @@ def _different_clocks_at_cap(
     if all(clocks):
         clock, plain = (median(side) for side in clocks)
         if abs(clock / plain - 1) > MAX_CLOCK_GAP:
-            yield (
-                f"at the power cap the SM clock was {clock:.0f} MHz, and {plain:.0f} MHz at K = 0: "
-                f"more than {MAX_CLOCK_GAP:.0%} apart; set one for both (nvidia-smi -lgc)"
-            )
+            yield Kind.CLOCKS_DIFFER(clock=clock, baseline=plain, most=MAX_CLOCK_GAP)
 
 
-def _whole_requests(cell: CellData) -> Iterator[str]:
+def _whole_requests(cell: CellData) -> Iterator[Reason]:
     """What the times of whole requests show if those of their streams are wrong."""
     seconds = paired_end_to_end(cell)
     if seconds is not None and (cell.faulty_streams or cell.baseline_faulty_streams):
-        yield (
-            f"whole requests, from sending to the last token, are {seconds.speedup:.2f}x as fast "
-            "as at K = 0: no decode speed, but right without the times within the streams"
-        )
+        yield Kind.WHOLE_REQUESTS(speedup=seconds.speedup)
 
 
-def _power_capped(cell: CellData) -> Iterator[str]:
+def _power_capped(cell: CellData) -> Iterator[Reason]:
     if num_capped := sum(map(_is_capped, cell.finished)):
-        yield f"the GPU was at its power cap in {num_capped} of {len(cell.finished)} requests"
+        yield Kind.POWER_CAPPED(capped=num_capped, requests=len(cell.finished))
     elif any(POWER_CAP in server.throttle_reasons for server in cell.servers):
-        yield "a GPU was at its power cap"
+        yield Kind.SERVER_POWER_CAPPED()
 
 
 def _is_capped(request: RequestRecord) -> bool:
@@ -254,7 +248,7 @@ def _clock_share(sample: DeviceSample) -> float:
     return sample.sm_clock_mhz / sample.sm_clock_default_mhz
 
 
-def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> Iterator[str]:
+def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> Iterator[Reason]:
     """Rounds, and a check before them, take all the time of decoding. If requests overlap, prefills
     of other requests take a part of it."""
     timed = [(r.rounds, r.decode_s) for r in requests if r.rounds is not None and r.decode_s]
@@ -263,83 +257,80 @@ def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> 
     decode_s = sum(seconds for _, seconds in timed)
     gap_s = round_s - decode_s if overlapping else abs(round_s - decode_s)
     if gap_s > MAX_TIME_GAP * decode_s:
-        yield f"identity broken: rounds take {round_s:.3g} s, decoding {decode_s:.3g} s"
+        yield Kind.TIMES_DIFFER(round_s=round_s, decode_s=decode_s)
 
 
 @once_a_baseline
-def _broken_baseline(cell: CellData) -> tuple[str, ...]:
+def _broken_baseline(cell: CellData) -> tuple[Reason, ...]:
     base = finished_baseline(cell)
-    reasons = (
+    return (
         *broken_identities(base, 0),
         *broken_passes(cell.baseline_passes, 0),
         *_broken_times(base, overlapping=cell.key.condition.overlaps),
     )
-    return tuple(f"baseline: {reason}" for reason in reasons)
 
 
-def _broken_totals(cell: CellData) -> Iterator[str]:
+def _broken_totals(cell: CellData) -> Iterator[Reason]:
     histogram, rounds = acceptance_histogram(cell), num_rounds(cell)
     if histogram is not None and sum(histogram) != rounds:
-        yield f"identity broken: histogram sums to {sum(histogram):g}, not {rounds} rounds"
+        yield Kind.HISTOGRAM_DIFFERS(histogram=sum(histogram), rounds=rounds)
     if histogram is not None and min(histogram) < 0:
-        yield "identity broken: more rounds accept drafts than there are"
+        yield Kind.HISTOGRAM_NEGATIVE()
     length = mean_acceptance_length(cell)
     if length is not None and length > cell.k + 1:
-        yield f"identity broken: mean acceptance length {length:.2f} > K + 1"
+        yield Kind.LENGTH_OUTSIDE(metric="mean_acceptance_length", length=length)
 
 
-def suspicious_acceptance(rates: Value | None) -> Iterator[str]:
+def suspicious_acceptance(rates: Value | None) -> Iterator[Reason]:
     """Warnings about implausible acceptance rates per position."""
     if isinstance(rates, tuple) and rates and rates[0] > SUSPICIOUS_ACCEPTANCE:
-        yield (
-            f"position 1 is accepted in {rates[0]:.1%} of rounds: "
-            "prompts may be repetitive or random; expect less speedup on other text"
-        )
+        yield Kind.SUSPICIOUS_ACCEPTANCE(share=rates[0])
 
 
-def _differing_outputs(cell: CellData) -> Iterator[str]:
+def _differing_outputs(cell: CellData) -> Iterator[Reason]:
     if not cell.pairs:
         return
     lossy = cell.key.draft.lossy
     if cell.key.condition.temperature == 0:
         differing = sum(not have_same_text(base, spec) for base, spec in cell.pairs)
         if differing:
-            text = f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
+            counts = {"differing": differing, "compared": len(cell.pairs)}
             if lossy is not None:
-                text += f", as the rule {lossy} allows"
+                yield Kind.OUTPUTS_MAY_DIFFER(**counts, rule=lossy)
             elif (dtype := cell.key.condition.dtype) in HALF_PRECISION:
-                text += f": {dtype} rounds near-ties differently for other numbers of tokens"
-                if cell.differences:
-                    worst = max(
-                        cell.differences, key=lambda difference: difference.gap / difference.spacing
-                    )
-                    text += (
-                        f" (at the first difference of {len(cell.differences)} outputs, the logits "
-                        f"of the two tokens are at most {worst.gap:.3g} apart, "
-                        f"{worst.gap / worst.spacing:.3g} x the spacing of {dtype} there)"
-                    )
-                text += "; `specbench verify` distinguishes them from faults"
-            yield text
+                worst = max(
+                    cell.differences,
+                    key=lambda difference: difference.gap / difference.spacing,
+                    default=None,
+                )
+                gap = worst and Kind.FIRST_DIFFERENCES(
+                    outputs=len(cell.differences),
+                    gap=worst.gap,
+                    steps=worst.gap / worst.spacing,
+                    dtype=dtype,
+                )
+                yield Kind.NEAR_TIES(**counts, dtype=dtype, worst=(gap,) if gap else ())
+            else:
+                yield Kind.OUTPUTS_DIFFER(**counts)
         if lossy is None:
             return
     base_tokens = sum(base.num_output_tokens for base, _ in cell.pairs) / len(cell.pairs)
     spec_tokens = sum(spec.num_output_tokens for _, spec in cell.pairs) / len(cell.pairs)
     if abs(spec_tokens - base_tokens) > MAX_LENGTH_GAP * base_tokens:
-        yield f"mean output is {spec_tokens:.0f} tokens, {base_tokens:.0f} at K = 0"
+        yield Kind.OUTPUT_LENGTHS_DIFFER(tokens=spec_tokens, baseline=base_tokens)
 
 
-def _differing_graphs(cell: CellData) -> Iterator[str]:
+def _differing_graphs(cell: CellData) -> Iterator[Reason]:
     """Requests whose rounds were started otherwise than those of K = 0."""
     known = ((b.graph, s.graph) for b, s in cell.pairs if b.graph and s.graph)
     differing = Counter((base, spec) for base, spec in known if base != spec)
     for (base, spec), count in differing.items():
-        yield (
-            f"graph {spec} against {base} at K = 0 in {count} of {len(cell.pairs)} requests: part "
-            "of the difference is how rounds are started"
+        yield Kind.GRAPHS_DIFFER(
+            graph=spec, baseline=base, differing=count, requests=len(cell.pairs)
         )
 
 
-def _few_seeds(cell: CellData) -> Iterator[str]:
+def _few_seeds(cell: CellData) -> Iterator[Reason]:
     if cell.key.condition.temperature == 0:
         return
     seeds: dict[str, set[tuple[int, int]]] = {}
@@ -347,20 +338,18 @@ def _few_seeds(cell: CellData) -> Iterator[str]:
         seeds.setdefault(request.prompt_id, set()).add((request.repeat, request.sample))
     fewest = min(map(len, seeds.values()), default=MIN_SEEDS)
     if fewest < MIN_SEEDS:
-        temperature = f"temperature {cell.key.condition.temperature:g}"
-        yield f"{MIN_SEEDS} seeds per prompt needed at {temperature}, some have {fewest}"
+        temperature = cell.key.condition.temperature
+        yield Kind.FEW_SEEDS(needed=MIN_SEEDS, temperature=temperature, fewest=fewest)
 
 
-def _cycles_left_out(cell: CellData) -> Iterator[str]:
+def _cycles_left_out(cell: CellData) -> Iterator[Reason]:
     if cell.num_bound_cycles and not cell.client_bound:
         kept = len(set(cell.cycles.values()))
-        yield (
-            f"{cell.num_bound_cycles} of {cell.num_bound_cycles + kept} cycles are left out: "
-            "client-bound; keep a core free for the client"
-        )
+        num_bound = cell.num_bound_cycles
+        yield Kind.CYCLES_LEFT_OUT(left_out=num_bound, cycles=num_bound + kept)
 
 
-def _differing_sessions(cell: CellData) -> Iterator[str]:
+def _differing_sessions(cell: CellData) -> Iterator[Reason]:
     """Sessions with different speeds; not in open loop, whose sessions have different arrivals."""
     if not cell.sessions or cell.key.condition.request_rate is not None:
         return
@@ -371,8 +360,4 @@ def _differing_sessions(cell: CellData) -> Iterator[str]:
     if p_value < DIFFERING_SESSIONS:
         means = log_speeds.mean(axis=1)
         low, high = np.exp([means.min(), means.max()] - np.median(means))
-        yield (
-            f"sessions decode at {low:.2f}x to {high:.2f}x their median speed, further apart than "
-            "noise explains: other load, another server or another build? Intervals of speedups "
-            "allow for it unless it slowed one K more often than another"
-        )
+        yield Kind.SESSIONS_DIFFER(slowest=float(low), fastest=float(high))

@@ -67,8 +67,16 @@ class CellSummary:
 
     key: Annotated[CellKey, Doc("which cell")]
     valid: Annotated[bool, Doc("whether the cell may support a decision")]
-    invalid_reasons: Annotated[tuple[str, ...], Doc("why not; empty for a valid cell")]
-    num_prompts: Annotated[int, Doc("prompts with a finished request", "prompts")]
+    invalid_reasons: Annotated[tuple[Reason, ...], Doc("why not; empty for a valid cell")]
+    num_prompts: Annotated[
+        int,
+        Doc(
+            "prompts with a finished request; a time budget gives fewer to K that cannot win or "
+            "that it has no time for",
+            "prompts",
+            label="prompts",
+        ),
+    ]
     num_requests: Annotated[
         int, Doc("each turn and repeat counts, failed ones included", "requests")
     ]
@@ -81,11 +89,22 @@ class CellSummary:
     ]
     speedup: Annotated[
         Interval | None,
-        Doc("`decode_speedup` over K = 0 on the same prompts; absent at K = 0", "x"),
+        Doc(
+            "decode seconds at K=0 / at K, same prompts, with 95% interval; for concurrent "
+            "requests the ratio of tokens per second, for arrivals at a rate the ratio of seconds "
+            "per token; absent at K = 0",
+            "x",
+            label="speedup [95%]",
+        ),
     ]
     speedup_end_to_end: Annotated[
         Interval | None,
-        Doc("`end_to_end_speedup` over K = 0 on the same prompts; absent at K = 0", "x"),
+        Doc(
+            "speedup including prefill of target and drafter; with concurrent requests over whole "
+            "passes; absent at K = 0",
+            "x",
+            label="end to end",
+        ),
     ] = None
     minimum_detectable_effect: Annotated[
         float | None,
@@ -94,6 +113,7 @@ class CellSummary:
             "below 5 prompts",
             "fraction",
             low=0,
+            label="min. detect. effect",
         ),
     ] = None
     margin: Annotated[
@@ -109,7 +129,7 @@ class CellSummary:
             "without `--slo`"
         ),
     ] = None
-    warnings: Annotated[tuple[str, ...], Doc("what to look at again; the cell stays valid")] = ()
+    warnings: Annotated[tuple[Reason, ...], Doc("what to look at again; the cell stays valid")] = ()
 
     @property
     def as_decided(self) -> "CellSummary":
@@ -156,7 +176,9 @@ class Decision:
         tuple[Reason, ...], Doc("what was found, then what would decide it; `text` joins them")
     ]
     reasons: Annotated[tuple[Reason, ...], Doc("the facts behind it, the most important first")]
-    warnings: Annotated[tuple[str, ...], Doc("about the measurement that the answer quotes")] = ()
+    warnings: Annotated[
+        tuple[Reason, ...], Doc("about the measurement that the answer quotes")
+    ] = ()
     is_synthetic: Annotated[bool, Doc("as in the document")] = False
 
     @property

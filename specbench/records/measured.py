@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, Self
 
 from specbench.doc import Doc
+from specbench.records.reasons import Reason
 from specbench.records.requests import Request
 
 ALL_PROMPTS = "*"  # in place of the prompt of a block that serves all prompts
@@ -428,4 +429,6 @@ class ImportedRecord:
         tuple[RequestRecord, ...],
         Doc("in the order they were sent; empty if the file has no times of single requests"),
     ] = ()
-    warnings: Annotated[tuple[str, ...], Doc("what the tool's way of counting means for them")] = ()
+    warnings: Annotated[
+        tuple[Reason, ...], Doc("what the tool's way of counting means for them")
+    ] = ()

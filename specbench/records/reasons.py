@@ -34,7 +34,7 @@ class Kind(StrEnum):
         "{k:K}{mean_k:mean}, {speedup:x} more requests within {limits}{speedup:bounds}",
     )
     # Of decoding and of whole requests, where they differ.
-    WHOLE_REQUESTS = "whole_requests", "whole requests {whole:x}{whole:bounds}"
+    ALSO_WHOLE = "also_whole", "whole requests {whole:x}{whole:bounds}"
     ONLY_DECODING = (
         "only_decoding",
         "whole requests {whole:x}{whole:bounds} at {k:K}{mean_k:mean}, although decoding is "
@@ -91,6 +91,7 @@ class Kind(StrEnum):
     NOT_WITH = "not_with", "not {which:list}"
     NOT_ON = "not_on", "no speedup on {which:list}"
     OPEN_ON = "open_on", "undecided on {which:list}"
+    UNMEASURED_ON = "unmeasured_on", "not measured: {which:list}"
     NO = "no", "No: no drafter is faster"
     NOTHING_SHOWN = "nothing_shown", "Undecided: no drafter is shown to be faster"
     NO_ANSWER = "no_answer", "No answer: no drafter was compared with K=0"
@@ -106,10 +107,11 @@ class Kind(StrEnum):
         "over_limits",
         "no configuration meets the limits. Closest: {configuration}: {because:all}",
     )
-    OVER_LIMIT = "over_limit", "{limit} {seconds:milliseconds}, above {most:milliseconds}"
+    OVER_LIMIT = "over_limit", "{limit} {seconds:ms}, above {most:ms}"
     LIMIT_UNKNOWN = "limit_unknown", "{limit} is not known"
-    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid K = 0 was measured"
+    NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid measurement of K=0"
     UNANSWERED = "unanswered", "no answer: not measured"
+    NOT_BEYOND = "not_beyond", "not measured beyond {requests:amount}: see --concurrency"
     FASTER_VARIANT = (
         "faster_variant",
         "{cell}: {variant} is {speedup:x} faster than {other}{speedup:bounds}",
@@ -134,7 +136,11 @@ class Kind(StrEnum):
     MEMORY_FULL = "memory_full", "memory left: not enough for {context:,} tokens of context"
 
     # What one K or one configuration for all workloads loses.
-    ONE_K = "one_k", "one K for all workloads: {k:K}; loses {losses:and}{left_out:not_compared}"
+    ONE_K = (
+        "one_k",
+        "one K for all workloads: {k:K}; loses {losses:and}{left_out:not_compared}"
+        "{open_on:open_on}",
+    )
     ONE_CONFIGURATION = (
         "one_configuration",
         "one configuration for all workloads{setting}: {configuration}; loses "
@@ -164,7 +170,8 @@ class Kind(StrEnum):
     NOT_ENOUGH_LEFT = "not_enough_left", "the workload has {left} more: add some"
     TOO_NOISY = (
         "too_noisy",
-        "the noise hides any speedup: use a quieter machine or more {option}",
+        "the noise could hide even a {effect:hidden} speedup: use a quieter machine or more "
+        "{option}",
     )
     MORE_OF = "more_of", "to narrow it: more {option}"
     MACHINE_VARIES = (
@@ -205,17 +212,17 @@ class Kind(StrEnum):
     )
     DRAFT_BOUND = (
         "draft_bound",
-        "draft-bound: drafting takes most of the lost time; a cheaper drafter would help",
+        "draft-bound: the largest loss is the time of drafting; a cheaper drafter would help",
     )
     VERIFY_BOUND = (
         "verify_bound",
-        "verify-bound: most of the loss is that a verification is longer than a target step",
+        "verify-bound: the largest loss is that a verification is longer than a target step",
     )
     ACCEPTANCE_BOUND = (
         "acceptance_bound",
-        "acceptance-bound: most of the loss comes from rejected draft tokens",
+        "acceptance-bound: the largest loss is from rejected draft tokens",
     )
-    OVERHEAD_BOUND = "overhead_bound", "overhead-bound: most of the loss is between forwards"
+    OVERHEAD_BOUND = "overhead_bound", "overhead-bound: the largest loss is between forwards"
     ACCEPTANCE_LENGTH = (
         "acceptance_length",
         "acceptance length at {k:K}{mean_k:mean}: {length:.2f} tokens per round (break-even: "
@@ -243,14 +250,14 @@ class Kind(StrEnum):
     )
     LED = (
         "led",
-        "exploration phase: {k:K}{mean_k:mean} had the highest estimate of K = {tried:ks}",
+        "exploration phase: {k:K}{mean_k:mean} had the highest estimate of K={tried:ks}",
     )
-    DROPPED = "dropped", "not measured: K = {ks:ks} (dropped before it had an interval)"
+    DROPPED = "dropped", "not measured: K={ks:ks} (dropped before it had an interval)"
     LOOKS_BEST = "looks_best", "undecided: {k:K}{mean_k:mean} looks best so far"
-    OTHERS_LOSE = "others_lose", "no speedup: K = {ks:ks}"
+    OTHERS_LOSE = "others_lose", "no speedup: K={ks:ks}"
     HIGHEST_ESTIMATE = (
         "highest_estimate",
-        "{k:K}{mean_k:mean} has the highest estimate of K = {tried:ks}; none is shown to be faster",
+        "{k:K}{mean_k:mean} has the highest estimate of K={tried:ks}; none is shown to be faster",
     )
     DRAFTER_MEMORY = "drafter_memory", "drafter memory: {bytes:MiB}{cache_tokens:cache}"
     DETECTABLE_EFFECT = "detectable_effect", "minimum detectable effect: {effect:effect}"
@@ -272,7 +279,7 @@ class Kind(StrEnum):
         "the machine held up {count:amount} ({baseline} at K=0); with them {speedup:x}"
         "{speedup:bounds}",
     )
-    EXCLUDED = "excluded", "excluded: K = {ks:ks}: {because:all}"
+    EXCLUDED = "excluded", "excluded: K={ks:ks}: {because:all}"
 
     # What verify found about one pairing at one K and temperature.
     LOSSY_RULE = "lossy_rule", "{rule} is lossy by choice"
@@ -280,8 +287,8 @@ class Kind(StrEnum):
     EVERY_TOKEN = "every_token", "every token is the expected one"
     TIES = (
         "ties",
-        "{tokens} tokens differ by rounding: they are at most {steps:.0f} steps{below:logits} "
-        "below the target's best",
+        "rounding explains the difference at {tokens:token}: at most "
+        "{steps:rounding}{below:logits} below the target's best",
     )
     RUNS_PAST = "runs_past", "{prompt}, {unit} {position}: the text runs past its end"
     STOPS_EARLY = "stops_early", "{prompt}, {unit} {position}: the text stops early"
@@ -298,9 +305,9 @@ class Kind(StrEnum):
     NOT_TESTED = "not_tested", "not tested against the target's distribution: {because}"
     WRONG_ENDS = (
         "wrong_ends",
-        "{count} texts run past their end or stop early, first for {prompt}",
+        "{count:text} with a wrong end, too late or too early; first for {prompt}",
     )
-    OUTSIDE = "outside", "{count} tokens are excluded by top-k and top-p"
+    OUTSIDE = "outside", "top-k and top-p exclude {count:token}"
     OTHER_TEMPERATURE = (
         "other_temperature",
         "the tokens do not follow the target's distribution: another temperature fits them better",
@@ -326,11 +333,11 @@ class Kind(StrEnum):
     )
     RARITY_DIFFERS = (
         "rarity_differs",
-        "likely and unlikely tokens do not occur as often as in its answers at K = 0",
+        "likely and unlikely tokens do not occur as often as in its answers at K=0",
     )
     FREQUENCY_DIFFERS = (
         "frequency_differs",
-        "some tokens occur more often than in its answers at K = 0",
+        "some tokens occur more often than in its answers at K=0",
     )
     NOT_SPECULATION = (
         "not_speculation",
@@ -355,11 +362,11 @@ class Kind(StrEnum):
     )
     CONTROL_FAILED = (
         "control_failed",
-        "answers of K = 0 at a 20% lower temperature are not distinguished either; use more "
+        "answers of K=0 at a 20% lower temperature are not distinguished either; use more "
         "--num-tokens",
     )
     FOLLOWS = "follows", "the tokens follow the target's distribution"
-    LIKE_BASELINE = "like_baseline", "its answers are like those of its K = 0"
+    LIKE_BASELINE = "like_baseline", "its answers are like those of its K=0"
 
     # Signs that a machine was busy. Fewer threads are advised once.
     OTHER_PROCESSES = (
@@ -368,16 +375,16 @@ class Kind(StrEnum):
     )
     THREADS_WAIT = (
         "threads_wait",
-        "{threads} threads wait for the slowest of them, --threads {fewer} does not",
+        "{threads} threads wait for the slowest one; use --threads {fewer}",
     )
     GUESTS = "guests", "other guests of this host take {share:.0%} of the CPU time"
     LOAD = "load", "load average {load:.1f} on {cores:amount}"
     CLOCKS_LIMITED = "clocks_limited", "CPU clocks are limited to {limit:.1f} of {most:.1f} GHz"
     UNEVEN_ROUNDS = (
         "uneven_rounds",
-        "a round of K = 0 took {mean_s:ms} on average and {median_s:ms} at the median",
+        "a round of K=0 took {mean_s:ms} on average and {median_s:ms} at the median",
     )
-    DRIFTED = "drifted", "K = 0 drifted by a factor of {factor:.2f} between blocks of one prompt"
+    DRIFTED = "drifted", "K=0 drifted by a factor of {factor:.2f} between blocks of one prompt"
     WAITED = "waited", "this process got the CPU for {share:.0%} of the time"
     WAITED_MORE = (
         "waited_more",
@@ -385,10 +392,215 @@ class Kind(StrEnum):
         "baseline",
     )
 
+    # Why a cell may not support a decision.
+    OF_BASELINE = "of_baseline", "baseline: {because:all}"
+    REQUESTS_FAILED = "requests_failed", "{failed} of {requests} requests failed{error:colon}"
+    NOTHING_FINISHED = "nothing_finished", "no request finished"
+    TOO_FEW_ROUNDS = "too_few_rounds", "fewer than {needed} rounds"
+    BURSTS = (
+        "bursts",
+        "no decode speed: a proxy buffers this stream: {counted:,} tokens came at {seen:,} "
+        "moments, more than K={k} can give; turn its buffering off (header X-Accel-Buffering: "
+        "no), or measure behind it ({answers} of {judged} answers)",
+    )
+    UNSTREAMED = (
+        "unstreamed",
+        "no decode speed: hidden thinking: {counted:,} tokens in `usage`, {seen:,} of them "
+        "streamed; let the server stream its reasoning, or turn thinking off ({answers} of "
+        "{judged} answers)",
+    )
+    LATE_FIRST = (
+        "late_first",
+        "no decode speed: tokens before the stream: {counted:,} tokens in `usage`, at most "
+        "{seen:,} in the events, and the first one as late as the others explain; let the server "
+        "stream its reasoning, or turn thinking off ({answers} of {judged} answers)",
+    )
+    MISCOUNTED = (
+        "miscounted",
+        "no decode speed: `usage` counts other tokens than the stream has: {counted:,} completion "
+        "tokens, {seen:,} by its total or by the events; measure the engine itself, without the "
+        "gateway that counts ({answers} of {judged} answers)",
+    )
+    CLIENT_BUSY = (
+        "client_busy",
+        "client-bound: the client used {share:.0%} of a core, more than {most:.0%}; lower "
+        "--concurrency, or run the client on a faster machine",
+    )
+    CLIENT_LAGGED = (
+        "client_lagged",
+        "client-bound: the client's event loop lagged by {lag:ms} on average, more than "
+        "{most:.0%} of the {interval:ms} between two events; keep a core free for it",
+    )
+    SERVER_THROTTLED = "server_throttled", "a GPU throttled: {reasons:commas}"
+    THROTTLED = "throttled", "throttled in {throttled} of {requests} requests: {reasons:commas}"
+    SLOW_CLOCK = (
+        "slow_clock",
+        "SM clock down to {lowest:.0%} of default, under {least:.0%} in {slow} of {requests} "
+        "requests",
+    )
+    GPU_SHARED = "gpu_shared", "another process on the GPU in {shared} of {requests} requests"
+    CLOCKS_DIFFER = (
+        "clocks_differ",
+        "at the power cap the SM clock was {clock:.0f} MHz, and {baseline:.0f} MHz at K=0: more "
+        "than {most:.0%} apart; set one for both (nvidia-smi -lgc)",
+    )
+    # Identities that every correct decoder satisfies.
+    ACCEPTED_TOO_MANY = (
+        "accepted_too_many",
+        "identity broken: num_accepted > num_drafted or num_accepted > K ({broken} of {requests} "
+        "requests, first {prompt})",
+    )
+    EMITTED_OUTSIDE = (
+        "emitted_outside",
+        "identity broken: num_emitted outside num_accepted .. num_accepted + 1, or 0 ({broken} of "
+        "{requests} requests, first {prompt})",
+    )
+    TOKENS_UNEXPLAINED = (
+        "tokens_unexplained",
+        "identity broken: output tokens are not 1 + predicted-output tokens + sum of num_emitted "
+        "({broken} of {requests} requests, first {prompt})",
+    )
+    CHECK_IMPOSSIBLE = (
+        "check_impossible",
+        "identity broken: the check of a predicted output accepts more than it drafts or emits "
+        "({broken} of {requests} requests, first {prompt})",
+    )
+    ROUND_OVER_K = (
+        "round_over_k",
+        "identity broken: a round exceeds the cell's K ({broken} of {passes} passes)",
+    )
+    LIVE_OVER_ROWS = (
+        "live_over_rows",
+        "identity broken: num_live > num_rows ({broken} of {passes} passes)",
+    )
+    TIME_LINE_DIFFERS = (
+        "time_line_differs",
+        "identity broken: tokens on the time line do not match its requests ({broken} of {passes} "
+        "passes)",
+    )
+    TIMES_DIFFER = (
+        "times_differ",
+        "identity broken: rounds take {round_s:.3g} s, decoding {decode_s:.3g} s",
+    )
+    HISTOGRAM_DIFFERS = (
+        "histogram_differs",
+        "identity broken: histogram sums to {histogram:g}, not {rounds} rounds",
+    )
+    HISTOGRAM_NEGATIVE = (
+        "histogram_negative",
+        "identity broken: more rounds accept drafts than there are",
+    )
+    LENGTH_OUTSIDE = (
+        "length_outside",
+        "identity broken: {metric} {length:.2f} outside 1 .. K + 1",
+    )
+    RATE_OUTSIDE = "rate_outside", "identity broken: acceptance rate {rate:.2f} outside 0 .. 1"
+    ACCEPTANCE_RISES = "acceptance_rises", "identity broken: acceptance per position rises"
+
+    # What to look at again in a valid cell.
+    WHOLE_REQUESTS = (
+        "whole_requests",
+        "whole requests, from sending to the last token, are {speedup:.2f}x as fast as at K=0: "
+        "no decode speed, but right without the times within the streams",
+    )
+    POWER_CAPPED = (
+        "power_capped",
+        "the GPU was at its power cap in {capped} of {requests} requests",
+    )
+    SERVER_POWER_CAPPED = "server_power_capped", "a GPU was at its power cap"
+    SUSPICIOUS_ACCEPTANCE = (
+        "suspicious_acceptance",
+        "position 1 is accepted in {share:.1%} of rounds: prompts may be repetitive or random; "
+        "expect less speedup on other text",
+    )
+    OUTPUTS_DIFFER = (
+        "outputs_differ",
+        "{differing} of {compared} outputs differ from K=0 at temperature 0; `specbench verify` "
+        "distinguishes near-ties from faults",
+    )
+    OUTPUTS_MAY_DIFFER = (
+        "outputs_may_differ",
+        "{differing} of {compared} outputs differ from K=0 at temperature 0, as the rule {rule} "
+        "allows",
+    )
+    NEAR_TIES = (
+        "near_ties",
+        "{differing} of {compared} outputs differ from K=0 at temperature 0: {dtype} rounds "
+        "near-ties differently for other numbers of tokens{worst:in_brackets}; `specbench verify` "
+        "distinguishes them from faults",
+    )
+    FIRST_DIFFERENCES = (
+        "first_differences",
+        "at the first difference of {outputs} outputs, the logits of the two tokens are at most "
+        "{gap:.3g} apart, {steps:.3g} x the spacing of {dtype} there",
+    )
+    OUTPUT_LENGTHS_DIFFER = (
+        "output_lengths_differ",
+        "mean output is {tokens:.0f} tokens, {baseline:.0f} at K=0",
+    )
+    GRAPHS_DIFFER = (
+        "graphs_differ",
+        "graph {graph} against {baseline} at K=0 in {differing} of {requests} requests: part of "
+        "the difference is how rounds are started",
+    )
+    FEW_SEEDS = (
+        "few_seeds",
+        "{needed} seeds per prompt needed at temperature {temperature:g}, some have {fewest}",
+    )
+    CYCLES_LEFT_OUT = (
+        "cycles_left_out",
+        "{left_out} of {cycles} cycles are left out: client-bound; keep a core free for the client",
+    )
+    SESSIONS_DIFFER = (
+        "sessions_differ",
+        "sessions decode at {slowest:.2f}x to {fastest:.2f}x their median speed, further apart "
+        "than noise explains: other load, another server or another build? Intervals of speedups "
+        "allow for it unless it slowed one K more often than another",
+    )
+    SATURATED = (
+        "saturated",
+        "saturated, or nearly: requests arrive faster ({request_rate:g} per second) than they are "
+        "served. The first third waited {first_s:.3g} s for the first token, the last third at "
+        "least {last_s:.3g} s, and more requests would wait longer",
+    )
+
+    # What the counts of another tool mean.
+    CONDITIONS = "conditions", "conditions in the file: {facts:all}"
+    CANCELLED = "cancelled", "the run was cancelled"
+    PAST_THE_END = (
+        "past_the_end",
+        "acceptance is as vLLM counts it, with drafts accepted past the end of an answer: at least "
+        "what specbench measures for the same texts",
+    )
+    SINCE_START = (
+        "since_start",
+        "accept_length is the server's average since its start: true of this run only if the "
+        "server was fresh",
+    )
+    RANDOM_PROMPTS = (
+        "random_prompts",
+        "random prompts: expect another acceptance rate, and speedup, on real text",
+    )
+    CHUNKS = (
+        "chunks",
+        "specdec_bench counts each chunk as one round, even the first token: lengths are too low",
+    )
+    ALL_ITERATIONS = (
+        "all_iterations",
+        "for trtllm-bench every decoding iteration is one round that drafted K tokens",
+    )
+    NO_ACCEPTANCE = (
+        "no_acceptance",
+        "no acceptance in the file: check that its server speculated; for aiperf import its "
+        "server_metrics_export.json as well",
+    )
+    REPEATS = "repeats", "mean of {repeats:amount}{deviations:parts}"
+    DEVIATION = "deviation", "standard deviation of {metric} {share:.1%}"
+
     # Why a check judged a metric as it did.
     MACHINE_BUSY = (
         "machine_busy",
-        "machine: busy while {sides:list} ran, so times cannot be compared",
+        "the machine was busy during the {sides:list}, so times cannot be compared",
     )
     BASELINE_CELL_INVALID = "baseline_cell_invalid", "not valid in the baseline: {because:all}"
     CELL_INVALID = "cell_invalid", "not valid: {because:all}"
@@ -405,10 +617,10 @@ class Kind(StrEnum):
     )
     MISSING_IN_CANDIDATE = "missing_in_candidate", "missing in the candidate"
     BASELINE_IS_ZERO = "baseline_is_zero", "the baseline is 0"
-    PLAIN_GOT_FASTER = "plain_got_faster", "K = 0 got faster; so did this cell, but by less"
+    PLAIN_GOT_FASTER = "plain_got_faster", "K=0 got faster; so did this cell, but by less"
     PLAIN_MAY_BE_FASTER = (
         "plain_may_be_faster",
-        "this cell got faster; K = 0 may have got faster by more, within noise",
+        "this cell got faster; K=0 may have got faster by more, within noise",
     )
     BEYOND_LIMIT = (
         "beyond_limit",
@@ -429,7 +641,7 @@ class Kind(StrEnum):
     STEPPED = (
         "stepped",
         "{metric} of {cell}: {change:step} with run {run_id}, {before:value} -> {after:value} "
-        "(p {p_value:.3f}){judged:judged}",
+        "(p {p_value:.3f}){judged:colon}",
     )
     TREND = (
         "trend",
@@ -449,14 +661,14 @@ class Kind(StrEnum):
     ROUND_LONGER = "round_longer", "a round takes longer, {shift:shift}{parts:parts}"
     STEP_FASTER = (
         "step_faster",
-        "a round takes {shift:shift}, and a K = 0 step got faster, {step:shift}{parts:parts}",
+        "a round takes {shift:shift}, and a K=0 step got faster, {step:shift}{parts:parts}",
     )
     PART_MOVED = "part_moved", "{name} {shift:shift}"
     ROUND_MOVED = "round_moved", "round time {shift:shift}"
     METRICS_ROSE = "metrics_rose", "{metrics:commas} rose"
     STEP_SLOWER = (
         "step_slower",
-        "K = 0 is also slower, {step:shift} per step: driver, clocks, packages or the machine",
+        "K=0 is also slower, {step:shift} per step: driver, clocks, packages or the machine",
     )
 
     # About the two sides of a check.
@@ -483,10 +695,8 @@ class Kind(StrEnum):
         "name an earlier run, or a file of `specbench baseline`",
     )
     OWN_RUN = "own_run", "the baseline includes the candidate's own run"
-    SIDE_BUSY = (
-        "side_busy",
-        "the {side}'s machine was busy, so its times decide nothing: {run_id}: {because:all}",
-    )
+    RUNS_BUSY = "runs_busy", "busy machine, so these times decide nothing: {runs:all}"
+    BUSY_RUN = "busy_run", "{side} {run_id}: {because:and}"
     SIDE_INTERRUPTED = (
         "side_interrupted",
         "the {side} was interrupted: judging what it measured so far",
@@ -494,7 +704,7 @@ class Kind(StrEnum):
     NEW_CELLS = "new_cells", "{cells:amount} of the candidate without a baseline: not judged"
     AUTO_COUNTS = (
         "auto_counts",
-        "counts at K = auto depend on the K it picked and are not judged",
+        "counts at K=auto depend on the K it picked and are not judged",
     )
     SINGLE_RUNS = (
         "single_runs",

@@ -35,7 +35,7 @@ from specbench.report.document import Document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
-from specbench.words.answers import REASON, decision_sentence
+from specbench.words.answers import TEXT_OF_DECISION, decision_sentence, keys_in_words
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -72,7 +72,7 @@ _CELL = JsonObject(
     "One method at one K on one workload under one setting, measured in the exploration phase.",
     {
         **flat_keys(attrgetter("cell.key")),
-        **keys_of(CellSummary, attrgetter("cell"), without=("key",)),
+        **keys_in_words(CellSummary, attrgetter("cell"), without=("key",)),
         "vllm": Key(
             VllmCounts,
             Doc(
@@ -86,17 +86,18 @@ _DECISION = JsonObject(
     "The answer for one drafter, workload and setting.",
     {
         **flat_keys(attrgetter("key"), only=_FIRST_IN_DECISION),
-        **keys_of(Decision, without=("leader", "draft", "is_synthetic")),
-        "answer": Key(Several(REASON), docs_of(Decision)["answer"]),
-        "reasons": Key(Several(REASON), docs_of(Decision)["reasons"]),
-        "text": Key(str, "the answer in words, with the workload before it", decision_sentence),
+        **keys_in_words(Decision, without=("leader", "draft", "is_synthetic")),
+        "text": Key(str, TEXT_OF_DECISION, decision_sentence),
         **flat_keys(attrgetter("key"), only=_IN_DECISION),
     },
 )
 _SHARED_K = JsonObject(
     "SharedK",
     "One K for all workloads of a pairing.",
-    {**flat_keys(attrgetter("key"), only=_IN_SHARED_K), **keys_of(SharedK)},
+    {
+        **flat_keys(attrgetter("key"), only=_IN_SHARED_K),
+        **keys_of(SharedK, without=("key", "best_k", "left_out")),
+    },
 )
 _FORECAST_POINT = JsonObject(
     "ForecastPoint",
@@ -134,7 +135,9 @@ _FAILURE = JsonObject(
     keys_of(FailureRecord, without=("cell_ids", "ended_process")),
 )
 _IMPORTED = JsonObject(
-    "Imported", "The source of an imported cell.", keys_of(ImportedRecord, without=("requests",))
+    "Imported",
+    "The source of an imported cell.",
+    keys_in_words(ImportedRecord, without=("requests",)),
 )
 _SETTINGS = JsonObject(
     "RunSettings",

@@ -12,7 +12,7 @@ from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
 from specbench.runs import resume_command
 from specbench.stats.spread import MIN_UNITS
-from specbench.words.answers import noise_lines
+from specbench.words.answers import noise_lines, text
 from specbench.words.numbers import listed, plural
 
 _FAILURES, _INVALID, WARNINGS = "Not measured", "Invalid cells", "Warnings"
@@ -33,7 +33,7 @@ def notes(document: Document) -> dict[str, list[str]]:
     """Lines by heading, the most severe heading first; no heading is empty."""
     lines = {
         _FAILURES: failure_lines(document),
-        _INVALID: _cell_lines(document, lambda cell: cell.invalid_reasons),
+        _INVALID: _cell_lines(document, lambda cell: map(text, cell.invalid_reasons)),
         WARNINGS: warning_lines(document),
     }
     return {heading: some for heading, some in lines.items() if some}
@@ -62,7 +62,10 @@ def warning_lines(document: Document) -> list[str]:
         dict.fromkeys(
             (
                 *run_warnings(document),
-                *_cell_lines(document, lambda cell: (*cell.warnings, *confirmed.get(cell.key, ()))),
+                *_cell_lines(
+                    document,
+                    lambda cell: map(text, (*cell.warnings, *confirmed.get(cell.key, ()))),
+                ),
             )
         )
     )
@@ -102,16 +105,16 @@ def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[s
 def _key_lines(texts: Iterable[tuple[str, CellKey, str]]) -> list[str]:
     """Lines such as `demo/draft K=2..4 (chat and code): text`, one per text."""
     keys: dict[tuple[str, str, str], list[CellKey]] = {}
-    for title, key, text in texts:
-        keys.setdefault((title, key.source, text), []).append(key)
+    for title, key, line in texts:
+        keys.setdefault((title, key.source, line), []).append(key)
     titles: dict[tuple[str, str, str], list[str]] = {}
-    for (title, label, text), keys_of_text in keys.items():
-        ks = lengths([key.draft.length for key in keys_of_text])
-        titles.setdefault((label, ks, text), []).append(title)
+    for (title, label, line), keys_of_line in keys.items():
+        ks = lengths([key.draft.length for key in keys_of_line])
+        titles.setdefault((label, ks, line), []).append(title)
     cells: dict[str, list[str]] = {}
-    for (label, ks, text), names in titles.items():
-        cells.setdefault(text, []).append(f"{label} K={ks} ({listed(names)})")
-    return [f"{'; '.join(names)}: {text}" for text, names in cells.items()]
+    for (label, ks, line), names in titles.items():
+        cells.setdefault(line, []).append(f"{label} K={ks} ({listed(names)})")
+    return [f"{'; '.join(names)}: {line}" for line, names in cells.items()]
 
 
 def _synthetic(document: Document) -> Iterator[str]:
@@ -181,7 +184,7 @@ def _differing_prompts(document: Document) -> Iterator[str]:
     for prompts, titles in ranges.items():
         yield (
             f"{listed(titles)}: cells have {prompts} prompts. A speedup compares the same prompts "
-            "at K and at K = 0; tok/s and rates of rows with different prompts are not comparable"
+            "at K and at K=0; tok/s and rates of rows with different prompts are not comparable"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from specbench.decide.comparisons import Crossover
 from specbench.decide.objective import (
+    Candidate,
     JointRecommendation,
     Objective,
     Recommendation,
@@ -22,11 +23,11 @@ from specbench.records.keys import flat_keys
 from specbench.report.answers import context_lines
 from specbench.report.comparisons import variant_reasons
 from specbench.report.document import Document
-from specbench.report.grids import Grid, grid_of
 from specbench.report.memory import memory_left, tokens_left
 from specbench.report.sections import setting_name
 from specbench.words.answers import MOST_REASONS, REASON, joined, text
 from specbench.words.numbers import listed, measured
+from specbench.words.table import Table, column
 
 
 def recommendations_of(
@@ -58,8 +59,9 @@ def recommendation_lines(
     for pick in picks:
         lines.append(f"{title(pick, picks)}: {headline(document, pick, objective)}")
         lines += (f"  {text(reason)}" for reason in reasons(document, pick))
-        lines += (f"  {warning}" for warning in _warnings(document, pick))
+        lines += (f"  {text(warning)}" for warning in _warnings(document, pick))
     lines += (text(reason) for reason in joint_reasons(document, picks))
+    lines += map(text, unmeasured_loads(document, objective))
     lines += context_lines(document, _settings(picks))
     missing = without_recommendation(document, picks, workloads)
     return [*lines, *(f"{name}: {text(reason)}" for name, reason in missing.items())]
@@ -95,6 +97,13 @@ def title(pick: Recommendation, picks: Sequence[Recommendation]) -> str:
     return setting_name(pick.condition, [other.condition for other in picks])
 
 
+def unmeasured_loads(document: Document, objective: Objective) -> Iterator[Reason]:
+    """What an objective about many users does not know from a run with one request at a time."""
+    loads = {cell.key.condition.concurrency for cell in document.cells}
+    if objective.name != "latency" and loads == {1}:
+        yield Kind.NOT_BEYOND(requests=(1, "request"))
+
+
 def without_recommendation(
     document: Document, picks: Sequence[Recommendation], workloads: Sequence[str]
 ) -> dict[str, Reason]:
@@ -117,41 +126,47 @@ def joint_recommendations(picks: Sequence[Recommendation]) -> tuple[JointRecomme
     return tuple(filter(None, map(joint_recommendation, groups.values())))
 
 
+_UNITS = {
+    "latency": "per token",
+    "throughput": "all users",
+    "goodput": "within the limits",
+    "cost": "per million tokens",
+}
+
+
 def candidate_grid(
     document: Document,
     pick: Recommendation,
     objective: Objective,
     picks: Sequence[Recommendation] = (),
-) -> Grid:
+) -> Table:
     """The candidates of a pick, best first; its title distinguishes it from the other `picks`."""
     chosen = "chosen"
     if no_valid_speculative_run(document, pick):
         chosen = "not compared"
     elif best_undecided(document, pick) is not None:
         chosen = "undecided"
-    units = {
-        "latency": "per token",
-        "throughput": "all users",
-        "goodput": "within the limits",
-        "cost": "per million tokens",
-    }
-    candidates = pick.candidates
-    remarks = [chosen if c is pick.best else joined(c.broken) for c in candidates]
-    bounds = [
-        measured(candidate.cautious_rate, objective.unit)
-        if objective.name == "goodput"
-        else f"{candidate.cautious_rate:,.0f} tok/s"
-        for candidate in candidates
-    ]
-    return grid_of(
-        title(pick, picks),
-        ("configuration", [_method(candidate.key, "K=0") for candidate in candidates]),
-        ("requests", [str(candidate.key.condition.concurrency) for candidate in candidates]),
-        (units[objective.name], [_value(candidate.value, objective) for candidate in candidates]),
-        ("lower bound", bounds),
-        ("", remarks),
+
+    def bound(candidate: Candidate) -> str:
+        if objective.name == "goodput":
+            return measured(candidate.cautious_rate, objective.unit)
+        return f"{candidate.cautious_rate:,.0f} tok/s"
+
+    def remark(candidate: Candidate) -> str:
+        return chosen if candidate is pick.best else joined(candidate.broken)
+
+    return Table(
+        title=title(pick, picks),
+        columns=[
+            column("configuration", lambda candidate: _method(candidate.key, "K=0")),
+            column("requests", attrgetter("key.condition.concurrency")),
+            column(_UNITS[objective.name], lambda candidate: _value(candidate.value, objective)),
+            column("lower bound", bound),
+            column("", remark),
+        ],
+        records=pick.candidates,
         num_remarks=1,
-        marks=["chosen" if remark == "chosen" else "" for remark in remarks],
+        mark=lambda candidate: "chosen" if remark(candidate) == "chosen" else "",
     )
 
 
@@ -177,7 +192,7 @@ def reasons(document: Document, pick: Recommendation) -> Iterator[Reason]:
     yield from memory_left(document, key)
 
 
-def _warnings(document: Document, pick: Recommendation) -> tuple[str, ...]:
+def _warnings(document: Document, pick: Recommendation) -> tuple[Reason, ...]:
     """The warnings about the measurement that the reasons are from."""
     if pick.best is None or no_valid_speculative_run(document, pick):
         return ()
@@ -191,11 +206,14 @@ def _runner_up(document: Document, pick: Recommendation) -> Iterator[Reason]:
     """Why the best configuration with drafts at the setting of a K = 0 does not help."""
     if (contender := _contender(document, pick)) is not None:
         speedup, best = contender
-        kind = Kind.RUNNER_UP
-        if best.verdict is SpeedupVerdict.UNDECIDED:
+        configuration = _method(best.leader)
+        if best.verdict is not SpeedupVerdict.UNDECIDED:
+            yield Kind.RUNNER_UP(configuration=configuration, speedup=speedup)
+        elif all(reason.figures.get("speedup") != speedup for reason in best.answer):
+            # The headline does not have the range.
             is_lost = speedup.estimate <= 1 or judge(speedup) is SpeedupVerdict.NO_SPEEDUP
             kind = Kind.OPEN_RUNNER_UP if is_lost else Kind.BEST_OPEN
-        yield kind(configuration=_method(best.leader), speedup=speedup)
+            yield kind(configuration=configuration, speedup=speedup)
         yield from best.reasons[:MOST_REASONS]
 
 
@@ -241,14 +259,14 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[Reason]:
     setting = plain.condition
     for decision in document.decisions:
         if decision.condition == setting:
-            because: tuple[Reason | str, ...] = (*decision.reasons, *decision.warnings)
+            because = (*decision.reasons, *decision.warnings)
             yield Kind.SOURCE_INVALID(pairing=decision.leader.source, because=because)
     names: dict[str, list[str]] = {}
     for key in document.missing:
         if key.condition == setting and key.draft.k:
             names.setdefault(key.source, []).append(key.draft.length.label)
     if names:
-        cells = tuple(f"{source} at K = {listed(ks)}" for source, ks in names.items())
+        cells = tuple(f"{source} at K={listed(ks)}" for source, ks in names.items())
         yield Kind.PLANNED_ONLY(cells=cells)
 
 
@@ -336,11 +354,10 @@ def _saturation(crossovers: Sequence[Crossover], pick: Recommendation) -> Iterat
         known = crossover.with_interval
         if stop is not None and stop > known[0]:
             speedup = next(p.speedup for p in points if p.at == stop)
-            is_lost = speedup is not None and speedup.estimate <= 1
             yield Kind.USERS_UP_TO(
                 configuration=_method(key),
                 users=(max(at for at in known if at < stop), "user"),
-                verdict=(SpeedupVerdict.NO_SPEEDUP if is_lost else SpeedupVerdict.UNDECIDED).value,
+                verdict=judge(speedup).value,
                 stop=stop,
             )
 
@@ -439,7 +456,7 @@ _PICK = JsonObject(
             lambda of: reasons(of.document, of.part),
         ),
         "warnings": Key(
-            tuple[str, ...],
+            Several(REASON),
             "about the measurement that they are from",
             lambda of: _warnings(of.document, of.part),
         ),

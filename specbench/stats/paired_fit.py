@@ -24,7 +24,7 @@ def fitted_ratios(base_s: ArrayLike, spec_s: ArrayLike) -> list[LogRatio]:
     ValueError if a K has no prompt, or an entry is not positive.
     """
     seconds = np.vstack([np.asarray(base_s, dtype=np.float64), np.asarray(spec_s, np.float64)])
-    known = np.asarray(~np.isnan(seconds))
+    known: NDArray[np.bool_] = np.isfinite(seconds)
     if not known[0].all() or not known.any(axis=1).all():
         raise ValueError("K = 0 needs every prompt, and every K at least one")
     if not (seconds[known] > 0).all():

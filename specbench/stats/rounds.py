@@ -175,7 +175,7 @@ def acceptance_rates(values: Acceptance, k: int) -> tuple[float, ...]:
     if isinstance(values, Mapping):
         if k and k not in values:
             known = ", ".join(map(str, values))
-            raise UsageError(f"--simulate-acceptance: the file has K = {known}, not {k}")
+            raise UsageError(f"--simulate-acceptance: the file has K={known}, not {k}")
         return tuple(values[k]) if k else ()
     if not values or not all(a >= b for a, b in pairwise((1.0, *values, 0.0))):
         raise UsageError(

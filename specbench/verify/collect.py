@@ -268,7 +268,7 @@ class VerificationJob(NamedTuple):
 
     def failed(self, error: Exception) -> FailedEvidence:
         """The evidence for a job that an engine could not run. Whether it is lossy is read from
-        the drafter's configuration, because the engine may not have loaded the drafter."""
+        the drafter's configuration, because the engine might not have loaded the drafter."""
         rule = self.drafter.lossy if self.drafter else None
         subject = Subject(
             pairing=self.pairing,
@@ -343,5 +343,5 @@ def _evidence(
         baselines[job.engine] = texts
         return collector.greedy(candidate, texts, None)
     if job.engine not in baselines:
-        raise ModelError(f"{job.engine} could not decode at K = 0, so there is nothing to compare")
+        raise ModelError(f"{job.engine} could not decode at K=0, so there is nothing to compare")
     return collector.greedy(candidate, texts, baselines[job.engine])

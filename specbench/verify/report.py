@@ -180,7 +180,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
         is_baseline = all(map(_is_baseline, group))
         if is_baseline and all(f.lossless for f in group) and len(group) < len(findings):
             continue
-        lines.append(f"{pairing}{' at K = 0' if is_baseline else ''}: {_sentence(group)}")
+        lines.append(f"{pairing}{' at K=0' if is_baseline else ''}: {_sentence(group)}")
     return lines
 
 
@@ -219,7 +219,7 @@ def _at_every_temperature(findings: Sequence[Finding]) -> str:
 def _share(finding: Finding) -> str:
     if finding.match_rate is None or finding.num_prompts is None:
         return ""
-    return f" ({_num_matching(finding)} of {finding.num_prompts} answers are those of K = 0)"
+    return f" ({_num_matching(finding)} of {finding.num_prompts} answers are those of K=0)"
 
 
 def _num_matching(finding: Finding) -> int:
@@ -238,7 +238,7 @@ def _greedy(findings: Sequence[Finding]) -> str:
 
 
 def _greedy_text(finding: Finding) -> str:
-    right = "the target's best tokens" if _is_baseline(finding) else "that of K = 0"
+    right = "the target's best tokens" if _is_baseline(finding) else "that of K=0"
     return f"greedy text equals {right}"
 
 
@@ -317,7 +317,7 @@ def _served_sentence(group: Sequence[Finding], findings: Sequence[Finding]) -> s
 
 def _served_subject(finding: Finding) -> str:
     subject = finding.subject
-    return f"{subject.pairing} on {subject.engine} at K = {subject.num_speculative_tokens}"
+    return f"{subject.pairing} on {subject.engine} at K={subject.num_speculative_tokens}"
 
 
 def _baseline_of(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
@@ -365,8 +365,8 @@ def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
         if baseline.verdict == "mismatch":
             remark = "which does not follow the target's distribution, with or without speculation"
         elif baseline.verdict == "inconclusive":
-            remark = "and K = 0 is undecided"
-        return f"{num} are like those of K = 0 ({_p(finding)}), {remark}"
+            remark = "and K=0 is undecided"
+        return f"{num} are like those of K=0 ({_p(finding)}), {remark}"
     if finding.verdict == "mismatch":
         found = f"{joined(finding.reasons)} ({_p(finding)}{_gap(finding)})"
         return joined((found, *_context(finding, baseline)))
@@ -376,7 +376,7 @@ def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
 def _context(finding: Finding, baseline: Finding | None) -> Iterator[str]:
     """Facts that help to find the cause of a mismatch."""
     if baseline is not None and baseline.verdict == "matches_distribution":
-        yield f"K = 0 of the same server follows it ({_p(baseline)}{_gap(baseline)})"
+        yield f"K=0 of the same server follows it ({_p(baseline)}{_gap(baseline)})"
     if finding.rule:
         yield f"the rule by which it should accept drafts keeps the distribution: {finding.rule}"
 

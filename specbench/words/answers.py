@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from string import Formatter
 from typing import Any
 
-from specbench.doc import JsonObject, Key, keys_of
+from specbench.doc import Doc, JsonObject, Key, Several, keys_of
 from specbench.records import Decision, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
@@ -22,9 +22,13 @@ from specbench.words.numbers import (
 MOST_REASONS = 3  # that are shown below an answer; a report has all of them
 
 
+def _part(part: Reason | Any) -> str:
+    return text(part) if isinstance(part, Reason) else str(part)
+
+
 def joined(parts: Iterable[Reason | Any]) -> str:
     """Reasons as one text."""
-    return "; ".join(text(part) if isinstance(part, Reason) else str(part) for part in parts)
+    return "; ".join(map(_part, parts))
 
 
 def _value(value: tuple[float, str]) -> str:
@@ -87,6 +91,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "amount": lambda amount: plural(*amount),
     "speed": lambda speed: "" if speed is None else f" ({measured(speed, 'tokens/s')})",
     "effect": effect_text,
+    "hidden": lambda effect: f"{1 + effect:.2g}x",
     "about": lambda width: "" if width is None else f" (to about ±{float(f'{width:.1g}'):.0%})",
     "set": lambda num_prompts: "" if num_prompts is None else f": --num-prompts {num_prompts}",
     "ms": lambda seconds: f"{seconds * 1e3:.3g} ms",
@@ -96,24 +101,28 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "logits": lambda below: "" if below is None else f" ({below:.2g} in logits)",
     "distance": _distance,
     "not_times": lambda names: f", not absolute times ({', '.join(names)})" if names else "",
-    "in_brackets": lambda names: f" ({', '.join(names)})" if names else "",
+    "in_brackets": lambda parts: f" ({', '.join(map(_part, parts))})" if parts else "",
     "all": joined,
     "list": listed,
+    "token": lambda count: plural(count, "token"),
+    "text": lambda count: plural(count, "text"),
+    "rounding": lambda steps: plural(round(steps), "step"),
     "step": lambda change: "a step" if change is None else f"{change:+.1%}",
-    "judged": lambda word: f": {word}" if word else "",
+    "colon": lambda detail: f": {detail}" if detail else "",
     "commas": ", ".join,
     "shift": _shift,
     "parts": lambda parts: f": {', '.join(map(text, parts))}" if parts else "",
     "curves": lambda curves: f", by position {' -> '.join(curves)}" if curves else "",
     "and": lambda reasons: listed([*map(text, reasons)]),
     "value": _value,
-    "milliseconds": lambda seconds: f"{seconds * 1e3:,.3g} ms",
     "tied": lambda names: (
         f"; undecided whether faster than variant {listed(names)}" if names else ""
     ),
     "than": lambda context: "" if context is None else f" than {context:,}",
-    "open_on": lambda names: f"; undecided on {listed(names)}" if names else "",
     "basis": _basis,
+    "open_on": lambda names: (
+        f"; its loss on {listed(names)} is unknown, because undecided" if names else ""
+    ),
     "not_compared": lambda names: (
         f"; not compared, without an interval on every workload: {listed(names)}" if names else ""
     ),
@@ -153,6 +162,23 @@ REASON = JsonObject(
     "A fact behind an answer, or what to do next.",
     {**keys_of(Reason), "text": Key(str, "the same in words", text)},
 )
+
+
+def keys_in_words(
+    record: type,
+    get: Callable[[Any], Any] = lambda source: source,
+    *,
+    without: Collection[str] = (),
+) -> dict[str, Key]:
+    """`keys_of` a record, whose reasons have their text beside them."""
+    keys = keys_of(record, get, without=without)
+    return {
+        name: key._replace(type=Several(REASON)) if key.type == tuple[Reason, ...] else key
+        for name, key in keys.items()
+    }
+
+
+TEXT_OF_DECISION = Doc("the answer in words, with the workload before it", is_text=True)
 
 
 def answer_text(verdict: SpeedupVerdict, answer: Iterable[Reason | str], *, mark: str = "") -> str:

@@ -47,7 +47,7 @@ def test_a_default_range_is_limited_to_what_can_be_drafted(tmp_path: Path) -> No
     assert document.failures == ()
     assert document.missing == ()
     (note,) = run_warnings(document)
-    assert re.match("big/good .*K = 6 ", note)
+    assert re.match("big/good .*K=6 ", note)
 
 
 def test_a_requested_k_that_is_too_large_fails_and_others_are_measured(tmp_path: Path) -> None:
@@ -125,5 +125,5 @@ def test_a_default_range_measures_only_the_running_k(tmp_path):
 
 
 def test_a_requested_k_that_no_server_runs_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"-k 2.*K = 0, 4"):
+    with pytest.raises(UsageError, match=r"-k 2.*K=0, 4"):
         plan_of(tmp_path, (4, 0))

@@ -12,7 +12,7 @@ from tests.cli.calls import specbench
 
 pytestmark = pytest.mark.slow  # whole runs
 
-REASON = "demo/medusa cannot draft K = 5 or more tokens ahead: these K were left out"
+REASON = "demo/medusa cannot draft K=5 or more tokens ahead: these K were left out"
 QUICK = ("--num-prompts", "1", "--max-new-tokens", "6", "--device", "cpu", "--workload", "chat")
 
 

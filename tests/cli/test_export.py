@@ -28,7 +28,7 @@ from specbench.importers.imported_cell import ImportOverrides
 from specbench.inputs.config import load_pairings
 from specbench.metrics.acceptance import mean_acceptance_length
 from specbench.metrics.aggregate import aggregate_run
-from specbench.records import SpeedupVerdict
+from specbench.records import Kind, SpeedupVerdict
 from specbench.report.document import build_document
 from specbench.runs import load_run
 from specbench.settings import DecoderSettings
@@ -256,8 +256,9 @@ def test_the_acceptance_of_a_client_bound_cell_is_exported_but_not_of_an_invalid
     stored = load_run("made", folder / "reports")
     document, at = build_document(stored), Selection(workload="code")
     (pairing,) = load_pairings().select(["demo/draft"])
-    cells = [replace(cell, client_bound="client-bound") for cell in aggregate_run(stored)]
-    for reason, most in (("client-bound", 4), ("too few rounds", 2)):
+    bound = Kind.CLIENT_BUSY(share=0.9, most=0.5)
+    cells = [replace(cell, client_bound=bound) for cell in aggregate_run(stored)]
+    for reason, most in ((bound, 4), (Kind.TOO_FEW_ROUNDS(needed=30), 2)):
         summaries = [
             replace(c, valid=False, invalid_reasons=(reason,)) if c.key.draft.k == 4 else c
             for c in document.cells
@@ -296,8 +297,9 @@ def test_measured_golden_lengths_read_back_with_equal_numbers(folder, tmp_path):
     }
     assert {cell.key.condition.workload for cell in cells} == {"thinking_off"}
     (note,) = {cell.record.warnings[0] for cell in cells}
-    assert "dataset: code" in note
-    assert note.count("95% interval") == 3
+    facts = note.figures["facts"]
+    assert any("dataset: code" in fact for fact in facts)
+    assert sum("95% interval" in fact for fact in facts) == 3
 
 
 def test_imported_acceptance_is_exported_unchanged(folder, tmp_path):
@@ -327,7 +329,7 @@ PROFILE_OF = ("--format", "speculation-profile", "--run", "made")
         ((*PROFILE_OF, "--thinking", "on"), "other formats do not take it"),
         ((*PROFILE_OF, "--json"), "drop --json and"),
         (PROFILE_OF, "measured on code, creative: name one of them with --workload"),
-        ((*PROFILE_OF, *CODE, "-k", "3"), "-k 3: the run measured K = 1, 2, 4"),
+        ((*PROFILE_OF, *CODE, "-k", "3"), "-k 3: the run measured K=1, 2, 4"),
         ((*PROFILE_OF, "-w", "talk"), "no valid acceptance of demo/draft"),
         ((*PROFILE_OF, *CODE, "--engine", "vllm"), "no valid acceptance of demo/draft"),
         (("--format", "speculation-profile", "--run", "synthetic"), "simulated acceptance"),

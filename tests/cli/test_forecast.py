@@ -130,9 +130,9 @@ def test_a_forecast_from_imported_step_times_recommends_k(tiny, from_step_times)
     ("file", "told_ks", "ks", "shown", "message"),
     [
         ("wide.csv", (0, 1, 3), "1..3", {1, 2, 3}, None),
-        ("few.csv", (0, 2, 3), "1..4", {2, 3}, "K = 1, 4 left out: {} cover K = 0 and 2..3;"),
-        ("one.csv", (0, 2), "1,2", {2}, "K = 1 left out: {} cover K = 0 and 2;"),
-        ("step.csv", (0,), "2", set(), "K = 2 left out: {} cover only K = 0;"),
+        ("few.csv", (0, 2, 3), "1..4", {2, 3}, "K=1, 4 left out: {} cover K=0 and 2..3;"),
+        ("one.csv", (0, 2), "1,2", {2}, "K=1 left out: {} cover K=0 and 2;"),
+        ("step.csv", (0,), "2", set(), "K=2 left out: {} cover only K=0;"),
     ],
 )
 def test_a_k_beyond_the_step_times_is_reported_once(tiny, file, told_ks, ks, shown, message):
@@ -188,7 +188,7 @@ def test_a_forecast_measures_the_step_times_of_running_servers(tiny):
         ("--step-times none.csv", "none.csv: cannot be read"),
         ("--step-times bad.csv", "bad.csv:3: cost: expected a number above 0"),
         ("--step-times rows.csv --concurrency 4", "no data for 4 concurrent requests; it has 1"),
-        ("--step-times no_step.csv", "a step without speculation (K = 0)"),
+        ("--step-times no_step.csv", "a step without speculation (K=0)"),
         ("--step-times http://127.0.0.1:9", "cannot be reached"),
         ("--step-times gopher://x", "expected an address"),
         ("--forecast --acceptance-rule exact", "add --step-times"),

@@ -104,13 +104,17 @@ targets:
     )
     ran = specbench("doctor", "--json", cwd=tmp_path)
     assert ran.code == 0, ran.err
-    problems = {row["pairing"]: row["problems"] for row in json.loads(ran.out)["pairings"]}
+    rows = json.loads(ran.out)["pairings"]
+    problems = {row["pairing"]: row["problems"] for row in rows}
     assert re.match("needs .*900,001 GiB .*float32", problems["tiny/draft"][0])
     assert "tokenizer: 1 token ids " in problems["tiny/draft"][1]
     for name in ("tiny/far", "tiny/head"):
         at_least, not_here = problems[name]
         assert "at least 900,000 GiB" in at_least
         assert not_here == "not downloaded"
+    known = {row["pairing"]: (row["weights_gib"], row["at_least_gib"]) for row in rows}
+    assert [type(gib) for gib in known["tiny/far"]] == [type(None), float]
+    assert [type(gib) for gib in known["tiny/draft"]] == [float, type(None)]
     (too_large,) = problems["tiny/ngram"]
     assert too_large.startswith("needs about 900,000 GiB")
 
@@ -119,7 +123,17 @@ targets:
     assert text.code == 0
     assert "[/b]" in text.out.replace("\n", "").replace(" ", "")
     assert max(map(len, text.out.splitlines())) <= 80
-    assert text.out.splitlines()[-1].startswith("0 of 4 pairings ")
+    assert re.search(r"tiny/far +>= 900000", text.out)
+    assert re.findall(r"\d+", text.out.splitlines()[-1]) == ["0", "4", "4"]  # ready, all, refused
+
+
+def test_doctor_counts_pairings_that_are_not_downloaded_as_not_checked(tiny, tmp_path):
+    (tmp_path / "pairings.yaml").write_text(
+        f"targets:\n  tiny:\n    model: {tiny / 'target'}\n    drafters:\n"
+        "      far: {method: draft_model, model: owner/far-away}\n      ngram: {method: ngram}\n"
+    )
+    last = specbench("doctor", cwd=tmp_path).out.splitlines()[-1]
+    assert re.findall(r"\d+", last) == ["1", "2", "1"]  # ready, all, not checked
 
 
 def test_doctor_counts_missing_models_as_this_machine_would_load_them(tmp_path):

@@ -89,7 +89,7 @@ def test_lossy_texts_stop_at_their_own_end_and_differ_from_k_0(lossy_run) -> Non
     assert by_drafter["copy"] == by_drafter["none"]
     assert by_drafter["wild"] != by_drafter["none"]
     output = " ".join(done.out.split())
-    assert re.search("outputs differ .*K = 0 .*rule typical", output)
+    assert re.search("outputs differ .*K=0 .*rule typical", output)
 
 
 def test_samples_are_also_drawn_under_a_lossy_rule(lossy: Path, tmp_path: Path) -> None:

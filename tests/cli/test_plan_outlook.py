@@ -65,6 +65,17 @@ def test_the_dtype_of_a_gpu_that_emulates_bfloat16_is_float16(tmp_path, monkeypa
     assert "float16" in specbench("pair demo --gpu V100-32GB --dry-run", cwd=tmp_path).out
 
 
+def test_a_plan_names_the_models_without_which_memory_is_unknown(tmp_path: Path) -> None:
+    words = ("run", "--target", "demo", "--draft", "owner/far-away", "-w", "chat", "--dry-run")
+    ran = specbench(*words, "--json", "--device", "cpu", cwd=tmp_path)
+    (estimate,) = json.loads(ran.out)["estimates"]
+    assert estimate["memory_bytes"] is None
+    assert estimate["memory_unknown_because"].endswith(": owner/far-away")
+    text = " ".join(specbench(*words, "--device", "cpu", cwd=tmp_path).out.split())
+    assert estimate["memory_unknown_because"] in text
+    assert outlook(tmp_path, "demo/draft", "-w", "chat")["memory_unknown_because"] is None
+
+
 def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> None:
     few = outlook(tmp_path, "demo/draft", "-w", "chat", "--num-prompts", "5", "-k", "4")
     more = outlook(tmp_path, "demo/draft", "-w", "chat", "--num-prompts", "10", "-k", "2,4,6")
@@ -212,6 +223,8 @@ def test_the_plan_states_the_expected_time_and_its_limit() -> None:
     (line,) = time_lines([whole])
     assert line.startswith("big: about 10 minutes")
     assert "--time-budget" in line  # what would shorten it
+    (limited,) = time_lines([whole], is_limited=True)  # it ends before the budget does
+    assert "--time-budget" not in limited
     (ended,) = time_lines([replace(whole, seconds=75.0, is_ended_by_budget=True)])
     assert "75 s" in ended
     assert "--time-budget" in ended

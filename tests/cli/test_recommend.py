@@ -33,6 +33,7 @@ def test_recommend_uses_the_newest_run_and_latency_by_default(folder: Path) -> N
     assert ran.code == 3, ran.err  # one of its questions is open
     assert ": undecided: " in ran.out
     assert "chosen" in ran.out
+    assert ran.out.splitlines()[0] == "run served"
     assert "for all workloads" in ran.out
 
 

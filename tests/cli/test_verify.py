@@ -48,7 +48,7 @@ def as_json(tiny: Path) -> CommandResult:
 def test_a_lossless_pairing_has_one_sentence_in_verify(verified: CommandResult) -> None:
     assert verified.code == 0
     *_, draft, ngram = verified.out.splitlines()
-    assert re.match("tiny/draft: lossless: .*K = 0 .*3 of 3 ", draft)
+    assert re.match("tiny/draft: lossless: .*K=0 .*3 of 3 ", draft)
     assert re.search(r"1,000 sampled .*\(p = ", draft)
     assert ngram.startswith("tiny/ngram: lossless: ")
 
@@ -98,7 +98,7 @@ def test_a_fault_of_sampling_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Sampler, "probs", colder)
     ran = specbench("verify", "tiny/draft", *SMALL, "--temperature", "0.7", cwd=tiny)
     assert ran.code == 1
-    assert re.search(r"tiny .*K = 0: NOT lossless: builtin .*T=0\.7: ", ran.out)
+    assert re.search(r"tiny .*K=0: NOT lossless: builtin .*T=0\.7: ", ran.out)
     assert re.search(r"tiny/draft: NOT lossless: builtin draft_model K=4 .*T=0\.7: ", ran.out)
 
 
@@ -108,7 +108,7 @@ def test_a_fault_of_the_verifier_exits_1(tiny: Path, monkeypatch: pytest.MonkeyP
     assert ran.code == 1
     assert re.search(r"tiny/draft: NOT lossless: .*draft_model K=4 .*T=0: prompts", ran.out)
     assert "tiny/ngram" not in ran.out
-    assert "tiny at K = 0" not in ran.out
+    assert "tiny at K=0" not in ran.out
 
 
 def test_too_few_tokens_exit_3(tiny: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_verdict_that_stdout_cannot_take_is_printed_to_stderr(
 
     assert ran.code == 2
     assert "Traceback" not in ran.err
-    assert re.search("tiny/draft: lossless: .*K = 0 .*3 of 3 ", ran.err)
+    assert re.search("tiny/draft: lossless: .*K=0 .*3 of 3 ", ran.err)
     assert re.search("error: standard output: .*: No space left .*free space", ran.err)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.recommend import by_question, choose, decide
-from specbench.records import CellSummary, Decision, Interval
+from specbench.records import CellSummary, Decision, Interval, Reason
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 
 Summarized = Callable[..., CellSummary]
@@ -20,7 +20,7 @@ def summary(
     *,
     workload: str = "code",
     num_prompts: int = 8,
-    invalid: tuple[str, ...] = (),
+    invalid: tuple[Reason, ...] = (),
     metrics: Mapping[str, float | tuple[float, ...]] | None = None,
 ) -> CellSummary:
     """One cell of demo/draft; K = 0 is the target without drafts and has no speedup."""

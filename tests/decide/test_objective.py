@@ -229,7 +229,7 @@ def test_a_limit_that_is_exactly_reached_is_met():
 
 def test_an_invalid_cell_is_no_candidate():
     cells = rated(1, 100, 100, {4: (1.8, 2.0, 2.2)})
-    bad = replace(cells[1], valid=False, invalid_reasons=("throttled",))
+    bad = replace(cells[1], valid=False, invalid_reasons=(Kind.GPU_SHARED(shared=1, requests=1),))
     (pick,) = recommend_for([cells[0], bad], [], LATENCY)
     assert [way.key.draft.k for way in pick.options] == [0]
 

@@ -180,11 +180,11 @@ def test_a_decision_has_the_detectable_effect_and_the_warnings_of_its_cell(summa
     cell = replace(
         summarized(4, 1.8, 1.9, 2.0),
         minimum_detectable_effect=0.0412,
-        warnings=("position 1: 99.9%",),
+        warnings=(Kind.SUSPICIOUS_ACCEPTANCE(share=0.999),),
     )
     decision = decide(choose([cell]))
     assert decision.reasons == (Kind.DETECTABLE_EFFECT(effect=0.0412),)
-    assert decision.warnings == ("position 1: 99.9%",)
+    assert decision.warnings == cell.warnings
 
 
 def test_a_drafter_without_memory_is_reported_with_none(summarized):

@@ -51,7 +51,7 @@ def test_a_workloads_own_k_has_no_regret(summarized):
     shared_k = find_shared_k([*chat, *code])
     assert shared_k is not None
     assert (shared_k.num_speculative_tokens, shared_k.regret) == (7, {"chat": 0.0, "code": 0.0})
-    assert one_k(shared_k) == Kind.ONE_K(k=7, losses=(Kind.NO_LOSS(),), left_out=())
+    assert one_k(shared_k) == Kind.ONE_K(k=7, losses=(Kind.NO_LOSS(),), open_on=(), left_out=())
 
 
 def test_a_workload_with_another_best_k_is_named_without_a_loss(summarized):
@@ -85,6 +85,19 @@ def test_without_a_decision_the_quoted_k_is_the_workloads_own(summarized):
     assert dict(shared_k.best_k) == {"code": 4, "chat": 4}
 
 
+def test_what_a_shared_k_loses_on_an_undecided_workload_is_unknown(summarized):
+    code = sweep(summarized, "code", k2=1.06, k4=1.01)
+    chat = sweep(summarized, "chat", k2=1.3, k4=1.6)
+    confirmed = summarized(4, 1.5, 1.6, 1.7, workload="chat")
+    decisions = [decide(choose(code)), decide(choose(chat), confirmed)]
+    shared_k = find_shared_k([*code, *chat], decisions)
+    assert shared_k is not None
+    assert (shared_k.open_on, shared_k.regret["code"] > 0) == (("code",), True)
+    assert one_k(shared_k) == Kind.ONE_K(
+        k=4, losses=(Kind.NO_LOSS(),), open_on=("code",), left_out=()
+    )
+
+
 def test_no_shared_k_without_intervals_in_every_workload(summarized):
     # As under a budget: each workload has the prompts of an interval at its own K only.
     code = [*sweep(summarized, "code", k5=2.4), summarized(7, None, 2.2, None, workload="code")]
@@ -112,7 +125,7 @@ def test_regrets_within_1_percent_go_to_the_smaller_k(summarized):
 def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarized):
     code = sweep(summarized, "code", k2=1.5, k8=2.0)
     chat = sweep(summarized, "chat", k2=1.5, k8=2.0)
-    chat[1] = replace(chat[1], valid=False, invalid_reasons=("throttled",))
+    chat[1] = replace(chat[1], valid=False, invalid_reasons=(Kind.NOTHING_FINISHED(),))
     shared_k = find_shared_k([*code, *chat])
     assert shared_k is not None
     assert shared_k.num_speculative_tokens == 2

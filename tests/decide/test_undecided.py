@@ -30,7 +30,7 @@ def test_an_undecided_answer_is_the_range(summarized):
 def test_no_prompt_count_is_advised_for_an_effect_above_100_percent(summarized):
     cell = summarized(4, 0.60, 2.01, 6.60, num_prompts=5)
     loud = replace(cell, minimum_detectable_effect=1.01)
-    assert advice(loud) == [Kind.TOO_NOISY(option="--repeats")]
+    assert advice(loud) == [Kind.TOO_NOISY(effect=1.01, option="--repeats")]
     (quieter,) = advice(replace(cell, minimum_detectable_effect=1.0))
     assert quieter.figures["prompts"] == IN_ALL
 

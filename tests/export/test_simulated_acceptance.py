@@ -106,7 +106,7 @@ def test_the_command_line_replays_a_file(engine, tiny_pairings):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("-k", "2", "--simulate-acceptance", PROFILE), "the file has K = 3, not 2"),
+        (("-k", "2", "--simulate-acceptance", PROFILE), "the file has K=3, not 2"),
         (("-k", "3", "--simulate-acceptance", "absent.json"), "absent.json: cannot be read"),
         (("-k", "3", "--simulate-acceptance", "two.yaml"), "name one, such as two.yaml#thinking"),
         (("-k", "3", "--simulate-acceptance", "0.5,0.9"), "must not rise"),

@@ -146,7 +146,7 @@ def test_relative_step_times_need_no_k_0():
 
 
 def test_step_times_without_k_0_or_the_batch_size_are_an_error():
-    with pytest.raises(UsageError, match="K = 0"):
+    with pytest.raises(UsageError, match="K=0"):
         curve_from([cost(3, 1.5)], concurrency=1, ks=(3,))
     with pytest.raises(UsageError, match=r"4.*1, 8"):
         curve_from([cost(0, 1.0), cost(0, 1.0, concurrency=8)], concurrency=4, ks=(3,))

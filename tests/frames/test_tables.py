@@ -13,9 +13,8 @@ from typing import Annotated, Any
 import pandas as pd
 import pytest
 
-from specbench.doc import Doc
+from specbench.doc import Doc, keys_of
 from specbench.errors import UsageError
-from specbench.frames.column import record_columns
 from specbench.frames.tables import (
     TABLES,
     cells_csv,
@@ -132,7 +131,7 @@ def test_the_cell_frame_equals_the_cells_of_the_json_report(document: Document) 
     for row, cell in zip(rows(frame), to_json(document)["cells"], strict=True):
         flat = {**cell, **cell["metrics"], **spread(cell, "speedup", "speedup_end_to_end")}
         for name in ("invalid_reasons", "warnings"):
-            flat[name] = "; ".join(cell[name])
+            flat |= in_words(cell, name)
         assert_same_values(row, flat, besides=("run_id", "synthetic", "cell_id"))
 
 
@@ -140,10 +139,8 @@ def test_the_decision_frame_equals_the_decisions_of_the_json_report(document: Do
     frame = decisions_frame([document])
     for row, decision in zip(rows(frame), to_json(document)["decisions"], strict=True):
         flat = {**decision, **spread(decision, "speedup")}
-        flat["warnings"] = "; ".join(decision["warnings"])
-        for name in ("answer", "reasons"):
-            flat[name] = "; ".join(reason["kind"] for reason in decision[name])
-            flat[f"{name}_text"] = "; ".join(reason["text"] for reason in decision[name])
+        for name in ("answer", "reasons", "warnings"):
+            flat |= in_words(decision, name)
         assert_same_values(row, flat, besides=("run_id", "cell_id", "drafter"))
         assert set(decision) <= set(row)
         if row["verdict"] == "faster":
@@ -165,6 +162,11 @@ def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Plain values; None for absent ones."""
     plain = table.astype(object)
     return plain.where(plain.notna(), None).to_dict("records")
+
+
+def in_words(record: dict[str, Any], name: str) -> dict[str, str]:
+    kinds, texts = ("; ".join(reason[key] for reason in record[name]) for key in ("kind", "text"))
+    return {name: kinds, f"{name}_text": texts}
 
 
 def spread(record: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -223,7 +225,7 @@ def test_a_field_without_a_meaning_is_refused() -> None:
         new: int
 
     with pytest.raises(TypeError, match=r"Record: .*new"):
-        record_columns(Record, lambda row: row)
+        keys_of(Record)
 
 
 def test_a_count_that_another_tool_gives_as_a_mean_keeps_its_fraction() -> None:

@@ -99,7 +99,7 @@ def test_runs_that_share_only_k_0_are_refused_as_a_baseline():
     speed = {"decode_tokens_per_s": figure(100.0)}
     base = cell(speed, of=key(0, drafter="none", method="none", pairing="demo"))
     runs = [side(base, cell(speed, of=key(k)), name=f"r{k}") for k in (4, 5)]
-    with pytest.raises(UsageError, match=r"K = 0.*demo/draft K=4 on code"):
+    with pytest.raises(UsageError, match=r"K=0.*demo/draft K=4 on code"):
         pool(runs)
     assert len(pool([side(base, name="a"), side(base, name="b")]).cells) == 1
 

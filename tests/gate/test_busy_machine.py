@@ -62,14 +62,17 @@ def test_a_slower_time_on_a_busy_machine_is_inconclusive(noisy, speed):
 
 def test_the_signs_of_noise_and_the_advice_appear_once():
     gate = check(*sides(40.0, noisy="candidate"))
-    busy = Kind.SIDE_BUSY(side="candidate", run_id="b0", because=NOISE)
+    busy_run = Kind.BUSY_RUN(side="candidate", run_id="b0", because=NOISE)
     assert [n for n in gate.notes if n.kind is not Kind.SINGLE_RUNS] == [
-        busy,
+        Kind.RUNS_BUSY(runs=(busy_run,)),
         Kind.MEASURE_AGAIN_OR(rest="decode_speedup:5%"),
     ]
     assert sum("busy" in line for line in detail_lines(gate)) == 1
     both = check(*sides(40.0, noisy="baseline and candidate"))
-    assert sum(FACT in line for line in detail_lines(both)) == 2
+    (line,) = (line for line in detail_lines(both) if FACT in line)
+    assert line.count(FACT) == 2
+    baseline = busy(sides(40.0)[0])
+    assert all(FACT not in line for line in detail_lines(check(baseline, baseline)))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,8 @@ def test_the_reason_on_a_busy_machine_states_both_cpu_shares():
     assert verdicts(gate) == {SPEED: GateVerdict.INCONCLUSIVE, SPEEDUP: GateVerdict.PASS}
     assert reasons(gate)[SPEED] == Kind.MACHINE_BUSY(sides=("candidate",))
     both = Kind.WAITED_MORE(share=0.61, before=0.99)
-    assert Kind.SIDE_BUSY(side="candidate", run_id="b0", because=(both,)) in gate.notes
+    busy_run = Kind.BUSY_RUN(side="candidate", run_id="b0", because=(both,))
+    assert Kind.RUNS_BUSY(runs=(busy_run,)) in gate.notes
 
 
 def test_a_snapshot_and_its_file_keep_the_share_of_the_cpu(tmp_path):

@@ -38,7 +38,7 @@ def cell(value, *, valid=True, metric="decode_speedup"):
     return CellSummary(
         key=KEY,
         valid=valid,
-        invalid_reasons=() if valid else ("throttled",),
+        invalid_reasons=() if valid else (Kind.NOTHING_FINISHED(),),
         num_prompts=8,
         num_requests=8,
         metrics={metric: value},

@@ -7,6 +7,7 @@ import pytest
 from specbench.errors import UsageError
 from specbench.importers import acceptance_by_k, import_files
 from specbench.importers.imported_cell import ImportOverrides
+from specbench.records import Kind
 from tests.cli.calls import specbench
 from tests.importers.test_wrong_files import FILES
 from tests.report.test_json import VALIDATOR
@@ -46,7 +47,7 @@ def test_a_profile_has_rates_of_one_k_and_its_conditions():
     assert figures["mean_acceptance_length"] == 2.696  # with the bonus token
     assert figures["acceptance_rate_per_position"] == (0.8, 0.56, 0.336)
     assert figures["conditional_acceptance_rate"] == (0.8, 0.7, 0.6)
-    assert cell.record.warnings == ("conditions in the file: dataset mt_bench",)
+    assert cell.record.warnings == (Kind.CONDITIONS(facts=("dataset mt_bench",)),)
     assert acceptance_by_k([cell]) == {3: (0.8, 0.56, 0.336)}
 
 
@@ -70,9 +71,9 @@ def test_counts_are_keyed_by_length_and_one_kind_of_rates_is_enough(tmp_path):
     assert cell.record.figures["num_rounds"] == 100
     assert cell.acceptance_rates == pytest.approx((0.8, 0.56, 0.336))
     # specdec_bench takes the first token for a round; a profile by another program does not.
-    assert any("chunk" in warning for warning in cell.record.warnings)
+    assert Kind.CHUNKS() in cell.record.warnings
     named = import_files([profile(tmp_path, producer="x", method="dspark")], GIVEN)[0]
-    assert not any("chunk" in warning for warning in named.record.warnings)
+    assert Kind.CHUNKS() not in named.record.warnings
     assert named.key.draft.method == "unknown"  # not one of our methods
 
 
@@ -100,7 +101,7 @@ def test_a_curve_is_chosen_by_mode_or_model_and_keeps_its_comments(tmp_path):
         (cell,) = import_files([f"{file}#{choice}"], GIVEN)
         assert cell.record.figures["mean_acceptance_length"] == 2.2
         assert cell.key.draft.drafter == "Head"
-        assert "dataset: coding | temperature: 1.0" in cell.record.warnings[0]
+        assert "dataset: coding | temperature: 1.0" in cell.record.warnings[0].figures["facts"]
     with pytest.raises(UsageError, match=r"yaml#off: .* org-8b/thinking_on, org-8b/thinking_off"):
         import_files([f"{file}#off"], GIVEN)
     with pytest.raises(UsageError, match="thinking_on and thinking_off"):  # not repeats
@@ -113,7 +114,7 @@ def test_a_curve_is_chosen_by_mode_or_model_and_keeps_its_comments(tmp_path):
         ({"schema_version": "2.0"}, "schema_version: 1.0 is read"),
         ({"measured": False}, "measured: false"),
         ({"num_speculative_tokens": None}, "num_speculative_tokens: expected a whole number"),
-        ({"num_speculative_tokens": 4}, "marginal_accept_rates: 3 rates for K = 4"),
+        ({"num_speculative_tokens": 4}, "marginal_accept_rates: 3 rates for K=4"),
         ({"marginal_accept_rates": [0.8, 0.9, 0.1]}, r"marginal_accept_rates\[1\]: 0.9 rises"),
         ({"marginal_accept_rates": [0.8, 0.8, 0.8]}, "conditional_accept_rates: contradicts"),
         ({"conditional_accept_rates": [1.5, 0.7, 0.6]}, r"conditional_accept_rates\[0\]: expected"),

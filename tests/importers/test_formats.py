@@ -11,6 +11,7 @@ from specbench.importers import formats, import_files
 from specbench.importers.imported_cell import ImportOverrides
 from specbench.metrics.registry import all_metrics
 from specbench.metrics.summary import summarize_imported
+from specbench.records import Kind
 from tests.importers.test_wrong_files import FILES
 
 GREEDY = ImportOverrides(temperature=0.0, num_speculative_tokens=0)
@@ -33,7 +34,7 @@ def test_vllm_counters_are_those_of_rounds_that_drafted():
 def test_figures_of_acceptance_come_with_a_warning_about_their_convention():
     for name in ("vllm_spec.json", "aiperf.json"):
         record = cell(name, ImportOverrides(temperature=0.0, num_speculative_tokens=4)).record
-        assert any("vLLM counts" in warning for warning in record.warnings)
+        assert Kind.PAST_THE_END() in record.warnings
     assert not cell("vllm_base.json").record.warnings
 
 
@@ -259,7 +260,7 @@ def test_each_file_has_its_own_k():
 
 
 def test_a_given_k_that_contradicts_the_file_is_refused():
-    with pytest.raises(UsageError, match=r"vllm_spec\.json: #k=4 .* K = 3"):
+    with pytest.raises(UsageError, match=r"vllm_spec\.json: #k=4 .* K=3"):
         import_files([f"{FILES / 'vllm_spec.json'}#k=4"], GREEDY)
 
 
@@ -343,7 +344,7 @@ def test_a_line_of_sglang_is_a_cell_and_its_accept_length_is_marked():
     assert spec.record.figures["request_latency_s"] == pytest.approx(1.9)
     assert spec.record.figures["inter_chunk_latency_s_p95"] == pytest.approx(0.030)
     assert spec.record.figures["input_tokens_per_s"] == 666.0
-    assert any("since its start" in warning for warning in spec.record.warnings)
+    assert Kind.SINCE_START() in spec.record.warnings
     assert "mean_acceptance_length" not in base.record.figures
     assert base.record.num_failed is None  # the line has no list of errors
 

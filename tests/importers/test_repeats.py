@@ -9,6 +9,7 @@ import pytest
 from specbench.importers import import_files
 from specbench.importers.imported_cell import ImportOverrides
 from specbench.metrics.summary import import_warnings, summarize_imported
+from specbench.records import Kind
 from specbench.stats.spread import student_t
 from tests.importers.test_wrong_files import FILES
 
@@ -48,7 +49,9 @@ def test_figures_are_means_with_their_deviations_and_counts_are_sums(tmp_path):
     assert record.figures["mean_acceptance_length_when_drafted"] == 2.5
     assert record.file == "0.json, 1.json, 2.json"
     assert len(record.file_sha256) == 64
-    assert "aggregate_tokens_per_s 6.2%" in record.warnings[-1]
+    deviation = Kind.DEVIATION(metric="aggregate_tokens_per_s", share=pytest.approx(1 / 16))
+    assert record.warnings[-1].figures["repeats"] == (3, "repeat")
+    assert deviation in record.warnings[-1].figures["deviations"]
     assert ["3 repeats" in note and "1.json" in note for note in notes] == [True]
 
 

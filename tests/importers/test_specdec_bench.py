@@ -53,7 +53,7 @@ def test_a_server_without_speculation_is_k_0_and_runs_of_a_folder_are_repeats(tm
 
 def test_errors_name_the_file_and_the_key(tmp_path):
     folder = saved(tmp_path, draft_length=2)
-    with pytest.raises(UsageError, match=r"Histogram\.4: expected 1 to 3 tokens .* at K = 2"):
+    with pytest.raises(UsageError, match=r"Histogram\.4: expected 1 to 3 tokens .* at K=2"):
         imported(folder)
     with pytest.raises(UsageError, match=r"timing\.json\[0\]: .*import its folder"):
         imported(folder / "timing.json")

@@ -12,7 +12,7 @@ from specbench.metrics.rounds import break_even_length, round_s
 from specbench.metrics.speed import decode_tokens_per_s
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings, judge_cell
-from specbench.records import RequestCounts
+from specbench.records import Kind, RequestCounts
 from tests.served_sessions import Sweep, cell_of, served_sweep
 
 # 24 tokens after the first in 8 rounds that accept 1, 3, 1, 1 and 2 times 0, 1, 2, 3 and 4 drafts.
@@ -166,24 +166,25 @@ def test_the_built_in_engine_has_no_server_metrics(steady):
 
 def test_a_gpu_that_throttled_under_either_side_makes_a_cell_invalid(cell):
     hot = {"throttle_reasons": ("hw_slowdown",)}
-    assert judge_cell(with_sessions(cell, **hot)) == ("a GPU throttled: hw_slowdown",)
+    reason = Kind.SERVER_THROTTLED(reasons=("hw_slowdown",))
+    assert judge_cell(with_sessions(cell, **hot)) == (reason,)
     base = tuple(replace(server, **hot) for server in cell.baseline_servers)
-    assert judge_cell(replace(cell, baseline_servers=base)) == ("a GPU throttled: hw_slowdown",)
+    assert judge_cell(replace(cell, baseline_servers=base)) == (reason,)
 
 
 def test_a_server_at_its_gpus_power_cap_is_noted(cell):
     capped = with_sessions(cell, throttle_reasons=("sw_power_cap",))
     assert judge_cell(capped) == ()
-    assert any("power cap" in warning for warning in cell_warnings(capped))
+    assert Kind.SERVER_POWER_CAPPED() in cell_warnings(capped)
 
 
 def test_few_rounds_or_impossible_counts_make_a_cell_invalid(cell):
     few = replace(cell, requests=cell.requests[:3])
-    assert "fewer than 30 rounds" in judge_cell(few)
+    assert Kind.TOO_FEW_ROUNDS(needed=30) in judge_cell(few)
     wrong = counted(cell, lambda counts: replace(counts, num_accepted=40))
-    assert any("mean acceptance length" in reason for reason in judge_cell(wrong))
+    assert Kind.LENGTH_OUTSIDE in {reason.kind for reason in judge_cell(wrong)}
     torn = counted(cell, lambda counts: replace(counts, num_rounds=5))
-    assert any("more rounds" in reason for reason in judge_cell(torn))
+    assert Kind.HISTOGRAM_NEGATIVE() in judge_cell(torn)
 
 
 def test_texts_are_compared_if_a_server_returns_no_token_ids(cell):
@@ -193,5 +194,4 @@ def test_texts_are_compared_if_a_server_returns_no_token_ids(cell):
     same = replace(cell, requests=hide_ids(cell.requests), baseline=hide_ids(cell.baseline))
     assert summarize([same])[0].warnings == ()
     other = replace(same, requests=(replace(same.requests[0], text="else"), *same.requests[1:]))
-    flags = [("1 of 48 outputs" in w, "K = 0 " in w) for w in summarize([other])[0].warnings]
-    assert flags == [(True, True)]
+    assert summarize([other])[0].warnings == (Kind.OUTPUTS_DIFFER(differing=1, compared=48),)

@@ -11,6 +11,7 @@ from specbench.metrics.pairs import paired_decode, paired_end_to_end
 from specbench.metrics.speed import busy_tokens_per_s
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings
+from specbench.records import Kind, Reason
 from specbench.runs import StoredRun
 from tests.served_sessions import TTFT_S, Sweep, cell_of, key_of, served_sweep
 
@@ -222,8 +223,9 @@ def slowed(stored: StoredRun, times: float) -> StoredRun:
     return replace(stored, blocks=tuple(blocks))
 
 
-def differing(stored: StoredRun, k: int = 4, rows: int = 1) -> list[str]:
-    return [text for text in cell_warnings(cell_of(stored, k, rows)) if "noise explains" in text]
+def differing(stored: StoredRun, k: int = 4, rows: int = 1) -> list[Reason]:
+    warnings = cell_warnings(cell_of(stored, k, rows))
+    return [warning for warning in warnings if warning.kind is Kind.SESSIONS_DIFFER]
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -231,7 +233,7 @@ def test_sessions_that_differ_by_more_than_noise_are_named_with_how_far(rows):
     quiet = served_sweep(Sweep(is_attached=True, wobble=0.0))
     slow = slowed(quiet, 1.7)
     (warning,) = differing(slow, rows=rows)
-    assert "0.59x to 1.00x" in warning
+    assert warning.figures == pytest.approx({"slowest": 1 / 1.7, "fastest": 1.0}, rel=0.01)
     assert not differing(slow, k=2, rows=rows)
     assert not differing(quiet, rows=rows)
     # Servers that are started for each session differ by more.

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.summary import summarize
+from specbench.records import Kind
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
 
 BASE_S = [1.2] * 6
@@ -54,7 +55,7 @@ def test_the_baseline_has_metrics_and_no_speedup(steady_baseline):
 def test_an_invalid_cell_keeps_its_metrics_and_has_a_reason(steady):
     (summary,) = summarize([replace(steady, requests=steady.requests[:4])])
     assert not summary.valid
-    assert summary.invalid_reasons == ("fewer than 30 rounds",)
+    assert summary.invalid_reasons == (Kind.TOO_FEW_ROUNDS(needed=30),)
     assert summary.speedup is not None
     assert summary.speedup.low is None
     assert "round_s" in summary.metrics

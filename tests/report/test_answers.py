@@ -119,6 +119,14 @@ def test_a_setting_that_was_not_measured_is_no_reason_for_a_no(cpu_document: Doc
     assert [*conclusion([unmeasured])] == [Kind.NO_ANSWER()]
 
 
+def test_a_setting_that_was_not_measured_is_named_after_a_yes(cpu_document: Document) -> None:
+    names = [f"demo/{draft} {text}" for draft in ("draft", "poor") for text in ("code", "creative")]
+    document = with_speedups(cpu_document, dict.fromkeys(names, (1.8, 2.0)))
+    helped, creative = map(answer, sections(document))
+    unmeasured = replace(creative, verdict=SpeedupVerdict.NOT_MEASURED)
+    assert Kind.UNMEASURED_ON(which=("creative",)) in conclusion([helped, unmeasured])
+
+
 def test_an_undecided_drafter_leaves_the_workload_undecided(cpu_document: Document) -> None:
     undecided = dict.fromkeys(
         ("demo/draft code", "demo/poor code", "demo/draft creative"), (0.9, 1.0)

@@ -88,7 +88,7 @@ def test_each_pairing_workload_and_temperature_has_one_decision(gpu_document: Do
 def test_an_invalid_cell_is_listed_and_never_decided_for(gpu_document: Document) -> None:
     invalid = [cell for cell in gpu_document.cells if not cell.valid]
     assert {cell.key.draft.k for cell in invalid} == {4}
-    assert all("throttled" in cell.invalid_reasons[0] for cell in invalid)
+    assert all(cell.invalid_reasons[0].kind is Kind.THROTTLED for cell in invalid)
     assert all(cell.metrics for cell in invalid)
     assert all(d.draft.k != 4 for d in gpu_document.decisions)
 

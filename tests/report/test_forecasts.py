@@ -98,7 +98,7 @@ def test_the_forecast_legend_covers_only_the_shown_columns(measured_here, measur
 def test_a_forecast_line_states_the_chosen_k_and_the_time_saved(measured_here):
     good, bad = forecast_lines(measured_here)
     assert re.match(
-        r"big/good .*own\.jsonl: .*K=4, 3\.57x .*\[3\.57, 3\.57\]; of K = 1\.\.2, 4 ", good
+        r"big/good .*own\.jsonl: .*K=4, 3\.57x .*\[3\.57, 3\.57\]; of K=1\.\.2, 4 ", good
     )
     assert "measured 4, " in good
     assert "time saved" in good
@@ -189,6 +189,6 @@ def test_a_forecast_that_saves_nothing_states_the_extra_time(measured_here):
 def test_unmeasured_cells_are_not_reported_as_measured(measured_here):
     (good, _) = measured_here.forecasts
     cut = replace(good, measured={})
-    assert re.search(r"of K = 1\.\.2, 4 .*measure 4, ", forecast_text(cut))
+    assert re.search(r"of K=1\.\.2, 4 .*measure 4, ", forecast_text(cut))
     passed_over = replace(cut, forecast=replace(good.forecast, to_measure=()))
     assert "skipped: " in forecast_text(passed_over)

@@ -9,10 +9,10 @@ from specbench.records import CellSummary, Decision, Kind
 from specbench.report.document import Document
 from specbench.report.notes import notes, warning_lines
 from specbench.report.terminal import terminal_report
-from specbench.words.answers import noise_lines
+from specbench.words.answers import noise_lines, text
 from tests.report.conftest import SHOWN
 
-RUN, CELL, AGAIN = "a word about the run", "a word about a cell", "a word about its repeat"
+RUN, CELL, AGAIN = "a word about the run", Kind.SERVER_POWER_CAPPED(), Kind.CANCELLED()
 
 
 def test_a_target_without_a_chat_template_is_warned_of_once(cpu_document: Document) -> None:
@@ -49,8 +49,8 @@ def warned(cpu_document: Document) -> Document:
 @pytest.mark.parametrize("shown", SHOWN)
 @pytest.mark.usefixtures("without_charts")
 def test_each_warning_is_shown_once(shown: str, warned: Document) -> None:
-    text = SHOWN[shown](warned)
-    assert [text.count(words) for words in (RUN, CELL, AGAIN)] == [1, 1, 1]
+    output = SHOWN[shown](warned)
+    assert [output.count(words) for words in (RUN, text(CELL), text(AGAIN))] == [1, 1, 1]
 
 
 def test_a_heading_without_lines_is_omitted(baseline_document: Document) -> None:

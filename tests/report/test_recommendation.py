@@ -11,7 +11,14 @@ from specbench.cli.console import open_console
 from specbench.decide.comparisons import Crossover, Point
 from specbench.decide.objective import JointRecommendation, Objective, Recommendation
 from specbench.doc import schema_of
-from specbench.records import NO_DRAFTER, Interval, Kind, MemoryRecord
+from specbench.records import (
+    NO_DRAFTER,
+    Interval,
+    Kind,
+    MemoryRecord,
+    Reason,
+    SpeedupVerdict,
+)
 from specbench.report.blocks import ReportPart, TableBlock, run_report
 from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
@@ -26,9 +33,10 @@ from specbench.report.recommendation import (
     recommendation_lines,
     recommendations_of,
     recommended,
+    unmeasured_loads,
 )
 from specbench.report.terminal import terminal_part
-from specbench.words.answers import MOST_REASONS, REASON
+from specbench.words.answers import MOST_REASONS, REASON, text
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import context_run
 from tests.report.stored_runs import SMALL, stored_run
@@ -92,10 +100,13 @@ def test_a_k_0_recommendation_explains_why_the_best_k_lost() -> None:
         lost = next(
             d for d in document.decisions if d.leader.condition.workload == pick.condition.workload
         )
-        runner_up, *why = reasons(document, pick)
-        assert runner_up.kind in (Kind.RUNNER_UP, Kind.OPEN_RUNNER_UP)
-        assert runner_up.figures == {"configuration": "demo/poor, K=1", "speedup": lost.speedup}
-        assert tuple(why) == lost.reasons[:MOST_REASONS]
+        assert lost.speedup is not None
+        runner_up = Kind.RUNNER_UP(configuration="demo/poor, K=1", speedup=lost.speedup)
+        is_open = lost.verdict is SpeedupVerdict.UNDECIDED  # the headline has its range
+        assert [*reasons(document, pick)] == [
+            *([] if is_open else [runner_up]),
+            *lost.reasons[:MOST_REASONS],
+        ]
 
 
 def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
@@ -110,7 +121,7 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     assert lines[0].startswith("code: undecided: no valid ")
     assert pick_verdict(document, pick) is PickVerdict.UNDECIDED
     assert recommended(document, pick, Objective()).kind is Kind.NO_DRAFTS_VALID
-    assert any(line.startswith("  demo/draft: excluded: K = 1: ") for line in lines)
+    assert any(line.startswith("  demo/draft: excluded: K=1: ") for line in lines)
     assert lines[-1] == "chat: no answer: not measured"
     assert "do not speculate" not in lines[0]
     assert candidate_grid(document, pick, Objective()).rows[0][-1] == "not compared"
@@ -129,7 +140,7 @@ def test_a_recommendation_names_the_planned_k_without_measurements() -> None:
     run = replace(stored.run, cells=stored_run(wish).run.cells)
     document = build_document(replace(stored, run=run))
     (pick,) = recommendations_of(document, Objective())
-    assert Kind.PLANNED_ONLY(cells=("demo/draft at K = 1, 2 and 4",)) in reasons(document, pick)
+    assert Kind.PLANNED_ONLY(cells=("demo/draft at K=1, 2 and 4",)) in reasons(document, pick)
 
 
 def test_an_unconfirmed_winner_is_listed_as_best_undecided() -> None:
@@ -137,6 +148,30 @@ def test_an_unconfirmed_winner_is_listed_as_best_undecided() -> None:
     document = build_document(stored_run(wish))  # the winner was not measured again
     (pick,) = recommendations_of(document, Objective())
     assert next(iter(reasons(document, pick))).kind is Kind.BEST_OPEN
+
+
+def test_the_range_of_an_undecided_headline_is_not_repeated() -> None:
+    document = build_document(stored_run(replace(SMALL, drafters=("poor",))))
+    picks = recommendations_of(document, Objective())
+    open_picks = [pick for pick in picks if pick_verdict(document, pick) is PickVerdict.UNDECIDED]
+    assert open_picks
+    for pick in open_picks:
+        because = recommended(document, pick, Objective()).figures["because"]
+        assert isinstance(because, tuple)
+        assert Kind.RANGE in [reason.kind for reason in because if isinstance(reason, Reason)]
+        kinds = {reason.kind for reason in reasons(document, pick)}
+        assert not kinds & {Kind.BEST_OPEN, Kind.OPEN_RUNNER_UP}
+
+
+def test_what_one_request_at_a_time_leaves_open_is_said_once(served: Document) -> None:
+    document = build_document(stored_run(SMALL))
+    many = Objective(name="throughput")
+    alone = Kind.NOT_BEYOND(requests=(1, "request"))
+    assert list(unmeasured_loads(document, many)) == [alone]
+    picks = recommendations_of(document, many)
+    assert recommendation_lines(document, picks, many).count(text(alone)) == 1
+    assert not list(unmeasured_loads(document, Objective()))
+    assert not list(unmeasured_loads(served, many))
 
 
 def test_no_joint_recommendation_without_a_decided_workload() -> None:
@@ -166,8 +201,6 @@ def test_a_valid_cell_is_quoted_before_a_faster_invalid_one() -> None:
         r"code: undecided: demo/poor, 0\.\d\dx .*1\.\d\dx .*K=1",
         recommendation_lines(document, picks, Objective())[0],
     )
-    first, *_ = reasons(document, pick)
-    assert (first.kind, first.figures["configuration"]) == (Kind.OPEN_RUNNER_UP, "demo/poor, K=1")
     grid = candidate_grid(document, pick, Objective())
     assert (grid.rows[0][0], grid.rows[0][-1], grid.marks[0]) == ("K=0", "undecided", "")
 
@@ -191,17 +224,18 @@ def point(at: int, estimate: float, *, is_sure: bool = True) -> Point:
 
 
 @pytest.mark.parametrize(
-    ("first", "changed", "is_told"),
+    ("first", "last", "changed", "verdict"),
     [
-        (point(1, 1.5), {}, True),
-        (point(1, 1.5), {"temperature": 1.0}, False),  # another question's
-        (point(1, 1.5), {"dtype": "bfloat16"}, False),
-        (point(1, 0.5, is_sure=False), {}, False),  # no gain was shown before
-        (replace(point(1, 1.5), valid=False), {}, False),
+        (point(1, 1.5), point(4, 0.9), {}, "no speedup"),
+        (point(1, 1.5), point(4, 0.98), {}, "undecided"),  # 0.93 to 1.03
+        (point(1, 1.5), point(4, 0.9), {"temperature": 1.0}, None),  # another question's
+        (point(1, 1.5), point(4, 0.9), {"dtype": "bfloat16"}, None),
+        (point(1, 0.5, is_sure=False), point(4, 0.9), {}, None),  # no gain was shown before
+        (replace(point(1, 1.5), valid=False), point(4, 0.9), {}, None),
     ],
 )
 def test_saturation_is_reported_for_the_same_setting(
-    served: Document, first: Point, changed: dict[str, object], is_told: bool
+    served: Document, first: Point, last: Point, changed: dict[str, object], verdict: str | None
 ) -> None:
     pick = recommendations_of(served, Objective(name="throughput"))[0]
     base_key = next(
@@ -210,13 +244,13 @@ def test_saturation_is_reported_for_the_same_setting(
         if cell.key.draft.k and cell.key.condition.workload == pick.condition.workload
     )
     key = with_axes(base_key, **changed)
-    crossover = Crossover(key=key, points=(first, point(4, 0.9)), concurrency=4, estimated=None)
+    crossover = Crossover(key=key, points=(first, last), concurrency=4, estimated=None)
     told = {
         (said.figures["users"], said.figures["verdict"], said.figures["stop"])
         for said in reasons(replace(served, crossovers=(crossover,)), pick)
         if said.kind is Kind.USERS_UP_TO
     }
-    assert told == ({((1, "user"), "no speedup", 4)} if is_told else set())
+    assert told == ({((1, "user"), verdict, 4)} if verdict else set())
 
 
 def test_recommendations_name_their_temperature(served: Document) -> None:

@@ -138,7 +138,7 @@ def test_the_report_starts_with_the_settings_of_the_run(
     served: Document, lengths: Document
 ) -> None:
     text = setup(served)
-    assert "K = 0, 2, 4, 20, auto;" in text
+    assert "K=0, 2, 4, 20, auto;" in text
     assert "one request at a time, 2 concurrent requests and 4 concurrent requests" in text
     assert "; 512 and 4,096 tokens of context;" in setup(lengths)
 

@@ -17,6 +17,7 @@ from specbench.records import (
     ForwardCost,
     ImportedRecord,
     Interval,
+    Kind,
     LimitRecord,
     MemoryRecord,
     ModelIdentity,
@@ -230,7 +231,7 @@ IMPORTED = ImportedRecord(
     num_requests=100,
     num_failed=1,
     figures={"acceptance_rate": 0.7, "acceptance_rate_per_position": (0.8, 0.6)},
-    warnings=("counts bonus tokens",),
+    warnings=(Kind.CONDITIONS(facts=("batch 8",)), Kind.CHUNKS()),
 )
 COST = RoundCost(
     cell_ids=(KEY.id,),

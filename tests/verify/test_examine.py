@@ -98,4 +98,4 @@ def test_drafts_of_an_engine_that_failed_without_them_are_not_judged() -> None:
         {"builtin": cast(Engine, engine)}, collector, [job], amount, lambda _: None
     )
     assert isinstance(evidence, FailedEvidence)
-    assert re.match("builtin .*K = 0", evidence.reason)
+    assert re.match("builtin .*K=0", evidence.reason)

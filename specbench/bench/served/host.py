@@ -128,8 +128,8 @@ class ManagedServers:
             )
         if export.environment and self._options.launch is not None:
             raise UsageError(
-                f"--engine-command may not pass on {', '.join(export.environment)}, which simulate "
-                "acceptance; leave out --engine-command, or --simulate-acceptance"
+                f"--engine-command might not pass on {', '.join(export.environment)}, which "
+                "simulate acceptance; leave out --engine-command, or --simulate-acceptance"
             )
         launch = self._engine.launch(
             StartOptions(

@@ -306,7 +306,7 @@ def count_problems(
     """
     if k == 0 and counted.num_draft_tokens:
         yield (
-            f"it drafted {counted.num_draft_tokens:,.0f} tokens, but is measured as K = 0; "
+            f"it drafted {counted.num_draft_tokens:,.0f} tokens, but is measured as K=0; "
             "add its K to the address, such as #k=4"
         )
     failed = [request for request in requests if request.finish_reason == "failed"]

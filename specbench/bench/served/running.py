@@ -89,7 +89,7 @@ class ExternalServers:
             facts = [await _facts(client, self._engine) for client in clients]
             for client, server in zip(clients, facts, strict=True):
                 if server.k not in (None, session.draft.k):
-                    client.fail(f"it runs at K = {server.k}, but K = {session.draft.k} is expected")
+                    client.fail(f"it runs at K={server.k}, but K={session.draft.k} is expected")
                 if server.model != facts[0].model or server.version != facts[0].version:
                     client.fail(
                         f"it serves {server.model} {server.version}, but another replica at this K "
@@ -160,11 +160,11 @@ def server_warnings(running: Sequence[RunningServer], engine: str, target: Targe
         if not server.facts.version and find_served(engine).COUNTERS is not None:
             yield f"{option} does not report its version: check that it is {engine}"
         if not server.is_k_known:
-            yield f"{option} does not report its K: measured as K = 0; add #k=4 if it drafts"
+            yield f"{option} does not report its K: measured as K=0; add #k=4 if it drafts"
     replicas = Counter(server.address.k for server in running)
     for k, num_servers in replicas.items():
         if num_servers > 1:
-            yield f"{num_servers} servers run at K = {k}: they share the requests as replicas"
+            yield f"{num_servers} servers run at K={k}: they share the requests as replicas"
 
 
 def _names_target(served: str, target: Target) -> bool:
@@ -187,7 +187,7 @@ async def describe_servers(engine: str, urls: Sequence[str]) -> tuple[RunningSer
             facts = await _facts(client, engine)
         if address.k is not None and facts.k not in (None, address.k):
             raise UsageError(
-                f"{OPTION} {url}: the server runs at K = {facts.k}; correct #k, or leave it out"
+                f"{OPTION} {url}: the server runs at K={facts.k}; correct #k, or leave it out"
             )
         k = address.k if address.k is not None else facts.k
         if k is None and facts.drafts:

@@ -99,7 +99,7 @@ class OutputCollector:
             baseline_temps = [o.temperature for o in self.outputs if not (o.draft.k or o.error)]
             error = ""
             if session.draft.k and not {*temperatures} <= {*baseline_temps}:
-                error = "K = 0 gave no answers, so there is nothing to compare with"
+                error = "K=0 gave no answers, so there is nothing to compare with"
             else:
                 try:
                     asyncio.run(self._ask_server(session, temperatures))
@@ -338,7 +338,7 @@ class _OutputScoring:
                 evidence = self._target.greedy(subject, output.texts, baseline.texts)
                 return replace(evidence, rule=output.rule)
             why_not_scored = (
-                f"K = 0 differs from the target on this machine beyond rounding, first at "
+                f"K=0 differs from the target on this machine beyond rounding, first at "
                 f"{beyond[0].prompt_id}, token {beyond[0].position}"
             )
         pairs = zip(baseline.texts, output.texts, strict=True)

@@ -146,8 +146,8 @@ def test_a_correct_server_is_lossless(tiny: Tiny) -> None:
     ]
     assert exit_code(findings) == 0
     of_own, of_drafts = sentences(findings)
-    assert re.match(r"tiny .*vllm .*K = 0: sound: .*\b3\b", of_own)
-    assert re.match(r"tiny/ngram .*vllm .*K = 2: lossless: .*K = 0\b", of_drafts)
+    assert re.match(r"tiny .*vllm .*K=0: sound: .*\b3\b", of_own)
+    assert re.match(r"tiny/ngram .*vllm .*K=2: lossless: .*K=0\b", of_drafts)
     assert all(d.total_variation < 1.5 * d.floor for f in findings for d in f.distances)
     assert [d.position for d in findings[1].distances] == list(range(LENGTH))
 
@@ -162,7 +162,7 @@ def test_wrong_sampling_at_later_positions_is_located(tiny: Tiny) -> None:
     assert findings[1].farthest in later
     sentence = sentences(findings)[1]
     assert "NOT lossless: at T=0.3 " in sentence
-    assert "K = 0 " in sentence
+    assert "K=0 " in sentence
     assert "by chance" in sentence
 
 
@@ -172,7 +172,7 @@ def test_a_mismatch_at_k_0_is_not_blamed_on_speculation(tiny: Tiny) -> None:
     assert exit_code(findings) == 1
     _, of_drafts = sentences(findings)
     assert Kind.NOT_SPECULATION() in findings[0].reasons
-    assert re.match("tiny/ngram .*vllm .*K = 2: lossless: ", of_drafts)
+    assert re.match("tiny/ngram .*vllm .*K=2: lossless: ", of_drafts)
     assert "without speculation" in of_drafts
 
 

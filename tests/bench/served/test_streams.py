@@ -14,9 +14,9 @@ from specbench.importers.imported_cell import ImportOverrides
 from specbench.inputs.address import Address
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.registry import measure
-from specbench.metrics.streams import StreamFault, faulty_streams
+from specbench.metrics.streams import faulty_streams
 from specbench.metrics.summary import summarize, summarize_imported
-from specbench.records import Message, Request, RequestRecord
+from specbench.records import Kind, Message, Request, RequestRecord
 from specbench.servers.client import Client
 from specbench.servers.traffic import send_all
 from tests.made_records import made_request
@@ -105,26 +105,26 @@ def in_zeros(usage):
 @pytest.mark.parametrize(
     ("settings", "kind"),
     [
-        ({"bursts": 8}, StreamFault.BURSTS),
-        ({"bursts": 8, "per_round": 3, "k": 4}, StreamFault.BURSTS),
-        ({"bursts": 99}, StreamFault.BURSTS),
-        ({"held": 12}, StreamFault.BURSTS),
-        ({"hidden": 12, "usage": staticmethod(reasoning)}, StreamFault.UNSTREAMED),
+        ({"bursts": 8}, Kind.BURSTS),
+        ({"bursts": 8, "per_round": 3, "k": 4}, Kind.BURSTS),
+        ({"bursts": 99}, Kind.BURSTS),
+        ({"held": 12}, Kind.BURSTS),
+        ({"hidden": 12, "usage": staticmethod(reasoning)}, Kind.UNSTREAMED),
         (
             {"hidden": 12, "per_round": 3, "k": 4, "usage": staticmethod(reasoning)},
-            StreamFault.UNSTREAMED,
+            Kind.UNSTREAMED,
         ),
-        ({"hidden": 12}, StreamFault.LATE_FIRST),
-        ({"usage": staticmethod(without_reasoning)}, StreamFault.MISCOUNTED),
-        ({"usage": staticmethod(in_words)}, StreamFault.MISCOUNTED),
-        ({"usage": staticmethod(in_zeros)}, StreamFault.MISCOUNTED),
+        ({"hidden": 12}, Kind.LATE_FIRST),
+        ({"usage": staticmethod(without_reasoning)}, Kind.MISCOUNTED),
+        ({"usage": staticmethod(in_words)}, Kind.MISCOUNTED),
+        ({"usage": staticmethod(in_zeros)}, Kind.MISCOUNTED),
     ],
 )
 def test_streams_that_decoding_cannot_produce_are_faulty(settings, kind):
     fault = fault_of(**settings)
     assert fault is not None
     assert fault.kind is kind
-    assert fault.num_answers > fault.num_judged / 2
+    assert fault.figures["answers"] > fault.figures["judged"] / 2
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_recorded_streams_of_vllm_and_of_merged_events_are_not_faulty(gaps_s, nu
 
 def test_answers_hit_by_a_pause_of_the_client_do_not_make_a_cell_faulty():
     whole, paused = streamed(VLLM_K0, 64), streamed([0.000005] * 64, 64, ttft_s=0.15)
-    assert faulty_streams([paused] * 10, 0).kind is StreamFault.BURSTS
+    assert faulty_streams([paused] * 10, 0).kind is Kind.BURSTS
     assert faulty_streams([whole] * 7 + [paused] * 3, 0) is None
 
 
@@ -188,13 +188,13 @@ def test_a_buffered_cell_has_no_decode_speed_and_keeps_the_times_of_whole_reques
         assert "request_latency_s" in summary.metrics
         assert summary.metrics["request_latency_s"] == whole[cell.key]["request_latency_s"]
         side = cell.baseline_faulty_streams if cell.k else cell.faulty_streams
-        assert side.kind is StreamFault.BURSTS
+        assert side.kind is Kind.BURSTS
         if cell.k:
             assert cell.faulty_streams is None
             assert "decode_speedup" in of_streams
             assert summary.speedup_end_to_end is not None
-            figure = f"{summary.speedup_end_to_end.estimate:.2f}x"
-            assert any(figure in warning for warning in summary.warnings)
+            whole_requests = Kind.WHOLE_REQUESTS(speedup=summary.speedup_end_to_end.estimate)
+            assert whole_requests in summary.warnings
         else:
             assert {"ttft_s", "tpot_s"} <= of_streams
 
