@@ -79,7 +79,7 @@ def aggregate_cells(
     servers: Sequence[ServerRecord] = (),
     purpose: BlockPurpose = "explore",
     slo: Mapping[str, float] | None = None,
-    device: str,
+    device: str = "cpu",
 ) -> tuple[CellData, ...]:
     """The cells, in the order of `keys`, from the blocks of one purpose, measured on `device`.
 

@@ -34,7 +34,7 @@ def fitted_ratios(base_s: ArrayLike, spec_s: ArrayLike) -> list[LogRatio]:
     shares = seconds[0] / seconds[0].sum()
     # A K that loses its only prompt keeps its estimate: such a K has no spread.
     left_out = [
-        np.where(known[:, rest].any(axis=1)[1:], _log_ratios(seconds[:, rest]), logs)
+        np.where(known[1:, rest].any(axis=1), _log_ratios(seconds[:, rest]), logs)
         if n > 1
         else logs
         for rest in ~np.eye(n, dtype=bool)
