@@ -11,7 +11,7 @@ import numpy as np
 from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline, once_a_cell
 from specbench.metrics.stalls import seconds_per_round, stalls
 from specbench.records import BlockRecord, CellKey, Kind, Reason, RequestRecord
-from specbench.stats.machine_noise import PARTS, MachineKind, MachineNoise, pooled_noise
+from specbench.stats.machine_noise import MachineKind, MachineNoise, noise_of_run
 from specbench.stats.spread import MIN_UNITS
 
 SERVER = "server"  # the device of servers that were running already
@@ -178,10 +178,7 @@ def machine_noise(cell: CellData) -> MachineNoise:
         out = stalls(cell).left_out
         pairs = (pair for i, pair in enumerate(cell.pairs) if i not in out)
         costs = [math.log(seconds_per_round(b) / seconds_per_round(s)) for b, s in pairs]
-    logs = np.array([cost for cost in costs if not math.isnan(cost)])
-    parts = np.array_split(logs, PARTS) if len(logs) >= 2 * PARTS else [logs]
-    error = float(np.mean([part.var(ddof=1) / len(part) for part in parts])) if logs.size > 1 else 0
-    return pooled_noise(kind, [part.mean() for part in parts if part.size], error)
+    return noise_of_run(kind, [cost for cost in costs if not math.isnan(cost)])
 
 
 def _plain(cells: Iterable[CellData]) -> list[CellData]:

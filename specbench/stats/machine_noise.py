@@ -89,3 +89,17 @@ def pooled_noise(
         num_parts=max(len(logs), 1),
         shared=shared,
     )
+
+
+def noise_of_run(kind: MachineKind, costs: ArrayLike) -> MachineNoise:
+    """The noise of a run from the log ratios of its requests, in the order in which they ran.
+
+    Its PARTS consecutive parts are compared. Ratios per round are best, because prompts hardly
+    differ in them. Too few requests make one part, whose deviation is assumed.
+    """
+    logs = np.asarray(costs, dtype=np.float64)
+    if len(logs) < 2 * PARTS:
+        return pooled_noise(kind, ())
+    parts = np.array_split(logs, PARTS)
+    error = float(np.mean([part.var(ddof=1) / len(part) for part in parts]))
+    return pooled_noise(kind, [part.mean() for part in parts], error)
