@@ -236,27 +236,41 @@ class TargetPlan:
         return tuple(cell for condition in self.conditions for cell in self.cells(condition))
 
     def explore_blocks(self) -> Iterator[Block]:
-        """The blocks, prompt by prompt through all workloads, so that a short run is balanced."""
+        """The blocks, prompt by prompt through all workloads, so that a short run is balanced.
+
+        Settings come in step with the blocks that each needs for an interval, so that a time budget
+        does not end with all prompts of one request and too few passes of several.
+        """
         alike: dict[Condition, list[Condition]] = {}  # conditions that differ only in the workload
         for condition in self.conditions:
             alike.setdefault(condition.without("workload"), []).append(condition)
         settings = [condition for group in alike.values() for condition in group]
-        chosen = {workload.name: self.measured(workload) for workload in self.workloads}
-        for repeat in range(max(map(self.repeats, settings))):
-            for i in range(max(map(len, chosen.values()))):
-                for condition in settings:
-                    prompts = chosen[condition.workload][i : i + 1]
-                    if condition.is_stream:
-                        every = self.pass_prompts(self.workload(condition.workload), condition)
-                        prompts = () if i else every
-                    if prompts and repeat < self.repeats(condition):
-                        yield Block(
-                            condition=condition,
-                            prompts=prompts,
-                            repeat=repeat,
-                            purpose="explore",
-                            cells=self.cells(condition),
-                        )
+        most = max(len(self.measured(workload)) for workload in self.workloads)
+        places = []  # when, and the block
+        for order, condition in enumerate(settings):
+            workload = self.workload(condition.workload)
+            each: list[tuple[Prompt, ...]] = [(prompt,) for prompt in self.measured(workload)]
+            if condition.is_stream:
+                each = [self.pass_prompts(workload, condition)]
+            for repeat in range(self.repeats(condition)):
+                for i, prompts in enumerate(each):
+                    done = repeat if condition.is_stream else repeat * most + i
+                    share = done / self.needed_blocks(condition)
+                    whole = repeat, 0 if condition.is_stream else i
+                    when = (share, order) if self.settings.effort.is_open_ended else (*whole, order)
+                    places.append((when, condition, prompts, repeat))
+        for _, condition, prompts, repeat in sorted(places, key=lambda place: place[0]):
+            yield Block(
+                condition=condition,
+                prompts=prompts,
+                repeat=repeat,
+                purpose="explore",
+                cells=self.cells(condition),
+            )
+
+    def needed_blocks(self, condition: Condition) -> int:
+        """The blocks that an interval of a setting needs: passes, or prompts."""
+        return PASSES if condition.is_stream else DEFAULT_PROMPTS
 
     def cell_plans(self) -> tuple[CellPlan, ...]:
         """The planned number of prompts and repeats per cell; a budget may end the run earlier."""

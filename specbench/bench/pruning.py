@@ -207,10 +207,14 @@ class BudgetPruner:
         return max(self._deadline.seconds_left("explore") or 0.0, 0.0)
 
     def _share(self, block: Block) -> float:
-        """The condition's share of the time left, in proportion to its seconds at K = 0."""
+        """The condition's share of the time left, in proportion to the seconds at K = 0 of the
+        blocks that it needs for an interval."""
         explored = (b for b in self._store.stored.blocks if b.purpose == "explore")
-        means = _mean_seconds(explored)
-        taken = {b.condition: means.get(b.baselines[0].key.id, 0.0) for b in self._blocks}
+        means, plan = _mean_seconds(explored), self._session.plan
+        taken = {
+            b.condition: means.get(b.baselines[0].key.id, 0.0) * plan.needed_blocks(b.condition)
+            for b in self._blocks
+        }
         if not all(taken.values()):
             return 1 / len(taken)
         return taken[block.condition] / sum(taken.values())

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,27 @@ def require_device_and_out(settings: RunSettings, runs_dir: Path | None) -> None
     """Raises UsageError for an impossible device, thread count or folder."""
     if not set(settings.load.engines) <= set(SERVED):
         require_machine(settings.machine)
+        _require_reachable(settings)
     if runs_dir is not None:
         require_writable(runs_dir)
+
+
+def _require_reachable(settings: RunSettings) -> None:
+    """Raises UsageError for a margin of error that the state of the machine alone exceeds."""
+    from specbench.probes.gpu import has_gpu_driver
+    from specbench.stats.machine_noise import MachineKind, least_margin
+
+    wanted, device = settings.effort.precision, settings.machine.device
+    is_cpu = device == "cpu" or (not device.startswith("cuda") and not has_gpu_driver())
+    kind = MachineKind.QUIET_CPU if is_cpu else MachineKind.GPU
+    least = least_margin(kind)
+    if wanted is not None and wanted < least:
+        runs = ceil((least / wanted) ** 2)
+        raise UsageError(
+            f"--margin-of-error {wanted:.2%}: the state of a {kind} alone makes a margin of "
+            f"{least:.1%} in one run, whatever its prompts; use {ceil(100 * least)}% or more, or "
+            f"compare {runs} runs at different times"
+        )
 
 
 def require_machine(machine: MachineSettings) -> None:

@@ -240,7 +240,7 @@ class EffortSettings:
             names=("--margin-of-error",),
             unit="fraction",
             read=parse_share,
-            help="Stop once the best K's speedup is known within plus or minus this, such as 2%.",
+            help="Stop once the best K's speedup is known within plus or minus this, such as 10%.",
             shown=False,
             placeholder="PERCENT",
         ),

@@ -103,3 +103,9 @@ def noise_of_run(kind: MachineKind, costs: ArrayLike) -> MachineNoise:
     parts = np.array_split(logs, PARTS)
     error = float(np.mean([part.var(ddof=1) / len(part) for part in parts]))
     return pooled_noise(kind, [part.mean() for part in parts], error)
+
+
+def least_margin(kind: MachineKind) -> float:
+    """The relative margin of a run's speedup that the machine makes if its parts are all alike;
+    more prompts do not make it smaller."""
+    return math.expm1(pooled_noise(kind, np.zeros(PARTS)).of_run.margin())
