@@ -1,0 +1,153 @@
+"""Repeats one command, and counts how often its intervals hold on the other runs.
+
+    python -m benchmarks.coverage --runs 24 --name idle -- demo/draft -k 4 --num-prompts 10
+    python -m benchmarks.coverage --runs 24 --name loaded --load -- demo/draft -k 4 ...
+
+Every run is a process with a seed of its own and an empty folder of runs. It is compared with the
+geometric mean of the others:
+
+- `covered`: intervals that contain it, with its own error added;
+- `f`: the mean distance from it, in those that intervals of this width promise; 1 is honest, above
+  1.2 is too narrow, below 0.65 too wide;
+- `half_width`: the median half-width of the log speedup; `score`: the mean interval score at 5%
+  (Gneiting and Raftery 2007), lower is better.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+OUT = Path(__file__).with_name("coverage.json")
+LEVEL = 0.05
+# Of a normal distribution: the mean distance in standard deviations, and the quantile of 95%.
+MEAN_DISTANCE, QUANTILE = math.sqrt(2 / math.pi), 1.96
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=24)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--load", action="store_true", help="beside a program that comes and goes")
+    parser.add_argument("command", nargs="+")
+    asked = parser.parse_args(arguments)
+    load = multiprocessing.Process(target=_come_and_go, daemon=True)
+    if asked.load:
+        load.start()
+    try:
+        documents = [_run(asked.command, seed) for seed in range(asked.runs)]
+    finally:
+        if asked.load:
+            load.terminate()
+    known = json.loads(OUT.read_text()) if OUT.exists() else {}
+    known[asked.name] = {"provenance": _provenance(asked, documents), **rates(documents)}
+    OUT.write_text(json.dumps(known, indent=1) + "\n")
+    print(json.dumps(known[asked.name], indent=1))
+
+
+def _run(command: Sequence[str], seed: int) -> dict[str, Any]:
+    print(f"run {seed + 1}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*command, "--seed", str(seed), "--runs-dir", folder, "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "specbench", "run", *words], capture_output=True, text=True
+        )
+    if done.returncode not in (0, 3):
+        sys.exit(done.stderr[-500:])
+    time.sleep(random.uniform(0, 5))
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def _come_and_go() -> None:
+    rng = random.Random(7)
+    while True:
+        until = time.monotonic() + rng.uniform(20, 60)
+        while time.monotonic() < until:
+            sum(i * i for i in range(10_000))
+        time.sleep(rng.uniform(20, 60))
+
+
+def _provenance(asked: Any, documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "command": f"specbench run {' '.join(asked.command)}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "load": asked.load,
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout.strip(),
+        "verdicts": dict(_verdicts(documents)),
+    }
+
+
+def _verdicts(documents: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    verdicts = [d["verdict"] for document in documents for d in document["decisions"]]
+    for verdict in sorted(set(verdicts)):
+        yield verdict, verdicts.count(verdict)
+
+
+def rates(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures above: pooled, and `by_cell`."""
+    found: dict[str, list[Mapping[str, float]]] = {}
+    for cell in (cell for document in documents for cell in document["cells"]):
+        speedup = cell["speedup"]
+        if speedup is not None and speedup["low"] is not None:
+            name = f"{cell['pairing']} {cell['workload']} K={cell['num_speculative_tokens']}"
+            found.setdefault(name, []).append(speedup)
+    rows = {name: [*_judged(runs)] for name, runs in found.items() if len(runs) > 3}
+    every = [row for of_cell in rows.values() for row in of_cell]
+    by_cell = {
+        name: {
+            **_summary(of_cell),
+            "deviation": statistics.stdev(math.log(run["estimate"]) for run in found[name]),
+        }
+        for name, of_cell in rows.items()
+    }
+    return {**_summary(every), "by_cell": by_cell}
+
+
+def _judged(runs: Sequence[Mapping[str, float]]) -> Iterator[tuple[bool, float, float, float]]:
+    """Of each run: covered, distance / promised distance, half-width, score."""
+    logs = [[math.log(run[end]) for end in ("estimate", "low", "high")] for run in runs]
+    for i, (estimate, low, high) in enumerate(logs):
+        others = [other[0] for j, other in enumerate(logs) if j != i]
+        truth, n = statistics.mean(others), len(others)
+        error = QUANTILE * statistics.stdev(others) / math.sqrt(n)
+        half = (high - low) / 2
+        distance = abs(estimate - truth) / math.sqrt((n + 1) / n)
+        outside = max(0.0, low - truth, truth - high)
+        wide = math.hypot(half, error)
+        yield (
+            abs(estimate - truth) <= wide,
+            distance / (half / QUANTILE * MEAN_DISTANCE),
+            half,
+            high - low + 2 / LEVEL * outside,
+        )
+
+
+def _summary(rows: Sequence[tuple[bool, float, float, float]]) -> dict[str, float]:
+    covered, ratios, halves, scores = zip(*rows, strict=True)
+    return {
+        "intervals": len(rows),
+        "covered": statistics.mean(covered),
+        "f": statistics.mean(ratios),
+        "half_width": statistics.median(halves),
+        "score": statistics.mean(scores),
+    }
+
+
+if __name__ == "__main__":
+    main()
