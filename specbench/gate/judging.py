@@ -18,6 +18,7 @@ from specbench.gate.tolerances import MetricKind, deviation_floor, kind_of, metr
 from specbench.metrics.registry import Metric
 from specbench.records import CellKey, Interval, Kind, Reason
 from specbench.stats.crossed import MIN_CYCLES
+from specbench.stats.machine_noise import ASSUMED_FREEDOM
 from specbench.stats.spread import MIN_UNITS, UPPER, Uncertainty, combined, jackknife
 
 
@@ -160,15 +161,17 @@ def _of_cycles(left_out: NDArray[np.float64]) -> Uncertainty | None:
 def _over_runs(
     deviations: tuple[float | None, float | None], floor: float, runs: Runs
 ) -> Uncertainty:
-    """The deviation between runs, pooled over both sides; for single runs the floor."""
-    freedom = sum(runs) - len(runs)
+    """The deviation between runs, pooled over both sides; for few runs also with the floor, which
+    counts as ASSUMED_FREEDOM runs unless the figure repeats exactly."""
+    freedom = float(sum(runs) - len(runs))
     squares = sum(
         (count - 1) * (deviation or 0.0) ** 2
         for count, deviation in zip(runs, deviations, strict=True)
     )
+    if freedom < ASSUMED_FREEDOM and floor:
+        freedom, squares = freedom + ASSUMED_FREEDOM, squares + ASSUMED_FREEDOM * floor**2
     return Uncertainty(
-        standard_error=(math.sqrt(squares / freedom) if freedom else floor)
-        * math.sqrt(sum(1 / count for count in runs)),
+        standard_error=math.sqrt(squares / freedom * sum(1 / n for n in runs)) if freedom else 0.0,
         degrees_of_freedom=freedom or math.inf,
     )
 

@@ -105,6 +105,11 @@ def noise_of_run(kind: MachineKind, costs: ArrayLike) -> MachineNoise:
     return pooled_noise(kind, [part.mean() for part in parts], error)
 
 
+def run_deviation(kind: MachineKind) -> float:
+    """The deviation of the log ratios of identical runs that is assumed."""
+    return kind.assumed * math.sqrt(SHARED + (1 - SHARED) / PARTS)
+
+
 def least_margin(kind: MachineKind) -> float:
     """The relative margin of a run's speedup that the machine makes if its parts are all alike;
     more prompts do not make it smaller."""
