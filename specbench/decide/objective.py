@@ -218,7 +218,8 @@ class Candidate:
     key: CellKey
     value: float  # in the unit of the objective
     rate: float
-    cautious_rate: float  # with the lower bound of the speedup
+    cautious_rate: float  # lower end of its 95% interval; `rate` if that is unknown
+    highest_rate: float | None  # upper end; None: unknown
     broken: tuple[Reason, ...]  # limits that it exceeds, or whose metric it does not have
     excess: float  # the largest value as a multiple of its limit; infinite if one is unknown
 
@@ -231,6 +232,7 @@ class Recommendation:
     best: Candidate | None  # None: every candidate exceeds a limit
     candidates: tuple[Candidate, ...]  # best first; without one, closest to the limits first
     options: tuple[Candidate, ...]  # of the exploration phase, for `joint_recommendation`
+    tied: tuple[CellKey, ...] = ()  # than which `best` is not shown to be faster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,9 +250,9 @@ def recommend_for(
 ) -> tuple[Recommendation, ...]:
     """One answer per workload and setting; concurrency and variant are part of the answer.
 
-    The highest rate by the lower bound of its speedup wins. If rates are within 1%, not speculating
-    wins, then the lower concurrency, then the smaller K. Latency is compared at the lowest
-    measured concurrency, since a higher one is never faster for one user.
+    The highest rate wins; drafts take part if they are faster. If rates are within 1%, not
+    speculating wins, then the lower concurrency, then the smaller K. Latency is compared at the
+    lowest measured concurrency, since a higher one is never faster for one user.
     """
     usable = [cell for cell in cells if cell.valid]
     groups: dict[Condition, tuple[list[Candidate], list[Candidate]]] = {}
@@ -259,9 +261,10 @@ def recommend_for(
         if cell.key.is_baseline and rate is not None:
             group_key = cell.key.condition.without("concurrency", "variant")
             candidates, options = groups.setdefault(group_key, ([], []))
-            plain = _candidate(cell, rate, rate, objective)
+            plain = _candidate(cell, rate, objective, _log_margin(cell))
             same = [c for c in usable if c.key.condition == cell.key.condition]
-            candidates += [plain, *_helping(rate, same, decisions, objective)]
+            margin = _log_margin(cell)
+            candidates += [plain, *_helping(rate, margin, same, decisions, objective)]
             options += [plain, *_options(rate, same, objective)]
     return tuple(_pick(question, *group, objective) for question, group in groups.items())
 
@@ -325,9 +328,9 @@ def _pick(
     if any(c.key.draft.k and c.key.draft.lossy is None for c in kept):
         kept = [c for c in kept if c.key.draft.lossy is None]  # as in the report
     if kept:
-        tied = near_best(kept, lambda candidate: candidate.cautious_rate)
+        tied = near_best(kept, lambda candidate: candidate.rate)
         best = min(tied, key=lambda candidate: _simplicity(candidate.key))
-    rest = sorted((c for c in group if c is not best), key=lambda c: -c.cautious_rate)
+    rest = sorted((c for c in group if c is not best), key=lambda c: -c.rate)
     if best is None:
         rest.sort(key=lambda c: c.excess)
     return Recommendation(
@@ -335,7 +338,20 @@ def _pick(
         best=best,
         candidates=(best, *rest) if best else tuple(rest),
         options=tuple(options),
+        tied=tuple(c.key for c in kept if best and c is not best and _is_tied(c, best)),
     )
+
+
+def _is_tied(candidate: Candidate, best: Candidate) -> bool:
+    """Whether the best is not shown to be faster than a candidate. Between K = 0 and a K in one
+    setting, the speedup has decided it."""
+    is_one_setting = candidate.key.condition == best.key.condition
+    if is_one_setting and not (candidate.key.draft.k and best.key.draft.k):
+        return False
+    if candidate.highest_rate is None or best.highest_rate is None:
+        return True
+    margin = math.hypot(*(math.log(c.rate / c.cautious_rate) for c in (candidate, best)))
+    return math.log(best.rate / candidate.rate) <= margin
 
 
 def _at_lowest_concurrency(options: list[Candidate]) -> list[Candidate]:
@@ -345,21 +361,24 @@ def _at_lowest_concurrency(options: list[Candidate]) -> list[Candidate]:
 
 def _helping(
     rate: float,
+    plain_margin: float | None,
     cells: Sequence[CellSummary],
     decisions: Sequence[Decision],
     objective: Objective,
 ) -> Iterator[Candidate]:
-    """Candidates that help, at `rate` times the speedup of their confirmation run."""
+    """Candidates that help, at `rate` times the speedup of their confirmation run; K = 0 has the
+    `plain_margin`."""
     by_key = {cell.key: cell for cell in cells}
     for decision in decisions:
         cell, speedup = by_key.get(decision.leader), decision.speedup
         if cell is None or speedup is None or speedup.low is None:
             continue
         if judge(speedup) is SpeedupVerdict.FASTER:
-            gains = [_gain(cell, x, objective) for x in (speedup.estimate, speedup.low)]
+            gain = _gain(cell, speedup.estimate, objective)
             first = cell.speedup.estimate if cell.speedup else speedup.estimate
             pace = first / speedup.estimate  # time per token relative to the exploration phase
-            yield _candidate(cell, rate * gains[0], rate * gains[1], objective, pace)
+            margin = math.hypot(math.log(speedup.estimate / speedup.low), plain_margin or 0.0)
+            yield _candidate(cell, rate * gain, objective, margin, pace)
 
 
 def _options(
@@ -369,18 +388,28 @@ def _options(
         for cell in deciding(group):
             if cell.speedup is not None:
                 cell_rate = rate * _gain(cell, cell.speedup.estimate, objective)
-                yield _candidate(cell, cell_rate, cell_rate, objective)
+                yield _candidate(cell, cell_rate, objective, None)
+
+
+def _log_margin(cell: CellSummary) -> float | None:
+    return None if cell.speed_margin is None else math.log1p(cell.speed_margin)
 
 
 def _candidate(
-    cell: CellSummary, rate: float, cautious_rate: float, objective: Objective, pace: float = 1.0
+    cell: CellSummary,
+    rate: float,
+    objective: Objective,
+    margin: float | None,
+    pace: float = 1.0,
 ) -> Candidate:
+    """A candidate whose log rate has a margin; None: unknown."""
     broken = dict(_broken(cell, objective, rate, pace))
     return Candidate(
         key=cell.key,
         value=_value(rate, objective),
         rate=rate,
-        cautious_rate=cautious_rate,
+        cautious_rate=rate * math.exp(-(margin or 0.0)),
+        highest_rate=None if margin is None else rate * math.exp(margin),
         broken=tuple(broken),
         excess=max(broken.values(), default=0.0),
     )

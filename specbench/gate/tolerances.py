@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from specbench.stats.machine_noise import MachineKind, run_deviation
+from specbench.stats.machine_noise import SECONDS_PER_RATIO, MachineKind, run_deviation
 
 if TYPE_CHECKING:
     from specbench.metrics.registry import Metric
@@ -50,7 +50,6 @@ _EXCEPTIONS = {  # ratios of seconds in a unit that counts also have
 # exactly, a process's memory nearly. Ratios follow the state of the machine, and about half of what
 # it does to seconds (stats/machine_noise.py).
 _FLOORS = {MetricKind.COUNT: 0.0, MetricKind.MEMORY: 0.005}
-_SECONDS_PER_RATIO = 2.0
 
 
 def entry_name(metric: str, i: int) -> str:
@@ -74,7 +73,7 @@ def deviation_floor(kind: MetricKind, device: str) -> float:
         return _FLOORS[kind]
     machine = MachineKind.GPU if device.startswith("cuda") else MachineKind.SHARED_CPU
     ratio = run_deviation(machine)
-    return ratio if kind is MetricKind.RATIO else _SECONDS_PER_RATIO * ratio
+    return ratio if kind is MetricKind.RATIO else SECONDS_PER_RATIO * ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,14 +5,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
 from specbench.metrics.cell import CellData
 from specbench.metrics.machine import machine_kind, machine_noise
 from specbench.metrics.pairs import (
     PairedSeconds,
+    Span,
     paired_decode,
     paired_end_to_end,
     paired_goodput,
     prompt_seconds,
+    whole_span,
 )
 from specbench.metrics.registry import measure, number_of
 from specbench.metrics.stalls import stalls
@@ -33,6 +37,7 @@ from specbench.stats.crossed import crossed_speedup
 from specbench.stats.intervals import (
     LogRatio,
     interval,
+    log_ratio,
     minimum_detectable_effect,
     speedup_ratio,
     with_count_noise,
@@ -95,6 +100,7 @@ def _summarize(cell: CellData, decode: LogRatio | None, whole: LogRatio | None) 
         speedup_end_to_end=interval(end_to_end) if end_to_end else None,
         minimum_detectable_effect=minimum_detectable_effect(decode) if decode else None,
         margin=_margin(decode) if decode else None,
+        speed_margin=_speed_margin(cell),
         screening=_screening(cell),
         goodput=_goodput(cell),
         warnings=cell_warnings(cell),
@@ -111,6 +117,25 @@ def _margin(ratio: LogRatio) -> Margin | None:
         largest_prompt=ratio.largest_prompt,
         num_parts=ratio.machine.num_parts,
     )
+
+
+def _speed_margin(cell: CellData) -> float | None:
+    """The margin of the cell's own speed, over prompts, or over passes if requests overlap."""
+    if cell.key.condition.is_stream:
+        spans = [whole_span(served) for served in cell.passes]
+    else:
+        sums: dict[str, Span] = {}
+        for request in cell.finished:
+            seconds, tokens = sums.get(request.prompt_id, Span(0.0, 0.0))
+            sums[request.prompt_id] = Span(
+                seconds + (request.total_s or 0.0), tokens + request.num_output_tokens
+            )
+        spans = [*sums.values()]
+    if not all(span.seconds > 0 and span.tokens for span in spans) or not spans:
+        return None
+    of_units = np.array(spans).T  # seconds and tokens
+    spread = log_ratio([of_units[1]], [of_units[0]]).on(machine_noise(cell).of_seconds).spread
+    return None if spread is None else math.expm1(spread.margin())
 
 
 def _screening(cell: CellData) -> Screening | None:

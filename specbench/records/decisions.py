@@ -119,6 +119,15 @@ class CellSummary:
     margin: Annotated[
         Margin | None, Doc("the parts of the interval of `speedup`; absent without one")
     ] = None
+    speed_margin: Annotated[
+        float | None,
+        Doc(
+            "margin of error of its tokens per second, for other prompts and another state of the "
+            "machine; absent below 5 prompts or passes",
+            "fraction",
+            low=0,
+        ),
+    ] = None
     screening: Annotated[
         Screening | None, Doc("stalled requests of this K and of K = 0; absent without one")
     ] = None

@@ -13,7 +13,7 @@ matters, and loading again adds at most 0.026 (benchmarks/coverage.json).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -23,6 +23,7 @@ from specbench.stats.spread import Uncertainty
 
 SHARED = 0.3  # correlation of the states of two parts of one run
 PARTS = 3
+SECONDS_PER_RATIO = 2.0  # the ratio follows the seconds of K = 0 with a slope of 0.4 to 0.6
 ASSUMED_FREEDOM = 4.0  # degrees of freedom of an assumed deviation
 
 
@@ -59,6 +60,11 @@ class MachineNoise:
     degrees_of_freedom: float
     num_parts: int  # 1: the variance is assumed
     shared: float = SHARED
+
+    @property
+    def of_seconds(self) -> "MachineNoise":
+        """The variance of the log of seconds, which change more than their ratio."""
+        return replace(self, variance=SECONDS_PER_RATIO**2 * self.variance)
 
     @property
     def of_run(self) -> Uncertainty:

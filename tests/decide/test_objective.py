@@ -107,9 +107,9 @@ def test_the_shared_configuration_minimizes_the_largest_regret():
 
 
 def test_a_workloads_own_configuration_has_no_regret():
-    # On chat K = 7 is the answer, by its lower bound; K = 8 has the higher estimate.
+    # On chat K = 7 is the answer: K = 8 is not better by more than 1%.
     cells = [
-        *rated(1, 100, 100, {7: (1.30, 1.38, 1.46), 8: (1.05, 1.48, 2.08)}, workload="chat"),
+        *rated(1, 100, 100, {7: (1.30, 1.38, 1.46), 8: (1.05, 1.39, 2.08)}, workload="chat"),
         *rated(1, 100, 100, {7: (1.9, 2.0, 2.1), 8: (1.4, 1.5, 1.6)}, workload="code"),
     ]
     by_workload = (cells[:3], cells[3:])
@@ -201,12 +201,29 @@ def test_latency_is_compared_only_at_the_lowest_concurrency():
     assert best(cells, LATENCY) == (1, 0)
 
 
-def test_the_lower_bound_wins_and_not_the_estimate():
+def test_the_best_estimate_wins_and_names_what_it_is_not_shown_to_beat():
     sure = rated(1, 100, 100, {4: (1.6, 1.7, 1.8)}, drafter="sure")
     bold = rated(1, 100, 100, {4: (1.2, 2.0, 3.3)}, drafter="bold")[1:]
-    cells = [*sure, *bold]
+    worse = rated(1, 100, 100, {4: (1.05, 1.1, 1.15)}, drafter="worse")[1:]
+    cells = [*sure, *bold, *worse]
     (pick,) = recommend_for(cells, decided(cells), LATENCY)
-    assert pick.best.key.draft.drafter == "sure"
+    assert pick.best.key.draft.drafter == "bold"
+    assert [key.draft.drafter for key in pick.tied] == ["sure"]
+
+
+def test_levels_of_concurrency_within_their_margins_are_tied():
+    rates = {1: 100.0, 4: 110.0, 8: 90.0, 16: 60.0}
+    cells = [
+        replace(cell, speed_margin=0.1)
+        for concurrency, rate in rates.items()
+        for cell in rated(concurrency, rate, rate, {})
+    ]
+    (pick,) = recommend_for(cells, [], THROUGHPUT)
+    # log(1.1) and log(110 / 90) against hypot(log 1.1, log 1.1) = 0.135.
+    assert pick.best.key.condition.concurrency == 4
+    assert [key.condition.concurrency for key in pick.tied] == [1]
+    assert pick.best.cautious_rate == pytest.approx(110 / 1.1)
+    assert pick.best.highest_rate == pytest.approx(110 * 1.1)
 
 
 def test_with_equal_rates_the_smaller_batch_precedes_the_smaller_k():
