@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.bench.blocks import Block
-from specbench.bench.budget import mean_session_s, spent_s
+from specbench.bench.budget import EXPLORE_SHARE, mean_session_s, spent_s
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session, cycle_of, requests_of, served_cells
 from specbench.engines.served_engine import find_served
 from specbench.errors import ModelError
 from specbench.files.model import open_model
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
-from specbench.records import ServerRecord
+from specbench.records import Condition, ServerRecord
 from specbench.runs import StoredRun, load_run, runs_of
 from specbench.settings import SERVED
 from specbench.stats.crossed import expected_noise
 from specbench.stats.machine_noise import MachineKind
+from specbench.stats.spread import MIN_UNITS
 
 # Estimates, used if no earlier run measured the target.
 BEGIN_S = 15.0  # imports, self-tests, kernels
@@ -35,6 +36,8 @@ class ExpectedTime:
     seconds: float | None = None
     seconds_are_measured: bool = False  # in an earlier run on such a device
     is_ended_by_budget: bool = False
+    # The shortest --time-budget with an interval in every setting, if the given one is shorter.
+    least_budget_s: float | None = None
 
 
 def expected_time(
@@ -61,12 +64,28 @@ def expected_time(
         seconds = guess[0] * num_steps
     else:
         return ExpectedTime()
-    budget_s = plan.settings.effort.budget_s
+    budget_s, least_s = plan.settings.effort.budget_s, None
+    if budget_s is not None:
+        of_steps = token_s is None and guess is not None
+        needed = sum(_needed(plan, at, of_steps=of_steps) for at in plan.conditions)
+        each_s = guess[0] if of_steps and guess is not None else token_s or 0.0
+        least_s = needed * each_s / EXPLORE_SHARE
     is_most = budget_s is not None and budget_s < seconds * _OVERHEAD
     decoding_s = budget_s if is_most and budget_s is not None else seconds * _OVERHEAD
     return ExpectedTime(
-        seconds=loading_s + decoding_s, seconds_are_measured=is_measured, is_ended_by_budget=is_most
+        seconds=loading_s + decoding_s,
+        seconds_are_measured=is_measured,
+        is_ended_by_budget=is_most,
+        least_budget_s=least_s if least_s and budget_s and budget_s < least_s else None,
     )
+
+
+def _needed(plan: TargetPlan, at: Condition, *, of_steps: bool) -> float:
+    """Tokens, or batched steps, that K = 0 and one K of each pairing need for an interval."""
+    workload = plan.workload(at.workload)
+    num = len(plan.pass_prompts(workload, at)) if at.is_stream else 1
+    tokens = MIN_UNITS * num * plan.max_new_tokens(at.workload) * (1 + len(plan.pairings))
+    return tokens / at.batch_size if of_steps else tokens
 
 
 def _planned(plan: TargetPlan) -> tuple[float, float]:

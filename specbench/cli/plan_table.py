@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,7 +238,11 @@ def _time(estimate: PlanOutlook) -> str:
         else f"{estimate.seconds / 60:,.0f} minutes"
     )
     if estimate.is_ended_by_budget:
-        return f"about {length}: loading, then the time that --time-budget sets"
+        told = f"about {length}: loading, then the time that --time-budget sets"
+        if estimate.least_budget_s is not None:
+            least = ceil(estimate.least_budget_s)
+            told += f", too short for an interval in every setting: --time-budget {least}s"
+        return told
     if estimate.seconds_are_measured:
         return f"about {length}, as an earlier run took here"
     return f"about {length} (estimated from model sizes; may be off by a factor of 3)"

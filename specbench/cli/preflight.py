@@ -83,7 +83,7 @@ def _require_reachable(settings: RunSettings) -> None:
     if wanted is not None and wanted < least:
         runs = ceil((least / wanted) ** 2)
         raise UsageError(
-            f"--margin-of-error {wanted:.2%}: the state of a {kind} alone makes a margin of "
+            f"--margin-of-error {100 * wanted:g}%: the state of a {kind} alone makes a margin of "
             f"{least:.1%} in one run, whatever its prompts; use {ceil(100 * least)}% or more, or "
             f"compare {runs} runs at different times"
         )
