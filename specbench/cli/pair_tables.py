@@ -11,7 +11,6 @@ import typer
 from specbench.cli.console import WIDTH, open_console, plain_table, say
 from specbench.cli.hardware import MachineSummary
 from specbench.decide.rank import Gain, RankedDrafter, are_distinct
-from specbench.decide.recommend import judge
 from specbench.files.config import Experts
 from specbench.files.gguf import GgufFile
 from specbench.fit.candidates import CandidateList
@@ -95,7 +94,7 @@ def print_ranking(
                 "{:.2f}x",
             ),
             column("length", attrgetter("best.mean_acceptance_length"), "{:.2f}"),
-            column("verdict", lambda entry: judge(entry.best.speedup).value),
+            column("verdict", attrgetter("best.verdict.value")),
             column("from", attrgetter("best.basis")),
         ],
         records=ranked,
@@ -327,9 +326,7 @@ def _undecided(ranked: Sequence[RankedDrafter]) -> str | None:
         (gain.speedup.estimate, entry, setting, gain)
         for entry in ranked
         for setting, gain in entry.gains.items()
-        if gain.basis == "measured"
-        and judge(gain.speedup) is SpeedupVerdict.UNDECIDED
-        and gain.speedup
+        if gain.basis == "measured" and gain.verdict is SpeedupVerdict.UNDECIDED and gain.speedup
     ]
     if not open_gains:
         return None

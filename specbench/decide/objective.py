@@ -14,7 +14,6 @@ from specbench.decide.recommend import (
     by_question,
     choose,
     deciding,
-    judge,
     near_best,
 )
 from specbench.doc import Doc
@@ -373,7 +372,7 @@ def _helping(
         cell, speedup = by_key.get(decision.leader), decision.speedup
         if cell is None or speedup is None or speedup.low is None:
             continue
-        if judge(speedup) is SpeedupVerdict.FASTER:
+        if decision.verdict is SpeedupVerdict.FASTER:
             gain = _gain(cell, speedup.estimate, objective)
             first = cell.speedup.estimate if cell.speedup else speedup.estimate
             pace = first / speedup.estimate  # time per token relative to the exploration phase

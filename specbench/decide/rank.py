@@ -28,6 +28,7 @@ class Gain(NamedTuple):
     speedup: Interval | None
     mean_acceptance_length: float | None
     basis: Literal["measured", "forecast"]
+    verdict: SpeedupVerdict
     at: Length  # the K that the speedup is about, even if it gains nothing
 
     @property
@@ -121,6 +122,7 @@ def rank(
             speedup=decision.speedup,
             mean_acceptance_length=lengths.get(key),
             basis="measured",
+            verdict=decision.verdict,
             at=key.draft.length,
         )
     ranked = [
@@ -162,11 +164,13 @@ def _forecast(record: ForecastRecord) -> Gain:
     """
     k = record.best or _best_drafting_k(record)
     point = next(p for p in record.points if p.num_speculative_tokens == k)
+    verdict = judge(point.speedup)
     return Gain(
-        num_speculative_tokens=record.best if judge(point.speedup) is SpeedupVerdict.FASTER else 0,
+        num_speculative_tokens=record.best if verdict is SpeedupVerdict.FASTER else 0,
         speedup=point.speedup,
         mean_acceptance_length=point.mean_acceptance_length,
         basis="forecast",
+        verdict=verdict,
         at=Fixed(k),
     )
 

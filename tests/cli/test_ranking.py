@@ -6,6 +6,7 @@ import pytest
 
 from specbench.cli.pair_tables import verdict
 from specbench.decide.rank import Gain, RankedDrafter
+from specbench.decide.recommend import judge
 from specbench.records import Fixed, Interval
 from tests.decide.conftest import summary
 
@@ -19,7 +20,9 @@ def ranked(drafter: str, *intervals: Bounds | None, basis: str = "measured") -> 
         low, estimate, high = bounds or (None, 1.0, None)
         setting = summary(4, low, estimate, high, workload=f"w{i}").key.condition
         speedup = Interval(estimate=estimate, low=low, high=high) if bounds else None
-        gains[setting] = Gain(4 if low and low > 1 else 0, speedup, 2.0, basis, Fixed(4))
+        gains[setting] = Gain(
+            4 if low and low > 1 else 0, speedup, 2.0, basis, judge(speedup), Fixed(4)
+        )
     return RankedDrafter(
         pairing=f"demo/{drafter}", drafter=drafter, method="draft_model", gains=gains
     )

@@ -6,7 +6,15 @@ import pytest
 
 from specbench.decide.rank import Gain, are_distinct, rank, shortlist
 from specbench.decide.recommend import choose, decide
-from specbench.records import CellSummary, Decision, Fixed, ForecastPoint, ForecastRecord, Interval
+from specbench.records import (
+    CellSummary,
+    Decision,
+    Fixed,
+    ForecastPoint,
+    ForecastRecord,
+    Interval,
+    SpeedupVerdict,
+)
 from tests.cell_keys import with_axes
 from tests.decide.conftest import summary
 
@@ -129,7 +137,7 @@ def test_drafters_are_distinguished_in_any_order(other, apart):
 
 
 def test_the_gain_of_a_slower_k_counts_as_1():
-    slower = Gain(4, interval(0.9), 2.5, "measured", Fixed(4))
+    slower = Gain(4, interval(0.9), 2.5, "measured", SpeedupVerdict.NO_SPEEDUP, Fixed(4))
     assert (slower.value, slower._replace(speedup=interval(1.2)).value) == (1.0, 1.2)
 
 
