@@ -1,12 +1,14 @@
 """Sweeps in server sessions, simulated from recorded noise.
 
 A log speed is the sum of its prompt's, its server's deviation, the machine's drift and the residual
-of a single request. Servers: the deviation that is assumed for the kind of machine, and half of it
-on a quiet GPU. The mean of two sessions against two others has the deviation of one session. Single
-requests of the CPU: the remainders of recorded runs (tests/gate/gate_noise.json; deviation 0.09 to
-0.17, with tails heavier than normal ones).
+of a single request. Servers: the deviation of a machine, drawn for each sweep. What is assumed for
+its kind is an estimate of it with ASSUMED_FREEDOM degrees of freedom; a quiet GPU has half of that.
+The mean of two sessions against two others has the deviation of one session. Single requests of the
+CPU: the remainders of recorded runs (tests/gate/gate_noise.json; deviation 0.09 to 0.17, with tails
+heavier than normal ones).
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gate_noise import read_noise
-from specbench.stats.machine_noise import MachineKind
+from specbench.stats.machine_noise import ASSUMED_FREEDOM, MachineKind
 
 Floats = NDArray[np.float64]
 RECORDED = Path(__file__).parents[1] / "gate" / "gate_noise.json"
@@ -55,7 +57,7 @@ class Noise:
     @property
     def is_quieter(self) -> bool:
         """Whether sessions differ by less than is assumed, so that intervals are wider."""
-        return self.session < self.kind.assumed
+        return self.session <= self.kind.assumed / 2
 
     def sweeps(
         self,
@@ -83,10 +85,12 @@ class Noise:
     def _machine(self, rng: np.random.Generator, sweeps: int, cycles: int, sessions: int) -> Floats:
         """Log seconds of every session: its server's own deviation on the drifting machine."""
         shape = (sweeps, cycles * sessions)
-        session_errors = rng.normal(0.0, self.session, shape)
+        session_errors = rng.normal(0.0, 1.0, shape)
         if self.session_has_heavy_tails:
-            scale = self.session / np.sqrt(HEAVY_TAILS / (HEAVY_TAILS - 2))
+            scale = 1 / np.sqrt(HEAVY_TAILS / (HEAVY_TAILS - 2))
             session_errors = scale * rng.standard_t(HEAVY_TAILS, shape)
+        chi_squared = rng.chisquare(ASSUMED_FREEDOM, (sweeps, 1))
+        session_errors *= self.session * np.sqrt(ASSUMED_FREEDOM / chi_squared)
         steps = rng.normal(0.0, self.drift, shape) + rng.normal(0.0, self.drift, (sweeps, 1))
         logs: Floats = session_errors + steps.cumsum(axis=1)
         return logs.reshape(sweeps, cycles, sessions)
@@ -125,7 +129,8 @@ NOISES = {
     ),
     "heavy tails": Noise(
         kind=CPU,
-        session=CPU.assumed,
+        # The steps of the drift add half of their variance to that of a cycle's ratio.
+        session=math.sqrt(CPU.assumed**2 - 0.1**2 / 2),
         prompt=0.2,
         request=None,
         drift=0.1,
