@@ -94,14 +94,15 @@ def _summarize(cell: CellData, decode: LogRatio | None, whole: LogRatio | None) 
         speedup=interval(decode) if decode else None,
         speedup_end_to_end=interval(end_to_end) if end_to_end else None,
         minimum_detectable_effect=minimum_detectable_effect(decode) if decode else None,
-        margin=_margin(decode) if decode else None,
+        margin=margin_of(decode) if decode else None,
         screening=_screening(cell),
         goodput=_goodput(cell),
         warnings=cell_warnings(cell),
     )
 
 
-def _margin(ratio: LogRatio) -> Margin | None:
+def margin_of(ratio: LogRatio) -> Margin | None:
+    """What each part of a speedup's uncertainty makes of its interval; None without an interval."""
     if ratio.prompts is None or ratio.machine is None:
         return None
     return Margin(
