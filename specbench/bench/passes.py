@@ -142,7 +142,7 @@ class Passes:
             every = workload.take(len(workload.prompts), plan.settings.seed)
             unused = [prompt for prompt in every if prompt.id not in used][: len(used)]
             if are_enough(len(unused), len(used)):
-                repeats = range(plan.repeats(at))
+                repeats = sorted({block.repeat for block in explored})
                 again = [((prompt,), repeat) for repeat in repeats for prompt in unused]
             elif not at.overlaps and not any(cell.key.draft.is_adaptive for cell in cells):
                 return

@@ -15,7 +15,8 @@ from specbench.decide.recommend import choose
 from specbench.metrics.cell import CellData
 from specbench.metrics.machine import machine_noise
 from specbench.metrics.pairs import PairedSeconds, paired_decode, paired_end_to_end
-from specbench.metrics.summary import summarize
+from specbench.metrics.summary import margin_of, summarize
+from specbench.metrics.validity import judge_cell
 from specbench.records import CellSummary
 from specbench.stats.intervals import LogRatio, interval, minimum_detectable_effect, speedup_ratio
 from specbench.stats.spread import MIN_UNITS
@@ -29,15 +30,19 @@ def are_enough(num_unused: int, num_explored: int) -> bool:
 def cross_fitted(cells: Sequence[CellData], leader: CellSummary) -> CellSummary | None:
     """The leader's summary, with the speedups of the two-fold cross-fit over the K > 0 `cells` of
     its question. None if a half has no choice, or if requests overlap.
+
+    A cell is valid or not as a whole: half of its rounds may be few.
     """
     if leader.key.condition.overlaps or leader.goodput is not None:
         return None
+    cells = [cell for cell in cells if not judge_cell(cell)]
     prompts = list(dict.fromkeys(r.prompt_id for cell in cells for r in cell.finished))
     halves = [frozenset(prompts[0::2]), frozenset(prompts[1::2])]
     decode: list[PairedSeconds] = []
     whole: list[PairedSeconds] = []
     for judged, chosen_on in (halves, halves[::-1]):
-        choice = choose(summarize(_restricted(cell, chosen_on) for cell in cells)).leader
+        candidates = summarize(_restricted(cell, chosen_on) for cell in cells)
+        choice = choose([replace(c, valid=True, invalid_reasons=()) for c in candidates]).leader
         if choice is None:
             return None
         chosen = next(cell for cell in cells if cell.key == choice.key)
@@ -53,6 +58,7 @@ def cross_fitted(cells: Sequence[CellData], leader: CellSummary) -> CellSummary 
         speedup=interval(ratio),
         speedup_end_to_end=interval(end_to_end),
         minimum_detectable_effect=minimum_detectable_effect(ratio),
+        margin=margin_of(ratio),
         screening=None,
     )
 

@@ -274,10 +274,8 @@ def what_would_narrow(
             narrower = math.sqrt(num / total) * student_t(total - 1, UPPER)
             narrower /= student_t(num - 1, UPPER)
             width = math.expm1(math.log(high / low) / 2 * narrower)
-            if (
-                margin := cell.margin
-            ) is not None:  # other prompts do not change the machine's part
-                width = math.hypot(margin.prompts * narrower, margin.machine)
+            if cell.margin is not None:  # other prompts do not change the machine's part
+                width = math.hypot(cell.margin.prompts * narrower, cell.margin.machine)
         if is_cut_short:
             yield Kind.BUDGET_FOR_ALL(width=width)
         else:

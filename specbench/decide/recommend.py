@@ -170,7 +170,9 @@ def decide(
         draft=key.draft if verdict is SpeedupVerdict.FASTER else unused,
         verdict=verdict,
         speedup=speedup,
-        end_to_end=evidence.speedup_end_to_end if evidence and speedup else None,
+        end_to_end=evidence.speedup_end_to_end
+        if evidence and speedup and not evidence.goodput
+        else None,
         answer=answer,
         reasons=by_importance(reasons),
         warnings=evidence.warnings if evidence else (),

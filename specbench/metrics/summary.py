@@ -99,7 +99,7 @@ def _summarize(cell: CellData, decode: LogRatio | None, whole: LogRatio | None) 
         speedup=interval(decode) if decode else None,
         speedup_end_to_end=interval(end_to_end) if end_to_end else None,
         minimum_detectable_effect=minimum_detectable_effect(decode) if decode else None,
-        margin=_margin(decode) if decode else None,
+        margin=margin_of(decode) if decode else None,
         speed_margin=_speed_margin(cell),
         screening=_screening(cell),
         goodput=_goodput(cell),
@@ -107,7 +107,8 @@ def _summarize(cell: CellData, decode: LogRatio | None, whole: LogRatio | None) 
     )
 
 
-def _margin(ratio: LogRatio) -> Margin | None:
+def margin_of(ratio: LogRatio) -> Margin | None:
+    """What each part of a speedup's uncertainty makes of its interval; None without an interval."""
     if ratio.prompts is None or ratio.machine is None:
         return None
     return Margin(

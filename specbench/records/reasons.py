@@ -246,7 +246,7 @@ class Kind(StrEnum):
     OTHER_PROMPTS = "other_prompts", "these prompts did not choose K"
     CROSS_FITTED = (
         "cross_fitted",
-        "no other prompts are left: each half is judged at the K that the other half chose",
+        "other prompts are too few: each half is judged at the K that the other half chose",
     )
     LED = (
         "led",

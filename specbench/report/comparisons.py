@@ -15,8 +15,6 @@ from specbench.decide.comparisons import (
     SideBySide,
     pooled,
 )
-from specbench.decide.explanation import k_of
-from specbench.decide.recommend import finding
 from specbench.doc import Key, keys_of
 from specbench.records import NO_DRAFTER, CellKey, Decision, Interval, Kind, Reason
 from specbench.records.keys import Question
@@ -320,7 +318,8 @@ def _answer_of(document: Document) -> Callable[[Any], str | None]:
             return None
         if decision.speedup is None:
             return f"undecided{document.mark}"
-        said = finding(decision.speedup, k_of(decision.leader.draft.length))
-        return answer_text(decision.verdict, [said], mark=document.mark)
+        found, *more = decision.answer
+        whole = [reason for reason in more if reason.kind is Kind.ALSO_WHOLE]
+        return answer_text(decision.verdict, [found, *whole], mark=document.mark)
 
     return text

@@ -217,19 +217,22 @@ def _evidence(
 ) -> tuple[CellSummary | None, ConfirmedOn]:
     """The summary that confirms a winner, and the prompts that it is over.
 
-    In a run that has ended without confirmation blocks, the winner's prompts were exhausted.
+    In a run that has ended without confirmation blocks, the winner's prompts were exhausted. If its
+    budget ended before five others, the exploration decides.
     """
     key, leader = choice.to_confirm, choice.leader
     if key is None or leader is None:
         return None, "same"
     of_key = [{r.prompt_id for r in c.requests} for c in (*explored, *confirmation) if c.key == key]
-    if key in confirmed:
-        return confirmed[key], "other" if len(of_key) == 2 and not of_key[0] & of_key[1] else "same"
+    found = confirmed.get(key)
+    on: ConfirmedOn = "other" if len(of_key) == 2 and not of_key[0] & of_key[1] else "same"
     num_left = (num_usable(stored, key.condition) or 0) - len(of_key[0])
-    if not stored.is_complete or are_enough(num_left, len(of_key[0])):
-        return None, "same"
-    cells = [cell for cell in explored if _competes(cell.key, choice)]
-    return cross_fitted(cells, leader), "halves"
+    is_missing = found is None and not are_enough(num_left, len(of_key[0]))
+    if stored.is_complete and (is_missing or (found and found.num_prompts < MIN_UNITS)):
+        cells = [cell for cell in explored if _competes(cell.key, choice)]
+        if halves := cross_fitted(cells, leader):
+            return halves, "halves"
+    return found, on
 
 
 def _speedups_of_prompts(

@@ -178,12 +178,11 @@ def _columns(names: Sequence[str], section: Section) -> list[Key]:
 
 
 def _terminal_columns(section: Section) -> list[Key]:
-    """A section's columns on a terminal; prompts if they differ, else the detectable effect."""
+    """A section's columns on a terminal; the number of prompts only if it differs."""
     if section.is_stream:
         return _columns(_TERMINAL_STREAM, section)
     is_alike = len({cell.num_prompts for cell in section.measured}) == 1
-    left_out = "num_prompts" if is_alike else "minimum_detectable_effect"
-    return _columns([name for name in _TERMINAL if name != left_out], section)
+    return _columns([name for name in _TERMINAL if name != "num_prompts" or not is_alike], section)
 
 
 def page_columns(section: Section) -> list[Key]:

@@ -46,12 +46,14 @@ NO_PROBE = Probe("no GPU")
 TWO = ("Hello", "Bye")
 SIX = [f"prompt {i}" for i in range(6)]
 TWENTY = [f"prompt {i}" for i in range(20)]
+TWELVE = [f"prompt {i}" for i in range(12)]
 SETTINGS = settings_of(
     command="sweep-k",
     pairings=("big/good", "big/bad"),
     workloads=(),
     num_speculative_tokens=(0, 2, 4),
 )
+HALF = changed(SETTINGS, num_prompts=6)  # of TWELVE: winners are confirmed on the others
 RULE = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
 ENVIRONMENT = Environment(
     created_at="2026-11-21T01:02:03+00:00",

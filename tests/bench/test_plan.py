@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.bench.benchmark import foreign_workloads
-from specbench.bench.blocks import confirm_block, request_seed
+from specbench.bench.blocks import request_seed
 from specbench.bench.plan import ENOUGH_ARRIVALS, PASSES
 from specbench.errors import UsageError
 from tests.bench.fake_runs import SETTINGS, make_plan, write_prompts
@@ -146,14 +146,6 @@ def test_block_ids_are_the_same_in_every_session_and_no_two_are_equal(tmp_path):
 def test_a_block_without_one_of_its_cells_is_another_block(tmp_path):
     block = next(make_plan(tmp_path, SETTINGS).explore_blocks())
     assert replace(block, cells=block.cells[:-1]).id != block.id
-
-
-def test_a_confirmation_block_repeats_the_prompt_with_a_new_number(tmp_path):
-    block = replace(next(make_plan(tmp_path, SETTINGS).explore_blocks()), repeat=2)
-    again = confirm_block(block, block.cells[:2], 3)
-    assert (again.prompts, again.condition) == (block.prompts, block.condition)
-    assert (again.repeat, again.purpose) == (5, "confirm")
-    assert ks_of(again) == [("none", 0), ("good", 2)]
 
 
 def test_a_request_has_its_own_seed_which_does_not_depend_on_k():

@@ -15,9 +15,11 @@ from specbench.inputs.pairing import Pairing
 from specbench.report.document import build_document
 from specbench.runs import load_run, resume_run
 from tests.bench.fake_runs import (
+    HALF,
     RUN_ID,
     SETTINGS,
     SIX,
+    TWELVE,
     TWENTY,
     cells_of,
     confirmed,
@@ -35,7 +37,7 @@ from tests.settings.flat_settings import changed
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole")
-    return measured(root, SETTINGS, SIX)
+    return measured(root, HALF, TWELVE)
 
 
 @pytest.mark.slow
@@ -43,7 +45,7 @@ def uninterrupted(tmp_path_factory):
 def test_a_run_interrupted_after_any_block_resumes_to_the_same_result(
     tmp_path, uninterrupted, num_blocks
 ):
-    plan = make_plan(tmp_path, SETTINGS, SIX)
+    plan = make_plan(tmp_path, HALF, TWELVE)
     with pytest.raises(Interrupted):
         measure(plan, FakeEngine(), tmp_path, stop_after(num_blocks))
     before = load_run(RUN_ID, tmp_path)
@@ -53,14 +55,14 @@ def test_a_run_interrupted_after_any_block_resumes_to_the_same_result(
     after = measure(plan, FakeEngine(), tmp_path)
     assert after.blocks[:num_blocks] == before.blocks
     assert ids_of(after) == ids_of(uninterrupted)
-    assert len(after.references) == 6
+    assert len(after.references) == 12
     assert after.is_complete
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_calls", [1, 9, 12, 44, 57])
 def test_ctrl_c_in_the_middle_of_a_block_costs_that_block_only(tmp_path, uninterrupted, num_calls):
-    plan = make_plan(tmp_path, SETTINGS, SIX)
+    plan = make_plan(tmp_path, HALF, TWELVE)
     engine = FakeEngine()
     engine.breaks = lambda _: Interrupted() if len(engine.calls) == num_calls else None
     with pytest.raises(Interrupted):
@@ -74,7 +76,7 @@ def test_ctrl_c_in_the_middle_of_a_block_costs_that_block_only(tmp_path, uninter
 
 
 def test_a_run_interrupted_again_and_again_has_every_block_once(tmp_path, uninterrupted):
-    plan = make_plan(tmp_path, SETTINGS, SIX)
+    plan = make_plan(tmp_path, HALF, TWELVE)
     for num_blocks in (1, 2, 4, 6):
         with pytest.raises(Interrupted):
             measure(plan, FakeEngine(), tmp_path, stop_after(num_blocks))
@@ -130,7 +132,7 @@ def test_a_drafter_missing_on_resume_is_skipped_and_the_run_continues(tmp_path):
 
 
 def test_a_complete_run_has_nothing_left_to_measure(tmp_path, uninterrupted):
-    plan = make_plan(tmp_path, SETTINGS, SIX)
+    plan = make_plan(tmp_path, HALF, TWELVE)
     measure(plan, FakeEngine(), tmp_path)
     again = measure(plan, FakeEngine(), tmp_path)
     assert ids_of(again) == ids_of(uninterrupted)
@@ -165,7 +167,7 @@ def test_a_dropped_cell_stays_dropped_on_resume_even_if_the_rule_changed(tmp_pat
 
 
 def test_the_winners_chosen_before_a_resume_are_confirmed(tmp_path, monkeypatch):
-    plan = make_plan(tmp_path, SETTINGS, SIX)
+    plan = make_plan(tmp_path, HALF, TWELVE)
 
     def stop_in_confirming(_):
         if any(block.purpose == "confirm" for block in load_run(RUN_ID, tmp_path).blocks):

@@ -14,12 +14,14 @@ from specbench.bench.budget import block_seconds
 from specbench.bench.limits import count_launches
 from specbench.bench.target import WARM_UP_TOKENS
 from specbench.probes.device import HostCalls
-from specbench.records import SpeedupVerdict
+from specbench.records import Kind, SpeedupVerdict
 from specbench.report.document import build_document
 from specbench.tracing.trace import trace_conversation
 from tests.bench.fake_runs import (
+    HALF,
     SETTINGS,
     SIX,
+    TWELVE,
     cells_of,
     confirmed,
     explored,
@@ -153,16 +155,46 @@ def test_a_later_turn_contains_the_targets_own_response(tmp_path, temperature):
     assert {r.num_prompt_tokens for r in requests_of(run) if r.turn} == {len(second)}
 
 
-def test_the_winner_is_confirmed_on_new_repeats_with_k_0(run):
+def test_the_winner_is_confirmed_with_k_0_on_prompts_that_did_not_choose_it(tmp_path):
+    run = measured(tmp_path, HALF, TWELVE)
     assert len(explored(run)) == len(confirmed(run)) == 6
     assert {block.repeat for block in explored(run)} == {0}
     assert {block.repeat for block in confirmed(run)} == {1}
+    assert len({block.prompt_id for block in run.blocks}) == 12
     for block in confirmed(run):
         names = {cell_id.split("|")[0] + cell_id.split("|")[4] for cell_id in cells_of(block)}
         assert names == {"bigk0", "big/goodk4"}
+    good, _ = build_document(run).decisions
+    assert Kind.OTHER_PROMPTS() in good.reasons
+    assert good.speedup.estimate == pytest.approx(40 / 11.2)
 
 
-def test_a_decision_quotes_the_confirmation_run(run):
+def test_without_other_prompts_nothing_is_confirmed_and_the_exploration_is_cross_fitted(run):
+    assert len(explored(run)) == len(run.blocks) == 6
+    (confirm,) = (extension for extension in run.extensions if extension.kind == "confirm")
+    assert confirm.cell_ids == ("big/good|own.jsonl|builtin|ngram|k4|c1|t0|float32",)
+    good, _ = build_document(run).decisions
+    assert Kind.CROSS_FITTED() in good.reasons
+
+
+@pytest.mark.parametrize(("num_prompts", "num_confirmed"), [(9, 0), (8, 0), (7, 5), (6, 6), (5, 5)])
+def test_a_winner_is_confirmed_on_at_least_five_other_prompts(tmp_path, num_prompts, num_confirmed):
+    run = measured(tmp_path, changed(SETTINGS, num_prompts=num_prompts), TWELVE)
+    assert len(confirmed(run)) == num_confirmed
+    prompts = {block.prompt_id for block in explored(run)}
+    assert not prompts & {block.prompt_id for block in confirmed(run)}
+
+
+@pytest.mark.parametrize("changes", [{"concurrency": (2,)}, {"adaptive": True}])
+def test_what_cannot_be_cross_fitted_is_confirmed_on_the_same_prompts(tmp_path, changes):
+    run = measured(tmp_path, changed(SETTINGS, **changes), SIX)
+    again = confirmed(run)
+    assert again
+    assert {b.prompt_id for b in again} == {b.prompt_id for b in explored(run)}
+    assert min(b.repeat for b in again) > max(b.repeat for b in explored(run))
+
+
+def test_a_decision_quotes_the_cross_fit(run):
     good, bad = build_document(run).decisions
     # 40 tokens in 40 s; at K = 4 in 8 rounds of 1.4 s: 40 / 11.2.
     assert good.speedup.estimate == pytest.approx(40 / 11.2)
@@ -302,7 +334,7 @@ def test_drafters_loaded_in_turn_each_have_their_own_k_0(tmp_path):
 
 def test_progress_is_reported_for_every_block(tmp_path):
     watch = RecordingWatch()
-    measured(tmp_path, SETTINGS, SIX, watch=watch)
+    measured(tmp_path, HALF, TWELVE, watch=watch)
     assert [done for done, _, _ in watch.advances] == [*range(1, 7), *range(1, 7)]
     assert {total for _, total, _ in watch.advances} == {6}
     assert watch.stages[:3] == ["big: loading", "big: warming up", "big: measuring own.jsonl"]
@@ -351,12 +383,12 @@ class SlowedEngine(FakeEngine):
 def on_gpu(tmp_path, monkeypatch):
     """Measures two workloads in a run that names a GPU, or the rest of them."""
     monkeypatch.setattr(passes, "copy_bandwidth", lambda *_: 1e12)
-    names = tuple(write_prompts(tmp_path / f"{name}.jsonl", SIX) for name in ("code", "chat"))
+    names = tuple(write_prompts(tmp_path / f"{name}.jsonl", TWELVE) for name in ("code", "chat"))
 
     def run(engine, device="cuda:0"):
         counting = partial(count_launches, count=engine.count)
         monkeypatch.setattr(target, "count_launches", counting)
-        return measured(tmp_path, changed(SETTINGS, workloads=names), engine=engine, device=device)
+        return measured(tmp_path, changed(HALF, workloads=names), engine=engine, device=device)
 
     return run
 
@@ -460,7 +492,7 @@ def examined(tmp_path, monkeypatch):
 
     def run(engine, dtype="bfloat16"):
         monkeypatch.setattr(target, "next_logits", engine.next_logits)
-        return measure(make_plan(tmp_path, SETTINGS, SIX, dtype=dtype), engine, tmp_path)
+        return measure(make_plan(tmp_path, HALF, TWELVE, dtype=dtype), engine, tmp_path)
 
     return run
 
@@ -475,8 +507,9 @@ def test_logits_are_compared_at_the_first_half_precision_difference(examined):
     assert sorted(Counter(engine.looked_at).values()) == [2, 2, 2]
     assert all(text.endswith("\nabc") for text in engine.looked_at)
     cells = [cell for cell in build_document(run).cells if cell.key.draft.k == 4]
-    warnings = [w for cell in cells for w in cell.warnings if "differ from K=0" in w]
-    assert all("3 outputs" in w and "0.25 apart" in w and "1 x the spacing" in w for w in warnings)
+    warnings = [w for cell in cells for w in cell.warnings if w.kind is Kind.NEAR_TIES]
+    ((worst,),) = {w.figures["worst"] for w in warnings}
+    assert (worst.figures["outputs"], worst.figures["gap"], worst.figures["steps"]) == (3, 0.25, 1)
     assert len(warnings) == 2
 
 

@@ -33,7 +33,7 @@ def undecided(
         (CYCLES_DIFFER, 200, Kind.MORE_OF(option="--restart-cycles")),
         (CYCLES_DIFFER, 20, Kind.MORE_OF(option="--restart-cycles")),
         (PROMPTS_DIFFER, 200, Kind.ALL_PROMPTS(prompts=200, width=None)),
-        (PROMPTS_DIFFER, 20, Kind.ADD_PROMPTS(option="--restart-cycles")),
+        (PROMPTS_DIFFER, 20, Kind.ADD_PROMPTS()),
     ],
 )
 def test_the_advice_names_cycles_or_prompts_by_the_larger_noise(
@@ -61,8 +61,9 @@ def test_cycles_and_prompts_missing_for_an_interval_are_reported(
 ):
     sweep = Sweep(ks=(4,), cycles=cycles, num_prompts=prompts, rows=(1,), confirmed=None)
     (decision,) = build_document(served_sweep(sweep)).decisions
-    found, needed = decision.answer
+    found, whole, needed = decision.answer
     assert found == Kind.TOO_FEW(k=4, mean_k=None, measured=(cycles, "cycle"))
+    assert whole == Kind.ALSO_WHOLE(whole=decision.end_to_end)  # without an interval either
     assert needed == Kind.NEEDS_MORE(missing=missing, num_prompts=num_prompts)
 
 

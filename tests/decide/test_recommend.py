@@ -16,14 +16,15 @@ FAST = {
 }
 
 
-def test_the_highest_lower_bound_wins_and_not_the_highest_estimate(summarized):
+def test_the_highest_estimate_wins_and_not_the_highest_lower_bound(summarized):
     cells = [summarized(2, 1.5, 1.6, 1.7), summarized(8, 1.2, 1.9, 3.0)]
-    assert choose(cells).leader == cells[0]
+    assert choose(cells).leader == cells[1]
+    assert choose(cells).to_confirm == cells[1].key
 
 
 def test_ties_within_1_percent_go_to_the_smaller_k(summarized):
-    near = [summarized(4, 1.500, 1.6, 1.7), summarized(2, 1.486, 1.6, 1.7)]
-    far = [summarized(4, 1.500, 1.6, 1.7), summarized(2, 1.484, 1.6, 1.7)]
+    near = [summarized(4, 1.4, 1.500, 1.7), summarized(2, 1.2, 1.486, 1.9)]
+    far = [summarized(4, 1.4, 1.500, 1.7), summarized(2, 1.2, 1.484, 1.9)]
     assert choose(near).leader == near[1]
     assert choose(far).leader == far[0]
 

@@ -42,10 +42,10 @@ def test_a_shared_k_names_cells_without_an_interval(summarized):
 
 
 def test_a_workloads_own_k_has_no_regret(summarized):
-    # On chat K = 7 has the highest lower bound and is the answer; K = 8 only looks faster.
+    # On chat K = 7 is the answer, which ties with K = 8 within 1%.
     chat = [
-        summarized(7, 1.30, 1.38, 1.46, workload="chat"),
-        summarized(8, 1.05, 1.48, 2.08, workload="chat"),
+        summarized(7, 1.05, 1.47, 2.06, workload="chat"),
+        summarized(8, 1.40, 1.48, 1.56, workload="chat"),
     ]
     code = sweep(summarized, "code", k7=2.0, k8=1.5)
     shared_k = find_shared_k([*chat, *code])

@@ -54,9 +54,9 @@ def test_a_run_cut_short_by_its_budget_is_advised_a_longer_budget(summarized):
 
 
 @pytest.mark.parametrize("in_all", [0, 3, 8])
-def test_repeats_are_advised_if_no_more_prompts_exist(summarized, in_all):
+def test_other_prompts_are_advised_if_the_workload_has_no_more(summarized, in_all):
     told = advice(summarized(4, 0.9, 1.0, 1.1, num_prompts=8), in_all)
-    assert told == [Kind.ADD_PROMPTS(option="--repeats")]
+    assert told == [Kind.ADD_PROMPTS()]
 
 
 def test_no_advice_is_given_for_a_workload_of_unknown_size(summarized):

@@ -50,7 +50,7 @@ def coverage(num_prompts: int, *, joins_costs: bool = True) -> float:
         tokens = Rounds(rounds[picks], emitted[picks], replayed_trace, ()).tokens
         cost = paired_log_ratio(step, at_k)
         if not joins_costs:
-            cost = LogRatio(log=cost.log, spread=None, num_prompts=0)
+            cost = LogRatio(log=cost.log, prompts=None, num_prompts=0)
         bounds = interval(product(tokens, cost))
         covered += bounds.low <= truth <= bounds.high
     return covered / RUNS

@@ -138,7 +138,7 @@ def test_the_cell_frame_equals_the_cells_of_the_json_report(document: Document) 
 def test_the_decision_frame_equals_the_decisions_of_the_json_report(document: Document) -> None:
     frame = decisions_frame([document])
     for row, decision in zip(rows(frame), to_json(document)["decisions"], strict=True):
-        flat = {**decision, **spread(decision, "speedup")}
+        flat = {**decision, **spread(decision, "speedup", "end_to_end")}
         for name in ("answer", "reasons", "warnings"):
             flat |= in_words(decision, name)
         assert_same_values(row, flat, besides=("run_id", "cell_id", "drafter"))

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from specbench.metrics.cell import CellData, against
+from specbench.metrics.machine import machine_noise
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import judge_cell
 from specbench.records import Kind
-from specbench.stats.intervals import speedup_interval
+from specbench.stats.intervals import interval, speedup_interval, speedup_ratio
 from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, draft, stream, with_timeline
 
@@ -39,7 +40,9 @@ def test_the_speedup_is_of_passes_with_an_interval_over_them(rows):
     assert summary.speedup is not None
     assert summary.speedup.estimate == pytest.approx(12.7 / 6.4)
     assert summary.speedup.low is not None
-    assert 1.8 < summary.speedup.low < 12.7 / 6.4
+    prompts, machine = speedup_ratio(BASE_S, SPEC_S), machine_noise(rows)
+    assert summary.speedup.low == pytest.approx(interval(prompts.on(machine)).low)
+    assert 1.7 < summary.speedup.low < interval(prompts).low < 12.7 / 6.4
     assert summary.speedup_end_to_end is not None
     assert summary.speedup_end_to_end.estimate == pytest.approx(13.3 / 7.0)
     assert summary.minimum_detectable_effect is not None

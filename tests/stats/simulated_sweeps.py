@@ -1,11 +1,14 @@
 """Sweeps in server sessions, simulated from recorded noise.
 
 A log speed is the sum of its prompt's, its server's deviation, the machine's drift and the residual
-of a single request. Servers: the deviations of vLLM sessions on a loaded CPU (0.13 to 0.3), and
-0.01 to 0.02 on a quiet GPU. Single requests of the CPU: the remainders of recorded runs
-(tests/gate/gate_noise.json; deviation 0.09 to 0.17, with tails heavier than normal ones).
+of a single request. Servers: the deviation of a machine, drawn for each sweep. What is assumed for
+its kind is an estimate of it with ASSUMED_FREEDOM degrees of freedom; a quiet GPU has half of that.
+The mean of two sessions against two others has the deviation of one session. Single requests of the
+CPU: the remainders of recorded runs (tests/gate/gate_noise.json; deviation 0.09 to 0.17, with tails
+heavier than normal ones).
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gate_noise import read_noise
+from specbench.stats.machine_noise import ASSUMED_FREEDOM, MachineKind
 
 Floats = NDArray[np.float64]
 RECORDED = Path(__file__).parents[1] / "gate" / "gate_noise.json"
@@ -41,6 +45,7 @@ class Cells(NamedTuple):
 class Noise:
     """Standard deviations of logarithms."""
 
+    kind: MachineKind
     session: float
     prompt: float  # of true speedups
     request: float | None  # None: recorded remainders
@@ -48,6 +53,11 @@ class Noise:
     session_has_heavy_tails: bool = False
     failed: float = 0.0  # share of cells
     length: float = 0.0  # of sampled answers, drawn on either side
+
+    @property
+    def is_quieter(self) -> bool:
+        """Whether sessions differ by less than is assumed, so that intervals are wider."""
+        return self.session <= self.kind.assumed / 2
 
     def sweeps(
         self,
@@ -75,10 +85,12 @@ class Noise:
     def _machine(self, rng: np.random.Generator, sweeps: int, cycles: int, sessions: int) -> Floats:
         """Log seconds of every session: its server's own deviation on the drifting machine."""
         shape = (sweeps, cycles * sessions)
-        session_errors = rng.normal(0.0, self.session, shape)
+        session_errors = rng.normal(0.0, 1.0, shape)
         if self.session_has_heavy_tails:
-            scale = self.session / np.sqrt(HEAVY_TAILS / (HEAVY_TAILS - 2))
+            scale = 1 / np.sqrt(HEAVY_TAILS / (HEAVY_TAILS - 2))
             session_errors = scale * rng.standard_t(HEAVY_TAILS, shape)
+        chi_squared = rng.chisquare(ASSUMED_FREEDOM, (sweeps, 1))
+        session_errors *= self.session * np.sqrt(ASSUMED_FREEDOM / chi_squared)
         steps = rng.normal(0.0, self.drift, shape) + rng.normal(0.0, self.drift, (sweeps, 1))
         logs: Floats = session_errors + steps.cumsum(axis=1)
         return logs.reshape(sweeps, cycles, sessions)
@@ -105,12 +117,24 @@ def remainders() -> dict[str, Floats]:
     return {side: f / f.mean() for side, f in zip(("base", "spec"), factors, strict=True)}
 
 
+GPU, CPU = MachineKind.GPU, MachineKind.SHARED_CPU
 NOISES = {
-    "quiet GPU": Noise(session=0.01, prompt=0.15, request=0.01),
-    "shared GPU": Noise(session=0.02, prompt=0.1, request=0.05, drift=0.005, failed=0.05),
-    "loaded CPU": Noise(session=0.14, prompt=0.2, request=None, drift=0.03),
-    "noisy CPU": Noise(session=0.3, prompt=0.3, request=None, drift=0.03, failed=0.05),
+    "quiet GPU": Noise(kind=GPU, session=GPU.assumed / 2, prompt=0.15, request=0.01),
+    "shared GPU": Noise(
+        kind=GPU, session=GPU.assumed, prompt=0.1, request=0.05, drift=0.005, failed=0.05
+    ),
+    "loaded CPU": Noise(kind=CPU, session=CPU.assumed, prompt=0.2, request=None, drift=0.03),
+    "noisy CPU": Noise(
+        kind=CPU, session=CPU.assumed, prompt=0.3, request=None, drift=0.03, failed=0.05
+    ),
     "heavy tails": Noise(
-        session=0.2, prompt=0.2, request=None, drift=0.1, session_has_heavy_tails=True, length=0.2
+        kind=CPU,
+        # The steps of the drift add half of their variance to that of a cycle's ratio.
+        session=math.sqrt(CPU.assumed**2 - 0.1**2 / 2),
+        prompt=0.2,
+        request=None,
+        drift=0.1,
+        session_has_heavy_tails=True,
+        length=0.2,
     ),
 }

@@ -121,7 +121,7 @@ def ratio(log: float, error: float | None, freedom: float | None, n: int = 9) ->
     spread = None
     if error is not None and freedom is not None:
         spread = Uncertainty(standard_error=error, degrees_of_freedom=freedom)
-    return LogRatio(log=log, spread=spread, num_prompts=n)
+    return LogRatio(log=log, prompts=spread, num_prompts=n)
 
 
 def test_a_product_of_ratios_follows_welch_and_satterthwaite():

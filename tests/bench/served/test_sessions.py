@@ -29,6 +29,7 @@ from specbench.files.model import require_complete
 from specbench.files.model_spec import ModelSpec
 from specbench.records import Message, Prompt
 from specbench.stats.crossed import expected_noise
+from specbench.stats.machine_noise import MachineKind
 from tests.bench.served.served_runs import MAX_NEW_TOKENS, SIX, plan_of
 from tests.made_records import made_request
 from tests.settings.flat_settings import changed
@@ -46,7 +47,7 @@ def test_the_first_estimate_of_a_sweep_uses_starts_and_tokens(tmp_path):
     )
     assert not estimate.is_measured
     assert estimate.seconds == pytest.approx(2 * 6 * estimate.session_s)
-    assert estimate.detectable == expected_noise(6).detectable_effect(2)
+    assert estimate.detectable == expected_noise(6, MachineKind.SERVER).detectable_effect(2)
     (running,) = estimate_sessions(plan_of(tmp_path, running_ks=(0, 2, 4)), [])
     assert running.session_s == pytest.approx(MAX_NEW_TOKENS * 7 / TOKENS_PER_S)
 

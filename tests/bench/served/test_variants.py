@@ -158,7 +158,8 @@ def test_the_faster_variant_is_named_with_its_interval_at_the_same_k(slower_eage
         assert pair.cell.draft == pair.peer.draft
         assert pair.valid
         assert pair.num_prompts == 6
-        assert 1.1 < pair.decode.low < pair.decode.estimate < pair.decode.high < 1.3
+        assert pair.decode.low > 1
+        assert 1.15 < pair.decode.estimate < 1.25
     told = [*variant_reasons(document)]
     assert len(told) == 2 * 2  # K = 0 and the decided one
     assert {said.kind for said in told} == {Kind.FASTER_VARIANT}
