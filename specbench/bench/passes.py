@@ -185,7 +185,7 @@ class Passes:
                 return False
             summaries = self._summaries(block.cells, done[:pilot])
             leaders = [choose(group).leader for group in by_question(summaries)]
-            needed = [_num_needed(leader, precision, pilot) for leader in leaders]
+            needed = [num_needed(leader, precision, pilot) for leader in leaders]
             if not leaders or len(done) < max(needed):
                 return False
             chosen = frozenset(leader.key.id for leader in leaders if leader is not None)
@@ -201,7 +201,7 @@ class Passes:
         return summarize(aggregate_cells(keys, stored, slo=slo, device=device))
 
 
-def _num_needed(cell: CellSummary | None, precision: float, pilot: int) -> float:
+def num_needed(cell: CellSummary | None, precision: float, pilot: int) -> float:
     """The prompts or passes that the margin of a pilot needs to shrink to `precision`.
 
     More of them narrow the part of the prompts only; once that is half of the machine's, more gain

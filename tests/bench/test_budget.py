@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from specbench.bench.budget import Deadline
+from specbench.bench.passes import PILOT, num_needed
 from specbench.bench.units import RunLoop
-from specbench.records import Kind, SpeedupVerdict
+from specbench.records import Kind, Margin, SpeedupVerdict
 from specbench.report.document import build_document
 from specbench.runs import StoredRecord, load_run, reader
 from specbench.runs.codec import decode_line
-from specbench.stats.machine_noise import PARTS, MachineKind, pooled_noise
 from tests.bench.fake_runs import (
     RUN_ID,
     SETTINGS,
@@ -29,6 +29,7 @@ from tests.bench.fake_runs import (
     write_prompts,
 )
 from tests.bench.fakes import FakeClock, FakeEngine, Interrupted, RecordingWatch, stop_after
+from tests.decide.conftest import summary
 from tests.settings.flat_settings import changed
 
 
@@ -121,23 +122,41 @@ def test_a_budget_too_small_for_any_block_ends_without_an_error(tmp_path):
 
 
 def test_a_precision_ends_the_run_when_the_best_k_is_known_well_enough(tmp_path):
-    # Without noise of prompts, what is assumed of the machine makes the margin; two prompts for
-    # each part of the run are the fewest that lower it.
-    margin = pooled_noise(MachineKind.QUIET_CPU, [0.0] * PARTS).of_run.margin()
-    run = measured(tmp_path, changed(SETTINGS, precision=1.05 * math.expm1(margin)), TWENTY)
-    assert len(explored(run)) == 2 * PARTS
-    assert len(confirmed(run)) == 2 * PARTS
+    # Without noise of prompts the pilot is enough; the workload has no other prompts to confirm on.
+    run = measured(tmp_path, changed(SETTINGS, precision=0.1), [f"p{i}" for i in range(50)])
+    assert len(explored(run)) == PILOT
+    assert len(confirmed(run)) == PILOT
 
 
-def test_a_noisier_measurement_uses_more_prompts(tmp_path):
+def test_a_noisier_measurement_uses_the_prompts_that_its_pilot_plans(tmp_path):
     num_blocks = {}
-    for name, noise in (("little", 0.1), ("much", 1.0)):
+    for name, noise in (("little", 0.1), ("some", 5.0), ("much", 1000.0)):
         (tmp_path / name).mkdir()
-        settings = changed(SETTINGS, precision=0.1, pairings=("big/good",), num_repeats=1)
-        run = measured(tmp_path / name, settings, TWENTY, FakeEngine(noise=noise))
+        settings = changed(SETTINGS, precision=0.2, pairings=("big/good",), num_repeats=1)
+        prompts = [f"p{i}" for i in range(60)]
+        run = measured(tmp_path / name, settings, prompts, FakeEngine(noise=noise))
         num_blocks[name] = len(explored(run))
-    assert 5 < num_blocks["little"] < 20
-    assert num_blocks["much"] == 20
+    assert num_blocks["little"] == PILOT
+    assert PILOT < num_blocks["some"] < 60
+    assert num_blocks["much"] == 60
+
+
+@pytest.mark.parametrize(
+    ("prompts", "machine", "needed"),
+    [
+        (0.05, 0.03, 20),  # sqrt(0.1^2 - 0.03^2) = 0.095 for the prompts
+        (0.19, 0.03, 20 * (0.19 / 0.0954) ** 2),
+        (0.19, 0.0, 20 * 1.9**2),
+        (0.2, 0.16, 20 * (0.2 / 0.08) ** 2),  # out of reach: half of the machine's part is enough
+    ],
+)
+def test_the_prompts_of_a_margin_follow_from_its_pilot(prompts, machine, needed):
+    margin = Margin(
+        prompts=prompts, machine=machine, machine_kind="GPU", largest_prompt=None, num_parts=3
+    )
+    cell = replace(summary(4, 1.4, 1.5, 1.6), margin=margin)
+    assert num_needed(cell, 0.1, PILOT) == pytest.approx(needed, rel=0.01)
+    assert num_needed(replace(cell, margin=None), 0.1, PILOT) == math.inf
 
 
 def measured_ks(run):

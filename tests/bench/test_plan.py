@@ -108,6 +108,19 @@ def test_a_budget_or_precision_may_repeat_every_prompt_three_times(tmp_path, lim
     assert len(list(plan.explore_blocks())) == 60
 
 
+def test_a_budget_gives_prompts_and_passes_in_step_with_what_each_needs(tmp_path):
+    """Ten prompts of single requests need as long a part of the plan as six passes of four."""
+    settings = changed(SETTINGS, concurrency=(1, 4), budget_s=60.0)
+    blocks = list(make_plan(tmp_path, settings, PROMPTS).explore_blocks())
+    assert len({block.id for block in blocks}) == len(blocks)
+    for end in range(len(blocks)):
+        done = Counter(block.condition.concurrency for block in blocks[:end])
+        if done[4] < PASSES:
+            assert abs(done[1] / 10 - done[4] / PASSES) <= 1 / PASSES
+    whole = make_plan(tmp_path, changed(SETTINGS, concurrency=(1, 4)), PROMPTS).explore_blocks()
+    assert Counter(b.condition.concurrency for b in whole) == {1: 10, 4: PASSES}
+
+
 def test_workloads_and_temperatures_alternate_between_blocks(tmp_path):
     files = tuple(write_prompts(tmp_path / f"{name}.jsonl", PROMPTS) for name in "ab")
     settings = changed(SETTINGS, workloads=files, temperatures=(0.0, 1.0), num_prompts=3)

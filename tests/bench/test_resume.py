@@ -188,15 +188,14 @@ def test_the_winners_chosen_before_a_resume_are_confirmed(tmp_path, monkeypatch)
 
 
 def test_a_setting_that_reached_its_precision_is_not_reopened(tmp_path, monkeypatch):
-    plan = make_plan(tmp_path, changed(SETTINGS, precision=0.5), TWENTY)
+    plan = make_plan(tmp_path, changed(SETTINGS, precision=0.5), [f"p{i}" for i in range(30)])
     whole = measure(plan, FakeEngine(), tmp_path)
-    num_explored = len(explored(whole))
-    assert num_explored < 20
+    assert len(explored(whole)) == passes.PILOT
     (precise,) = (extension for extension in whole.extensions if extension.kind == "precise")
     assert precise.question == "big|own.jsonl|builtin|none|k0|c1|t0|float32"
 
-    monkeypatch.setattr(passes, "_half_width", lambda _: 1.0)
-    assert len(explored(measure(plan, FakeEngine(), tmp_path))) == num_explored
+    monkeypatch.setattr(passes, "num_needed", lambda *_: 30)
+    assert len(explored(measure(plan, FakeEngine(), tmp_path))) == passes.PILOT
 
 
 OWN = """\

@@ -15,6 +15,7 @@ from specbench.bench.budget import block_seconds
 from specbench.cli.plan_table import PlanOutlook, time_lines
 from specbench.probes import gpu
 from specbench.runs import SCHEMA_VERSION, create_run
+from specbench.stats.machine_noise import MachineKind, least_margin
 from tests.bench.fake_runs import write_prompts
 from tests.cli.calls import specbench
 from tests.probes.fake_nvml import FakeGpu, FakeNvml
@@ -38,6 +39,24 @@ def test_memory_is_that_of_the_dtype_that_this_device_takes(tmp_path: Path) -> N
     assert plain["memory_bytes"] == pytest.approx(34.8 * GIB, rel=0.01)
     assert half["memory_bytes"] == pytest.approx(17.4 * GIB, rel=0.01)
     assert plain["seconds"] > 1.5 * half["seconds"]
+
+
+def test_a_budget_that_is_too_short_is_named_with_the_shortest_that_is_not(tmp_path: Path) -> None:
+    words = ("demo/draft", "-k", "4", "-w", "code", "--concurrency", "1,4")
+    short = outlook(tmp_path, *words, "--time-budget", "10s")
+    least = short["least_budget_s"]
+    assert least > 10
+    assert outlook(tmp_path, *words, "--time-budget", f"{least + 1:.0f}s")["least_budget_s"] is None
+    assert outlook(tmp_path, *words)["least_budget_s"] is None
+
+
+def test_a_margin_that_the_machine_alone_exceeds_is_refused(tmp_path: Path) -> None:
+    least = least_margin(MachineKind.QUIET_CPU)
+    words = ("run", "demo/draft", "--device", "cpu", "--margin-of-error")
+    assert not specbench(*words, f"{least + 0.001:.3f}", "--dry-run", cwd=tmp_path).err
+    refused = specbench(*words, f"{least / 1.9:.4f}", cwd=tmp_path)
+    assert refused.code == 2
+    assert " 4 runs " in refused.err.replace("\n", " ")  # 1.9 squared is 3.6
 
 
 def test_the_dtype_of_a_gpu_that_emulates_bfloat16_is_float16(tmp_path, monkeypatch) -> None:
