@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from specbench.metrics.cell import CellData
-from specbench.metrics.machine import machine_kind, machine_noise
+from specbench.metrics.machine import SERVER, machine_kind, machine_noise
 from specbench.metrics.pairs import (
     PairedSeconds,
     paired_decode,
@@ -214,7 +214,7 @@ def _imported_summary(
     base: ImportedRecord | None,
     slo: Mapping[str, float],
 ) -> CellSummary:
-    cell = CellData(key=key, requests=record.requests, slo=slo)
+    cell = CellData(key=key, requests=record.requests, slo=slo, device=SERVER)
     baseline = base.requests if base else ()
     # Requests are paired with those of K = 0 by position if all prompts have the same length.
     if [r.num_prompt_tokens for r in cell.requests] == [r.num_prompt_tokens for r in baseline]:

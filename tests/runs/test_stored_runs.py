@@ -138,7 +138,8 @@ UNCERTAINTY = {"low", "high", "minimum_detectable_effect"}
 
 
 def facts(value: Any) -> Any:
-    """The values without words and uncertainty; numbers without the digits that depend on the order of a sum."""
+    """The values without words and uncertainty; numbers without digits that depend on the order of
+    a sum."""
     if isinstance(value, dict):
         left_out = WORDS | UNCERTAINTY
         return {name: facts(item) for name, item in value.items() if name not in left_out}
