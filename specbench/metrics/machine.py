@@ -14,7 +14,7 @@ from specbench.records import BlockRecord, CellKey, Kind, Reason, RequestRecord
 from specbench.stats.machine_noise import MachineKind, MachineNoise, noise_of_run
 from specbench.stats.spread import MIN_UNITS
 
-SERVER = "server"  # the device of servers that were running already
+SERVER = "server"  # the device of servers that were running already or that another tool measured
 _MOST_MOMENTS = 200
 
 

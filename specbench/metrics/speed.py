@@ -338,7 +338,7 @@ def num_cycles(cell: CellData) -> int | None:
 @metric(unit="fraction", better=None)
 def cycle_deviation(cell: CellData) -> float | None:
     """Standard deviation between cycles of log(decode_speedup), the variation between starts of a
-    server.
+    server, pooled with the one that is assumed.
 
     Divided by the root of num_cycles it is their part of the standard error.
     """

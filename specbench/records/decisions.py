@@ -90,9 +90,8 @@ class CellSummary:
     speedup: Annotated[
         Interval | None,
         Doc(
-            "decode seconds at K=0 / at K, same prompts, with 95% interval; for concurrent "
-            "requests the ratio of tokens per second, for arrivals at a rate the ratio of seconds "
-            "per token; absent at K = 0",
+            "decode seconds at K=0 / at K, same prompts; concurrent: ratio of tokens per second; "
+            "open loop: of seconds per token; absent at K = 0",
             "x",
             label="speedup [95%]",
         ),

@@ -13,7 +13,7 @@ from tests.cli.calls import specbench
 from tests.report.stored_runs import BROKEN, SMALL, keep, stored_run
 from tests.served_sessions import Sweep, served_sweep
 
-DRAFT = replace(SMALL, drafters=("draft",))
+DRAFT = replace(SMALL, drafters=("draft",), workloads=("chat", "code"))
 MEASURING = {
     "run": ("run", "demo/draft"),
     "sweep-k": ("sweep-k", "demo/draft"),
@@ -73,13 +73,13 @@ def test_a_decided_run_exits_0(code, command):
 
 @pytest.mark.parametrize("command", [*MEASURING, *READING])
 def test_an_undecided_run_exits_3(code, command):
-    assert code(command, of_three_prompts("code", "creative")) == UNDECIDED
+    assert code(command, of_three_prompts("code", "chat")) == UNDECIDED
 
 
 @pytest.mark.parametrize("command", [*MEASURING, *READING])
 def test_an_undecided_workload_exits_3_unless_the_answer_is_joint(code, command):
     expected = GOOD if command in ONE_PER_TARGET else UNDECIDED
-    assert code(command, of_three_prompts("creative")) == expected
+    assert code(command, of_three_prompts("chat")) == expected
 
 
 @pytest.mark.parametrize("command", ["run", "sweep-k", "pair", "recommend"])
@@ -89,7 +89,7 @@ def test_no_speedup_exits_0_as_a_decision(code, command):
 
 @pytest.mark.parametrize("command", MEASURING)
 def test_a_failed_pairing_takes_precedence_over_an_undecided_verdict(code, command):
-    stored = of_three_prompts("code", "creative")
+    stored = of_three_prompts("code", "chat")
     assert code(command, replace(stored, failures=(BROKEN,))) == INCOMPLETE
 
 

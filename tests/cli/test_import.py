@@ -5,10 +5,12 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specbench.runs import load_run
-from specbench.stats.intervals import speedup_interval
+from specbench.stats.intervals import interval, speedup_ratio
+from specbench.stats.machine_noise import PARTS, MachineKind, pooled_noise
 from tests.cli.calls import specbench
 from tests.report.test_json import VALIDATOR
 
@@ -70,9 +72,12 @@ def test_requests_one_at_a_time_give_an_interval_over_their_prompts(tmp_path):
     base_s, spec_s = [1.0, 1.2, 0.9, 1.1, 1.0, 1.3], [0.5, 0.7, 0.4, 0.6, 0.45, 0.6]
     files = detailed(tmp_path, 0, base_s), detailed(tmp_path, 4, spec_s)
     imported = document(tmp_path, *files, options=TOLD)
-    wanted = speedup_interval(
-        [2.1, 1.2, 0.9, 1.0, 1.3], [1.1, 0.7, 0.4, 0.45, 0.6]
-    )  # 0 and 3 are one
+    pairs = [2.1, 1.2, 0.9, 1.0, 1.3], [1.1, 0.7, 0.4, 0.45, 0.6]  # 0 and 3 are one
+    # The machine is a server, and each part of the run has two requests.
+    logs = np.log(np.array(base_s) / np.array(spec_s)).reshape(PARTS, 2)
+    error = logs.var(axis=1, ddof=1).mean() / 2
+    machine = pooled_noise(MachineKind.SERVER, logs.mean(axis=1), error)
+    wanted = interval(speedup_ratio(*pairs).on(machine))
     assert imported["cells"][1]["speedup"] == pytest.approx(asdict(wanted))
     assert imported["decisions"][0]["num_speculative_tokens"] == 4
     assert "requests" not in imported["imported"][0]

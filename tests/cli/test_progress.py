@@ -1,5 +1,6 @@
 """Progress and cells that a run shows, on a real terminal and in a log."""
 
+import math
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ from specbench.cli import progress
 from specbench.cli.progress import MOST_LINES, FinishedCells, LiveCells, ProgressWatch, duration
 from specbench.models.library_output import report_progress
 from specbench.records import Fixed, PassRecord, RoundLog
+from specbench.stats.machine_noise import PARTS, MachineKind, pooled_noise
 from tests.bench.fake_runs import write_prompts
 from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import MEASURED
@@ -199,7 +201,10 @@ def test_finished_cell_lines_are_aligned_and_name_their_phase() -> None:
     for i in range(6):
         assert cells.add(*measured("explore", f"p{i}", BASE_KEY, KEY)) == []
     base, drafted = cells.add(*measured("confirm", "p1", BASE_KEY, KEY))
-    assert columns(drafted)[-3:] == ["3.00x", "[3.00, 3.00]", "6 prompts"]
+    # All prompts agree: what is assumed of the machine remains.
+    margin = pooled_noise(MachineKind.QUIET_CPU, [0.0] * PARTS).of_run.margin()
+    bounds = ", ".join(f"{3 * math.exp(sign * margin):.2f}" for sign in (-1, 1))
+    assert columns(drafted)[-3:] == ["3.00x", f"[{bounds}]", "6 prompts"]
     assert base.index("6 prompts") == drafted.index("6 prompts")
     assert columns(base)[1] == BASE_KEY.condition.target
     assert [columns(line)[-1] for line in cells.end()] == ["confirmation run"] * 2
