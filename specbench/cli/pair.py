@@ -255,6 +255,7 @@ def pair(
     from specbench.fit.pairings_file import require_new
     from specbench.inputs.pairing import Pairing
     from specbench.inputs.workloads import load_workloads
+    from specbench.words.answers import text
 
     target = word or named
     if target is None or (word and named):
@@ -295,7 +296,7 @@ def pair(
     if call.dry_run:
         pairings = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
         try:
-            notes = list(left_out(plan_targets(settings, pairings, lambda _: "")))
+            notes = [*map(text, left_out(plan_targets(settings, pairings, lambda _: "")))]
         except WorkloadError as error:  # memory is planned anyway
             notes = [f"this plan cannot be measured: {error}"]
         _show(prepared, machine._replace(notes=(*machine.notes, *notes)), call)

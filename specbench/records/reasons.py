@@ -512,6 +512,132 @@ class Kind(StrEnum):
         "least {last_s:.3g} s, and more requests would wait longer",
     )
 
+    # What to look at again in a run.
+    OF_CELLS = "of_cells", "{cells:all}: {because:all}"
+    NOISY = "noisy", "noisy machine, so intervals are wide: {signs:all}"
+    SYNTHETIC = "synthetic", "{made:commas}: timings are real; text and acceptance are not"
+    LOSSY = (
+        "lossy",
+        "{pairing} is lossy by choice (rule {rule}): it accepts drafts that the target would not "
+        "have generated, so its text is not the target's",
+    )
+    NO_TEMPLATE = (
+        "no_template",
+        "{target} has no chat template: prompts are fed as they are",
+    )
+    THINKING_IGNORED = (
+        "thinking_ignored",
+        "{workloads:commas}: the chat template of {target} has neither {names:nor}, so the setting "
+        "thinking has no effect",
+    )
+    FOREIGN_WORKLOAD = (
+        "foreign_workload",
+        "{workload}: {target} was not trained on such text; its figures mean little",
+    )
+    PEERS_LACK = (
+        "peers_lack",
+        "the engine transformers has no such method for {pairings:commas}: only builtin measures "
+        "them",
+    )
+    NOTHING_MEASURES = (
+        "nothing_measures",
+        "the engine transformers has no such method for {pairings:commas}: add builtin",
+    )
+    K_TOO_DEEP = (
+        "k_too_deep",
+        "{pairing} cannot draft K = {k} or more tokens ahead: these K were left out",
+    )
+    FOUND_IN_FILES = "found_in_files", "{name}: {finding}"
+    NOTE = "note", "{text}"
+    OTHER_MODEL = (
+        "other_model",
+        "{option} serves {served}, and the target {target} is {model}: check that they are the "
+        "same model",
+    )
+    NO_VERSION = "no_version", "{option} does not report its version: check that it is {engine}"
+    NO_K = "no_k", "{option} does not report its K: measured as K = 0; add #k=4 if it drafts"
+    REPLICAS = (
+        "replicas",
+        "{servers} servers run at K = {k}: they share the requests as replicas",
+    )
+    CLOCK_SET_BACK = (
+        "clock_set_back",
+        "the clock was set back: run {later} is dated later than now and stays `latest`; refer to "
+        "this one as {run_id}",
+    )
+    INCOMPLETE = (
+        "incomplete",
+        "incomplete: interrupted or still running, so recommendations may change. To continue: "
+        "{command}",
+    )
+    CELLS_MISSING = (
+        "cells_missing",
+        "not measured, so without a recommendation: {missing} of {cells} cells: {names:commas}",
+    )
+    BUDGET_ELSEWHERE = (
+        "budget_elsewhere",
+        "not measured: the time budget went to other K of this drafter",
+    )
+    BUDGET_ENDED = (
+        "budget_ended",
+        "no interval: the time budget ended after {measured} of the {needed:amount} it needs",
+    )
+    PROMPTS_DIFFER = (
+        "prompts_differ",
+        "{settings:list}: cells have {fewest} to {most} prompts. A speedup compares the same "
+        "prompts at K and at K = 0; tok/s and rates of rows with different prompts are not "
+        "comparable",
+    )
+    RESUMED_ELSEWHERE = (
+        "resumed_elsewhere",
+        "resumed {created_at} under different conditions, which the results mix: {changes:all}",
+    )
+    ALSO_ON_NODE = (
+        "also_on_node",
+        "also measured on node {node} under different conditions, which the results mix: "
+        "{changes:all}",
+    )
+    IMPORTED = (
+        "imported",
+        "imported from {tools:commas}: figures as reported by that tool; intervals are over "
+        "{units:list}, with each server started once",
+    )
+    IMPORTED_POINTS = (
+        "imported_points",
+        "imported from {tools:commas}: figures as reported by that tool; no interval without "
+        "repeats or the times of single requests, and no K is chosen",
+    )
+
+    # What to look at again in the sessions of a server.
+    OF_SESSIONS = "of_sessions", "{engine}, {k:K}{more:more}: {because:all}"
+    OTHERS_UNSEEN = (
+        "others_unseen",
+        "{engine} does not count the tokens of all clients: requests of other clients cannot be "
+        "noticed, and would slow the measurement",
+    )
+    NOT_RESTARTED = (
+        "not_restarted",
+        "{engine} was running and was not restarted: the variation between its processes is not in "
+        "the intervals",
+    )
+    RESTARTED = (
+        "restarted",
+        "{engine} was running and was restarted between sessions at K = {ks:ks}: the variation "
+        "between its processes is not in the intervals",
+    )
+    PREFIXES_KEPT = (
+        "prefixes_kept",
+        "{engine} kept prefixes of earlier prompts: those that repeat them start faster",
+    )
+    ACCEPTED_COUNTS_DIFFER = (
+        "accepted_counts_differ",
+        "accepted drafts: {requests:,} by the requests' counts, {server:,.0f} by the server's",
+    )
+    ROUND_COUNTS_DIFFER = (
+        "round_counts_differ",
+        "rounds with drafts: {requests:,} by the requests' counts, {server:,.0f} by the server's",
+    )
+
     # What the counts of another tool mean.
     CONDITIONS = "conditions", "conditions in the file: {facts:all}"
     CANCELLED = "cancelled", "the run was cancelled"

@@ -35,7 +35,7 @@ from specbench.report.document import Document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
-from specbench.words.answers import decision_sentence, keys_in_words
+from specbench.words.answers import REASON, decision_sentence, keys_in_words
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -136,6 +136,7 @@ _IMPORTED = JsonObject(
     "The source of an imported cell.",
     keys_in_words(ImportedRecord, without=("requests",)),
 )
+_SERVER = JsonObject("ServerRecord", "A session of a serving engine.", keys_in_words(ServerRecord))
 _SETTINGS = JsonObject(
     "RunSettings",
     "The options of the command.",
@@ -221,7 +222,7 @@ DOCUMENT = JsonObject(
         ),
         "engines": Key(tuple[EngineRecord, ...], "how each engine ran each target"),
         "servers": Key(
-            tuple[ServerRecord, ...],
+            Several(_SERVER),
             "sessions of serving engines: each start, or each use of a running server",
         ),
         "failures": Key(
@@ -232,7 +233,7 @@ DOCUMENT = JsonObject(
             Several(_IMPORTED),
             "the source of imported cells (`specbench import`)",
         ),
-        "warnings": Key(tuple[str, ...], "warnings about the run as a whole", run_warnings),
+        "warnings": Key(Several(REASON), "warnings about the run as a whole", run_warnings),
     },
 )
 

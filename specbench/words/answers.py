@@ -6,7 +6,7 @@ from string import Formatter
 from typing import Any
 
 from specbench.doc import JsonObject, Key, Several, keys_of
-from specbench.records import Decision, Reason, SpeedupVerdict, ranges
+from specbench.records import Decision, Kind, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
     effect_text,
@@ -98,6 +98,8 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "step": lambda change: "a step" if change is None else f"{change:+.1%}",
     "colon": lambda detail: f": {detail}" if detail else "",
     "commas": ", ".join,
+    "nor": " nor ".join,
+    "more": lambda count: f", and {plural(count, 'more session')}" if count else "",
     "shift": _shift,
     "parts": lambda parts: f": {', '.join(map(text, parts))}" if parts else "",
     "curves": lambda curves: f", by position {' -> '.join(curves)}" if curves else "",
@@ -139,7 +141,7 @@ def main_reasons(decision: Decision) -> list[str]:
 
 def noise_lines(signs: Collection[Reason]) -> list[str]:
     """The warning about a noisy machine; none without a sign."""
-    return [f"noisy machine, so intervals are wide: {joined(signs)}"] if signs else []
+    return [text(Kind.NOISY(signs=tuple(signs)))] if signs else []
 
 
 REASON = JsonObject(
