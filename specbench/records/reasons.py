@@ -116,6 +116,22 @@ class Kind(StrEnum):
     )
     MEMORY_FULL = "memory_full", "memory left: not enough for {context:,} tokens of context"
 
+    # Which drafter of a target to use.
+    USE = "use", "use {drafter} ({method}) with {k:K}, {speedup:x} faster{speedup:bounds}"
+    AT_SETTING = (
+        "at_setting",
+        "on {setting}, and {speedup:.2f}x over all {settings} settings, each at its K",
+    )
+    RIVAL = "rival", "{drafter} may be as fast, {speedup:x}{speedup:bounds}"
+    FORECAST_RIVAL = (
+        "forecast_rival",
+        "{drafter} may be as fast by its forecast, {speedup:x}{speedup:bounds}",
+    )
+    OPEN_DRAFTER = "open_drafter", "{speedup:range} with {drafter} at {k:K}"
+    OPEN_AT = "open_at", "on {setting}"
+    STANDS_BEST = "stands_best", "it looks best"
+    STANDS_NEAREST = "stands_nearest", "it comes nearest to a speedup"
+
     # What one K or one configuration for all workloads loses.
     ONE_K = "one_k", "one K for all workloads: {k:K}; loses {losses:and}{left_out:not_compared}"
     ONE_CONFIGURATION = (
