@@ -116,6 +116,20 @@ class Kind(StrEnum):
     )
     MEMORY_FULL = "memory_full", "memory left: not enough for {context:,} tokens of context"
 
+    # What a forecast chose.
+    APPROXIMATE = "approximate", "approximate here"
+    STEP_TIMES_OF = "step_times_of", "with the step times of {origin}"
+    STEP_TIMES_OF_GREEDY = (
+        "step_times_of_greedy",
+        "with the step times of {origin}, which drafts greedily",
+    )
+    FORECAST_LOWER = "forecast_lower", "skipped: the forecast of another drafter is higher"
+    CHOSE_TO_MEASURE = "chose_to_measure", "of K = {ks:ks} chose to measure {chosen:ks}"
+    MEASURED_CHOSEN = "measured_chosen", "of K = {ks:ks} measured {chosen:ks}"
+    WOULD_MEASURE = "would_measure", "of K = {ks:ks} would measure {chosen:ks}"
+    TIME_SAVED = "time_saved", "{share:.0%} of the sweep's time saved by its own estimate"
+    TIME_LOST = "time_lost", "{share:.0%} more time than the sweep by its own estimate"
+
     # Which drafter of a target to use.
     USE = "use", "use {drafter} ({method}) with {k:K}, {speedup:x} faster{speedup:bounds}"
     AT_SETTING = (

@@ -29,9 +29,11 @@ from specbench.records import (
     ImportedRecord,
     ModelIdentity,
     ServerRecord,
+    SpeedupVerdict,
 )
 from specbench.records.keys import AXES, flat_keys
 from specbench.report.document import Document
+from specbench.report.forecasts import forecast_reasons, forecast_text, forecast_verdict
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
@@ -124,6 +126,15 @@ _FORECAST = JsonObject(
             Doc("1 - (`trace_s` + `costs_s` + `measure_s`) / `sweep_s`", "fraction", high=1),
             attrgetter("forecast.share_saved"),
         ),
+        "verdict": Key(
+            SpeedupVerdict,
+            "`faster`, `no speedup` or `undecided` by the forecast",
+            forecast_verdict,
+        ),
+        "reasons": Key(
+            Several(REASON), "what was forecast, and what was measured after it", forecast_reasons
+        ),
+        "text": Key(str, "the forecast in words", forecast_text),
     },
 )
 _FAILURE = JsonObject(
