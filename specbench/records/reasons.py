@@ -701,6 +701,29 @@ class Kind(StrEnum):
     REPEATS = "repeats", "mean of {repeats:amount}{deviations:parts}"
     DEVIATION = "deviation", "standard deviation of {metric} {share:.1%}"
 
+    # The answer of a check.
+    NONE_WORSE = (
+        "none_worse",
+        "{comparisons:amount} of {cells:amount}, none worse than tolerated ({tolerated:commas})",
+    )
+    MOVED = "moved", "{name} {shift:shift}, {change:+.1%} ({limit:limit} is tolerated)"
+    NUM_WORST = "num_worst", "{worst} of {comparisons:amount} of {cells:amount}"
+    FIRST_CAUSE = "first_cause", "cause: {cause}"
+    FIRST_POSSIBLE_CAUSE = "first_possible_cause", "possible cause: {cause}"
+
+    # What a baseline cannot show.
+    THREADS_VARY = (
+        "threads_vary",
+        "threads: {threads}: a check with this baseline compares no absolute times; give every run "
+        "the same --threads",
+    )
+    ASSUMED = (
+        "assumed",
+        "one run does not show the variation between runs; assumed: {deviations:and}. Pool several "
+        "runs to measure it",
+    )
+    ASSUMED_DEVIATION = "assumed_deviation", "{share:.1%} of a {of}"
+
     # Why a check judged a metric as it did.
     MACHINE_BUSY = (
         "machine_busy",

@@ -11,6 +11,7 @@ from specbench.words.numbers import (
     break_even_text,
     effect_text,
     interval_bounds,
+    limit_text,
     listed,
     measured,
     number,
@@ -42,7 +43,7 @@ def _shift(shift: tuple[float, float, str]) -> str:
     before, after, unit = shift
     scale = scale_of(unit, max(before, after))
     ends = (number(value, unit, scale) for value in (before, after))
-    return f"{' -> '.join(ends)} {scale.unit}"
+    return f"{' -> '.join(ends)}{'' if unit == 'x' else ' '}{scale.unit}"
 
 
 def _named(k: int | str) -> str:
@@ -101,6 +102,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "nor": " nor ".join,
     "more": lambda count: f", and {plural(count, 'more session')}" if count else "",
     "shift": _shift,
+    "limit": limit_text,
     "parts": lambda parts: f": {', '.join(map(text, parts))}" if parts else "",
     "curves": lambda curves: f", by position {' -> '.join(curves)}" if curves else "",
     "and": lambda reasons: listed([*map(text, reasons)]),

@@ -65,6 +65,11 @@ def significant(value: float) -> str:
     return f"{value:,.{max(0, decimals)}f}"
 
 
+def limit_text(limit: float) -> str:
+    """A tolerated change with its sign: `-5%`."""
+    return f"{100 * limit:+.3g}%"
+
+
 def value_text(value: float | None, form: str) -> str:
     """A value formatted with `form`, a template of `str.format`; ABSENT for None."""
     return ABSENT if value is None else form.format(value)
