@@ -724,6 +724,48 @@ class Kind(StrEnum):
     )
     ASSUMED_DEVIATION = "assumed_deviation", "{share:.1%} of a {of}"
 
+    # What an exported command is based on.
+    OF_RUN = "of_run", "run {run_id}"
+    OF_INTERRUPTED_RUN = (
+        "of_interrupted_run",
+        "run {run_id}, interrupted: based on what it measured so far",
+    )
+    BY_HAND = "by_hand", "K was set by hand, not measured"
+    DECIDED = "decided", "{requests:at_once}{workload}: {verdict:verdict}{because:all}{mark}"
+    NO_FIXED_K = (
+        "no_fixed_k",
+        "engines take a fixed K, and no fixed K has a proven speedup",
+    )
+    BEST_FIXED_K = "best_fixed_k", "engines take a fixed K: the best fixed one is {k:K}"
+    NO_SHARED_K = (
+        "no_shared_k",
+        "no K has an interval on all of these workloads: export one of them with --workload",
+    )
+    OPEN_CONCURRENCY = (
+        "open_concurrency",
+        "K=0 at concurrency {at:ks} because it is undecided there: measure it longer",
+    )
+    OTHER_TEMPERATURES = (
+        "other_temperatures",
+        "at temperature {temperature:g}; also measured at {others:commas}: choose with "
+        "--temperature",
+    )
+    VARIANT = "variant", "variant {variant}: {arguments}"
+    PLAIN_VARIANT = "plain_variant", "variant {variant}: no more arguments"
+    BY_CONTEXT = "by_context", "{workload}, by context: {because:all}"
+    NOT_BEYOND = "not_beyond", "not measured beyond {requests:requests}: see --concurrency"
+    WITH_FLAGS = "with_flags", "measured with {engine} itself, started with these flags"
+    WITHOUT_FLAGS = (
+        "without_flags",
+        "measured with {engine} itself, which was running: flags not known",
+    )
+    MORE_ARGUMENTS = "more_arguments", "its additional arguments: {arguments}"
+    CPU_DTYPE = (
+        "cpu_dtype",
+        "measured in float32, the default on a CPU: the command leaves the dtype to the engine, "
+        "which takes the checkpoint's; to measure that, run with --dtype bfloat16",
+    )
+
     # Why a check judged a metric as it did.
     MACHINE_BUSY = (
         "machine_busy",

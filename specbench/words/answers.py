@@ -46,6 +46,10 @@ def _shift(shift: tuple[float, float, str]) -> str:
     return f"{' -> '.join(ends)}{'' if unit == 'x' else ' '}{scale.unit}"
 
 
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} concurrent requests"
+
+
 def _named(k: int | str) -> str:
     return k if isinstance(k, str) else f"K={k}"
 
@@ -71,6 +75,12 @@ def _distance(steps: tuple[float, float, float | None] | None) -> str:
         figure = f"{below:.2g} in logits ({ratio:.2g} times as likely; {', '.join(counts)})"
     return f", the worse of them {figure} below the target's best"
 
+
+# What stands before a finding.
+_VERDICTS: Mapping[str, str] = {
+    SpeedupVerdict.NO_SPEEDUP: "no speedup: ",
+    SpeedupVerdict.UNDECIDED: "undecided: ",
+}
 
 # How the figures of a sentence are printed, by the word behind the colon of its fields.
 _FORMS: Mapping[str, Callable[[Any], str]] = {
@@ -100,6 +110,9 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "colon": lambda detail: f": {detail}" if detail else "",
     "commas": ", ".join,
     "nor": " nor ".join,
+    "requests": _requests,
+    "at_once": lambda count: "" if count == 1 else f"{_requests(count)}: ",
+    "verdict": lambda verdict: _VERDICTS.get(verdict, ""),
     "more": lambda count: f", and {plural(count, 'more session')}" if count else "",
     "shift": _shift,
     "limit": limit_text,
@@ -127,13 +140,6 @@ class _Words(Formatter):
 def text(reason: Reason) -> str:
     """The sentence of a reason, with its figures."""
     return _Words().vformat(reason.kind.sentence, (), reason.figures)
-
-
-# What stands before a finding.
-_VERDICTS = {
-    SpeedupVerdict.NO_SPEEDUP: "no speedup: ",
-    SpeedupVerdict.UNDECIDED: "undecided: ",
-}
 
 
 def main_reasons(decision: Decision) -> list[str]:
