@@ -213,7 +213,7 @@ def test_a_near_tie_is_not_a_fault_but_is_in_the_document(tiny: Tiny) -> None:
     assert [finding.verdict for finding in findings] == ["identical", "near_tie"]
     assert exit_code(findings) == 0
     (first, *_) = divergence_lines(findings)
-    assert re.match(r"tiny/ngram .*vllm .*K = 2: prompts\.jsonl/p", first)
+    assert re.match(r"tiny/ngram .*vllm .*K=2: prompts\.jsonl/p", first)
     assert first.endswith(": a near-tie")
     assert findings[1].first_divergence.found == tiny.other
     baseline, drafts = document(findings)["results"]
@@ -230,7 +230,7 @@ def test_a_greedy_divergence_that_rounding_does_not_explain_is_a_fault(tiny: Tin
     first = divergence_lines(findings)[0]
     assert f": 150 instead of {tiny.tied}, " in first
     assert first.endswith("not explain it")
-    assert re.search("NOT lossless: .*K = 0 in ", sentences(findings)[1])
+    assert re.search("NOT lossless: .*K=0 in ", sentences(findings)[1])
 
 
 def test_without_logits_a_divergence_is_reported_but_not_judged(tiny: Tiny) -> None:
@@ -239,7 +239,7 @@ def test_without_logits_a_divergence_is_reported_but_not_judged(tiny: Tiny) -> N
     findings = findings_of(tiny, baseline, tiny.server(right, 2), (0.0,))
     assert [finding.verdict for finding in findings] == ["matches_baseline", "inconclusive"]
     assert exit_code(findings) == 3
-    assert re.search("not scored, .*K = 0 ", divergence_lines(findings)[0])
+    assert re.search("not scored, .*K=0 ", divergence_lines(findings)[0])
 
 
 def test_prompts_of_another_template_are_not_scored(tiny: Tiny) -> None:
@@ -268,8 +268,8 @@ def test_verify_on_a_server_prints_the_verdicts_and_exits_1(tiny: Tiny) -> None:
         ran = specbench(*words.split(), cwd=tiny.folder)
     assert ran.code == 1
     *_, of_own, of_drafts = ran.out.splitlines()
-    assert re.match("tiny .*vllm .*K = 0: sound: ", of_own)
-    assert re.match(r"tiny/ngram .*vllm .*K = 2: NOT lossless: at T=0\.3 ", of_drafts)
+    assert re.match("tiny .*vllm .*K=0: sound: ", of_own)
+    assert re.match(r"tiny/ngram .*vllm .*K=2: NOT lossless: at T=0\.3 ", of_drafts)
 
 
 def test_verify_of_servers_needs_one_without_speculation(tiny: Tiny) -> None:
@@ -295,7 +295,7 @@ def test_a_server_that_refuses_is_not_verified_but_the_others_are(tiny: Tiny) ->
     assert "0 of 3 requests" in text(findings[1].reasons[0])
     assert exit_code(findings) == 4
     findings = findings_of(tiny, broken, tiny.server(right, 1), (0.0,))
-    assert "K = 0 " in text(findings[1].reasons[0])
+    assert "K=0 " in text(findings[1].reasons[0])
 
 
 def test_a_server_that_breaks_off_gets_no_verdict_and_no_more_requests(tiny: Tiny) -> None:
