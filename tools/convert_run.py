@@ -1,7 +1,7 @@
 """Converts a stored run of schema 7 to schema 8, in place: `python -m tools.convert_run FOLDER`.
 
-Keys of removed options go. A warning about a busy machine stays a warning in words, since its
-figures cannot be recovered.
+Keys of removed options go. Warnings become notes with the same words, since their figures cannot be
+recovered.
 """
 
 import json
@@ -17,6 +17,7 @@ def convert(folder: Path) -> None:
         raise ValueError(f"{path}: schema version {run['schema_version']}, not 7")
     run["schema_version"] = 8
     run["settings"].pop("compile", None)
+    run["warnings"] = [{"kind": "note", "figures": {"text": words}} for words in run["warnings"]]
     lines = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
     for line in lines:
         line["data"].pop("compile_s", None)

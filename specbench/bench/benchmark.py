@@ -20,7 +20,7 @@ from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.stored_targets import stored_targets
 from specbench.probes import host
-from specbench.records import EngineCost, RunRecord
+from specbench.records import EngineCost, Kind, Reason, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,
     StoredRun,
@@ -30,7 +30,7 @@ from specbench.runs import (
     resume_run,
 )
 from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
-from specbench.words.answers import noise_lines
+from specbench.words.answers import noise_lines, text
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
@@ -94,19 +94,16 @@ def run_benchmark(
         threads = environment.threads
         num_needed = threads or (environment.num_cpu_cores if is_served else 1) or 1
     busy = host.busy_facts(host.host_load(), num_needed, threads) if is_local else ()
-    for warning in (*warnings, *noise_lines(busy)):
+    for warning in (*map(text, warnings), *noise_lines(busy)):
         reporter.warn(warning)
     costs: Sequence[EngineCost] = ()
     if resume is None:
         costs = engine_costs(settings, plans)
         run_id = new_run_id(datetime.now(UTC))
         if later := dated_later(root, run_id):
-            set_back = (
-                f"the clock was set back: run {later} is dated later than now and stays `latest`; "
-                f"refer to this one as {run_id}"
-            )
+            set_back = Kind.CLOCK_SET_BACK(later=later, run_id=run_id)
             warnings = (*warnings, set_back)
-            reporter.warn(set_back)
+            reporter.warn(text(set_back))
         run = RunRecord(
             schema_version=SCHEMA_VERSION,
             run_id=run_id,
@@ -139,10 +136,10 @@ def run_benchmark(
         return store.stored
 
 
-def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:
+def plan_warnings(plan: TargetPlan) -> tuple[Reason, ...]:
     """The warnings of a plan, known before it is measured."""
     foreign = (
-        f"{name}: {plan.target.name} was not trained on such text; its figures mean little"
+        Kind.FOREIGN_WORKLOAD(workload=name, target=plan.target.name)
         for name in foreign_workloads(plan)
     )
     return (*foreign, *peer_warnings(plan), *fit_warnings(plan), *plan.left_out)
@@ -154,13 +151,13 @@ def foreign_workloads(plan: TargetPlan) -> tuple[str, ...]:
     return tuple(w.name for w in plan.workloads if folder is not None and w.path.parent != folder)
 
 
-def peer_warnings(plan: TargetPlan) -> tuple[str, ...]:
+def peer_warnings(plan: TargetPlan) -> tuple[Reason, ...]:
     """A warning about drafters that transformers does not have."""
-    left_out = [p.name for p in plan.pairings if not peers_of(p.drafter)]
+    left_out = tuple(p.name for p in plan.pairings if not peers_of(p.drafter))
     if TRANSFORMERS not in plan.settings.load.engines or not left_out:
         return ()
-    rest = "only builtin measures them" if BUILTIN in plan.settings.load.engines else "add builtin"
-    return (f"the engine transformers has no such method for {', '.join(left_out)}: {rest}",)
+    is_builtin = BUILTIN in plan.settings.load.engines
+    return ((Kind.PEERS_LACK if is_builtin else Kind.NOTHING_MEASURES)(pairings=left_out),)
 
 
 def _settings_sha256(plans: Sequence[TargetPlan]) -> dict[str, str]:

@@ -18,8 +18,10 @@ from specbench.records import (
     Condition,
     DraftConfig,
     Fixed,
+    Kind,
     Length,
     Prompt,
+    Reason,
     Sampling,
 )
 from specbench.settings import BUILTIN, SERVED, RunSettings
@@ -157,22 +159,20 @@ class TargetPlan:
         return min(k, self.depths.get(drafter, k))
 
     @property
-    def left_out(self) -> Iterator[str]:
+    def left_out(self) -> Iterator[Reason]:
         """Notes on lines of files, K and drafters that are left out, and of servers on a draft
         model's vocabulary."""
-        yield from (note for workload in self.workloads for note in workload.notes)
+        yield from (Kind.NOTE(text=note) for w in self.workloads for note in w.notes)
         for pairing in self.pairings if self.running_ks is None else ():
             ks = set(self.settings.draft.num_speculative_tokens or ())
             if deeper := ks.difference(self.ks(pairing)):
-                yield (
-                    f"{pairing.name} cannot draft K={min(deeper)} or more tokens ahead: "
-                    "these K were left out"
-                )
+                yield Kind.K_TOO_DEEP(pairing=pairing.name, k=min(deeper))
             hottest = max(self.settings.sampling.temperatures)
             for engine in self.served:
                 if (engine, pairing.drafter.name) not in self.refused:
-                    yield from vocabulary_notes(engine, pairing, hottest)
-        yield from dict.fromkeys(self.refused.values())
+                    for note in vocabulary_notes(engine, pairing, hottest):
+                        yield Kind.NOTE(text=note)
+        yield from (Kind.NOTE(text=note) for note in dict.fromkeys(self.refused.values()))
 
     def largest_k(self, pairing: Pairing) -> int:
         """The largest K of the pairing's cells; 0: only the baseline is measured."""

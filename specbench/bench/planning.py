@@ -26,7 +26,7 @@ from specbench.inputs.lengthening import fewest_tokens
 from specbench.inputs.pairing import Pairing, Target
 from specbench.inputs.workloads import load_workloads
 from specbench.methods import find_method
-from specbench.records import FailureRecord, Message, Prompt, no_template
+from specbench.records import FailureRecord, Kind, Message, Prompt, Reason
 from specbench.records.requests import TEMPLATE_SETTINGS, THINKING_ARGS
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 
@@ -241,20 +241,19 @@ def most_tokens(plan: TargetPlan) -> int:
     return longest
 
 
-def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
+def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[Reason]:
     """Warnings about the compatibility of files; about tokenizer and template only if `is_dry`,
     since loading also warns about them."""
     with suppress(ModelError):  # not on this machine
         if is_dry and open_model(plan.target.model).lacks_template:
-            yield no_template(plan.target.name)
+            yield Kind.NO_TEMPLATE(target=plan.target.name)
         for penalty in generation_findings(open_model(plan.target.model)):
-            yield f"{plan.target.name}: {penalty.reason}"
+            yield Kind.FOUND_IN_FILES(name=plan.target.name, finding=penalty.reason)
         template = open_model(plan.target.model).chat_template
-        thinking = [w.name for w in plan.workloads if w.thinks]
+        thinking = tuple(w.name for w in plan.workloads if w.thinks)
         if template and thinking and not any(name in template for name in THINKING_ARGS):
-            yield (
-                f"{', '.join(thinking)}: the chat template of {plan.target.name} has neither "
-                f"{' nor '.join(THINKING_ARGS)}, so the setting thinking has no effect"
+            yield Kind.THINKING_IGNORED(
+                workloads=thinking, target=plan.target.name, names=tuple(THINKING_ARGS)
             )
     if plan.served or plan.settings.decoder.dummy_weights:
         return
@@ -266,7 +265,7 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[str]:
             shown = fields | {"context"} if most_tokens(plan) > (limit or inf) else fields
             for finding in check_drafter(files, pairing.drafter).of_level("warning"):
                 if finding.field in shown:
-                    yield f"{pairing.name}: {finding.text}"
+                    yield Kind.FOUND_IN_FILES(name=pairing.name, finding=finding.text)
 
 
 def deepest(pairing: Pairing, read_head: ReadHead, *, dummy: bool) -> int | None:

@@ -45,6 +45,7 @@ from specbench.verify.collect import (
 from specbench.verify.evidence import Evidence
 from specbench.verify.judge import MOST_TOKENS, level_of_call, power_of_call
 from specbench.verify.reference_model import ReferenceModel
+from specbench.words.answers import text
 
 FEWEST_TOKENS = 100  # per cell, also if the budget is too small for them
 _SMALL = 32 * 2**20  # bytes of a target's weights in float32
@@ -108,7 +109,7 @@ def _collect(
     num_sampled = sum(job.sampling.temperature > 0 for plan in plans for job in _jobs(plan))
     for number, plan in enumerate(plans):
         for warning in (*peer_warnings(plan), *plan.left_out):
-            reporter.warn(warning)
+            reporter.warn(text(warning))
         jobs = list(_jobs(plan))
         pairs = list(dict.fromkeys(job.pairing for job in jobs))
         in_shard = {i for i, job in enumerate(jobs) if shard.has(pairs.index(job.pairing))}

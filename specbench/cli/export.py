@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from specbench.report.document import Document
     from specbench.runs import StoredRun
 
-_CPU_DTYPE = (
-    "measured in float32, the default on a CPU: the command leaves the dtype to "
-    "the engine, which takes the checkpoint's; to measure that, run with --dtype bfloat16"
-)
-
 
 def export(
     pairing: Annotated[
@@ -150,6 +145,7 @@ def export(
     from specbench.engines.deployment import Deployment, Tier, find_exporter
     from specbench.export.winner import Selection, export_as_measured
     from specbench.fit.candidates import unsupported_reasons
+    from specbench.records import Kind
 
     if file_format is not None:
         from specbench.export.acceptance import FORMATS
@@ -204,7 +200,7 @@ def export(
             tiers=(Tier(None, num_speculative_tokens),),
             temperature=temperature or 0.0,
             dtype=None if chosen[0].target.model.dtype == "auto" else chosen[0].target.model.dtype,
-            basis=("K was set by hand, not measured",),
+            basis=(Kind.BY_HAND(),),
         )
     else:
         deployment, measured_version = _measured(chosen, selection, run, runs_dir)
@@ -285,16 +281,18 @@ def _require_real(run: "RunRecord") -> None:
 
 def _print_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
     """Prints the missing evidence, without a command that could look like advice. Exits 3."""
+    from specbench.words.answers import REASON, text
+
     if as_json:
         document = {
             "pairing": deployment.pairing.name,
             "undecided": True,
-            "basis": deployment.basis,
+            "basis": [*map(REASON.of, deployment.basis)],
         }
         options.print_json(document)
     else:
-        for sentence in deployment.basis:
-            typer.echo(sentence)
+        for reason in deployment.basis:
+            typer.echo(text(reason))
         typer.echo("undecided, so nothing is exported; to set K by hand: -k 4")
     raise typer.Exit(ExitCode.INCONCLUSIVE)
 
@@ -304,8 +302,8 @@ def _measured(
 ) -> "tuple[Deployment, str | None]":
     """The winner, and the version of the exported engine if the run measured it."""
     from specbench.export.winner import session_notes, sessions_of, winner
+    from specbench.records import Kind
     from specbench.report.document import build_document
-    from specbench.words.answers import noise_lines
 
     stored = _find_run({p.name for p in chosen}, run, runs_dir)
     document = build_document(stored)
@@ -313,14 +311,15 @@ def _measured(
     selection = _named(selection, document)
     started = document.run.settings.servers
     deployment = winner(chosen, document.decisions, document.cells, selection, started.variants)
-    cut = "" if document.is_complete else ", interrupted: based on what it measured so far"
+    of_run = Kind.OF_RUN if document.is_complete else Kind.OF_INTERRUPTED_RUN
     sessions = sessions_of(deployment, selection.engine or "", document.servers)
     of_engine = session_notes(sessions, started.engine_args)
-    noise = noise_lines(document.noise)
-    basis = (f"run {document.run.run_id}{cut}", *noise, *of_engine, *deployment.basis)
+    noise = [Kind.NOISY(signs=document.noise)] if document.noise else ()
+    run_id = document.run.run_id
+    basis = (of_run(run_id=run_id), *noise, *of_engine, *deployment.basis)
     if _is_default_of_a_cpu(deployment, document.run):
         # float32 was not requested, and a GPU engine would run at a fraction of its speed.
-        basis = (*basis, _CPU_DTYPE)
+        basis = (*basis, Kind.CPU_DTYPE())
         deployment = replace(deployment, dtype=None)
     return replace(deployment, basis=basis), sessions[-1].version if sessions else None
 
@@ -349,8 +348,10 @@ def _find_run(names: set[str], run: str | None, runs_dir: Path) -> "StoredRun":
 
 def _script(made: "Export", *, is_measured: bool) -> str:
     """A shell script: notes as comments, the config file, and the command."""
+    from specbench.words.answers import text
+
     lines = [f"# {made.engine}, written for {made.written_for}"]
-    lines += [f"# {sentence}" for sentence in made.basis]
+    lines += [f"# {text(reason)}" for reason in made.basis]
     if made.acceptance_rule is None:
         lines.append("# result: do not speculate")
     elif not is_measured:
@@ -368,8 +369,11 @@ def _script(made: "Export", *, is_measured: bool) -> str:
 
 
 def _document(made: "Export", deployment: "Deployment") -> dict[str, object]:
+    from specbench.words.answers import REASON
+
     return {
         **asdict(made),
+        "basis": [*map(REASON.of, made.basis)],
         "config": made.config._asdict() if made.config else None,
         "command_line": made.command_line,
         "pairing": deployment.pairing.name,

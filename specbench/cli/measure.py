@@ -228,7 +228,7 @@ def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None
     from specbench.report.answers import has_undecided
     from specbench.report.document import build_document
     from specbench.report.write import TEXTS, write_report
-    from specbench.words.answers import noise_lines
+    from specbench.words.answers import noise_lines, text
 
     require_measured(run)
     document = build_document(run)
@@ -237,7 +237,10 @@ def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None
         print_documents([document])
     else:
         # The run printed its warnings at its start; its results only add signs of noise.
-        seen = (*run.run.warnings, *(noise_lines(document.noise) if run.run.busy else ()))
+        seen = (
+            *map(text, run.run.warnings),
+            *(noise_lines(document.noise) if run.run.busy else ()),
+        )
         print_answer(document, paths, seen=seen, is_verbose=is_verbose)
     require_complete(document)
     require_decided(has_undecided(document))
@@ -294,6 +297,7 @@ def _show_plan(
     from specbench.cli.console import WIDTH, open_console
     from specbench.cli.plan_table import outlook_lines, plan_document, plan_outlook, print_plan
     from specbench.cli.preflight import shortages
+    from specbench.words.answers import text
 
     running = running_servers(settings)
     dtype_of = partial(requested_dtype, settings)
@@ -311,8 +315,8 @@ def _show_plan(
         width = open_console(width=WIDTH).width
         for line in outlook_lines(outlook):
             typer.echo(fill(line, width, subsequent_indent="  ", break_on_hyphens=False))
-    for warning in (text for plan in plans for text in fit_warnings(plan, is_dry=True)):
-        typer.echo(f"warning: {warning}", err=True)
+    for warning in (warning for plan in plans for warning in fit_warnings(plan, is_dry=True)):
+        typer.echo(f"warning: {text(warning)}", err=True)
     if is_here and not running:
         try:
             require_device_and_out(settings, None)

@@ -255,6 +255,7 @@ def pair(
     from specbench.fit.pairings_file import require_new
     from specbench.inputs.pairing import Pairing
     from specbench.inputs.workloads import load_workloads
+    from specbench.words.answers import text
 
     target = word or named
     if target is None or (word and named):
@@ -295,7 +296,7 @@ def pair(
     if call.dry_run:
         pairings = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
         try:
-            notes = list(left_out(plan_targets(settings, pairings, lambda _: "")))
+            notes = [*map(text, left_out(plan_targets(settings, pairings, lambda _: "")))]
         except WorkloadError as error:  # memory is planned anyway
             notes = [f"this plan cannot be measured: {error}"]
         _show(prepared, machine._replace(notes=(*machine.notes, *notes)), call)
@@ -469,11 +470,13 @@ def _measure(
     stored: "StoredRun | None",
 ) -> None:
     """Forecasts all drafters that fit, measures the best ones and ranks them."""
-    from specbench.decide.rank import rank
+    from specbench.decide.rank import answer_of, rank
     from specbench.inputs.pairing import Pairing
     from specbench.inputs.stored_targets import pairings_of
+    from specbench.records import SpeedupVerdict
     from specbench.report.document import build_document
     from specbench.report.write import TEXTS, write_report
+    from specbench.words.answers import answer_text
 
     if not call.as_json:
         _show(prepared, machine, call)
@@ -500,12 +503,7 @@ def _measure(
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)
     paths = write_report([run], [document], TEXTS, run.folder)
-    from specbench.cli.pair_tables import (
-        has_evidence,
-        is_undecided,
-        pair_document,
-        print_ranking,
-    )
+    from specbench.cli.pair_tables import pair_document, print_ranking
 
     if call.as_json:
         options.print_json(pair_document(prepared, machine, ranked, run.run.run_id))
@@ -517,13 +515,11 @@ def _measure(
         for r in ranked
         if r.measured is not None and r.measured.num_speculative_tokens
     ]
-    why_none = "no drafter has a proven speedup"
-    if not has_evidence(ranked):
-        why_none = "nothing valid was measured with drafts"
+    verdict, reasons = answer_of(ranked)
     comment = f"measured by specbench pair, run {run.run.run_id}"
-    _write(call.write, prepared.target, best, comment, why_none)
+    _write(call.write, prepared.target, best, comment, answer_text(verdict, reasons))
     require_complete(document)
-    require_decided(is_undecided(ranked))
+    require_decided(verdict is SpeedupVerdict.UNDECIDED)
 
 
 def _show(prepared: "CandidateList", machine: "MachineSummary", call: PairOptions) -> None:

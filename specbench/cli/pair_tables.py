@@ -10,29 +10,21 @@ import typer
 
 from specbench.cli.console import WIDTH, open_console, plain_table, say
 from specbench.cli.hardware import MachineSummary
-from specbench.decide.rank import Gain, RankedDrafter, are_distinct
+from specbench.decide.rank import Gain, RankedDrafter, answer_of
 from specbench.decide.recommend import judge
 from specbench.files.config import Experts
 from specbench.files.gguf import GgufFile
 from specbench.fit.candidates import CandidateList
 from specbench.fit.memory_plan import MemoryPlan
 from specbench.footprint import STATES_BESIDE_DRAFTS
-from specbench.records import SpeedupVerdict
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines
-from specbench.report.sections import setting_name
-from specbench.words.numbers import (
-    measured,
-    plural,
-    range_text,
-    significant,
-    speedup_text,
-)
+from specbench.words.answers import REASON, answer_text
+from specbench.words.numbers import measured, plural, significant
 from specbench.words.table import Table, column, text_table
 
 _WORDS = {"True": "yes", "False": "no", "None": "none"}
-_WHAT_DECIDES = "use more --num-prompts or a quieter machine"
 
 
 def print_prepared(prepared: CandidateList, machine: MachineSummary) -> None:
@@ -107,7 +99,10 @@ def print_ranking(
     open_console(width=WIDTH).print(plain_table(table, num_keys=2))
     several = max((len(entry.gains) for entry in ranked), default=0)
     if several > 1:
-        say(f"speedup: geometric mean over {several} settings; K with the largest gain")
+        say(
+            f"speedup: geometric mean over {several} settings, each at its own K; K, length and "
+            "verdict are of the setting with the largest gain"
+        )
     for line in failure_lines(document):
         say(line)
     for path in paths:
@@ -115,7 +110,7 @@ def print_ranking(
     typer.echo("")
     for line in answer_lines(document):
         say(line)
-    say(verdict(ranked))
+    say(answer_text(*answer_of(ranked)))
 
 
 def pair_document(
@@ -125,6 +120,7 @@ def pair_document(
     run_id: str | None = None,
 ) -> dict[str, Any]:
     """The JSON document of `pair`; an unknown value is null."""
+    verdict, reasons = answer_of(ranked) if run_id else (None, ())
     return {
         "target": prepared.target.name,
         "machine": {"name": machine.name, **asdict(machine.setup), "notes": list(machine.notes)},
@@ -156,6 +152,9 @@ def pair_document(
             for entry in ranked
         ],
         "run_id": run_id,
+        "verdict": verdict,
+        "reasons": [*map(REASON.of, reasons)],
+        "text": answer_text(verdict, reasons) if verdict else None,
     }
 
 
@@ -270,73 +269,3 @@ def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:
         "fits": plan.fits,
         "break_even_length": plan.break_even_length,
     }
-
-
-def verdict(ranked: Sequence[RankedDrafter]) -> str:
-    """The recommendation in a sentence, with a drafter that may be as fast."""
-    for entry in ranked:
-        gain = entry.measured
-        if gain is not None and gain.num_speculative_tokens:
-            text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{gain.value:.2f}x"
-            k = gain.num_speculative_tokens
-            text = f"Use {entry.drafter} ({entry.method}) with K={k}: {text}{_setting(entry, gain)}"
-            return f"{text}{_rival(entry, ranked)}."
-    return _undecided(ranked) or "Do not speculate: nothing measured gains."
-
-
-def is_undecided(ranked: Sequence[RankedDrafter]) -> bool:
-    """Whether no drafter is recommended, although one may still speed up."""
-    gains = (entry.measured for entry in ranked)
-    is_found = any(gain is not None and gain.num_speculative_tokens for gain in gains)
-    return not is_found and _undecided(ranked) is not None
-
-
-def _rival(best: RankedDrafter, ranked: Sequence[RankedDrafter]) -> str:
-    """The first other drafter whose interval overlaps with the best one's, and how to decide."""
-    for entry in ranked:
-        interval, speedup = best.interval, entry.interval
-        if entry is not best and interval and speedup and not are_distinct(interval, speedup):
-            figure = f"{speedup_text(speedup)}{'' if entry.is_measured else ' (forecast)'}"
-            return f"; {entry.drafter} may be as fast, {figure}: {_WHAT_DECIDES}"
-    return ""
-
-
-def _setting(entry: RankedDrafter, gain: Gain) -> str:
-    """The setting of this gain among several, and the gain over all of them."""
-    if len(entry.gains) < 2:
-        return ""
-    setting = next(setting for setting, other in entry.gains.items() if other is gain)
-    name = setting_name(setting, entry.gains)
-    return f" on {name}; {entry.speedup:.2f}x over all {len(entry.gains)} settings, each at its K"
-
-
-def has_evidence(ranked: Sequence[RankedDrafter]) -> bool:
-    """Whether a valid speedup was measured; a forecast is not evidence."""
-    return any(
-        gain.basis == "measured" and gain.speedup is not None
-        for entry in ranked
-        for gain in entry.gains.values()
-    )
-
-
-def _undecided(ranked: Sequence[RankedDrafter]) -> str | None:
-    """The best measured drafter that may speed up; None without one."""
-    if not has_evidence(ranked):
-        return "Undecided: nothing valid was measured with drafts; the report says why."
-    open_gains = [
-        (gain.speedup.estimate, entry, setting, gain)
-        for entry in ranked
-        for setting, gain in entry.gains.items()
-        if gain.basis == "measured"
-        and judge(gain.speedup) is SpeedupVerdict.UNDECIDED
-        and gain.speedup
-    ]
-    if not open_gains:
-        return None
-    estimate, best, setting, gain = max(open_gains, key=lambda entry: entry[0])
-    at = f" at {gain.at.named}"
-    if len(best.gains) > 1:
-        at += f" on {setting_name(setting, best.gains)}"
-    standing = "looks best" if estimate > 1 else "comes nearest to a gain"
-    text = range_text(gain.speedup) if gain.speedup else ""
-    return f"Undecided: {text} with {best.drafter}{at}, which {standing}; {_WHAT_DECIDES}."

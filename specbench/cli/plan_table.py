@@ -19,8 +19,9 @@ from specbench.cli.preflight import planned_setups, setup_of
 from specbench.files.model import is_here
 from specbench.fit.demand import demand, gib
 from specbench.fit.memory_plan import DeploymentSpec
-from specbench.records import CellPlan, Length, ServerRecord, lengths
+from specbench.records import CellPlan, Length, Reason, ServerRecord, lengths
 from specbench.settings import RunSettings
+from specbench.words.answers import REASON, text
 from specbench.words.table import text_table
 
 # The first keys of a planned cell in JSON; the other axes follow.
@@ -65,7 +66,7 @@ def plan_document(
             for plan in plans
             for cell in plan.cell_plans()
         ],
-        "warnings": list(left_out(plans)),
+        "warnings": [*map(REASON.of, left_out(plans))],
         "sessions": [
             {
                 "target": outlook.target,
@@ -82,7 +83,7 @@ def plan_document(
     }
 
 
-def left_out(plans: Sequence[TargetPlan]) -> dict[str, None]:
+def left_out(plans: Sequence[TargetPlan]) -> dict[Reason, None]:
     """Each warning about cells that are left out, once."""
     return dict.fromkeys(warning for plan in plans for warning in plan.left_out)
 
@@ -112,7 +113,7 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
     if same:
         console.print(f"all: {', '.join(same)}")
     for warning in left_out(plans):
-        console.print(warning)
+        console.print(text(warning))
     for plan in plans:
         for outlook in estimate_sessions(plan, earlier):
             console.print(_sessions_text(outlook))

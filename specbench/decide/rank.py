@@ -1,11 +1,12 @@
 """Drafters of one target ranked by their gain, measured or else forecast."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
+from specbench.decide.explanation import k_of
 from specbench.decide.recommend import judge
 from specbench.metrics.registry import number_of
 from specbench.records import (
@@ -16,7 +17,9 @@ from specbench.records import (
     Fixed,
     ForecastRecord,
     Interval,
+    Kind,
     Length,
+    Reason,
     SpeedupVerdict,
 )
 
@@ -87,6 +90,67 @@ class RankedDrafter:
 
 def _gain_and_speedup(gain: Gain) -> tuple[float, float]:
     return gain.value, gain.speedup.estimate if gain.speedup else 0.0
+
+
+def answer_of(ranked: Sequence[RankedDrafter]) -> tuple[SpeedupVerdict, tuple[Reason, ...]]:
+    """Whether to use a drafter, and which, with one that may be as fast and what would decide it.
+
+    Only what was measured is advised.
+    """
+    for entry in ranked:
+        gain = entry.measured
+        if gain is not None and gain.num_speculative_tokens and gain.speedup is not None:
+            use = Kind.USE(
+                drafter=entry.drafter,
+                method=entry.method,
+                k=gain.num_speculative_tokens,
+                speedup=gain.speedup,
+            )
+            reasons = (use, *_setting(entry, gain), *_rival(entry, ranked))
+            return SpeedupVerdict.FASTER, reasons
+    measured = [
+        (gain.speedup, entry, gain)
+        for entry in ranked
+        for gain in entry.gains.values()
+        if gain.basis == "measured" and gain.speedup is not None
+    ]
+    if not measured:
+        return SpeedupVerdict.UNDECIDED, (Kind.NOTHING_VALID(),)
+    is_open = [found for found in measured if judge(found[0]) is SpeedupVerdict.UNDECIDED]
+    if not is_open:
+        return SpeedupVerdict.NO_SPEEDUP, (Kind.NO_DRAFTER_HELPS(),)
+    speedup, best, gain = max(is_open, key=lambda found: found[0].estimate)
+    found = Kind.OPEN_DRAFTER(drafter=best.drafter, k=k_of(gain.at), speedup=speedup)
+    setting = [Kind.OPEN_AT(setting=_setting_name(best, gain))] if len(best.gains) > 1 else []
+    standing = Kind.STANDS_BEST() if speedup.estimate > 1 else Kind.STANDS_NEAREST()
+    return SpeedupVerdict.UNDECIDED, (found, *setting, standing, _DECIDES)
+
+
+_DECIDES = Kind.MORE_OF(option="--num-prompts")
+
+
+def _setting(entry: RankedDrafter, gain: Gain) -> Iterator[Reason]:
+    """The setting of this gain among several, and the gain over all of them."""
+    if len(entry.gains) > 1:
+        yield Kind.AT_SETTING(
+            setting=_setting_name(entry, gain), speedup=entry.speedup, settings=len(entry.gains)
+        )
+
+
+def _setting_name(entry: RankedDrafter, gain: Gain) -> str:
+    setting = next(setting for setting, other in entry.gains.items() if other is gain)
+    return ", ".join(setting.distinct_parts(entry.gains, also="workload"))
+
+
+def _rival(best: RankedDrafter, ranked: Sequence[RankedDrafter]) -> Iterator[Reason]:
+    """The first other drafter whose interval overlaps with the best one's, and how to decide."""
+    for entry in ranked:
+        interval, speedup = best.interval, entry.interval
+        if entry is not best and interval and speedup and not are_distinct(interval, speedup):
+            kind = Kind.RIVAL if entry.is_measured else Kind.FORECAST_RIVAL
+            yield kind(drafter=entry.drafter, speedup=speedup)
+            yield _DECIDES
+            return
 
 
 def are_distinct(first: Interval, second: Interval) -> bool:

@@ -19,7 +19,7 @@ from specbench.files.model import num_rows, open_model
 from specbench.files.model_spec import GGUF_ADVICE, ModelSpec
 from specbench.inputs.pairing import Pairing
 from specbench.methods import Method, Setting, find_method
-from specbench.records import SIMULATED, acceptance_rule
+from specbench.records import SIMULATED, Kind, Reason, acceptance_rule
 from specbench.settings import EXPORTED, SERVED
 from specbench.settings.words import one_of
 from specbench.stats.rounds import Acceptance, acceptance_rates
@@ -51,7 +51,7 @@ class Deployment:
     temperature: float = 0.0
     dtype: str | None = None  # of the measurement; None: the checkpoint's
     context: int | None = None  # tokens of the prompts that K is for, if others need another K
-    basis: tuple[str, ...] = ()  # the origin of K, in sentences
+    basis: tuple[Reason, ...] = ()  # the origin of K
     measured_with: str | None = None  # the engine; None: K was set by hand
     arguments: tuple[str, ...] = ()  # arguments of that engine's fastest variant
     acceptance: Acceptance | None = None  # to simulate, for benchmarks
@@ -173,7 +173,7 @@ class Deployment:
 
     def noting(self, notes: Sequence[str]) -> "Deployment":
         """The deployment with these notes added to its `basis`."""
-        return replace(self, basis=(*self.basis, *notes))
+        return replace(self, basis=(*self.basis, *(Kind.NOTE(text=note) for note in notes)))
 
     def named(
         self,
@@ -255,7 +255,7 @@ class Export:
     config: ConfigFile | None
     acceptance_rule: str | None  # None: no drafts
     not_expressed: tuple[str, ...]  # settings that the engine does not have
-    basis: tuple[str, ...]
+    basis: tuple[Reason, ...]
     environment: Mapping[str, str] = field(default_factory=dict)  # variables for the command
 
     @property

@@ -30,13 +30,11 @@ from specbench.records import (
     CellSummary,
     Condition,
     Decision,
+    Kind,
+    Reason,
     ServerRecord,
     SpeedupVerdict,
 )
-from specbench.words.answers import decision_sentence, joined, text
-
-_NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speedup"
-_NO_SHARED_K = "no K has an interval on all of these workloads: export one of them with --workload"
 
 
 class Selection(NamedTuple):
@@ -94,28 +92,31 @@ def winner(
         (concurrency, *_at_concurrency(list(group), known))
         for concurrency, group in groupby(chosen, _concurrency)
     ]
-    basis = tuple(sentence for *_, sentences in by_concurrency for sentence in sentences)
+    basis = tuple(reason for *_, reasons in by_concurrency for reason in reasons)
     undecided = tuple(concurrency for concurrency, tier, _ in by_concurrency if tier is None)
     if undecided and len(undecided) < len(by_concurrency):
-        at = ", ".join(map(str, undecided))
-        basis += (f"K=0 at concurrency {at} because it is undecided there: measure it longer",)
+        basis += (Kind.OPEN_CONCURRENCY(at=undecided),)
     if selection.temperature is None and len(temperatures) > 1:
-        rest = ", ".join(f"{t:g}" for t in sorted(temperatures - {condition.temperature}))
-        at_temperature = f"at temperature {condition.temperature:g}"
-        basis = (f"{at_temperature}; also measured at {rest}: choose with --temperature", *basis)
+        rest = tuple(f"{t:g}" for t in sorted(temperatures - {condition.temperature}))
+        at = condition.temperature
+        basis = (Kind.OTHER_TEMPERATURES(temperature=at, others=rest), *basis)
     arguments = tuple((variants or {}).get(condition.variant or "", ()))
     if condition.variant is not None:
-        text = shlex.join(arguments) or "no more arguments"
-        basis = (f"variant {condition.variant}: {text}", *basis)
+        variant = Kind.PLAIN_VARIANT(variant=condition.variant)
+        if arguments:
+            words = shlex.join(arguments)
+            variant = Kind.VARIANT(variant=condition.variant, arguments=words)
+        basis = (variant, *basis)
     settings = {d.leader.without("context").question for d in chosen}
     lengths = [entry for entry in by_context(decisions, ()) if entry.question in settings]
-    basis += tuple(f"{e.condition.workload}, by context: {joined(e.answer)}" for e in lengths)
+    basis += tuple(
+        Kind.BY_CONTEXT(workload=e.condition.workload, because=tuple(e.answer)) for e in lengths
+    )
     tiers = _merged([tier or Tier(concurrency, 0) for concurrency, tier, _ in by_concurrency])
     # Engines name the limit of several tiers themselves.
     if selection.concurrency is None and len(tiers) == 1 and tiers[0].num_speculative_tokens:
         most = chosen[-1].condition.concurrency
-        requests = "1 request" if most == 1 else f"{most} concurrent requests"
-        basis = (*basis, f"not measured beyond {requests}: see --concurrency")
+        basis = (*basis, Kind.NOT_BEYOND(requests=most))
     return Deployment(
         pairing=by_name[name],
         tiers=tiers,
@@ -176,11 +177,19 @@ def _best(decisions: Sequence[Decision]) -> str:
 
 def _at_concurrency(
     decisions: list[Decision], cells: Sequence[CellSummary]
-) -> tuple[Tier | None, list[str]]:
+) -> tuple[Tier | None, list[Reason]]:
     """The tier of one concurrency with its reasons; None if the evidence is not enough for a K."""
     concurrency = decisions[0].condition.concurrency
-    prefix = "" if concurrency == 1 else f"{concurrency} concurrent requests: "
-    reasons = [f"{prefix}{decision_sentence(d)}" for d in decisions]
+    reasons = [
+        Kind.DECIDED(
+            requests=concurrency,
+            workload=d.condition.workload_label,
+            verdict=d.verdict,
+            because=d.answer,
+            mark=d.mark,
+        )
+        for d in decisions
+    ]
     if not any(d.draft.k for d in decisions):
         is_undecided = any(d.verdict is SpeedupVerdict.UNDECIDED for d in decisions)
         return None if is_undecided else Tier(concurrency, 0), reasons
@@ -193,15 +202,14 @@ def _at_concurrency(
         verdict = judge(leader.speedup) if leader else SpeedupVerdict.UNDECIDED
         if leader is None or verdict is not SpeedupVerdict.FASTER:
             tier = None if verdict is SpeedupVerdict.UNDECIDED else Tier(concurrency, 0)
-            return tier, [*reasons, _NO_FIXED_K]
+            return tier, [*reasons, Kind.NO_FIXED_K()]
         k = leader.key.draft.k
-        best = f"engines take a fixed K: the best fixed one is K={k}"
-        return Tier(concurrency, k), [*reasons, best]
+        return Tier(concurrency, k), [*reasons, Kind.BEST_FIXED_K(k=k)]
     shared = find_shared_k(same, decisions)
     if shared is None:
-        return None, [*reasons, _NO_SHARED_K if same else _NO_FIXED_K]
+        return None, [*reasons, Kind.NO_SHARED_K() if same else Kind.NO_FIXED_K()]
     k = shared.num_speculative_tokens
-    return Tier(concurrency, k), [*reasons, text(one_k(shared))]
+    return Tier(concurrency, k), [*reasons, one_k(shared)]
 
 
 def _condition_of_all_loads(decision: Decision) -> Condition:
@@ -262,15 +270,13 @@ def sessions_of(
     ]
 
 
-def session_notes(sessions: Sequence[ServerRecord], arguments: Sequence[str]) -> Iterator[str]:
+def session_notes(sessions: Sequence[ServerRecord], arguments: Sequence[str]) -> Iterator[Reason]:
     """Notes on an engine's own measurement, with the user's additional `arguments`."""
     if not sessions:
         return
     versions = ", ".join(dict.fromkeys(server.version for server in sessions))
-    measured = f"measured with {sessions[0].engine} {versions} itself"
-    if all(server.command for server in sessions):
-        yield f"{measured}, started with these flags"
-    else:
-        yield f"{measured}, which was running: flags not known"
+    is_started = all(server.command for server in sessions)
+    kind = Kind.WITH_FLAGS if is_started else Kind.WITHOUT_FLAGS
+    yield kind(engine=f"{sessions[0].engine} {versions}")
     if arguments:
-        yield f"its additional arguments: {shlex.join(arguments)}"
+        yield Kind.MORE_ARGUMENTS(arguments=shlex.join(arguments))

@@ -43,7 +43,7 @@ from specbench.inputs.model_spec import without_owner
 from specbench.inputs.pairing import DrafterSpec
 from specbench.library_facts import knows_model_type
 from specbench.methods import Method, all_methods, find_method, kind_of
-from specbench.records import no_template
+from specbench.records import Kind
 
 Level = Literal["refused", "warning", "ok"]
 NO_WEIGHTS = "none"
@@ -247,7 +247,7 @@ def _by_files(target: ModelFiles, draft: ModelFiles) -> FitFinding:
 def template_findings(target: ModelFiles) -> Iterator[FitFinding]:
     """A target needs a chat template so that its prompts are those of a chat."""
     if target.lacks_template:
-        reason = no_template(target.spec.source)
+        reason = Kind.NO_TEMPLATE.sentence.format(target=target.spec.source)
         yield finding("chat_template", "warning", draft="none", reason=reason)
 
 

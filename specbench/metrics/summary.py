@@ -107,21 +107,18 @@ def summarize_imported(
     )
 
 
-def import_warnings(records: Sequence[ImportedRecord]) -> tuple[str, ...]:
+def import_warnings(records: Sequence[ImportedRecord]) -> tuple[Reason, ...]:
     """Warnings about a run that was imported; empty for one measured here."""
     if not records:
         return ()
-    tools = ", ".join(dict.fromkeys(f"{r.tool} {r.tool_version or ''}".strip() for r in records))
-    units = [
+    tools = tuple(dict.fromkeys(f"{r.tool} {r.tool_version or ''}".strip() for r in records))
+    units = (
         *(["requests"] if any(record.requests for record in records) else []),
         *(["repeats"] if any(record.num_repeats > 1 for record in records) else []),
-    ]
-    known = (
-        f"intervals are over {' or '.join(units)}, with each server started once"
-        if units
-        else "no interval without repeats or the times of single requests, and no K is chosen"
     )
-    return (f"imported from {tools}: figures as reported by that tool; {known}",)
+    if not units:
+        return (Kind.IMPORTED_POINTS(tools=tools),)
+    return (Kind.IMPORTED(tools=tools, units=units),)
 
 
 def _imported_summary(

@@ -61,7 +61,6 @@ from specbench.records.provenance import (
     RunRecord,
     ServerRecord,
     chosen_threads,
-    no_template,
 )
 from specbench.records.reasons import Kind, Reason, by_importance
 from specbench.records.requests import (

@@ -89,11 +89,6 @@ class CellPlan:
     num_repeats: int
 
 
-def no_template(target: str) -> str:
-    """The warning about a target without a chat template."""
-    return f"{target} has no chat template: prompts are fed as they are"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
     """The plan, settings and environment of a run: `run.json` in its folder."""
@@ -104,7 +99,7 @@ class RunRecord:
     settings: RunSettings
     workload_sha256: Mapping[str, str]
     cells: tuple[CellPlan, ...]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Reason, ...] = ()
     busy: tuple[Reason, ...] = ()  # signs at its start that the machine was busy
     pairing_sha256: Mapping[str, str] = field(default_factory=dict)  # of their entries in the file
     workload_prompts: Mapping[str, int] = field(default_factory=dict)  # in the file, used or not
@@ -298,7 +293,7 @@ class ServerRecord:
     problems: Annotated[
         tuple[str, ...], Doc("why its figures are not used; empty if they are")
     ] = ()
-    warnings: Annotated[tuple[str, ...], Doc("what to look at again")] = ()
+    warnings: Annotated[tuple[Reason, ...], Doc("what to look at again")] = ()
     log: Annotated[str | None, Doc("file of its output, in the run's folder")] = None
     node: Annotated[
         str | None,

@@ -94,7 +94,7 @@ class Kind(StrEnum):
     LIMIT_UNKNOWN = "limit_unknown", "{limit} is not known"
     NO_VALID_BASELINE = "no_valid_baseline", "no answer: no valid measurement of K=0"
     UNANSWERED = "unanswered", "no answer: not measured"
-    NOT_BEYOND = "not_beyond", "not measured beyond {requests:amount}: see --concurrency"
+    NOT_BEYOND = "not_beyond", "not measured beyond {requests:requests}: see --concurrency"
     FASTER_VARIANT = (
         "faster_variant",
         "{cell}: {variant} is {speedup:x} faster than {other}{speedup:bounds}",
@@ -117,6 +117,36 @@ class Kind(StrEnum):
         "memory left: {tokens:,} more tokens of context per request{context:than}",
     )
     MEMORY_FULL = "memory_full", "memory left: not enough for {context:,} tokens of context"
+
+    # What a forecast chose.
+    APPROXIMATE = "approximate", "approximate here"
+    STEP_TIMES_OF = "step_times_of", "with the step times of {origin}"
+    STEP_TIMES_OF_GREEDY = (
+        "step_times_of_greedy",
+        "with the step times of {origin}, which drafts greedily",
+    )
+    FORECAST_LOWER = "forecast_lower", "skipped: the forecast of another drafter is higher"
+    CHOSE_TO_MEASURE = "chose_to_measure", "of K={ks:ks} chose to measure {chosen:ks}"
+    MEASURED_CHOSEN = "measured_chosen", "of K={ks:ks} measured {chosen:ks}"
+    WOULD_MEASURE = "would_measure", "of K={ks:ks} would measure {chosen:ks}"
+    TIME_SAVED = "time_saved", "{share:.0%} of the sweep's time saved by its own estimate"
+    TIME_LOST = "time_lost", "{share:.0%} more time than the sweep by its own estimate"
+
+    # Which drafter of a target to use.
+    USE = "use", "use {drafter} ({method}) with {k:K}, {speedup:x} faster{speedup:bounds}"
+    AT_SETTING = (
+        "at_setting",
+        "on {setting}, and {speedup:.2f}x over all {settings} settings, each at its K",
+    )
+    RIVAL = "rival", "{drafter} may be as fast, {speedup:x}{speedup:bounds}"
+    FORECAST_RIVAL = (
+        "forecast_rival",
+        "{drafter} may be as fast by its forecast, {speedup:x}{speedup:bounds}",
+    )
+    OPEN_DRAFTER = "open_drafter", "{speedup:range} with {drafter} at {k:K}"
+    OPEN_AT = "open_at", "on {setting}"
+    STANDS_BEST = "stands_best", "it looks best"
+    STANDS_NEAREST = "stands_nearest", "it comes nearest to a speedup"
 
     # What one K or one configuration for all workloads loses.
     ONE_K = (
@@ -519,6 +549,132 @@ class Kind(StrEnum):
         "least {last_s:.3g} s, and more requests would wait longer",
     )
 
+    # What to look at again in a run.
+    OF_CELLS = "of_cells", "{cells:all}: {because:all}"
+    NOISY = "noisy", "noisy machine, so intervals are wide: {signs:all}"
+    SYNTHETIC = "synthetic", "{made:commas}: timings are real; text and acceptance are not"
+    LOSSY = (
+        "lossy",
+        "{pairing} is lossy by choice (rule {rule}): it accepts drafts that the target would not "
+        "have generated, so its text is not the target's",
+    )
+    NO_TEMPLATE = (
+        "no_template",
+        "{target} has no chat template: prompts are fed as they are",
+    )
+    THINKING_IGNORED = (
+        "thinking_ignored",
+        "{workloads:commas}: the chat template of {target} has neither {names:nor}, so the setting "
+        "thinking has no effect",
+    )
+    FOREIGN_WORKLOAD = (
+        "foreign_workload",
+        "{workload}: {target} was not trained on such text; its figures mean little",
+    )
+    PEERS_LACK = (
+        "peers_lack",
+        "the engine transformers has no such method for {pairings:commas}: only builtin measures "
+        "them",
+    )
+    NOTHING_MEASURES = (
+        "nothing_measures",
+        "the engine transformers has no such method for {pairings:commas}: add builtin",
+    )
+    K_TOO_DEEP = (
+        "k_too_deep",
+        "{pairing} cannot draft K={k} or more tokens ahead: these K were left out",
+    )
+    FOUND_IN_FILES = "found_in_files", "{name}: {finding}"
+    NOTE = "note", "{text}"
+    OTHER_MODEL = (
+        "other_model",
+        "{option} serves {served}, and the target {target} is {model}: check that they are the "
+        "same model",
+    )
+    NO_VERSION = "no_version", "{option} does not report its version: check that it is {engine}"
+    NO_K = "no_k", "{option} does not report its K: measured as K=0; add #k=4 if it drafts"
+    REPLICAS = (
+        "replicas",
+        "{servers} servers run at K={k}: they share the requests as replicas",
+    )
+    CLOCK_SET_BACK = (
+        "clock_set_back",
+        "the clock was set back: run {later} is dated later than now and stays `latest`; refer to "
+        "this one as {run_id}",
+    )
+    INCOMPLETE = (
+        "incomplete",
+        "incomplete: interrupted or still running, so recommendations may change. To continue: "
+        "{command}",
+    )
+    CELLS_MISSING = (
+        "cells_missing",
+        "not measured, so without a recommendation: {missing} of {cells} cells: {names:commas}",
+    )
+    BUDGET_ELSEWHERE = (
+        "budget_elsewhere",
+        "not measured: the time budget went to other K of this drafter",
+    )
+    BUDGET_ENDED = (
+        "budget_ended",
+        "no interval: the time budget ended after {measured} of the {needed:amount} it needs",
+    )
+    PROMPTS_DIFFER = (
+        "prompts_differ",
+        "{settings:list}: cells have {fewest} to {most} prompts. A speedup compares the same "
+        "prompts at K and at K=0; tok/s and rates of rows with different prompts are not "
+        "comparable",
+    )
+    RESUMED_ELSEWHERE = (
+        "resumed_elsewhere",
+        "resumed {created_at} under different conditions, which the results mix: {changes:all}",
+    )
+    ALSO_ON_NODE = (
+        "also_on_node",
+        "also measured on node {node} under different conditions, which the results mix: "
+        "{changes:all}",
+    )
+    IMPORTED = (
+        "imported",
+        "imported from {tools:commas}: figures as reported by that tool; intervals are over "
+        "{units:list}, with each server started once",
+    )
+    IMPORTED_POINTS = (
+        "imported_points",
+        "imported from {tools:commas}: figures as reported by that tool; no interval without "
+        "repeats or the times of single requests, and no K is chosen",
+    )
+
+    # What to look at again in the sessions of a server.
+    OF_SESSIONS = "of_sessions", "{engine}, {k:K}{more:more}: {because:all}"
+    OTHERS_UNSEEN = (
+        "others_unseen",
+        "{engine} does not count the tokens of all clients: requests of other clients cannot be "
+        "noticed, and would slow the measurement",
+    )
+    NOT_RESTARTED = (
+        "not_restarted",
+        "{engine} was running and was not restarted: the variation between its processes is not in "
+        "the intervals",
+    )
+    RESTARTED = (
+        "restarted",
+        "{engine} was running and was restarted between sessions at K={ks:ks}: the variation "
+        "between its processes is not in the intervals",
+    )
+    PREFIXES_KEPT = (
+        "prefixes_kept",
+        "{engine} kept prefixes of earlier prompts: those that repeat them start faster",
+    )
+    ACCEPTED_COUNTS_DIFFER = (
+        "accepted_counts_differ",
+        "accepted drafts: {requests:,} by the requests' counts, {server:,.0f} by the server's",
+    )
+    ROUND_COUNTS_DIFFER = (
+        "round_counts_differ",
+        "rounds with drafts: {requests:,} by the requests' counts, {server:,.0f} by the server's",
+    )
+
     # What the counts of another tool mean.
     CONDITIONS = "conditions", "conditions in the file: {facts:all}"
     CANCELLED = "cancelled", "the run was cancelled"
@@ -551,6 +707,70 @@ class Kind(StrEnum):
     )
     REPEATS = "repeats", "mean of {repeats:amount}{deviations:parts}"
     DEVIATION = "deviation", "standard deviation of {metric} {share:.1%}"
+
+    # The answer of a check.
+    NONE_WORSE = (
+        "none_worse",
+        "{comparisons:amount} of {cells:amount}, none worse than tolerated ({tolerated:commas})",
+    )
+    MOVED = "moved", "{name} {shift:shift}, {change:+.1%} ({limit:limit} is tolerated)"
+    NUM_WORST = "num_worst", "{worst} of {comparisons:amount} of {cells:amount}"
+    FIRST_CAUSE = "first_cause", "cause: {cause}"
+    FIRST_POSSIBLE_CAUSE = "first_possible_cause", "possible cause: {cause}"
+
+    # What a baseline cannot show.
+    THREADS_VARY = (
+        "threads_vary",
+        "threads: {threads}: a check with this baseline compares no absolute times; give every run "
+        "the same --threads",
+    )
+    ASSUMED = (
+        "assumed",
+        "one run does not show the variation between runs; assumed{deviations:parts}. Pool several "
+        "runs to measure it",
+    )
+    ASSUMED_DEVIATION = "assumed_deviation", "{of:list} {share:.1%}"
+
+    # What an exported command is based on.
+    OF_RUN = "of_run", "run {run_id}"
+    OF_INTERRUPTED_RUN = (
+        "of_interrupted_run",
+        "run {run_id}, interrupted: based on what it measured so far",
+    )
+    BY_HAND = "by_hand", "K was set by hand, not measured"
+    DECIDED = "decided", "{requests:at_once}{workload}: {verdict:verdict}{because:all}{mark}"
+    NO_FIXED_K = (
+        "no_fixed_k",
+        "engines take a fixed K, and no fixed K has a proven speedup",
+    )
+    BEST_FIXED_K = "best_fixed_k", "engines take a fixed K: the best fixed one is {k:K}"
+    NO_SHARED_K = (
+        "no_shared_k",
+        "no K has an interval on all of these workloads: export one of them with --workload",
+    )
+    OPEN_CONCURRENCY = (
+        "open_concurrency",
+        "K=0 at concurrency {at:ks} because it is undecided there: measure it longer",
+    )
+    OTHER_TEMPERATURES = (
+        "other_temperatures",
+        "at temperature {temperature:g}; also measured at {others:commas}: choose with "
+        "--temperature",
+    )
+    VARIANT = "variant", "variant {variant}: {arguments}"
+    PLAIN_VARIANT = "plain_variant", "variant {variant}: no more arguments"
+    BY_CONTEXT = "by_context", "{workload}, by context: {because:all}"
+    WITH_FLAGS = "with_flags", "measured with {engine} itself, started with these flags"
+    WITHOUT_FLAGS = (
+        "without_flags",
+        "measured with {engine} itself, which was running: flags not known",
+    )
+    MORE_ARGUMENTS = "more_arguments", "its additional arguments: {arguments}"
+    CPU_DTYPE = (
+        "cpu_dtype",
+        "measured in float32, the default on a CPU: the command leaves the dtype to the engine, "
+        "which takes the checkpoint's; to measure that, run with --dtype bfloat16",
+    )
 
     # Why a check judged a metric as it did.
     MACHINE_BUSY = (

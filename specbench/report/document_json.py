@@ -29,13 +29,15 @@ from specbench.records import (
     ImportedRecord,
     ModelIdentity,
     ServerRecord,
+    SpeedupVerdict,
 )
 from specbench.records.keys import AXES, flat_keys
 from specbench.report.document import Document
+from specbench.report.forecasts import forecast_reasons, forecast_text, forecast_verdict
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
-from specbench.words.answers import TEXT_OF_DECISION, decision_sentence, keys_in_words
+from specbench.words.answers import REASON, TEXT_OF_DECISION, decision_sentence, keys_in_words
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -127,6 +129,15 @@ _FORECAST = JsonObject(
             Doc("1 - (`trace_s` + `costs_s` + `measure_s`) / `sweep_s`", "fraction", high=1),
             attrgetter("forecast.share_saved"),
         ),
+        "verdict": Key(
+            SpeedupVerdict,
+            "`faster`, `no speedup` or `undecided` by the forecast",
+            forecast_verdict,
+        ),
+        "reasons": Key(
+            Several(REASON), "what was forecast, and what was measured after it", forecast_reasons
+        ),
+        "text": Key(str, "the forecast in words", forecast_text),
     },
 )
 _FAILURE = JsonObject(
@@ -139,6 +150,7 @@ _IMPORTED = JsonObject(
     "The source of an imported cell.",
     keys_in_words(ImportedRecord, without=("requests",)),
 )
+_SERVER = JsonObject("ServerRecord", "A session of a serving engine.", keys_in_words(ServerRecord))
 _SETTINGS = JsonObject(
     "RunSettings",
     "The options of the command.",
@@ -224,7 +236,7 @@ DOCUMENT = JsonObject(
         ),
         "engines": Key(tuple[EngineRecord, ...], "how each engine ran each target"),
         "servers": Key(
-            tuple[ServerRecord, ...],
+            Several(_SERVER),
             "sessions of serving engines: each start, or each use of a running server",
         ),
         "failures": Key(
@@ -235,7 +247,7 @@ DOCUMENT = JsonObject(
             Several(_IMPORTED),
             "the source of imported cells (`specbench import`)",
         ),
-        "warnings": Key(tuple[str, ...], "warnings about the run as a whole", run_warnings),
+        "warnings": Key(Several(REASON), "warnings about the run as a whole", run_warnings),
     },
 )
 

@@ -1,21 +1,20 @@
 """Forecasts in words and tables, with the measurements that followed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from specbench.decide.recommend import finding, judge
 from specbench.doc import part_of
 from specbench.forecast.forecast_check import CheckedForecast, MeasuredPoint
-from specbench.records import ForecastPoint, ForecastRecord, ranges
+from specbench.records import ForecastPoint, ForecastRecord, Kind, Reason, SpeedupVerdict
 from specbench.report.document import Document
 from specbench.report.grids import Legend, setting_column
 from specbench.report.sections import drafter_of, setting_name
-from specbench.words.answers import answer_text
+from specbench.words.answers import answer_text, joined
 from specbench.words.table import Table, column, with_values
 
 FORECAST_TITLE = "Forecast against measured"
-_RULES = {"exact": "", "greedy_draft": ", which drafts greedily"}
 _LEGEND = {  # meanings, by a word of the headers that need them
     "AL": "mean acceptance length",
     "forecast": "made before any K was measured, from traces of all prompts and step times",
@@ -100,38 +99,42 @@ def forecast_lines(document: Document) -> list[str]:
 
 
 def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str:
-    """The verdict of a forecast, such as `forecast: K=4, 1.90x faster [1.80, 2.00]; of K = 1..8
-    measured 4, about 70% of ...`.
+    """The verdict of a forecast, such as `forecast: K=4, 1.90x faster [1.80, 2.00]; of K=1..8
+    measured 4; 70% of ...`.
     """
-    record = check.forecast
-    name = f"{record.key.source}, " if names_pairing else ""
-    about = "" if record.is_exact else ", approximate here"
-    leader = check.leader
-    verdict = answer_text(
-        judge(leader.speedup), [finding(leader.speedup, leader.num_speculative_tokens)]
-    )
-    text = f"forecast: {name}{verdict}{about}"
+    name = f"{check.forecast.key.source}, " if names_pairing else ""
+    return f"forecast: {name}{answer_text(forecast_verdict(check), forecast_reasons(check))}"
+
+
+def forecast_verdict(check: CheckedForecast) -> SpeedupVerdict:
+    """What the interval of the forecast speedup supports."""
+    return judge(check.leader.speedup)
+
+
+def forecast_reasons(check: CheckedForecast) -> Iterator[Reason]:
+    """What was forecast and how, what was measured after it, and the time that this saved."""
+    record, leader = check.forecast, check.leader
+    yield finding(leader.speedup, leader.num_speculative_tokens)
+    if not record.is_exact:
+        yield Kind.APPROXIMATE()
     if record.costs_of is not None:
-        return f"{text}{with_costs([check])}"
-    ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]
+        yield _step_times(record)
+        return
+    ks = tuple(p.num_speculative_tokens for p in record.points if p.num_speculative_tokens)
     chosen, done = set(record.to_measure), set(check.measured)
     if not chosen:
-        return f"{text}; skipped: the forecast of another drafter is higher"
-    verb = (
-        "measured" if done == chosen else "would measure" if done > chosen else "chose to measure"
-    )
-    return f"{text}; of K={ranges(ks)} {verb} {ranges(sorted(chosen))}{_time_saved(record)}"
+        yield Kind.FORECAST_LOWER()
+        return
+    kind = Kind.WOULD_MEASURE if done > chosen else Kind.CHOSE_TO_MEASURE
+    yield (Kind.MEASURED_CHOSEN if done == chosen else kind)(ks=ks, chosen=tuple(sorted(chosen)))
+    if (saved := record.share_saved) is not None:  # by its own estimate; less in short sweeps
+        yield Kind.TIME_LOST(share=-saved) if saved < 0 else Kind.TIME_SAVED(share=saved)
 
 
-def _time_saved(record: ForecastRecord) -> str:
-    """The time that the forecast saves by its own estimate; empty without one."""
-    saved = record.share_saved
-    if saved is None:
-        return ""
-    share = f"{saved:.0%} of the sweep's time saved"
-    if saved < 0:  # as in short sweeps
-        share = f"{-saved:.0%} more time than the sweep"
-    return f", {share} by its own estimate"
+def _step_times(record: ForecastRecord) -> Reason:
+    is_greedy = record.acceptance_rule == "greedy_draft"
+    kind = Kind.STEP_TIMES_OF_GREEDY if is_greedy else Kind.STEP_TIMES_OF
+    return kind(origin=record.costs_of)
 
 
 def best_forecast(checks: Sequence[CheckedForecast]) -> CheckedForecast | None:
@@ -141,12 +144,9 @@ def best_forecast(checks: Sequence[CheckedForecast]) -> CheckedForecast | None:
 
 def with_costs(checks: Sequence[CheckedForecast]) -> str:
     """The sources of their step times, to append to a text; empty if all were measured here."""
-    origins = dict.fromkeys(
-        f"{record.costs_of}{_RULES[record.acceptance_rule]}"
-        for record in (check.forecast for check in checks)
-        if record.costs_of is not None
-    )
-    return f", with the step times of {'; '.join(origins)}" if origins else ""
+    records = (check.forecast for check in checks)
+    origins = dict.fromkeys(_step_times(r) for r in records if r.costs_of is not None)
+    return f", {joined(origins)}" if origins else ""
 
 
 def _low(point: ForecastPoint) -> float:

@@ -21,7 +21,7 @@ from specbench.words.numbers import (
     effect_of,
     effect_text,
     figure,
-    listed,
+    limit_text,
     measured,
     number,
     plural,
@@ -47,19 +47,17 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
         yield text(Kind.BASELINE_BUSY(run_id=run_id, because=signs))
     threads = baseline.fingerprint.hardware.get(THREADS, "")
     if threads.count("|"):
-        yield (
-            f"threads: {threads}: a check with this baseline compares no absolute times; give "
-            "every run the same --threads"
-        )
+        yield text(Kind.THREADS_VARY(threads=threads))
     if baseline.num_runs == 1:
         kinds: dict[float, list[str]] = {}  # by the deviation that is assumed of them
         for kind in MetricKind:
             kinds.setdefault(deviation_floor(kind, device), []).append(kind.value)
-        granted = ", ".join(f"{listed(of)} {floor:.1%}" for floor, of in kinds.items() if floor)
-        yield (
-            f"one run does not show the variation between runs; assumed: {granted}. Pool several "
-            "runs to measure it"
+        granted = (
+            Kind.ASSUMED_DEVIATION(share=floor, of=tuple(of))
+            for floor, of in kinds.items()
+            if floor
         )
+        yield text(Kind.ASSUMED(deviations=tuple(granted)))
 
 
 _NAME = "specbench check"
@@ -79,26 +77,44 @@ def title(gate: Gate) -> str:
 
 def headline(gate: Gate) -> str:
     """The answer in one sentence."""
-    by_verdict = {v: [j for j in gate.judgments if j.verdict is v] for v in GateVerdict}
-    cells = len({judgment.cell for judgment in gate.judgments})
-    count = f"{plural(len(gate.judgments), 'comparison')} of {plural(cells, 'cell')}"
-    worst = by_verdict[gate.verdict]
+    return f"{gate.verdict.upper()}: {joined(answer_of(gate))}"
+
+
+def answer_of(gate: Gate) -> Iterator[Reason]:
+    """What the verdict is about: the first of the judgments that have it."""
+    cells = len({judgment.cell for judgment in gate.judgments}), "cell"
+    comparisons = len(gate.judgments), "comparison"
     if gate.verdict is GateVerdict.PASS:
-        tolerated = ", ".join(f"{t.metric} {t.percent}" for t in gate.tolerances)
-        return f"PASS: {count}, none worse than tolerated ({tolerated})"
-    return f"{gate.verdict.upper()}: {_judgment_text(worst, count)}{first_cause(gate, worst[0])}"
+        tolerated = tuple(f"{t.metric} {t.percent}" for t in gate.tolerances)
+        yield Kind.NONE_WORSE(comparisons=comparisons, cells=cells, tolerated=tolerated)
+        return
+    worst = [judgment for judgment in gate.judgments if judgment.verdict is gate.verdict]
+    first = worst[0]
+    reason = () if first.reason is None else (first.reason,)
+    if first.change is None or first.baseline is None or first.candidate is None:
+        yield Kind.OF_CELLS(cells=(_name(first),), because=reason)
+    else:
+        yield Kind.MOVED(
+            name=_name(first),
+            shift=(first.baseline, first.candidate, first.unit),
+            change=first.change.estimate,
+            limit=_limit(first),
+        )
+        yield from reason
+    yield Kind.NUM_WORST(worst=len(worst), comparisons=comparisons, cells=cells)
+    yield from first_cause(gate, first)
 
 
-def first_cause(gate: Gate, judgment: Judgment) -> str:
-    """`; cause: changed weights` for a regression, else a possible cause; empty if unknown."""
-    of_cell = (a for a in gate.attributions if a.cell == judgment.cell and a.causes)
-    attribution = next(of_cell, None)
-    if attribution is None:
-        return ""
-    cause = attribution.causes[0].value
-    if judgment.verdict is GateVerdict.REGRESSION:
-        return f"; cause: {cause}"
-    return f"; possible cause: {cause}" if attribution.changes else ""
+def first_cause(gate: Gate, judgment: Judgment) -> Iterator[Reason]:
+    """The first cause of a regression, else a possible cause; nothing if unknown."""
+    for attribution in gate.attributions:
+        if attribution.cell == judgment.cell and attribution.causes:
+            cause = attribution.causes[0].value
+            if judgment.verdict is GateVerdict.REGRESSION:
+                yield Kind.FIRST_CAUSE(cause=cause)
+            elif attribution.changes:
+                yield Kind.FIRST_POSSIBLE_CAUSE(cause=cause)
+            return
 
 
 def detail_lines(gate: Gate) -> tuple[str, ...]:
@@ -175,17 +191,6 @@ def _name(judgment: Judgment) -> str:
     return ": ".join((judgment.cell.label, *([judgment.metric] if judgment.metric != CELL else [])))
 
 
-def _judgment_text(worst: Sequence[Judgment], count: str) -> str:
-    first = worst[0]
-    found = _name(first)
-    if first.change is not None and first.baseline is not None and first.candidate is not None:
-        ends = " -> ".join(measured(v, first.unit) for v in (first.baseline, first.candidate))
-        found += f" {ends}, {first.change.estimate:+.1%} ({_limit(first)} is tolerated)"
-    if first.reason:
-        found += f": {text(first.reason)}"
-    return f"{found} ({len(worst)} of {count})"
-
-
 def _reasons(judgments: Sequence[Judgment]) -> Iterator[str]:
     """The reasons of judgments; a note says once that a machine was busy."""
     for judgment in judgments:
@@ -211,11 +216,12 @@ def _change(judgment: Judgment) -> str | None:
     return figure(judgment.change, "fraction") if judgment.change else None
 
 
-def _limit(judgment: Judgment) -> str:
+def _limit(judgment: Judgment) -> float | None:
+    """The tolerated change with its sign."""
     if judgment.tolerance is None:
-        return ABSENT
+        return None
     metric = all_metrics()[metric_name(judgment.metric)]
-    return f"{'-' if metric.better == 'higher' else '+'}{100 * judgment.tolerance:.3g}%"
+    return -judgment.tolerance if metric.better == "higher" else judgment.tolerance
 
 
 _MARKS = {
@@ -246,7 +252,10 @@ _COLUMNS = (
     column("before", lambda judgment: _value(judgment.baseline, judgment.unit)),
     column("after", lambda judgment: _value(judgment.candidate, judgment.unit)),
     column("change +- 95%", _change),
-    column("limit", _limit),
+    column(
+        "limit",
+        lambda judgment: None if (limit := _limit(judgment)) is None else limit_text(limit),
+    ),
     column("MDE", lambda judgment: effect_of(judgment.minimum_detectable_effect)),
     column(
         "verdict",
@@ -326,6 +335,7 @@ DOCUMENT = JsonObject(
             "the most severe one: `pass`, `inconclusive`, `missing` or `regression`; or "
             "`refused`, see below",
         ),
+        "reasons": Key(Several(REASON), "what the verdict is about, and how often", answer_of),
         "text": Key(str, "the answer in words", headline),
         "false_alarm": Key(
             float, "upper bound of the probability that identical runs fail", lambda _: FALSE_ALARM
@@ -416,8 +426,8 @@ def _document(root: ET.Element) -> str:
 def _message(gate: Gate, judgment: Judgment) -> str:
     _, before, after, change, limit, *_ = judgment_table([judgment]).rows[0]
     values = f"{before} -> {after}, {change}, limit {limit}"
-    whole = joined((values, *([judgment.reason] if judgment.reason else [])))
-    return _printable(f"{whole}{first_cause(gate, judgment)}")
+    reason = filter(None, (judgment.reason,))
+    return _printable(joined((values, *reason, *first_cause(gate, judgment))))
 
 
 def _printable(text: str) -> str:

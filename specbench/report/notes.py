@@ -6,13 +6,13 @@ from functools import partial
 
 from specbench.decide.explanation import units_of
 from specbench.metrics.summary import import_warnings
-from specbench.records import CellKey, CellSummary, Environment, Kind, lengths, no_template
+from specbench.records import CellKey, CellSummary, Environment, Kind, Reason, lengths
 from specbench.report.document import Document, is_cut_short
 from specbench.report.sections import sections
 from specbench.report.sessions import lost_line, session_warnings
 from specbench.runs import resume_command
 from specbench.stats.spread import MIN_UNITS
-from specbench.words.answers import noise_lines, text
+from specbench.words.answers import text
 from specbench.words.numbers import listed, plural
 
 _FAILURES, _INVALID, WARNINGS = "Not measured", "Invalid cells", "Warnings"
@@ -33,7 +33,7 @@ def notes(document: Document) -> dict[str, list[str]]:
     """Lines by heading, the most severe heading first; no heading is empty."""
     lines = {
         _FAILURES: failure_lines(document),
-        _INVALID: _cell_lines(document, lambda cell: map(text, cell.invalid_reasons)),
+        _INVALID: [*map(text, _of_cells(document, lambda cell: cell.invalid_reasons))],
         WARNINGS: warning_lines(document),
     }
     return {heading: some for heading, some in lines.items() if some}
@@ -58,108 +58,93 @@ def failure_lines(document: Document) -> list[str]:
 def warning_lines(document: Document) -> list[str]:
     """Warnings about the run, then about its cells, those of confirmation runs included."""
     confirmed = {decision.leader: decision.warnings for decision in document.decisions}
-    return list(
-        dict.fromkeys(
-            (
-                *run_warnings(document),
-                *_cell_lines(
-                    document,
-                    lambda cell: map(text, (*cell.warnings, *confirmed.get(cell.key, ()))),
-                ),
-            )
-        )
-    )
+    of_cells = _of_cells(document, lambda cell: (*cell.warnings, *confirmed.get(cell.key, ())))
+    return list(dict.fromkeys(map(text, (*run_warnings(document), *of_cells))))
 
 
-def run_warnings(document: Document) -> list[str]:
+def run_warnings(document: Document) -> list[Reason]:
     """Warnings about the run as a whole."""
     return [
         *import_warnings(document.imported),
         *(
-            no_template(model.name)
+            Kind.NO_TEMPLATE(target=model.name)
             for model in document.models
             if model.template_sha256 == ""
             and any(key.condition.target == model.name for key in document.run.keys)
         ),
         *_synthetic(document),
         *_lossy(document),
-        *noise_lines(document.noise),
+        *([Kind.NOISY(signs=document.noise)] if document.noise else ()),
         *document.run.warnings,
         *_unfinished(document),
-        *_cell_lines(document, partial(_too_few_prompts, document)),
+        *_of_cells(document, partial(_too_few_prompts, document)),
         *_differing_prompts(document),
         *_resumed(document),
         *session_warnings(document),
     ]
 
 
-def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[str]]) -> list[str]:
-    return _key_lines(
-        (section.title, cell.key, text)
+def _of_cells(
+    document: Document, reasons_of: Callable[[CellSummary], Iterable[Reason]]
+) -> Iterator[Reason]:
+    return _of_keys(
+        (section.title, cell.key, reason)
         for section in sections(document)
         for cell in section.measured
-        for text in dict.fromkeys(texts_of(cell))
+        for reason in dict.fromkeys(reasons_of(cell))
     )
 
 
-def _key_lines(texts: Iterable[tuple[str, CellKey, str]]) -> list[str]:
-    """Lines such as `demo/draft K=2..4 (chat and code): text`, one per text."""
-    keys: dict[tuple[str, str, str], list[CellKey]] = {}
-    for title, key, line in texts:
-        keys.setdefault((title, key.source, line), []).append(key)
-    titles: dict[tuple[str, str, str], list[str]] = {}
-    for (title, label, line), keys_of_line in keys.items():
-        ks = lengths([key.draft.length for key in keys_of_line])
-        titles.setdefault((label, ks, line), []).append(title)
-    cells: dict[str, list[str]] = {}
-    for (label, ks, line), names in titles.items():
-        cells.setdefault(line, []).append(f"{label} K={ks} ({listed(names)})")
-    return [f"{'; '.join(names)}: {line}" for line, names in cells.items()]
+def _of_keys(reasons: Iterable[tuple[str, CellKey, Reason]]) -> Iterator[Reason]:
+    """Each reason once, with its cells: `demo/draft K=2..4 (chat and code): ...`."""
+    keys: dict[tuple[str, str, Reason], list[CellKey]] = {}
+    for title, key, reason in reasons:
+        keys.setdefault((title, key.source, reason), []).append(key)
+    titles: dict[tuple[str, str, Reason], list[str]] = {}
+    for (title, label, reason), some in keys.items():
+        ks = lengths([key.draft.length for key in some])
+        titles.setdefault((label, ks, reason), []).append(title)
+    cells: dict[Reason, list[str]] = {}
+    for (label, ks, reason), names in titles.items():
+        cells.setdefault(reason, []).append(f"{label} K={ks} ({listed(names)})")
+    return (Kind.OF_CELLS(cells=tuple(n), because=(reason,)) for reason, n in cells.items())
 
 
-def _synthetic(document: Document) -> Iterator[str]:
+def _synthetic(document: Document) -> Iterator[Reason]:
     decoder = document.run.settings.decoder
     synthetic = []
     if decoder.acceptance is not None:
         rates = () if isinstance(decoder.acceptance, str) else decoder.acceptance
         by_k = rates if isinstance(rates, Mapping) else {0: rates}
         texts = {k: ", ".join(f"{a:g}" for a in of_k) for k, of_k in by_k.items()}
-        text = "; ".join(f"K={k}: {of_k}" if k else of_k for k, of_k in texts.items())
-        synthetic.append(f"simulated acceptance {text}")
+        each = "; ".join(f"K={k}: {of_k}" if k else of_k for k, of_k in texts.items())
+        synthetic.append(f"simulated acceptance {each}")
     if decoder.dummy_weights:
         synthetic.append("dummy weights")
     if synthetic:
-        yield f"{', '.join(synthetic)}: timings are real; text and acceptance are not"
+        yield Kind.SYNTHETIC(made=tuple(synthetic))
 
 
-def _lossy(document: Document) -> Iterator[str]:
+def _lossy(document: Document) -> Iterator[Reason]:
     for pairing, rule in {key.pairing: key.draft.lossy for key in document.run.keys}.items():
         if rule is not None:
-            yield (
-                f"{pairing} is lossy by choice (rule {rule}): it accepts drafts that the target "
-                "would not have generated, so its text is not the target's"
-            )
+            yield Kind.LOSSY(pairing=pairing, rule=rule)
 
 
-def _unfinished(document: Document) -> Iterator[str]:
+def _unfinished(document: Document) -> Iterator[Reason]:
     run, missing = document.run, document.missing
     if not document.is_complete:
-        yield (
-            "incomplete: interrupted or still running, so recommendations may change. To continue: "
-            f"{resume_command(document.folder, run)}"
-        )
+        yield Kind.INCOMPLETE(command=resume_command(document.folder, run))
     unbudgeted = [key for key in missing if document.is_skipped_for_budget(key)]
     if lost := [key for key in missing if key not in unbudgeted]:
-        names = ", ".join(
-            dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in lost)
-        )
-        cells = f"{len(lost)} of {len(run.cells)} cells"
-        yield f"not measured, so without a recommendation: {cells}: {names}"
-    text = "not measured: the time budget went to other K of this drafter"
-    yield from _key_lines((key.condition.workload, key, text) for key in unbudgeted)
+        names = dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in lost)
+        yield Kind.CELLS_MISSING(missing=len(lost), cells=len(run.cells), names=tuple(names))
+    yield from _of_keys(
+        (key.condition.workload, key, Kind.BUDGET_ELSEWHERE()) for key in unbudgeted
+    )
 
 
-def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
+def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[Reason]:
     """A warning if a time budget ended before a K had the prompts of an interval, unless the answer
     says so.
     """
@@ -170,41 +155,37 @@ def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
     )
     is_short = units.are_too_few and is_cut_short(document.run, cell)
     if cell.key.draft.k > 0 and is_short and not is_told:
-        needed = plural(MIN_UNITS, units.name)
-        yield f"no interval: the time budget ended after {units.count} of the {needed} it needs"
+        yield Kind.BUDGET_ENDED(measured=units.count, needed=(MIN_UNITS, units.name))
 
 
-def _differing_prompts(document: Document) -> Iterator[str]:
+def _differing_prompts(document: Document) -> Iterator[Reason]:
     """A warning if the K of one table were not measured on the same prompts."""
-    ranges: dict[str, list[str]] = {}
+    ranges: dict[tuple[int, int], list[str]] = {}
     for section in sections(document):
         nums = sorted({cell.num_prompts for cell in section.measured})
         if len(nums) > 1:
-            ranges.setdefault(f"{nums[0]} to {nums[-1]}", []).append(section.title)
-    for prompts, titles in ranges.items():
-        yield (
-            f"{listed(titles)}: cells have {prompts} prompts. A speedup compares the same prompts "
-            "at K and at K=0; tok/s and rates of rows with different prompts are not comparable"
-        )
+            ranges.setdefault((nums[0], nums[-1]), []).append(section.title)
+    for (fewest, most), titles in ranges.items():
+        yield Kind.PROMPTS_DIFFER(settings=tuple(titles), fewest=fewest, most=most)
 
 
-def _resumed(document: Document) -> Iterator[str]:
+def _resumed(document: Document) -> Iterator[Reason]:
     for session in document.sessions:
-        changed = ", ".join(_changes(document.run.environment, session))
-        if changed:
-            event = f"resumed {session.created_at}"
-            if session.node is not None:
-                event = f"also measured on node {session.node}"
-            yield f"{event} under different conditions, which the results mix: {changed}"
+        changes = tuple(_changes(document.run.environment, session))
+        if changes and session.node is not None:
+            yield Kind.ALSO_ON_NODE(node=session.node, changes=changes)
+        elif changes:
+            yield Kind.RESUMED_ELSEWHERE(created_at=session.created_at, changes=changes)
 
 
-def _changes(first: Environment, later: Environment) -> Iterator[str]:
+def _changes(first: Environment, later: Environment) -> Iterator[Reason]:
     for field in fields(Environment):
         before, after = getattr(first, field.name), getattr(later, field.name)
         if before == after or field.name in {"created_at", "command", "node"}:
             continue
+        pairs = {field.name: (before, after)}
         if isinstance(before, Mapping):
-            names = sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
-            yield from (f"{n} {before.get(n)} -> {after.get(n)}" for n in names)
-        else:
-            yield f"{field.name} {before} -> {after}"
+            pairs = {n: (before.get(n), after.get(n)) for n in sorted({*before, *after})}
+        for name, (old, new) in pairs.items():
+            if old != new:
+                yield Kind.FACT_CHANGED(name=name, baseline=str(old), candidate=str(new))

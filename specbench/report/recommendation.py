@@ -101,7 +101,7 @@ def unmeasured_loads(document: Document, objective: Objective) -> Iterator[Reaso
     """What an objective about many users does not know from a run with one request at a time."""
     loads = {cell.key.condition.concurrency for cell in document.cells}
     if objective.name != "latency" and loads == {1}:
-        yield Kind.NOT_BEYOND(requests=(1, "request"))
+        yield Kind.NOT_BEYOND(requests=1)
 
 
 def without_recommendation(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from specbench.methods import METHODS
 from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.memory import least_kv_tokens
-from specbench.records import NO_DRAFTER, CellKey, ServerRecord, acceptance_rule
+from specbench.records import NO_DRAFTER, CellKey, Kind, Reason, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.report.grids import Legend
 from specbench.runs import resume_command
@@ -167,35 +167,32 @@ def acceptance_rules(document: Document) -> Iterator[tuple[str, str]]:
         yield f"acceptance rule of {engine}", "; ".join(names)
 
 
-def session_warnings(document: Document) -> Iterator[str]:
+def session_warnings(document: Document) -> Iterator[Reason]:
     """Warnings about the sessions, each once per engine."""
     sound = usable_sessions(document.servers).values()
     for engine in dict.fromkeys(server.engine for server in sound):
         servers = [server for server in sound if server.engine == engine]
         if not all(server.sees_others for server in servers):
-            yield (
-                f"{engine} does not count the tokens of all clients: requests of other clients "
-                "cannot be noticed, and would slow the measurement"
-            )
+            yield Kind.OTHERS_UNSEEN(engine=engine)
         if not all(server.command for server in servers):
-            ks = ", ".join(map(str, _restarted_ks(servers)))
-            restarts = f"was restarted between sessions at K={ks}" if ks else "was not restarted"
-            yield (
-                f"{engine} was running and {restarts}: the variation between its processes is not "
-                "in the intervals"
-            )
+            ks = tuple(_restarted_ks(servers))
+            yield Kind.RESTARTED(engine=engine, ks=ks) if ks else Kind.NOT_RESTARTED(engine=engine)
         if any(
             server.counters.get("num_cached_tokens", 1.0) and server.prefix_cache == "on"
             for server in servers
         ):
-            yield f"{engine} kept prefixes of earlier prompts: those that repeat them start faster"
-    warned: dict[str, list[ServerRecord]] = {}
+            yield Kind.PREFIXES_KEPT(engine=engine)
+    warned: dict[Reason, list[ServerRecord]] = {}
     for server in sound:
-        for text in server.warnings:
-            warned.setdefault(text, []).append(server)
-    for text, (first, *rest) in warned.items():
-        more = f", and {plural(len(rest), 'more session')}" if rest else ""
-        yield f"{first.engine}, K={first.num_speculative_tokens}{more}: {text}"
+        for warning in server.warnings:
+            warned.setdefault(warning, []).append(server)
+    for warning, (first, *rest) in warned.items():
+        yield Kind.OF_SESSIONS(
+            engine=first.engine,
+            k=first.num_speculative_tokens,
+            more=len(rest),
+            because=(warning,),
+        )
 
 
 def _restarted_ks(servers: Iterable[ServerRecord]) -> list[int]:

@@ -6,11 +6,12 @@ from string import Formatter
 from typing import Any
 
 from specbench.doc import Doc, JsonObject, Key, Several, keys_of
-from specbench.records import Decision, Reason, SpeedupVerdict, ranges
+from specbench.records import Decision, Kind, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
     effect_text,
     interval_bounds,
+    limit_text,
     listed,
     measured,
     number,
@@ -42,7 +43,11 @@ def _shift(shift: tuple[float, float, str]) -> str:
     before, after, unit = shift
     scale = scale_of(unit, max(before, after))
     ends = (number(value, unit, scale) for value in (before, after))
-    return f"{' -> '.join(ends)} {scale.unit}"
+    return f"{' -> '.join(ends)}{'' if unit == 'x' else ' '}{scale.unit}"
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} concurrent requests"
 
 
 def _named(k: int | str) -> str:
@@ -70,6 +75,12 @@ def _distance(steps: tuple[float, float, float | None] | None) -> str:
         figure = f"{below:.2g} in logits ({ratio:.2g} times as likely; {', '.join(counts)})"
     return f", the worse of them {figure} below the target's best"
 
+
+# What stands before a finding.
+_VERDICTS: Mapping[str, str] = {
+    SpeedupVerdict.NO_SPEEDUP: "no speedup: ",
+    SpeedupVerdict.UNDECIDED: "undecided: ",
+}
 
 # How the figures of a sentence are printed, by the word behind the colon of its fields.
 _FORMS: Mapping[str, Callable[[Any], str]] = {
@@ -102,7 +113,13 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "step": lambda change: "a step" if change is None else f"{change:+.1%}",
     "colon": lambda detail: f": {detail}" if detail else "",
     "commas": ", ".join,
+    "nor": " nor ".join,
+    "requests": _requests,
+    "at_once": lambda count: "" if count == 1 else f"{_requests(count)}: ",
+    "verdict": lambda verdict: _VERDICTS.get(verdict, ""),
+    "more": lambda count: f", and {plural(count, 'more session')}" if count else "",
     "shift": _shift,
+    "limit": limit_text,
     "parts": lambda parts: f": {', '.join(map(text, parts))}" if parts else "",
     "curves": lambda curves: f", by position {' -> '.join(curves)}" if curves else "",
     "and": lambda reasons: listed([*map(text, reasons)]),
@@ -131,13 +148,6 @@ def text(reason: Reason) -> str:
     return _Words().vformat(reason.kind.sentence, (), reason.figures)
 
 
-# What stands before a finding.
-_VERDICTS = {
-    SpeedupVerdict.NO_SPEEDUP: "no speedup: ",
-    SpeedupVerdict.UNDECIDED: "undecided: ",
-}
-
-
 def main_reasons(decision: Decision) -> list[str]:
     """The most important reasons in words."""
     return list(map(text, decision.reasons[:MOST_REASONS]))
@@ -145,7 +155,7 @@ def main_reasons(decision: Decision) -> list[str]:
 
 def noise_lines(signs: Collection[Reason]) -> list[str]:
     """The warning about a noisy machine; none without a sign."""
-    return [f"noisy machine, so intervals are wide: {joined(signs)}"] if signs else []
+    return [text(Kind.NOISY(signs=tuple(signs)))] if signs else []
 
 
 REASON = JsonObject(

@@ -68,6 +68,11 @@ def significant(value: float) -> str:
     return f"{value:,.{max(0, decimals)}f}"
 
 
+def limit_text(limit: float) -> str:
+    """A tolerated change with its sign: `-5%`."""
+    return f"{100 * limit:+.3g}%"
+
+
 def interval_bounds(value: Interval) -> str:
     """` [1.80, 2.00]`; empty without bounds."""
     if value.low is None or value.high is None:

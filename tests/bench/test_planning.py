@@ -10,7 +10,7 @@ from specbench.bench.plan import DEFAULT_K, TargetPlan
 from specbench.bench.planning import plan_targets
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
-from specbench.records import DraftConfig
+from specbench.records import DraftConfig, Kind
 from specbench.report.document import Document, build_document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings
@@ -46,8 +46,7 @@ def test_a_default_range_is_limited_to_what_can_be_drafted(tmp_path: Path) -> No
     assert ks_of(document, "bad") == {2, 4, 6}
     assert document.failures == ()
     assert document.missing == ()
-    (note,) = run_warnings(document)
-    assert re.match("big/good .*K=6 ", note)
+    assert run_warnings(document) == [Kind.K_TOO_DEEP(pairing="big/good", k=6)]
 
 
 def test_a_requested_k_that_is_too_large_fails_and_others_are_measured(tmp_path: Path) -> None:
@@ -112,8 +111,7 @@ def test_a_method_that_the_only_engine_lacks_is_refused(tmp_path: Path) -> None:
 
 def test_a_method_that_one_of_two_engines_lacks_is_a_warning(tmp_path: Path) -> None:
     both = planned(tmp_path, "builtin", "transformers", names=("big",))
-    (warning,) = plan_warnings(both)
-    assert "big/head: only builtin" in warning
+    assert plan_warnings(both) == (Kind.PEERS_LACK(pairings=("big/head",)),)
     assert plan_warnings(planned(tmp_path, "builtin", names=("big",))) == ()
     assert plan_warnings(planned(tmp_path, "transformers", names=("big/copy",))) == ()
 

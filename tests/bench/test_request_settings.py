@@ -13,7 +13,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import require_verifiable
 from specbench.bench.served.sessions import request_of, served_cells
 from specbench.errors import UsageError
-from specbench.records import Message, RequestSettings
+from specbench.records import Kind, Message, RequestSettings
 from specbench.report.document import build_document
 from specbench.report.provenance import provenance, setup
 from tests.bench.fake_runs import SETTINGS, make_plan, measure, run_record
@@ -100,12 +100,12 @@ def with_template(plan: TargetPlan, folder: Path, template: str | None) -> Targe
 def test_thinking_without_a_switch_in_the_template_is_warned_of(tmp_path: Path) -> None:
     plain = "{{ messages }}"
     off = with_template(plan_of(tmp_path, {"prompt": "A", "thinking": False}), tmp_path, plain)
-    assert not any("no effect" in warning for warning in plan_warnings(off))
+    assert Kind.THINKING_IGNORED not in {warning.kind for warning in plan_warnings(off)}
     plan = plan_of(tmp_path, {"prompt": "A", "thinking": True})
     texts = {plain: True, "{% if enable_thinking %}{% endif %}": False}
     for template, is_warned in texts.items():
         warnings = plan_warnings(with_template(plan, tmp_path, template))
-        assert any("no effect" in warning for warning in warnings) == is_warned
+        assert (Kind.THINKING_IGNORED in {warning.kind for warning in warnings}) == is_warned
 
 
 @pytest.mark.parametrize("row", [TOOLS, {"thinking": True}, {"reasoning_effort": "low"}])

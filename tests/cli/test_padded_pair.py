@@ -33,7 +33,7 @@ def test_a_plan_of_served_cells_states_what_the_engine_does(folder: Path):
     ran = specbench(*plan, "vllm", cwd=folder)
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
-    (warning,) = (text for text in document["warnings"] if TARGET in text)
+    (warning,) = (w["text"] for w in document["warnings"] if TARGET in w["text"])
     assert "use_heterogeneous_vocab" in warning
     assert {cell["num_speculative_tokens"] for cell in document["cells"]} == {0, 4}
     ran = specbench(*plan, "sglang", cwd=folder)

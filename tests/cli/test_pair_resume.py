@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench.bench.target import TargetRun
+from specbench.records import SpeedupVerdict
 from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
@@ -41,12 +42,14 @@ def test_the_printed_resume_command_completes_and_ranks(tiny, interrupted):
     assert ran.is_complete, ran.err
     document = json.loads(ran.out)
     assert {entry["drafter"] for entry in document["ranking"]} == {"ngram", "suffix"}
+    assert document["verdict"] in set(SpeedupVerdict)
+    assert document["reasons"][0]["text"] in document["text"]
     stored = load_run("latest", out)
     assert (stored.run.run_id, stored.is_complete) == (document["run_id"], True)
     assert stored.run.settings.forecasting.most_drafters == 1
     again = specbench(*command, *HERE, cwd=tiny)  # finished, and its own options repeated
     assert again.is_complete, again.err
-    assert again.out.splitlines()[-1].split()[0] in ("Use", "Undecided:", "Do")
+    assert again.out.splitlines()[-1].split()[0] in ("use", "undecided:", "no")
     assert load_run("latest", out).blocks == stored.blocks
 
 

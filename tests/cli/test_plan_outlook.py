@@ -163,7 +163,7 @@ def test_prompts_that_exceed_the_context_are_counted_in_a_plan_and_not_planned(
     assert ran.code == 0
     plan = json.loads(ran.out)
     assert {cell["num_prompts"] for cell in plan["cells"]} == {2}
-    (warning,) = plan["warnings"]
+    (warning,) = (warning["text"] for warning in plan["warnings"])
     for value in ("own.jsonl", "left out", "2 of 4 prompts", "1,024"):
         assert value in warning
 
@@ -177,7 +177,7 @@ def test_prompts_that_may_exceed_a_servers_context_are_planned(
     words = ("run", "demo/draft", "-w", "./own.jsonl", *server, "--dry-run", "--json")
     plan = json.loads(specbench(*words, cwd=tmp_path).out)
     assert {cell["num_prompts"] for cell in plan["cells"]} == {2}
-    (warning,) = plan["warnings"]
+    (warning,) = (warning["text"] for warning in plan["warnings"])
     assert "2 of 2 prompts" in warning
     assert "left out" not in warning
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+from specbench.records import Kind
 from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
@@ -36,12 +37,12 @@ def test_skipped_rows_are_reported_in_the_plan_the_run_and_its_record(tiny, tmp_
     planned = specbench(*words, "--dry-run", "--json", cwd=tmp_path)
     assert planned.code == 0, planned.err
     (warning,) = json.loads(planned.out)["warnings"]
-    assert warning.startswith(NOTE)
+    assert warning["text"].startswith(NOTE)
     ran = specbench(*words, cwd=tmp_path)
     assert ran.is_complete, ran.err
     assert NOTE in ran.err
     stored = load_run("latest", tmp_path / "reports").run
-    assert stored.warnings == (warning,)
+    assert stored.warnings == (Kind.NOTE(text=warning["text"]),)
     assert stored.workload_prompts == {"ShareGPT.json": 2}
 
 

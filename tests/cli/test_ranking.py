@@ -1,12 +1,12 @@
-"""The last line of `specbench pair`: a drafter, a rival that may be as fast, or why none."""
+"""The answer of `specbench pair`: a drafter, a rival that may be as fast, or why none."""
 
-import re
+from dataclasses import astuple
 
 import pytest
 
-from specbench.cli.pair_tables import verdict
-from specbench.decide.rank import Gain, RankedDrafter
-from specbench.records import Fixed, Interval
+from specbench.decide.rank import Gain, RankedDrafter, answer_of
+from specbench.records import Fixed, Interval, Kind, Reason, SpeedupVerdict
+from specbench.words.answers import answer_text
 from tests.decide.conftest import summary
 
 Bounds = tuple[float | None, float, float | None]
@@ -25,80 +25,89 @@ def ranked(drafter: str, *intervals: Bounds | None, basis: str = "measured") -> 
     )
 
 
-def rival_text(*all_ranked: RankedDrafter) -> str:
-    """The part of a verdict for the first drafter that is about another one."""
-    message = verdict(all_ranked)
-    assert message.startswith(f"Use {all_ranked[0].drafter} ")
-    return message.partition("; ")[2]
+def rivals(*all_ranked: RankedDrafter) -> tuple[Reason, ...]:
+    """The reasons of an answer for the first drafter that are about another one."""
+    verdict, (use, *rest) = answer_of(all_ranked)
+    assert verdict is SpeedupVerdict.FASTER
+    assert use.figures["drafter"] == all_ranked[0].drafter
+    return tuple(reason for reason in rest if reason.kind is not Kind.AT_SETTING)
+
+
+def interval(low: float | None, estimate: float, high: float | None) -> Interval:
+    return Interval(estimate=estimate, low=low, high=high)
+
+
+DECIDES = Kind.MORE_OF(option="--num-prompts")
 
 
 @pytest.mark.parametrize(
-    ("bounds", "expected"),
+    ("bounds", "verdict", "kinds"),
     [
-        ((1.4, 1.5, 1.6), "Use draft (draft_model) with K=4: 1.50x faster [1.40, 1.60]."),
-        ((0.9, 1.5, 2.1), "Undecided: 0.90x to 2.10x with draft at K=4, "),
-        ((0.5, 0.7, 0.9), "Do not speculate: nothing measured gains."),
+        ((1.4, 1.5, 1.6), "faster", [Kind.USE]),
+        ((0.9, 1.5, 2.1), "undecided", [Kind.OPEN_DRAFTER, Kind.STANDS_BEST, Kind.MORE_OF]),
+        ((0.5, 0.7, 0.9), "no speedup", [Kind.NO_DRAFTER_HELPS]),
     ],
 )
-def test_the_last_line_of_pair_recommends_or_is_undecided(bounds, expected):
-    assert verdict([ranked("draft", bounds)]).startswith(expected)
+def test_pair_recommends_or_is_undecided(bounds, verdict, kinds):
+    answer, reasons = answer_of([ranked("draft", bounds)])
+    assert (answer, [reason.kind for reason in reasons]) == (verdict, kinds)
+    if bounds[2] > 1:
+        assert reasons[0].figures["k"] == 4
+        assert reasons[0].figures["speedup"] == interval(*bounds)
 
 
-def test_with_several_settings_the_last_line_names_them_and_the_mean():
-    assert re.fullmatch(
-        r".*draft \(draft_model\) .*K=4: 3\.00x .*\[2\.90, 3\.10\] .*w0; 1\.73x "
-        r".*2 settings, each at its K\.",
-        verdict([ranked("draft", (2.9, 3.0, 3.1), (0.65, 0.75, 0.85))]),
-    )
+def test_with_several_settings_the_answer_names_one_and_the_mean():
+    _, (use, setting) = answer_of([ranked("draft", (2.9, 3.0, 3.1), (0.65, 0.75, 0.85))])
+    assert use.figures["speedup"] == interval(2.9, 3.0, 3.1)
+    assert setting.kind is Kind.AT_SETTING
+    assert setting.figures == {
+        "setting": "w0",
+        "speedup": pytest.approx(3**0.5),
+        "settings": 2,
+    }
 
 
 @pytest.mark.parametrize(("basis", "bounds"), [("measured", None), ("forecast", (0.5, 0.7, 0.9))])
 def test_without_a_valid_measurement_nothing_is_advised(basis, bounds):
-    message = verdict([ranked("draft", bounds, basis=basis)])
-    assert message.startswith("Undecided: nothing valid ")
+    answer = answer_of([ranked("draft", bounds, basis=basis)])
+    assert answer == (SpeedupVerdict.UNDECIDED, (Kind.NOTHING_VALID(),))
 
 
-def test_overlapping_intervals_name_the_rival_and_the_remedy():
-    message = rival_text(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55)))
-    assert message.startswith("small ")
-    assert "1.45x [1.30, 1.55]" in message
-    assert "--num-prompts" in message
-    assert "(forecast)" not in message
-
-
-def test_a_rival_known_by_forecast_is_marked():
-    message = rival_text(
-        ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55), basis="forecast")
-    )
-    assert "1.45x [1.30, 1.55] (forecast)" in message
+@pytest.mark.parametrize(
+    ("basis", "kind"), [("measured", Kind.RIVAL), ("forecast", Kind.FORECAST_RIVAL)]
+)
+def test_overlapping_intervals_name_the_rival_and_the_remedy(basis, kind):
+    found = rivals(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55), basis=basis))
+    assert found == (kind(drafter="small", speedup=found[0].figures["speedup"]), DECIDES)
+    assert astuple(found[0].figures["speedup"]) == pytest.approx((1.45, 1.3, 1.55))
 
 
 def test_a_rival_with_a_lower_interval_is_not_mentioned():
-    assert rival_text(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.1, 1.2, 1.39))) == ""
-    assert rival_text(ranked("big", (1.4, 1.5, 1.6))) == ""
+    assert rivals(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.1, 1.2, 1.39))) == ()
+    assert rivals(ranked("big", (1.4, 1.5, 1.6))) == ()
 
 
 @pytest.mark.parametrize("basis", ["measured", "forecast"])
-def test_the_verdict_names_no_rival_without_a_winner(basis):
+def test_the_answer_names_no_rival_without_a_winner(basis):
     """Neither drafter gains, or nothing was measured: the order decides nothing."""
     bounds = (0.8, 0.9, 1.0) if basis == "measured" else (1.4, 1.5, 1.6)
-    message = verdict([ranked(name, bounds, basis=basis) for name in ("big", "small")])
-    assert "small" not in message
-    assert verdict([])
+    _, reasons = answer_of([ranked(name, bounds, basis=basis) for name in ("big", "small")])
+    assert "small" not in {reason.figures.get("drafter") for reason in reasons}
+    assert answer_of([])[0] is SpeedupVerdict.UNDECIDED
 
 
 def test_a_rival_without_an_interval_is_quoted_by_its_estimate():
-    message = rival_text(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None)))
-    assert message.startswith("small ")
-    assert "1.10x" in message
+    rival, _ = rivals(ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None)))
+    assert rival.figures == {"drafter": "small", "speedup": interval(None, 1.1, None)}
 
 
 def test_rivals_are_compared_by_their_mean_over_workloads():
     big = ranked("big", (1.9, 2.0, 2.1), (1.4, 1.5, 1.6))
     # Better on the one and worse on the other: sqrt(1.1 x 1.9) and sqrt(1.3 x 2.1), below
     # sqrt(1.9 x 1.4) = 1.63 or not.
-    assert "1.55x [1.45, 1.65]" in verdict([big, ranked("small", (1.1, 1.2, 1.3), (1.9, 2.0, 2.1))])
-    assert "small" not in verdict([big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))])
+    rival, _ = rivals(big, ranked("small", (1.1, 1.2, 1.3), (1.9, 2.0, 2.1)))
+    assert astuple(rival.figures["speedup"]) == pytest.approx((1.55, 1.45, 1.65), abs=0.005)
+    assert rivals(big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))) == ()
 
 
 def test_the_ranking_ends_with_the_verdict(capsys, monkeypatch):
@@ -108,7 +117,7 @@ def test_the_ranking_ends_with_the_verdict(capsys, monkeypatch):
     both = [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]
     pair_tables.print_ranking(both, NothingFailed(), [])
     before, answer = capsys.readouterr().out.splitlines()[-2:]
-    assert (before, answer) == ("", verdict(both))
+    assert (before, answer) == ("", answer_text(*answer_of(both)))
 
 
 def test_the_table_has_the_k_of_its_figures_and_of_the_verdict(capsys, monkeypatch):
@@ -137,9 +146,22 @@ class NothingFailed:
     servers = ()
 
 
+def test_the_ranking_says_that_each_setting_has_its_own_k(capsys, monkeypatch):
+    from specbench.cli import pair_tables
+
+    monkeypatch.setattr(pair_tables, "answer_lines", lambda _: [])
+    several = [ranked("won", (2.9, 3.0, 3.1), (0.65, 0.75, 0.85))]
+    pair_tables.print_ranking(several, NothingFailed(), [])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "1.73x" in out
+    assert "2 settings, each at its own K" in out
+
+
 def test_a_drafter_slower_than_k_0_is_never_called_best():
     both = [ranked("slow", (0.5, 0.7, 1.1)), ranked("ngram", (0.6, 0.85, 1.2))]
-    message = verdict(both)
-    assert "looks best" not in message
-    assert message.index("0.60x to 1.20x") < message.index("ngram")
-    assert "0.85" not in message
+    verdict, reasons = answer_of(both)
+    nearest = Kind.OPEN_DRAFTER(drafter="ngram", k=4, speedup=interval(0.6, 0.85, 1.2))
+    assert (verdict, reasons) == (
+        SpeedupVerdict.UNDECIDED,
+        (nearest, Kind.STANDS_NEAREST(), DECIDES),
+    )

@@ -11,8 +11,9 @@ from specbench.errors import UsageError
 from specbench.export.winner import Selection, winner
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
-from specbench.records import CellSummary, Interval
+from specbench.records import CellSummary, Interval, Kind
 from specbench.settings import EXPORTED
+from specbench.words.answers import text
 from tests.cell_keys import with_axes
 
 TARGET = Target(name="demo", model=ModelSpec(source="org/big"), drafters=())
@@ -52,8 +53,8 @@ def test_a_single_setting_exports_its_winning_k(measured):
     made = pick([measured({2: 1.3, 4: 1.6, 8: 1.4})])
     assert made.tiers == (Tier(None, 4),)
     here, beyond = made.basis
-    assert re.fullmatch(r"code: K=4, 1\.60x .*\[1\.55, 1\.65\]", here)
-    assert re.fullmatch(".* 1 request: .*--concurrency", beyond)
+    assert re.fullmatch(r"code: K=4, 1\.60x .*\[1\.55, 1\.65\]", text(here))
+    assert beyond == Kind.NOT_BEYOND(requests=1)
     assert (made.temperature, made.dtype) == (0.0, "float32")
 
 
@@ -61,7 +62,8 @@ def test_the_winner_is_k_0_with_the_reason_if_no_k_is_faster(measured):
     made = pick([measured({2: 0.8, 4: 0.7})])
     assert made.k == 0
     (only,) = made.basis
-    assert re.fullmatch(r"code: no speedup: K=2 .*0\.80x \[0\.75, 0\.85\]", only)
+    assert (only.kind, only.figures["verdict"]) == (Kind.DECIDED, "no speedup")
+    assert re.fullmatch(r"code: no speedup: K=2 .*0\.80x \[0\.75, 0\.85\]", text(only))
 
 
 def test_k_0_without_evidence_differs_from_a_decided_k_0(measured):
@@ -81,14 +83,16 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
     ]
     made = pick(parts)
     assert made.tiers == (Tier(None, 4),)
-    assert re.match(r"one K .*: K=4; .*3\.3% on code", made.basis[-2])
+    shared = made.basis[-2]
+    assert (shared.kind, shared.figures["k"]) == (Kind.ONE_K, 4)
+    assert shared.figures["losses"][0].figures["workload"] == "code"
     assert pick(parts, Selection(workload="edit")).k == 8
 
 
 def test_k_is_undecided_if_no_winner_has_an_interval_on_every_workload(measured):
     made = pick([measured({5: 2.4}), measured({7: 2.0}, workload="chat")])
     assert (made.k, made.is_undecided) == (0, True)
-    assert "--workload" in made.basis[-1]
+    assert made.basis[-1] == Kind.NO_SHARED_K()
     assert pick([measured({7: 2.4}), measured({7: 2.0}, workload="chat")]).k == 7
 
 
@@ -101,7 +105,9 @@ def test_concurrencies_become_tiers_and_equal_neighbors_one(measured):
     ]
     made = pick(parts)
     assert made.tiers == (Tier(2, 5), Tier(8, 2), Tier(32, 0))
-    assert re.match("2 concurrent requests: code: K=5", made.basis[1])
+    decided = made.basis[1]
+    assert (decided.kind, decided.figures["requests"]) == (Kind.DECIDED, 2)
+    assert decided.figures["because"][0].figures["k"] == 5
     assert pick(parts, Selection(concurrency=8)).tiers == (Tier(None, 2),)
     assert made.flat()[0].tiers == (Tier(None, 5),)
 
@@ -113,7 +119,7 @@ def test_a_concurrency_with_k_0_for_lack_of_evidence_is_named(measured):
     made = pick([wins, open_, loses])
     assert made.tiers == (Tier(1, 4), Tier(32, 0))
     assert (made.undecided, made.is_undecided) == ((8,), False)
-    assert "K=0 at concurrency 8 " in made.basis[-1]
+    assert made.basis[-1] == Kind.OPEN_CONCURRENCY(at=(8,))
     decided = pick([wins, loses])
     assert (decided.tiers, decided.undecided) == ((Tier(1, 4), Tier(32, 0)), ())
     assert len(decided.basis) == 2
@@ -163,16 +169,20 @@ def test_the_lowest_temperature_is_exported_by_default(measured):
 
 def test_other_temperatures_of_the_run_are_named(measured):
     parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
-    assert re.match(r".*temperature 0; .*0\.7, 1: choose", pick(parts).basis[0])
+    expected = Kind.OTHER_TEMPERATURES(temperature=0.0, others=("0.7", "1"))
+    assert pick(parts).basis[0] == expected
     for selection, some in ((Selection(temperature=1.0), parts), (Selection(), parts[:1])):
-        assert not any("choose with --temperature" in text for text in pick(some, selection).basis)
+        kinds = {reason.kind for reason in pick(some, selection).basis}
+        assert Kind.OTHER_TEMPERATURES not in kinds
 
 
 def test_k_of_the_shortest_prompts_is_exported_with_a_note_on_the_others(measured):
     parts = [measured({4: speedup}, context=n) for n, speedup in ((4096, 0.7), (512, 1.6))]
     made = pick(parts)
     assert (made.k, made.context) == (4, 512)
-    assert "code, by context: K=4 up to 512 tokens; do not speculate from 4,096" in made.basis
+    up_to = Kind.UP_TO_LENGTH(k=4, longest=512)
+    then = Kind.FROM_LENGTH(k="no speedup", shortest=4096)
+    assert Kind.BY_CONTEXT(workload="code", because=(up_to, then)) in made.basis
     assert pick(parts, Selection(context=4096)).k == 0
     for engine in EXPORTED:
         lost = find_exporter(engine).export(made, None, "config").not_expressed
@@ -184,7 +194,8 @@ def test_k_of_the_shortest_prompts_is_exported_with_a_note_on_the_others(measure
 def test_an_equal_k_at_every_length_has_no_note_on_lengths(measured):
     made = pick([measured({4: 1.6}, context=n) for n in (512, 4096)])
     assert (made.k, made.context, made.contexts_lost) == (4, None, [])
-    assert "code, by context: K=4 from 512 to 4,096 tokens" in made.basis
+    everywhere = Kind.AT_ALL_LENGTHS(k=4, shortest=512, longest=4096)
+    assert Kind.BY_CONTEXT(workload="code", because=(everywhere,)) in made.basis
 
 
 def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarized):
@@ -195,7 +206,7 @@ def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarized
     assert decision.leader.draft.is_adaptive
     made = pick([([*cells, auto], decision)])
     assert made.tiers == (Tier(None, 4),)
-    assert re.search("fixed .*K=4", made.basis[-2])
+    assert made.basis[-2] == Kind.BEST_FIXED_K(k=4)
 
 
 def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarized):
@@ -205,14 +216,14 @@ def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarized):
         parts.append(([auto], decide(choose([auto]))))
     made = pick(parts)
     assert made.tiers == (Tier(None, 0),)
-    assert "no fixed K" in made.basis[-1]
+    assert made.basis[-1] == Kind.NO_FIXED_K()
 
 
 def test_a_selected_concurrency_has_no_note_on_higher_ones(measured):
     parts = [measured({4: 1.5}, concurrency=rows) for rows in (1, 4)]
     basis = pick(parts, Selection(concurrency=1)).basis
-    assert not any("not measured beyond" in text for text in basis)
-    assert "beyond 4 concurrent requests" in pick(parts).basis[-1]
+    assert Kind.NOT_BEYOND not in {reason.kind for reason in basis}
+    assert pick(parts).basis[-1] == Kind.NOT_BEYOND(requests=4)
 
 
 def test_selecting_an_unmeasured_cell_for_export_is_an_error(measured):
@@ -237,7 +248,7 @@ def test_k_0_is_exported_if_only_an_adaptive_k_helps(measured, summarized):
     decision = decide(choose([*cells, auto]), auto)
     made = pick([([*cells, auto], decision)])
     assert (made.k, made.is_undecided) == (0, False)
-    assert "no fixed K" in made.basis[-1]
+    assert made.basis[-1] == Kind.NO_FIXED_K()
     assert pick([([auto], decide(choose([auto])))]).is_undecided  # no fixed K was measured
 
 

@@ -83,7 +83,7 @@ def test_the_speedup_of_repeats_has_an_interval_over_them(tmp_path):
     assert (summary.speedup.low, summary.speedup.high) == pytest.approx(
         (1.6 / margin, 1.6 * margin)
     )
-    assert "over repeats" in import_warnings(records)[0]
+    assert import_warnings(records)[0].figures["units"] == ("repeats",)
 
 
 def test_the_speedup_in_open_loop_is_of_seconds_per_token_because_arrivals_fix_the_throughput(

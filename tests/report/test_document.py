@@ -1,6 +1,5 @@
 """A stored run, finished or not, as one analyzed document."""
 
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -65,7 +64,9 @@ def test_an_interrupted_confirmation_decides_nothing(interrupted_document: Docum
     assert not interrupted_document.is_complete
     folder = interrupted_document.folder
     command = f"--runs-dir {folder.parent} --resume {folder.name}"
-    assert any(command in warning for warning in run_warnings(interrupted_document))
+    warnings = run_warnings(interrupted_document)
+    (incomplete,) = (warning for warning in warnings if warning.kind is Kind.INCOMPLETE)
+    assert command in incomplete.figures["command"]
 
 
 def test_the_baseline_is_one_cell_for_each_workload(cpu_document: Document) -> None:
@@ -103,7 +104,9 @@ def test_planned_cells_without_a_request_are_missing(stored: StoredRun) -> None:
     assert {key.condition.workload for key in document.missing} == {"creative"}
     assert len(document.missing) == 7
     (warning,) = run_warnings(document)
-    assert re.match(".* 7 of 14 cells: demo on creative, demo/draft on creative, ", warning)
+    assert warning.kind is Kind.CELLS_MISSING
+    assert (warning.figures["missing"], warning.figures["cells"]) == (7, 14)
+    assert warning.figures["names"][:2] == ("demo on creative", "demo/draft on creative")
 
 
 def test_a_k_skipped_for_the_budget_is_reported_but_not_missing(stored: StoredRun) -> None:
@@ -123,9 +126,11 @@ def test_a_k_skipped_for_the_budget_is_reported_but_not_missing(stored: StoredRu
         document = build_document(variant)
         assert document.missing == (key,)
         assert document.is_skipped_for_budget(key) is not gap
-        text = "\n".join(run_warnings(document))
-        assert ("demo/draft K=4 (code): " in text) is not gap
-        assert ("1 of 14 cells" in text) is gap
+        skipped = Kind.OF_CELLS(
+            cells=("demo/draft K=4 (code)",), because=(Kind.BUDGET_ELSEWHERE(),)
+        )
+        missing = Kind.CELLS_MISSING(missing=1, cells=14, names=("demo/draft on code",))
+        assert run_warnings(document) == [missing if gap else skipped]
         with pytest.raises(typer.Exit) if gap else nullcontext():
             require_complete(document)
     assert not build_document(replace(paid, run=run, is_complete=False)).is_skipped_for_budget(key)
@@ -179,7 +184,10 @@ def test_a_resume_with_other_packages_or_threads_is_a_warning(stored: StoredRun)
     other = replace(same, threads=2, packages={"torch": "2.14.0", "transformers": "5.23.0"})
     assert run_warnings(build_document(replace(stored, sessions=(same,)))) == []
     (warning,) = run_warnings(build_document(replace(stored, sessions=(same, other))))
-    assert re.fullmatch(r".*2026-11-22 .*: torch 2\.13\.0 -> 2\.14\.0, threads 1 -> 2", warning)
+    torch = Kind.FACT_CHANGED(name="torch", baseline="2.13.0", candidate="2.14.0")
+    threads = Kind.FACT_CHANGED(name="threads", baseline="1", candidate="2")
+    changes = (torch, threads)
+    assert warning == Kind.RESUMED_ELSEWHERE(created_at="2026-11-22", changes=changes)
 
 
 def test_models_recorded_again_on_resume_are_listed_once(stored: StoredRun) -> None:

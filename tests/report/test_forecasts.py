@@ -6,13 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.records import EngineCost, Interval
+from specbench.records import EngineCost, Interval, Kind, SpeedupVerdict
 from specbench.report.answers import answer_lines
 from specbench.report.charts.canvas import SeriesStyle, drawing
 from specbench.report.charts.speedups import forecast_chart
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
-from specbench.report.forecasts import forecast_grid, forecast_legend, forecast_lines, forecast_text
+from specbench.report.forecasts import (
+    forecast_grid,
+    forecast_legend,
+    forecast_lines,
+    forecast_reasons,
+    forecast_verdict,
+)
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.sections import sections
@@ -97,12 +103,14 @@ def test_the_forecast_legend_covers_only_the_shown_columns(measured_here, measur
 
 def test_a_forecast_line_states_the_chosen_k_and_the_time_saved(measured_here):
     good, bad = forecast_lines(measured_here)
-    assert re.match(
-        r"big/good .*own\.jsonl: .*K=4, 3\.57x .*\[3\.57, 3\.57\]; of K=1\.\.2, 4 ", good
-    )
-    assert "measured 4, " in good
-    assert "time saved" in good
-    assert re.match(r"big/bad .*own\.jsonl: .*no speedup: K=1 measured 0\.\d\dx ", bad)
+    assert good.startswith("big/good on own.jsonl: forecast: K=4, 3.57x")
+    assert bad.startswith("big/bad on own.jsonl: forecast: no speedup: K=1 measured 0.")
+    (check, lost) = measured_here.forecasts
+    found, measured, saved = forecast_reasons(check)
+    assert (found.kind, found.figures["k"]) == (Kind.FASTER, 4)
+    assert measured == Kind.MEASURED_CHOSEN(ks=(1, 2, 4), chosen=(4,))
+    assert (saved.kind, saved.figures["share"]) == (Kind.TIME_SAVED, check.forecast.share_saved)
+    assert forecast_verdict(lost) is SpeedupVerdict.NO_SPEEDUP
 
 
 def test_a_forecast_whose_interval_contains_one_is_undecided(measured_here):
@@ -110,7 +118,8 @@ def test_a_forecast_whose_interval_contains_one_is_undecided(measured_here):
     open_ = Interval(estimate=1.1, low=0.9, high=1.3)
     points = [replace(p, speedup=p.speedup and open_) for p in good.forecast.points]
     unsure = replace(good, forecast=replace(good.forecast, points=tuple(points)))
-    assert "undecided: 0.90x to 1.30x at K=4" in forecast_text(unsure)
+    assert forecast_verdict(unsure) is SpeedupVerdict.UNDECIDED
+    assert next(forecast_reasons(unsure)) == Kind.RANGE(k=4, mean_k=None, speedup=open_)
 
 
 def test_a_forecast_without_an_interval_is_a_line_without_a_band(measured_here):
@@ -130,7 +139,7 @@ def test_a_forecast_without_an_interval_is_a_line_without_a_band(measured_here):
     whole, bare_panel = panel(good), panel(unsure)
     assert ("opacity: 0.18" in whole, "opacity: 0.18" in bare_panel) == (True, False)
     assert (", measured" in whole, ", measured" in bare_panel) == (True, False)
-    assert "undecided: no interval at K=4" in forecast_text(unsure)
+    assert forecast_verdict(unsure) is SpeedupVerdict.UNDECIDED
 
 
 def test_the_json_report_contains_every_forecast_point(measured_here, measured_there):
@@ -142,6 +151,9 @@ def test_the_json_report_contains_every_forecast_point(measured_here, measured_t
     assert by_k[4]["measured"]["speedup"]["estimate"] == pytest.approx(40 / 11.2)
     assert by_k[1]["measured"] is None
     assert 0 < forecast["share_saved"] < 1
+    assert forecast["verdict"] == "faster"
+    kinds = ["faster", "measured_chosen", "time_saved"]
+    assert [reason["kind"] for reason in forecast["reasons"]] == kinds
 
 
 def test_forecasts_from_imported_step_times_name_their_source(measured_there):
@@ -149,7 +161,7 @@ def test_forecasts_from_imported_step_times_name_their_source(measured_there):
     (answer,) = answer_lines(measured_there)
     # 40 tokens in 14 rounds of 1.1 steps.
     expected = (
-        rf"own\.jsonl: .*big/good, K=2, 2\.60x faster \[2\.60, 2\.60\], .*{re.escape(whose)}$"
+        rf"own\.jsonl: .*big/good, K=2, 2\.60x faster \[2\.60, 2\.60\]; .*{re.escape(whose)}$"
     )
     assert re.match(expected, answer)
     assert all(whose in line for line in forecast_lines(measured_there))
@@ -172,23 +184,24 @@ def test_a_run_without_a_forecast_has_no_such_section(cpu_document):
 
 def test_an_approximate_forecast_is_marked_with_what_it_would_measure(measured_here):
     (good, _) = measured_here.forecasts
-    assert "approximation" not in forecast_text(good)
+    assert Kind.APPROXIMATE() not in forecast_reasons(good)
     rough = replace(good, forecast=replace(good.forecast, is_exact=False))
-    assert ", approximate " in forecast_text(rough)
+    assert Kind.APPROXIMATE() in forecast_reasons(rough)
     every = replace(good, measured={**good.measured, 1: good.measured[4]})
-    assert "would measure 4" in forecast_text(every)
+    assert Kind.WOULD_MEASURE(ks=(1, 2, 4), chosen=(4,)) in forecast_reasons(every)
 
 
 def test_a_forecast_that_saves_nothing_states_the_extra_time(measured_here):
     (good, _) = measured_here.forecasts
     costly = replace(good, forecast=replace(good.forecast, trace_s=2 * good.forecast.sweep_s))
-    assert " more time than " in forecast_text(costly)
-    assert "-" not in forecast_text(costly).rpartition("measured")[2]
+    *_, lost = forecast_reasons(costly)
+    assert lost.kind is Kind.TIME_LOST
+    assert lost.figures["share"] > 0
 
 
 def test_unmeasured_cells_are_not_reported_as_measured(measured_here):
     (good, _) = measured_here.forecasts
     cut = replace(good, measured={})
-    assert re.search(r"of K=1\.\.2, 4 .*measure 4, ", forecast_text(cut))
+    assert Kind.CHOSE_TO_MEASURE(ks=(1, 2, 4), chosen=(4,)) in forecast_reasons(cut)
     passed_over = replace(cut, forecast=replace(good.forecast, to_measure=()))
-    assert "skipped: " in forecast_text(passed_over)
+    assert Kind.FORECAST_LOWER() in forecast_reasons(passed_over)

@@ -13,7 +13,9 @@ from specbench.gate.attribution import Cause
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
 from specbench.gate.judging import GateVerdict
+from specbench.records import Kind
 from specbench.report.gate import (
+    answer_of,
     chance_note,
     gate_json,
     gate_junit,
@@ -52,11 +54,19 @@ def gate() -> Gate:
 
 
 def test_the_headline_names_the_first_regression_and_how_many_there_are(gate):
-    text = headline(gate)
-    assert text.startswith("REGRESSION: demo/draft K=4 on code: decode_speedup 2.00x -> 1.50x")
-    assert "-25.0%" in text
-    assert "-5%" in text
-    assert "1 of 3" in text
+    moved, count, cause = answer_of(gate)
+    assert moved.kind is Kind.MOVED
+    assert moved.figures == {
+        "name": "demo/draft K=4 on code: decode_speedup",
+        "shift": (2.0, 1.5, "x"),
+        "change": pytest.approx(-0.25),
+        "limit": -0.05,
+    }
+    assert count == Kind.NUM_WORST(worst=1, comparisons=(3, "comparison"), cells=(2, "cell"))
+    assert cause.kind is Kind.FIRST_CAUSE
+    document = gate_json(gate)
+    assert document["verdict"] == "regression"
+    assert [reason["text"] in headline(gate) for reason in document["reasons"]] == [True] * 3
 
 
 def test_every_gate_format_names_the_first_cause(gate, capsys):
@@ -105,9 +115,10 @@ def test_inconclusive_verdicts_name_changed_weights_in_every_format():
 
 def test_the_headline_of_a_pass_states_the_tolerance():
     same = side(cell({"decode_speedup": figure(2.0)}), hardware={"device": "cpu"})
-    text = headline(check(same, same))
-    assert text.startswith("PASS")
-    assert "decode_speedup 40%" in text
+    gate = check(same, same)
+    (reason,) = answer_of(gate)
+    assert (gate.verdict, reason.kind) == (GateVerdict.PASS, Kind.NONE_WORSE)
+    assert reason.figures["tolerated"] == ("decode_speedup 40%",)
 
 
 def test_a_gate_row_shows_the_verdict_and_its_numbers(gate):
@@ -136,7 +147,7 @@ def test_the_false_alarm_note_depends_on_noisy_metrics(gate):
 def test_a_metric_without_interval_is_not_reported_as_repeating_exactly():
     aggregate = cell({"mean_acceptance_length": Figure(value=3.0)}, units=())
     imported = check(side(aggregate), side(aggregate, name="b"))
-    assert headline(imported).startswith("INCONCLUSIVE: ")
+    assert imported.verdict is GateVerdict.INCONCLUSIVE
     assert chance_note(imported) == ""
     measured = cell({"mean_acceptance_length": figure(3.0)})
     missing = check(side(measured), side(name="b", unmeasured=(key(),)))

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from specbench.records import FailureRecord, SpeedupVerdict
+from specbench.records import FailureRecord, Kind, SpeedupVerdict
 from specbench.report import html as html_page
 from specbench.report.blocks import Block
 from specbench.report.document import Document, build_document
@@ -209,7 +209,7 @@ def test_hostile_errors_warnings_and_commands_are_escaped() -> None:
     environment = replace(stored.run.environment, command=(HOSTILE,), cpu=HOSTILE)
     hostile = replace(
         stored,
-        run=replace(stored.run, environment=environment, warnings=(HOSTILE,)),
+        run=replace(stored.run, environment=environment, warnings=(Kind.NOTE(text=HOSTILE),)),
         blocks=(block, *rest),
         models=tuple(replace(model, source=HOSTILE) for model in stored.models),
         failures=(

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 import specbench.report.document as document_module
 from specbench.doc import docs_of, schema_of
-from specbench.records import CellSummary
+from specbench.records import CellSummary, Kind
 from specbench.records.keys import AXES
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
@@ -155,10 +155,11 @@ def test_the_document_does_not_share_state_with_its_records(cpu_document: Docume
 
 
 def test_the_json_report_has_warnings_and_failures(cpu_document: Document) -> None:
-    result = to_json(
-        replace(cpu_document, run=replace(cpu_document.run, warnings=("few prompts",)))
-    )
-    assert result["warnings"] == ["few prompts"]
+    run = replace(cpu_document.run, warnings=(Kind.NO_TEMPLATE(target="demo"),))
+    result = to_json(replace(cpu_document, run=run))
+    (warning,) = result["warnings"]
+    assert (warning["kind"], warning["figures"]) == ("no_template", {"target": "demo"})
+    assert set(warning) == {"kind", "figures", "text"}
     assert result["failures"][0]["stage"] == "load"
     assert result["complete"] is True
 

@@ -112,8 +112,7 @@ def test_csv_has_the_rule_in_a_column(marked: Document) -> None:
 
 
 def test_a_warning_is_labeled_as_one(marked: Document) -> None:
-    (warning,) = [text for text in run_warnings(marked) if "lossy" in text]
-    assert re.match(rf"demo/bold .*lossy .*\(rule {re.escape(RULE)}\): ", warning)
+    assert Kind.LOSSY(pairing="demo/bold", rule=RULE) in run_warnings(marked)
 
 
 def test_the_headline_prefers_a_lossless_drafter_that_helps(marked: Document) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.records import SpeedupVerdict
+from specbench.records import Kind, SpeedupVerdict
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.markdown import escape, to_markdown
@@ -89,9 +89,8 @@ def test_hostile_names_are_escaped_in_markdown() -> None:
     name = "<script>|[x](javascript:y)`*a*\\"
     stored = renamed(stored_run(replace(SMALL, drafters=("draft",))), "creative", name)
     document = build_document(stored)
-    text = to_markdown(
-        [replace(document, run=replace(document.run, warnings=("<img src=x>\n# heading",)))]
-    )
+    warnings = (Kind.NOTE(text="<img src=x>\n# heading"),)
+    text = to_markdown([replace(document, run=replace(document.run, warnings=warnings))])
     assert "<script>" not in text
     assert "<img" not in text
     assert "](" not in text

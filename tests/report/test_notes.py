@@ -12,7 +12,8 @@ from specbench.report.terminal import terminal_report
 from specbench.words.answers import noise_lines, text
 from tests.report.conftest import SHOWN
 
-RUN, CELL, AGAIN = "a word about the run", Kind.SERVER_POWER_CAPPED(), Kind.CANCELLED()
+RUN, CELL = Kind.NOTE(text="a word about the run"), Kind.SERVER_POWER_CAPPED()
+AGAIN = Kind.CANCELLED()
 
 
 def test_a_target_without_a_chat_template_is_warned_of_once(cpu_document: Document) -> None:
@@ -50,7 +51,7 @@ def warned(cpu_document: Document) -> Document:
 @pytest.mark.usefixtures("without_charts")
 def test_each_warning_is_shown_once(shown: str, warned: Document) -> None:
     output = SHOWN[shown](warned)
-    assert [output.count(words) for words in (RUN, text(CELL), text(AGAIN))] == [1, 1, 1]
+    assert [output.count(text(warning)) for warning in (RUN, CELL, AGAIN)] == [1, 1, 1]
 
 
 def test_a_heading_without_lines_is_omitted(baseline_document: Document) -> None:

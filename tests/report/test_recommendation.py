@@ -166,7 +166,7 @@ def test_the_range_of_an_undecided_headline_is_not_repeated() -> None:
 def test_what_one_request_at_a_time_leaves_open_is_said_once(served: Document) -> None:
     document = build_document(stored_run(SMALL))
     many = Objective(name="throughput")
-    alone = Kind.NOT_BEYOND(requests=(1, "request"))
+    alone = Kind.NOT_BEYOND(requests=1)
     assert list(unmeasured_loads(document, many)) == [alone]
     picks = recommendations_of(document, many)
     assert recommendation_lines(document, picks, many).count(text(alone)) == 1

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.records import Kind
 from specbench.report.charts.bars import side_by_side_charts
 from specbench.report.charts.canvas import drawing
 from specbench.report.document import Document, build_document
@@ -12,6 +13,7 @@ from specbench.report.markdown import to_markdown
 from specbench.report.notes import notes
 from specbench.report.provenance import provenance
 from specbench.report.sessions import session_warnings, sessions_grid
+from specbench.words.answers import text
 from tests.decide.test_cycles import cells_of_builtin
 from tests.made_records import made_block
 from tests.report.conftest import SHOWN, drawn
@@ -110,10 +112,9 @@ def test_running_servers_give_warnings_on_restarts_and_clients(
     plain: Document, attached: Document
 ) -> None:
     assert list(session_warnings(plain)) == []
-    foreign, restarted = session_warnings(attached)
-    assert re.match("vllm .*: requests of other clients", foreign)
-    assert re.match("vllm .*not restarted: .*variation", restarted)
-    assert {foreign, restarted} <= set(notes(attached)["Warnings"])
+    found = [*session_warnings(attached)]
+    assert found == [Kind.OTHERS_UNSEEN(engine="vllm"), Kind.NOT_RESTARTED(engine="vllm")]
+    assert {*map(text, found)} <= set(notes(attached)["Warnings"])
     assert facts(attached)["vllm of demo, K=0"] == "was running at http://localhost:8000"
 
 
@@ -134,13 +135,14 @@ def test_server_facts_have_the_template_date_and_omit_failed_servers() -> None:
 
 def test_a_kept_prefix_cache_and_session_warnings_are_reported_once() -> None:
     stored = served_sweep()
+    differ = Kind.ACCEPTED_COUNTS_DIFFER(requests=9, server=10.0)
     warned = tuple(
-        replace(s, prefix_cache="on", warnings=("counts differ",) if i < 3 else ())
+        replace(s, prefix_cache="on", warnings=(differ,) if i < 3 else ())
         for i, s in enumerate(stored.servers)
     )
     prefixes, counts = session_warnings(build_document(replace(stored, servers=warned)))
-    assert prefixes.startswith("vllm kept prefixes")
-    assert re.fullmatch("vllm, K=0, .*2 more sessions: counts differ", counts)
+    assert prefixes == Kind.PREFIXES_KEPT(engine="vllm")
+    assert counts == Kind.OF_SESSIONS(engine="vllm", k=0, more=2, because=(differ,))
 
 
 def test_cells_of_a_server_are_named_by_their_pairing(plain: Document) -> None:

@@ -15,6 +15,7 @@ from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import run_warnings
 from specbench.report.terminal import terminal_report
+from specbench.words.answers import text
 from tests.report.stored_runs import SMALL, Wish, stored_run
 from tests.settings.flat_settings import changed
 
@@ -35,11 +36,11 @@ def synthetic() -> Document:
 
 
 def test_the_first_warning_names_synthetic_weights_or_acceptance(synthetic: Document) -> None:
-    assert run_warnings(synthetic)[0].startswith(NOTICE)
-    assert run_warnings(document_of(**DRAWN))[0].startswith(
-        "simulated acceptance 0.7, 0.5: timings"
-    )
-    assert run_warnings(document_of(**DUMMY))[0].startswith("dummy weights: ")
+    assert text(run_warnings(synthetic)[0]).startswith(NOTICE)
+    drawn, dummy = "simulated acceptance 0.7, 0.5", "dummy weights"
+    assert run_warnings(synthetic)[0] == Kind.SYNTHETIC(made=(drawn, dummy))
+    assert run_warnings(document_of(**DRAWN))[0] == Kind.SYNTHETIC(made=(drawn,))
+    assert run_warnings(document_of(**DUMMY))[0] == Kind.SYNTHETIC(made=(dummy,))
 
 
 @pytest.mark.parametrize("settings", [DRAWN, DUMMY], ids=["acceptance", "weights"])

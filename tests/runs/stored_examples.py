@@ -309,7 +309,7 @@ SERVER = ServerRecord(
     ),
     sees_others=True,
     problems=("the server restarted: its counters began anew",),
-    warnings=("accepted drafts: 9 by the requests' counts, 10 by the server's",),
+    warnings=(Kind.ACCEPTED_COUNTS_DIFFER(requests=9, server=10.0),),
     log="servers/1.log",
 )
 EVERY_KIND: tuple[StoredRecord, ...] = (
@@ -342,5 +342,5 @@ def run(run_id: str = "20261121-010203-a1b2") -> RunRecord:
         ),
         workload_sha256={"chat": "ef" * 32},
         cells=(CellPlan(key=KEY, num_prompts=8, num_repeats=3),),
-        warnings=("few prompts",),
+        warnings=(Kind.NOTE(text="few prompts"),),
     )

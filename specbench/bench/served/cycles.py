@@ -50,6 +50,7 @@ from specbench.stats.crossed import (
     cycles_needed,
     session_noise,
 )
+from specbench.words.answers import text
 
 Failures = Mapping[Start, Sequence[str]]  # reasons of the latest consecutive failures
 LONGEST_REASON = 1_000  # characters of a stored reason
@@ -162,8 +163,8 @@ class CycleRun:
         self._store.append(replace(record, node=self._store.node, attempt=attempt))
         if was_completed(record):
             self._failures[session.start] = ()
-            for text in (*record.problems, *record.warnings):
-                self._reporter.warn(f"{session.label}: {text}")
+            for line in (*record.problems, *map(text, record.warnings)):
+                self._reporter.warn(f"{session.label}: {line}")
         else:
             earlier = self._failures.get(session.start, ())
             self._failures[session.start] = (*earlier, *record.problems)

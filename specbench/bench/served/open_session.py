@@ -23,8 +23,10 @@ from specbench.probes.gpu import GpuUse
 from specbench.records import (
     BlockRecord,
     ClientLoad,
+    Kind,
     Message,
     PassRecord,
+    Reason,
     Request,
     RequestRecord,
     ServerRecord,
@@ -80,7 +82,7 @@ class OpenSession:
         self._counted: list[Counters] = []
         self._is_answered = False  # any measured request
         self._problems: dict[str, None] = {}
-        self._warnings: dict[str, None] = {}
+        self._warnings: dict[Reason, None] = {}
 
     def warm_up(self) -> None:
         """Send batches at the measured concurrency, with texts that are not measured.
@@ -354,20 +356,14 @@ def _other_traffic(
         )
 
 
-def count_warnings(requests: Sequence[RequestRecord], counted: Counters) -> Iterator[str]:
+def count_warnings(requests: Sequence[RequestRecord], counted: Counters) -> Iterator[Reason]:
     """Warnings if the counts of drafts by requests and by the server differ."""
     counts = [r.counts for r in requests if r.counts is not None]
     if not counts or len(counts) < len(requests):
         return
     num_accepted = sum(c.num_accepted + c.num_overshot for c in counts)
     if counted.num_accepted not in (None, num_accepted):
-        yield (
-            f"accepted drafts: {num_accepted:,} by the requests' counts, "
-            f"{counted.num_accepted:,.0f} by the server's"
-        )
+        yield Kind.ACCEPTED_COUNTS_DIFFER(requests=num_accepted, server=counted.num_accepted)
     drafting = [c.num_drafting for c in counts if c.num_drafting is not None]
     if len(drafting) == len(counts) and counted.num_rounds not in (None, sum(drafting)):
-        yield (
-            f"rounds with drafts: {sum(drafting):,} by the requests' counts, "
-            f"{counted.num_rounds:,.0f} by the server's"
-        )
+        yield Kind.ROUND_COUNTS_DIFFER(requests=sum(drafting), server=counted.num_rounds)

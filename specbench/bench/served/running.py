@@ -14,7 +14,7 @@ from specbench.engines.served_engine import ServerFacts, counter_pages, find_ser
 from specbench.errors import LostError, ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
-from specbench.records import Request
+from specbench.records import Kind, Reason, Request
 from specbench.servers.client import NOTICE_S, Client
 from specbench.servers.process import LOOPBACK, ServerProcess
 from specbench.servers.response import StreamedResponse
@@ -148,23 +148,27 @@ def running_servers(settings: RunSettings) -> tuple[RunningServer, ...]:
         raise UsageError(f"{OPTION} {error}") from error
 
 
-def server_warnings(running: Sequence[RunningServer], engine: str, target: Target) -> Iterator[str]:
+def server_warnings(
+    running: Sequence[RunningServer], engine: str, target: Target
+) -> Iterator[Reason]:
     """Warnings about what is assumed because a server does not report it."""
     for server in running:
         option = f"{OPTION} {server.address.root}"
         if not _names_target(server.facts.model, target):
-            yield (
-                f"{option} serves {server.facts.model}, and the target {target.name} is "
-                f"{target.model.source}: check that they are the same model"
+            yield Kind.OTHER_MODEL(
+                option=option,
+                served=server.facts.model,
+                target=target.name,
+                model=target.model.source,
             )
         if not server.facts.version and find_served(engine).COUNTERS is not None:
-            yield f"{option} does not report its version: check that it is {engine}"
+            yield Kind.NO_VERSION(option=option, engine=engine)
         if not server.is_k_known:
-            yield f"{option} does not report its K: measured as K=0; add #k=4 if it drafts"
+            yield Kind.NO_K(option=option)
     replicas = Counter(server.address.k for server in running)
     for k, num_servers in replicas.items():
         if num_servers > 1:
-            yield f"{num_servers} servers run at K={k}: they share the requests as replicas"
+            yield Kind.REPLICAS(servers=num_servers, k=k)
 
 
 def _names_target(served: str, target: Target) -> bool:

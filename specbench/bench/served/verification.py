@@ -44,6 +44,7 @@ from specbench.verify.two_samples import (
     first_divergence,
     have_ids,
 )
+from specbench.words.answers import text
 
 if TYPE_CHECKING:
     from specbench.bench.served.reference_scorer import ReferenceScorer
@@ -258,12 +259,12 @@ def collect_served_evidence(
     require_verifiable(plans)
     if not running:
         require_startable(plans)
-    for text in server_warnings(running, settings.load.engines[0], plans[0].target):
-        reporter.warn(text)
+    for warning in server_warnings(running, settings.load.engines[0], plans[0].target):
+        reporter.warn(text(warning))
     evidence: list[Evidence] = []
     for plan in plans:
-        for text in plan.left_out:
-            reporter.warn(text)
+        for note in plan.left_out:
+            reporter.warn(text(note))
         for engine in plan.served:
             with TemporaryDirectory(prefix="specbench-") as folder:
                 addresses = [server.address for server in running]

@@ -16,7 +16,7 @@ from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import Answers, cycle_of, requests_of, served_cells
 from specbench.engines.served_engine import ServerFacts
 from specbench.probes.gpu import GpuUse
-from specbench.records import RequestCounts
+from specbench.records import Kind, RequestCounts
 from specbench.servers.metrics_page import Counters
 from specbench.servers.response import StreamedResponse
 from tests.bench.served.served_runs import plan_of
@@ -179,8 +179,8 @@ def test_failed_requests_explain_only_their_own_server_counts():
     ("accepted", "rounds", "expected"),
     [
         (12.0, 6.0, ()),  # drafts accepted past the end also count for the server
-        (10.0, 6.0, ("accepted drafts: 12 by the requests' counts, 10 by the server's",)),
-        (12.0, 8.0, ("rounds with drafts: 6 by the requests' counts, 8 by the server's",)),
+        (10.0, 6.0, (Kind.ACCEPTED_COUNTS_DIFFER(requests=12, server=10.0),)),
+        (12.0, 8.0, (Kind.ROUND_COUNTS_DIFFER(requests=6, server=8.0),)),
         (12.0, None, ()),
         (None, None, ()),
     ],

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -28,7 +27,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
 from specbench.inputs.config import load_pairings
 from specbench.inputs.pairing import Target
-from specbench.records import ALL_PROMPTS
+from specbench.records import ALL_PROMPTS, Kind
 from specbench.records.requests import poisson_arrivals
 from specbench.report.document import build_document
 from specbench.servers.client import Client
@@ -63,7 +62,7 @@ def test_prompts_beyond_the_servers_context_are_skipped_at_every_k(tmp_path):
     for context, num, expected in ((None, 2, "1 of 3"), (10**6, 2, "1 of 3"), (300, 1, "2 of 3")):
         numbers, (note,) = planned(context)
         assert numbers == {num}
-        assert expected in note
+        assert expected in note.figures["text"]
     assert planned(10)[0] == {3}  # none is left: the server reports the reason
 
 
@@ -416,11 +415,12 @@ def test_assumptions_about_a_server_are_printed():
 
     for model in ("org/Llama-3-8B", "llama-3-8b", "/models/Llama-3-8B", "big", "llama-3-8b.gguf"):
         assert not warnings_for(model)
-    text, _ = warnings_for("org/Llama-3-70B")
-    assert re.search("org/Llama-3-70B, .*big .*org/Llama-3-8B", text)
-    assert "#k=4" in warnings_for("big", is_k_known=False, ks=(0,))[0]
-    (note,) = warnings_for("big", ks=(0, 0))
-    assert re.match("2 servers .*K=0: ", note)
+    other, _ = warnings_for("org/Llama-3-70B")
+    assert other.kind is Kind.OTHER_MODEL
+    names = {"served": "org/Llama-3-70B", "target": "big", "model": "org/Llama-3-8B"}
+    assert names.items() <= other.figures.items()
+    assert warnings_for("big", is_k_known=False, ks=(0,))[0].kind is Kind.NO_K
+    assert warnings_for("big", ks=(0, 0)) == [Kind.REPLICAS(servers=2, k=0)]
 
 
 def test_a_server_of_unknown_engine_gives_a_warning():
@@ -428,7 +428,7 @@ def test_a_server_of_unknown_engine_gives_a_warning():
     server = replace(server_at(0), facts=ServerFacts(version="", model="big"))
     assert list(server_warnings([server], "openai", target)) == []
     (warning,) = server_warnings([server], "vllm", target)
-    assert re.search("check .*vllm$", warning)
+    assert (warning.kind, warning.figures["engine"]) == (Kind.NO_VERSION, "vllm")
 
 
 def test_arrivals_of_an_open_loop_are_drawn_for_each_session(tmp_path):
