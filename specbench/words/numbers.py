@@ -10,6 +10,7 @@ from specbench.stats.intervals import LARGEST_EFFECT
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
+LEAST_P = 1e-99  # a smaller p-value is shown as less than this
 _NOTHING = 1e-9  # a picosecond in ms: below any clock, above the errors of rounding
 _COUNTS = {"tokens", "rounds", "requests", "texts"}
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -68,6 +69,11 @@ def significant(value: float) -> str:
 def limit_text(limit: float) -> str:
     """A tolerated change with its sign: `-5%`."""
     return f"{100 * limit:+.3g}%"
+
+
+def p_text(p_value: float) -> str:
+    """`p = 0.012`; a very small one is shown as less than the least."""
+    return f"p < {LEAST_P:.0g}" if p_value < LEAST_P else f"p = {p_value:.2g}"
 
 
 def value_text(value: float | None, form: str) -> str:
