@@ -14,7 +14,7 @@ from specbench.bench.budget import block_seconds
 from specbench.bench.limits import count_launches
 from specbench.bench.target import WARM_UP_TOKENS
 from specbench.probes.device import HostCalls
-from specbench.records import SpeedupVerdict
+from specbench.records import Kind, SpeedupVerdict
 from specbench.report.document import build_document
 from specbench.tracing.trace import trace_conversation
 from tests.bench.fake_runs import (

@@ -5,6 +5,7 @@ A start takes a minute: all drafters are in one sweep and share K = 0.
 
 import pytest
 
+from specbench.words.answers import text
 from tests.padded_pair import write_padded_pair
 from tests.real_engines.environments import VLLM
 from tests.real_engines.sweeps import (
