@@ -27,7 +27,7 @@ class Doc:
     high: float | None = None
     is_text: bool = False  # free text, not one of a few names
     is_optional: bool = False  # the key may be missing
-    label: str = ""  # header of its column in a report; "": the key's name
+    label: str = ""  # header of its column in tables; "": it has none
     form: str = ""  # template of its text there; "": by type and unit
 
     def __get_pydantic_json_schema__(
@@ -82,6 +82,10 @@ class Key(NamedTuple):
     def full_doc(self) -> Doc:
         return Doc(self.doc) if isinstance(self.doc, str) else self.doc
 
+    def of(self, source: Any, name: str = "") -> Any:
+        """The value; `name`: of the field, for a key without `value`."""
+        return (self.value or attrgetter(name))(source)
+
 
 @dataclass(frozen=True)
 class JsonObject:
@@ -111,7 +115,7 @@ class JsonObject:
 
         made: dict[str, Any] = {}
         for name, key in self.keys.items():
-            value = (key.value or attrgetter(name))(source)
+            value = key.of(source, name)
             if value is not None or not key.full_doc.is_optional:
                 made[name] = (
                     _nested(key.type, value)

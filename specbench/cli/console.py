@@ -10,6 +10,7 @@ from rich.text import Text
 
 from specbench.report.split_table import SplitTable
 from specbench.untrusted import plain
+from specbench.words.table import Table
 
 WIDTH = 80  # columns of text that is not printed to a terminal
 NARROWEST = 40  # columns of a terminal that tables are split for
@@ -54,9 +55,13 @@ def open_console(
     return console
 
 
-def plain_table() -> SplitTable:
+def plain_table(shown: Table, *, num_keys: int = 1) -> SplitTable:
     """A table without lines."""
-    return SplitTable(box=None, pad_edge=False)
+    columns = range(len(shown.columns))
+    table = SplitTable.of(shown, num_keys, columns, box=None, pad_edge=False)
+    for row in shown.rows:
+        table.add_row(*row)
+    return table
 
 
 def say(line: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -255,6 +256,7 @@ def _of_model(model: "ModelSpec | None", findings: "Iterable[FitFinding]") -> di
 def _print(document: dict[str, Any], *, in_full: bool) -> None:
     """Prints one line per pairing, and sentences for named ones."""
     from specbench.cli.console import open_console, plain_table
+    from specbench.words.table import Table, column
 
     console = open_console()
     packages = document["packages"]
@@ -272,15 +274,19 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     offline = ", offline" if hub["is_offline"] else ""
     console.print(f"hub: {token}{offline}")
     console.print(f"model cache: {hub['cache']}, {hub['free_disk_gib']:g} GiB free")
-    table = plain_table()
-    table.add_column("pairing", no_wrap=True, overflow="fold")
-    for heading in ("needs GiB", "ready", "what is missing"):
-        table.add_column(heading)
-    for row in document["pairings"]:
-        needs = "" if row["weights_gib"] is None else f"{row['weights_gib']:g}"
-        problems = row["problems" if in_full else "missing"]
-        table.add_row(row["pairing"], needs, "yes" if row["ready"] else "no", "; ".join(problems))
-    console.print(table)
+    problems = "problems" if in_full else "missing"
+    table = Table(
+        columns=[
+            column("pairing", itemgetter("pairing")),
+            column("needs GiB", lambda row: _gib(row["weights_gib"])),
+            column("ready", lambda row: "yes" if row["ready"] else "no"),
+            column("what is missing", lambda row: "; ".join(row[problems])),
+        ],
+        records=document["pairings"],
+        num_remarks=2,
+        wraps=(3,),
+    )
+    console.print(plain_table(table))
     notes: dict[str, list[str]] = {}
     for row in document["pairings"] if in_full else ():
         for note in row["notes"]:
@@ -291,6 +297,10 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
     console.print(f"{num_ready} of {len(document['pairings'])} pairings can run on this machine.")
     if not in_full:
         console.print("Details of one: `specbench doctor PAIRING`.")
+
+
+def _gib(size: float | None) -> str:
+    return "" if size is None else f"{size:g}"
 
 
 def _gpu_lines(document: dict[str, Any]) -> "Iterator[str]":

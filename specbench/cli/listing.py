@@ -220,6 +220,7 @@ def _runs(runs_dir: Path) -> list[dict[str, Any]]:
 def _print(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """A table on a terminal, with nothing cut off; elsewhere tabs between the same columns."""
     from specbench.cli.console import is_terminal, open_console, plain_table
+    from specbench.words.table import text_table
 
     if not rows:
         typer.echo("none", err=True)
@@ -230,17 +231,18 @@ def _print(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
         for line in (headers, *texts):
             typer.echo("\t".join(inert_cell(" ".join(cell.split())) for cell in line))
         return
-    table = plain_table()
     # The first column is for copying, so it does not wrap; the last one wraps first.
     wraps = ("parameters", "pairings", "workloads", "state", headers[-1])
-    for number, header in enumerate(headers):
-        width = max(len(line[number]) for line in texts) if not number else None
-        table.add_column(
-            header, no_wrap=not number or header not in wraps, min_width=width, overflow="fold"
-        )
-    for line in texts:
-        table.add_row(*line)
-    open_console().print(table)
+    table = text_table(
+        "",
+        headers,
+        texts,
+        num_names=len(headers),
+        wraps=[i for i, header in enumerate(headers) if i and header in wraps],
+    )
+    shown = plain_table(table)
+    shown.columns[0].min_width = max(len(line[0]) for line in texts)
+    open_console().print(shown)
 
 
 def _entry(row: dict[str, Any], key: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,13 @@ from specbench.report.document import Document
 from specbench.report.notes import failure_lines
 from specbench.report.sections import setting_name
 from specbench.words.numbers import (
-    ABSENT,
     measured,
     plural,
     range_text,
     significant,
     speedup_text,
-    value_text,
 )
+from specbench.words.table import Table, column, text_table
 
 _WORDS = {"True": "yes", "False": "no", "None": "none"}
 _WHAT_DECIDES = "use more --num-prompts or a quieter machine"
@@ -44,18 +44,23 @@ def print_prepared(prepared: CandidateList, machine: MachineSummary) -> None:
 
 def print_gguf(files: Mapping[str, GgufFile]) -> None:
     """Prints the facts of GGUF files, a column per file."""
-    table = plain_table()
-    for header in ("", *files):
-        table.add_column(header, overflow="fold")
     facts = [gguf_json(file) for file in files.values()]
-    for name in facts[0]:
-        values = [fact[name] for fact in facts]
-        if "bytes" in name:
-            values = [measured(value, "bytes") for value in values]
-        shown = [f"{v:,}" if type(v) is int else _WORDS.get(str(v), str(v)) for v in values]
-        table.add_row(name.replace("_bytes", "").replace("_", " "), *shown)
-    open_console(width=WIDTH).print(table)
+    rows = [
+        (
+            name.replace("_bytes", "").replace("_", " "),
+            *(_fact(fact[name], is_size="bytes" in name) for fact in facts),
+        )
+        for name in facts[0]
+    ]
+    table = text_table("", ("", *files), rows, num_names=1 + len(files))
+    open_console(width=WIDTH).print(plain_table(table))
     typer.echo("")
+
+
+def _fact(value: Any, *, is_size: bool) -> str:
+    if is_size:
+        return measured(value, "bytes")
+    return f"{value:,}" if type(value) is int else _WORDS.get(str(value), str(value))
 
 
 def gguf_json(file: GgufFile) -> dict[str, Any]:
@@ -76,28 +81,30 @@ def print_ranking(
     ranked: Sequence[RankedDrafter], document: Document, paths: Sequence[Path]
 ) -> None:
     """Prints the ranked drafters, the path of the report, and one sentence per workload."""
-    table = plain_table()
-    table.num_keys = 2
-    for header in ("", "drafter", "method"):
-        table.add_column(header, overflow="fold")
-    for header in ("K", "speedup", "length"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for header in ("verdict", "from"):
-        table.add_column(header, no_wrap=True)
-    for setup, entry in enumerate(ranked, 1):
-        best = entry.best
-        table.add_row(
-            str(setup),
-            entry.drafter,
-            entry.method,
-            best.at.label,
-            f"{entry.speedup if best.num_speculative_tokens else entry.potential:.2f}x",
-            value_text(best.mean_acceptance_length, "{:.2f}"),
-            judge(best.speedup).value,
-            best.basis,
-        )
+    table = Table(
+        columns=[
+            column("", lambda entry: str(ranked.index(entry) + 1)),
+            column("drafter", attrgetter("drafter")),
+            column("method", attrgetter("method")),
+            column("K", attrgetter("best.at.label")),
+            column(
+                "speedup",
+                lambda entry: (
+                    entry.speedup if entry.best.num_speculative_tokens else entry.potential
+                ),
+                "{:.2f}x",
+            ),
+            column("length", attrgetter("best.mean_acceptance_length"), "{:.2f}"),
+            column("verdict", lambda entry: judge(entry.best.speedup).value),
+            column("from", attrgetter("best.basis")),
+        ],
+        records=ranked,
+        num_names=3,
+        num_remarks=2,
+        wraps=range(3),
+    )
     typer.echo("")
-    open_console(width=WIDTH).print(table)
+    open_console(width=WIDTH).print(plain_table(table, num_keys=2))
     several = max((len(entry.gains) for entry in ranked), default=0)
     if several > 1:
         say(f"speedup: geometric mean over {several} settings; K with the largest gain")
@@ -195,26 +202,19 @@ def _lines(prepared: CandidateList) -> Iterator[str]:
 
 def _print_memory(prepared: CandidateList, machine: MachineSummary) -> None:
     setup, plain = machine.setup, prepared.target_plan
-    table = plain_table()
-    table.add_column("memory", no_wrap=True, overflow="fold")
-    for header in ("weights", "KV/token", "peak", "headroom", "context", "lost", "bound"):
-        table.add_column(header, justify="right", no_wrap=True)
-    if plain is not None:
-        table.add_row("target alone", *_memory_cells(plain, None))
+    rows = [("target alone", *_memory_cells(plain, None))] if plain else []
     for candidate in prepared.candidates:
-        if candidate.is_refused:
-            continue
-        cells = ["unknown from the files"] + [ABSENT] * 6
-        if candidate.plan is not None:
+        if not candidate.is_refused:
             cells = _memory_cells(candidate.plan, prepared.lost_context(candidate))
-        table.add_row(candidate.drafter.name, *cells)
+            rows.append((candidate.drafter.name, *cells))
+    headers = ("memory", "weights", "KV/token", "peak", "headroom", "context", "lost", "bound")
     typer.echo("")
-    open_console(width=WIDTH).print(table)
-    rows = plural(setup.concurrency, "request")
+    open_console(width=WIDTH).print(plain_table(text_table("", headers, rows, wraps=())))
+    requests = plural(setup.concurrency, "request")
     say(
-        f"{machine.name}: {rows} of {setup.context:,} tokens, K={setup.num_speculative_tokens}, "
-        f"{plain.dtype if plain else setup.dtype or 'auto'}. context: tokens each request can "
-        "hold; lost: how many fewer than only the target"
+        f"{machine.name}: {requests} of {setup.context:,} tokens, "
+        f"K={setup.num_speculative_tokens}, {plain.dtype if plain else setup.dtype or 'auto'}. "
+        "context: tokens each request can hold; lost: how many fewer than only the target"
     )
     plans = [plan for plan in (plain, *(c.plan for c in prepared.candidates)) if plan]
     if states := max((_state_bytes(plan) for plan in plans), default=0):
@@ -245,18 +245,20 @@ def _state_bytes(plan: MemoryPlan) -> int:
     return (plan.num_drafts + STATES_BESIDE_DRAFTS) * each
 
 
-def _memory_cells(plan: MemoryPlan, lost: int | None) -> list[str]:
-    draft = plan.draft
+def _memory_cells(plan: MemoryPlan | None, lost: int | None) -> tuple[str | None, ...]:
+    if plan is None:
+        return "unknown from the files", *(None,) * 6
+    draft, headroom, bound = plan.draft, plan.headroom_bytes, plan.break_even_length
     kv = plan.target.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0)
-    return [
+    return (
         measured(plan.target.nbytes + (draft.nbytes if draft else 0), "bytes"),
         measured(kv, "bytes"),
         measured(plan.peak.total, "bytes"),
-        ABSENT if plan.headroom_bytes is None else measured(plan.headroom_bytes, "bytes"),
-        value_text(plan.max_context, "{:,}"),
-        value_text(lost, "{:,}"),
-        ABSENT if plan.break_even_length is None else significant(plan.break_even_length),
-    ]
+        None if headroom is None else measured(headroom, "bytes"),
+        None if plan.max_context is None else f"{plan.max_context:,}",
+        None if lost is None else f"{lost:,}",
+        None if bound is None else significant(bound),
+    )
 
 
 def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from specbench.fit.demand import demand, gib
 from specbench.fit.memory_plan import DeploymentSpec
 from specbench.records import CellPlan, Length, ServerRecord, lengths
 from specbench.settings import RunSettings
+from specbench.words.table import text_table
 
 # The first keys of a planned cell in JSON; the other axes follow.
 _FIRST = (
@@ -94,14 +95,14 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
     rows = [(*row, lengths(ks)) for row, ks in ks_of.items()]
     values = list(map(set, zip(*rows, strict=True)))
     shown = [i for i, column in enumerate(_COLUMNS) if not column.once or len(values[i]) > 1]
-    table = plain_table()
-    table.num_keys = 2
-    for i in shown:
-        table.add_column(_COLUMNS[i].name, overflow="fold")
-    for row in rows:
-        table.add_row(*(row[i] for i in shown))
+    table = text_table(
+        "",
+        [_COLUMNS[i].name for i in shown],
+        [[row[i] for i in shown] for row in rows],
+        num_names=len(shown),
+    )
     console = open_console()
-    console.print(table)
+    console.print(plain_table(table, num_keys=2))
     same = [
         column.once.format(*distinct)
         for column, distinct in zip(_COLUMNS, values, strict=True)

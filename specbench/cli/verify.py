@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,7 @@ from specbench.cli.adhoc_pairing import AdhocPairing
 from specbench.cli.checks import checked
 from specbench.cli.measure import read_methods
 from specbench.cli.preflight import preflight, require_loadable
+from specbench.doc import Doc, Key
 from specbench.errors import UsageError
 from specbench.settings import (
     BUILTIN,
@@ -224,28 +226,29 @@ def _print(findings: "Sequence[Finding]") -> None:
     """Prints one row per finding, then the verdict."""
     from specbench.cli.console import WIDTH, open_console, plain_table, say
     from specbench.verify.report import divergence_lines, false_alarm_note, sentences
+    from specbench.words.table import Table, column
 
     several = len({finding.subject.engine for finding in findings}) > 1
-    table = plain_table()
-    for header in ("pairing", *(["engine"] if several else []), "method"):
-        table.add_column(header, overflow="fold")
-    for header in ("K", "T", "verdict", "match", "p", "tokens"):
-        table.add_column(header, no_wrap=True, justify="left" if header == "verdict" else "right")
-    for finding in findings:
-        subject = finding.subject
-        table.add_row(
-            subject.pairing,
-            *([subject.engine] if several else []),
-            f"{subject.method} (lossy)" if subject.lossy else subject.method,
-            str(subject.num_speculative_tokens),
-            f"{subject.temperature:g}",
-            finding.verdict.replace("_", " "),
-            "" if finding.match_rate is None else f"{finding.match_rate:.0%}",
-            "" if finding.p_value is None else f"{finding.p_value:.2g}",
-            f"{finding.num_tokens:,}",
-        )
+    names = [
+        column("pairing", attrgetter("subject.pairing")),
+        *([column("engine", attrgetter("subject.engine"))] if several else []),
+        column("method", _method),
+    ]
+    table = Table(
+        columns=[
+            *names,
+            column("K", attrgetter("subject.num_speculative_tokens")),
+            column("T", attrgetter("subject.temperature"), "{:g}"),
+            Key(str, Doc("", label="verdict"), lambda finding: finding.verdict.replace("_", " ")),
+            column("match", lambda f: "" if f.match_rate is None else f"{f.match_rate:.0%}"),
+            column("p", lambda f: "" if f.p_value is None else f"{f.p_value:.2g}"),
+            column("tokens", attrgetter("num_tokens"), "{:,}"),
+        ],
+        records=findings,
+        num_names=len(names),
+    )
     console = open_console(width=WIDTH)
-    console.print(table)
+    console.print(plain_table(table))
     if note := false_alarm_note(findings):
         console.print(note)
     for line in divergence_lines([f for f in findings if f.subject.engine in SERVED]):
@@ -253,3 +256,8 @@ def _print(findings: "Sequence[Finding]") -> None:
     typer.echo("")
     for line in sentences(findings):
         say(line)
+
+
+def _method(finding: "Finding") -> str:
+    subject = finding.subject
+    return f"{subject.method} (lossy)" if subject.lossy else subject.method

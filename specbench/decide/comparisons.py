@@ -54,11 +54,9 @@ class SideBySide:
             "decode seconds of the peer / those of the cell, over the same prompts; no bounds for "
             "a built-in cell next to a serving engine",
             "x",
+            label="decode [95%]",
         ),
     ]
-    end_to_end: Annotated[Interval | None, Doc("the same for whole requests", "x")]
-    cpu: Annotated[Interval | None, Doc("the same for process CPU time of whole requests", "x")]
-    num_prompts: Annotated[int, Doc("prompts that both finished", "prompts", low=1)]
     equal_text: Annotated[
         float | None,
         Doc(
@@ -67,7 +65,15 @@ class SideBySide:
             "fraction",
             low=0,
             high=1,
+            label="same text",
         ),
+    ]
+    end_to_end: Annotated[Interval | None, Doc("`decode` for whole requests", "x", label="whole")]
+    cpu: Annotated[
+        Interval | None, Doc("`decode` for process CPU time of whole requests", "x", label="CPU")
+    ]
+    num_prompts: Annotated[
+        int, Doc("prompts that both finished", "prompts", low=1, label="prompts")
     ]
     valid: Annotated[bool, Doc("`false`: a cell is invalid, so nothing can be concluded")]
 
@@ -206,7 +212,9 @@ class AdaptiveComparison:
             "valid cells if there are any"
         ),
     ]
-    decode: Annotated[Interval, Doc("speed of K = auto / speed of the best fixed K", "x")]
+    decode: Annotated[
+        Interval, Doc("speed of K = auto / speed of the best fixed K", "x", label="decode [95%]")
+    ]
     minimum_detectable_effect: Annotated[
         float | None,
         Doc(
@@ -216,10 +224,11 @@ class AdaptiveComparison:
             low=0,
         ),
     ]
-    end_to_end: Annotated[Interval | None, Doc("the same for whole requests", "x")]
     mean_num_speculative_tokens: Annotated[
-        float | None, Doc("mean over rounds of the chosen K", "tokens/round")
+        float | None,
+        Doc("mean over rounds of the chosen K", "tokens/round", label="mean K", form="{:.1f}"),
     ]
+    end_to_end: Annotated[Interval | None, Doc("`decode` for whole requests", "x", label="whole")]
     num_units: Annotated[
         int, Doc("prompts, or passes if requests overlap, that the interval is over", low=1)
     ]
@@ -328,6 +337,7 @@ class BestOf:
         Doc(
             "seconds per token until one is picked, without drafts / with drafts; absent at K = 0",
             "x",
+            label="faster [95%]",
         ),
     ]
     cost: Annotated[
@@ -336,11 +346,20 @@ class BestOf:
             "seconds until one sample is picked / seconds of a single output at the same K; "
             "absent if single outputs were not measured",
             "x",
+            label="cost [95%]",
         ),
     ]
-    scoring_share: Annotated[
+    gain: Annotated[
+        Interval,
+        Doc(
+            "`picked_log_prob` - `first_log_prob`, an interval over prompts",
+            "nats/token",
+            label="gain [95%]",
+        ),
+    ]
+    picked_log_prob: Annotated[
         float,
-        Doc("share of those seconds that the log-probabilities took", "fraction", low=0, high=1),
+        Doc("`first_log_prob` of the picked sample", "nats/token", high=0, label="picked"),
     ]
     first_log_prob: Annotated[
         float,
@@ -348,14 +367,20 @@ class BestOf:
             "mean log-probability per token of the first sample, mean over prompts",
             "nats/token",
             high=0,
+            label="first",
         ),
     ]
-    picked_log_prob: Annotated[float, Doc("the same for the picked sample", "nats/token", high=0)]
-    gain: Annotated[
-        Interval,
-        Doc("`picked_log_prob` - `first_log_prob`, an interval over prompts", "nats/token"),
+    scoring_share: Annotated[
+        float,
+        Doc(
+            "share of the seconds of `cost` that the log-probabilities took",
+            "fraction",
+            low=0,
+            high=1,
+            label="scoring",
+        ),
     ]
-    num_prompts: Annotated[int, Doc("prompts with samples", "prompts", low=1)]
+    num_prompts: Annotated[int, Doc("prompts with samples", "prompts", low=1, label="prompts")]
     valid: Annotated[bool, Doc("`false`: this cell or the one with a single output is invalid")]
 
 
@@ -463,6 +488,7 @@ class ContextCurve:
             "context at which a straight line of log speedup over log context crosses 1, with "
             "its 95% interval; absent: not shown",
             "tokens",
+            label="drops to 1 at [95%]",
         ),
     ]
 

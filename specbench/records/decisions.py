@@ -32,7 +32,15 @@ class CellSummary:
     key: Annotated[CellKey, Doc("which cell")]
     valid: Annotated[bool, Doc("whether the cell may support a decision")]
     invalid_reasons: Annotated[tuple[str, ...], Doc("why not; empty for a valid cell")]
-    num_prompts: Annotated[int, Doc("prompts with a finished request", "prompts")]
+    num_prompts: Annotated[
+        int,
+        Doc(
+            "prompts with a finished request; a time budget gives fewer to K that cannot win or "
+            "that it has no time for",
+            "prompts",
+            label="prompts",
+        ),
+    ]
     num_requests: Annotated[
         int, Doc("each turn and repeat counts, failed ones included", "requests")
     ]
@@ -45,11 +53,22 @@ class CellSummary:
     ]
     speedup: Annotated[
         Interval | None,
-        Doc("`decode_speedup` over K = 0 on the same prompts; absent at K = 0", "x"),
+        Doc(
+            "decode seconds at K=0 / at K, same prompts, with 95% interval; for concurrent "
+            "requests the ratio of tokens per second, for arrivals at a rate the ratio of seconds "
+            "per token; absent at K = 0",
+            "x",
+            label="speedup [95%]",
+        ),
     ]
     speedup_end_to_end: Annotated[
         Interval | None,
-        Doc("`end_to_end_speedup` over K = 0 on the same prompts; absent at K = 0", "x"),
+        Doc(
+            "speedup including prefill of target and drafter; with concurrent requests over whole "
+            "passes; absent at K = 0",
+            "x",
+            label="end to end",
+        ),
     ] = None
     minimum_detectable_effect: Annotated[
         float | None,
@@ -58,6 +77,7 @@ class CellSummary:
             "below 5 prompts",
             "fraction",
             low=0,
+            label="min. detect. effect",
         ),
     ] = None
     goodput: Annotated[

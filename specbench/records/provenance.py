@@ -63,13 +63,15 @@ class Environment:
 class ModelIdentity:
     """Which weights and tokenizer a result belongs to."""
 
-    name: Annotated[str, Doc("as in the pairing")]
-    source: Annotated[str, Doc("hub id, or name of the folder")]
-    revision: Annotated[str | None, Doc("hub revision; absent for a folder")]
-    content_sha256: Annotated[str, Doc("hash of the weights")]
-    tokenizer_sha256: Annotated[str, Doc("hash of the tokenizer")]
-    dtype: Annotated[str, Doc("as loaded")]
-    num_parameters: Annotated[int, Doc("number of parameters", "parameters")]
+    name: Annotated[str, Doc("as in the pairing", label="model")]
+    source: Annotated[str, Doc("hub id, or name of the folder", label="source")]
+    revision: Annotated[str | None, Doc("hub revision; absent for a folder", label="revision")]
+    dtype: Annotated[str, Doc("as loaded", label="dtype")]
+    content_sha256: Annotated[str, Doc("hash of the weights", label="content", form="{:.12}")]
+    tokenizer_sha256: Annotated[str, Doc("hash of the tokenizer", label="tokenizer", form="{:.12}")]
+    num_parameters: Annotated[
+        int, Doc("number of parameters", "parameters", label="parameters", form="{:,}")
+    ]
     template_sha256: Annotated[
         str | None, Doc("hash of the chat template; empty without one, absent in older runs")
     ] = None

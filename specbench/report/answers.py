@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from specbench.decide.objective import (
     across_workloads,
@@ -9,14 +11,13 @@ from specbench.decide.objective import (
 )
 from specbench.metrics.registry import number_of
 from specbench.records import Condition, Decision, Kind, Reason, SpeedupVerdict
-from specbench.records.reasons import Figure
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
-from specbench.report.grids import Grid, grid_of
 from specbench.report.memory import memory_left
 from specbench.report.sections import Section, sections
 from specbench.words.answers import answer_text, decision_text, joined, text
-from specbench.words.numbers import ABSENT, listed, measured, range_text
+from specbench.words.numbers import listed, measured, range_text
+from specbench.words.table import Table, column, text_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,48 +159,63 @@ _BOUND_BY = {
 }
 
 
-def why_grid(answers: Sequence[SectionAnswer]) -> Grid | None:
-    """A row per pairing and setting: what decides its speedup; None without a decision."""
-    pairs = [(each, decision) for each in answers for decision in each.decisions]
-    if not pairs:
-        return None
-    figures = [
-        {name: value for reason in d.reasons for name, value in reason.figures.items()}
-        for _, d in pairs
+class _Why(NamedTuple):
+    """A decision under the title of its section, with the figures of its reasons."""
+
+    title: str
+    decision: Decision
+    figures: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.decision.leader.source}, {self.title}"
+
+    @property
+    def bound_by(self) -> str | None:
+        kinds = (reason.kind for reason in self.decision.reasons)
+        return next((_BOUND_BY[kind] for kind in kinds if kind in _BOUND_BY), None)
+
+
+def _whys(answers: Sequence[SectionAnswer]) -> list[_Why]:
+    return [
+        _Why(each.title, d, {n: v for reason in d.reasons for n, v in reason.figures.items()})
+        for each in answers
+        for d in each.decisions
     ]
-    bounds = [[_BOUND_BY[r.kind] for r in d.reasons if r.kind in _BOUND_BY] for _, d in pairs]
-    return grid_of(
-        "Why",
-        ("", [f"{d.leader.source}, {each.title}" for each, d in pairs]),
-        ("K", [d.leader.draft.length.label for _, d in pairs]),
-        ("accept. length", _numbers(figures, "length")),
-        ("break-even", _numbers(figures, "break_even")),
-        ("draft token", _numbers(figures, "draft")),
-        ("verification", _numbers(figures, "verify")),
-        ("memory", [_bytes(f.get("bytes")) for f in figures]),
-        ("bound by", [of[0] if of else ABSENT for of in bounds]),
-        ("", [text(d.reasons[0]) if d.reasons else "" for _, d in pairs]),
+
+
+def why_grid(answers: Sequence[SectionAnswer]) -> Table | None:
+    """A row per pairing and setting: what decides its speedup; None without a decision."""
+    rows = _whys(answers)
+    if not rows:
+        return None
+    return Table(
+        title="Why",
+        columns=[
+            column("", attrgetter("name")),
+            column("K", attrgetter("decision.leader.draft.length.label")),
+            column("accept. length", lambda row: row.figures.get("length"), "{:.2f}"),
+            column("break-even", lambda row: row.figures.get("break_even"), "{:.2f}"),
+            column("draft token", lambda row: row.figures.get("draft"), "{:.2f}"),
+            column("verification", lambda row: row.figures.get("verify"), "{:.2f}"),
+            column("memory", _memory),
+            column("bound by", attrgetter("bound_by")),
+            column("", lambda row: next(map(text, row.decision.reasons), "")),
+        ],
+        records=rows,
         num_remarks=1,
     )
 
 
-def _numbers(figures: Sequence[Mapping[str, Figure]], name: str) -> list[str]:
-    return [f"{f[name]:.2f}" if name in f else ABSENT for f in figures]
+def _memory(row: _Why) -> str | None:
+    size = row.figures.get("bytes")
+    return None if size is None else measured(size, "bytes")
 
 
-def _bytes(size: Figure) -> str:
-    return measured(size, "bytes") if isinstance(size, float | int) else ABSENT
-
-
-def reasons_grid(answers: Sequence[SectionAnswer]) -> Grid:
+def reasons_grid(answers: Sequence[SectionAnswer]) -> Table:
     """All reasons of all decisions, the most important of each first."""
-    rows = [
-        (f"{decision.leader.source}, {each.title}", text(reason))
-        for each in answers
-        for decision in each.decisions
-        for reason in decision.reasons
-    ]
-    return Grid(title="All reasons", headers=("", "reason"), rows=tuple(rows), num_remarks=1)
+    rows = [(row.name, text(reason)) for row in _whys(answers) for reason in row.decision.reasons]
+    return text_table("All reasons", ("", "reason"), rows, num_remarks=1)
 
 
 def has_undecided(document: Document) -> bool:

@@ -24,7 +24,6 @@ from specbench.report.comparisons import (
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import (
-    Grid,
     Legend,
     metric_grids,
     position_grid,
@@ -47,6 +46,7 @@ from specbench.report.sessions import acceptance_rules, sessions_grid, sessions_
 from specbench.report.steps import STEPS_LEGEND, ShownGeneration
 from specbench.words.answers import joined, text
 from specbench.words.numbers import plural
+from specbench.words.table import Table
 
 
 class Lines(NamedTuple):
@@ -72,7 +72,7 @@ class Facts(NamedTuple):
 class TableBlock(NamedTuple):
     """A grid below its title, or folded if few readers need it."""
 
-    grid: Grid
+    grid: Table
     has_title: bool = True
     is_folded: bool = False
 

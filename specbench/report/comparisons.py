@@ -2,8 +2,9 @@
 and runs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from specbench.decide.comparisons import (
@@ -11,36 +12,28 @@ from specbench.decide.comparisons import (
     BestOf,
     ContextCurve,
     Crossover,
-    Point,
     SideBySide,
     pooled,
 )
 from specbench.decide.explanation import k_of
 from specbench.decide.recommend import finding
+from specbench.doc import Key, keys_of
 from specbench.records import NO_DRAFTER, CellKey, Decision, Interval, Kind, Reason
 from specbench.records.keys import Question
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
-from specbench.report.grids import Grid, grid_of, setting_column
+from specbench.report.grids import setting_column
 from specbench.report.provenance import provenance
 from specbench.report.sections import drafter_of, setting_name
 from specbench.settings import BUILTIN
 from specbench.words.answers import answer_text
-from specbench.words.numbers import (
-    ABSENT,
-    break_even_text,
-    interval_text,
-    listed,
-    measured,
-    plural,
-    speedup_text,
-    value_text,
-)
+from specbench.words.numbers import listed, measured, plural
+from specbench.words.table import Table, column, labeled
 
 
-def comparison_grids(document: Document) -> tuple[Grid, ...]:
+def comparison_grids(document: Document) -> tuple[Table, ...]:
     """The tables of a run that have rows."""
-    tables: tuple[tuple[Sequence[Any], Callable[[Any], Grid]], ...] = (
+    tables: tuple[tuple[Sequence[Any], Callable[[Any], Table]], ...] = (
         (document.forecasts, forecast_grid),
         (document.side_by_side, side_by_side_grid),
         (document.variants, variants_grid),
@@ -52,56 +45,69 @@ def comparison_grids(document: Document) -> tuple[Grid, ...]:
     return tuple(grid(rows) for rows, grid in tables if rows)
 
 
-def side_by_side_grid(pairs: Sequence[SideBySide]) -> Grid:
+def _comparison_grid(
+    title: str, names: Sequence[Key], figures: Iterable[Key], rows: Sequence[Any], **layout: Any
+) -> Table:
+    """Names and figures; an invalid row is marked and has no intervals, which show nothing."""
+    return Table(
+        title=title,
+        columns=[*names, *map(_without_bounds, figures), column("", _validity)],
+        records=rows,
+        num_names=len(names),
+        mark=_validity,
+        **layout,
+    )
+
+
+def _without_bounds(key: Key) -> Key:
+    def value(row: Any) -> Any:
+        figure = key.of(row)
+        is_hidden = isinstance(figure, Interval) and not row.valid
+        return replace(figure, low=None, high=None) if is_hidden else figure
+
+    return key._replace(value=value)
+
+
+def _validity(row: SideBySide | AdaptiveComparison | BestOf) -> str:
+    return "" if row.valid else "invalid"
+
+
+def side_by_side_grid(pairs: Sequence[SideBySide]) -> Table:
     """The built-in decoder compared with other engines, one row per pair of cells."""
     engines = list(dict.fromkeys(pair.peer.condition.engine for pair in pairs))
-    several, peers = len(engines) > 1, [pair.peer for pair in pairs]
-    works = [f"{k.condition.engine} {work_of(k)}" if several else work_of(k) for k in peers]
-    return grid_of(
+    several = len(engines) > 1
+
+    def peer(pair: SideBySide) -> str:
+        work = work_of(pair.peer)
+        return f"{pair.peer.condition.engine} {work}" if several else work
+
+    return _comparison_grid(
         f"Side by side: speed relative to {listed(engines)}",
-        setting_column([pair.cell.condition for pair in pairs]),
-        (BUILTIN, [work_of(pair.cell) for pair in pairs]),
-        ("other" if several else engines[0], works),
-        *_speed_columns(pairs),
-        ("CPU", [interval_text(pair.cpu) for pair in pairs]),
-        ("prompts", [str(pair.num_prompts) for pair in pairs]),
-        ("", _validity(pairs)),
-        num_names=3,
+        [
+            setting_column(pairs, lambda pair: pair.cell.condition),
+            column(BUILTIN, lambda pair: work_of(pair.cell)),
+            column("other" if several else engines[0], peer),
+        ],
+        labeled(keys_of(SideBySide)),
+        pairs,
         brief=range(5),
-        marks=_validity(pairs),
     )
 
 
-def variants_grid(pairs: Sequence[SideBySide]) -> Grid:
+def variants_grid(pairs: Sequence[SideBySide]) -> Table:
     """The same K under several sets of engine arguments, one row per pair of cells."""
-    return grid_of(
+    return _comparison_grid(
         "Engine arguments: speed relative to another variant at the same K",
-        setting_column([pair.cell.condition.without("variant") for pair in pairs]),
-        ("cell", [pair.cell.draft.label for pair in pairs]),
-        ("variant", [str(pair.cell.condition.variant) for pair in pairs]),
-        ("other", [str(pair.peer.condition.variant) for pair in pairs]),
-        *_speed_columns(pairs),
-        ("prompts", [str(pair.num_prompts) for pair in pairs]),
-        ("", _validity(pairs)),
-        num_names=4,
+        [
+            setting_column(pairs, lambda pair: pair.cell.condition.without("variant")),
+            column("cell", attrgetter("cell.draft.label")),
+            column("variant", attrgetter("cell.condition.variant")),
+            column("other", attrgetter("peer.condition.variant")),
+        ],
+        labeled(keys_of(SideBySide, without=("cpu",))),
+        pairs,
         brief=range(6),
-        marks=_validity(pairs),
     )
-
-
-def _speed_columns(pairs: Sequence[SideBySide]) -> Iterator[tuple[str, list[str]]]:
-    """Speeds and texts; without the intervals of invalid pairs, which show nothing."""
-    yield "decode [95%]", [_ratio_text(pair.decode, valid=pair.valid) for pair in pairs]
-    yield "same text", [value_text(pair.equal_text, "{:.0%}") for pair in pairs]
-    yield "whole", [_ratio_text(pair.end_to_end, valid=pair.valid) for pair in pairs]
-
-
-def _ratio_text(ratio: Interval | None, *, valid: bool) -> str:
-    return interval_text(ratio if valid or ratio is None else replace(ratio, low=None, high=None))
-
-
-def _validity(rows: Sequence[SideBySide | AdaptiveComparison | BestOf]) -> list[str]:
-    return ["" if row.valid else "invalid" for row in rows]
 
 
 def variant_reasons(document: Document, cell: CellKey | None = None) -> Iterator[Reason]:
@@ -125,7 +131,7 @@ def variant_reasons(document: Document, cell: CellKey | None = None) -> Iterator
         )
 
 
-def adaptive_grid(rows: Sequence[AdaptiveComparison]) -> Grid:
+def adaptive_grid(rows: Sequence[AdaptiveComparison]) -> Table:
     """K = auto compared with the best fixed K, one row per question."""
     overall = pooled(rows)
     mean = (
@@ -134,77 +140,77 @@ def adaptive_grid(rows: Sequence[AdaptiveComparison]) -> Grid:
         if overall
         else ""
     )
-    units = ["passes" if row.adaptive.condition.is_stream else "prompts" for row in rows]
-    return grid_of(
+    return _comparison_grid(
         f"K=auto against the best fixed K: relative speed{mean}",
-        setting_column([row.adaptive.condition for row in rows]),
-        ("drafter", [drafter_of(row.adaptive.source) for row in rows]),
-        ("best K", [str(row.best_fixed.draft.k) for row in rows]),
-        ("decode [95%]", [speedup_text(row.decode) for row in rows]),
-        ("mean K", [value_text(row.mean_num_speculative_tokens, "{:.1f}") for row in rows]),
-        ("whole", [interval_text(row.end_to_end) for row in rows]),
-        ("over", [f"{row.num_units} {unit}" for row, unit in zip(rows, units, strict=True)]),
-        ("", _validity(rows)),
-        num_names=2,
+        [
+            setting_column(rows, lambda row: row.adaptive.condition),
+            column("drafter", lambda row: drafter_of(row.adaptive.source)),
+        ],
+        [
+            column("best K", attrgetter("best_fixed.draft.k")),
+            *labeled(keys_of(AdaptiveComparison)),
+            column("over", _units),
+        ],
+        rows,
         brief=range(5),
-        marks=_validity(rows),
     )
 
 
-def crossover_grid(curves: Sequence[Crossover]) -> Grid:
+def _units(row: AdaptiveComparison) -> str:
+    return f"{row.num_units} {'passes' if row.adaptive.condition.is_stream else 'prompts'}"
+
+
+def crossover_grid(curves: Sequence[Crossover]) -> Table:
     """Speedup by concurrent requests, and the number at which it stops; one row per K."""
-    return grid_of(
-        "Speedup by concurrent requests, and up to how many it is shown",
-        *_curve_names(curves, "concurrency"),
-        *((plural(n, "request"), [_y_at(c.points, n) for c in curves]) for n in _x_values(curves)),
-        ("shown up to", [_shown_up_to(curve) for curve in curves]),
-        ("1.00x at", [_crosses_1_at(curve) for curve in curves]),
+    return Table(
+        title="Speedup by concurrent requests, and up to how many it is shown",
+        columns=[
+            *_curve_names(curves, "concurrency"),
+            *(column(plural(n, "request"), _y_at(n)) for n in _x_values(curves)),
+            column("shown up to", _shown_up_to),
+            column("1.00x at", _crosses_1_at),
+        ],
+        records=curves,
         num_names=2,
     )
 
 
-def context_grid(curves: Sequence[ContextCurve]) -> Grid:
+def context_grid(curves: Sequence[ContextCurve]) -> Table:
     """Speedup and KV cache by context length, one row per K."""
     lengths = _x_values(curves)
-    ends = [break_even_text(c.break_even) if c.break_even else ABSENT for c in curves]
-    return grid_of(
-        "Speedup and KV cache by tokens of context",
-        *_curve_names(curves, "context"),
-        *((f"{n:,}", [_y_at(curve.points, n) for curve in curves]) for n in lengths),
-        ("drops to 1 at [95%]", ends),
-        *((f"KV, {n:,}", [_kv(curve.points, n) for curve in curves]) for n in lengths),
+    return Table(
+        title="Speedup and KV cache by tokens of context",
+        columns=[
+            *_curve_names(curves, "context"),
+            *(column(f"{n:,}", _y_at(n)) for n in lengths),
+            *labeled(keys_of(ContextCurve)),
+            *(column(f"KV, {n:,}", _kv_at(n)) for n in lengths),
+        ],
+        records=curves,
         num_names=2,
         brief=range(4 + len(lengths)),
     )
 
 
-def _curve_names(
-    curves: Sequence[Crossover | ContextCurve], axis: str
-) -> Iterator[tuple[str, Sequence[str]]]:
-    yield setting_column([curve.key.condition.without(axis) for curve in curves])
-    yield "drafter", [drafter_of(curve.key.source) for curve in curves]
-    yield "K", [curve.key.draft.length.label for curve in curves]
+def _curve_names(curves: Sequence[Crossover | ContextCurve], axis: str) -> Iterator[Key]:
+    yield setting_column(curves, lambda curve: curve.key.condition.without(axis))
+    yield column("drafter", lambda curve: drafter_of(curve.key.source))
+    yield column("K", attrgetter("key.draft.length.label"))
 
 
-def best_of_grid(cells: Sequence[BestOf]) -> Grid:
+def best_of_grid(cells: Sequence[BestOf]) -> Table:
     """Cost and gain of several samples per prompt, one row per cell."""
     counts = [str(n) for n in dict.fromkeys(best.key.condition.num_samples for best in cells)]
-    return grid_of(
+    return _comparison_grid(
         f"Best of {listed(counts)}: speed relative to no drafts, time relative to one output, "
         "gain of the picked output over the first in nats per token",
-        setting_column([best.key.condition for best in cells]),
-        ("drafter", [work_of(best.key) for best in cells]),
-        ("faster [95%]", [interval_text(best.speedup) for best in cells]),
-        ("cost [95%]", [interval_text(best.cost) for best in cells]),
-        ("gain [95%]", [_difference(best.gain) for best in cells]),
-        ("picked", [f"{best.picked_log_prob:.3f}" for best in cells]),
-        ("first", [f"{best.first_log_prob:.3f}" for best in cells]),
-        ("scoring", [f"{best.scoring_share:.0%}" for best in cells]),
-        ("prompts", [str(best.num_prompts) for best in cells]),
-        ("", _validity(cells)),
-        num_names=2,
+        [
+            setting_column(cells, lambda best: best.key.condition),
+            column("drafter", lambda best: work_of(best.key)),
+        ],
+        labeled(keys_of(BestOf)),
+        cells,
         brief=range(5),
-        marks=_validity(cells),
     )
 
 
@@ -219,21 +225,24 @@ def _x_values(curves: Sequence[Crossover | ContextCurve]) -> list[int]:
     return sorted({point.at for curve in curves for point in curve.points})
 
 
-def _points_at(points: Sequence[Point], at: int) -> Iterator[Point]:
-    return (point for point in points if point.at == at)
-
-
-def _y_at(points: Sequence[Point], at: int) -> str:
+def _y_at(at: int) -> Callable[[Any], str | None]:
     """The estimate at an x value, without its interval, which is in the results."""
-    for point in _points_at(points, at):
-        if point.speedup is not None:
-            return f"{point.speedup.estimate:.2f}x{'' if point.valid else ' invalid'}"
-    return ABSENT
+
+    def text(curve: Crossover | ContextCurve) -> str | None:
+        for point in curve.points:
+            if point.at == at and point.speedup is not None:
+                return f"{point.speedup.estimate:.2f}x{'' if point.valid else ' invalid'}"
+        return None
+
+    return text
 
 
-def _kv(points: Sequence[Point], at: int) -> str:
-    known = [p.kv_bytes for p in _points_at(points, at) if p.kv_bytes is not None]
-    return measured(known[0], "bytes") if known else ABSENT
+def _kv_at(at: int) -> Callable[[Any], str | None]:
+    def text(curve: ContextCurve) -> str | None:
+        known = [p.kv_bytes for p in curve.points if p.at == at and p.kv_bytes is not None]
+        return measured(known[0], "bytes") if known else None
+
+    return text
 
 
 def _shown_up_to(crossover: Crossover) -> str:
@@ -255,38 +264,33 @@ def _crosses_1_at(crossover: Crossover) -> str:
     return f"> {points[-1][0]}" if points[0][1] else f"< {points[0][0]}"
 
 
-def _difference(interval: Interval) -> str:
-    if interval.low is None or interval.high is None:
-        return f"{interval.estimate:+.3f}"
-    return f"{interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-
-
-def answers_grid(documents: Sequence[Document]) -> Grid:
+def answers_grid(documents: Sequence[Document]) -> Table:
     """One row per question and drafter, one column per run."""
     keys = decided_cells(documents)
-    answers = [[_answer(d) + run.mark for d, run in by_run(documents, key)] for key in keys]
-    return grid_of(
-        "Answers of the runs",
-        ("question", setting_column([key.condition for key in keys])[1]),
-        ("drafter", [drafter_of(key.source) for key in keys]),
-        *((f"run {i + 1}", [row[i] for row in answers]) for i in range(len(documents))),
+    return Table(
+        title="Answers of the runs",
+        columns=[
+            setting_column(keys, attrgetter("condition"), "question"),
+            column("drafter", lambda key: drafter_of(key.source)),
+            *(column(f"run {i + 1}", _answer_of(run)) for i, run in enumerate(documents)),
+        ],
+        records=keys,
         num_names=2,
         num_remarks=len(documents),
     )
 
 
-def differences_grid(documents: Sequence[Document]) -> Grid:
+def differences_grid(documents: Sequence[Document]) -> Table:
     """The facts in which the runs differ, one column per run."""
     facts = [{fact.name: fact.value for fact in provenance(document)} for document in documents]
     names = dict.fromkeys(name for run_facts in facts for name in run_facts)
-    differing = [name for name in names if len({of_run.get(name) for of_run in facts}) > 1]
-    return grid_of(
-        "Where the runs differ",
-        ("", differing),
-        *(
-            (f"run {i + 1}", [of_run.get(name, ABSENT) for name in differing])
-            for i, of_run in enumerate(facts)
-        ),
+    return Table(
+        title="Where the runs differ",
+        columns=[
+            column("", str),
+            *(column(f"run {i + 1}", of_run.get) for i, of_run in enumerate(facts)),
+        ],
+        records=[name for name in names if len({of_run.get(name) for of_run in facts}) > 1],
         num_remarks=len(documents),
     )
 
@@ -309,10 +313,14 @@ def by_run(
         yield next(decisions, None), document
 
 
-def _answer(decision: Decision | None) -> str:
-    if decision is None:
-        return ABSENT
-    if decision.speedup is None:
-        return "undecided"
-    said = finding(decision.speedup, k_of(decision.leader.draft.length))
-    return answer_text(decision.verdict, [said])
+def _answer_of(document: Document) -> Callable[[Any], str | None]:
+    def text(key: CellKey) -> str | None:
+        ((decision, _),) = by_run([document], key)
+        if decision is None:
+            return None
+        if decision.speedup is None:
+            return f"undecided{document.mark}"
+        said = finding(decision.speedup, k_of(decision.leader.draft.length))
+        return answer_text(decision.verdict, [said], mark=document.mark)
+
+    return text

@@ -1,15 +1,18 @@
 """Forecasts in words and tables, with the measurements that followed."""
 
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 from specbench.decide.recommend import finding, judge
-from specbench.forecast.forecast_check import CheckedForecast
+from specbench.doc import part_of
+from specbench.forecast.forecast_check import CheckedForecast, MeasuredPoint
 from specbench.records import ForecastPoint, ForecastRecord, ranges
 from specbench.report.document import Document
-from specbench.report.grids import Grid, Legend, grid_of, setting_column
+from specbench.report.grids import Legend, setting_column
 from specbench.report.sections import drafter_of, setting_name
 from specbench.words.answers import answer_text
-from specbench.words.numbers import ABSENT, interval_text, value_text
+from specbench.words.table import Table, column, with_values
 
 FORECAST_TITLE = "Forecast against measured"
 _RULES = {"exact": "", "greedy_draft": ", which drafts greedily"}
@@ -23,41 +26,51 @@ _LEGEND = {  # meanings, by a word of the headers that need them
 }
 
 
-def forecast_grid(checks: Sequence[CheckedForecast]) -> Grid:
+class _Point(NamedTuple):
+    """One K of a forecast, with its measurement if there is one."""
+
+    check: CheckedForecast
+    point: ForecastPoint
+    measured: MeasuredPoint | None
+
+    @property
+    def is_chosen(self) -> bool:
+        return self.point.num_speculative_tokens == self.check.forecast.best
+
+
+def forecast_grid(checks: Sequence[CheckedForecast]) -> Table:
     """Forecast against measured, one row per K."""
     rows = [
-        (check, point, check.measured.get(point.num_speculative_tokens))
+        _Point(check, point, check.measured.get(point.num_speculative_tokens))
         for check in checks
         for point in check.forecast.points
         if point.num_speculative_tokens
     ]
-    points = [point for _, point, _ in rows]
-    measured = [m for _, _, m in rows]
-    chosen = [point.num_speculative_tokens == c.forecast.best for c, point, _ in rows]
-    columns = (
-        ("AL there", [value_text(point.length_there, "{:.2f}") for point in points]),
-        ("speedup there", [value_text(point.speedup_there, "{:.2f}x") for point in points]),
+    measured = attrgetter("measured")
+    there = (
+        column("AL there", attrgetter("point.length_there"), "{:.2f}"),
+        column("speedup there", attrgetter("point.speedup_there"), "{:.2f}x"),
     )
-    return grid_of(
-        f"{FORECAST_TITLE}{with_costs(checks)}",
-        setting_column([check.forecast.key.condition for check, _, _ in rows]),
-        ("drafter", [drafter_of(check.forecast.key.source) for check, _, _ in rows]),
-        ("K", [str(point.num_speculative_tokens) for point in points]),
-        ("AL forecast", [f"{point.mean_acceptance_length:.2f}" for point in points]),
-        (
-            "measured",
-            [value_text(m.mean_acceptance_length if m else None, "{:.2f}") for m in measured],
-        ),
-        ("speedup forecast", [interval_text(point.speedup) for point in points]),
-        ("measured", [interval_text(m.speedup if m else None) for m in measured]),
-        ("AL off", [value_text(m.length_error if m else None, "{:+.1%}") for m in measured]),
-        ("speedup off", [value_text(m.speedup_error if m else None, "{:+.1%}") for m in measured]),
-        ("round costs", list(map(_cost, points))),
-        *(column for column in columns if set(column[1]) != {ABSENT}),
-        ("", ["forecast's choice" if is_chosen else "" for is_chosen in chosen]),
+    return Table(
+        title=f"{FORECAST_TITLE}{with_costs(checks)}",
+        columns=[
+            setting_column(rows, attrgetter("check.forecast.key.condition")),
+            column("drafter", lambda row: drafter_of(row.check.forecast.key.source)),
+            column("K", attrgetter("point.num_speculative_tokens")),
+            column("AL forecast", attrgetter("point.mean_acceptance_length"), "{:.2f}"),
+            column("measured", part_of(measured, "mean_acceptance_length"), "{:.2f}"),
+            column("speedup forecast", attrgetter("point.speedup")),
+            column("measured", part_of(measured, "speedup")),
+            column("AL off", part_of(measured, "length_error"), "{:+.1%}"),
+            column("speedup off", part_of(measured, "speedup_error"), "{:+.1%}"),
+            column("round costs", lambda row: _cost(row.point)),
+            *with_values(there, rows),
+            column("", lambda row: "forecast's choice" if row.is_chosen else ""),
+        ],
+        records=rows,
         num_names=2,
         brief=range(7),
-        marks=["chosen" if is_chosen else "" for is_chosen in chosen],
+        mark=lambda row: "chosen" if row.is_chosen else "",
     )
 
 

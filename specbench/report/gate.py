@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from specbench.doc import JsonObject, Key, Maybe, Several, docs_of, keys_of
 from specbench.gate.attribution import Attribution, Cause
@@ -14,18 +14,19 @@ from specbench.gate.fingerprint import THREADS, Fingerprint, RunDifference
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor, metric_name
 from specbench.metrics.registry import all_metrics
-from specbench.records import NO_DRAFTER, Interval, Kind, Reason
+from specbench.records import NO_DRAFTER, Kind, Reason
 from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
-from specbench.report.grids import Grid
 from specbench.words.answers import REASON, joined, text
 from specbench.words.numbers import (
-    ABSENT,
+    effect_of,
     effect_text,
+    figure,
     measured,
     number,
     plural,
     scale_of,
 )
+from specbench.words.table import ABSENT, Table, column
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:
@@ -64,33 +65,6 @@ LEGEND = (
     "before, after: baseline and candidate; limit: tolerated change; MDE: minimum detectable "
     "loss beyond the limit, at 80% power."
 )
-
-
-class JudgmentRow(NamedTuple):
-    """The row of a judgment in a table, without the name of its cell."""
-
-    metric: str
-    before: str
-    after: str
-    change: str
-    limit: str
-    mde: str
-    verdict: str
-
-
-def row(judgment: Judgment) -> JudgmentRow:
-    unit, effect = judgment.unit, judgment.minimum_detectable_effect
-    return JudgmentRow(
-        judgment.metric,
-        _value(judgment.baseline, unit),
-        _value(judgment.candidate, unit),
-        _change(judgment.change),
-        _limit(judgment),
-        ABSENT if effect is None else effect_text(effect),
-        judgment.verdict.value
-        if judgment.verdict is GateVerdict.PASS
-        else judgment.verdict.upper(),
-    )
 
 
 def title(gate: Gate) -> str:
@@ -230,12 +204,8 @@ def _value(value: float | None, unit: str) -> str:
     return measured(value, unit) if scale.unit in _SHOWN else number(value, unit, scale)
 
 
-def _change(change: Interval | None) -> str:
-    if change is None:
-        return ABSENT
-    if change.low is None or change.high is None or change.low == change.high:
-        return f"{change.estimate:+.1%}"
-    return f"{change.estimate:+.1%} +- {100 * (change.high - change.low) / 2:.1f}"
+def _change(judgment: Judgment) -> str | None:
+    return figure(judgment.change, "fraction") if judgment.change else None
 
 
 def _limit(judgment: Judgment) -> str:
@@ -255,7 +225,7 @@ _MARKS = {
 def gate_report(gate: Gate) -> ReportPart:
     """The headline, the details and a table per cell."""
     ordered = sorted(gate.judgments, key=lambda judgment: judgment.cell.id)
-    grids = (_grid(list(of_cell)) for _, of_cell in groupby(ordered, key=lambda j: j.cell))
+    grids = (judgment_table(list(of_cell)) for _, of_cell in groupby(ordered, key=lambda j: j.cell))
     return ReportPart(
         f"{_NAME}: {gate.verdict.value}",
         [
@@ -268,13 +238,32 @@ def gate_report(gate: Gate) -> ReportPart:
     )
 
 
-def _grid(judgments: Sequence[Judgment]) -> Grid:
-    return Grid(
+_COLUMNS = (
+    column("metric", attrgetter("metric")),
+    column("before", lambda judgment: _value(judgment.baseline, judgment.unit)),
+    column("after", lambda judgment: _value(judgment.candidate, judgment.unit)),
+    column("change +- 95%", _change),
+    column("limit", _limit),
+    column("MDE", lambda judgment: effect_of(judgment.minimum_detectable_effect)),
+    column(
+        "verdict",
+        lambda judgment: (
+            judgment.verdict.value
+            if judgment.verdict is GateVerdict.PASS
+            else judgment.verdict.upper()
+        ),
+    ),
+)
+
+
+def judgment_table(judgments: Sequence[Judgment]) -> Table:
+    """The judgments of a cell, a row per metric."""
+    return Table(
         title=judgments[0].cell.label,
-        headers=("metric", "before", "after", "change +- 95%", "limit", "MDE", "verdict"),
-        rows=tuple(map(row, judgments)),
+        columns=_COLUMNS,
+        records=judgments,
         num_remarks=1,
-        marks=tuple(_MARKS.get(judgment.verdict, "") for judgment in judgments),
+        mark=lambda judgment: _MARKS.get(judgment.verdict, ""),
     )
 
 
@@ -422,8 +411,8 @@ def _document(root: ET.Element) -> str:
 
 
 def _message(gate: Gate, judgment: Judgment) -> str:
-    shown = row(judgment)
-    values = f"{shown.before} -> {shown.after}, {shown.change}, limit {shown.limit}"
+    _, before, after, change, limit, *_ = judgment_table([judgment]).rows[0]
+    values = f"{before} -> {after}, {change}, limit {limit}"
     whole = joined((values, *([judgment.reason] if judgment.reason else [])))
     return _printable(f"{whole}{first_cause(gate, judgment)}")
 

@@ -1,82 +1,30 @@
-"""Tables of text, which every report format prints, and the columns of the result tables."""
+"""The columns of the result tables, and those tables."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any, NamedTuple
 
+from specbench.doc import Key, keys_of
 from specbench.metrics.registry import all_metrics, number_of
 from specbench.records import NO_DRAFTER, CellSummary, Condition
 from specbench.report.sections import Section, drafter_of, setting_name
 from specbench.words.numbers import (
-    ABSENT,
-    effect_text,
+    effect_of,
+    figure,
     k_text,
     list_of,
-    measured,
     number,
     scale_of,
     significant,
-    speedup_text,
 )
+from specbench.words.table import ABSENT, Table, column, text_table, with_values
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
-    """A table of words and numbers with a title."""
-
-    title: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    num_names: int = 1  # leading columns of words
-    num_remarks: int = 0  # trailing columns of text
-    brief: Sequence[int] | None = None  # columns that fit a terminal; None: all
-    marks: tuple[str, ...] = ()  # per row: chosen, invalid, worse, open or ""; empty: no marks
-
-    @property
-    def brief_columns(self) -> Sequence[int]:
-        """The columns that a terminal shows, in order."""
-        return range(len(self.headers)) if self.brief is None else self.brief
-
-    def is_words(self, column: int) -> bool:
-        """Whether a column contains words: names, remarks, and columns without a header."""
-        return column < self.num_names or column in self._remarks or not self.headers[column]
-
-    @property
-    def _remarks(self) -> range:
-        return range(len(self.headers) - self.num_remarks, len(self.headers))
-
-    @property
-    def wrapped(self) -> Sequence[int]:
-        """The columns that a terminal may wrap: remarks of several words, or else names."""
-        phrases = [i for i in self._remarks if any(" " in row[i] for row in self.rows)]
-        return phrases or [i for i in range(self.num_names) if self.headers[i]]
-
-
-def grid_of(
-    title: str,
-    *columns: tuple[str, Sequence[str]],
-    num_names: int = 1,
-    num_remarks: int = 0,
-    brief: Sequence[int] | None = None,
-    marks: Sequence[str] = (),
-) -> Grid:
-    """A table of columns, each a header with its texts."""
-    headers, texts = zip(*columns, strict=True)
-    return Grid(
-        title=title,
-        headers=headers,
-        rows=tuple(zip(*texts, strict=True)),
-        num_names=num_names,
-        num_remarks=num_remarks,
-        brief=brief,
-        marks=tuple(marks),
-    )
-
-
-def setting_column(conditions: Sequence[Condition]) -> tuple[str, Sequence[str]]:
-    """The names of settings, as the first column of a table."""
-    return "", [setting_name(condition, conditions) for condition in conditions]
+def setting_column(rows: Iterable[Any], get: Callable[[Any], Condition], label: str = "") -> Key:
+    """The names of the settings of rows, as the first column of a table."""
+    conditions = [*map(get, rows)]
+    return column(label, lambda row: setting_name(get(row), conditions))
 
 
 class Legend(NamedTuple):
@@ -105,7 +53,7 @@ def _roofline(cell: CellSummary) -> str | None:
     ratio = number_of(cell.metrics, "roofline_ratio")
     if least_s is None or ratio is None:
         return None
-    return f"{_milliseconds(least_s)} ({ratio:.2f}x)"
+    return f"{figure(least_s, 's')} ({ratio:.2f}x)"
 
 
 def _numbers(cell: CellSummary, *names: str) -> str | None:
@@ -116,43 +64,10 @@ def _numbers(cell: CellSummary, *names: str) -> str | None:
     return ", ".join(ABSENT if value is None else significant(value) for value in values)
 
 
-def _detectable_effect(cell: CellSummary) -> str | None:
-    effect = cell.minimum_detectable_effect
-    return None if effect is None else effect_text(effect)
-
-
 def _k(cell: CellSummary) -> str:
     mean_k = number_of(cell.metrics, "mean_num_speculative_tokens")
     label = cell.key.draft.length.label
     return label if mean_k is None else f"{label} {mean_k:.1f}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return significant(seconds * 1e3)
-
-
-def _per_second(value: float) -> str:
-    return f"{value:,.{2 if value < 10 else 1}f}"
-
-
-class CellColumn(NamedTuple):
-    """A column of a result table; `text` returns None if a cell has no such value."""
-
-    header: str
-    meaning: str
-    text: Callable[[CellSummary], str | None]
-
-
-def _with_values(
-    columns: Sequence[CellColumn], cells: Sequence[CellSummary]
-) -> tuple[CellColumn, ...]:
-    """The columns for which at least one of the cells has a value."""
-    return tuple(c for c in columns if any(c.text(cell) is not None for cell in cells))
-
-
-def _texts(columns: Sequence[CellColumn], cell: CellSummary) -> tuple[str, ...]:
-    """The cell's texts, with ABSENT for each missing value."""
-    return tuple(ABSENT if text is None else text for text in (c.text(cell) for c in columns))
 
 
 def _drafter_name(cell: CellSummary) -> str:
@@ -163,150 +78,117 @@ def _drafter_name(cell: CellSummary) -> str:
     return drafter_of(key.source)
 
 
-def _mark(section: Section, cell: CellSummary) -> str:
-    """`chosen`, `invalid` or nothing, so that color and weight are not the only signs."""
-    if not cell.valid:
-        return "invalid"
-    return "chosen" if section.is_chosen(cell.key) else ""
-
-
 def _is_tree(cell: CellSummary) -> bool:
     nodes = number_of(cell.metrics, "num_draft_nodes")
     return nodes is not None and nodes > cell.key.draft.k
 
 
-_FORMS: Mapping[str, Callable[[float], str]] = {
-    "tokens/s": _per_second,
-    "requests/s": _per_second,
-    "tokens/round": "{:.2f}".format,
-    "tokens/request": "{:.1f}".format,
-    "s": _milliseconds,
-    "fraction": "{:.0%}".format,
-    "x": "{:.2f}x".format,
-    "J/token": significant,
-    "bytes": lambda value: measured(value, "bytes"),
+def _rate(cell: CellSummary, *, is_tree: bool) -> float | None:
+    return number_of(cell.metrics, "acceptance_rate") if _is_tree(cell) is is_tree else None
+
+
+def _metric(name: str, label: str) -> Key:
+    metric = all_metrics()[name]
+    key = metric.key(lambda cell: cell)
+    return key._replace(doc=replace(key.full_doc, meaning=metric.meaning, label=label))
+
+
+_DECLARED: Mapping[str, Key] = {
+    **{name: key for name, key in keys_of(CellSummary).items() if key.full_doc.label},
+    **{m.name: _metric(m.name, m.label) for m in all_metrics().values() if m.label},
 }
-
-
-@cache
-def _metric(name: str) -> CellColumn:
-    """The column of a metric, with its declared label and meaning and the format of its unit."""
-    known = all_metrics()[name]
-    form = _FORMS.get(known.unit, "{:g}".format)
-    return CellColumn(known.label, known.meaning, lambda cell: _formed(cell, name, form))
-
-
-def _formed(cell: CellSummary, name: str, form: Callable[[float], str]) -> str | None:
-    value = number_of(cell.metrics, name)
-    return None if value is None else form(value)
-
-
-_K = CellColumn("K", "maximum draft tokens per round, 0 without speculation; for auto the mean", _k)
-_PROMPTS = CellColumn(
-    "prompts",
-    "prompts in the row; a time budget gives fewer to K that cannot win or that it has no time for",
-    lambda cell: str(cell.num_prompts),
-)
-_SPEEDUP = CellColumn(
-    "speedup [95%]",
-    "decode seconds at K=0 / at K, same prompts, with 95% interval; for concurrent requests the "
-    "ratio of tokens per second, for arrivals at a rate the ratio of seconds per token",
-    lambda cell: speedup_text(cell.speedup) if cell.speedup else None,
-)
-_DETECTABLE = CellColumn(
-    "min. detect. effect", "smallest effect that this comparison would detect", _detectable_effect
-)
-_RATE = CellColumn(
-    "accept. rate",
-    "accepted / drafted tokens",
-    lambda cell: None if _is_tree(cell) else _formed(cell, "acceptance_rate", "{:.0%}".format),
-)
-# A round accepts one path, so the accepted share of a large tree is always small.
-_OF_NODES = CellColumn(
-    "of nodes",
-    "accepted / drafted nodes of a tree; a round accepts one path of at most K nodes, so compare "
-    "trees with other drafters by accept. length",
-    lambda cell: _formed(cell, "acceptance_rate", "{:.1%}".format) if _is_tree(cell) else None,
-)
-_ALL = _metric("aggregate_tokens_per_s")
-_ALL_IMPORTED = _ALL._replace(  # imported results have no busy time
-    text=lambda cell: None if "busy_tokens_per_s" in cell.metrics else _ALL.text(cell),
-)
-_WHOLE = CellColumn(
-    "end to end",
-    "speedup including prefill of target and drafter; with concurrent requests over whole passes",
-    lambda cell: speedup_text(cell.speedup_end_to_end) if cell.speedup_end_to_end else None,
-)
-_TOKENS_PER_S, _BUSY = _metric("decode_tokens_per_s"), _metric("busy_tokens_per_s")
-_GOODPUT, _USER = _metric("goodput_requests_per_s"), _metric("user_tokens_per_s")
-_TTFT, _LATENCY = _metric("ttft_s"), _metric("request_latency_s")
-_ACCEPTED = (
-    _metric("mean_acceptance_length"),
-    _metric("mean_acceptance_length_of_engine"),
-    _metric("num_checked_at_once"),
-)
-_COSTS = (_metric("break_even_length"), _RATE, _OF_NODES, _metric("round_s"))
-
-TERMINAL_COLUMNS = (
-    *(_K, _PROMPTS, _TOKENS_PER_S, _ALL_IMPORTED, _SPEEDUP, _GOODPUT, _DETECTABLE, _TTFT),
-    *(*_ACCEPTED, _RATE, _OF_NODES),
-)
-TERMINAL_STREAM_COLUMNS = (
-    *(_K, _BUSY, _ALL_IMPORTED, _SPEEDUP, _GOODPUT, _USER, _TTFT),
-    *(_ACCEPTED[0], _ACCEPTED[2]),
-)
-PAGE_COLUMNS = (
-    *(_K, _PROMPTS, _metric("num_cycles"), _TOKENS_PER_S, _ALL_IMPORTED, _SPEEDUP, _GOODPUT),
-    *(_DETECTABLE, _WHOLE, _TTFT, _LATENCY, *_ACCEPTED, *_COSTS),
-    CellColumn(
+# All columns, by name. Most are declared with a figure; the others combine several.
+COLUMNS: Mapping[str, Key] = {
+    **_DECLARED,
+    "k": column(
+        "K", _k, meaning="maximum draft tokens per round, 0 without speculation; for auto the mean"
+    ),
+    "minimum_detectable_effect": _DECLARED["minimum_detectable_effect"]._replace(
+        value=lambda cell: effect_of(cell.minimum_detectable_effect)
+    ),
+    "all_imported": _DECLARED["aggregate_tokens_per_s"]._replace(  # which have no busy time
+        value=lambda cell: (
+            None
+            if "busy_tokens_per_s" in cell.metrics
+            else number_of(cell.metrics, "aggregate_tokens_per_s")
+        )
+    ),
+    "ttft_s_p95": _metric("ttft_s_p95", "p95"),
+    "acceptance_rate": column(
+        "accept. rate",
+        lambda cell: _rate(cell, is_tree=False),
+        "{:.0%}",
+        meaning="accepted / drafted tokens",
+    ),
+    # A round accepts one path, so the accepted share of a large tree is always small.
+    "of_nodes": column(
+        "of nodes",
+        lambda cell: _rate(cell, is_tree=True),
+        "{:.1%}",
+        meaning="accepted / drafted nodes of a tree; a round accepts one path of at most K nodes, "
+        "so compare trees with other drafters by accept. length",
+    ),
+    "shares": column(
         "draft, verify, other",
-        "shares of the round time",
         lambda cell: _shares(cell, "draft_s", "verify_s", "other_s"),
+        meaning="shares of the round time",
     ),
-    _metric("overhead_ratio"),
-    CellColumn(
+    "roofline": column(
         "roofline ms",
-        "lower bound: time to read a round's weights and KV cache at the "
-        "measured copy bandwidth; and the median round as a multiple of it",
         _roofline,
+        meaning="lower bound: time to read a round's weights and KV cache at the "
+        "measured copy bandwidth; and the median round as a multiple of it",
     ),
-    _metric("bandwidth_utilization"),
-    CellColumn(
+    "launches": column(
         "launches, syncs",
-        "kernel or graph launches and host syncs per round",
         lambda cell: _numbers(cell, "launches_per_round", "syncs_per_round"),
+        meaning="kernel or graph launches and host syncs per round",
     ),
-    *(_metric("device_idle_s"), _metric("joules_per_token")),
+}
+_LENGTHS = ("mean_acceptance_length", "mean_acceptance_length_of_engine", "num_checked_at_once")
+_COSTS = ("break_even_length", "acceptance_rate", "of_nodes", "round_s")
+_TERMINAL = (
+    *("k", "num_prompts", "decode_tokens_per_s", "all_imported", "speedup"),
+    *("goodput_requests_per_s", "minimum_detectable_effect", "ttft_s"),
+    *(*_LENGTHS, "acceptance_rate", "of_nodes"),
 )
-PAGE_STREAM_COLUMNS = (
-    *(_K, _metric("num_passes"), _metric("num_cycles"), _BUSY, _SPEEDUP, _GOODPUT, _DETECTABLE),
-    *(
-        _ALL,
-        _WHOLE,
-        _USER,
-        _TTFT,
-        _metric("ttft_s_p95")._replace(header="p95"),
-        _LATENCY,
-        _metric("requests_per_s"),
-    ),
-    *(_metric("queue_s"), _metric("busy_share"), _metric("padding_efficiency")),
-    *(*_ACCEPTED, *_COSTS, _metric("kv_bytes"), _metric("joules_per_token")),
+_TERMINAL_STREAM = (
+    *("k", "busy_tokens_per_s", "all_imported", "speedup", "goodput_requests_per_s"),
+    *("user_tokens_per_s", "ttft_s", "mean_acceptance_length", "num_checked_at_once"),
 )
+_PAGE = (
+    *("k", "num_prompts", "num_cycles", "decode_tokens_per_s", "all_imported", "speedup"),
+    *("goodput_requests_per_s", "minimum_detectable_effect", "speedup_end_to_end", "ttft_s"),
+    *("request_latency_s", *_LENGTHS, *_COSTS, "shares", "overhead_ratio", "roofline"),
+    *("bandwidth_utilization", "launches", "device_idle_s", "joules_per_token"),
+)
+_PAGE_STREAM = (
+    *("k", "num_passes", "num_cycles", "busy_tokens_per_s", "speedup", "goodput_requests_per_s"),
+    *("minimum_detectable_effect", "aggregate_tokens_per_s", "speedup_end_to_end"),
+    *("user_tokens_per_s", "ttft_s", "ttft_s_p95", "request_latency_s", "requests_per_s"),
+    *("queue_s", "busy_share", "padding_efficiency", *_LENGTHS, *_COSTS, "kv_bytes"),
+    "joules_per_token",
+)
+# A new figure with a label comes last.
+_MORE = [name for name in _DECLARED if name not in {*_PAGE, *_PAGE_STREAM}]
 
 
-def _terminal_columns(section: Section) -> tuple[CellColumn, ...]:
+def _columns(names: Sequence[str], section: Section) -> list[Key]:
+    return with_values((COLUMNS[name] for name in names), section.measured)
+
+
+def _terminal_columns(section: Section) -> list[Key]:
     """A section's columns on a terminal; prompts if they differ, else the detectable effect."""
-    columns: Sequence[CellColumn] = TERMINAL_STREAM_COLUMNS
-    if not section.is_stream:
-        is_alike = len({cell.num_prompts for cell in section.measured}) == 1
-        left_out = _PROMPTS if is_alike else _DETECTABLE
-        columns = tuple(column for column in TERMINAL_COLUMNS if column is not left_out)
-    return _with_values(columns, section.measured)
+    if section.is_stream:
+        return _columns(_TERMINAL_STREAM, section)
+    is_alike = len({cell.num_prompts for cell in section.measured}) == 1
+    left_out = "num_prompts" if is_alike else "minimum_detectable_effect"
+    return _columns([name for name in _TERMINAL if name != left_out], section)
 
 
-def _page_columns(section: Section) -> tuple[CellColumn, ...]:
-    columns = PAGE_STREAM_COLUMNS if section.is_stream else PAGE_COLUMNS
-    return _with_values(columns, section.measured)
+def page_columns(section: Section) -> list[Key]:
+    """The columns of a section in the report, those for which some cell has a value."""
+    return _columns([*(_PAGE_STREAM if section.is_stream else _PAGE), *_MORE], section)
 
 
 _POSITION_KINDS = {
@@ -315,34 +197,37 @@ _POSITION_KINDS = {
 }
 
 
-def result_grid(section: Section) -> Grid:
+def result_grid(section: Section) -> Table:
     """A row per cell; the remarks after K mark the chosen and the invalid ones."""
-    columns = _page_columns(section)
-    k, *more = columns
-    marks = tuple(_mark(section, cell) for cell in section.measured)
-    index = {column.header: i + (1 if column is k else 2) for i, column in enumerate(columns)}
-    brief = [index[c.header] for c in _terminal_columns(section)]
-    return Grid(
+
+    def mark(cell: CellSummary) -> str:
+        """`chosen`, `invalid` or nothing, so that color and weight are not the only signs."""
+        if not cell.valid:
+            return "invalid"
+        return "chosen" if section.is_chosen(cell.key) else ""
+
+    k, *more = page_columns(section)
+    columns = [column("drafter", _drafter_name), k, column("", mark), *more]
+    headers = [key.full_doc.label for key in columns]
+    brief = [headers.index(key.full_doc.label) for key in _terminal_columns(section)]
+    return Table(
         title=section.title,
-        headers=("drafter", k.header, "", *(column.header for column in more)),
-        rows=tuple(
-            (_drafter_name(cell), *_texts([k], cell), mark, *_texts(more, cell))
-            for cell, mark in zip(section.measured, marks, strict=True)
-        ),
+        columns=columns,
+        records=section.measured,
         brief=(0, *brief, 2),
-        marks=marks,
+        mark=mark,
     )
 
 
 def result_legend(every: Sequence[Section]) -> Legend:
     """Headers and meanings of the columns of the result tables."""
-    columns = dict.fromkeys(column for section in every for column in _page_columns(section))
+    docs = [key.full_doc for section in every for key in page_columns(section)]
     grids = [result_grid(section) for section in every if section.measured]
     brief = frozenset(grid.headers[i] for grid in grids for i in grid.brief_columns)
-    return Legend([(c.header, c.meaning) for c in columns if c.meaning], brief)
+    return Legend([*{doc.label: doc.meaning for doc in docs if doc.meaning}.items()], brief)
 
 
-def position_grid(section: Section) -> Grid | None:
+def position_grid(section: Section) -> Table | None:
     """Joint and conditional acceptance at each position; None if no rounds are known."""
     rows = [
         (cell, kind, list_of(cell.metrics, name))
@@ -352,44 +237,44 @@ def position_grid(section: Section) -> Grid | None:
     if not rows:
         return None
     depth = max(len(rates) for _, _, rates in rows)
-    return Grid(
+    return Table(
         title=section.title,
-        headers=("drafter", "share of", "K", *map(str, range(1, depth + 1))),
-        rows=tuple(
-            (
-                _drafter_name(cell),
-                kind,
-                str(cell.key.draft.k),
-                *(f"{rate:.0%}" for rate in rates),
-                *(ABSENT,) * (depth - len(rates)),
-            )
-            for cell, kind, rates in rows
-        ),
+        columns=[
+            column("drafter", lambda row: _drafter_name(row[0])),
+            column("share of", itemgetter(1)),
+            column("K", lambda row: row[0].key.draft.k),
+            *(column(str(i + 1), _entry(i), "{:.0%}") for i in range(depth)),
+        ],
+        records=rows,
         num_names=2,
     )
 
 
-def metric_grids(section: Section) -> Iterator[Grid]:
+def _entry(i: int) -> Callable[[Any], float | None]:
+    return lambda row: row[-1][i] if i < len(row[-1]) else None
+
+
+def metric_grids(section: Section) -> Iterator[Table]:
     """One table per pairing of all scalar metrics by K, and one table of metrics that are lists."""
     for label in section.labels:
         cells = (*section.undrafted, *section.of(label))
-        yield Grid(
-            title=f"{section.title}: {label}",
-            headers=("metric", "unit", *map(_column_title, cells)),
-            rows=tuple(_scalar_rows(cells)),
+        yield text_table(
+            f"{section.title}: {label}",
+            ("metric", "unit", *map(_column_title, cells)),
+            [*_scalar_rows(cells)],
             num_names=2,
         )
-    lists = tuple(row for cell in section.deepest for row in _list_rows(cell))
+    lists = [row for cell in section.deepest for row in _list_rows(cell)]
     if lists:
-        yield Grid(
-            title=f"{section.title}: lists",
-            headers=("metric", "unit", "drafter", "K", "values"),
-            rows=lists,
+        yield text_table(
+            f"{section.title}: lists",
+            ("metric", "unit", "drafter", "K", "values"),
+            lists,
             num_names=3,
         )
 
 
-def _scalar_rows(cells: tuple[CellSummary, ...]) -> Iterator[tuple[str, ...]]:
+def _scalar_rows(cells: tuple[CellSummary, ...]) -> Iterator[tuple[str | None, ...]]:
     for metric in all_metrics().values():
         values = [number_of(cell.metrics, metric.name) for cell in cells]
         present = [abs(value) for value in values if value is not None]
@@ -398,7 +283,7 @@ def _scalar_rows(cells: tuple[CellSummary, ...]) -> Iterator[tuple[str, ...]]:
             yield (
                 metric.name,
                 scale.unit,
-                *(ABSENT if v is None else number(v, metric.unit, scale) for v in values),
+                *(None if v is None else number(v, metric.unit, scale) for v in values),
             )
 
 

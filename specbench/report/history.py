@@ -10,10 +10,10 @@ from specbench.gate.history import ExcludedRun, History, Series
 from specbench.records import Kind, Reason
 from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
 from specbench.report.gate import DIFFERENCE
-from specbench.report.grids import Grid
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
 from specbench.words.answers import REASON, text
 from specbench.words.numbers import measured
+from specbench.words.table import Table, column
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
@@ -36,27 +36,24 @@ def history_report(history: History) -> ReportPart:
     )
 
 
-def history_grids(history: History) -> Iterator[Grid]:
+def history_grids(history: History) -> Iterator[Table]:
     """A table per cell with one row per metric."""
     for key, group in groupby(history.series, key=lambda series: series.key):
-        yield Grid(
-            title=key.label,
-            headers=("metric", "runs", "newest", "course", "finding"),
-            rows=tuple(map(_row, group)),
-            num_remarks=1,
-        )
+        yield Table(title=key.label, columns=_COLUMNS, records=[*group], num_remarks=1)
 
 
-def _row(series: Series) -> tuple[str, ...]:
-    num_runs = len(series.points)
-    no_finding = "steady" if num_runs >= MIN_RUNS else f"fewer than {MIN_RUNS} runs"
-    return (
-        series.metric,
-        str(num_runs),
-        measured(series.values[-1], series.unit),
-        sparkline(series.values),
-        ", ".join(brief(series)) or no_finding,
-    )
+def _finding(series: Series) -> str:
+    no_finding = "steady" if len(series.points) >= MIN_RUNS else f"fewer than {MIN_RUNS} runs"
+    return ", ".join(brief(series)) or no_finding
+
+
+_COLUMNS = (
+    column("metric", attrgetter("metric")),
+    column("runs", lambda series: len(series.points)),
+    column("newest", lambda series: measured(series.values[-1], series.unit)),
+    column("course", lambda series: sparkline(series.values)),
+    column("finding", _finding),
+)
 
 
 def changes(history: History) -> Iterator[Reason]:

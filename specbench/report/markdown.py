@@ -17,10 +17,11 @@ from specbench.report.blocks import (
     side_by_side_part,
 )
 from specbench.report.document import Document
-from specbench.report.grids import Grid, Legend
+from specbench.report.grids import Legend
 from specbench.report.provenance import Fact
 from specbench.untrusted import plain
 from specbench.words.answers import decision_text, main_reasons
+from specbench.words.table import Table
 
 _ESCAPES = str.maketrans(
     {
@@ -102,7 +103,7 @@ def _fact(fact: Fact) -> str:
     return f"- {name}: {escape(fact.value)}"
 
 
-def _grid(grid: Grid, *, level: int | None) -> Iterator[str]:
+def _grid(grid: Table, *, level: int | None) -> Iterator[str]:
     if level is not None:
         yield from (f"{'#' * level} {escape(grid.title)}", "")
     rule = ("---" if grid.is_words(i) else "---:" for i in range(len(grid.headers)))

@@ -1,14 +1,16 @@
 """Memory of a target without drafter and with each drafter, for the table and the chart."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
+from specbench.doc import Doc, Key
 from specbench.metrics.registry import Value, number_of
 from specbench.records import NO_DRAFTER, CellKey, Kind, MemoryRecord, Reason
 from specbench.report.document import Document
-from specbench.report.grids import Grid, grid_of
-from specbench.words.numbers import ABSENT, measured, plural, value_text
+from specbench.words.numbers import plural
+from specbench.words.table import Table, column, with_values
 
 EVERYTHING_ELSE = "Everything else: the measured peak of a short pass minus the weights."
 
@@ -107,32 +109,34 @@ def need(record: MemoryRecord, context: int) -> MemoryNeed:
     )
 
 
-_PEAKS: Mapping[str, Callable[[MemoryRecord], int | None]] = {
-    "KV cache per token": lambda record: record.kv_bytes_per_token,
-    "peak, live tensors": lambda record: record.peak_allocated_bytes,
-    "peak, reserved": lambda record: record.peak_reserved_bytes,
-    "peak, process": lambda record: record.process_peak_bytes,
-    "peak, device": lambda record: record.device_peak_bytes,
-}
+def _bytes(label: str, path: str) -> Key:
+    return Key(float | None, Doc("", "bytes", label=label), attrgetter(path))
 
 
-def memory_grid(document: Document) -> Grid | None:
+_COLUMNS = (
+    column("", attrgetter("name")),
+    _bytes("weights", "need.weights"),
+    _bytes("KV cache", "need.kv_cache"),
+    _bytes("everything else", "need.rest"),
+    _bytes("together", "need.total"),
+    _bytes("speculation costs", "cost_bytes"),
+    column("in tokens of context", attrgetter("cost_tokens"), "{:,.0f}"),
+)
+_PEAKS = (
+    _bytes("KV cache per token", "record.kv_bytes_per_token"),
+    _bytes("peak, live tensors", "record.peak_allocated_bytes"),
+    _bytes("peak, reserved", "record.peak_reserved_bytes"),
+    _bytes("peak, process", "record.process_peak_bytes"),
+    _bytes("peak, device", "record.device_peak_bytes"),
+)
+
+
+def memory_grid(document: Document) -> Table | None:
     """The memory of each target, and with each drafter; None if no memory was recorded."""
     rows = memory_rows(document)
     if not rows:
         return None
-    peaks = ((header, [_bytes(get(row.record)) for row in rows]) for header, get in _PEAKS.items())
-    return grid_of(
-        "Memory",
-        ("", [row.name for row in rows]),
-        ("weights", [_bytes(row.need.weights) for row in rows]),
-        ("KV cache", [_bytes(row.need.kv_cache) for row in rows]),
-        ("everything else", [_bytes(row.need.rest) for row in rows]),
-        ("together", [_bytes(row.need.total) for row in rows]),
-        ("speculation costs", [_bytes(row.cost_bytes) for row in rows]),
-        ("in tokens of context", [value_text(row.cost_tokens, "{:,.0f}") for row in rows]),
-        *(column for column in peaks if set(column[1]) != {ABSENT}),
-    )
+    return Table(title="Memory", columns=[*_COLUMNS, *with_values(_PEAKS, rows)], records=rows)
 
 
 def memory_legend(document: Document) -> str:
@@ -172,7 +176,3 @@ def _label(record: MemoryRecord, keys: Iterable[CellKey]) -> str:
     """The owner with the mark of a lossy pairing, as its cells are labeled."""
     name = _owner(record)
     return next((key.draft.marked(name) for key in keys if key.pairing == name), name)
-
-
-def _bytes(value: float | None) -> str:
-    return ABSENT if value is None else measured(value, "bytes")

@@ -1,14 +1,16 @@
 """A run as a whole: its question, its setup and its provenance."""
 
 import shlex
+from dataclasses import replace
 from typing import NamedTuple
 
+from specbench.doc import keys_of
 from specbench.metrics.registry import all_metrics
-from specbench.records import EngineRecord, Environment, KernelChoice, lengths
+from specbench.records import EngineRecord, Environment, KernelChoice, ModelIdentity, lengths
 from specbench.report.document import Document
-from specbench.report.grids import Grid, grid_of
 from specbench.report.sessions import deployment_facts
 from specbench.words.numbers import listed, measured, plural
+from specbench.words.table import Table, labeled
 
 
 def question(document: Document) -> str:
@@ -190,21 +192,13 @@ def kernel_text(choice: KernelChoice) -> str:
     return "; ".join((choice.chosen, *slower, *left_out))
 
 
-def model_grid(document: Document) -> Grid | None:
+def model_grid(document: Document) -> Table | None:
     """The models that were loaded; None if there are none."""
     if not document.models:
         return None
-    return grid_of(
-        "Models",
-        ("model", [model.name for model in document.models]),
-        ("source", [model.source for model in document.models]),
-        ("revision", [model.revision or "local" for model in document.models]),
-        ("dtype", [model.dtype for model in document.models]),
-        ("content", [model.content_sha256[:_SHOWN_DIGITS] for model in document.models]),
-        ("tokenizer", [model.tokenizer_sha256[:_SHOWN_DIGITS] for model in document.models]),
-        ("parameters", [f"{model.num_parameters:,}" for model in document.models]),
-        num_names=6,
-    )
+    models = [replace(model, revision=model.revision or "local") for model in document.models]
+    columns = labeled(keys_of(ModelIdentity))
+    return Table(title="Models", columns=columns, records=models, num_names=6)
 
 
 def formulas(documents: tuple[Document, ...]) -> tuple[Fact, ...]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from specbench.decide.comparisons import Crossover
 from specbench.decide.objective import (
+    Candidate,
     JointRecommendation,
     Objective,
     Recommendation,
@@ -22,11 +23,11 @@ from specbench.records.keys import flat_keys
 from specbench.report.answers import context_lines
 from specbench.report.comparisons import variant_reasons
 from specbench.report.document import Document
-from specbench.report.grids import Grid, grid_of
 from specbench.report.memory import memory_left, tokens_left
 from specbench.report.sections import setting_name
 from specbench.words.answers import MOST_REASONS, REASON, joined, text
 from specbench.words.numbers import listed, measured
+from specbench.words.table import Table, column
 
 
 def recommendations_of(
@@ -117,41 +118,47 @@ def joint_recommendations(picks: Sequence[Recommendation]) -> tuple[JointRecomme
     return tuple(filter(None, map(joint_recommendation, groups.values())))
 
 
+_UNITS = {
+    "latency": "per token",
+    "throughput": "all users",
+    "goodput": "within the limits",
+    "cost": "per million tokens",
+}
+
+
 def candidate_grid(
     document: Document,
     pick: Recommendation,
     objective: Objective,
     picks: Sequence[Recommendation] = (),
-) -> Grid:
+) -> Table:
     """The candidates of a pick, best first; its title distinguishes it from the other `picks`."""
     chosen = "chosen"
     if no_valid_speculative_run(document, pick):
         chosen = "not compared"
     elif best_undecided(document, pick) is not None:
         chosen = "undecided"
-    units = {
-        "latency": "per token",
-        "throughput": "all users",
-        "goodput": "within the limits",
-        "cost": "per million tokens",
-    }
-    candidates = pick.candidates
-    remarks = [chosen if c is pick.best else joined(c.broken) for c in candidates]
-    bounds = [
-        measured(candidate.cautious_rate, objective.unit)
-        if objective.name == "goodput"
-        else f"{candidate.cautious_rate:,.0f} tok/s"
-        for candidate in candidates
-    ]
-    return grid_of(
-        title(pick, picks),
-        ("configuration", [_method(candidate.key, "K=0") for candidate in candidates]),
-        ("requests", [str(candidate.key.condition.concurrency) for candidate in candidates]),
-        (units[objective.name], [_value(candidate.value, objective) for candidate in candidates]),
-        ("lower bound", bounds),
-        ("", remarks),
+
+    def bound(candidate: Candidate) -> str:
+        if objective.name == "goodput":
+            return measured(candidate.cautious_rate, objective.unit)
+        return f"{candidate.cautious_rate:,.0f} tok/s"
+
+    def remark(candidate: Candidate) -> str:
+        return chosen if candidate is pick.best else joined(candidate.broken)
+
+    return Table(
+        title=title(pick, picks),
+        columns=[
+            column("configuration", lambda candidate: _method(candidate.key, "K=0")),
+            column("requests", attrgetter("key.condition.concurrency")),
+            column(_UNITS[objective.name], lambda candidate: _value(candidate.value, objective)),
+            column("lower bound", bound),
+            column("", remark),
+        ],
+        records=pick.candidates,
         num_remarks=1,
-        marks=["chosen" if remark == "chosen" else "" for remark in remarks],
+        mark=lambda candidate: "chosen" if remark(candidate) == "chosen" else "",
     )
 
 

@@ -1,47 +1,121 @@
 """Sessions of serving engines: settings, resources, counters and acceptance rules."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from statistics import fmean
+from typing import Any, NamedTuple
 
 from specbench.methods import METHODS
 from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.memory import least_kv_tokens
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord, acceptance_rule
 from specbench.report.document import Document
-from specbench.report.grids import Grid, Legend
+from specbench.report.grids import Legend
 from specbench.runs import resume_command
-from specbench.words.numbers import ABSENT, measured, plural, significant
+from specbench.words.numbers import measured, plural, significant
+from specbench.words.table import Table, column
 
-# Headers with the meanings of those that need one.
-_COLUMNS = {
-    "engine": "",
-    "drafter": "",
-    "K": "",
-    "starts": "valid sessions of all sessions",
-    "start s": "mean time until healthy",
-    "KV tokens": "capacity of the KV cache",
-    "taken by K": "part of the capacity that speculation takes",
-    "preempted": "requests preempted for lack of KV cache",
-    "queue s": "sum of waits inside the server",
-    "power": "mean, of all visible GPUs",
-    "memory": "peak, of all visible GPUs",
-    "GPUs": "",
-    "prefixes": "whether the cache kept prefixes of earlier prompts",
-    "sees others": "whether requests of another client would be noticed",
-}
+
+class _Group(NamedTuple):
+    """The sessions of one deployment: all, valid ones, and valid ones without speculation."""
+
+    all: Sequence[ServerRecord]
+    sound: Sequence[ServerRecord]
+    plain: Sequence[ServerRecord]
+
+    @property
+    def starts(self) -> str:
+        count = str(len(self.all))
+        return count if len(self.sound) == len(self.all) else f"{len(self.sound)} of {count}"
+
+    @property
+    def capacity(self) -> float | None:
+        return least_kv_tokens(self.sound)
+
+    @property
+    def taken(self) -> float | None:
+        plain = least_kv_tokens(self.plain)
+        if not self.all[0].num_speculative_tokens or plain is None or self.capacity is None:
+            return None
+        return plain - self.capacity
+
+
+def _pooled(
+    name: str,
+    pooled: Callable[[list[float]], float],
+    form: Callable[[float], Any] = lambda value: value,
+) -> Callable[[_Group], Any]:
+    """A field of the valid sessions in one figure; None if none has it."""
+
+    def value(group: _Group) -> Any:
+        values = (getattr(server, name) for server in group.sound)
+        known = [value for value in values if value is not None]
+        return form(pooled(known)) if known else None
+
+    return value
+
+
+def _drafter(group: _Group) -> str:
+    return "" if group.all[0].drafter == NO_DRAFTER else group.all[0].drafter
+
+
+_COLUMNS = (
+    column("engine", lambda group: _engine(group.all[0])),
+    column("drafter", _drafter),
+    column("K", lambda group: group.all[0].num_speculative_tokens),
+    column("starts", attrgetter("starts"), meaning="valid sessions of all sessions"),
+    column("start s", _pooled("start_s", fmean, significant), meaning="mean time until healthy"),
+    column("KV tokens", attrgetter("capacity"), "{:,}", meaning="capacity of the KV cache"),
+    column(
+        "taken by K",
+        attrgetter("taken"),
+        "{:,}",
+        meaning="part of the capacity that speculation takes",
+    ),
+    column(
+        "preempted",
+        _pooled("num_preemptions", sum),
+        "{:,.0f}",
+        meaning="requests preempted for lack of KV cache",
+    ),
+    column(
+        "queue s", _pooled("queue_s", sum, significant), meaning="sum of waits inside the server"
+    ),
+    column("power", _pooled("power_w", fmean), "{:,.0f} W", meaning="mean, of all visible GPUs"),
+    column(
+        "memory",
+        _pooled("memory_bytes", max, lambda value: measured(value, "bytes")),
+        meaning="peak, of all visible GPUs",
+    ),
+    column("GPUs", _pooled("num_gpus", max), "{:.0f}"),
+    column(
+        "prefixes",
+        lambda group: ", ".join(dict.fromkeys(s.prefix_cache for s in group.sound)) or None,
+        meaning="whether the cache kept prefixes of earlier prompts",
+    ),
+    column(
+        "sees others",
+        lambda group: "yes" if group.sound and all(s.sees_others for s in group.sound) else "no",
+        meaning="whether requests of another client would be noticed",
+    ),
+)
 _NUM_BRIEF = 9  # columns that a terminal shows
 
 
-def sessions_grid(document: Document) -> Grid | None:
+def sessions_grid(document: Document) -> Table | None:
     """One row per engine and K; None without a serving engine."""
     groups, usable = _by_deployment(document.servers), usable_sessions(document.servers)
     if not groups:
         return None
-    return Grid(
+
+    def sound(group: Iterable[ServerRecord]) -> list[ServerRecord]:
+        return [server for server in group if server.session in usable]
+
+    return Table(
         title="Sessions",
-        headers=tuple(_COLUMNS),
-        rows=tuple(_row(group, _plain(group, groups), usable) for group in groups),
+        columns=_COLUMNS,
+        records=[_Group(g, sound(g), sound(_plain(g, groups))) for g in groups],
         num_names=2,
         brief=range(_NUM_BRIEF),
     )
@@ -49,8 +123,9 @@ def sessions_grid(document: Document) -> Grid | None:
 
 def sessions_legend() -> Legend:
     """The meanings of the headers."""
-    explained = [(header, meaning) for header, meaning in _COLUMNS.items() if meaning]
-    return Legend(explained, frozenset(list(_COLUMNS)[:_NUM_BRIEF]))
+    docs = [key.full_doc for key in _COLUMNS]
+    explained = [(doc.label, doc.meaning) for doc in docs if doc.meaning]
+    return Legend(explained, frozenset(doc.label for doc in docs[:_NUM_BRIEF]))
 
 
 def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
@@ -161,42 +236,6 @@ def _plain(
     """The sessions without speculation of a group's target, engine and variant."""
     at = _engine(group[0])
     return next((g for g in groups if _engine(g[0]) == at and not g[0].num_speculative_tokens), [])
-
-
-def _row(
-    group: list[ServerRecord], plain: list[ServerRecord], usable: Mapping[str, ServerRecord]
-) -> tuple[str, ...]:
-    first, sound = group[0], [server for server in group if server.session in usable]
-    capacity = least_kv_tokens(sound)
-    plain_capacity = least_kv_tokens([server for server in plain if server.session in usable])
-    k, taken = first.num_speculative_tokens, None
-    if k and capacity is not None and plain_capacity is not None:
-        taken = plain_capacity - capacity
-    return (
-        _engine(first),
-        "" if first.drafter == NO_DRAFTER else first.drafter,
-        str(k),
-        str(len(group)) if len(sound) == len(group) else f"{len(sound)} of {len(group)}",
-        _text([s.start_s for s in sound], fmean, significant),
-        ABSENT if capacity is None else f"{capacity:,}",
-        ABSENT if taken is None else f"{taken:,}",
-        _text([s.num_preemptions for s in sound], sum, "{:,.0f}".format),
-        _text([s.queue_s for s in sound], sum, significant),
-        _text([s.power_w for s in sound], fmean, "{:,.0f} W".format),
-        _text([s.memory_bytes for s in sound], max, lambda value: measured(value, "bytes")),
-        _text([s.num_gpus for s in sound], max, "{:.0f}".format),
-        ", ".join(dict.fromkeys(s.prefix_cache for s in sound)) or ABSENT,
-        "yes" if sound and all(s.sees_others for s in sound) else "no",
-    )
-
-
-def _text(
-    values: Sequence[float | None],
-    pooled: Callable[[list[float]], float],
-    form: Callable[[float], str],
-) -> str:
-    known = [value for value in values if value is not None]
-    return form(pooled(known)) if known else ABSENT
 
 
 def _engine(server: ServerRecord) -> str:

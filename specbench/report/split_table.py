@@ -1,23 +1,42 @@
-"""Tables that fit narrow terminals."""
+"""Tables on a terminal, also on a narrow one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from textwrap import wrap
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as RichTable
+
+from specbench.words.table import Table
 
 _FOLDED = 12  # columns of a terminal to which text may be folded
 
 
-class SplitTable(Table):
+class SplitTable(RichTable):
     """A table shown in parts if it is too wide, each with the first `num_keys` columns.
 
     So no figure is cut.
     """
 
     num_keys = 1
+
+    @classmethod
+    def of(cls, shown: Table, num_keys: int, columns: Sequence[int], **style: Any) -> "SplitTable":
+        """The columns of a table with these indices, without its rows."""
+        table = cls(**style)
+        table.num_keys = num_keys
+        for i in columns:
+            table.add_column(
+                _header(shown, i),
+                justify="left" if shown.is_words(i) else "right",
+                overflow="fold",
+                no_wrap=i not in shown.wrapped,
+                min_width=8 if shown.headers[i] == "drafter" else None,
+            )
+        return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if all(column.no_wrap for column in self.columns):
@@ -28,7 +47,7 @@ class SplitTable(Table):
             table = copy(self)
             table.title = None if number else self.title
             table.columns = [replace(self.columns[i], _index=n) for n, i in enumerate(part)]
-            yield from Table.__rich_console__(table, console, options)
+            yield from RichTable.__rich_console__(table, console, options)
 
     def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[list[int]]:
         """The columns of each part."""
@@ -49,3 +68,12 @@ class SplitTable(Table):
                 part = keys
             part = [*part, i]
         yield part
+
+
+def _header(table: Table, column: int) -> str:
+    """The header, broken into lines if it is wider than its column."""
+    header, widths = table.headers[column], [len(row[column]) for row in table.rows]
+    is_wide = not table.is_words(column) and len(header) > max(widths, default=0)
+    if not is_wide:
+        return header
+    return "\n".join(wrap(header, max(*widths, *map(len, header.split()))))

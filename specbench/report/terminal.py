@@ -1,7 +1,6 @@
 """A run on a terminal of 80 columns: tables, then notes."""
 
 from collections.abc import Collection, Iterable, Iterator
-from textwrap import wrap
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -17,9 +16,10 @@ from specbench.report.blocks import (
     run_report,
 )
 from specbench.report.document import Document
-from specbench.report.grids import Grid, Legend
+from specbench.report.grids import Legend
 from specbench.report.notes import WARNINGS
 from specbench.report.split_table import SplitTable
+from specbench.words.table import Table
 
 _STYLES = {"chosen": "bold green", "invalid": "dim", "worse": "bold red", "open": "yellow", "": ""}
 
@@ -87,18 +87,14 @@ def _lines(lines: Collection[str], style: str) -> Iterator[Text]:
         yield Text("\n".join(lines), style=style)
 
 
-def _header(grid: Grid, column: int) -> str:
-    """The header, broken into lines if it is wider than its column."""
-    header, widths = grid.headers[column], [len(row[column]) for row in grid.rows]
-    is_wide = not grid.is_words(column) and len(header) > max(widths, default=0)
-    if not is_wide:
-        return header
-    return "\n".join(wrap(header, max(*widths, *map(len, header.split()))))
-
-
-def _table(grid: Grid) -> RichTable:
-    """The columns of a grid that fit a terminal; repeated names are left out."""
-    table = SplitTable(
+def _table(grid: Table) -> SplitTable:
+    """The columns of a table that fit a terminal; repeated names are left out."""
+    columns = grid.brief_columns
+    has_k = grid.headers[grid.num_names : grid.num_names + 1] == ("K",)
+    table = SplitTable.of(
+        grid,
+        sum(i < grid.num_names + has_k for i in columns),
+        columns,
         title=Text(grid.title),
         title_justify="left",
         title_style="bold",
@@ -107,17 +103,6 @@ def _table(grid: Grid) -> RichTable:
         padding=0,
         header_style="",
     )
-    columns = grid.brief_columns
-    has_k = grid.headers[grid.num_names : grid.num_names + 1] == ("K",)
-    table.num_keys = sum(i < grid.num_names + has_k for i in columns)
-    for i in columns:
-        table.add_column(
-            _header(grid, i),
-            justify="left" if grid.is_words(i) else "right",
-            overflow="fold",
-            no_wrap=i not in grid.wrapped,
-            min_width=8 if grid.headers[i] == "drafter" else None,
-        )
     marks = grid.marks or ("",) * len(grid.rows)
     previous = ""
     for row, mark in zip(grid.rows, marks, strict=True):

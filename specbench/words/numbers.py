@@ -1,14 +1,12 @@
 """Numbers as a reader sees them: three significant digits and a unit fit for the screen."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from specbench.metrics.registry import number_of
 from specbench.records import CellSummary, Interval
 from specbench.stats.intervals import LARGEST_EFFECT
-
-ABSENT = "-"  # what could not be measured; never 0, never nan
 
 _NOTHING = 1e-9  # a picosecond in ms: below any clock, above the errors of rounding
 _COUNTS = {"tokens", "rounds", "requests", "texts"}
@@ -25,6 +23,11 @@ class Scale(NamedTuple):
 def effect_text(effect: float) -> str:
     """A minimum detectable effect; `>100%` for a larger one."""
     return f"{effect:.1%}" if effect <= LARGEST_EFFECT else f">{LARGEST_EFFECT:.0%}"
+
+
+def effect_of(effect: float | None) -> str | None:
+    """The text of an effect that may be absent."""
+    return None if effect is None else effect_text(effect)
 
 
 def scale_of(unit: str, largest: float) -> Scale:
@@ -65,16 +68,6 @@ def significant(value: float) -> str:
     return f"{value:,.{max(0, decimals)}f}"
 
 
-def value_text(value: float | None, form: str) -> str:
-    """A value formatted with `form`, a template of `str.format`; ABSENT for None."""
-    return ABSENT if value is None else form.format(value)
-
-
-def interval_text(speedup: Interval | None) -> str:
-    """A speedup with its interval."""
-    return ABSENT if speedup is None else speedup_text(speedup)
-
-
 def interval_bounds(value: Interval) -> str:
     """` [1.80, 2.00]`; empty without bounds."""
     if value.low is None or value.high is None:
@@ -104,6 +97,53 @@ def break_even_text(value: Interval) -> str:
         for tokens in (value.estimate, value.low, value.high)
     )
     return f"{center} tokens [{low}, {high}]"
+
+
+def _per_second(value: float) -> str:
+    return f"{value:,.{2 if value < 10 else 1}f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return significant(seconds * 1e3)
+
+
+def _signed(value: Interval) -> str:
+    if value.low is None or value.high is None:
+        return f"{value.estimate:+.3f}"
+    return f"{value.estimate:+.3f} [{value.low:+.3f}, {value.high:+.3f}]"
+
+
+def _change(value: Interval) -> str:
+    if value.low is None or value.high is None or value.low == value.high:
+        return f"{value.estimate:+.1%}"
+    return f"{value.estimate:+.1%} +- {100 * (value.high - value.low) / 2:.1f}"
+
+
+# How tables print a figure, by its unit.
+_FORMS: Mapping[str, Callable[[float], str]] = {
+    "tokens/s": _per_second,
+    "requests/s": _per_second,
+    "tokens/round": "{:.2f}".format,
+    "tokens/request": "{:.1f}".format,
+    "s": _milliseconds,
+    "fraction": "{:.0%}".format,
+    "x": "{:.2f}x".format,
+    "J/token": significant,
+    "bytes": lambda value: measured(value, "bytes"),
+    "nats/token": "{:.3f}".format,
+}
+_INTERVALS: Mapping[str, Callable[[Interval], str]] = {
+    "tokens": break_even_text,
+    "nats/token": _signed,
+    "fraction": _change,
+}
+
+
+def figure(value: float | Interval, unit: str) -> str:
+    """A figure as tables print it; their headers have its unit if it is not clear."""
+    if isinstance(value, Interval):
+        return _INTERVALS.get(unit, speedup_text)(value)
+    return _FORMS.get(unit, "{:g}".format if isinstance(value, float) else str)(value)
 
 
 def k_text(cell: CellSummary) -> str:

@@ -20,7 +20,7 @@ from specbench.report.gate import (
     gate_report,
     headline,
     incomparable_junit,
-    row,
+    judgment_table,
 )
 from specbench.report.markdown import part_to_markdown
 from specbench.report.terminal import terminal_part
@@ -111,7 +111,7 @@ def test_the_headline_of_a_pass_states_the_tolerance():
 
 
 def test_a_gate_row_shows_the_verdict_and_its_numbers(gate):
-    shown = {judgment.metric: row(judgment) for judgment in gate.judgments}
+    shown = {row[0]: row for row in judgment_table(gate.judgments).rows}
     assert shown["decode_speedup"] == (
         "decode_speedup", "2.00x", "1.50x", "-25.0% +- 2.1", "-5%", "3.5%", "REGRESSION"
     )  # fmt: skip

@@ -11,7 +11,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import specbench.report.document as document_module
-from specbench.doc import schema_of
+from specbench.doc import docs_of, schema_of
+from specbench.records import CellSummary
 from specbench.records.keys import AXES
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
@@ -50,7 +51,7 @@ def test_schema_and_page_are_generated_from_the_fields() -> None:
 def test_json_schema_keys_have_a_unit_bounds_and_meaning() -> None:
     cell = SCHEMA["$defs"]["Cell"]["properties"]
     assert cell["num_prompts"] == {
-        "description": "prompts with a finished request",
+        "description": docs_of(CellSummary)["num_prompts"].meaning,
         "unit": "prompts",
         "type": "integer",
         "minimum": 0,

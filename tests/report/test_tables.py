@@ -10,14 +10,7 @@ from rich.console import Console
 from specbench.metrics.registry import all_metrics
 from specbench.records import CellSummary
 from specbench.report.document import Document, build_document
-from specbench.report.grids import (
-    PAGE_COLUMNS,
-    PAGE_STREAM_COLUMNS,
-    TERMINAL_COLUMNS,
-    TERMINAL_STREAM_COLUMNS,
-    result_grid,
-    result_legend,
-)
+from specbench.report.grids import COLUMNS, result_grid, result_legend
 from specbench.report.sections import main_rows, sections
 from specbench.report.terminal import terminal_report
 from tests.report.conftest import printed
@@ -40,10 +33,9 @@ def test_the_legend_explains_only_the_shown_columns(
     tables = [result_grid(section) for section in sections(request.getfixturevalue(name))]
     headers = {table.headers[i] for table in tables for i in table.brief_columns}
     words = " ".join(printed(request.getfixturevalue(name)).split())
-    for column in {*TERMINAL_COLUMNS, *TERMINAL_STREAM_COLUMNS}:
-        if column.meaning:
-            is_explained = f"{column.header} {column.meaning}" in words
-            assert is_explained == (column.header in headers), column.header
+    for doc in {key.full_doc for key in COLUMNS.values()}:
+        is_explained = f"{doc.label} {doc.meaning}" in words
+        assert is_explained == (doc.label in headers), doc.label
 
 
 def test_a_workloads_section_has_only_its_cells(cpu_document: Document) -> None:
@@ -66,7 +58,7 @@ def test_a_workloads_section_has_only_its_cells(cpu_document: Document) -> None:
 
 def test_a_column_of_a_metric_is_labeled_and_explained_by_the_metric() -> None:
     known = {metric.label: metric for metric in all_metrics().values() if metric.label}
-    columns = {column.header: column for column in (*PAGE_COLUMNS, *PAGE_STREAM_COLUMNS)}
+    columns = {key.full_doc.label: key.full_doc for key in COLUMNS.values()}
     assert all(columns)
     assert known.keys() == columns.keys() & known.keys()
     assert columns["latency ms"].meaning == "median time from arrival to the last token"
