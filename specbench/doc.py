@@ -28,7 +28,7 @@ class Doc:
     is_text: bool = False  # free text, not one of a few names
     is_optional: bool = False  # the key may be missing
     label: str = ""  # header of its column in tables; "": it has none
-    form: str = ""  # template of its text there; "": by type and unit
+    form: str = ""  # its text there, as in sentences: `{:.2f}`, `{:effect}`; "": by its unit
 
     def __get_pydantic_json_schema__(
         self, core_schema: "CoreSchema", handler: "GetJsonSchemaHandler"

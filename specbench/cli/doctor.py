@@ -283,6 +283,7 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
             column("what is missing", lambda row: "; ".join(row[problems])),
         ],
         records=document["pairings"],
+        num_names=2,
         num_remarks=2,
         wraps=(3,),
     )

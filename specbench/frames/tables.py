@@ -346,14 +346,23 @@ class FrameTable(NamedTuple):
 
     row: str  # what a row is
     keys: Callable[[], Mapping[str, Key]]
+    frame: Callable[[Any], pd.DataFrame]
+    is_analyzed: bool = False  # made of analyzed runs, not of stored ones
 
 
 TABLES: Mapping[str, FrameTable] = {
-    "cells": FrameTable("one cell of the exploration phase", _cells),
-    "requests": FrameTable("one request, failed ones included", lambda: _REQUESTS),
-    "rounds": FrameTable("one round of a request that finished", lambda: _ROUNDS),
-    "decisions": FrameTable("the answer for one drafter and setting", lambda: _DECISIONS),
-    "servers": FrameTable("one session of a server, failed attempts included", lambda: _SERVERS),
+    "cells": FrameTable("one cell of the exploration phase", _cells, cells_frame, is_analyzed=True),
+    "requests": FrameTable("one request, failed ones included", lambda: _REQUESTS, requests_frame),
+    "rounds": FrameTable("one round of a request that finished", lambda: _ROUNDS, rounds_frame),
+    "decisions": FrameTable(
+        "the answer for one drafter and setting",
+        lambda: _DECISIONS,
+        decisions_frame,
+        is_analyzed=True,
+    ),
+    "servers": FrameTable(
+        "one session of a server, failed attempts included", lambda: _SERVERS, servers_frame
+    ),
 }
 
 

@@ -78,6 +78,7 @@ class CellSummary:
             "fraction",
             low=0,
             label="min. detect. effect",
+            form="{:effect}",
         ),
     ] = None
     goodput: Annotated[

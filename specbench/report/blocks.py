@@ -24,11 +24,9 @@ from specbench.report.comparisons import (
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import (
-    Legend,
     metric_grids,
     position_grid,
     result_grid,
-    result_legend,
 )
 from specbench.report.memory import memory_grid, memory_legend
 from specbench.report.notes import notes, notes_title
@@ -42,11 +40,11 @@ from specbench.report.provenance import (
     which_pass,
 )
 from specbench.report.sections import Section, main_rows, sections
-from specbench.report.sessions import acceptance_rules, sessions_grid, sessions_legend
+from specbench.report.sessions import acceptance_rules, sessions_grid
 from specbench.report.steps import STEPS_LEGEND, ShownGeneration
 from specbench.words.answers import joined, text
 from specbench.words.numbers import plural
-from specbench.words.table import Table
+from specbench.words.table import Legend, Table, legend_of
 
 
 class Lines(NamedTuple):
@@ -201,7 +199,7 @@ def run_report(document: Document) -> RunReport:
             "Sessions",
             [
                 TableBlock(sessions_table, has_title=False),
-                sessions_legend(),
+                legend_of([sessions_table]),
                 *(Paragraph(f"{name}: {rule}.") for name, rule in acceptance_rules(document)),
             ]
             if sessions_table
@@ -243,10 +241,10 @@ def formulas_part(documents: Sequence[Document]) -> ReportPart:
 
 
 def _results(every: Sequence[Section]) -> Iterator[Block]:
-    measured = [section for section in every if section.measured]
-    yield from (TableBlock(result_grid(section)) for section in measured)
-    if measured:
-        yield result_legend(measured)
+    tables = [result_grid(section) for section in every if section.measured]
+    yield from map(TableBlock, tables)
+    if tables:
+        yield legend_of(tables)
 
 
 def _summary(every: Sequence[Section]) -> Iterator[Block]:

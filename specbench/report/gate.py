@@ -18,7 +18,6 @@ from specbench.records import NO_DRAFTER, Kind, Reason
 from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
 from specbench.words.answers import REASON, joined, text
 from specbench.words.numbers import (
-    effect_of,
     effect_text,
     figure,
     measured,
@@ -244,7 +243,7 @@ _COLUMNS = (
     column("after", lambda judgment: _value(judgment.candidate, judgment.unit)),
     column("change +- 95%", _change),
     column("limit", _limit),
-    column("MDE", lambda judgment: effect_of(judgment.minimum_detectable_effect)),
+    column("MDE", attrgetter("minimum_detectable_effect"), "{:effect}"),
     column(
         "verdict",
         lambda judgment: (

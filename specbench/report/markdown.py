@@ -17,11 +17,10 @@ from specbench.report.blocks import (
     side_by_side_part,
 )
 from specbench.report.document import Document
-from specbench.report.grids import Legend
 from specbench.report.provenance import Fact
 from specbench.untrusted import plain
 from specbench.words.answers import decision_text, main_reasons
-from specbench.words.table import Table
+from specbench.words.table import Legend, Table
 
 _ESCAPES = str.maketrans(
     {

@@ -11,9 +11,8 @@ from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.memory import least_kv_tokens
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord, acceptance_rule
 from specbench.report.document import Document
-from specbench.report.grids import Legend
 from specbench.runs import resume_command
-from specbench.words.numbers import measured, plural, significant
+from specbench.words.numbers import plural, significant
 from specbench.words.table import Table, column
 
 
@@ -85,7 +84,8 @@ _COLUMNS = (
     column("power", _pooled("power_w", fmean), "{:,.0f} W", meaning="mean, of all visible GPUs"),
     column(
         "memory",
-        _pooled("memory_bytes", max, lambda value: measured(value, "bytes")),
+        _pooled("memory_bytes", max),
+        unit="bytes",
         meaning="peak, of all visible GPUs",
     ),
     column("GPUs", _pooled("num_gpus", max), "{:.0f}"),
@@ -100,7 +100,6 @@ _COLUMNS = (
         meaning="whether requests of another client would be noticed",
     ),
 )
-_NUM_BRIEF = 9  # columns that a terminal shows
 
 
 def sessions_grid(document: Document) -> Table | None:
@@ -117,15 +116,8 @@ def sessions_grid(document: Document) -> Table | None:
         columns=_COLUMNS,
         records=[_Group(g, sound(g), sound(_plain(g, groups))) for g in groups],
         num_names=2,
-        brief=range(_NUM_BRIEF),
+        brief=range(9),
     )
-
-
-def sessions_legend() -> Legend:
-    """The meanings of the headers."""
-    docs = [key.full_doc for key in _COLUMNS]
-    explained = [(doc.label, doc.meaning) for doc in docs if doc.meaning]
-    return Legend(explained, frozenset(doc.label for doc in docs[:_NUM_BRIEF]))
 
 
 def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:

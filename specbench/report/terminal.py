@@ -16,10 +16,9 @@ from specbench.report.blocks import (
     run_report,
 )
 from specbench.report.document import Document
-from specbench.report.grids import Legend
 from specbench.report.notes import WARNINGS
 from specbench.report.split_table import SplitTable
-from specbench.words.table import Table
+from specbench.words.table import Legend, Table
 
 _STYLES = {"chosen": "bold green", "invalid": "dim", "worse": "bold red", "open": "yellow", "": ""}
 

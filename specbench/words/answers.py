@@ -112,14 +112,19 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
 
 
 class _Words(Formatter):
+    """`str.format` with these forms."""
+
     def format_field(self, value: Any, format_spec: str) -> str:
         form = _FORMS.get(format_spec)
         return form(value) if form else format(value, format_spec)
 
 
+WORDS = _Words()
+
+
 def text(reason: Reason) -> str:
     """The sentence of a reason, with its figures."""
-    return _Words().vformat(reason.kind.sentence, (), reason.figures)
+    return WORDS.vformat(reason.kind.sentence, (), reason.figures)
 
 
 # What stands before a finding.

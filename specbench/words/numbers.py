@@ -25,11 +25,6 @@ def effect_text(effect: float) -> str:
     return f"{effect:.1%}" if effect <= LARGEST_EFFECT else f">{LARGEST_EFFECT:.0%}"
 
 
-def effect_of(effect: float | None) -> str | None:
-    """The text of an effect that may be absent."""
-    return None if effect is None else effect_text(effect)
-
-
 def scale_of(unit: str, largest: float) -> Scale:
     """The displayed unit for values of a metric's unit up to `largest`."""
     if unit.startswith("bytes"):

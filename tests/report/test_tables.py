@@ -10,9 +10,10 @@ from rich.console import Console
 from specbench.metrics.registry import all_metrics
 from specbench.records import CellSummary
 from specbench.report.document import Document, build_document
-from specbench.report.grids import COLUMNS, result_grid, result_legend
+from specbench.report.grids import COLUMNS, result_grid
 from specbench.report.sections import main_rows, sections
 from specbench.report.terminal import terminal_report
+from specbench.words.table import legend_of
 from tests.report.conftest import printed
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
@@ -141,7 +142,7 @@ def test_acceptance_of_trees_is_shown_as_a_share_of_nodes(cpu_document: Document
         assert texts["draft", "4"] == ("1.2%", "-")
         assert texts["poor", "4"][0] == "-"
         assert texts["poor", "4"][1].endswith("%")
-        assert "of nodes" in dict(result_legend([section])[0])
+        assert "of nodes" in dict(legend_of([shown])[0])
     assert "of nodes" not in printed(cpu_document)  # a table of only chains lacks the column
 
 
