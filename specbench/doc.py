@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
 from operator import attrgetter
-from types import GenericAlias
+from types import GenericAlias, MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 if TYPE_CHECKING:
@@ -175,13 +175,14 @@ def keys_of(
     only: Collection[str] | None = None,
     without: Collection[str] = (),
     prefix: str = "",
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Key]:
     """A key per field of a record, in its order; `get` returns a source's record.
 
-    With a `prefix` of the names, that record may be None. Raises TypeError for a field without a
-    Doc.
+    With a `prefix` of the names, that record may be None. `objects`: the types of nested ones.
+    Raises TypeError for a field without a Doc.
     """
-    hints, docs = get_type_hints(record), docs_of(record)
+    hints, docs = {**get_type_hints(record), **objects}, docs_of(record)
     names = [name for name in hints if name not in without and (only is None or name in only)]
     if undocumented := ", ".join(name for name in names if name not in docs):
         raise TypeError(f"{record.__name__}: fields without a Doc: {undocumented}")

@@ -37,7 +37,7 @@ from specbench.records import (
 from specbench.records.keys import flat_keys
 from specbench.runs import StoredRun
 from specbench.untrusted import inert_cell
-from specbench.words.answers import TEXT_OF_DECISION, decision_sentence
+from specbench.words.answers import answer_keys
 
 _RUN = {
     "run_id": Key(
@@ -238,8 +238,7 @@ class DecisionRow(NamedTuple):
 _DECISIONS = {
     **_RUN,
     **flat_keys(attrgetter("decision.key")),
-    **keys_of(Decision, attrgetter("decision"), without=("leader", "draft", "is_synthetic")),
-    "text": Key(str, TEXT_OF_DECISION, lambda row: decision_sentence(row.decision)),
+    **answer_keys(attrgetter("decision")),
     **_cell_id("decision.leader"),
 }
 

@@ -20,7 +20,6 @@ from specbench.forecast.forecast_check import MeasuredPoint
 from specbench.metrics.acceptance import VllmCounts
 from specbench.records import (
     CellSummary,
-    Decision,
     EngineRecord,
     Environment,
     FailureRecord,
@@ -35,7 +34,7 @@ from specbench.report.document import Document
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
-from specbench.words.answers import REASON, TEXT_OF_DECISION, decision_sentence
+from specbench.words.answers import answer_keys
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -86,10 +85,7 @@ _DECISION = JsonObject(
     "The answer for one drafter, workload and setting.",
     {
         **flat_keys(attrgetter("key"), only=_FIRST_IN_DECISION),
-        **keys_of(Decision, without=("leader", "draft", "is_synthetic")),
-        "answer": Key(Several(REASON), docs_of(Decision)["answer"]),
-        "reasons": Key(Several(REASON), docs_of(Decision)["reasons"]),
-        "text": Key(str, TEXT_OF_DECISION, decision_sentence),
+        **answer_keys(),
         **flat_keys(attrgetter("key"), only=_IN_DECISION),
     },
 )

@@ -295,10 +295,8 @@ _ATTRIBUTION = JsonObject(
     "Attribution",
     "The causes of a regression.",
     {
-        **keys_of(Attribution),
+        **keys_of(Attribution, objects={"changes": Several(DIFFERENCE), "curve": _CURVE}),
         "cell": Key(str, docs_of(Attribution)["cell"], attrgetter("cell.id")),
-        "changes": Key(Several(DIFFERENCE), docs_of(Attribution)["changes"]),
-        "curve": Key(_CURVE, docs_of(Attribution)["curve"]),
         "reasons": Key(Several(REASON), "the evidence of each cause", _evidence),
         "text": Key(str, "the attribution in words", cause_text),
     },
@@ -307,9 +305,8 @@ _JUDGMENT = JsonObject(
     "Judgment",
     "The verdict on one metric of one cell.",
     {
-        **keys_of(Judgment),
+        **keys_of(Judgment, objects={"reason": Maybe(REASON)}),
         "cell": Key(str, docs_of(Judgment)["cell"], attrgetter("cell.id")),
-        "reason": Key(Maybe(REASON), docs_of(Judgment)["reason"]),
     },
 )
 DOCUMENT = JsonObject(

@@ -119,10 +119,7 @@ _SERIES = JsonObject(
 _LEFT_OUT = JsonObject(
     "ExcludedRun",
     "A run that is left out.",
-    {
-        **keys_of(ExcludedRun),
-        "differences": Key(Several(DIFFERENCE), docs_of(ExcludedRun)["differences"]),
-    },
+    keys_of(ExcludedRun, objects={"differences": Several(DIFFERENCE)}),
 )
 DOCUMENT = JsonObject(
     "History",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from string import Formatter
 from typing import Any
 
-from specbench.doc import Doc, JsonObject, Key, keys_of
+from specbench.doc import Doc, JsonObject, Key, Several, keys_of
 from specbench.records import Decision, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
@@ -17,6 +17,7 @@ from specbench.words.numbers import (
     plural,
     range_text,
     scale_of,
+    significant,
 )
 
 MOST_REASONS = 3  # that are shown below an answer; a report has all of them
@@ -79,6 +80,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "amount": lambda amount: plural(*amount),
     "speed": lambda speed: "" if speed is None else f" ({measured(speed, 'tokens/s')})",
     "effect": effect_text,
+    "significant": significant,
     "about": lambda width: "" if width is None else f" (to about ±{float(f'{width:.1g}'):.0%})",
     "set": lambda num_prompts: "" if num_prompts is None else f": --num-prompts {num_prompts}",
     "ms": lambda seconds: f"{seconds * 1e3:.3g} ms",
@@ -151,9 +153,6 @@ REASON = JsonObject(
 )
 
 
-TEXT_OF_DECISION = Doc("the answer in words, with the workload before it", is_text=True)
-
-
 def answer_text(verdict: SpeedupVerdict, answer: Iterable[Reason | str], *, mark: str = "") -> str:
     """`undecided: 0.98x to 1.08x at K=6; to narrow it: ...`."""
     return f"{_VERDICTS.get(verdict, '')}{joined(answer)}{mark}"
@@ -167,3 +166,13 @@ def decision_text(decision: Decision) -> str:
 def decision_sentence(decision: Decision) -> str:
     """`code: K=6, 1.90x faster [1.80, 2.00]`."""
     return f"{decision.condition.workload_label}: {decision_text(decision)}"
+
+
+def answer_keys(get: Callable[[Any], Decision] = lambda decision: decision) -> dict[str, Key]:
+    """The keys of an answer in JSON and DataFrames; `get` returns a source's decision."""
+    objects = dict.fromkeys(("answer", "reasons"), Several(REASON))
+    text = Doc("the answer in words, with the workload before it", is_text=True)
+    return {
+        **keys_of(Decision, get, without=("leader", "draft", "is_synthetic"), objects=objects),
+        "text": Key(str, text, lambda source: decision_sentence(get(source))),
+    }
