@@ -19,13 +19,12 @@ from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
 from specbench.words.answers import REASON, joined, text
 from specbench.words.numbers import (
     effect_text,
-    figure,
     measured,
     number,
     plural,
     scale_of,
 )
-from specbench.words.table import ABSENT, Table, column
+from specbench.words.table import ABSENT, Table, labeled
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:
@@ -203,10 +202,6 @@ def _value(value: float | None, unit: str) -> str:
     return measured(value, unit) if scale.unit in _SHOWN else number(value, unit, scale)
 
 
-def _change(judgment: Judgment) -> str | None:
-    return figure(judgment.change, "fraction") if judgment.change else None
-
-
 def _limit(judgment: Judgment) -> str:
     if judgment.tolerance is None:
         return ABSENT
@@ -237,29 +232,26 @@ def gate_report(gate: Gate) -> ReportPart:
     )
 
 
-_COLUMNS = (
-    column("metric", attrgetter("metric")),
-    column("before", lambda judgment: _value(judgment.baseline, judgment.unit)),
-    column("after", lambda judgment: _value(judgment.candidate, judgment.unit)),
-    column("change +- 95%", _change),
-    column("limit", _limit),
-    column("MDE", attrgetter("minimum_detectable_effect"), "{:effect}"),
-    column(
-        "verdict",
-        lambda judgment: (
-            judgment.verdict.value
-            if judgment.verdict is GateVerdict.PASS
-            else judgment.verdict.upper()
-        ),
-    ),
-)
+def _verdict(judgment: Judgment) -> str:
+    is_good = judgment.verdict is GateVerdict.PASS
+    return judgment.verdict.value if is_good else judgment.verdict.upper()
+
+
+def _columns() -> list[Key]:
+    """The labeled fields of a judgment, the verdict last; values are in its unit."""
+    keys = keys_of(Judgment)
+    keys["verdict"] = keys.pop("verdict")._replace(value=_verdict)
+    keys["baseline"] = keys["baseline"]._replace(value=lambda j: _value(j.baseline, j.unit))
+    keys["candidate"] = keys["candidate"]._replace(value=lambda j: _value(j.candidate, j.unit))
+    keys["tolerance"] = keys["tolerance"]._replace(value=_limit)
+    return labeled(keys)
 
 
 def judgment_table(judgments: Sequence[Judgment]) -> Table:
     """The judgments of a cell, a row per metric."""
     return Table(
         title=judgments[0].cell.label,
-        columns=_COLUMNS,
+        columns=_columns(),
         records=judgments,
         num_remarks=1,
         mark=lambda judgment: _MARKS.get(judgment.verdict, ""),

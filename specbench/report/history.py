@@ -13,7 +13,7 @@ from specbench.report.gate import DIFFERENCE
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
 from specbench.words.answers import REASON, text
 from specbench.words.numbers import measured
-from specbench.words.table import Table, column
+from specbench.words.table import Table, column, labeled
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
@@ -48,7 +48,7 @@ def _finding(series: Series) -> str:
 
 
 _COLUMNS = (
-    column("metric", attrgetter("metric")),
+    *labeled(keys_of(Series)),
     column("runs", lambda series: len(series.points)),
     column("newest", lambda series: measured(series.values[-1], series.unit)),
     column("course", lambda series: sparkline(series.values)),
