@@ -204,13 +204,14 @@ def why_grid(answers: Sequence[SectionAnswer]) -> Table | None:
         ],
         records=rows,
         num_remarks=1,
+        has_title=False,
     )
 
 
 def reasons_grid(answers: Sequence[SectionAnswer]) -> Table:
     """All reasons of all decisions, the most important of each first."""
     rows = [(row.name, text(reason)) for row in _whys(answers) for reason in row.decision.reasons]
-    return text_table("All reasons", ("", "reason"), rows, num_remarks=1)
+    return text_table("All reasons", ("", "reason"), rows, num_remarks=1, is_folded=True)
 
 
 def has_undecided(document: Document) -> bool:

@@ -67,14 +67,6 @@ class Facts(NamedTuple):
     facts: Sequence[Fact]
 
 
-class TableBlock(NamedTuple):
-    """A grid below its title, or folded if few readers need it."""
-
-    grid: Table
-    has_title: bool = True
-    is_folded: bool = False
-
-
 class Charts(NamedTuple):
     """The charts of one kind, which only a page shows."""
 
@@ -95,7 +87,7 @@ class ReportPart(NamedTuple):
         return tuple(chain.from_iterable(answers))
 
 
-Block = Lines | Paragraph | Legend | Facts | TableBlock | Charts | ShownGeneration | ReportPart
+Block = Lines | Paragraph | Legend | Facts | Table | Charts | ShownGeneration | ReportPart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,9 +152,7 @@ def run_report(document: Document) -> RunReport:
         conclusion=joined(conclusion(answers)) + document.mark,
         why=ReportPart(
             "Why",
-            [TableBlock(why, has_title=False), TableBlock(reasons_grid(answers), is_folded=True)]
-            if why
-            else [],
+            [why, reasons_grid(answers)] if why else [],
         ),
         costs=ReportPart(
             "What it costs",
@@ -173,7 +163,7 @@ def run_report(document: Document) -> RunReport:
                         ReportPart(
                             "Memory",
                             [
-                                TableBlock(memory, has_title=False),
+                                memory,
                                 Paragraph(memory_legend(document)),
                             ],
                         )
@@ -198,7 +188,7 @@ def run_report(document: Document) -> RunReport:
         sessions=ReportPart(
             "Sessions",
             [
-                TableBlock(sessions_table, has_title=False),
+                sessions_table,
                 legend_of([sessions_table]),
                 *(Paragraph(f"{name}: {rule}.") for name, rule in acceptance_rules(document)),
             ]
@@ -207,16 +197,12 @@ def run_report(document: Document) -> RunReport:
         ),
         positions=ReportPart(
             "Acceptance per position, in numbers",
-            [TableBlock(g) for g in map(position_grid, every) if g],
+            [g for g in map(position_grid, every) if g],
         ),
         provenance=ReportPart("Provenance", [*_provenance(document)]),
         metrics=ReportPart(
             "All metrics",
-            [
-                TableBlock(grid, is_folded=True)
-                for section in every
-                for grid in metric_grids(section)
-            ],
+            [grid for section in every for grid in metric_grids(section)],
         ),
     )
 
@@ -226,9 +212,9 @@ def side_by_side_part(documents: Sequence[Document]) -> ReportPart:
     return ReportPart(
         f"{len(documents)} runs side by side",
         [
-            TableBlock(answers_grid(documents)),
+            answers_grid(documents),
             Charts("answers"),
-            TableBlock(differences_grid(documents)),
+            differences_grid(documents),
         ]
         if len(documents) > 1
         else [],
@@ -242,7 +228,7 @@ def formulas_part(documents: Sequence[Document]) -> ReportPart:
 
 def _results(every: Sequence[Section]) -> Iterator[Block]:
     tables = [result_grid(section) for section in every if section.measured]
-    yield from map(TableBlock, tables)
+    yield from tables
     if tables:
         yield legend_of(tables)
 
@@ -269,7 +255,7 @@ def shown_generations(document: Document) -> tuple[ShownGeneration, ...]:
 
 
 def _comparisons(document: Document) -> Iterator[Block]:
-    yield from map(TableBlock, comparison_grids(document))
+    yield from comparison_grids(document)
     if legend := forecast_legend(document):
         yield legend
 
@@ -278,4 +264,4 @@ def _provenance(document: Document) -> Iterator[Block]:
     yield Facts(provenance(document))
     models = model_grid(document)
     if models:
-        yield TableBlock(models, has_title=False)
+        yield models

@@ -15,7 +15,7 @@ from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor, metric_name
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Kind, Reason
-from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
+from specbench.report.blocks import Lines, Paragraph, ReportPart
 from specbench.words.answers import REASON, joined, text
 from specbench.words.numbers import (
     effect_text,
@@ -226,7 +226,7 @@ def gate_report(gate: Gate) -> ReportPart:
             Lines([headline(gate)], is_answer=True),
             Lines(detail_lines(gate)),
             Paragraph(title(gate)),
-            *map(TableBlock, grids),
+            *grids,
             Paragraph(f"{LEGEND} {chance_note(gate)}".rstrip()),
         ],
     )

@@ -240,6 +240,7 @@ def metric_grids(section: Section) -> Iterator[Table]:
             ("metric", "unit", *map(_column_title, cells)),
             [*_scalar_rows(cells)],
             num_names=2,
+            is_folded=True,
         )
     lists = [row for cell in section.deepest for row in _list_rows(cell)]
     if lists:
@@ -248,6 +249,7 @@ def metric_grids(section: Section) -> Iterator[Table]:
             ("metric", "unit", "drafter", "K", "values"),
             lists,
             num_names=3,
+            is_folded=True,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from specbench.doc import JsonObject, Key, Several, docs_of, keys_of
 from specbench.gate.history import ExcludedRun, History, Series
 from specbench.records import Kind, Reason
-from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
+from specbench.report.blocks import Charts, Lines, ReportPart
 from specbench.report.gate import DIFFERENCE
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
 from specbench.words.answers import REASON, text
@@ -30,7 +30,7 @@ def history_report(history: History) -> ReportPart:
         [
             Lines(answers, is_answer=True),
             Charts("history"),
-            *map(TableBlock, history_grids(history)),
+            *history_grids(history),
             Lines(notes),
         ],
     )

@@ -11,7 +11,6 @@ from specbench.report.blocks import (
     Paragraph,
     ReportPart,
     RunReport,
-    TableBlock,
     formulas_part,
     run_report,
     side_by_side_part,
@@ -93,8 +92,8 @@ def _block(block: Block, *, level: int) -> Iterator[str]:
             yield from (*(f"- **{escape(h)}**: {escape(text)}" for h, text in block.entries), "")
         case Facts():
             yield from (*map(_fact, block.facts), "")
-        case TableBlock():
-            yield from _grid(block.grid, level=level if block.has_title else None)
+        case Table():
+            yield from _grid(block, level=level if block.has_title else None)
 
 
 def _fact(fact: Fact) -> str:

@@ -131,7 +131,12 @@ def memory_grid(document: Document) -> Table | None:
     rows = memory_rows(document)
     if not rows:
         return None
-    return Table(title="Memory", columns=[*_COLUMNS, *with_values(_PEAKS, rows)], records=rows)
+    return Table(
+        title="Memory",
+        columns=[*_COLUMNS, *with_values(_PEAKS, rows)],
+        records=rows,
+        has_title=False,
+    )
 
 
 def memory_legend(document: Document) -> str:

@@ -118,6 +118,7 @@ def sessions_grid(document: Document) -> Table | None:
         records=[_Group(g, sound(g), sound(_plain(g, groups))) for g in groups],
         num_names=2,
         brief=range(9),
+        has_title=False,
     )
 
 

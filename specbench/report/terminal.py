@@ -12,7 +12,6 @@ from specbench.report.blocks import (
     Lines,
     Paragraph,
     ReportPart,
-    TableBlock,
     run_report,
 )
 from specbench.report.document import Document
@@ -53,8 +52,8 @@ def _spaced(rendered: Iterable[RenderableType]) -> Group:
 
 def _part(part: ReportPart, *, explains: bool = True) -> Iterator[RenderableType]:
     for block in sorted(part.blocks, key=lambda block: isinstance(block, Lines)):
-        if isinstance(block, TableBlock):
-            yield _table(block.grid)
+        if isinstance(block, Table):
+            yield _table(block)
         elif isinstance(block, Legend) and explains:
             yield _legend_table(block.shown(is_brief=True))
         elif isinstance(block, Paragraph):

@@ -45,6 +45,8 @@ class Table:
     num_remarks: int = 0  # trailing columns of text
     brief: Sequence[int] | None = None  # columns that fit a terminal; None: all
     wraps: Sequence[int] | None = None  # columns that a terminal may wrap; None: the longest words
+    has_title: bool = True  # on a page, below the heading of its part
+    is_folded: bool = False  # on a page, since few readers need it
     mark: Callable[[Any], str] | None = None  # of a row: chosen, invalid, worse, open or ""
 
     @cached_property
