@@ -193,20 +193,16 @@ class AnalyzedRun(Protocol):
     def decisions(self) -> tuple[Decision, ...]: ...
 
 
-class CellRow(NamedTuple):
-    """One cell of one run."""
+class _Row(NamedTuple):
+    """A cell, decision or server session of one run."""
 
     run: RunRecord
-    cell: CellSummary
-
-    @property
-    def key(self) -> CellKey:
-        return self.cell.key
+    of: Any
 
 
 def cells_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
     """Every measured cell of the exploration phase, in the order of the plan."""
-    return frame_of(_cells(), [CellRow(run.run, cell) for run in runs for cell in run.cells])
+    return frame_of(_cells(), [_Row(run.run, cell) for run in runs for cell in run.cells])
 
 
 def _cells() -> dict[str, Key]:
@@ -219,33 +215,26 @@ def _cells() -> dict[str, Key]:
             "acceptance was simulated or the weights are dummies: only timings are real",
             attrgetter("run.settings.decoder.is_synthetic"),
         ),
-        **_KEY,
-        **keys_of(CellSummary, attrgetter("cell"), without=("key", "metrics", "goodput")),
-        **{name: metric.key(attrgetter("cell")) for name, metric in metrics.items()},
-        **_cell_id(),
+        **flat_keys(attrgetter("of.key")),
+        **keys_of(CellSummary, attrgetter("of"), without=("key", "metrics", "goodput")),
+        **{name: metric.key(attrgetter("of")) for name, metric in metrics.items()},
+        **_cell_id("of.key"),
     }
-
-
-class DecisionRow(NamedTuple):
-    """One decision of one run."""
-
-    run: RunRecord
-    decision: Decision
 
 
 # The key is the configuration to use, of K = 0 also if undecided; `cell_id` is the cell that a
 # decision is about.
 _DECISIONS = {
     **_RUN,
-    **flat_keys(attrgetter("decision.key")),
-    **answer_keys(attrgetter("decision")),
-    **_cell_id("decision.leader"),
+    **flat_keys(attrgetter("of.key")),
+    **answer_keys(attrgetter("of")),
+    **_cell_id("of.leader"),
 }
 
 
 def decisions_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
     """The decisions, in the order of the plan."""
-    rows = [DecisionRow(run.run, decision) for run in runs for decision in run.decisions]
+    rows = [_Row(run.run, decision) for run in runs for decision in run.decisions]
     return frame_of(_DECISIONS, rows)
 
 
@@ -259,26 +248,19 @@ _COUNTERS = {
 }
 
 
-class ServerRow(NamedTuple):
-    """One session of one run."""
-
-    run: RunRecord
-    server: ServerRecord
-
-
 def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """Every attempt at a session, in order; empty without a serving engine."""
-    rows = [ServerRow(run.run, server) for run in runs for server in run.servers]
+    rows = [_Row(run.run, server) for run in runs for server in run.servers]
     return frame_of(_SERVERS, rows)
 
 
-def _counter(name: str) -> Callable[[ServerRow], float | None]:
-    return lambda row: row.server.counters.get(name)
+def _counter(name: str) -> Callable[[_Row], float | None]:
+    return lambda row: row.of.counters.get(name)
 
 
-def _of_client(name: str) -> Callable[[ServerRow], float | None]:
-    def total(row: ServerRow) -> float | None:
-        return sum(getattr(load, name) for load in row.server.client) if row.server.client else None
+def _of_client(name: str) -> Callable[[_Row], float | None]:
+    def total(row: _Row) -> float | None:
+        return sum(getattr(load, name) for load in row.of.client) if row.of.client else None
 
     return total
 
@@ -288,7 +270,7 @@ _SERVERS = {
     **_RUN,
     **keys_of(
         ServerRecord,
-        attrgetter("server"),
+        attrgetter("of"),
         without=("command", "settings", "counters", "client"),
     ),
     **{
@@ -305,12 +287,12 @@ _SERVERS = {
     "command": Key(
         str,
         Doc("its command, quoted for a shell; empty if it was running", is_text=True),
-        lambda row: shlex.join(row.server.command),
+        lambda row: shlex.join(row.of.command),
     ),
     "settings": Key(
         str,
         Doc("effective ones, as the server reports them: a JSON object", is_text=True),
-        lambda row: json.dumps(dict(row.server.settings)),
+        lambda row: json.dumps(dict(row.of.settings)),
     ),
 }
 
