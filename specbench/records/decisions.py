@@ -54,9 +54,8 @@ class CellSummary:
     speedup: Annotated[
         Interval | None,
         Doc(
-            "decode seconds at K=0 / at K, same prompts, with 95% interval; for concurrent "
-            "requests the ratio of tokens per second, for arrivals at a rate the ratio of seconds "
-            "per token; absent at K = 0",
+            "decode seconds at K=0 / at K, same prompts (concurrent requests: tokens per "
+            "second; arrivals at a rate: seconds per token); absent at K = 0",
             "x",
             label="speedup [95%]",
         ),
@@ -78,6 +77,7 @@ class CellSummary:
             "fraction",
             low=0,
             label="min. detect. effect",
+            form="{:effect}",
         ),
     ] = None
     goodput: Annotated[

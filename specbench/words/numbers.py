@@ -26,11 +26,6 @@ def effect_text(effect: float) -> str:
     return f"{effect:.1%}" if effect <= LARGEST_EFFECT else f">{LARGEST_EFFECT:.0%}"
 
 
-def effect_of(effect: float | None) -> str | None:
-    """The text of an effect that may be absent."""
-    return None if effect is None else effect_text(effect)
-
-
 def scale_of(unit: str, largest: float) -> Scale:
     """The displayed unit for values of a metric's unit up to `largest`."""
     if unit.startswith("bytes"):
@@ -67,11 +62,6 @@ def significant(value: float) -> str:
         return "0"
     decimals = 2 - math.floor(math.log10(abs(value)))
     return f"{value:,.{max(0, decimals)}f}"
-
-
-def limit_text(limit: float) -> str:
-    """A tolerated change with its sign: `-5%`."""
-    return f"{100 * limit:+.3g}%"
 
 
 def p_text(p_value: float) -> str:
