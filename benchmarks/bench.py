@@ -31,6 +31,7 @@ from specbench.settings import (
     WorkloadSettings,
 )
 from specbench.shipped import shipped
+from specbench.words.answers import text
 
 PAIRING = "demo/draft"
 DTYPE = "float32"
@@ -107,8 +108,8 @@ def _cell(cell: CellData, summary: CellSummary) -> dict[str, Any]:
     return {
         "name": name_of(cell.key),
         "valid": summary.valid,
-        "invalid_reasons": summary.invalid_reasons,
-        "warnings": summary.warnings,
+        "invalid_reasons": [*map(text, summary.invalid_reasons)],
+        "warnings": [*map(text, summary.warnings)],
         "num_prompts": summary.num_prompts,
         "num_requests": summary.num_requests,
         "num_forward_samples": _fewest_samples(cell),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cached_property
 from operator import attrgetter
-from types import GenericAlias
+from types import GenericAlias, MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Doc:
     is_text: bool = False  # free text, not one of a few names
     is_optional: bool = False  # the key may be missing
     label: str = ""  # header of its column in tables; "": it has none
-    form: str = ""  # template of its text there; "": by type and unit
+    form: str = ""  # its text there, as in sentences: `{:.2f}`, `{:effect}`; "": by its unit
 
     def __get_pydantic_json_schema__(
         self, core_schema: "CoreSchema", handler: "GetJsonSchemaHandler"
@@ -175,13 +175,14 @@ def keys_of(
     only: Collection[str] | None = None,
     without: Collection[str] = (),
     prefix: str = "",
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Key]:
     """A key per field of a record, in its order; `get` returns a source's record.
 
-    With a `prefix` of the names, that record may be None. Raises TypeError for a field without a
-    Doc.
+    With a `prefix` of the names, that record may be None. `objects`: the types of nested ones.
+    Raises TypeError for a field without a Doc.
     """
-    hints, docs = get_type_hints(record), docs_of(record)
+    hints, docs = {**get_type_hints(record), **objects}, docs_of(record)
     names = [name for name in hints if name not in without and (only is None or name in only)]
     if undocumented := ", ".join(name for name in names if name not in docs):
         raise TypeError(f"{record.__name__}: fields without a Doc: {undocumented}")

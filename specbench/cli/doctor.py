@@ -286,6 +286,7 @@ def _print(document: dict[str, Any], *, in_full: bool) -> None:
             column("why not", lambda row: "; ".join(row[problems])),
         ],
         records=document["pairings"],
+        num_names=2,
         num_remarks=2,
         wraps=(3,),
     )

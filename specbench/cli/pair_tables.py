@@ -20,11 +20,7 @@ from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines
 from specbench.words.answers import REASON, answer_text
-from specbench.words.numbers import (
-    measured,
-    plural,
-    significant,
-)
+from specbench.words.numbers import measured, plural, significant
 from specbench.words.table import Table, column, text_table
 
 _WORDS = {"True": "yes", "False": "no", "None": "none"}

@@ -75,7 +75,7 @@ def recommend(
 
     from specbench.cli.answer import print_part
     from specbench.report.answers import has_undecided
-    from specbench.report.blocks import Lines, ReportPart, TableBlock
+    from specbench.report.blocks import Lines, ReportPart
     from specbench.report.document import build_document
     from specbench.report.recommendation import (
         candidate_grid,
@@ -124,7 +124,7 @@ def recommend(
         grids = [candidate_grid(document, pick, wanted, picks) for pick in picks]
         lines = recommendation_lines(document, picks, wanted, workloads=workloads)
         typer.echo(f"run {document.run.run_id}")
-        print_part(ReportPart("", [*map(TableBlock, grids), Lines(lines, is_answer=True)]))
+        print_part(ReportPart("", [*grids, Lines(lines, is_answer=True)]))
     if any(pick.best is None for pick in picks):
         raise typer.Exit(ExitCode.FAILED)
     if any(is_open(document, pick) for pick in picks) or without_recommendation(

@@ -18,6 +18,7 @@ from specbench.decide.recommend import (
     by_question,
     choose,
     lower_bound,
+    verdict_of,
 )
 from specbench.engines.deployment import Deployment, Export, Exporter, Tier
 from specbench.errors import UsageError

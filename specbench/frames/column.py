@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import pandas as pd
 
-from specbench.doc import Doc, Key, part_of
+from specbench.doc import Doc, Key, Several, part_of
 from specbench.records import Interval, Reason
-from specbench.words.answers import text
+from specbench.words.answers import REASON, text
 
 TEXT = "string"  # of many words; a name is a category
 LIST = "object"  # tuples; None if absent
@@ -83,7 +83,7 @@ def columns_of(keys: Mapping[str, Key]) -> dict[str, Key]:
                 columns[name + suffix] = Key(float | None, end_doc, part_of(value, end))
         elif tuple[str, ...] in kinds:
             columns[name] = Key(str, replace(doc, is_text=True), _joined(value, str))
-        elif tuple[Reason, ...] in kinds:
+        elif key.type in (Several(REASON), tuple[Reason, ...]):
             meaning = f"kinds: {doc.meaning}"
             columns[name] = Key(str, Doc(meaning, is_text=True), _joined(value, _kind))
             words = f"the sentences of `{name}`"

@@ -37,7 +37,7 @@ from specbench.records import (
 from specbench.records.keys import flat_keys
 from specbench.runs import StoredRun
 from specbench.untrusted import inert_cell
-from specbench.words.answers import TEXT_OF_DECISION, decision_sentence
+from specbench.words.answers import answer_keys
 
 _RUN = {
     "run_id": Key(
@@ -193,20 +193,16 @@ class AnalyzedRun(Protocol):
     def decisions(self) -> tuple[Decision, ...]: ...
 
 
-class CellRow(NamedTuple):
-    """One cell of one run."""
+class _Row(NamedTuple):
+    """A cell, decision or server session of one run."""
 
     run: RunRecord
-    cell: CellSummary
-
-    @property
-    def key(self) -> CellKey:
-        return self.cell.key
+    of: Any
 
 
 def cells_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
     """Every measured cell of the exploration phase, in the order of the plan."""
-    return frame_of(_cells(), [CellRow(run.run, cell) for run in runs for cell in run.cells])
+    return frame_of(_cells(), [_Row(run.run, cell) for run in runs for cell in run.cells])
 
 
 def _cells() -> dict[str, Key]:
@@ -219,38 +215,30 @@ def _cells() -> dict[str, Key]:
             "acceptance was simulated or the weights are dummies: only timings are real",
             attrgetter("run.settings.decoder.is_synthetic"),
         ),
-        **_KEY,
+        **flat_keys(attrgetter("of.key")),
         **keys_of(
             CellSummary,
-            attrgetter("cell"),
+            attrgetter("of"),
             without=("key", "metrics", "goodput", "margin", "screening"),
         ),
-        **{name: metric.key(attrgetter("cell")) for name, metric in metrics.items()},
-        **_cell_id(),
+        **{name: metric.key(attrgetter("of")) for name, metric in metrics.items()},
+        **_cell_id("of.key"),
     }
-
-
-class DecisionRow(NamedTuple):
-    """One decision of one run."""
-
-    run: RunRecord
-    decision: Decision
 
 
 # The key is the configuration to use, of K = 0 also if undecided; `cell_id` is the cell that a
 # decision is about.
 _DECISIONS = {
     **_RUN,
-    **flat_keys(attrgetter("decision.key")),
-    **keys_of(Decision, attrgetter("decision"), without=("leader", "draft", "is_synthetic")),
-    "text": Key(str, TEXT_OF_DECISION, lambda row: decision_sentence(row.decision)),
-    **_cell_id("decision.leader"),
+    **flat_keys(attrgetter("of.key")),
+    **answer_keys(attrgetter("of")),
+    **_cell_id("of.leader"),
 }
 
 
 def decisions_frame(runs: Sequence[AnalyzedRun]) -> pd.DataFrame:
     """The decisions, in the order of the plan."""
-    rows = [DecisionRow(run.run, decision) for run in runs for decision in run.decisions]
+    rows = [_Row(run.run, decision) for run in runs for decision in run.decisions]
     return frame_of(_DECISIONS, rows)
 
 
@@ -264,26 +252,19 @@ _COUNTERS = {
 }
 
 
-class ServerRow(NamedTuple):
-    """One session of one run."""
-
-    run: RunRecord
-    server: ServerRecord
-
-
 def servers_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """Every attempt at a session, in order; empty without a serving engine."""
-    rows = [ServerRow(run.run, server) for run in runs for server in run.servers]
+    rows = [_Row(run.run, server) for run in runs for server in run.servers]
     return frame_of(_SERVERS, rows)
 
 
-def _counter(name: str) -> Callable[[ServerRow], float | None]:
-    return lambda row: row.server.counters.get(name)
+def _counter(name: str) -> Callable[[_Row], float | None]:
+    return lambda row: row.of.counters.get(name)
 
 
-def _of_client(name: str) -> Callable[[ServerRow], float | None]:
-    def total(row: ServerRow) -> float | None:
-        return sum(getattr(load, name) for load in row.server.client) if row.server.client else None
+def _of_client(name: str) -> Callable[[_Row], float | None]:
+    def total(row: _Row) -> float | None:
+        return sum(getattr(load, name) for load in row.of.client) if row.of.client else None
 
     return total
 
@@ -293,7 +274,7 @@ _SERVERS = {
     **_RUN,
     **keys_of(
         ServerRecord,
-        attrgetter("server"),
+        attrgetter("of"),
         without=("command", "settings", "counters", "client"),
     ),
     **{
@@ -310,12 +291,12 @@ _SERVERS = {
     "command": Key(
         str,
         Doc("its command, quoted for a shell; empty if it was running", is_text=True),
-        lambda row: shlex.join(row.server.command),
+        lambda row: shlex.join(row.of.command),
     ),
     "settings": Key(
         str,
         Doc("effective ones, as the server reports them: a JSON object", is_text=True),
-        lambda row: json.dumps(dict(row.server.settings)),
+        lambda row: json.dumps(dict(row.of.settings)),
     ),
 }
 
@@ -350,14 +331,23 @@ class FrameTable(NamedTuple):
 
     row: str  # what a row is
     keys: Callable[[], Mapping[str, Key]]
+    frame: Callable[[Any], pd.DataFrame]
+    is_analyzed: bool = False  # made of analyzed runs, not of stored ones
 
 
 TABLES: Mapping[str, FrameTable] = {
-    "cells": FrameTable("one cell of the exploration phase", _cells),
-    "requests": FrameTable("one request, failed ones included", lambda: _REQUESTS),
-    "rounds": FrameTable("one round of a request that finished", lambda: _ROUNDS),
-    "decisions": FrameTable("the answer for one drafter and setting", lambda: _DECISIONS),
-    "servers": FrameTable("one session of a server, failed attempts included", lambda: _SERVERS),
+    "cells": FrameTable("one cell of the exploration phase", _cells, cells_frame, is_analyzed=True),
+    "requests": FrameTable("one request, failed ones included", lambda: _REQUESTS, requests_frame),
+    "rounds": FrameTable("one round of a request that finished", lambda: _ROUNDS, rounds_frame),
+    "decisions": FrameTable(
+        "the answer for one drafter and setting",
+        lambda: _DECISIONS,
+        decisions_frame,
+        is_analyzed=True,
+    ),
+    "servers": FrameTable(
+        "one session of a server, failed attempts included", lambda: _SERVERS, servers_frame
+    ),
 }
 
 

@@ -52,7 +52,7 @@ class Series:
     """One metric of one cell, run by run."""
 
     key: Annotated[CellKey, Doc("the cell")]
-    metric: Annotated[str, Doc("name of the metric")]
+    metric: Annotated[str, Doc("name of the metric", label="metric")]
     unit: Annotated[str, Doc("of its values")]
     better: Annotated[Better | None, Doc("`higher` or `lower`; absent: neither")]
     points: Annotated[tuple[HistoryPoint, ...], Doc("one per run, oldest first")]

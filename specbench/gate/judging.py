@@ -207,21 +207,30 @@ class Judgment:
         str,
         Doc(
             "a metric's name, with `[i]` an entry of a list; `output_tokens`: the greedy text; "
-            "`cell`: the cell was not measured validly"
+            "`cell`: the cell was not measured validly",
+            label="metric",
         ),
     ]
     kind: Annotated[MetricKind, Doc("`count`, `memory`, `ratio` (of seconds in one run) or `time`")]
     unit: Annotated[str, Doc("of `baseline` and `candidate`")]
-    verdict: Annotated[GateVerdict, Doc("as that of the document")]
+    verdict: Annotated[GateVerdict, Doc("as that of the document", label="verdict")]
     baseline: Annotated[
-        float | None, Doc("the value there; of several runs their geometric mean")
+        float | None,
+        Doc("the value there; of several runs their geometric mean", label="before"),
     ] = None
-    candidate: Annotated[float | None, Doc("the same, of the candidate")] = None
+    candidate: Annotated[float | None, Doc("the same, of the candidate", label="after")] = None
     change: Annotated[
-        Interval | None, Doc("relative change of the metric: -0.05 is 5% less", "fraction")
+        Interval | None,
+        Doc("relative change of the metric: -0.05 is 5% less", "fraction", label="change +- 95%"),
     ] = None
     tolerance: Annotated[
-        float | None, Doc("the share by which it may be worse: 0.02 is 2%", "fraction")
+        float | None,
+        Doc(
+            "the share by which it may be worse: 0.02 is 2%",
+            "fraction",
+            label="limit",
+            form="{:limit}",
+        ),
     ] = None
     p_value: Annotated[
         float | None,
@@ -232,7 +241,12 @@ class Judgment:
     ] = None
     minimum_detectable_effect: Annotated[
         float | None,
-        Doc("the loss beyond the tolerance that is detected in 80% of gates", "fraction"),
+        Doc(
+            "the loss beyond the tolerance that is detected in 80% of gates",
+            "fraction",
+            label="MDE",
+            form="{:effect}",
+        ),
     ] = None
     reason: Annotated[
         Reason | None, Doc("the reason of the verdict; absent if the numbers show it")

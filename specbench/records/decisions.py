@@ -90,8 +90,8 @@ class CellSummary:
     speedup: Annotated[
         Interval | None,
         Doc(
-            "decode seconds at K=0 / at K, same prompts; concurrent: ratio of tokens per second; "
-            "open loop: of seconds per token; absent at K = 0",
+            "decode seconds at K=0 / at K, same prompts (concurrent requests: tokens per "
+            "second; arrivals at a rate: seconds per token); absent at K = 0",
             "x",
             label="speedup [95%]",
         ),
@@ -113,6 +113,7 @@ class CellSummary:
             "fraction",
             low=0,
             label="min. detect. effect",
+            form="{:effect}",
         ),
     ] = None
     margin: Annotated[

@@ -398,6 +398,47 @@ class Kind(StrEnum):
     FOLLOWS = "follows", "the tokens follow the target's distribution"
     LIKE_BASELINE = "like_baseline", "its answers are like those of its K=0"
 
+    # What verify found about one pairing in all its settings.
+    IN_SETTING = "in_setting", "{setting}: {because:all}{p_value:p}"
+    GREEDY_EQUALS = (
+        "greedy_equals",
+        "greedy text equals that of K=0 in {matching} of {answers} answers",
+    )
+    GREEDY_IS_BEST = (
+        "greedy_is_best",
+        "greedy text equals the target's best tokens in {matching} of {answers} answers",
+    )
+    OTHERS_TIE = "others_tie", "the others differ at ties"
+    SAMPLED_FOLLOW = (
+        "sampled_follow",
+        "{tokens:,} sampled tokens follow the target's distribution{p_value:p}: 80% power to "
+        "detect {shift:.1%} of tokens shifted, or {tail:.2%} moved to the least likely 0.1%",
+    )
+    COMPARED_WITH_IT = (
+        "compared_with_it",
+        "its greedy text is what the others are compared with",
+    )
+    SAMPLED_LIKE_BASELINE = (
+        "sampled_like_baseline",
+        "{tokens:,} sampled tokens are like those of K=0{p_value:p}",
+    )
+    BASELINE_DEPARTS = (
+        "baseline_departs",
+        "K=0 does not follow the target's distribution, with or without speculation",
+    )
+    BASELINE_OPEN = "baseline_open", "K=0 is undecided"
+    BASELINE_FOLLOWS = "baseline_follows", "K=0 of the same server follows it{p_value:p}"
+    FARTHEST = (
+        "farthest",
+        "farthest at token {position}: total variation {distance:.3f}, and {floor:.3f} by chance",
+    )
+    SHOULD_KEEP = (
+        "should_keep",
+        "the rule by which it should accept drafts keeps the distribution: {rule}",
+    )
+    ROUNDING = "rounding", "a near-tie"
+    NOT_ROUNDING = "not_rounding", "rounding does not explain it"
+
     # Signs that a machine was busy. Fewer threads are advised once.
     OTHER_PROCESSES = (
         "other_processes",
@@ -771,10 +812,10 @@ class Kind(StrEnum):
     )
     ASSUMED = (
         "assumed",
-        "one run does not show the variation between runs; assumed: {deviations:and}. Pool several "
+        "one run does not show the variation between runs; assumed{deviations:parts}. Pool several "
         "runs to measure it",
     )
-    ASSUMED_DEVIATION = "assumed_deviation", "{of} {share:.1%}"
+    ASSUMED_DEVIATION = "assumed_deviation", "{of:list} {share:.1%}"
 
     # What an exported command is based on.
     OF_RUN = "of_run", "run {run_id}"

@@ -16,7 +16,7 @@ from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.memory import memory_left
 from specbench.report.sections import Section, sections
 from specbench.words.answers import answer_text, decision_text, joined, text
-from specbench.words.numbers import listed, measured, range_text
+from specbench.words.numbers import listed, range_text
 from specbench.words.table import Table, column, text_table
 
 
@@ -200,24 +200,20 @@ def why_grid(answers: Sequence[SectionAnswer]) -> Table | None:
             column("break-even", lambda row: row.figures.get("break_even"), "{:.2f}"),
             column("draft token", lambda row: row.figures.get("draft"), "{:.2f}"),
             column("verification", lambda row: row.figures.get("verify"), "{:.2f}"),
-            column("memory", _memory),
+            column("memory", lambda row: row.figures.get("bytes"), unit="bytes"),
             column("bound by", attrgetter("bound_by")),
             column("", lambda row: next(map(text, row.decision.reasons), "")),
         ],
         records=rows,
         num_remarks=1,
+        has_title=False,
     )
-
-
-def _memory(row: _Why) -> str | None:
-    size = row.figures.get("bytes")
-    return None if size is None else measured(size, "bytes")
 
 
 def reasons_grid(answers: Sequence[SectionAnswer]) -> Table:
     """All reasons of all decisions, the most important of each first."""
     rows = [(row.name, text(reason)) for row in _whys(answers) for reason in row.decision.reasons]
-    return text_table("All reasons", ("", "reason"), rows, num_remarks=1)
+    return text_table("All reasons", ("", "reason"), rows, num_remarks=1, is_folded=True)
 
 
 def has_undecided(document: Document) -> bool:

@@ -24,11 +24,9 @@ from specbench.report.comparisons import (
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import (
-    Legend,
     metric_grids,
     position_grid,
     result_grid,
-    result_legend,
 )
 from specbench.report.memory import memory_grid, memory_legend
 from specbench.report.notes import notes, notes_title
@@ -42,11 +40,11 @@ from specbench.report.provenance import (
     which_pass,
 )
 from specbench.report.sections import Section, main_rows, sections
-from specbench.report.sessions import acceptance_rules, sessions_grid, sessions_legend
+from specbench.report.sessions import acceptance_rules, sessions_grid
 from specbench.report.steps import STEPS_LEGEND, ShownGeneration
 from specbench.words.answers import joined, text
 from specbench.words.numbers import plural
-from specbench.words.table import Table
+from specbench.words.table import Legend, Table, legend_of
 
 
 class Lines(NamedTuple):
@@ -69,14 +67,6 @@ class Facts(NamedTuple):
     facts: Sequence[Fact]
 
 
-class TableBlock(NamedTuple):
-    """A grid below its title, or folded if few readers need it."""
-
-    grid: Table
-    has_title: bool = True
-    is_folded: bool = False
-
-
 class Charts(NamedTuple):
     """The charts of one kind, which only a page shows."""
 
@@ -97,7 +87,7 @@ class ReportPart(NamedTuple):
         return tuple(chain.from_iterable(answers))
 
 
-Block = Lines | Paragraph | Legend | Facts | TableBlock | Charts | ShownGeneration | ReportPart
+Block = Lines | Paragraph | Legend | Facts | Table | Charts | ShownGeneration | ReportPart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,9 +152,7 @@ def run_report(document: Document) -> RunReport:
         conclusion=joined(conclusion(answers)) + document.mark,
         why=ReportPart(
             "Why",
-            [TableBlock(why, has_title=False), TableBlock(reasons_grid(answers), is_folded=True)]
-            if why
-            else [],
+            [why, reasons_grid(answers)] if why else [],
         ),
         costs=ReportPart(
             "What it costs",
@@ -175,7 +163,7 @@ def run_report(document: Document) -> RunReport:
                         ReportPart(
                             "Memory",
                             [
-                                TableBlock(memory, has_title=False),
+                                memory,
                                 Paragraph(memory_legend(document)),
                             ],
                         )
@@ -200,8 +188,8 @@ def run_report(document: Document) -> RunReport:
         sessions=ReportPart(
             "Sessions",
             [
-                TableBlock(sessions_table, has_title=False),
-                sessions_legend(),
+                sessions_table,
+                legend_of([sessions_table]),
                 *(Paragraph(f"{name}: {rule}.") for name, rule in acceptance_rules(document)),
             ]
             if sessions_table
@@ -209,16 +197,12 @@ def run_report(document: Document) -> RunReport:
         ),
         positions=ReportPart(
             "Acceptance per position, in numbers",
-            [TableBlock(g) for g in map(position_grid, every) if g],
+            [g for g in map(position_grid, every) if g],
         ),
         provenance=ReportPart("Provenance", [*_provenance(document)]),
         metrics=ReportPart(
             "All metrics",
-            [
-                TableBlock(grid, is_folded=True)
-                for section in every
-                for grid in metric_grids(section)
-            ],
+            [grid for section in every for grid in metric_grids(section)],
         ),
     )
 
@@ -228,9 +212,9 @@ def side_by_side_part(documents: Sequence[Document]) -> ReportPart:
     return ReportPart(
         f"{len(documents)} runs side by side",
         [
-            TableBlock(answers_grid(documents)),
+            answers_grid(documents),
             Charts("answers"),
-            TableBlock(differences_grid(documents)),
+            differences_grid(documents),
         ]
         if len(documents) > 1
         else [],
@@ -243,10 +227,10 @@ def formulas_part(documents: Sequence[Document]) -> ReportPart:
 
 
 def _results(every: Sequence[Section]) -> Iterator[Block]:
-    measured = [section for section in every if section.measured]
-    yield from (TableBlock(result_grid(section)) for section in measured)
-    if measured:
-        yield result_legend(measured)
+    tables = [result_grid(section) for section in every if section.measured]
+    yield from tables
+    if tables:
+        yield legend_of(tables)
 
 
 def _summary(every: Sequence[Section]) -> Iterator[Block]:
@@ -271,7 +255,7 @@ def shown_generations(document: Document) -> tuple[ShownGeneration, ...]:
 
 
 def _comparisons(document: Document) -> Iterator[Block]:
-    yield from map(TableBlock, comparison_grids(document))
+    yield from comparison_grids(document)
     if legend := forecast_legend(document):
         yield legend
 
@@ -280,4 +264,4 @@ def _provenance(document: Document) -> Iterator[Block]:
     yield Facts(provenance(document))
     models = model_grid(document)
     if models:
-        yield TableBlock(models, has_title=False)
+        yield models

@@ -20,7 +20,6 @@ from specbench.forecast.forecast_check import MeasuredPoint
 from specbench.metrics.acceptance import VllmCounts
 from specbench.records import (
     CellSummary,
-    Decision,
     EngineRecord,
     Environment,
     FailureRecord,
@@ -37,7 +36,7 @@ from specbench.report.forecasts import forecast_reasons, forecast_text, forecast
 from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings, StoredSettings
 from specbench.settings.option import leaves
-from specbench.words.answers import REASON, TEXT_OF_DECISION, decision_sentence, keys_in_words
+from specbench.words.answers import REASON, answer_keys, keys_in_words
 
 JSON_VERSION = 1  # new keys do not change the version
 
@@ -88,8 +87,7 @@ _DECISION = JsonObject(
     "The answer for one drafter, workload and setting.",
     {
         **flat_keys(attrgetter("key"), only=_FIRST_IN_DECISION),
-        **keys_in_words(Decision, without=("leader", "draft", "is_synthetic")),
-        "text": Key(str, TEXT_OF_DECISION, decision_sentence),
+        **answer_keys(),
         **flat_keys(attrgetter("key"), only=_IN_DECISION),
     },
 )

@@ -9,10 +9,10 @@ from specbench.doc import part_of
 from specbench.forecast.forecast_check import CheckedForecast, MeasuredPoint
 from specbench.records import ForecastPoint, ForecastRecord, Kind, Reason, SpeedupVerdict
 from specbench.report.document import Document
-from specbench.report.grids import Legend, setting_column
+from specbench.report.grids import setting_column
 from specbench.report.sections import drafter_of, setting_name
 from specbench.words.answers import answer_text, joined
-from specbench.words.table import Table, column, with_values
+from specbench.words.table import Legend, Table, column, with_values
 
 FORECAST_TITLE = "Forecast against measured"
 _LEGEND = {  # meanings, by a word of the headers that need them
@@ -99,7 +99,7 @@ def forecast_lines(document: Document) -> list[str]:
 
 
 def forecast_text(check: CheckedForecast, *, names_pairing: bool = False) -> str:
-    """The verdict of a forecast, such as `forecast: K=4, 1.90x faster [1.80, 2.00]; of K = 1..8
+    """The verdict of a forecast, such as `forecast: K=4, 1.90x faster [1.80, 2.00]; of K=1..8
     measured 4; 70% of ...`.
     """
     name = f"{check.forecast.key.source}, " if names_pairing else ""

@@ -15,18 +15,16 @@ from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor, metric_name
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Kind, Reason
-from specbench.report.blocks import Lines, Paragraph, ReportPart, TableBlock
+from specbench.report.blocks import Lines, Paragraph, ReportPart
 from specbench.words.answers import REASON, joined, text
 from specbench.words.numbers import (
-    effect_of,
     effect_text,
-    figure,
     measured,
     number,
     plural,
     scale_of,
 )
-from specbench.words.table import ABSENT, Table, column
+from specbench.words.table import ABSENT, Table, labeled
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:
@@ -48,9 +46,13 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
     if threads.count("|"):
         yield text(Kind.THREADS_VARY(threads=threads))
     if baseline.num_runs == 1:
-        floors = ((kind, deviation_floor(kind, device)) for kind in MetricKind)
+        kinds: dict[float, list[str]] = {}  # by the deviation that is assumed of them
+        for kind in MetricKind:
+            kinds.setdefault(deviation_floor(kind, device), []).append(kind.value)
         granted = (
-            Kind.ASSUMED_DEVIATION(share=floor, of=kind.value) for kind, floor in floors if floor
+            Kind.ASSUMED_DEVIATION(share=floor, of=tuple(of))
+            for floor, of in kinds.items()
+            if floor
         )
         yield text(Kind.ASSUMED(deviations=tuple(granted)))
 
@@ -207,10 +209,6 @@ def _value(value: float | None, unit: str) -> str:
     return measured(value, unit) if scale.unit in _SHOWN else number(value, unit, scale)
 
 
-def _change(judgment: Judgment) -> str | None:
-    return figure(judgment.change, "fraction") if judgment.change else None
-
-
 def _limit(judgment: Judgment) -> float | None:
     """The tolerated change with its sign."""
     if judgment.tolerance is None:
@@ -236,35 +234,32 @@ def gate_report(gate: Gate) -> ReportPart:
             Lines([headline(gate)], is_answer=True),
             Lines(detail_lines(gate)),
             Paragraph(title(gate)),
-            *map(TableBlock, grids),
+            *grids,
             Paragraph(f"{LEGEND} {chance_note(gate)}".rstrip()),
         ],
     )
 
 
-_COLUMNS = (
-    column("metric", attrgetter("metric")),
-    column("before", lambda judgment: _value(judgment.baseline, judgment.unit)),
-    column("after", lambda judgment: _value(judgment.candidate, judgment.unit)),
-    column("change +- 95%", _change),
-    column("limit", _limit),
-    column("MDE", lambda judgment: effect_of(judgment.minimum_detectable_effect)),
-    column(
-        "verdict",
-        lambda judgment: (
-            judgment.verdict.value
-            if judgment.verdict is GateVerdict.PASS
-            else judgment.verdict.upper()
-        ),
-    ),
-)
+def _verdict(judgment: Judgment) -> str:
+    is_good = judgment.verdict is GateVerdict.PASS
+    return judgment.verdict.value if is_good else judgment.verdict.upper()
+
+
+def _columns() -> list[Key]:
+    """The labeled fields of a judgment, the verdict last; values are in its unit."""
+    keys = keys_of(Judgment)
+    keys["verdict"] = keys.pop("verdict")._replace(value=_verdict)
+    keys["baseline"] = keys["baseline"]._replace(value=lambda j: _value(j.baseline, j.unit))
+    keys["candidate"] = keys["candidate"]._replace(value=lambda j: _value(j.candidate, j.unit))
+    keys["tolerance"] = keys["tolerance"]._replace(value=_limit)
+    return labeled(keys)
 
 
 def judgment_table(judgments: Sequence[Judgment]) -> Table:
     """The judgments of a cell, a row per metric."""
     return Table(
         title=judgments[0].cell.label,
-        columns=_COLUMNS,
+        columns=_columns(),
         records=judgments,
         num_remarks=1,
         mark=lambda judgment: _MARKS.get(judgment.verdict, ""),
@@ -300,10 +295,8 @@ _ATTRIBUTION = JsonObject(
     "Attribution",
     "The causes of a regression.",
     {
-        **keys_of(Attribution),
+        **keys_of(Attribution, objects={"changes": Several(DIFFERENCE), "curve": _CURVE}),
         "cell": Key(str, docs_of(Attribution)["cell"], attrgetter("cell.id")),
-        "changes": Key(Several(DIFFERENCE), docs_of(Attribution)["changes"]),
-        "curve": Key(_CURVE, docs_of(Attribution)["curve"]),
         "reasons": Key(Several(REASON), "the evidence of each cause", _evidence),
         "text": Key(str, "the attribution in words", cause_text),
     },
@@ -312,9 +305,8 @@ _JUDGMENT = JsonObject(
     "Judgment",
     "The verdict on one metric of one cell.",
     {
-        **keys_of(Judgment),
+        **keys_of(Judgment, objects={"reason": Maybe(REASON)}),
         "cell": Key(str, docs_of(Judgment)["cell"], attrgetter("cell.id")),
-        "reason": Key(Maybe(REASON), docs_of(Judgment)["reason"]),
     },
 )
 DOCUMENT = JsonObject(

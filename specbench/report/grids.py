@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from specbench.doc import Key, keys_of
 from specbench.metrics.registry import all_metrics, number_of
 from specbench.records import NO_DRAFTER, CellSummary, Condition
 from specbench.report.sections import Section, drafter_of, setting_name
 from specbench.words.numbers import (
-    effect_of,
     figure,
     k_text,
     list_of,
@@ -25,17 +24,6 @@ def setting_column(rows: Iterable[Any], get: Callable[[Any], Condition], label: 
     """The names of the settings of rows, as the first column of a table."""
     conditions = [*map(get, rows)]
     return column(label, lambda row: setting_name(get(row), conditions))
-
-
-class Legend(NamedTuple):
-    """Headers and their meanings; a terminal shows those of `brief`."""
-
-    entries: Sequence[tuple[str, str]]
-    brief: frozenset[str]
-
-    def shown(self, *, is_brief: bool) -> Sequence[tuple[str, str]]:
-        """All entries, or only those that a terminal shows."""
-        return [entry for entry in self.entries if not is_brief or entry[0] in self.brief]
 
 
 def _shares(cell: CellSummary, *names: str) -> str | None:
@@ -102,9 +90,6 @@ COLUMNS: Mapping[str, Key] = {
     **_DECLARED,
     "k": column(
         "K", _k, meaning="maximum draft tokens per round, 0 without speculation; for auto the mean"
-    ),
-    "minimum_detectable_effect": _DECLARED["minimum_detectable_effect"]._replace(
-        value=lambda cell: effect_of(cell.minimum_detectable_effect)
     ),
     "all_imported": _DECLARED["aggregate_tokens_per_s"]._replace(  # which have no busy time
         value=lambda cell: (
@@ -218,14 +203,6 @@ def result_grid(section: Section) -> Table:
     )
 
 
-def result_legend(every: Sequence[Section]) -> Legend:
-    """Headers and meanings of the columns of the result tables."""
-    docs = [key.full_doc for section in every for key in page_columns(section)]
-    grids = [result_grid(section) for section in every if section.measured]
-    brief = frozenset(grid.headers[i] for grid in grids for i in grid.brief_columns)
-    return Legend([*{doc.label: doc.meaning for doc in docs if doc.meaning}.items()], brief)
-
-
 def position_grid(section: Section) -> Table | None:
     """Joint and conditional acceptance at each position; None if no rounds are known."""
     rows = [
@@ -262,6 +239,7 @@ def metric_grids(section: Section) -> Iterator[Table]:
             ("metric", "unit", *map(_column_title, cells)),
             [*_scalar_rows(cells)],
             num_names=2,
+            is_folded=True,
         )
     lists = [row for cell in section.deepest for row in _list_rows(cell)]
     if lists:
@@ -270,6 +248,7 @@ def metric_grids(section: Section) -> Iterator[Table]:
             ("metric", "unit", "drafter", "K", "values"),
             lists,
             num_names=3,
+            is_folded=True,
         )
 
 

@@ -8,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 from specbench.doc import JsonObject, Key, Several, docs_of, keys_of
 from specbench.gate.history import ExcludedRun, History, Series
 from specbench.records import Kind, Reason
-from specbench.report.blocks import Charts, Lines, ReportPart, TableBlock
+from specbench.report.blocks import Charts, Lines, ReportPart
 from specbench.report.gate import DIFFERENCE
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint
 from specbench.words.answers import REASON, text
 from specbench.words.numbers import measured
-from specbench.words.table import Table, column
+from specbench.words.table import Table, column, labeled
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
@@ -30,7 +30,7 @@ def history_report(history: History) -> ReportPart:
         [
             Lines(answers, is_answer=True),
             Charts("history"),
-            *map(TableBlock, history_grids(history)),
+            *history_grids(history),
             Lines(notes),
         ],
     )
@@ -48,7 +48,7 @@ def _finding(series: Series) -> str:
 
 
 _COLUMNS = (
-    column("metric", attrgetter("metric")),
+    *labeled(keys_of(Series)),
     column("runs", lambda series: len(series.points)),
     column("newest", lambda series: measured(series.values[-1], series.unit)),
     column("course", lambda series: sparkline(series.values)),
@@ -119,10 +119,7 @@ _SERIES = JsonObject(
 _LEFT_OUT = JsonObject(
     "ExcludedRun",
     "A run that is left out.",
-    {
-        **keys_of(ExcludedRun),
-        "differences": Key(Several(DIFFERENCE), docs_of(ExcludedRun)["differences"]),
-    },
+    keys_of(ExcludedRun, objects={"differences": Several(DIFFERENCE)}),
 )
 DOCUMENT = JsonObject(
     "History",

@@ -11,17 +11,15 @@ from specbench.report.blocks import (
     Paragraph,
     ReportPart,
     RunReport,
-    TableBlock,
     formulas_part,
     run_report,
     side_by_side_part,
 )
 from specbench.report.document import Document
-from specbench.report.grids import Legend
 from specbench.report.provenance import Fact
 from specbench.untrusted import plain
 from specbench.words.answers import decision_text, main_reasons
-from specbench.words.table import Table
+from specbench.words.table import Legend, Table
 
 _ESCAPES = str.maketrans(
     {
@@ -94,8 +92,8 @@ def _block(block: Block, *, level: int) -> Iterator[str]:
             yield from (*(f"- **{escape(h)}**: {escape(text)}" for h, text in block.entries), "")
         case Facts():
             yield from (*map(_fact, block.facts), "")
-        case TableBlock():
-            yield from _grid(block.grid, level=level if block.has_title else None)
+        case Table():
+            yield from _grid(block, level=level if block.has_title else None)
 
 
 def _fact(fact: Fact) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from specbench.doc import Doc, Key
 from specbench.metrics.registry import Value, number_of
 from specbench.records import NO_DRAFTER, CellKey, Kind, MemoryRecord, Reason
 from specbench.report.document import Document
@@ -109,25 +108,21 @@ def need(record: MemoryRecord, context: int) -> MemoryNeed:
     )
 
 
-def _bytes(label: str, path: str) -> Key:
-    return Key(float | None, Doc("", "bytes", label=label), attrgetter(path))
-
-
 _COLUMNS = (
     column("", attrgetter("name")),
-    _bytes("weights", "need.weights"),
-    _bytes("KV cache", "need.kv_cache"),
-    _bytes("everything else", "need.rest"),
-    _bytes("together", "need.total"),
-    _bytes("speculation costs", "cost_bytes"),
+    column("weights", attrgetter("need.weights"), unit="bytes"),
+    column("KV cache", attrgetter("need.kv_cache"), unit="bytes"),
+    column("everything else", attrgetter("need.rest"), unit="bytes"),
+    column("together", attrgetter("need.total"), unit="bytes"),
+    column("speculation costs", attrgetter("cost_bytes"), unit="bytes"),
     column("in tokens of context", attrgetter("cost_tokens"), "{:,.0f}"),
 )
 _PEAKS = (
-    _bytes("KV cache per token", "record.kv_bytes_per_token"),
-    _bytes("peak, live tensors", "record.peak_allocated_bytes"),
-    _bytes("peak, reserved", "record.peak_reserved_bytes"),
-    _bytes("peak, process", "record.process_peak_bytes"),
-    _bytes("peak, device", "record.device_peak_bytes"),
+    column("KV cache per token", attrgetter("record.kv_bytes_per_token"), unit="bytes"),
+    column("peak, live tensors", attrgetter("record.peak_allocated_bytes"), unit="bytes"),
+    column("peak, reserved", attrgetter("record.peak_reserved_bytes"), unit="bytes"),
+    column("peak, process", attrgetter("record.process_peak_bytes"), unit="bytes"),
+    column("peak, device", attrgetter("record.device_peak_bytes"), unit="bytes"),
 )
 
 
@@ -136,7 +131,12 @@ def memory_grid(document: Document) -> Table | None:
     rows = memory_rows(document)
     if not rows:
         return None
-    return Table(title="Memory", columns=[*_COLUMNS, *with_values(_PEAKS, rows)], records=rows)
+    return Table(
+        title="Memory",
+        columns=[*_COLUMNS, *with_values(_PEAKS, rows)],
+        records=rows,
+        has_title=False,
+    )
 
 
 def memory_legend(document: Document) -> str:

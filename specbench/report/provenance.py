@@ -198,7 +198,7 @@ def model_grid(document: Document) -> Table | None:
         return None
     models = [replace(model, revision=model.revision or "local") for model in document.models]
     columns = labeled(keys_of(ModelIdentity))
-    return Table(title="Models", columns=columns, records=models, num_names=6)
+    return Table(title="Models", columns=columns, records=models, num_names=6, has_title=False)
 
 
 def formulas(documents: tuple[Document, ...]) -> tuple[Fact, ...]:

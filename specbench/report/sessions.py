@@ -4,16 +4,15 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specbench.methods import METHODS
 from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.memory import least_kv_tokens
 from specbench.records import NO_DRAFTER, CellKey, Kind, Reason, ServerRecord, acceptance_rule
 from specbench.report.document import Document
-from specbench.report.grids import Legend
 from specbench.runs import resume_command
-from specbench.words.numbers import measured, plural, significant
+from specbench.words.numbers import plural
 from specbench.words.table import Table, column
 
 
@@ -41,17 +40,13 @@ class _Group(NamedTuple):
         return plain - self.capacity
 
 
-def _pooled(
-    name: str,
-    pooled: Callable[[list[float]], float],
-    form: Callable[[float], Any] = lambda value: value,
-) -> Callable[[_Group], Any]:
+def _pooled(name: str, pooled: Callable[[list[float]], float]) -> Callable[[_Group], float | None]:
     """A field of the valid sessions in one figure; None if none has it."""
 
-    def value(group: _Group) -> Any:
+    def value(group: _Group) -> float | None:
         values = (getattr(server, name) for server in group.sound)
         known = [value for value in values if value is not None]
-        return form(pooled(known)) if known else None
+        return pooled(known) if known else None
 
     return value
 
@@ -65,7 +60,9 @@ _COLUMNS = (
     column("drafter", _drafter),
     column("K", lambda group: group.all[0].num_speculative_tokens),
     column("starts", attrgetter("starts"), meaning="valid sessions of all sessions"),
-    column("start s", _pooled("start_s", fmean, significant), meaning="mean time until healthy"),
+    column(
+        "start s", _pooled("start_s", fmean), "{:significant}", meaning="mean time until healthy"
+    ),
     column("KV tokens", attrgetter("capacity"), "{:,}", meaning="capacity of the KV cache"),
     column(
         "taken by K",
@@ -80,12 +77,16 @@ _COLUMNS = (
         meaning="requests preempted for lack of KV cache",
     ),
     column(
-        "queue s", _pooled("queue_s", sum, significant), meaning="sum of waits inside the server"
+        "queue s",
+        _pooled("queue_s", sum),
+        "{:significant}",
+        meaning="sum of waits inside the server",
     ),
     column("power", _pooled("power_w", fmean), "{:,.0f} W", meaning="mean, of all visible GPUs"),
     column(
         "memory",
-        _pooled("memory_bytes", max, lambda value: measured(value, "bytes")),
+        _pooled("memory_bytes", max),
+        unit="bytes",
         meaning="peak, of all visible GPUs",
     ),
     column("GPUs", _pooled("num_gpus", max), "{:.0f}"),
@@ -100,7 +101,6 @@ _COLUMNS = (
         meaning="whether requests of another client would be noticed",
     ),
 )
-_NUM_BRIEF = 9  # columns that a terminal shows
 
 
 def sessions_grid(document: Document) -> Table | None:
@@ -117,15 +117,9 @@ def sessions_grid(document: Document) -> Table | None:
         columns=_COLUMNS,
         records=[_Group(g, sound(g), sound(_plain(g, groups))) for g in groups],
         num_names=2,
-        brief=range(_NUM_BRIEF),
+        brief=range(9),
+        has_title=False,
     )
-
-
-def sessions_legend() -> Legend:
-    """The meanings of the headers."""
-    docs = [key.full_doc for key in _COLUMNS]
-    explained = [(doc.label, doc.meaning) for doc in docs if doc.meaning]
-    return Legend(explained, frozenset(doc.label for doc in docs[:_NUM_BRIEF]))
 
 
 def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:

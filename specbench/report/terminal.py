@@ -12,14 +12,12 @@ from specbench.report.blocks import (
     Lines,
     Paragraph,
     ReportPart,
-    TableBlock,
     run_report,
 )
 from specbench.report.document import Document
-from specbench.report.grids import Legend
 from specbench.report.notes import WARNINGS
 from specbench.report.split_table import SplitTable
-from specbench.words.table import Table
+from specbench.words.table import Legend, Table
 
 _STYLES = {"chosen": "bold green", "invalid": "dim", "worse": "bold red", "open": "yellow", "": ""}
 
@@ -54,8 +52,8 @@ def _spaced(rendered: Iterable[RenderableType]) -> Group:
 
 def _part(part: ReportPart, *, explains: bool = True) -> Iterator[RenderableType]:
     for block in sorted(part.blocks, key=lambda block: isinstance(block, Lines)):
-        if isinstance(block, TableBlock):
-            yield _table(block.grid)
+        if isinstance(block, Table):
+            yield _table(block)
         elif isinstance(block, Legend) and explains:
             yield _legend_table(block.shown(is_brief=True))
         elif isinstance(block, Paragraph):

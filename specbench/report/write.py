@@ -6,15 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specbench.errors import StoreError
-from specbench.frames.tables import (
-    cells_csv,
-    cells_frame,
-    decisions_frame,
-    requests_frame,
-    rounds_frame,
-    servers_frame,
-    to_parquet,
-)
+from specbench.frames.tables import TABLES, cells_csv, to_parquet
 from specbench.report.document import Document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
@@ -69,11 +61,9 @@ def _contents(
     wanted: str, runs: Sequence[StoredRun], documents: Sequence[Document]
 ) -> Iterator[tuple[str, bytes]]:
     if wanted == PARQUET:
-        yield "cells.parquet", to_parquet(cells_frame(documents))
-        yield "requests.parquet", to_parquet(requests_frame(runs))
-        yield "rounds.parquet", to_parquet(rounds_frame(runs))
-        yield "decisions.parquet", to_parquet(decisions_frame(documents))
-        yield "servers.parquet", to_parquet(servers_frame(runs))
+        for name, table in TABLES.items():
+            frame = table.frame(documents if table.is_analyzed else runs)
+            yield f"{name}.parquet", to_parquet(frame)
     else:
         text = TEXTS[wanted]
         yield text.file, text.render(documents).encode()

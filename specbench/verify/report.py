@@ -5,13 +5,13 @@ target that failed. Serving engines have one sentence per pairing and K.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from specbench.doc import JsonObject, Key, Several, docs_of
 from specbench.errors import ExitCode
-from specbench.records import Kind
+from specbench.records import Kind, Reason
 from specbench.records.keys import FlatKey
 from specbench.settings import SERVED
 from specbench.verify.evidence import Distance, Divergence, Subject
@@ -19,7 +19,6 @@ from specbench.verify.judge import FALSE_ALARM, Finding, Verdict, describe_diver
 from specbench.words.answers import REASON, joined
 
 SCHEMA_VERSION = 1
-LEAST_P = 1e-99  # a smaller p-value is shown as less than this
 
 # How the sentence of a verdict begins, the most severe first; all other verdicts are lossless.
 _WORDS = {
@@ -128,6 +127,16 @@ _RESULT = JsonObject(
         ),
     },
 )
+_ANSWER = JsonObject(
+    "VerifyAnswer",
+    "The answer about a pairing.",
+    {
+        "subject": Key(str, "the pairing; for a serving engine with the engine and K"),
+        "verdict": Key(Verdict, "the most severe one"),
+        "reasons": Key(Several(REASON), "why"),
+        "text": Key(str, "the answer in words"),
+    },
+)
 DOCUMENT = JsonObject(
     "Verify",
     "The output of `specbench verify --json`.",
@@ -151,10 +160,10 @@ DOCUMENT = JsonObject(
             "the target as `pairing`",
             list,
         ),
-        "sentences": Key(
-            list[str],
+        "answers": Key(
+            Several(_ANSWER),
             "one per pairing; for a serving engine one per pairing and K, K = 0 included",
-            lambda findings: sentences(findings),
+            lambda findings: answers(findings),
         ),
     },
 )
@@ -170,18 +179,39 @@ def result(finding: Finding) -> dict[str, Any]:
     return _RESULT.of(finding)
 
 
+class Answer(NamedTuple):
+    """The answer about a pairing, or about a pairing and K of a server."""
+
+    subject: str
+    verdict: Verdict  # the most severe
+    words: str  # the verdict's
+    reasons: tuple[Reason, ...]
+
+    @property
+    def text(self) -> str:
+        return f"{self.subject}: {self.words}: {joined(self.reasons)}"
+
+
 def sentences(findings: Sequence[Finding]) -> list[str]:
-    """The sentences of serving engines, then of the engines in this process."""
+    """The answers in words."""
+    return [answer.text for answer in answers(findings)]
+
+
+def answers(findings: Sequence[Finding]) -> list[Answer]:
+    """The answers of serving engines, then of the engines in this process."""
     served = [finding for finding in findings if finding.subject.engine in SERVED]
     findings = [finding for finding in findings if finding.subject.engine not in SERVED]
-    lines = _served_sentences(served)
+    by_k: dict[str, list[Finding]] = {}
+    for finding in served:
+        by_k.setdefault(_served_subject(finding), []).append(finding)
+    made = [_served_answer(name, group, served) for name, group in by_k.items()]
     for pairing, grouped in itertools.groupby(findings, lambda f: f.subject.pairing):
         group = list(grouped)
         is_baseline = all(map(_is_baseline, group))
         if is_baseline and all(f.lossless for f in group) and len(group) < len(findings):
             continue
-        lines.append(f"{pairing}{' at K=0' if is_baseline else ''}: {_sentence(group)}")
-    return lines
+        made.append(_answer(f"{pairing}{' at K=0' if is_baseline else ''}", group))
+    return made
 
 
 def _worst(findings: Sequence[Finding]) -> Finding | None:
@@ -190,36 +220,36 @@ def _worst(findings: Sequence[Finding]) -> Finding | None:
     return next((by_verdict[verdict] for verdict in _WORDS if verdict in by_verdict), None)
 
 
-def _sentence(findings: Sequence[Finding]) -> str:
-    """The sentence about a pairing of an engine in this process, without the pairing's name."""
+def _answer(name: str, findings: Sequence[Finding]) -> Answer:
+    """The answer about a pairing of an engine in this process."""
     worst = _worst(findings)
     if worst is None:
-        return f"lossless: {'; '.join(filter(None, (_greedy(findings), _sampled(findings))))}."
-    words = _WORDS[worst.verdict]
+        return Answer(
+            name, findings[0].verdict, "lossless", (*_greedy(findings), *_sampled(findings))
+        )
+    reasons: tuple[Reason, ...] = (_in_setting(worst, worst.reasons),)
     if worst.verdict == "lossy":
-        return f"{words}: {_at_every_temperature(findings)}."
-    return f"{words}: {_setting(worst)}: {joined(worst.reasons)}{_in_brackets(worst)}."
+        reasons = tuple(_at_every_temperature(findings))
+    return Answer(name, worst.verdict, _WORDS[worst.verdict], reasons)
 
 
-def _at_every_temperature(findings: Sequence[Finding]) -> str:
+def _in_setting(finding: Finding, because: Iterable[Reason]) -> Reason:
+    return Kind.IN_SETTING(
+        setting=_setting(finding), because=tuple(because), p_value=finding.p_value
+    )
+
+
+def _at_every_temperature(findings: Sequence[Finding]) -> Iterator[Reason]:
     """The reason of a lossy pairing at each temperature, for the K that differs most."""
-    texts: list[str] = []
     by_temperature: dict[float, list[Finding]] = {}
     for finding in findings:
         by_temperature.setdefault(finding.subject.temperature, []).append(finding)
-    for group in by_temperature.values():
+    for i, group in enumerate(by_temperature.values()):
         worst = min(
             group, key=lambda f: (f.match_rate or 0.0, 1.0 if f.p_value is None else f.p_value)
         )
-        told = joined(r for r in worst.reasons if not (texts and r.kind is Kind.LOSSY_RULE))
-        texts.append(f"{_setting(worst)}: {told}{_share(worst)}{_in_brackets(worst)}")
-    return "; ".join(texts)
-
-
-def _share(finding: Finding) -> str:
-    if finding.match_rate is None or finding.num_prompts is None:
-        return ""
-    return f" ({_num_matching(finding)} of {finding.num_prompts} answers are those of K=0)"
+        told = (r for r in worst.reasons if not (i and r.kind is Kind.LOSSY_RULE))
+        yield _in_setting(worst, (*told, *_greedy([worst], ties=False)))
 
 
 def _num_matching(finding: Finding) -> int:
@@ -227,33 +257,30 @@ def _num_matching(finding: Finding) -> int:
     return round((finding.match_rate or 0.0) * (finding.num_prompts or 0))
 
 
-def _greedy(findings: Sequence[Finding]) -> str:
+def _greedy(findings: Sequence[Finding], *, ties: bool = True) -> Iterator[Reason]:
+    """How many greedy answers are the expected ones, and unless `ties` is false why not all."""
     greedy = [f for f in findings if f.match_rate is not None]
-    if not greedy:
-        return ""
-    num_prompts = sum(f.num_prompts or 0 for f in greedy)
-    matching = sum(map(_num_matching, greedy))
-    ties = " (the others differ at ties)" if matching < num_prompts else ""
-    return f"{_greedy_text(greedy[0])} in {matching} of {num_prompts} answers{ties}"
+    if greedy:
+        num_prompts, matching = (
+            sum(f.num_prompts or 0 for f in greedy),
+            sum(map(_num_matching, greedy)),
+        )
+        kind = Kind.GREEDY_IS_BEST if _is_baseline(greedy[0]) else Kind.GREEDY_EQUALS
+        yield kind(matching=matching, answers=num_prompts)
+        if ties and matching < num_prompts:
+            yield Kind.OTHERS_TIE()
 
 
-def _greedy_text(finding: Finding) -> str:
-    right = "the target's best tokens" if _is_baseline(finding) else "that of K=0"
-    return f"greedy text equals {right}"
-
-
-def _sampled(findings: Sequence[Finding]) -> str:
+def _sampled(findings: Sequence[Finding]) -> Iterator[Reason]:
     sampled = [f for f in findings if f.detectable is not None and f.p_value is not None]
-    if not sampled:
-        return ""
-    least = min(sampled, key=lambda f: f.p_value or 0.0)
-    weakest = max((f.detectable for f in sampled if f.detectable), key=lambda d: d.shift)
-    num_tokens = sum(f.num_tokens for f in sampled)
-    return (
-        f"{num_tokens:,} sampled tokens follow the target's distribution{_in_brackets(least)}: "
-        f"80% power to detect {weakest.shift:.1%} of tokens shifted, or {weakest.tail:.2%} "
-        "moved to the least likely 0.1%"
-    )
+    if sampled:
+        weakest = max((f.detectable for f in sampled if f.detectable), key=lambda d: d.shift)
+        yield Kind.SAMPLED_FOLLOW(
+            tokens=sum(f.num_tokens for f in sampled),
+            p_value=min(f.p_value for f in sampled if f.p_value is not None),
+            shift=weakest.shift,
+            tail=weakest.tail,
+        )
 
 
 def _setting(finding: Finding) -> str:
@@ -268,51 +295,37 @@ def _is_baseline(finding: Finding) -> bool:
     return finding.subject.num_speculative_tokens == 0
 
 
-def _in_brackets(finding: Finding) -> str:
-    return "" if finding.p_value is None else f" ({_p(finding)})"
-
-
-def _p(finding: Finding) -> str:
-    p = finding.p_value
-    assert p is not None
-    return f"p < {LEAST_P:.0g}" if p < LEAST_P else f"p = {p:.2g}"
-
-
 def divergence_lines(findings: Sequence[Finding]) -> list[str]:
     """The divergences of a server's greedy texts from those at K = 0, each with its cause."""
     return [
-        f"{_served_subject(finding)}: "
-        f"{joined(describe_divergence(divergence, finding.not_scored_because))}"
-        f"{'' if finding.not_scored_because else _cause(divergence)}"
+        f"{_served_subject(finding)}: {joined((*described, *cause))}"
         for finding in findings
         if not _is_baseline(finding)
         for divergence in finding.divergences
+        for described in [describe_divergence(divergence, finding.not_scored_because)]
+        for cause in [() if finding.not_scored_because else (_cause(divergence),)]
     ]
 
 
-def _cause(divergence: Divergence) -> str:
-    return ": a near-tie" if is_tie(divergence) else ": rounding does not explain it"
+def _cause(divergence: Divergence) -> Reason:
+    return Kind.ROUNDING() if is_tie(divergence) else Kind.NOT_ROUNDING()
 
 
-def _served_sentences(findings: Sequence[Finding]) -> list[str]:
-    groups: dict[tuple[str, str, int], list[Finding]] = {}
-    for finding in findings:
-        subject = finding.subject
-        key = (subject.pairing, subject.engine, subject.num_speculative_tokens)
-        groups.setdefault(key, []).append(finding)
-    return [_served_sentence(group, findings) for group in groups.values()]
-
-
-def _served_sentence(group: Sequence[Finding], findings: Sequence[Finding]) -> str:
-    worst = _worst(group)
-    verdict = worst.verdict if worst else ""
-    if _is_baseline(group[0]):
-        words = _WORDS_OF_SERVER_BASELINE.get(verdict, "sound")
-    else:
-        words = _WORDS.get(verdict, "lossless")
+def _served_answer(name: str, group: Sequence[Finding], findings: Sequence[Finding]) -> Answer:
+    verdict = (_worst(group) or group[0]).verdict
+    words, sound = (
+        (_WORDS_OF_SERVER_BASELINE, "sound") if _is_baseline(group[0]) else (_WORDS, "lossless")
+    )
     ordered = sorted(group, key=lambda finding: finding.verdict != verdict)
-    clauses = (_clause(finding, _baseline_of(finding, findings)) for finding in ordered)
-    return f"{_served_subject(group[0])}: {words}: {'; '.join(clauses)}."
+    reasons = tuple(
+        Kind.IN_SETTING(
+            setting=f"at T={finding.subject.temperature:g}",
+            because=tuple(_served_reasons(finding, _baseline_of(finding, findings))),
+            p_value=finding.p_value if finding.verdict == "mismatch" else None,
+        )
+        for finding in ordered
+    )
+    return Answer(name, verdict, words.get(verdict, sound), reasons)
 
 
 def _served_subject(finding: Finding) -> str:
@@ -335,58 +348,41 @@ def _baseline_of(finding: Finding, findings: Sequence[Finding]) -> Finding | Non
     )
 
 
-def _clause(finding: Finding, baseline: Finding | None) -> str:
-    temperature = f"at T={finding.subject.temperature:g}"
-    if finding.verdict == "failed":
-        return f"{temperature} {joined(finding.reasons)}"
-    if finding.match_rate is not None:
-        return _served_greedy(finding)
-    return f"{temperature} {_served_sampled(finding, baseline)}"
-
-
-def _served_greedy(finding: Finding) -> str:
-    if finding.verdict == "matches_baseline":
-        return f"its greedy text is what the others are compared with ({joined(finding.reasons)})"
-    matching, num = _num_matching(finding), finding.num_prompts or 0
-    text = f"{_greedy_text(finding)} in {matching} of {num} answers"
-    if finding.verdict == "near_tie":
-        return f"{text}, and in the others {joined(finding.reasons)}"
-    return text if finding.verdict == "identical" else f"{text}; {joined(finding.reasons)}"
-
-
-def _served_sampled(finding: Finding, baseline: Finding | None) -> str:
-    num = f"{finding.num_tokens:,} sampled tokens"
-    if finding.verdict == "matches_distribution":
-        power = finding.detectable
-        detects = f"; 80% power to detect {power.shift:.1%} of them shifted" if power else ""
-        return f"{num} follow the target's distribution ({_p(finding)}{detects})"
-    if finding.verdict == "matches_baseline" and baseline is not None:
-        remark = joined(baseline.reasons)
+def _served_reasons(finding: Finding, baseline: Finding | None) -> Iterator[Reason]:
+    """What was found about a server in one setting."""
+    is_greedy, verdict = finding.match_rate is not None, finding.verdict
+    if is_greedy and verdict == "matches_baseline":
+        yield Kind.COMPARED_WITH_IT()
+    elif is_greedy:
+        yield from _greedy([finding], ties=False)
+    elif verdict == "matches_distribution":
+        yield from _sampled([finding]) if finding.detectable else finding.reasons
+        return
+    elif verdict == "matches_baseline" and baseline is not None:
+        yield Kind.SAMPLED_LIKE_BASELINE(tokens=finding.num_tokens, p_value=finding.p_value)
         if baseline.verdict == "mismatch":
-            remark = "which does not follow the target's distribution, with or without speculation"
+            yield Kind.BASELINE_DEPARTS()
         elif baseline.verdict == "inconclusive":
-            remark = "and K=0 is undecided"
-        return f"{num} are like those of K=0 ({_p(finding)}), {remark}"
-    if finding.verdict == "mismatch":
-        found = f"{joined(finding.reasons)} ({_p(finding)}{_gap(finding)})"
-        return joined((found, *_context(finding, baseline)))
-    return joined(finding.reasons)
+            yield Kind.BASELINE_OPEN()
+        else:
+            yield from baseline.reasons
+        return
+    if verdict != "identical":
+        yield from finding.reasons
+    if verdict == "mismatch" and not is_greedy:
+        yield from _gap(finding)
+        if baseline is not None and baseline.verdict == "matches_distribution":
+            yield Kind.BASELINE_FOLLOWS(p_value=baseline.p_value)
+            yield from _gap(baseline)
+        if finding.rule:
+            yield Kind.SHOULD_KEEP(rule=finding.rule)
 
 
-def _context(finding: Finding, baseline: Finding | None) -> Iterator[str]:
-    """Facts that help to find the cause of a mismatch."""
-    if baseline is not None and baseline.verdict == "matches_distribution":
-        yield f"K=0 of the same server follows it ({_p(baseline)}{_gap(baseline)})"
-    if finding.rule:
-        yield f"the rule by which it should accept drafts keeps the distribution: {finding.rule}"
-
-
-def _gap(finding: Finding) -> str:
-    """The largest distance and its position; empty without distances."""
-    distance = finding.farthest
-    if distance is None:
-        return ""
-    return (
-        f"; farthest at token {distance.position + 1}: total variation "
-        f"{distance.total_variation:.3f}, and {distance.floor:.3f} by chance"
-    )
+def _gap(finding: Finding) -> Iterator[Reason]:
+    """The largest distance and its position; nothing without distances."""
+    if (distance := finding.farthest) is not None:
+        yield Kind.FARTHEST(
+            position=distance.position + 1,
+            distance=distance.total_variation,
+            floor=distance.floor,
+        )

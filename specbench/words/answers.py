@@ -11,13 +11,14 @@ from specbench.words.numbers import (
     break_even_text,
     effect_text,
     interval_bounds,
-    limit_text,
     listed,
     measured,
     number,
+    p_text,
     plural,
     range_text,
     scale_of,
+    significant,
 )
 
 MOST_REASONS = 3  # that are shown below an answer; a report has all of them
@@ -103,6 +104,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "speed": lambda speed: "" if speed is None else f" ({measured(speed, 'tokens/s')})",
     "effect": effect_text,
     "hidden": lambda effect: f"{1 + effect:.2g}x",
+    "significant": significant,
     "about": lambda width: "" if width is None else f" (to about ±{float(f'{width:.1g}'):.0%})",
     "set": lambda num_prompts: "" if num_prompts is None else f": --num-prompts {num_prompts}",
     "ms": lambda seconds: f"{seconds * 1e3:.3g} ms",
@@ -122,12 +124,13 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "colon": lambda detail: f": {detail}" if detail else "",
     "commas": ", ".join,
     "nor": " nor ".join,
+    "p": lambda p: "" if p is None else f" ({p_text(p)})",
     "requests": _requests,
     "at_once": lambda count: "" if count == 1 else f"{_requests(count)}: ",
     "verdict": lambda verdict: _VERDICTS.get(verdict, ""),
     "more": lambda count: f", and {plural(count, 'more session')}" if count else "",
     "shift": _shift,
-    "limit": limit_text,
+    "limit": lambda limit: f"{100 * limit:+.3g}%",
     "parts": lambda parts: f": {', '.join(map(text, parts))}" if parts else "",
     "curves": lambda curves: f", by position {' -> '.join(curves)}" if curves else "",
     "and": lambda reasons: listed([*map(text, reasons)]),
@@ -147,14 +150,19 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
 
 
 class _Words(Formatter):
+    """`str.format` with these forms."""
+
     def format_field(self, value: Any, format_spec: str) -> str:
         form = _FORMS.get(format_spec)
         return form(value) if form else format(value, format_spec)
 
 
+WORDS = _Words()
+
+
 def text(reason: Reason) -> str:
     """The sentence of a reason, with its figures."""
-    return _Words().vformat(reason.kind.sentence, (), reason.figures)
+    return WORDS.vformat(reason.kind.sentence, (), reason.figures)
 
 
 def main_reasons(decision: Decision) -> list[str]:
@@ -188,9 +196,6 @@ def keys_in_words(
     }
 
 
-TEXT_OF_DECISION = Doc("the answer in words, with the workload before it", is_text=True)
-
-
 def answer_text(verdict: SpeedupVerdict, answer: Iterable[Reason | str], *, mark: str = "") -> str:
     """`undecided: 0.98x to 1.08x at K=6; to narrow it: ...`."""
     return f"{_VERDICTS.get(verdict, '')}{joined(answer)}{mark}"
@@ -204,3 +209,12 @@ def decision_text(decision: Decision) -> str:
 def decision_sentence(decision: Decision) -> str:
     """`code: K=6, 1.90x faster [1.80, 2.00]`."""
     return f"{decision.condition.workload_label}: {decision_text(decision)}"
+
+
+def answer_keys(get: Callable[[Any], Decision] = lambda decision: decision) -> dict[str, Key]:
+    """The keys of an answer in JSON and DataFrames; `get` returns a source's decision."""
+    text = Doc("the answer in words, with the workload before it", is_text=True)
+    return {
+        **keys_in_words(Decision, get, without=("leader", "draft", "is_synthetic")),
+        "text": Key(str, text, lambda source: decision_sentence(get(source))),
+    }

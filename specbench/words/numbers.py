@@ -8,6 +8,7 @@ from specbench.metrics.registry import number_of
 from specbench.records import CellSummary, Interval
 from specbench.stats.intervals import LARGEST_EFFECT
 
+LEAST_P = 1e-99  # a smaller p-value is shown as less than this
 _NOTHING = 1e-9  # a picosecond in ms: below any clock, above the errors of rounding
 _COUNTS = {"tokens", "rounds", "requests", "texts"}
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -23,11 +24,6 @@ class Scale(NamedTuple):
 def effect_text(effect: float) -> str:
     """A minimum detectable effect; `>100%` for a larger one."""
     return f"{effect:.1%}" if effect <= LARGEST_EFFECT else f">{LARGEST_EFFECT:.0%}"
-
-
-def effect_of(effect: float | None) -> str | None:
-    """The text of an effect that may be absent."""
-    return None if effect is None else effect_text(effect)
 
 
 def scale_of(unit: str, largest: float) -> Scale:
@@ -68,9 +64,9 @@ def significant(value: float) -> str:
     return f"{value:,.{max(0, decimals)}f}"
 
 
-def limit_text(limit: float) -> str:
-    """A tolerated change with its sign: `-5%`."""
-    return f"{100 * limit:+.3g}%"
+def p_text(p_value: float) -> str:
+    """`p = 0.012`; a very small one is shown as less than the least."""
+    return f"p < {LEAST_P:.0g}" if p_value < LEAST_P else f"p = {p_value:.2g}"
 
 
 def interval_bounds(value: Interval) -> str:

@@ -4,16 +4,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from specbench.doc import Doc, Key
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
 
-def column(label: str, value: Callable[[Any], Any], form: str = "", *, meaning: str = "") -> Key:
+def column(
+    label: str,
+    value: Callable[[Any], Any],
+    form: str = "",
+    *,
+    unit: str = "",
+    meaning: str = "",
+) -> Key:
     """A column that only tables have; `value` returns None for an absent value."""
-    return Key(object, Doc(meaning, label=label, form=form), value)
+    return Key(object, Doc(meaning, unit, label=label, form=form), value)
 
 
 def labeled(keys: Mapping[str, Key]) -> list[Key]:
@@ -38,6 +45,8 @@ class Table:
     num_remarks: int = 0  # trailing columns of text
     brief: Sequence[int] | None = None  # columns that fit a terminal; None: all
     wraps: Sequence[int] | None = None  # columns that a terminal may wrap; None: the longest words
+    has_title: bool = True  # on a page, below the heading of its part
+    is_folded: bool = False  # on a page, since few readers need it
     mark: Callable[[Any], str] | None = None  # of a row: chosen, invalid, worse, open or ""
 
     @cached_property
@@ -80,6 +89,24 @@ class Table:
         return phrases or [i for i in range(self.num_names) if self.headers[i]]
 
 
+class Legend(NamedTuple):
+    """Headers and their meanings; a terminal shows those of `brief`."""
+
+    entries: Sequence[tuple[str, str]]
+    brief: frozenset[str]
+
+    def shown(self, *, is_brief: bool) -> Sequence[tuple[str, str]]:
+        """All entries, or only those that a terminal shows."""
+        return [entry for entry in self.entries if not is_brief or entry[0] in self.brief]
+
+
+def legend_of(tables: Sequence[Table]) -> Legend:
+    """The headers of tables that have a meaning."""
+    docs = [key.full_doc for table in tables for key in table.columns]
+    brief = frozenset(table.headers[i] for table in tables for i in table.brief_columns)
+    return Legend([*{doc.label: doc.meaning for doc in docs if doc.meaning}.items()], brief)
+
+
 def text_table(
     title: str,
     headers: Sequence[str],
@@ -95,10 +122,9 @@ def _text(doc: Doc, value: Any) -> str:
     """A value by its form, or else by its type and unit."""
     if value is None:
         return ABSENT
-    if doc.form:
-        return doc.form.format(value)
-    if isinstance(value, str):
+    if isinstance(value, str) and not doc.form:
         return value
-    from specbench.words import numbers  # noqa: PLC0415 - imports scipy; words need none
+    from specbench.words.answers import WORDS  # noqa: PLC0415 - imports scipy; words need none
+    from specbench.words.numbers import figure  # noqa: PLC0415 - the same
 
-    return numbers.figure(value, doc.unit)
+    return WORDS.format(doc.form, value) if doc.form else figure(value, doc.unit)

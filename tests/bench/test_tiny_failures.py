@@ -19,6 +19,7 @@ from specbench.probes.device import find_device
 from specbench.probes.gpu import GpuFacts, Probe
 from specbench.report.document import build_document
 from specbench.settings import MachineSettings
+from specbench.words.answers import text
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for
@@ -135,7 +136,8 @@ def test_a_prompt_longer_than_the_context_is_omitted_without_a_failure(
     run = run_on(tiny, settings, tmp_path)
     requests = [r for block in run.blocks for r in block.requests]
     assert {(r.prompt_id, r.finish_reason == "failed") for r in requests} == {("p1", False)}
-    (reason,) = [f.reason for f in run.failures] or [w for w in run.run.warnings if "'p0'" in w]
+    warned = map(text, run.run.warnings)
+    (reason,) = [f.reason for f in run.failures] or [line for line in warned if "'p0'" in line]
     assert "1 of 2 prompts" in reason
     assert "256" in reason
     assert [(f.stage, f.num_prompts) for f in run.failures] == [("prompts", 1)] * is_planned

@@ -148,7 +148,7 @@ def test_a_slower_imported_server_fails_with_the_documented_options(tmp_path):
     (fail_on,) = re.findall(r"--fail-on (\S+)", PAGE.read_text())
     named = specbench(*compare, "--fail-on", fail_on, cwd=tmp_path)
     assert named.code == 1
-    assert "end_to_end_speedup 1.60x -> 1.12x" in json.loads(named.out)["text"]
+    assert "end_to_end_speedup 1.60 -> 1.12x" in json.loads(named.out)["text"]
 
 
 @pytest.mark.parametrize(

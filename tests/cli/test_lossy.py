@@ -161,9 +161,9 @@ def test_verify_reports_a_lossy_drafter_and_exits_1(lossy: Path) -> None:
         is_bold = result["pairing"] == "tiny/wild"
         assert result["lossless"] is not is_bold
         assert result["lossy"] == ("typical threshold=0.01" if is_bold else None)
-    assert re.match(
-        "tiny/wild: lossy .*builtin draft_model K=3 .*T=0: typical", document["sentences"][-1]
-    )
+    answer = document["answers"][-1]
+    assert (answer["subject"], answer["verdict"]) == ("tiny/wild", "lossy")
+    assert answer["reasons"][0]["figures"]["setting"] == "builtin draft_model K=3 at T=0"
 
 
 def test_verify_detects_an_unmarked_lossy_drafter_by_statistics(

@@ -5,6 +5,7 @@ A start takes a minute: all drafters are in one sweep and share K = 0.
 
 import pytest
 
+from specbench.words.answers import text
 from tests.padded_pair import write_padded_pair
 from tests.real_engines.environments import VLLM
 from tests.real_engines.sweeps import (
@@ -88,7 +89,7 @@ def test_a_padded_pair_is_started_as_exported_and_its_drafts_are_accepted(tmp_pa
     options = ("-k", f"0,{K}", "--restart-cycles", "2", *started, *ASKED_OF_BOTH)
     run = sweep("sweep-k", "padded/draft", *options, cwd=folder, out=folder / "out", **ENVIRONMENT)
     assert not [s.problems for s in run.run.servers if s.problems]
-    assert any("use_heterogeneous_vocab" in warning for warning in run.run.run.warnings)
+    assert any("use_heterogeneous_vocab" in text(warning) for warning in run.run.run.warnings)
     for workload in WORKLOADS:
         assert float(run.cells["draft", workload, K]["mean_acceptance_length"]) > 1.5
     assert not texts_other_than_without_speculation(run, "draft", K)

@@ -111,7 +111,8 @@ def test_a_side_by_side_row_with_an_invalid_side_is_marked(served: Document) -> 
     invalid = tuple(replace(pair, valid=False) for pair in served.side_by_side)
     grid = side_by_side_grid(invalid)
     assert {row[-1] for row in grid.rows} == set(grid.marks) == {"invalid"}
-    assert {row[3] for row in grid.rows if row[2] == "generate"} == {"2.00x"}  # no interval
+    assert {row[3] for row in grid.rows if row[2] == "generate"} == {"2.00x"}
+    assert not any("[" in text for row in grid.rows for text in row)  # no interval
 
 
 def test_the_context_table_has_speedups_and_the_kv_cache(lengths: Document) -> None:

@@ -19,7 +19,7 @@ from specbench.records import (
     Reason,
     SpeedupVerdict,
 )
-from specbench.report.blocks import ReportPart, TableBlock, run_report
+from specbench.report.blocks import ReportPart, run_report
 from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
 from specbench.report.recommendation import (
@@ -67,7 +67,7 @@ def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) 
 def test_broken_limits_fit_the_terminal_table(served: Document, capsys) -> None:
     limits = Objective(limits={"ttft_s": 1e-9, "tpot_s": 1e-9})
     pick = recommendations_of(served, limits)[0]
-    part = ReportPart("", [TableBlock(candidate_grid(served, pick, limits))])
+    part = ReportPart("", [candidate_grid(served, pick, limits)])
     open_console(width=80).print(terminal_part(part))
     printed = capsys.readouterr().out
     assert "configuration" in printed

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from specbench.doc import docs_of
 from specbench.metrics.registry import all_metrics
 from specbench.records import CellSummary
 from specbench.report.document import Document, build_document
-from specbench.report.grids import COLUMNS, result_grid, result_legend
+from specbench.report.grids import COLUMNS, result_grid
 from specbench.report.sections import main_rows, sections
 from specbench.report.terminal import terminal_report
+from specbench.words.table import legend_of
 from tests.report.conftest import printed
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
@@ -58,12 +60,20 @@ def test_a_workloads_section_has_only_its_cells(cpu_document: Document) -> None:
     assert "more row" not in printed(cpu_document)
 
 
-def test_a_column_of_a_metric_is_labeled_and_explained_by_the_metric() -> None:
+def test_a_labeled_figure_has_a_column_without_being_listed(
+    cpu_document: Document, served: Document
+) -> None:
     known = {metric.label: metric for metric in all_metrics().values() if metric.label}
-    columns = {key.full_doc.label: key.full_doc for key in COLUMNS.values()}
-    assert all(columns)
-    assert known.keys() == columns.keys() & known.keys()
-    assert columns["latency ms"].meaning == "median time from arrival to the last token"
+    shown = set()
+    for document in (cpu_document, served):
+        values = {metric.name: 1.0 for metric in known.values()}
+        cells = tuple(replace(cell, metrics={**cell.metrics, **values}) for cell in document.cells)
+        for section in sections(replace(document, cells=cells)):
+            shown |= {*result_grid(section).headers}
+    fields = {doc.label for doc in docs_of(CellSummary).values() if doc.label}
+    assert {*known, *fields} <= shown
+    meanings = {key.full_doc.label: key.full_doc.meaning for key in COLUMNS.values()}
+    assert meanings["latency ms"] == "median time from arrival to the last token"
     assert known["latency ms"].formula.startswith("Median time from arrival")
 
 
@@ -143,7 +153,7 @@ def test_acceptance_of_trees_is_shown_as_a_share_of_nodes(cpu_document: Document
         assert texts["draft", "4"] == ("1.2%", "-")
         assert texts["poor", "4"][0] == "-"
         assert texts["poor", "4"][1].endswith("%")
-        assert "of nodes" in dict(result_legend([section])[0])
+        assert "of nodes" in dict(legend_of([shown])[0])
     assert "of nodes" not in printed(cpu_document)  # a table of only chains lacks the column
 
 

@@ -1,4 +1,3 @@
-import re
 from dataclasses import replace
 
 import jsonschema
@@ -19,7 +18,7 @@ from specbench.verify.evidence import (
     SumMoments,
 )
 from specbench.verify.judge import FALSE_ALARM, Finding, judge
-from specbench.verify.report import document, exit_code, false_alarm_note, sentences
+from specbench.verify.report import answers, document, exit_code, false_alarm_note, sentences
 from specbench.verify.statistics import control_p_value, detectable
 from tools.machine_document import DOCUMENTS
 
@@ -186,10 +185,15 @@ def test_sound_calls_have_the_stated_false_alarm_rate(num_calls: int, most: int)
 
 def test_the_sentence_of_a_lossy_pairing_has_every_temperature() -> None:
     wrong = greedy(divergence(steps=500, below=0.5), lossy="typical")
-    (sentence,) = sentences(judge([wrong, sampled(lossy="typical")]))
-    assert re.match("big/good: lossy .*builtin ngram K=4 .*T=0: typical ", sentence)
-    assert re.search(r"9 of 10 .*K=0\); builtin ngram K=4 .*T=0\.7: ", sentence)
-    assert sentence.count("lossy by choice") == 2
+    (answer,) = answers(judge([wrong, sampled(lossy="typical")]))
+    assert (answer.subject, answer.verdict) == ("big/good", "lossy")
+    greedy_at, sampled_at = answer.reasons
+    assert greedy_at.figures["setting"] == "builtin ngram K=4 at T=0"
+    assert sampled_at.figures["setting"] == "builtin ngram K=4 at T=0.7"
+    rule = Kind.LOSSY_RULE(rule="typical")
+    assert greedy_at.figures["because"][0] == rule
+    assert greedy_at.figures["because"][-1] == Kind.GREEDY_EQUALS(matching=9, answers=10)
+    assert rule not in sampled_at.figures["because"]
 
 
 @pytest.mark.parametrize("evidence", [greedy(lossy="typical"), sampled(lossy="typical")])
@@ -197,7 +201,7 @@ def test_a_lossy_rule_is_named_in_its_verdict(evidence: Evidence) -> None:
     finding = single(evidence)
     assert (finding.verdict, finding.lossless) == ("lossy", False)
     assert finding.reasons[0] == Kind.LOSSY_RULE(rule="typical")
-    assert sentences([finding])[0].startswith("big/good: lossy by choice: ")
+    assert answers([finding])[0].verdict == "lossy"
     assert exit_code([finding]) == 1
 
 
@@ -214,11 +218,22 @@ def test_the_worst_finding_sets_the_exit_code() -> None:
 
 def test_each_pairing_has_one_verdict_sentence() -> None:
     findings = judge([sampled(k=0), greedy(), sampled(1)])
-    (sentence,) = sentences(findings)
-    assert re.match(r"big/good: lossless: .*K=0 .*10 of 10 .*; 4,096 sampled .*\(p = ", sentence)
+    (answer,) = answers(findings)
+    assert (answer.subject, answer.verdict, answer.words) == (
+        "big/good",
+        findings[1].verdict,
+        "lossless",
+    )
+    equal, follow = answer.reasons
+    assert equal == Kind.GREEDY_EQUALS(matching=10, answers=10)
+    assert (follow.kind, follow.figures["tokens"]) == (Kind.SAMPLED_FOLLOW, 4096)
+    assert sentences(findings)[0].startswith("big/good: lossless: greedy text equals ")
     assert "8 tests" in false_alarm_note(findings)
     broken = judge([sampled(k=0, num_outside=3), greedy()])
-    assert re.match(r"big .*K=0: NOT lossless: builtin .*T=0\.7: .* 3 tokens", sentences(broken)[0])
+    (setting,) = answers(broken)[0].reasons
+    assert answers(broken)[0].verdict == "mismatch"
+    assert setting.figures["setting"] == "builtin at T=0.7"
+    assert setting.figures["because"] == (Kind.OUTSIDE(count=3),)
 
 
 def test_the_verify_document_matches_its_schema() -> None:
@@ -232,7 +247,7 @@ def test_the_verify_document_matches_its_schema() -> None:
 
 
 def served_pair(scored: SampledEvidence) -> tuple[ServedEvidence, ServedEvidence]:
-    """A server at K = 0, scored, and with drafts, whose tokens are rare ones of K = 0."""
+    """A server at K=0, scored, and with drafts, whose tokens are rare ones of K=0."""
     rng = np.random.default_rng(0)
     common, rare = (
         tuple(("p", (int(rng.random() < share),)) for _ in range(200)) for share in (0.1, 0.9)
@@ -266,14 +281,15 @@ def test_a_server_that_differs_from_its_own_baseline_is_wrong_although_the_targe
 @pytest.mark.parametrize(
     ("scored", "reason"),
     [
-        (sampled(k=0, num_outside=3), "which does not follow the target's distribution"),
-        (sampled(k=0, colder=BLUNT), "and K=0 is undecided"),
+        (sampled(k=0, num_outside=3), Kind.BASELINE_DEPARTS()),
+        (sampled(k=0, colder=BLUNT), Kind.BASELINE_OPEN()),
     ],
 )
 def test_a_server_like_its_own_k_0_names_the_verdict_on_k_0(
-    scored: SampledEvidence, reason: str
+    scored: SampledEvidence, reason: Reason
 ) -> None:
     baseline, drafted = served_pair(scored)
     sample = replace(drafted.sample, outputs=drafted.sample.baseline_outputs)
-    _, sentence = sentences(judge([baseline, replace(drafted, sample=sample)]))
-    assert re.search(rf"like those of K=0 \(p = .*\), {reason}", sentence)
+    _, answer = answers(judge([baseline, replace(drafted, sample=sample)]))
+    like, remark = answer.reasons[0].figures["because"]
+    assert (like.kind, remark) == (Kind.SAMPLED_LIKE_BASELINE, reason)

@@ -195,5 +195,5 @@ def test_counts_of_requests_are_compared_with_the_servers(accepted, rounds, expe
 
 def test_a_server_that_drafts_is_not_a_baseline():
     (problem,) = problems(requests(3), 0, num_draft_tokens=12.0)
-    assert {"12", "0;"} <= set(problem.split())
+    assert {"12", "K=0;"} <= set(problem.split())
     assert problems(requests(3), 4, num_draft_tokens=12.0) == ()

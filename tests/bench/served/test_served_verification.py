@@ -19,7 +19,7 @@ from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from specbench.records import Kind
 from specbench.verify.judge import Finding, judge
-from specbench.verify.report import divergence_lines, document, exit_code, sentences
+from specbench.verify.report import answers, divergence_lines, document, exit_code
 from specbench.words.answers import text
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.lawful_server import Draw, Law, Lawful, greedy, sampled, serving
@@ -145,9 +145,14 @@ def test_a_correct_server_is_lossless(tiny: Tiny) -> None:
         "matches_distribution",
     ]
     assert exit_code(findings) == 0
-    of_own, of_drafts = sentences(findings)
-    assert re.match(r"tiny .*vllm .*K=0: sound: .*\b3\b", of_own)
-    assert re.match(r"tiny/ngram .*vllm .*K=2: lossless: .*K=0\b", of_drafts)
+    of_own, of_drafts = answers(findings)
+    assert (of_own.subject, of_own.verdict) == ("tiny on vllm at K=0", "identical")
+    assert (of_drafts.subject, of_drafts.verdict) == ("tiny/ngram on vllm at K=2", "identical")
+    greedy, _ = (setting.figures["because"] for setting in of_own.reasons)
+    assert greedy == (Kind.GREEDY_IS_BEST(matching=3, answers=3),)
+    greedy, sampled = (setting.figures["because"] for setting in of_drafts.reasons)
+    assert greedy == (Kind.GREEDY_EQUALS(matching=3, answers=3),)
+    assert [reason.kind for reason in sampled] == [Kind.SAMPLED_FOLLOW]
     assert all(d.total_variation < 1.5 * d.floor for f in findings for d in f.distances)
     assert [d.position for d in findings[1].distances] == list(range(LENGTH))
 
@@ -160,20 +165,22 @@ def test_wrong_sampling_at_later_positions_is_located(tiny: Tiny) -> None:
     assert first.total_variation < 1.2 * first.floor
     assert all(distance.total_variation > 1.2 * distance.floor for distance in later)
     assert findings[1].farthest in later
-    sentence = sentences(findings)[1]
-    assert "NOT lossless: at T=0.3 " in sentence
-    assert "K=0 " in sentence
-    assert "by chance" in sentence
+    answer = answers(findings)[1]
+    assert answer.verdict == "mismatch"
+    (setting,) = answer.reasons
+    assert setting.figures["setting"] == "at T=0.3"
+    kinds = {reason.kind for reason in setting.figures["because"]}
+    assert {Kind.FARTHEST, Kind.BASELINE_FOLLOWS} <= kinds
 
 
 def test_a_mismatch_at_k_0_is_not_blamed_on_speculation(tiny: Tiny) -> None:
     findings = findings_of(tiny, tiny.server(warmer, 1), tiny.server(warmer, 2), (TEMPERATURE,))
     assert [finding.verdict for finding in findings] == ["mismatch", "matches_baseline"]
     assert exit_code(findings) == 1
-    _, of_drafts = sentences(findings)
+    _, of_drafts = answers(findings)
     assert Kind.NOT_SPECULATION() in findings[0].reasons
-    assert re.match("tiny/ngram .*vllm .*K=2: lossless: ", of_drafts)
-    assert "without speculation" in of_drafts
+    assert of_drafts.words == "lossless"
+    assert Kind.BASELINE_DEPARTS() in of_drafts.reasons[0].figures["because"]
 
 
 def test_a_fault_of_speculation_is_found_even_if_k_0_is_wrong(tiny: Tiny) -> None:
@@ -213,8 +220,8 @@ def test_a_near_tie_is_not_a_fault_but_is_in_the_document(tiny: Tiny) -> None:
     assert [finding.verdict for finding in findings] == ["identical", "near_tie"]
     assert exit_code(findings) == 0
     (first, *_) = divergence_lines(findings)
-    assert re.match(r"tiny/ngram .*vllm .*K = 2: prompts\.jsonl/p", first)
-    assert first.endswith(": a near-tie")
+    assert re.match(r"tiny/ngram .*vllm .*K=2: prompts\.jsonl/p", first)
+    assert first.endswith("; a near-tie")
     assert findings[1].first_divergence.found == tiny.other
     baseline, drafts = document(findings)["results"]
     assert baseline["divergences"] == []
@@ -230,16 +237,16 @@ def test_a_greedy_divergence_that_rounding_does_not_explain_is_a_fault(tiny: Tin
     first = divergence_lines(findings)[0]
     assert f": 150 instead of {tiny.tied}, " in first
     assert first.endswith("not explain it")
-    assert re.search("NOT lossless: .*K = 0 in ", sentences(findings)[1])
+    assert answers(findings)[1].verdict == "mismatch"
 
 
 def test_without_logits_a_divergence_is_reported_but_not_judged(tiny: Tiny) -> None:
-    """K = 0 itself differs from the target on this machine: its logits would prove nothing."""
+    """K=0 itself differs from the target on this machine: its logits would prove nothing."""
     baseline = tiny.server(right, 1, {tiny.tied: 150})
     findings = findings_of(tiny, baseline, tiny.server(right, 2), (0.0,))
     assert [finding.verdict for finding in findings] == ["matches_baseline", "inconclusive"]
     assert exit_code(findings) == 3
-    assert re.search("not scored, .*K = 0 ", divergence_lines(findings)[0])
+    assert re.search("not scored, .*K=0 ", divergence_lines(findings)[0])
 
 
 def test_prompts_of_another_template_are_not_scored(tiny: Tiny) -> None:
@@ -268,8 +275,8 @@ def test_verify_on_a_server_prints_the_verdicts_and_exits_1(tiny: Tiny) -> None:
         ran = specbench(*words.split(), cwd=tiny.folder)
     assert ran.code == 1
     *_, of_own, of_drafts = ran.out.splitlines()
-    assert re.match("tiny .*vllm .*K = 0: sound: ", of_own)
-    assert re.match(r"tiny/ngram .*vllm .*K = 2: NOT lossless: at T=0\.3 ", of_drafts)
+    assert re.match("tiny .*vllm .*K=0: sound: ", of_own)
+    assert re.match(r"tiny/ngram .*vllm .*K=2: NOT lossless: at T=0\.3: ", of_drafts)
 
 
 def test_verify_of_servers_needs_one_without_speculation(tiny: Tiny) -> None:
@@ -295,7 +302,7 @@ def test_a_server_that_refuses_is_not_verified_but_the_others_are(tiny: Tiny) ->
     assert "0 of 3 requests" in text(findings[1].reasons[0])
     assert exit_code(findings) == 4
     findings = findings_of(tiny, broken, tiny.server(right, 1), (0.0,))
-    assert "K = 0 " in text(findings[1].reasons[0])
+    assert "K=0 " in text(findings[1].reasons[0])
 
 
 def test_a_server_that_breaks_off_gets_no_verdict_and_no_more_requests(tiny: Tiny) -> None:
