@@ -98,7 +98,7 @@ def test_below_five_prompts_there_is_an_estimate_without_an_interval():
     ],
 )
 def test_a_k_without_prompts_and_impossible_seconds_are_refused(base_s, spec_s):
-    with pytest.raises(ValueError, match="K = 0 needs|above 0"):
+    with pytest.raises(ValueError, match=r"K = 0 needs|above 0"):
         fitted_ratios(base_s, spec_s)
 
 
