@@ -14,7 +14,7 @@ from specbench.stats.intervals import LogRatio
 from specbench.stats.spread import MIN_UNITS, Uncertainty, jackknife
 
 Floats = NDArray[np.float64]
-BASE_WEIGHT = 1e-3  # of K = 0 in the fit, against 1 of every other K
+BASE_WEIGHT = 1e-6  # of K = 0 in the fit, against 1 of every other K
 
 
 def fitted_ratios(base_s: ArrayLike, spec_s: ArrayLike) -> list[LogRatio]:
