@@ -3,7 +3,8 @@
 Seconds are products of a prompt's and a K's effect, fitted by least squares of their logs over all
 pairs. Missing seconds are predicted, so that every K is a ratio of sums over all prompts, and K
 that a time budget left at five prompts compare with those that have forty. A K that has all
-prompts keeps its measured ratio.
+prompts keeps its measured ratio. What speculation gains on a prompt is similar at every K, and not
+known from K = 0, which therefore only connects K that share no prompt.
 """
 
 import numpy as np
@@ -13,8 +14,7 @@ from specbench.stats.intervals import LogRatio
 from specbench.stats.spread import MIN_UNITS, Uncertainty, jackknife
 
 Floats = NDArray[np.float64]
-_ITERATIONS = 200  # of alternating means; more than a few only if K share few prompts
-_CLOSE = 1e-10
+BASE_WEIGHT = 1e-6  # of K = 0 in the fit, against 1 of every other K
 
 
 def fitted_ratios(base_s: ArrayLike, spec_s: ArrayLike) -> list[LogRatio]:
@@ -74,13 +74,12 @@ def _log_ratios(seconds: Floats) -> Floats:
 
 
 def _predicted(logs: Floats, known: NDArray[np.bool_]) -> Floats:
-    """The effect of the K (rows) plus that of the prompt (columns), by alternating means."""
-    filled, num_k, num = np.where(known, logs, 0.0), known.sum(axis=1), known.sum(axis=0)
-    of_k = np.zeros(len(logs))
-    for _ in range(_ITERATIONS):
-        of_prompt = (filled.sum(axis=0) - known.T @ of_k) / num
-        before, of_k = of_k, (filled.sum(axis=1) - known @ of_prompt) / np.maximum(num_k, 1)
-        if np.abs(of_k - before).max() < _CLOSE:
-            break
-    fitted: Floats = of_k[:, None] + of_prompt
+    """The effect of the K (rows) plus that of the prompt (columns)."""
+    weights = known * np.where(np.arange(len(logs)) == 0, BASE_WEIGHT, 1.0)[:, None]
+    filled, sums = np.where(known, logs, 0.0), weights.sum(axis=0)
+    means = (weights * filled).sum(axis=0) / sums
+    # Without the effects of prompts, the normal equations have one unknown per K.
+    system = np.diag(weights.sum(axis=1)) - (weights / sums) @ weights.T
+    of_k = np.linalg.lstsq(system, (weights * (filled - means)).sum(axis=1), rcond=None)[0]
+    fitted: Floats = of_k[:, None] + means - of_k @ weights / sums
     return fitted

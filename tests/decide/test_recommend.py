@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.recommend import by_question, choose, decide, judge
-from specbench.records import Interval, Kind, SpeedupVerdict
+from specbench.decide.recommend import by_question, choose, decide, judge, verdict_of
+from specbench.records import Goodput, Interval, Kind, SpeedupVerdict
 from tests.cell_keys import with_axes
 
 FAST = {
@@ -299,3 +299,49 @@ def test_a_pruned_k_with_a_higher_estimate_is_reported_as_dropped(summarized):
     _, led, dropped = decide(choose([won, left]), won).reasons
     assert led == Kind.LED(k=4, mean_k=None, tried=(4, 8))
     assert dropped == Kind.DROPPED(ks=(8,))
+
+
+DECODING = (1.28, 1.48, 1.71)
+
+
+@pytest.mark.parametrize(
+    ("decode", "whole", "verdict", "kinds"),
+    [
+        # Prefill takes most of the time: nobody waits less.
+        (DECODING, (0.933, 0.967, 1.003), SpeedupVerdict.NO_SPEEDUP, [Kind.ONLY_DECODING]),
+        (DECODING, (0.95, 1.05, 1.16), SpeedupVerdict.UNDECIDED, [Kind.OPEN_WHOLE]),
+        (DECODING, (1.1, 1.3, 1.5), SpeedupVerdict.FASTER, [Kind.FASTER, Kind.ALSO_WHOLE]),
+        # Without an interval, whole requests prove nothing.
+        (DECODING, (None, 0.97, None), SpeedupVerdict.FASTER, [Kind.FASTER, Kind.ALSO_WHOLE]),
+        (DECODING, None, SpeedupVerdict.FASTER, [Kind.FASTER]),
+        # Within 5% decoding speaks for both.
+        ((1.02, 1.05, 1.08), (0.99, 1.01, 1.03), SpeedupVerdict.FASTER, [Kind.FASTER]),
+        (
+            (0.8, 0.9, 1.0),
+            (1.2, 1.3, 1.4),
+            SpeedupVerdict.NO_SPEEDUP,
+            [Kind.MEASURED, Kind.ALSO_WHOLE],
+        ),
+    ],
+)
+def test_faster_never_contradicts_whole_requests(summarized, decode, whole, verdict, kinds):
+    cell = summarized(4, *decode)
+    if whole is not None:
+        low, estimate, high = whole
+        cell = replace(cell, speedup_end_to_end=Interval(estimate=estimate, low=low, high=high))
+    assert verdict_of(cell) is verdict
+    decision = decide(choose([cell]))
+    assert decision.verdict is verdict
+    assert [reason.kind for reason in decision.answer][: len(kinds)] == kinds
+    assert decision.end_to_end == cell.speedup_end_to_end
+    assert decision.draft.k == (4 if verdict is SpeedupVerdict.FASTER else 0)
+
+
+def test_under_an_slo_the_ratio_of_requests_within_it_decides(summarized):
+    ratio = Interval(estimate=1.5, low=1.3, high=1.7)
+    goodput = Goodput(limits="ttft=200ms", ratio=ratio, minimum_detectable_effect=0.1)
+    whole = Interval(estimate=0.97, low=0.93, high=1.0)
+    cell = replace(summarized(4, *DECODING), goodput=goodput, speedup_end_to_end=whole)
+    decision = decide(choose([cell]))
+    assert (decision.verdict, decision.speedup) == (SpeedupVerdict.FASTER, ratio)
+    assert decision.end_to_end is None

@@ -1,13 +1,17 @@
 """The machine over a run, on blocks written by hand."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.machine import moments
+from specbench.metrics.cell import CellData
+from specbench.metrics.machine import UNSTEADY, WAITED, machine_kind, moments
 from specbench.records import BlockRecord, DeviceSample, RequestRecord
 from specbench.report.charts.canvas import drawing
 from specbench.report.charts.lines import machine_chart
+from specbench.stats.machine_noise import MachineKind
 from tests.cell_keys import BASE_KEY, with_axes
 from tests.made_records import made_block, made_request, steps
 from tests.report.test_figures import texts
@@ -79,3 +83,44 @@ def test_a_process_with_zero_cpu_time_still_has_a_chart() -> None:
         chart = machine_chart(moments(blocks, [BASE_KEY], []), "cpu")
     assert chart is not None
     assert "CPU of this process" in texts(chart)
+
+
+def steady_cell(
+    slow: Sequence[float] = (1.0,) * 6, cpu_share: float = 1.0, device: str = "cpu"
+) -> CellData:
+    """Requests at K = 0 with 10 steps each; one takes 0.1 s to its first token, then 1 s."""
+    baseline = tuple(
+        request(BASE_KEY.id, f"p{i}", slow=factor, cpu_s=cpu_share * (0.1 + factor))
+        for i, factor in enumerate(slow)
+    )
+    return CellData(key=DRAFTED, requests=(), baseline=baseline, device=device)
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [
+        (steady_cell(), MachineKind.QUIET_CPU),
+        (steady_cell(cpu_share=WAITED), MachineKind.QUIET_CPU),
+        (steady_cell(cpu_share=0.99 * WAITED), MachineKind.SHARED_CPU),
+        (steady_cell(slow=(1.0, 1.3, 0.9, 1.2, 1.0, 0.8)), MachineKind.SHARED_CPU),
+        (steady_cell(slow=(1.0,) * 4), MachineKind.SHARED_CPU),  # four do not show that it is quiet
+        (steady_cell(slow=()), MachineKind.SHARED_CPU),
+        (steady_cell(slow=(1.0, 3.0) * 3, device="cuda:0"), MachineKind.GPU),
+        (steady_cell(slow=(1.0, 3.0) * 3, device="server"), MachineKind.SERVER),
+    ],
+)
+def test_the_kind_of_machine_follows_from_its_device_and_from_k_0(cell, kind):
+    assert machine_kind(cell) is kind
+
+
+def test_a_cpu_is_quiet_up_to_a_deviation_of_the_speed_of_k_0():
+    # Logs of seconds that alternate by d around their mean: deviation d * sqrt(6 / 5).
+    for factor, kind in ((0.98, MachineKind.QUIET_CPU), (1.02, MachineKind.SHARED_CPU)):
+        d = factor * UNSTEADY / math.sqrt(6 / 5)
+        slow = [math.exp(sign * d) for sign in (1, -1) * 3]
+        assert machine_kind(steady_cell(slow=slow)) is kind
+
+
+def test_other_speeds_of_k_do_not_make_a_machine_busy():
+    drafted = [request(DRAFTED.id, f"p{i}", slow=1.0 + i) for i in range(6)]
+    assert machine_kind(replace(steady_cell(), requests=tuple(drafted))) is MachineKind.QUIET_CPU

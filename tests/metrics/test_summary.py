@@ -2,10 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.metrics.cell import against
 from specbench.metrics.machine import machine_noise
 from specbench.metrics.summary import summarize
 from specbench.records import Kind
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
+from tests.decide.cells import BASE, cell, draft
 
 BASE_S = [1.2] * 6
 SPEC_S = [0.60, 0.66, 0.72, 0.78, 0.84, 0.90]
@@ -69,3 +71,22 @@ def test_a_cell_with_only_failures_has_only_counts(steady):
     assert not summary.valid
     assert dict(summary.metrics) == {"num_failed": 6, "num_output_tokens": 0}
     assert summary.speedup is None
+
+
+def test_k_that_served_fewer_prompts_are_compared_over_all_of_them():
+    """As under a time budget: the first five prompts gain less from speculation than the others."""
+    base = cell(BASE, [1.0] * 12)
+    gains = [1.2] * 5 + [2.4] * 7
+    many = against(cell(draft(2), [1 / g for g in gains]), base)
+    few = against(cell(draft(4), [1 / g / 1.1 for g in gains[:5]]), base)
+    of_many, of_few = summarize([many, few])
+    over_all = 12 / sum(1 / g for g in gains)
+    assert of_many.speedup.estimate == pytest.approx(over_all)
+    assert of_few.speedup.estimate == pytest.approx(1.1 * over_all, rel=1e-5)
+    assert of_few.metrics["decode_speedup"] == pytest.approx(of_few.speedup.estimate)
+    # A request takes 0.1 s more, on both sides.
+    whole = 12 * 1.1 / sum(0.1 + 1 / g for g in gains)
+    assert of_many.speedup_end_to_end.estimate == pytest.approx(whole)
+    assert of_few.speedup_end_to_end.estimate > of_many.speedup_end_to_end.estimate
+    (alone,) = summarize([few])
+    assert alone.speedup.estimate == pytest.approx(1.2 * 1.1)

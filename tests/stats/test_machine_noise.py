@@ -1,0 +1,104 @@
+"""The variance between states of the machine, pooled by hand and in simulated runs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from specbench.stats.intervals import interval, speedup_ratio
+from specbench.stats.machine_noise import (
+    ASSUMED_FREEDOM,
+    PARTS,
+    SHARED,
+    MachineKind,
+    pooled_noise,
+)
+
+QUIET = MachineKind.QUIET_CPU
+
+
+def test_without_parts_the_deviation_is_the_assumed_one():
+    for kind in MachineKind:
+        noise = pooled_noise(kind, [])
+        assert noise.variance == pytest.approx(kind.assumed**2)
+        assert (noise.degrees_of_freedom, noise.num_parts) == (ASSUMED_FREEDOM, 1)
+        # A run is one state, whatever part of it is shared.
+        assert noise.of_run.standard_error == pytest.approx(kind.assumed)
+
+
+def test_a_single_part_shows_no_variance():
+    assert pooled_noise(QUIET, [0.7]) == pooled_noise(QUIET, [])
+
+
+def test_the_variance_of_parts_is_pooled_with_the_assumed_one_by_degrees_of_freedom():
+    # Parts at 0.1, 0.2 and 0.6: variance 0.07, of which 0.01 is error; parts of one run share
+    # SHARED of the variance between runs.
+    noise = pooled_noise(QUIET, [0.1, 0.2, 0.6], error=0.01)
+    between = 0.06 / (1 - SHARED)
+    assert noise.degrees_of_freedom == ASSUMED_FREEDOM + 2
+    assert noise.variance == pytest.approx(
+        (ASSUMED_FREEDOM * QUIET.assumed**2 + 2 * between) / (ASSUMED_FREEDOM + 2)
+    )
+
+
+def test_parts_that_differ_by_less_than_their_errors_lower_the_variance_but_not_below_0():
+    noise = pooled_noise(QUIET, [0.1, 0.2, 0.6], error=1.0)
+    share = ASSUMED_FREEDOM / (ASSUMED_FREEDOM + 2)
+    assert noise.variance == pytest.approx(share * QUIET.assumed**2)
+
+
+def test_parts_share_a_state_and_cycles_that_start_anew_do_not():
+    logs = [0.1, 0.2, 0.6]
+    parts, cycles = pooled_noise(QUIET, logs), pooled_noise(QUIET, logs, shared=0.0)
+    of_mean = SHARED + (1 - SHARED) / 3
+    assert parts.of_run.standard_error**2 == pytest.approx(parts.variance * of_mean)
+    assert cycles.of_run.standard_error**2 == pytest.approx(cycles.variance / 3)
+    assert parts.of_run.degrees_of_freedom == parts.degrees_of_freedom
+    assert cycles.variance < parts.variance  # which also differ by what they do not share
+
+
+RUNS, PROMPTS_SD = 2_000, 0.15
+
+
+def covered(num_prompts: int, *, of_assumed: float = 1.0, knows_machine: bool = True) -> float:
+    """How often runs of three parts contain the truth; machines of the kind differ in deviation."""
+    rng = np.random.default_rng(num_prompts)
+    hits = 0
+    for _ in range(RUNS):
+        spread = math.sqrt(ASSUMED_FREEDOM / rng.chisquare(ASSUMED_FREEDOM))
+        deviation = of_assumed * QUIET.assumed * spread
+        states = deviation * (
+            math.sqrt(SHARED) * rng.normal() + math.sqrt(1 - SHARED) * rng.normal(size=PARTS)
+        )
+        steps = 0.02 * rng.normal(size=num_prompts)  # of a round, in which prompts hardly differ
+        cost = np.repeat(states, -(-num_prompts // PARTS))[:num_prompts] + steps
+        base_s = rng.lognormal(0.0, 0.4, num_prompts)
+        slower = rng.lognormal(-(PROMPTS_SD**2) / 2, PROMPTS_SD, num_prompts)
+        ratio = speedup_ratio(base_s, base_s * slower * np.exp(-cost))
+        if knows_machine:
+            parts = np.array_split(cost, PARTS)
+            error = float(np.mean([part.var(ddof=1) / len(part) for part in parts]))
+            ratio = ratio.on(pooled_noise(QUIET, [part.mean() for part in parts], error))
+        bounds = interval(ratio)
+        hits += bounds.low <= 1 <= bounds.high
+    return hits / RUNS
+
+
+@pytest.mark.parametrize("num_prompts", [9, 39])
+def test_runs_cover_the_truth_whatever_the_number_of_prompts(num_prompts):
+    """Standard error 0.5 points; a method that covers 95% leaves the range in 1 of 1,000 seeds."""
+    share = covered(num_prompts)
+    print(f"{num_prompts} prompts: {share:.1%}")
+    assert 0.93 <= share <= 0.97
+
+
+def test_a_machine_that_varies_half_as_much_as_assumed_has_wider_intervals():
+    share = covered(39, of_assumed=0.5)
+    print(f"half of the assumed deviation: {share:.1%}")
+    assert share > 0.96
+
+
+def test_without_the_machine_more_prompts_make_intervals_too_narrow():
+    few, many = (covered(num, knows_machine=False) for num in (9, 39))
+    print(f"without the machine: {few:.1%} of 9 prompts, {many:.1%} of 39")
+    assert many < 0.80 < few + 0.05
