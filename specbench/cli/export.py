@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from specbench.runs import StoredRun
 
 _CPU_DTYPE = (
-    "measured in float32, the default on a CPU: the command leaves the dtype to "
-    "the engine, which takes the checkpoint's; to measure that, run with --dtype bfloat16"
+    "measured in float32, a CPU's default, but served in the checkpoint's dtype: measure that with "
+    "--dtype bfloat16"
 )
 
 
@@ -220,14 +220,13 @@ def export(
         made = exporter.export(deployment, engine_version, config_name)
     if deployment.is_undecided:
         _print_undecided(deployment, as_json=as_json)
-    is_measured = deployment.measured_with is not None and deployment.acceptance is None
-    script = _script(made, is_measured=is_measured)
+    script = _script(made, deployment.pairing.name)
     if output is not None:
         _write(output, made.config.text if made.config else script)
     if as_json:
         options.print_json(_document(made, deployment))
     else:
-        text = _script(replace(made, config=None), is_measured=is_measured) if output else script
+        text = _script(replace(made, config=None), deployment.pairing.name) if output else script
         typer.echo(text, nl=False)
         if output is not None:
             typer.echo(f"# written: {output}")
@@ -290,10 +289,12 @@ def _print_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
             "pairing": deployment.pairing.name,
             "undecided": True,
             "basis": deployment.basis,
+            "conditions": deployment.conditions,
+            "limits": deployment.limits,
         }
         options.print_json(document)
     else:
-        for sentence in deployment.basis:
+        for sentence in (*deployment.conditions[:1], *deployment.basis, *deployment.limits):
             typer.echo(sentence)
         typer.echo("undecided, so nothing is exported; to set K by hand: -k 4")
     raise typer.Exit(ExitCode.INCONCLUSIVE)
@@ -317,12 +318,14 @@ def _measured(
     sessions = sessions_of(deployment, selection.engine or "", document.servers)
     of_engine = session_notes(sessions, started.engine_args)
     noise = noise_lines(document.noise)
-    basis = (f"run {document.run.run_id}{cut}", *noise, *of_engine, *deployment.basis)
+    conditions = (f"run {document.run.run_id}{cut}", *of_engine, *deployment.conditions)
+    limits = (*noise, *deployment.limits)
     if _is_default_of_a_cpu(deployment, document.run):
         # float32 was not requested, and a GPU engine would run at a fraction of its speed.
-        basis = (*basis, _CPU_DTYPE)
+        limits = (*limits, _CPU_DTYPE)
         deployment = replace(deployment, dtype=None)
-    return replace(deployment, basis=basis), sessions[-1].version if sessions else None
+    deployment = replace(deployment, conditions=conditions, limits=limits)
+    return deployment, sessions[-1].version if sessions else None
 
 
 def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:
@@ -347,17 +350,16 @@ def _find_run(names: set[str], run: str | None, runs_dir: Path) -> "StoredRun":
     )
 
 
-def _script(made: "Export", *, is_measured: bool) -> str:
-    """A shell script: notes as comments, the config file, and the command."""
-    lines = [f"# {made.engine}, written for {made.written_for}"]
-    lines += [f"# {sentence}" for sentence in made.basis]
-    if made.acceptance_rule is None:
-        lines.append("# result: do not speculate")
-    elif not is_measured:
-        lines.append(f"# acceptance rule here: {made.acceptance_rule}")
-    else:
-        lines.append(f"# acceptance rule of these figures: {made.acceptance_rule}")
-    lines += [f"# not expressible: {sentence}" for sentence in made.not_expressed]
+def _script(made: "Export", name: str) -> str:
+    """A shell script: why, from what, and what limits it as comments; the config; the command."""
+    answer = name if made.acceptance_rule else f"do not speculate with {name}"
+    lost = (f"not expressible: {sentence}" for sentence in made.not_expressed)
+    comments = (
+        f"{answer}: {'; '.join(made.basis)}",
+        ", ".join((f"for {made.engine} {made.written_for}", *made.conditions)),
+        "; ".join((*made.limits, *lost)),
+    )
+    lines = [f"# {comment}" for comment in comments if comment]
     if made.config is not None:
         lines += [
             f"cat > {shlex.quote(made.config.name)} <<'END_OF_CONFIG'",

@@ -52,6 +52,8 @@ class Deployment:
     dtype: str | None = None  # of the measurement; None: the checkpoint's
     context: int | None = None  # tokens of the prompts that K is for, if others need another K
     basis: tuple[str, ...] = ()  # the origin of K, in sentences
+    conditions: tuple[str, ...] = ()  # the run, and what was measured
+    limits: tuple[str, ...] = ()  # what the basis leaves open, and how the engine differs
     measured_with: str | None = None  # the engine; None: K was set by hand
     arguments: tuple[str, ...] = ()  # arguments of that engine's fastest variant
     acceptance: Acceptance | None = None  # to simulate, for benchmarks
@@ -172,8 +174,8 @@ class Deployment:
         return []
 
     def noting(self, notes: Sequence[str]) -> "Deployment":
-        """The deployment with these notes added to its `basis`."""
-        return replace(self, basis=(*self.basis, *notes))
+        """The deployment with these notes added to its `limits`."""
+        return replace(self, limits=(*self.limits, *notes))
 
     def named(
         self,
@@ -255,7 +257,9 @@ class Export:
     config: ConfigFile | None
     acceptance_rule: str | None  # None: no drafts
     not_expressed: tuple[str, ...]  # settings that the engine does not have
-    basis: tuple[str, ...]
+    basis: tuple[str, ...]  # these three as in `Deployment`
+    conditions: tuple[str, ...]
+    limits: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)  # variables for the command
 
     @property
@@ -304,6 +308,8 @@ def exported(
             *(_unknown(deployment, hybrids) if deployment.k else ()),
         ),
         basis=deployment.basis,
+        conditions=deployment.conditions,
+        limits=deployment.limits,
         environment=environment or {},
     )
 

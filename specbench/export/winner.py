@@ -30,6 +30,7 @@ from specbench.records import (
     CellSummary,
     Condition,
     Decision,
+    Kind,
     ServerRecord,
     SpeedupVerdict,
 )
@@ -95,18 +96,23 @@ def winner(
         for concurrency, group in groupby(chosen, _concurrency)
     ]
     basis = tuple(sentence for *_, sentences in by_concurrency for sentence in sentences)
+    conditions = [
+        f"temperature {condition.temperature:g}",
+        condition.dtype,
+        f"{condition.engine} engine",
+    ]
+    limits: list[str] = []
     undecided = tuple(concurrency for concurrency, tier, _ in by_concurrency if tier is None)
     if undecided and len(undecided) < len(by_concurrency):
         at = ", ".join(map(str, undecided))
-        basis += (f"K=0 at concurrency {at} because it is undecided there: measure it longer",)
+        limits.append(f"K=0 at concurrency {at} because it is undecided there: measure it longer")
     if selection.temperature is None and len(temperatures) > 1:
         rest = ", ".join(f"{t:g}" for t in sorted(temperatures - {condition.temperature}))
-        at_temperature = f"at temperature {condition.temperature:g}"
-        basis = (f"{at_temperature}; also measured at {rest}: choose with --temperature", *basis)
+        conditions[0] += f" (also measured at {rest}: choose with --temperature)"
     arguments = tuple((variants or {}).get(condition.variant or "", ()))
     if condition.variant is not None:
-        text = shlex.join(arguments) or "no more arguments"
-        basis = (f"variant {condition.variant}: {text}", *basis)
+        added = shlex.join(arguments) or "no more arguments"
+        conditions.append(f"variant {condition.variant}: {added}")
     settings = {d.leader.without("context").question for d in chosen}
     lengths = [entry for entry in by_context(decisions, ()) if entry.question in settings]
     basis += tuple(f"{e.condition.workload}, by context: {joined(e.answer)}" for e in lengths)
@@ -114,8 +120,8 @@ def winner(
     # Engines name the limit of several tiers themselves.
     if selection.concurrency is None and len(tiers) == 1 and tiers[0].num_speculative_tokens:
         most = chosen[-1].condition.concurrency
-        requests = "1 request" if most == 1 else f"{most} concurrent requests"
-        basis = (*basis, f"not measured beyond {requests}: see --concurrency")
+        noun = "request" if most == 1 else "concurrent request"
+        limits.append(text(Kind.NOT_BEYOND(requests=(most, noun))))
     return Deployment(
         pairing=by_name[name],
         tiers=tiers,
@@ -123,6 +129,8 @@ def winner(
         dtype=condition.dtype,
         context=condition.context if any(entry.is_split for entry in lengths) else None,
         basis=basis,
+        conditions=tuple(conditions),
+        limits=tuple(limits),
         measured_with=condition.engine,
         arguments=arguments,
         undecided=undecided,

@@ -35,7 +35,8 @@ def test_a_configuration_measured_on_a_server_is_exported_as_started(tmp_path):
     document = exported(stored, tmp_path)
     assert document["written_for"] == "0.32.1"
     assert '"num_speculative_tokens": 4' in document["command_line"]
-    run, itself, sentence, *_ = document["basis"]
+    run, itself, *_ = document["conditions"]
+    (sentence,) = document["basis"]
     assert run == "run run"
     assert re.match(r"measured .*vllm 0\.32\.1 itself, .*flags", itself)
     assert sentence == decision_sentence(build_document(stored).decisions[0])
@@ -45,12 +46,12 @@ def test_user_arguments_of_the_engine_are_noted_in_an_export(tmp_path):
     stored = served_sweep(ONE_ROW)
     settings = changed(stored.run.settings, engine_args=("--max-num-seqs", "64"))
     document = exported(replace(stored, run=replace(stored.run, settings=settings)), tmp_path)
-    assert any(line.endswith(": --max-num-seqs 64") for line in document["basis"])
+    assert any(line.endswith(": --max-num-seqs 64") for line in document["conditions"])
 
 
 def test_flags_of_a_running_server_are_not_known(tmp_path):
     document = exported(served_sweep(replace(ONE_ROW, is_attached=True)), tmp_path)
-    assert re.match(r"measured .*vllm 0\.32\.1 itself, .*running: ", document["basis"][1])
+    assert re.match(r"measured .*vllm 0\.32\.1 itself, .*running: ", document["conditions"][1])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_build_of_llama_cpp_is_read_without_its_commit(tmp_path):
     stored = served_sweep(replace(ONE_ROW, engine="llama_cpp", version="b9235-1a2b3c4"))
     document = exported(stored, tmp_path, engine="llama_cpp")
     assert "b9235" in document["written_for"]
-    assert document["basis"][1].startswith("measured with llama_cpp b9235-1a2b3c4 itself")
+    assert document["conditions"][1].startswith("measured with llama_cpp b9235-1a2b3c4 itself")
 
 
 def both_engines() -> StoredRun:
@@ -96,7 +97,7 @@ def test_an_export_uses_the_k_measured_on_the_exported_engine(tmp_path):
     there = exported(stored, tmp_path)
     assert '"num_speculative_tokens": 4' in there["command_line"]
     elsewhere = exported(stored, tmp_path / "other", engine="sglang")
-    assert not any("itself" in line for line in elsewhere["basis"])
+    assert not any("itself" in line for line in elsewhere["conditions"])
     assert "2" in elsewhere["command"][elsewhere["command"].index("--speculative-num-steps") + 1]
 
 

@@ -215,7 +215,7 @@ def test_the_fastest_variant_is_recommended_and_exported_with_its_arguments(tmp_
     typed = ("export", "demo/draft", "--run", "run", "--json", "--engine")
     made = json.loads(specbench(*typed, "vllm", cwd=tmp_path).out)
     assert made["command"][-1] == "--graphs"
-    assert "variant graphs: --graphs" in made["basis"]
+    assert "variant graphs: --graphs" in made["conditions"]
     elsewhere = json.loads(specbench(*typed, "sglang", cwd=tmp_path).out)
     assert "--graphs" not in elsewhere["command"]
     assert any("--graphs" in lost for lost in elsewhere["not_expressed"])
