@@ -92,6 +92,10 @@ def test_a_verdict_per_pairing_and_workload_comes_first(html: str, cpu_document:
         assert card in cards
 
 
+def test_the_first_sentence_answers_the_title(html: str) -> None:
+    assert html.index("<h1>") < html.index('class="conclusion"') < html.index('class="answers"')
+
+
 def test_a_verdict_without_pairing_is_not_measured(baseline_document: Document) -> None:
     page = to_html([baseline_document])
     assert '<span class="chip">not measured</span>' in page
