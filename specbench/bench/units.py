@@ -19,8 +19,8 @@ class Reporter(Protocol):
     def run_id(self, run_id: str) -> None:
         """The run began, or was resumed."""
 
-    def stage(self, text: str) -> None:
-        """A new stage began: loading, warming up, measuring."""
+    def stage(self, text: str, part: str = "") -> None:
+        """A new stage began: loading, warming up, measuring; `part`: which part of it."""
 
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         """`done` of about `total` blocks of this stage are stored."""

@@ -173,15 +173,14 @@ def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[str]:
 
 def _differing_prompts(document: Document) -> Iterator[str]:
     """A warning if the K of one table were not measured on the same prompts."""
-    ranges: dict[str, list[str]] = {}
-    for section in sections(document):
-        nums = sorted({cell.num_prompts for cell in section.measured})
-        if len(nums) > 1:
-            ranges.setdefault(f"{nums[0]} to {nums[-1]}", []).append(section.title)
-    for prompts, titles in ranges.items():
+    nums = {s.title: {cell.num_prompts for cell in s.measured} for s in sections(document)}
+    differing = {title: of for title, of in nums.items() if len(of) > 1}
+    if differing:
+        every = set.union(*differing.values())
         yield (
-            f"{listed(titles)}: cells have {prompts} prompts. A speedup compares the same prompts "
-            "at K and at K=0; tok/s and rates of rows with different prompts are not comparable"
+            f"{listed(list(differing))}: cells have {min(every)} to {max(every)} prompts. A "
+            "speedup compares the same prompts at K and at K=0; tok/s and rates of rows with "
+            "different prompts are not comparable"
         )
 
 

@@ -75,7 +75,7 @@ def test_the_page_starts_with_the_answer_and_ends_with_provenance(html: str) -> 
     parts = ("Read before", "Speedup against K", "Why", "What it costs", "Evidence", "Provenance")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
-    assert "quotes the confirmation run" in text
+    assert "answers the confirmation run" in text
     assert html.count("<svg", 0, html.index("<h2>Why</h2>")) == 2  # the chart that proves it
     assert html.index("<h2>Why</h2>") < html.index("<table")
 
