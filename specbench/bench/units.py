@@ -28,6 +28,9 @@ class Reporter(Protocol):
     def measured(self, block: Block, record: BlockRecord) -> None:
         """A block is stored; the blocks of other nodes are not reported."""
 
+    def detail(self, text: str) -> None:
+        """Progress within the stage, which a log may leave out."""
+
     def info(self, text: str) -> None:
         """Information for the waiting user, e.g. an estimate of the time."""
 

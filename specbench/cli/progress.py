@@ -290,7 +290,7 @@ class ProgressWatch:
         self._progress.update(self._task, description=shown)
 
     def stage(self, text: str, part: str = "") -> None:
-        self._stage = " ".join(filter(None, [text, part]))
+        self._stage = " on ".join(filter(None, [text, part]))
         self._progress.update(self._task, description=self._stage)
         if not self._console.is_terminal and text not in self._printed:
             self._console.print(text)

@@ -153,13 +153,13 @@ class Kind(StrEnum):
     NOT_ENOUGH_LEFT = "not_enough_left", "the workload has {left} more: add some"
     TOO_NOISY = (
         "too_noisy",
-        "the noise could hide even a {effect:hidden} speedup: use a quieter machine or more "
-        "{option}",
+        "the noise could hide even a {effect:hidden} speedup: raise {option}, or use a quieter "
+        "machine",
     )
-    MORE_OF = "more_of", "to narrow it: more {option}"
+    MORE_OF = "more_of", "to narrow it: raise {option}"
     ADD_PROMPTS = (
         "add_prompts",
-        "to narrow it: add prompts to the workload, or use a quieter machine or more {option}",
+        "to narrow it: add prompts to the workload, raise {option}, or use a quieter machine",
     )
     ALL_PROMPTS = (
         "all_prompts",
@@ -317,7 +317,7 @@ class Kind(StrEnum):
     )
     CONTROL_FAILED = (
         "control_failed",
-        "answers of K=0 at a 20% lower temperature are not distinguished either; use more "
+        "answers of K=0 at a 20% lower temperature are not distinguished either; raise "
         "--num-tokens",
     )
     FOLLOWS = "follows", "the tokens follow the target's distribution"

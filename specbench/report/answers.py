@@ -134,7 +134,7 @@ def conclusion(answers: Sequence[SectionAnswer]) -> Iterator[Reason]:
         return
     yield Kind.YES(
         which=tuple(
-            f"{source}, {listed([_at(k, some, len(answers)) for k, some in by_k.items()])}"
+            ", ".join((source, *(_at(k, some, len(answers)) for k, some in by_k.items())))
             for source, by_k in helping.items()
         )
     )

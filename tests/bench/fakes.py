@@ -72,6 +72,8 @@ class RecordingWatch:
     def info(self, text: str) -> None:
         self.messages.append(text)
 
+    detail = info
+
     def warn(self, text: str) -> None:
         self.warnings.append(text)
 

@@ -230,7 +230,7 @@ def test_a_log_has_one_line_per_stage_whatever_part_of_it_is_shown(
         for workload in ("code", "chat", "code"):
             watch.stage("big: measuring", workload)
             (task,) = watch._progress.tasks
-            assert task.description == f"big: measuring {workload}"
+            assert task.description == f"big: measuring on {workload}"
     assert capsys.readouterr().err.splitlines() == ["big: measuring"]
 
 
