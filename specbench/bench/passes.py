@@ -71,9 +71,8 @@ class Passes:
     def _with_stages(self, blocks: Iterable[Block], suffix: str = "") -> Iterator[Block]:
         """The blocks, each reported as a stage before it is served."""
         for block in blocks:
-            self._reporter.stage(
-                f"{block.condition.target}: measuring {block.condition.workload}{suffix}"
-            )
+            at = block.condition
+            self._reporter.stage(f"{at.target}: measuring{suffix}", at.workload)
             yield block
 
     def _measure_limits(self, block: Block, record: BlockRecord) -> None:
@@ -119,7 +118,7 @@ class Passes:
             and (cells := with_baselines(block.cells, ids))
         ]
         loop = RunLoop(self._store, self._reporter, self._deadline, len(blocks))
-        loop.serve(self._with_stages(blocks, ", the winners again"), self._session)
+        loop.serve(self._with_stages(blocks, " the winners again"), self._session)
 
     def _winners(self) -> frozenset[str]:
         return self._usable.intersection(winners(self._summaries(self._plan.all_cells)))
