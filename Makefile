@@ -33,9 +33,7 @@ SWEEP := $(BIN)/specbench sweep-k demo/draft demo/poor --time-budget 3m || \
 
 run: $(RUN_STAMP)  ## Set up, then sweep K on the embedded pairs (about 4 minutes)
 	$(SWEEP)
-	@echo
-	@echo "Next, your own pair (folders, hub ids or demo:NAME):"
-	@echo "  $(BIN)/specbench run --target TARGET --draft DRAFT"
+	@echo "Next, your own pair: $(BIN)/specbench run --target TARGET --draft DRAFT"
 
 test: $(DEV_STAMP)  ## Set up, then run every test that needs no GPU
 	$(BIN)/python -m pytest $(SPREAD)

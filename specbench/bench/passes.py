@@ -74,9 +74,8 @@ class Passes:
     def _with_stages(self, blocks: Iterable[Block], suffix: str = "") -> Iterator[Block]:
         """The blocks, each reported as a stage before it is served."""
         for block in blocks:
-            self._reporter.stage(
-                f"{block.condition.target}: measuring {block.condition.workload}{suffix}"
-            )
+            at = block.condition
+            self._reporter.stage(f"{at.target}: measuring{suffix}", at.workload)
             yield block
 
     def _measure_limits(self, block: Block, record: BlockRecord) -> None:
@@ -122,7 +121,7 @@ class Passes:
             *interleaved([list(self._confirming(blocks, ids)) for blocks in explored.values()])
         ]
         loop = RunLoop(self._store, self._reporter, self._deadline, len(blocks))
-        loop.serve(self._with_stages(blocks, ", the winners on other prompts"), self._session)
+        loop.serve(self._with_stages(blocks, " the winners on other prompts"), self._session)
 
     def _confirming(self, explored: Sequence[Block], ids: frozenset[str]) -> Iterator[Block]:
         """The blocks that confirm winners of one setting; none if its prompts are exhausted, since

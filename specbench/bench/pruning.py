@@ -156,7 +156,8 @@ class BudgetPruner:
             unit, count = "prompts", len({stored.prompt_id for stored in measured})
             if block.condition.is_stream:
                 unit, count = "passes", num
-            self._info(block, f"no time for more {unit} at {_describe(cut)} (measured: {count})")
+            text = f"no time for more {unit} at {_describe(cut)} (measured: {count})"
+            self._session.reporter.detail(text)
         decided = frozenset(cell.key.id for cell in _prunable(block.cells) if cell not in kept)
         return None if decided == left_out else decided
 

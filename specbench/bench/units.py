@@ -19,14 +19,17 @@ class Reporter(Protocol):
     def run_id(self, run_id: str) -> None:
         """The run began, or was resumed."""
 
-    def stage(self, text: str) -> None:
-        """A new stage began: loading, warming up, measuring."""
+    def stage(self, text: str, part: str = "") -> None:
+        """A new stage began: loading, warming up, measuring; `part`: which part of it."""
 
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         """`done` of about `total` blocks of this stage are stored."""
 
     def measured(self, block: Block, record: BlockRecord) -> None:
         """A block is stored; the blocks of other nodes are not reported."""
+
+    def detail(self, text: str) -> None:
+        """Progress within the stage, which a log may leave out."""
 
     def info(self, text: str) -> None:
         """Information for the waiting user, e.g. an estimate of the time."""

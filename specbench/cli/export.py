@@ -216,14 +216,13 @@ def export(
         made = exporter.export(deployment, engine_version, config_name)
     if deployment.is_undecided:
         _print_undecided(deployment, as_json=as_json)
-    is_measured = deployment.measured_with is not None and deployment.acceptance is None
-    script = _script(made, is_measured=is_measured)
+    script = _script(made, deployment.pairing.name)
     if output is not None:
         _write(output, made.config.text if made.config else script)
     if as_json:
         options.print_json(_document(made, deployment))
     else:
-        text = _script(replace(made, config=None), is_measured=is_measured) if output else script
+        text = _script(replace(made, config=None), deployment.pairing.name) if output else script
         typer.echo(text, nl=False)
         if output is not None:
             typer.echo(f"# written: {output}")
@@ -281,17 +280,17 @@ def _require_real(run: "RunRecord") -> None:
 
 def _print_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
     """Prints the missing evidence, without a command that could look like advice. Exits 3."""
-    from specbench.words.answers import REASON, text
+    from specbench.words.answers import text
 
     if as_json:
         document = {
             "pairing": deployment.pairing.name,
             "undecided": True,
-            "basis": [*map(REASON.of, deployment.basis)],
+            **_in_words(deployment),
         }
         options.print_json(document)
     else:
-        for reason in deployment.basis:
+        for reason in (*deployment.conditions[:1], *deployment.basis, *deployment.limits):
             typer.echo(text(reason))
         typer.echo("undecided, so nothing is exported; to set K by hand: -k 4")
     raise typer.Exit(ExitCode.INCONCLUSIVE)
@@ -315,13 +314,14 @@ def _measured(
     sessions = sessions_of(deployment, selection.engine or "", document.servers)
     of_engine = session_notes(sessions, started.engine_args)
     noise = [Kind.NOISY(signs=document.noise)] if document.noise else ()
-    run_id = document.run.run_id
-    basis = (of_run(run_id=run_id), *noise, *of_engine, *deployment.basis)
+    conditions = (of_run(run_id=document.run.run_id), *of_engine, *deployment.conditions)
+    limits = (*noise, *deployment.limits)
     if _is_default_of_a_cpu(deployment, document.run):
         # float32 was not requested, and a GPU engine would run at a fraction of its speed.
-        basis = (*basis, Kind.CPU_DTYPE())
+        limits = (*limits, Kind.CPU_DTYPE())
         deployment = replace(deployment, dtype=None)
-    return replace(deployment, basis=basis), sessions[-1].version if sessions else None
+    deployment = replace(deployment, conditions=conditions, limits=limits)
+    return deployment, sessions[-1].version if sessions else None
 
 
 def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:
@@ -346,19 +346,18 @@ def _find_run(names: set[str], run: str | None, runs_dir: Path) -> "StoredRun":
     )
 
 
-def _script(made: "Export", *, is_measured: bool) -> str:
-    """A shell script: notes as comments, the config file, and the command."""
-    from specbench.words.answers import text
+def _script(made: "Export", name: str) -> str:
+    """A shell script: why, from what, and what limits it as comments; the config; the command."""
+    from specbench.words.answers import joined, text
 
-    lines = [f"# {made.engine}, written for {made.written_for}"]
-    lines += [f"# {text(reason)}" for reason in made.basis]
-    if made.acceptance_rule is None:
-        lines.append("# result: do not speculate")
-    elif not is_measured:
-        lines.append(f"# acceptance rule here: {made.acceptance_rule}")
-    else:
-        lines.append(f"# acceptance rule of these figures: {made.acceptance_rule}")
-    lines += [f"# not expressible: {sentence}" for sentence in made.not_expressed]
+    answer = name if made.acceptance_rule else f"do not speculate with {name}"
+    lost = (f"not expressible: {sentence}" for sentence in made.not_expressed)
+    comments = (
+        f"{answer}: {joined(made.basis)}",
+        ", ".join((f"for {made.engine} {made.written_for}", *map(text, made.conditions))),
+        joined((*made.limits, *lost)),
+    )
+    lines = [f"# {comment}" for comment in comments if comment]
     if made.config is not None:
         lines += [
             f"cat > {shlex.quote(made.config.name)} <<'END_OF_CONFIG'",
@@ -369,11 +368,9 @@ def _script(made: "Export", *, is_measured: bool) -> str:
 
 
 def _document(made: "Export", deployment: "Deployment") -> dict[str, object]:
-    from specbench.words.answers import REASON
-
     return {
         **asdict(made),
-        "basis": [*map(REASON.of, made.basis)],
+        **_in_words(made),
         "config": made.config._asdict() if made.config else None,
         "command_line": made.command_line,
         "pairing": deployment.pairing.name,
@@ -382,6 +379,14 @@ def _document(made: "Export", deployment: "Deployment") -> dict[str, object]:
         "tiers": [tier._asdict() for tier in deployment.tiers],
         "undecided_concurrencies": deployment.undecided,
     }
+
+
+def _in_words(of: "Deployment | Export") -> dict[str, object]:
+    """The reasons of K, each with its sentence."""
+    from specbench.words.answers import REASON
+
+    names = ("basis", "conditions", "limits")
+    return {name: [*map(REASON.of, getattr(of, name))] for name in names}
 
 
 def _write(path: Path, text: str) -> None:

@@ -146,7 +146,7 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
     if pair.target is not None:
         typer.echo(yaml_snippet(pairings), err=True)
     began_s = time.monotonic()
-    run = run_settings(settings, pairings, runs_dir, resume, nodes=nodes)
+    run = run_settings(settings, pairings, runs_dir, resume, nodes=nodes, is_verbose=call.verbose)
     if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
         typer.echo(warning, err=True)
     _print_outcome(run, as_json=call.as_json, is_verbose=call.verbose)
@@ -187,6 +187,8 @@ def run_settings(
     resume: str | None = None,
     command: Sequence[str] = (),
     nodes: Nodes | None = None,
+    *,
+    is_verbose: bool = False,
 ) -> "StoredRun":
     """The run, with its progress shown; exits 130 if interrupted and 4 if the device is lost.
     `command`: the words to resume it with, if they are not those of the settings."""
@@ -197,7 +199,7 @@ def run_settings(
             return "interrupted before anything was measured"
         return f"interrupted; {_to_resume(settings, runs_dir, run_id, command, nodes)}"
 
-    with ProgressWatch(last_words) as watch:
+    with ProgressWatch(last_words, is_verbose=is_verbose) as watch:
         watch.stage("starting")
         try:
             from specbench.bench.benchmark import run_benchmark

@@ -206,13 +206,19 @@ class _Count(MofNCompleteColumn):
 
 
 class ProgressWatch:
-    """Shows the progress of a run: a live display on a terminal, else a line per stage, cell and
-    minute. SIGTERM raises KeyboardInterrupt, as Ctrl-C does.
+    """Shows the progress of a run: a live display on a terminal, else a line per stage, minute and
+    session of a server; if verbose, per cell. SIGTERM raises KeyboardInterrupt, as Ctrl-C does.
 
     A `with` block that is interrupted prints `last_words`, which gets the run's id, and exits.
     """
 
-    def __init__(self, last_words: Callable[[str | None], str] = lambda _: "interrupted") -> None:
+    def __init__(
+        self,
+        last_words: Callable[[str | None], str] = lambda _: "interrupted",
+        *,
+        is_verbose: bool = False,
+    ) -> None:
+        self._is_verbose = is_verbose
         self.id: str | None = None
         self._last_words = last_words
         self._exit_code = ExitCode.INTERRUPTED
@@ -286,9 +292,9 @@ class ProgressWatch:
         shown = ": ".join(filter(None, [self._stage, text]))
         self._progress.update(self._task, description=shown)
 
-    def stage(self, text: str) -> None:
-        self._stage = text
-        self._progress.update(self._task, description=text)
+    def stage(self, text: str, part: str = "") -> None:
+        self._stage = " on ".join(filter(None, [text, part]))
+        self._progress.update(self._task, description=self._stage)
         if not self._console.is_terminal and text not in self._printed:
             self._console.print(text)
         self._printed.add(text)
@@ -312,7 +318,7 @@ class ProgressWatch:
     def measured(self, block: Block, record: BlockRecord) -> None:
         if self._console.is_terminal:
             self._cells.add(block, record)
-        else:
+        elif self._is_verbose or block.session:  # the tables have the cells
             self._log(self._finished.add(block, record))
 
     def _log(self, lines: Iterable[str]) -> None:

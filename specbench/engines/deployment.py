@@ -52,6 +52,8 @@ class Deployment:
     dtype: str | None = None  # of the measurement; None: the checkpoint's
     context: int | None = None  # tokens of the prompts that K is for, if others need another K
     basis: tuple[Reason, ...] = ()  # the origin of K
+    conditions: tuple[Reason, ...] = ()  # the run, and what was measured
+    limits: tuple[Reason, ...] = ()  # what the basis leaves open, and how the engine differs
     measured_with: str | None = None  # the engine; None: K was set by hand
     arguments: tuple[str, ...] = ()  # arguments of that engine's fastest variant
     acceptance: Acceptance | None = None  # to simulate, for benchmarks
@@ -172,8 +174,8 @@ class Deployment:
         return []
 
     def noting(self, notes: Sequence[str]) -> "Deployment":
-        """The deployment with these notes added to its `basis`."""
-        return replace(self, basis=(*self.basis, *(Kind.NOTE(text=note) for note in notes)))
+        """The deployment with these notes added to its `limits`."""
+        return replace(self, limits=(*self.limits, *(Kind.NOTE(text=note) for note in notes)))
 
     def named(
         self,
@@ -255,7 +257,9 @@ class Export:
     config: ConfigFile | None
     acceptance_rule: str | None  # None: no drafts
     not_expressed: tuple[str, ...]  # settings that the engine does not have
-    basis: tuple[Reason, ...]
+    basis: tuple[Reason, ...]  # these three as in `Deployment`
+    conditions: tuple[Reason, ...]
+    limits: tuple[Reason, ...]
     environment: Mapping[str, str] = field(default_factory=dict)  # variables for the command
 
     @property
@@ -304,6 +308,8 @@ def exported(
             *(_unknown(deployment, hybrids) if deployment.k else ()),
         ),
         basis=deployment.basis,
+        conditions=deployment.conditions,
+        limits=deployment.limits,
         environment=environment or {},
     )
 

@@ -93,20 +93,26 @@ def winner(
         for concurrency, group in groupby(chosen, _concurrency)
     ]
     basis = tuple(reason for *_, reasons in by_concurrency for reason in reasons)
+    limits: list[Reason] = []
     undecided = tuple(concurrency for concurrency, tier, _ in by_concurrency if tier is None)
     if undecided and len(undecided) < len(by_concurrency):
-        basis += (Kind.OPEN_CONCURRENCY(at=undecided),)
-    if selection.temperature is None and len(temperatures) > 1:
-        rest = tuple(f"{t:g}" for t in sorted(temperatures - {condition.temperature}))
-        at = condition.temperature
-        basis = (Kind.OTHER_TEMPERATURES(temperature=at, others=rest), *basis)
+        limits.append(Kind.OPEN_CONCURRENCY(at=undecided))
+    others = temperatures - {condition.temperature} if selection.temperature is None else ()
+    conditions = [
+        Kind.MEASURED_AT(
+            temperature=condition.temperature,
+            others=tuple(f"{t:g}" for t in sorted(others)),
+            dtype=condition.dtype,
+            engine=condition.engine,
+        )
+    ]
     arguments = tuple((variants or {}).get(condition.variant or "", ()))
     if condition.variant is not None:
         variant = Kind.PLAIN_VARIANT(variant=condition.variant)
         if arguments:
             words = shlex.join(arguments)
             variant = Kind.VARIANT(variant=condition.variant, arguments=words)
-        basis = (variant, *basis)
+        conditions.append(variant)
     settings = {d.leader.without("context").question for d in chosen}
     lengths = [entry for entry in by_context(decisions, ()) if entry.question in settings]
     basis += tuple(
@@ -116,7 +122,7 @@ def winner(
     # Engines name the limit of several tiers themselves.
     if selection.concurrency is None and len(tiers) == 1 and tiers[0].num_speculative_tokens:
         most = chosen[-1].condition.concurrency
-        basis = (*basis, Kind.NOT_BEYOND(requests=most))
+        limits.append(Kind.NOT_BEYOND(requests=most))
     return Deployment(
         pairing=by_name[name],
         tiers=tiers,
@@ -124,6 +130,8 @@ def winner(
         dtype=condition.dtype,
         context=condition.context if any(entry.is_split for entry in lengths) else None,
         basis=basis,
+        conditions=tuple(conditions),
+        limits=tuple(limits),
         measured_with=condition.engine,
         arguments=arguments,
         undecided=undecided,

@@ -200,10 +200,10 @@ class Kind(StrEnum):
     NOT_ENOUGH_LEFT = "not_enough_left", "the workload has {left} more: add some"
     TOO_NOISY = (
         "too_noisy",
-        "the noise could hide even a {effect:hidden} speedup: use a quieter machine or more "
-        "{option}",
+        "the noise could hide even a {effect:hidden} speedup: raise {option}, or use a quieter "
+        "machine",
     )
-    MORE_OF = "more_of", "to narrow it: more {option}"
+    MORE_OF = "more_of", "to narrow it: raise {option}"
     MACHINE_VARIES = (
         "machine_varies",
         "to narrow it: a quieter machine; its state makes {machine:.0%} of the margin, prompts "
@@ -392,7 +392,7 @@ class Kind(StrEnum):
     )
     CONTROL_FAILED = (
         "control_failed",
-        "answers of K=0 at a 20% lower temperature are not distinguished either; use more "
+        "answers of K=0 at a 20% lower temperature are not distinguished either; raise "
         "--num-tokens",
     )
     FOLLOWS = "follows", "the tokens follow the target's distribution"
@@ -838,10 +838,9 @@ class Kind(StrEnum):
         "open_concurrency",
         "K=0 at concurrency {at:ks} because it is undecided there: measure it longer",
     )
-    OTHER_TEMPERATURES = (
-        "other_temperatures",
-        "at temperature {temperature:g}; also measured at {others:commas}: choose with "
-        "--temperature",
+    MEASURED_AT = (
+        "measured_at",
+        "temperature {temperature:g}{others:also_at}, {dtype}, {engine} engine",
     )
     VARIANT = "variant", "variant {variant}: {arguments}"
     PLAIN_VARIANT = "plain_variant", "variant {variant}: no more arguments"
@@ -854,8 +853,8 @@ class Kind(StrEnum):
     MORE_ARGUMENTS = "more_arguments", "its additional arguments: {arguments}"
     CPU_DTYPE = (
         "cpu_dtype",
-        "measured in float32, the default on a CPU: the command leaves the dtype to the engine, "
-        "which takes the checkpoint's; to measure that, run with --dtype bfloat16",
+        "measured in float32, a CPU's default, but served in the checkpoint's dtype: measure that "
+        "with --dtype bfloat16",
     )
 
     # Why a check judged a metric as it did.

@@ -118,12 +118,13 @@ def _card(section: Section, decision: Decision) -> VerdictCard:
 
 def conclusion(answers: Sequence[SectionAnswer]) -> Iterator[Reason]:
     """The answer to the question of a run, over all its settings."""
-    helping, titles = dict[str, list[str]](), dict[SpeedupVerdict, list[str]]()
+    titles: dict[SpeedupVerdict, list[str]] = {}
+    helping: dict[str, dict[str, list[str]]] = {}  # the titles by pairing and K
     for each in answers:
         titles.setdefault(each.verdict, []).append(each.title)
         if each.verdict is SpeedupVerdict.FASTER and each.quoted:
-            name = f"{each.quoted.leader.source}, {each.quoted.draft.length.named}"
-            helping.setdefault(name, []).append(each.title)
+            by_k = helping.setdefault(each.quoted.leader.source, {})
+            by_k.setdefault(each.quoted.draft.length.named, []).append(each.title)
     if not helping:
         if titles.keys() == {SpeedupVerdict.NO_SPEEDUP}:
             yield Kind.NO()
@@ -132,7 +133,12 @@ def conclusion(answers: Sequence[SectionAnswer]) -> Iterator[Reason]:
         else:
             yield Kind.NO_ANSWER()
         return
-    yield Kind.YES(which=tuple(_at(name, some, len(answers)) for name, some in helping.items()))
+    yield Kind.YES(
+        which=tuple(
+            ", ".join((source, *(_at(k, some, len(answers)) for k, some in by_k.items())))
+            for source, by_k in helping.items()
+        )
+    )
     verdicts: dict[str, set[SpeedupVerdict]] = {}
     for decision in (d for each in answers for d in each.decisions):
         verdicts.setdefault(decision.leader.source, set()).add(decision.verdict)
@@ -146,11 +152,11 @@ def conclusion(answers: Sequence[SectionAnswer]) -> Iterator[Reason]:
         yield Kind.UNMEASURED_ON(which=tuple(titles[SpeedupVerdict.NOT_MEASURED]))
 
 
-def _at(name: str, titles: Sequence[str], num_all: int) -> str:
-    """`demo/draft, K=7 on all 3`."""
+def _at(k: str, titles: Sequence[str], num_all: int) -> str:
+    """`K=7 on all 3`."""
     if num_all == 1:
-        return name
-    return f"{name} on {f'all {num_all}' if len(titles) == num_all else listed(titles)}"
+        return k
+    return f"{k} on {f'all {num_all}' if len(titles) == num_all else listed(titles)}"
 
 
 _BOUND_BY = {

@@ -55,9 +55,9 @@ def escape(text: str) -> str:
 
 def _run(report: RunReport) -> Iterator[str]:
     yield from (f"# {escape(report.question)}", "", f"{escape(report.setup)}.", "")
+    yield from (f"**{escape(report.conclusion)}.**", "")
     for answer in report.answers:
         yield from _answer(answer)
-    yield from (f"**{escape(report.conclusion)}.**", "")
     for block in (report.shared, report.which_pass, *report.parts):
         yield from _block(block, level=2) if block else ()
 

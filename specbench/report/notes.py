@@ -160,13 +160,11 @@ def _too_few_prompts(document: Document, cell: CellSummary) -> Iterator[Reason]:
 
 def _differing_prompts(document: Document) -> Iterator[Reason]:
     """A warning if the K of one table were not measured on the same prompts."""
-    ranges: dict[tuple[int, int], list[str]] = {}
-    for section in sections(document):
-        nums = sorted({cell.num_prompts for cell in section.measured})
-        if len(nums) > 1:
-            ranges.setdefault((nums[0], nums[-1]), []).append(section.title)
-    for (fewest, most), titles in ranges.items():
-        yield Kind.PROMPTS_DIFFER(settings=tuple(titles), fewest=fewest, most=most)
+    nums = {s.title: {cell.num_prompts for cell in s.measured} for s in sections(document)}
+    differing = {title: of for title, of in nums.items() if len(of) > 1}
+    if differing:
+        every = set.union(*differing.values())
+        yield Kind.PROMPTS_DIFFER(settings=tuple(differing), fewest=min(every), most=max(every))
 
 
 def _resumed(document: Document) -> Iterator[Reason]:

@@ -64,10 +64,7 @@ def _processor(machine: Environment) -> str:
     return f"{machine.cpu}, {plural(machine.threads, 'thread')}"
 
 
-_WHICH_PASS = (
-    "Tables and charts show the exploration phase, and an answer quotes the confirmation run of "
-    "its K."
-)
+_WHICH_PASS = "Tables and charts show the exploration phase, answers the confirmation run."
 
 
 def which_pass(document: Document) -> tuple[str, str] | None:

@@ -116,14 +116,10 @@ def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], 
 
 
 def main_rows(section: Section) -> Section:
-    """The section with only each drafter's decided K, and the K next to the best one."""
+    """The section with only each drafter's decided K."""
     leaders = {decision.leader for decision in section.decisions}
-    kept = [cell for cell in section.cells if cell.key in leaders or not leaders]
-    if section.best is not None:
-        ks = section.of(section.best.leader.source)
-        index = next((i for i, cell in enumerate(ks) if cell.key == section.best.leader), 0)
-        kept += ks[max(index - 1, 0) : index + 2]
-    return replace(section, cells=tuple(cell for cell in section.cells if cell in kept))
+    kept = (cell for cell in section.cells if cell.key in leaders or not leaders)
+    return replace(section, cells=tuple(kept))
 
 
 def setting_name(condition: Condition, among: Collection[Condition]) -> str:

@@ -125,6 +125,9 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "commas": ", ".join,
     "nor": " nor ".join,
     "p": lambda p: "" if p is None else f" ({p_text(p)})",
+    "also_at": lambda others: (
+        f" (also measured at {', '.join(others)}: choose with --temperature)" if others else ""
+    ),
     "requests": _requests,
     "at_once": lambda count: "" if count == 1 else f"{_requests(count)}: ",
     "verdict": lambda verdict: _VERDICTS.get(verdict, ""),

@@ -59,8 +59,8 @@ class RecordingWatch:
     def run_id(self, run_id: str) -> None:
         self.ids.append(run_id)
 
-    def stage(self, text: str) -> None:
-        self.stages.append(text)
+    def stage(self, text: str, part: str = "") -> None:
+        self.stages.append(f"{text} {part}".rstrip())
 
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         self.advances.append((done, total, seconds_left))
@@ -71,6 +71,8 @@ class RecordingWatch:
 
     def info(self, text: str) -> None:
         self.messages.append(text)
+
+    detail = info
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)

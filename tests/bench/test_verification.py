@@ -120,7 +120,7 @@ def test_logs_during_imports_are_silenced(
 
 def test_ctrl_c_is_for_the_parent_and_leaves_no_process(tmp_path: Path) -> None:
     class Interrupted(RecordingWatch):
-        def stage(self, text: str) -> None:  # noqa: ARG002
+        def stage(self, text: str, part: str = "") -> None:  # noqa: ARG002
             while len(list(tmp_path.iterdir())) < 2:
                 time.sleep(0.01)
             raise KeyboardInterrupt

@@ -94,10 +94,13 @@ def test_float32_of_a_cpu_is_not_exported_to_a_gpu_engine(engine: str, folder: P
     export = ("export", "demo/draft", "--engine", engine)
     ran = specbench(*export, "-w", "code", "--concurrency", "4", cwd=folder)
     assert ran.code == 0, ran.err + ran.out
-    assert "# measured in float32" in ran.out
-    commands = [line for line in ran.out.splitlines() if not line.startswith("#")]
+    why, measured, limits, *commands = ran.out.splitlines()
+    assert why.startswith("# do not speculate with demo/draft: ")
+    assert measured.startswith(f"# for {engine} ")
+    assert "temperature 0" in measured
+    assert "float32" in limits
     assert "float32" not in "\n".join(commands)
     by_hand = specbench(*export, "-k", "3", cwd=folder)
     assert by_hand.code == 0
-    assert "figures" not in by_hand.out
-    assert "# acceptance rule here: " in by_hand.out
+    assert [line[:1] for line in by_hand.out.splitlines()][:2] == ["#", "#"]
+    assert "run " not in by_hand.out.splitlines()[1]

@@ -216,6 +216,29 @@ def test_a_finished_session_of_a_server_is_one_line() -> None:
     assert columns(line)[3:] == [KEY.draft.length.named, "1 prompt"]
 
 
+@pytest.mark.parametrize(
+    ("is_verbose", "session", "num_lines"), [(False, None, 0), (True, None, 2), (False, "one", 1)]
+)
+def test_a_log_has_lines_of_cells_if_verbose_and_of_server_sessions(
+    capsys: pytest.CaptureFixture[str], is_verbose: bool, session: str | None, num_lines: int
+) -> None:
+    keys = [KEY] if session else [BASE_KEY, KEY]
+    with ProgressWatch(is_verbose=is_verbose) as watch:
+        watch.measured(*measured("explore", "p1", *keys, session=session))
+    assert len(capsys.readouterr().err.splitlines()) == num_lines
+
+
+def test_a_log_has_one_line_per_stage_whatever_part_of_it_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ProgressWatch() as watch:
+        for workload in ("code", "chat", "code"):
+            watch.stage("big: measuring", workload)
+            (task,) = watch._progress.tasks
+            assert task.description == f"big: measuring on {workload}"
+    assert capsys.readouterr().err.splitlines() == ["big: measuring"]
+
+
 ESCAPE, SHOWN_ESCAPE = b"\x1b", "\u241b".encode()
 CLEAR_LINE = ESCAPE + b"[2K"
 

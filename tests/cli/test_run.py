@@ -101,7 +101,7 @@ def as_json(tiny):
 def test_json_is_one_document_with_progress_on_stderr(as_json):
     document = json.loads(as_json.out)
     assert as_json.is_complete
-    assert "tiny: measuring talk.jsonl" in as_json.err
+    assert "tiny: measuring\n" in as_json.err
     assert {cell["num_speculative_tokens"] for cell in document["cells"]} == {0, 1, 2}
     assert {cell["temperature"] for cell in document["cells"]} == {0, 1}
     assert {decision["workload"] for decision in document["decisions"]} == {"talk.jsonl"}

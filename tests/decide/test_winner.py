@@ -52,7 +52,7 @@ def pick(parts, selection=Selection(), names=("draft",)):  # noqa: B008
 def test_a_single_setting_exports_its_winning_k(measured):
     made = pick([measured({2: 1.3, 4: 1.6, 8: 1.4})])
     assert made.tiers == (Tier(None, 4),)
-    here, beyond = made.basis
+    (here,), (beyond,) = made.basis, made.limits
     assert re.fullmatch(r"code: K=4, 1\.60x .*\[1\.55, 1\.65\]", text(here))
     assert beyond == Kind.NOT_BEYOND(requests=1)
     assert (made.temperature, made.dtype) == (0.0, "float32")
@@ -83,7 +83,7 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
     ]
     made = pick(parts)
     assert made.tiers == (Tier(None, 4),)
-    shared = made.basis[-2]
+    shared = made.basis[-1]
     assert (shared.kind, shared.figures["k"]) == (Kind.ONE_K, 4)
     assert shared.figures["losses"][0].figures["workload"] == "code"
     assert pick(parts, Selection(workload="edit")).k == 8
@@ -119,7 +119,7 @@ def test_a_concurrency_with_k_0_for_lack_of_evidence_is_named(measured):
     made = pick([wins, open_, loses])
     assert made.tiers == (Tier(1, 4), Tier(32, 0))
     assert (made.undecided, made.is_undecided) == ((8,), False)
-    assert made.basis[-1] == Kind.OPEN_CONCURRENCY(at=(8,))
+    assert made.limits[0] == Kind.OPEN_CONCURRENCY(at=(8,))
     decided = pick([wins, loses])
     assert (decided.tiers, decided.undecided) == ((Tier(1, 4), Tier(32, 0)), ())
     assert len(decided.basis) == 2
@@ -169,11 +169,13 @@ def test_the_lowest_temperature_is_exported_by_default(measured):
 
 def test_other_temperatures_of_the_run_are_named(measured):
     parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
-    expected = Kind.OTHER_TEMPERATURES(temperature=0.0, others=("0.7", "1"))
-    assert pick(parts).basis[0] == expected
+    (measured_at,) = pick(parts).conditions
+    assert (measured_at.figures["temperature"], measured_at.figures["others"]) == (
+        0.0,
+        ("0.7", "1"),
+    )
     for selection, some in ((Selection(temperature=1.0), parts), (Selection(), parts[:1])):
-        kinds = {reason.kind for reason in pick(some, selection).basis}
-        assert Kind.OTHER_TEMPERATURES not in kinds
+        assert [reason.figures["others"] for reason in pick(some, selection).conditions] == [()]
 
 
 def test_k_of_the_shortest_prompts_is_exported_with_a_note_on_the_others(measured):
@@ -206,7 +208,7 @@ def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarized
     assert decision.leader.draft.is_adaptive
     made = pick([([*cells, auto], decision)])
     assert made.tiers == (Tier(None, 4),)
-    assert made.basis[-2] == Kind.BEST_FIXED_K(k=4)
+    assert made.basis[-1] == Kind.BEST_FIXED_K(k=4)
 
 
 def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarized):
@@ -221,9 +223,8 @@ def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarized):
 
 def test_a_selected_concurrency_has_no_note_on_higher_ones(measured):
     parts = [measured({4: 1.5}, concurrency=rows) for rows in (1, 4)]
-    basis = pick(parts, Selection(concurrency=1)).basis
-    assert Kind.NOT_BEYOND not in {reason.kind for reason in basis}
-    assert pick(parts).basis[-1] == Kind.NOT_BEYOND(requests=4)
+    assert not pick(parts, Selection(concurrency=1)).limits
+    assert pick(parts).limits[-1] == Kind.NOT_BEYOND(requests=4)
 
 
 def test_selecting_an_unmeasured_cell_for_export_is_an_error(measured):

@@ -34,7 +34,8 @@ def test_a_configuration_measured_on_a_server_is_exported_as_started(tmp_path):
     document = exported(stored, tmp_path)
     assert document["written_for"] == "0.32.1"
     assert '"num_speculative_tokens": 4' in document["command_line"]
-    run, itself, sentence, *_ = document["basis"]
+    run, itself, *_ = document["conditions"]
+    (sentence,) = document["basis"]
     assert (run["kind"], run["figures"]) == ("of_run", {"run_id": "run"})
     assert (itself["kind"], itself["figures"]) == ("with_flags", {"engine": "vllm 0.32.1"})
     assert sentence["text"] == decision_sentence(build_document(stored).decisions[0])
@@ -45,12 +46,13 @@ def test_user_arguments_of_the_engine_are_noted_in_an_export(tmp_path):
     settings = changed(stored.run.settings, engine_args=("--max-num-seqs", "64"))
     document = exported(replace(stored, run=replace(stored.run, settings=settings)), tmp_path)
     arguments = {"arguments": "--max-num-seqs 64"}
-    assert [r["figures"] for r in document["basis"] if r["kind"] == "more_arguments"] == [arguments]
+    of_engine = [r["figures"] for r in document["conditions"] if r["kind"] == "more_arguments"]
+    assert of_engine == [arguments]
 
 
 def test_flags_of_a_running_server_are_not_known(tmp_path):
     document = exported(served_sweep(replace(ONE_ROW, is_attached=True)), tmp_path)
-    itself = document["basis"][1]
+    itself = document["conditions"][1]
     assert (itself["kind"], itself["figures"]) == ("without_flags", {"engine": "vllm 0.32.1"})
 
 
@@ -70,7 +72,7 @@ def test_a_build_of_llama_cpp_is_read_without_its_commit(tmp_path):
     stored = served_sweep(replace(ONE_ROW, engine="llama_cpp", version="b9235-1a2b3c4"))
     document = exported(stored, tmp_path, engine="llama_cpp")
     assert "b9235" in document["written_for"]
-    assert document["basis"][1]["figures"] == {"engine": "llama_cpp b9235-1a2b3c4"}
+    assert document["conditions"][1]["figures"] == {"engine": "llama_cpp b9235-1a2b3c4"}
 
 
 def both_engines() -> StoredRun:
@@ -97,7 +99,7 @@ def test_an_export_uses_the_k_measured_on_the_exported_engine(tmp_path):
     there = exported(stored, tmp_path)
     assert '"num_speculative_tokens": 4' in there["command_line"]
     elsewhere = exported(stored, tmp_path / "other", engine="sglang")
-    assert "with_flags" not in {reason["kind"] for reason in elsewhere["basis"]}
+    assert "with_flags" not in {reason["kind"] for reason in elsewhere["conditions"]}
     assert "2" in elsewhere["command"][elsewhere["command"].index("--speculative-num-steps") + 1]
 
 

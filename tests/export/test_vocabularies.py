@@ -49,14 +49,14 @@ def with_tokens(made: Deployment, folder: Path, swapped: str = "", added: str = 
 def test_vllm_starts_with_a_mapped_vocabulary_that_drafts_greedily():
     made = exported("vllm", padded(PADDED))
     assert config_of(made)["use_heterogeneous_vocab"] is True
-    (note,) = made.basis
+    (note,) = made.limits
     assert re.search("vocab_size 32,000 .*big, 32,128 .*drafter", note.figures["text"])
     assert not made.not_expressed
     warm = config_of(exported("vllm", padded(PADDED, 0.7)))
     assert warm["draft_sample_method"] == "greedy"  # vLLM refuses others with a mapped vocabulary
     equal = exported("vllm", padded(ROWS, 0.7))
     assert "use_heterogeneous_vocab" not in config_of(equal)
-    assert not equal.basis
+    assert not equal.limits
     assert config_of(equal)["draft_sample_method"] == "probabilistic"
     assert not equal.not_expressed
 
@@ -82,7 +82,7 @@ def test_a_padded_vocabulary_that_the_engine_accepts_is_exported_unchanged():
     exported("llama_cpp", padded(MORE), "2026-04")  # it translated drafts
     greedy = exported("tensorrt_llm", padded(PADDED))
     assert greedy.config == exported("tensorrt_llm", padded(ROWS)).config
-    assert any("32,128" in note.figures["text"] for note in greedy.basis)
+    assert any("32,128" in note.figures["text"] for note in greedy.limits)
 
 
 def test_transformers_is_given_a_draft_of_the_targets_size():

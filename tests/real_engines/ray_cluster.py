@@ -31,8 +31,8 @@ class Killer(RecordingWatch):
         super().__init__()
         self.killed = []
 
-    def stage(self, text):
-        super().stage(text)
+    def stage(self, text, part=""):
+        super().stage(text, part)
         if "K=2" in text and not self.killed:
             self.killed = [p.pid for p in workers()][:1]
             os.kill(self.killed[0], signal.SIGKILL)

@@ -103,6 +103,18 @@ def test_the_conclusion_answers_the_question_of_the_run(
         assert rest == [Kind.NOT_WITH(which=("demo/poor",))]
 
 
+def test_the_conclusion_names_a_pairing_once(cpu_document: Document) -> None:
+    names = [f"demo/{draft} {text}" for draft in ("draft", "poor") for text in ("code", "creative")]
+    faster = dict.fromkeys(names, (1.8, 2.0)) | dict.fromkeys(names[2:], (0.5, 0.9))
+    document = with_speedups(cpu_document, faster)
+    code, creative = map(answer, sections(document))
+    assert code.quoted is not None
+    other = replace(code.quoted, draft=replace(code.quoted.draft, length=Fixed(9)))
+    (yes, _) = conclusion([replace(code, quoted=other), creative])
+    (which,) = yes.figures["which"]
+    assert (which.count("demo/draft"), which.count("K=")) == (1, 2)
+
+
 def _without_k(reason: Reason) -> Reason:
     """The measured K of the leader as 4."""
     which = reason.figures.get("which")

@@ -75,7 +75,7 @@ def test_the_page_starts_with_the_answer_and_ends_with_provenance(html: str) -> 
     parts = ("Read before", "Speedup against K", "Why", "What it costs", "Evidence", "Provenance")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
-    assert "quotes the confirmation run" in text
+    assert "answers the confirmation run" in text
     assert html.count("<svg", 0, html.index("<h2>Why</h2>")) == 2  # the chart that proves it
     assert html.index("<h2>Why</h2>") < html.index("<table")
 
@@ -90,6 +90,10 @@ def test_a_verdict_per_pairing_and_workload_comes_first(html: str, cpu_document:
     for d in cpu_document.decisions:
         card = (colors.get(d.verdict, "open"), f"{d.leader.source}, {d.condition.workload}")
         assert card in cards
+
+
+def test_the_first_sentence_answers_the_title(html: str) -> None:
+    assert html.index("<h1>") < html.index('class="conclusion"') < html.index('class="answers"')
 
 
 def test_a_verdict_without_pairing_is_not_measured(baseline_document: Document) -> None:

@@ -50,7 +50,7 @@ def test_a_workloads_section_has_only_its_cells(cpu_document: Document) -> None:
     shown = [(cell.key.draft.drafter, cell.key.draft.k) for cell in main_rows(code).cells]
     best, lost = code.best.leader.draft.k, code.decisions[1].leader.draft.k
     assert (best, lost) == (4, 1)
-    assert shown == [("draft", 2), ("draft", 4), ("poor", 1)]
+    assert shown == [("draft", 4), ("poor", 1)]
     assert main_rows(replace(code, decisions=())).cells == code.cells
     short = io.StringIO()
     Console(file=short, width=80, no_color=True).print(terminal_report(cpu_document))

@@ -217,7 +217,7 @@ def test_the_fastest_variant_is_recommended_and_exported_with_its_arguments(tmp_
     made = json.loads(specbench(*typed, "vllm", cwd=tmp_path).out)
     assert made["command"][-1] == "--graphs"
     variant = {"variant": "graphs", "arguments": "--graphs"}
-    assert variant in [reason["figures"] for reason in made["basis"]]
+    assert variant in [reason["figures"] for reason in made["conditions"]]
     elsewhere = json.loads(specbench(*typed, "sglang", cwd=tmp_path).out)
     assert "--graphs" not in elsewhere["command"]
     assert any("--graphs" in lost for lost in elsewhere["not_expressed"])
