@@ -127,7 +127,7 @@ def test_identical_runs_pass_at_a_tight_tolerance_where_they_differ_as_assumed(g
     scale = MachineKind.SHARED_CPU.assumed / between_runs(greedy)
     assert scale > 1.2
     tight = {"decode_speedup": 0.05}
-    assert run_gates("noisier, tight", greedy, tight, between_runs=scale).alarms <= 0.05
+    assert run_gates("noisier, tight", greedy, tight, None, (1, 1), 1_000, scale).alarms <= 0.05
 
 
 def test_most_identical_single_runs_are_decided_by_the_default_tolerances(greedy):
