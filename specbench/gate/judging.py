@@ -248,6 +248,9 @@ class Judgment:
             form="{:effect}",
         ),
     ] = None
+    minimum_detectable_loss: Annotated[
+        float | None, Doc("the same, with the tolerance: a smaller loss might pass", "fraction")
+    ] = None
     reason: Annotated[
         Reason | None, Doc("the reason of the verdict; absent if the numbers show it")
     ] = None
@@ -359,6 +362,12 @@ def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgmen
         verdict, effect = GateVerdict.INCONCLUSIVE, None
         reason = Kind.MACHINE_BUSY(sides=case.noisy)
     is_higher_better = case.metric.better == "higher"
+    detectable = whole = None
+    if comparison is not None and effect is not None:
+        detectable, whole = (
+            abs(comparison.as_change(loss, higher_is_better=is_higher_better))
+            for loss in (effect, comparison.limit + effect)
+        )
     return Judgment(
         cell=before.key,
         metric=case.name,
@@ -370,9 +379,8 @@ def judge(case: MetricCase, p_value: float | None, *, num_tests: int) -> Judgmen
         change=_change(comparison, higher_is_better=is_higher_better),
         tolerance=case.tolerance,
         p_value=p_value,
-        minimum_detectable_effect=None
-        if comparison is None or effect is None
-        else abs(comparison.as_change(effect, higher_is_better=is_higher_better)),
+        minimum_detectable_effect=detectable,
+        minimum_detectable_loss=whole,
         reason=reason,
     )
 

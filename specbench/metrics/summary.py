@@ -135,7 +135,9 @@ def _speed_margin(cell: CellData) -> float | None:
     if not all(span.seconds > 0 and span.tokens for span in spans) or not spans:
         return None
     of_units = np.array(spans).T  # seconds and tokens
-    spread = log_ratio([of_units[1]], [of_units[0]]).on(machine_noise(cell).of_seconds).spread
+    noise = machine_noise(cell)
+    noise = noise.of_seconds if cell.key.is_baseline else noise  # K's change less
+    spread = log_ratio([of_units[1]], [of_units[0]]).on(noise).spread
     return None if spread is None else math.expm1(spread.margin())
 
 

@@ -119,15 +119,6 @@ class CellSummary:
     margin: Annotated[
         Margin | None, Doc("the parts of the interval of `speedup`; absent without one")
     ] = None
-    speed_margin: Annotated[
-        float | None,
-        Doc(
-            "margin of error of its tokens per second, for other prompts and another state of the "
-            "machine; absent below 5 prompts or passes",
-            "fraction",
-            low=0,
-        ),
-    ] = None
     screening: Annotated[
         Screening | None, Doc("stalled requests of this K and of K = 0; absent without one")
     ] = None
@@ -139,6 +130,15 @@ class CellSummary:
         ),
     ] = None
     warnings: Annotated[tuple[Reason, ...], Doc("what to look at again; the cell stays valid")] = ()
+    speed_margin: Annotated[
+        float | None,
+        Doc(
+            "margin of error of its tokens per second, for other prompts and another state of the "
+            "machine; absent below 5 prompts or passes",
+            "fraction",
+            low=0,
+        ),
+    ] = None
 
     @property
     def as_decided(self) -> "CellSummary":

@@ -799,6 +799,8 @@ class Kind(StrEnum):
         "none_worse",
         "{comparisons:amount} of {cells:amount}, none worse than tolerated ({tolerated:commas})",
     )
+    MIGHT_MISS = "might_miss", "a loss of {losses:and} might not be seen"
+    LOSS_BELOW = "loss_below", "{metric} below {loss:.0%}"
     MOVED = "moved", "{name} {shift:shift}, {change:+.1%} ({limit:limit} is tolerated)"
     NUM_WORST = "num_worst", "{worst} of {comparisons:amount} of {cells:amount}"
     FIRST_CAUSE = "first_cause", "cause: {cause}"

@@ -84,6 +84,8 @@ def answer_of(gate: Gate) -> Iterator[Reason]:
     if gate.verdict is GateVerdict.PASS:
         tolerated = tuple(f"{t.metric} {t.percent}" for t in gate.tolerances)
         yield Kind.NONE_WORSE(comparisons=comparisons, cells=cells, tolerated=tolerated)
+        if losses := tuple(_hidden_losses(gate)):
+            yield Kind.MIGHT_MISS(losses=losses)
         return
     worst = [judgment for judgment in gate.judgments if judgment.verdict is gate.verdict]
     first = worst[0]
@@ -100,6 +102,18 @@ def answer_of(gate: Gate) -> Iterator[Reason]:
         yield from reason
     yield Kind.NUM_WORST(worst=len(worst), comparisons=comparisons, cells=cells)
     yield from first_cause(gate, first)
+
+
+def _hidden_losses(gate: Gate) -> Iterator[Reason]:
+    """The smallest loss of each metric that the gate would see in every cell, if noise could hide
+    one."""
+    smallest: dict[str, float] = {}
+    for judgment in gate.judgments:
+        if judgment.minimum_detectable_effect and judgment.minimum_detectable_loss is not None:
+            name, loss = metric_name(judgment.metric), judgment.minimum_detectable_loss
+            smallest[name] = max(loss, smallest.get(name, 0.0))
+    for metric, loss in smallest.items():
+        yield Kind.LOSS_BELOW(metric=metric, loss=loss)
 
 
 def first_cause(gate: Gate, judgment: Judgment) -> Iterator[Reason]:

@@ -63,7 +63,7 @@ class MachineNoise:
 
     @property
     def of_seconds(self) -> "MachineNoise":
-        """The variance of the log of seconds, which change more than their ratio."""
+        """The variance of the log seconds of K = 0, which change more than the ratio."""
         return replace(self, variance=SECONDS_PER_RATIO**2 * self.variance)
 
     @property

@@ -65,7 +65,7 @@ def test_the_signs_of_noise_and_the_advice_appear_once():
     busy_run = Kind.BUSY_RUN(side="candidate", run_id="b0", because=NOISE)
     assert [n for n in gate.notes if n.kind is not Kind.SINGLE_RUNS] == [
         Kind.RUNS_BUSY(runs=(busy_run,)),
-        Kind.MEASURE_AGAIN_OR(rest="decode_speedup:5%"),
+        Kind.MEASURE_AGAIN_OR(rest="decode_speedup:8%"),
     ]
     assert sum("busy" in line for line in detail_lines(gate)) == 1
     both = check(*sides(40.0, noisy="baseline and candidate"))
@@ -103,8 +103,8 @@ def test_a_busy_baseline_does_not_excuse_a_fallen_ratio():
 
 
 def test_tests_that_cannot_fail_are_excluded_from_holm():
-    # 7.4%: p = 0.035 by itself, 0.070 as the first of two (Holm); see test_check.py.
-    quiet, loaded = sides(84.0, 1.852), sides(84.0, 1.852, noisy="candidate")
+    # 9.6%: p = 0.037 by itself, 0.074 as the first of two (Holm); see test_check.py.
+    quiet, loaded = sides(84.0, 1.808), sides(84.0, 1.808, noisy="candidate")
     tolerances = [Tolerance(metric=SPEEDUP, share=0.05), Tolerance(metric=SPEED, share=0.12)]
     assert verdicts(check(*quiet, tolerances))[SPEEDUP] is not GateVerdict.REGRESSION
     gate = check(*loaded, tolerances)
@@ -150,7 +150,7 @@ def test_limited_clocks_do_not_make_a_machine_busy(tmp_path, busy_cores, num):
     assert warned == (*facts[:num], *(quiet or ()))
 
 
-# A cell of a GPU, with the default tolerances, 5% and 10%.
+# A cell of a GPU, with the default tolerances, 8% and 15%.
 GATES = 300
 MAX_FALSE_ALARMS = 0.05
 POWER = 0.80
@@ -185,13 +185,13 @@ def regressions(slower: float, lost: float, share: float | None, num: int = GATE
 
 
 @pytest.mark.sampled(one_in=2)
-@pytest.mark.parametrize("load", [0.0, 0.05, 0.09, 0.11, 0.14, 0.16, 0.24, 0.4, 0.6])
+@pytest.mark.parametrize("load", [0.0, 0.05, 0.09, 0.11, 0.14, 0.16, 0.3, 0.4, 0.6])
 def test_load_on_the_candidates_gpu_host_is_never_a_regression(load):
     """A/A: load takes a share of the CPU, which slows everything; no run was marked as noisy."""
     assert regressions(load, 0.0, 0.99 * (1 - load)) <= MAX_FALSE_ALARMS
 
 
-@pytest.mark.parametrize("load", [0.16, 0.24, 0.4])
+@pytest.mark.parametrize("load", [0.3, 0.4, 0.6])
 def test_load_is_a_false_alarm_without_the_cpu_share(load):
     """Negative control."""
     assert regressions(load, 0.0, None) > 0.5

@@ -1,7 +1,8 @@
 """Every verdict, with numbers worked out by hand.
 
-On a GPU the speedup of a single run is assumed to be known to 1%, so the difference of two to
-sqrt(2)%: normal quantiles, 1.645 for 5% and 0.842 for 80%.
+On a GPU the speedup of a single run is assumed to be known to 0.02 * sqrt(0.3 + 0.7 / 3) = 0.01461,
+so the difference of two to 0.02066, with 4 degrees of freedom: quantiles of t, 2.132 for 5% and
+0.941 for 80%.
 """
 
 import math
@@ -39,23 +40,25 @@ def judge(
 
 
 def test_a_loss_whose_interval_excludes_the_tolerance_is_a_regression():
-    # ln(2 / 1.8) = 0.10536, 0.05407 beyond ln(1 / 0.95); / 0.01414 = 3.823.
+    # ln(2 / 1.8) = 0.10536, 0.05407 beyond ln(1 / 0.95); / 0.02066 = 2.618.
     judgment = judge("decode_speedup", 2.0, 1.8)
     assert judgment.verdict is GateVerdict.REGRESSION
-    assert judgment.p_value == pytest.approx(6.6e-5, rel=0.01)
+    assert judgment.p_value == pytest.approx(0.0295, abs=1e-4)
     assert judgment.change.estimate == pytest.approx(-0.10)
-    # Two-sided 95%: 1.960 * 0.01414 = 0.02772.
-    assert judgment.change.low == pytest.approx(math.exp(-0.10536 - 0.02772) - 1, abs=1e-4)
-    assert judgment.change.high == pytest.approx(math.exp(-0.10536 + 0.02772) - 1, abs=1e-4)
+    # Two-sided 95%: 2.776 * 0.02066 = 0.05735.
+    assert judgment.change.low == pytest.approx(math.exp(-0.10536 - 0.05735) - 1, abs=1e-4)
+    assert judgment.change.high == pytest.approx(math.exp(-0.10536 + 0.05735) - 1, abs=1e-4)
 
 
 def test_a_loss_beyond_the_tolerance_but_within_noise_is_inconclusive():
-    # 6%: 0.01059 beyond, / 0.01414 = 0.749, p = 0.23. Detectable: 2.486 * 0.01414 = 3.5%.
+    # 6%: 0.01059 beyond, / 0.02066 = 0.513, p = 0.32. Detectable: 3.073 * 0.02066 = 0.06347 beyond
+    # the limit, which makes 0.1148.
     judgment = judge("decode_speedup", 2.0, 1.88)
     assert judgment.verdict is GateVerdict.INCONCLUSIVE
     assert judgment.reason == Kind.BEYOND_LIMIT()
-    assert judgment.p_value == pytest.approx(0.227, abs=0.001)
-    assert judgment.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.03516), abs=1e-4)
+    assert judgment.p_value == pytest.approx(0.318, abs=0.001)
+    assert judgment.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.06347), abs=1e-4)
+    assert judgment.minimum_detectable_loss == pytest.approx(1 - math.exp(-0.11476), abs=1e-4)
 
 
 def test_noise_that_could_hide_the_tolerance_is_inconclusive():
@@ -104,12 +107,13 @@ def test_figures_that_vary_are_undecided_below_five_prompts():
 
 
 def test_deviation_between_runs_widens_the_interval():
-    # 10%: found when runs agree to 1%, not when four runs are 5% apart:
-    # 0.05 * sqrt(1 + 1 / 4) = 0.0559; 0.05407 / 0.0559 = 0.967.
+    # 10%: found when four runs agree to 1%, not when they are 5% apart. What is assumed counts as 4
+    # degrees: sqrt((3 * 0.05^2 + 4 * 0.01461^2) / 7) = 0.03454; * sqrt(1 + 1 / 4) = 0.03862;
+    # 0.05407 / 0.03862 = 1.400.
     steady = judge("decode_speedup", 2.0, 1.8, deviation=0.01, num_runs=4)
     shaky = judge("decode_speedup", 2.0, 1.8, deviation=0.05, num_runs=4)
     assert (steady.verdict, shaky.verdict) == (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE)
-    assert shaky.p_value == pytest.approx(0.202, abs=0.001)  # t = 0.967, 3 degrees
+    assert shaky.p_value == pytest.approx(0.102, abs=0.001)  # 3 + 4 degrees
 
 
 def test_runs_on_both_sides_pool_their_deviations():
@@ -130,17 +134,17 @@ def two_cells(loss: float) -> Gate:
 
 
 def test_two_cells_share_the_false_alarms_of_one_gate():
-    # 7.4%: 0.02559 / 0.01414 = 1.809, p = 0.035 by itself, 0.070 for the first of two (Holm).
-    assert judge("decode_speedup", 2.0, 1.852).verdict is GateVerdict.REGRESSION
-    gate = two_cells(0.074)
-    assert [j.p_value for j in gate.judgments] == pytest.approx([0.0704, 0.0704], abs=0.0005)
+    # 9.6%: 0.04963 / 0.02066 = 2.403, p = 0.037 by itself, 0.074 for the first of two (Holm).
+    assert judge("decode_speedup", 2.0, 1.808).verdict is GateVerdict.REGRESSION
+    gate = two_cells(0.096)
+    assert [j.p_value for j in gate.judgments] == pytest.approx([0.0741, 0.0741], abs=0.0005)
     assert gate.verdict is not GateVerdict.REGRESSION
     assert gate.num_tests == 2
 
 
 def test_figures_that_do_not_vary_are_not_counted_as_tests():
     figures = {"decode_speedup": figure(2.0), "mean_acceptance_length": figure(3.0)}
-    after = {**figures, "decode_speedup": figure(1.852)}
+    after = {**figures, "decode_speedup": figure(1.808)}
     gate = check(side(cell(figures)), side(cell(after), name="b"), (*LENGTH, *SPEEDUP))
     assert gate.num_tests == 1
     assert gate.verdict is GateVerdict.REGRESSION
@@ -247,7 +251,7 @@ def test_unpaired_prompts_add_their_spreads():
     ("speed", "verdict"), [(130.0, GateVerdict.PASS), (101.0, GateVerdict.REGRESSION)]
 )
 def test_a_lower_speedup_passes_if_k_0_and_the_cell_got_faster(speed, verdict):
-    # The cell's own speed is known to 2% * sqrt(2): 30% more is faster for sure, 1% is not.
+    # The cell's own speed is known to 2.9% * sqrt(2): 30% more is faster for sure, 1% is not.
     before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(speed)}
     (judgment,) = check(side(cell(before)), side(cell(after), name="b"), SPEEDUP).judgments

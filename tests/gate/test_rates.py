@@ -25,6 +25,9 @@ from benchmarks.gate_rates import Rates, fewer_kept, rates, slower, tolerances
 from specbench.gate import check as gate
 from specbench.gate import judging
 from specbench.gate.baseline import Snapshot
+from specbench.gate.check import Gate
+from specbench.gate.judging import GateVerdict
+from specbench.stats.machine_noise import MachineKind
 from specbench.stats.spread import Uncertainty
 
 pytestmark = pytest.mark.slow
@@ -61,10 +64,17 @@ class Pairs:
     """Simulated pairs, made once: every test that needs some judges the first of them."""
 
     def __init__(
-        self, noise: tuple[CellNoise, ...], change: Change | None, runs: tuple[int, int]
+        self,
+        noise: tuple[CellNoise, ...],
+        change: Change | None,
+        runs: tuple[int, int],
+        between_runs: float,
     ) -> None:
         rng = np.random.default_rng(0)
-        self._more = (simulated_pair(noise, rng, change, runs=runs) for _ in count())
+        self._more = (
+            simulated_pair(noise, rng, change, runs=runs, between_runs=between_runs)
+            for _ in count()
+        )
         self._made: list[tuple[Snapshot, Snapshot]] = []
 
     def first(self, num: int) -> list[tuple[Snapshot, Snapshot]]:
@@ -75,9 +85,13 @@ class Pairs:
 made = cache(Pairs)
 
 
-def run_gates(name, noise, shares, change=None, runs=(1, 1), num_pairs=PAIRS) -> Rates:
-    shares, pairs = tolerances(shares), made(noise, change, runs).first(num_pairs)
-    return print_rates(name, rates(gate.check(*pair, shares) for pair in pairs))
+def gates(noise, shares, change=None, runs=(1, 1), num_pairs=PAIRS, between_runs=1.0) -> list[Gate]:
+    pairs = made(noise, change, runs, between_runs).first(num_pairs)
+    return [gate.check(*pair, tolerances(shares)) for pair in pairs]
+
+
+def run_gates(name, *args, **options) -> Rates:
+    return print_rates(name, rates(gates(*args, **options)))
 
 
 def between_runs(noise: tuple[CellNoise, ...], *, of_ratio: bool = True) -> float:
@@ -106,6 +120,36 @@ def test_identical_single_runs_pass_at_a_tight_tolerance(metric, greedy):
     """5%, as in docs/ci.md's example: noise often exceeds it without a regression."""
     gate_rates = run_gates("identical, tight", greedy, {metric: 0.05}, num_pairs=1_000)
     assert gate_rates.alarms <= 0.05
+
+
+def test_identical_runs_pass_at_a_tight_tolerance_where_they_differ_as_assumed(greedy):
+    """By 0.13 on the mean over cells, as between states of a shared CPU."""
+    scale = MachineKind.SHARED_CPU.assumed / between_runs(greedy)
+    assert scale > 1.2
+    tight = {"decode_speedup": 0.05}
+    assert run_gates("noisier, tight", greedy, tight, None, (1, 1), 1_000, scale).alarms <= 0.05
+
+
+def test_most_identical_single_runs_are_decided_by_the_default_tolerances(greedy):
+    found = gates(greedy, {**LENGTH, **SPEEDUP, **SPEED})
+    assert np.mean([one.verdict is GateVerdict.PASS for one in found]) >= 0.75
+
+
+@pytest.mark.parametrize("runs", [(1, 1), RECIPE])
+def test_the_loss_that_a_pass_names_would_be_detected(runs, greedy):
+    """In 80%; less, though beyond the tolerance, might not be, so a pass does not deny it."""
+    shares = SPEEDUP if runs == (1, 1) else RECIPE_SPEEDUP
+    passed = [g for g in gates(greedy, shares, None, runs) if g.verdict is GateVerdict.PASS]
+    named = [max(j.minimum_detectable_loss for j in one.judgments) for one in passed]
+    lost = run_gates("the named loss", greedy, shares, slower(float(np.median(named))), runs)
+    assert min(named) > next(iter(shares.values()))
+    assert lost.alarms >= 0.80
+
+
+def test_a_single_run_that_lost_30_percent_does_not_pass(greedy):
+    """Less than the default tolerance, which noise could hide: inconclusive."""
+    found = gates(greedy, {**LENGTH, **SPEEDUP, **SPEED}, slower(0.30))
+    assert np.mean([one.verdict is GateVerdict.PASS for one in found]) <= 0.05
 
 
 @pytest.mark.long

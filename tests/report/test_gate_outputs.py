@@ -116,15 +116,43 @@ def test_inconclusive_verdicts_name_changed_weights_in_every_format():
 def test_the_headline_of_a_pass_states_the_tolerance():
     same = side(cell({"decode_speedup": figure(2.0)}), hardware={"device": "cpu"})
     gate = check(same, same)
-    (reason,) = answer_of(gate)
+    reason, *_ = answer_of(gate)
     assert (gate.verdict, reason.kind) == (GateVerdict.PASS, Kind.NONE_WORSE)
     assert reason.figures["tolerated"] == ("decode_speedup 40%",)
+
+
+def test_the_headline_of_a_pass_states_the_smallest_loss_that_every_cell_would_show():
+    # Between runs 0.0949 * sqrt(2) = 0.1343: 1 - 0.6 * exp(-(2.776 + 0.941) * 0.1343) = 63.6%.
+    # Over prompts 0.2: 1 - 0.6 * exp(-0.743) = 71.5%.
+    figures = {"decode_speedup": figure(2.0), "mean_acceptance_length": figure(3.0)}
+    faster = {**figures, "decode_speedup": figure(3.0, 0.2)}
+    chat = key(workload="chat")
+    sides = [
+        side(cell(figures), cell(last, of=chat), name=name, hardware={"device": "cpu"})
+        for name, last in (("a", figures), ("b", faster))
+    ]
+    gate = check(*sides)
+    assert gate.verdict is GateVerdict.PASS
+    _, reason = answer_of(gate)
+    (below,) = reason.figures["losses"]
+    assert (reason.kind, below.kind) == (Kind.MIGHT_MISS, Kind.LOSS_BELOW)
+    assert below.figures == {"metric": "decode_speedup", "loss": pytest.approx(0.715, abs=1e-3)}
+    assert "decode_speedup below 71%" in headline(gate)
+    document = gate_json(gate)
+    losses = [j["minimum_detectable_loss"] for j in document["judgments"]]
+    assert losses[:2] == [pytest.approx(0.02)] * 2  # they repeat exactly
+    assert losses[2:] == pytest.approx([0.636, below.figures["loss"]], abs=1e-3)
+
+
+def test_a_pass_that_noise_cannot_hide_a_loss_from_states_none():
+    counts = side(cell({"mean_acceptance_length": figure(3.0)}))
+    assert [reason.kind for reason in answer_of(check(counts, counts))] == [Kind.NONE_WORSE]
 
 
 def test_a_gate_row_shows_the_verdict_and_its_numbers(gate):
     shown = {row[0]: row for row in judgment_table(gate.judgments).rows}
     assert shown["decode_speedup"] == (
-        "decode_speedup", "2.00x", "1.50x", "-25.0% +- 2.1", "-5%", "3.5%", "REGRESSION"
+        "decode_speedup", "2.00x", "1.50x", "-25.0% +- 4.3", "-5%", "6.1%", "REGRESSION"
     )  # fmt: skip
     assert shown["mean_acceptance_length"][-1] == "pass"
 
