@@ -117,7 +117,7 @@ def test_identical_single_runs_pass(greedy):
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("metric", ["decode_speedup", "decode_tokens_per_s"])
 def test_identical_single_runs_pass_at_a_tight_tolerance(metric, greedy):
-    """5%, as in docs/ci.md's example: noise often exceeds it without a regression."""
+    """Noise often exceeds 5% without a regression."""
     gate_rates = run_gates("identical, tight", greedy, {metric: 0.05}, num_pairs=1_000)
     assert gate_rates.alarms <= 0.05
 
