@@ -206,7 +206,7 @@ class Kind(StrEnum):
     MORE_OF = "more_of", "to narrow it: raise {option}"
     MACHINE_VARIES = (
         "machine_varies",
-        "to narrow it: a quieter machine; its state makes {machine:.0%} of the margin, prompts "
+        "to narrow it: a quieter machine; its states alone make a margin of {machine:.0%}, prompts "
         "{prompts:.0%}",
     )
     ADD_PROMPTS = (

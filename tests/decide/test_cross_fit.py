@@ -103,8 +103,7 @@ def sweep(rng: np.random.Generator, num_prompts: int) -> list[CellData]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(one_in=2)
-@pytest.mark.parametrize("num_prompts", [12, 24])
+@pytest.mark.parametrize("num_prompts", [12, pytest.param(24, marks=pytest.mark.long)])
 def test_the_best_of_equal_k_is_neither_biased_nor_faster_after_the_cross_fit(num_prompts):
     """The standard error of the mean log is 0.3 points, of the share 1.1 points."""
     rng = np.random.default_rng(num_prompts)
