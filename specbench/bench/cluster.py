@@ -306,8 +306,8 @@ class ClusterScheduler:
                 path.parent.mkdir(exist_ok=True)
                 with path.open("ab") as file:
                     file.write(text)
-            case ReporterCall("stage", (text,)):
-                self._reporter.stage(f"{text} (node {node})")
+            case ReporterCall("stage", (text, *part)):
+                self._reporter.stage(f"{text} (node {node})", *part)
             case ReporterCall("warn", (text,)):
                 self._reporter.warn(f"node {node}: {text}")
             case TaskRejected(text):

@@ -145,7 +145,7 @@ def test_a_cell_is_shown_below_the_bar_or_as_a_log_line(capsys) -> None:
         f"{none.label}, 10.0 tok/s, 1 prompt",
         f"{key.label}, 30.0 tok/s, 3.00 tokens per round, 1410 MHz, 1 prompt",
     ]
-    with ProgressWatch() as watch:
+    with ProgressWatch(is_verbose=True) as watch:
         watch.measured(block, record)
         watch.advance(1, 2, None)
         watch.measured(block, record)
