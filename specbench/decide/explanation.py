@@ -216,6 +216,7 @@ def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[Re
 
 
 ONE_PROMPT = 0.25  # of the variance over prompts
+EQUAL_PROMPTS = 5.0  # over their number: the share that one of few equal prompts has by chance
 
 
 def _width(cell: CellSummary) -> Iterator[Reason]:
@@ -230,7 +231,9 @@ def _width(cell: CellSummary) -> Iterator[Reason]:
         )
         if cell.key.condition.is_stream:
             yield Kind.THESE_PROMPTS()
-        elif margin.largest_prompt is not None and margin.largest_prompt > ONE_PROMPT:
+        elif margin.largest_prompt is not None and margin.largest_prompt > max(
+            ONE_PROMPT, EQUAL_PROMPTS / max(cell.num_prompts, 1)
+        ):
             yield Kind.ONE_PROMPT(share=margin.largest_prompt)
     if out is not None and out.num_baseline + out.num_draft:
         count = (out.num_baseline + out.num_draft, "request")
