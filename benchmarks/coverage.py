@@ -90,6 +90,7 @@ def _provenance(asked: Any, documents: Sequence[Mapping[str, Any]]) -> dict[str,
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
         ).stdout.strip(),
         "verdicts": dict(_verdicts(documents)),
+        "machines": dict(_machines(documents)),
     }
 
 
@@ -99,24 +100,40 @@ def _verdicts(documents: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int
         yield verdict, verdicts.count(verdict)
 
 
+def _machines(documents: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    kinds = [c["margin"]["machine_kind"] for d in documents for c in d["cells"] if c["margin"]]
+    for kind in sorted(set(kinds)):
+        yield kind, kinds.count(kind)
+
+
 def rates(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures above: pooled, and `by_cell`."""
+    """The figures above: pooled, `by_cell`, and of intervals `without_machine`."""
     found: dict[str, list[Mapping[str, float]]] = {}
+    bare: dict[str, list[Mapping[str, float]]] = {}
     for cell in (cell for document in documents for cell in document["cells"]):
         speedup = cell["speedup"]
         if speedup is not None and speedup["low"] is not None:
             name = f"{cell['pairing']} {cell['workload']} K={cell['num_speculative_tokens']}"
             found.setdefault(name, []).append(speedup)
+            bare.setdefault(name, []).append(_of_prompts(cell))
     rows = {name: [*_judged(runs)] for name, runs in found.items() if len(runs) > 3}
     every = [row for of_cell in rows.values() for row in of_cell]
+    alone = [row for runs in bare.values() if len(runs) > 3 for row in _judged(runs)]
     by_cell = {
         name: {
             **_summary(of_cell),
+            "estimates": [round(run["estimate"], 3) for run in found[name]],
             "deviation": statistics.stdev(math.log(run["estimate"]) for run in found[name]),
         }
         for name, of_cell in rows.items()
     }
-    return {**_summary(every), "by_cell": by_cell}
+    return {**_summary(every), "without_machine": _summary(alone), "by_cell": by_cell}
+
+
+def _of_prompts(cell: Mapping[str, Any]) -> Mapping[str, float]:
+    """The interval with the margin of the prompts alone."""
+    estimate, margin = cell["speedup"]["estimate"], 1 + cell["margin"]["prompts"]
+    return {"estimate": estimate, "low": estimate / margin, "high": estimate * margin}
 
 
 def _judged(runs: Sequence[Mapping[str, float]]) -> Iterator[tuple[bool, float, float, float]]:

@@ -73,14 +73,16 @@ def require_device_and_out(settings: RunSettings, runs_dir: Path | None) -> None
 
 def _require_reachable(settings: RunSettings) -> None:
     """Raises UsageError for a margin of error that the state of the machine alone exceeds."""
+    wanted, device = settings.effort.precision, settings.machine.device
+    if wanted is None:
+        return
     from specbench.probes.gpu import has_gpu_driver
     from specbench.stats.machine_noise import MachineKind, least_margin
 
-    wanted, device = settings.effort.precision, settings.machine.device
     is_cpu = device == "cpu" or (not device.startswith("cuda") and not has_gpu_driver())
     kind = MachineKind.QUIET_CPU if is_cpu else MachineKind.GPU
     least = least_margin(kind)
-    if wanted is not None and wanted < least:
+    if wanted < least:
         runs = ceil((least / wanted) ** 2)
         raise UsageError(
             f"--margin-of-error {100 * wanted:g}%: the state of a {kind} alone makes a margin of "

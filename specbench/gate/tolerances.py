@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from specbench.stats.machine_noise import MachineKind, run_deviation
-
 if TYPE_CHECKING:
     from specbench.metrics.registry import Metric
 
@@ -73,6 +71,8 @@ def deviation_floor(kind: MetricKind, device: str) -> float:
     """The deviation between runs that is assumed of a kind on a device: 0.01 is 1%."""
     if kind in _FLOORS:
         return _FLOORS[kind]
+    from specbench.stats.machine_noise import MachineKind, run_deviation  # noqa: PLC0415 - scipy
+
     if not device.startswith("cuda"):
         return run_deviation(MachineKind.SHARED_CPU)
     ratio = run_deviation(MachineKind.GPU)
