@@ -13,7 +13,6 @@ from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
 from specbench.bench.pruning import BudgetPruner, Extensions
 from specbench.bench.session import OpenTarget
 from specbench.bench.units import RunLoop
-from specbench.decide.cross_fit import are_enough
 from specbench.decide.recommend import by_question, choose, winners
 from specbench.engines.engine import InstrumentedEngine
 from specbench.errors import first_line
@@ -137,10 +136,8 @@ class Passes:
             return
         again = [(block.prompts, block.repeat) for block in explored]
         if not at.is_stream:
-            workload, used = plan.workload(at.workload), {block.prompt_id for block in explored}
-            every = workload.take(len(workload.prompts), plan.settings.seed)
-            unused = [prompt for prompt in every if prompt.id not in used][: len(used)]
-            if are_enough(len(unused), len(used)):
+            used = {block.prompt_id for block in explored}
+            if unused := plan.other_prompts(plan.workload(at.workload), used):
                 repeats = sorted({block.repeat for block in explored})
                 again = [((prompt,), repeat) for repeat in repeats for prompt in unused]
             elif not at.overlaps and not any(cell.key.draft.is_adaptive for cell in cells):

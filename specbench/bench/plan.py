@@ -1,10 +1,11 @@
 """The plan of a run: its cells, which always include K = 0, and their blocks. No tensors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import EXPLORE_SHARE
+from specbench.decide.cross_fit import are_enough
 from specbench.engines.deployment import vocabulary_notes
 from specbench.engines.transformers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
@@ -75,6 +76,13 @@ class TargetPlan:
         effort = self.settings.effort
         is_set = effort.num_prompts is not None or effort.is_open_ended
         return self.prompts(workload)[: None if is_set else ENOUGH_PROMPTS]
+
+    def other_prompts(self, workload: Workload, used: Collection[str]) -> tuple[Prompt, ...]:
+        """As many prompts of a workload as were used, without those; empty if too few are left to
+        confirm a choice with."""
+        every = workload.take(len(workload.prompts), self.settings.seed)
+        others = [prompt for prompt in every if prompt.id not in used][: len(used)]
+        return tuple(others) if are_enough(len(others), len(used)) else ()
 
     def pass_prompts(self, workload: Workload, condition: Condition) -> tuple[Prompt, ...]:
         """The prompts of a pass with concurrent requests, repeated if the workload has too few."""

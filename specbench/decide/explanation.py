@@ -229,12 +229,9 @@ def _width(cell: CellSummary) -> Iterator[Reason]:
             machine=margin.machine,
             basis=(margin.machine_kind, margin.num_parts),
         )
-        if cell.key.condition.is_stream:
-            yield Kind.THESE_PROMPTS()
-        elif margin.largest_prompt is not None and margin.largest_prompt > max(
-            ONE_PROMPT, EQUAL_PROMPTS / max(cell.num_prompts, 1)
-        ):
-            yield Kind.ONE_PROMPT(share=margin.largest_prompt)
+        share, by_chance = margin.largest_prompt or 0.0, EQUAL_PROMPTS / max(cell.num_prompts, 1)
+        if share > max(ONE_PROMPT, by_chance) and not cell.key.condition.is_stream:
+            yield Kind.ONE_PROMPT(share=share)
     if out is not None and out.num_baseline + out.num_draft:
         count = (out.num_baseline + out.num_draft, "request")
         yield Kind.STALLED(count=count, baseline=out.num_baseline, speedup=out.with_all)

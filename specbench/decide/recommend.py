@@ -221,6 +221,8 @@ def _findings(verdict: SpeedupVerdict, cell: CellSummary, speedup: Interval) -> 
         yield _finding(verdict, cell, speedup)
         if whole is not None:
             yield Kind.ALSO_WHOLE(whole=whole)
+    if cell.key.condition.is_stream and verdict is not SpeedupVerdict.UNDECIDED:
+        yield Kind.THESE_PROMPTS()
 
 
 def _differs(cell: CellSummary) -> bool:

@@ -35,6 +35,8 @@ class Kind(StrEnum):
     )
     # Of decoding and of whole requests, where they differ.
     ALSO_WHOLE = "also_whole", "whole requests {whole:x}{whole:bounds}"
+    # Requests that are served together do not show how much other prompts would differ.
+    THESE_PROMPTS = "these_prompts", "for these prompts"
     ONLY_DECODING = (
         "only_decoding",
         "whole requests {whole:x}{whole:bounds} at {k:K}{mean_k:mean}, although decoding is "
@@ -299,10 +301,6 @@ class Kind(StrEnum):
         "one_prompt",
         "one prompt has {share:.0%} of the variance between prompts: with others like it the "
         "speedup may differ by more",
-    )
-    THESE_PROMPTS = (
-        "these_prompts",
-        "for these prompts: requests served together do not show how much others would differ",
     )
     STALLED = (
         "stalled",

@@ -87,6 +87,8 @@ class Session:
             condition, effort = cell.key.condition, plan.settings.effort
             workload = plan.workload(condition.workload)
             prompts = list(plan.measured(workload))
+            if self.purpose == "confirm":  # on prompts that did not choose K, if there are enough
+                prompts = [*plan.other_prompts(workload, {p.id for p in prompts})] or prompts
             if effort.num_requests is not None:
                 prompts = [prompts[i % len(prompts)] for i in range(effort.num_requests)]
             if condition.is_stream:

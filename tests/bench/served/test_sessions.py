@@ -30,6 +30,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.records import Message, Prompt
 from specbench.stats.crossed import expected_noise
 from specbench.stats.machine_noise import MachineKind
+from tests.bench.fake_runs import TWELVE, write_prompts
 from tests.bench.served.served_runs import MAX_NEW_TOKENS, SIX, plan_of
 from tests.made_records import made_request
 from tests.settings.flat_settings import changed
@@ -330,3 +331,21 @@ def test_the_port_is_filled_in_anywhere_and_json_is_unchanged():
 def test_a_template_that_cannot_be_read_is_refused(template, message):
     with pytest.raises(UsageError, match=message):
         line(template)
+
+
+@pytest.mark.parametrize(("num_prompts", "num_others"), [(5, 5), (7, 5), (11, 0)])
+def test_a_confirmation_serves_prompts_that_did_not_choose_k(tmp_path, num_prompts, num_others):
+    """Twelve prompts; if too few are left, the same ones again."""
+    prompts = write_prompts(tmp_path / "twelve.jsonl", TWELVE)
+    plan = plan_of(tmp_path, workloads=(prompts,), num_prompts=num_prompts)
+    cells = served_cells(plan, "vllm")
+
+    def prompts_of(purpose):
+        first, *_ = cycle_of(cells, 0, purpose)
+        (block,) = first.blocks(plan)
+        return {prompt.id for prompt in block.prompts}
+
+    explored, confirmed = prompts_of("explore"), prompts_of("confirm")
+    assert len(explored) == num_prompts
+    assert len(confirmed - explored) == num_others
+    assert explored & confirmed == (set() if num_others else explored)
