@@ -148,8 +148,8 @@ UNSTEADY = 0.08  # standard deviation of the log seconds per token of K = 0 with
 
 @once_a_baseline
 def machine_kind(cell: CellData) -> MachineKind:
-    """What the machine was like, by its requests at K = 0: a CPU is quiet if their speed hardly
-    varied and the process did not wait."""
+    """What the machine was like, by its requests at K = 0: a CPU is shared if the process waited
+    for it, and otherwise quiet if their speed hardly varied."""
     if cell.device == SERVER:
         return MachineKind.SERVER
     if not cell.device.startswith("cpu"):
@@ -159,7 +159,9 @@ def machine_kind(cell: CellData) -> MachineKind:
     timed = [(r.cpu_s, r.total_s) for r in plain if r.cpu_s is not None and r.total_s]
     share = sum(cpu for cpu, _ in timed) / sum(s for _, s in timed) if timed else 1.0
     is_steady = len(logs) >= MIN_UNITS and logs.std(ddof=1) <= UNSTEADY
-    return MachineKind.QUIET_CPU if is_steady and share >= WAITED else MachineKind.SHARED_CPU
+    if share < WAITED:
+        return MachineKind.SHARED_CPU
+    return MachineKind.QUIET_CPU if is_steady else MachineKind.UNSTEADY_CPU
 
 
 @once_a_cell

@@ -32,7 +32,7 @@ class Margin:
     prompts: Annotated[float, Doc("other prompts of the workload", "fraction", low=0)]
     machine: Annotated[float, Doc("other states of the machine", "fraction", low=0)]
     machine_kind: Annotated[
-        str, Doc("whose variation was assumed: `quiet CPU`, `shared CPU`, `GPU` or `server`")
+        str, Doc("whose variation was assumed, such as `quiet CPU`, `shared CPU` or `GPU`")
     ]
     largest_prompt: Annotated[
         float | None,

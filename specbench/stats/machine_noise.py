@@ -31,6 +31,7 @@ class MachineKind(StrEnum):
     """Kinds of machines, whose deviations are assumed before they are measured."""
 
     QUIET_CPU = "quiet CPU"
+    UNSTEADY_CPU = "unsteady CPU"
     SHARED_CPU = "shared CPU"
     GPU = "GPU"
     SERVER = "server"
@@ -41,10 +42,11 @@ class MachineKind(StrEnum):
         return _ASSUMED[self]
 
 
-# CPUs: 24 runs each on two virtual cores, alone and beside a program that comes and goes. GPU and
-# server: assumed.
+# CPUs: repeated runs on two virtual cores, alone (0.11) and beside other programs (0.10 to 0.16).
+# GPU and server: assumed.
 _ASSUMED = {
     MachineKind.QUIET_CPU: 0.06,
+    MachineKind.UNSTEADY_CPU: 0.10,
     MachineKind.SHARED_CPU: 0.13,
     MachineKind.GPU: 0.02,
     MachineKind.SERVER: 0.05,

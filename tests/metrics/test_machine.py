@@ -102,9 +102,12 @@ def steady_cell(
         (steady_cell(), MachineKind.QUIET_CPU),
         (steady_cell(cpu_share=WAITED), MachineKind.QUIET_CPU),
         (steady_cell(cpu_share=0.99 * WAITED), MachineKind.SHARED_CPU),
-        (steady_cell(slow=(1.0, 1.3, 0.9, 1.2, 1.0, 0.8)), MachineKind.SHARED_CPU),
-        (steady_cell(slow=(1.0,) * 4), MachineKind.SHARED_CPU),  # four do not show that it is quiet
-        (steady_cell(slow=()), MachineKind.SHARED_CPU),
+        (steady_cell(slow=(1.0, 1.3, 0.9, 1.2, 1.0, 0.8)), MachineKind.UNSTEADY_CPU),
+        (
+            steady_cell(slow=(1.0,) * 4),
+            MachineKind.UNSTEADY_CPU,
+        ),  # four do not show that it is quiet
+        (steady_cell(slow=()), MachineKind.UNSTEADY_CPU),
         (steady_cell(slow=(1.0, 3.0) * 3, device="cuda:0"), MachineKind.GPU),
         (steady_cell(slow=(1.0, 3.0) * 3, device="server"), MachineKind.SERVER),
     ],
@@ -115,7 +118,7 @@ def test_the_kind_of_machine_follows_from_its_device_and_from_k_0(cell, kind):
 
 def test_a_cpu_is_quiet_up_to_a_deviation_of_the_speed_of_k_0():
     # Logs of seconds that alternate by d around their mean: deviation d * sqrt(6 / 5).
-    for factor, kind in ((0.98, MachineKind.QUIET_CPU), (1.02, MachineKind.SHARED_CPU)):
+    for factor, kind in ((0.98, MachineKind.QUIET_CPU), (1.02, MachineKind.UNSTEADY_CPU)):
         d = factor * UNSTEADY / math.sqrt(6 / 5)
         slow = [math.exp(sign * d) for sign in (1, -1) * 3]
         assert machine_kind(steady_cell(slow=slow)) is kind
