@@ -37,12 +37,18 @@ def print_part(part: ReportPart, paths: Sequence[Path] = ()) -> None:
 
 def _print(shown: Group, paths: Sequence[Path], answers: Sequence[str]) -> None:
     open_console(width=WIDTH).print(shown)
-    for path in paths:
-        typer.echo(f"report: {path}")
-    if paths:
-        typer.echo("")
+    print_paths(paths)
     for line in answers:
         say(line)
+
+
+def print_paths(paths: Sequence[Path]) -> None:
+    """Prints the path of a report and the names of its other files on one line, if there are any,
+    with an empty one below."""
+    if paths:
+        first, *rest = paths
+        others = f" (and {', '.join(path.name for path in rest)})" if rest else ""
+        typer.echo(f"report: {first}{others}\n")
 
 
 def print_documents(documents: Sequence[Document]) -> None:

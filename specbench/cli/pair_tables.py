@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from specbench.cli.answer import print_paths
 from specbench.cli.console import WIDTH, open_console, plain_table, say
 from specbench.cli.hardware import MachineSummary
 from specbench.decide.rank import Gain, RankedDrafter, answer_of
@@ -104,9 +105,7 @@ def print_ranking(
         )
     for line in failure_lines(document):
         say(line)
-    for path in paths:
-        typer.echo(f"report: {path}")
-    typer.echo("")
+    print_paths(paths)
     for line in answer_lines(document):
         say(line)
     say(answer_text(*answer_of(ranked)))

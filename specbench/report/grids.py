@@ -134,7 +134,7 @@ _LENGTHS = ("mean_acceptance_length", "mean_acceptance_length_of_engine", "num_c
 _COSTS = ("break_even_length", "acceptance_rate", "of_nodes", "round_s")
 _TERMINAL = (
     *("k", "num_prompts", "decode_tokens_per_s", "all_imported", "speedup"),
-    *("speedup_end_to_end", "goodput_requests_per_s", "ttft_s", *_LENGTHS),
+    *("speedup_end_to_end", "goodput_requests_per_s", *_LENGTHS),
 )
 _TERMINAL_STREAM = (
     *("k", "busy_tokens_per_s", "all_imported", "speedup", "goodput_requests_per_s"),

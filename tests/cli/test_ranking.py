@@ -1,6 +1,7 @@
 """The answer of `specbench pair`: a drafter, a rival that may be as fast, or why none."""
 
 from dataclasses import astuple
+from pathlib import Path
 
 import pytest
 
@@ -118,7 +119,7 @@ def test_the_ranking_ends_with_the_verdict(capsys, monkeypatch):
 
     monkeypatch.setattr(pair_tables, "answer_lines", lambda _: [])
     both = [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]
-    pair_tables.print_ranking(both, NothingFailed(), [])
+    pair_tables.print_ranking(both, NothingFailed(), [Path("report.html")])
     before, answer = capsys.readouterr().out.splitlines()[-2:]
     assert (before, answer) == ("", answer_text(*answer_of(both)))
 
