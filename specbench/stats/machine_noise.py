@@ -9,7 +9,7 @@ more than those of two runs. So a run is three consecutive parts whose states ha
 
 On two virtual cores, the log speedups of 10 prompts differed by 0.066 a few seconds later with the
 same loaded models, and by 0.074 after a minute, another load or in another process: the time
-matters, and loading again adds at most 0.026 (benchmarks/coverage.json).
+matters, and loading again adds at most 0.026. benchmarks/coverage.json has repeated runs.
 """
 
 import math
