@@ -304,7 +304,7 @@ def recommended(document: Document, pick: Recommendation, objective: Objective) 
     return Kind.RECOMMENDED(
         configuration=_configuration(pick.best.key),
         value=value,
-        tied=_tied_variants(document, pick.best.key),
+        tied=(*_tied_variants(document, pick.best.key), *_tied_levels(pick)),
     )
 
 
@@ -319,7 +319,19 @@ def _tied_variants(document: Document, key: CellKey) -> tuple[str, ...]:
     """The variants than which the chosen one is not shown to be faster."""
     pairs = [{pair.cell, pair.peer} for pair in document.variants if pair.is_undecided]
     return tuple(
-        str(other.condition.variant) for both in pairs if key in both for other in both - {key}
+        f"variant {other.condition.variant}"
+        for both in pairs
+        if key in both
+        for other in both - {key}
+    )
+
+
+def _tied_levels(pick: Recommendation) -> tuple[str, ...]:
+    """The configurations of the same variant than which the best is not shown to be faster."""
+    return tuple(
+        _configuration(key)
+        for key in pick.tied
+        if pick.best and key.condition.variant == pick.best.key.condition.variant
     )
 
 

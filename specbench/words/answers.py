@@ -138,9 +138,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "curves": lambda curves: f", by position {' -> '.join(curves)}" if curves else "",
     "and": lambda reasons: listed([*map(text, reasons)]),
     "value": _value,
-    "tied": lambda names: (
-        f"; undecided whether faster than variant {listed(names)}" if names else ""
-    ),
+    "tied": lambda names: f"; undecided whether faster than {listed(names)}" if names else "",
     "than": lambda context: "" if context is None else f" than {context:,}",
     "basis": _basis,
     "open_on": lambda names: (

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from specbench.metrics.cell import against
 from specbench.metrics.machine import machine_noise
 from specbench.metrics.summary import summarize
-from specbench.records import Kind
+from specbench.records import DraftConfig, Kind
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
 from tests.decide.cells import BASE, cell, draft
 
@@ -90,3 +91,14 @@ def test_k_that_served_fewer_prompts_are_compared_over_all_of_them():
     assert of_few.speedup_end_to_end.estimate > of_many.speedup_end_to_end.estimate
     (alone,) = summarize([few])
     assert alone.speedup.estimate == pytest.approx(1.2 * 1.1)
+
+
+def test_the_seconds_of_k_0_follow_the_machine_twice_as_much_as_the_ratio(steady):
+    """All requests take equally long per token, so that prompts make no margin."""
+    alike = tuple(replace(r, total_s=0.1 * r.num_output_tokens) for r in steady.requests)
+    drafted = replace(steady, requests=alike)
+    plain = replace(drafted, key=replace(steady.key, draft=DraftConfig.none))
+    margins = [summarize([cell])[0].speed_margin for cell in (drafted, plain)]
+    noise = machine_noise(drafted).of_run
+    assert margins[0] == pytest.approx(math.expm1(noise.margin()))
+    assert margins[1] == pytest.approx(math.expm1(2 * machine_noise(plain).of_run.margin()))
