@@ -1,6 +1,7 @@
 """A whole run: stores its provenance, then measures one target after another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,20 +15,23 @@ from specbench.bench.served.host import require_startable
 from specbench.bench.served.running import running_servers, server_warnings
 from specbench.bench.served_costs import time_servers
 from specbench.bench.units import Reporter
-from specbench.errors import UsageError
+from specbench.errors import StoreError, UsageError
 from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.stored_targets import stored_targets
+from specbench.metrics.earlier import earlier_runs
 from specbench.probes import host
-from specbench.records import EngineCost, Kind, Reason, RunRecord
+from specbench.records import EarlierRuns, EngineCost, Environment, Kind, Reason, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,
     StoredRun,
     create_run,
     dated_later,
+    load_run,
     new_run_id,
     resume_run,
+    runs_of,
 )
 from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 from specbench.words.answers import noise_lines, text
@@ -116,6 +120,7 @@ def run_benchmark(
             pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
             workload_prompts={w.name: len(w.prompts) for plan in plans for w in plan.workloads},
             settings_sha256=_settings_sha256(plans),
+            earlier=_earlier(root, plans, pairings, environment),
             targets=stored_targets(pairings),
         )
         store = create_run(root, run)
@@ -134,6 +139,24 @@ def run_benchmark(
         machines.measure(plans, [server.address for server in running], store)
         store.finish()
         return store.stored
+
+
+def _earlier(
+    root: Path, plans: Sequence[TargetPlan], pairings: Sequence[Pairing], environment: Environment
+) -> EarlierRuns | None:
+    """What earlier runs under `root` on equal hardware show about the machine's states."""
+    keys = {cell.key for plan in plans for cell in plan.cell_plans() if cell.key.draft.k}
+    sha256 = {pairing.name: pairing.sha256 for pairing in pairings}
+
+    def equal() -> Iterator[StoredRun]:
+        for run_id in runs_of(set(sha256), root):
+            with suppress(StoreError):
+                stored = load_run(run_id, root)
+                same = stored.run.pairing_sha256.items() & sha256.items()
+                if same and stored.run.environment.hardware == environment.hardware:
+                    yield stored
+
+    return earlier_runs(equal(), keys)
 
 
 def plan_warnings(plan: TargetPlan) -> tuple[Reason, ...]:

@@ -194,7 +194,8 @@ class Passes:
         """Summaries of the cells from these blocks, or from the exploration so far."""
         keys, slo, device = [c.key for c in cells], self._plan.settings.load.slo, str(self._device)
         stored = self._store.stored.blocks if blocks is None else blocks
-        return summarize(aggregate_cells(keys, stored, slo=slo, device=device))
+        earlier = self._store.run.earlier
+        return summarize(aggregate_cells(keys, stored, slo=slo, device=device, earlier=earlier))
 
 
 def num_needed(cell: CellSummary | None, precision: float, pilot: int) -> float:

@@ -33,7 +33,6 @@ from specbench.stats.intervals import (
     log_ratio,
     mean_interval,
     minimum_detectable_effect,
-    speedup_ratio,
 )
 
 
@@ -310,10 +309,9 @@ def _compare_with_fixed(
     if is_confirmed:
         adaptive, best = confirmed[adaptive.key], confirmed[best.key]
     both = against(adaptive, best)
-    decode = paired_decode(both)
-    if decode is None:
+    ratio = log_speedup(both, paired_decode(both))
+    if ratio is None:
         return None
-    ratio = speedup_ratio(*decode)
     return AdaptiveComparison(
         adaptive=adaptive.key,
         best_fixed=best.key,

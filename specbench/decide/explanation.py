@@ -227,7 +227,7 @@ def _width(cell: CellSummary) -> Iterator[Reason]:
             total=speedup.high / speedup.estimate - 1,
             prompts=margin.prompts,
             machine=margin.machine,
-            basis=(margin.machine_kind, margin.num_parts),
+            basis=(margin.machine_kind, margin.num_parts, margin.num_earlier),
         )
         share, by_chance = margin.largest_prompt or 0.0, EQUAL_PROMPTS / max(cell.num_prompts, 1)
         if share > max(ONE_PROMPT, by_chance) and not cell.key.condition.is_stream:

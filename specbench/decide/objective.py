@@ -6,7 +6,7 @@ speedup of its confirmation run.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from specbench.decide.recommend import (
@@ -17,18 +17,23 @@ from specbench.decide.recommend import (
     near_best,
 )
 from specbench.doc import Doc
+from specbench.metrics.cell import CellData, against
+from specbench.metrics.pairs import paired_decode
 from specbench.metrics.registry import number_of
+from specbench.metrics.summary import log_speedup
 from specbench.records import (
     CellKey,
     CellSummary,
     Condition,
     Decision,
     Fixed,
+    Interval,
     Kind,
     Reason,
     SpeedupVerdict,
 )
 from specbench.settings.words import REQUEST_LIMITS
+from specbench.stats.intervals import interval
 
 
 class LeastRegret(NamedTuple):
@@ -60,6 +65,7 @@ def minimax_regret(
 
 
 _SHOWN = 0.0005  # a regret below this prints as 0.0%
+SMALL_LOSS = 0.1  # a loss that may be 0, or larger than this, is unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +95,20 @@ class SharedK:
     open_on: Annotated[
         tuple[str, ...], Doc("workloads whose answer is undecided: what K loses there is unknown")
     ] = ()
+    regret_bounds: Annotated[
+        Mapping[str, Interval],
+        Doc(
+            "by workload, the regret over the prompts that both K served, with its 95% interval; "
+            "a negative bound: this K may be faster",
+            "fraction",
+        ),
+    ] = field(default_factory=dict)
 
 
 def find_shared_k(
-    cells: Sequence[CellSummary], decisions: Sequence[Decision] = ()
+    cells: Sequence[CellSummary],
+    decisions: Sequence[Decision] = (),
+    explored: Sequence[CellData] = (),
 ) -> SharedK | None:
     """One fixed K for the workloads of one pairing at one setting.
 
@@ -101,7 +117,8 @@ def find_shared_k(
     A K is compared if it is usable in every workload (`deciding`), by the speedup estimates of the
     exploration phase; K = 0 has speedup 1. A workload's best K is that of its decision, so that it
     loses nothing at its own answer. If it is undecided, its best K is the leader of `choose`, or 0
-    if that is slower. Worst regrets within 1% are equal, and the smaller K wins.
+    if that is slower. Worst regrets within 1% are equal, and the smaller K wins. `explored` has the
+    requests, from which the bounds of the regret follow.
 
     None without a valid cell, and if K = 0 wins only because a best K is not usable in every
     workload, so that its losses there are unknown.
@@ -142,7 +159,31 @@ def find_shared_k(
         best_k=best_k,
         left_out=left_out,
         open_on=tuple(sorted(open_on)),
+        regret_bounds=_regret_bounds(k, best_k, explored),
     )
+
+
+def _regret_bounds(
+    k: int, best_k: Mapping[str, int], explored: Sequence[CellData]
+) -> dict[str, Interval]:
+    """What K loses on each workload whose best K is another one: 1 - its speed / the best speed."""
+    fixed = (cell for cell in explored if cell.key.draft.is_fixed)
+    at = {(cell.key.condition.workload, cell.k): cell for cell in fixed}
+    bounds = {}
+    for workload, best in best_k.items():
+        cell, other = at.get((workload, k or best)), at.get((workload, best))
+        if k == best or cell is None or other is None:
+            continue
+        both = against(cell, other) if k and best else cell  # a cell's own baseline is K = 0
+        ratio = log_speedup(both, paired_decode(both))
+        if ratio is None or ratio.spread is None:
+            continue
+        loss = interval(ratio if k else replace(ratio, log=-ratio.log))
+        assert loss.low is not None and loss.high is not None, "it has a spread"
+        bounds[workload] = Interval(
+            estimate=1 - loss.estimate, low=1 - loss.high, high=1 - loss.low
+        )
+    return bounds
 
 
 def across_workloads(key: CellKey) -> CellKey:
@@ -150,13 +191,22 @@ def across_workloads(key: CellKey) -> CellKey:
     return key.without("workload").at(Fixed(0))
 
 
-def losses_of(regret: Mapping[str, float], best: Mapping[str, str]) -> tuple[Reason, ...]:
+def losses_of(
+    regret: Mapping[str, float],
+    best: Mapping[str, str],
+    bounds: Mapping[str, Interval] | None = None,
+) -> tuple[Reason, ...]:
     """What is lost on each workload, without losses that print as 0.0%.
 
     `best`: the answers of workloads with another answer, such as `K=2`, which are always named.
+    `bounds`: the losses with their intervals, where they are known.
     """
+    bounds = bounds or {}
+    found = [_loss(name, loss, best.get(name)) for name, loss in bounds.items()]
+    regret = {name: loss for name, loss in regret.items() if name not in bounds}
     losses = [
-        Kind.LOSS(share=loss, workload=name) for name, loss in regret.items() if loss >= _SHOWN
+        *found,
+        *(Kind.LOSS(share=loss, workload=name) for name, loss in regret.items() if loss >= _SHOWN),
     ]
     equal = [
         Kind.LOSS_UNMEASURABLE(workload=name, best=best[name])
@@ -166,6 +216,18 @@ def losses_of(regret: Mapping[str, float], best: Mapping[str, str]) -> tuple[Rea
     return (*losses, *equal) or (Kind.NO_LOSS(),)
 
 
+def _loss(workload: str, loss: Interval, best: str | None) -> Reason:
+    """A loss by its interval: shown, small, or unknown."""
+    assert loss.low is not None and loss.high is not None
+    if loss.low > 0:
+        return Kind.LOSS_BETWEEN(low=loss.low, high=loss.high, workload=workload)
+    if loss.high < _SHOWN:
+        return Kind.LOSS_UNMEASURABLE(workload=workload, best=best)
+    if loss.high <= SMALL_LOSS:
+        return Kind.LOSS_AT_MOST(high=loss.high, workload=workload, best=best)
+    return Kind.LOSS_UNKNOWN(high=loss.high, workload=workload, best=best)
+
+
 def one_k(shared: SharedK) -> Reason:
     """The shared K and what it loses."""
     k = shared.num_speculative_tokens
@@ -173,7 +235,11 @@ def one_k(shared: SharedK) -> Reason:
     best = {name: f"K={other}" for name, other in shared.best_k.items() if other != k}
     return Kind.ONE_K(
         k=k,
-        losses=losses_of(regret, best),
+        losses=losses_of(
+            regret,
+            best,
+            {name: b for name, b in shared.regret_bounds.items() if name not in shared.open_on},
+        ),
         open_on=shared.open_on,
         left_out=tuple(f"K={other}" for other in shared.left_out),
     )

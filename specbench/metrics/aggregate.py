@@ -14,6 +14,7 @@ from specbench.records import (
     BlockRecord,
     CellKey,
     ClientLoad,
+    EarlierRuns,
     FailureRecord,
     FirstDifference,
     ForwardCost,
@@ -80,8 +81,10 @@ def aggregate_cells(
     purpose: BlockPurpose = "explore",
     slo: Mapping[str, float] | None = None,
     device: str = "cpu",
+    earlier: EarlierRuns | None = None,
 ) -> tuple[CellData, ...]:
-    """The cells, in the order of `keys`, from the blocks of one purpose, measured on `device`.
+    """The cells, in the order of `keys`, from the blocks of one purpose, measured on `device`
+    of a machine that `earlier` runs know.
 
     A cell without a request in those blocks is left out: it was not measured. Sessions of a server
     that were not finished, that have a problem, or that were repeated are also left out.
@@ -103,6 +106,7 @@ def aggregate_cells(
             limits=tuple(limit for limit in limits if limit.cell_id == cell.key.id),
             differences=tuple(d for d in differences if d.cell_id == cell.key.id),
             device=device,
+            earlier=earlier,
             # Whether a request met a limit of its stream is then unknown.
             slo={} if _lacks_stream_times(cell) and _OF_STREAMS & (slo or {}).keys() else slo or {},
         )
@@ -140,6 +144,7 @@ def aggregate_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple
         purpose=purpose,
         slo=stored.run.settings.load.slo,
         device=stored.run.environment.device,
+        earlier=stored.run.earlier,
     )
 
 

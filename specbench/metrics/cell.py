@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from specbench.records import (
     CellKey,
     ClientLoad,
+    EarlierRuns,
     FirstDifference,
     ForwardCost,
     LimitRecord,
@@ -85,6 +86,8 @@ class CellData:
     faulty_streams: Reason | None = None
     baseline_faulty_streams: Reason | None = None
     device: str = "cpu"  # of the run, such as `cuda:0`; `server`: not this machine's
+    earlier: EarlierRuns | None = None  # that its run found at its start
+    is_alike: bool = False  # whether both sides draft, or neither
     is_screened: bool = True  # whether speedups are without stalled requests
     # The results of `once_a_baseline`, for all cells with the same baseline.
     shared: dict[str, tuple[object, Any]] = field(default_factory=dict, repr=False, compare=False)
@@ -206,6 +209,7 @@ def against(cell: CellData, other: CellData) -> CellData:
         baseline_passes=other.passes,
         baseline_servers=other.servers,
         baseline_faulty_streams=other.faulty_streams,
+        is_alike=bool(cell.k) == bool(other.k),
         shared={},
         cycles={},  # nothing balances the sessions of two engines
     )

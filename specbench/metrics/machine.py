@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import fmean, median
 
@@ -11,7 +11,7 @@ import numpy as np
 from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline, once_a_cell
 from specbench.metrics.stalls import seconds_per_round, stalls
 from specbench.records import BlockRecord, CellKey, Kind, Reason, RequestRecord
-from specbench.stats.machine_noise import MachineKind, MachineNoise, noise_of_run
+from specbench.stats.machine_noise import MachineKind, MachineNoise, assumed_noise
 from specbench.stats.spread import MIN_UNITS
 
 SERVER = "server"  # the device of servers that were running already or that another tool measured
@@ -164,14 +164,22 @@ def machine_kind(cell: CellData) -> MachineKind:
     return MachineKind.QUIET_CPU if is_steady else MachineKind.UNSTEADY_CPU
 
 
+def machine_prior(cell: CellData) -> MachineNoise:
+    """What is known about the machine's states before the run: assumed, and from earlier runs."""
+    prior = assumed_noise(machine_kind(cell), alike=cell.is_alike)
+    if cell.earlier is None or cell.is_alike:
+        return prior
+    noise = prior.pooled(cell.earlier.deviation**2, cell.earlier.num_runs - 1)
+    return replace(noise, num_earlier=cell.earlier.num_runs)
+
+
 @once_a_cell
 def machine_noise(cell: CellData) -> MachineNoise:
-    """The variance of the log speedup between states of the machine.
+    """The variance of the log speedup over the cell's baseline between states of the machine.
 
-    It is pooled from what is assumed and from the parts of the run. Compared are seconds per round,
+    It is pooled from `machine_prior` and from the parts of the run. Compared are seconds per round,
     in which prompts hardly differ, or the seconds of passes if requests overlap.
     """
-    kind = machine_kind(cell)
     if cell.key.condition.overlaps:
         costs = [
             math.log(base.record.seconds / spec.record.seconds) for base, spec in cell.pass_pairs
@@ -180,7 +188,7 @@ def machine_noise(cell: CellData) -> MachineNoise:
         out = stalls(cell).left_out
         pairs = (pair for i, pair in enumerate(cell.pairs) if i not in out)
         costs = [math.log(seconds_per_round(b) / seconds_per_round(s)) for b, s in pairs]
-    return noise_of_run(kind, [cost for cost in costs if not math.isnan(cost)])
+    return machine_prior(cell).with_run([cost for cost in costs if not math.isnan(cost)])
 
 
 def _plain(cells: Iterable[CellData]) -> list[CellData]:

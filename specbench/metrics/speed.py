@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import fmean
 
 from specbench.metrics.cell import CellData, num_within, once_a_cell, sum_of_all
-from specbench.metrics.machine import machine_kind
+from specbench.metrics.machine import machine_prior
 from specbench.metrics.pairs import (
     Column,
     Span,
@@ -372,7 +372,7 @@ def _noise(cell: CellData) -> SessionNoise | None:
     seconds = paired_decode(cell) if cell.servers else None
     if seconds is None or not seconds.has_cycles:
         return None
-    return session_noise(*seconds, kind=machine_kind(cell))
+    return session_noise(*seconds, prior=machine_prior(cell))
 
 
 @metric(unit="passes", better=None, label="passes")

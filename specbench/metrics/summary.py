@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from specbench.metrics.cell import CellData
-from specbench.metrics.machine import SERVER, machine_kind, machine_noise
+from specbench.metrics.machine import SERVER, machine_noise, machine_prior
 from specbench.metrics.pairs import (
     PairedSeconds,
     Span,
@@ -117,6 +117,7 @@ def margin_of(ratio: LogRatio) -> Margin | None:
         machine_kind=ratio.machine.kind.value,
         largest_prompt=ratio.largest_prompt,
         num_parts=ratio.machine.num_parts,
+        num_earlier=ratio.machine.num_earlier,
     )
 
 
@@ -181,7 +182,7 @@ def log_speedup(cell: CellData, seconds: PairedSeconds | None) -> LogRatio | Non
         return None
     if not seconds.has_cycles:
         return speedup_ratio(*seconds).on(machine_noise(cell))
-    ratio = crossed_speedup(*seconds, kind=machine_kind(cell))
+    ratio = crossed_speedup(*seconds, prior=machine_prior(cell))
     is_alone = ratio.num_prompts == 1 and not cell.key.condition.is_stream
     return replace(ratio, prompts=None) if is_alone else ratio  # one prompt shows no variation
 

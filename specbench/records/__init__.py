@@ -60,6 +60,7 @@ from specbench.records.provenance import (
     CellPlan,
     ClientLoad,
     Contender,
+    EarlierRuns,
     EngineRecord,
     Environment,
     ExtensionRecord,

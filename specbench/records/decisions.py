@@ -46,6 +46,9 @@ class Margin:
     num_parts: Annotated[
         int, Doc("parts of the run, or cycles, that measured it too; 1: assumed alone", low=1)
     ]
+    num_earlier: Annotated[
+        int, Doc("earlier runs of these cells on equal hardware that measured it", "runs", low=0)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,6 +90,14 @@ class CellPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierRuns:
+    """What earlier runs of the same cells on equal hardware show about the machine's states."""
+
+    num_runs: int
+    deviation: float  # of the log speedup between states
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
     """The plan, settings and environment of a run: `run.json` in its folder."""
 
@@ -105,6 +113,7 @@ class RunRecord:
     workload_prompts: Mapping[str, int] = field(default_factory=dict)  # in the file, used or not
     # By workload with request settings: a hash of them.
     settings_sha256: Mapping[str, str] = field(default_factory=dict)
+    earlier: EarlierRuns | None = None  # None: fewer than two
     targets: tuple[Mapping[str, Any], ...] = ()  # as inputs/stored_targets.py writes and reads them
 
     @property

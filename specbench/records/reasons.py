@@ -183,6 +183,12 @@ class Kind(StrEnum):
         "loss_unmeasurable",
         "nothing measurable on {workload} (best there: {best})",
     )
+    LOSS_BETWEEN = "loss_between", "{low:.1%} to {high:.1%} on {workload}"
+    LOSS_AT_MOST = "loss_at_most", "at most {high:.1%} on {workload} (best there: {best})"
+    LOSS_UNKNOWN = (
+        "loss_unknown",
+        "an unknown share on {workload} (up to {high:.0%}; best there: {best})",
+    )
     NO_LOSS = "no_loss", "nothing"
 
     # K by the length of the context.

@@ -169,7 +169,7 @@ def build_document(stored: StoredRun) -> Document:
         cells=(*cells, *imported),
         missing=missing,
         decisions=tuple(decisions),
-        shared_k=tuple(_shared_k(cells, decisions)),
+        shared_k=tuple(_shared_k(cells, decisions, explored)),
         side_by_side=side_by_side(explored),
         variants=compare_variants(explored),
         adaptive=compare_adaptive(explored, confirmation),
@@ -259,13 +259,16 @@ def _competes(key: CellKey, choice: LeadingCell) -> bool:
     return key.draft.k > 0 and key.question == choice.cells[0].key.question
 
 
-def _shared_k(cells: tuple[CellSummary, ...], decisions: Sequence[Decision]) -> Iterator[SharedK]:
+def _shared_k(
+    cells: tuple[CellSummary, ...], decisions: Sequence[Decision], explored: Sequence[CellData]
+) -> Iterator[SharedK]:
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0 and cell.key.draft.is_fixed:
             groups.setdefault(across_workloads(cell.key), []).append(cell)
-    for group in groups.values():
-        shared = find_shared_k(group, decisions)
+    for key, group in groups.items():
+        same = [cell for cell in explored if across_workloads(cell.key) == key]
+        shared = find_shared_k(group, decisions, same)
         if shared is not None and len(shared.regret) > 1:
             yield shared
 

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import fdtrc
 
 from specbench.stats.intervals import LogRatio
-from specbench.stats.machine_noise import MachineKind, MachineNoise, pooled_noise
+from specbench.stats.machine_noise import MachineKind, MachineNoise, assumed_noise
 from specbench.stats.spread import MIN_UNITS, Uncertainty, combined, jackknife
 
 Floats = NDArray[np.float64]
@@ -34,6 +34,7 @@ MOST_PLANNED = 12
 NEAR_PROMPTS = 1.2  # times the effect that infinitely many cycles detect: more are not worth it
 # If requests are served together, the variance over prompts is part of that over cycles.
 NO_PROMPTS = Uncertainty(standard_error=0.0, degrees_of_freedom=math.inf)
+SERVERS = assumed_noise(MachineKind.SERVER)
 PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_noise.json
 
 
@@ -62,19 +63,19 @@ def crossed_speedup(
     spec_s: ArrayLike,
     base_tokens: ArrayLike,
     spec_tokens: ArrayLike,
-    kind: MachineKind = MachineKind.SERVER,
+    prior: MachineNoise = SERVERS,
 ) -> LogRatio:
     """Baseline seconds per token / speculative seconds per token: geometric mean over cycles.
 
     Arrays are [cycles, prompts], the two sessions of a cycle summed. NaN means that a request
     failed: its prompt is then excluded on both sides of this cycle. A cycle with fewer than half
     as many prompts as the fullest one is excluded. The spread is None below MIN_CYCLES cycles or
-    MIN_UNITS prompts, unless there is one column, for all prompts together. `kind` has the
-    deviation that is assumed between cycles. ValueError if another entry is not finite and
+    MIN_UNITS prompts, unless there is one column, for all prompts together. `prior` has the
+    variance between cycles that is known before. ValueError if another entry is not finite and
     positive, or if no request was served on both sides.
     """
     cells = _served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens)
-    noise = _noise(cells, kind)
+    noise = _noise(cells, prior)
     ratio = LogRatio(
         log=float(_log_ratios(cells.sum(axis=2)).mean()),
         prompts=noise.prompts if noise else None,
@@ -88,10 +89,10 @@ def session_noise(
     spec_s: ArrayLike,
     base_tokens: ArrayLike,
     spec_tokens: ArrayLike,
-    kind: MachineKind = MachineKind.SERVER,
+    prior: MachineNoise = SERVERS,
 ) -> SessionNoise | None:
     """The noise in the inputs of `crossed_speedup`; None without a spread."""
-    return _noise(_served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens), kind)
+    return _noise(_served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens), prior)
 
 
 def sessions_p_value(log_speeds: ArrayLike, session_sd: float) -> float:
@@ -127,7 +128,7 @@ def expected_noise(num_prompts: int | None, kind: MachineKind) -> SessionNoise |
 
     `num_prompts` None: prompts are served together, and their noise is part of that of cycles.
     """
-    cycles = pooled_noise(kind, (), shared=0.0)
+    cycles = assumed_noise(kind).of_parts((), shared=0.0)
     if num_prompts is None:
         return SessionNoise(cycles=cycles, prompts=NO_PROMPTS)
     if num_prompts < MIN_UNITS:
@@ -182,7 +183,7 @@ def _served_on_both_sides(*columns: ArrayLike) -> Floats:
     return cells[:, is_full][:, :, is_served[is_full].any(axis=0)]
 
 
-def _noise(cells: Floats, kind: MachineKind) -> SessionNoise | None:
+def _noise(cells: Floats, prior: MachineNoise) -> SessionNoise | None:
     _, num_cycles, num_prompts = cells.shape
     if num_cycles < MIN_CYCLES or 1 < num_prompts < MIN_UNITS:
         return None
@@ -196,7 +197,7 @@ def _noise(cells: Floats, kind: MachineKind) -> SessionNoise | None:
     assert prompts is not None, "there are MIN_UNITS prompts"
     cycle_logs = _log_ratios(sums[:, :, 0])
     # Each cycle starts its servers anew, so that cycles share no state.
-    return SessionNoise(cycles=pooled_noise(kind, cycle_logs, shared=0.0), prompts=prompts)
+    return SessionNoise(cycles=prior.of_parts(cycle_logs, shared=0.0), prompts=prompts)
 
 
 def _log_ratios(columns: Floats) -> Floats:

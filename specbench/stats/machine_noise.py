@@ -24,6 +24,8 @@ from specbench.stats.spread import Uncertainty
 SHARED = 0.3  # correlation of the states of two parts of one run
 PARTS = 3
 SECONDS_PER_RATIO = 2.0  # the ratio follows the seconds of K = 0 with a slope of 0.4 to 0.6
+# Deviation of a ratio of two cells that both draft, against that of K = 0 to K.
+ALIKE = 0.5
 ASSUMED_FREEDOM = 4.0  # degrees of freedom of an assumed deviation
 
 
@@ -59,8 +61,9 @@ class MachineNoise:
 
     kind: MachineKind
     variance: float
-    degrees_of_freedom: float
-    num_parts: int  # 1: the variance is assumed
+    degrees_of_freedom: float = ASSUMED_FREEDOM
+    num_parts: int = 1
+    num_earlier: int = 0  # runs that are pooled with what is assumed
     shared: float = SHARED
 
     @property
@@ -69,56 +72,64 @@ class MachineNoise:
         return replace(self, variance=SECONDS_PER_RATIO**2 * self.variance)
 
     @property
+    def share(self) -> float:
+        """The variance of the mean of the parts, over that of one state."""
+        return self.shared + (1 - self.shared) / self.num_parts
+
+    @property
     def of_run(self) -> Uncertainty:
         """The uncertainty of the mean of the parts."""
-        share = self.shared + (1 - self.shared) / self.num_parts
         return Uncertainty(
-            standard_error=math.sqrt(self.variance * share),
+            standard_error=math.sqrt(self.variance * self.share),
             degrees_of_freedom=self.degrees_of_freedom,
         )
 
+    def pooled(self, variance: float, freedom: float) -> "MachineNoise":
+        """This variance and another one, weighted by their degrees of freedom."""
+        total = self.degrees_of_freedom + freedom
+        both = self.degrees_of_freedom * self.variance + freedom * variance
+        return replace(self, variance=both / total, degrees_of_freedom=total)
 
-def pooled_noise(
-    kind: MachineKind, parts: ArrayLike, error: float = 0.0, shared: float = SHARED
-) -> MachineNoise:
-    """The assumed variance pooled with that of the log ratios of the parts, by degrees of freedom.
+    def of_parts(
+        self, parts: ArrayLike, error: float = 0.0, shared: float = SHARED
+    ) -> "MachineNoise":
+        """This variance pooled with that of the log ratios of the parts of a run.
 
-    `error`: the variance that a part's log ratio has without any change of the machine. Parts that
-    share a state differ by less than those of two runs, by the factor 1 - `shared`.
-    """
-    logs = np.asarray(parts, dtype=np.float64)
-    freedom = max(len(logs) - 1, 0)
-    between = max(float(logs.var(ddof=1)) - error, 0.0) / (1 - shared) if freedom else 0.0
-    total = ASSUMED_FREEDOM + freedom
-    return MachineNoise(
-        kind=kind,
-        variance=(ASSUMED_FREEDOM * kind.assumed**2 + freedom * between) / total,
-        degrees_of_freedom=total,
-        num_parts=max(len(logs), 1),
-        shared=shared,
-    )
+        `error`: the variance that a part's log ratio has without any change of the machine. Parts
+        that share a state differ by less than those of two runs, by the factor 1 - `shared`.
+        """
+        logs = np.asarray(parts, dtype=np.float64)
+        freedom = max(len(logs) - 1, 0)
+        between = max(float(logs.var(ddof=1)) - error, 0.0) / (1 - shared) if freedom else 0.0
+        noise = self.pooled(between, freedom)
+        return replace(noise, num_parts=max(len(logs), 1), shared=shared)
+
+    def with_run(self, costs: ArrayLike) -> "MachineNoise":
+        """This variance pooled with that of a run, from the log ratios of its requests in order.
+
+        Its PARTS consecutive parts are compared. Ratios per round are best, because prompts hardly
+        differ in them. Too few requests make one part, whose deviation is not measured.
+        """
+        logs = np.asarray(costs, dtype=np.float64)
+        if len(logs) < 2 * PARTS:
+            return self.of_parts(())
+        parts = np.array_split(logs, PARTS)
+        error = float(np.mean([part.var(ddof=1) / len(part) for part in parts]))
+        return self.of_parts([part.mean() for part in parts], error)
 
 
-def noise_of_run(kind: MachineKind, costs: ArrayLike) -> MachineNoise:
-    """The noise of a run from the log ratios of its requests, in the order in which they ran.
-
-    Its PARTS consecutive parts are compared. Ratios per round are best, because prompts hardly
-    differ in them. Too few requests make one part, whose deviation is assumed.
-    """
-    logs = np.asarray(costs, dtype=np.float64)
-    if len(logs) < 2 * PARTS:
-        return pooled_noise(kind, ())
-    parts = np.array_split(logs, PARTS)
-    error = float(np.mean([part.var(ddof=1) / len(part) for part in parts]))
-    return pooled_noise(kind, [part.mean() for part in parts], error)
+def assumed_noise(kind: MachineKind, *, alike: bool = False) -> MachineNoise:
+    """What is assumed before a measurement. `alike`: both sides of the ratio draft, or neither, so
+    that the machine's state slows both about equally."""
+    return MachineNoise(kind=kind, variance=(kind.assumed * (ALIKE if alike else 1.0)) ** 2)
 
 
 def run_deviation(kind: MachineKind) -> float:
     """The deviation of the log ratios of identical runs that is assumed."""
-    return kind.assumed * math.sqrt(SHARED + (1 - SHARED) / PARTS)
+    return replace(assumed_noise(kind), num_parts=PARTS).of_run.standard_error
 
 
 def least_margin(kind: MachineKind) -> float:
     """The relative margin of a run's speedup that the machine makes if its parts are all alike;
     more prompts do not make it smaller."""
-    return math.expm1(pooled_noise(kind, np.zeros(PARTS)).of_run.margin())
+    return math.expm1(assumed_noise(kind).of_parts(np.zeros(PARTS)).of_run.margin())

@@ -77,12 +77,14 @@ def _distance(steps: tuple[float, float, float | None] | None) -> str:
     return f", the worse of them {figure} below the target's best"
 
 
-def _basis(basis: tuple[str, int]) -> str:
+def _basis(basis: tuple[str, int, int]) -> str:
     """Where the machine's part of a margin is from: `assumed for a quiet CPU`."""
-    kind, num_parts = basis
+    kind, num_parts, num_earlier = basis
     article = "an" if kind[0] in "aeiou" else "a"
-    parts = f", and {num_parts} parts of this run" if num_parts > 1 else ""
-    return f"assumed for {article} {kind}{parts}"
+    found = [f"assumed for {article} {kind}"]
+    found += [f"{num_parts} parts of this run"] if num_parts > 1 else []
+    found += [f"{num_earlier} earlier runs"] if num_earlier else []
+    return listed(found)
 
 
 # What stands before a finding.

@@ -15,7 +15,7 @@ from specbench.cli import progress
 from specbench.cli.progress import MOST_LINES, FinishedCells, LiveCells, ProgressWatch, duration
 from specbench.models.library_output import report_progress
 from specbench.records import Fixed, PassRecord, RoundLog
-from specbench.stats.machine_noise import PARTS, MachineKind, pooled_noise
+from specbench.stats.machine_noise import PARTS, MachineKind, assumed_noise
 from tests.bench.fake_runs import write_prompts
 from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import MEASURED
@@ -202,7 +202,7 @@ def test_finished_cell_lines_are_aligned_and_name_their_phase() -> None:
         assert cells.add(*measured("explore", f"p{i}", BASE_KEY, KEY)) == []
     base, drafted = cells.add(*measured("confirm", "p1", BASE_KEY, KEY))
     # All prompts agree: what is assumed of the machine remains.
-    margin = pooled_noise(MachineKind.QUIET_CPU, [0.0] * PARTS).of_run.margin()
+    margin = assumed_noise(MachineKind.QUIET_CPU).of_parts([0.0] * PARTS).of_run.margin()
     bounds = ", ".join(f"{3 * math.exp(sign * margin):.2f}" for sign in (-1, 1))
     assert columns(drafted)[-3:] == ["3.00x", f"[{bounds}]", "6 prompts"]
     assert base.index("6 prompts") == drafted.index("6 prompts")

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,9 @@ from specbench.decide.comparisons import (
     pooled,
 )
 from specbench.metrics.cell import CellData, against
+from specbench.metrics.machine import machine_kind
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
+from specbench.stats.machine_noise import PARTS, MachineKind, assumed_noise
 from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, cell, draft, stream
 
@@ -49,7 +52,9 @@ def test_auto_is_compared_with_the_fastest_fixed_k():
     comparison = single(compare_adaptive(explored(2.0, 0.8, k2=1.25, k4=1.0, k8=1.6)))
     assert comparison.best_fixed.draft.k == 4
     assert comparison.decode.estimate == pytest.approx(1.0 / 0.8)
-    assert comparison.decode.low == pytest.approx(1.25)
+    # All prompts and parts agree, so that only what is assumed of the machine remains.
+    machine = assumed_noise(MachineKind.QUIET_CPU, alike=True).of_parts([0.0] * PARTS)
+    assert comparison.decode.low == pytest.approx(1.25 * math.exp(-machine.of_run.margin()))
     assert (comparison.num_units, comparison.is_confirmed, comparison.valid) == (6, False, True)
 
 
@@ -110,9 +115,12 @@ def test_passes_are_the_unit_with_concurrent_requests():
     assert comparison.decode.estimate == pytest.approx(6.4 / 5.0)
     assert comparison.decode.low is not None
     assert 1.1 < comparison.decode.low < 6.4 / 5.0
+    costs = [math.log((0.1 + f) / (0.1 + a)) for f, a in zip(fixed_s, auto_s, strict=True)]
+    kind = machine_kind(against(adaptive, fixed))
+    machine = assumed_noise(kind, alike=True).with_run(costs)
     assert comparison.mean_num_speculative_tokens == pytest.approx(4.0)
     assert comparison.minimum_detectable_effect == pytest.approx(
-        minimum_detectable_effect(speedup_ratio(fixed_s, auto_s))
+        minimum_detectable_effect(speedup_ratio(fixed_s, auto_s).on(machine))
     )
     # An effect that is found four times in five is larger than the interval's half-width.
     assert (

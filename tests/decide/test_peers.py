@@ -6,7 +6,7 @@ import pytest
 from specbench.decide.comparisons import side_by_side
 from specbench.metrics.machine import machine_kind
 from specbench.records import CellKey
-from specbench.stats.machine_noise import PARTS, pooled_noise
+from specbench.stats.machine_noise import PARTS, assumed_noise
 from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, NUM_UNITS, cell, draft
 
@@ -75,7 +75,9 @@ def test_the_peer_ratio_is_its_seconds_over_ours_on_equal_prompts():
     (pair,) = side_by_side([cell(BASE, SECONDS), cell(peer("generate"), twice)])
     assert pair.decode.estimate == pytest.approx(2.0)
     # Every prompt and every part of the run agree: what is assumed of the machine remains.
-    machine = pooled_noise(machine_kind(cell(BASE, SECONDS)), [math.log(2)] * PARTS)
+    machine = assumed_noise(machine_kind(cell(BASE, SECONDS)), alike=True).of_parts(
+        [math.log(2)] * PARTS
+    )
     assert pair.decode.low == pytest.approx(2.0 * math.exp(-machine.of_run.margin()))
     assert pair.end_to_end is not None
     assert pair.end_to_end.estimate == pytest.approx((sum(twice) + 0.6) / (sum(SECONDS) + 0.6))

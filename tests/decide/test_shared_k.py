@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.objective import (
-    find_shared_k,
-    one_k,
-)
+from specbench.decide.objective import SMALL_LOSS, SharedK, find_shared_k, one_k
 from specbench.decide.recommend import choose, decide
+from specbench.metrics.cell import CellData, against
+from specbench.metrics.summary import summarize
 from specbench.records import Kind
 from tests.cell_keys import with_axes
+from tests.decide.cells import BASE, cell, draft
 
 
 def sweep(summarized, workload, **speedups):
@@ -161,3 +161,52 @@ def test_a_shared_k_of_two_pairings_is_refused(summarized):
     other = replace(cell, key=with_axes(cell.key, pairing="demo/poor"))
     with pytest.raises(ValueError, match="one pairing"):
         find_shared_k([cell, other])
+
+
+def explored(workload: str, **seconds: list[float]) -> list[CellData]:
+    """Cells of one workload with seconds of six prompts, such as k0=[...]."""
+    plain = cell(with_axes(BASE, workload=workload), seconds.pop("k0"))
+    drafting = {int(k[1:]): s for k, s in seconds.items()}
+    return [
+        plain,
+        *(against(cell(draft(k, workload=workload), s), plain) for k, s in drafting.items()),
+    ]
+
+
+SPREAD = [1.0, 1.1, 0.9, 1.05, 0.95, 1.0]
+
+
+def of_losses(k4_s: list[float]) -> SharedK:
+    """K = 4 for code, where K = 8 is best; K = 8 loses on chat."""
+    cells = [
+        *explored("code", k0=[2 * s for s in SPREAD], k4=k4_s, k8=SPREAD),
+        *explored("chat", k0=[2 * s for s in SPREAD], k4=SPREAD, k8=[3 * s for s in SPREAD]),
+    ]
+    shared = find_shared_k(summarize(c for c in cells if c.k), explored=cells)
+    assert shared is not None
+    assert shared.num_speculative_tokens == 4
+    return shared
+
+
+def test_a_loss_has_the_interval_of_both_k_on_the_same_prompts():
+    shared = of_losses([1.25 * s for s in SPREAD])
+    loss = shared.regret_bounds["code"]
+    assert loss.estimate == pytest.approx(1 - 1 / 1.25)
+    assert 0.1 < loss.low < loss.estimate < loss.high < 0.3
+    (found,) = one_k(shared).figures["losses"]
+    assert found == Kind.LOSS_BETWEEN(low=loss.low, high=loss.high, workload="code")
+
+
+def test_a_loss_whose_interval_is_wide_is_unknown():
+    factors = [1.9, 0.8, 1.6, 0.7, 1.5, 0.75]
+    shared = of_losses([f * s for f, s in zip(factors, SPREAD, strict=True)])
+    (found,) = one_k(shared).figures["losses"]
+    assert found.kind is Kind.LOSS_UNKNOWN
+    assert found.figures["high"] > SMALL_LOSS
+
+
+def test_a_loss_that_may_be_0_and_is_small_has_an_upper_bound():
+    shared = of_losses([1.02 * s for s in SPREAD])
+    (found,) = one_k(shared).figures["losses"]
+    assert found.kind is Kind.LOSS_AT_MOST
+    assert 0.02 < found.figures["high"] <= SMALL_LOSS

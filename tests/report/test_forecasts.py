@@ -23,7 +23,7 @@ from specbench.report.forecasts import (
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.sections import sections
-from specbench.stats.machine_noise import PARTS, MachineKind, pooled_noise
+from specbench.stats.machine_noise import PARTS, MachineKind, assumed_noise
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeEngine
 from tests.report.conftest import drawn, printed
@@ -72,7 +72,7 @@ def test_the_forecast_table_has_a_row_per_k_with_both_values(measured_here):
     assert good[3:5] == ("5.00", "5.00")
     assert good[5] == "3.57x [3.57, 3.57]"
     # All requests agree, but what is assumed of the machine's states remains.
-    margin = pooled_noise(MachineKind.QUIET_CPU, [0.0] * PARTS).of_run.margin()
+    margin = assumed_noise(MachineKind.QUIET_CPU).of_parts([0.0] * PARTS).of_run.margin()
     low, high = (5 / 1.4 * math.exp(sign * margin) for sign in (-1, 1))
     assert good[6] == f"3.57x [{low:.2f}, {high:.2f}]"
     assert good[7:9] == ("+0.0%", "-0.0%") or good[7:9] == ("+0.0%", "+0.0%")

@@ -34,7 +34,12 @@ from specbench.stats.intervals import (
     minimum_detectable_effect,
     speedup_ratio,
 )
-from specbench.stats.machine_noise import ASSUMED_FREEDOM, MachineKind, MachineNoise
+from specbench.stats.machine_noise import (
+    ASSUMED_FREEDOM,
+    MachineKind,
+    MachineNoise,
+    assumed_noise,
+)
 from specbench.stats.spread import MIN_UNITS, Uncertainty, combined, student_t
 from tests.stats.simulated_sweeps import NOISES, Cells
 from tests.stats.test_spread import spread
@@ -112,7 +117,7 @@ def test_many_prompts_do_not_replace_cycles_in_the_margin():
 @pytest.mark.parametrize("kind", MachineKind)
 def test_equal_cycles_keep_a_share_of_the_assumed_deviation(kind):
     equal = Cells(*(np.repeat(column[:1], 4, axis=0) for column in cells()))
-    noise = session_noise(*equal, kind=kind)
+    noise = session_noise(*equal, prior=assumed_noise(kind))
     # 4 assumed degrees of freedom of 7: the cycles' own 3 found no variance.
     assert noise.cycles.variance == pytest.approx(kind.assumed**2 * 4 / 7)
     assert noise.of_cycles(4).degrees_of_freedom == 7
@@ -223,7 +228,7 @@ def simulated(
 ) -> tuple[float, float]:
     rng = np.random.default_rng(cycles * prompts)
     noise = NOISES[name]
-    estimate = estimate or partial(crossed_speedup, kind=noise.kind)
+    estimate = estimate or partial(crossed_speedup, prior=assumed_noise(noise.kind))
     [sweeps] = noise.sweeps(rng, SWEEPS, cycles, prompts)
     covered, helps = rates(estimate(*sweeps.sweep(i)) for i in range(SWEEPS))
     print(f"{name:12} {cycles} cycles, {prompts} prompts: {covered:.1%}, wrong helps {helps:.1%}")
@@ -246,7 +251,7 @@ def test_servers_that_differ_twice_as_much_as_assumed_are_covered_less():
     noise = replace(NOISES["loaded CPU"], session=2 * NOISES["loaded CPU"].kind.assumed)
     [sweeps] = noise.sweeps(np.random.default_rng(0), SWEEPS, 4, 40)
     measured = [sweeps.sweep(i) for i in range(SWEEPS)]
-    covered, _ = rates(crossed_speedup(*each, kind=noise.kind) for each in measured)
+    covered, _ = rates(crossed_speedup(*each, prior=assumed_noise(noise.kind)) for each in measured)
     print(f"4 cycles of servers twice as different as assumed: {covered:.1%}")
     assert 0.80 < covered < 0.93
 
@@ -284,14 +289,18 @@ def of_needed_length(sweep: Sequence[Cells]) -> LogRatio:
     kind = NOISES["noisy CPU"].kind
     first = [cells.first(FEWEST_PLANNED) for cells in sweep]
     effect = math.expm1(abs(crossed_speedup(*first[0]).log))
-    num_cycles = cycles_needed([session_noise(*cells, kind=kind) for cells in first], effect)
-    return crossed_speedup(*sweep[0].first(num_cycles or MOST_PLANNED), kind=kind)
+    num_cycles = cycles_needed(
+        [session_noise(*cells, prior=assumed_noise(kind)) for cells in first], effect
+    )
+    return crossed_speedup(*sweep[0].first(num_cycles or MOST_PLANNED), prior=assumed_noise(kind))
 
 
 def until_it_is_significant(sweep: Sequence[Cells]) -> LogRatio:
     """Negative control: as many cycles as it takes until the interval excludes 1."""
     for num_cycles in range(FEWEST_PLANNED, MOST_PLANNED + 1):
-        ratio = crossed_speedup(*sweep[0].first(num_cycles), kind=NOISES["noisy CPU"].kind)
+        ratio = crossed_speedup(
+            *sweep[0].first(num_cycles), prior=assumed_noise(NOISES["noisy CPU"].kind)
+        )
         if abs(ratio.log) > ratio.spread.margin():
             break
     return ratio
@@ -316,7 +325,9 @@ def test_an_effect_of_the_detectable_size_is_found_in_four_of_five_sweeps():
     rng = np.random.default_rng(0)
     noise = NOISES["loaded CPU"]
     [sweeps] = noise.sweeps(rng, SWEEPS, 6, 20)
-    ratios = [crossed_speedup(*sweeps.sweep(i), kind=noise.kind) for i in range(SWEEPS)]
+    ratios = [
+        crossed_speedup(*sweeps.sweep(i), prior=assumed_noise(noise.kind)) for i in range(SWEEPS)
+    ]
     effect = math.log1p(np.mean([minimum_detectable_effect(ratio) for ratio in ratios]))
     detected = [ratio.log + effect > ratio.spread.margin() for ratio in ratios]
     assert np.mean(detected) == pytest.approx(0.80, abs=0.05)
@@ -348,7 +359,9 @@ def test_an_interval_over_cycles_covers_other_starts(cycles, name):
     noise = replace(NOISES[name], prompt=0.0)
     [sweeps] = noise.sweeps(rng, SWEEPS, cycles, 10)
     measured = (pooled(sweeps.sweep(i)) for i in range(SWEEPS))
-    covered, helps = rates(crossed_speedup(*each, kind=noise.kind) for each in measured)
+    covered, helps = rates(
+        crossed_speedup(*each, prior=assumed_noise(noise.kind)) for each in measured
+    )
     print(f"{name}, {cycles} cycles of passes: {covered:.1%}, wrong helps {helps:.1%}")
     assert covered >= 0.93
     assert covered <= 0.97 or noise.is_quieter
@@ -418,7 +431,9 @@ def test_an_interval_holds_if_one_session_was_slow(name):
     [sweeps] = noise.sweeps(np.random.default_rng(0), SWEEPS, 4, 20)
     sweeps.base_s[:, 0] *= 1.3  # one of the two sessions of the first cycle, by 1.6
     measured = (sweeps.sweep(i) for i in range(SWEEPS // 2))
-    covered, helps = rates(crossed_speedup(*each, kind=noise.kind) for each in measured)
+    covered, helps = rates(
+        crossed_speedup(*each, prior=assumed_noise(noise.kind)) for each in measured
+    )
     print(f"{name}, one slow session: {covered:.1%}, wrong helps {helps:.1%}")
     assert covered >= 0.92
     assert helps < 0.08

@@ -11,7 +11,7 @@ from specbench.stats.machine_noise import (
     PARTS,
     SHARED,
     MachineKind,
-    pooled_noise,
+    assumed_noise,
 )
 
 QUIET = MachineKind.QUIET_CPU
@@ -19,7 +19,7 @@ QUIET = MachineKind.QUIET_CPU
 
 def test_without_parts_the_deviation_is_the_assumed_one():
     for kind in MachineKind:
-        noise = pooled_noise(kind, [])
+        noise = assumed_noise(kind).of_parts([])
         assert noise.variance == pytest.approx(kind.assumed**2)
         assert (noise.degrees_of_freedom, noise.num_parts) == (ASSUMED_FREEDOM, 1)
         # A run is one state, whatever part of it is shared.
@@ -27,13 +27,13 @@ def test_without_parts_the_deviation_is_the_assumed_one():
 
 
 def test_a_single_part_shows_no_variance():
-    assert pooled_noise(QUIET, [0.7]) == pooled_noise(QUIET, [])
+    assert assumed_noise(QUIET).of_parts([0.7]) == assumed_noise(QUIET).of_parts([])
 
 
 def test_the_variance_of_parts_is_pooled_with_the_assumed_one_by_degrees_of_freedom():
     # Parts at 0.1, 0.2 and 0.6: variance 0.07, of which 0.01 is error; parts of one run share
     # SHARED of the variance between runs.
-    noise = pooled_noise(QUIET, [0.1, 0.2, 0.6], error=0.01)
+    noise = assumed_noise(QUIET).of_parts([0.1, 0.2, 0.6], error=0.01)
     between = 0.06 / (1 - SHARED)
     assert noise.degrees_of_freedom == ASSUMED_FREEDOM + 2
     assert noise.variance == pytest.approx(
@@ -42,14 +42,17 @@ def test_the_variance_of_parts_is_pooled_with_the_assumed_one_by_degrees_of_free
 
 
 def test_parts_that_differ_by_less_than_their_errors_lower_the_variance_but_not_below_0():
-    noise = pooled_noise(QUIET, [0.1, 0.2, 0.6], error=1.0)
+    noise = assumed_noise(QUIET).of_parts([0.1, 0.2, 0.6], error=1.0)
     share = ASSUMED_FREEDOM / (ASSUMED_FREEDOM + 2)
     assert noise.variance == pytest.approx(share * QUIET.assumed**2)
 
 
 def test_parts_share_a_state_and_cycles_that_start_anew_do_not():
     logs = [0.1, 0.2, 0.6]
-    parts, cycles = pooled_noise(QUIET, logs), pooled_noise(QUIET, logs, shared=0.0)
+    parts, cycles = (
+        assumed_noise(QUIET).of_parts(logs),
+        assumed_noise(QUIET).of_parts(logs, shared=0.0),
+    )
     of_mean = SHARED + (1 - SHARED) / 3
     assert parts.of_run.standard_error**2 == pytest.approx(parts.variance * of_mean)
     assert cycles.of_run.standard_error**2 == pytest.approx(cycles.variance / 3)
@@ -78,7 +81,7 @@ def covered(num_prompts: int, *, of_assumed: float = 1.0, knows_machine: bool = 
         if knows_machine:
             parts = np.array_split(cost, PARTS)
             error = float(np.mean([part.var(ddof=1) / len(part) for part in parts]))
-            ratio = ratio.on(pooled_noise(QUIET, [part.mean() for part in parts], error))
+            ratio = ratio.on(assumed_noise(QUIET).of_parts([part.mean() for part in parts], error))
         bounds = interval(ratio)
         hits += bounds.low <= 1 <= bounds.high
     return hits / RUNS
@@ -102,3 +105,14 @@ def test_without_the_machine_more_prompts_make_intervals_too_narrow():
     few, many = (covered(num, knows_machine=False) for num in (9, 39))
     print(f"without the machine: {few:.1%} of 9 prompts, {many:.1%} of 39")
     assert many < 0.80 < few + 0.05
+
+
+def test_what_earlier_runs_measured_is_pooled_by_degrees_of_freedom():
+    noise = assumed_noise(QUIET).pooled(0.2**2, 4)
+    assert noise.degrees_of_freedom == ASSUMED_FREEDOM + 4
+    assert noise.variance == pytest.approx((0.06**2 + 0.2**2) / 2)
+    assert noise.pooled(0.5, 0) == noise
+
+
+def test_cells_that_both_draft_are_assumed_to_follow_the_machine_less():
+    assert assumed_noise(QUIET, alike=True).variance < assumed_noise(QUIET).variance

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from specbench.decide.recommend import BEATS_BASELINE, TIE
 from specbench.stats.intervals import LogRatio, interval, speedup_ratio
-from specbench.stats.machine_noise import PARTS, SHARED, MachineKind, noise_of_run
+from specbench.stats.machine_noise import PARTS, SHARED, MachineKind, assumed_noise
 from specbench.stats.paired_fit import fitted_ratios
 
 Floats = NDArray[np.float64]
@@ -69,7 +69,7 @@ class Run(NamedTuple):
     def ratio(self, k: int) -> LogRatio:
         """As metrics/summary.py computes it, on a machine that looked quiet."""
         base, spec = self.base_s / self.rounds[:, 0], self.spec_s[k] / self.rounds[:, k]
-        noise = noise_of_run(MachineKind.QUIET_CPU, np.log(base / spec))
+        noise = assumed_noise(MachineKind.QUIET_CPU).with_run(np.log(base / spec))
         return speedup_ratio(self.base_s, self.spec_s[k]).on(noise)
 
     def best_k(self) -> int:

@@ -35,7 +35,7 @@ from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData
-from specbench.metrics.machine import machine_kind
+from specbench.metrics.machine import machine_prior
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.summary import summarize
 from specbench.probes.gpu import Gpus
@@ -366,6 +366,6 @@ def _noises(cells: Sequence[CellData]) -> Iterator[SessionNoise]:
     for cell in cells:
         seconds = None if cell.client_bound else paired_decode(cell)
         if seconds is not None and len(seconds.base_s) >= MIN_CYCLES:
-            noise = session_noise(*seconds, kind=machine_kind(cell))
+            noise = session_noise(*seconds, prior=machine_prior(cell))
             if noise is not None:
                 yield noise

@@ -1,0 +1,59 @@
+"""The deviation between states of the machine, from runs whose speedups are chosen."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specbench.metrics.earlier import MOST_RUNS, earlier_runs
+from specbench.records import CellPlan
+from specbench.runs import StoredRun
+from specbench.stats.machine_noise import PARTS, SHARED
+from tests.decide.cells import BASE, draft, request
+from tests.frames.small_run import small_run
+from tests.made_records import made_block
+
+KEY = draft(4)
+NUM_PROMPTS = 12
+SHARE = SHARED + (1 - SHARED) / PARTS
+
+
+def run(index: int, speedup: float, prompts: str = "p", sd: float = 0.0) -> StoredRun:
+    """A run in which every prompt has this speedup, or speedups around it."""
+    rng = np.random.default_rng(index)
+    stored = small_run(f"run-{index}")
+    seconds = 1 / speedup * np.exp(sd * rng.normal(size=NUM_PROMPTS))
+    blocks = [
+        made_block(name, request(BASE, name, 1.0, 0), request(KEY, name, float(s), 0))
+        for name, s in ((f"{prompts}{i}", s) for i, s in enumerate(seconds))
+    ]
+    cells = tuple(CellPlan(key=k, num_prompts=NUM_PROMPTS, num_repeats=1) for k in (BASE, KEY))
+    return replace(stored, run=replace(stored.run, cells=cells), blocks=tuple(blocks))
+
+
+def test_the_deviation_is_that_of_the_log_speedups_of_a_run_for_one_state():
+    found = earlier_runs([run(0, 1.5), run(1, 1.8), run(2, 1.6)], {KEY})
+    assert found is not None
+    logs = [math.log(s) for s in (1.5, 1.8, 1.6)]
+    assert found.num_runs == 3
+    assert found.deviation == pytest.approx(np.std(logs, ddof=1) / math.sqrt(SHARE))
+
+
+def test_what_other_prompts_explain_is_not_the_machines():
+    other = earlier_runs([run(i, 1.5, f"run{i}-", sd=0.2) for i in range(8)], {KEY})
+    same = earlier_runs([run(i, 1.5, sd=0.2) for i in range(8)], {KEY})
+    assert other is not None
+    assert same is not None
+    assert other.deviation < same.deviation / 2
+
+
+def test_a_single_run_and_runs_of_other_cells_show_no_deviation():
+    assert earlier_runs([run(0, 1.5)], {KEY}) is None
+    assert earlier_runs([run(0, 1.5), run(1, 1.8)], {draft(5)}) is None
+
+
+def test_only_the_newest_runs_count():
+    found = earlier_runs([run(i, 1.5) for i in range(MOST_RUNS)] + [run(99, 9.0)], {KEY})
+    assert found is not None
+    assert (found.num_runs, found.deviation) == (MOST_RUNS, pytest.approx(0.0, abs=1e-9))
