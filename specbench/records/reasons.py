@@ -214,8 +214,8 @@ class Kind(StrEnum):
     MORE_OF = "more_of", "to narrow it: raise {option}"
     MACHINE_VARIES = (
         "machine_varies",
-        "to narrow it: a quieter machine; its states alone make a margin of {machine:.0%}, prompts "
-        "{prompts:.0%}",
+        "to narrow it: another run, or a quieter machine; its states alone make a margin of "
+        "{machine:.0%}, prompts {prompts:.0%}",
     )
     ADD_PROMPTS = (
         "add_prompts",

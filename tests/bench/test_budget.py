@@ -152,7 +152,12 @@ def test_a_noisier_measurement_uses_the_prompts_that_its_pilot_plans(tmp_path):
 )
 def test_the_prompts_of_a_margin_follow_from_its_pilot(prompts, machine, needed):
     margin = Margin(
-        prompts=prompts, machine=machine, machine_kind="GPU", largest_prompt=None, num_parts=3
+        prompts=prompts,
+        machine=machine,
+        machine_kind="GPU",
+        largest_prompt=None,
+        num_parts=3,
+        num_earlier=0,
     )
     cell = replace(summary(4, 1.4, 1.5, 1.6), margin=margin)
     assert num_needed(cell, 0.1, PILOT) == pytest.approx(needed, rel=0.01)

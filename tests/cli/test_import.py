@@ -10,7 +10,7 @@ import pytest
 
 from specbench.runs import load_run
 from specbench.stats.intervals import interval, speedup_ratio
-from specbench.stats.machine_noise import PARTS, MachineKind, pooled_noise
+from specbench.stats.machine_noise import PARTS, MachineKind, assumed_noise
 from tests.cli.calls import specbench
 from tests.report.test_json import VALIDATOR
 
@@ -76,7 +76,7 @@ def test_requests_one_at_a_time_give_an_interval_over_their_prompts(tmp_path):
     # The machine is a server, and each part of the run has two requests.
     logs = np.log(np.array(base_s) / np.array(spec_s)).reshape(PARTS, 2)
     error = logs.var(axis=1, ddof=1).mean() / 2
-    machine = pooled_noise(MachineKind.SERVER, logs.mean(axis=1), error)
+    machine = assumed_noise(MachineKind.SERVER).of_parts(logs.mean(axis=1), error)
     wanted = interval(speedup_ratio(*pairs).on(machine))
     assert imported["cells"][1]["speedup"] == pytest.approx(asdict(wanted))
     assert imported["decisions"][0]["num_speculative_tokens"] == 4
