@@ -33,7 +33,6 @@ from specbench.records import (
     SpeedupVerdict,
 )
 from specbench.settings.words import REQUEST_LIMITS
-from specbench.stats.intervals import interval
 
 
 class LeastRegret(NamedTuple):
@@ -178,11 +177,9 @@ def _regret_bounds(
         ratio = log_speedup(both, paired_decode(both))
         if ratio is None or ratio.spread is None:
             continue
-        loss = interval(ratio if k else replace(ratio, log=-ratio.log))
-        assert loss.low is not None and loss.high is not None, "it has a spread"
-        bounds[workload] = Interval(
-            estimate=1 - loss.estimate, low=1 - loss.high, high=1 - loss.low
-        )
+        log, half = ratio.log if k else -ratio.log, ratio.spread.margin()
+        ends = (1 - math.exp(log + shift) for shift in (0.0, half, -half))
+        bounds[workload] = Interval(**dict(zip(("estimate", "low", "high"), ends, strict=True)))
     return bounds
 
 
@@ -218,7 +215,8 @@ def losses_of(
 
 def _loss(workload: str, loss: Interval, best: str | None) -> Reason:
     """A loss by its interval: shown, small, or unknown."""
-    assert loss.low is not None and loss.high is not None
+    assert loss.low is not None
+    assert loss.high is not None
     if loss.low > 0:
         return Kind.LOSS_BETWEEN(low=loss.low, high=loss.high, workload=workload)
     if loss.high < _SHOWN:

@@ -63,10 +63,17 @@ def test_parts_share_a_state_and_cycles_that_start_anew_do_not():
 RUNS, PROMPTS_SD = 2_000, 0.15
 
 
-def covered(num_prompts: int, *, of_assumed: float = 1.0, knows_machine: bool = True) -> float:
-    """How often runs of three parts contain the truth; machines of the kind differ in deviation."""
+def covered(
+    num_prompts: int,
+    *,
+    of_assumed: float = 1.0,
+    knows_machine: bool = True,
+    num_earlier: int = 0,
+) -> tuple[float, float]:
+    """How often runs of three parts contain the truth, and their median half-width; machines of the
+    kind differ in deviation, and earlier runs are on the same machine."""
     rng = np.random.default_rng(num_prompts)
-    hits = 0
+    hits, halves = 0, []
     for _ in range(RUNS):
         spread = math.sqrt(ASSUMED_FREEDOM / rng.chisquare(ASSUMED_FREEDOM))
         deviation = of_assumed * QUIET.assumed * spread
@@ -81,28 +88,34 @@ def covered(num_prompts: int, *, of_assumed: float = 1.0, knows_machine: bool = 
         if knows_machine:
             parts = np.array_split(cost, PARTS)
             error = float(np.mean([part.var(ddof=1) / len(part) for part in parts]))
-            ratio = ratio.on(assumed_noise(QUIET).of_parts([part.mean() for part in parts], error))
+            prior = assumed_noise(QUIET)
+            if num_earlier:
+                of_run = math.sqrt(SHARED + (1 - SHARED) / PARTS) * deviation
+                found = (of_run * rng.normal(size=num_earlier)).var(ddof=1)
+                prior = prior.pooled(found / prior.of_parts([0.0] * PARTS).share, num_earlier - 1)
+            ratio = ratio.on(prior.of_parts([part.mean() for part in parts], error))
         bounds = interval(ratio)
         hits += bounds.low <= 1 <= bounds.high
-    return hits / RUNS
+        halves.append(math.log(bounds.high / bounds.low) / 2)
+    return hits / RUNS, float(np.median(halves))
 
 
 @pytest.mark.parametrize("num_prompts", [9, 39])
 def test_runs_cover_the_truth_whatever_the_number_of_prompts(num_prompts):
     """Standard error 0.5 points; a method that covers 95% leaves the range in 1 of 1,000 seeds."""
-    share = covered(num_prompts)
+    share, _ = covered(num_prompts)
     print(f"{num_prompts} prompts: {share:.1%}")
     assert 0.93 <= share <= 0.97
 
 
 def test_a_machine_that_varies_half_as_much_as_assumed_has_wider_intervals():
-    share = covered(39, of_assumed=0.5)
+    share, _ = covered(39, of_assumed=0.5)
     print(f"half of the assumed deviation: {share:.1%}")
     assert share > 0.96
 
 
 def test_without_the_machine_more_prompts_make_intervals_too_narrow():
-    few, many = (covered(num, knows_machine=False) for num in (9, 39))
+    few, many = (covered(num, knows_machine=False)[0] for num in (9, 39))
     print(f"without the machine: {few:.1%} of 9 prompts, {many:.1%} of 39")
     assert many < 0.80 < few + 0.05
 
@@ -116,3 +129,17 @@ def test_what_earlier_runs_measured_is_pooled_by_degrees_of_freedom():
 
 def test_cells_that_both_draft_are_assumed_to_follow_the_machine_less():
     assert assumed_noise(QUIET, alike=True).variance < assumed_noise(QUIET).variance
+
+
+def test_earlier_runs_make_the_machines_part_right_where_the_assumption_is_not():
+    """Standard error 0.5 points; eight earlier runs know a machine that varies twice as much."""
+    alone, _ = covered(39, of_assumed=2.0)
+    known, _ = covered(39, of_assumed=2.0, num_earlier=8)
+    print(f"twice the assumed deviation: {alone:.1%} alone, {known:.1%} with eight earlier runs")
+    assert alone < 0.90
+    assert known > alone + 0.02
+    _, wide = covered(39, of_assumed=0.25)
+    share, narrow = covered(39, of_assumed=0.25, num_earlier=8)
+    print(f"a quarter: half-width {wide:.3f} alone, {narrow:.3f} with them, covered {share:.1%}")
+    assert narrow < 0.85 * wide
+    assert share > 0.95

@@ -1,0 +1,49 @@
+"""A run takes the deviation between states of the machine from earlier runs in its folder."""
+
+from pathlib import Path
+
+import pytest
+
+from specbench.metrics.aggregate import aggregate_run
+from specbench.metrics.summary import summarize
+from specbench.runs import StoredRun
+from tests.bench.tiny_runs import run_on, settings_for, write_tiny
+
+pytestmark = pytest.mark.slow  # whole runs
+
+PROMPTS = [f"Count to {i} and then say hello" for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny"), PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def two(tiny: Path) -> Path:
+    for _ in range(2):
+        assert measure(tiny).run.earlier is None
+    return tiny / "reports"
+
+
+def measure(tiny: Path, **changes: object) -> StoredRun:
+    usual = {"command": "run", "pairings": ("tiny/draft",), "num_speculative_tokens": (3,)}
+    settings = settings_for(tiny, **{**usual, "max_new_tokens": 24, **changes})
+    return run_on(tiny, settings, tiny / "reports")
+
+
+def test_runs_of_the_same_cells_count_even_beside_one_that_cannot_be_read(tiny, two):
+    (broken := two / "20260101T000000-broken").mkdir()
+    (broken / "run.json").write_text('{"schema_version": 1}')
+    stored = measure(tiny)
+    assert stored.run.earlier is not None
+    assert stored.run.earlier.num_runs == 2
+    (cell,) = (c for c in summarize(aggregate_run(stored)) if c.key.draft.k)
+    assert cell.margin is not None
+    assert cell.margin.num_earlier == 2
+
+
+@pytest.mark.usefixtures("two")
+def test_runs_of_other_cells_or_threads_do_not_count(tiny):
+    assert measure(tiny, num_speculative_tokens=(2,)).run.earlier is None
+    assert measure(tiny, threads=2).run.earlier is None
