@@ -6,7 +6,7 @@ speedup of its confirmation run.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from specbench.decide.recommend import (
