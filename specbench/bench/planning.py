@@ -1,10 +1,12 @@
 """Makes the plans of a run, with the deepest K of each drafter, from files. No torch.
 
-Prompts that exceed the target's context are left out, at every K and before measuring.
+Prompts that exceed the target's context, or that its chat template refuses, are left out, at every
+K and before measuring.
 
 UsageError if no engine can measure the pairings.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,8 +15,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from specbench.bench.plan import TEMPLATE_TOKENS, TargetPlan, peers_of
+from specbench.bench.rendering import prompt_tokens, rendered, rendered_elsewhere
 from specbench.bench.served.deployments import unsupported_pairings
-from specbench.engines.engine import Engine, Tokenizer
+from specbench.engines.engine import Engine
 from specbench.engines.served_engine import unsupported_setting
 from specbench.errors import ModelError, UsageError, WorkloadError
 from specbench.files.gguf import gguf_of
@@ -24,9 +27,9 @@ from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter, generation_findings
 from specbench.inputs.lengthening import fewest_tokens
 from specbench.inputs.pairing import Pairing, Target
-from specbench.inputs.workloads import load_workloads
+from specbench.inputs.workloads import Workload, load_workloads
 from specbench.methods import find_method
-from specbench.records import FailureRecord, Kind, Message, Prompt, Reason
+from specbench.records import FailureRecord, Kind, Prompt, Reason
 from specbench.records.requests import TEMPLATE_SETTINGS, THINKING_ARGS
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 
@@ -255,6 +258,7 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[Reason]:
             yield Kind.THINKING_IGNORED(
                 workloads=thinking, target=plan.target.name, names=tuple(THINKING_ARGS)
             )
+        yield from _rendered_twice(plan)
     if plan.served or plan.settings.decoder.dummy_weights:
         return
     fields = {"vocab_size", "d2t", *(("tokenizer",) if is_dry else ())}
@@ -266,6 +270,27 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[Reason]:
             for finding in check_drafter(files, pairing.drafter).of_level("warning"):
                 if finding.field in shown:
                     yield Kind.FOUND_IN_FILES(name=pairing.name, finding=finding.text)
+
+
+def _rendered_twice(plan: TargetPlan) -> Iterator[Reason]:
+    """Warnings about prompts with special tokens that the chat template or tokenizer writes."""
+    files = open_model(plan.target.model)
+    vocabulary, template = files.vocabulary, files.chat_template
+    if vocabulary is None:
+        return
+    written = [name for name in vocabulary.specials() if name in (template or name)]
+    if not written:
+        return
+    pattern = re.compile("|".join(map(re.escape, written)))
+    for workload in plan.workloads:
+        found = [match for p in plan.prompts(workload) if (match := pattern.search(p.text))]
+        if found:
+            yield Kind.RENDERED_TWICE(
+                workload=workload.name,
+                count=(len(found), "prompt"),
+                token=found[0].group(),
+                target=plan.target.name,
+            )
 
 
 def deepest(pairing: Pairing, read_head: ReadHead, *, dummy: bool) -> int | None:
@@ -319,18 +344,7 @@ def leave_out_long_prompts(plan: TargetPlan, context: int | None = None) -> Targ
 
         limit = min(files.longest_context or inf, context or inf)
         _check_contexts(plan, limit)
-        short, failures = _drop_long_prompts(plan, limit, count)
-        reasons = {failure.workload: failure.reason for failure in failures}
-        noted = []
-        for workload in short.workloads:
-            reason, outcome = reasons.get(workload.name), "left out"
-            if reason and workload in plan.workloads:
-                if not plan.served:
-                    raise WorkloadError(f"{workload.name}: no prompt fits: {reason}")
-                outcome = "sent, though they might not fit"
-            note = (f"{workload.name}: {outcome}: {reason}",) if reason else ()
-            noted.append(replace(workload, notes=(*workload.notes, *note)))
-        return replace(short, workloads=tuple(noted))
+        return _noted(plan, *_drop_prompts(plan, limit, count, {}))
     return plan
 
 
@@ -347,57 +361,120 @@ def _check_contexts(plan: TargetPlan, limit: float) -> None:
             )
 
 
-def without_long_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
-    """The plan without prompts that exceed the context, counted with their chat template. A
+def without_unusable_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
+    """The plan without prompts that the chat template refuses or that exceed the context. A
     workload with only such prompts is kept, and fails with the engine's error."""
-    count = partial(_prompt_tokens, engine.tokenizer)
-    short, failures = _drop_long_prompts(plan, engine.context or inf, count)
+    known = {
+        workload.name: rendered(engine.tokenizer, *_order(plan, workload))
+        for workload in plan.workloads
+    }
+
+    def count(prompt: Prompt) -> int:
+        try:
+            return prompt_tokens(engine.tokenizer, prompt.turns, prompt.tools, prompt.template_args)
+        except WorkloadError:  # decoding the prompt raises the error again
+            return 0
+
+    short, failures = _drop_prompts(plan, engine.context or inf, count, known)
     unchanged = {workload.name for workload in plan.workloads if workload in short.workloads}
     return short, tuple(f for f in failures if f.workload not in unchanged)
 
 
-def _drop_long_prompts(plan: TargetPlan, limit: float, count: Callable[[Prompt], int]) -> Shortened:
-    """The plan without prompts above the limit, and a failure for each workload that has such
-    prompts. A workload with only such prompts is kept."""
+def without_refused_prompts(plan: TargetPlan) -> TargetPlan:
+    """The plan without prompts that the target's chat template refuses, and with notes on their
+    number; unchanged if the target is not here or a server renders them. WorkloadError if it
+    refuses all."""
+    spec = plan.target.model
+    if plan.served or spec.is_gguf or not (spec.is_shape or spec.folder):
+        return plan
+    known: dict[str, Mapping[str, int | str]] = {}
+    with suppress(ModelError):  # loading tells why
+        raises = "raise_exception" in (open_model(spec).chat_template or "")
+        for workload in plan.workloads:
+            prompts, wanted = _order(plan, workload)
+            if raises or any(map(_has_more_than_text, prompts)):
+                known[workload.name] = rendered_elsewhere(spec, prompts, wanted) or {}
+    return _noted(plan, *_drop_prompts(plan, inf, lambda _: 0, known))
+
+
+def _has_more_than_text(prompt: Prompt) -> bool:
+    """Whether a template reads fields of the prompt that not every prompt has."""
+    messages = (message for turn in prompt.turns for message in turn)
+    return bool(prompt.tools) or any(message.extra for message in messages)
+
+
+def _order(plan: TargetPlan, workload: Workload) -> tuple[tuple[Prompt, ...], int]:
+    """The prompts in the order of their use, and how many a run may use: as many again confirm."""
+    every = workload.take(len(workload.prompts), plan.settings.seed)
+    return every, 2 * len(plan.prompts(workload))
+
+
+def _noted(plan: TargetPlan, short: TargetPlan, failures: Sequence[FailureRecord]) -> TargetPlan:
+    """The shortened plan with its failures as notes; WorkloadError for a workload without a usable
+    prompt, except for servers, which get all prompts."""
+    noted = []
+    for workload in short.workloads:
+        reasons = [failure.reason for failure in failures if failure.workload == workload.name]
+        outcome = "left out"
+        if reasons and workload in plan.workloads:
+            if not plan.served:
+                raise WorkloadError(f"{workload.name}: no prompt can be used: {'; '.join(reasons)}")
+            outcome = "sent, though they might not fit"
+        notes = (f"{workload.name}: {outcome}: {reason}" for reason in reasons)
+        noted.append(replace(workload, notes=(*workload.notes, *notes)))
+    return replace(short, workloads=tuple(noted))
+
+
+def _drop_prompts(
+    plan: TargetPlan,
+    limit: float,
+    count: Callable[[Prompt], int],
+    known: Mapping[str, Mapping[str, int | str]],
+) -> Shortened:
+    """The plan without prompts above the limit or refused, and failures for each workload that has
+    such prompts. A workload with only such prompts is kept.
+
+    `known`: by workload and prompt its tokens, or why the chat template refuses it; `count` is for
+    other prompts.
+    """
     kept, failures = list(plan.workloads), []
     for i, workload in enumerate(plan.workloads):
-        answer = plan.max_new_tokens(workload.name)
-        long = {}
+        answer, of_prompts = plan.max_new_tokens(workload.name), known.get(workload.name, {})
+        refused = {name: why for name, why in of_prompts.items() if isinstance(why, str)}
+        long: dict[str, int] = {}
         for prompt in workload.prompts:
             num_bytes = len(prompt.text.encode())
-            answers = answer * len(prompt.turns)
+            answers, tokens = answer * len(prompt.turns), of_prompts.get(prompt.id)
             # A token has at least one byte.
-            if prompt.tools or num_bytes + _MOST_TEMPLATE_TOKENS + answers > limit:
-                long[prompt.id] = count(prompt) + answers
+            may_be_long = prompt.tools or num_bytes + _MOST_TEMPLATE_TOKENS + answers > limit
+            if isinstance(tokens, int) or (may_be_long and tokens is None):
+                long[prompt.id] = (count(prompt) if tokens is None else tokens) + answers
         long = {prompt: tokens for prompt, tokens in long.items() if tokens > limit}
-        rest = tuple(prompt for prompt in workload.prompts if prompt.id not in long)
+        unusable = refused.keys() | long.keys()
+        rest = tuple(prompt for prompt in workload.prompts if prompt.id not in unusable)
         if rest:
             kept[i] = replace(workload, prompts=rest)
+        of_all = f"of {len(workload.prompts):,} prompts"
+        if refused:
+            name, why = next(iter(refused.items()))
+            reason = f"{len(refused):,} {of_all}: {workload.path}, prompt {name!r}: {why}"
+            failures.append(_left_out(plan, workload, reason, len(refused)))
         if long:
             longest = max(long, key=lambda prompt: long[prompt])
             reason = (
-                f"{len(long):,} of {len(workload.prompts):,} prompts: with answers of up to "
+                f"{len(long):,} {of_all}: with answers of up to "
                 f"{answer:,} tokens {longest!r} may take {long[longest]:,}, and the context "
                 f"has {limit:,}; shorten them or choose a smaller --max-new-tokens"
             )
-            failures.append(
-                FailureRecord(
-                    pairing=plan.target.name,
-                    workload=workload.name,
-                    stage="prompts",
-                    reason=reason,
-                    num_prompts=len(long),
-                )
-            )
+            failures.append(_left_out(plan, workload, reason, len(long)))
     return replace(plan, workloads=tuple(kept)), tuple(failures)
 
 
-def _prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> int:
-    """Tokens of all turns, with empty answers between them; the caller adds the answers."""
-    messages = list(prompt.turns[0])
-    for turn in prompt.turns[1:]:
-        messages += [Message(role="assistant", content=""), *turn]
-    try:
-        return len(tokenizer.prompt_ids(messages, prompt.tools, prompt.template_args))
-    except WorkloadError:  # decoding the prompt raises the error again
-        return 0
+def _left_out(plan: TargetPlan, workload: Workload, reason: str, count: int) -> FailureRecord:
+    return FailureRecord(
+        pairing=plan.target.name,
+        workload=workload.name,
+        stage="prompts",
+        reason=reason,
+        num_prompts=count,
+    )

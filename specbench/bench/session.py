@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from specbench.bench.blocks import Block, Cell, request_seed, work_of
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import without_long_prompts
+from specbench.bench.planning import without_unusable_prompts
 from specbench.bench.units import Reporter
 from specbench.decode.serving import text_before
 from specbench.engines.engine import Engine, Load, ServedPass
@@ -69,7 +69,7 @@ class OpenTarget:
     ) -> None:
         self.engines = engines
         self.engine = next(iter(engines.values()))
-        self.plan, self.left_out = without_long_prompts(plan, self.engine)
+        self.plan, self.left_out = without_unusable_prompts(plan, self.engine)
         self.store, self.reporter = store, reporter
         self._probe = probe
         self._whole = plan

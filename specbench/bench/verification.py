@@ -11,7 +11,7 @@ from specbench.bench.blocks import work_of
 from specbench.bench.budget import duration
 from specbench.bench.hub import download_missing
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import plan_targets, require_verifiable, without_long_prompts
+from specbench.bench.planning import plan_targets, require_verifiable, without_unusable_prompts
 from specbench.bench.sharding import Shard, run_sharded
 from specbench.bench.this_process import (
     autotune_for_plan,
@@ -227,7 +227,7 @@ def _prompts(
 ) -> Iterator[VerificationPrompt]:
     """Every turn of every prompt that fits, after the target's answers to the turns before, each
     with a prediction that its answer resembles."""
-    plan, left_out = without_long_prompts(plan, engine)
+    plan, left_out = without_unusable_prompts(plan, engine)
     for unfitting in left_out:
         reporter.warn(f"{unfitting.workload}: left out: {unfitting.reason}")
     every = [

@@ -293,7 +293,12 @@ def _show_plan(
     as_json: bool,
 ) -> None:
     """Prints the plan; if `is_here`, also the reasons why it cannot be measured here."""
-    from specbench.bench.planning import fit_warnings, plan_targets, requested_dtype
+    from specbench.bench.planning import (
+        fit_warnings,
+        plan_targets,
+        requested_dtype,
+        without_refused_prompts,
+    )
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_servers
     from specbench.cli.console import WIDTH, open_console
@@ -304,6 +309,7 @@ def _show_plan(
     running = running_servers(settings)
     dtype_of = partial(requested_dtype, settings)
     plans = plan_targets(settings, pairings, dtype_of, running=running)
+    plans = tuple(map(without_refused_prompts, plans))
     missing = list(shortages(plans, settings)) if is_here else []
     earlier = _earlier_sessions(runs_dir) if any(plan.served for plan in plans) else ()
     outlook = plan_outlook(plans, settings, runs_dir) if is_here else []

@@ -162,7 +162,7 @@ def request_fields(model: str, request: Request) -> dict[str, Any]:
 
 def conversation_fields(request: Request) -> dict[str, Any]:
     """The fields of a request that the chat template renders into the prompt."""
-    messages = [{"role": m.role, "content": m.content, **m.extra} for m in request.messages]
+    messages = [m.as_dict(parses_arguments=False) for m in request.messages]
     fields: dict[str, Any] = {"messages": messages}
     if request.tools:
         fields["tools"] = [dict(tool) for tool in request.tools]

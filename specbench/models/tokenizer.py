@@ -162,7 +162,7 @@ class ChatTokenizer:
         try:
             with limited_work():
                 ids = self._inner.apply_chat_template(
-                    [{"role": m.role, "content": m.content, **m.extra} for m in messages],
+                    [m.as_dict(parses_arguments=True) for m in messages],
                     tools=[dict(tool) for tool in tools] or None,
                     add_generation_prompt=True,
                     return_dict=True,

@@ -368,9 +368,7 @@ class FailureRecord:
     reason: Annotated[str, Doc("the first line of the error")]
     # The cells that were not measured; a later block with one of them replaces the failure.
     cell_ids: tuple[str, ...] = field(default=(), compare=False)
-    num_prompts: Annotated[
-        int, Doc("prompts of the workload that exceed the target's context", "prompts")
-    ] = 0
+    num_prompts: Annotated[int, Doc("prompts of the workload that are left out", "prompts")] = 0
     ended_process: bool = False  # the device was lost: a resumed run tries it once more
 
 

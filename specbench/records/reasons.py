@@ -652,6 +652,11 @@ class Kind(StrEnum):
         "no_template",
         "{target} has no chat template: prompts are fed as they are",
     )
+    RENDERED_TWICE = (
+        "rendered_twice",
+        "{workload}: {count:amount} with {token}, a special token of {target}: a text that a chat "
+        "template has rendered is rendered again; give its messages",
+    )
     THINKING_IGNORED = (
         "thinking_ignored",
         "{workloads:commas}: the chat template of {target} has neither {names:nor}, so the setting "

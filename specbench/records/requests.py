@@ -1,8 +1,9 @@
 """Prompts and their request settings, sampling, requests of engines, and their arrival times."""
 
 import hashlib
+import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -16,6 +17,39 @@ class Message:
     role: Role
     content: str
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self, *, parses_arguments: bool) -> dict[str, Any]:
+        """The message as chat templates take it, with the arguments of tool calls parsed, or else
+        as OpenAI's API does, with them as JSON text."""
+        fields = {"role": self.role, "content": self.content, **self.extra}
+        calls = self.extra.get("tool_calls")
+        if isinstance(calls, list | tuple):
+            convert = _parsed if parses_arguments else _as_text
+            fields["tool_calls"] = [_with_arguments(call, convert) for call in calls]
+        return fields
+
+
+def _with_arguments(call: Any, convert: Callable[[Any], Any]) -> Any:
+    """A tool call with its arguments converted; anything else unchanged."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return call
+    return {**call, "function": {**function, "arguments": convert(function["arguments"])}}
+
+
+def _parsed(arguments: Any) -> Any:
+    """A JSON object as a mapping; other text unchanged."""
+    try:
+        found = json.loads(arguments)
+    except (TypeError, ValueError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _as_text(arguments: Any) -> Any:
+    return (
+        json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
