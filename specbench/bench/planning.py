@@ -111,7 +111,9 @@ def plan_targets(
     ]
     for plan in plans:
         _check_requests(plan)
-    return tuple(leave_out_long_prompts(plan, context) for plan in plans)
+    plans = [leave_out_long_prompts(plan, context) for plan in plans]
+    # A run in this process renders the prompts with the tokenizer that it loads.
+    return tuple(without_refused_prompts(plan) if plan.served else plan for plan in plans)
 
 
 def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
@@ -382,10 +384,9 @@ def without_unusable_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
 
 def without_refused_prompts(plan: TargetPlan) -> TargetPlan:
     """The plan without prompts that the target's chat template refuses, and with notes on their
-    number; unchanged if the target is not here or a server renders them. WorkloadError if it
-    refuses all."""
+    number; unchanged if the target is not here. WorkloadError if it refuses all."""
     spec = plan.target.model
-    if plan.served or spec.is_gguf or not (spec.is_shape or spec.folder):
+    if spec.is_gguf or not (spec.is_shape or spec.folder):
         return plan
     known: dict[str, Mapping[str, int | str]] = {}
     with suppress(ModelError):  # loading tells why
@@ -419,7 +420,7 @@ def _noted(plan: TargetPlan, short: TargetPlan, failures: Sequence[FailureRecord
         if reasons and workload in plan.workloads:
             if not plan.served:
                 raise WorkloadError(f"{workload.name}: no prompt can be used: {'; '.join(reasons)}")
-            outcome = "sent, though they might not fit"
+            outcome = "sent anyway"
         notes = (f"{workload.name}: {outcome}: {reason}" for reason in reasons)
         noted.append(replace(workload, notes=(*workload.notes, *notes)))
     return replace(short, workloads=tuple(noted))

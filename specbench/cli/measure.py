@@ -309,7 +309,7 @@ def _show_plan(
     running = running_servers(settings)
     dtype_of = partial(requested_dtype, settings)
     plans = plan_targets(settings, pairings, dtype_of, running=running)
-    plans = tuple(map(without_refused_prompts, plans))
+    plans = tuple(p if p.served else without_refused_prompts(p) for p in plans)
     missing = list(shortages(plans, settings)) if is_here else []
     earlier = _earlier_sessions(runs_dir) if any(plan.served for plan in plans) else ()
     outlook = plan_outlook(plans, settings, runs_dir) if is_here else []

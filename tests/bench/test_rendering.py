@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.bench.planning import fit_warnings, without_refused_prompts
+from specbench.bench.planning import fit_warnings, plan_targets, without_refused_prompts
 from specbench.bench.rendering import rendered
 from specbench.engines.served_engine import conversation_fields
 from specbench.errors import WorkloadError
@@ -83,6 +83,14 @@ def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
     }
     (failure,) = stored.failures
     assert (failure.stage, failure.num_prompts) == ("prompts", 1)
+
+
+def test_a_server_is_not_sent_what_its_template_refuses(strict):
+    plan = plan_of(strict, strict / "rows.jsonl")
+    settings = changed(plan.settings, engines=("vllm",), num_prompts=7)
+    pairings = tuple(replace(pairing, target=plan.target) for pairing in plan.pairings)
+    (planned,) = plan_targets(settings, pairings, lambda _: "float32")
+    assert "system" not in {prompt.id for prompt in workload_of(planned).prompts}
 
 
 def test_a_workload_whose_prompts_are_all_refused_cannot_be_planned(strict, tmp_path):
