@@ -71,13 +71,17 @@ def make_pair(
 
 
 def write_refusing(target: Path, folder: Path) -> str:
-    """A copy of the target whose template refuses some prompts, and these; the copy's name."""
+    """A copy of the target whose template refuses its own answers, which only a second turn
+    shows, and prompts of one and two turns; the copy's name."""
     shutil.copytree(target, folder / "refusing")
     (folder / "refusing" / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.content }}"
-        "{% if 'refuse' in m.content %}{{ raise_exception('not this one') }}{% endif %}{% endfor %}"
+        "{% if m.role == 'assistant' and m.content %}{{ raise_exception('not this one') }}"
+        "{% endif %}{% endfor %}"
     )
-    (folder / "prompts.jsonl").write_text('{"prompt": "refuse me"}\n{"prompt": "short"}\n')
+    (folder / "prompts.jsonl").write_text(
+        '{"turns": ["Hello", "And then?"]}\n{"prompt": "short"}\n'
+    )
     return "./refusing"
 
 

@@ -473,6 +473,7 @@ def _measure(
     from specbench.decide.rank import answer_of, rank
     from specbench.inputs.pairing import Pairing
     from specbench.inputs.stored_targets import pairings_of
+    from specbench.metrics.aggregate import aggregate_run
     from specbench.records import SpeedupVerdict
     from specbench.report.document import build_document
     from specbench.report.write import TEXTS, write_report
@@ -501,7 +502,7 @@ def _measure(
     run = run_settings(settings, pairings, runs_dir, resume, command)
     require_measured(run, command)
     document = build_document(run)
-    ranked = rank(document.decisions, document.cells, run.forecasts)
+    ranked = rank(document.decisions, document.cells, run.forecasts, aggregate_run(run))
     paths = write_report([run], [document], TEXTS, run.folder)
     from specbench.cli.pair_tables import pair_document, print_ranking
 

@@ -145,6 +145,7 @@ def pair_document(
                 "speedup": entry.speedup,
                 "num_speculative_tokens": entry.best.num_speculative_tokens,
                 "is_measured": entry.is_measured,
+                "behind": asdict(entry.behind) if entry.behind else None,
                 "gains": [{**at.flat, **_gain_json(gain)} for at, gain in entry.gains.items()],
             }
             for entry in ranked

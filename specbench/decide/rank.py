@@ -3,12 +3,16 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import geometric_mean
+from functools import reduce
+from statistics import fmean, geometric_mean
 from typing import Literal, NamedTuple
 
 from specbench.decide.explanation import k_of
 from specbench.decide.recommend import judge
+from specbench.metrics.cell import CellData, against
+from specbench.metrics.pairs import paired_decode
 from specbench.metrics.registry import number_of
+from specbench.metrics.summary import log_speedup
 from specbench.records import (
     CellKey,
     CellSummary,
@@ -22,6 +26,8 @@ from specbench.records import (
     Reason,
     SpeedupVerdict,
 )
+from specbench.stats.intervals import LogRatio, interval
+from specbench.stats.spread import combined
 
 
 class Gain(NamedTuple):
@@ -50,6 +56,8 @@ class RankedDrafter:
     drafter: str
     method: str
     gains: Mapping[Condition, Gain]
+    # Speed of the advised drafter / its own, over the same prompts of all settings; None: unknown.
+    behind: Interval | None = None
 
     @property
     def is_measured(self) -> bool:
@@ -98,17 +106,16 @@ def answer_of(ranked: Sequence[RankedDrafter]) -> tuple[SpeedupVerdict, tuple[Re
 
     Only what was measured is advised.
     """
-    for entry in ranked:
-        gain = entry.measured
-        if gain is not None and gain.num_speculative_tokens and gain.speedup is not None:
-            use = Kind.USE(
-                drafter=entry.drafter,
-                method=entry.method,
-                k=gain.num_speculative_tokens,
-                speedup=gain.speedup,
-            )
-            reasons = (use, *_setting(entry, gain), *_rival(entry, ranked))
-            return SpeedupVerdict.FASTER, reasons
+    entry = _advised(ranked)
+    if entry is not None and (gain := entry.measured) is not None:
+        use = Kind.USE(
+            drafter=entry.drafter,
+            method=entry.method,
+            k=gain.num_speculative_tokens,
+            speedup=gain.speedup,
+        )
+        reasons = (use, *_setting(entry, gain), *_rival(entry, ranked))
+        return SpeedupVerdict.FASTER, reasons
     measured = [
         (gain.speedup, entry, gain)
         for entry in ranked
@@ -125,6 +132,15 @@ def answer_of(ranked: Sequence[RankedDrafter]) -> tuple[SpeedupVerdict, tuple[Re
     setting = [Kind.OPEN_AT(setting=_setting_name(best, gain))] if len(best.gains) > 1 else []
     standing = Kind.STANDS_BEST() if speedup.estimate > 1 else Kind.STANDS_NEAREST()
     return SpeedupVerdict.UNDECIDED, (found, *setting, standing, _DECIDES)
+
+
+def _advised(ranked: Sequence[RankedDrafter]) -> RankedDrafter | None:
+    """The first drafter that was measured to gain."""
+    for entry in ranked:
+        gain = entry.measured
+        if gain is not None and gain.num_speculative_tokens and gain.speedup is not None:
+            return entry
+    return None
 
 
 _DECIDES = Kind.MORE_OF(option="--num-prompts")
@@ -144,10 +160,16 @@ def _setting_name(entry: RankedDrafter, gain: Gain) -> str:
 
 
 def _rival(best: RankedDrafter, ranked: Sequence[RankedDrafter]) -> Iterator[Reason]:
-    """The first other drafter whose interval overlaps with the best one's, and how to decide."""
+    """The first other drafter that the best one is not shown to beat, and how to decide: over the
+    same prompts, or else by intervals that overlap."""
     for entry in ranked:
-        interval, speedup = best.interval, entry.interval
-        if entry is not best and interval and speedup and not are_distinct(interval, speedup):
+        over_k0, speedup = best.interval, entry.interval
+        if entry is best or over_k0 is None or speedup is None:
+            continue
+        is_beaten = are_distinct(over_k0, speedup)
+        if entry.behind is not None:
+            is_beaten = (entry.behind.low or 0.0) > 1
+        if not is_beaten:
             kind = Kind.RIVAL if entry.is_measured else Kind.FORECAST_RIVAL
             yield kind(drafter=entry.drafter, speedup=speedup)
             yield _DECIDES
@@ -165,10 +187,12 @@ def rank(
     decisions: Sequence[Decision],
     cells: Iterable[CellSummary],
     forecasts: Iterable[ForecastRecord],
+    measured: Sequence[CellData] = (),
 ) -> tuple[RankedDrafter, ...]:
     """The drafters, the best first, by `speedup` and then `potential`.
 
     A setting's gain comes from its decision if the drafter was measured, else from its forecast.
+    `measured` cells show how far drafters are behind the advised one.
     """
     gains: dict[str, dict[Condition, Gain]] = {}
     keys: dict[str, CellKey] = {}
@@ -198,7 +222,43 @@ def rank(
         )
         for name, by_setting in gains.items()
     ]
-    return tuple(sorted(ranked, key=lambda r: (-r.speedup, -r.potential, r.pairing)))
+    ranked.sort(key=lambda r: (-r.speedup, -r.potential, r.pairing))
+    best = _advised(ranked)
+    if best is None:
+        return tuple(ranked)
+    by_key = {(c.key.condition, c.key.pairing, c.key.draft.length): c for c in measured}
+    return tuple(r if r is best else replace(r, behind=_behind(best, r, by_key)) for r in ranked)
+
+
+def _behind(
+    best: RankedDrafter,
+    other: RankedDrafter,
+    cells: Mapping[tuple[Condition, str, Length], CellData],
+) -> Interval | None:
+    """The geometric mean over the settings of the best drafter's speed / the other's, each at its K
+    over the prompts that both served; None if they were not measured in the same blocks."""
+    ratios: list[LogRatio] = []
+    for condition, gain in best.gains.items():
+        theirs = other.gains.get(condition)
+        ours = cells.get((condition, best.pairing, gain.at))
+        peer = cells.get((condition, other.pairing, theirs.at)) if theirs else None
+        if ours is None or peer is None or ours.baseline != peer.baseline:
+            return None
+        both = against(ours, peer)
+        ratio = log_speedup(both, paired_decode(both))
+        if ratio is None or ratio.prompts is None or ratio.machine is None:
+            return None
+        ratios.append(ratio)
+    of_prompts = [r.prompts for r in ratios if r.prompts]
+    shares = (replace(p, standard_error=p.standard_error / len(ratios)) for p in of_prompts)
+    mean = LogRatio(
+        log=fmean(ratio.log for ratio in ratios),
+        prompts=reduce(combined, shares),
+        num_prompts=sum(ratio.num_prompts for ratio in ratios),
+        # The settings share the states of the machine.
+        machine=max((r.machine for r in ratios if r.machine), key=lambda m: m.variance),
+    )
+    return interval(mean)
 
 
 def shortlist(

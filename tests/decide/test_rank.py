@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.rank import Gain, are_distinct, rank, shortlist
+from specbench.decide.rank import Gain, RankedDrafter, answer_of, are_distinct, rank, shortlist
 from specbench.decide.recommend import choose, decide
+from specbench.metrics.cell import CellData, against
+from specbench.metrics.summary import summarize
 from specbench.records import (
     CellSummary,
     Decision,
@@ -13,9 +15,12 @@ from specbench.records import (
     ForecastPoint,
     ForecastRecord,
     Interval,
+    Kind,
     SpeedupVerdict,
 )
 from tests.cell_keys import with_axes
+from tests.decide.cells import BASE, draft
+from tests.decide.cells import cell as measured_cell
 from tests.decide.conftest import summary
 
 
@@ -167,3 +172,48 @@ def test_earlier_forecasts_take_part_in_the_shortlist_unchanged():
 def test_every_forecast_is_measured_without_a_limit():
     forecasts = [forecast("a", {2: 1.5}), forecast("b", {2: 0.5})]
     assert shortlist(forecasts, [], None) == tuple(forecasts)
+
+
+UNEVEN = [0.4, 1.5, 0.7, 2.1, 0.9, 1.2]  # seconds of prompts that gain much or little
+
+
+def measured(**seconds: list[float]) -> list[CellData]:
+    """Cells of K = 4 of drafters, with their K = 0 in the same blocks."""
+    plain = measured_cell(BASE, [6.0] * 6)
+    keys = {
+        name: with_axes(draft(4), drafter=name, pairing=f"demo/{name}", workload="code")
+        for name in seconds
+    }
+    return [against(measured_cell(keys[name], s), plain) for name, s in seconds.items()]
+
+
+def ranked_by(cells: list[CellData]) -> tuple[RankedDrafter, ...]:
+    summaries = summarize(cells)
+    decisions = [decide(choose([summary])) for summary in summaries]
+    return rank(decisions, summaries, [], cells)
+
+
+def test_a_drafter_is_beaten_on_the_same_prompts_although_intervals_overlap():
+    cells = measured(slow=[1.25 * s for s in UNEVEN], fast=UNEVEN)
+    best, other = ranked_by(cells)
+    assert (best.drafter, best.behind, other.drafter) == ("fast", None, "slow")
+    assert not are_distinct(best.interval, other.interval)
+    assert other.behind.estimate == pytest.approx(1.25)
+    assert 1.1 < other.behind.low < 1.25
+    _, reasons = answer_of((best, other))
+    assert Kind.RIVAL not in {reason.kind for reason in reasons}
+
+
+def test_a_drafter_that_is_as_fast_on_some_prompts_stays_a_rival():
+    factors = [1.3, 0.8, 1.2, 0.9, 1.3, 0.85]
+    cells = measured(slow=[f * s for f, s in zip(factors, UNEVEN, strict=True)], fast=UNEVEN)
+    best, other = ranked_by(cells)
+    assert other.behind.low < 1 < other.behind.high
+    _, reasons = answer_of((best, other))
+    assert Kind.RIVAL in {reason.kind for reason in reasons}
+
+
+def test_drafters_of_different_blocks_are_compared_by_their_intervals():
+    cells = [*measured(fast=UNEVEN), *measured(slow=[2.0 * s for s in UNEVEN])]
+    slower = replace(cells[1], baseline=cells[1].baseline[:5])
+    assert ranked_by([cells[0], slower])[1].behind is None
