@@ -158,12 +158,6 @@ def test_all_turns_of_a_conversation_count_with_answers_of_full_length(tmp_path,
     assert {block.prompt_id for block in run.blocks} == expected
 
 
-def test_a_prompt_that_the_template_refuses_is_a_located_error(tmp_path):
-    run = measured(tmp_path, SETTINGS, ["short", REFUSED], FakeEngine(context=300))
-    assert run.failures == ()
-    assert {request.prompt_id for request in failed_of(run)} == {"p1"}
-
-
 def test_a_context_too_short_for_every_prompt_fails_the_target_once(tmp_path):
     run = measured(tmp_path, engine=FakeEngine(context=20))
     (failure,) = run.failures
@@ -172,13 +166,14 @@ def test_a_context_too_short_for_every_prompt_fails_the_target_once(tmp_path):
     assert run.blocks == ()
 
 
-def test_a_prompt_that_the_chat_template_refuses_fails_by_name(tmp_path):
-    run = measured(tmp_path, SETTINGS, [REFUSED, "Hello"])
-    failed = failed_of(run)
-    assert len(failed) == 5
-    (error,) = {request.error for request in failed}
-    assert re.fullmatch(r"own\.jsonl, prompt p0: .*fake .*: no", error)
-    assert len(run.blocks) == 2
+def test_a_prompt_that_the_chat_template_refuses_is_left_out_by_name(tmp_path):
+    run = measured(tmp_path, SETTINGS, [REFUSED, "Hello", "x" * 400], FakeEngine(context=300))
+    assert failed_of(run) == []
+    assert {block.prompt_id for block in run.blocks} == {"p1"}
+    refused, long = run.failures
+    assert [failure.num_prompts for failure in (refused, long)] == [1, 1]
+    assert re.search(r"1 of 3 prompts: .*own\.jsonl, prompt 'p0': .*fake .*: no", refused.reason)
+    assert "'p2'" in long.reason
 
 
 def test_a_second_turn_that_the_template_refuses_fails_by_name(tmp_path):
