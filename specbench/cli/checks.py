@@ -243,6 +243,18 @@ def _require_servers(settings: RunSettings) -> None:
         )
     for url in urls:
         Address.at(url, "--base-url")
+    if settings.servers.served_model_name and not (urls or settings.forecasting.costs):
+        raise UsageError(
+            "--served-model-name chooses a model of a running server: add its --base-url, or name "
+            "a started server's model with --engine-args '--served-model-name NAME'"
+        )
+    for name, is_off in (
+        ("top_k", not settings.sampling.top_k),
+        ("top_p", settings.sampling.top_p == 1),
+    ):
+        if name in settings.servers.omit_fields and not is_off:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--omit-fields {name} would drop {option}; leave one of them out")
 
 
 def _require_variants(settings: RunSettings) -> None:

@@ -166,7 +166,6 @@ def test_tensorrt_llm_is_timed_by_its_page_and_the_means_of_its_answers(k, lengt
 
 def test_a_server_without_new_rounds_does_not_divide_by_zero():
     fake = FakeServer(counters="sglang:spec_verify_calls_total 7\n", pages=NGRAM)
-    assert {c.num_speculative_tokens for c in timed(fake)} == {0}
     with pytest.raises(UsageError, match="K=3"):
         timed(fake, "#k=3")
 
