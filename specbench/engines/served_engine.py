@@ -201,7 +201,7 @@ async def ask_chat(
         rejected = next(named, None)
         if rejected and error.status in _UNPROCESSABLE and _REJECTION.search(text):
             remedy = f"leave the field out: --omit-fields {','.join((*request.omitted, rejected))}"
-            raise RefusedError(f"{text}; {remedy}", error.status) from error
+            raise RefusedError(f"{text.rstrip('.')}; {remedy}", error.status) from error
         raise
     except ServerError as error:
         if answer.is_done and answer.token_ids and answer.num_tokens != len(answer.token_ids):
