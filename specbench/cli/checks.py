@@ -23,8 +23,8 @@ from specbench.settings import (
 from specbench.settings.groups import Acceptance
 
 
-def checked(settings: RunSettings) -> RunSettings:
-    """The settings; UsageError if they contradict each other."""
+def checked(settings: RunSettings, *, is_resumed: bool = False) -> RunSettings:
+    """The settings; UsageError if they contradict each other. A resumed run has its own engine."""
     settings = replace(settings, decoder=_with_acceptance(settings))
     draft, load, forecasting = settings.draft, settings.load, settings.forecasting
     if load.request_rate == math.inf:
@@ -55,7 +55,8 @@ def checked(settings: RunSettings) -> RunSettings:
         )
     if load.num_samples > 1:
         _require_samples(settings)
-    _require_servers(settings)
+    if not is_resumed:
+        _require_servers(settings)
     if forecasting.forecast or forecasting.costs:
         _require_forecast(settings)
         forecasting = replace(forecasting, forecast=True)

@@ -100,7 +100,7 @@ def run(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
 
     To find the best K, use sweep-k. Exit code 3 if undecided.
     """
-    measure(checked(settings), pair, call)
+    measure(checked(settings, is_resumed=call.resume is not None), pair, call)
 
 
 def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
@@ -109,7 +109,8 @@ def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None
     To measure only a pairing's own K, use run. Exit code 3 if undecided.
     """
     draft = DEFAULT_KS if settings.draft == DraftSettings() else settings.draft
-    measure(checked(replace(settings, command="sweep-k", draft=draft)), pair, call)
+    settings = replace(settings, command="sweep-k", draft=draft)
+    measure(checked(settings, is_resumed=call.resume is not None), pair, call)
 
 
 def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None:
@@ -347,7 +348,8 @@ def _with_requests_of(requested: RunSettings, stored: "StoredRun") -> RunSetting
     was, unset = stored.run.settings.servers, ServerSettings()
     named = {name: getattr(requested.servers, name) for name in _OF_REQUESTS}
     given = {name: value for name, value in named.items() if value != getattr(unset, name)}
-    return replace(stored.run.settings, servers=replace(was, **given))
+    settings = replace(stored.run.settings, servers=replace(was, **given))
+    return checked(settings) if given else settings
 
 
 def require_same_settings(
