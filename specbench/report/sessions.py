@@ -185,7 +185,7 @@ def session_warnings(document: Document) -> Iterator[Reason]:
             ks = tuple(_restarted_ks(servers))
             yield Kind.RESTARTED(engine=engine, ks=ks) if ks else Kind.NOT_RESTARTED(engine=engine)
         if any(
-            server.counters.get("num_cached_tokens", 1.0) and server.prefix_cache == "on"
+            server.counters.get("num_cached_tokens", server.prefix_cache == "on")
             for server in servers
         ):
             yield Kind.PREFIXES_KEPT(engine=engine)

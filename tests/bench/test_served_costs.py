@@ -129,6 +129,11 @@ def test_a_server_that_speculates_is_not_timed_as_k_0():
     assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}
 
 
+def test_a_k_that_the_server_contradicts_is_refused():
+    with pytest.raises(UsageError, match=r"3 \(/metrics\), 4 \(#k\)"):
+        timed(FakeServer(k=3), "#k=4")
+
+
 def test_k_of_sglang_is_that_of_its_arguments():
     arguments = '{"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "version": "0.5"}'
     costs = timed(SglangServer(pages={"/server_info": arguments}))
