@@ -584,7 +584,8 @@ class Kind(StrEnum):
     )
     SERVERS_DIFFER = (
         "servers_differ",
-        "the servers at K=0 and at this K also differ in {facts:all}: the speedup is of all of it",
+        "the servers at K=0 and at this K also differ in {facts:all}, so the speedup is not of K "
+        "alone",
     )
     POWER_CAPPED = (
         "power_capped",

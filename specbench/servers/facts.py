@@ -83,7 +83,7 @@ class ServerFacts:
         ServerError if K is unknown, or if a fact is contradicted.
         """
         k = self.k + Fact.read(GIVEN_K, address.k)
-        drafts = self.drafts + Fact(tuple((place, value > 0) for place, value in k.readings))
+        drafts = self.drafts + _drafting(k)
         for name, fact in replace(self, k=k, drafts=drafts)._named.items():
             if fact.state == "contradicted":
                 raise ServerError(
@@ -97,7 +97,14 @@ class ServerFacts:
             raise ServerError(
                 f"{address.root}: {drafting} is unknown; add it: {', '.join(choices)}"
             )
-        return replace(self, k=self.k if self.k.readings else k)
+        if self.k.readings:  # then the K of the address may have been taken from there
+            k, drafts = self.k, self.drafts + _drafting(self.k)
+        return replace(self, k=k, drafts=drafts)
+
+
+def _drafting(k: Fact[int]) -> Fact[bool]:
+    """Whether a server drafts, by its K."""
+    return Fact(tuple((place, value > 0) for place, value in k.readings))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

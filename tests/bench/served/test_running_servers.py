@@ -368,6 +368,7 @@ def test_k_comes_from_the_address_or_else_from_the_server():
     with running(0, 2) as (plain, drafting):
         servers = describe(drafting.url, f"{plain.url}#k=0", plain.url)
         assert {server.facts.context for server in servers} == {1024}
+        assert all(s.facts.places["drafting"] == "/metrics" for s in servers)
         assert [(s.address.root, s.address.k, s.facts.places["K"]) for s in servers] == [
             (drafting.url, 2, "/metrics"),
             (plain.url, 0, "/metrics"),
