@@ -33,6 +33,7 @@ from specbench.runs import (
     resume_run,
     runs_of,
 )
+from specbench.servers.facts import ModelNames
 from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 from specbench.words.answers import noise_lines, text
 
@@ -54,6 +55,8 @@ def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[Eng
             ["\n\n".join(m.content for m in prompt.turns[0]) for prompt in interleaved(every)],
             concurrencies=concurrencies,
             temperature=settings.sampling.temperatures[0],
+            names=ModelNames.of(plans[0].target, settings.servers.served_model_name),
+            omitted=settings.servers.omit_fields,
         )
     for concurrency in concurrencies:
         curve_from(costs, concurrency=concurrency, ks=())
@@ -82,7 +85,7 @@ def run_benchmark(
         if cluster is None
         else ClusterScheduler(cluster, settings, pairings, reporter)
     )
-    running = running_servers(settings)
+    running = running_servers(settings, pairings[0].target)
     plans = plan_targets(settings, pairings, machines.dtype_of, head_reader(settings), running)
     if cluster is None and not running:  # the programs of nodes are not on this machine
         require_startable(plans)
@@ -125,7 +128,7 @@ def run_benchmark(
         )
         store = create_run(root, run)
     else:
-        store = resume_run(root, resume)
+        store = resume_run(root, resume, settings.servers)
     with store:
         if resume is not None:
             require_same_work(store.run, plans)

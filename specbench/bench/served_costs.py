@@ -15,6 +15,7 @@ from specbench.errors import ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.records import EngineCost, Message, Request, Sampling
 from specbench.servers.client import Client
+from specbench.servers.facts import ModelNames
 from specbench.servers.metrics_page import Counters
 from specbench.servers.response import StreamedResponse
 from specbench.settings import OPENAI
@@ -31,6 +32,8 @@ def time_servers(
     concurrencies: Sequence[int] = (1,),
     temperature: float = 0.0,
     max_tokens: int = MAX_TOKENS,
+    names: ModelNames | None = None,
+    omitted: tuple[str, ...] = (),
 ) -> list[EngineCost]:
     """Seconds per round at each address: one cost per batch, after a warm-up batch.
 
@@ -39,9 +42,11 @@ def time_servers(
     at the same time.
     """
     addresses = [Address.at(url, OPTION) for url in urls]
-    request = Request(max_new_tokens=max_tokens, sampling=Sampling(temperature=temperature))
+    sampling = Sampling(temperature=temperature)
+    request = Request(max_new_tokens=max_tokens, sampling=sampling, omitted=omitted)
+    work = _time_batches(addresses, prompts, concurrencies, request, names or ModelNames())
     try:
-        return asyncio.run(_time_batches(addresses, prompts, concurrencies, request))
+        return asyncio.run(work)
     except ServerError as error:
         raise UsageError(f"{OPTION} {error}") from error
 
@@ -51,13 +56,14 @@ async def _time_batches(
     prompts: Sequence[str],
     concurrencies: Sequence[int],
     request: Request,
+    names: ModelNames,
 ) -> list[EngineCost]:
     costs: list[EngineCost] = []
     async with AsyncExitStack() as stack:
         servers = []
         for address in addresses:
             client = await stack.enter_async_context(Client(address))
-            servers.append(_TimedServer(client, request))
+            servers.append(_TimedServer(client, request, names))
             await servers[-1].identify()
         for concurrency in concurrencies:
             requested = [prompts[i % len(prompts)] for i in range(concurrency * NUM_BATCHES)]
@@ -77,8 +83,8 @@ async def _time_batches(
 class _TimedServer:
     """A running server, with the request format and the counters of its engine."""
 
-    def __init__(self, client: Client, request: Request) -> None:
-        self._client, self._request = client, request
+    def __init__(self, client: Client, request: Request, names: ModelNames) -> None:
+        self._client, self._request, self._names = client, request, names
         self._num_requests = 0
         self._num_foreign = 0  # batches during which the server also answered other clients
 
@@ -93,7 +99,7 @@ class _TimedServer:
                 self._engine_name = counters.engine
                 break
         self._engine = find_served(self._engine_name)
-        self._facts = await self._engine.facts(self._client)
+        self._facts = await self._engine.facts(self._client, self._names)
 
     async def warm_up(self, prompts: Sequence[str]) -> None:
         """Answer a batch; some engines report K, or any counters, only after a request."""
@@ -117,7 +123,7 @@ class _TimedServer:
         page = self._engine.COUNTERS
         if page is None:
             return Counters(engine=None)
-        return await self._client.counters(page.path, [page])
+        return await self._client.counters(page.path_of(self._facts.model), [page])
 
     async def answers(self, prompts: Sequence[str]) -> list[StreamedResponse]:
         """The outputs of concurrent requests."""
@@ -191,13 +197,14 @@ class _TimedServer:
     def _k(self, counted: Counters) -> int:
         address, num_rounds = self._client.address, counted.num_rounds
         if address.k is not None:
+            self._facts.at(address)  # raises an error if it reports another K
             return address.k
-        if self._facts.k is not None:
-            return self._facts.k
+        if self._facts.k.value is not None:
+            return self._facts.k.value
         if num_rounds and counted.num_draft_tokens:
             return round(counted.num_draft_tokens / num_rounds)
-        drafts = bool(num_rounds or counted.num_draft_tokens or self._facts.drafts)
-        if counted.engine is not None and not drafts:
+        drafts = bool(num_rounds or counted.num_draft_tokens or self._facts.drafts.value)
+        if counted.num_tokens is not None and not drafts:
             return 0
         self._client.fail(
             f"it does not report its K; state it: {address.root}#k={4 if drafts else 0}"

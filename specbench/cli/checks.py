@@ -23,8 +23,8 @@ from specbench.settings import (
 from specbench.settings.groups import Acceptance
 
 
-def checked(settings: RunSettings) -> RunSettings:
-    """The settings; UsageError if they contradict each other."""
+def checked(settings: RunSettings, *, is_resumed: bool = False) -> RunSettings:
+    """The settings; UsageError if they contradict each other. A resumed run has its own engine."""
     settings = replace(settings, decoder=_with_acceptance(settings))
     draft, load, forecasting = settings.draft, settings.load, settings.forecasting
     if load.request_rate == math.inf:
@@ -55,7 +55,8 @@ def checked(settings: RunSettings) -> RunSettings:
         )
     if load.num_samples > 1:
         _require_samples(settings)
-    _require_servers(settings)
+    if not is_resumed:
+        _require_servers(settings)
     if forecasting.forecast or forecasting.costs:
         _require_forecast(settings)
         forecasting = replace(forecasting, forecast=True)
@@ -243,6 +244,18 @@ def _require_servers(settings: RunSettings) -> None:
         )
     for url in urls:
         Address.at(url, "--base-url")
+    if settings.servers.served_model_name and not (urls or settings.forecasting.costs):
+        raise UsageError(
+            "--served-model-name chooses a model of a running server: add its --base-url, or name "
+            "a started server's model with --engine-args '--served-model-name NAME'"
+        )
+    for name, is_off in (
+        ("top_k", not settings.sampling.top_k),
+        ("top_p", settings.sampling.top_p == 1),
+    ):
+        if name in settings.servers.omit_fields and not is_off:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--omit-fields {name} would drop {option}; leave one of them out")
 
 
 def _require_variants(settings: RunSettings) -> None:

@@ -19,7 +19,7 @@ from specbench.cli.adhoc_pairing import AdhocPairing, known_pairings, yaml_snipp
 from specbench.cli.checks import checked
 from specbench.cli.preflight import preflight, require_device_and_out, require_loadable
 from specbench.errors import DeviceLostError, ExitCode, UsageError
-from specbench.settings import DraftSettings, RunSettings
+from specbench.settings import DraftSettings, RunSettings, ServerSettings
 from specbench.settings.option import choices_of, leaves
 from specbench.settings.words import parse_names
 
@@ -100,7 +100,7 @@ def run(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
 
     To find the best K, use sweep-k. Exit code 3 if undecided.
     """
-    measure(checked(settings), pair, call)
+    measure(checked(settings, is_resumed=call.resume is not None), pair, call)
 
 
 def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None:
@@ -109,7 +109,8 @@ def sweep_k(pair: AdhocPairing, settings: RunSettings, call: RunOptions) -> None
     To measure only a pairing's own K, use run. Exit code 3 if undecided.
     """
     draft = DEFAULT_KS if settings.draft == DraftSettings() else settings.draft
-    measure(checked(replace(settings, command="sweep-k", draft=draft)), pair, call)
+    settings = replace(settings, command="sweep-k", draft=draft)
+    measure(checked(settings, is_resumed=call.resume is not None), pair, call)
 
 
 def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None:
@@ -122,8 +123,9 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         from specbench.runs import load_run
 
         stored = load_run(resume, runs_dir, also_empty=True)
-        require_same_settings(stored.run, settings, methods, runs_dir)
-        settings, resume, runs_dir = stored.run.settings, stored.folder.name, stored.folder.parent
+        require_same_settings(stored.run, settings, methods, runs_dir, is_empty=stored.is_empty)
+        settings = _with_requests_of(settings, stored) if stored.is_empty else stored.run.settings
+        resume, runs_dir = stored.folder.name, stored.folder.parent
         names, run_folder = settings.workload.pairings, str(stored.folder)
         known = known_pairings(names, settings.pairings_file, runs_dir, run_folder)
         pairings = known.select(names, methods)
@@ -306,7 +308,7 @@ def _show_plan(
     from specbench.cli.preflight import shortages
     from specbench.words.answers import text
 
-    running = running_servers(settings)
+    running = running_servers(settings, pairings[0].target)
     dtype_of = partial(requested_dtype, settings)
     plans = plan_targets(settings, pairings, dtype_of, running=running)
     plans = tuple(p if p.served else without_refused_prompts(p) for p in plans)
@@ -343,13 +345,33 @@ def _earlier_sessions(runs_dir: Path) -> "tuple[ServerRecord, ...]":
     return tuple(server for run in stored for server in run.servers)
 
 
+# Options of requests to a server, which may change if all requests so far were rejected.
+_OF_REQUESTS = ("served_model_name", "omit_fields")
+
+
+def _with_requests_of(requested: RunSettings, stored: "StoredRun") -> RunSettings:
+    """The settings of a run that has measured nothing, with the requested form of its requests."""
+    was, unset = stored.run.settings.servers, ServerSettings()
+    named = {name: getattr(requested.servers, name) for name in _OF_REQUESTS}
+    given = {name: value for name, value in named.items() if value != getattr(unset, name)}
+    settings = replace(stored.run.settings, servers=replace(was, **given))
+    return checked(settings) if given else settings
+
+
 def require_same_settings(
-    run: "RunRecord", requested: RunSettings, methods: Sequence[str], runs_dir: Path
+    run: "RunRecord",
+    requested: RunSettings,
+    methods: Sequence[str],
+    runs_dir: Path,
+    *,
+    is_empty: bool = False,
 ) -> None:
-    """Raises UsageError if names or options next to --resume differ from those of the run."""
+    """Raises UsageError if names or options next to --resume differ from those of the run.
+    `is_empty`: nothing is measured yet, so the form of its requests may change."""
     _require_choices(run)
     _require_names(run, requested, methods, runs_dir)
-    if changed := list(dict.fromkeys(_other_options(run.settings, requested))):
+    changed = list(dict.fromkeys(_other_options(run.settings, requested, is_empty=is_empty)))
+    if changed:
         raise UsageError(
             f"run {run.run_id} was started with different settings ({', '.join(changed)}), and a "
             "resumed run keeps its own; leave these options out, or start a new run without "
@@ -385,11 +407,12 @@ def _require_names(
         )
 
 
-def _other_options(was: RunSettings, requested: RunSettings) -> Iterator[str]:
+def _other_options(was: RunSettings, requested: RunSettings, *, is_empty: bool) -> Iterator[str]:
     earlier, now, default = was.stored, requested.stored, RunSettings.unset().stored
     for name, _, _, option, _ in leaves(RunSettings):
         is_default_k = name == "num_speculative_tokens" and requested.draft.is_default_range
-        if option is None or name in ("pairings", "is_default_range") or is_default_k:
+        is_free = is_empty and name in _OF_REQUESTS
+        if option is None or name in ("pairings", "is_default_range") or is_default_k or is_free:
             continue
         if getattr(now, name) not in (getattr(default, name), getattr(earlier, name)):
             yield option.names_of(name)[0]

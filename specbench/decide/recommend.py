@@ -186,7 +186,9 @@ def _why_nothing_is_quoted(choice: LeadingCell, confirmed: CellSummary | None) -
     invalid = [cell for cell in choice.cells if not cell.valid]
     if leader is None and invalid:
         first, *rest = invalid
-        yield Kind.ALL_INVALID(k=k_of(first.key.draft.length), because=first.invalid_reasons)
+        never = [r for r in first.invalid_reasons if r.kind is Kind.NEVER_DRAFTED]
+        k = k_of(first.key.draft.length)
+        yield never[0] if never else Kind.ALL_INVALID(k=k, because=first.invalid_reasons)
         if rest:
             yield Kind.MORE_INVALID(count=len(rest))
     elif leader is None:

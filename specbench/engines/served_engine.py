@@ -4,6 +4,7 @@
 requests and responses, its names for methods and its export. The files need no torch.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -13,12 +14,13 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from specbench.errors import ServerError
+from specbench.errors import RefusedError, ServerError
 from specbench.records import Request, RequestCounts, RequestSettings, Result
+from specbench.servers.facts import ModelNames, ServerFacts
 from specbench.servers.metrics_page import MOST_POSITIONS, CounterPage
 from specbench.servers.response import Payload, StreamedResponse, invalid_field
 from specbench.servers.server_log import LogFormat
-from specbench.settings import SERVED
+from specbench.settings import OMITTABLE, SERVED
 
 if TYPE_CHECKING:
     from specbench.servers.client import Client
@@ -59,20 +61,6 @@ class StartCommand:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServerFacts:
-    """Facts that a running server reports; None or empty: not reported."""
-
-    version: str
-    model: str  # the name that requests must use
-    k: int | None = None  # 0: without speculation
-    drafts: bool = False  # whether it reports speculation; not every engine reports K
-    kv_tokens: int | None = None  # capacity of its KV cache
-    context: int | None = None  # tokens of a request and its output at most
-    settings: Mapping[str, str] = field(default_factory=dict)  # effective ones, for provenance
-    prefix_cache: str = "unknown"  # off, on, unknown, or "by request"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineProperties:
     """Properties of an engine that do not depend on a run."""
 
@@ -99,8 +87,8 @@ class ServedEngine(Protocol):
         """
         ...
 
-    async def facts(self, client: "Client") -> ServerFacts:
-        """Facts of a healthy server; ServerError."""
+    async def facts(self, client: "Client", names: ModelNames) -> ServerFacts:
+        """Facts of a healthy server and of the model to measure; ServerError."""
         ...
 
     async def answer(self, client: "Client", model: str, request: Request) -> StreamedResponse:
@@ -177,6 +165,51 @@ def neutral_fields(model: str, request: Request) -> dict[str, Any]:
     neutral = {"top_k": request.sampling.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
     salt = {} if request.keeps_prefixes else {"cache_salt": uuid4().hex}
     return {**request_fields(model, request), **neutral, **salt}
+
+
+_UNPROCESSABLE = (400, 422)  # HTTP statuses of a request that the server understood, and refuses
+_REJECTION = re.compile(
+    r"(not|n't|un)[ -]?(support|permit|allow|recogni|expect)|unknown|extra|invalid", re.IGNORECASE
+)
+_IDS = "return_token_ids"
+
+
+def without_omitted(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without those of `--omit-fields`. The newer name of the output limit replaces an
+    omitted one, since output lengths would differ without a limit."""
+    kept = {name: value for name, value in fields.items() if name not in request.omitted}
+    newer = "max_completion_tokens"
+    if "max_tokens" in fields.keys() - kept.keys() and newer not in request.omitted:
+        kept[newer] = request.max_new_tokens
+    return kept
+
+
+async def ask_chat(
+    client: "Client",
+    request: Request,
+    options: Mapping[str, Any],
+    answer: StreamedResponse | None = None,
+) -> StreamedResponse:
+    """The answer to a request's conversation; ServerError, with the option that leaves out a field
+    that the server rejects, or token ids that are not those of all tokens."""
+    sent, answer = without_omitted(request, options), answer or StreamedResponse()
+    try:
+        return await client.chat(sent, conversation_fields(request), answer)
+    except RefusedError as error:
+        text = str(error)
+        named = (n for n in OMITTABLE if n in sent and re.search(rf"\b{n}\b", text))
+        rejected = next(named, None)
+        if rejected and error.status in _UNPROCESSABLE and _REJECTION.search(text):
+            remedy = f"leave the field out: --omit-fields {','.join((*request.omitted, rejected))}"
+            raise RefusedError(f"{text.rstrip('.')}; {remedy}", error.status) from error
+        raise
+    except ServerError as error:
+        if answer.is_done and answer.token_ids and answer.num_tokens != len(answer.token_ids):
+            raise ServerError(
+                f"{error}: a parser of reasoning or tool calls may hold some back; start the "
+                f"server without --reasoning-parser, or count by `usage`: --omit-fields {_IDS}"
+            ) from error
+        raise
 
 
 def result_of(engine: ServedEngine, answer: StreamedResponse, k: int) -> Result:

@@ -275,7 +275,7 @@ _SERVERS = {
     **keys_of(
         ServerRecord,
         attrgetter("of"),
-        without=("command", "settings", "counters", "client"),
+        without=("command", "settings", "read_at", "counters", "client"),
     ),
     **{
         f"counted_{name}": Key(float | None, doc, _counter(name)) for name, doc in _COUNTERS.items()
@@ -292,6 +292,11 @@ _SERVERS = {
         str,
         Doc("its command, quoted for a shell; empty if it was running", is_text=True),
         lambda row: shlex.join(row.of.command),
+    ),
+    "read_at": Key(
+        str,
+        Doc("where its facts were read: a JSON object; an absent one is unknown", is_text=True),
+        lambda row: json.dumps(dict(row.of.read_at)),
     ),
     "settings": Key(
         str,

@@ -16,7 +16,6 @@ from specbench.gate.fingerprint import (
     DRAFTER,
     HARDWARE,
     Fingerprint,
-    RunDifference,
     drafter_difference,
     is_software_of,
     software_changes,
@@ -24,6 +23,7 @@ from specbench.gate.fingerprint import (
 from specbench.gate.judging import OUTPUT_TOKENS
 from specbench.gate.tolerances import MetricKind, kind_of, metric_name
 from specbench.metrics.registry import all_metrics
+from specbench.metrics.server_facts import RunDifference
 from specbench.records import CellKey
 
 NAMED_SHARE = 0.25  # of a loss; a cause with a smaller share is not named

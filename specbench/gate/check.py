@@ -12,7 +12,6 @@ from specbench.gate.baseline import Snapshot
 from specbench.gate.comparable import CellPair, pair_up
 from specbench.gate.fingerprint import (
     HARDWARE,
-    RunDifference,
     changes,
     have_same_arithmetic,
     thread_difference,
@@ -38,6 +37,7 @@ from specbench.gate.tolerances import (
 )
 from specbench.metrics.machine import WAITED
 from specbench.metrics.registry import Metric, all_metrics
+from specbench.metrics.server_facts import RunDifference
 from specbench.records import NO_DRAFTER, CellKey, Kind, Reason
 from specbench.settings.words import nearest
 from specbench.stats.multiple_testing import holm

@@ -11,9 +11,9 @@ from specbench.gate.fingerprint import (
     SETTINGS,
     SOFTWARE,
     TOKENIZER,
-    RunDifference,
     differences,
 )
+from specbench.metrics.server_facts import RunDifference
 from specbench.records import CellKey
 from specbench.records.keys import AXES
 

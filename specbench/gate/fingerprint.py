@@ -6,6 +6,15 @@ from typing import Annotated, NamedTuple
 
 from specbench.doc import Doc
 from specbench.metrics.aggregate import usable_sessions
+from specbench.metrics.server_facts import (
+    VERSION,
+    RunDifference,
+    arguments,
+    changes_of,
+    facts_of,
+    is_about_drafts,
+    is_like_hardware,
+)
 from specbench.records import (
     Condition,
     EngineRecord,
@@ -29,18 +38,6 @@ SETTINGS = ("model", TOKENIZER, "workload", "sampling", "max-new-tokens", "slo",
 _COMMIT = "commit"
 # Software that does not decode: it may differ among the runs of one baseline.
 AROUND = ("specbench", "python", _COMMIT, "driver")
-
-
-class RunDifference(NamedTuple):
-    """A fact that differs between baseline and candidate."""
-
-    name: Annotated[str, Doc("a word of `--allow-different`, or the name of a fact")]
-    baseline: Annotated[str, Doc("its text in the baseline")]
-    candidate: Annotated[str, Doc("its text in the candidate")]
-
-    @property
-    def text(self) -> str:
-        return f"{self.name}: {self.baseline} in the baseline, {self.candidate} in the candidate"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +154,7 @@ def differences(
         *(d for d in plain if d.baseline != d.candidate),
         *(
             RunDifference(HARDWARE, f"{name} {before}", f"{name} {after}")
-            for name, before, after in _changed(baseline.hardware, candidate.hardware)
+            for name, before, after in changes_of(baseline.hardware, candidate.hardware)
             if (threads or name != THREADS) and not name.startswith(not_shared)
         ),
     )
@@ -173,7 +170,7 @@ def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[RunDifferenc
     """Differences that a comparison permits: drafters, which are under test, and software."""
     return (
         *(change for _, change in draft_changes(baseline, candidate)),
-        *_changed(baseline.software, candidate.software),
+        *changes_of(baseline.software, candidate.software),
     )
 
 
@@ -205,7 +202,7 @@ def software_changes(
     baseline: Fingerprint, candidate: Fingerprint, ignored: Collection[str] = (_COMMIT,)
 ) -> tuple[RunDifference, ...]:
     """Packages, driver and engines that changed; the commit differs in every pull request."""
-    changed = _changed(baseline.software, candidate.software)
+    changed = changes_of(baseline.software, candidate.software)
     return tuple(change for change in changed if change.name not in ignored)
 
 
@@ -213,7 +210,7 @@ def have_same_arithmetic(before: Fingerprint, after: Fingerprint) -> bool:
     """Whether greedy text must be the same: equal except for drafters and for software other than
     torch and serving engines."""
     same_engines = not any(
-        is_of_a_server(d.name) for d in _changed(before.software, after.software)
+        is_of_a_server(d.name) for d in changes_of(before.software, after.software)
     )
     return not differences(before, after) and before.torch == after.torch and same_engines
 
@@ -244,12 +241,6 @@ def _hashes(
 def _short(sha256: str) -> str:
     packed, _, digest = sha256.rpartition(" of ")
     return f"{packed} of {digest[:12]}" if packed else digest[:12]
-
-
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[RunDifference]:
-    for name in dict.fromkeys((*before, *after)):
-        if before.get(name) != after.get(name):
-            yield RunDifference(name, before.get(name, "absent"), after.get(name, "absent"))
 
 
 def _software(
@@ -288,26 +279,6 @@ def _synthetic(decoder: DecoderSettings) -> str:
 
 
 _PREFIX = "server "  # of the name of every fact of a serving engine
-_VERSION = "version"
-
-# Settings and arguments of vLLM, SGLang and llama.cpp, with `-` for `_`, that change the weights in
-# memory, the arithmetic or the GPUs: seconds under different ones do not compare engines.
-_LIKE_HARDWARE = {
-    *("dtype", "torch-dtype", "quantization", "model-ftype", "load-format"),
-    *("kv-cache-dtype", "cache-dtype", "cache-type-k", "cache-type-v", "ctk", "ctv"),
-    *("tensor-parallel-size", "tp", "tp-size", "pipeline-parallel-size", "pp", "pp-size"),
-    *("data-parallel-size", "dp", "dp-size", "enable-expert-parallel", "ep-size"),
-    *("n-gpu-layers", "gpu-layers", "ngl", "split-mode", "tensor-split", "device"),
-}
-# Addresses, names of the model, and what the server computed itself.
-_NOT_ABOUT_FIGURES = {
-    *("host", "port", "model", "m", "model-path", "served-model-name", "tokenizer", "alias"),
-    *("api-key", "log-file", "download-dir", "seed", "random-seed"),
-    *("p", "publish", "v", "volume", "mount", "name", "rm", "e", "env", "network"),  # docker's
-    "w",  # Python's
-    *("num-gpu-blocks", "num-cpu-blocks", "kv-cache-size-tokens", "kv-cache-memory-bytes"),
-}
-_ABOUT_DRAFTS = ("spec", "draft")  # they are in the cell's key
 
 
 class ServedFacts(NamedTuple):
@@ -326,11 +297,11 @@ def served_facts(servers: Sequence[ServerRecord]) -> ServedFacts:
     hardware: dict[str, list[str]] = {}
     software: dict[str, list[str]] = {}
     for server in _preferred(servers):
-        for name, value in _facts(server):
-            is_hardware = name == "GPUs" or _plain(name) in _LIKE_HARDWARE
+        for name, value in facts_of(server, is_of_k=bool(server.num_speculative_tokens)):
+            found = hardware if is_like_hardware(name) else software
             variant = f"variant {server.variant}, " if server.variant else ""
             name = f"{_PREFIX}{server.engine} of {server.target}, {variant}{name}"
-            values = (hardware if is_hardware else software).setdefault(name, [])
+            values = found.setdefault(name, [])
             if value not in values:
                 values.append(value)
     return ServedFacts(
@@ -355,15 +326,15 @@ def is_software_of(name: str, at: Condition) -> bool:
 def _servers(fingerprint: Fingerprint) -> set[str]:
     """How the names of facts begin, for each server and variant."""
     facts = filter(is_of_a_server, fingerprint.software)
-    return {name.removesuffix(_VERSION) for name in facts if name.endswith(f", {_VERSION}")}
+    return {name.removesuffix(VERSION) for name in facts if name.endswith(f", {VERSION}")}
 
 
 def _draft_arguments(servers: ServerSettings) -> Iterator[tuple[str, str]]:
     """The user's fields of a speculative config; only servers with speculation get them."""
     given = {"": servers.engine_args, **(servers.variants or {})}
     for variant, words in given.items():
-        for flag, value in _arguments(words):
-            if "config" in flag and any(word in flag for word in _ABOUT_DRAFTS):
+        for flag, value in arguments(words):
+            if "config" in flag and is_about_drafts(flag):
                 yield f"{_PREFIX}{variant and f'variant {variant}, '}{flag}", value
 
 
@@ -373,40 +344,3 @@ def _preferred(servers: Sequence[ServerRecord]) -> Iterator[ServerRecord]:
     for server in sound:
         if not server.num_speculative_tokens or (server.engine, server.target) not in plain:
             yield server
-
-
-def _facts(server: ServerRecord) -> Iterator[tuple[str, str]]:
-    yield _VERSION, server.version
-    yield "prefix cache", server.prefix_cache
-    if server.num_gpus is not None:
-        yield "GPUs", str(server.num_gpus)
-    for name, value in (*server.settings.items(), *_arguments(server.command)):
-        is_about_drafts = any(word in name for word in _ABOUT_DRAFTS)
-        # Without speculation only the user's own arguments are about drafts.
-        is_of_k = server.num_speculative_tokens or name in server.settings
-        if _plain(name) not in _NOT_ABOUT_FIGURES and not (is_about_drafts and is_of_k):
-            yield name, _without_folders(value)
-
-
-def _arguments(command: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Flags with their values, or `given`; words before the first flag are skipped."""
-    flag = ""
-    values: list[str] = []
-    for word in (*command, "-"):  # "-" ends the values of the last flag
-        if word.startswith("-") and not word[1:2].isdigit():
-            if flag:
-                yield flag, " ".join(values) or "given"
-            flag, _, value = word.partition("=")
-            values = [value] if value else []
-        else:
-            values.append(word)
-
-
-def _plain(name: str) -> str:
-    return name.lstrip("-").replace("_", "-").lower()
-
-
-def _without_folders(value: str) -> str:
-    """The last part of a path: another machine has the same files in other folders."""
-    is_path = "/" in value and not any(c in value for c in ' {["')
-    return value.rstrip("/").rpartition("/")[2] if is_path else value

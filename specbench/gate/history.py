@@ -11,11 +11,11 @@ from specbench.gate.fingerprint import (
     HARDWARE,
     SETTINGS,
     Fingerprint,
-    RunDifference,
     differences,
     drafter_difference,
 )
 from specbench.metrics.registry import Better, Metric, all_metrics, number_of
+from specbench.metrics.server_facts import RunDifference
 from specbench.records import CellKey, CellSummary
 from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, ChangePoint, Trend, analyze_series
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Protocol, TypeVar
@@ -55,6 +55,7 @@ class ParsedResult:
     method: str | None = None
     workload: str | None = None
     num_speculative_tokens: int | None = None  # 0: it did not speculate
+    drafts_by: str = ""  # what in the file says that its server speculates
     is_chain: bool = False  # a smaller K drafts the first of these tokens, with their rates
     concurrency: int | None = None
     request_rate: float | None = None
@@ -183,10 +184,18 @@ def to_cell(
             warnings=(
                 *filter(None, [fault]),
                 *parsed.warnings,
-                *([Kind.NO_ACCEPTANCE()] if k and not has_acceptance else []),
+                *(_without_acceptance(parsed) if k and not has_acceptance else ()),
             ),
         ),
     )
+
+
+def _without_acceptance(parsed: ParsedResult) -> Iterator[Reason]:
+    """What is known of a result at K without figures of acceptance."""
+    if parsed.drafts_by:
+        yield Kind.ACCEPTANCE_UNREPORTED(place=parsed.drafts_by)
+    else:
+        yield Kind.NO_ACCEPTANCE()
 
 
 def conditions(named: Mapping[str, object], *sentences: str) -> tuple[Reason, ...]:

@@ -24,6 +24,7 @@ def recognizes(result: JsonObject) -> bool:
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: ARG001
     length = result.number("accept_length")
     server = result.inner("server_info")
+    algorithm = server.text("speculative_algorithm")
     model = result.text("model_id") or result.text("model")
     errors = result.items("errors")
     dataset = result.text("dataset_name")
@@ -32,6 +33,7 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:  # noqa: A
         model=model or server.text("model_path"),
         workload=dataset,
         num_speculative_tokens=_depth(server),
+        drafts_by=f"server_info ({algorithm})" if algorithm else "",
         concurrency=result.whole("max_concurrency"),
         request_rate=result.rate("request_rate"),
         tool_version=server.text("version"),

@@ -333,6 +333,19 @@ def counted_by_server(cell: CellData) -> RoundCounts | None:
     )
 
 
+def num_server_drafts(cell: CellData) -> float | None:
+    """Draft tokens, or rounds that verify any, by the requests' counts or else by the server's
+    counters; None if some were not counted."""
+    counts = [request.counts for request in cell.finished]
+    by_request = sum_of_all(None if c is None else c.num_drafted for c in counts)
+    if by_request is not None:
+        return by_request
+    for name in ("num_draft_tokens", "num_rounds"):
+        if cell.loads and all(name in load.counters for load in cell.loads):
+            return sum(load.counters[name] for load in cell.loads)
+    return None
+
+
 def sum_of_all(values: Iterable[int | None]) -> int | None:
     """The sum; None without values, or if one of them is unknown."""
     entries = [*values]

@@ -3,7 +3,7 @@ warnings.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from statistics import median
 
@@ -20,11 +20,13 @@ from specbench.metrics.cell import (
     finished,
     finished_baseline,
     have_same_text,
+    num_server_drafts,
     once_a_baseline,
 )
 from specbench.metrics.pairs import paired_end_to_end, session_log_speeds
 from specbench.metrics.registry import Value
 from specbench.metrics.rounds import num_rounds
+from specbench.metrics.server_facts import RunDifference, is_like_hardware, session_differences
 from specbench.metrics.speed import saturation
 from specbench.records import (
     DeviceSample,
@@ -133,6 +135,8 @@ def judge_cell(cell: CellData) -> tuple[Reason, ...]:
         *filter(None, [cell.faulty_streams]),
         *_of_baseline(*filter(None, [cell.baseline_faulty_streams])),
         *filter(None, [cell.client_bound]),
+        *_never_drafted(cell),
+        *_unlike_servers(cell),
         *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
         *_different_clocks_at_cap(cell.finished, base),
@@ -148,6 +152,7 @@ def cell_warnings(cell: CellData) -> tuple[Reason, ...]:
     """Warnings about a cell that is still valid."""
     return (
         *_whole_requests(cell),
+        *_changed_servers(cell),
         *_power_capped(cell),
         *suspicious_acceptance(acceptance_rate_per_position(cell)),
         *_differing_outputs(cell),
@@ -179,6 +184,31 @@ def _too_few_rounds(cell: CellData) -> Iterator[Reason]:
         spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
         if known + spared < MIN_ROUNDS:
             yield Kind.TOO_FEW_ROUNDS(needed=MIN_ROUNDS)
+
+
+def _never_drafted(cell: CellData) -> Iterator[Reason]:
+    """A server at K that counted no draft token; nothing if it does not count them."""
+    if cell.servers and cell.k and num_server_drafts(cell) == 0:
+        tokens = sum(request.num_output_tokens for request in cell.finished)
+        yield Kind.NEVER_DRAFTED(k=cell.k, tokens=tokens, requests=len(cell.finished))
+
+
+def _unlike_servers(cell: CellData) -> Iterator[Reason]:
+    """Facts that seconds depend on, and in which the server differs from that of K = 0."""
+    found = session_differences(cell.baseline_servers, cell.servers)
+    if any(is_like_hardware(difference.name) for difference in found):
+        yield Kind.SERVERS_UNLIKE(facts=_named(found))
+
+
+def _changed_servers(cell: CellData) -> Iterator[Reason]:
+    """Other facts in which they differ: speedups are compared, with this warning."""
+    found = session_differences(cell.baseline_servers, cell.servers)
+    if found and not any(is_like_hardware(difference.name) for difference in found):
+        yield Kind.SERVERS_DIFFER(facts=_named(found))
+
+
+def _named(found: Iterable[RunDifference]) -> tuple[Reason, ...]:
+    return tuple(Kind.FACT_CHANGED(**difference._asdict()) for difference in found)
 
 
 def _throttled_servers(cell: CellData) -> Iterator[Reason]:

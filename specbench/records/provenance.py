@@ -261,6 +261,13 @@ class ServerRecord:
     prefix_cache: Annotated[
         str, Doc("whether it kept prefixes: `off`, `on`, `unknown` or `by request`")
     ] = "unknown"
+    read_at: Annotated[
+        Mapping[str, str],
+        Doc(
+            "where `K`, `drafting`, `prefix cache` and `counters` were read; an absent one is "
+            "unknown, and `#k` is the address"
+        ),
+    ] = field(default_factory=dict)
     acceptance_rule: Annotated[
         str | None, Doc("when a draft token is accepted; absent if unknown", is_text=True)
     ] = None

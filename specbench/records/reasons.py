@@ -506,6 +506,16 @@ class Kind(StrEnum):
         "client-bound: the client's event loop lagged by {lag:ms} on average, more than "
         "{most:.0%} of the {interval:ms} between two events; keep a core free for it",
     )
+    NEVER_DRAFTED = (
+        "never_drafted",
+        "never drafted at {k:K}: the server counted no draft token in {requests} requests of "
+        "{tokens:,} tokens; see its log for why it does not speculate",
+    )
+    SERVERS_UNLIKE = (
+        "servers_unlike",
+        "the servers at K=0 and at this K differ in more than K: {facts:all}; start both with "
+        "the same dtype, KV cache and parallelism",
+    )
     SERVER_THROTTLED = "server_throttled", "a GPU throttled: {reasons:commas}"
     THROTTLED = "throttled", "throttled in {throttled} of {requests} requests: {reasons:commas}"
     SLOW_CLOCK = (
@@ -577,6 +587,11 @@ class Kind(StrEnum):
         "whole_requests",
         "whole requests, from sending to the last token, are {speedup:.2f}x as fast as at K=0: "
         "no decode speed, but right without the times within the streams",
+    )
+    SERVERS_DIFFER = (
+        "servers_differ",
+        "the servers at K=0 and at this K also differ in {facts:all}, so the speedup is not of K "
+        "alone",
     )
     POWER_CAPPED = (
         "power_capped",
@@ -687,7 +702,6 @@ class Kind(StrEnum):
         "same model",
     )
     NO_VERSION = "no_version", "{option} does not report its version: check that it is {engine}"
-    NO_K = "no_k", "{option} does not report its K: measured as K=0; add #k=4 if it drafts"
     REPLICAS = (
         "replicas",
         "{servers} servers run at K={k}: they share the requests as replicas",
@@ -799,6 +813,11 @@ class Kind(StrEnum):
         "no_acceptance",
         "no acceptance in the file: check that its server speculated; for aiperf import its "
         "server_metrics_export.json as well",
+    )
+    ACCEPTANCE_UNREPORTED = (
+        "acceptance_unreported",
+        "no acceptance in the file, although {place} has its server speculate: acceptance is "
+        "unknown, and the log of the server may have it",
     )
     REPEATS = "repeats", "mean of {repeats:amount}{deviations:parts}"
     DEVIATION = "deviation", "standard deviation of {metric} {share:.1%}"

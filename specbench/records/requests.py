@@ -165,6 +165,7 @@ class Request:
     prediction_ids: tuple[int, ...] = ()  # a text that the output may resemble
     is_sample: bool = False  # one of several outputs of its prompt, which share its prefill
     keeps_prefixes: bool = False  # whether a server may use its prefix cache
+    omitted: tuple[str, ...] = ()  # fields that are not sent, since a server rejects them
     # Keys of its record.
     prompt_id: str = ""
     turn: int = 0

@@ -10,10 +10,11 @@ from specbench.doc import JsonObject, Key, Maybe, Several, docs_of, keys_of
 from specbench.gate.attribution import Attribution, Cause
 from specbench.gate.baseline import Snapshot, SourceRun
 from specbench.gate.check import Gate
-from specbench.gate.fingerprint import THREADS, Fingerprint, RunDifference
+from specbench.gate.fingerprint import THREADS, Fingerprint
 from specbench.gate.judging import CELL, FALSE_ALARM, GateVerdict, Judgment
 from specbench.gate.tolerances import MetricKind, default_tolerances, deviation_floor, metric_name
 from specbench.metrics.registry import all_metrics
+from specbench.metrics.server_facts import RunDifference
 from specbench.records import NO_DRAFTER, Kind, Reason
 from specbench.report.blocks import Lines, Paragraph, ReportPart
 from specbench.words.answers import REASON, joined, text

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from specbench.methods import METHODS
 from specbench.metrics.aggregate import lost_sessions, usable_sessions
 from specbench.metrics.memory import least_kv_tokens
+from specbench.metrics.server_facts import session_differences
 from specbench.records import NO_DRAFTER, CellKey, Kind, Reason, ServerRecord, acceptance_rule
 from specbench.report.document import Document
 from specbench.runs import resume_command
@@ -122,13 +123,25 @@ def sessions_grid(document: Document) -> Table | None:
     )
 
 
+_READ = ("K", "drafting", "prefix cache", "counters")
+
+
 def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
     """Version, settings and command of each engine, and its acceptance rule."""
     usable = usable_sessions(document.servers)
-    for group in _by_deployment(document.servers):
-        first = next((server for server in group if server.session in usable), None)
-        if first is None:
+    groups = _by_deployment(document.servers)
+    for group in groups:
+        sound = [server for server in group if server.session in usable]
+        if not sound:
             continue
+        first, name = sound[0], f"{_engine(group[0])}, K={group[0].num_speculative_tokens}"
+        plain = [server for server in _plain(group, groups) if server.session in usable]
+        if others := session_differences(plain, sound):
+            differing = (f"{d.name} {d.candidate}, at K=0 {d.baseline}" for d in others)
+            yield f"{name}, besides K", "; ".join(differing)
+        if first.read_at:
+            facts = (f"{fact} {first.read_at.get(fact, 'unknown')}" for fact in _READ)
+            yield f"{name}, facts read at", ", ".join(facts)
         if not first.num_speculative_tokens:
             versions = dict.fromkeys(server.version for server in group if server.version)
             yield f"{_engine(first)}, version", ", ".join(versions)
@@ -140,7 +153,7 @@ def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
         if not first.num_speculative_tokens or chosen:
             best = ", the best" if chosen else ""
             command = shlex.join(first.command) or f"was running at {', '.join(first.addresses)}"
-            yield f"{_engine(first)}, K={first.num_speculative_tokens}{best}", command
+            yield f"{name}{best}", command
     yield from acceptance_rules(document)
 
 
@@ -172,7 +185,7 @@ def session_warnings(document: Document) -> Iterator[Reason]:
             ks = tuple(_restarted_ks(servers))
             yield Kind.RESTARTED(engine=engine, ks=ks) if ks else Kind.NOT_RESTARTED(engine=engine)
         if any(
-            server.counters.get("num_cached_tokens", 1.0) and server.prefix_cache == "on"
+            server.counters.get("num_cached_tokens", server.prefix_cache == "on")
             for server in servers
         ):
             yield Kind.PREFIXES_KEPT(engine=engine)

@@ -75,6 +75,7 @@ class StoredRun:
     run: RunRecord
     is_complete: bool  # False: interrupted, still running, or failed
     is_failed: bool = False  # ended without a measurement
+    is_empty: bool = False  # without a measurement so far
     blocks: tuple[BlockRecord, ...] = ()
     references: tuple[ReferenceRecord, ...] = ()
     memory: tuple[MemoryRecord, ...] = ()

@@ -137,6 +137,7 @@ def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> S
         run=run,
         is_complete=done and not is_empty,
         is_failed=done and is_empty,
+        is_empty=is_empty,
         **by_field,
     )
 

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -32,6 +33,7 @@ from specbench.runs.reader import (
     read_run,
     resume_command,
 )
+from specbench.settings import ServerSettings
 from specbench.whole_file import REMEDIES, replaced, write_errors_named
 
 _LOCK_FILE = "lock"
@@ -78,18 +80,16 @@ def create_run(
             raise StoreError(f"{folder}: this run exists; resume it or choose another id") from None
         undo.callback(rmtree, folder, ignore_errors=True)  # a full disk keeps no partial run
         lock = undo.enter_context(_lock(folder))
-        with replaced(folder / RUN_FILE) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_run(folder, text)
         writer = RunStore(folder, run, Contents(tuple(known), 0), lock, on_append)
         undo.pop_all()
         return writer
 
 
-def resume_run(root: Path, run_id: str) -> "RunStore":
+def resume_run(root: Path, run_id: str, servers: ServerSettings | None = None) -> "RunStore":
     """Resume the run of an id (or `latest`); an incomplete last line is removed.
 
+    A run without a measurement gets the settings of `servers`, if these are others.
     StoreError if the run is unknown, being written, damaged, of another schema, or if a link in its
     folder would let records be written elsewhere.
     """
@@ -99,9 +99,21 @@ def resume_run(root: Path, run_id: str) -> "RunStore":
         lock = undo.enter_context(_lock(folder))
         run = read_run(folder)  # first: records of another schema would be taken for damaged ones
         contents = read_records(folder)
+        settings = replace(run.settings, servers=servers or run.settings.servers)
+        if settings != run.settings and gathered(folder, run, contents.records).is_empty:
+            run = replace(run, settings=settings)
+            _write_run(folder, encode_run(run))
         writer = RunStore(folder, run, contents, lock)
         undo.pop_all()
         return writer
+
+
+def _write_run(folder: Path, text: bytes) -> None:
+    """Write run.json; it is on disk on return."""
+    with replaced(folder / RUN_FILE) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class RunStore:

@@ -90,17 +90,13 @@ class Client:
             return f"{path} cannot be reached"
         return f"{path} answers {status}" if status >= 500 else ""
 
-    async def model(self) -> str:
-        """The first model it serves; ServerError if it names none."""
-        return str((await self.model_card())["id"])
-
-    async def model_card(self) -> dict[str, Any]:
-        """The card of the first model it serves; ServerError if it names none."""
+    async def model_cards(self) -> list[dict[str, Any]]:
+        """The cards of the models that it lists, each with its `id`; ServerError."""
         models = (await self.json(f"{self.address.api}/models")).get("data")
-        first = models[0] if isinstance(models, list) and models else None
-        if not isinstance(first, dict) or "id" not in first:
-            self.fail("its /v1/models names no model; is this an OpenAI-compatible server?")
-        return first
+        cards = models if isinstance(models, list) else []
+        return [
+            card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)
+        ]
 
     async def version(self) -> str:
         """The server's version; empty if it reports none."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -23,6 +24,11 @@ class CounterPage:
     # compute: when idle, they show requests that have ended.
     in_progress: tuple[str, ...] = ()
     counts_all_rounds: bool = False  # else only rounds with draft tokens
+    is_of_model: bool = False  # whether a server of several models has a page for each
+
+    def path_of(self, model: str) -> str:
+        """The path with the counters of a model."""
+        return f"{self.path}?model={quote(model)}" if self.is_of_model else self.path
 
 
 # Names of draft counters that several engines share.
@@ -60,6 +66,7 @@ class Counters:
     num_in_progress: float | None = None  # requests that run or wait now
     started_s: float | None = None  # when the process started, in Unix seconds
     spans_restart: bool = False  # of a difference: the two pages come from different processes
+    servers: frozenset[str] = frozenset()  # behind a router, by its labels
 
     @property
     def sums(self) -> dict[str, float]:
@@ -108,6 +115,7 @@ def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
     page: CounterPage | None = None
     num_in_progress: float | None = None
     started_s: float | None = None
+    servers = set[str]()
     for sample in _samples(text):
         if sample.name == _STARTED or sample.name.endswith(_CREATED):
             started_s = min(sample.value, started_s or math.inf)
@@ -115,6 +123,7 @@ def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
         if match is None:
             continue
         page = match
+        servers |= {sample.labels["server"]} if "server" in sample.labels else set()
         name = sample.name.removeprefix(page.prefix).removesuffix("_total")
         if name in page.counters:
             sums[page.counters[name]] += sample.value
@@ -130,6 +139,7 @@ def read_counters(text: str, pages: Sequence[CounterPage]) -> Counters:
         num_accepted_at=tuple(accepted.get(i, 0.0) for i in range(num_positions)),
         num_in_progress=num_in_progress,
         started_s=started_s,
+        servers=frozenset(servers),
         **sums,
     )
 

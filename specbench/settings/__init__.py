@@ -19,4 +19,12 @@ from specbench.settings.groups import (
     WorkloadSettings,
 )
 from specbench.settings.run_settings import RunSettings, StoredSettings
-from specbench.settings.words import BUILTIN, EXPORTED, OPENAI, SERVED, STARTED, TRANSFORMERS
+from specbench.settings.words import (
+    BUILTIN,
+    EXPORTED,
+    OMITTABLE,
+    OPENAI,
+    SERVED,
+    STARTED,
+    TRANSFORMERS,
+)

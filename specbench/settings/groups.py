@@ -15,6 +15,7 @@ from specbench.settings.words import (
     MAX_CONCURRENCY,
     MAX_CONTEXT,
     MAX_K,
+    OMITTABLE,
     SERVED,
     one_of,
     parse_acceptance,
@@ -459,6 +460,24 @@ class ServerSettings:
             "4. Repeatable for other K and replicas.",
             shown=False,
             placeholder="URL",
+        ),
+    ] = ()
+    served_model_name: Annotated[
+        str | None,
+        Option(
+            help="Name of the model on a running server that has several.",
+            shown="the listed name that fits the target",
+            placeholder="NAME",
+        ),
+    ] = None
+    omit_fields: Annotated[
+        tuple[str, ...],
+        Option(
+            is_rare=True,
+            read=lambda text: parse_names("--omit-fields", text, OMITTABLE),
+            help="Fields of requests that a server rejects, such as seed,max_tokens.",
+            shown=False,
+            placeholder="NAMES",
         ),
     ] = ()
     launch: Annotated[

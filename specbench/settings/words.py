@@ -23,6 +23,11 @@ SERVED = tuple(sorted(path.stem for path in _ENGINE_FILES))
 ENGINES = (BUILTIN, TRANSFORMERS, *SERVED)
 STARTED = tuple(name for name in SERVED if name != OPENAI)
 EXPORTED = tuple(sorted((*STARTED, TRANSFORMERS)))
+# Fields of requests that may be left out: the settings of a run do not depend on them.
+OMITTABLE = (
+    *("seed", "max_tokens", "max_completion_tokens", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "cache_salt", "return_token_ids"),
+)
 Choice = TypeVar("Choice", bound=str)
 MAX_CONTEXT = 1024 * 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}

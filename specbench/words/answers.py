@@ -201,7 +201,9 @@ def keys_in_words(
 
 def answer_text(verdict: SpeedupVerdict, answer: Iterable[Reason | str], *, mark: str = "") -> str:
     """`undecided: 0.98x to 1.08x at K=6; to narrow it: ...`."""
-    return f"{_VERDICTS.get(verdict, '')}{joined(answer)}{mark}"
+    parts = [*answer]
+    is_named = any(isinstance(p, Reason) and p.kind is Kind.NEVER_DRAFTED for p in parts)
+    return f"{'' if is_named else _VERDICTS.get(verdict, '')}{joined(parts)}{mark}"
 
 
 def decision_text(decision: Decision) -> str:

@@ -151,14 +151,15 @@ def test_an_invalid_cell_is_named_and_never_used(summarized):
 
 
 def test_the_decision_is_undecided_if_every_cell_is_invalid(summarized):
-    cells = [summarized(k, 1.5, 1.6, 1.7, invalid=("throttled",)) for k in (2, 4)]
+    unusable = Kind.NOTHING_FINISHED()
+    cells = [summarized(k, 1.5, 1.6, 1.7, invalid=(unusable,)) for k in (2, 4)]
     decision = decide(choose(cells))
     first, more = decision.answer
-    assert first == Kind.ALL_INVALID(k=2, because=("throttled",))
+    assert first == Kind.ALL_INVALID(k=2, because=(unusable,))
     assert more == Kind.MORE_INVALID(count=1)
     alone = decide(choose(cells[1:]))
-    assert alone.answer == (Kind.ALL_INVALID(k=4, because=("throttled",)),)
-    assert decision.reasons == (Kind.EXCLUDED(ks=(2, 4), because=("throttled",)),)
+    assert alone.answer == (Kind.ALL_INVALID(k=4, because=(unusable,)),)
+    assert decision.reasons == (Kind.EXCLUDED(ks=(2, 4), because=(unusable,)),)
     assert decision.leader.pairing == "demo/draft"
     assert decision.speedup is None
 

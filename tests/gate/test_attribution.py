@@ -3,7 +3,7 @@
 import pytest
 
 from specbench.gate.attribution import Cause, attribute, changed_causes
-from specbench.gate.fingerprint import RunDifference
+from specbench.metrics.server_facts import RunDifference
 from specbench.report.gate import cause_text
 from tests.cell_keys import cell_key, with_axes
 from tests.gate.gate_sides import cell, figure, fingerprint

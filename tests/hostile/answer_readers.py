@@ -14,6 +14,7 @@ from specbench.inputs.address import Address
 from specbench.records import RequestCounts, ServerRecord
 from specbench.runs.codec import encode_line
 from specbench.servers.client import Client
+from specbench.servers.facts import ModelNames
 from tests.engines.served.replay import REQUEST, recorded
 from tests.hostile import mutations
 from tests.hostile.mutations import Case, Make, Mutation
@@ -86,8 +87,8 @@ def _context(**_: object) -> ssl.SSLContext:
 
 async def _facts(engine: str, client: Client) -> None:
     """They are stored, and K decides what is planned."""
-    facts = await find_served(engine).facts(client)
-    assert facts.k is None or type(facts.k) is int
+    facts = await find_served(engine).facts(client, ModelNames())
+    assert facts.k.value is None or type(facts.k.value) is int
     assert facts.kv_tokens is None or type(facts.kv_tokens) is int
     encode_line(
         ServerRecord(
@@ -98,7 +99,8 @@ async def _facts(engine: str, client: Client) -> None:
             model=facts.model,
             addresses=(),
             settings=facts.settings,
-            prefix_cache=facts.prefix_cache,
+            prefix_cache=facts.prefix_cache.value or "unknown",
+            read_at=facts.places,
             kv_tokens=facts.kv_tokens,
         )
     )

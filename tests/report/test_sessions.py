@@ -145,6 +145,23 @@ def test_a_kept_prefix_cache_and_session_warnings_are_reported_once() -> None:
     assert counts == Kind.OF_SESSIONS(engine="vllm", k=0, more=2, because=(differ,))
 
 
+@pytest.mark.parametrize(
+    ("prefix_cache", "counters", "is_kept"),
+    [
+        ("unknown", {"num_cached_tokens": 9.0}, True),  # its counters state what its page does not
+        ("by request", {"num_cached_tokens": 9.0}, True),
+        ("on", {"num_cached_tokens": 0.0}, False),
+        ("unknown", {}, False),
+    ],
+)
+def test_cached_tokens_show_that_prefixes_were_kept(prefix_cache, counters, is_kept) -> None:
+    stored = served_sweep()
+    changed = {"prefix_cache": prefix_cache, "counters": counters}
+    servers = tuple(replace(server, **changed) for server in stored.servers)
+    warnings = [*session_warnings(build_document(replace(stored, servers=servers)))]
+    assert (Kind.PREFIXES_KEPT(engine="vllm") in warnings) == is_kept
+
+
 def test_cells_of_a_server_are_named_by_their_pairing(plain: Document) -> None:
     assert {cell.key.source for cell in plain.cells} == {"demo", "demo/draft"}
 

@@ -157,14 +157,15 @@ class _Handler(Handler):
         fake = self.fake
         if not self._is_let_in():
             return
-        if self.path in fake.pages:
-            self.send(fake.pages[self.path])
-        elif self.path == "/v1/models":
+        path = self.path.partition("?")[0]
+        if path in fake.pages:
+            self.send(fake.pages[path])
+        elif path == "/v1/models":
             named = json.dumps({"data": [{"id": name} for name in fake.models]})
             self.send(fake.models_page or named)
-        elif self.path == "/version":
+        elif path == "/version":
             self.send('{"version": "0.32.0"}')
-        elif self.path == fake.metrics_path and fake.has_metrics:
+        elif path == fake.metrics_path and fake.has_metrics:
             self.send(fake.page())
         else:
             self.send_error(404)

@@ -176,7 +176,7 @@ def test_an_endless_response_is_cut_off(limit, call, reason, monkeypatch):
 def test_an_unusable_address_is_a_server_error(host):
     async def ask():
         async with client_of(f"http://{host}:1") as client:
-            await client.model()
+            await client.model_cards()
 
     with pytest.raises(ServerError, match="cannot be reached"):
         asyncio.run(ask())
@@ -308,7 +308,7 @@ def test_a_server_with_an_untrusted_certificate_gets_no_request(monkeypatch):
             url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             async with client_of(url) as client:
                 with pytest.raises(ServerError, match="CERTIFICATE_VERIFY_FAILED"):
-                    await client.model()
+                    await client.model_cards()
 
     asyncio.run(ask())
     assert not calls
@@ -318,4 +318,4 @@ def test_a_server_without_tls_is_an_error_with_a_hint():
     with serving(FakeServer(k=0)) as url:
         client = client_of(url.replace("http://", "https://"))
         with pytest.raises(ServerError, match="http://"):
-            asyncio.run(client.model())
+            asyncio.run(client.model_cards())

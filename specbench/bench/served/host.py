@@ -23,6 +23,7 @@ from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing
 from specbench.servers.client import Client
+from specbench.servers.facts import ModelNames
 from specbench.servers.process import LOOPBACK, free_port, started
 
 ARGS, PORT = "{args}", "{port}"
@@ -98,7 +99,7 @@ class ManagedServers:
                 )
                 yield ServerHandle(
                     clients=(client,),
-                    facts=await self._engine.facts(client),
+                    facts=await self._engine.facts(client, ModelNames.of(self._plan.target, None)),
                     command=tuple(start.command),
                     acceptance_rule=start.exported.acceptance_rule,
                     start_s=time.monotonic() - began_s,
@@ -174,7 +175,8 @@ class ManagedServers:
 def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: Path) -> Host:
     """The running servers, or if there are none, servers to start with logs in the folder."""
     if running:
-        return ExternalServers(engine, running)
+        served = plan.settings.servers.served_model_name
+        return ExternalServers(engine, running, ModelNames.of(plan.target, served))
     return ManagedServers(plan, engine, folder)
 
 

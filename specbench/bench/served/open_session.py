@@ -100,6 +100,7 @@ class OpenSession:
                     max_new_tokens=WARM_UP_TOKENS,
                     sampling=self._session.cells[0].sampling,
                     seed=i,
+                    omitted=self._plan.settings.servers.omit_fields,
                 )
                 for i in range(num)
             ]
@@ -172,15 +173,19 @@ class OpenSession:
         counters = {n: sum(load.counters.get(n, 0.0) for load in self._loads) for n in names}
         preemptions = counters.get("num_preemptions")
         clock, _ = template_clock(self._plan.target.model, self._session.engine)
+        record = server_record(self._session, self._name, self._running, ())
+        sees_others = all(counted.num_tokens is not None for counted in self._counted)
+        page = self._engine.COUNTERS if sees_others else None
         return replace(
-            server_record(self._session, self._name, self._running, ()),
+            record,
+            read_at={**record.read_at, **({"counters": page.path} if page else {})},
             seconds=sum(load.seconds for load in self._loads),
             counters=counters,
             num_preemptions=None if preemptions is None else round(preemptions),
             queue_s=counters.get("queue_s"),
             started_s=max(filter(None, (c.started_s for c in self._counted)), default=None),
             client=tuple(self._loads),
-            sees_others=all(counted.num_tokens is not None for counted in self._counted),
+            sees_others=sees_others,
             problems=tuple(self._problems),
             warnings=tuple(self._warnings),
             template_clock=clock,
@@ -197,7 +202,8 @@ class OpenSession:
             return Counters(engine=None)
         ends_s = perf_counter() + IDLE_S
         while True:
-            pages = [await client.counters(page.path, [page]) for client in self._running.clients]
+            path = page.path_of(self._running.facts.model)
+            pages = [await client.counters(path, [page]) for client in self._running.clients]
             counters = reduce(add, pages)
             if not counters.num_in_progress or perf_counter() > ends_s:
                 return counters
@@ -272,7 +278,8 @@ def server_record(
         addresses=() if running.command else tuple(c.address.root for c in running.clients),
         command=running.command,
         settings=facts.settings,
-        prefix_cache=facts.prefix_cache,
+        prefix_cache=facts.prefix_cache.value or "unknown",
+        read_at=facts.places,
         acceptance_rule=running.acceptance_rule,
         kv_tokens=facts.kv_tokens,
         start_s=running.start_s,
@@ -311,6 +318,11 @@ def count_problems(
             f"it drafted {counted.num_draft_tokens:,.0f} tokens, but is measured as K=0; "
             "add its K to the address, such as #k=4"
         )
+    elif (
+        counted.num_rounds and (drafted := counted.num_draft_tokens or 0.0) > k * counted.num_rounds
+    ):
+        mean = drafted / counted.num_rounds
+        yield f"it drafted {mean:.3g} tokens per round, but is measured as K={k}; correct its #k"
     failed = [request for request in requests if request.finish_reason == "failed"]
     if len(failed) == len(requests):
         yield f"no request was answered: {failed[0].error}"

@@ -6,16 +6,23 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import PurePath
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from specbench.bench.served.sessions import Session
-from specbench.engines.served_engine import ServerFacts, counter_pages, find_served
+from specbench.engines.served_engine import counter_pages, find_served
 from specbench.errors import LostError, ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
+from specbench.metrics.server_facts import (
+    differences_in,
+    is_like_hardware,
+    named_facts,
+    without_folders,
+)
 from specbench.records import Kind, Reason, Request
 from specbench.servers.client import NOTICE_S, Client
+from specbench.servers.facts import ModelNames, ServerFacts
 from specbench.servers.process import LOOPBACK, ServerProcess
 from specbench.servers.response import StreamedResponse
 from specbench.servers.traffic import send_all
@@ -76,8 +83,8 @@ class ServerHandle:
 class ExternalServers:
     """Servers that run already and are neither started nor stopped; those at one K are replicas."""
 
-    def __init__(self, engine: str, addresses: Sequence[Address]) -> None:
-        self._engine, self._addresses = engine, addresses
+    def __init__(self, engine: str, addresses: Sequence[Address], names: ModelNames) -> None:
+        self._engine, self._addresses, self._names = engine, addresses, names
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[ServerHandle]:
@@ -86,23 +93,20 @@ class ExternalServers:
         addresses = [a for a in self._addresses if a.k == session.draft.k]
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(address)) for address in addresses]
-            facts = [await _facts(client, self._engine) for client in clients]
-            for client, server in zip(clients, facts, strict=True):
-                if server.k not in (None, session.draft.k):
-                    client.fail(f"it runs at K={server.k}, but K={session.draft.k} is expected")
-                if server.model != facts[0].model or server.version != facts[0].version:
-                    client.fail(
-                        f"it serves {server.model} {server.version}, but another replica at this K "
-                        f"serves {facts[0].model} {facts[0].version}; replicas must be equal"
-                    )
-            yield ServerHandle(clients=tuple(clients), facts=facts[0])
+            servers = [
+                RunningServer(client.address, await _facts(client, self._engine, self._names))
+                for client in clients
+            ]
+            _require_comparable(servers)
+            yield ServerHandle(clients=tuple(clients), facts=servers[0].facts)
 
 
-async def _facts(client: Client, name: str) -> ServerFacts:
-    """The facts that a server reports; UsageError if its counters belong to another engine.
+async def _facts(client: Client, name: str, names: ModelNames) -> ServerFacts:
+    """The facts of a server, whose K is known; UsageError if its counters are another engine's.
 
-    ServerError if it takes longer than `NOTICE_S`, or if its counter pages come from
-    several servers. Each page is fetched on a new connection, which reveals a router.
+    ServerError if its K is unknown, if a fact is contradicted, if it takes longer than `NOTICE_S`,
+    or if its counter pages are of several servers. Each page is fetched on a new connection, which
+    reveals a router.
     """
     engine, pages = find_served(name), []
     try:
@@ -117,44 +121,48 @@ async def _facts(client: Client, name: str) -> ServerFacts:
                         f"{OPTION} {client.address.root}: its counters belong to "
                         f"{pages[0].engine}; measure it with --engine {pages[0].engine}"
                     )
-                if any(after.since(before).spans_restart for before, after in pairwise(pages)):
+                is_mixed = any(new.since(old).spans_restart for old, new in pairwise(pages))
+                if is_mixed or len(pages[0].servers) > 1:
                     client.fail(
-                        f"its {engine.COUNTERS.path} pages come from several servers, "
-                        f"as behind a router; give the address of each server as {OPTION}"
+                        f"its {engine.COUNTERS.path} pages are of several servers, as those of a "
+                        f"router; give the address of each server as {OPTION}"
                     )
-            return await engine.facts(client)
+            return (await engine.facts(client, names)).at(client.address)
     except TimeoutError:
         client.fail(f"did not send all of its facts within {NOTICE_S:g} s")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunningServer:
+class RunningServer(NamedTuple):
     """A server of --base-url with the facts that it reports."""
 
     address: Address  # with its K
     facts: ServerFacts
-    is_k_known: bool  # by its address or its report
 
 
-def running_servers(settings: RunSettings) -> tuple[RunningServer, ...]:
-    """The servers of --base-url; UsageError for one that does not respond."""
+def running_servers(settings: RunSettings, target: Target) -> tuple[RunningServer, ...]:
+    """The servers of --base-url; UsageError for one that does not respond or whose K is unknown,
+    and for servers that no speedup compares."""
     urls = settings.servers.base_urls
     if not urls:
         return ()
     engine = next(name for name in settings.load.engines if name in SERVED)
+    names = ModelNames.of(target, settings.servers.served_model_name)
     try:
-        return asyncio.run(describe_servers(engine, urls))
+        servers = asyncio.run(describe_servers(engine, urls, names))
+        _require_comparable(servers)
     except ServerError as error:
         raise UsageError(f"{OPTION} {error}") from error
+    return servers
 
 
 def server_warnings(
     running: Sequence[RunningServer], engine: str, target: Target
 ) -> Iterator[Reason]:
     """Warnings about what is assumed because a server does not report it."""
+    names = ModelNames.of(target, None)
     for server in running:
         option = f"{OPTION} {server.address.root}"
-        if not _names_target(server.facts.model, target):
+        if not names.fits(server.facts.model):
             yield Kind.OTHER_MODEL(
                 option=option,
                 served=server.facts.model,
@@ -163,43 +171,51 @@ def server_warnings(
             )
         if not server.facts.version and find_served(engine).COUNTERS is not None:
             yield Kind.NO_VERSION(option=option, engine=engine)
-        if not server.is_k_known:
-            yield Kind.NO_K(option=option)
     replicas = Counter(server.address.k for server in running)
     for k, num_servers in replicas.items():
         if num_servers > 1:
             yield Kind.REPLICAS(servers=num_servers, k=k)
 
 
-def _names_target(served: str, target: Target) -> bool:
-    """Whether the model name of a server equals the target's name, id or folder."""
-    names = {target.name, target.model.source.removeprefix("demo:"), target.model.location}
-    served, *known = (PurePath(n).name.lower().removesuffix(".gguf") for n in (served, *names))
-    return served in known
+async def describe_servers(
+    engine: str, urls: Sequence[str], names: ModelNames
+) -> tuple[RunningServer, ...]:
+    """The servers with their K, by the address (`#k=4`) or by their report.
 
-
-async def describe_servers(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ...]:
-    """The servers with their K: that of the address (`#k=4`), or the reported one, or 0.
-
-    ServerError if one does not respond; UsageError if it reports another K than its address, or is
+    ServerError if one does not respond, or if its K is unknown or contradicted; UsageError if it is
     another engine.
     """
     servers = []
     for url in urls:
         address = Address.at(url, OPTION)
         async with Client(address) as client:
-            facts = await _facts(client, engine)
-        if address.k is not None and facts.k not in (None, address.k):
-            raise UsageError(
-                f"{OPTION} {url}: the server runs at K={facts.k}; correct #k, or leave it out"
-            )
-        k = address.k if address.k is not None else facts.k
-        if k is None and facts.drafts:
-            raise UsageError(
-                f"{OPTION} {url}: the server drafts, but does not report its K; add it, as in "
-                f"{OPTION} {url}#k=4"
-            )
-        servers.append(
-            RunningServer(address=replace(address, k=k or 0), facts=facts, is_k_known=k is not None)
-        )
+            facts = await _facts(client, engine, names)
+        servers.append(RunningServer(replace(address, k=facts.k.value), facts))
     return tuple(servers)
+
+
+def _require_comparable(servers: Sequence[RunningServer]) -> None:
+    """Raise ServerError, with all facts that differ, for replicas that are not equal, and for a
+    server with another dtype, KV cache or parallelism than that of K = 0."""
+    by_k: dict[int | None, RunningServer] = {}
+    for server in sorted(servers, key=lambda server: server.address.k or 0):
+        first = by_k.setdefault(server.address.k, server)
+        base = by_k.get(0, first) if first is server else first
+        found = differences_in(_facts_besides_k(base.facts), _facts_besides_k(server.facts))
+        is_replica = base.address.k == server.address.k
+        if found and (is_replica or any(is_like_hardware(d.name) for d in found)):
+            table = "\n".join(f"  {d.name}: {d.baseline} and {d.candidate}" for d in found)
+            raise ServerError(
+                f"{base.address.root} (K={base.address.k}) and {server.address.root} "
+                f"(K={server.address.k}) differ in more than K, so they are not "
+                f"{'replicas' if is_replica else 'comparable'}:\n{table}\nstart both alike"
+            )
+
+
+def _facts_besides_k(facts: ServerFacts) -> dict[str, str]:
+    named = named_facts(
+        version=facts.version,
+        prefix_cache=facts.prefix_cache.value or "",
+        settings=facts.settings,
+    )
+    return {"model": without_folders(facts.model), **dict(named)}

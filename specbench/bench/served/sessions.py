@@ -229,6 +229,7 @@ def request_of(
         seed=seed,
         conversation=f"{prompt.id}|{repeat}" if len(prompt.turns) > 1 else None,
         keeps_prefixes=plan.settings.servers.prefix_cache,
+        omitted=plan.settings.servers.omit_fields,
         prompt_id=prompt.id,
         turn=turn,
         repeat=repeat,

@@ -248,7 +248,7 @@ def collect_served_evidence(
         reporter.warn(f"{', '.join(lossy)}: only the built-in decoder has the lossy rule")
         pairings = [pairing for pairing in pairings if not pairing.drafter.lossy]
     settings = replace(settings, load=replace(load, engines=served, concurrency=(concurrency,)))
-    running = running_servers(settings)
+    running = running_servers(settings, pairings[0].target)
     if running and all(server.address.k for server in running):
         raise UsageError(
             "verify compares servers with one without speculation; add it with --base-url, such "

@@ -11,12 +11,14 @@ another vocabulary were translated; later builds refuse them.
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from urllib.parse import quote
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -32,18 +34,19 @@ from specbench.engines.deployment import (
 from specbench.engines.served_engine import (
     DraftedRound,
     EngineProperties,
-    ServerFacts,
     StartCommand,
     StartOptions,
     conversation_fields,
     counts_of_rounds,
     counts_of_sums,
+    without_omitted,
 )
-from specbench.errors import UsageError
+from specbench.errors import RefusedError, UsageError
 from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE, differences, gguf_of
 from specbench.inputs.model_spec import without_owner
 from specbench.methods import MODEL_METHOD, gguf_method
 from specbench.records import Request, RequestCounts, RequestSettings
+from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
 from specbench.servers.response import Count, Payload, StreamedResponse, TokenId, invalid_field
 from specbench.servers.server_log import ARGUMENTS, MEMORY, PORT, LogFormat
@@ -68,6 +71,7 @@ COUNTERS = CounterPage(  # tools/server/server-task.cpp
         "prompt_tokens_cached": "num_cached_tokens",
     },
     in_progress=("requests_processing", "requests_deferred"),
+    is_of_model=True,
 )
 _GGUF = "make the GGUF file again, or name another: --engine-args '--model FILE'"
 LOG = LogFormat(
@@ -120,24 +124,30 @@ def _find_gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
     )
 
 
-async def facts(client: "Client") -> ServerFacts:
+async def facts(client: "Client", names: ModelNames) -> ServerFacts:
     """Facts from several pages. The slots may show whether the server speculates; the counters show
-    K after the first draft."""
-    root = client.address.root
-    props = await client.json(f"{root}/props")
-    counters = await client.counters(COUNTERS.path, [COUNTERS])
-    speculates = [bool(slot.speculative) for slot in await _slots(client)]
-    settings = {name: str(props.get(name)) for name in ("model_path", "model_ftype", "total_slots")}
+    K after the first draft. A router of several models needs the model's name for each page."""
+    model = (await names.card(client))["id"]
+    of_model = f"?model={quote(model)}"
+    props: Mapping[str, Any] = {}
+    with suppress(RefusedError):  # a router may load the model only with its first request
+        props = await client.json(f"{client.address.root}/props{of_model}")
+    counters = await client.counters(COUNTERS.path_of(model), [COUNTERS])
+    speculates = {slot.speculative for slot in await _slots(client, f"/slots{of_model}")} - {None}
+    drafts = any(speculates) if speculates else None
     default = props.get("default_generation_settings")
     n_ctx = default.get("n_ctx") if isinstance(default, dict) else None  # of a slot
+    reported = {name: props.get(name) for name in ("model_path", "model_ftype", "total_slots")}
+    reported["n_ctx"] = n_ctx
     return ServerFacts(
         version=str(props.get("build_info", "")),
-        model=await client.model(),
-        k=counters.num_positions or (0 if speculates and not any(speculates) else None),
-        drafts=any(speculates),
+        model=model,
+        k=Fact.read(COUNTERS.path, counters.num_positions)
+        + Fact.read("/slots", 0 if drafts is False else None),
+        drafts=Fact.read("/slots", drafts),
         context=count_of(str(n_ctx)),
-        settings={**settings, "n_ctx": str(n_ctx)},
-        prefix_cache="by request",
+        settings={n: str(value) for n, value in reported.items() if value is not None},
+        prefix_cache=Fact.read("its requests", "by request"),
     )
 
 
@@ -145,9 +155,9 @@ class _Slot(Payload):
     speculative: bool | None = None
 
 
-async def _slots(client: "Client") -> list[_Slot]:
+async def _slots(client: "Client", path: str) -> list[_Slot]:
     """The server's slots; empty if the page is turned off. ServerError."""
-    page = await client.page("/slots") or "[]"
+    page = await client.page(path) or "[]"
     try:
         return TypeAdapter(list[_Slot]).validate_json(page)
     except ValidationError as error:
@@ -211,9 +221,9 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
     """Stream the response with token ids; without ids if a token ended within a character, since
     the server then omits some."""
     root, sampling = client.address.root, request.sampling
-    fields = conversation_fields(request)
+    fields = {"model": model, **conversation_fields(request)}
     template = await client.parsed(f"{root}/apply-template", _PromptText, fields)
-    text = {"content": template.prompt, "add_special": True, "parse_special": True}
+    text = {"model": model, "content": template.prompt, "add_special": True, "parse_special": True}
     prompt = await client.parsed(f"{root}/tokenize", _PromptTokens, text)
     body = {
         "model": model,
@@ -230,7 +240,7 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
         **request.settings.extra_body,
     }
     stream = _LlamaStream(sent_s=perf_counter(), prompt_ids=prompt.tokens)
-    await client.stream("/completion", body, stream)
+    await client.stream("/completion", without_omitted(request, body), stream)
     if len(stream.token_ids) != stream.num_tokens:
         del stream.token_ids[:]
     return stream

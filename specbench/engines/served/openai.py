@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 from specbench.engines.served_engine import (
     EngineProperties,
-    ServerFacts,
     StartCommand,
     StartOptions,
-    conversation_fields,
+    ask_chat,
     request_fields,
 )
 from specbench.errors import UsageError
 from specbench.records import Request, RequestCounts
+from specbench.servers.facts import ModelNames, ServerFacts
 from specbench.servers.metrics_page import count_of
 from specbench.servers.response import StreamedResponse
 from specbench.servers.server_log import PLAIN
@@ -34,14 +34,13 @@ def launch(start: StartOptions) -> StartCommand:  # noqa: ARG001
     )
 
 
-async def facts(client: "Client") -> ServerFacts:
-    """Facts from the model card; K is the number after #k= in the address."""
-    card = await client.model_card()
+async def facts(client: "Client", names: ModelNames) -> ServerFacts:
+    """Facts from the model's card, which has no K."""
+    card = await names.card(client)
     length = {name: str(card[name]) for name in ("max_model_len",) if name in card}
     return ServerFacts(
         version=await client.version(),
-        model=str(card["id"]),
-        k=client.address.k,
+        model=card["id"],
         context=count_of(length.get("max_model_len")),
         settings=length,
     )
@@ -52,10 +51,8 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
     reasoning effort, so it is left out of the template's arguments."""
     top_k = {"top_k": request.sampling.top_k} if request.sampling.top_k else {}
     args = {n: v for n, v in request.template_args.items() if n != "reasoning_effort"}
-    return await client.chat(
-        {**request_fields(model, request), **top_k},
-        conversation_fields(replace(request, template_args=args)),
-    )
+    asked = replace(request, template_args=args)
+    return await ask_chat(client, asked, {**request_fields(model, request), **top_k})
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:  # noqa: ARG001

@@ -29,16 +29,16 @@ from specbench.engines.deployment import (
 from specbench.engines.served_engine import (
     COUNTED_STREAM,
     EngineProperties,
-    ServerFacts,
     StartCommand,
     StartOptions,
-    conversation_fields,
+    ask_chat,
     counts_of_sums,
     neutral_fields,
     read_counts,
 )
 from specbench.errors import RefusedError, UsageError
 from specbench.records import Request, RequestCounts
+from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from specbench.servers.metrics_page import MOST_POSITIONS, CounterPage, count_of
 from specbench.servers.response import Count, Payload, StreamedResponse, TokenId
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, LogFormat
@@ -119,30 +119,36 @@ class _ServerInfo(Payload):
     speculative_num_draft_tokens: _Depth | None = None
 
 
-async def facts(client: "Client") -> ServerFacts:
+async def facts(client: "Client", names: ModelNames) -> ServerFacts:
     """Facts from the arguments of the server, with its defaults filled in."""
-    root = client.address.root
+    root, place = client.address.root, "/server_info"
     try:
-        info = await client.parsed(f"{root}/server_info", _ServerInfo)
+        info = await client.parsed(f"{root}{place}", _ServerInfo)
     except RefusedError:  # older releases
-        info = await client.parsed(f"{root}/get_server_info", _ServerInfo)
-    prefix_cache = {True: "off", False: "on", None: "unknown"}[info.disable_radix_cache]
+        place = "/get_server_info"
+        info = await client.parsed(f"{root}{place}", _ServerInfo)
+    off = info.disable_radix_cache
     capacity = info.max_total_num_tokens
     arguments = info.model_dump()
-    return ServerFacts(
-        version=str(arguments.get("version", "")),
-        model=await client.model(),
-        k=depth(
+    k, drafts = None, None
+    if "speculative_algorithm" in info.model_fields_set:  # a gateway's page may lack it
+        drafts = bool(info.speculative_algorithm)
+        k = depth(
             info.speculative_algorithm,
             info.speculative_num_steps,
             info.speculative_num_draft_tokens,
-        ),
+        )
+    return ServerFacts(
+        version=str(arguments.get("version", "")),
+        model=(await names.card(client))["id"],
+        k=Fact.read(place, k),
+        drafts=Fact.read(place, drafts),
         kv_tokens=capacity * (info.dp_size or 1) if capacity else None,
         context=count_of(str(arguments.get("context_length"))),
         settings={
             name: str(arguments[name]) for name in _SETTINGS if arguments.get(name) is not None
         },
-        prefix_cache=prefix_cache,
+        prefix_cache=Fact.read(place, None if off is None else "off" if off else "on"),
     )
 
 
@@ -183,7 +189,7 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
         "return_output_ids_in_sglext": True,
         **COUNTED_STREAM,
     }
-    return await client.chat(body, conversation_fields(request), _SglangStream())
+    return await ask_chat(client, request, body, _SglangStream())
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:

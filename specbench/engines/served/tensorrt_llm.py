@@ -32,15 +32,15 @@ from specbench.engines.deployment import (
 from specbench.engines.served_engine import (
     COUNTED_STREAM,
     EngineProperties,
-    ServerFacts,
     StartCommand,
     StartOptions,
-    conversation_fields,
+    ask_chat,
     counts_of_sums,
     request_fields,
 )
 from specbench.errors import UsageError
 from specbench.records import Request, RequestCounts
+from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from specbench.servers.metrics_page import (
     DRAFT_COUNTERS,
     CounterPage,
@@ -103,28 +103,26 @@ def launch(start: StartOptions) -> StartCommand:
     return StartCommand(command=(*command, *start.arguments), environment=_QUIET)
 
 
-async def facts(client: "Client") -> ServerFacts:
+async def facts(client: "Client", names: ModelNames) -> ServerFacts:
     """Facts from the metrics page, which has the KV cache's size only after a request."""
     _, page = await client.counter_page(COUNTERS.path, [COUNTERS])
     kinds = ("model", "parallel", "speculative", "kv_cache")
     labels = {k: (labels_of(page, f"trtllm_{k}_config_info") or [{}])[0] for k in kinds}
     reuses = labels["kv_cache"].get("enable_block_reuse", "").lower()
+    speculative = labels["speculative"]
+    drafts = {"true": True, "false": False}.get(speculative.get("spec_enabled", "").lower())
+    k = count_of(speculative.get("spec_num_tokens")) if drafts is not False else 0
     blocks = gauge_of(page, "trtllm_kv_cache_max_blocks")
     size = gauge_of(page, "trtllm_kv_cache_tokens_per_block")
     return ServerFacts(
         version=await client.version(),
-        model=await client.model(),
-        k=_k(labels["speculative"]),
+        model=(await names.card(client))["id"],
+        k=Fact.read(COUNTERS.path, k),
+        drafts=Fact.read(COUNTERS.path, drafts),
         kv_tokens=round(blocks * size) if blocks and size and blocks * size < inf else None,
         settings={name: value for group in labels.values() for name, value in group.items()},
-        prefix_cache={"true": "on", "false": "off"}.get(reuses, "unknown"),
+        prefix_cache=Fact.read(COUNTERS.path, {"true": "on", "false": "off"}.get(reuses)),
     )
-
-
-def _k(speculative: Mapping[str, str]) -> int | None:
-    if speculative.get("spec_enabled", "").lower() == "false":
-        return 0
-    return count_of(speculative.get("spec_num_tokens"))
 
 
 class _TrtllmChoice(Payload):
@@ -149,7 +147,7 @@ class _TrtllmStream(StreamedResponse):
 async def answer(client: "Client", model: str, request: Request) -> StreamedResponse:
     """Stream the response, without ids; the first event's usage counts its tokens."""
     body = {**request_fields(model, request), "top_k": request.sampling.top_k, **COUNTED_STREAM}
-    return await client.chat(body, conversation_fields(request), _TrtllmStream())
+    return await ask_chat(client, request, body, _TrtllmStream())
 
 
 def counts(answer: StreamedResponse, k: int) -> RequestCounts | None:

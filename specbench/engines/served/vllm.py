@@ -27,10 +27,9 @@ from specbench.engines.deployment import (
 from specbench.engines.served_engine import (
     DraftedRound,
     EngineProperties,
-    ServerFacts,
     StartCommand,
     StartOptions,
-    conversation_fields,
+    ask_chat,
     counts_of_rounds,
     counts_of_sums,
     neutral_fields,
@@ -42,6 +41,7 @@ from specbench.files.head_files import HeadFiles, Shaped
 from specbench.files.medusa import medusa_fields, medusa_tensors
 from specbench.files.model import ModelFiles, open_model
 from specbench.records import Request, RequestCounts
+from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of, labels_of
 from specbench.servers.response import Count, Payload, StreamedResponse
 from specbench.servers.server_log import ARGPARSE, ARGUMENTS, DOWNLOAD, MEMORY, LogFormat
@@ -152,22 +152,30 @@ def _with_fields(command: list[str], arguments: Sequence[str]) -> list[str]:
     return [*command[:at], json.dumps(config | given), *command[at + 1 :], *rest]
 
 
-async def facts(client: "Client") -> ServerFacts:
-    """Facts from several pages; K is the number of draft positions that have a counter."""
-    card = await client.model_card()
-    counters, page = await client.counter_page(COUNTERS.path, [COUNTERS])
+async def facts(client: "Client", names: ModelNames) -> ServerFacts:
+    """Facts from several pages. K is the number of draft positions that have a counter, and 0 on
+    an engine's own page without counters of drafts; a router's page has other counters."""
+    card = await names.card(client)
+    place = COUNTERS.path
+    counters, page = await client.counter_page(place, [COUNTERS])
+    k, drafts = counters.num_positions, counters.num_draft_tokens is not None
+    if not drafts and counters.num_tokens is not None:
+        k = 0
     caches = labels_of(page, "vllm:cache_config_info")  # one per data-parallel rank
     cache = caches[0] if caches else {}
     settings = {name: cache[name] for name in _SETTINGS if name in cache}
-    reuses = cache.get("enable_prefix_caching", "")
+    settings |= {"data_parallel_size": str(len(caches))} if caches else {}
+    length = card.get("max_model_len")
+    reuses = (cache.get("enable_prefix_caching", "") for cache in caches)
     return ServerFacts(
         version=await client.version(),
-        model=str(card["id"]),
-        k=(counters.num_positions or 0) if counters.engine else None,
+        model=card["id"],
+        k=Fact.read(place, k),
+        drafts=Fact.read(place, drafts or None),
         kv_tokens=sum(map(_kv_tokens, caches)) or None,
-        context=count_of(str(card.get("max_model_len"))),
-        settings={**settings, "max_model_len": str(card.get("max_model_len"))},
-        prefix_cache={"True": "on", "False": "off"}.get(reuses, "unknown"),
+        context=count_of(str(length)),
+        settings=settings | ({"max_model_len": str(length)} if length else {}),
+        prefix_cache=Fact.read(place, *({"True": "on", "False": "off"}.get(r) for r in reuses)),
     )
 
 
@@ -191,7 +199,7 @@ async def answer(client: "Client", model: str, request: Request) -> StreamedResp
         **neutral_fields(model, request),
         "return_token_ids": True,
     }
-    return await client.chat(body, conversation_fields(request))
+    return await ask_chat(client, request, body)
 
 
 class _SpecDecodeMetrics(Payload):

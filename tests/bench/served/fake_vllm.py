@@ -37,6 +37,7 @@ class Engine:
         self.num_to_refuse = 0  # the next requests
         self.refuses_measured = False  # without warm-up requests
         self.refusal_status = 400
+        self.rejected: tuple[str, ...] = ()  # fields of requests
         self.num_slow = 0  # the next answers, each slower by half than the one after it
         self.health_status = 200
         self.on_health = self.before_answer = lambda: None  # called by a test's server
@@ -162,6 +163,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.engine.num_to_refuse or (self.engine.refuses_measured and WARM_UP not in prompt):
             self.engine.num_to_refuse = max(0, self.engine.num_to_refuse - 1)
             self._send(self.engine.refusal_status, "not this one")
+            return
+        if wrong := [name for name in self.engine.rejected if name in body]:
+            self._send(400, f"Unsupported parameter: '{wrong[0]}'")
             return
         self.engine.go_wrong(prompt)
         if WARM_UP not in prompt:

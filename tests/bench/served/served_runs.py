@@ -16,11 +16,11 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
 from specbench.bench.served import open_session
 from specbench.bench.served.running import RunningServer
-from specbench.engines.served_engine import ServerFacts
 from specbench.inputs.address import Address
 from specbench.inputs.config import load_pairings
 from specbench.runs import StoredRun
 from specbench.servers import process as server_process
+from specbench.servers.facts import Fact, ServerFacts
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
@@ -66,8 +66,7 @@ def server_at(k: int, context: int | None = None) -> RunningServer:
     """A running server at K that reports its context."""
     return RunningServer(
         address=Address(root="http://a", k=k),
-        facts=ServerFacts(version="1", model="big", context=context),
-        is_k_known=True,
+        facts=ServerFacts(version="1", model="big", context=context, k=Fact.read("#k", k)),
     )
 
 

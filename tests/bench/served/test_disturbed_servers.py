@@ -101,7 +101,7 @@ def check_no_more_requests(stored, watch):
         ("broken", "broke off"),
         ("hung", "received nothing for"),
         ("paused", "/health answers 503"),
-        ("replaced", "it runs at K=0, but K=2 is expected"),
+        ("replaced", "K is contradicted: 0 (/metrics), 2 (#k)"),
     ],
 )
 def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(

@@ -14,9 +14,9 @@ from specbench.bench.served.open_session import (
 )
 from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import Answers, cycle_of, requests_of, served_cells
-from specbench.engines.served_engine import ServerFacts
 from specbench.probes.gpu import GpuUse
 from specbench.records import Kind, RequestCounts
+from specbench.servers.facts import Fact, ServerFacts
 from specbench.servers.metrics_page import Counters
 from specbench.servers.response import StreamedResponse
 from tests.bench.served.served_runs import plan_of
@@ -92,7 +92,7 @@ def test_a_request_without_a_complete_response_is_recorded_as_failed(tmp_path, a
 def test_gpu_use_is_recorded_only_for_started_servers(tmp_path, command, expected):
     plan = plan_of(tmp_path)
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
-    facts = ServerFacts(version="0.32.0", model="tiny", k=0)
+    facts = ServerFacts(version="0.32.0", model="tiny", k=Fact.read("#k", 0))
     use = GpuUse(num_gpus=2, power_w=300.0, memory_bytes=10, throttle_reasons=("hot",))
     running = ServerHandle(clients=(), facts=facts, command=command)
     with asyncio.Runner() as runner:

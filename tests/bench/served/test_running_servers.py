@@ -21,7 +21,7 @@ from specbench.bench.served.running import (
     server_warnings,
 )
 from specbench.bench.served.sessions import cycle_of, served_cells
-from specbench.engines.served_engine import ServerFacts, find_served
+from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError, UsageError
 from specbench.files.model_spec import ModelSpec
 from specbench.inputs.address import Address
@@ -31,6 +31,7 @@ from specbench.records import ALL_PROMPTS, Kind
 from specbench.records.requests import poisson_arrivals
 from specbench.report.document import build_document
 from specbench.servers.client import Client
+from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from tests.bench.fake_runs import write_prompts
 from tests.bench.served import fake_vllm
 from tests.bench.served.running import is_warm_up, running
@@ -158,7 +159,7 @@ def test_a_server_is_warmed_up_until_its_speed_is_steady(tmp_path):
     ("root", "may_spin"), [("http://127.0.0.1:1", True), ("http://10.0.0.1:1", False)]
 )
 def test_only_local_servers_spin_during_a_session(root, may_spin):
-    facts = ServerFacts(version="1", model="m", k=0, settings={})
+    facts = ServerFacts(version="1", model="m", k=Fact.read("#k", 0))
     beside = ServerHandle(clients=(Client(Address(root=root)),), facts=facts)
     assert beside.may_spin == may_spin
 
@@ -316,11 +317,11 @@ def test_an_address_without_a_server_is_refused_before_anything_is_measured(tmp_
         measured(tmp_path, running_settings(tmp_path, gone.url))
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ServerError):
-        asyncio.run(describe_servers("vllm", [gone.url]))
+        asyncio.run(describe_servers("vllm", [gone.url], ModelNames()))
 
 
 async def visit(session, *addresses):
-    async with ExternalServers("vllm", addresses).open(session):
+    async with ExternalServers("vllm", addresses, ModelNames()).open(session):
         pass
 
 
@@ -329,10 +330,10 @@ def test_a_server_that_changed_k_or_version_is_not_measured(tmp_path):
     with running(0, 0) as servers:
         first, second = (Address(root=server.url, k=0) for server in servers)
         asyncio.run(visit(plain, first, second))
-        with pytest.raises(ServerError, match=r"K=0.*K=2"):
+        with pytest.raises(ServerError, match=r"0 \(/metrics\), 2 \(#k\)"):
             asyncio.run(visit(drafting, replace(first, k=2)))
         servers[1].engine.version = "0.33.0"
-        with pytest.raises(ServerError, match="replicas must"):
+        with pytest.raises(ServerError, match=r"not replicas:\n  version: 0\.32\.0 and 0\.33\.0"):
             asyncio.run(visit(plain, first, second))
 
 
@@ -360,26 +361,27 @@ def test_a_run_ends_after_two_sessions_without_any_response(tmp_path, num_refusi
 
 
 def describe(*urls: str, engine: str = "vllm"):
-    return asyncio.run(describe_servers(engine, urls))
+    return asyncio.run(describe_servers(engine, urls, ModelNames()))
 
 
 def test_k_comes_from_the_address_or_else_from_the_server():
     with running(0, 2) as (plain, drafting):
         servers = describe(drafting.url, f"{plain.url}#k=0", plain.url)
         assert {server.facts.context for server in servers} == {1024}
-        assert [(s.address.root, s.address.k, s.is_k_known) for s in servers] == [
-            (drafting.url, 2, True),
-            (plain.url, 0, True),
-            (plain.url, 0, True),
+        assert all(s.facts.places["drafting"] == "/metrics" for s in servers)
+        assert [(s.address.root, s.address.k, s.facts.places["K"]) for s in servers] == [
+            (drafting.url, 2, "/metrics"),
+            (plain.url, 0, "/metrics"),
+            (plain.url, 0, "/metrics"),
         ]
-        with pytest.raises(UsageError, match="K=2"):
+        with pytest.raises(ServerError, match=r"2 \(/metrics\), 4 \(#k\)"):
             describe(f"{drafting.url}#k=4")
-        with pytest.raises(UsageError, match="K=0"):
+        with pytest.raises(ServerError, match=r"0 \(/metrics\), 4 \(#k\)"):
             describe(f"{plain.url}#k=4")
 
 
 def test_a_server_that_does_not_send_its_facts_is_refused(monkeypatch):
-    async def hang(_client):
+    async def hang(_client, _names):
         await asyncio.sleep(60.0)
 
     monkeypatch.setattr(find_served("openai"), "facts", hang)
@@ -390,11 +392,11 @@ def test_a_server_that_does_not_send_its_facts_is_refused(monkeypatch):
 
 
 def test_a_server_that_drafts_with_an_unknown_k_needs_it_in_its_address(monkeypatch):
-    async def drafting(_client):
-        return ServerFacts(version="", model="a", drafts=True)
+    async def drafting(_client, _names):
+        return ServerFacts(version="", model="a", drafts=Fact.read("/slots", True))
 
     monkeypatch.setattr(find_served("openai"), "facts", drafting)
-    with pytest.raises(UsageError, match=r"--base-url http://a: .*http://a#k=4"):
+    with pytest.raises(ServerError, match=r"it drafts.*http://a#k=4$"):
         describe("http://a", engine="openai")
 
 
@@ -406,9 +408,9 @@ def test_a_server_of_another_engine_is_refused_by_its_counters():
 def test_assumptions_about_a_server_are_printed():
     target = Target(name="big", model=ModelSpec(source="org/Llama-3-8B"), drafters=())
 
-    def warnings_for(model, *, is_k_known=True, ks=(0, 4)):
+    def warnings_for(model, *, ks=(0, 4)):
         servers = [
-            replace(server, is_k_known=is_k_known, facts=replace(server.facts, model=model))
+            server._replace(facts=replace(server.facts, model=model))
             for server in map(server_at, ks)
         ]
         return list(server_warnings(servers, "vllm", target))
@@ -419,13 +421,12 @@ def test_assumptions_about_a_server_are_printed():
     assert other.kind is Kind.OTHER_MODEL
     names = {"served": "org/Llama-3-70B", "target": "big", "model": "org/Llama-3-8B"}
     assert names.items() <= other.figures.items()
-    assert warnings_for("big", is_k_known=False, ks=(0,))[0].kind is Kind.NO_K
     assert warnings_for("big", ks=(0, 0)) == [Kind.REPLICAS(servers=2, k=0)]
 
 
 def test_a_server_of_unknown_engine_gives_a_warning():
     target = Target(name="big", model=ModelSpec(source="big"), drafters=())
-    server = replace(server_at(0), facts=ServerFacts(version="", model="big"))
+    server = server_at(0)._replace(facts=ServerFacts(version="", model="big"))
     assert list(server_warnings([server], "openai", target)) == []
     (warning,) = server_warnings([server], "vllm", target)
     assert (warning.kind, warning.figures["engine"]) == (Kind.NO_VERSION, "vllm")

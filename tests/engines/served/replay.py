@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specbench.engines.served_engine import ServerFacts, StartOptions, find_served
+from specbench.engines.served_engine import StartOptions, find_served
 from specbench.inputs.address import Address
 from specbench.records import Message, Request, Sampling
 from specbench.servers.client import Client, StreamedResponse
+from specbench.servers.facts import ModelNames, ServerFacts
 from tests.servers.fake_server import FakeServer, serving
 
+ANY_MODEL = ModelNames()
 REQUEST = Request(
     messages=(Message(role="user", content="Hello"),),
     max_new_tokens=20,
@@ -23,15 +25,15 @@ def recorded(name: str) -> str:
     return (Path(__file__).parent / "recorded" / name).read_text(encoding="utf-8")
 
 
-def facts(engine: str, pages: Mapping[str, str], address: str = "") -> ServerFacts:
-    """The facts that an engine's file reads from these pages; `address` follows the server's."""
+def facts(engine: str, pages: Mapping[str, str], names: ModelNames = ANY_MODEL) -> ServerFacts:
+    """The facts that an engine's file reads from these pages."""
 
     async def read(url: str) -> ServerFacts:
         async with Client(Address.at(url, "--base-url")) as client:
-            return await find_served(engine).facts(client)
+            return await find_served(engine).facts(client, names)
 
     with serving(FakeServer(pages=pages, has_metrics=False)) as url:
-        return asyncio.run(read(url + address))
+        return asyncio.run(read(url))
 
 
 class Replayed(NamedTuple):

@@ -86,21 +86,21 @@ def test_a_gguf_file_given_by_the_user_is_not_searched_for(tmp_path, monkeypatch
 
 def test_facts_of_a_llama_cpp_server_are_read_from_its_pages():
     info = facts("llama_cpp", SERVER)
-    assert (info.version, info.model, info.k) == ("b1-0c1e570", "target.gguf", 4)
+    assert (info.version, info.model, info.k.value) == ("b1-0c1e570", "target.gguf", 4)
     assert (info.settings["n_ctx"], info.settings["total_slots"]) == ("1024", "2")
     assert info.context == 1024  # of a slot
     assert facts("llama_cpp", SERVER | {"/props": "{}"}).context is None
-    assert info.prefix_cache == "by request"
+    assert info.prefix_cache.value == "by request"
 
 
 def test_k_is_read_from_idle_slots_or_from_counters_after_a_draft():
     off = SERVER["/slots"].replace("true", "false")
     page = "llamacpp:tokens_predicted_total 0\n"
-    assert facts("llama_cpp", SERVER | {"/slots": off, "/metrics": page}).k == 0
+    assert facts("llama_cpp", SERVER | {"/slots": off, "/metrics": page}).k.value == 0
     info = facts("llama_cpp", SERVER | {"/metrics": page})
-    assert info.k is None
-    assert facts("llama_cpp", SERVER | {"/slots": "", "/metrics": page}).k is None
-    assert facts("llama_cpp", SERVER | {"/slots": ""}).k == 4
+    assert info.k.state == "unknown"
+    assert facts("llama_cpp", SERVER | {"/slots": "", "/metrics": page}).k.state == "unknown"
+    assert facts("llama_cpp", SERVER | {"/slots": ""}).k.value == 4
 
 
 def test_counts_of_a_recorded_llama_cpp_response_exclude_the_overshot_draft():

@@ -68,10 +68,10 @@ def test_no_served_engine_imports_torch():
     assert "specbench.engines.served.vllm" in done.stdout
 
 
-def test_k_of_an_openai_server_comes_from_the_address():
-    assert facts("openai", {}, "#k=3").k == 3
+def test_an_openai_server_reports_neither_its_k_nor_its_prefix_cache():
     info = facts("openai", {})
-    assert (info.k, info.model, info.prefix_cache) == (None, "tiny", "unknown")
+    assert (info.model, info.k.state, info.prefix_cache.state) == ("tiny", "unknown", "unknown")
+    assert info.places == {}
 
 
 @pytest.mark.parametrize(

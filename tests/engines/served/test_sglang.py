@@ -33,8 +33,8 @@ def test_concurrency_is_the_same_with_and_without_speculation(tmp_path):
 def test_facts_of_an_sglang_server_are_read_from_its_pages():
     info = facts("sglang", server_info({"context_length": 512}))
     assert (info.version, info.model) == ("0.5.23", "tiny")
-    assert (info.k, info.kv_tokens, info.context) == (3, 120_000, 512)
-    assert info.prefix_cache == "off"
+    assert (info.k.value, info.kv_tokens, info.context) == (3, 120_000, 512)
+    assert info.prefix_cache.value == "off"
     assert info.settings["tp_size"] == "2"
     assert "quantization" not in info.settings
     assert "a-key-of-its-own" not in str(info)
@@ -52,7 +52,7 @@ def test_facts_of_an_sglang_server_are_read_from_its_pages():
     ids=str,
 )
 def test_k_of_an_sglang_server_is_read_for_each_algorithm(info, k):
-    assert facts("sglang", server_info(info)).k == k
+    assert facts("sglang", server_info(info)).k.value == k
 
 
 def test_an_impossible_k_of_an_sglang_server_is_refused():
@@ -63,7 +63,7 @@ def test_an_impossible_k_of_an_sglang_server_is_refused():
 def test_sglang_kv_tokens_are_summed_over_data_parallel_ranks():
     old = {"/get_server_info": json.dumps(INFO | {"dp_size": 4, "disable_radix_cache": False})}
     info = facts("sglang", old)
-    assert (info.kv_tokens, info.prefix_cache) == (480_000, "on")
+    assert (info.kv_tokens, info.prefix_cache.value) == (480_000, "on")
 
 
 def test_an_sglang_response_has_token_ids_and_counts():

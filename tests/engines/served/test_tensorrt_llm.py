@@ -45,8 +45,8 @@ def test_a_started_tensorrt_llm_gets_a_config_with_counters(tmp_path):
 
 def test_facts_of_a_tensorrt_llm_server_are_read_from_its_metrics():
     info = facts("tensorrt_llm", {"/prometheus/metrics": PAGE})
-    assert (info.k, info.kv_tokens) == (3, 16_000)
-    assert (info.version, info.prefix_cache) == ("0.32.0", "off")
+    assert (info.k.value, info.kv_tokens) == (3, 16_000)
+    assert (info.version, info.prefix_cache.value) == ("0.32.0", "off")
     assert info.settings["spec_draft_model"] == "eagle3"
 
 
@@ -56,7 +56,7 @@ def test_facts_of_a_tensorrt_llm_server_are_read_from_its_metrics():
     ids=["not speculating", "no counters"],
 )
 def test_k_is_refused_if_absent_or_unknown(page, k):
-    assert facts("tensorrt_llm", {"/prometheus/metrics": page}).k == k
+    assert facts("tensorrt_llm", {"/prometheus/metrics": page}).k.value == k
 
 
 def test_rounds_of_a_tensorrt_llm_response_follow_from_its_mean():

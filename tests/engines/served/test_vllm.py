@@ -89,8 +89,8 @@ def test_fields_that_specbench_sets_are_refused(tmp_path, words, message):
 
 def test_facts_of_a_vllm_server_are_read_from_its_pages():
     info = facts("vllm", SERVER)
-    assert (info.version, info.model, info.k) == ("0.32.0", "demo/target", 4)
-    assert (info.kv_tokens, info.prefix_cache, info.context) == (58240, "off", 1024)
+    assert (info.version, info.model, info.k.value) == ("0.32.0", "demo/target", 4)
+    assert (info.kv_tokens, info.prefix_cache.value, info.context) == (58240, "off", 1024)
     assert info.settings["block_size"] == "128"
     assert info.settings["max_model_len"] == "1024"
     unknown = SERVER | {"/v1/models": '{"data": [{"id": "m"}]}'}
@@ -98,15 +98,15 @@ def test_facts_of_a_vllm_server_are_read_from_its_pages():
 
 
 def test_a_server_without_counters_of_drafts_does_not_speculate():
-    assert facts("vllm", SERVER | {"/metrics": "vllm:generation_tokens_total 3\n"}).k == 0
-    assert facts("vllm", SERVER | {"/metrics": ""}).k is None
+    assert facts("vllm", SERVER | {"/metrics": "vllm:generation_tokens_total 3\n"}).k.value == 0
+    assert facts("vllm", SERVER | {"/metrics": ""}).k.state == "unknown"
 
 
 def test_an_older_server_reports_its_blocks():
     page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
     info = facts("vllm", SERVER | {"/metrics": page + page.replace("1\n", "1.0\n")})
     assert info.kv_tokens == 2 * 1600  # two ranks
-    assert info.prefix_cache == "unknown"
+    assert info.prefix_cache.state == "unknown"
 
 
 def test_counts_of_a_recorded_vllm_response_exclude_overshot_drafts():
