@@ -141,8 +141,35 @@ def weights_headers(folder: Path, names: tuple[str, ...]) -> dict[str, TensorHea
     for name in names:
         file = local_file(folder, name)
         if file is not None:
+            require_one_set(file)
             return _of_index(file) if name == INDEX else read_headers(file)
     return None
+
+
+def require_one_set(file: Path) -> None:
+    """Raise ModelError if `file` is model.safetensors, and shards of an index next to it have other
+    tensors: libraries read the file, and serving engines the shards. Shards without files and
+    tensors whose first bytes are equal do not count."""
+    folder = file.parent
+    index = local_file(folder, INDEX) if file.name == MODEL_WEIGHTS[0] else None
+    shards = set(read_index(index).values()) if index else set()
+    if index is None or shards == {file.name} or not all((folder / n).exists() for n in shards):
+        return
+    tensors, others = read_headers(file), _of_index(index)
+    for name in sorted({*tensors, *others}):
+        one, other = tensors.get(name), others.get(name)
+        if one is None or other is None or not same_bytes(one, other, num_pieces=1):
+            raise ModelError(
+                f"{folder}: {file.name} and the shards of {INDEX} are two sets of weights ({name} "
+                f"differs): transformers reads {file.name}, serving engines the shards; move the "
+                "outdated set to another folder"
+            )
+
+
+def adapter_file(folder: Path) -> str | None:
+    """The name of a LoRA adapter's weights in the folder; None if it has none."""
+    names = (ADAPTER_WEIGHTS, "adapter_model.bin")
+    return next((name for name in names if local_file(folder, name)), None)
 
 
 def lacking_weights(folder: Path, names: tuple[str, ...]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,18 @@ from specbench.files.config import (
     Experts,
     Fields,
     ReadField,
-    layer_shapes,
     longest_context,
     num_positions,
     require_layers,
 )
 from specbench.files.gguf import gguf_of
-from specbench.files.head_files import HeadFiles
+from specbench.files.head_files import Difference, HeadFiles, packed
 from specbench.files.headers import (
     HEAD_WEIGHTS,
     INDEX,
     MODEL_WEIGHTS,
     TensorHeader,
+    adapter_file,
     is_embedding,
     is_head,
     lacking_weights,
@@ -272,6 +273,11 @@ class ModelFiles:
         return tuple(sorted(names))
 
     @property
+    def adapter(self) -> str | None:
+        """The name of a LoRA adapter's weights next to its own, if there are any."""
+        return adapter_file(self.folder)
+
+    @property
     def lacking_weights(self) -> str | None:
         """Why no weights can be loaded; None if they can."""
         if self.tensors is not None:
@@ -361,7 +367,7 @@ _MOST: Mapping[str, int] = {
     "num_labels": 2**20,  # transformers names each of them
 }
 _MOST_PIECES = 4  # compared of two tables; the first rows are enough
-_TAKE = "take the config.json that the weights came with"
+QUANTIZED_BY = "hf_quant_config.json"  # of NVIDIA's modelopt; transformers does not read it
 _MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # 0 in layers that have none
 
 
@@ -406,50 +412,35 @@ def require_weights(model: ModelFiles) -> None:
     for name in ("hidden_size", "num_hidden_layers", "vocab_size") if is_flat else ():
         if model.field(name) is None:
             model.must(name)
-    tensors, width = model.tensors, model.size("hidden_size")
-    if not tensors or width is None or model.field("quantization_config") is not None:
+    tensors = model.tensors
+    if not tensors or model.field("quantization_config") is not None:
         return
-    if not any(width in tensor.shape for tensor in tensors.values()):
-        raise ModelError(
-            f"{source}: with this config.json hidden_size is {width}, which no tensor of its "
-            f"weights has; {_TAKE}"
-        )
+    if not str(model.field("dtype")).startswith("float8"):  # else its numbers have no scales
+        are_weights = (n.endswith(".weight") or t.is_floating_point() for n, t in tensors.items())
+        if stored := packed(dict(compress(tensors.items(), are_weights))):
+            named = f" ({QUANTIZED_BY})" if local_file(model.folder, QUANTIZED_BY) else ""
+            raise ModelError(
+                f"{source}: {stored[0]}, and its config.json has no quantization_config{named}, so "
+                "nothing would read their scales; name the checkpoint in plain weights"
+            )
     if not is_flat:
         return
     table = min(filter(is_embedding, tensors), key=len, default=None)
     head = min(filter(is_head, tensors), key=len, default=None)
     is_tied = model.field("tie_word_embeddings")
-    is_silent = is_tied is None and model.dense_kind is not None  # its class defaults to false
-    if (is_tied is False or is_silent) and head is None and table is not None:
-        given = "is missing, which means false" if is_silent else "is false"
-        raise ModelError(
-            f"{source}: config.json: tie_word_embeddings {given}, and its files have no "
-            "lm_head.weight; download it again, or set it to true if the model has no head"
-        )
     if is_tied and head and table and not same_bytes(tensors[head], tensors[table], _MOST_PIECES):
         raise ModelError(
             f"{source}: config.json: tie_word_embeddings is true, and {head} differs from {table}: "
             "it is unclear which of them is the output head; set it to false to use both"
         )
-    if model.dense_kind is not None:
-        _require_dense(model, tensors)
 
 
-def _require_dense(model: ModelFiles, tensors: Mapping[str, TensorHeader]) -> None:
-    """Raise ModelError for tensors of a dense model that are missing or have the wrong shape."""
-    source = f"{model.spec.source}: config.json"
-    fields = Fields(source=source, values=model.config)
-    prefix = "" if "embed_tokens.weight" in tensors else "model."
-    table = (model.vocab_size, model.hidden_size)
-    shapes = {f"{prefix}embed_tokens.weight": table, f"{prefix}norm.weight": table[1:]}
-    if "lm_head.weight" in tensors:
-        shapes["lm_head.weight"] = table
-    shapes |= layer_shapes(fields, tensors.keys(), prefix, kind=model.dense_kind)
-    known = {name: tensor for name, tensor in tensors.items() if name in shapes}
-    try:
-        HeadFiles(source=source, config=model.config, tensors=known).require(shapes, frozenset())
-    except ModelError as error:
-        raise ModelError(f"{error}; {_TAKE}, or download the model again") from error
+def refusal(difference: Difference) -> str:
+    """The reason of a difference that keeps a whole model from being loaded, and what to do."""
+    advice = "take the config.json that the weights came with, or download the model again"
+    if any(map(is_head, difference.missing)):
+        advice += "; set tie_word_embeddings to true if the model has no head"
+    return f"its files do not fit its config.json: {difference.reason}; {advice}"
 
 
 def format_name(stored: object) -> str:

@@ -30,6 +30,7 @@ from specbench.files.headers import (
     read_headers,
     read_index,
     read_json,
+    require_one_set,
 )
 from specbench.files.tokenizer import TOKENIZER_FILES
 from specbench.models.library_errors import load_advice
@@ -78,6 +79,7 @@ def read_checkpoint(
     file = _find(location, revision, *HEAD_WEIGHTS)
     if file is None:
         raise ModelError(f"{location}: {lacking_weights(config_file.parent, HEAD_WEIGHTS)}")
+    require_one_set(file)
     tensors: Mapping[str, Tensor]
     if file.suffix in (".safetensors", ".json"):
         is_index = file.name == INDEX

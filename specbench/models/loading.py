@@ -16,7 +16,8 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar, set_tqdm_hook
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
-from specbench.files.model import DTYPE_BYTES, is_here, open_model, require_config
+from specbench.files.head_files import Difference
+from specbench.files.model import DTYPE_BYTES, is_here, open_model, refusal, require_config
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import require_loadable
 from specbench.fit.weights import dtype_note
@@ -161,12 +162,13 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
             )
         weights = dict(model.named_parameters())  # without buffers, which the config defines
         dropped = keep_text_part(model)
-        missing = sorted(weights.keys() & set(report["missing_keys"]))
-        if missing and stored is None:
-            raise ModelError(
-                f"its files lack {len(missing)} of the model's weights, first {missing[0]}; "
-                "download it again, or name a checkpoint of the whole model"
-            )
+        difference = Difference.of_keys(  # of files that were downloaded now, or of its own code
+            dict(model.named_parameters()),
+            report["unexpected_keys"],
+            missing=weights.keys() & set(report["missing_keys"]),
+        )
+        if stored is None and difference.reason is not None:
+            raise ModelError(refusal(difference))
         if placement is None:
             model = model.to(device)  # moves the buffers
         if stored is not None:
