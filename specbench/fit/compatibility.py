@@ -411,7 +411,7 @@ def is_proven(model: ModelFiles) -> bool:
 def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[FitFinding, ...]:
     """Findings on the target with any drafter, except those on fields in `ignored`."""
     checks = (model_findings, tokenizer_findings, template_findings, generation_findings)
-    findings = _all_findings([partial(check, target) for check in checks], target)
+    findings = _all_findings([partial(check, target) for check in checks], target, ignored)
     return tuple(
         replace(item, target=item.draft, draft=None)
         for item in findings
@@ -424,11 +424,14 @@ def check_drafter(
 ) -> Compatibility:
     """Check the drafter against every rule, except those on fields in `ignored`. Invalid files are
     a finding that refuses the drafter."""
-    findings = (item for item in _drafter_findings(target, drafter) if item.field not in ignored)
+    found = _drafter_findings(target, drafter, ignored)
+    findings = (item for item in found if item.field not in ignored)
     return Compatibility(drafter=drafter, findings=tuple(dict.fromkeys(findings)))
 
 
-def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
+def _drafter_findings(
+    target: ModelFiles, drafter: DrafterSpec, ignored: Collection[str]
+) -> Iterator[FitFinding]:
     method = find_method(drafter.method)
     yield from _guarded(partial(_tree_findings, target, drafter))
     if drafter.model is None and method.model == "required":
@@ -451,17 +454,18 @@ def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitF
         return
     of_pair = _RETOKENIZED_CHECKS if method.retokenizes else _PAIR_CHECKS
     checks = [partial(model_findings, draft), partial(_tree_findings, draft, drafter)]
-    yield from _all_findings(
-        [*checks, *(partial(check, target, draft) for check in of_pair)], draft
-    )
+    checks += [partial(check, target, draft) for check in of_pair]
+    yield from _all_findings(checks, draft, ignored)
 
 
 def _all_findings(
-    checks: Sequence[Callable[[], Iterator[FitFinding]]], model: ModelFiles
+    checks: Sequence[Callable[[], Iterator[FitFinding]]],
+    model: ModelFiles,
+    ignored: Collection[str],
 ) -> list[FitFinding]:
     """The findings of checks that need no torch, and of a model's tensors if none refuses it."""
     found = [item for check in checks for item in _guarded(check)]
-    if not any(item.level == "refused" and item.field != "attention" for item in found):
+    if not any(item.level == "refused" and item.field not in ignored for item in found):
         found += _guarded(partial(tensor_findings, model))
     return found
 
