@@ -12,7 +12,6 @@ from specbench.files.config import (
     DENSE,
     DTYPES,
     MOST_LAYERS,
-    NOT_NULL,
     Experts,
     Fields,
     ReadField,
@@ -387,19 +386,10 @@ def require_config(model: ModelFiles) -> None:
         )
     fields = Fields(source=model.spec.source, values=model.config)
     fields.not_null("auto_map", "num_labels")
-    if model.dense_kind is None:
-        return
-    require_layers(fields)
-    fields.not_null(*NOT_NULL[model.dense_kind])
-    fields.flag("use_cache")
-    fields.whole("num_key_value_heads", least=1)
-    fields.whole("bos_token_id")
-    is_list = isinstance(model.config.get("eos_token_id"), list)
-    _ = fields.ids("eos_token_id") if is_list else fields.whole("eos_token_id")
-    fields.whole("pad_token_id", least=-1, most=model.vocab_size - 1)
-    num_layers, types = model.num_layers, fields.texts("layer_types")
-    if fields.has("layer_types") and len(types) != num_layers:
-        fields.fail("layer_types", f"one for each of {num_layers} layers")
+    if model.dense_kind is not None:
+        require_layers(fields)
+        fields.whole("num_key_value_heads", least=1)
+        fields.whole("pad_token_id", least=-1, most=model.vocab_size - 1)
 
 
 def require_weights(model: ModelFiles) -> None:
@@ -418,10 +408,11 @@ def require_weights(model: ModelFiles) -> None:
     if not str(model.field("dtype")).startswith("float8"):  # else its numbers have no scales
         are_weights = (n.endswith(".weight") or t.is_floating_point() for n, t in tensors.items())
         if stored := packed(dict(compress(tensors.items(), are_weights))):
-            named = f" ({QUANTIZED_BY})" if local_file(model.folder, QUANTIZED_BY) else ""
+            is_named = local_file(model.folder, QUANTIZED_BY) is not None
+            only = f" (only {QUANTIZED_BY} names the format)" if is_named else ""
             raise ModelError(
-                f"{source}: {stored[0]}, and its config.json has no quantization_config{named}, so "
-                "nothing would read their scales; name the checkpoint in plain weights"
+                f"{source}: {stored[0]}, and its config.json has no quantization_config{only}, so "
+                "nothing would read its scales; name the checkpoint in plain weights"
             )
     if not is_flat:
         return

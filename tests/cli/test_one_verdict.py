@@ -456,14 +456,14 @@ MODELS = {
     "kinds of too many layers": Case(
         "draft_model",
         configure(layer_types=["full_attention"] * 9),
-        ("layer_types", "one for each"),
+        ("layer_types", "(9)", "num_hidden_layers"),
     ),
     "positions in words": Case(
         "draft_model", configure(rope_parameters="yarn"), ("rope_parameters is", "a mapping")
     ),
     "kinds of no layers": Case("draft_model", configure(layer_types=[]), ("layer_types",)),
     "no key heads": Case("draft_model", configure(num_key_value_heads=0), ("is 0", "1 or more")),
-    "null": Case("draft_model", write_null("hidden_act"), ("hidden_act is null", "leave it out")),
+    "null": Case("draft_model", write_null("hidden_act"), ("hidden_act", "None")),
     "code that is null": Case("draft_model", write_null("auto_map"), ("auto_map is null",)),
     "too many labels": Case("draft_model", configure(num_labels=2**20 + 1), ("num_labels",)),
     "a dtype that torch lacks": Case(
