@@ -99,12 +99,11 @@ _LOADER = {
 }
 
 
-def load_on_meta(model: Any, tensors: Mapping[str, Any]) -> Any:
+def load_on_meta(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """transformers' account of loading these tensors of the meta device into a model there.
 
-    It renames, joins and splits them as it does for real ones, and reads nothing. The account has
-    missing_keys, unexpected_keys, mismatched_keys (name, shape, shape of the model) and
-    conversion_errors. Imports torch. LibraryError.
+    It renames, joins and splits them as it does for real ones, and reads nothing. The account is
+    that of `from_pretrained`, and conversion_errors by name. Imports torch. LibraryError.
     """
     found = []
     for module, names in _LOADER.items():
@@ -117,7 +116,7 @@ def load_on_meta(model: Any, tensors: Mapping[str, Any]) -> Any:
     account, _ = convert(model, tensors, config)
     model.tie_weights(missing_keys=account.missing_keys, recompute_mapping=False)
     model._adjust_missing_and_unexpected_keys(account)
-    return account
+    return {**account.to_dict(), "conversion_errors": account.conversion_errors}
 
 
 def outdated_fact(package: str, what: str) -> LibraryError:

@@ -90,10 +90,9 @@ def test_loading_on_meta_gives_the_account_of_loading(tmp_path: Path) -> None:
     with torch.device("meta"):
         empty = type(model)(model.config)
         account = load_on_meta(empty, {name: t.to("meta") for name, t in tensors.items()})
-    assert account.missing_keys == {"lm_head.weight"} == set(loaded["missing_keys"])
-    assert account.unexpected_keys == set(loaded["unexpected_keys"]) != set()
-    assert [key[0] for key in account.mismatched_keys] == ["model.norm.weight"]
-    assert not account.conversion_errors
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert account[kind] == loaded[kind] != set()
+    assert not account["conversion_errors"]
 
 
 def test_a_loader_that_moved_is_one_error_with_the_version_to_install(

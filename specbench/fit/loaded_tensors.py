@@ -16,8 +16,9 @@ from importlib import import_module
 from queue import Empty, Queue
 from tempfile import TemporaryFile
 from threading import Thread
+from typing import Any
 
-from specbench.errors import LibraryError, ModelError
+from specbench.errors import ModelError
 from specbench.files.head_files import Difference
 from specbench.files.model import ModelFiles
 from specbench.files.model_spec import ModelSpec
@@ -44,25 +45,22 @@ def loaded_difference(model: ModelFiles) -> Difference:
         raise UnknownError("transformers is not installed, or does not know its model_type")
     names = ("config.json", *{header.file.name for header in (model.tensors or {}).values()})
     stats = [(model.folder / name).stat() for name in sorted(names)]
-    return _difference(spec, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
-
-
-@cache
-def _difference(spec: ModelSpec, _: tuple[tuple[int, int], ...]) -> Difference:
-    """The answer for files of these sizes and times."""
-    if "torch" in sys.modules:
-        try:
-            difference: Difference = import_module(_ANSWERS).tensor_difference(spec)
-        except LibraryError as error:
-            raise UnknownError(str(error)) from error
-        return difference
-    with asking() as process:
-        answer = process.ask(spec)
+    answer = _answer(spec, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
     if "refused" in answer:
         raise ModelError(answer["refused"])
     if "unknown" in answer:
         raise UnknownError(answer["unknown"])
     return Difference(**{name: tuple(names) for name, names in answer.items()})
+
+
+@cache
+def _answer(spec: ModelSpec, _: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    """The answer for files of these sizes and times."""
+    if "torch" in sys.modules:
+        answer: dict[str, Any] = import_module(_ANSWERS).answer(spec)
+        return answer
+    with asking() as process:
+        return process.ask(spec)
 
 
 @contextmanager
@@ -90,13 +88,12 @@ class _Process:
         self._errors = TemporaryFile()  # noqa: SIM115 - it is closed by `end`
         self._failure: str | None = None
 
-    def ask(self, spec: ModelSpec) -> dict[str, str]:
-        """The answer of `answer_questions`; `unknown` if there is none in time."""
+    def ask(self, spec: ModelSpec) -> dict[str, Any]:
+        """The answer for a model's folder; `unknown` if there is none in time."""
         if self._failure is None:
             process = self._started = self._started or self._start()
             assert process.stdin is not None
-            folder = str(spec.folder) if spec.folder else None
-            asked = {"source": spec.source, "folder": folder, "revision": spec.revision}
+            asked = {"source": spec.source, "folder": str(spec.folder)}
             with suppress(OSError):  # it ended, and the queue says so
                 print(json.dumps(asked), file=process.stdin, flush=True)
             answer = self._wait(SLOW_S)
@@ -107,7 +104,7 @@ class _Process:
                 )
                 answer = self._wait(LIMIT_S - SLOW_S)
             if answer:
-                parsed: dict[str, str] = json.loads(answer)
+                parsed: dict[str, Any] = json.loads(answer)
                 return parsed
             self._failure = self._why(answer)
         return {"unknown": self._failure}
@@ -126,7 +123,7 @@ class _Process:
 
     def _start(self) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-c", f"from {_ANSWERS} import answer_questions as a; a()"],
+            [sys.executable, "-c", f"from {_ANSWERS} import answer_lines; answer_lines()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

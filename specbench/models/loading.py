@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -160,13 +160,7 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
                 trust_remote_code=spec.trust_remote_code,
                 output_loading_info=True,
             )
-        weights = dict(model.named_parameters())  # without buffers, which the config defines
-        dropped = keep_text_part(model)
-        difference = Difference.of_keys(  # of files that were downloaded now, or of its own code
-            dict(model.named_parameters()),
-            report["unexpected_keys"],
-            missing=weights.keys() & set(report["missing_keys"]),
-        )
+        difference, dropped = take_text_part(model, report)  # of its own code: known only now
         if stored is None and difference.reason is not None:
             raise ModelError(refusal(difference))
         if placement is None:
@@ -177,6 +171,30 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
     sha256 = weights_sha256(spec.location, commit)
     loaded = _loaded(model, spec, config, sha256, dropped)
     return replace(loaded, unpacked_from=None if loaded.quantization else stored)
+
+
+def take_text_part(model: Any, account: Mapping[str, Any]) -> tuple[Difference, tuple[str, ...]]:
+    """Remove the towers of a multimodal model; returns how its files differ from what it reads, by
+    transformers' account of loading them, and the names of the towers."""
+    weights = dict(model.named_parameters())  # without buffers, which the config defines
+    buffers = {name for name, _ in model.named_buffers()}
+    read, prefix = {*model.state_dict()}, f"{model.base_model_prefix}."
+    bare = {name.removeprefix(prefix).partition(".")[0] for name in read if name.startswith(prefix)}
+    unexpected = {  # those of a base model have no prefix
+        f"{prefix}{name}" if name.partition(".")[0] in bare else name
+        for name in account["unexpected_keys"]
+    }
+    dropped = keep_text_part(model)
+    difference = Difference.of_keys(
+        read={name for name in read if not name.startswith(dropped)},
+        unexpected=unexpected - buffers,
+        missing=weights.keys() & set(account["missing_keys"]),
+        other=[
+            *(f"{name} is {tuple(s)}, not {tuple(m)}" for name, s, m in account["mismatched_keys"]),
+            *(f"{name} cannot be converted" for name in account.get("conversion_errors", ())),
+        ],
+    )
+    return difference, dropped
 
 
 def is_packed(model: Any) -> bool:

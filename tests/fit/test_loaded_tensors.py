@@ -145,7 +145,7 @@ def leave_out_torch(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     path = [*map(str, folders), *sys.path]
     own = SimpleNamespace(modules={}, executable=sys.executable, path=path)
     monkeypatch.setattr(loaded_tensors, "sys", own)
-    loaded_tensors._difference.cache_clear()
+    loaded_tensors._answer.cache_clear()
 
 
 @pytest.mark.slow
@@ -174,10 +174,19 @@ def test_a_process_without_an_answer_in_time_is_unknown_and_not_asked_again(tmp_
     told: list[str] = []
     with asking(told.append):
         for _ in range(2):
-            loaded_tensors._difference.cache_clear()
+            loaded_tensors._answer.cache_clear()
             with pytest.raises(UnknownError, match=r"within 0\.02 s"):
                 loaded_difference(model)
     assert len(told) == 1
+
+
+def test_no_process_is_started_for_a_model_that_another_check_refuses(tmp_path, monkeypatch):
+    model = write_model(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    leave_out_torch(monkeypatch)
+    with asking() as process:
+        assert [f.field for f in check_target(model) if f.level == "refused"] == ["files"]
+        assert process._started is None
 
 
 @pytest.fixture
