@@ -1,7 +1,7 @@
 """The files of a draft head: its config, its tensors or their headers, and its layout."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -93,11 +93,11 @@ class HeadFiles(Generic[T_co]):
             for name, shape in sorted(shapes.items())
             if name in self.tensors and (stored := self.shape(name)) != shape
         ]
-        weights = {name: header_of(self.tensors, name) for name in {*shapes} & {*self.tensors}}
+        weights = {*shapes} & {*self.tensors} - {*ID_TABLES}
         difference = Difference(
             missing=tuple(sorted(needed - set(self.tensors))),
             unread=tuple(sorted(set(self.tensors) - set(shapes))),
-            other=(*wrong, *packed({n: t for n, t in weights.items() if n not in ID_TABLES})),
+            other=(*wrong, *packed(self.tensors, weights)),
         )
         if reason := difference.reason:
             raise ModelError(f"{self.source} does not fit: {reason}")
@@ -157,13 +157,14 @@ def _owner(name: str) -> str:
 _PLAIN = re.compile(r"(torch\.)?(B?F(16|32|64)|b?float(16|32|64))")
 
 
-def packed(tensors: Mapping[str, Shaped]) -> tuple[str, ...]:
+def packed(tensors: Mapping[str, Shaped], weights: Iterable[str]) -> tuple[str, ...]:
     """The weights that are not in plain numbers: integers, and floating-point numbers of a byte or
     less, which mean nothing without their scales."""
+    dtypes = ((name, str(header_of(tensors, name).dtype)) for name in sorted(weights))
     return tuple(
-        f"{name} is stored as {tensor.dtype}, not in plain numbers"
-        for name, tensor in sorted(tensors.items())
-        if not _PLAIN.fullmatch(str(tensor.dtype))
+        f"{name} is stored as {dtype}, not in plain numbers"
+        for name, dtype in dtypes
+        if not _PLAIN.fullmatch(dtype)
     )
 
 

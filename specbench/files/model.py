@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -406,8 +405,8 @@ def require_weights(model: ModelFiles) -> None:
     if not tensors or model.field("quantization_config") is not None:
         return
     if not str(model.field("dtype")).startswith("float8"):  # else its numbers have no scales
-        are_weights = (n.endswith(".weight") or t.is_floating_point() for n, t in tensors.items())
-        if stored := packed(dict(compress(tensors.items(), are_weights))):
+        weights = [n for n, t in tensors.items() if n.endswith(".weight") or t.is_floating_point()]
+        if stored := packed(tensors, weights):
             is_named = local_file(model.folder, QUANTIZED_BY) is not None
             only = f" (only {QUANTIZED_BY} names the format)" if is_named else ""
             raise ModelError(

@@ -24,7 +24,6 @@ from specbench.files.head_files import (
     HeadFiles,
     HeadTarget,
     Shaped,
-    header_of,
     packed,
 )
 
@@ -150,7 +149,7 @@ def layer_tensors(files: AnyFiles) -> AnyFiles:
         )
     tensors = layer_files.tensors
     marked = [name for name in tensors if name.endswith(_OF_PACKED)]
-    if found := (*packed({name: header_of(tensors, name) for name in tensors}), *marked):
+    if found := (*packed(tensors, tensors), *marked):
         raise ModelError(
             f"{files.source}: its MTP layers are stored quantized ({found[0]}); name a copy "
             "in plain weights with `model:`"
