@@ -130,7 +130,7 @@ class Difference:
         """The difference by the names that modules read and the stored ones that none reads."""
         owners = {_owner(name) for name in read}
         unread = {name for name in unexpected if _owner(name) in owners}
-        unread = {name for name in unread if not name.endswith(_OF_THE_CACHE)}
+        unread = {name for name in unread if not name.endswith(_WITHOUT_EFFECT)}
         return cls(
             missing=tuple(sorted(missing)),
             unread=tuple(sorted(unread)),
@@ -145,7 +145,8 @@ class Difference:
         return "; ".join(kind + _listed(names) for kind, names in listed.items() if names) or None
 
 
-_OF_THE_CACHE = (".k_scale", ".v_scale", ".kv_scale")  # of a cache in 8 bits, which never runs
+# Scales of a cache in 8 bits, which never runs, and a table that follows from the config.
+_WITHOUT_EFFECT = (".k_scale", ".v_scale", ".kv_scale", OLD_ROTARY)
 
 
 def _owner(name: str) -> str:

@@ -404,7 +404,9 @@ def require_weights(model: ModelFiles) -> None:
     tensors = model.tensors
     if not tensors or model.field("quantization_config") is not None:
         return
-    if not str(model.field("dtype")).startswith("float8"):  # else its numbers have no scales
+    runs_own_code = model.needs_code and model.spec.trust_remote_code
+    has_scales = not str(model.field("dtype")).startswith("float8")
+    if has_scales and not runs_own_code:
         weights = [n for n, t in tensors.items() if n.endswith(".weight") or t.is_floating_point()]
         if stored := packed(tensors, weights):
             is_named = local_file(model.folder, QUANTIZED_BY) is not None

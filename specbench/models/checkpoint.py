@@ -30,7 +30,7 @@ from specbench.files.headers import (
     read_headers,
     read_index,
     read_json,
-    require_one_set,
+    weights_headers,
 )
 from specbench.files.tokenizer import TOKENIZER_FILES
 from specbench.models.library_errors import load_advice
@@ -79,11 +79,12 @@ def read_checkpoint(
     file = _find(location, revision, *HEAD_WEIGHTS)
     if file is None:
         raise ModelError(f"{location}: {lacking_weights(config_file.parent, HEAD_WEIGHTS)}")
-    require_one_set(file)
     tensors: Mapping[str, Tensor]
     if file.suffix in (".safetensors", ".json"):
-        is_index = file.name == INDEX
-        names = read_index(file) if is_index else dict.fromkeys(read_headers(file), file.name)
+        names = read_index(file) if file.name == INDEX else {}
+        if all((file.parent / shard).exists() for shard in names.values()):
+            headers = weights_headers(file.parent, (file.name,)) or {}
+            names = {name: header.file.name for name, header in headers.items()}
         tensors = _Safetensors(names, partial(_find, location, revision))
     else:
         tensors = _read_pickle(file, "meta" if shapes_only else "cpu")

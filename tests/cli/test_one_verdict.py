@@ -192,6 +192,29 @@ def second_set(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[
     return write
 
 
+def overlay(name: str) -> Callable[[Path], None]:
+    """A shard that replaces a tensor of another one by the index alone, as abliterated checkpoints
+    are published (JustVugg/colibri issue 1479)."""
+
+    def change(folder: Path) -> None:
+        shard, other = folder / "model-1.safetensors", folder / "model-0-overlay.safetensors"
+        tensors = load_file((folder / "model.safetensors").rename(shard))
+        save_file({name: tensors[name] + 1}, other)
+        names = dict.fromkeys(tensors, shard.name) | {name: other.name}
+        (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+
+    return change
+
+
+def leave_out_of_index(folder: Path) -> None:
+    """A shard with a norm that its index does not name; transformers reads it."""
+    shard = (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    tensors = load_file(shard)
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, shard.name)}))
+    tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
+    save_file(tensors, shard, metadata={"format": "pt"})
+
+
 def alter(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
     return lambda tensors: tensors.update({name: tensors[name].flip(0).clone()})
 
@@ -284,6 +307,10 @@ HEADS = {
         "eagle", pack(F8, "weight_scale", "input_scale", quant_config=True), ("F8_E4M3", "scale")
     ),
     "two sets of a head": Case("eagle3", second_set(alter("fc.weight")), ("fc.weight", INDEX)),
+    "an overlay of a head": Case("eagle3", overlay("fc.weight"), ("fc.weight", "overlay", INDEX)),
+    "a tensor that a head's index leaves out": Case(
+        "eagle3", leave_out_of_index, ("unknown", "q_norm.weight")
+    ),
     "MTP layers in F8": Case("mtp", pack(F8), ("stored quantized", "F8_E4M3")),
     "MTP layers with scales": Case(  # as in GLM-4.5-FP8, of compressed-tensors
         "mtp", pack(F8, "weight_scale"), ("stored quantized", "F8_E4M3")
@@ -383,6 +410,19 @@ MODELS = {
         "draft_model",
         second_set(lambda tensors: tensors.update({n: t.half() for n, t in tensors.items()})),
         ("differs", INDEX),
+    ),
+    "two sets of another format": Case(  # as in Blaizzy/mlx-vlm issue 1329
+        "draft_model",
+        second_set(lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.uint8)})),
+        ("lm_head.weight", INDEX),
+    ),
+    "an overlay": Case(
+        "draft_model",
+        overlay("model.embed_tokens.weight"),
+        ("embed_tokens.weight", "model-0-overlay.safetensors", INDEX),
+    ),
+    "a tensor that the index leaves out": Case(
+        "draft_model", leave_out_of_index, ("unknown", "q_norm.weight")
     ),
     "an adapter": Case("draft_model", add_adapter(), ("adapter_model.safetensors", "merge")),
     "an adapter in a pickle": Case(

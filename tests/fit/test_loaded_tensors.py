@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from transformers import (
 from specbench.cli.doctor import _loading_problems
 from specbench.errors import ModelError
 from specbench.files.head_files import Difference
-from specbench.files.model import ModelFiles
+from specbench.files.model import ModelFiles, open_model
 from specbench.fit import loaded_tensors
 from specbench.fit.candidates import unsupported_reasons
 from specbench.fit.compatibility import check_target
@@ -140,6 +141,16 @@ def test_what_is_not_built_is_unknown_with_the_reason(tmp_path, fields, reason):
         loaded_difference(change_config(write_model(tmp_path), **fields))
 
 
+def test_code_of_its_own_that_is_trusted_is_not_run_and_may_read_integers(tmp_path):
+    model = change_config(write_model(tmp_path), auto_map={"AutoModelForCausalLM": "code.Own"})
+    rewrite(model, to_integers)
+    trusted = open_model(replace(model.spec, trust_remote_code=True))
+    with pytest.raises(UnknownError, match="auto_map"):
+        loaded_difference(trusted)
+    assert not [found for found in check_target(trusted) if found.level == "refused"]
+    assert [found for found in check_target(files_of(tmp_path)) if found.level == "refused"]
+
+
 def leave_out_torch(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
     """As in a process that has not imported it, with these folders first on its path."""
     path = [*map(str, folders), *sys.path]
@@ -210,7 +221,11 @@ def test_a_broken_torch_is_unknown_with_its_error(tmp_path, monkeypatch, broken_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "code"),
-    [("doctor demo/draft", 0), ("pair demo:target --draft demo:draft --dry-run", 0)],
+    [
+        ("doctor demo/draft", 0),
+        ("pair demo:target --draft demo:draft --dry-run", 0),
+        ("run demo/draft --dry-run", 0),
+    ],
 )
 def test_commands_survive_a_broken_torch_and_say_what_they_did_not_compare(
     tmp_path, broken_torch, command, code
@@ -224,7 +239,7 @@ def test_commands_survive_a_broken_torch_and_say_what_they_did_not_compare(
         env=os.environ | {"PYTHONPATH": paths},
     )
     assert done.returncode == code, done
-    assert "libtorch_cpu.so" in done.stdout
+    assert "libtorch_cpu.so" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
