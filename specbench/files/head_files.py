@@ -145,8 +145,12 @@ class Difference:
         return "; ".join(kind + _listed(names) for kind, names in listed.items() if names) or None
 
 
-# Scales of a cache in 8 bits, which never runs, and a table that follows from the config.
-_WITHOUT_EFFECT = (".k_scale", ".v_scale", ".kv_scale", OLD_ROTARY)
+# Scales of a cache in 8 bits, which never runs, and constants that old transformers stored:
+# rotary tables and causal masks.
+_WITHOUT_EFFECT = (
+    *(".k_scale", ".v_scale", ".kv_scale", OLD_ROTARY),
+    *(".attn.bias", ".attention.bias", ".masked_bias"),
+)
 
 
 def _owner(name: str) -> str:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoConfig,
     LlamaConfig,
     MixtralConfig,
     PretrainedConfig,
@@ -104,6 +105,18 @@ def test_base_models_and_old_rotary_tables_and_cache_scales_load(tmp_path):
     assert difference.reason is None
     added = rewrite(model, lambda t: t.update({"layers.0.mlp.up_proj.bias": torch.ones(48)}))
     assert loaded_difference(added).unread == ("model.layers.0.mlp.up_proj.bias",)
+
+
+def test_masks_that_old_transformers_stored_load(tmp_path):
+    """As in EleutherAI/gpt-neo-125m."""
+    config = GPTNeoConfig(
+        **{"vocab_size": 272, "hidden_size": 32, "num_layers": 2, "num_heads": 2},
+        attention_types=[[["global", "local"], 1]],
+    )
+    text_class(config).from_config(config).save_pretrained(tmp_path)
+    masks = {"bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8), "masked_bias": torch.tensor(-1e9)}
+    named = {f"transformer.h.0.attn.attention.{name}": mask for name, mask in masks.items()}
+    assert loaded_difference(rewrite(files_of(tmp_path), lambda t: t.update(named))).reason is None
 
 
 @pytest.mark.parametrize("name", ["mtp.layers.0.mlp.up_proj.weight", "vision.proj.weight"])
