@@ -7,8 +7,9 @@ Without torch and transformers, which take seconds to import.
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.metadata import requires as requirements_of
 from pathlib import Path
@@ -88,6 +89,34 @@ def _text_of(file: str) -> str | None:
         return None
     except OSError as error:
         raise outdated_fact("transformers", f"it has no file {file}") from error
+
+
+# What loads weights: functions and a class of modules, and methods of every model.
+_LOADER = {
+    "transformers.conversion_mapping": ("get_model_conversion_mapping",),
+    "transformers.core_model_loading": ("convert_and_load_state_dict_in_model",),
+    "transformers.modeling_utils": ("LoadStateDictConfig",),
+}
+
+
+def load_on_meta(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers' account of loading these tensors of the meta device into a model there.
+
+    It renames, joins and splits them as it does for real ones, and reads nothing. The account is
+    that of `from_pretrained`, and conversion_errors by name. Imports torch. LibraryError.
+    """
+    found = []
+    for module, names in _LOADER.items():
+        for name in names:
+            if (value := getattr(import_module(module), name, None)) is None:
+                raise outdated_fact("transformers", f"{module} has no {name}")
+            found.append(value)
+    get_conversions, convert, make_config = found
+    config = make_config(device_map={"": "meta"}, weight_mapping=get_conversions(model))
+    account, _ = convert(model, tensors, config)
+    model.tie_weights(missing_keys=account.missing_keys, recompute_mapping=False)
+    model._adjust_missing_and_unexpected_keys(account)
+    return {**account.to_dict(), "conversion_errors": account.conversion_errors}
 
 
 def outdated_fact(package: str, what: str) -> LibraryError:

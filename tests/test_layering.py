@@ -129,6 +129,14 @@ def test_packages_import_only_allowed_packages():
         assert not names & {"tools", "tests", "benchmarks"}, path  # not in the wheel
 
 
+def test_one_file_without_torch_names_a_module_that_has_it_and_starts_a_process_for_it():
+    below = {
+        path: text for path, text in FILES_OF_OURS.items() if package_of(path) not in MEASURING
+    }
+    naming = {path.name for path, text in below.items() if '"specbench.models.' in text}
+    assert naming == {"loaded_tensors.py"}
+
+
 def test_there_is_no_import_cycle():
     sources = {dotted(path): source for path, source in FILES_OF_OURS.items()}
     imported = {name: files_imported(source, sources) for name, source in sources.items()}

@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.utils.chat_template_utils import render_jinja_template
 from transformers.utils.quantization_config import QuantizationMethod
@@ -28,6 +29,7 @@ from specbench.library_facts import (
     cache_argument,
     knows_format,
     knows_model_type,
+    load_on_meta,
     newer_than_tested,
 )
 from tests import versions
@@ -72,6 +74,33 @@ def test_every_type_of_model_is_known_and_no_other() -> None:
     unknown = {kind for kind in CONFIG_MAPPING_NAMES if not knows_model_type(kind)}
     assert not unknown
     assert knows_model_type("lama") is False
+
+
+def test_loading_on_meta_gives_the_account_of_loading(tmp_path: Path) -> None:
+    model = tiny_llama()
+    tensors = model.state_dict()
+    tensors["model.layers.0.mlp.up_proj.scale"] = torch.ones(1)
+    tensors["model.norm.weight"] = torch.ones(3)
+    del tensors["lm_head.weight"]
+    model.config.save_pretrained(tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    _, loaded = type(model).from_pretrained(
+        tmp_path, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+        account = load_on_meta(empty, {name: t.to("meta") for name, t in tensors.items()})
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert account[kind] == loaded[kind] != set()
+    assert not account["conversion_errors"]
+
+
+def test_a_loader_that_moved_is_one_error_with_the_version_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library_facts, "_LOADER", {"transformers.modeling_utils": ("no_loader",)})
+    with pytest.raises(LibraryError, match=r"no_loader.*pip install"):
+        load_on_meta(None, {})
 
 
 def test_every_format_of_weights_is_known_and_no_other() -> None:

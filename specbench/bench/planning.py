@@ -263,7 +263,7 @@ def fit_warnings(plan: TargetPlan, *, is_dry: bool = False) -> Iterator[Reason]:
         yield from _rendered_twice(plan)
     if plan.served or plan.settings.decoder.dummy_weights:
         return
-    fields = {"vocab_size", "d2t", *(("tokenizer",) if is_dry else ())}
+    fields = {"vocab_size", "d2t", "adapter", *(("tokenizer", "tensors") if is_dry else ())}
     for pairing in plan.pairings:
         with suppress(ModelError):
             files, spec = open_model(plan.target.model), pairing.drafter.model

@@ -113,12 +113,14 @@ def _checked(
 ) -> list[dict[str, Any]]:
     """The check of each pairing; a terminal shows the name of the one in progress."""
     from specbench.cli.console import open_console
+    from specbench.fit.loaded_tensors import asking
 
     console = open_console(stderr=True)
     if quiet or not console.is_terminal:
-        return [_check(pairing, setup) for pairing in chosen]
+        with asking():
+            return [_check(pairing, setup) for pairing in chosen]
     rows = []
-    with console.status("") as status:
+    with asking(), console.status("") as status:
         for number, pairing in enumerate(chosen, start=1):
             status.update(f"checking {pairing.name} ({number} of {len(chosen)})")
             rows.append(_check(pairing, setup))
@@ -216,7 +218,7 @@ def _loading_problems(pairing: "Pairing") -> tuple[dict[str, str], list[str]]:
     findings = check_target(target)
     drafted_by = None if find_method(pairing.drafter.method).is_head else pairing.drafter.model
     problems = _of_model(pairing.target.model, findings) or _of_model(drafted_by, drafter.findings)
-    noted = ("chat_template", "generation")
+    noted = ("chat_template", "generation", "tensors")
     notes = [f.reason for f in findings if f.level == "warning" and f.field in noted]
     return problems, notes + _notes(drafter)
 
@@ -227,7 +229,7 @@ def _notes(compatibility: "Compatibility") -> list[str]:
     layouts = [
         finding.reason for finding in compatibility.of_level("ok") if finding.field == "layout"
     ]
-    fields = ("tokenizer", "vocab_size", "d2t")
+    fields = ("tokenizer", "vocab_size", "d2t", "adapter", "tensors")
     return layouts + [
         finding.reason for finding in compatibility.of_level("warning") if finding.field in fields
     ]

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -397,6 +398,7 @@ def _prepare(
         prepare,
         with_unique_names,
     )
+    from specbench.fit.loaded_tensors import asking
 
     if call.folders and not call.discover:
         raise UsageError("--search-dir names folders to search; add --discover")
@@ -411,15 +413,16 @@ def _prepare(
     elif not call.drafts and not call.discover and not call.published:
         lossless = tuple(drafter for drafter in known if drafter.lossy is None)
         drafters += lossless or tuple(draftless(files))
-    prepared = prepare(
-        target,
-        files,
-        with_unique_names(drafters),
-        machine.setup,
-        left_out=discovered.left_out if discovered else (),
-        count=_built_hybrid if call.dry_run else _built,
-        ignored=("loading",) if call.gpu or call.gpu_memory else (),
-    )
+    with asking(partial(typer.echo, err=True)):
+        prepared = prepare(
+            target,
+            files,
+            with_unique_names(drafters),
+            machine.setup,
+            left_out=discovered.left_out if discovered else (),
+            count=_built_hybrid if call.dry_run else _built,
+            ignored=("loading",) if call.gpu or call.gpu_memory else (),
+        )
     candidates = tuple(
         _with_engines(target, candidate, machine.setup.temperature)
         for candidate in prepared.candidates

@@ -49,13 +49,15 @@ def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> No
     """Raises CompatibilityError if no pairing can be loaded or served; warns if one cannot load.
     Dummy weights are not checked."""
     from specbench.fit.candidates import unsupported_reasons
+    from specbench.fit.loaded_tensors import asking
 
     engines = settings.load.engines
     if settings.decoder.dummy_weights or set(engines) <= set(SERVED):
         return
     ignored = () if BUILTIN in engines else ("attention",)
     drafts = settings.draft.adaptive or any(settings.draft.num_speculative_tokens or (1,))
-    refused = unsupported_reasons(pairings, drafts=drafts, ignored=ignored)
+    with asking(partial(typer.echo, err=True)):
+        refused = unsupported_reasons(pairings, drafts=drafts, ignored=ignored)
     if refused and len(refused) == len(pairings) and not set(engines) & set(SERVED):
         raise CompatibilityError("; ".join(dict.fromkeys(refused.values())))
     for reason in refused.values():

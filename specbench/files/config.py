@@ -302,18 +302,6 @@ _ABOVE_0_ROPE = (
     *("rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow"),
     *("low_freq_factor", "high_freq_factor"),
 )
-# Fields that may be missing from a dense family's config but not null, by model type.
-_NOT_NULL = (
-    *("hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"),
-    *("tie_word_embeddings", "use_cache"),
-)
-_NOT_NULL_QWEN = ("attention_dropout", "head_dim", "max_window_layers", "use_sliding_window")
-NOT_NULL: Mapping[str, tuple[str, ...]] = {
-    "llama": (*_NOT_NULL, "attention_bias", "mlp_bias"),
-    "mistral": (*_NOT_NULL, "attention_dropout", "num_key_value_heads"),
-    "qwen2": (*_NOT_NULL, *_NOT_NULL_QWEN),
-    "qwen3": (*_NOT_NULL, *_NOT_NULL_QWEN, "attention_bias"),
-}
 # Names of dtypes in torch.
 DTYPES = frozenset(
     {

@@ -1,6 +1,7 @@
 """The files of a draft head: its config, its tensors or their headers, and its layout."""
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -23,6 +24,8 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...  # torch's, or as safetensors name it
     def is_floating_point(self) -> bool: ...
 
 
@@ -83,31 +86,91 @@ class HeadFiles(Generic[T_co]):
 
     def require(self, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]) -> None:
         """Raise a ModelError that lists every tensor that is missing, unknown, of the wrong shape,
-        or made of integers (packed weights)."""
+        or not in plain numbers (packed weights)."""
         needed = set(shapes) - optional
-        missing = sorted(needed - set(self.tensors))
-        surplus = sorted(set(self.tensors) - set(shapes))
         wrong = [
             f"{name} is {stored}, not {shape}"
             for name, shape in sorted(shapes.items())
             if name in self.tensors and (stored := self.shape(name)) != shape
         ]
-        packed = [
-            name
-            for name in sorted(set(shapes) & set(self.tensors) - set(ID_TABLES))
-            if not header_of(self.tensors, name).is_floating_point()
-        ]
-        problems = [
-            *([f"missing: {_listed(missing)}"] if missing else []),
-            *([f"unknown: {_listed(surplus)}"] if surplus else []),
-            *([_listed(wrong)] if wrong else []),
-            *([f"integers, not weights: {_listed(packed)}"] if packed else []),
-        ]
-        if problems:
-            raise ModelError(f"{self.source} does not fit: {'; '.join(problems)}")
+        weights = {*shapes} & {*self.tensors} - {*ID_TABLES}
+        difference = Difference(
+            missing=tuple(sorted(needed - set(self.tensors))),
+            unread=tuple(sorted(set(self.tensors) - set(shapes))),
+            other=(*wrong, *packed(self.tensors, weights)),
+        )
+        if reason := difference.reason:
+            raise ModelError(f"{self.source} does not fit: {reason}")
 
 
 AnyFiles = TypeVar("AnyFiles", bound=HeadFiles[Any])  # with tensors, or with headers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """How the stored tensors of a model or a head differ from those that its modules read.
+
+    Any of the first three lists means that what would run is not what was stored.
+    """
+
+    missing: tuple[str, ...] = ()  # read, and not stored
+    unread: tuple[str, ...] = ()  # stored for a module that runs, which does not read it
+    other: tuple[str, ...] = ()  # stored in another shape or format, in words
+    left_out: tuple[str, ...] = ()  # stored for modules that do not run
+
+    @classmethod
+    def of_keys(
+        cls,
+        read: Collection[str],
+        unexpected: Collection[str],
+        *,
+        missing: Collection[str] = (),
+        other: Collection[str] = (),
+    ) -> Self:
+        """The difference by the names that modules read and the stored ones that none reads."""
+        owners = {_owner(name) for name in read}
+        unread = {name for name in unexpected if _owner(name) in owners}
+        unread = {name for name in unread if not name.endswith(_WITHOUT_EFFECT)}
+        return cls(
+            missing=tuple(sorted(missing)),
+            unread=tuple(sorted(unread)),
+            other=tuple(sorted(other)),
+            left_out=tuple(sorted({*unexpected} - unread)),
+        )
+
+    @property
+    def reason(self) -> str | None:
+        """Why the files cannot be loaded as they were meant; None if they can."""
+        listed = {"missing: ": self.missing, "unknown: ": self.unread, "": self.other}
+        return "; ".join(kind + _listed(names) for kind, names in listed.items() if names) or None
+
+
+# Scales of a cache in 8 bits, which never runs, and constants that old transformers stored:
+# rotary tables and causal masks.
+_WITHOUT_EFFECT = (
+    *(".k_scale", ".v_scale", ".kv_scale", OLD_ROTARY),
+    *(".attn.bias", ".attention.bias", ".masked_bias"),
+)
+
+
+def _owner(name: str) -> str:
+    """The layer that a tensor belongs to; for one outside of numbered layers, its module."""
+    layer = re.match(r".*?(?:^|\.)\d+\.", name)
+    return layer[0] if layer else name.rpartition(".")[0]
+
+
+_PLAIN = re.compile(r"(torch\.)?(B?F(16|32|64)|b?float(16|32|64))")
+
+
+def packed(tensors: Mapping[str, Shaped], weights: Iterable[str]) -> tuple[str, ...]:
+    """The weights that are not in plain numbers: integers, and floating-point numbers of a byte or
+    less, which mean nothing without their scales."""
+    dtypes = ((name, str(header_of(tensors, name).dtype)) for name in sorted(weights))
+    return tuple(
+        f"{name} is stored as {dtype}, not in plain numbers"
+        for name, dtype in dtypes
+        if not _PLAIN.fullmatch(dtype)
+    )
 
 
 def new_name(name: str, rename: Mapping[str, str]) -> str:
@@ -118,7 +181,7 @@ def new_name(name: str, rename: Mapping[str, str]) -> str:
     return name
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     """The names, separated by commas; those after the first _MOST_NAMES are only counted."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,8 +141,38 @@ def weights_headers(folder: Path, names: tuple[str, ...]) -> dict[str, TensorHea
     for name in names:
         file = local_file(folder, name)
         if file is not None:
-            return _of_index(file) if name == INDEX else read_headers(file)
+            if name == INDEX:
+                return _of_index(file)
+            tensors = read_headers(file)
+            if name == MODEL_WEIGHTS[0]:
+                _require_one_set(file, tensors)
+            return tensors
     return None
+
+
+def _require_one_set(file: Path, tensors: Mapping[str, TensorHeader]) -> None:
+    """Raise ModelError if shards of an index next to model.safetensors have other tensors:
+    libraries read the file, and serving engines the shards. Shards without files and tensors whose
+    first bytes are equal do not count."""
+    folder, index = file.parent, local_file(file.parent, INDEX)
+    shards = set(read_index(index).values()) if index else set()
+    if index is None or shards == {file.name} or not all((folder / n).exists() for n in shards):
+        return
+    others = _of_index(index)
+    for name in sorted({*tensors, *others}):
+        one, other = tensors.get(name), others.get(name)
+        if one is None or other is None or not same_bytes(one, other, num_pieces=1):
+            raise ModelError(
+                f"{folder}: {file.name} and the shards of {INDEX} are two sets of weights ({name} "
+                f"differs): transformers reads {file.name}, serving engines the shards; move the "
+                "outdated set to another folder"
+            )
+
+
+def adapter_file(folder: Path) -> str | None:
+    """The name of a LoRA adapter's weights in the folder; None if it has none."""
+    names = (ADAPTER_WEIGHTS, "adapter_model.bin")
+    return next((name for name in names if local_file(folder, name)), None)
 
 
 def lacking_weights(folder: Path, names: tuple[str, ...]) -> str:
@@ -189,16 +219,25 @@ def same_bytes(header: TensorHeader, other: TensorHeader, num_pieces: int | None
 
 
 def _of_index(index: Path) -> dict[str, TensorHeader]:
+    """All tensors in the files of an index: libraries also read those that it does not name."""
     files = read_index(index)
     headers: dict[str, TensorHeader] = {}
     for name in sorted(set(files.values())):
         file = local_file(index.parent, name)
         if file is None:
             raise ModelError(f"{index}: the file {name} is missing; download the whole model")
-        headers |= read_headers(file)
+        of_shard = read_headers(file)
+        for twice in sorted(of_shard.keys() & headers.keys()):
+            if not same_bytes(of_shard[twice], headers[twice], num_pieces=1):
+                raise ModelError(
+                    f"{index.parent}: {twice} differs in {headers[twice].file.name} and {name}: "
+                    "transformers reads it from the last file, and serving engines from the one "
+                    f"that {INDEX} names; save the model with one of them"
+                )
+        headers |= of_shard
     if lacking := sorted(files.keys() - headers.keys()):
         raise ModelError(f"{index} names {lacking[0]}, and no file has it")
-    return {name: headers[name] for name in files}
+    return headers
 
 
 def _tensor(file: Path, name: str, entry: Any, *, first: int, size: int) -> TensorHeader:

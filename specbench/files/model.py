@@ -11,22 +11,21 @@ from specbench.files.config import (
     DENSE,
     DTYPES,
     MOST_LAYERS,
-    NOT_NULL,
     Experts,
     Fields,
     ReadField,
-    layer_shapes,
     longest_context,
     num_positions,
     require_layers,
 )
 from specbench.files.gguf import gguf_of
-from specbench.files.head_files import HeadFiles
+from specbench.files.head_files import Difference, HeadFiles, packed
 from specbench.files.headers import (
     HEAD_WEIGHTS,
     INDEX,
     MODEL_WEIGHTS,
     TensorHeader,
+    adapter_file,
     is_embedding,
     is_head,
     lacking_weights,
@@ -272,6 +271,11 @@ class ModelFiles:
         return tuple(sorted(names))
 
     @property
+    def adapter(self) -> str | None:
+        """The name of a LoRA adapter's weights next to its own, if there are any."""
+        return adapter_file(self.folder)
+
+    @property
     def lacking_weights(self) -> str | None:
         """Why no weights can be loaded; None if they can."""
         if self.tensors is not None:
@@ -361,7 +365,7 @@ _MOST: Mapping[str, int] = {
     "num_labels": 2**20,  # transformers names each of them
 }
 _MOST_PIECES = 4  # compared of two tables; the first rows are enough
-_TAKE = "take the config.json that the weights came with"
+QUANTIZED_BY = "hf_quant_config.json"  # of NVIDIA's modelopt; transformers does not read it
 _MAY_BE_ZERO = ("intermediate_size", "num_key_value_heads")  # 0 in layers that have none
 
 
@@ -381,19 +385,10 @@ def require_config(model: ModelFiles) -> None:
         )
     fields = Fields(source=model.spec.source, values=model.config)
     fields.not_null("auto_map", "num_labels")
-    if model.dense_kind is None:
-        return
-    require_layers(fields)
-    fields.not_null(*NOT_NULL[model.dense_kind])
-    fields.flag("use_cache")
-    fields.whole("num_key_value_heads", least=1)
-    fields.whole("bos_token_id")
-    is_list = isinstance(model.config.get("eos_token_id"), list)
-    _ = fields.ids("eos_token_id") if is_list else fields.whole("eos_token_id")
-    fields.whole("pad_token_id", least=-1, most=model.vocab_size - 1)
-    num_layers, types = model.num_layers, fields.texts("layer_types")
-    if fields.has("layer_types") and len(types) != num_layers:
-        fields.fail("layer_types", f"one for each of {num_layers} layers")
+    if model.dense_kind is not None:
+        require_layers(fields)
+        fields.whole("num_key_value_heads", least=1)
+        fields.whole("pad_token_id", least=-1, most=model.vocab_size - 1)
 
 
 def require_weights(model: ModelFiles) -> None:
@@ -406,50 +401,38 @@ def require_weights(model: ModelFiles) -> None:
     for name in ("hidden_size", "num_hidden_layers", "vocab_size") if is_flat else ():
         if model.field(name) is None:
             model.must(name)
-    tensors, width = model.tensors, model.size("hidden_size")
-    if not tensors or width is None or model.field("quantization_config") is not None:
+    tensors = model.tensors
+    if not tensors or model.field("quantization_config") is not None:
         return
-    if not any(width in tensor.shape for tensor in tensors.values()):
-        raise ModelError(
-            f"{source}: with this config.json hidden_size is {width}, which no tensor of its "
-            f"weights has; {_TAKE}"
-        )
+    runs_own_code = model.needs_code and model.spec.trust_remote_code
+    has_scales = not str(model.field("dtype")).startswith("float8")
+    if has_scales and not runs_own_code:
+        weights = [n for n, t in tensors.items() if n.endswith(".weight") or t.is_floating_point()]
+        if stored := packed(tensors, weights):
+            is_named = local_file(model.folder, QUANTIZED_BY) is not None
+            only = f" (only {QUANTIZED_BY} names the format)" if is_named else ""
+            raise ModelError(
+                f"{source}: {stored[0]}, and its config.json has no quantization_config{only}, so "
+                "nothing would read its scales; name the checkpoint in plain weights"
+            )
     if not is_flat:
         return
     table = min(filter(is_embedding, tensors), key=len, default=None)
     head = min(filter(is_head, tensors), key=len, default=None)
     is_tied = model.field("tie_word_embeddings")
-    is_silent = is_tied is None and model.dense_kind is not None  # its class defaults to false
-    if (is_tied is False or is_silent) and head is None and table is not None:
-        given = "is missing, which means false" if is_silent else "is false"
-        raise ModelError(
-            f"{source}: config.json: tie_word_embeddings {given}, and its files have no "
-            "lm_head.weight; download it again, or set it to true if the model has no head"
-        )
     if is_tied and head and table and not same_bytes(tensors[head], tensors[table], _MOST_PIECES):
         raise ModelError(
             f"{source}: config.json: tie_word_embeddings is true, and {head} differs from {table}: "
             "it is unclear which of them is the output head; set it to false to use both"
         )
-    if model.dense_kind is not None:
-        _require_dense(model, tensors)
 
 
-def _require_dense(model: ModelFiles, tensors: Mapping[str, TensorHeader]) -> None:
-    """Raise ModelError for tensors of a dense model that are missing or have the wrong shape."""
-    source = f"{model.spec.source}: config.json"
-    fields = Fields(source=source, values=model.config)
-    prefix = "" if "embed_tokens.weight" in tensors else "model."
-    table = (model.vocab_size, model.hidden_size)
-    shapes = {f"{prefix}embed_tokens.weight": table, f"{prefix}norm.weight": table[1:]}
-    if "lm_head.weight" in tensors:
-        shapes["lm_head.weight"] = table
-    shapes |= layer_shapes(fields, tensors.keys(), prefix, kind=model.dense_kind)
-    known = {name: tensor for name, tensor in tensors.items() if name in shapes}
-    try:
-        HeadFiles(source=source, config=model.config, tensors=known).require(shapes, frozenset())
-    except ModelError as error:
-        raise ModelError(f"{error}; {_TAKE}, or download the model again") from error
+def refusal(difference: Difference) -> str:
+    """The reason of a difference that keeps a whole model from being loaded, and what to do."""
+    advice = "take the config.json that the weights came with, or download the model again"
+    if any(map(is_head, difference.missing)):
+        advice += "; set tie_word_embeddings to true if the model has no head"
+    return f"its files do not fit its config.json: {difference.reason}; {advice}"
 
 
 def format_name(stored: object) -> str:

@@ -17,7 +17,15 @@ from specbench.files.config import (
     layer_shapes,
     require_layers,
 )
-from specbench.files.head_files import SPECULATORS, AnyFiles, Fit, HeadFiles, HeadTarget, Shaped
+from specbench.files.head_files import (
+    SPECULATORS,
+    AnyFiles,
+    Fit,
+    HeadFiles,
+    HeadTarget,
+    Shaped,
+    packed,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +98,7 @@ SPECULATORS_FAMILIES: Mapping[str, Family] = {
     },
 }
 _MTP_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok")
+_OF_PACKED = ("_scale", "_scale_inv", "_packed")  # tensors that plain weights do not have
 _COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 
 
@@ -138,9 +147,11 @@ def layer_tensors(files: AnyFiles) -> AnyFiles:
             f"{files.source}: no MTP layers (no tensor is named like {names[0]}weight); "
             "transformers does not save them: use the files that the model's authors published"
         )
-    if packed := [name for name in layer_files.tensors if name.endswith(("_scale_inv", "_packed"))]:
+    tensors = layer_files.tensors
+    marked = [name for name in tensors if name.endswith(_OF_PACKED)]
+    if found := (*packed(tensors, tensors), *marked):
         raise ModelError(
-            f"{files.source}: its MTP layers are stored quantized ({packed[0]}); name a copy "
+            f"{files.source}: its MTP layers are stored quantized ({found[0]}); name a copy "
             "in plain weights with `model:`"
         )
     return layer_files
@@ -192,8 +203,9 @@ def require_mtp_tensors(files: HeadFiles[Shaped], F: int) -> None:
         for name, shape in _dense_shapes(files).items():
             needed[file_name(files, f"{i}.block.{name}")] = shape
     layer_files = layer_tensors(files)
-    stored = {name: layer_files.shape(name) for name in layer_files.tensors}
-    layer_files.require(stored | needed, frozenset())
+    if family_of(files).decoder not in DENSE:
+        needed = {name: layer_files.shape(name) for name in layer_files.tensors} | needed
+    layer_files.require(needed, frozenset())
 
 
 def _dense_shapes(files: HeadFiles[Shaped]) -> dict[str, tuple[int, ...]]:

@@ -25,6 +25,7 @@ from specbench.fit.compatibility import (
     finding,
     why_unreadable,
 )
+from specbench.fit.loaded_tensors import asking
 from specbench.fit.memory_plan import (
     CountWeights,
     DeploymentSpec,
@@ -288,22 +289,22 @@ def prepare(
 ) -> CandidateList:
     """Check and plan every drafter; `count` counts weights that no rule covers. Findings on fields
     in `ignored` are dropped. CompatibilityError if the target is refused."""
-    findings = check_target(files, ignored)
-    if refused := [f.text for f in findings if f.level == "refused"]:
-        raise CompatibilityError(_no_target(target, refused))
+    with asking():
+        findings = check_target(files, ignored)
+        if refused := [f.text for f in findings if f.level == "refused"]:
+            raise CompatibilityError(_no_target(target, refused))
+        checked = [check_drafter(files, drafter, ignored) for drafter in drafters]
     return CandidateList(
         target=target,
         findings=findings,
         target_plan=plan_target(files, setup, count),
-        candidates=tuple(
-            _candidate(files, check_drafter(files, drafter, ignored), setup, count)
-            for drafter in drafters
-        ),
+        candidates=tuple(_candidate(files, drafter, setup, count) for drafter in checked),
         experts=files.experts,
         left_out=tuple(left_out),
     )
 
 
+@asking()
 def unsupported_reasons(
     pairings: Sequence[Pairing], *, drafts: bool = True, ignored: Collection[str] = ()
 ) -> dict[str, str]:

@@ -3,9 +3,10 @@ runs. The rules are those of loading: a pair that is refused here would not load
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from specbench.errors import ModelError
@@ -18,12 +19,13 @@ from specbench.files.config import (
     unsupported_attention,
 )
 from specbench.files.head_files import MISFIT, HeadFiles, layout_of, misfits
-from specbench.files.headers import TensorHeader
+from specbench.files.headers import MERGE, TensorHeader
 from specbench.files.model import (
     TRUST_CODE,
     UNKNOWN_TYPE,
     ModelFiles,
     open_model,
+    refusal,
     require_config,
     require_weights,
     unloadable_reason,
@@ -39,6 +41,7 @@ from specbench.files.tokenizer import (
     compare_vocabularies,
     mismatch_words,
 )
+from specbench.fit.loaded_tensors import UnknownError, loaded_difference
 from specbench.inputs.model_spec import without_owner
 from specbench.inputs.pairing import DrafterSpec
 from specbench.library_facts import knows_model_type
@@ -144,6 +147,12 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: Method) -> Itera
         wanted = f"{target.num_layers} layers"
         yield finding(layers.field, "ok", wanted, layers.layers, layers.reason)
     yield from _verifier(head, target)
+    if head.folder != target.folder and (adapter := head.adapter):
+        reason = (
+            "a LoRA adapter next to a head, which is not applied: the head was trained on a target "
+            "with it, so its drafts may be wrong more often; merge it into the target"
+        )
+        yield finding("adapter", "warning", None, adapter, reason)
 
 
 def _files(head: ModelFiles) -> HeadFiles[TensorHeader] | FitFinding:
@@ -402,7 +411,7 @@ def is_proven(model: ModelFiles) -> bool:
 def check_target(target: ModelFiles, ignored: Collection[str] = ()) -> tuple[FitFinding, ...]:
     """Findings on the target with any drafter, except those on fields in `ignored`."""
     checks = (model_findings, tokenizer_findings, template_findings, generation_findings)
-    findings = (item for check in checks for item in _guarded(partial(check, target)))
+    findings = _all_findings([partial(check, target) for check in checks], target, ignored)
     return tuple(
         replace(item, target=item.draft, draft=None)
         for item in findings
@@ -415,11 +424,14 @@ def check_drafter(
 ) -> Compatibility:
     """Check the drafter against every rule, except those on fields in `ignored`. Invalid files are
     a finding that refuses the drafter."""
-    findings = (item for item in _drafter_findings(target, drafter) if item.field not in ignored)
+    found = _drafter_findings(target, drafter, ignored)
+    findings = (item for item in found if item.field not in ignored)
     return Compatibility(drafter=drafter, findings=tuple(dict.fromkeys(findings)))
 
 
-def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:
+def _drafter_findings(
+    target: ModelFiles, drafter: DrafterSpec, ignored: Collection[str]
+) -> Iterator[FitFinding]:
     method = find_method(drafter.method)
     yield from _guarded(partial(_tree_findings, target, drafter))
     if drafter.model is None and method.model == "required":
@@ -440,10 +452,22 @@ def _drafter_findings(target: ModelFiles, drafter: DrafterSpec) -> Iterator[FitF
         if draft is not target and any(map(draft.tokenizer_file, TOKENIZER_FILES)):
             yield from _guarded(partial(vocabulary_findings, target, draft))
         return
-    yield from _guarded(partial(model_findings, draft))
-    yield from _guarded(partial(_tree_findings, draft, drafter))
-    for check in _RETOKENIZED_CHECKS if method.retokenizes else _PAIR_CHECKS:
-        yield from _guarded(partial(check, target, draft))
+    of_pair = _RETOKENIZED_CHECKS if method.retokenizes else _PAIR_CHECKS
+    checks = [partial(model_findings, draft), partial(_tree_findings, draft, drafter)]
+    checks += [partial(check, target, draft) for check in of_pair]
+    yield from _all_findings(checks, draft, ignored)
+
+
+def _all_findings(
+    checks: Sequence[Callable[[], Iterator[FitFinding]]],
+    model: ModelFiles,
+    ignored: Collection[str],
+) -> list[FitFinding]:
+    """The findings of checks that need no torch, and of a model's tensors if none refuses it."""
+    found = [item for check in checks for item in _guarded(check)]
+    if not any(item.level == "refused" and item.field not in ignored for item in found):
+        found += _guarded(partial(tensor_findings, model))
+    return found
 
 
 def _guarded(check: Callable[[], Iterator[FitFinding]]) -> Iterator[FitFinding]:
@@ -465,7 +489,7 @@ def require_loadable(model: ModelFiles) -> None:
     Attention that the decoder cannot run and weights still to be downloaded do not count.
     """
     source, is_remote = model.spec.source, model.spec.folder is None
-    for problem in model_findings(model):
+    for problem in chain(model_findings(model), tensor_findings(model)):
         is_other = problem.field == "attention" or (problem.field == "weights" and is_remote)
         if problem.keeps_from_loading and not is_other:
             reason = problem.reason
@@ -498,6 +522,36 @@ def model_findings(model: ModelFiles) -> Iterator[FitFinding]:
         yield finding("weights", "warning", None, NO_WEIGHTS, lacking)
     else:
         yield finding("weights", "ok", None, f"{len(model.tensors or ())} tensors", "readable")
+    if model.tensors and (adapter := model.adapter):
+        reason = (
+            f"{adapter} is a LoRA adapter next to a model, which is applied only if peft is "
+            f"installed; {MERGE}, or move it elsewhere to measure the model without it"
+        )
+        yield finding("adapter", "refused", reason=reason)
+
+
+def tensor_findings(model: ModelFiles) -> Iterator[FitFinding]:
+    """Whether the modules of a whole model read all tensors of its files, and no others; nothing
+    without safetensors. ModelError."""
+    if model.spec.is_shape or not model.tensors:
+        return
+    try:
+        difference = loaded_difference(model)
+    except UnknownError as error:
+        reason = (
+            f"not compared with what would be loaded ({error}); its config.json and headers decide"
+        )
+        yield finding("tensors", "warning", reason=reason)
+        return
+    count = f"{len(model.tensors)} tensors"
+    if difference.reason is not None:
+        yield finding("tensors", "refused", reason=f"{model.spec.source}: {refusal(difference)}")
+    elif difference.left_out:
+        first, number = difference.left_out[0], len(difference.left_out)
+        reason = f"{number} are of modules that do not run, the first is {first}"
+        yield finding("tensors", "warning", None, count, reason)
+    else:
+        yield finding("tensors", "ok", None, count, "the same as what would be loaded")
 
 
 def _tree_findings(model: ModelFiles, drafter: DrafterSpec) -> Iterator[FitFinding]:

@@ -30,6 +30,7 @@ from specbench.files.headers import (
     read_headers,
     read_index,
     read_json,
+    weights_headers,
 )
 from specbench.files.tokenizer import TOKENIZER_FILES
 from specbench.models.library_errors import load_advice
@@ -80,8 +81,10 @@ def read_checkpoint(
         raise ModelError(f"{location}: {lacking_weights(config_file.parent, HEAD_WEIGHTS)}")
     tensors: Mapping[str, Tensor]
     if file.suffix in (".safetensors", ".json"):
-        is_index = file.name == INDEX
-        names = read_index(file) if is_index else dict.fromkeys(read_headers(file), file.name)
+        names = read_index(file) if file.name == INDEX else {}
+        if all((file.parent / shard).exists() for shard in names.values()):
+            headers = weights_headers(file.parent, (file.name,)) or {}
+            names = {name: header.file.name for name, header in headers.items()}
         tensors = _Safetensors(names, partial(_find, location, revision))
     else:
         tensors = _read_pickle(file, "meta" if shapes_only else "cpu")

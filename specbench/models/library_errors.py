@@ -142,7 +142,8 @@ def load_advice(error: Exception) -> str:
             return advice
     if "local" in text or "connect" in text or "offline" in text.lower():
         return f"{text}; download it once with `hf download`, or give a folder (./my-model)"
-    if isinstance(error, _PROGRAMMING):  # the library does not check the values in its files
+    # The library does not check the values in its files, or says which of them contradict.
+    if isinstance(error, _PROGRAMMING) or "alidation error" in text:
         return f"{text}; a value in its files is not what it should be: download it again"
     return text
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -16,7 +16,8 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar, set_tqdm_hook
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
-from specbench.files.model import DTYPE_BYTES, is_here, open_model, require_config
+from specbench.files.head_files import Difference
+from specbench.files.model import DTYPE_BYTES, is_here, open_model, refusal, require_config
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import require_loadable
 from specbench.fit.weights import dtype_note
@@ -159,14 +160,9 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
                 trust_remote_code=spec.trust_remote_code,
                 output_loading_info=True,
             )
-        weights = dict(model.named_parameters())  # without buffers, which the config defines
-        dropped = keep_text_part(model)
-        missing = sorted(weights.keys() & set(report["missing_keys"]))
-        if missing and stored is None:
-            raise ModelError(
-                f"its files lack {len(missing)} of the model's weights, first {missing[0]}; "
-                "download it again, or name a checkpoint of the whole model"
-            )
+        difference, dropped = take_text_part(model, report)  # of its own code: known only now
+        if stored is None and difference.reason is not None:
+            raise ModelError(refusal(difference))
         if placement is None:
             model = model.to(device)  # moves the buffers
         if stored is not None:
@@ -175,6 +171,30 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
     sha256 = weights_sha256(spec.location, commit)
     loaded = _loaded(model, spec, config, sha256, dropped)
     return replace(loaded, unpacked_from=None if loaded.quantization else stored)
+
+
+def take_text_part(model: Any, account: Mapping[str, Any]) -> tuple[Difference, tuple[str, ...]]:
+    """Remove the towers of a multimodal model; returns how its files differ from what it reads, by
+    transformers' account of loading them, and the names of the towers."""
+    weights = dict(model.named_parameters())  # without buffers, which the config defines
+    buffers = {name for name, _ in model.named_buffers()}
+    read, prefix = {*model.state_dict()}, f"{model.base_model_prefix}."
+    bare = {name.removeprefix(prefix).partition(".")[0] for name in read if name.startswith(prefix)}
+    unexpected = {  # those of a base model have no prefix
+        f"{prefix}{name}" if name.partition(".")[0] in bare else name
+        for name in account["unexpected_keys"]
+    }
+    dropped = keep_text_part(model)
+    difference = Difference.of_keys(
+        read={name for name in read if not name.startswith(dropped)},
+        unexpected=unexpected - buffers,
+        missing=weights.keys() & set(account["missing_keys"]),
+        other=[
+            *(f"{name} is {tuple(s)}, not {tuple(m)}" for name, s, m in account["mismatched_keys"]),
+            *(f"{name} cannot be converted" for name in account.get("conversion_errors", ())),
+        ],
+    )
+    return difference, dropped
 
 
 def is_packed(model: Any) -> bool:

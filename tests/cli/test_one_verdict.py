@@ -138,6 +138,103 @@ def misname(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": names}))
 
 
+def pack(dtype: torch.dtype, *scales: str, parts: str = "_proj.weight", quant_config: bool = False):
+    """Weights in a dtype of 8 bits, each next to these scales; `quant_config`: with the file in
+    which NVIDIA's modelopt names the format (vLLM, docs/features/quantization/modelopt.md)."""
+
+    def change(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        for name in [name for name in tensors if parts in name]:
+            tensors[name] = tensors[name].to(dtype)
+            tensors |= {name.removesuffix("weight") + scale: torch.ones(1) for scale in scales}
+        save_file(tensors, file, metadata={"format": "pt"})
+        if quant_config:
+            said = {
+                "quant_algo": "FP8",
+                "kv_cache_quant_algo": None,
+                "exclude_modules": ["lm_head"],
+            }
+            produced = {"producer": {"name": "modelopt"}, "quantization": said}
+            (folder / "hf_quant_config.json").write_text(json.dumps(produced))
+
+    return change
+
+
+F8 = torch.float8_e4m3fn
+
+
+def pack_as_gptq(folder: Path) -> None:
+    """The tensors of a GPTQ layer (AutoGPTQ), without the quantization_config that names them."""
+    layer = "model.layers.0.mlp.up_proj."
+    whole = torch.zeros(4, 8, dtype=torch.int32)
+    parts = {"qweight": whole, "qzeros": whole, "scales": whole.half(), "g_idx": whole[0]}
+    new = {(layer + name).replace(".", "__"): tensor for name, tensor in parts.items()}
+    rewrite(**new, **{f"{layer}weight".replace(".", "__"): None})(folder)
+
+
+def second_set(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """Shards with an index, next to a model.safetensors in which this was changed."""
+
+    def write(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        names = {}
+        for i in range(2):
+            shard = f"model-{i + 1:05}-of-00002.safetensors"
+            part = {name: tensors[name] for name in sorted(tensors)[i::2]}
+            save_file(part, folder / shard, metadata={"format": "pt"})
+            names |= dict.fromkeys(part, shard)
+        (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+        change(tensors)
+        save_file(tensors, file, metadata={"format": "pt"})
+
+    return write
+
+
+def overlay(name: str) -> Callable[[Path], None]:
+    """A shard that replaces a tensor of another one by the index alone, as abliterated checkpoints
+    are published (JustVugg/colibri issue 1479)."""
+
+    def change(folder: Path) -> None:
+        shard, other = folder / "model-1.safetensors", folder / "model-0-overlay.safetensors"
+        tensors = load_file((folder / "model.safetensors").rename(shard))
+        save_file({name: tensors[name] + 1}, other)
+        names = dict.fromkeys(tensors, shard.name) | {name: other.name}
+        (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+
+    return change
+
+
+def leave_out_of_index(folder: Path) -> None:
+    """A shard with a norm that its index does not name; transformers reads it."""
+    shard = (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    tensors = load_file(shard)
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, shard.name)}))
+    tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
+    save_file(tensors, shard, metadata={"format": "pt"})
+
+
+def alter(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda tensors: tensors.update({name: tensors[name].flip(0).clone()})
+
+
+def add_adapter(name: str = "adapter_model.safetensors") -> Callable[[Path], None]:
+    """A LoRA adapter as peft writes it."""
+
+    def change(folder: Path) -> None:
+        layer = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+        tensors = {f"{layer}A.weight": torch.ones(2, 32), f"{layer}B.weight": torch.ones(32, 2)}
+        if name.endswith(".safetensors"):
+            save_file(tensors, folder / name)
+        else:
+            torch.save(tensors, folder / name)
+        said = {"peft_type": "LORA", "base_model_name_or_path": "owner/base", "r": 2}
+        (folder / "adapter_config.json").write_text(json.dumps(said))
+
+    return change
+
+
 IDS = torch.arange(DRAFTED) * 2
 MARKS = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill(0, IDS, True)
 SMALL_HEAD = {"lm_head__weight": lambda weight: weight[IDS]}
@@ -203,7 +300,29 @@ HEADS = {
         "medusa", rewrite(token_map=torch.ones(300)), ("token_map", "integers")
     ),
     "packed weights": Case(
-        "eagle3", rewrite(fc__weight=lambda w: w.to(torch.int8)), ("integers", "fc.weight")
+        "eagle3", rewrite(fc__weight=lambda w: w.to(torch.int8)), ("fc.weight", "I8", "plain")
+    ),
+    "weights in F8": Case("eagle3", pack(F8), ("q_proj.weight", "F8_E4M3", "plain")),
+    "weights in F8 with scales": Case(
+        "eagle", pack(F8, "weight_scale", "input_scale", quant_config=True), ("F8_E4M3", "scale")
+    ),
+    "two sets of a head": Case("eagle3", second_set(alter("fc.weight")), ("fc.weight", INDEX)),
+    "an overlay of a head": Case("eagle3", overlay("fc.weight"), ("fc.weight", "overlay", INDEX)),
+    "a tensor that a head's index leaves out": Case(
+        "eagle3", leave_out_of_index, ("unknown", "q_norm.weight")
+    ),
+    "MTP layers in F8": Case("mtp", pack(F8), ("stored quantized", "F8_E4M3")),
+    "MTP layers with scales": Case(  # as in GLM-4.5-FP8, of compressed-tensors
+        "mtp", pack(F8, "weight_scale"), ("stored quantized", "F8_E4M3")
+    ),
+    "MTP layers with inverse scales": Case(  # as in DeepSeek-V3
+        "mtp", pack(torch.bfloat16, "weight_scale_inv"), ("stored quantized", "weight_scale_inv")
+    ),
+    "MTP layers in integers": Case("mtp", pack(torch.int8), ("stored quantized", "I8")),
+    "an MTP layer with another norm": Case(
+        "mtp",
+        rewrite(model__mtp_layers__0__self_attn__q_norm__weight=torch.ones(16)),
+        ("unknown", "q_norm.weight"),
     ),
     "a file of another name": Case(
         "eagle3", rename("*.safetensors", "x.safetensors"), ("x.safetensors is here", "rename")
@@ -235,6 +354,80 @@ MODELS = {
     "a width below 0": Case("draft_model", configure(hidden_size=-5), ("hidden_size is -5",)),
     "no vocab_size": Case("draft_model", configure(vocab_size=None), ("has no vocab_size",)),
     "no layers": Case("draft_model", configure(num_hidden_layers=None), ("num_hidden_layers",)),
+    "F8 of modelopt": Case(
+        "draft_model",
+        pack(F8, "weight_scale", "input_scale", quant_config=True),
+        ("F8_E4M3", "hf_quant_config.json", "plain weights"),
+    ),
+    "F8 of AutoFP8 without its config": Case(  # as its README lists the tensors
+        "draft_model",
+        pack(F8, "weight_scale", "input_scale"),
+        ("F8_E4M3", "no quantization_config"),
+    ),
+    "F8 without scales": Case("draft_model", pack(F8, parts="mlp.down_proj"), ("F8_E4M3",)),
+    "an F8 head": Case("draft_model", pack(F8, parts="lm_head"), ("lm_head.weight", "F8_E4M3")),
+    "integers with scales": Case(
+        "draft_model", pack(torch.int8, "weight_scale"), ("I8", "no quantization_config")
+    ),
+    "scales of plain weights": Case(
+        "draft_model", pack(torch.float32, "weight_scale"), ("unknown", "q_proj.weight_scale")
+    ),
+    "GPTQ without its config": Case(
+        "draft_model", pack_as_gptq, ("missing", "up_proj.weight", "unknown", "up_proj.qweight")
+    ),
+    "norms of Qwen 3": Case(
+        "draft_model",
+        rewrite(model__layers__0__self_attn__q_norm__weight=torch.ones(16)),
+        ("unknown", "q_norm.weight", TAKE),
+    ),
+    "biases of Qwen 2": Case(
+        "draft_model",
+        rewrite(model__layers__0__self_attn__k_proj__bias=torch.ones(16)),
+        ("unknown", "k_proj.bias", TAKE),
+    ),
+    "a bias of the head": Case(  # as in Phi
+        "draft_model", rewrite(lm_head__bias=torch.ones(VOCAB_SIZE)), ("unknown", "lm_head.bias")
+    ),
+    "fewer layers": Case(
+        "draft_model",
+        rewrite(model__layers__0__mlp__up_proj__weight=None),
+        ("missing", "up_proj.weight", TAKE),
+    ),
+    "no embedding": Case(
+        "draft_model", rewrite(model__embed_tokens__weight=None), ("missing", "embed_tokens.weight")
+    ),
+    "two sets": Case(
+        "draft_model",
+        second_set(alter("lm_head.weight")),
+        ("lm_head.weight", "model.safetensors", INDEX),
+    ),
+    "two sets, one without a tensor": Case(
+        "draft_model",
+        second_set(lambda tensors: tensors.pop("model.layers.0.mlp.up_proj.weight")),
+        ("up_proj.weight", INDEX),
+    ),
+    "two sets of other dtypes": Case(  # such as the float32 file next to half-precision shards
+        "draft_model",
+        second_set(lambda tensors: tensors.update({n: t.half() for n, t in tensors.items()})),
+        ("differs", INDEX),
+    ),
+    "two sets of another format": Case(  # as in Blaizzy/mlx-vlm issue 1329
+        "draft_model",
+        second_set(lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.uint8)})),
+        ("lm_head.weight", INDEX),
+    ),
+    "an overlay": Case(
+        "draft_model",
+        overlay("model.embed_tokens.weight"),
+        ("embed_tokens.weight", "model-0-overlay.safetensors", INDEX),
+    ),
+    "a tensor that the index leaves out": Case(
+        "draft_model", leave_out_of_index, ("unknown", "q_norm.weight")
+    ),
+    "an adapter": Case("draft_model", add_adapter(), ("adapter_model.safetensors", "merge")),
+    "an adapter in a pickle": Case(
+        "draft_model", add_adapter("adapter_model.bin"), ("LoRA", "peft")
+    ),
     "another width": Case("draft_model", configure(hidden_size=36), ("36", TAKE)),
     "fewer rows": Case("draft_model", configure(vocab_size=300), ("(272, 32)", "(300, 32)", TAKE)),
     "another MLP": Case(
@@ -287,7 +480,7 @@ MODELS = {
     "untied without a head": Case(
         "draft_model",
         rewrite(lm_head__weight=None),
-        ("tie_word_embeddings is false", "no lm_head.weight"),
+        ("missing: lm_head.weight", "tie_word_embeddings"),
     ),
     "neither tied nor with a head": Case(
         "draft_model",
@@ -295,7 +488,7 @@ MODELS = {
             change(folder)
             for change in (configure(tie_word_embeddings=None), rewrite(lm_head__weight=None))
         ],
-        ("tie_word_embeddings is missing", "no lm_head.weight"),
+        ("missing: lm_head.weight", "tie_word_embeddings"),
     ),
     "biases without tensors": Case(
         "draft_model", configure(attention_bias=True), ("missing", "q_proj.bias", TAKE)
@@ -303,14 +496,14 @@ MODELS = {
     "kinds of too many layers": Case(
         "draft_model",
         configure(layer_types=["full_attention"] * 9),
-        ("layer_types", "one for each"),
+        ("layer_types", "(9)", "num_hidden_layers"),
     ),
     "positions in words": Case(
         "draft_model", configure(rope_parameters="yarn"), ("rope_parameters is", "a mapping")
     ),
     "kinds of no layers": Case("draft_model", configure(layer_types=[]), ("layer_types",)),
     "no key heads": Case("draft_model", configure(num_key_value_heads=0), ("is 0", "1 or more")),
-    "null": Case("draft_model", write_null("hidden_act"), ("hidden_act is null", "leave it out")),
+    "null": Case("draft_model", write_null("hidden_act"), ("hidden_act", "None")),
     "code that is null": Case("draft_model", write_null("auto_map"), ("auto_map is null",)),
     "too many labels": Case("draft_model", configure(num_labels=2**20 + 1), ("num_labels",)),
     "a dtype that torch lacks": Case(
@@ -578,13 +771,17 @@ WARNED = {
         ("no_repeat_ngram_size 3",),
     ),
     "an empty d2t": ("x", small_vocabulary(ZEROS, None), ("d2t is all 0",)),
+    "a head's adapter": ("x", add_adapter(), ("LoRA adapter next to a head",)),
 }
+
+
+OF_HEADS = ("a head's context", "an empty d2t", "a head's adapter")
 
 
 @pytest.mark.parametrize("name", WARNED)
 def test_a_pair_that_loads_with_a_loss_gives_a_warning(models: Path, tmp_path: Path, name: str):
     changed, change, words = WARNED[name]
-    method = "eagle3" if name in ("a head's context", "an empty d2t") else "draft_model"
+    method = "eagle3" if name in OF_HEADS else "draft_model"
     folder = write_case(models, tmp_path, Case(method, lambda _: None, ()))
     change(folder / changed)
     ran = doors(folder)

@@ -200,8 +200,10 @@ def test_the_bundled_pair_can_be_planned_from_any_folder(tmp_path):
         text=True,
         cwd=tmp_path,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
     assert "token-recycling" in done.stdout
+    slow = "building demo:target without weights"  # if importing torch takes so long
+    assert all(line.startswith(slow) for line in done.stderr.splitlines())
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_a_draft_of_the_same_family_fits(target, draft):
     assert checked.level == "ok"
     fields = {finding.field for finding in checked.findings}
     assert fields == {
-        *("weights", "tokenizer", "special_tokens", "chat_template"),
+        *("weights", "tokenizer", "special_tokens", "chat_template", "tensors"),
         *("eos", "vocab_size", "context"),
     }
 

@@ -1,0 +1,342 @@
+"""What a model's files have and what its modules would read: compared without reading weights."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoConfig,
+    LlamaConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen3MoeConfig,
+)
+
+from specbench.cli.doctor import _loading_problems
+from specbench.errors import ModelError
+from specbench.files.head_files import Difference
+from specbench.files.model import ModelFiles, open_model
+from specbench.fit import loaded_tensors
+from specbench.fit.candidates import unsupported_reasons
+from specbench.fit.compatibility import check_target
+from specbench.fit.loaded_tensors import UnknownError, asking, loaded_difference
+from specbench.inputs.pairing import DrafterSpec, Pairing, Target
+from specbench.models.loading import load_model
+from specbench.models.parts import text_class
+from tests.tiny_models import change_config, files_of, write_model
+from tests.tiny_pair import make_tokenizer
+
+SMALL = {
+    **{"vocab_size": 272, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
+}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FAMILIES: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SMALL),
+    "tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "gemma3": Gemma3TextConfig(**SMALL),
+    "mixtral": MixtralConfig(**SMALL, num_local_experts=4),  # one tensor per expert in its files
+    "qwen3_moe": Qwen3MoeConfig(**SMALL, **MIXTURE),
+    "gpt2": GPT2Config(vocab_size=272, n_embd=32, n_layer=2, n_head=2, n_positions=32),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> ModelFiles:
+    """A model as transformers saves it."""
+    config = FAMILIES[request.param]
+    text_class(config).from_config(config).save_pretrained(tmp_path)
+    return files_of(tmp_path)
+
+
+def rewrite(model: ModelFiles, change) -> ModelFiles:
+    file = model.folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return files_of(model.folder)
+
+
+def test_a_saved_model_reads_all_of_its_files_and_nothing_else(family):
+    assert loaded_difference(family) == Difference()
+
+
+def test_every_tensor_of_a_saved_model_is_needed(family):
+    """Each alone; tied heads are not stored."""
+    for name in sorted(family.tensors or ())[:24]:
+        stored = (family.folder / "model.safetensors").read_bytes()
+        lacking = loaded_difference(rewrite(family, lambda tensors, name=name: tensors.pop(name)))
+        assert lacking.missing or lacking.other, name
+        (family.folder / "model.safetensors").write_bytes(stored)
+
+
+def test_a_tensor_next_to_one_that_is_read_is_unread_in_every_layer(family):
+    names = [name for name in family.tensors or () if name.endswith(("weight", "_proj"))]
+    for name in names[:12]:
+        scale = f"{name}_scale"
+        with_scale = rewrite(family, lambda tensors, s=scale: tensors.update({s: torch.ones(1)}))
+        difference = loaded_difference(with_scale)
+        assert any(unread.endswith("_scale") for unread in difference.unread), name
+        assert not difference.missing
+        rewrite(family, lambda tensors, s=scale: tensors.pop(s))
+
+
+def test_base_models_and_old_rotary_tables_and_cache_scales_load(tmp_path):
+    model = write_model(tmp_path)
+
+    def change(tensors):
+        for name in list(tensors):
+            if name != "lm_head.weight":
+                tensors[name.removeprefix("model.")] = tensors.pop(name)
+        tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+        tensors["layers.0.self_attn.k_scale"] = torch.ones(1)
+
+    difference = loaded_difference(rewrite(model, change))
+    assert difference.reason is None
+    added = rewrite(model, lambda t: t.update({"layers.0.mlp.up_proj.bias": torch.ones(48)}))
+    assert loaded_difference(added).unread == ("model.layers.0.mlp.up_proj.bias",)
+
+
+def test_masks_that_old_transformers_stored_load(tmp_path):
+    """As in EleutherAI/gpt-neo-125m."""
+    config = GPTNeoConfig(
+        **{"vocab_size": 272, "hidden_size": 32, "num_layers": 2, "num_heads": 2},
+        attention_types=[[["global", "local"], 1]],
+    )
+    text_class(config).from_config(config).save_pretrained(tmp_path)
+    masks = {"bias": torch.ones(1, 1, 8, 8, dtype=torch.uint8), "masked_bias": torch.tensor(-1e9)}
+    named = {f"transformer.h.0.attn.attention.{name}": mask for name, mask in masks.items()}
+    assert loaded_difference(rewrite(files_of(tmp_path), lambda t: t.update(named))).reason is None
+
+
+@pytest.mark.parametrize("name", ["mtp.layers.0.mlp.up_proj.weight", "vision.proj.weight"])
+def test_modules_that_do_not_run_are_a_warning_with_their_first_tensor(tmp_path, name):
+    changed = rewrite(write_model(tmp_path), lambda t: t.update({name: torch.ones(2, 2)}))
+    assert loaded_difference(changed) == Difference(left_out=(name,))
+    (finding,) = [found for found in check_target(changed) if found.field == "tensors"]
+    assert finding.level == "warning"
+    assert name in finding.reason
+
+
+def test_layers_beyond_those_of_the_config_do_not_run(tmp_path):
+    model = write_model(tmp_path)
+    fewer = loaded_difference(change_config(model, num_hidden_layers=5))
+    assert fewer.reason is None
+    assert all(name.startswith("model.layers.5.") for name in fewer.left_out)
+
+
+def test_experts_of_another_size_are_named(tmp_path):
+    config = FAMILIES["qwen3_moe"]
+    text_class(config).from_config(config).save_pretrained(tmp_path)
+    wrong = loaded_difference(change_config(files_of(tmp_path), moe_intermediate_size=24))
+    assert any("mlp.experts" in text for text in wrong.other)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"quantization_config": {"quant_method": "torchao"}}, "torchao"),
+        ({"model_type": "nosuch"}, "model_type"),
+    ],
+)
+def test_what_is_not_built_is_unknown_with_the_reason(tmp_path, fields, reason):
+    with pytest.raises(UnknownError, match=reason):
+        loaded_difference(change_config(write_model(tmp_path), **fields))
+
+
+def test_code_of_its_own_that_is_trusted_is_not_run_and_may_read_integers(tmp_path):
+    model = change_config(write_model(tmp_path), auto_map={"AutoModelForCausalLM": "code.Own"})
+    rewrite(model, to_integers)
+    trusted = open_model(replace(model.spec, trust_remote_code=True))
+    with pytest.raises(UnknownError, match="auto_map"):
+        loaded_difference(trusted)
+    assert not [found for found in check_target(trusted) if found.level == "refused"]
+    assert [found for found in check_target(files_of(tmp_path)) if found.level == "refused"]
+
+
+def leave_out_torch(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """As in a process that has not imported it, with these folders first on its path."""
+    path = [*map(str, folders), *sys.path]
+    own = SimpleNamespace(modules={}, executable=sys.executable, path=path)
+    monkeypatch.setattr(loaded_tensors, "sys", own)
+    loaded_tensors._answer.cache_clear()
+
+
+@pytest.mark.slow
+def test_another_process_gives_the_same_answers_and_is_started_once(tmp_path, monkeypatch):
+    model = write_model(tmp_path / "whole")
+    lacking = rewrite(write_model(tmp_path / "lacking"), lambda t: t.pop("model.norm.weight"))
+    wrong = change_config(write_model(tmp_path / "wrong"), num_attention_heads=0)
+    leave_out_torch(monkeypatch)
+    told: list[str] = []
+    with asking(told.append) as process:
+        assert loaded_difference(model) == Difference()
+        started = process._started
+        assert loaded_difference(lacking).missing == ("model.norm.weight",)
+        with pytest.raises(ModelError, match="num_attention_heads"):
+            loaded_difference(wrong)
+        assert process._started is started is not None
+    assert started.poll() is not None
+    assert all("without weights" in text for text in told)
+
+
+def test_a_process_without_an_answer_in_time_is_unknown_and_not_asked_again(tmp_path, monkeypatch):
+    model = write_model(tmp_path)
+    leave_out_torch(monkeypatch)
+    monkeypatch.setattr(loaded_tensors, "SLOW_S", 0.01)
+    monkeypatch.setattr(loaded_tensors, "LIMIT_S", 0.02)
+    told: list[str] = []
+    with asking(told.append):
+        for _ in range(2):
+            loaded_tensors._answer.cache_clear()
+            with pytest.raises(UnknownError, match=r"within 0\.02 s"):
+                loaded_difference(model)
+    assert len(told) == 1
+
+
+def test_no_process_is_started_for_a_model_that_another_check_refuses(tmp_path, monkeypatch):
+    model = write_model(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    leave_out_torch(monkeypatch)
+    with asking() as process:
+        assert [f.field for f in check_target(model) if f.level == "refused"] == ["files"]
+        assert process._started is None
+
+
+@pytest.fixture
+def broken_torch(tmp_path: Path) -> Path:
+    """A folder with a torch whose libraries are missing."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "torch.py").write_text("raise ImportError('libtorch_cpu.so: no such file')\n")
+    return folder
+
+
+def test_a_broken_torch_is_unknown_with_its_error(tmp_path, monkeypatch, broken_torch):
+    model = write_model(tmp_path / "model")
+    leave_out_torch(monkeypatch, broken_torch)
+    with pytest.raises(UnknownError, match=r"libtorch_cpu\.so"):
+        loaded_difference(model)
+    (finding,) = [found for found in check_target(model) if found.field == "tensors"]
+    assert (finding.level, "libtorch_cpu.so" in finding.reason) == ("warning", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("doctor demo/draft", 0),
+        ("pair demo:target --draft demo:draft --dry-run", 0),
+        ("run demo/draft --dry-run", 0),
+    ],
+)
+def test_commands_survive_a_broken_torch_and_say_what_they_did_not_compare(
+    tmp_path, broken_torch, command, code
+):
+    paths = os.pathsep.join([str(broken_torch), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "specbench", *command.split()],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.returncode == code, done
+    assert "libtorch_cpu.so" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def first(tensors, part: str) -> str:
+    return next(name for name in sorted(tensors) if part in name and tensors[name].dim() > 1)
+
+
+def drop(tensors) -> None:
+    tensors.pop(first(tensors, ".0."))
+
+
+def add_scale(tensors) -> None:
+    tensors[f"{first(tensors, '.0.')}_scale"] = torch.ones(1)
+
+
+def add_norm(tensors) -> None:
+    name = first(tensors, ".0.")
+    tensors[name[: name.index(".0.") + 3] + "foreign_norm.weight"] = torch.ones(32)
+
+
+def cut(tensors) -> None:
+    name = first(tensors, ".0.")
+    tensors[name] = tensors[name][..., 1:].clone()
+
+
+def to_8_bits(tensors, dtype: torch.dtype = torch.float8_e4m3fn) -> None:
+    name = first(tensors, ".0.")
+    tensors[name] = tensors[name].to(dtype)
+    tensors[f"{name}_scale"] = torch.ones(1)
+
+
+def to_integers(tensors) -> None:
+    to_8_bits(tensors, torch.int8)
+
+
+def of_weights(change) -> Callable[[ModelFiles], object]:
+    return lambda model: rewrite(model, change)
+
+
+def write_adapter(model: ModelFiles) -> None:
+    save_file({"lora_A.weight": torch.ones(2, 2)}, model.folder / "adapter_model.safetensors")
+
+
+def write_second_set(model: ModelFiles) -> None:
+    file, shard = model.folder / "model.safetensors", model.folder / "model-1.safetensors"
+    tensors = load_file(file)
+    tensors[first(tensors, ".0.")] += 1
+    save_file(tensors, shard, metadata={"format": "pt"})
+    index = {"weight_map": dict.fromkeys(tensors, shard.name)}
+    (model.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+FAULTS: dict[str, Callable[[ModelFiles], object] | None] = {
+    "none": None,
+    "a tensor is missing": of_weights(drop),
+    "a scale": of_weights(add_scale),
+    "a norm": of_weights(add_norm),
+    "another shape": of_weights(cut),
+    "F8": of_weights(to_8_bits),
+    "integers": of_weights(to_integers),
+    "an adapter": write_adapter,
+    "two sets": write_second_set,
+    "more layers": lambda model: change_config(model, num_hidden_layers=3, n_layer=3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planning_the_doctor_a_dry_run_and_loading_have_one_verdict(family, fault):
+    make_tokenizer().save_pretrained(family.folder)
+    if (change := FAULTS[fault]) is not None:
+        change(family)
+    model = files_of(family.folder)
+    target = Target(name="target", model=model.spec, drafters=())
+    pairing = Pairing(target=target, drafter=DrafterSpec(name="ngram", method="ngram"))
+    try:
+        load_model(model.spec, torch.device("cpu"))
+        is_loaded = True
+    except ModelError:
+        is_loaded = False
+    verdicts = {
+        "pair": not any(finding.level == "refused" for finding in check_target(model)),
+        "doctor": not _loading_problems(pairing)[0],
+        "dry run": not unsupported_reasons([pairing]),
+        "loading": is_loaded,
+    }
+    assert verdicts == dict.fromkeys(verdicts, fault == "none")
