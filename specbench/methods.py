@@ -300,6 +300,8 @@ def kind_of(files: ModelFiles) -> Kind:
     for name, head in heads:
         if head.architecture and head.architecture in architecture.lower():
             return Kind(name, f"architecture {architecture}")
+    if reads := _reads_from_target(files):
+        return Kind(None, f"architecture {architecture} reads its target's {reads}")
     if files.config.get("is_encoder_decoder"):
         return Kind(None, f"architecture {architecture} has an encoder")
     if _CAUSAL.fullmatch(architecture):
@@ -307,6 +309,17 @@ def kind_of(files: ModelFiles) -> Kind:
     if architecture:
         return Kind(None, f"architecture {architecture} writes no text")
     return Kind(None, "names no architecture")
+
+
+def _reads_from_target(files: ModelFiles) -> str | None:
+    """What a drafter cannot compute by itself, as Google's assistants of Gemma 4: hidden states, or
+    the keys and values of all its layers. None: nothing."""
+    if files.config.get("backbone_hidden_size"):
+        return "hidden states and KV cache (backbone_hidden_size)"
+    num_shared, num_layers = (files.field(f"num_{part}_layers") for part in ("kv_shared", "hidden"))
+    if isinstance(num_shared, int) and isinstance(num_layers, int) and 0 < num_layers <= num_shared:
+        return "KV cache (num_kv_shared_layers)"
+    return None
 
 
 MODEL_METHOD = "draft_model"  # the default for a complete model

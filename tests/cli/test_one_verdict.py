@@ -516,6 +516,14 @@ MODELS = {
     "a class that writes no text": Case(
         "draft_model", configure(architectures=["BertModel"]), ("BertModel", "no text")
     ),
+    "an assistant that reads its target's states": Case(
+        "draft_model", configure(backbone_hidden_size=64), ("backbone_hidden_size", "reads")
+    ),
+    "an assistant in a nested config without a cache of its own": Case(
+        "draft_model",
+        configure(text_config={"num_hidden_layers": 2, "num_kv_shared_layers": 2}),
+        ("num_kv_shared_layers", "reads"),
+    ),
     "code of its own": Case(
         "draft_model",
         configure(model_type="own", auto_map={"AutoConfig": "code.Config"}),
