@@ -500,6 +500,11 @@ class Kind(StrEnum):
         "client-bound: the client's event loop lagged by {lag:ms} on average, more than "
         "{most:.0%} of the {interval:ms} between two events; keep a core free for it",
     )
+    CLIENT_PAUSED = (
+        "client_paused",
+        "client-bound: the client stood still in {share:.0%} of the measurement, more than "
+        "{most:.0%}; keep a core free for it",
+    )
     SERVER_THROTTLED = "server_throttled", "a GPU throttled: {reasons:commas}"
     THROTTLED = "throttled", "throttled in {throttled} of {requests} requests: {reasons:commas}"
     SLOW_CLOCK = (

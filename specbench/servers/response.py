@@ -138,6 +138,7 @@ class StreamedResponse:
     last_s: float | None = None  # when the last token came; an end-of-text token is one
     num_first: int | None = None  # tokens of the first event; None: not reported
     chunk_s: "array[float]" = field(default_factory=lambda: array("d"))  # between those events
+    paused_s: float | None = None  # until then, in which the client stood still; None: not known
 
     def add(self, content: Mapping[str, Any]) -> None:
         """Add one event of the stream; pydantic's ValidationError for fields of other types.

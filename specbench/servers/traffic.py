@@ -6,6 +6,7 @@ at the same time, because a client that is too busy measures only itself.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
@@ -20,27 +21,57 @@ from specbench.servers.client import Client
 from specbench.servers.response import StreamedResponse
 
 TICK_S = 0.01
+PAUSE_S = 0.05  # no event and no batch of them takes so long to read: the machine stood still
+MOST_TICKS = 0.9  # that the mean lag is of: shorter pauses delay the others
 TIMER_S = 0.001  # a thread's timer is late by less than this unless the thread was kept waiting
 
 OnTick = Callable[[float], None]  # gets the time at which the tick was sent
 
 
-async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) -> ClientLoad:
-    """Run the work of these clients and measure the load of this process during it. The cell and
-    its counters are not known here."""
+class Period(NamedTuple):
+    """Readings of `perf_counter`: from when a tick was sent, or a pause began, until its end."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+    def overlap_s(self, other: "Period") -> float:
+        return max(min(self.end_s, other.end_s) - max(self.start_s, other.start_s), 0.0)
+
+
+async def load_of(
+    work: Coroutine[Any, Any, None], clients: Sequence[Client]
+) -> tuple[ClientLoad, list[Period]]:
+    """Run the work of these clients and measure the load of this process during it, with the
+    pauses of its event loop. The cell and its counters are not known here."""
     num_events = sum(client.num_events for client in clients)
     start_s, cpu_start_s = perf_counter(), process_time()
-    lags_s: list[float] = []  # of the ticks
-    with ticking(lambda sent_s: lags_s.append(perf_counter() - sent_s)):
+    ticks: list[Period] = []
+    with ticking(lambda sent_s: ticks.append(Period(sent_s, perf_counter()))):
         await work
     await asyncio.sleep(0)  # also handle the ticks that were sent during a pause at the end
-    return ClientLoad(
+    pauses: list[Period] = []
+    lags_s: list[float] = []  # of ticks outside of pauses
+    for tick in ticks:
+        if pauses and tick.start_s < pauses[-1].end_s:
+            continue
+        if tick.seconds >= PAUSE_S:
+            pauses.append(tick)
+        else:
+            lags_s.append(tick.seconds)
+    lags_s = sorted(lags_s)[: math.ceil(MOST_TICKS * len(lags_s))]
+    load = ClientLoad(
         cell_id="",
         seconds=perf_counter() - start_s,
         cpu_s=process_time() - cpu_start_s,  # of all threads
         num_events=sum(client.num_events for client in clients) - num_events,
         mean_lag_s=fmean(lags_s or [0.0]),
+        pauses_s=tuple(pause.seconds for pause in pauses),
     )
+    return load, pauses
 
 
 @contextmanager
@@ -48,10 +79,9 @@ def ticking(on_tick: OnTick) -> Iterator[None]:
     """Send ticks to the event loop from a thread while the block runs.
 
     Ticks reach the loop from outside, as a server's events do: the loop's own timers are a
-    millisecond late even on an idle machine, and events are not. Each tick that becomes due while
-    the loop is blocked counts with its own delay, so a long pause counts in proportion to the
-    events that arrive in it. Events that arrive together, such as the tokens of a batch, wait even
-    longer: the last one waits for all others.
+    millisecond late even on an idle machine, and events are not. A tick is sent for each `TICK_S`
+    while the loop is blocked, with its own delay. Events that arrive together, such as the tokens
+    of a batch, wait even longer: the last one waits for all others.
     """
     loop, ended = asyncio.get_running_loop(), Event()
 
@@ -192,7 +222,11 @@ class _Users:
         return answer
 
     async def traffic(self, work: Coroutine[Any, Any, None]) -> Traffic:
-        load = await load_of(work, self._clients)
+        load, pauses = await load_of(work, self._clients)
+        for answer in self._answered.values():
+            if answer.last_s is not None:
+                whole = Period(answer.sent_s, answer.last_s)
+                answer.paused_s = sum(map(whole.overlap_s, pauses))
         for i in set(range(len(self._requests))) - self._answered.keys():
             error = "not sent: an earlier request was lost"
             self._answered[i] = StreamedResponse(sent_s=perf_counter(), error=error)
