@@ -763,6 +763,11 @@ class Kind(StrEnum):
         "round_counts_differ",
         "rounds with drafts: {requests:,} by the requests' counts, {server:,.0f} by the server's",
     )
+    RATE_LIMITED = (
+        "rate_limited",
+        "the server limits the rate of requests (429): {delayed} of {requests} were sent again, "
+        "{seconds:.0f} s later in total",
+    )
 
     # What the counts of another tool mean.
     CONDITIONS = "conditions", "conditions in the file: {facts:all}"

@@ -5,9 +5,14 @@ responding, a warning comes long before a request times out.
 """
 
 import asyncio
+import os
+import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
@@ -23,6 +28,8 @@ from specbench.untrusted import parse_json
 
 SILENCE_S = 120.0  # how long a server may take to answer, and between two chunks
 HEALTH_S = 3.0  # how long its health check may take
+# Of a request, by a server that limits the rate of requests: each time, and in all.
+SHORTEST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 LONGEST_REASON = 200  # characters of a server's error message
 LARGEST_PAGE = 2**26  # bytes, more than any engine's page has
 STRANGE = "streams events that are not those of an OpenAI-compatible server"
@@ -33,7 +40,8 @@ Fields = TypeVar("Fields", bound=Payload)
 class Client:
     """Sends requests to one server and to no other host: redirects are refused.
 
-    Proxies and .netrc of the environment are not used. Certificates are verified.
+    Proxies and .netrc of the environment are not used. Certificates are verified by those that the
+    system trusts, or by SSL_CERT_FILE and SSL_CERT_DIR.
     """
 
     def __init__(self, address: Address, *, silence_s: float = SILENCE_S) -> None:
@@ -139,7 +147,9 @@ class Client:
         root = self.address.root if path.startswith("/") else f"{self.address.api}/"
         body = {"stream": True, "stream_options": {"include_usage": True}, **body}
         answer, data = answer or StreamedResponse(), EventData()
-        await self._read(f"{root}{path}", body, lambda piece: self._take(data, piece, answer))
+        answer.delayed_s += await self._read(
+            f"{root}{path}", body, lambda piece: self._take(data, piece, answer)
+        )
         self._take(data, b"\n", answer)
         if answer.fault:
             self.fail(answer.fault, LostError if answer.is_cut else ServerError)
@@ -204,20 +214,32 @@ class Client:
 
     async def _read(
         self, url: str, body: Mapping[str, Any] | None, take: Callable[[bytes], None]
-    ) -> None:
-        """Pass the pieces of the response to `take` as they arrive; ServerError."""
+    ) -> float:
+        """Pass the pieces of the response to `take` as they arrive; ServerError.
+
+        If the server limits the rate of requests and says when to retry, the request is sent again
+        then. Returns the seconds until it was sent for the last time.
+        """
         method = "GET" if body is None else "POST"
-        self.num_open += 1
-        try:
-            async with self._http.stream(method, url, json=body) as response:
-                await self._require_success(response)
-                async for piece in response.aiter_bytes():
-                    take(piece)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            self._fail_by(error)
-        finally:
-            self.num_open -= 1
-            self.num_closed += 1
+        clock = asyncio.get_running_loop().time
+        began_s, delayed_s = clock(), 0.0
+        while True:
+            self.num_open += 1
+            try:
+                async with self._http.stream(method, url, json=body) as response:
+                    wait_s = _retry_after_s(response)
+                    if wait_s is None or delayed_s + wait_s > LONGEST_DELAY_S:
+                        await self._require_success(response)
+                        async for piece in response.aiter_bytes():
+                            take(piece)
+                        return delayed_s
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                self._fail_by(error)
+            finally:
+                self.num_open -= 1
+                self.num_closed += 1
+            await asyncio.sleep(wait_s)
+            delayed_s = clock() - began_s
 
     async def _require_success(self, response: httpx.Response) -> None:
         if response.is_success:
@@ -228,6 +250,15 @@ class Client:
         text = f"{_path(str(response.url))} answered {response.status_code}: {reason}"
         if response.status_code in (401, 403):
             text += "; give its key as SPECBENCH_API_KEY in the environment"
+        elif response.status_code == 404 and str(response.url) == f"{self.address.api}/models":
+            text += (
+                f"; if its API has another path, add it: {self.address.root}/v4, or "
+                f"{self.address.root}/chat/completions"
+            )
+        elif response.status_code == 429:
+            wait_s = _retry_after_s(response)
+            text += "; " if wait_s is None else f"; it asks to wait {wait_s:.0f} s: "
+            text += "lower --concurrency or --request-rate, or measure later"
         raise RefusedError(f"{self.address.root}: {text}", response.status_code)
 
     def fail(self, reason: str, kind: type[ServerError] = ServerError) -> NoReturn:
@@ -241,6 +272,8 @@ class Client:
             reason = f"cannot be reached: {reason}"
         if "WRONG_VERSION_NUMBER" in reason:
             reason += "; it does not speak TLS: give its address with http://"
+        if "CERTIFICATE_VERIFY_FAILED" in reason and not _OTHER_FAULTS.search(reason):
+            reason += _trust_advice()
         raise LostError(f"{self.address.root}: {reason}") from error
 
     def _quoted(self, text: str) -> str:
@@ -271,6 +304,34 @@ def _reason(error: object) -> str:
 
 def _path(url: str) -> str:
     return httpx.URL(url).path
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    """When a server that limits the rate of requests takes this one, by its Retry-After header.
+
+    None for another status or without a legible header.
+    """
+    value = response.headers.get("retry-after", "").strip()
+    if response.status_code != 429:
+        return None
+    try:
+        is_date = not value.isdecimal()
+        seconds = (
+            parsedate_to_datetime(value).timestamp() - time.time() if is_date else float(value)
+        )
+    except ValueError:
+        return None
+    return max(seconds, SHORTEST_DELAY_S)
+
+
+_OTHER_FAULTS = re.compile("mismatch|expired|not yet valid")  # of a certificate
+
+
+def _trust_advice() -> str:
+    file = os.environ.get("SSL_CERT_FILE", "")
+    if file and not Path(file).is_file():
+        return f"; SSL_CERT_FILE is {file}, which is no file"
+    return "; give the file of the authority that signed it as SSL_CERT_FILE in the environment"
 
 
 NOTICE_S = 10.0  # without an event while requests are open

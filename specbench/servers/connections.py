@@ -5,11 +5,11 @@ passes each read through many layers: with 256 streams it takes several times as
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import cached_property
-from ssl import SSLContext
 
 import h11
 import httpx
@@ -35,9 +35,12 @@ class Connections(httpx.AsyncBaseTransport):
         self._idle: deque[_Connection] = deque()  # idle for longest first
 
     @cached_property
-    def _ssl_context(self) -> SSLContext:
-        """Created for the first https:// address: reading all certificates takes tens of ms."""
-        return httpx.create_ssl_context(trust_env=False)
+    def _ssl_context(self) -> ssl.SSLContext:
+        """Created for the first https:// address: reading all certificates takes tens of ms.
+
+        It trusts what the system trusts, or in its place SSL_CERT_FILE and SSL_CERT_DIR.
+        """
+        return ssl.create_default_context()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if (idle := await self._take_idle()) is not None:

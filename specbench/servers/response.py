@@ -121,6 +121,7 @@ class StreamedResponse:
     reports_all_ids: ClassVar[bool] = True  # if it reports ids, then those of all tokens
 
     sent_s: float = 0.0  # when the request was sent
+    delayed_s: float = 0.0  # before that, by a server that limits the rate of requests
     error: str | None = None
     is_lost: bool = False  # whether the same request may succeed later
     text: str = ""

@@ -218,7 +218,7 @@ class _Users:
         except SpecbenchError as error:
             is_lost = isinstance(error, ServerError) and error.is_lost
             return StreamedResponse(sent_s=sent_s, error=str(error), is_lost=is_lost)
-        answer.sent_s = answer.sent_s or sent_s
+        answer.sent_s = (answer.sent_s or sent_s) + answer.delayed_s
         return answer
 
     async def traffic(self, work: Coroutine[Any, Any, None]) -> Traffic:
