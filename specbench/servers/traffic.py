@@ -7,6 +7,7 @@ at the same time, because a client that is too busy measures only itself.
 
 import asyncio
 import math
+from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
@@ -29,7 +30,7 @@ OnTick = Callable[[float], None]  # gets the time at which the tick was sent
 
 
 class Period(NamedTuple):
-    """Readings of `perf_counter`: from when a tick was sent, or a pause began, until its end."""
+    """Readings of `perf_counter`, such as when a tick was sent and when it was read."""
 
     start_s: float
     end_s: float
@@ -49,26 +50,27 @@ async def load_of(
     pauses of its event loop. The cell and its counters are not known here."""
     num_events = sum(client.num_events for client in clients)
     start_s, cpu_start_s = perf_counter(), process_time()
-    ticks: list[Period] = []
-    with ticking(lambda sent_s: ticks.append(Period(sent_s, perf_counter()))):
+    lags_s, pauses = array("d"), list[Period]()
+
+    def read(sent_s: float) -> None:
+        tick = Period(sent_s, perf_counter())
+        if pauses and sent_s < pauses[-1].end_s:
+            return  # it became due within that pause
+        if tick.seconds < PAUSE_S:
+            lags_s.append(tick.seconds)
+        else:
+            pauses.append(tick)
+
+    with ticking(read):
         await work
     await asyncio.sleep(0)  # also handle the ticks that were sent during a pause at the end
-    pauses: list[Period] = []
-    lags_s: list[float] = []  # of ticks outside of pauses
-    for tick in ticks:
-        if pauses and tick.start_s < pauses[-1].end_s:
-            continue
-        if tick.seconds >= PAUSE_S:
-            pauses.append(tick)
-        else:
-            lags_s.append(tick.seconds)
-    lags_s = sorted(lags_s)[: math.ceil(MOST_TICKS * len(lags_s))]
+    counted_s = sorted(lags_s)[: math.ceil(MOST_TICKS * len(lags_s))]
     load = ClientLoad(
         cell_id="",
         seconds=perf_counter() - start_s,
         cpu_s=process_time() - cpu_start_s,  # of all threads
         num_events=sum(client.num_events for client in clients) - num_events,
-        mean_lag_s=fmean(lags_s or [0.0]),
+        mean_lag_s=fmean(counted_s or [0.0]),
         pauses_s=tuple(pause.seconds for pause in pauses),
     )
     return load, pauses
