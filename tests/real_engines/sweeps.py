@@ -104,7 +104,11 @@ def sweep(*arguments: str | Path, cwd: Path, out: Path, **environment: str) -> S
     run = load_run("latest", out)
     with (run.folder / "cells.csv").open() as table:
         rows = list(csv.DictReader(table))
-    cells = {(r["drafter"], r["workload"], int(r["num_speculative_tokens"])): r for r in rows}
+    cells = {
+        # The bundled target's own prompts are `demo code`.
+        (r["drafter"], r["workload"].removeprefix("demo "), int(r["num_speculative_tokens"])): r
+        for r in rows
+    }
     return Sweep(ran, run, cells)
 
 
