@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SHIPPED_MIB = 18  # 13 of it are the bundled models
 MODULES = 350  # 228 in November 2026, Python's own among them
-HEAVY = ("torch", "transformers", "numpy", "pandas", "matplotlib", "scipy", "jinja2", "httpx")
+HEAVY = ("torch", "transformers", "numpy", "pandas", "matplotlib", "scipy", "jinja2", "aiohttp")
 
 
 def test_the_version_is_written_once_and_the_same_everywhere():

@@ -239,6 +239,7 @@ def result_of(engine: ServedEngine, answer: StreamedResponse, k: int) -> Result:
         text=answer.text,
         counts=counts,
         chunk_s=tuple(round(gap_s, 6) for gap_s in answer.chunk_s),
+        paused_s=answer.paused_s,
     )
 
 

@@ -13,18 +13,21 @@ EXAMPLE = "http://localhost:8000"
 # Characters that a header may contain and that no quoting escapes. If a server's message repeated
 # the key with escapes, the key would not be recognized and removed.
 _SENDABLE = re.compile(r"""[!#-&(-\[\]-~]+""")
+# The path before the API's, the version of the API, and the endpoint of a request.
+_PATH = re.compile(r"(.*?)(/v\d+)?(/chat/completions|/completions)?/*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
     """The address of a server, without secrets, since it is stored and visible in process lists."""
 
-    root: str  # the URL without /v1
+    root: str  # the URL without the version of its API
     k: int | None = None  # the K that the server runs, as in `#k=0`
+    version: str = "/v1"  # as in its path; empty if an endpoint came without one
 
     @property
     def api(self) -> str:
-        return f"{self.root}/v1"
+        return f"{self.root}{self.version}"
 
     @classmethod
     def at(cls, url: str, option: str) -> "Address":
@@ -38,8 +41,10 @@ class Address:
         except ValueError:
             has_host = False
         _, at_sign, host_and_port = parts.netloc.rpartition("@")
-        path = parts.path.rstrip("/").removesuffix("/v1")
-        root = urlunsplit(SplitResult(parts.scheme, host_and_port, path, "", ""))
+        path = _PATH.fullmatch(parts.path)
+        assert path is not None, "it matches every path"
+        base, version, endpoint = path.groups()
+        root = urlunsplit(SplitResult(parts.scheme, host_and_port, base, "", ""))
         if at_sign:
             raise UsageError(
                 f"{option} {root}: an address with a user or password in it would be stored; "
@@ -55,7 +60,8 @@ class Address:
         k = parse_qs(parts.fragment).get("k", [""])[0]
         if parts.fragment and not k.isdecimal():
             raise UsageError(f"{option} {root!r}: after # expected the server's K, such as #k=0")
-        return cls(root=root, k=int(k) if k else None)
+        version = version or ("" if endpoint else "/v1")
+        return cls(root=root, k=int(k) if k else None, version=version)
 
     def key(self, environment: Mapping[str, str] = os.environ) -> str | None:
         """The API key for this server: the one set for its host, or else the general one.

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from specbench.metrics.cell import CellData, Pass, finished, turn_of
+from specbench.metrics.stalls import MAX_PAUSED, is_paused
 from specbench.metrics.streams import faulty_streams, without_stream_times
 from specbench.records import (
     NO_DRAFTER,
@@ -67,6 +68,7 @@ def lost_sessions(servers: Sequence[ServerRecord]) -> Iterator[FailureRecord]:
 
 MAX_CLIENT_SHARE = 0.5  # of its core
 MAX_CLIENT_LAG = 0.05  # of the seconds between two events of one stream
+MOST_PAUSED = 0.5  # of requests that are left out one by one
 
 
 def aggregate_cells(
@@ -243,7 +245,7 @@ def _gather(key: CellKey, baseline: CellKey | None, blocks: Sequence[_Parts]) ->
         )
         for side in sides
     ]
-    bound = _bound_by(sides)
+    bound = _bound_by(sides, overlapping=key.condition.overlaps)
     sound = [side for side, reason in zip(sides, bound, strict=True) if not reason]
     is_rule = any(bound) and len(sound) < MIN_CYCLES  # then all are kept, and the cell is invalid
     kept = sides if is_rule else sound
@@ -279,16 +281,16 @@ def _timeless(part: _CellPart) -> _CellPart:
     )
 
 
-def _bound_by(sides: Sequence[_Sides]) -> list[Reason | None]:
+def _bound_by(sides: Sequence[_Sides], *, overlapping: bool) -> list[Reason | None]:
     """For each cycle the reason why its client was too slow; None if it was not."""
-    cell, base = (_reasons([side[i] for side in sides]) for i in range(2))
+    cell, base = (_reasons([side[i] for side in sides], overlapping) for i in range(2))
     return [
         reason or (other and Kind.OF_BASELINE(because=(other,)))
         for reason, other in zip(cell, base, strict=True)
     ]
 
 
-def _reasons(parts: Sequence[_CellPart]) -> list[Reason | None]:
+def _reasons(parts: Sequence[_CellPart], overlapping: bool) -> list[Reason | None]:
     """For each part the reason why its client was too slow; None if it was not.
 
     Tokens of one round come in one event. The interval between events is that of all parts: by its
@@ -305,7 +307,9 @@ def _reasons(parts: Sequence[_CellPart]) -> list[Reason | None]:
     streamed_s = sum((r.total_s if r.decode_s is None else r.decode_s) or 0.0 for r in requests)
     interval_s = streamed_s / num_events if num_events and streamed_s else None
     return [
-        next(filter(None, (why_bound(load, interval_s) for load in part)), None) for part in loads
+        next(filter(None, (why_bound(load, interval_s) for load in of_part)), None)
+        or _why_paused(part, of_part, overlapping)
+        for part, of_part in zip(parts, loads, strict=True)
     ]
 
 
@@ -319,6 +323,20 @@ def why_bound(load: ClientLoad, event_interval_s: float | None) -> Reason | None
             lag=load.mean_lag_s, most=MAX_CLIENT_LAG, interval=event_interval_s
         )
     return None
+
+
+def _why_paused(part: _CellPart, loads: Sequence[ClientLoad], overlapping: bool) -> Reason | None:
+    """Why pauses of the client leave too little of a part; None: they do not.
+
+    A request that a pause hits is left out of the speedup, unless it shares rounds with others.
+    """
+    if overlapping:
+        hit = sum(sum(load.pauses_s) for load in loads)
+        most, whole = MAX_PAUSED, sum(load.seconds for load in loads)
+    else:
+        requests = finished(part.requests)
+        hit, most, whole = sum(map(is_paused, requests)), MOST_PAUSED, len(requests)
+    return Kind.CLIENT_PAUSED(share=hit / whole, most=most) if hit > most * whole else None
 
 
 def _whole_cycles(

@@ -3,7 +3,8 @@
 A request stalls if it takes more seconds per round than no decoding explains: at least twice the
 median of its side, and beyond `MAX_DEVIATIONS` of its spread. Leaving out a stalled K = 0 lowers
 the speedup and is free. Leaving out a stalled K raises it, which needs evidence from outside of the
-ratio: the process did not run for most of the excess, by its CPU seconds.
+ratio: the process did not run for most of the excess, by its CPU seconds. A request to a server
+also stalls, with that evidence, if the client stood still for a part of it.
 """
 
 import math
@@ -21,6 +22,7 @@ from specbench.stats.spread import MIN_UNITS
 SLOWDOWN = 2.0  # times the median; a shared machine's usual states differ by less
 MOST_RAISING = 1 / 20  # of the requests at K; one is always possible
 WAITED = 0.5  # of the excess seconds, without CPU: the request was not running
+MAX_PAUSED = 0.05  # of the seconds of a request, or of concurrent ones together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,17 +45,24 @@ def stalls(cell: CellData) -> Stalls:
     if cell.key.condition.overlaps or len(cell.pairs) < MIN_UNITS:
         return none
     base, spec = (list(side) for side in zip(*cell.pairs, strict=True))
-    slow_base, slow = _stalled(base), _stalled(spec)
+    slow_base, slow = _stalled(base) | _paused(base), _stalled(spec) | _paused(spec)
     if not (slow_base.any() or slow.any()):
         return none
-    at_k = [i for i in np.flatnonzero(slow & ~slow_base).tolist()]
-    waited = [i for i in at_k if _waited(spec[i], spec)]
-    proven = waited if len(at_k) <= max(1, MOST_RAISING * len(spec)) else []
+    at_k = np.flatnonzero(slow & ~slow_base).tolist()
+    paused = [i for i in at_k if is_paused(spec[i])]
+    others = [i for i in at_k if i not in paused]
+    waited = [i for i in others if _waited(spec[i], spec)]
+    proven = paused + (waited if len(others) <= max(1, MOST_RAISING * len(spec)) else [])
     return Stalls(
         base=tuple(np.flatnonzero(slow_base).tolist()),
-        proven=tuple(proven),
+        proven=tuple(sorted(proven)),
         unproven=tuple(i for i in at_k if i not in proven),
     )
+
+
+def is_paused(request: RequestRecord) -> bool:
+    """Whether the client stood still for a part of a request that its times may show."""
+    return (request.paused_s or 0.0) > MAX_PAUSED * (request.total_s or 0.0)
 
 
 def seconds_per_round(request: RequestRecord) -> float:
@@ -77,6 +86,10 @@ def _stalled(requests: Sequence[RequestRecord]) -> NDArray[np.bool_]:
     deviation = 1.4826 * np.median(np.abs(known - np.median(known)))
     limit = max(MAX_DEVIATIONS * deviation, math.log(SLOWDOWN))
     return np.asarray(np.nan_to_num(above) > limit)
+
+
+def _paused(requests: Sequence[RequestRecord]) -> NDArray[np.bool_]:
+    return np.array([is_paused(request) for request in requests])
 
 
 def _waited(request: RequestRecord, all_requests: Sequence[RequestRecord]) -> bool:

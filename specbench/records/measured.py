@@ -167,6 +167,10 @@ class Result:
         tuple[float, ...] | None,
         Doc("between two streamed chunks with tokens, a tuple; of a server", "s"),
     ] = None
+    paused_s: Annotated[
+        float | None,
+        Doc("of `total_s`, in which the client stood still; absent if not measured", "s"),
+    ] = None
 
     @classmethod
     def failed(cls, error: str, **keys: Any) -> Self:

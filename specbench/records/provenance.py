@@ -210,12 +210,18 @@ class ClientLoad:
     seconds: Annotated[float, Doc("of its requests", "s")]
     cpu_s: Annotated[float, Doc("CPU time of the client", "s")]
     num_events: Annotated[int, Doc("events streamed to the client", "events")]
-    mean_lag_s: Annotated[float, Doc("mean time until the client read an event", "s")]
+    mean_lag_s: Annotated[
+        float,
+        Doc("mean time until the client read an event, without pauses and the latest tenth", "s"),
+    ]
     counters: Annotated[Mapping[str, float], Doc("what the server counted for the cell")] = field(
         default_factory=dict
     )
     num_accepted_at: Annotated[
         tuple[float, ...], Doc("draft tokens accepted at position 1, 2 .. K", "tokens")
+    ] = ()
+    pauses_s: Annotated[
+        tuple[float, ...], Doc("each pause in which the client read nothing for 50 ms", "s")
     ] = ()
 
 

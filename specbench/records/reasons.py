@@ -516,6 +516,11 @@ class Kind(StrEnum):
         "the servers at K=0 and at this K differ in more than K: {facts:all}; start both with "
         "the same dtype, KV cache and parallelism",
     )
+    CLIENT_PAUSED = (
+        "client_paused",
+        "client-bound: the client stood still in {share:.0%} of the measurement, more than "
+        "{most:.0%}; keep a core free for it",
+    )
     SERVER_THROTTLED = "server_throttled", "a GPU throttled: {reasons:commas}"
     THROTTLED = "throttled", "throttled in {throttled} of {requests} requests: {reasons:commas}"
     SLOW_CLOCK = (
@@ -782,6 +787,11 @@ class Kind(StrEnum):
     ROUND_COUNTS_DIFFER = (
         "round_counts_differ",
         "rounds with drafts: {requests:,} by the requests' counts, {server:,.0f} by the server's",
+    )
+    RATE_LIMITED = (
+        "rate_limited",
+        "the server limits the rate of requests (429): {delayed} of {requests} were sent again, "
+        "{seconds:.0f} s later in total",
     )
 
     # What the counts of another tool mean.

@@ -5,12 +5,18 @@ responding, a warning comes long before a request times out.
 """
 
 import asyncio
+import os
+import re
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
+from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 from pydantic import ValidationError
 from pydantic_core import from_json
 
@@ -23,6 +29,8 @@ from specbench.untrusted import parse_json
 
 SILENCE_S = 120.0  # how long a server may take to answer, and between two chunks
 HEALTH_S = 3.0  # how long its health check may take
+# Of a request, by a server that limits the rate of requests: each time, and in all.
+SHORTEST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 LONGEST_REASON = 200  # characters of a server's error message
 LARGEST_PAGE = 2**26  # bytes, more than any engine's page has
 STRANGE = "streams events that are not those of an OpenAI-compatible server"
@@ -33,7 +41,8 @@ Fields = TypeVar("Fields", bound=Payload)
 class Client:
     """Sends requests to one server and to no other host: redirects are refused.
 
-    Proxies and .netrc of the environment are not used. Certificates are verified.
+    Proxies and .netrc of the environment are not used. Certificates are verified by those that the
+    system trusts, or by SSL_CERT_FILE and SSL_CERT_DIR.
     """
 
     def __init__(self, address: Address, *, silence_s: float = SILENCE_S) -> None:
@@ -41,19 +50,16 @@ class Client:
         self.num_events = 0  # received so far
         self.num_open = self.num_closed = 0  # requests
         self._key = address.key()
+        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._silence_s = silence_s
         self._has_template = True  # until the server reports that its model has none
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            transport=Connections(silence_s=silence_s),
-            follow_redirects=False,
-        )
+        self._http = Connections(silence_s=silence_s)
 
     async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
-        await self._http.__aexit__(*error)
+    async def __aexit__(self, *_: Any) -> None:
+        await self._http.close()
 
     async def json(self, url: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The JSON object at a URL of the server, or its response to a posted body; ServerError."""
@@ -75,8 +81,10 @@ class Client:
     async def health_status(self, path: str) -> int | None:
         """The status of a GET of a path, such as /health; None if the server cannot be reached."""
         try:
-            return (await self._http.get(f"{self.address.root}{path}")).status_code
-        except httpx.HTTPError:
+            url = f"{self.address.root}{path}"
+            async with self._http.response("GET", url, headers=self._headers) as response:
+                return response.status
+        except (aiohttp.ClientError, UnicodeError):
             return None
 
     async def why_unhealthy(self, path: str) -> str:
@@ -135,7 +143,9 @@ class Client:
         root = self.address.root if path.startswith("/") else f"{self.address.api}/"
         body = {"stream": True, "stream_options": {"include_usage": True}, **body}
         answer, data = answer or StreamedResponse(), EventData()
-        await self._read(f"{root}{path}", body, lambda piece: self._take(data, piece, answer))
+        answer.delayed_s += await self._read(
+            f"{root}{path}", body, lambda piece: self._take(data, piece, answer)
+        )
         self._take(data, b"\n", answer)
         if answer.fault:
             self.fail(answer.fault, LostError if answer.is_cut else ServerError)
@@ -200,43 +210,70 @@ class Client:
 
     async def _read(
         self, url: str, body: Mapping[str, Any] | None, take: Callable[[bytes], None]
-    ) -> None:
-        """Pass the pieces of the response to `take` as they arrive; ServerError."""
-        method = "GET" if body is None else "POST"
-        self.num_open += 1
-        try:
-            async with self._http.stream(method, url, json=body) as response:
-                await self._require_success(response)
-                async for piece in response.aiter_bytes():
-                    take(piece)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            self._fail_by(error)
-        finally:
-            self.num_open -= 1
-            self.num_closed += 1
+    ) -> float:
+        """Pass the pieces of the response to `take` as they arrive; ServerError.
 
-    async def _require_success(self, response: httpx.Response) -> None:
-        if response.is_success:
+        If the server limits the rate of requests and says when to retry, the request is sent again
+        then. Returns the seconds until it was sent for the last time.
+        """
+        method = "GET" if body is None else "POST"
+        clock = asyncio.get_running_loop().time
+        began_s, delayed_s = clock(), 0.0
+        while True:
+            self.num_open += 1
+            try:
+                async with self._http.response(
+                    method, url, headers=self._headers, json=body
+                ) as response:
+                    wait_s = _retry_after_s(response)
+                    if wait_s is None or delayed_s + wait_s > LONGEST_DELAY_S:
+                        await self._require_success(response)
+                        async for piece in response.content.iter_any():
+                            take(piece)
+                        return delayed_s
+            except (aiohttp.ClientError, UnicodeError) as error:
+                self._fail_by(error)
+            finally:
+                self.num_open -= 1
+                self.num_closed += 1
+            await asyncio.sleep(wait_s)
+            delayed_s = clock() - began_s
+
+    async def _require_success(self, response: aiohttp.ClientResponse) -> None:
+        if 200 <= response.status < 300:
             return
-        if response.has_redirect_location:
+        if 300 <= response.status < 400 and "location" in response.headers:
             self.fail("it redirects to another address, which is refused; give that one instead")
-        reason = self._quoted(_reason_of_page(await response.aread()) or response.reason_phrase)
-        text = f"{_path(str(response.url))} answered {response.status_code}: {reason}"
-        if response.status_code in (401, 403):
+        reason = self._quoted(_reason_of_page(await response.read()) or response.reason or "")
+        text = f"{response.url.path} answered {response.status}: {reason}"
+        if response.status in (401, 403):
             text += "; give its key as SPECBENCH_API_KEY in the environment"
-        raise RefusedError(f"{self.address.root}: {text}", response.status_code)
+        elif response.status == 404 and str(response.url) == f"{self.address.api}/models":
+            text += (
+                f"; if its API has another path, add it: {self.address.root}/v4, or "
+                f"{self.address.root}/chat/completions"
+            )
+        elif response.status == 429:
+            wait_s = _retry_after_s(response)
+            text += "; " if wait_s is None else f"; it asks to wait {wait_s:.0f} s: "
+            text += "lower --concurrency or --request-rate, or measure later"
+        raise RefusedError(f"{self.address.root}: {text}", response.status)
 
     def fail(self, reason: str, kind: type[ServerError] = ServerError) -> NoReturn:
         raise kind(f"{self.address.root}: {reason}")
 
-    def _fail_by(self, error: httpx.HTTPError | httpx.InvalidURL) -> NoReturn:
-        reason = self._quoted(str(error)) or type(error).__name__
-        if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
-            reason = f"broke off: {reason}"
-        elif not isinstance(error, httpx.ReadTimeout):
+    def _fail_by(self, error: aiohttp.ClientError | UnicodeError) -> NoReturn:
+        reason = self._quoted(" ".join(str(error).split())) or type(error).__name__
+        if isinstance(error, aiohttp.SocketTimeoutError):
+            reason = f"received nothing for {self._silence_s:g} s"
+        elif isinstance(error, _UNREACHED):
             reason = f"cannot be reached: {reason}"
+        else:
+            reason = f"broke off: {reason}"
         if "WRONG_VERSION_NUMBER" in reason:
             reason += "; it does not speak TLS: give its address with http://"
+        if "CERTIFICATE_VERIFY_FAILED" in reason and not _OTHER_FAULTS.search(reason):
+            reason += _trust_advice()
         raise LostError(f"{self.address.root}: {reason}") from error
 
     def _quoted(self, text: str) -> str:
@@ -266,7 +303,43 @@ def _reason(error: object) -> str:
 
 
 def _path(url: str) -> str:
-    return httpx.URL(url).path
+    return urlsplit(url).path
+
+
+_UNREACHED = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.InvalidURL,
+    UnicodeError,  # a name that no resolver takes
+)
+
+
+def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
+    """When a server that limits the rate of requests takes this one, by its Retry-After header.
+
+    None for another status or without a legible header.
+    """
+    value = response.headers.get("retry-after", "").strip()
+    if response.status != 429:
+        return None
+    try:
+        is_date = not value.isdecimal()
+        seconds = (
+            parsedate_to_datetime(value).timestamp() - time.time() if is_date else float(value)
+        )
+    except ValueError:
+        return None
+    return max(seconds, SHORTEST_DELAY_S)
+
+
+_OTHER_FAULTS = re.compile("mismatch|expired|not yet valid")  # of a certificate
+
+
+def _trust_advice() -> str:
+    file = os.environ.get("SSL_CERT_FILE", "")
+    if file and not Path(file).is_file():
+        return f"; SSL_CERT_FILE is {file}, which is no file"
+    return "; give the file of the authority that signed it as SSL_CERT_FILE in the environment"
 
 
 NOTICE_S = 10.0  # without an event while requests are open

@@ -121,6 +121,7 @@ class StreamedResponse:
     reports_all_ids: ClassVar[bool] = True  # if it reports ids, then those of all tokens
 
     sent_s: float = 0.0  # when the request was sent
+    delayed_s: float = 0.0  # before that, by a server that limits the rate of requests
     error: str | None = None
     is_lost: bool = False  # whether the same request may succeed later
     text: str = ""
@@ -138,6 +139,7 @@ class StreamedResponse:
     last_s: float | None = None  # when the last token came; an end-of-text token is one
     num_first: int | None = None  # tokens of the first event; None: not reported
     chunk_s: "array[float]" = field(default_factory=lambda: array("d"))  # between those events
+    paused_s: float | None = None  # until then, in which the client stood still; None: not known
 
     def add(self, content: Mapping[str, Any]) -> None:
         """Add one event of the stream; pydantic's ValidationError for fields of other types.

@@ -6,6 +6,8 @@ at the same time, because a client that is too busy measures only itself.
 """
 
 import asyncio
+import math
+from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
@@ -20,27 +22,58 @@ from specbench.servers.client import Client
 from specbench.servers.response import StreamedResponse
 
 TICK_S = 0.01
+PAUSE_S = 0.05  # no event and no batch of them takes so long to read: the machine stood still
+MOST_TICKS = 0.9  # that the mean lag is of: shorter pauses delay the others
 TIMER_S = 0.001  # a thread's timer is late by less than this unless the thread was kept waiting
 
 OnTick = Callable[[float], None]  # gets the time at which the tick was sent
 
 
-async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) -> ClientLoad:
-    """Run the work of these clients and measure the load of this process during it. The cell and
-    its counters are not known here."""
+class Period(NamedTuple):
+    """Readings of `perf_counter`, such as when a tick was sent and when it was read."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+    def overlap_s(self, other: "Period") -> float:
+        return max(min(self.end_s, other.end_s) - max(self.start_s, other.start_s), 0.0)
+
+
+async def load_of(
+    work: Coroutine[Any, Any, None], clients: Sequence[Client]
+) -> tuple[ClientLoad, list[Period]]:
+    """Run the work of these clients and measure the load of this process during it, with the
+    pauses of its event loop. The cell and its counters are not known here."""
     num_events = sum(client.num_events for client in clients)
     start_s, cpu_start_s = perf_counter(), process_time()
-    lags_s: list[float] = []  # of the ticks
-    with ticking(lambda sent_s: lags_s.append(perf_counter() - sent_s)):
+    lags_s, pauses = array("d"), list[Period]()
+
+    def read(sent_s: float) -> None:
+        tick = Period(sent_s, perf_counter())
+        if pauses and sent_s < pauses[-1].end_s:
+            return  # it became due within that pause
+        if tick.seconds < PAUSE_S:
+            lags_s.append(tick.seconds)
+        else:
+            pauses.append(tick)
+
+    with ticking(read):
         await work
     await asyncio.sleep(0)  # also handle the ticks that were sent during a pause at the end
-    return ClientLoad(
+    counted_s = sorted(lags_s)[: math.ceil(MOST_TICKS * len(lags_s))]
+    load = ClientLoad(
         cell_id="",
         seconds=perf_counter() - start_s,
         cpu_s=process_time() - cpu_start_s,  # of all threads
         num_events=sum(client.num_events for client in clients) - num_events,
-        mean_lag_s=fmean(lags_s or [0.0]),
+        mean_lag_s=fmean(counted_s or [0.0]),
+        pauses_s=tuple(pause.seconds for pause in pauses),
     )
+    return load, pauses
 
 
 @contextmanager
@@ -48,10 +81,9 @@ def ticking(on_tick: OnTick) -> Iterator[None]:
     """Send ticks to the event loop from a thread while the block runs.
 
     Ticks reach the loop from outside, as a server's events do: the loop's own timers are a
-    millisecond late even on an idle machine, and events are not. Each tick that becomes due while
-    the loop is blocked counts with its own delay, so a long pause counts in proportion to the
-    events that arrive in it. Events that arrive together, such as the tokens of a batch, wait even
-    longer: the last one waits for all others.
+    millisecond late even on an idle machine, and events are not. A tick is sent for each `TICK_S`
+    while the loop is blocked, with its own delay. Events that arrive together, such as the tokens
+    of a batch, wait even longer: the last one waits for all others.
     """
     loop, ended = asyncio.get_running_loop(), Event()
 
@@ -188,11 +220,15 @@ class _Users:
         except SpecbenchError as error:
             is_lost = isinstance(error, ServerError) and error.is_lost
             return StreamedResponse(sent_s=sent_s, error=str(error), is_lost=is_lost)
-        answer.sent_s = answer.sent_s or sent_s
+        answer.sent_s = (answer.sent_s or sent_s) + answer.delayed_s
         return answer
 
     async def traffic(self, work: Coroutine[Any, Any, None]) -> Traffic:
-        load = await load_of(work, self._clients)
+        load, pauses = await load_of(work, self._clients)
+        for answer in self._answered.values():
+            if answer.last_s is not None:
+                whole = Period(answer.sent_s, answer.last_s)
+                answer.paused_s = sum(map(whole.overlap_s, pauses))
         for i in set(range(len(self._requests))) - self._answered.keys():
             error = "not sent: an earlier request was lost"
             self._answered[i] = StreamedResponse(sent_s=perf_counter(), error=error)

@@ -13,6 +13,24 @@ def test_an_address_is_parsed_with_an_optional_k():
 
 
 @pytest.mark.parametrize(
+    ("url", "root", "api"),
+    [
+        ("https://a.org", "https://a.org", "https://a.org/v1"),
+        ("https://a.org/api/paas/v4", "https://a.org/api/paas", "https://a.org/api/paas/v4"),
+        ("https://a.org/v1/chat/completions/", "https://a.org", "https://a.org/v1"),
+        ("https://a.org/v4/completions#k=0", "https://a.org", "https://a.org/v4"),
+        ("https://a.org/v1/openai", "https://a.org/v1/openai", "https://a.org/v1/openai/v1"),
+        # What is before an endpoint is the API, also without a version.
+        ("https://a.org/openai/chat/completions", "https://a.org/openai", "https://a.org/openai"),
+        ("https://a.org/chat/completions", "https://a.org", "https://a.org"),
+    ],
+)
+def test_an_address_may_end_in_a_version_or_in_an_endpoint(url, root, api):
+    address = Address.at(url, "--base-url")
+    assert (address.root, address.api) == (root, api)
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "http://me:secret@host:8000",

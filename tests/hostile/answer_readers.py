@@ -1,13 +1,8 @@
 """Readers of responses of serving engines: pages of facts and counters, streams of tokens."""
 
 import asyncio
-import ssl
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
-from unittest.mock import patch
-
-import httpx
 
 from specbench.engines.served_engine import find_served
 from specbench.inputs.address import Address
@@ -75,14 +70,7 @@ def _with_client(replies: Callable[[str], bytes], ask: Callable[[Client], object
         async with server, Client(Address.at(address, "--base-url"), silence_s=20.0) as client:
             await ask(client)
 
-    # Made for every client: 10 ms, and nothing here is encrypted.
-    with patch.object(httpx, "create_ssl_context", _context):
-        asyncio.run(run())
-
-
-@cache
-def _context(**_: object) -> ssl.SSLContext:
-    return ssl.create_default_context()
+    asyncio.run(run())
 
 
 async def _facts(engine: str, client: Client) -> None:

@@ -2,23 +2,25 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from specbench.metrics.aggregate import why_bound
 from specbench.metrics.pairs import paired_decode
+from specbench.metrics.stalls import stalls
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import ClientLoad, Kind, ServerRecord
 from specbench.runs import StoredRun
 from tests.served_sessions import Sweep, cell_of, served_sweep
 
 
-def load(cell_id: str, **changed: float) -> ClientLoad:
-    usual = {"seconds": 10.0, "cpu_s": 0.5, "num_events": 500, "mean_lag_s": 0.0}
+def load(cell_id: str, **changed: Any) -> ClientLoad:
+    usual: dict[str, Any] = {"seconds": 10.0, "cpu_s": 0.5, "num_events": 500, "mean_lag_s": 0.0}
     return ClientLoad(cell_id=cell_id, **{**usual, **changed})
 
 
-def bound(server: ServerRecord, cell_id: str, **changed: float) -> ServerRecord:
+def bound(server: ServerRecord, cell_id: str, **changed: Any) -> ServerRecord:
     rest = tuple(client_load for client_load in server.client if client_load.cell_id != cell_id)
     return replace(server, client=(*rest, load(cell_id, **changed)))
 
@@ -70,6 +72,50 @@ def test_the_client_bound_reason_states_the_lag():
     late = ClientLoad(cell_id="", seconds=1.0, cpu_s=0.1, num_events=9, mean_lag_s=0.002)
     assert why_bound(late, 0.01) == Kind.CLIENT_LAGGED(lag=0.002, most=0.05, interval=0.01)
     assert why_bound(late, None) is None  # no event was timed
+
+
+def paused(stored: StoredRun, k: int, cycles: Collection[int], num_requests: int) -> StoredRun:
+    """At K the client stood still in so many requests of each session of these cycles."""
+    cell_id = cell_of(stored, k).key.id
+    blocks = tuple(
+        replace(
+            block,
+            requests=tuple(
+                replace(r, paused_s=r.total_s / 2) if i < num_requests else r
+                for i, r in enumerate(block.requests)
+            ),
+        )
+        if block.order == (cell_id,) and block.cycle in cycles
+        else block
+        for block in stored.blocks
+    )
+    return replace(stored, blocks=blocks)
+
+
+def test_a_cycle_whose_requests_mostly_have_pauses_is_excluded():
+    """Each session has six requests; fewer than half of them are left out one by one."""
+    some = cell_of(paused(served_sweep(), 4, [1], num_requests=3), 4)
+    assert (some.num_bound_cycles, len(stalls(some).proven)) == (0, 2 * 3)
+    most = cell_of(paused(served_sweep(), 4, [1], num_requests=4), 4)
+    assert (most.num_bound_cycles, stalls(most).proven) == (1, ())
+    every = cell_of(paused(served_sweep(), 4, [0, 1, 2], num_requests=4), 4)
+    assert judge_cell(every) == (Kind.CLIENT_PAUSED(share=4 / 6, most=0.5),)
+
+
+@pytest.mark.parametrize(("pause_s", "is_bound"), [(0.9, False), (1.1, True)])
+def test_pauses_of_a_client_with_concurrent_requests_exclude_their_cycle(pause_s, is_bound):
+    """Two sessions of 10 s, one of which has a pause."""
+    stored = served_sweep()
+    cell_id = cell_of(stored, 4, rows=4).key.id
+    servers = tuple(
+        bound(server, cell_id, pauses_s=(pause_s / 2, pause_s / 2))
+        if (server.num_speculative_tokens, server.cycle) == (4, 1) and server.place.endswith(".1")
+        else server
+        for server in stored.servers
+    )
+    cell = cell_of(replace(stored, servers=servers), 4, rows=4)
+    assert cell.num_bound_cycles == is_bound
+    assert not judge_cell(cell)
 
 
 def bound_in(k: int, cycles: Collection[int]) -> StoredRun:

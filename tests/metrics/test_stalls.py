@@ -86,6 +86,38 @@ def test_a_stalled_k_is_kept_without_evidence_from_outside_of_the_ratio():
         assert summary.screening.without_any.estimate == pytest.approx(2.0, rel=0.02)
 
 
+def with_pauses(measured: CellData, at_base: Collection[int], at_k: Collection[int]) -> CellData:
+    """The client stood still for a tenth of each of these requests to a server."""
+
+    def paused(requests, at):
+        return tuple(
+            replace(r, cpu_s=None, paused_s=(0.1 if i in at else 0.04) * r.total_s)
+            for i, r in enumerate(requests)
+        )
+
+    return replace(
+        measured,
+        requests=paused(measured.requests, at_k),
+        baseline=paused(measured.baseline, at_base),
+        shared={},
+    )
+
+
+def test_requests_that_a_pause_of_the_client_hits_are_left_out_on_both_sides():
+    hit = with_pauses(measured(), at_base=[2, 5], at_k=[3, 4, 5, 6])  # more than one in twenty
+    assert stalls(hit) == Stalls(base=(2, 5), proven=(3, 4, 6), unproven=())
+    summary = summary_of(hit)
+    assert (summary.screening.num_baseline, summary.screening.num_draft) == (2, 3)
+    rest = tuple(r for i, r in enumerate(measured().requests) if i not in (2, 3, 4, 5, 6))
+    expected = summary_of(replace(measured(), requests=rest)).speedup.estimate
+    assert summary.speedup.estimate == pytest.approx(expected)
+
+
+def test_a_request_that_a_pause_hits_does_not_prove_another_stall():
+    hit = with_pauses(measured(at_k=[7]), at_base=[], at_k=[3])
+    assert stalls(hit) == Stalls(base=(), proven=(3,), unproven=(7,))
+
+
 def test_a_request_that_stalls_on_both_sides_counts_at_k_0():
     assert stalls(measured(at_base=[3], at_k=[3])) == Stalls(base=(3,), proven=(), unproven=())
 

@@ -12,7 +12,8 @@ from uuid import uuid4
 
 import psutil
 
-from specbench.records import RequestRecord
+from specbench.metrics.aggregate import aggregate_run
+from specbench.records import Reason, RequestRecord
 from specbench.runs import StoredRun, load_run
 from specbench.servers.process import LOOPBACK, free_port
 from tests.real_engines.environments import GGUF, LLAMA_SERVER
@@ -103,8 +104,17 @@ def sweep(*arguments: str | Path, cwd: Path, out: Path, **environment: str) -> S
     run = load_run("latest", out)
     with (run.folder / "cells.csv").open() as table:
         rows = list(csv.DictReader(table))
-    cells = {(r["drafter"], r["workload"], int(r["num_speculative_tokens"])): r for r in rows}
+    cells = {
+        # The bundled target's own prompts are `demo code`.
+        (r["drafter"], r["workload"].removeprefix("demo "), int(r["num_speculative_tokens"])): r
+        for r in rows
+    }
     return Sweep(ran, run, cells)
+
+
+def faults_of_streams(engine: Sweep) -> list[Reason]:
+    """Of any cell whose times cannot be those of decoding; a real engine has none."""
+    return [cell.faulty_streams for cell in aggregate_run(engine.run) if cell.faulty_streams]
 
 
 class Pairs(NamedTuple):

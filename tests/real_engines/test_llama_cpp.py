@@ -25,6 +25,7 @@ from tests.real_engines.sweeps import (
     WORKLOADS,
     K,
     Sweep,
+    faults_of_streams,
     pair_with_builtin,
     print_table,
     process,
@@ -70,6 +71,7 @@ def test_every_session_counts_and_its_two_counts_agree(drafting, other_drafters)
         assert [(s.place, s.problems, s.warnings) for s in result.run.servers] == [
             (s.place, (), ()) for s in result.run.servers
         ]
+        assert not faults_of_streams(result)
     drafted = [s.counters["num_accepted"] for s in drafting.run.servers if s.drafter == "draft"]
     assert min(drafted) > 0
 
@@ -83,7 +85,7 @@ def test_drafts_leave_the_text_of_llama_cpp_unchanged(drafting, other_drafters):
 
 def test_a_llama_cpp_sweep_decides_for_each_workload(drafting):
     for workload in WORKLOADS:
-        assert f"\n{workload}: " in drafting.ran.out
+        assert f"\ndemo {workload}: " in drafting.ran.out
     assert ("undecided" in drafting.ran.out) == (drafting.ran.code == UNDECIDED)
 
 

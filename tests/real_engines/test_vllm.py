@@ -13,6 +13,7 @@ from tests.real_engines.sweeps import (
     WORKLOADS,
     K,
     Sweep,
+    faults_of_streams,
     pair_with_builtin,
     print_table,
     sweep,
@@ -52,6 +53,7 @@ def test_every_vllm_session_is_free_of_problems(served):
     assert served.run.is_complete
     assert {server.drafter for server in served.run.servers} == {"none", *DRAFTERS}
     assert not [(s.place, s.problems) for s in served.run.servers if s.problems]
+    assert not faults_of_streams(served)
 
 
 def test_vllm_accepts_as_many_drafts_as_our_decoder(served, builtin):

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 FAULTS = {  # prompt -> the error that a client must report
     "500": "answered 500: out of memory",
     "error": "failed while it answered: the engine died",
-    "cut": "broke off: peer closed connection",
-    "reset": "broke off: [Errno",
+    "cut": "broke off: Response payload is not completed",
+    "reset": "ConnectionResetError",
     "end": "broke off: its stream ended after 1 events",
     "counts": "counts differ: 10 completion tokens in `usage`, 9 token ids",
     "hang": "received nothing for",

@@ -26,8 +26,8 @@ def stream_of(*lines: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def raw_server(reply: Callable[[bytes], bytes]) -> AsyncIterator[str]:
-    """`reply` makes the answer's bytes of a request's head."""
+async def raw_server(reply: Callable[[bytes], bytes], **more: Any) -> AsyncIterator[str]:
+    """`reply` makes the answer's bytes of a request's head; `more` is for `start_server`."""
     left = asyncio.Event()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,7 +36,7 @@ async def raw_server(reply: Callable[[bytes], bytes]) -> AsyncIterator[str]:
         await writer.wait_closed()
         left.set()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, **more)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         await left.wait()

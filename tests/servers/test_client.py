@@ -4,7 +4,10 @@ with its key, which is never shown.
 
 import asyncio
 import json
+import re
 import ssl
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,14 @@ from specbench.errors import LostError, RefusedError, ServerError, UsageError
 from tests.servers.crowd_server import CLOSED, FAULTS, IDS, CrowdServer, reset
 from tests.servers.event_loops import SkippingLoop, in_loop
 from tests.servers.fake_server import FakeServer, serving
-from tests.servers.raw_server import client_of, failure_of, raw_server, stream_of
+from tests.servers.raw_server import (
+    client_of,
+    failure_of,
+    posted,
+    raw_server,
+    send_all,
+    stream_of,
+)
 
 
 def responses_to(server, *prompts, **more):
@@ -131,11 +141,14 @@ def test_a_silent_server_gives_an_error_with_the_limit():
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (b"", "broke off: it closed the connection without an answer"),
+        (b"", "broke off: Server disconnected"),
         (b"HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 500 Oh\r\n\r\n", "answered 500: Oh"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "broke off: illegal status line"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", 'broke off: 400, message="Bad status line'),
         (b"HTTP/1.1 200 OK\r\n\r\n<html>", "broke off: its stream ended after 0 events"),
-        (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\nplain", "cannot be reached: Error -3"),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\nplain",
+            "Can not decode content-encoding",
+        ),
         (stream_of(b"data: {"), "streams events that are not those of an OpenAI"),
         (stream_of(b"data: \xff\xfe"), "streams events that are not those of an OpenAI"),
         (stream_of(b"data: " + b"[" * 100_000), "streams events that are not those of an OpenAI"),
@@ -270,12 +283,10 @@ def test_an_invalid_api_key_is_refused_before_any_request(monkeypatch):
     assert KEY not in str(wrong.value)
 
 
-def test_the_client_ignores_proxies_netrc_and_certificate_variables(monkeypatch, tmp_path):
-    """No proxy, no password of a .netrc, no certificates from the environment."""
+def test_the_client_ignores_proxies_and_netrc(monkeypatch, tmp_path):
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password wrong")
     monkeypatch.setenv("NETRC", str(netrc))
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "absent.pem"))
     monkeypatch.setenv("SPECBENCH_API_KEY", KEY)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -294,24 +305,92 @@ def test_the_client_ignores_proxies_netrc_and_certificate_variables(monkeypatch,
     assert server.requests == ["a"]
 
 
-def test_a_server_with_an_untrusted_certificate_gets_no_request(monkeypatch):
-    monkeypatch.setenv("SSL_CERT_FILE", str(UNVOUCHED))
+async def model_over_tls(host="127.0.0.1"):
+    """The model of a server with this certificate, which is for 127.0.0.1."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(UNVOUCHED)
-    calls = []
+    page = b'{"data": [{"id": "tiny"}]}'
+    reply = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(page), page)
+    async with (
+        raw_server(lambda _: reply, ssl=context) as url,
+        client_of(url.replace("http://127.0.0.1", f"https://{host}")) as client,
+    ):
+        (card,) = await client.model_cards()
+        return card["id"]
 
-    async def ask():
-        server = await asyncio.start_server(
-            lambda _, writer: calls.append(writer.close()), "127.0.0.1", 0, ssl=context
-        )
-        async with server:
-            url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with client_of(url) as client:
-                with pytest.raises(ServerError, match="CERTIFICATE_VERIFY_FAILED"):
-                    await client.model_cards()
 
-    asyncio.run(ask())
-    assert not calls
+def test_a_certificate_is_trusted_by_a_file_or_a_folder_of_the_environment(monkeypatch, tmp_path):
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "38f0f5c9.0").write_bytes(UNVOUCHED.read_bytes())  # `openssl x509 -hash` names it
+    for name, path in (("SSL_CERT_FILE", UNVOUCHED), ("SSL_CERT_DIR", tmp_path)):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, str(path))
+            assert asyncio.run(model_over_tls()) == "tiny"
+        with pytest.raises(LostError, match=r"CERTIFICATE_VERIFY_FAILED.*SSL_CERT_FILE"):
+            asyncio.run(model_over_tls())
+
+
+def test_a_certificate_that_cannot_be_trusted_is_an_error_with_its_remedy(monkeypatch, tmp_path):
+    absent = tmp_path / "absent.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(absent))
+    with pytest.raises(LostError, match=re.escape(str(absent))):
+        asyncio.run(model_over_tls())
+    monkeypatch.setenv("SSL_CERT_FILE", str(UNVOUCHED))
+    with pytest.raises(LostError, match="mismatch") as wrong:
+        asyncio.run(model_over_tls(host="localhost"))
+    assert "SSL_CERT_FILE" not in str(wrong.value)  # it would not help
+
+
+def limited(retry_after):
+    return b"HTTP/1.1 429 Slow\r\nretry-after: %s\r\ncontent-length: 0\r\n\r\n" % retry_after
+
+
+ANSWER = stream_of(b'data: {"choices": [{"text": "a"}]}', b"data: [DONE]")
+
+
+def test_a_request_is_sent_again_when_the_server_says_if_it_limits_the_rate(monkeypatch):
+    monkeypatch.setattr("specbench.servers.client.SHORTEST_DELAY_S", 0.05)
+    past = format_datetime(datetime.now(UTC) - timedelta(seconds=5), usegmt=True).encode()
+
+    async def ask(*replies):
+        left = iter(replies)
+        async with raw_server(lambda _: next(left)) as url, client_of(url) as client:
+            answer, _ = await send_all(
+                [posted("completions", lambda _: {"prompt": "a"})], [client], concurrency=1
+            )
+            return answer[0], client
+
+    answer, client = asyncio.run(ask(limited(b"0"), limited(past), ANSWER))
+    assert (answer.error, answer.text) == (None, "a")
+    assert answer.delayed_s >= 2 * 0.05
+    assert answer.last_s - answer.sent_s < answer.last_s - answer.delayed_s
+    assert (client.num_open, client.num_closed) == (0, 3)
+    assert asyncio.run(ask(ANSWER))[0].delayed_s == 0
+
+
+@pytest.mark.parametrize("retry_after", [b"3600", b"soon", b"", b"-1", b"nan"])
+def test_a_rate_limit_without_an_end_in_sight_is_a_lost_request(retry_after):
+    message = failure_of(lambda _: limited(retry_after))
+    assert "answered 429" in message
+    assert "--concurrency" in message
+    assert ("3600 s" in message) == (retry_after == b"3600")
+
+
+def test_a_server_that_always_limits_the_rate_is_given_up(monkeypatch):
+    monkeypatch.setattr("specbench.servers.client.SHORTEST_DELAY_S", 0.02)
+    monkeypatch.setattr("specbench.servers.client.LONGEST_DELAY_S", 0.05)
+    num_asked = []
+    message = failure_of(lambda head: num_asked.append(head) or limited(b"0"))
+    assert "answered 429" in message
+    assert len(num_asked) in (2, 3)
+
+
+def test_an_api_with_another_path_is_an_error_with_addresses_to_try():
+    reply = b"HTTP/1.1 404 Not Found\r\n\r\n"
+    message = failure_of(lambda _: reply, lambda client: client.model_cards())
+    assert "/v1/models answered 404" in message
+    assert "/chat/completions" in message
 
 
 def test_a_server_without_tls_is_an_error_with_a_hint():

@@ -15,6 +15,7 @@ from specbench.errors import LostError, ServerError, WorkloadError
 from specbench.metrics.aggregate import why_bound
 from specbench.records import Kind, Request, Sampling
 from specbench.records.requests import poisson_arrivals
+from specbench.servers import traffic
 from specbench.servers.response import StreamedResponse
 from tests.servers.event_loops import in_virtual_time
 from tests.servers.raw_server import posted, send_all
@@ -166,23 +167,54 @@ class StallingClient(PacedClient):
         return answer
 
 
-def test_a_blocked_event_loop_marks_the_client_as_bound():
-    """A second per response and a tenth of a pause: chunks in it wait 50 ms on average."""
-    requests = [request(i) for i in range(20)]
-    loads = [
-        in_virtual_time(send_all(requests, [client], concurrency=1)).load
-        for client in (StallingClient(), PacedClient())
-    ]
-    assert loads[0].mean_lag_s == pytest.approx(0.1 * 0.05 / 1.1, rel=0.15)
-    assert why_bound(loads[0], event_interval_s=0.02).kind is Kind.CLIENT_LAGGED
-    assert why_bound(loads[0], event_interval_s=0.2) is None
-    assert why_bound(loads[1], event_interval_s=0.02) is None
-    assert loads[1].mean_lag_s == pytest.approx(0, abs=1e-9)
+def load_with_stalls(stall_s, every_s):
+    client = StallingClient()
+    client.stall_s = stall_s
+    requests = [request(i, every_s) for i in range(20)]
+    return in_virtual_time(send_all(requests, [client], concurrency=1)).load
 
 
-def test_an_event_loop_stall_at_the_end_is_measured():
+def test_an_event_loop_that_is_often_blocked_marks_the_client_as_bound():
+    """40 ms after every tenth of a second. Of 14 ticks four wait, for 40, 30, 20 and 10 ms, and the
+    latest 1.4 of them do not count."""
+    load = load_with_stalls(stall_s=0.04, every_s=0.1)
+    assert load.pauses_s == ()
+    assert load.mean_lag_s == pytest.approx((0.6 * 0.03 + 0.02 + 0.01) / 12.6, rel=0.3)
+    assert why_bound(load, event_interval_s=0.02).kind is Kind.CLIENT_LAGGED
+    assert why_bound(load, event_interval_s=0.2) is None
+
+
+@pytest.mark.parametrize(("stall_s", "every_s"), [(0.0, 1.0), (0.04, 1.0), (0.5, 1.0)])
+def test_rare_stalls_do_not_make_a_lag_and_long_ones_count_as_pauses(stall_s, every_s):
+    load = load_with_stalls(stall_s, every_s)
+    assert load.mean_lag_s == pytest.approx(0, abs=1e-3)
+    is_pause = stall_s >= traffic.PAUSE_S
+    assert load.pauses_s == pytest.approx([stall_s] * 20 * is_pause, abs=1.01 * traffic.TICK_S)
+
+
+class PausingClient(PacedClient):
+    """Its process stands still for half a second during request 1."""
+
+    async def stream(self, path, body):
+        loop = asyncio.get_running_loop()
+        if body["number"] == 1:
+            loop.call_later(0.25, loop.stand_still, 0.5)
+        await super().stream(path, body)
+        return StreamedResponse(first_s=loop.time(), last_s=loop.time())
+
+
+def test_a_pause_counts_for_the_requests_that_it_hits():
+    requests = [request(i, 2.0) for i in range(4)]
+    answers, load = in_virtual_time(send_all(requests, [PausingClient()], concurrency=2))
+    assert [a.paused_s for a in answers] == pytest.approx(
+        [0.5, 0.5, 0, 0], abs=1.01 * traffic.TICK_S
+    )
+    assert load.pauses_s == pytest.approx([0.5], abs=1.01 * traffic.TICK_S)
+
+
+def test_a_pause_at_the_end_is_measured():
     load = in_virtual_time(send_all([request(0)], [StallingClient()], concurrency=1)).load
-    assert load.mean_lag_s == pytest.approx(0.1 * 0.05 / 1.1, rel=0.15)
+    assert load.pauses_s == pytest.approx([0.1], abs=1.01 * traffic.TICK_S)
 
 
 class SleepyClient(PacedClient):
@@ -194,11 +226,11 @@ class SleepyClient(PacedClient):
         return StreamedResponse()
 
 
-def test_the_lag_of_a_blocked_event_loop_is_measured():
-    """Chunks that arrive during a pause wait for half of it: a quarter of the time on average."""
+def test_the_pauses_of_a_blocked_event_loop_are_measured():
     requests = [request(i) for i in range(5)]
     load = asyncio.run(send_all(requests, [SleepyClient()], concurrency=1)).load
-    assert load.mean_lag_s > 0.8 * 0.1 / 4
+    assert len(load.pauses_s) >= 5
+    assert sum(load.pauses_s) > 0.8 * 5 * 0.1
     assert not [thread for thread in threading.enumerate() if thread.name == "ticks"]
 
 
@@ -223,9 +255,8 @@ class HoldingClient(PacedClient):
 
 
 def test_a_stall_at_the_end_that_holds_the_gil_is_fully_measured():
-    """Four fifths of the time, in which arriving chunks wait for half of it: 160 ms."""
     load = asyncio.run(send_all([request(0)], [HoldingClient()], concurrency=1)).load
-    assert load.mean_lag_s > 0.8 * 0.16
+    assert sum(load.pauses_s) > 0.8 * 0.4
 
 
 def test_no_task_remains_after_the_last_response():

@@ -37,6 +37,7 @@ from specbench.servers.metrics_page import Counters
 from specbench.servers.response import StreamedResponse
 from specbench.servers.traffic import Traffic, send_all
 from specbench.stats.summaries import median_of
+from specbench.words.answers import text
 
 T = TypeVar("T")
 
@@ -161,6 +162,14 @@ class OpenSession:
         problems = count_problems(record.requests, counted, self._session.draft.k, limit)
         self._problems |= dict.fromkeys((*problems, *spoiling))
         self._warnings |= dict.fromkeys(count_warnings(record.requests, counted))
+        if delays_s := [a.delayed_s for a in self._traffic.answers if a.delayed_s]:
+            limited = Kind.RATE_LIMITED(
+                delayed=len(delays_s), requests=len(record.requests), seconds=sum(delays_s)
+            )
+            if block.condition.overlaps:  # others were served with fewer beside them
+                self._problems[f"{text(limited)}; lower --concurrency or --request-rate"] = None
+            else:
+                self._warnings[limited] = None
 
     def record(self, used: GpuUse) -> ServerRecord:
         """The record of a completed session; `used`: the GPU use of the whole session.

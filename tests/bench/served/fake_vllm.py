@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Engine:
         self.refuses_measured = False  # without warm-up requests
         self.refusal_status = 400
         self.rejected: tuple[str, ...] = ()  # fields of requests
+        self.refusal_headers: dict[str, str] = {}
         self.num_slow = 0  # the next answers, each slower by half than the one after it
         self.health_status = 200
         self.on_health = self.before_answer = lambda: None  # called by a test's server
@@ -162,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
         prompt = "\n".join(message["content"] for message in body["messages"])
         if self.engine.num_to_refuse or (self.engine.refuses_measured and WARM_UP not in prompt):
             self.engine.num_to_refuse = max(0, self.engine.num_to_refuse - 1)
-            self._send(self.engine.refusal_status, "not this one")
+            self._send(self.engine.refusal_status, "not this one", self.engine.refusal_headers)
             return
         if wrong := [name for name in self.engine.rejected if name in body]:
             self._send(400, f"Unsupported parameter: '{wrong[0]}'")
@@ -179,9 +180,10 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def _send(self, status: int, text: str) -> None:
+    def _send(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
+        for name, value in {"Content-Length": str(len(text)), **(headers or {})}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text.encode())
 

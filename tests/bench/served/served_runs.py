@@ -1,6 +1,7 @@
 """Runs that start servers: fake_vllm.py instead of vLLM."""
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -20,6 +21,7 @@ from specbench.inputs.address import Address
 from specbench.inputs.config import load_pairings
 from specbench.runs import StoredRun
 from specbench.servers import process as server_process
+from specbench.servers import traffic
 from specbench.servers.facts import Fact, ServerFacts
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import write_prompts
@@ -88,7 +90,10 @@ def measured(
     longest_warm_up_s: float = 0.0,
 ) -> StoredRun:
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
-    with patch.object(open_session, "LONGEST_S", longest_warm_up_s):
+    with (
+        patch.object(open_session, "LONGEST_S", longest_warm_up_s),
+        patch.object(traffic, "PAUSE_S", math.inf),  # a busy machine's leave requests out
+    ):
         return run_benchmark(
             settings,
             pairings,

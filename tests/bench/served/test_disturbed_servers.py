@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from specbench.errors import UsageError
+from specbench.records import Kind
 from specbench.report.document import build_document
 from specbench.servers import client, connections
 from specbench.servers.client import Client
@@ -121,6 +122,32 @@ def test_a_disturbed_server_is_reported_and_a_resume_restores_the_result(
         again = measured(tmp_path, settings, resume=stored.run.run_id)
     assert build_document(again).failures == ()
     assert figures_of(again) == undisturbed_run
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_rate_limit_is_waited_out_unless_it_lowers_the_concurrency(
+    tmp_path, monkeypatch, undisturbed_run, concurrency
+):
+    monkeypatch.setattr(client, "SHORTEST_DELAY_S", 0.01)
+    with running(0, 2) as servers:
+        engine = servers[1].engine
+        engine.refusal_status, engine.refusal_headers = 429, {"Retry-After": "0"}
+
+        def refuse_the_next():
+            engine.num_to_refuse, engine.before_answer = 1, lambda: None
+
+        engine.before_answer = refuse_the_next
+        urls = (server.url for server in servers)
+        stored = measured(tmp_path, running_settings(tmp_path, *urls, concurrency=(concurrency,)))
+    (limited,) = [s for s in stored.servers if s.warnings or s.problems]
+    if concurrency == 1:
+        (warning,) = limited.warnings
+        assert (warning.kind, warning.figures["delayed"]) == (Kind.RATE_LIMITED, 1)
+        assert figures_of(stored) == undisturbed_run
+    else:
+        (problem,) = limited.problems
+        assert "--concurrency" in problem
+    assert stored.is_complete
 
 
 def test_a_router_in_front_of_two_servers_is_refused_before_anything_is_measured(
