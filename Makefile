@@ -22,7 +22,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run readme docs test test-fast test-long test-docs test-browser test-engines test-models test-versions test-oldest raise-versions test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run readme docs test test-fast test-long test-docs test-browser test-engines test-models test-versions test-oldest raise-versions check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -80,9 +80,6 @@ test-oldest: $(DEV_STAMP)  ## A sample of the tests on the oldest versions (belo
 
 raise-versions: $(DEV_STAMP)  ## Test releases beyond the bounds of pyproject.toml, and raise these if all passes
 	$(BIN)/python -m tests.versions raise
-
-test-margins: $(DEV_STAMP)  ## How far the tests' figures are from their limits (an hour)
-	$(BIN)/python -m tests.margins $(TESTS)
 
 check: $(DEV_STAMP)  ## Format, lint and types; changes nothing
 	$(BIN)/ruff format --check .

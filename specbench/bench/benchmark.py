@@ -195,8 +195,7 @@ def _settings_sha256(plans: Sequence[TargetPlan]) -> dict[str, str]:
 def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
     """Raise UsageError if a resumed run would not measure the same as before."""
     now = {pairing.name: pairing.sha256 for plan in plans for pairing in plan.pairings}
-    known = run.pairing_sha256  # empty in runs of an earlier specbench
-    if edited := [name for name, sha256 in now.items() if known.get(name, sha256) != sha256]:
+    if edited := [n for n, sha256 in now.items() if run.pairing_sha256.get(n) != sha256]:
         raise UsageError(
             f"run {run.run_id} cannot be resumed: {', '.join(edited)} has changed in "
             "pairings.yaml since (model, method, parameters or lossy rule); undo the change or "

@@ -488,10 +488,10 @@ def _rate(cell: CellSummary, objective: Objective) -> float | None:
     if objective.name == "latency":
         seconds = number_of(cell.metrics, "tpot_s")
         return 1 / seconds if seconds else None
-    return all_users_rate(cell)
+    return _all_users_rate(cell)
 
 
-def all_users_rate(cell: CellSummary) -> float | None:
+def _all_users_rate(cell: CellSummary) -> float | None:
     """Tokens per second of all users; if requests overlap, preferably while the batch is full."""
     names = ["busy_tokens_per_s", "aggregate_tokens_per_s"]
     if not cell.key.condition.is_stream:

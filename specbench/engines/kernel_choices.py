@@ -1,21 +1,18 @@
 """Chooses the implementations of a model's forward, attention and draws: the fastest, or the
 requested ones.
 
-Implementations of draws are correct if they give the same numbers and tokens up to rounding. Packed
-layers are compared with plain ones: they are slower if their kernel writes the unpacked weights to
-memory before it multiplies.
+Implementations of draws are correct if they give the same numbers and tokens up to rounding.
 
-Shape suffixes: B rows, T tokens of a row, V vocabulary, F inputs, G outputs.
+Shape suffixes: B rows, T tokens of a row, V vocabulary.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import Tensor
 
 from specbench.decode.clock import Clock
 from specbench.decode.graphs import CudaGraphs
@@ -36,8 +33,7 @@ from specbench.forward.kernels.availability import DEVICES, DRAWS, TOP_P, Switch
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import FUSED, FUSED_TRITON, STOCK, Runner, StockRunner
 from specbench.forward.self_test import TOLERANCE, check_layers, distance
-from specbench.models.loading import LoadedModel
-from specbench.records import Contender, KernelChoice, Sampling
+from specbench.records import KernelChoice, Sampling
 from specbench.settings.groups import ModelImplementation
 
 TRITON, TORCH = "triton", "torch"
@@ -325,78 +321,3 @@ def require_kernel(name: str, device: torch.device) -> None:
             f"--attention-backend {name}: {reason}, and the device is {device}; choose "
             f"{', '.join((AUTO, *names))}"
         )
-
-
-_MOST_LAYERS = 4  # together larger than a GPU's cache, so that each is read from memory
-_SLOWER = 1.05
-
-
-def packed_notes(autotuner: Autotuner, loaded: LoadedModel, name: str) -> tuple[str, ...]:
-    """A note if the packed layers of a model are slower than plain ones of the same shape."""
-    layers = packed_layers(loaded.model)
-    if not layers or loaded.quantization is None:
-        return ()
-    scheme, weight = loaded.quantization, layers[0].weight
-    ratios = {}
-    for T in _NUM_TOKENS:
-        facts = (scheme, weight.dtype, (T, tuple(weight.shape), len(layers)))
-        tune = partial(time_packed, layers, T, scheme, autotuner.timing)
-        subject = f"{scheme} linear layer of {name}, T = {T}"
-        choice = autotuner.choose(subject, weight.device, facts, {scheme: None}, tune)
-        if (ratio := times_as_long(choice.contenders)) is not None:
-            ratios[T] = ratio
-    note = slower_note(scheme, loaded.dtype, ratios)
-    return (note,) if note else ()
-
-
-def packed_layers(model: Any) -> list[nn.Linear]:
-    """The largest packed linear layers, all of one shape; empty if no layer is packed."""
-    packed = [
-        module
-        for module in model.modules()
-        if type(module) is nn.Linear and hasattr(module.weight, "__tensor_flatten__")
-    ]
-    shape = max((layer.weight.shape for layer in packed), key=torch.Size.numel, default=None)
-    return [layer for layer in packed if layer.weight.shape == shape][:_MOST_LAYERS]
-
-
-@torch.inference_mode()
-def time_packed(layers: list[nn.Linear], num_tokens: int, scheme: str, timing: Timing) -> Outcome:
-    """Seconds of the packed layers, and of plain ones with their shape, dtype and device.
-
-    The requested scheme is used even if it is slower, and the plain weights are random, so results
-    are not compared. If either cannot run, e.g. for lack of memory, its reason replaces its
-    seconds.
-    """
-    first = layers[0].weight
-    x_TF = torch.rand(num_tokens, first.shape[1], dtype=first.dtype, device=first.device)
-
-    def packed() -> list[Work]:
-        return [partial(_products, [partial(layer, x_TF) for layer in layers])]
-
-    def plain() -> list[Work]:
-        weights = [torch.rand(first.shape, dtype=x_TF.dtype, device=x_TF.device) for _ in layers]
-        return [partial(_products, [partial(linear, x_TF, weight_GF) for weight_GF in weights])]
-
-    candidates = {scheme: packed, str(first.dtype).removeprefix("torch."): plain}
-    return scheme, autotune(candidates, [()], lambda *_: None, timing)[1]
-
-
-def _products(products: list[Callable[[], Tensor]]) -> Results:
-    return tuple(product() for product in products)
-
-
-def times_as_long(contenders: tuple[Contender, ...]) -> float | None:
-    """Seconds of the packed layers / seconds of the plain ones; None if they were not timed."""
-    packed, plain = contenders
-    if packed.seconds is None or not plain.seconds:
-        return None
-    return packed.seconds / plain.seconds
-
-
-def slower_note(scheme: str, dtype: str, ratios: dict[int, float]) -> str | None:
-    """A note that packed weights are slower, by the number of tokens; None if they are not."""
-    if max(ratios.values(), default=0.0) <= _SLOWER:
-        return None
-    shown = " and ".join(f"{ratio:.2f} times as long for T = {T}" for T, ratio in ratios.items())
-    return f"{scheme} weights are slower than {dtype} here: a large linear layer takes {shown}"

@@ -10,7 +10,7 @@ from specbench.decode.round import Verifier
 from specbench.decode.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.engine import Work
-from specbench.engines.kernel_choices import KernelChoices, packed_notes
+from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.model_forwards import Forwards
 from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity, shown
 from specbench.errors import ModelError, UsageError
@@ -67,7 +67,7 @@ def take(
         try:
             runner, notes = make_checked_runner(loaded.model, forward)
             runner = kernels.choose(runner, forward, shown(spec))
-            notes = (*loaded.notes, *notes, *packed_notes(kernels.autotuner, loaded, shown(spec)))
+            notes = (*loaded.notes, *notes)
         except Exception:
             pool.release(spec)
             raise

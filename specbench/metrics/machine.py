@@ -1,108 +1,19 @@
-"""The machine during a run: clocks and load over time, and how much its speed changed."""
+"""The machine during a run: its kind, and how much its speed changed."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 
 import numpy as np
 
 from specbench.metrics.cell import CellData, finished_baseline, once_a_baseline, once_a_cell
 from specbench.metrics.stalls import seconds_per_round, stalls
-from specbench.records import BlockRecord, CellKey, Kind, Reason, RequestRecord
+from specbench.records import CellKey, Kind, Reason, RequestRecord
 from specbench.stats.machine_noise import MachineKind, MachineNoise, assumed_noise
 from specbench.stats.spread import MIN_UNITS
 
 SERVER = "server"  # the device of servers that were running already or that another tool measured
-_MOST_MOMENTS = 200
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """A short interval of the run; a value is None if no request in it has one."""
-
-    at_s: float  # its middle, since the first block began
-    sm_clock_mhz: int | None  # the lowest
-    cpu_share: float | None  # CPU seconds of this process per second, the lowest
-    baseline_speed: float | None  # mean of K = 0, over that cell's median
-    invalid: tuple[str, ...]  # cells that were judged invalid and ran then
-
-
-def moments(
-    blocks: Sequence[BlockRecord], keys: Iterable[CellKey], invalid: Collection[CellKey]
-) -> tuple[Moment, ...]:
-    """The moments of a run; a request starts when the earlier ones of its block have ended.
-
-    Empty if all requests started at the same time, as in an imported run.
-    """
-    if not blocks:
-        return ()
-    plain = {key.id for key in keys if key.draft.k == 0}
-    labels = {key.id: f"{key.source} {key.draft.length.named}" for key in invalid}
-    usual = _usual_speeds(blocks, plain)
-    timed = [(at, r) for block in blocks for at, r in _timed(block)]
-    first = min(at for at, _ in timed) if timed else 0.0
-    last = max((at for at, _ in timed), default=0.0)
-    if last <= first:
-        return ()
-    width = (last - first) / _MOST_MOMENTS * (1 + 1e-9)
-    by_moment: dict[int, list[RequestRecord]] = {}
-    for at, request in timed:
-        by_moment.setdefault(int((at - first) / width), []).append(request)
-    return tuple(
-        _moment((index + 0.5) * width, requests, usual, labels)
-        for index, requests in sorted(by_moment.items())
-    )
-
-
-def _moment(
-    at_s: float,
-    requests: Sequence[RequestRecord],
-    usual: Mapping[str, float],
-    labels: Mapping[str, str],
-) -> Moment:
-    """The requests of a moment; `usual`: speeds of K = 0, `labels`: names of invalid cells."""
-    clocks = (r.device.sm_clock_mhz for r in requests if r.device is not None)
-    speeds = [
-        speed / usual[r.cell_id]
-        for r in requests
-        if r.cell_id in usual and (speed := _speed(r)) is not None
-    ]
-    return Moment(
-        at_s=at_s,
-        sm_clock_mhz=min((clock for clock in clocks if clock is not None), default=None),
-        cpu_share=min(
-            (r.cpu_s / r.total_s for r in requests if r.cpu_s is not None and r.total_s),
-            default=None,
-        ),
-        baseline_speed=fmean(speeds) if speeds else None,
-        invalid=tuple(dict.fromkeys(labels[r.cell_id] for r in requests if r.cell_id in labels)),
-    )
-
-
-def _timed(block: BlockRecord) -> Iterable[tuple[float, RequestRecord]]:
-    """Requests with their start in seconds; for overlapping requests, their arrival."""
-    at = datetime.fromisoformat(block.started_at).timestamp()
-    for request in block.requests:
-        yield (at if request.arrived_s is None else at + request.arrived_s), request
-        at += (request.total_s or 0.0) if request.arrived_s is None else 0.0
-
-
-def _usual_speeds(blocks: Iterable[BlockRecord], plain: Collection[str]) -> Mapping[str, float]:
-    speeds: dict[str, list[float]] = {}
-    for request in (r for block in blocks for r in block.requests if r.cell_id in plain):
-        speed = _speed(request)
-        if speed is not None:
-            speeds.setdefault(request.cell_id, []).append(speed)
-    return {cell_id: median(values) for cell_id, values in speeds.items()}
-
-
-def _speed(request: RequestRecord) -> float | None:
-    if not request.decode_s or request.num_timed_tokens < 1:
-        return None
-    return request.num_timed_tokens / request.decode_s
-
 
 UNEVEN = 1.3  # mean round / median round, which rises with interruptions and not with the text
 DRIFTED = 1.25  # K = 0 on one prompt, the slower time over the faster one, in the middle prompt

@@ -352,8 +352,7 @@ def _differing_outputs(cell: CellData) -> Iterator[Reason]:
 
 def _differing_graphs(cell: CellData) -> Iterator[Reason]:
     """Requests whose rounds were started otherwise than those of K = 0."""
-    known = ((b.graph, s.graph) for b, s in cell.pairs if b.graph and s.graph)
-    differing = Counter((base, spec) for base, spec in known if base != spec)
+    differing = Counter((b.graph, s.graph) for b, s in cell.pairs if b.graph != s.graph)
     for (base, spec), count in differing.items():
         yield Kind.GRAPHS_DIFFER(
             graph=spec, baseline=base, differing=count, requests=len(cell.pairs)

@@ -73,7 +73,7 @@ class ModelIdentity:
         int, Doc("number of parameters", "parameters", label="parameters", form="{:,}")
     ]
     template_sha256: Annotated[
-        str | None, Doc("hash of the chat template; empty without one, absent in older runs")
+        str | None, Doc("hash of the chat template; empty without one, absent for a head")
     ] = None
     template_clock: Annotated[
         str, Doc("fixed date that the chat template printed; empty if it prints none")
@@ -184,10 +184,7 @@ class EngineRecord:
     ] = field(default_factory=dict)
     threads: Annotated[
         KernelChoice | None,
-        Doc(
-            "number of CPU threads that was chosen; absent on a GPU, with `--threads` and in "
-            "older runs"
-        ),
+        Doc("number of CPU threads that was chosen; absent on a GPU and with `--threads`"),
     ] = None
 
 

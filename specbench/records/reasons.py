@@ -365,13 +365,9 @@ class Kind(StrEnum):
         "the tokens do not follow the target's distribution: whole texts do not occur as often as "
         "they should",
     )
-    RARITY_DIFFERS = (
-        "rarity_differs",
-        "likely and unlikely tokens do not occur as often as in its answers at K=0",
-    )
     FREQUENCY_DIFFERS = (
         "frequency_differs",
-        "some tokens occur more often than in its answers at K=0",
+        "some tokens do not occur as often as in its answers at K=0",
     )
     NOT_SPECULATION = (
         "not_speculation",
@@ -431,7 +427,10 @@ class Kind(StrEnum):
         "K=0 does not follow the target's distribution, with or without speculation",
     )
     BASELINE_OPEN = "baseline_open", "K=0 is undecided"
-    BASELINE_FOLLOWS = "baseline_follows", "K=0 of the same server follows it{p_value:p}"
+    BASELINE_FOLLOWS = (
+        "baseline_follows",
+        "K=0 of the same server follows the target's distribution{p_value:p}",
+    )
     FARTHEST = (
         "farthest",
         "farthest at token {position}: total variation {distance:.3f}, and {floor:.3f} by chance",

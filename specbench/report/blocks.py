@@ -211,13 +211,7 @@ def side_by_side_part(documents: Sequence[Document]) -> ReportPart:
     """Several runs compared; no blocks for a single run."""
     return ReportPart(
         f"{len(documents)} runs side by side",
-        [
-            answers_grid(documents),
-            Charts("answers"),
-            differences_grid(documents),
-        ]
-        if len(documents) > 1
-        else [],
+        [answers_grid(documents), differences_grid(documents)] if len(documents) > 1 else [],
     )
 
 

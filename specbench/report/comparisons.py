@@ -16,7 +16,7 @@ from specbench.decide.comparisons import (
     pooled,
 )
 from specbench.doc import Key, keys_of
-from specbench.records import NO_DRAFTER, CellKey, Decision, Interval, Kind, Reason
+from specbench.records import NO_DRAFTER, CellKey, Interval, Kind, Reason
 from specbench.records.keys import Question
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
@@ -76,14 +76,14 @@ def side_by_side_grid(pairs: Sequence[SideBySide]) -> Table:
     several = len(engines) > 1
 
     def peer(pair: SideBySide) -> str:
-        work = work_of(pair.peer)
+        work = _work_of(pair.peer)
         return f"{pair.peer.condition.engine} {work}" if several else work
 
     return _comparison_grid(
         f"Side by side: speed relative to {listed(engines)}",
         [
             setting_column(pairs, lambda pair: pair.cell.condition),
-            column(BUILTIN, lambda pair: work_of(pair.cell)),
+            column(BUILTIN, lambda pair: _work_of(pair.cell)),
             column("other" if several else engines[0], peer),
         ],
         labeled(keys_of(SideBySide)),
@@ -204,7 +204,7 @@ def best_of_grid(cells: Sequence[BestOf]) -> Table:
         "gain of the picked output over the first in nats per token",
         [
             setting_column(cells, lambda best: best.key.condition),
-            column("drafter", lambda best: work_of(best.key)),
+            column("drafter", lambda best: _work_of(best.key)),
         ],
         labeled(keys_of(BestOf)),
         cells,
@@ -212,7 +212,7 @@ def best_of_grid(cells: Sequence[BestOf]) -> Table:
     )
 
 
-def work_of(key: CellKey) -> str:
+def _work_of(key: CellKey) -> str:
     """A name such as `K=0`, `draft K=4`, `draft auto`; for a peer `generate`, `assisted K=4`."""
     if key.condition.engine == BUILTIN or key.draft.method == NO_DRAFTER:
         return key.draft.label
@@ -264,15 +264,18 @@ def _crosses_1_at(crossover: Crossover) -> str:
 
 def answers_grid(documents: Sequence[Document]) -> Table:
     """One row per question and drafter, one column per run."""
-    keys = decided_cells(documents)
+    keys: dict[Question, CellKey] = {}  # the first decision's cell for each question and drafter
+    for document in documents:
+        for decision in document.decisions:
+            keys.setdefault(decision.leader.question, decision.leader)
     return Table(
         title="Answers of the runs",
         columns=[
-            setting_column(keys, attrgetter("condition"), "question"),
+            setting_column(keys.values(), attrgetter("condition"), "question"),
             column("drafter", lambda key: drafter_of(key.source)),
             *(column(f"run {i + 1}", _answer_of(run)) for i, run in enumerate(documents)),
         ],
-        records=keys,
+        records=list(keys.values()),
         num_names=2,
         num_remarks=len(documents),
     )
@@ -293,27 +296,10 @@ def differences_grid(documents: Sequence[Document]) -> Table:
     )
 
 
-def decided_cells(documents: Sequence[Document]) -> list[CellKey]:
-    """The first decision's cell for each question and drafter."""
-    cells: dict[Question, CellKey] = {}
-    for document in documents:
-        for decision in document.decisions:
-            cells.setdefault(decision.leader.question, decision.leader)
-    return list(cells.values())
-
-
-def by_run(
-    documents: Sequence[Document], key: CellKey
-) -> Iterator[tuple[Decision | None, Document]]:
-    """Each run's decision for that question and drafter, or None, with the run."""
-    for document in documents:
-        decisions = (d for d in document.decisions if d.leader.question == key.question)
-        yield next(decisions, None), document
-
-
 def _answer_of(document: Document) -> Callable[[Any], str | None]:
     def text(key: CellKey) -> str | None:
-        ((decision, _),) = by_run([document], key)
+        decisions = (d for d in document.decisions if d.leader.question == key.question)
+        decision = next(decisions, None)
         if decision is None:
             return None
         if decision.speedup is None:

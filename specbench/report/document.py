@@ -33,7 +33,7 @@ from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, 
 from specbench.metrics.acceptance import VllmCounts, vllm_counts
 from specbench.metrics.aggregate import aggregate_run, lost_sessions
 from specbench.metrics.cell import CellData
-from specbench.metrics.machine import Moment, all_signs, moments, noise_signs
+from specbench.metrics.machine import all_signs, noise_signs
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.summary import summarize, summarize_imported
 from specbench.records import (
@@ -47,7 +47,6 @@ from specbench.records import (
     ImportedRecord,
     MemoryRecord,
     ModelIdentity,
-    PassRecord,
     Reason,
     ReferenceRecord,
     RunRecord,
@@ -78,10 +77,8 @@ class Document:
     by_context: tuple[ContextDecisions, ...]  # the same
     best_of: tuple[BestOf, ...]  # of cells with several samples per prompt
     forecasts: tuple[CheckedForecast, ...]  # with the measurements that followed
-    time_lines: Mapping[CellKey, PassRecord]  # the first pass of each adaptive cell
     prompts: Mapping[CellKey, Mapping[str, float]]  # speedup by prompt of each decision's cell
     generations: Mapping[CellKey, ShownGeneration]  # one request per decision, round by round
-    moments: tuple[Moment, ...]  # state of the machine over the run
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
     models: tuple[ModelIdentity, ...]
@@ -178,14 +175,8 @@ def build_document(stored: StoredRun) -> Document:
         by_context=by_context(decisions, curves),
         best_of=compare_best_of(explored),
         forecasts=check_forecasts(stored.forecasts, stored.traces, explored, cells),
-        time_lines={
-            c.key: c.passes[0].record for c in explored if c.key.draft.is_adaptive and c.passes
-        },
         prompts=_speedups_of_prompts(decisions, explored, confirmation),
         generations=_generations(decisions, explored, stored.references),
-        moments=moments(
-            stored.blocks, stored.run.keys, [cell.key for cell in cells if not cell.valid]
-        ),
         engines=tuple(
             {(record.target, record.engine): record for record in stored.engines}.values()
         ),

@@ -14,7 +14,6 @@ from specbench.report.sections import drafter_of, setting_name
 from specbench.words.answers import answer_text, joined
 from specbench.words.table import Legend, Table, column, with_values
 
-FORECAST_TITLE = "Forecast against measured"
 _LEGEND = {  # meanings, by a word of the headers that need them
     "AL": "mean acceptance length",
     "forecast": "made before any K was measured, from traces of all prompts and step times",
@@ -51,7 +50,7 @@ def forecast_grid(checks: Sequence[CheckedForecast]) -> Table:
         column("speedup there", attrgetter("point.speedup_there"), "{:.2f}x"),
     )
     return Table(
-        title=f"{FORECAST_TITLE}{with_costs(checks)}",
+        title=f"Forecast against measured{_with_costs(checks)}",
         columns=[
             setting_column(rows, attrgetter("check.forecast.key.condition")),
             column("drafter", lambda row: drafter_of(row.check.forecast.key.source)),
@@ -142,7 +141,7 @@ def best_forecast(checks: Sequence[CheckedForecast]) -> CheckedForecast | None:
     return max(checks, key=lambda check: _low(check.best), default=None)
 
 
-def with_costs(checks: Sequence[CheckedForecast]) -> str:
+def _with_costs(checks: Sequence[CheckedForecast]) -> str:
     """The sources of their step times, to append to a text; empty if all were measured here."""
     records = (check.forecast for check in checks)
     origins = dict.fromkeys(_step_times(r) for r in records if r.costs_of is not None)

@@ -3,7 +3,6 @@ purpose: proof of the answer, costs, other evidence.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,20 +16,12 @@ from specbench.report.blocks import (
     run_report,
     side_by_side_part,
 )
-from specbench.report.charts.bars import memory_chart, round_time_chart, side_by_side_charts
-from specbench.report.charts.canvas import Chart, SeriesStyle, drawing, series_styles
-from specbench.report.charts.lines import (
-    acceptance_chart,
-    machine_chart,
-    memory_pareto_charts,
-    rows_pareto_charts,
-    time_line_charts,
-)
+from specbench.report.charts.bars import memory_chart, round_time_chart
+from specbench.report.charts.canvas import Chart, drawing, series_styles
+from specbench.report.charts.lines import acceptance_chart
 from specbench.report.charts.speedups import (
-    answers_charts,
     context_charts,
     crossover_charts,
-    forecast_chart,
     prompts_chart,
     speedup_chart,
 )
@@ -43,7 +34,7 @@ from specbench.untrusted import plain
 class Pictures(NamedTuple):
     """The charts for which there is data; equal documents give equal bytes."""
 
-    proof: tuple[Chart, ...]  # one at most: the first question's speedup, else its forecast
+    proof: tuple[Chart, ...]  # one at most: the first question's speedup
     costs: tuple[Chart, ...]
     evidence: tuple[Chart, ...]
 
@@ -55,51 +46,36 @@ class Pictures(NamedTuple):
 
 def pictures(document: Document) -> Pictures:
     """Draws the charts of a run."""
-    all_sections = sections(document)
-    settings = by_setting(all_sections)
+    settings = by_setting(sections(document))
     # In the order of the plan, so that a label has the same color in every run.
     styles = series_styles(plan.key.source for plan in document.run.cells if plan.key.draft.k > 0)
     at_lowest = _at_lowest_concurrency(settings)
     with drawing():
-        answering = _known(
-            (speedup_chart(group, styles) for group in settings),
-            (forecast_chart(group, styles) for group in settings),
-        )
+        speedups = _known(speedup_chart(group, styles) for group in settings)
         return Pictures(
-            proof=answering[:1],
-            costs=_known(_costs(document, settings, at_lowest, styles)),
+            proof=speedups[:1],
+            costs=_known(_costs(document, at_lowest)),
             evidence=(
-                *answering[1:],
+                *speedups[1:],
                 *_known(prompts_chart(group, styles, document.prompts) for group in settings),
-                *side_by_side_charts(document.side_by_side, document.cells),
-                *side_by_side_charts(document.variants, document.cells),
                 *crossover_charts(document.crossovers),
                 *context_charts(document.context_curves),
-                *rows_pareto_charts(all_sections, styles),
-                *time_line_charts(document.time_lines),
-                *_known([machine_chart(document.moments, document.run.environment.device)]),
                 *_known(acceptance_chart(group, styles) for group in at_lowest),
             ),
         )
 
 
-def _costs(
-    document: Document,
-    settings: Sequence[tuple[Section, ...]],
-    at_lowest: Sequence[tuple[Section, ...]],
-    styles: Mapping[str, SeriesStyle],
-) -> Iterator[Chart | None]:
+def _costs(document: Document, at_lowest: Sequence[tuple[Section, ...]]) -> Iterator[Chart | None]:
     for group in at_lowest:
         for label in dict.fromkeys(label for section in group for label in section.labels):
             yield round_time_chart(group, label)
     rows = memory_rows(document)
     for target in dict.fromkeys(row.record.target for row in rows):
         yield memory_chart([row for row in rows if row.record.target == target])
-    yield from memory_pareto_charts(settings, styles)
 
 
-def _known(*charts: Iterable[Chart | None]) -> tuple[Chart, ...]:
-    return tuple(chart for chart in chain(*charts) if chart is not None)
+def _known(charts: Iterable[Chart | None]) -> tuple[Chart, ...]:
+    return tuple(chart for chart in charts if chart is not None)
 
 
 def _at_lowest_concurrency(
@@ -127,11 +103,9 @@ _COLORS = {
 
 def to_html(documents: Sequence[Document]) -> str:
     """One page for one or more runs, a comparison of several first; all text is escaped."""
-    with drawing():
-        charts_of_runs = tuple(answers_charts(documents))
     return page(
         side_by_side_part(documents),
-        {"answers": charts_of_runs},
+        {},
         runs=[(run_report(document), pictures(document)) for document in documents],
         formulas=formulas_part(documents),
     )

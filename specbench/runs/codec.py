@@ -34,7 +34,6 @@ from specbench.records import (
 )
 from specbench.untrusted import parse_json
 
-# Runs of this layout stay readable; earlier ones, which were never released, are refused.
 SCHEMA_VERSION = 8
 
 
@@ -209,15 +208,9 @@ def decode_run(text: bytes) -> RunRecord:
     except ValueError as error:
         raise NotJsonError(str(error)) from error
     version = document.get("schema_version") if isinstance(document, dict) else None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise SchemaError(
-            f"schema version {version}, newer than {SCHEMA_VERSION}; update specbench to read it"
-        )
-    if isinstance(version, int) and version < SCHEMA_VERSION:
-        raise SchemaError(
-            f"schema version {version}, older than {SCHEMA_VERSION}, which is the oldest that is "
-            "read; measure it again"
-        )
+    if isinstance(version, int) and version != SCHEMA_VERSION:
+        advice = "update specbench to read it" if version > SCHEMA_VERSION else "measure it again"
+        raise SchemaError(f"schema version {version}, not {SCHEMA_VERSION}; {advice}")
     run: RunRecord | None = _decode(_RUN, text)
     if run is None:
         raise ValueError("null instead of a run")

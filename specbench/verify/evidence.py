@@ -133,27 +133,26 @@ class Distance:
 class BaselineSample:
     """Outputs of a server, and of the same server at K = 0.
 
-    `colder` has outputs at K = 0 and a lower temperature, which the tests must detect. If the
-    server reports no tokens, characters count as tokens.
+    `colder` has outputs at K = 0 and a lower temperature, which the test must detect. If the server
+    reports no tokens, characters count as tokens.
     """
 
-    baseline: Subject  # the server at K = 0
     outputs: tuple[Output, ...]
     baseline_outputs: tuple[Output, ...]
     colder: tuple[Output, ...]
-    distances: tuple[Distance, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedEvidence:
-    """Short sampled outputs of a server: scored by the target, compared with K = 0, or both."""
+    """Short sampled outputs of a server: K = 0 is scored by the target, any other K compared with
+    K = 0."""
 
     subject: Subject
     num_texts: int
     num_tokens: int
-    scored: SampledEvidence | None
+    scored: SampledEvidence | None  # None above K = 0, or without the target's logits
     sample: BaselineSample | None  # None at K = 0
-    distances: tuple[Distance, ...] = ()  # from the target's distribution
+    distances: tuple[Distance, ...] = ()  # at K = 0 from the target's distribution
     not_scored_because: str = ""  # why the target's logits were not computed
     rule: str | None = None  # by which a serving engine accepts draft tokens
 

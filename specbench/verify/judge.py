@@ -2,14 +2,13 @@
 
 The false alarm rate holds for a whole call: all its p-values are adjusted together (Holm).
 
-Speculation on a server is compared with the same server at K = 0. It is also compared with the
-target's distribution, if the target's logits were computed and K = 0 follows that distribution: a
-fault at K = 0 is not caused by speculation.
+Speculation on a server is compared with the same server at K = 0, and only K = 0 with the target's
+distribution: a fault at K = 0 is not caused by speculation.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -38,7 +37,7 @@ from specbench.verify.statistics import (
     tokens_for_control,
     uniform_p_value,
 )
-from specbench.verify.two_samples import frequency_p_value, rarity_p_value
+from specbench.verify.two_samples import two_sample_p_value
 
 Verdict = Literal[
     "identical",
@@ -57,14 +56,13 @@ NUM_TESTS = 4  # per cell, without `joint`, which is only for small vocabularies
 MOST_TOKENS, _STEP = 10**8, 1024
 
 # The fault that a small p-value of each test means.
-_TARGET_FAULTS = {
+_FAULTS = {
     "temperature": Kind.OTHER_TEMPERATURE,
     "surprise": Kind.OTHER_FREQUENCIES,
     "identity": Kind.TOO_OFTEN,
     "sequence": Kind.DEPENDENT,
     "joint": Kind.OTHER_TEXTS,
 }
-_BASELINE_FAULTS = {"rarity": Kind.RARITY_DIFFERS, "frequency": Kind.FREQUENCY_DIFFERS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,9 +110,6 @@ class _Tests(NamedTuple):
     false_alarm: float
     level: float  # the bound on the smallest p-value of the call, not adjusted
 
-    def only(self, names: Collection[str]) -> "_Tests":
-        return self._replace(p_values={n: p for n, p in self.p_values.items() if n in names})
-
     @property
     def worst(self) -> str:
         """The name of the test with the smallest p-value."""
@@ -145,7 +140,7 @@ def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tup
             case SampledEvidence():
                 findings.append(_judge_sampled(each, tests))
             case ServedEvidence():
-                findings.append(_judge_served(each, tests, findings))
+                findings.append(_judge_served(each, tests))
             case FailedEvidence():
                 failed = (Kind.COULD_NOT_RUN(error=each.reason),)
                 findings.append(Finding(subject=each.subject, verdict="failed", reasons=failed))
@@ -179,8 +174,9 @@ def _p_values(evidence: Evidence) -> dict[str, float]:
     if isinstance(evidence, SampledEvidence):
         return _target_p_values(evidence)
     if isinstance(evidence, ServedEvidence):
-        by_target = _target_p_values(evidence.scored) if evidence.scored else {}
-        return by_target | (_baseline_p_values(evidence.sample) if evidence.sample else {})
+        if (sample := evidence.sample) is not None:
+            return {"two_sample": two_sample_p_value(sample.outputs, sample.baseline_outputs)}
+        return _target_p_values(evidence.scored) if evidence.scored else {}
     return {}
 
 
@@ -197,14 +193,6 @@ def _target_p_values(evidence: SampledEvidence) -> dict[str, float]:
     if evidence.joint is not None:
         p_values["joint"] = joint_p_value(evidence.joint)
     return p_values
-
-
-def _baseline_p_values(sample: BaselineSample) -> dict[str, float]:
-    """Tests of a server's outputs against those at K = 0."""
-    return {
-        "rarity": rarity_p_value(sample.outputs, sample.baseline_outputs),
-        "frequency": frequency_p_value(sample.outputs, sample.baseline_outputs),
-    }
 
 
 def _judge_greedy(evidence: GreedyEvidence) -> Finding:
@@ -261,7 +249,6 @@ def is_tie(divergence: Divergence) -> bool:
 def _judge_sampled(evidence: SampledEvidence, tests: _Tests) -> Finding:
     """The verdict on sampled tokens, by the target's distribution."""
     subject, n = evidence.subject, len(evidence.surprise_N)
-    tests = tests.only(_TARGET_FAULTS)
     num_others = len(evidence.log_likelihoods) - 1
     control = control_p_value(evidence.colder, num_others)
     verdict: Verdict = "mismatch"
@@ -272,7 +259,7 @@ def _judge_sampled(evidence: SampledEvidence, tests: _Tests) -> Finding:
     elif evidence.num_outside:
         reason = Kind.OUTSIDE(count=evidence.num_outside)
     elif tests.is_rejected:
-        reason = _TARGET_FAULTS[tests.worst]()
+        reason = _FAULTS[tests.worst]()
     elif evidence.num_at_edge > EDGE_SHARE * (n + evidence.num_at_edge):
         verdict = "inconclusive"
         reason = Kind.AT_EDGE(at_edge=evidence.num_at_edge, tokens=n + evidence.num_at_edge)
@@ -296,58 +283,32 @@ def _judge_sampled(evidence: SampledEvidence, tests: _Tests) -> Finding:
     )
 
 
-def _judge_served(evidence: ServedEvidence, tests: _Tests, earlier: Sequence[Finding]) -> Finding:
-    """The verdict on a server's sampled outputs; `earlier` has the finding for its K = 0."""
-    scored = _judge_sampled(evidence.scored, tests) if evidence.scored else None
-    sample, distances = evidence.sample, evidence.distances
-    if sample is None:
-        finding = _judge_served_baseline(evidence, scored)
+def _judge_served(evidence: ServedEvidence, tests: _Tests) -> Finding:
+    """The verdict on a server's sampled outputs."""
+    if evidence.sample is not None:
+        finding = _judge_by_baseline(evidence.subject, evidence.sample, tests)
+    elif evidence.scored is None:
+        reasons = (Kind.NOT_TESTED(because=evidence.not_scored_because),)
+        finding = Finding(subject=evidence.subject, verdict="matches_baseline", reasons=reasons)
     else:
-        baseline = next(f for f in earlier if f.subject == sample.baseline)
-        baseline_tests = tests.only(_BASELINE_FAULTS)
-        if scored is not None and baseline.verdict == "matches_distribution":
-            finding = _with_baseline_tests(scored, baseline_tests)
-        else:
-            finding = _judge_by_baseline(evidence.subject, sample, baseline_tests)
-            distances = sample.distances
+        finding = _judge_sampled(evidence.scored, tests)
+        if finding.verdict == "mismatch":
+            finding = replace(finding, reasons=(*finding.reasons, Kind.NOT_SPECULATION()))
     return replace(
         finding,
         num_tokens=evidence.num_tokens,
-        distances=distances,
+        distances=evidence.distances,
         not_scored_because=evidence.not_scored_because,
         rule=evidence.rule,
     )
 
 
-def _judge_served_baseline(evidence: ServedEvidence, scored: Finding | None) -> Finding:
-    """The verdict on a server's K = 0, which only the target's distribution can judge."""
-    if scored is None:
-        reasons = (Kind.NOT_TESTED(because=evidence.not_scored_because),)
-        return Finding(subject=evidence.subject, verdict="matches_baseline", reasons=reasons)
-    if scored.verdict == "mismatch":
-        return replace(scored, reasons=(*scored.reasons, Kind.NOT_SPECULATION()))
-    return scored
-
-
-def _with_baseline_tests(scored: Finding, tests: _Tests) -> Finding:
-    """The verdict by the target's distribution, or a mismatch if outputs differ from K = 0."""
-    finding = replace(
-        scored,
-        p_value=min(scored.p_value or 0.0, tests.p_value),
-        p_values={**scored.p_values, **tests.p_values},
-    )
-    if tests.is_rejected and scored.verdict != "mismatch":
-        fault = _BASELINE_FAULTS[tests.worst]()
-        return replace(finding, verdict="mismatch", reasons=(fault,))
-    return finding
-
-
 def _judge_by_baseline(subject: Subject, sample: BaselineSample, tests: _Tests) -> Finding:
     """The verdict by the same server at K = 0; the control is K = 0 at a lower temperature."""
-    control = rarity_p_value(sample.colder, sample.baseline_outputs)
+    control = two_sample_p_value(sample.colder, sample.baseline_outputs)
     verdict: Verdict
     if tests.is_rejected:
-        verdict, reason = "mismatch", _BASELINE_FAULTS[tests.worst]()
+        verdict, reason = "mismatch", Kind.FREQUENCY_DIFFERS()
     elif control < tests.level:
         verdict, reason = "matches_baseline", Kind.LIKE_BASELINE()
     else:

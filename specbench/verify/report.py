@@ -356,7 +356,7 @@ def _served_reasons(finding: Finding, baseline: Finding | None) -> Iterator[Reas
     elif is_greedy:
         yield from _greedy([finding], ties=False)
     elif verdict == "matches_distribution":
-        yield from _sampled([finding]) if finding.detectable else finding.reasons
+        yield from _sampled([finding])
         return
     elif verdict == "matches_baseline" and baseline is not None:
         yield Kind.SAMPLED_LIKE_BASELINE(tokens=finding.num_tokens, p_value=finding.p_value)
@@ -364,6 +364,8 @@ def _served_reasons(finding: Finding, baseline: Finding | None) -> Iterator[Reas
             yield Kind.BASELINE_DEPARTS()
         elif baseline.verdict == "inconclusive":
             yield Kind.BASELINE_OPEN()
+        elif baseline.verdict == "matches_distribution":
+            yield Kind.BASELINE_FOLLOWS(p_value=baseline.p_value)
         else:
             yield from baseline.reasons
         return

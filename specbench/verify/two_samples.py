@@ -2,7 +2,7 @@
 
 It finds the first difference of two texts, the distance of two sets of outputs, and tests whether
 both sets follow the same distribution. The distribution need not be known: if it is the same, two
-outputs of one prompt are exchangeable, and each test compares its statistic with that of random
+outputs of one prompt are exchangeable, and the test compares its statistic with that of random
 exchanges. Shape suffixes: P pairs of outputs, C cells, V tokens.
 """
 
@@ -139,40 +139,31 @@ class _Pairs(NamedTuple):
                 yield ours, theirs
 
 
-def rarity_p_value(ours: Sequence[Output], theirs: Sequence[Output]) -> float:
-    """Tests whether one side has rare tokens more often, as at a different temperature.
+def two_sample_p_value(ours: Sequence[Output], theirs: Sequence[Output]) -> float:
+    """Tests whether tokens occur as often on both sides.
 
-    The statistic is the sum over pairs of the log frequency of our tokens minus that of theirs;
-    frequencies are those of both sides together. The p-value is valid for any number of outputs, by
-    Hoeffding's inequality for sums with random signs. Source: Hoeffding 1963, theorem 2.
-    """
-    total = squares = 0.0
-    for pairs in _paired(ours, theirs):
-        lead_P = np.zeros(len(pairs.ours))
-        for ours_P, theirs_P in pairs.columns():
-            if len(ours_P[0]) == 1:
-                count = Counter([*ours_P, *theirs_P])
-                cells = zip(ours_P, theirs_P, strict=True)
-                lead_P += [math.log(count[a] / count[b]) for a, b in cells]
-        total += lead_P.sum()
-        squares += float(lead_P @ lead_P)
-    return min(1.0, 2 * math.exp(-(total**2) / (2 * squares))) if squares else 1.0
-
-
-def frequency_p_value(ours: Sequence[Output], theirs: Sequence[Output]) -> float:
-    """Tests whether a token, or a pair of neighbors, is more frequent at a position on one side.
-
-    The statistic is the chi-square of all of them together. Its distribution under random exchanges
-    is approximated by Pearson's type III with the same three moments. Source: Mielke and Berry
-    2007, Permutation Methods.
+    The statistic has two parts of equal variance. One is the chi-square of all tokens, and pairs of
+    neighbors, at their positions. The other is the square of how much rarer one side's tokens are,
+    as at a different temperature, by the log frequency of both sides together. Its distribution
+    under random exchanges is approximated by Pearson's type III with the same three moments.
+    Source: Mielke and Berry 2007, Permutation Methods.
     """
     total = variance = third = 0.0
     for pairs in _paired(ours, theirs):
         similarity_PP = np.zeros((len(pairs.ours), len(pairs.ours)))
+        lead_P = np.zeros(len(pairs.ours))
         for ours_P, theirs_P in pairs.columns():
             excess_PC = _excess(ours_P, theirs_P)
             similarity_PP += excess_PC @ excess_PC.T
-        np.fill_diagonal(similarity_PP, 0.0)  # exchanging the sides of a pair does not change it
+            if len(ours_P[0]) == 1:
+                count = Counter([*ours_P, *theirs_P])
+                cells = zip(ours_P, theirs_P, strict=True)
+                lead_P += [math.log(count[a] / count[b]) for a, b in cells]
+        rarity_PP = np.outer(lead_P, lead_P)
+        for each_PP in (similarity_PP, rarity_PP):
+            np.fill_diagonal(each_PP, 0.0)  # exchanging the sides of a pair does not change it
+        if rarity_PP.any():
+            similarity_PP += rarity_PP * (np.linalg.norm(similarity_PP) / np.linalg.norm(rarity_PP))
         total += similarity_PP.sum()
         variance += 2 * (similarity_PP**2).sum()
         third += 8 * ((similarity_PP @ similarity_PP) * similarity_PP).sum()

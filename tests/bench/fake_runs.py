@@ -152,6 +152,7 @@ def run_record(plan: TargetPlan, **fields: Any) -> RunRecord:
         "environment": ENVIRONMENT,
         "settings": plan.settings,
         "workload_sha256": {},
+        "pairing_sha256": {pairing.name: pairing.sha256 for pairing in plan.pairings},
         "cells": plan.cell_plans(),
     }
     return RunRecord(**{**usual, **fields})

@@ -14,7 +14,7 @@ from tests.cli.calls import specbench
 
 OLD = Path(__file__).parents[1] / "runs" / "stored_sweep" / "sweep"
 NEWER = "20991121-010203-a1b2"
-SAID = "schema version 99, newer than "
+SAID = "schema version 99, not "
 
 
 @pytest.fixture(scope="module")

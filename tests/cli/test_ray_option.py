@@ -5,7 +5,6 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from specbench.cli import _with_latest
 from specbench.cli.measure import Nodes
 from specbench.errors import UsageError
 from tests.cli.calls import specbench
@@ -40,14 +39,6 @@ def test_an_address_without_a_ray_cluster_is_refused(ray):
     ray.init.side_effect = ConnectionError("nothing at head:6379")
     with pytest.raises(UsageError, match=r"--ray head:6379: nothing at.*ray start --head"):
         Nodes("head:6379", None).connected(settings_of(pairings=(), workloads=())).__enter__()
-
-
-def test_ray_without_a_value_means_auto():
-    assert _with_latest(["run", "--ray"]) == ["run", "--ray", "auto"]
-    assert _with_latest(["run", "--ray", "--resume"]) == [
-        *("run", "--ray", "auto", "--resume", "latest"),
-    ]
-    assert _with_latest(["run", "--ray", "local"]) == ["run", "--ray", "local"]
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "head:6379", "10.0.0.1:6379", "[::1]:6379"])

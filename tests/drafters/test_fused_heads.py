@@ -152,7 +152,6 @@ ROPE |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 ROPE |= {"original_max_position_embeddings": 32}
 UNFUSED = {
     "one bias of three": (lambda t: eagle_with(t, ONE_BIAS), "have a bias and others have none"),
-    "another activation": (lambda t: eagle_with(t, {}, hidden_act="gelu"), "gelu, not silu"),
     "rotary by length": (lambda t: eagle_with(t, {}, rope_parameters=ROPE), r"\(longrope\) change"),
     "several MTP layers": (lambda _: mtp_of("mimo", 2), "do not see a row's first slots"),
     "latent attention": (lambda _: mtp_of("deepseek_v3"), "DeepseekV3Attention is not that of"),

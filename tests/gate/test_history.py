@@ -186,7 +186,7 @@ def test_unknown_weights_or_those_of_another_drafter_do_not_split_a_series():
     past = [
         drafted(1, 1.5, "cc" * 32),
         drafted(2, 0.9, "ee" * 32, pairing="demo/poor"),
-        run(3, cell(1.6)),  # from a specbench that did not record it
+        run(3, cell(1.6)),  # of another tool, which does not record it
         drafted(4, 1.7, "cc" * 32),
     ]
     result = history(past, ["decode_speedup"])

@@ -312,4 +312,3 @@ def test_rounds_launched_differently_from_the_baseline_get_a_warning(steady):
     (warning,) = cell_warnings(replace(same, requests=tuple(other)))
     num = len(same.pairs)
     assert warning == Kind.GRAPHS_DIFFER(graph="off", baseline="round", differing=1, requests=num)
-    assert cell_warnings(replace(same, baseline=steady.baseline)) == ()  # of an earlier specbench

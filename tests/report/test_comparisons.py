@@ -9,8 +9,6 @@ import pytest
 from specbench.decide.comparisons import crossovers
 from specbench.frames.tables import cells_csv
 from specbench.report.blocks import side_by_side_part
-from specbench.report.charts.canvas import drawing
-from specbench.report.charts.speedups import answers_charts
 from specbench.report.comparisons import (
     adaptive_grid,
     answers_grid,
@@ -29,7 +27,6 @@ from specbench.words.numbers import speedup_text
 from tests.cell_keys import KEY, with_axes
 from tests.decide.conftest import summary
 from tests.report.conftest import printed
-from tests.report.test_figures import texts
 from tests.report.test_json import VALIDATOR
 
 
@@ -171,7 +168,6 @@ def test_the_csv_has_adaptive_cells_and_contexts(served: Document) -> None:
 
 def test_a_single_run_has_no_comparison(cpu_document: Document) -> None:
     assert not side_by_side_part([cpu_document]).blocks
-    assert list(answers_charts([cpu_document])) == []
 
 
 def test_the_comparison_has_a_row_per_workload_and_drafter(
@@ -195,13 +191,3 @@ def test_only_differing_settings_of_several_runs_are_listed(cpu_document: Docume
     assert [row[0] for row in grid.rows] == ["run", "specbench", "CPU"]
     assert grid.rows[0][1:] == (cpu_document.run.run_id, "b")
     assert grid.rows[2][1:] == ("Made-up CPU, 2 cores", "Other CPU, 2 cores")
-
-
-def test_the_chart_has_a_point_for_each_run(
-    cpu_document: Document, interrupted_document: Document
-) -> None:
-    with drawing():
-        (chart,) = answers_charts([cpu_document, interrupted_document])
-    assert {"1", "2", "draft", "poor", "run"} <= set(texts(chart))
-    assert chart.panels[0].count("<title>run 1, draft, K=4: 1.90x") >= 1
-    assert "run 2" not in chart.panels[0]  # undecided without a second measurement

@@ -9,8 +9,6 @@ import pytest
 
 from specbench.records import EngineCost, Interval, Kind, SpeedupVerdict
 from specbench.report.answers import answer_lines
-from specbench.report.charts.canvas import SeriesStyle, drawing
-from specbench.report.charts.speedups import forecast_chart
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from specbench.report.forecasts import (
@@ -22,11 +20,10 @@ from specbench.report.forecasts import (
 )
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
-from specbench.report.sections import sections
 from specbench.stats.machine_noise import PARTS, MachineKind, assumed_noise
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeEngine
-from tests.report.conftest import drawn, printed
+from tests.report.conftest import printed
 from tests.report.test_json import VALIDATOR
 from tests.settings.flat_settings import changed
 
@@ -88,7 +85,6 @@ def test_every_report_format_shows_forecasts_against_measurements(measured_here)
     for text in (to_markdown([measured_here]), to_html([measured_here])):
         assert "Forecast against measured" in text
         assert "forecast: K=4, 3.57x faster" in " ".join(text.split())
-    assert "Forecast against measured" in [chart.title for chart in drawn(measured_here).all]
 
 
 def test_the_forecast_table_fits_80_columns(measured_here):
@@ -128,24 +124,12 @@ def test_a_forecast_whose_interval_contains_one_is_undecided(measured_here):
     assert next(forecast_reasons(unsure)) == Kind.RANGE(k=4, mean_k=None, speedup=open_)
 
 
-def test_a_forecast_without_an_interval_is_a_line_without_a_band(measured_here):
+def test_a_forecast_without_an_interval_is_undecided(measured_here):
     (good, _) = measured_here.forecasts
     *points, last = good.forecast.points
     bare = [replace(p, speedup=p.speedup and replace(p.speedup, low=None)) for p in points]
     forecast = replace(good.forecast, points=(*bare, replace(last, speedup=None)))
-    measured = {k: replace(cell, speedup=None) for k, cell in good.measured.items()}
-    unsure = replace(good, forecast=forecast, measured=measured)
-    (section, *_) = (section for section in sections(measured_here) if section.forecasts)
-    styles = {good.forecast.key.source: SeriesStyle(color="#000000", marker="o")}
-
-    def panel(check) -> str:
-        with drawing():
-            return forecast_chart([replace(section, forecasts=(check,))], styles).panels[0]
-
-    whole, bare_panel = panel(good), panel(unsure)
-    assert ("opacity: 0.18" in whole, "opacity: 0.18" in bare_panel) == (True, False)
-    assert (", measured" in whole, ", measured" in bare_panel) == (True, False)
-    assert forecast_verdict(unsure) is SpeedupVerdict.UNDECIDED
+    assert forecast_verdict(replace(good, forecast=forecast)) is SpeedupVerdict.UNDECIDED
 
 
 def test_the_json_report_contains_every_forecast_point(measured_here, measured_there):
@@ -178,7 +162,6 @@ def test_forecasts_from_imported_step_times_name_their_source(measured_there):
     assert "2.90" in grid.rows[0]
     assert whose in to_markdown([measured_there])
     assert whose in to_html([measured_there])
-    assert any(whose in chart.setting for chart in drawn(measured_there).all)
 
 
 def test_a_run_without_a_forecast_has_no_such_section(cpu_document):

@@ -150,7 +150,7 @@ def test_the_page_loads_no_external_resources(html: str) -> None:
 
 
 def test_the_page_contains_every_chart_and_metric(html: str, cpu_document: Document) -> None:
-    assert html.count("<svg ") == 14  # six charts of two workloads, memory and the machine
+    assert html.count("<svg ") == 11  # five charts of two workloads, and memory
     rows = html.count("<tr") - html.count("<thead>")
     assert rows > len(cpu_document.cells)
     names = {name for cell in cpu_document.cells for name in cell.metrics}

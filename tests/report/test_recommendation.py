@@ -20,7 +20,6 @@ from specbench.records import (
     SpeedupVerdict,
 )
 from specbench.report.blocks import ReportPart, run_report
-from specbench.report.charts.lines import pareto_front
 from specbench.report.document import Document, build_document
 from specbench.report.recommendation import (
     PickVerdict,
@@ -210,11 +209,6 @@ def test_a_recommendation_line_has_each_unit_once(served: Document) -> None:
     picks = recommendations_of(served, Objective())
     assert "s/token" in recommendation_lines(served, picks, Objective())[0]
     assert "/token per token" not in "".join(recommendation_lines(served, picks, Objective()))
-
-
-def test_the_pareto_front_has_the_points_that_none_dominates() -> None:
-    points = [(0.0, 1.2), (5.0, 1.1), (5.0, 1.5), (2.0, 1.2), (9.0, 1.5), (7.0, 2.0)]
-    assert pareto_front(points) == [(0.0, 1.2), (5.0, 1.5), (7.0, 2.0)]
 
 
 def point(at: int, estimate: float, *, is_sure: bool = True) -> Point:

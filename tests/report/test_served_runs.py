@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.records import RoundTimeline
 from specbench.report.answers import answer_lines, shared_k_lines
 from specbench.report.charts.canvas import Chart, SeriesStyle, drawing
-from specbench.report.charts.lines import changes, time_line_charts
 from specbench.report.charts.speedups import crossover_charts, speedup_chart
 from specbench.report.document import Document
 from specbench.report.grids import result_grid
@@ -109,19 +107,13 @@ def test_graphs_and_their_seconds_are_reported(served: Document) -> None:
 
 
 @pytest.mark.slow
-def test_a_served_run_has_charts_of_concurrency_context_engines_and_time(
+def test_a_served_run_has_charts_of_concurrency_and_context(
     served_charts: tuple[Chart, ...], lengths: Document
 ) -> None:
     by_title = {chart.title: chart for chart in served_charts}
-    assert "K=auto over time" in by_title
     rows = by_title["Speedup against concurrent requests"]
     assert {"K=2", "K=4", "K=auto", "concurrent requests"} <= set(texts(rows))
     assert "one request" not in rows.setting
-    peers = by_title["Side by side with other engines"]
-    assert "20  builtin draft K=4" in texts(peers)
-    assert "10  transformers assisted K=4" in texts(peers)
-    everybody = by_title["Speed of one user against all users"]
-    assert {"1", "2", "4", "draft", "no speculation"} <= set(texts(everybody))
     assert "Speedup against context" in [chart.title for chart in drawn(lengths).all]
 
 
@@ -160,20 +152,6 @@ def test_roofline_limits_are_shown_next_to_the_round(cpu_document: Document) -> 
     assert row["bandwidth"] == "80%"
     assert row["launches, syncs"] == "1.00, 0"
     assert row["idle ms"] == "1.50"
-
-
-def test_the_time_line_has_only_the_corners_of_its_steps() -> None:
-    rounds = RoundTimeline(
-        at_s=(0.0, 0.1, 0.2, 0.4),
-        seconds=(0.1, 0.1, 0.1, 0.2),
-        num_speculative_tokens=(4, 4, 0, 0),
-        num_live=(1,) * 4,
-        num_rows=(1,) * 4,
-        num_emitted=(1,) * 4,
-    )
-    at_s, ks = changes(rounds)
-    assert at_s == pytest.approx([0.0, 0.2, 0.6])
-    assert ks == [4, 0, 0]
 
 
 def test_acceptance_by_position_is_of_the_deepest_fixed_k(served: Document) -> None:
@@ -228,11 +206,3 @@ def test_a_curve_draws_no_line_over_invalid_points_and_no_point_without_a_speedu
     assert {text.partition(":")[0] for text in hover_texts(whole)} == {
         f"K=4 at {point.at}" for point in fixed.points
     }
-
-
-def test_a_pass_without_rounds_has_no_time_line(served: Document) -> None:
-    records = dict(served.time_lines)
-    with drawing():
-        assert list(time_line_charts(records))
-        silent = {key: replace(record, rounds=None) for key, record in records.items()}
-        assert list(time_line_charts(silent)) == []

@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 
 from specbench.records import Kind
-from specbench.report.charts.bars import side_by_side_charts
-from specbench.report.charts.canvas import drawing
 from specbench.report.document import Document, build_document
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import notes
@@ -194,5 +192,3 @@ def test_the_built_in_decoder_is_compared_with_the_engine_without_an_interval() 
     )
     assert [(p.cell.draft.k, p.decode.low) for p in both.side_by_side] == [(0, None), (4, None)]
     assert "relative to vllm" in to_markdown([both])
-    with drawing():
-        assert len(list(side_by_side_charts(both.side_by_side, both.cells))) == 1

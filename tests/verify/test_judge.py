@@ -246,8 +246,10 @@ def test_the_verify_document_matches_its_schema() -> None:
     assert (second["verdict"], second["match_rate"]) == ("matches_distribution", None)
 
 
-def served_pair(scored: SampledEvidence) -> tuple[ServedEvidence, ServedEvidence]:
-    """A server at K=0, scored, and with drafts, whose tokens are rare ones of K=0."""
+def served_pair(
+    scored: SampledEvidence, *, are_alike: bool
+) -> tuple[ServedEvidence, ServedEvidence]:
+    """A server at K=0, scored, and with drafts; its tokens are those of K=0, or rare ones there."""
     rng = np.random.default_rng(0)
     common, rare = (
         tuple(("p", (int(rng.random() < share),)) for _ in range(200)) for share in (0.1, 0.9)
@@ -260,36 +262,41 @@ def served_pair(scored: SampledEvidence) -> tuple[ServedEvidence, ServedEvidence
         scored=replace(scored, subject=plain),
         sample=None,
     )
-    sample = BaselineSample(
-        baseline=plain, outputs=rare, baseline_outputs=common, colder=rare, distances=()
-    )
-    of_drafts = replace(sampled(), subject=drafting)
-    return baseline, replace(baseline, subject=drafting, scored=of_drafts, sample=sample)
+    outputs = common if are_alike else rare
+    sample = BaselineSample(outputs=outputs, baseline_outputs=common, colder=rare)
+    return baseline, replace(baseline, subject=drafting, scored=None, sample=sample)
 
 
-def test_a_server_that_differs_from_its_own_baseline_is_wrong_although_the_target_fits() -> None:
-    baseline, drafted = served_pair(sampled(k=0))
-    sample = drafted.sample
-    assert [f.verdict for f in judge([baseline, drafted])] == ["matches_distribution", "mismatch"]
-    alike = replace(drafted, sample=replace(sample, outputs=sample.baseline_outputs))
-    assert [f.verdict for f in judge([baseline, alike])] == [
-        "matches_distribution",
-        "matches_distribution",
-    ]
+def test_a_server_that_differs_from_its_own_k_0_is_wrong() -> None:
+    found = judge(served_pair(sampled(k=0), are_alike=False))
+    assert [f.verdict for f in found] == ["matches_distribution", "mismatch"]
+    assert found[1].reasons == (Kind.FREQUENCY_DIFFERS(),)
+    assert found[1].p_values.keys() == {"two_sample"}
+
+
+def test_without_a_control_that_the_test_detects_a_server_is_undecided() -> None:
+    baseline, drafted = served_pair(sampled(k=0), are_alike=True)
+    assert drafted.sample is not None
+    blunt = replace(drafted.sample, colder=drafted.sample.baseline_outputs)
+    (_, found) = judge([baseline, replace(drafted, sample=blunt)])
+    assert (found.verdict, found.reasons) == ("inconclusive", (Kind.CONTROL_FAILED(),))
 
 
 @pytest.mark.parametrize(
     ("scored", "reason"),
     [
-        (sampled(k=0, num_outside=3), Kind.BASELINE_DEPARTS()),
-        (sampled(k=0, colder=BLUNT), Kind.BASELINE_OPEN()),
+        (sampled(k=0), Kind.BASELINE_FOLLOWS),
+        (sampled(k=0, num_outside=3), Kind.BASELINE_DEPARTS),
+        (sampled(k=0, colder=BLUNT), Kind.BASELINE_OPEN),
     ],
 )
 def test_a_server_like_its_own_k_0_names_the_verdict_on_k_0(
-    scored: SampledEvidence, reason: Reason
+    scored: SampledEvidence, reason: Kind
 ) -> None:
-    baseline, drafted = served_pair(scored)
-    sample = replace(drafted.sample, outputs=drafted.sample.baseline_outputs)
-    _, answer = answers(judge([baseline, replace(drafted, sample=sample)]))
-    like, remark = answer.reasons[0].figures["because"]
-    assert (like.kind, remark) == (Kind.SAMPLED_LIKE_BASELINE, reason)
+    found = judge(served_pair(scored, are_alike=True))
+    assert found[1].verdict == "matches_baseline"
+    _, answer = answers(found)
+    assert [r.kind for r in answer.reasons[0].figures["because"]] == [
+        Kind.SAMPLED_LIKE_BASELINE,
+        reason,
+    ]

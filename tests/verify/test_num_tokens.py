@@ -33,32 +33,20 @@ def question(name: str, conversation: str | None = None) -> VerificationPrompt:
 TALK = [question("a"), question("b1", "b"), question("b2", "b"), question("c"), question("d")]
 
 
-def prompts_taken(
-    num_tokens: int, num_rows: int, begin: int = 0, talk: list[VerificationPrompt] = TALK
-) -> str:
-    end = _end(talk, begin, num_tokens, num_rows)
-    return " ".join(talk[i % len(talk)].id for i in range(begin, end))
-
-
-def test_a_batch_has_the_wanted_tokens_and_whole_conversations():
-    assert prompts_taken(num_tokens=100, num_rows=1) == "a"
-    assert prompts_taken(num_tokens=101, num_rows=1) == "a b1 b2"
-    assert prompts_taken(num_tokens=1, num_rows=2) == "a b1 b2"
-    assert prompts_taken(num_tokens=301, num_rows=2) == "a b1 b2 c"
-    assert prompts_taken(num_tokens=501, num_rows=2) == "a b1 b2 c d a"
-    assert prompts_taken(num_tokens=101, num_rows=1, begin=9) == "d a"
+def prompts_taken(num_tokens: int, talk: list[VerificationPrompt]) -> str:
+    return " ".join(talk[i % len(talk)].id for i in range(_end(talk, 0, num_tokens, 1)))
 
 
 def test_a_conversation_does_not_continue_past_the_prompt_list():
     """A single conversation would otherwise never end."""
-    assert prompts_taken(num_tokens=201, num_rows=1, talk=TALK[1:3]) == "b1 b2 b1 b2"
+    assert prompts_taken(201, TALK[1:3]) == "b1 b2 b1 b2"
 
 
 def test_outputs_are_expected_to_be_as_long_as_the_greedy_one():
     answer = KnownOutput("builtin", (7,) * 40)
     talk = [replace(prompt, answer=answer) for prompt in TALK]
-    assert prompts_taken(num_tokens=41, num_rows=1, talk=talk) == "a b1 b2"
-    assert prompts_taken(num_tokens=121, num_rows=1, talk=talk) == "a b1 b2 c"
+    assert prompts_taken(41, talk) == "a b1 b2"
+    assert prompts_taken(121, talk) == "a b1 b2 c"
 
 
 class CountingEngine:

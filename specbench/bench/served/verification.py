@@ -356,10 +356,16 @@ class _OutputScoring:
 
     def _sampled(self, output: ServerOutputs) -> Evidence:
         subject, baseline = self._subject(output), self._baselines[output.temperature]
-        scored = None
+        scored = sample = None
         distances: tuple[Distance, ...] = ()
         why_not_scored = self._why_not_scored_at(output.temperature)
-        if self._target is not None and not why_not_scored:
+        if output is not baseline:
+            sets = (output.texts, baseline.texts, baseline.colder)
+            has_ids = have_ids(*sets)
+            outputs, plain, colder = (as_outputs(texts, has_ids=has_ids) for texts in sets)
+            sample = BaselineSample(outputs=outputs, baseline_outputs=plain, colder=colder)
+            distances = between(outputs, plain)
+        elif self._target is not None and not why_not_scored:
             settings = self._plan.settings.sampling
             sampling = Sampling(
                 temperature=output.temperature, top_k=settings.top_k, top_p=settings.top_p
@@ -372,24 +378,10 @@ class _OutputScoring:
             num_texts=len(output.texts),
             num_tokens=sum(text.num_tokens for text in output.texts),
             scored=scored,
-            sample=None if output is baseline else self._baseline_sample(output, baseline),
+            sample=sample,
             distances=distances,
             not_scored_because=why_not_scored,
             rule=output.rule,
-        )
-
-    def _baseline_sample(self, output: ServerOutputs, baseline: ServerOutputs) -> BaselineSample:
-        has_ids = have_ids(output.texts, baseline.texts, baseline.colder)
-        outputs, baseline_outputs, colder = (
-            as_outputs(texts, has_ids=has_ids)
-            for texts in (output.texts, baseline.texts, baseline.colder)
-        )
-        return BaselineSample(
-            baseline=self._subject(baseline),
-            outputs=outputs,
-            baseline_outputs=baseline_outputs,
-            colder=colder,
-            distances=between(outputs, baseline_outputs),
         )
 
     def _subject(self, output: ServerOutputs) -> Subject:

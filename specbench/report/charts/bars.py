@@ -1,21 +1,19 @@
-"""Bar charts: round time by part, memory by purpose, and speed next to other engines."""
+"""Bar charts: round time by part, and memory by purpose."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specbench.decide.comparisons import SideBySide
 from specbench.metrics.registry import number_of
-from specbench.records import CellKey, CellSummary, Condition
+from specbench.records import CellSummary
 from specbench.report.charts.canvas import (
     DRAFT,
     INK,
     K_AXIS,
     PALE,
     REST,
-    SERIES,
     VERIFY,
     Chart,
     Label,
@@ -25,10 +23,8 @@ from specbench.report.charts.canvas import (
     shorten,
     text_inches,
 )
-from specbench.report.comparisons import work_of
 from specbench.report.memory import EVERYTHING_ELSE, MemoryRow
 from specbench.report.sections import Section
-from specbench.settings import BUILTIN
 from specbench.words.numbers import measured, memory_scale
 
 _ROUND_TIME = (
@@ -192,96 +188,3 @@ def _memory_text(row: MemoryRow) -> str:
     if row.cost_bytes is not None:
         figures += f", speculation costs {measured(row.cost_bytes, 'bytes')}"
     return shorten(row.name, _TEXT_INCHES - text_inches([figures])) + figures
-
-
-_SIDE_BY_SIDE = (
-    "Output tokens after the first / decode seconds, over the same prompts in one interleaved "
-    "run. For each drafter: {}. Pale bars are invalid."
-)
-_OF_ENGINES = "our fastest K, the other engine at the same K, and at its own defaults"
-_OF_VARIANTS = "the fastest K, under each set of engine arguments"
-
-
-def side_by_side_charts(
-    pairs: Sequence[SideBySide], cells: Sequence[CellSummary]
-) -> Iterator[Chart]:
-    """One chart per setting with one panel per workload; none without another engine or variant."""
-    known = {cell.key: cell for cell in cells}
-    groups: dict[Condition, dict[str, list[SideBySide]]] = {}
-    for pair in pairs:
-        setting = pair.cell.condition
-        group_key = setting.without("workload", "engine", "variant")
-        groups.setdefault(group_key, {}).setdefault(setting.workload, []).append(pair)
-    for setting, workloads in groups.items():
-        bars = {name: bars_of(pairs, known) for name, pairs in workloads.items()}
-        drawn = {name: cells for name, cells in bars.items() if cells}
-        if drawn:
-            is_of_variants = any(pair.cell.condition.variant for pair in pairs)
-            yield _side_by_side_chart(setting, drawn, is_of_variants=is_of_variants)
-
-
-def bars_of(
-    pairs: Sequence[SideBySide], known: dict[CellKey, CellSummary]
-) -> tuple[CellSummary, ...]:
-    """Both sides without drafts, then each pairing's fastest K and its counterparts."""
-    fastest: dict[str, CellKey] = {}
-    for key in dict.fromkeys(pair.cell for pair in pairs if pair.cell in known):
-        best = fastest.get(key.pairing)
-        if best is None or _speed(known[key]) > _speed(known[best]):
-            fastest[key.pairing] = key
-    drafts = {key.draft for key in fastest.values()}
-    keys = dict.fromkeys(
-        key for pair in pairs if pair.cell.draft in drafts for key in (pair.cell, pair.peer)
-    )
-    return tuple(known[key] for key in keys if key in known and _speed(known[key]))
-
-
-def _side_by_side_chart(
-    setting: Condition, bars: dict[str, tuple[CellSummary, ...]], *, is_of_variants: bool
-) -> Chart:
-    names = [_name(cell) for cells in bars.values() for cell in cells]
-    panels = Panels(list(bars), names)
-    last = max(_speed(cell) for cells in bars.values() for cell in cells)
-    for ax, cells in zip(panels.axes, bars.values(), strict=True):
-        for row, cell in enumerate(cells):
-            (bar,) = ax.barh(
-                -row,
-                _speed(cell),
-                height=0.66,
-                color=_color(cell),
-                alpha=1.0 if cell.valid else PALE,
-            )
-            hover(bar, _name(cell))
-    most = max(map(len, bars.values()))
-    panels.axes[0].set_ylim(-most + 0.4, 0.6)
-    panels.hide_y()
-    panels.set_amount(last, "tokens per second")
-    panels.label_ends(
-        [
-            [
-                Label(
-                    -row,
-                    _name(cell),
-                    _color(cell) if cell.key.condition.engine == BUILTIN else INK,
-                )
-                for row, cell in enumerate(cells)
-            ]
-            for cells in bars.values()
-        ]
-    )
-    peers = "with other engine arguments" if is_of_variants else "with other engines"
-    caption = _SIDE_BY_SIDE.format(_OF_VARIANTS if is_of_variants else _OF_ENGINES)
-    return panels.chart(f"Side by side {peers}", setting.label, caption)
-
-
-def _name(cell: CellSummary) -> str:
-    variant = f", {cell.key.condition.variant}" if cell.key.condition.variant else ""
-    return f"{_speed(cell):,.0f}  {cell.key.condition.engine} {work_of(cell.key)}{variant}"
-
-
-def _color(cell: CellSummary) -> str:
-    return SERIES[0] if cell.key.condition.engine == BUILTIN else REST
-
-
-def _speed(cell: CellSummary) -> float:
-    return number_of(cell.metrics, "decode_tokens_per_s") or 0.0

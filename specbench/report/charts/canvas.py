@@ -5,8 +5,8 @@ are SVG titles, which every browser shows without a script. Until the SVG is wri
 the ids of the figure's artists.
 """
 
-import hashlib
 import io
+import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
-from xml.sax.saxutils import escape
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 from matplotlib.artist import Artist
@@ -24,73 +23,74 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from specbench.records import Interval
+from specbench.untrusted import plain
 from specbench.words.numbers import speedup_text
 
 INK = "#010203"  # replaced by the page's text color
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: readable by machines, set in the page's font
-    "svg.hashsalt": "specbench",  # equal data, equal bytes
-}
-
-_HOVER = "hover:"
-_HOVERED = re.compile(rf'<g id="{_HOVER}([^"]*)">(.*?)</g>', re.DOTALL)
-_COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')
+_SVG = "{http://www.w3.org/2000/svg}"
+_LINK = "{http://www.w3.org/1999/xlink}href"
 _TOO_FINE = re.compile(r"(\.\d\d)\d+")  # below a hundredth of 1/72 inch
 
 
 def hover(artist: Artist, *texts: str) -> None:
     """Sets the hover text of an artist: one text per marker, or one for all."""
-    artist.set_gid(_HOVER + ",".join(quote(text, safe="") for text in texts))
+    artist.set_gid(json.dumps(texts))
 
 
 def to_svg(figure: Figure, description: str) -> str:
-    """The figure for use inside an HTML page; screen readers read out the `description`."""
+    """The figure for use inside an HTML page; screen readers read out the `description`.
+
+    The result has no prologue, fixed size, font names or styles of its own.
+    """
     buffer = io.StringIO()
     omitted = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=omitted)
-    return _inline(buffer.getvalue(), description)
+    with mpl.rc_context({"svg.hashsalt": description}):  # no other picture has its ids
+        figure.savefig(buffer, format="svg", transparent=True, metadata=omitted)
+    root = ElementTree.fromstring(plain(buffer.getvalue()))
+    _, _, width, _ = root.attrib["viewBox"].split()
+    for element in [*root.iter()]:
+        _inline(element)
+    root.attrib = {
+        "viewBox": root.attrib["viewBox"],
+        "style": f"--width: {width}pt",
+        "role": "img",
+        "aria-label": description,
+    }
+    return plain(ElementTree.tostring(root, encoding="unicode"))
 
 
-def _inline(svg: str, description: str) -> str:
-    """The SVG without prologue, fixed size, font names and ids that nothing refers to."""
-    head, body = svg[svg.index("<svg ") :].split(">", 1)
-    view_box = re.search(r'viewBox="0 0 ([\d.]+) [\d.]+"', head)
-    assert view_box is not None
-    body = re.sub(r"<style.*?</style>", "", body)  # would style the whole page
-    body = re.sub(r'<(g|path|text) id="[a-zA-Z.]+\d*_\d+"', r"<\1", body)
-    body = re.sub(r"font-family: [^;\"]*;", "", body)
-    body = re.sub(r"\s*\n\s*", " ", body)
-    body = _COORDINATES.sub(lambda match: _TOO_FINE.sub(r"\1", match[0]), body)
-    body = body.replace(INK, "currentColor").replace("xlink:href", "href")
-    body = _HOVERED.sub(_with_titles, body)
-    name = escape(description, {'"': "&quot;"})
-    width = f"--width: {view_box[1]}pt"
-    return f'<svg {view_box[0]} style="{width}" role="img" aria-label="{name}">' + _unique_ids(
-        body.strip(), description
-    )
+def _inline(element: ElementTree.Element) -> None:
+    """Makes an element of matplotlib's SVG part of a page."""
+    for style in element.findall(f"{_SVG}style"):  # would apply to the whole page
+        element.remove(style)
+    element.tag = element.tag.removeprefix(_SVG)
+    element.tail = None
+    if element.tag != "text":
+        element.text = None
+    given = {
+        "href" if name == _LINK else name: value.replace(INK, "currentColor")
+        for name, value in element.attrib.items()
+    }
+    for name in {"d", "x", "y"} & given.keys():
+        given[name] = _TOO_FINE.sub(r"\1", " ".join(given[name].split()))
+    if "style" in given:
+        parts = given["style"].split("; ")
+        given["style"] = "; ".join(part for part in parts if not part.startswith("font-family:"))
+    gid = given.pop("id", "") if element.tag == "g" else ""  # nothing refers to a group
+    element.attrib = given
+    if gid.startswith("["):
+        _add_titles(element, json.loads(gid))
 
 
-def _with_titles(group: re.Match[str]) -> str:
-    """The group with one title per marker, or else one title for the whole group."""
-    texts = [escape(unquote(text)) for text in group[1].split(",")]
-    markers = re.findall(r"<use ", group[2])
-    if len(markers) == len(texts):
-        return f"<g>{''.join(_title_markers(group[2], texts))}</g>"
-    return f"<g><title>{texts[0]}</title>{group[2]}</g>"
-
-
-def _title_markers(body: str, texts: Sequence[str]) -> Iterator[str]:
-    pieces = re.split(r"(<use [^>]*)/>", body)
-    remaining = iter(texts)
-    for i, piece in enumerate(pieces):
-        yield f"{piece}><title>{next(remaining)}</title></use>" if i % 2 else piece
-
-
-def _unique_ids(body: str, description: str) -> str:
-    """The picture with ids that no other picture of the page has."""
-    prefix = hashlib.sha256(description.encode()).hexdigest()[:6]
-    body = re.sub(r' id="', rf' id="{prefix}-', body)
-    return re.sub(r'(href="|url\()#', rf"\1#{prefix}-", body)
+def _add_titles(group: ElementTree.Element, texts: Sequence[str]) -> None:
+    """One title per marker, or else one title for the whole group."""
+    markers = group.findall(f".//{_SVG}use")
+    for titled, text in zip(
+        markers if len(markers) == len(texts) else [group], texts, strict=False
+    ):
+        title = ElementTree.Element("title")
+        title.text = text
+        titled.insert(0, title)
 
 
 # Mid-tones of well separated hues (after Okabe and Ito): at least 3:1 on white and near-black.
@@ -111,7 +111,7 @@ _HOVER_POINTS = 11.0  # width of the area around an interval that shows its hove
 _MARGIN = 0.45  # in units of the x axis, left of the first number and right of the last
 
 _STYLE: dict[Any, Any] = {
-    **STYLE,
+    "svg.fonttype": "none",  # text stays text: readable by machines, set in the page's font
     "text.parse_math": False,  # a name may contain $
     "text.color": INK,
     "font.size": _FONT_SIZE,

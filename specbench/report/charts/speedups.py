@@ -1,6 +1,4 @@
-"""Charts of speedups with intervals, against K, concurrency and context, and against forecasts,
-over runs and over prompts.
-"""
+"""Charts of speedups with intervals: against K, concurrency and context, and of each prompt."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -9,9 +7,8 @@ from matplotlib.axes import Axes
 
 from specbench.decide.comparisons import ContextCurve, Crossover
 from specbench.decide.explanation import units_of
-from specbench.forecast.forecast_check import CheckedForecast
 from specbench.metrics.registry import number_of
-from specbench.records import CellKey, CellSummary, Condition, Decision, SpeedupVerdict
+from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.report.charts.canvas import (
     DASHED,
     INK,
@@ -25,9 +22,6 @@ from specbench.report.charts.canvas import (
     hover,
     series_styles,
 )
-from specbench.report.comparisons import by_run, decided_cells
-from specbench.report.document import Document
-from specbench.report.forecasts import FORECAST_TITLE, with_costs
 from specbench.report.sections import Section, drafter_of
 from specbench.stats.spread import MIN_UNITS
 from specbench.words.numbers import break_even_text, k_text, speedup_text
@@ -230,129 +224,6 @@ def _curve_label(curve: AnyCurve, styles: dict[str, SeriesStyle]) -> list[Label]
     """The line's name at its end; none for a line without a point."""
     ends = [point.speedup.estimate for point in curve.points if point.speedup]
     return [Label(y, _curve_name(curve), styles[_curve_name(curve)].color) for y in ends[-1:]]
-
-
-_FORECAST = (
-    "Lines: speedup forecast before any K was measured; bands: 95% intervals over prompts, "
-    "including the error of the step times. Points with bars: measured afterwards, in the "
-    "exploration phase. Dashed: no speculation."
-)
-
-
-def forecast_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -> Chart | None:
-    """One forecast line per drafter, with its measured points; None without a forecast."""
-    drawn = [section for section in group if section.forecasts]
-    if not drawn:
-        return None
-    checked = [check for section in drawn for check in section.forecasts]
-    names = [_forecast_name(check) for check in checked]
-    panels = Panels([section.condition.workload_label for section in drawn], names)
-    for ax, section in zip(panels.axes, drawn, strict=True):
-        panels.reference_line(ax)
-        for check in section.forecasts:
-            _draw_forecast(ax, check, styles[check.forecast.key.source])
-    last = max(check.forecast.points[-1].num_speculative_tokens for check in checked)
-    panels.set_x(0, last, K_AXIS)
-    panels.name_y("decode speedup", "{x:g}x")
-    panels.label_ends([list(_forecast_labels(section, styles)) for section in drawn])
-    setting = checked[0].forecast.key.condition
-    return panels.chart(FORECAST_TITLE, f"{setting.label}{with_costs(checked)}", _FORECAST)
-
-
-def _draw_forecast(ax: Axes, check: CheckedForecast, style: SeriesStyle) -> None:
-    points = [p for p in check.forecast.points if p.speedup is not None]
-    ks = [p.num_speculative_tokens for p in points]
-    ax.plot(
-        [0, *ks],
-        [1.0, *(p.speedup.estimate for p in points if p.speedup)],
-        color=style.color,
-        zorder=2,
-    )
-    band = [
-        (p.num_speculative_tokens, p.speedup.low, p.speedup.high)
-        for p in points
-        if p.speedup and p.speedup.low is not None and p.speedup.high is not None
-    ]
-    if band:
-        ks_with_band, lows, highs = zip(*band, strict=True)
-        ax.fill_between(ks_with_band, lows, highs, color=style.color, alpha=0.18, linewidth=0)
-    for k, measured in check.measured.items():
-        if measured.speedup is not None:
-            draw_speedup(
-                ax,
-                k,
-                measured.speedup,
-                style,
-                size=6,
-                valid=measured.valid,
-                name=f"{_forecast_name(check)} K={k}, measured",
-            )
-
-
-def _forecast_labels(section: Section, styles: Mapping[str, SeriesStyle]) -> Iterator[Label]:
-    for check in section.forecasts:
-        last = check.forecast.points[-1].speedup
-        if last is not None:
-            color = styles[check.forecast.key.source].color
-            yield Label(last.estimate, _forecast_name(check), color)
-
-
-def _forecast_name(check: CheckedForecast) -> str:
-    return drafter_of(check.forecast.key.source)
-
-
-_SEVERAL_RUNS = (
-    "The decision of each run for a drafter, at the K that it is about. Bars: 95% intervals. "
-    "Dashed: no speculation. Hollow points are undecided or decisions not to speculate."
-)
-
-
-def answers_charts(documents: Sequence[Document]) -> Iterator[Chart]:
-    """One chart per setting, one panel per workload, one point per run; none for a single run."""
-    if len(documents) < 2:
-        return
-    groups: dict[object, dict[str, list[CellKey]]] = {}
-    for key in decided_cells(documents):
-        workloads = groups.setdefault(key.condition.without("workload"), {})
-        workloads.setdefault(key.condition.workload, []).append(key)
-    for workloads in groups.values():
-        yield from _answers_chart(documents, workloads)
-
-
-def _answers_chart(
-    documents: Sequence[Document], workloads: Mapping[str, Sequence[CellKey]]
-) -> Iterator[Chart]:
-    keys = [key for group in workloads.values() for key in group]
-    styles = series_styles(key.source for key in keys)
-    panels = Panels(list(workloads), [drafter_of(source) for source in styles])
-    names: list[list[Label]] = []
-    for ax, group in zip(panels.axes, workloads.values(), strict=True):
-        panels.reference_line(ax)
-        ends: list[Label] = []
-        for i, key in enumerate(group):
-            style, name = styles[key.source], drafter_of(key.source)
-            shift = 0.12 * (i - (len(group) - 1) / 2)  # intervals stay apart
-            for run, (decision, _) in enumerate(by_run(documents, key)):
-                if decision is None or decision.speedup is None:
-                    continue
-                draw_speedup(
-                    ax,
-                    run + shift,
-                    decision.speedup,
-                    style,
-                    size=6,
-                    valid=decision.verdict is SpeedupVerdict.FASTER,
-                    name=f"run {run + 1}, {name}, {decision.leader.draft.length.named}",
-                )
-                ends = [end for end in ends if end.text != name]
-                ends.append(Label(decision.speedup.estimate, name, style.color))
-        names.append(ends)
-    if any(names):
-        panels.set_categories([str(i + 1) for i in range(len(documents))], "run")
-        panels.name_y("decode speedup", "{x:g}x")
-        panels.label_ends(names)
-        setting = keys[0].condition.without("workload").label
-        yield panels.chart("Answers of the runs", setting, _SEVERAL_RUNS)
 
 
 _EACH_PROMPT = (

@@ -18,8 +18,6 @@ from specbench.gate.check import check
 from specbench.gate.fingerprint import changes
 from specbench.inputs.config import load_pairings
 from specbench.records import DraftConfig, Kind
-from specbench.report.charts.bars import side_by_side_charts
-from specbench.report.charts.canvas import drawing
 from specbench.report.comparisons import variant_reasons, variants_grid
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
@@ -176,10 +174,6 @@ def test_the_faster_variant_is_named_with_its_interval_at_the_same_k(slower_eage
     assert "undecided whether faster than variant" in headline(equal, pick, Objective())
     (pick,) = recommendations_of(turned, Objective())
     assert "undecided" not in headline(turned, pick, Objective())
-    with drawing():
-        (chart,) = side_by_side_charts(turned.variants, turned.cells)
-    for work in ("K=0", "draft_model K=4"):
-        assert all(f"vllm {work}, {name}" in chart.panels[0] for name in TWO)
     assert len(variants_grid(document.variants).rows) == 6
     assert build_document(served_sweep(ONE_ROW)).variants == ()
 
