@@ -4,6 +4,7 @@
 """
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,8 @@ def test_every_command_and_option_exists(page: Path) -> None:
         assert words[0] in ("specbench", "make", "cd", "python"), words
         if words[0] == "make":
             assert words[1] in TARGETS
-    piped = [words[: words.index(">")] if ">" in words else words for words in commands]
-    for words in (*piped, *inline_commands(page)):
+    own = [[*takewhile(lambda word: word not in (">", "|"), words)] for words in commands]
+    for words in (*own, *inline_commands(page)):
         if words[0] == "specbench" and words[1:]:
             parse_command(words)
 

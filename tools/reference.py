@@ -1,57 +1,26 @@
-"""Writes commands.md, yaml.md and metrics.md: commands, options, keys, methods and metrics.
+"""Writes yaml.md: the keys of YAML files, and the methods.
 
     python -m tools.reference
 
-The command line, the readers of YAML and the drafters say what there is; a test fails when the
-pages are not what this would write. Only the meaning of exit codes and of YAML keys stands here.
+The readers of YAML and the drafters say what there is; a test fails when the page is not what this
+would write. Only the meaning of keys stands here.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
-from typer.main import get_command
-
-from specbench.cli import app
-from specbench.cli.help import panel_of, record_of
-from specbench.errors import ExitCode
 from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, TARGET_KEYS
 from specbench.inputs.model_spec import MODEL_DTYPES, MODEL_KEYS, QUANTIZATIONS
 from specbench.inputs.workloads import CARD_KEYS, MAX_NEW_TOKENS
 from specbench.methods import Method, Parameter, all_methods
-from specbench.metrics.registry import all_metrics
 from specbench.records.lossy import RULES
 from specbench.settings.words import MAX_K
 
-DOCS = Path(__file__).parents[1] / "docs"
-COMMANDS, YAML, METRICS = DOCS / "commands.md", DOCS / "yaml.md", DOCS / "metrics.md"
+YAML = Path(__file__).parents[1] / "docs" / "yaml.md"
 
 _MADE = "<!-- Written by `make docs` from the program: change that, not this page. -->"
-_EXIT_CODES: Mapping[ExitCode, str] = {
-    ExitCode.GOOD: "good",
-    ExitCode.FAILED: "a check failed: a regression, or output that is not the target's",
-    ExitCode.USER_ERROR: "wrong input; the message says what is allowed, or what to do",
-    ExitCode.INCONCLUSIVE: "undecided: there is too little evidence",
-    ExitCode.INCOMPLETE: "something is missing or failed, or the GPU failed at everything; "
-    "finished work is kept",
-    ExitCode.BUG: "a bug in specbench",
-    ExitCode.INTERRUPTED: "stopped by Ctrl-C; finished work is kept",
-    ExitCode.TERMINATED: "stopped by SIGTERM; finished work is kept",
-}
-
-
-_UNDECIDED = """\
-Exit code 3 means that at least one verdict of the command is undecided. "No speedup" is decided.
-Codes 1 and 4 take precedence.
-
-| command | verdicts |
-| --- | --- |
-| `run`, `sweep-k`, `recommend` | one per [setting](concepts.md#measuring), of its best pairing |
-| `pair`, `export` | one per target |
-| `verify`, `check` | one |
-| `report`, `history`, `list`, `import`, `--dry-run` | none, so never 3 |"""
 
 
 def _codes(*values: object) -> str:
@@ -100,37 +69,6 @@ _KEYS: Mapping[str, str] = {
 _MODELS = {"required": "needed", "optional": "optional", "refused": "none"}
 
 
-def commands_page() -> str:
-    """Every command with its options and their defaults, as --help has them."""
-    group: Any = get_command(app)
-    parts = [
-        f"# Commands\n\n{_MADE}",
-        "Every command with its options, defaults and exit codes, as `specbench COMMAND --help` "
-        "prints\nthem. `run`, `sweep-k` and `verify` print every option with `--help-all`.",
-        "```sh\nspecbench --help\n```",
-        _table(("exit code", "meaning"), ((str(int(c)), _EXIT_CODES[c]) for c in ExitCode)),
-        _UNDECIDED,
-        _table(
-            ("command", "what it does"),
-            ((f"[{name}](#{name})", _summary(group.commands[name])) for name in group.commands),
-        ),
-    ]
-    run = _records(group.commands["run"])
-    for name, command in group.commands.items():
-        parts.append(
-            f"## {name}\n\n{fill(_summary(command), 100)}\n\n```sh\n{_example(command)}\n```"
-        )
-        records = _records(command)
-        if name != "run" and set(run) <= set(records):
-            records = {k: v for k, v in records.items() if run.get(k) != v}
-            parts.append("It takes the options of [run](#run); these are new or have other words:")
-        headings = dict.fromkeys(heading for heading, _ in records.values())
-        for heading in headings:
-            rows = ((f"`{k}`", text) for k, (own, text) in records.items() if own == heading)
-            parts.append(_table((heading, ""), rows))
-    return "\n\n".join(parts) + "\n"
-
-
 def yaml_page() -> str:
     """The keys of both YAML files, and the methods with their parameters."""
     methods = all_methods()
@@ -156,41 +94,6 @@ def yaml_page() -> str:
         + _keys("of a card", CARD_KEYS),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def metrics_page() -> str:
-    """Every metric with its unit, better direction and formula, as `list metrics` has them."""
-    metrics = all_metrics().values()
-    rows = ((f"`{m.name}`", m.label, m.unit, m.better or "", m.formula) for m in metrics)
-    parts = [
-        f"# Metrics\n\n{_MADE}",
-        "Every metric with its unit, its better direction and its formula.",
-        "```sh\nspecbench list metrics\n```",
-        "In the formulas, each round drafts d tokens, accepts a and emits e. N is the number of\n"
-        "rounds, and n the number of output tokens of a request. [Concepts](concepts.md) explains\n"
-        "the terms.",
-        _table(("metric", "header in tables", "unit", "better", "formula"), rows),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _summary(command: Any) -> str:
-    return " ".join((command.help or "").split())
-
-
-def _example(command: Any) -> str:
-    return str(command.epilog).removeprefix("Example: ")
-
-
-def _records(command: Any) -> dict[str, tuple[str, str]]:
-    """Options as they are typed, each with its heading and what help says of it."""
-    context = command.make_context(command.name, [], resilient_parsing=True)
-    found = {}
-    for parameter in command.get_params(context):
-        typed, words = record_of(parameter, context)
-        if typed != "-h, --help":
-            found[typed] = (panel_of(parameter), " ".join(words.split()))
-    return found
 
 
 def _keys(where: str, keys: Sequence[str]) -> str:
@@ -227,6 +130,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    COMMANDS.write_text(commands_page(), encoding="utf-8")
     YAML.write_text(yaml_page(), encoding="utf-8")
-    METRICS.write_text(metrics_page(), encoding="utf-8")

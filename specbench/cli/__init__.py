@@ -28,6 +28,7 @@ from specbench.cli.options import with_option_per_field
 from specbench.cli.pair import pair
 from specbench.cli.recommend import recommend
 from specbench.cli.report import report
+from specbench.cli.schema import schema
 from specbench.cli.train import train
 from specbench.cli.verify import verify
 from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError, first_line
@@ -72,6 +73,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "history": with_option_per_field(history),
         "check": with_option_per_field(check),
         "baseline": with_option_per_field(baseline),
+        "schema": with_option_per_field(schema),
     },
     "Deploy and exchange": {
         "export": with_option_per_field(export),
@@ -124,9 +126,18 @@ def plain_streams() -> Iterator[None]:
 def _without_command(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", help="Show every option of every command.")
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"specbench {__version__}")
+    elif help_all:
+        group: Any = context.command
+        typer.echo(context.get_help())
+        for name, command in group.commands.items():
+            options = {"parent": context, "resilient_parsing": True}
+            typer.echo(f"\n{command.make_context(name, ['--help-all'], **options).get_help()}")
     elif context.invoked_subcommand is None:
         typer.echo(NEXT.format(version=__version__))
     else:

@@ -19,6 +19,7 @@ EXAMPLES = {
     "train": "specbench train eagle --target demo:target -o ./head --time-budget 5m",
     "report": "specbench report latest",
     "recommend": "specbench recommend latest",
+    "schema": "specbench schema run",
     "export": "specbench export demo/draft --engine vllm",
     "import": "specbench import results.json --pairing llama-3.1-8b/eagle3",
     "history": "specbench history",

@@ -26,6 +26,7 @@ COMMANDS = (
     "history",
     "check",
     "baseline",
+    "schema",
     "list",
     "doctor",
     "init",
@@ -45,7 +46,7 @@ def test_help_names_every_command_in_its_group(tmp_path):
     assert listed == {
         "Options": [],
         "Measure": ["run", "sweep-k", "pair", "verify", "inspect"],
-        "Read results": ["report", "recommend", "history", "check", "baseline"],
+        "Read results": ["report", "recommend", "history", "check", "baseline", "schema"],
         "Deploy and exchange": ["export", "import", "train"],
         "Set up": ["init", "doctor", "list"],
     }
@@ -67,6 +68,16 @@ def test_rare_options_are_in_help_all_only(command, tmp_path):
     words = f"with {len(rare)} more options."
     assert words in specbench(command, "--help", cwd=tmp_path).out
     assert len(usual) <= 27
+
+
+def test_help_all_without_a_command_has_every_option_of_every_command(tmp_path):
+    ran = specbench("--help-all", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    parts = ran.out.split("\nUsage: specbench ")
+    assert [part.split()[0] for part in parts[1:]] == [*get_command(app).commands]
+    for command, part in zip(get_command(app).commands, parts[1:], strict=True):
+        alone = specbench(command, "--help-all", cwd=tmp_path).out
+        assert part.strip() == alone.removeprefix("Usage: specbench ").strip()
 
 
 @pytest.mark.parametrize("command", ["run", "sweep-k", "verify"])

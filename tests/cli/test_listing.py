@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.calls import specbench
 
-KINDS = ("pairings", "workloads", "methods", "metrics", "runs")
+KINDS = ("pairings", "workloads", "methods", "metrics", "families", "runs")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,6 +44,23 @@ def test_drafters_are_listed_with_their_parameters(tmp_path):
     ngram = next(row for row in rows if row["method"] == "ngram")
     assert ngram["parameters"] == {"max_ngram": 3, "min_ngram": 1}
     assert ngram["model"] == "refused"
+
+
+def test_a_family_has_a_row_per_outcome_with_the_versions_that_share_it(tmp_path):
+    rows = json.loads(specbench("list families --json", cwd=tmp_path).out)
+    outcomes = {(row["family"], *row["transformers"]): (row["state"], row["why"]) for row in rows}
+    assert outcomes["llama", "5.17.0", "5.24.0"] == ("identical", "fused")
+    assert outcomes["big_bird", "5.17.0"][0] == "refused"
+    assert outcomes["big_bird", "5.24.0"][0] == "identical"
+    assert ("zaya", "5.17.0") not in outcomes
+
+
+def test_a_metric_is_listed_with_its_header_and_formula(tmp_path):
+    rows = json.loads(specbench("list metrics --json", cwd=tmp_path).out)
+    rates = {row["metric"]: row for row in rows}
+    assert rates["aggregate_tokens_per_s"]["header"] == "tok/s, all"
+    assert rates["acceptance_rate"]["unit"] == "fraction"
+    assert rates["acceptance_rate"]["formula"].startswith("sum(a) / sum(d)")
 
 
 def test_runs_report_their_progress(tiny, finished):

@@ -39,6 +39,7 @@ WRONG = {
     "export demo/draft --engine vlm": "vllm",
     "train eagle --target demo:target --output ./file": "--output file: ",
     "recommend 2020": "no run '2020'",
+    "schema doctor": "verify, check, history",
     "baseline 2020": "no run '2020'",
 }
 COMMANDS = """
