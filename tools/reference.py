@@ -1,12 +1,11 @@
-"""Writes yaml.md: the keys of YAML files, and the methods.
+"""Writes yaml.md: the keys of YAML files.
 
     python -m tools.reference
 
-The readers of YAML and the drafters say what there is; a test fails when the page is not what this
-would write. Only the meaning of keys stands here.
+The readers of YAML say what there is; a test fails when the page is not what this would write. Only
+the meaning of keys stands here.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -14,8 +13,6 @@ from textwrap import fill
 from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, TARGET_KEYS
 from specbench.inputs.model_spec import MODEL_DTYPES, MODEL_KEYS, QUANTIZATIONS
 from specbench.inputs.workloads import CARD_KEYS, MAX_NEW_TOKENS
-from specbench.methods import Method, Parameter, all_methods
-from specbench.records.lossy import RULES
 from specbench.settings.words import MAX_K
 
 YAML = Path(__file__).parents[1] / "docs" / "yaml.md"
@@ -50,11 +47,12 @@ _KEYS: Mapping[str, str] = {
     "pair's ([prompt files](workloads.md))",
     "note": "a line for readers of the list",
     "drafters": "drafters by name (needed)",
-    "method": "one of the methods below (needed)",
-    "parameters": "the method's own, below",
+    "method": "one of `specbench list methods` (needed)",
+    "parameters": "the method's own, of `specbench list parameters`",
     "num_speculative_tokens": f"K, the most tokens drafted per round, 1 to {MAX_K}; default: 4, "
     "or the drafter's maximum if lower. `-k` takes precedence",
-    "lossy": "a rule (below) that accepts tokens which change the distribution; default: none",
+    "lossy": "a [rule](pairings.md#lossy-rules) that accepts tokens which change the distribution; "
+    "default: none",
     "source": "of a catalog's entry: the address of the page that names this drafter",
     "checked": "the day on which that page was read, in quotes",
     "license": "the draft's license, or that of the prompts",
@@ -66,30 +64,21 @@ _KEYS: Mapping[str, str] = {
     "prompts": "how many prompts there are",
     "request": "[settings of requests](workloads.md#request-settings), which rows may override",
 }
-_MODELS = {"required": "needed", "optional": "optional", "refused": "none"}
 
 
 def yaml_page() -> str:
-    """The keys of both YAML files, and the methods with their parameters."""
-    methods = all_methods()
+    """The keys of both YAML files."""
     parts = [
         f"# Keys of YAML files\n\n{_MADE}",
-        "Every key of `pairings.yaml` and of a workload's card, and every method's parameters.\n"
-        "[pairings.md](pairings.md) explains them with examples.\n\n```sh\nspecbench list methods\n"
-        "```\n\nAny other key is an error that names file, line, key and the allowed values.",
+        "Every key of `pairings.yaml` and of a workload's card. [pairings.md](pairings.md) has\n"
+        "examples. Methods and their parameters are in lists:\n\n"
+        "```sh\nspecbench list methods\nspecbench list parameters\n```\n\n"
+        "Any other key is an error that names file, line, key and the allowed values.",
         "## pairings.yaml\n\n" + _keys("of the file", FILE_KEYS),
         _keys("under `defaults`", DEFAULTS_KEYS),
         _keys("of a target", TARGET_KEYS),
         _keys("of a drafter", DRAFTER_KEYS),
         fill(f"A drafter without a model takes none of these: {_codes(*MODEL_KEYS)}.", 100),
-        "## Methods\n\n"
-        + _table(("method", "model", "what it is"), (_method_row(m) for m in methods)),
-        _table(
-            ("parameter of", "", "without it", "allowed", "what it is"),
-            (_parameter_row(m, p) for m in methods for p in m.parameters),
-        ),
-        "## Lossy rules\n\n"
-        + _table(("rule", "parameters"), ((f"`{r}`", _rule(p)) for r, p in RULES.items())),
         "## A workload's card\n\n`NAME.yaml` is next to `NAME.jsonl`:\n\n"
         + _keys("of a card", CARD_KEYS),
     ]
@@ -98,26 +87,6 @@ def yaml_page() -> str:
 
 def _keys(where: str, keys: Sequence[str]) -> str:
     return _table((f"key {where}", ""), ((f"`{key}`", _KEYS[key]) for key in keys))
-
-
-def _method_row(method: Method) -> tuple[str, ...]:
-    return f"`{method.name}`", _MODELS[method.model], method.summary
-
-
-def _parameter_row(method: Method, parameter: Parameter) -> tuple[str, ...]:
-    own = "none" if parameter.default == () else f"`{json.dumps(parameter.default)}`"
-    return (
-        f"`{method.name}`",
-        f"`{parameter.name}`",
-        own.replace('"', ""),
-        parameter.wanted,
-        parameter.description,
-    )
-
-
-def _rule(parameters: Mapping[str, float | None]) -> str:
-    words = ("needed" if value is None else f"{value:g}" for value in parameters.values())
-    return ", ".join(f"`{n}` ({word})" for n, word in zip(parameters, words, strict=True))
 
 
 def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:

@@ -29,7 +29,6 @@ from specbench.cli.pair import pair
 from specbench.cli.recommend import recommend
 from specbench.cli.report import report
 from specbench.cli.schema import schema
-from specbench.cli.train import train
 from specbench.cli.verify import verify
 from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError, first_line
 from specbench.models import library_output
@@ -43,7 +42,7 @@ _PATH_ERRORS = (
 )
 
 _UP = "\x1b[A"  # cursor up: progress bars of libraries print it, as well as carriage returns
-_RECORDED = ("run", "sweep-k", "pair", "import", "train")  # their arguments are stored
+_RECORDED = ("run", "sweep-k", "pair", "import")  # their arguments are stored
 
 app = typer.Typer(
     name="specbench",
@@ -78,7 +77,6 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Deploy and exchange": {
         "export": with_option_per_field(export),
         "import": with_option_per_field(import_results),
-        "train": with_option_per_field(train),
     },
     "Set up": {
         "init": with_option_per_field(init),
@@ -201,12 +199,7 @@ def _is_text(word: str) -> bool:
 
 
 def _with_latest(arguments: list[str]) -> list[str]:
-    """`--resume` without a value means the newest run, `--ray` the cluster of this machine.
-
-    `train` is left as it is, since its --resume takes no run.
-    """
-    if arguments[:1] == ["train"]:
-        return arguments
+    """`--resume` without a value means the newest run, `--ray` the cluster of this machine."""
     defaults = {"--resume": "latest", "--ray": "auto"}
     completed = []
     for argument, next_argument in pairwise([*arguments, "-"]):

@@ -16,7 +16,6 @@ EXAMPLES = {
     "pair": "specbench pair ./models/target --draft ./models/draft --draft ngram",
     "verify": "specbench verify demo/draft",
     "inspect": 'specbench inspect demo/draft --prompt "Write a function that adds two numbers"',
-    "train": "specbench train eagle --target demo:target -o ./head --time-budget 5m",
     "report": "specbench report latest",
     "recommend": "specbench recommend latest",
     "schema": "specbench schema run",

@@ -1,5 +1,5 @@
 """`specbench list`: pairings (also only those that fit, or compared with the hub), workloads,
-methods, metrics, families of models and runs."""
+methods and their parameters, metrics, families of models and runs."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "pairings": ("pairing", "method", "K=k", "GiB=weights", "note"),
     "workloads": ("workload", "for", "prompts", "tokens=max_new_tokens", "description"),
-    "methods": ("method", "model", "parameters", "summary"),
+    "methods": ("method", "model", "summary"),
+    "parameters": ("method", "parameter", "default", "allowed", "description"),
     "metrics": ("metric", "header", "unit", "better", "formula"),
     "families": ("family", "transformers", "state", "why"),
     "runs": ("run", "state", "blocks", "pairings", "workloads"),
@@ -65,7 +66,7 @@ def list_things(
         ),
     ] = None,
 ) -> None:
-    """List pairings, workloads, methods, metrics, families of models or runs."""
+    """List pairings, workloads, methods, their parameters, metrics, model families or runs."""
     kind = one_of("list", kind, *_COLUMNS)
     _require_together(kind, fits=fits, gpu=gpu, check_hub=check_hub, write=write)
     if check_hub:
@@ -79,6 +80,8 @@ def list_things(
             rows = _workloads()
         case "methods":
             rows = _methods()
+        case "parameters":
+            rows = _parameters()
         case "metrics":
             rows = _metrics()
         case "families":
@@ -189,11 +192,25 @@ def _methods() -> list[dict[str, Any]]:
         {
             "method": method.name,
             "model": method.model,
-            "parameters": {p.name: p.default for p in method.parameters},
-            "allowed": {p.name: p.wanted for p in method.parameters},
             "summary": method.summary,
         }
         for method in all_methods()
+    ]
+
+
+def _parameters() -> list[dict[str, Any]]:
+    from specbench.methods import all_methods
+
+    return [
+        {
+            "method": method.name,
+            "parameter": parameter.name,
+            "default": parameter.default,
+            "allowed": parameter.wanted,
+            "description": parameter.description,
+        }
+        for method in all_methods()
+        for parameter in method.parameters
     ]
 
 
@@ -256,7 +273,7 @@ def print_rows(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
             typer.echo("\t".join(inert_cell(" ".join(cell.split())) for cell in line))
         return
     # The first column is for copying, so it does not wrap; the last one wraps first.
-    wraps = ("parameters", "pairings", "workloads", "state", headers[-1])
+    wraps = ("allowed", "pairings", "workloads", "state", headers[-1])
     table = text_table(
         "",
         headers,
@@ -270,8 +287,8 @@ def print_rows(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _entry(row: dict[str, Any], key: str) -> str:
-    if key == "parameters":
-        return "\n".join(f"{p}={_text(v)} ({row['allowed'][p]})" for p, v in row[key].items())
+    if key == "default":  # as in YAML
+        return json.dumps(row[key]).strip('"') if row[key] != () else "none"
     if key == "model" and row[key] == "refused":
         return "none"
     text = _text(row[key])

@@ -30,7 +30,6 @@ COMMANDS = (
     "list",
     "doctor",
     "init",
-    "train",
     "recommend",
 )
 
@@ -47,7 +46,7 @@ def test_help_names_every_command_in_its_group(tmp_path):
         "Options": [],
         "Measure": ["run", "sweep-k", "pair", "verify", "inspect"],
         "Read results": ["report", "recommend", "history", "check", "baseline", "schema"],
-        "Deploy and exchange": ["export", "import", "train"],
+        "Deploy and exchange": ["export", "import"],
         "Set up": ["init", "doctor", "list"],
     }
 
@@ -118,7 +117,6 @@ def test_help_states_how_many_prompts_are_measured(command, forecast, tmp_path):
         ("run --context 4k", ["--prompt-tokens"]),
         ("pair demo --context 4k", ["--plan-context"]),
         ("report --out reports", ["--runs-dir"]),
-        ("train eagle --prompts a.jsonl", ["--workload"]),
         ("watch demo/draft", ["'inspect'"]),
     ],
 )
@@ -137,8 +135,8 @@ def test_bounds_and_defaults_are_in_words(tmp_path):
     assert "--threads N CPU threads. At least 1. Default: the fastest in a short trial." in out
     assert "--runs-dir DIR Folder of stored runs. Default: reports." in out
     assert "<=x" not in out
-    required = " ".join(specbench("train", "--help", cwd=tmp_path).out.split())
-    assert "METHOD Method whose head is trained, such as eagle3. Required." in required
+    required = " ".join(specbench("check", "--help", cwd=tmp_path).out.split())
+    assert re.search(r"BASELINE [^.]*\. Required\.", required)
 
 
 def test_every_value_except_numbers_has_its_own_placeholder(tmp_path):
@@ -148,12 +146,12 @@ def test_every_value_except_numbers_has_its_own_placeholder(tmp_path):
         numbers |= set(re.findall("^  (?:-., )?(--\\S+) N(?:  |$)", out, re.MULTILINE))
         assert not re.search(r"<(?:list|int|float|str|path)", out), command
     kinds = {
-        ", ".join(parameter.opts): str(parameter.type_descriptor.annotation)
+        (", ".join(parameter.opts), str(parameter.type_descriptor.annotation))
         for command in get_command(app).commands.values()
         for parameter in command.params
         if numbers.intersection(parameter.opts)
     }
-    lists = {name for name, kind in kinds.items() if "int" not in kind and "float" not in kind}
+    lists = {name for name, kind in kinds if "int" not in kind and "float" not in kind}
     assert lists == {
         "--temperature",
         "--concurrency, --max-concurrency",
