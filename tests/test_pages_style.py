@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OTHERS = ("CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in OTHERS)])
+# What a command prints, its page only shows how to ask for.
+ASKED_FOR = ("commands.md", "families.md", "json.md", "metrics.md", "notebooks.md")
 
 SENTENCE_WORDS, CELL_WORDS, PARAGRAPH_LINES, LINE_CHARACTERS = 30, 25, 6, 100
 _END_OF_SENTENCE = re.compile(
@@ -59,6 +61,12 @@ def _words(text: str) -> list[str]:
 def test_a_page_follows_the_style_rules(page: Path) -> None:
     page_faults = list(faults(page.read_text(encoding="utf-8")))
     assert not page_faults, "\n".join(page_faults)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_a_page_is_short(page: Path) -> None:
+    most = 400 if page.name in ASKED_FOR else 2000
+    assert len(page.read_text(encoding="utf-8").split()) <= most
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
