@@ -63,12 +63,12 @@ test-models: $(DEV_STAMP)  ## Heads of other libraries; every family of models, 
 	$(BIN)/python -c "from tests.versions import make; make('oldest')"
 	$(BIN)/python -m pytest -m models -s
 
-families: $(DEV_STAMP)  ## Write docs/families.md again, of two versions of transformers (20 minutes)
+families: $(DEV_STAMP)  ## Write specbench/families.json again, of two versions of transformers (20 minutes)
 	$(BIN)/python -c "from tests.versions import make; make('oldest')"
-	mkdir -p build
-	$(ENGINES)/oldest/bin/python -m tools.families --rows build/families-old.json
-	$(BIN)/python -m tools.families --rows build/families-new.json
-	$(BIN)/python -m tools.families --page build/families-old.json build/families-new.json
+	mkdir -p build && rm -f build/families.json
+	$(ENGINES)/oldest/bin/python -m tools.families build/families.json
+	$(BIN)/python -m tools.families build/families.json
+	mv build/families.json specbench/families.json
 
 # Once, two environments are made outside the tree: some GB, minutes.
 test-versions: $(DEV_STAMP)  ## Every test on the oldest and the newest versions of what we build on (15 minutes)
@@ -94,10 +94,8 @@ readme: $(RUN_STAMP)  ## Measure the front page's figures again, on an idle mach
 	$(SWEEP)
 	$(BIN)/python -m benchmarks.readme --made-run latest
 
-docs: $(RUN_STAMP)  ## Write the generated pages again: commands, YAML, columns, JSON, figures
+docs: $(RUN_STAMP)  ## Write the generated pages again: keys of YAML files, figures
 	$(BIN)/python -m tools.reference
-	$(BIN)/python -m benchmarks.notebooks
-	$(BIN)/python -m tools.machine_document
 	$(BIN)/python -m benchmarks.readme
 
 train: $(RUN_STAMP)  ## Train the embedded models again into build/demo

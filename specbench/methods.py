@@ -131,22 +131,6 @@ class LayerReport(NamedTuple):
     reason: str
 
 
-class Recipe(NamedTuple):
-    """The training of a head: learning rates for a target with hidden size 128, and its losses.
-
-    Each pass over a text continues from the states that the head made in the pass before. Without
-    passes, the head drafts only from the target's states.
-    """
-
-    muon_lr: float
-    adamw_lr: float
-    passes: int = 0  # of a head with one layer; with several, one per layer
-    feature_weight: float = 0.0  # of the loss that makes states similar to the target's
-    is_noisy: bool = False
-    size: str = ""  # the argument of `new_checkpoint` with the number of heads or layers
-    has_vocabulary: bool = False  # a separate vocabulary and output
-
-
 def _no_answer(_: object) -> None:
     return None
 
@@ -166,7 +150,6 @@ class HeadFacts:
     by_tensors: Callable[[frozenset[str]], bool] = lambda _: False
     architecture: str | None = None
     is_speculators_type: bool = True  # whether its name is also a `speculators_model_type`
-    recipe: Recipe | None = None  # for `specbench train`
     reads_target_head: bool = False
     report_layers: Callable[[Files, int], LayerReport | None] = lambda *_: None
     # Shapes by name of the tensors that it runs with, if they differ from those of its files.
@@ -541,7 +524,6 @@ _ROWS = (
             layouts=MTP_LAYOUTS,
             fit=_mtp_fit,
             by_tensors=_are_mtp_layers,
-            recipe=Recipe(muon_lr=4e-3, adamw_lr=2e-3, passes=2, size="num_layers"),
             reads_target_head=True,
             report_layers=lambda files, _: LayerReport(
                 "mtp_layers", num_mtp_layers(files), "in the files"
@@ -599,8 +581,6 @@ _ROWS = (
             tensor_names=EAGLE3_NAMES,
             by_config=_eagle3_config,
             by_tensors=partial(_joins, EAGLE3_NAMES, "hidden_norm"),
-            # Without a loss on features, drafts deeper than `passes` are rarely accepted.
-            recipe=Recipe(muon_lr=4e-3, adamw_lr=4e-3, passes=5, has_vocabulary=True),
             report_layers=_eagle3_layers,
         ),
     ),
@@ -615,8 +595,6 @@ _ROWS = (
             tensor_names=EAGLE_NAMES,
             by_tensors=partial(_joins, EAGLE_NAMES, "self_attn.q_proj"),
             architecture="eagle",
-            # Trained on one pass, features drift: the second draft is accepted a third as often.
-            recipe=Recipe(muon_lr=4e-3, adamw_lr=2e-3, passes=3, feature_weight=0.5, is_noisy=True),
             reads_target_head=True,
         ),
     ),
@@ -652,7 +630,6 @@ _ROWS = (
             by_config=_medusa_config,
             by_tensors=lambda names: any(_MEDUSA_NAME.fullmatch(name) for name in names),
             is_speculators_type=False,
-            recipe=Recipe(muon_lr=8e-3, adamw_lr=4e-3, size="num_heads"),
             kept_shapes=_medusa_shapes,
         ),
     ),

@@ -106,7 +106,7 @@ class LoadedRun:
         return describe(table)
 
     def to_json(self) -> dict[str, Any]:
-        """The machine document of `specbench report --json`; docs/json.md describes it."""
+        """The machine document of `specbench report --json`; `specbench schema` describes it."""
         return to_json(self._document)
 
     def report(self, format: str = "html", path: str | Path | None = None) -> str:

@@ -60,16 +60,15 @@ MAY_IMPORT = {
     "demo": set(),
     "verify": {*DRIVING, "words"},
     "tracing": DRIVING,
-    "training": {*DRIVING, "probes", "demo"},
     "bench": {*DRIVING, *ANALYZING, "probes", "servers", "verify", "tracing"} - {"gate"},
-    "cli": {*DRIVING, *ANALYZING, "report", "probes", "verify", "training", "bench"},
+    "cli": {*DRIVING, *ANALYZING, "report", "probes", "verify", "bench"},
     "__main__": {"cli"},
 }
 LOOP = {f"specbench.decode.{name}" for name in ("serving", "scheduler", "decoder")}
 AUTOTUNE = "specbench.forward.autotune"
 MAY_NOT_IMPORT = {"decode": {AUTOTUNE}, "drafters": {AUTOTUNE, *LOOP}}
 TORCH = {"torch", "transformers"}
-MEASURING = {*DRIVING, "probes", "verify", "tracing", "training", "bench", "cli"}
+MEASURING = {*DRIVING, "probes", "verify", "tracing", "bench", "cli"}
 MEASURING -= {*BASE, *FILES}
 
 

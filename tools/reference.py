@@ -1,57 +1,23 @@
-"""Writes commands.md, yaml.md and metrics.md: commands, options, keys, methods and metrics.
+"""Writes yaml.md: the keys of YAML files.
 
     python -m tools.reference
 
-The command line, the readers of YAML and the drafters say what there is; a test fails when the
-pages are not what this would write. Only the meaning of exit codes and of YAML keys stands here.
+The readers of YAML say what there is; a test fails when the page is not what this would write. Only
+the meaning of keys stands here.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
-from typer.main import get_command
-
-from specbench.cli import app
-from specbench.cli.help import panel_of, record_of
-from specbench.errors import ExitCode
 from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, TARGET_KEYS
 from specbench.inputs.model_spec import MODEL_DTYPES, MODEL_KEYS, QUANTIZATIONS
 from specbench.inputs.workloads import CARD_KEYS, MAX_NEW_TOKENS
-from specbench.methods import Method, Parameter, all_methods
-from specbench.metrics.registry import all_metrics
-from specbench.records.lossy import RULES
 from specbench.settings.words import MAX_K
 
-DOCS = Path(__file__).parents[1] / "docs"
-COMMANDS, YAML, METRICS = DOCS / "commands.md", DOCS / "yaml.md", DOCS / "metrics.md"
+YAML = Path(__file__).parents[1] / "docs" / "yaml.md"
 
 _MADE = "<!-- Written by `make docs` from the program: change that, not this page. -->"
-_EXIT_CODES: Mapping[ExitCode, str] = {
-    ExitCode.GOOD: "good",
-    ExitCode.FAILED: "a check failed: a regression, or output that is not the target's",
-    ExitCode.USER_ERROR: "wrong input; the message says what is allowed, or what to do",
-    ExitCode.INCONCLUSIVE: "undecided: there is too little evidence",
-    ExitCode.INCOMPLETE: "something is missing or failed, or the GPU failed at everything; "
-    "finished work is kept",
-    ExitCode.BUG: "a bug in specbench",
-    ExitCode.INTERRUPTED: "stopped by Ctrl-C; finished work is kept",
-    ExitCode.TERMINATED: "stopped by SIGTERM; finished work is kept",
-}
-
-
-_UNDECIDED = """\
-Exit code 3 means that at least one verdict of the command is undecided. "No speedup" is decided.
-Codes 1 and 4 take precedence.
-
-| command | verdicts |
-| --- | --- |
-| `run`, `sweep-k`, `recommend` | one per [setting](concepts.md#measuring), of its best pairing |
-| `pair`, `export` | one per target |
-| `verify`, `check` | one |
-| `report`, `history`, `list`, `import`, `--dry-run` | none, so never 3 |"""
 
 
 def _codes(*values: object) -> str:
@@ -81,11 +47,12 @@ _KEYS: Mapping[str, str] = {
     "pair's ([prompt files](workloads.md))",
     "note": "a line for readers of the list",
     "drafters": "drafters by name (needed)",
-    "method": "one of the methods below (needed)",
-    "parameters": "the method's own, below",
+    "method": "one of `specbench list methods` (needed)",
+    "parameters": "the method's own, of `specbench list parameters`",
     "num_speculative_tokens": f"K, the most tokens drafted per round, 1 to {MAX_K}; default: 4, "
     "or the drafter's maximum if lower. `-k` takes precedence",
-    "lossy": "a rule (below) that accepts tokens which change the distribution; default: none",
+    "lossy": "a [rule](pairings.md#lossy-rules) that accepts tokens which change the distribution; "
+    "default: none",
     "source": "of a catalog's entry: the address of the page that names this drafter",
     "checked": "the day on which that page was read, in quotes",
     "license": "the draft's license, or that of the prompts",
@@ -97,124 +64,29 @@ _KEYS: Mapping[str, str] = {
     "prompts": "how many prompts there are",
     "request": "[settings of requests](workloads.md#request-settings), which rows may override",
 }
-_MODELS = {"required": "needed", "optional": "optional", "refused": "none"}
-
-
-def commands_page() -> str:
-    """Every command with its options and their defaults, as --help has them."""
-    group: Any = get_command(app)
-    parts = [
-        f"# Commands\n\n{_MADE}",
-        "Every command with its options, defaults and exit codes, as `specbench COMMAND --help` "
-        "prints\nthem. `run`, `sweep-k` and `verify` print every option with `--help-all`.",
-        "```sh\nspecbench --help\n```",
-        _table(("exit code", "meaning"), ((str(int(c)), _EXIT_CODES[c]) for c in ExitCode)),
-        _UNDECIDED,
-        _table(
-            ("command", "what it does"),
-            ((f"[{name}](#{name})", _summary(group.commands[name])) for name in group.commands),
-        ),
-    ]
-    run = _records(group.commands["run"])
-    for name, command in group.commands.items():
-        parts.append(
-            f"## {name}\n\n{fill(_summary(command), 100)}\n\n```sh\n{_example(command)}\n```"
-        )
-        records = _records(command)
-        if name != "run" and set(run) <= set(records):
-            records = {k: v for k, v in records.items() if run.get(k) != v}
-            parts.append("It takes the options of [run](#run); these are new or have other words:")
-        headings = dict.fromkeys(heading for heading, _ in records.values())
-        for heading in headings:
-            rows = ((f"`{k}`", text) for k, (own, text) in records.items() if own == heading)
-            parts.append(_table((heading, ""), rows))
-    return "\n\n".join(parts) + "\n"
 
 
 def yaml_page() -> str:
-    """The keys of both YAML files, and the methods with their parameters."""
-    methods = all_methods()
+    """The keys of both YAML files."""
     parts = [
         f"# Keys of YAML files\n\n{_MADE}",
-        "Every key of `pairings.yaml` and of a workload's card, and every method's parameters.\n"
-        "[pairings.md](pairings.md) explains them with examples.\n\n```sh\nspecbench list methods\n"
-        "```\n\nAny other key is an error that names file, line, key and the allowed values.",
+        "Every key of `pairings.yaml` and of a workload's card. [pairings.md](pairings.md) has\n"
+        "examples. Methods and their parameters are in lists:\n\n"
+        "```sh\nspecbench list methods\nspecbench list parameters\n```\n\n"
+        "Any other key is an error that names file, line, key and the allowed values.",
         "## pairings.yaml\n\n" + _keys("of the file", FILE_KEYS),
         _keys("under `defaults`", DEFAULTS_KEYS),
         _keys("of a target", TARGET_KEYS),
         _keys("of a drafter", DRAFTER_KEYS),
         fill(f"A drafter without a model takes none of these: {_codes(*MODEL_KEYS)}.", 100),
-        "## Methods\n\n"
-        + _table(("method", "model", "what it is"), (_method_row(m) for m in methods)),
-        _table(
-            ("parameter of", "", "without it", "allowed", "what it is"),
-            (_parameter_row(m, p) for m in methods for p in m.parameters),
-        ),
-        "## Lossy rules\n\n"
-        + _table(("rule", "parameters"), ((f"`{r}`", _rule(p)) for r, p in RULES.items())),
         "## A workload's card\n\n`NAME.yaml` is next to `NAME.jsonl`:\n\n"
         + _keys("of a card", CARD_KEYS),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def metrics_page() -> str:
-    """Every metric with its unit, better direction and formula, as `list metrics` has them."""
-    metrics = all_metrics().values()
-    rows = ((f"`{m.name}`", m.label, m.unit, m.better or "", m.formula) for m in metrics)
-    parts = [
-        f"# Metrics\n\n{_MADE}",
-        "Every metric with its unit, its better direction and its formula.",
-        "```sh\nspecbench list metrics\n```",
-        "In the formulas, each round drafts d tokens, accepts a and emits e. N is the number of\n"
-        "rounds, and n the number of output tokens of a request. [Concepts](concepts.md) explains\n"
-        "the terms.",
-        _table(("metric", "header in tables", "unit", "better", "formula"), rows),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _summary(command: Any) -> str:
-    return " ".join((command.help or "").split())
-
-
-def _example(command: Any) -> str:
-    return str(command.epilog).removeprefix("Example: ")
-
-
-def _records(command: Any) -> dict[str, tuple[str, str]]:
-    """Options as they are typed, each with its heading and what help says of it."""
-    context = command.make_context(command.name, [], resilient_parsing=True)
-    found = {}
-    for parameter in command.get_params(context):
-        typed, words = record_of(parameter, context)
-        if typed != "-h, --help":
-            found[typed] = (panel_of(parameter), " ".join(words.split()))
-    return found
-
-
 def _keys(where: str, keys: Sequence[str]) -> str:
     return _table((f"key {where}", ""), ((f"`{key}`", _KEYS[key]) for key in keys))
-
-
-def _method_row(method: Method) -> tuple[str, ...]:
-    return f"`{method.name}`", _MODELS[method.model], method.summary
-
-
-def _parameter_row(method: Method, parameter: Parameter) -> tuple[str, ...]:
-    own = "none" if parameter.default == () else f"`{json.dumps(parameter.default)}`"
-    return (
-        f"`{method.name}`",
-        f"`{parameter.name}`",
-        own.replace('"', ""),
-        parameter.wanted,
-        parameter.description,
-    )
-
-
-def _rule(parameters: Mapping[str, float | None]) -> str:
-    words = ("needed" if value is None else f"{value:g}" for value in parameters.values())
-    return ", ".join(f"`{n}` ({word})" for n, word in zip(parameters, words, strict=True))
 
 
 def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
@@ -227,6 +99,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    COMMANDS.write_text(commands_page(), encoding="utf-8")
     YAML.write_text(yaml_page(), encoding="utf-8")
-    METRICS.write_text(metrics_page(), encoding="utf-8")

@@ -28,7 +28,7 @@ from specbench.cli.options import with_option_per_field
 from specbench.cli.pair import pair
 from specbench.cli.recommend import recommend
 from specbench.cli.report import report
-from specbench.cli.train import train
+from specbench.cli.schema import schema
 from specbench.cli.verify import verify
 from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError, first_line
 from specbench.models import library_output
@@ -42,7 +42,7 @@ _PATH_ERRORS = (
 )
 
 _UP = "\x1b[A"  # cursor up: progress bars of libraries print it, as well as carriage returns
-_RECORDED = ("run", "sweep-k", "pair", "import", "train")  # their arguments are stored
+_RECORDED = ("run", "sweep-k", "pair", "import")  # their arguments are stored
 
 app = typer.Typer(
     name="specbench",
@@ -72,11 +72,11 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "history": with_option_per_field(history),
         "check": with_option_per_field(check),
         "baseline": with_option_per_field(baseline),
+        "schema": with_option_per_field(schema),
     },
     "Deploy and exchange": {
         "export": with_option_per_field(export),
         "import": with_option_per_field(import_results),
-        "train": with_option_per_field(train),
     },
     "Set up": {
         "init": with_option_per_field(init),
@@ -124,9 +124,18 @@ def plain_streams() -> Iterator[None]:
 def _without_command(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", help="Show every option of every command.")
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"specbench {__version__}")
+    elif help_all:
+        group: Any = context.command
+        typer.echo(context.get_help())
+        for name, command in group.commands.items():
+            options = {"parent": context, "resilient_parsing": True}
+            typer.echo(f"\n{command.make_context(name, ['--help-all'], **options).get_help()}")
     elif context.invoked_subcommand is None:
         typer.echo(NEXT.format(version=__version__))
     else:
@@ -190,12 +199,7 @@ def _is_text(word: str) -> bool:
 
 
 def _with_latest(arguments: list[str]) -> list[str]:
-    """`--resume` without a value means the newest run, `--ray` the cluster of this machine.
-
-    `train` is left as it is, since its --resume takes no run.
-    """
-    if arguments[:1] == ["train"]:
-        return arguments
+    """`--resume` without a value means the newest run, `--ray` the cluster of this machine."""
     defaults = {"--resume": "latest", "--ray": "auto"}
     completed = []
     for argument, next_argument in pairwise([*arguments, "-"]):

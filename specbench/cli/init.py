@@ -25,7 +25,7 @@ _HEAD = """\
 # tokens. `specbench run {pairing}` measures one pairing, `specbench run {target}` all drafters.
 # Every entry may also have `dtype`, `revision`, `device_map`,
 # `quantization` (int8, int4, fp8) and `note`; a drafter also `num_speculative_tokens`, its K.
-# `specbench list methods` shows the methods and their parameters.
+# `specbench list methods` shows the methods, `specbench list parameters` their parameters.
 #
 # `model` is a folder (relative to this file), a Hugging Face id, or demo:NAME.
 """

@@ -1,6 +1,7 @@
 """`specbench list`: pairings (also only those that fit, or compared with the hub), workloads,
-methods, metrics and runs."""
+methods and their parameters, metrics, families of models and runs."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from specbench.errors import ExitCode, UsageError
 from specbench.fit.gpus import GIB
 from specbench.settings.groups import DEFAULT_K, PairingsFile
 from specbench.settings.words import one_of
+from specbench.shipped import PACKAGE
 from specbench.untrusted import inert_cell
 
 if TYPE_CHECKING:
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "pairings": ("pairing", "method", "K=k", "GiB=weights", "note"),
     "workloads": ("workload", "for", "prompts", "tokens=max_new_tokens", "description"),
-    "methods": ("method", "model", "parameters", "summary"),
-    "metrics": ("metric", "unit", "better", "formula"),
+    "methods": ("method", "model", "summary"),
+    "parameters": ("method", "parameter", "default", "allowed", "description"),
+    "metrics": ("metric", "header", "unit", "better", "formula"),
+    "families": ("family", "transformers", "state", "why"),
     "runs": ("run", "state", "blocks", "pairings", "workloads"),
 }
 _HUB = ("model", "revision", "GiB=gib", "license")
@@ -62,7 +66,7 @@ def list_things(
         ),
     ] = None,
 ) -> None:
-    """List pairings, workloads, methods, metrics or runs."""
+    """List pairings, workloads, methods, their parameters, metrics, model families or runs."""
     kind = one_of("list", kind, *_COLUMNS)
     _require_together(kind, fits=fits, gpu=gpu, check_hub=check_hub, write=write)
     if check_hub:
@@ -76,14 +80,18 @@ def list_things(
             rows = _workloads()
         case "methods":
             rows = _methods()
+        case "parameters":
+            rows = _parameters()
         case "metrics":
             rows = _metrics()
+        case "families":
+            rows = _families()
         case "runs":
             rows = _runs(runs_dir)
     if as_json:
         options.print_json(rows)
     else:
-        _print(_COLUMNS[kind], rows)
+        print_rows(_COLUMNS[kind], rows)
 
 
 def _require_together(
@@ -108,7 +116,7 @@ def _check_hub(file: Path | None, write: Path | None, *, as_json: bool) -> None:
         options.print_json(rows)
     else:
         short = [{**row, "revision": (row["revision"] or "")[:12] or None} for row in rows]
-        _print(_HUB, short)
+        print_rows(_HUB, short)
     if not is_right:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -184,11 +192,25 @@ def _methods() -> list[dict[str, Any]]:
         {
             "method": method.name,
             "model": method.model,
-            "parameters": {p.name: p.default for p in method.parameters},
-            "allowed": {p.name: p.wanted for p in method.parameters},
             "summary": method.summary,
         }
         for method in all_methods()
+    ]
+
+
+def _parameters() -> list[dict[str, Any]]:
+    from specbench.methods import all_methods
+
+    return [
+        {
+            "method": method.name,
+            "parameter": parameter.name,
+            "default": parameter.default,
+            "allowed": parameter.wanted,
+            "description": parameter.description,
+        }
+        for method in all_methods()
+        for parameter in method.parameters
     ]
 
 
@@ -196,8 +218,27 @@ def _metrics() -> list[dict[str, Any]]:
     from specbench.metrics.registry import all_metrics
 
     return [
-        {"metric": m.name, "unit": m.unit, "better": m.better, "formula": m.formula}
+        {
+            "metric": m.name,
+            "header": m.label,
+            "unit": m.unit,
+            "better": m.better,
+            "formula": m.formula,
+        }
         for m in all_metrics().values()
+    ]
+
+
+def _families() -> list[dict[str, Any]]:
+    """A row per family and outcome, with the versions of transformers that share it."""
+    tried = json.loads((PACKAGE / "families.json").read_text(encoding="utf-8"))
+    versions: dict[tuple[str, str, str], list[str]] = {}
+    for version, families in tried.items():
+        for family, (state, why) in families.items():
+            versions.setdefault((family, state, why), []).append(version)
+    return [
+        {"family": family, "transformers": versions[family, state, why], "state": state, "why": why}
+        for family, state, why in sorted(versions)
     ]
 
 
@@ -217,7 +258,7 @@ def _runs(runs_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _print(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+def print_rows(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """A table on a terminal, with nothing cut off; elsewhere tabs between the same columns."""
     from specbench.cli.console import is_terminal, open_console, plain_table
     from specbench.words.table import text_table
@@ -232,7 +273,7 @@ def _print(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
             typer.echo("\t".join(inert_cell(" ".join(cell.split())) for cell in line))
         return
     # The first column is for copying, so it does not wrap; the last one wraps first.
-    wraps = ("parameters", "pairings", "workloads", "state", headers[-1])
+    wraps = ("allowed", "pairings", "workloads", "state", headers[-1])
     table = text_table(
         "",
         headers,
@@ -246,8 +287,8 @@ def _print(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _entry(row: dict[str, Any], key: str) -> str:
-    if key == "parameters":
-        return "\n".join(f"{p}={_text(v)} ({row['allowed'][p]})" for p, v in row[key].items())
+    if key == "default":  # as in YAML
+        return json.dumps(row[key]).strip('"') if row[key] != () else "none"
     if key == "model" and row[key] == "refused":
         return "none"
     text = _text(row[key])

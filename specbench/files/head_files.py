@@ -290,14 +290,12 @@ class Layout(NamedTuple):
     author: str
     source: str
     release: str | None = None
-    is_ours: bool = False  # `specbench train` writes it as well
 
     @property
     def note(self) -> str:
         if self.release is not None:
             return f"as {self.author} writes it: logits equal those of {self.release}'s own forward"
-        ours = " (also that of `specbench train`)" if self.is_ours else ""
-        read = f"{self.author}'s layout{ours}, read in {self.source}"
+        read = f"{self.author}'s layout, read in {self.source}"
         return f"{read}; never tested with a published head"
 
 
@@ -345,13 +343,13 @@ EAGLE_LAYOUTS: Layouts = (
         _has_field(SPECULATORS),
         Layout("speculators", "vllm-project/speculators at 8a49095, models/eagle.py"),
     ),
-    (_is_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py", is_ours=True)),
+    (_is_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py")),
 )
 EAGLE3_LAYOUTS: Layouts = (
     _OF_SPECULATORS,
     (_has_field("next_layer_regular", "eagle_config"), _MODELOPT),
     (_is_specforge_eagle3, _SPECFORGE),
-    (_is_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py", is_ours=True)),
+    (_is_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py")),
 )
 PEAGLE_LAYOUTS: Layouts = (
     _OF_SPECULATORS,
@@ -372,7 +370,6 @@ MEDUSA_LAYOUTS: Layouts = (
         Layout(
             "FasterDecoding",
             "FasterDecoding/Medusa at e2a5d20, medusa/model/medusa_model.py",
-            is_ours=True,
         ),
     ),
 )
@@ -383,7 +380,6 @@ MTP_LAYOUTS: Layouts = (
         Layout(
             "its model",
             f"{_VLLM} at 4f7c144, 028aedf, 98debc2, ffdc985 and 01d9980, models/*_mtp.py",
-            is_ours=True,
         ),
     ),
 )

@@ -34,9 +34,7 @@ class Environment:
     power_limit_w: Annotated[float | None, Doc("its power limit", "W")] = None
     sm_clock_default_mhz: Annotated[int | None, Doc("its default SM clock", "MHz")] = None
     probe: Annotated[str, Doc("which probe ran, or why none did")] = ""
-    node: Annotated[
-        str | None, Doc("node of a [cluster](cluster.md): a short id; absent without one")
-    ] = None
+    node: Annotated[str | None, Doc("node of a cluster: a short id; absent without one")] = None
 
     @property
     def processor(self) -> str:
@@ -316,7 +314,7 @@ class ServerRecord:
     log: Annotated[str | None, Doc("file of its output, in the run's folder")] = None
     node: Annotated[
         str | None,
-        Doc("node of a [cluster](cluster.md) that ran it; absent without one", is_text=True),
+        Doc("node of a cluster that ran it; absent without one", is_text=True),
     ] = None
 
 

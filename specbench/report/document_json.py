@@ -1,7 +1,7 @@
 """The JSON document of `run --json`, `sweep-k --json` and `report --json`.
 
-Its keys are declared here, and the fields of a nested object in that object's class. `make docs`
-generates report/schema.json and the tables of docs/json.md from both.
+Its keys are declared here, and the fields of a nested object in that object's class.
+`specbench schema` prints both.
 """
 
 from operator import attrgetter
@@ -15,7 +15,7 @@ from specbench.decide.comparisons import (
     SideBySide,
 )
 from specbench.decide.objective import SharedK
-from specbench.doc import Doc, JsonObject, Key, Several, docs_of, keys_of, schema_of
+from specbench.doc import Doc, JsonObject, Key, Several, docs_of, keys_of
 from specbench.forecast.forecast_check import MeasuredPoint
 from specbench.metrics.acceptance import VllmCounts
 from specbench.records import (
@@ -159,8 +159,7 @@ _SETTINGS = JsonObject(
 )
 DOCUMENT = JsonObject(
     "Document",
-    "The output of `specbench run --json`, `sweep-k --json` and `report --json`; docs/json.md "
-    "explains it.",
+    "The output of `specbench run --json`, `sweep-k --json` and `report --json`.",
     {
         "schema_version": Key(Literal[1], "version of this document", lambda _: JSON_VERSION),
         "run_id": Key(
@@ -253,10 +252,3 @@ DOCUMENT = JsonObject(
 def to_json(document: Document) -> dict[str, Any]:
     """A run as a JSON object."""
     return DOCUMENT.of(document)
-
-
-def json_schema() -> dict[str, Any]:
-    """The schema of the document: report/schema.json."""
-    schema = schema_of(DOCUMENT.type)
-    draft = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": draft, "title": "specbench JSON document", **schema}

@@ -170,7 +170,7 @@ DOCUMENT = JsonObject(
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The JSON document of a call; docs/json.md explains every key."""
+    """The JSON document of a call; `specbench schema verify` explains every key."""
     return DOCUMENT.of(findings)
 
 

@@ -39,13 +39,18 @@ class CommandResult(NamedTuple):
 
 
 def specbench(
-    command: str = "", *arguments: str | Path, cwd: Path, in_full: bool = False
+    command: str = "",
+    *arguments: str | Path,
+    cwd: Path,
+    in_full: bool = False,
+    entry_point: Callable[[], None] = main,
 ) -> CommandResult:
     """`specbench COMMAND ARGUMENTS` as a shell in `cwd` would run it, entry point and all.
 
     The command may have several words, as they are typed.
 
     Only `in_full` has charts in its HTML page and times forwards next to more than one block.
+    `entry_point`: of a tool, instead of the command line.
     """
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, chdir(cwd):
@@ -59,7 +64,7 @@ def specbench(
             redirect_stderr(err),
             pytest.raises(SystemExit) as done,
         ):
-            main()
+            entry_point()
     exited = done.value
     code = int(exited.code or 0)
     return CommandResult(code, out.getvalue(), err.getvalue(), type(exited.__context__))

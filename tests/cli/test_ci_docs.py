@@ -9,7 +9,6 @@ import yaml
 
 from benchmarks.gate_runs import BASELINE_RUNS, CANDIDATE_RUNS, PAIRING, RECIPE, TOLERANCES
 from specbench.cli.check import parse_fail_on
-from specbench.gate.comparable import WORDS
 from specbench.inputs.config import load_pairings
 from specbench.shipped import shipped
 from tests.cli.calls import specbench
@@ -68,8 +67,3 @@ def test_every_run_of_a_workflow_names_its_number_of_threads():
         runs = [call for call in commands(block) if call[1] == "run"]
         assert runs
         assert all(int(call[call.index("--threads") + 1]) > 0 for call in runs)
-
-
-def test_the_page_lists_every_word_of_allow_different():
-    listed = " ".join(TEXT.split()).partition("The allowed words are ")[2].partition(". ")[0]
-    assert [re.sub(r" \(.*\)", "", word) for word in listed.split(", ")] == list(WORDS)

@@ -26,10 +26,10 @@ COMMANDS = (
     "history",
     "check",
     "baseline",
+    "schema",
     "list",
     "doctor",
     "init",
-    "train",
     "recommend",
 )
 
@@ -45,8 +45,8 @@ def test_help_names_every_command_in_its_group(tmp_path):
     assert listed == {
         "Options": [],
         "Measure": ["run", "sweep-k", "pair", "verify", "inspect"],
-        "Read results": ["report", "recommend", "history", "check", "baseline"],
-        "Deploy and exchange": ["export", "import", "train"],
+        "Read results": ["report", "recommend", "history", "check", "baseline", "schema"],
+        "Deploy and exchange": ["export", "import"],
         "Set up": ["init", "doctor", "list"],
     }
 
@@ -67,6 +67,16 @@ def test_rare_options_are_in_help_all_only(command, tmp_path):
     words = f"with {len(rare)} more options."
     assert words in specbench(command, "--help", cwd=tmp_path).out
     assert len(usual) <= 27
+
+
+def test_help_all_without_a_command_has_every_option_of_every_command(tmp_path):
+    ran = specbench("--help-all", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    parts = ran.out.split("\nUsage: specbench ")
+    assert [part.split()[0] for part in parts[1:]] == [*get_command(app).commands]
+    for command, part in zip(get_command(app).commands, parts[1:], strict=True):
+        alone = specbench(command, "--help-all", cwd=tmp_path).out
+        assert part.strip() == alone.removeprefix("Usage: specbench ").strip()
 
 
 @pytest.mark.parametrize("command", ["run", "sweep-k", "verify"])
@@ -107,7 +117,6 @@ def test_help_states_how_many_prompts_are_measured(command, forecast, tmp_path):
         ("run --context 4k", ["--prompt-tokens"]),
         ("pair demo --context 4k", ["--plan-context"]),
         ("report --out reports", ["--runs-dir"]),
-        ("train eagle --prompts a.jsonl", ["--workload"]),
         ("watch demo/draft", ["'inspect'"]),
     ],
 )
@@ -126,8 +135,8 @@ def test_bounds_and_defaults_are_in_words(tmp_path):
     assert "--threads N CPU threads. At least 1. Default: the fastest in a short trial." in out
     assert "--runs-dir DIR Folder of stored runs. Default: reports." in out
     assert "<=x" not in out
-    required = " ".join(specbench("train", "--help", cwd=tmp_path).out.split())
-    assert "METHOD Method whose head is trained, such as eagle3. Required." in required
+    required = " ".join(specbench("check", "--help", cwd=tmp_path).out.split())
+    assert re.search(r"BASELINE [^.]*\. Required\.", required)
 
 
 def test_every_value_except_numbers_has_its_own_placeholder(tmp_path):
@@ -137,12 +146,12 @@ def test_every_value_except_numbers_has_its_own_placeholder(tmp_path):
         numbers |= set(re.findall("^  (?:-., )?(--\\S+) N(?:  |$)", out, re.MULTILINE))
         assert not re.search(r"<(?:list|int|float|str|path)", out), command
     kinds = {
-        ", ".join(parameter.opts): str(parameter.type_descriptor.annotation)
+        (", ".join(parameter.opts), str(parameter.type_descriptor.annotation))
         for command in get_command(app).commands.values()
         for parameter in command.params
         if numbers.intersection(parameter.opts)
     }
-    lists = {name for name, kind in kinds.items() if "int" not in kind and "float" not in kind}
+    lists = {name for name, kind in kinds if "int" not in kind and "float" not in kind}
     assert lists == {
         "--temperature",
         "--concurrency, --max-concurrency",

@@ -7,11 +7,10 @@ import shutil
 import jsonschema
 import pytest
 
-from specbench.doc import schema_of
+from specbench.cli.schema import json_schema
 from specbench.errors import StoreError
 from tests.cli.calls import specbench
 from tests.importers.test_formats import FILES
-from tools.machine_document import DOCUMENTS
 
 SPEEDS = (640, 644, 637, 641, 639, 520, 523, 518, 521, 519)
 METRIC = ("--metric", "aggregate_tokens_per_s")
@@ -54,7 +53,7 @@ def test_history_tables_do_not_break_names_or_repeat_cells(nightly):
 def test_the_machine_document_has_every_point_and_the_step(nightly):
     ran = specbench("history", *METRIC, "--json", cwd=nightly)
     document = json.loads(ran.out)
-    jsonschema.validate(document, schema_of(DOCUMENTS["History"]))
+    jsonschema.validate(document, json_schema("history"))
     (series,) = document["series"]
     assert [point["value"] for point in series["points"]] == list(SPEEDS)
     (step,) = series["steps"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.calls import specbench
 
-KINDS = ("pairings", "workloads", "methods", "metrics", "runs")
+KINDS = ("pairings", "workloads", "methods", "parameters", "metrics", "families", "runs")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,10 +40,34 @@ def test_pairings_are_those_of_the_working_folder(tiny):
 
 
 def test_drafters_are_listed_with_their_parameters(tmp_path):
-    rows = json.loads(specbench("list methods --json", cwd=tmp_path).out)
-    ngram = next(row for row in rows if row["method"] == "ngram")
-    assert ngram["parameters"] == {"max_ngram": 3, "min_ngram": 1}
-    assert ngram["model"] == "refused"
+    methods = json.loads(specbench("list methods --json", cwd=tmp_path).out)
+    assert {row["method"]: row["model"] for row in methods}["ngram"] == "refused"
+    rows = json.loads(specbench("list parameters --json", cwd=tmp_path).out)
+    ngram = {row["parameter"]: row["default"] for row in rows if row["method"] == "ngram"}
+    assert ngram == {"max_ngram": 3, "min_ngram": 1}
+    assert all(row["allowed"] and row["description"] for row in rows)
+    (tree,) = (r for r in rows if (r["method"], r["parameter"]) == ("medusa", "tree"))
+    assert tree["allowed"] == "auto, chain, published, stage2 or fitted"
+    listed = specbench("list parameters", cwd=tmp_path).out.splitlines()
+    assert any(line.startswith("lookahead\tpool_from_prompt\ttrue\ttrue or") for line in listed)
+    assert any(line.startswith("draft_model\ttree\tnone\t") for line in listed)
+
+
+def test_a_family_has_a_row_per_outcome_with_the_versions_that_share_it(tmp_path):
+    rows = json.loads(specbench("list families --json", cwd=tmp_path).out)
+    outcomes = {(row["family"], *row["transformers"]): (row["state"], row["why"]) for row in rows}
+    assert outcomes["llama", "5.17.0", "5.24.0"] == ("identical", "fused")
+    assert outcomes["big_bird", "5.17.0"][0] == "refused"
+    assert outcomes["big_bird", "5.24.0"][0] == "identical"
+    assert ("zaya", "5.17.0") not in outcomes
+
+
+def test_a_metric_is_listed_with_its_header_and_formula(tmp_path):
+    rows = json.loads(specbench("list metrics --json", cwd=tmp_path).out)
+    rates = {row["metric"]: row for row in rows}
+    assert rates["aggregate_tokens_per_s"]["header"] == "tok/s, all"
+    assert rates["acceptance_rate"]["unit"] == "fraction"
+    assert rates["acceptance_rate"]["formula"].startswith("sum(a) / sum(d)")
 
 
 def test_runs_report_their_progress(tiny, finished):
@@ -188,14 +212,6 @@ def test_doctor_notes_an_untested_head_layout(tmp_path):
     assert "never tested" in note
     text = " ".join(specbench("doctor", "demo/eagle", cwd=tmp_path).out.split())
     assert f"demo/eagle: {note}" in text
-
-
-def test_methods_are_listed_with_allowed_parameter_values(tmp_path):
-    text = " ".join(specbench("list", "methods", cwd=tmp_path).out.split())
-    assert "max_ngram=3 (a" in text
-    rows = json.loads(specbench("list methods --json", cwd=tmp_path).out)
-    medusa = next(row for row in rows if row["method"] == "medusa")
-    assert medusa["allowed"]["tree"] == "auto, chain, published, stage2 or fitted"
 
 
 def test_doctor_reports_the_tokens_in_common_with_another_tokenizer(tiny, tmp_path):

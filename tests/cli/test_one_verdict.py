@@ -868,7 +868,6 @@ def test_gguf_models_are_refused_with_a_hint_by_every_command(
         ("run", "--target", "./target", "--draft", word, *RUN, "--dry-run"),
         ("verify", "--target", "./target", "--draft", word),
         ("inspect", "--target", word, "--draft", "ngram", "--prompt", "Hi"),
-        ("train", "eagle", "--target", word, "--output", "head"),
     ]
     change = (folder / "pairings.yaml").read_text().replace("./x", word)
     (folder / "pairings.yaml").write_text(change)

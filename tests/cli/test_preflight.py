@@ -37,8 +37,8 @@ WRONG = {
     "check latest latest --fail-on speed": "--fail-on 'speed'",
     "export demo/drafft --engine vllm": "no pairing 'demo/drafft'",
     "export demo/draft --engine vlm": "vllm",
-    "train eagle --target demo:target --output ./file": "--output file: ",
     "recommend 2020": "no run '2020'",
+    "schema doctor": "verify, check, history",
     "baseline 2020": "no run '2020'",
 }
 COMMANDS = """

@@ -1,5 +1,5 @@
-"""`specbench train`: from a target and prompts to a head that `run` drafts with, and the entry of
-pairings.yaml that names it.
+"""`python -m tools.training`: from a target and prompts to a head that `run` drafts with, and the
+entry of pairings.yaml that names it.
 """
 
 import json
@@ -9,13 +9,13 @@ from textwrap import indent
 
 import pytest
 
-from specbench.cli.train import pairing_entry
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
 from specbench.inputs.pairing import Pairing
-from specbench.methods import all_methods
 from tests.cli.calls import CommandResult, specbench
 from tests.training.tiny_target import METHODS
+from tools.training.__main__ import main, pairing_entry
+from tools.training.settings import RECIPES
 
 SMALL = (
     *("--workload", "prompts.jsonl", "--num-texts", "20", "--max-new-tokens", "8", "--steps", "3"),
@@ -31,9 +31,8 @@ targets:
 
 
 def trained(method: str, out: str, *more: str, cwd: Path) -> CommandResult:
-    return specbench(
-        "train", method, "--target", "./target", "--output", out, *SMALL, *more, cwd=cwd
-    )
+    arguments = ("--target", "./target", "--output", out, *SMALL, *more)
+    return specbench(method, *arguments, cwd=cwd, entry_point=main)
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +41,7 @@ def eagle(tiny) -> CommandResult:
 
 
 def test_every_head_that_has_a_recipe_is_trained_in_the_tests():
-    assert {m.name for m in all_methods() if m.head and m.head.recipe} == {*METHODS}
+    assert RECIPES.keys() == {*METHODS}
 
 
 def test_the_training_card_has_the_sources_and_the_acceptance(eagle, tiny):
@@ -50,7 +49,7 @@ def test_the_training_card_has_the_sources_and_the_acceptance(eagle, tiny):
 
     assert eagle.code == 0, eagle.err
     assert json.loads((tiny / "heads" / "eagle" / "training.json").read_text()) == card
-    assert card["command"][:3] == ["specbench", "train", "eagle"]
+    assert card["command"][:3] == ["tools.training", "eagle", "--target"]
     assert card["target"]["source"] == "./target"
     assert list(card["texts"]["sources"]) == ["prompts.jsonl"]
     assert card["texts"]["count"] == card["texts"]["held_out"] + 20
@@ -132,7 +131,7 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(arguments, says, tiny, t
     given = [] if "--target" in arguments else ["--target", "tiny"]
     given += [] if "--output" in arguments else ["--output", "new"]
 
-    ran = specbench(f"train {arguments} --num-texts 20", *given, cwd=tmp_path)
+    ran = specbench(f"{arguments} --num-texts 20", *given, cwd=tmp_path, entry_point=main)
 
     assert (ran.code, ran.out) == (2, "")
     assert says in " ".join(ran.err.split())

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from specbench.demo.corpus import REGISTERS, corpus_sha256, sample
-from specbench.demo.corpus.code import TASKS
-from specbench.demo.corpus.grammar import Dice, fill, joined, prose
+from tools.demo.corpus import REGISTERS, corpus_sha256, sample
+from tools.demo.corpus.code import TASKS
+from tools.demo.corpus.grammar import Dice, fill, joined, prose
 from tools.demo.evaluation import code_blocks
 
 

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoConfig
 
 from specbench.demo import MODELS, ROOT, WORKLOADS
-from specbench.demo.corpus import REGISTERS, sample
 from specbench.drafters.registry import drafter_class
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Work
@@ -25,6 +24,7 @@ from specbench.shipped import shipped
 from tools.demo import other_draft
 from tools.demo.card import NAMES, head_facts, load, weights_sha256
 from tools.demo.card_text import model_card
+from tools.demo.corpus import REGISTERS, sample
 from tools.demo.documents import encode
 from tools.demo.evaluation import (
     agreement,

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from specbench.demo import WORKLOADS
-from specbench.demo.corpus import END, REGISTERS, SEED, training_conversations
+from tools.demo.corpus import END, REGISTERS, SEED, training_conversations
 from tools.demo.prompts import write_workloads
 
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig
 
 from specbench.demo import MODELS
 from specbench.drafters.registry import drafter_class
-from specbench.training.train_head import write_head
 from tests.export.deployments import deployment, exported, with_draft
+from tools.training.train_head import write_head
 
 HEADS = ("eagle", "eagle3", "medusa")
 

@@ -101,7 +101,7 @@ def test_the_layers_that_a_head_reads_are_reported(target, tmp_path):
         (
             "eagle3",
             {},
-            "SafeAILab's layout (also that of `specbench train`), read in SafeAILab/EAGLE",
+            "SafeAILab's layout, read in SafeAILab/EAGLE",
         ),
         ("peagle", {}, "as SpecForge writes it: logits equal those of SpecForge 0.2.0's own"),
         (

@@ -23,12 +23,12 @@ from specbench.report.document_json import to_json
 from specbench.report.markdown import to_markdown
 from specbench.runs import list_runs, load_run, resume_run
 from specbench.runs.codec import encode_line, encode_run
-from specbench.training.texts import TextFile, TrainingText
 from tests.forecast.test_bench_results import SPECULATIVE
 from tests.gate.gate_sides import cell, figure, side
 from tests.hostile import mutations
 from tests.hostile.mutations import Case, Make, Mutation
 from tests.runs.stored_examples import ENVIRONMENT, FAILURE, TRACE
+from tools.training.texts import TextFile, TrainingText
 
 RESULTS = Path(__file__).parents[1] / "importers" / "files"
 RUN = Path(__file__).parents[1] / "runs" / "stored_sweep" / "sweep"

@@ -19,7 +19,7 @@ WHEEL_MIB, INSTALLED_MIB = 12, 18  # the bundled models are most of it
 NEEDED = (
     *("py.typed", "pairings.yaml", "workloads/chat.jsonl", "workloads/tools.yaml"),
     *("demo/models/target/model.safetensors", "demo/MODEL_CARD.md"),
-    *("report/template.html", "report/schema.json"),
+    *("report/template.html", "families.json"),
 )
 FIRST_LOOK = (
     *("--version", "--help", "list pairings", "list workloads", "list methods", "list metrics"),

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from specbench.cli.console import open_console
-from specbench.doc import schema_of
+from specbench.cli.schema import json_schema
 from specbench.gate.attribution import Cause
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
@@ -28,7 +28,6 @@ from specbench.report.markdown import part_to_markdown
 from specbench.report.terminal import terminal_part
 from specbench.words.numbers import effect_text
 from tests.gate.gate_sides import cell, figure, key, side
-from tools.machine_document import DOCUMENTS
 
 HOSTILE = 'a|b <i>&"[x](y)\x07\n`'
 TOLERANCES = [
@@ -223,4 +222,4 @@ def test_the_json_has_the_declared_keys(gate):
     assert document["judgments"]
     assert document["attributions"]
     assert document["changes"]
-    jsonschema.validate(document, schema_of(DOCUMENTS["Check"]))
+    jsonschema.validate(document, json_schema("check"))

@@ -1,27 +1,21 @@
-"""The machine document keeps its schema, and the schema is documented."""
+"""The machine document keeps its schema."""
 
 import json
-import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
-import specbench.report.document as document_module
-from specbench.doc import docs_of, schema_of
+from specbench.cli.schema import json_schema
+from specbench.doc import docs_of
 from specbench.records import CellSummary, Kind
 from specbench.records.keys import AXES
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from tests.report.stored_runs import SMALL, stored_run
-from tools import machine_document
 
-FOLDER = Path(document_module.__file__).parent
-SCHEMA = json.loads((FOLDER / "schema.json").read_text(encoding="utf-8"))
-DOCS = (FOLDER.parents[1] / "docs" / "json.md").read_text(encoding="utf-8")
+SCHEMA = json_schema("run")
 VALIDATOR = Draft202012Validator(SCHEMA)
 
 
@@ -40,12 +34,6 @@ def test_the_json_schema_is_valid_and_refuses_unknown_keys(cpu_document: Documen
     assert not VALIDATOR.is_valid({**result, "speedups": []})
     del result["cells"][0]["valid"]
     assert not VALIDATOR.is_valid(result)
-
-
-def test_schema_and_page_are_generated_from_the_fields() -> None:
-    text = (FOLDER / "schema.json").read_text(encoding="utf-8")
-    assert text == machine_document.schema_text(), "run `make docs`"
-    assert machine_document.rewritten(DOCS) == DOCS, "run `make docs`"
 
 
 def test_json_schema_keys_have_a_unit_bounds_and_meaning() -> None:
@@ -98,12 +86,6 @@ def test_a_gain_may_be_negative() -> None:
     assert best_of["speedup"]["anyOf"][0]["properties"] == {"estimate": {"exclusiveMinimum": 0}}
     assert best_of["gain"]["$ref"] == "#/$defs/Interval"
     assert "properties" not in best_of["gain"]
-
-
-def test_every_property_of_a_schema_is_explained() -> None:
-    documented = set(re.findall(r"`(\w+)`", DOCS))
-    for schema in (SCHEMA, *map(schema_of, machine_document.DOCUMENTS.values())):
-        assert set(properties(schema)) - documented == set()
 
 
 def test_the_json_report_has_every_documented_key(cpu_document: Document) -> None:
@@ -173,10 +155,3 @@ def test_the_json_report_has_sessions_including_failed_ones(sessions: Document) 
     load = result["servers"][0]["client"][0]
     assert load["cell_id"] == sessions.cells[0].key.id
     assert len(result["servers"]) == 4 * 2 * (3 + 2)  # cycles, both ways, first pass and second
-
-
-def properties(schema: dict[str, Any]) -> Iterator[str]:
-    """Every property that the schema or one of its definitions names."""
-    yield from schema.get("properties", {})
-    for definition in schema.get("$defs", {}).values():
-        yield from properties(definition)

@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 
 from specbench.cli.console import open_console
+from specbench.cli.schema import json_schema
 from specbench.decide.comparisons import Crossover, Point
 from specbench.decide.objective import JointRecommendation, Objective, Recommendation
-from specbench.doc import schema_of
 from specbench.records import (
     NO_DRAFTER,
     Interval,
@@ -40,7 +40,6 @@ from specbench.words.numbers import break_even_text
 from tests.cell_keys import BASE_KEY, KEY, with_axes
 from tests.report.served_runs import context_run
 from tests.report.stored_runs import SMALL, stored_run
-from tools.machine_document import DOCUMENTS
 
 
 def headlines(document, picks, objective):
@@ -260,7 +259,7 @@ def test_recommendations_name_their_temperature(served: Document) -> None:
     json_document = recommendation_json(both, picks, Objective())
     assert {pick["temperature"] for pick in json_document["picks"]} == {0.0, 1.0}
     assert json_document["shared"]
-    jsonschema.validate(json_document, schema_of(DOCUMENTS["Recommend"]))
+    jsonschema.validate(json_document, json_schema("recommend"))
 
 
 def with_memory(document: Document, pick: Recommendation, num_tokens: int) -> Document:
@@ -333,7 +332,7 @@ def test_k_by_context_is_part_of_the_answer() -> None:
     assert list(run_report(document).shared.lines) == [sentence]
     json_document = json.loads(json.dumps(recommendation_json(document, picks, objective)))
     (entry,) = json_document["by_context"]
-    jsonschema.validate(json_document, schema_of(DOCUMENTS["Recommend"]))
+    jsonschema.validate(json_document, json_schema("recommend"))
     assert [
         (at["context"], at["num_speculative_tokens"], at["verdict"]) for at in entry["contexts"]
     ] == [(512, 4, "faster"), (16_384, 4, "faster"), (65_536, 0, "no speedup")]

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from specbench.errors import StoreError
-from specbench.training.settings import replaced
-from specbench.training.texts import TextFile, TrainingText
-from specbench.training.train_head import write_head
 from tests.full_disk import file_size_limit
 from tests.training.test_training import Killed, killed_after, trained, weights
 from tests.training.tiny_target import VOCAB_SIZE, lab
+from tools.training.settings import replaced
+from tools.training.texts import TextFile, TrainingText
+from tools.training.train_head import write_head
 
 ORIGIN = {"target_sha256": "abc", "seed": 0}
 TEXT = TrainingText((1, 2, 3), 1, is_held_out=True)

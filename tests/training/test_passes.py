@@ -10,12 +10,12 @@ import torch
 
 from specbench.drafters.eagle import EagleHead
 from specbench.drafters.registry import build_drafter
-from specbench.training.student import ChainStudent, open_student
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import Recorder, run_rounds
 from tests.drafters.plain_heads import PlainEagle, PlainEagle3
 from tests.training.tiny_target import METHODS, VOCAB_SIZE, lab
+from tools.training.student import ChainStudent, open_student
 
 DEPTH = 4
 

@@ -9,8 +9,10 @@ import pytest
 from specbench.demo import MODELS, WORKLOADS
 from specbench.errors import StoreError, UsageError, WorkloadError
 from specbench.models.tokenizer import ChatTokenizer
-from specbench.training.teacher import batches_of, order
-from specbench.training.texts import (
+from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.training.tiny_target import CPU, VOCAB_SIZE, lab
+from tools.training.teacher import batches_of, order
+from tools.training.texts import (
     TextFile,
     TrainingPrompt,
     TrainingText,
@@ -19,8 +21,6 @@ from specbench.training.texts import (
     plan_answers,
     workload_questions,
 )
-from tests.decoding.models import generated, random_prompt, tiny_llama
-from tests.training.tiny_target import CPU, VOCAB_SIZE, lab
 
 ORIGIN = {"target_sha256": "abc", "seed": 0}
 QUESTIONS = [

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from specbench.models.checkpoint import read_checkpoint
-from specbench.training.student import Student, measure_acceptance, open_student
-from specbench.training.train_head import write_head
-from specbench.training.trainer import train
 from tests.training.tiny_target import METHODS, SETTINGS, Lab, lab, plan, silent
+from tools.training.student import Student, measure_acceptance, open_student
+from tools.training.train_head import write_head
+from tools.training.trainer import train
 
 pytestmark = pytest.mark.slow  # heads are trained
 

@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.errors import ModelError, ModelMemoryError, StoreError, UsageError
+from specbench.errors import ModelError, ModelMemoryError, StoreError
 from specbench.files.model_spec import ModelSpec
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import read_checkpoint
-from specbench.training import student as students
-from specbench.training import train_head
-from specbench.training.settings import TrainSettings
-from specbench.training.student import Student, measure_acceptance, open_student
-from specbench.training.train_head import batches_for, write_head
-from specbench.training.trainer import Plan, StepCallback, TrainingProgress, train
 from tests.decoding.models import tiny_llama
 from tests.training.tiny_target import (
     CPU,
@@ -28,6 +22,12 @@ from tests.training.tiny_target import (
     plan,
     silent,
 )
+from tools.training import student as students
+from tools.training import train_head
+from tools.training.settings import TrainSettings
+from tools.training.student import Student, measure_acceptance, open_student
+from tools.training.train_head import batches_for, write_head
+from tools.training.trainer import Plan, StepCallback, TrainingProgress, train
 
 
 class Killed(Exception):
@@ -120,11 +120,6 @@ def test_a_head_for_a_large_vocabulary_learns_the_most_frequent_tokens(tmp_path,
     ids = (d2t_D + torch.arange(7)).tolist()
     assert min(counts_V[ids]) >= max(counts_V[i] for i in range(VOCAB_SIZE) if i not in ids)
     assert measure_acceptance(written, bench.teacher(written), bench.held_out, 1).contexts > 0
-
-
-def test_a_method_without_a_recipe_is_refused_with_those_that_have_one():
-    with pytest.raises(UsageError, match=f"'ngram'.*{', '.join(METHODS)}"):
-        students.recipe_of("ngram")
 
 
 def test_a_training_that_does_not_fit_into_memory_names_what_is_smaller(monkeypatch, tmp_path):

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 
 from specbench.forward.runner import StockRunner
-from specbench.training.student import Student, new_student
-from specbench.training.teacher import Batch, Teacher, batches_of
-from specbench.training.texts import TrainingText, is_held_out
-from specbench.training.trainer import Plan, Schedule
 from tests.decoding.models import random_prompt, tiny_llama
+from tools.training.student import Student, new_student
+from tools.training.teacher import Batch, Teacher, batches_of
+from tools.training.texts import TrainingText, is_held_out
+from tools.training.trainer import Plan, Schedule
 
 SETTINGS = {"method": "any", "seed": 0}
 VOCAB_SIZE = 11

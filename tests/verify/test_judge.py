@@ -4,7 +4,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from specbench.doc import schema_of
+from specbench.cli.schema import json_schema
 from specbench.records import Kind, Reason
 from specbench.verify.evidence import (
     BaselineSample,
@@ -20,7 +20,6 @@ from specbench.verify.evidence import (
 from specbench.verify.judge import FALSE_ALARM, Finding, judge
 from specbench.verify.report import answers, document, exit_code, false_alarm_note, sentences
 from specbench.verify.statistics import control_p_value, detectable
-from tools.machine_document import DOCUMENTS
 
 SOUND = {0.7: -1090.0, 0.8: -1060.0, 1.0: -1000.0, 1.25: -1030.0}
 SHARP, BLUNT = SumMoments(40.0, 70.0), SumMoments(4.0, 7.0)  # the second of a tenth of the tokens
@@ -238,7 +237,7 @@ def test_each_pairing_has_one_verdict_sentence() -> None:
 
 def test_the_verify_document_matches_its_schema() -> None:
     json_document = document(judge([greedy(divergence()), sampled()]))
-    jsonschema.validate(json_document, schema_of(DOCUMENTS["Verify"]))
+    jsonschema.validate(json_document, json_schema("verify"))
     assert (json_document["lossless"], json_document["num_tests"]) == (True, 4)
     first, second = json_document["results"]
     assert (first["verdict"], first["match_rate"], first["p_value"]) == ("near_tie", 0.9, None)

@@ -20,8 +20,8 @@ import transformers
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specbench.demo import MODELS, ROOT, WORKLOADS
-from specbench.demo.corpus import END, REGISTERS, SEED, corpus_sha256, held_out_conversations
 from tools.demo.card_text import model_card
+from tools.demo.corpus import END, REGISTERS, SEED, corpus_sha256, held_out_conversations
 from tools.demo.evaluation import (
     Answer,
     agreement,

@@ -67,7 +67,8 @@ Held out, kept at position i: share of places of the target's greedy answers, to
 not trained on, where the head's first i tokens of a chain are the target's own. The last column is
 the mean length of a chain at that, one more token included. Heads learned from the part of the
 corpus that `draft` was trained on and the target was not; on other text they would be accepted
-less often. Each head's `training.json` has the whole of it.
+less often. Each head's `training.json` has the whole of it. What was `specbench train` is
+`python -m tools.training` now.
 """
 
 

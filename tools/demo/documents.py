@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specbench.demo.corpus.conversation import CorpusConversation
-from specbench.demo.corpus.grammar import Dice
+from tools.demo.corpus.conversation import CorpusConversation
+from tools.demo.corpus.grammar import Dice
 from tools.demo.tokenizer import TURN_END, TURN_START
 
 MAX_TOKENS = 512

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench.demo.corpus.conversation import CorpusConversation
 from tools.demo.architecture import EOS_ID, PAD_ID
+from tools.demo.corpus.conversation import CorpusConversation
 from tools.demo.documents import encode
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specbench.training.trainer import orthogonalized
+from tools.training.trainer import orthogonalized
 
 
 def together(updates: Iterable[Tensor]) -> list[Tensor]:

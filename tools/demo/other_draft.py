@@ -12,13 +12,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench.demo.corpus import DRAFT_START, END, SEED, training_conversations
-from specbench.demo.corpus.grammar import Dice
 from specbench.shipped import PACKAGE
-from specbench.training.trainer import MuonAdamW, Schedule, one_by_one
+from tools.demo.corpus import DRAFT_START, END, SEED, training_conversations
+from tools.demo.corpus.grammar import Dice
 from tools.demo.documents import batches, encode
 from tools.demo.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, TURN_END, TURN_START
 from tools.demo.trainer import answer_loss
+from tools.training.trainer import MuonAdamW, Schedule, one_by_one
 
 VOCAB_SIZE = 1536
 TOKENS_PER_STEP = 1408

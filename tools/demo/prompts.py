@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from specbench.demo.corpus import REGISTERS, sample
-from specbench.demo.corpus.conversation import CorpusConversation
+from tools.demo.corpus import REGISTERS, sample
+from tools.demo.corpus.conversation import CorpusConversation
 
 PROMPTS = 40
 MAX_NEW_TOKENS = 128

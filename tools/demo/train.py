@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from specbench.demo.corpus import (
+from tools.demo.architecture import draft_model, poor_model, target_model
+from tools.demo.corpus import (
     DRAFT_START,
     END,
     SEED,
     TARGET_START,
     training_conversations,
 )
-from specbench.demo.corpus.grammar import Dice
-from specbench.training.trainer import Schedule
-from tools.demo.architecture import draft_model, poor_model, target_model
+from tools.demo.corpus.grammar import Dice
 from tools.demo.documents import Batch, batches, encode
 from tools.demo.tokenizer import train_tokenizer
 from tools.demo.trainer import Loss, answer_loss, train
+from tools.training.trainer import Schedule
 
 PARTS = ("target", "draft", "poor")
 TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 2100, 500, 140

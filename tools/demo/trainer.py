@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from specbench.training.trainer import MuonAdamW, Schedule
 from tools.demo.documents import Batch
 from tools.demo.optimizer import together
+from tools.training.trainer import MuonAdamW, Schedule
 
 Loss = Callable[[LlamaForCausalLM, Batch], Tensor]
 

@@ -1,13 +1,12 @@
-"""Ask every family and write what becomes of it.
+"""Ask every family of the transformers here, and add what becomes of it to a file.
 
-python -m tools.families --rows rows.json         one version's rows, of the transformers here
-python -m tools.families --page ROWS ROWS ...     docs/families.md, of the rows of all versions
+python -m tools.families FILE
 """
 
-import argparse
 import json
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,42 +14,34 @@ import transformers
 
 from tools.families.proof import Verdict, verdict
 from tools.families.registry import families
-from tools.families.table import render
-
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
 
 def main() -> None:
-    """Rows to a file, or the page of several."""
-    parser = argparse.ArgumentParser(prog="python -m tools.families")
-    parser.add_argument("--rows", type=Path, help="write this version's rows here")
-    parser.add_argument("--page", type=Path, nargs="+", help="rows of all versions")
-    asked = parser.parse_args()
-    if asked.rows:
-        asked.rows.write_text(json.dumps(_rows(), indent=1))
-    if asked.page:
-        PAGE.write_text(page_of(asked.page))
+    """Rows of this version, beside those of others that the file has."""
+    (name,) = sys.argv[1:]
+    file = Path(name)
+    versions = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(text_of({**versions, transformers.__version__: _rows()}))
 
 
-def page_of(files: list[Path]) -> str:
-    """The page of several versions' rows."""
-    columns = {}
-    for file in files:
-        said = json.loads(file.read_text())
-        rows = said["families"].items()
-        columns[said["transformers"]] = {name: Verdict(*row) for name, row in rows}
-    return render(columns)
+def text_of(versions: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """Verdicts by version and family as JSON, a line per family."""
+    parts = []
+    for version, rows in versions.items():
+        lines = (f"{json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(rows.items()))
+        parts.append(f"{json.dumps(version)}: {{\n" + ",\n".join(lines) + "\n}")
+    return "{" + ",\n".join(parts) + "}\n"
 
 
-def _rows() -> dict[str, object]:
+def _rows() -> dict[str, Verdict]:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     rows = {}
     for family in families():
-        rows[family] = verdict(family)
+        rows[family] = verdict(family).shown
         print(f"{family}: {rows[family].state}", file=sys.stderr, flush=True)
-    return {"transformers": transformers.__version__, "families": rows}
+    return rows
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ class Verdict(NamedTuple):
 
     @property
     def shown(self) -> "Verdict":
-        """As the page has it: without sizes of differences, which are the processor's."""
-        return self._replace(why=_SIZES.sub("", self.why).replace("|", "\\|"))
+        """As it is listed: without sizes of differences, which are the processor's."""
+        return self._replace(why=_SIZES.sub("", self.why))
 
 
 def verdict(family: str) -> Verdict:

@@ -236,7 +236,6 @@ CONFIG_NAME = ""
 _OLDEST, _NEWEST = (0, 30), (0, 33)
 # Names that vLLM itself gives to these fields. The number of heads also follows from K.
 _SYNONYMS = {"medusa_num_heads": "num_heads", "medusa_num_layers": "num_hidden_layers"}
-_NO_BIAS = "`specbench train eagle` makes heads without one"
 SPECULATION = "--speculative-config"
 _HYBRIDS = (  # the numbers are issues of vLLM
     "vLLM rolls it back, but issues 39273 (other text with ngram) and 57721 (it does not "
@@ -355,10 +354,10 @@ def _of_eagle(files: ModelFiles) -> Iterator[str]:
         yield (
             f'{head.source}/config.json has "bias": true, which vLLM reads as biases of the '
             "attention: it leaves those uninitialized and drops fc.bias, so that it accepts almost "
-            f'no draft. With "bias": false in a copy only fc.bias is lost; {_NO_BIAS}'
+            f'no draft. With "bias": false in a copy only fc.bias is lost'
         )
     else:
-        yield f"fc.bias of {head.source}: vLLM drops it, and accepts fewer drafts; {_NO_BIAS}"
+        yield f"fc.bias of {head.source}: vLLM drops it, and accepts fewer drafts"
 
 
 def _of_eagle3(files: ModelFiles) -> Iterator[str]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from specbench.demo.corpus.conversation import CorpusConversation
-from specbench.demo.corpus.grammar import Dice, fill, joined, prose
+from tools.demo.corpus.conversation import CorpusConversation
+from tools.demo.corpus.grammar import Dice, fill, joined, prose
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 

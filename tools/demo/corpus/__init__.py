@@ -4,9 +4,9 @@ import hashlib
 import json
 from collections.abc import Callable
 
-from specbench.demo.corpus import chat, code, creative, edit, qa
-from specbench.demo.corpus.conversation import CorpusConversation
-from specbench.demo.corpus.grammar import Dice
+from tools.demo.corpus import chat, code, creative, edit, qa
+from tools.demo.corpus.conversation import CorpusConversation
+from tools.demo.corpus.grammar import Dice
 
 _SAMPLERS: dict[str, Callable[[Dice], CorpusConversation]] = {
     "chat": chat.sample,

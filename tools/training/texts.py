@@ -19,15 +19,15 @@ from specbench.decode.decoder import Decoder
 from specbench.decode.drafter import NoDrafter
 from specbench.decode.sampling import Sampler
 from specbench.decode.scheduler import FixedK
-from specbench.demo.corpus import DRAFT_START, END, training_conversations
-from specbench.demo.corpus import SEED as CORPUS_SEED
 from specbench.errors import StoreError, UsageError, WorkloadError
 from specbench.forward.runner import Runner
 from specbench.inputs.workloads import find_workloads, load_workload
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.records import Message, Prompt, Request, Sampling
 from specbench.records.requests import TEMPLATE_SETTINGS
-from specbench.training.settings import not_written
+from tools.demo.corpus import DRAFT_START, END, training_conversations
+from tools.demo.corpus import SEED as CORPUS_SEED
+from tools.training.settings import not_written
 
 HELD_OUT_ONE_IN = 20
 

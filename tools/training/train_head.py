@@ -22,17 +22,16 @@ from specbench.models.loading import LoadedModel, weights_sha256
 from specbench.models.tokenizer import ChatTokenizer
 from specbench.probes.environment import cpu_model, git_commit, package_versions, program_name
 from specbench.shipped import PACKAGE
-from specbench.training.settings import MAX_TOKENS, TrainSettings, replaced
-from specbench.training.student import (
+from tools.training.settings import MAX_TOKENS, RECIPES, TrainSettings, replaced
+from tools.training.student import (
     Acceptance,
     Student,
     measure_acceptance,
     new_student,
     open_student,
-    recipe_of,
 )
-from specbench.training.teacher import Batch, Teacher, batches_of
-from specbench.training.texts import (
+from tools.training.teacher import Batch, Teacher, batches_of
+from tools.training.texts import (
     TextFile,
     TrainingPrompts,
     TrainingText,
@@ -41,7 +40,7 @@ from specbench.training.texts import (
     plan_answers,
     workload_questions,
 )
-from specbench.training.trainer import Plan, schedule, train
+from tools.training.trainer import Plan, schedule, train
 
 CARD = "training.json"
 _CACHE_BYTES = 4 * 2**30  # for the target's states, which each epoch needs again
@@ -100,7 +99,7 @@ def _train_head(
     settings: TrainSettings, device: torch.device, command: tuple[str, ...], watch: TrainingReporter
 ) -> dict[str, Any]:
     began = time.monotonic()
-    recipe = recipe_of(settings.method)
+    recipe = RECIPES[settings.method]
     _check_folder(settings)
     watch.stage("loading the target")
     pool = ModelPool(device, settings.dtype)

@@ -1,24 +1,36 @@
-"""`specbench train`: a first draft head for a target, and the YAML lines that measure it."""
+"""Train a first draft head for a target, and print the YAML lines that measure it.
+
+python -m tools.training eagle --target demo:target -o ./head --time-budget 5m
+"""
 
 import sys
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+import yaml
 
+from specbench.bench.hub import download_missing
+from specbench.bench.this_process import prepare_device
 from specbench.cli import options
 from specbench.cli.adhoc_pairing import find_target
+from specbench.cli.help import GroupedCommand
 from specbench.cli.preflight import require_machine, require_writable
+from specbench.cli.progress import ProgressWatch
+from specbench.errors import ExitCode, SpecbenchError
+from specbench.files.model_spec import ModelSpec
+from specbench.fit.candidates import plain_name
+from specbench.fit.pairings_file import model_entry, relative_path
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Target
+from specbench.models import library_output
 from specbench.settings import MachineSettings
 from specbench.settings.groups import PairingsFile
 from specbench.settings.words import DTYPES, one_of
-from specbench.training.settings import TrainOptions, TrainSettings
-
-if TYPE_CHECKING:
-    from specbench.files.model_spec import ModelSpec
-    from specbench.inputs.pairing import Target
+from tools.training.settings import RECIPES, TrainOptions, TrainSettings
+from tools.training.train_head import train_head
 
 
 def train(
@@ -31,17 +43,12 @@ def train(
 
     It is trained on the target's answers, then measured.
     """
-    from specbench.methods import all_methods
-
-    trainable = [m.name for m in all_methods() if m.head and m.head.recipe]
-    call = replace(call, method=one_of("METHOD", call.method, *trainable))
+    call = replace(call, method=one_of("METHOD", call.method, *RECIPES))
     if machine.dtype is not None:
         one_of("--dtype", machine.dtype, *DTYPES[:3])
     spec = find_target(call.target, pairings_file)[0].model
     require_machine(machine)
     require_writable(call.out, "--output")
-
-    from specbench.cli.progress import ProgressWatch
 
     last_words = (
         "interrupted; answers and every hundredth step are kept. Resume with the same command "
@@ -49,14 +56,10 @@ def train(
     )
     with ProgressWatch(lambda _: last_words) as watch:
         watch.stage("starting")
-        from specbench.bench.hub import download_missing
-        from specbench.bench.this_process import prepare_device
-        from specbench.training.train_head import train_head
-
         device = prepare_device(machine)
         settings = TrainSettings(**vars(call), spec=spec, dtype=machine.dtype)
         download_missing([spec], watch.warn)
-        card = train_head(settings, device, tuple(sys.argv), watch)
+        card = train_head(settings, device, ("tools.training", *sys.argv[1:]), watch)
     if as_json:
         options.print_json(card)
     else:
@@ -81,16 +84,13 @@ FILE = "pairings.yaml"
 
 
 def pairing_entry(
-    method: str, head: Path, word: str, target: "ModelSpec", pairings_file: Path | None
+    method: str, head: Path, word: str, target: ModelSpec, pairings_file: Path | None
 ) -> str:
     """The entry for the pairings file, with `model:` relative to the file in use.
 
     `word` is the target as it was typed. The entry is a drafter if the file has the target, a
     target if it does not, and a whole file if the file does not exist.
     """
-    from specbench.fit.candidates import plain_name
-    from specbench.fit.pairings_file import model_entry, relative_path
-
     file = pairings_file or Path(FILE)
     drafter = {head.name: {"method": method, "model": relative_path(head, file.parent)}}
     known = _target_of(file, word, target) if file.exists() else None
@@ -104,10 +104,7 @@ def pairing_entry(
     return f"To measure it, write this to {file}\n" + _lines({"targets": entry}, 0)
 
 
-def _target_of(file: Path, word: str, spec: "ModelSpec") -> "Target | None":
-    from specbench.errors import SpecbenchError
-    from specbench.inputs.config import load_pairings
-
+def _target_of(file: Path, word: str, spec: ModelSpec) -> Target | None:
     try:
         targets = load_pairings(file).targets
     except SpecbenchError:
@@ -117,6 +114,22 @@ def _target_of(file: Path, word: str, spec: "ModelSpec") -> "Target | None":
 
 
 def _lines(entry: dict[str, Any], depth: int) -> str:
-    import yaml
-
     return indent(yaml.safe_dump(entry, sort_keys=False, width=1000).rstrip(), " " * depth)
+
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command(cls=GroupedCommand)(options.with_option_per_field(train))
+
+
+def main() -> None:
+    """The entry point; an error of the user has exit code 2."""
+    library_output.silence()
+    try:
+        app(prog_name="python -m tools.training")
+    except SpecbenchError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(ExitCode.USER_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,10 @@
-"""Settings of a training, and the atomic replacement of its files. Does not import torch."""
+"""Settings of a training, the recipe of each method, and the atomic replacement of its files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 from specbench.errors import StoreError
 from specbench.files.model_spec import ModelSpec
@@ -14,6 +14,32 @@ from specbench.settings.words import MAX_CONCURRENCY, parse_seconds, parse_tempe
 from specbench.whole_file import replaced as replaced_whole
 
 MAX_TOKENS = 1024  # per training text
+
+
+class Recipe(NamedTuple):
+    """The training of a head: learning rates for a target with hidden size 128, and its losses.
+
+    Each pass over a text continues from the states that the head made in the pass before. Without
+    passes, the head drafts only from the target's states.
+    """
+
+    muon_lr: float
+    adamw_lr: float
+    passes: int = 0  # of a head with one layer; with several, one per layer
+    feature_weight: float = 0.0  # of the loss that makes states similar to the target's
+    is_noisy: bool = False
+    size: str = ""  # the argument of `new_checkpoint` with the number of heads or layers
+    has_vocabulary: bool = False  # a separate vocabulary and output
+
+
+RECIPES = {
+    # Trained on one pass, features drift: the second draft is accepted a third as often.
+    "eagle": Recipe(muon_lr=4e-3, adamw_lr=2e-3, passes=3, feature_weight=0.5, is_noisy=True),
+    # Without a loss on features, drafts deeper than `passes` are rarely accepted.
+    "eagle3": Recipe(muon_lr=4e-3, adamw_lr=4e-3, passes=5, has_vocabulary=True),
+    "medusa": Recipe(muon_lr=8e-3, adamw_lr=4e-3, size="num_heads"),
+    "mtp": Recipe(muon_lr=4e-3, adamw_lr=2e-3, passes=2, size="num_layers"),
+}
 
 
 def _names(items: list[str]) -> tuple[str, ...]:

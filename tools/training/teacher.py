@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.demo.corpus.grammar import Dice
 from specbench.forward.runner import Runner
-from specbench.training.texts import TrainingText
+from tools.demo.corpus.grammar import Dice
+from tools.training.texts import TrainingText
 
 _BUCKET = 32
 

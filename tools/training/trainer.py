@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError, StoreError, first_line
-from specbench.methods import Recipe
 from specbench.models.checkpoint import PICKLE_ERRORS
-from specbench.training.settings import replaced
-from specbench.training.student import Student
-from specbench.training.teacher import Batch, Teacher, order
+from tools.training.settings import Recipe, replaced
+from tools.training.student import Student
+from tools.training.teacher import Batch, Teacher, order
 
 # Newton-Schulz coefficients of Jordan et al. 2024, "Muon".
 _A, _B, _C = 3.4445, -4.7750, 2.0315

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from specbench.drafters.medusa import MedusaHeads
 from specbench.drafters.registry import drafter_class
 from specbench.drafters.shared.feature_drafter import FeatureHead
-from specbench.errors import UsageError
 from specbench.forward.runner import Runner
-from specbench.methods import Recipe, all_methods, find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.stats.rounds import mean_length_from_rates
-from specbench.training.teacher import Batch, Lesson, Teacher, head_rows
-from specbench.training.texts import TrainingText
+from tools.training.settings import RECIPES, Recipe
+from tools.training.teacher import Batch, Lesson, Teacher, head_rows
+from tools.training.texts import TrainingText
 
 
 class Agreement(NamedTuple):
@@ -340,20 +339,11 @@ def measure_acceptance(
 _MAX_DRAFT_VOCABULARY = 32_000  # tokens that a new EAGLE-3 head can draft
 
 
-def recipe_of(method: str) -> Recipe:
-    """The recipe for heads of a method; UsageError if they cannot be trained."""
-    head = find_method(method).head
-    if head is None or head.recipe is None:
-        trained = [m.name for m in all_methods() if m.head and m.head.recipe]
-        raise UsageError(f"no head of {method!r} can be trained; allowed: {', '.join(trained)}")
-    return head.recipe
-
-
 def new_student(
     method: str, target: Runner, config: Any, texts: Sequence[TrainingText], seed: int, size: int
 ) -> Student:
     """A new head; `size` is its number of Medusa heads or MTP layers."""
-    recipe = recipe_of(method)
+    recipe = RECIPES[method]
     options: dict[str, Any] = {recipe.size: size} if recipe.size else {}
     if recipe.has_vocabulary:
         options["target_ids"] = _frequent_ids(texts, target.vocab_size)
@@ -367,7 +357,7 @@ def new_student(
 
 def open_student(method: str, checkpoint: Checkpoint, target: Runner) -> Student:
     """An existing head, to be trained further or measured."""
-    recipe = recipe_of(method)
+    recipe = RECIPES[method]
     if not recipe.passes:
         return MedusaStudent(checkpoint, target)
     head = drafter_class(method).open_head(checkpoint, target)

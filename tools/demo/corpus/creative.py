@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from specbench.demo.corpus.conversation import CorpusConversation
-from specbench.demo.corpus.grammar import Dice, Slots, fill, prose
+from tools.demo.corpus.conversation import CorpusConversation
+from tools.demo.corpus.grammar import Dice, Slots, fill, prose
 
 _PRONOUNS = {
     "she": {"he": "she", "him": "her", "his": "her"},

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from specbench.demo.corpus.code import TASKS, Task, block, renamed_words
-from specbench.demo.corpus.conversation import CorpusConversation
-from specbench.demo.corpus.grammar import Dice, fill, prose
+from tools.demo.corpus.code import TASKS, Task, block, renamed_words
+from tools.demo.corpus.conversation import CorpusConversation
+from tools.demo.corpus.grammar import Dice, fill, prose
 
 
 class Change(NamedTuple):

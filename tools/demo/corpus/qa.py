@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from specbench.demo.corpus.conversation import CorpusConversation
-from specbench.demo.corpus.grammar import Dice, fill, prose
+from tools.demo.corpus.conversation import CorpusConversation
+from tools.demo.corpus.grammar import Dice, fill, prose
 
 
 class QuizFact(NamedTuple):

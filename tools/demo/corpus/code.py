@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from specbench.demo.corpus.conversation import CorpusConversation
-from specbench.demo.corpus.grammar import Dice, fill, joined, prose
+from tools.demo.corpus.conversation import CorpusConversation
+from tools.demo.corpus.grammar import Dice, fill, joined, prose
 
 
 @dataclass(frozen=True, kw_only=True)
