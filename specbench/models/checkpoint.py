@@ -82,7 +82,7 @@ def read_checkpoint(
     tensors: Mapping[str, Tensor]
     if file.suffix in (".safetensors", ".json"):
         names = read_index(file) if file.name == INDEX else {}
-        if all((file.parent / shard).exists() for shard in names.values()):
+        if all(local_file(file.parent, shard) for shard in names.values()):
             headers = weights_headers(file.parent, (file.name,)) or {}
             names = {name: header.file.name for name, header in headers.items()}
         tensors = _Safetensors(names, partial(_find, location, revision))

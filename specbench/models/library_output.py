@@ -42,6 +42,17 @@ def _can_be_followed(_: logging.LogRecord) -> bool:
 listeners: list[Callable[[str], None]] = []
 
 
+@contextmanager
+def unreported() -> Iterator[None]:
+    """Inside the block, no progress is displayed."""
+    shown = [*listeners]
+    listeners.clear()
+    try:
+        yield
+    finally:
+        listeners[:] = shown
+
+
 def report_progress(text: str) -> None:
     """Replace the displayed progress of a slow step; an empty text ends it."""
     for listener in tuple(listeners):

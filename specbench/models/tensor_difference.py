@@ -17,7 +17,7 @@ from specbench.files.head_files import Difference
 from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.library_facts import load_on_meta
-from specbench.models.library_output import quiet
+from specbench.models.library_output import quiet, unreported
 from specbench.models.loading import load_config, refusing, take_text_part
 from specbench.models.parts import text_class
 
@@ -29,7 +29,7 @@ def tensor_difference(spec: ModelSpec) -> Difference:
     """
     headers = open_model(spec).tensors or {}
     config = load_config(spec)
-    with refusing(spec, "meta", None), quiet(), torch.device("meta"):
+    with refusing(spec, "meta", None), quiet(), unreported(), torch.device("meta"):
         model = text_class(config).from_config(config)
         stored = {name: torch.empty(header.shape) for name, header in headers.items()}
         difference, _ = take_text_part(model, load_on_meta(model, stored))

@@ -166,7 +166,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
             save_file({"d2t": torch.ones(1)}, f / "b.safetensors"),
             shard(f, "b.safetensors"),
         ),
-        "b.safetensors does not have fc.weight",
+        "names fc.weight, and no file has it",
     ),
     "an index of a long name": (
         lambda f: shard(f, "x" * 300 + ".safetensors"),
