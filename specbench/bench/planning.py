@@ -285,12 +285,12 @@ def _rendered_twice(plan: TargetPlan) -> Iterator[Reason]:
         return
     pattern = re.compile("|".join(map(re.escape, written)))
     for workload in plan.workloads:
-        found = [match for p in plan.prompts(workload) if (match := pattern.search(p.text))]
-        if found:
+        matches = [match for p in plan.prompts(workload) if (match := pattern.search(p.text))]
+        if matches:
             yield Kind.RENDERED_TWICE(
                 workload=workload.name,
-                count=(len(found), "prompt"),
-                token=found[0].group(),
+                count=(len(matches), "prompt"),
+                token=matches[0].group(),
                 target=plan.target.name,
             )
 

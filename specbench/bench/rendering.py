@@ -37,18 +37,18 @@ def prompt_tokens(
 def rendered(tokenizer: Tokenizer, prompts: Iterable[Prompt], wanted: int) -> dict[str, int | str]:
     """Tokens by prompt id, or why the template refuses the prompt, until `wanted` prompts are
     rendered."""
-    found: dict[str, int | str] = {}
+    results: dict[str, int | str] = {}
     for prompt in prompts:
         if wanted == 0:
             break
         try:
-            found[prompt.id] = prompt_tokens(
+            results[prompt.id] = prompt_tokens(
                 tokenizer, prompt.turns, prompt.tools, prompt.template_args
             )
             wanted -= 1
         except WorkloadError as error:
-            found[prompt.id] = first_line(error)
-    return found
+            results[prompt.id] = first_line(error)
+    return results
 
 
 def rendered_elsewhere(
@@ -78,10 +78,10 @@ def rendered_elsewhere(
             check=True,
             timeout=MOST_S,
         )
-        found: dict[str, int | str] = json.loads(done.stdout)
+        results: dict[str, int | str] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return found
+    return results
 
 
 def _main() -> None:

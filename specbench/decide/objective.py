@@ -199,10 +199,10 @@ def losses_of(
     `bounds`: the losses with their intervals, where they are known.
     """
     bounds = bounds or {}
-    found = [_loss(name, loss, best.get(name)) for name, loss in bounds.items()]
+    bounded = [_loss(name, loss, best.get(name)) for name, loss in bounds.items()]
     regret = {name: loss for name, loss in regret.items() if name not in bounds}
     losses = [
-        *found,
+        *bounded,
         *(Kind.LOSS(share=loss, workload=name) for name, loss in regret.items() if loss >= _SHOWN),
     ]
     equal = [

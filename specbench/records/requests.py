@@ -40,10 +40,10 @@ def _with_arguments(call: Any, convert: Callable[[Any], Any]) -> Any:
 def _parsed(arguments: Any) -> Any:
     """A JSON object as a mapping; other text unchanged."""
     try:
-        found = json.loads(arguments)
+        parsed = json.loads(arguments)
     except (TypeError, ValueError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _as_text(arguments: Any) -> Any:

@@ -81,10 +81,10 @@ def _basis(basis: tuple[str, int, int]) -> str:
     """Where the machine's part of a margin is from: `assumed for a quiet CPU`."""
     kind, num_parts, num_earlier = basis
     article = "an" if kind[0] in "aeiou" else "a"
-    found = [f"assumed for {article} {kind}"]
-    found += [f"{num_parts} parts of this run"] if num_parts > 1 else []
-    found += [f"{num_earlier} earlier runs"] if num_earlier else []
-    return listed(found)
+    parts = [f"assumed for {article} {kind}"]
+    parts += [f"{num_parts} parts of this run"] if num_parts > 1 else []
+    parts += [f"{num_earlier} earlier runs"] if num_earlier else []
+    return listed(parts)
 
 
 # What stands before a finding.
