@@ -144,7 +144,9 @@ def test_tool_calls_of_another_shape_are_left_to_the_template(calls):
         assert message.as_dict(parses_arguments=parses)["tool_calls"] == calls
 
 
-@pytest.mark.parametrize("arguments", ["not JSON", "[1]", "3"])
+@pytest.mark.parametrize(
+    "arguments", ["not JSON", "[1]", "3", pytest.param("[" * 100_000, id="deep")]
+)
 def test_arguments_that_are_no_object_stay_text(arguments):
     call = {"function": {"name": "f", "arguments": arguments}}
     message = Message(role="assistant", content="", extra={"tool_calls": [call]})
