@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,17 @@ def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
     }
     (failure,) = stored.failures
     assert (failure.stage, failure.num_prompts) == ("prompts", 1)
+
+
+def test_all_workloads_are_rendered_in_one_process(strict, monkeypatch):
+    plan = plan_of(strict, strict / "rows.jsonl")
+    second = replace(workload_of(plan), name="second")
+    started = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a) or run(*a, **k))
+    planned = without_refused_prompts(replace(plan, workloads=(*plan.workloads, second)))
+    assert [len(workload.prompts) for workload in planned.workloads] == [6, 6]
+    assert len(started) == 1
 
 
 def test_a_server_is_not_sent_what_its_template_refuses(strict):
