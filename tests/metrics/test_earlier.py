@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specbench.metrics.cell import against
 from specbench.metrics.earlier import MOST_RUNS, earlier_runs
-from specbench.records import CellKey, CellPlan
+from specbench.metrics.machine import machine_prior
+from specbench.records import CellKey, CellPlan, EarlierRuns
 from specbench.runs import StoredRun
-from specbench.stats.machine_noise import PARTS, SHARED
-from tests.decide.cells import BASE, draft, request
+from specbench.stats.machine_noise import ASSUMED_FREEDOM, PARTS, SHARED, assumed_noise
+from tests.decide.cells import BASE, cell, draft, request
 from tests.frames.small_run import small_run
 from tests.made_records import made_block
 
@@ -90,3 +92,14 @@ def test_only_the_newest_runs_count():
     found = earlier_runs([run(i, 1.5) for i in range(MOST_RUNS)] + [run(99, 9.0)], {KEY})
     assert found is not None
     assert (found.num_runs, found.deviation) == (MOST_RUNS, pytest.approx(0.0, abs=1e-9))
+
+
+def test_earlier_runs_are_pooled_with_what_is_assumed_unless_both_sides_draft():
+    plain, fast = cell(BASE, [2.0] * 6), cell(KEY, [1.0] * 6)
+    known = replace(against(fast, plain), earlier=EarlierRuns(num_runs=3, deviation=0.2))
+    noise = machine_prior(known)
+    assumed = assumed_noise(noise.kind)
+    assert (noise.num_earlier, noise.degrees_of_freedom) == (3, ASSUMED_FREEDOM + 2)
+    of_both = (ASSUMED_FREEDOM * assumed.variance + 2 * 0.2**2) / (ASSUMED_FREEDOM + 2)
+    assert noise.variance == pytest.approx(of_both)
+    assert machine_prior(against(known, fast)) == assumed_noise(noise.kind, alike=True)
