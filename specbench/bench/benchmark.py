@@ -30,8 +30,8 @@ from specbench.runs import (
     dated_later,
     load_run,
     new_run_id,
+    read_runs,
     resume_run,
-    runs_of,
 )
 from specbench.servers.facts import ModelNames
 from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
@@ -123,7 +123,7 @@ def run_benchmark(
             pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
             workload_prompts={w.name: len(w.prompts) for plan in plans for w in plan.workloads},
             settings_sha256=_settings_sha256(plans),
-            earlier=_earlier(root, plans, pairings, environment),
+            earlier=_earlier(root, settings, plans, pairings, environment),
             targets=stored_targets(pairings),
         )
         store = create_run(root, run)
@@ -145,19 +145,28 @@ def run_benchmark(
 
 
 def _earlier(
-    root: Path, plans: Sequence[TargetPlan], pairings: Sequence[Pairing], environment: Environment
+    root: Path,
+    settings: RunSettings,
+    plans: Sequence[TargetPlan],
+    pairings: Sequence[Pairing],
+    environment: Environment,
 ) -> EarlierRuns | None:
-    """What earlier runs under `root` on equal hardware show about the machine's states."""
+    """What earlier runs under `root` of the same models and decoder on equal hardware show about
+    the machine's states."""
     keys = {cell.key for plan in plans for cell in plan.cell_plans() if cell.key.draft.k}
     sha256 = {pairing.name: pairing.sha256 for pairing in pairings}
 
     def equal() -> Iterator[StoredRun]:
-        for run_id in runs_of(set(sha256), root):
-            with suppress(StoreError):
-                stored = load_run(run_id, root)
-                same = stored.run.pairing_sha256.items() & sha256.items()
-                if same and stored.run.environment.hardware == environment.hardware:
-                    yield stored
+        for run in read_runs(root):
+            names = {key.pairing for key in keys.intersection(run.keys)}
+            if (
+                names
+                and all(run.pairing_sha256.get(name) == sha256.get(name) for name in names)
+                and run.settings.decoder == settings.decoder
+                and run.environment.hardware == environment.hardware
+            ):
+                with suppress(StoreError):
+                    yield load_run(run.run_id, root)
 
     return earlier_runs(equal(), keys)
 

@@ -388,13 +388,14 @@ def without_refused_prompts(plan: TargetPlan) -> TargetPlan:
     spec = plan.target.model
     if spec.is_gguf or not (spec.is_shape or spec.folder):
         return plan
-    known: dict[str, Mapping[str, int | str]] = {}
+    work: dict[str, tuple[tuple[Prompt, ...], int]] = {}
     with suppress(ModelError):  # loading tells why
         raises = "raise_exception" in (open_model(spec).chat_template or "")
         for workload in plan.workloads:
             prompts, wanted = _order(plan, workload)
             if raises or any(map(_has_more_than_text, prompts)):
-                known[workload.name] = rendered_elsewhere(spec, prompts, wanted) or {}
+                work[workload.name] = prompts, wanted
+    known = rendered_elsewhere(spec, work) if work else {}
     return _noted(plan, *_drop_prompts(plan, inf, lambda _: 0, known))
 
 

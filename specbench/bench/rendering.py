@@ -52,22 +52,16 @@ def rendered(tokenizer: Tokenizer, prompts: Iterable[Prompt], wanted: int) -> di
 
 
 def rendered_elsewhere(
-    spec: ModelSpec, prompts: Iterable[Prompt], wanted: int
-) -> dict[str, int | str] | None:
-    """The same, for the tokenizer of a model in a process of its own; None if it fails, since
-    loading then tells why."""
+    spec: ModelSpec, workloads: Mapping[str, tuple[Iterable[Prompt], int]]
+) -> dict[str, dict[str, int | str]]:
+    """The same by workload, with the tokenizer of a model in one process of its own; empty if it
+    fails, since loading then tells why."""
     work = {
         "model": [spec.tokenizer_location, spec.revision, spec.trust_remote_code],
-        "wanted": wanted,
-        "prompts": [
-            {
-                "id": prompt.id,
-                "turns": [[[m.role, m.content, dict(m.extra)] for m in t] for t in prompt.turns],
-                "tools": [dict(tool) for tool in prompt.tools],
-                "template_args": dict(prompt.template_args),
-            }
-            for prompt in prompts
-        ],
+        "workloads": {
+            name: [[_fields(prompt) for prompt in prompts], wanted]
+            for name, (prompts, wanted) in workloads.items()
+        },
     }
     try:
         done = subprocess.run(
@@ -78,10 +72,31 @@ def rendered_elsewhere(
             check=True,
             timeout=MOST_S,
         )
-        results: dict[str, int | str] = json.loads(done.stdout)
+        results: dict[str, dict[str, int | str]] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+        return {}
     return results
+
+
+def _fields(prompt: Prompt) -> dict[str, Any]:
+    return {
+        "id": prompt.id,
+        "turns": [[[m.role, m.content, dict(m.extra)] for m in turn] for turn in prompt.turns],
+        "tools": [dict(tool) for tool in prompt.tools],
+        "template_args": dict(prompt.template_args),
+    }
+
+
+def _prompt(known: Mapping[str, Any]) -> Prompt:
+    return Prompt(
+        id=known["id"],
+        turns=tuple(
+            tuple(Message(role=role, content=text, extra=extra) for role, text, extra in turn)
+            for turn in known["turns"]
+        ),
+        tools=tuple(known["tools"]),
+        template_args=known["template_args"],
+    )
 
 
 def _main() -> None:
@@ -90,19 +105,11 @@ def _main() -> None:
     work = json.load(sys.stdin)
     location, revision, trusts = work["model"]
     tokenizer = ChatTokenizer(location, revision=revision, trust_remote_code=trusts)
-    prompts = (
-        Prompt(
-            id=prompt["id"],
-            turns=tuple(
-                tuple(Message(role=role, content=text, extra=extra) for role, text, extra in turn)
-                for turn in prompt["turns"]
-            ),
-            tools=tuple(prompt["tools"]),
-            template_args=prompt["template_args"],
-        )
-        for prompt in work["prompts"]
-    )
-    json.dump(rendered(tokenizer, prompts, work["wanted"]), sys.stdout)
+    found = {
+        name: rendered(tokenizer, map(_prompt, prompts), wanted)
+        for name, (prompts, wanted) in work["workloads"].items()
+    }
+    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -145,10 +145,10 @@ class Difference:
         return "; ".join(kind + _listed(names) for kind, names in listed.items() if names) or None
 
 
-# Scales of a cache in 8 bits, which never runs, and constants that old transformers stored:
-# rotary tables and causal masks.
+# Scales of a cache in 8 bits, which never runs, TransformerEngine's state of training, and
+# constants that old transformers stored: rotary tables and causal masks.
 _WITHOUT_EFFECT = (
-    *(".k_scale", ".v_scale", ".kv_scale", OLD_ROTARY),
+    *(".k_scale", ".v_scale", ".kv_scale", "._extra_state", OLD_ROTARY),
     *(".attn.bias", ".attention.bias", ".masked_bias"),
 )
 

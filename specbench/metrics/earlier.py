@@ -1,6 +1,7 @@
 """How much the machine's states differ, by earlier runs of the same cells on equal hardware."""
 
 from collections.abc import Iterable, Set
+from itertools import combinations
 
 import numpy as np
 
@@ -18,9 +19,9 @@ MOST_RUNS = 8  # the newest show the machine as it is now
 def earlier_runs(runs: Iterable[StoredRun], keys: Set[CellKey]) -> EarlierRuns | None:
     """The deviation of the log speedup of `keys` between the runs; None below two that have one.
 
-    The variance of a run's log speedup has the prompts' part, which is subtracted unless the runs
-    had the same prompts, and the part of its states of the machine. All cells of a run share its
-    states, so they count as one degree of freedom.
+    The variance of a run's log speedup has the prompts' part, which is subtracted as far as two
+    runs had other prompts, and the part of its states of the machine. All cells of a run share its
+    states, so that only runs of one cell are degrees of freedom.
     """
     found: dict[CellKey, list[tuple[LogRatio, frozenset[str]]]] = {}
     ids = set[str]()
@@ -35,17 +36,23 @@ def earlier_runs(runs: Iterable[StoredRun], keys: Set[CellKey]) -> EarlierRuns |
                 ids.add(stored.run.run_id)
         if len(ids) == MOST_RUNS:
             break
-    variances = [_between(several) for several in found.values() if len(several) > 1]
-    if not variances:
+    repeated = [several for several in found.values() if len(several) > 1]
+    if not repeated:
         return None
-    return EarlierRuns(num_runs=len(ids), deviation=float(np.sqrt(np.mean(variances))))
+    return EarlierRuns(
+        num_runs=max(map(len, repeated)),
+        deviation=float(np.sqrt(np.mean([_between(several) for several in repeated]))),
+    )
 
 
 def _between(several: list[tuple[LogRatio, frozenset[str]]]) -> float:
     """The variance between states of the machine of one cell's log speedups."""
-    ratios = [ratio for ratio, _ in several]
-    between = float(np.var([ratio.log for ratio in ratios], ddof=1))
-    if len({prompts for _, prompts in several}) > 1:
-        between -= float(np.mean([r.prompts.standard_error**2 for r in ratios if r.prompts]))
-    share = np.mean([ratio.machine.share for ratio in ratios if ratio.machine])
-    return max(float(between / share), 0.0)
+    halves = []  # of the squared differences, whose mean is the variance
+    for (a, of_a), (b, of_b) in combinations(several, 2):
+        assert a.prompts is not None
+        assert b.prompts is not None
+        others = 1 - len(of_a & of_b) / max(len(of_a), len(of_b))
+        explained = a.prompts.standard_error**2 + b.prompts.standard_error**2
+        halves.append(((a.log - b.log) ** 2 - others * explained) / 2)
+    share = np.mean([ratio.machine.share for ratio, _ in several if ratio.machine])
+    return max(float(np.mean(halves) / share), 0.0)

@@ -176,17 +176,19 @@ def load_model(spec: ModelSpec, device: torch.device, *, dummy: bool = False) ->
 def take_text_part(model: Any, account: Mapping[str, Any]) -> tuple[Difference, tuple[str, ...]]:
     """Remove the towers of a multimodal model; returns how its files differ from what it reads, by
     transformers' account of loading them, and the names of the towers."""
-    weights = dict(model.named_parameters())  # without buffers, which the config defines
     buffers = {name for name, _ in model.named_buffers()}
-    read, prefix = {*model.state_dict()}, f"{model.base_model_prefix}."
-    bare = {name.removeprefix(prefix).partition(".")[0] for name in read if name.startswith(prefix)}
+    every, prefix = model.state_dict(), f"{model.base_model_prefix}."
+    bare = {
+        name.removeprefix(prefix).partition(".")[0] for name in every if name.startswith(prefix)
+    }
     unexpected = {  # those of a base model have no prefix
         f"{prefix}{name}" if name.partition(".")[0] in bare else name
         for name in account["unexpected_keys"]
     }
     dropped = keep_text_part(model)
+    weights = dict(model.named_parameters())  # without buffers, which the config defines
     difference = Difference.of_keys(
-        read={name for name in read if not name.startswith(dropped)},
+        read={*model.state_dict()},
         unexpected=unexpected - buffers,
         missing=weights.keys() & set(account["missing_keys"]),
         other=[

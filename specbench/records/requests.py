@@ -41,7 +41,7 @@ def _parsed(arguments: Any) -> Any:
     """A JSON object as a mapping; other text unchanged."""
     try:
         parsed = json.loads(arguments)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
 

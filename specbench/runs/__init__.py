@@ -13,6 +13,7 @@ from specbench.runs.reader import (
     list_runs,
     load_run,
     no_collection,
+    read_runs,
     resume_command,
     runs_of,
 )

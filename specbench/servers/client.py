@@ -50,7 +50,8 @@ class Client:
         self.num_events = 0  # received so far
         self.num_open = self.num_closed = 0  # requests
         self._key = address.key()
-        self._headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        self._headers = {"Accept-Encoding": "identity"}  # compression holds events back
+        self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._silence_s = silence_s
         self._has_template = True  # until the server reports that its model has none
         self._http = Connections(silence_s=silence_s)
@@ -263,7 +264,9 @@ class Client:
         raise kind(f"{self.address.root}: {reason}")
 
     def _fail_by(self, error: aiohttp.ClientError | UnicodeError) -> NoReturn:
-        reason = self._quoted(" ".join(str(error).split())) or type(error).__name__
+        # The status of a reply that cannot be read is aiohttp's own.
+        text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+        reason = self._quoted(" ".join(text.split())) or type(error).__name__
         if isinstance(error, aiohttp.SocketTimeoutError):
             reason = f"received nothing for {self._silence_s:g} s"
         elif isinstance(error, _UNREACHED):

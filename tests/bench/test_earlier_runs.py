@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench.metrics import earlier
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.summary import summarize
 from specbench.runs import StoredRun
@@ -24,6 +25,12 @@ def two(tiny: Path) -> Path:
     for _ in range(2):
         assert measure(tiny).run.earlier is None
     return tiny / "reports"
+
+
+@pytest.fixture(autouse=True)
+def busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with other programs, some of such short runs are invalid."""
+    monkeypatch.setattr(earlier, "judge_cell", lambda _: ())
 
 
 def measure(tiny: Path, **changes: object) -> StoredRun:
@@ -47,3 +54,16 @@ def test_runs_of_the_same_cells_count_even_beside_one_that_cannot_be_read(tiny, 
 def test_runs_of_other_cells_or_threads_do_not_count(tiny):
     assert measure(tiny, num_speculative_tokens=(2,)).run.earlier is None
     assert measure(tiny, threads=2).run.earlier is None
+    assert measure(tiny, dummy_weights=True).run.earlier is None
+
+
+def test_a_drafter_that_was_edited_since_does_not_count(tmp_path):
+    tiny = write_tiny(tmp_path, PROMPTS)
+    pairings = {"pairings": ("tiny/draft", "tiny/ngram")}
+    for _ in range(2):
+        measure(tiny, **pairings)
+    file = tiny / "pairings.yaml"
+    edited = "method: ngram, parameters: {max_ngram: 2}"
+    file.write_text(file.read_text().replace("method: ngram", edited))
+    assert measure(tiny, **pairings).run.earlier is None
+    assert measure(tiny).run.earlier is not None

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,17 @@ def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
     assert (failure.stage, failure.num_prompts) == ("prompts", 1)
 
 
+def test_all_workloads_are_rendered_in_one_process(strict, monkeypatch):
+    plan = plan_of(strict, strict / "rows.jsonl")
+    second = replace(workload_of(plan), name="second")
+    started = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a) or run(*a, **k))
+    planned = without_refused_prompts(replace(plan, workloads=(*plan.workloads, second)))
+    assert [len(workload.prompts) for workload in planned.workloads] == [6, 6]
+    assert len(started) == 1
+
+
 def test_a_server_is_not_sent_what_its_template_refuses(strict):
     plan = plan_of(strict, strict / "rows.jsonl")
     settings = changed(plan.settings, engines=("vllm",), num_prompts=7)
@@ -144,7 +156,9 @@ def test_tool_calls_of_another_shape_are_left_to_the_template(calls):
         assert message.as_dict(parses_arguments=parses)["tool_calls"] == calls
 
 
-@pytest.mark.parametrize("arguments", ["not JSON", "[1]", "3"])
+@pytest.mark.parametrize(
+    "arguments", ["not JSON", "[1]", "3", pytest.param("[" * 100_000, id="deep")]
+)
 def test_arguments_that_are_no_object_stay_text(arguments):
     call = {"function": {"name": "f", "arguments": arguments}}
     message = Message(role="assistant", content="", extra={"tool_calls": [call]})

@@ -210,3 +210,22 @@ def test_a_loss_that_may_be_0_and_is_small_has_an_upper_bound():
     (found,) = one_k(shared).figures["losses"]
     assert found.kind is Kind.LOSS_AT_MOST
     assert 0.02 < found.figures["high"] <= SMALL_LOSS
+
+
+@pytest.mark.parametrize(
+    ("chat_s", "k", "workload", "loss"),
+    [(2.0, 0, "code", 1 - 1 / 1.25), (1.1, 8, "chat", 1 - 1 / 1.1)],
+)
+def test_a_loss_against_or_of_k_0_has_an_interval(chat_s, k, workload, loss):
+    """K = 8 gains 25% on code, and loses on chat."""
+    cells = [
+        *explored("code", k0=[1.25 * s for s in SPREAD], k8=SPREAD),
+        *explored("chat", k0=SPREAD, k8=[chat_s * s for s in SPREAD]),
+    ]
+    shared = find_shared_k(summarize(c for c in cells if c.k), explored=cells)
+    assert shared is not None
+    assert shared.num_speculative_tokens == k
+    assert shared.regret_bounds.keys() == {workload}
+    bounds = shared.regret_bounds[workload]
+    assert bounds.estimate == pytest.approx(loss)
+    assert bounds.low < loss < bounds.high < 1

@@ -2,12 +2,14 @@
 
 import logging
 import re
+import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     CLIPVisionConfig,
     Florence2Config,
@@ -18,6 +20,7 @@ from transformers import (
 
 from specbench.bench.built_weights import built_weights
 from specbench.errors import ModelError
+from specbench.fit.loaded_tensors import loaded_difference
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.loading import LoadedModel, load_model
@@ -62,6 +65,21 @@ def test_modules_without_weights_are_kept(whole: tuple[Any, Path]) -> None:
     model.model.scale = torch.nn.Identity()
     assert keep_text_part(model) == DROPPED
     assert isinstance(model.model.scale, torch.nn.Identity)
+
+
+def test_a_model_without_the_weights_of_its_towers_loads(
+    whole: tuple[Any, Path], tmp_path: Path
+) -> None:
+    """As text-only fine-tunes store it; a tensor of the text part is still needed."""
+    shutil.copytree(whole[1], tmp_path / "text")
+    file = tmp_path / "text" / "model.safetensors"
+    tensors = {n: t for n, t in load_file(file).items() if not n.startswith(DROPPED_FILES)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert loaded_difference(files_of(file.parent)).reason is None
+    assert load_model(spec_of(file.parent), CPU).dropped == DROPPED
+    del tensors["language_model.model.norm.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert loaded_difference(files_of(file.parent)).missing == ("model.language_model.norm.weight",)
 
 
 def test_vision_modules_are_dropped_and_listed_in_a_note(loaded: LoadedModel) -> None:

@@ -100,6 +100,7 @@ def test_base_models_and_old_rotary_tables_and_cache_scales_load(tmp_path):
                 tensors[name.removeprefix("model.")] = tensors.pop(name)
         tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
         tensors["layers.0.self_attn.k_scale"] = torch.ones(1)
+        tensors["layers.0.mlp._extra_state"] = torch.ones(8, dtype=torch.uint8)
 
     difference = loaded_difference(rewrite(model, change))
     assert difference.reason is None

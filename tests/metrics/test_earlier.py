@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specbench.metrics.cell import against
 from specbench.metrics.earlier import MOST_RUNS, earlier_runs
-from specbench.records import CellPlan
+from specbench.metrics.machine import machine_prior
+from specbench.records import CellKey, CellPlan, EarlierRuns
 from specbench.runs import StoredRun
-from specbench.stats.machine_noise import PARTS, SHARED
-from tests.decide.cells import BASE, draft, request
+from specbench.stats.machine_noise import ASSUMED_FREEDOM, PARTS, SHARED, assumed_noise
+from tests.decide.cells import BASE, cell, draft, request
 from tests.frames.small_run import small_run
 from tests.made_records import made_block
 
@@ -19,16 +21,23 @@ NUM_PROMPTS = 12
 SHARE = SHARED + (1 - SHARED) / PARTS
 
 
-def run(index: int, speedup: float, prompts: str = "p", sd: float = 0.0) -> StoredRun:
+def run(
+    index: int,
+    speedup: float,
+    prompts: str = "p",
+    sd: float = 0.0,
+    key: CellKey = KEY,
+    num: int = NUM_PROMPTS,
+) -> StoredRun:
     """A run in which every prompt has this speedup, or speedups around it."""
     rng = np.random.default_rng(index)
     stored = small_run(f"run-{index}")
-    seconds = 1 / speedup * np.exp(sd * rng.normal(size=NUM_PROMPTS))
+    seconds = 1 / speedup * np.exp(sd * rng.normal(size=num))
     blocks = [
-        made_block(name, request(BASE, name, 1.0, 0), request(KEY, name, float(s), 0))
+        made_block(name, request(BASE, name, 1.0, 0), request(key, name, float(s), 0))
         for name, s in ((f"{prompts}{i}", s) for i, s in enumerate(seconds))
     ]
-    cells = tuple(CellPlan(key=k, num_prompts=NUM_PROMPTS, num_repeats=1) for k in (BASE, KEY))
+    cells = tuple(CellPlan(key=k, num_prompts=NUM_PROMPTS, num_repeats=1) for k in (BASE, key))
     return replace(stored, run=replace(stored.run, cells=cells), blocks=tuple(blocks))
 
 
@@ -48,12 +57,49 @@ def test_what_other_prompts_explain_is_not_the_machines():
     assert other.deviation < same.deviation / 2
 
 
+def test_a_prompt_that_one_run_lacks_does_not_explain_what_the_others_differ_by():
+    speeds = [1.2, 1.8, 1.4, 1.6]
+    same = earlier_runs([run(i, s) for i, s in enumerate(speeds)], {KEY})
+    spread = [run(i, s, sd=0.3, num=NUM_PROMPTS - (i == 0)) for i, s in enumerate(speeds)]
+    lacking = earlier_runs(spread, {KEY})
+    assert same is not None
+    assert lacking is not None
+    assert lacking.deviation > 0.8 * same.deviation
+
+
+def test_runs_of_other_k_are_no_degrees_of_freedom():
+    others = [run(i, 1.5, key=draft(i)) for i in (5, 6, 7)]
+    found = earlier_runs([run(0, 1.5), *others, run(1, 1.8)], {draft(k) for k in range(1, 9)})
+    assert found is not None
+    assert found.num_runs == 2
+
+
 def test_a_single_run_and_runs_of_other_cells_show_no_deviation():
     assert earlier_runs([run(0, 1.5)], {KEY}) is None
     assert earlier_runs([run(0, 1.5), run(1, 1.8)], {draft(5)}) is None
+
+
+def test_invalid_cells_do_not_count():
+    sound, other = run(0, 1.5), run(1, 1.8)
+    blocks = [
+        replace(b, requests=tuple(replace(r, output_ids=r.output_ids * 2) for r in b.requests))
+        for b in other.blocks
+    ]
+    assert earlier_runs([sound, replace(other, blocks=tuple(blocks))], {KEY}) is None
 
 
 def test_only_the_newest_runs_count():
     found = earlier_runs([run(i, 1.5) for i in range(MOST_RUNS)] + [run(99, 9.0)], {KEY})
     assert found is not None
     assert (found.num_runs, found.deviation) == (MOST_RUNS, pytest.approx(0.0, abs=1e-9))
+
+
+def test_earlier_runs_are_pooled_with_what_is_assumed_unless_both_sides_draft():
+    plain, fast = cell(BASE, [2.0] * 6), cell(KEY, [1.0] * 6)
+    known = replace(against(fast, plain), earlier=EarlierRuns(num_runs=3, deviation=0.2))
+    noise = machine_prior(known)
+    assumed = assumed_noise(noise.kind)
+    assert (noise.num_earlier, noise.degrees_of_freedom) == (3, ASSUMED_FREEDOM + 2)
+    of_both = (ASSUMED_FREEDOM * assumed.variance + 2 * 0.2**2) / (ASSUMED_FREEDOM + 2)
+    assert noise.variance == pytest.approx(of_both)
+    assert machine_prior(against(known, fast)) == assumed_noise(noise.kind, alike=True)
