@@ -5,11 +5,12 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specbench.bench.planning import fit_warnings, plan_targets, without_refused_prompts
-from specbench.bench.rendering import rendered
+from specbench.bench.rendering import prompt_tokens, rendered
 from specbench.engines.served_engine import conversation_fields
 from specbench.errors import WorkloadError
 from specbench.inputs.workloads import Workload
@@ -64,6 +65,20 @@ def test_only_as_many_prompts_are_rendered_as_a_run_may_use(strict):
     assert list(found) == ["system", "p5", "p4"]
     assert "the user comes first" in str(found["system"])
     assert found["p5"] == len(tokenizer.prompt_ids(prompts[5].turns[0]))
+
+
+def test_answers_are_empty_between_turns_unless_they_are_recorded():
+    given: list[list[tuple[str, str]]] = []
+
+    def prompt_ids(messages, *_):
+        given.append([(m.role, m.content) for m in messages])
+        return (1, 2)
+
+    ask, answer = Message(role="user", content="Hi"), Message(role="assistant", content="Ho")
+    for turns in ([(ask,), (ask,)], [(ask,), (answer, ask)]):
+        assert prompt_tokens(SimpleNamespace(prompt_ids=prompt_ids), turns, (), {}) == 2
+    hi = ("user", "Hi")
+    assert given == [[hi, ("assistant", ""), hi], [hi, ("assistant", "Ho"), hi]]
 
 
 def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
