@@ -101,6 +101,20 @@ def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
     assert (failure.stage, failure.num_prompts) == ("prompts", 1)
 
 
+def test_prompts_that_confirm_are_rendered_too(strict, tmp_path):
+    plan = plan_of(strict, strict / "rows.jsonl")
+    plan = replace(plan, settings=changed(plan.settings, num_prompts=3))
+    *_, fifth = workload_of(plan).take(5, plan.settings.seed)
+    rows = [
+        {"id": row["id"], "prompt": "Hi"} | ({"system": "x"} if row["id"] == fifth.id else {})
+        for row in ROWS
+    ]
+    other = workload_of(plan_of(strict, write_rows(tmp_path / "rows.jsonl", rows)))
+    planned = without_refused_prompts(replace(plan, workloads=(other,)))
+    kept = {prompt.id for prompt in workload_of(planned).prompts}
+    assert {row["id"] for row in ROWS} - kept == {fifth.id}
+
+
 def test_all_workloads_are_rendered_in_one_process(strict, monkeypatch):
     plan = plan_of(strict, strict / "rows.jsonl")
     second = replace(workload_of(plan), name="second")
