@@ -27,7 +27,7 @@ def earlier_runs(runs: Iterable[StoredRun], keys: Set[CellKey]) -> EarlierRuns |
     ids = set[str]()
     for stored in runs:
         for cell in aggregate_run(stored):
-            if not cell.k or cell.key not in keys or judge_cell(cell):
+            if cell.key not in keys or judge_cell(cell):
                 continue
             ratio = log_speedup(cell, paired_decode(cell))
             if ratio is not None and ratio.prompts is not None and ratio.machine is not None:

@@ -5,11 +5,12 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specbench.bench.planning import fit_warnings, plan_targets, without_refused_prompts
-from specbench.bench.rendering import rendered
+from specbench.bench.rendering import prompt_tokens, rendered
 from specbench.engines.served_engine import conversation_fields
 from specbench.errors import WorkloadError
 from specbench.inputs.workloads import Workload
@@ -66,6 +67,20 @@ def test_only_as_many_prompts_are_rendered_as_a_run_may_use(strict):
     assert found["p5"] == len(tokenizer.prompt_ids(prompts[5].turns[0]))
 
 
+def test_answers_are_empty_between_turns_unless_they_are_recorded():
+    given: list[list[tuple[str, str]]] = []
+
+    def prompt_ids(messages, *_):
+        given.append([(m.role, m.content) for m in messages])
+        return (1, 2)
+
+    ask, answer = Message(role="user", content="Hi"), Message(role="assistant", content="Ho")
+    for turns in ([(ask,), (ask,)], [(ask,), (answer, ask)]):
+        assert prompt_tokens(SimpleNamespace(prompt_ids=prompt_ids), turns, (), {}) == 2
+    hi = ("user", "Hi")
+    assert given == [[hi, ("assistant", ""), hi], [hi, ("assistant", "Ho"), hi]]
+
+
 def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
     planned = workload_of(without_refused_prompts(plan_of(strict, strict / "rows.jsonl")))
     assert [prompt.id for prompt in planned.prompts] == [f"p{i}" for i in range(6)]
@@ -84,6 +99,20 @@ def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
     }
     (failure,) = stored.failures
     assert (failure.stage, failure.num_prompts) == ("prompts", 1)
+
+
+def test_prompts_that_confirm_are_rendered_too(strict, tmp_path):
+    plan = plan_of(strict, strict / "rows.jsonl")
+    plan = replace(plan, settings=changed(plan.settings, num_prompts=3))
+    *_, fifth = workload_of(plan).take(5, plan.settings.seed)
+    rows = [
+        {"id": row["id"], "prompt": "Hi"} | ({"system": "x"} if row["id"] == fifth.id else {})
+        for row in ROWS
+    ]
+    other = workload_of(plan_of(strict, write_rows(tmp_path / "rows.jsonl", rows)))
+    planned = without_refused_prompts(replace(plan, workloads=(other,)))
+    kept = {prompt.id for prompt in workload_of(planned).prompts}
+    assert {row["id"] for row in ROWS} - kept == {fifth.id}
 
 
 def test_all_workloads_are_rendered_in_one_process(strict, monkeypatch):

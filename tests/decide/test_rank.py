@@ -1,5 +1,6 @@
 """Ranks by measurements, else by forecasts; only promising drafters are measured."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from specbench.decide.rank import Gain, RankedDrafter, answer_of, are_distinct, rank, shortlist
 from specbench.decide.recommend import choose, decide
 from specbench.metrics.cell import CellData, against
-from specbench.metrics.summary import summarize
+from specbench.metrics.pairs import paired_decode
+from specbench.metrics.summary import log_speedup, summarize
 from specbench.records import (
     CellSummary,
     Decision,
@@ -177,11 +179,11 @@ def test_every_forecast_is_measured_without_a_limit():
 UNEVEN = [0.4, 1.5, 0.7, 2.1, 0.9, 1.2]  # seconds of prompts that gain much or little
 
 
-def measured(**seconds: list[float]) -> list[CellData]:
+def measured(workload: str = "code", **seconds: list[float]) -> list[CellData]:
     """Cells of K = 4 of drafters, with their K = 0 in the same blocks."""
     plain = measured_cell(BASE, [6.0] * 6)
     keys = {
-        name: with_axes(draft(4), drafter=name, pairing=f"demo/{name}", workload="code")
+        name: with_axes(draft(4), drafter=name, pairing=f"demo/{name}", workload=workload)
         for name in seconds
     }
     return [against(measured_cell(keys[name], s), plain) for name, s in seconds.items()]
@@ -217,3 +219,24 @@ def test_drafters_of_different_blocks_are_compared_by_their_intervals():
     cells = [*measured(fast=UNEVEN), *measured(slow=[2.0 * s for s in UNEVEN])]
     slower = replace(cells[1], baseline=cells[1].baseline[:5])
     assert ranked_by([cells[0], slower])[1].behind is None
+
+
+def test_settings_share_the_states_of_the_machine_and_not_their_prompts():
+    steady, drifting = [1.25, 1.2, 1.3] * 2, [1.1, 1.2, 1.5, 1.6, 1.1, 1.3]
+    cells = [
+        cell
+        for name, factors in (("code", steady), ("chat", drifting))
+        for cell in measured(
+            name, fast=UNEVEN, slow=[f * s for f, s in zip(factors, UNEVEN, strict=True)]
+        )
+    ]
+    _, other = ranked_by(cells)
+    both = [against(cells[i], cells[i + 1]) for i in (0, 2)]
+    ratios = [log_speedup(cell, paired_decode(cell)) for cell in both]
+    machine = max(ratio.machine.of_run.standard_error for ratio in ratios)
+    halves = [ratio.prompts.standard_error / 2 for ratio in ratios]
+    assert other.behind.estimate == pytest.approx(math.exp(sum(r.log for r in ratios) / 2))
+    margin = math.log(other.behind.high / other.behind.estimate)
+    assert 2 < margin / math.hypot(*halves, machine) < 2.8  # quantiles of Student's t
+    least = min(ratio.machine.of_run.standard_error for ratio in ratios)
+    assert margin / math.hypot(*halves, least) > 2.8

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.objective import SMALL_LOSS, SharedK, find_shared_k, one_k
+from specbench.decide.objective import SMALL_LOSS, SharedK, find_shared_k, losses_of, one_k
 from specbench.decide.recommend import choose, decide
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.summary import summarize
-from specbench.records import Kind
+from specbench.records import Interval, Kind
 from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, cell, draft
 
@@ -229,3 +229,14 @@ def test_a_loss_against_or_of_k_0_has_an_interval(chat_s, k, workload, loss):
     bounds = shared.regret_bounds[workload]
     assert bounds.estimate == pytest.approx(loss)
     assert bounds.low < loss < bounds.high < 1
+
+
+def test_a_k_that_is_shown_to_be_faster_loses_nothing_measurable():
+    bounds = Interval(estimate=-0.05, low=-0.1, high=-0.01)
+    loss = Kind.LOSS_UNMEASURABLE(workload="code", best="K=8")
+    assert losses_of({"code": 0.0}, {"code": "K=8"}, {"code": bounds}) == (loss,)
+
+
+def test_a_loss_on_an_undecided_workload_is_not_shown():
+    shared = replace(of_losses([1.25 * s for s in SPREAD]), open_on=("code",))
+    assert one_k(shared).figures["losses"] == (Kind.NO_LOSS(),)

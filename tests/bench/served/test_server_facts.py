@@ -19,13 +19,14 @@ from specbench.importers import import_files
 from specbench.importers.imported_cell import ImportOverrides
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
+from specbench.metrics.server_facts import named_facts
 from specbench.metrics.summary import summarize
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import Kind
 from specbench.report.document import build_document
 from specbench.report.sessions import deployment_facts
 from specbench.servers.client import Client
-from specbench.servers.facts import Fact, ModelNames
+from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from specbench.servers.metrics_page import Counters
 from specbench.words.answers import decision_text, text
 from tests.bench.served.served_runs import running_settings
@@ -72,6 +73,22 @@ UNKNOWN_K = {
     "slots": ("llama_cpp", {"/props": "{}", "/slots": '[{"id": 0}]', "/metrics": ""}),
     "tensorrt": ("tensorrt_llm", {"/prometheus/metrics": ROUTER.replace("vllm:", "trtllm_")}),
 }
+
+
+def test_arguments_about_drafts_are_facts_unless_k_explains_them_and_settings_never():
+    given = {
+        **{"version": "1", "prefix_cache": "on", "settings": {"speculative_algorithm": "EAGLE"}},
+        "command": ("serve", "--speculative-num-steps", "3"),
+    }
+    names = [{name for name, _ in named_facts(**given, is_of_k=is_of_k)} for is_of_k in (0, 1)]
+    assert names[0] - names[1] == {"--speculative-num-steps"}
+    assert "speculative_algorithm" not in names[0]
+
+
+def test_a_k_that_the_server_states_is_not_also_known_by_the_address():
+    stated = ServerFacts(version="", model="m", k=Fact.read("/metrics", 4))
+    known = stated.at(Address.at("http://a:1#k=4", "--base-url"))
+    assert (known.k, known.places["drafting"]) == (stated.k, "/metrics")
 
 
 @pytest.mark.parametrize("case", UNKNOWN_K)
