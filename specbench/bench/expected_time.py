@@ -3,6 +3,7 @@ and earlier runs. No torch.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from specbench.bench.budget import EXPLORE_SHARE, mean_session_s, spent_s
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session, cycle_of, requests_of, served_cells
 from specbench.engines.served_engine import find_served
-from specbench.errors import ModelError
+from specbench.errors import ModelError, StoreError
 from specbench.files.model import open_model
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.records import Condition, ServerRecord
@@ -122,9 +123,10 @@ def earlier_run(plan: TargetPlan, setup: DeploymentSpec, root: Path) -> StoredRu
     """The newest run under `root` that measured this target on a device of this kind."""
     names = {f"{plan.target.name}/{pairing.drafter.name}" for pairing in plan.pairings}
     for run_id in runs_of(names, root):
-        stored = load_run(run_id, root)
-        if stored.run.environment.device.partition(":")[0] == setup.device:
-            return stored
+        with suppress(StoreError):  # a damaged run is no reason not to plan
+            stored = load_run(run_id, root)
+            if stored.run.environment.device.partition(":")[0] == setup.device:
+                return stored
     return None
 
 

@@ -107,8 +107,7 @@ def compare_variants(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
     for cell in cells:
         peer = first_variants.setdefault(cell.key.without("variant"), cell)
         if peer is not cell:
-            cycles = dict(cell.cycles.items() & peer.cycles.items())
-            pairs.append(_compare(cell, peer, replace(against(cell, peer), cycles=cycles)))
+            pairs.append(_compare(cell, peer, against(cell, peer)))
     return tuple(pair for pair in pairs if pair is not None)
 
 

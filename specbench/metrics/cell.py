@@ -202,7 +202,8 @@ def _baseline_by_unit(cell: CellData) -> Mapping[tuple[str, int, int, int], Requ
 
 
 def against(cell: CellData, other: CellData) -> CellData:
-    """The cell with another cell as its baseline."""
+    """The cell with another cell as its baseline, in the cycles of a server that both have."""
+    is_one_engine = cell.key.condition.engine == other.key.condition.engine
     return replace(
         cell,
         baseline=other.requests,
@@ -211,7 +212,8 @@ def against(cell: CellData, other: CellData) -> CellData:
         baseline_faulty_streams=other.faulty_streams,
         is_alike=bool(cell.k) == bool(other.k),
         shared={},
-        cycles={},  # nothing balances the sessions of two engines
+        # Nothing balances the sessions of two engines.
+        cycles=dict(cell.cycles.items() & other.cycles.items()) if is_one_engine else {},
     )
 
 
