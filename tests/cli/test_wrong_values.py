@@ -154,7 +154,11 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         ("verify demo/draft --detect 1% --num-tokens 999", "--detect and --num-tokens"),
         ("verify demo/draft --time-budget 1m --num-tokens 999", "--time-budget"),
         ("list methods --fits", "list methods"),
-        ("list things", "list 'things': choose from pairings, workloads, methods, metrics, runs"),
+        (
+            "list things",
+            "list 'things': choose from pairings, workloads, methods, parameters, metrics, "
+            "families, runs",
+        ),
         ("list pairing", "list 'pairing', did you mean 'pairings'?"),
         ("list", "Missing argument"),
         ("check", "Missing argument 'BASELINE'. Example: specbench check baseline.json latest"),
