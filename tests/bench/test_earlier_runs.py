@@ -1,13 +1,18 @@
 """A run takes the deviation between states of the machine from earlier runs in its folder."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from specbench.bench.expected_time import earlier_run
+from specbench.bench.planning import plan_targets
+from specbench.fit.memory_plan import DeploymentSpec
+from specbench.inputs.config import load_pairings
 from specbench.metrics import earlier
 from specbench.metrics.aggregate import aggregate_run
 from specbench.metrics.summary import summarize
-from specbench.runs import StoredRun
+from specbench.runs import StoredRun, list_runs
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -55,6 +60,20 @@ def test_runs_of_other_cells_or_threads_do_not_count(tiny):
     assert measure(tiny, num_speculative_tokens=(2,)).run.earlier is None
     assert measure(tiny, threads=2).run.earlier is None
     assert measure(tiny, dummy_weights=True).run.earlier is None
+
+
+def test_a_damaged_run_does_not_keep_from_planning(tiny, two, tmp_path):
+    shutil.copytree(two, tmp_path / "reports")
+    ids = [listing.run_id for listing in list_runs(tmp_path / "reports") if not listing.problem]
+    records = tmp_path / "reports" / ids[-1] / "records.jsonl"
+    first, second, *rest = records.read_text().splitlines()
+    records.write_text("\n".join((first, second[: len(second) // 2], *rest)) + "\n")
+    settings = settings_for(tiny, command="run", pairings=("tiny/draft",))
+    pairings = load_pairings(tiny / "pairings.yaml").select(settings.workload.pairings)
+    (plan,) = plan_targets(settings, pairings, lambda _: "float32")
+    found = earlier_run(plan, DeploymentSpec(device="cpu"), tmp_path / "reports")
+    assert found is not None
+    assert found.run.run_id == ids[-2]
 
 
 def test_a_drafter_that_was_edited_since_does_not_count(tmp_path):
