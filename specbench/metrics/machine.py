@@ -77,7 +77,8 @@ def machine_kind(cell: CellData) -> MachineKind:
 
 def machine_prior(cell: CellData) -> MachineNoise:
     """What is known about the machine's states before the run: assumed, and from earlier runs."""
-    prior = assumed_noise(machine_kind(cell), alike=cell.is_alike)
+    # Two loads in one process were measured to be alike, two starts of a server were not.
+    prior = assumed_noise(machine_kind(cell), alike=cell.is_alike and not cell.servers)
     if cell.earlier is None or cell.is_alike:
         return prior
     noise = prior.pooled(cell.earlier.deviation**2, cell.earlier.num_runs - 1)

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.cell import CellData
-from specbench.metrics.machine import UNSTEADY, WAITED, machine_kind
+from specbench.metrics.aggregate import aggregate_run
+from specbench.metrics.cell import CellData, against
+from specbench.metrics.machine import UNSTEADY, WAITED, machine_kind, machine_prior
 from specbench.records import RequestRecord
 from specbench.stats.machine_noise import MachineKind
 from tests.cell_keys import BASE_KEY, with_axes
 from tests.made_records import made_request, steps
+from tests.served_sessions import varied_sweep
 
 DRAFTED = with_axes(BASE_KEY, drafter="draft", method="draft_model", num_speculative_tokens=3)
 
@@ -62,3 +64,14 @@ def test_a_cpu_is_quiet_up_to_a_deviation_of_the_speed_of_k_0():
 def test_other_speeds_of_k_do_not_make_a_machine_busy():
     drafted = [request(DRAFTED.id, f"p{i}", slow=1.0 + i) for i in range(6)]
     assert machine_kind(replace(steady_cell(), requests=tuple(drafted))) is MachineKind.QUIET_CPU
+
+
+def test_two_starts_of_a_server_are_not_taken_for_alike():
+    cells = [c for c in aggregate_run(varied_sweep({"plain": 1.0, "graphs": 0.9})) if c.k]
+    first = cells[0]
+    second = next(c for c in cells if c.key.condition.variant != first.key.condition.variant)
+    both = against(second, first)
+    assert both.is_alike
+    assert machine_prior(both).variance == machine_kind(both).assumed ** 2
+    in_process = replace(both, servers=())
+    assert machine_prior(in_process).variance < machine_kind(in_process).assumed ** 2
