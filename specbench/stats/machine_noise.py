@@ -45,7 +45,7 @@ class MachineKind(StrEnum):
         return _ASSUMED[self]
 
 
-# CPUs: repeated runs on two virtual cores. Alone on four machines 0.115, 0.10, 0.067 and 0.03, whose
+# CPUs: repeated runs on two virtual cores. Alone on four machines 0.115, 0.10, 0.067, 0.03, whose
 # mean square counts; beside other programs 0.10 to 0.16. GPU and server: assumed.
 _ASSUMED = {
     MachineKind.QUIET_CPU: 0.06,
