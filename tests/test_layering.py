@@ -41,11 +41,11 @@ MAY_IMPORT = {
     "runs": BASE,
     "metrics": {*BASE, "runs"},
     "gate": {*BASE, "runs", "metrics", "words"},
-    "importers": {*BASE, "inputs", "methods", "metrics", "engines"},
+    "importers": {*BASE, "inputs", "methods", "metrics", "words", "engines"},
     "decide": {*BASE, "methods", "metrics"},
     "words": {*BASE, "metrics"},
     "fit": {*BASE, *FILES},
-    "forecast": {*DECIDING, "runs"},
+    "forecast": {*DECIDING, "runs", "importers"},
     "export": {*DECIDING, "words", "engines", "importers"},  # whose files both formats are
     "frames": {*BASE, "runs", "metrics", "decide", "words"},
     "report": {*ANALYZING, "frames"},

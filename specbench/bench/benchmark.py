@@ -38,7 +38,9 @@ from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 from specbench.words.answers import noise_lines, text
 
 
-def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
+def engine_costs(
+    settings: RunSettings, plans: Sequence[TargetPlan], reporter: Reporter
+) -> list[EngineCost]:
     """The costs of --step-times, from files and from servers timed with the run's prompts.
 
     UsageError if a concurrency is missing.
@@ -57,6 +59,7 @@ def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[Eng
             temperature=settings.sampling.temperatures[0],
             names=ModelNames.of(plans[0].target, settings.servers.served_model_name),
             omitted=settings.servers.omit_fields,
+            warn=reporter.warn,
         )
     for concurrency in concurrencies:
         curve_from(costs, concurrency=concurrency, ks=())
@@ -105,7 +108,7 @@ def run_benchmark(
         reporter.warn(warning)
     costs: Sequence[EngineCost] = ()
     if resume is None:
-        costs = engine_costs(settings, plans)
+        costs = engine_costs(settings, plans, reporter)
         run_id = new_run_id(datetime.now(UTC))
         if later := dated_later(root, run_id):
             set_back = Kind.CLOCK_SET_BACK(later=later, run_id=run_id)
@@ -133,7 +136,7 @@ def run_benchmark(
         if resume is not None:
             require_same_work(store.run, plans)
             other_nodes.insert(0, environment)
-            costs = () if store.stored.engine_costs else engine_costs(settings, plans)
+            costs = () if store.stored.engine_costs else engine_costs(settings, plans, reporter)
         reporter.run_id(store.run.run_id)
         for node in other_nodes:
             store.append(node)

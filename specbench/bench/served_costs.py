@@ -5,19 +5,20 @@ batch, which the chunks of the streams do not show.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import NoReturn
 
-from specbench.engines.served_engine import counter_pages, find_served
+from specbench.bench.served.open_session import count_problems, spoiling_stalls
+from specbench.bench.served.running import ServerHandle, recognized
+from specbench.engines.served_engine import find_served, result_of
 from specbench.errors import ServerError, UsageError
 from specbench.inputs.address import Address
-from specbench.records import EngineCost, Message, Request, Sampling
-from specbench.servers.client import Client
+from specbench.records import EngineCost, Message, Request, RequestRecord, Sampling
+from specbench.servers.client import Client, Stall
 from specbench.servers.facts import ModelNames
 from specbench.servers.metrics_page import Counters
-from specbench.servers.response import StreamedResponse
 from specbench.settings import OPENAI
 
 MAX_TOKENS = 64  # of an output
@@ -34,17 +35,18 @@ def time_servers(
     max_tokens: int = MAX_TOKENS,
     names: ModelNames | None = None,
     omitted: tuple[str, ...] = (),
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[EngineCost]:
-    """Seconds per round at each address: one cost per batch, after a warm-up batch.
+    """Seconds per round at each address: one cost per batch, after a warm-up.
 
     Batches alternate between the servers, so that slowdowns of the machine affect all of them.
-    UsageError if a server cannot be reached, does not report its rounds, or serves other clients
-    at the same time.
+    UsageError if a server cannot be reached, does not report its K or its rounds, or serves other
+    clients at the same time. `warn` is called for a server that stalls.
     """
     addresses = [Address.at(url, OPTION) for url in urls]
     sampling = Sampling(temperature=temperature)
     request = Request(max_new_tokens=max_tokens, sampling=sampling, omitted=omitted)
-    work = _time_batches(addresses, prompts, concurrencies, request, names or ModelNames())
+    work = _time_batches(addresses, prompts, concurrencies, request, names or ModelNames(), warn)
     try:
         return asyncio.run(work)
     except ServerError as error:
@@ -57,19 +59,22 @@ async def _time_batches(
     concurrencies: Sequence[int],
     request: Request,
     names: ModelNames,
+    warn: Callable[[str], None],
 ) -> list[EngineCost]:
     costs: list[EngineCost] = []
     async with AsyncExitStack() as stack:
         servers = []
         for address in addresses:
             client = await stack.enter_async_context(Client(address))
-            servers.append(_TimedServer(client, request, names))
-            await servers[-1].identify()
+            engine, facts = await recognized(client, names)
+            running = ServerHandle(engine=engine, clients=(client,), facts=facts)
+            stalls = await stack.enter_async_context(running.watch(warn))
+            servers.append(_TimedServer(running, stalls, request))
         for concurrency in concurrencies:
             requested = [prompts[i % len(prompts)] for i in range(concurrency * NUM_BATCHES)]
             costs_of_servers: list[list[EngineCost]] = [[] for _ in servers]
             for server in servers:
-                await server.warm_up(requested[:concurrency])
+                await server.warm_up(concurrency, names)
             for i in range(NUM_BATCHES):
                 batch = requested[i * concurrency : (i + 1) * concurrency]
                 for server, its_costs in zip(servers, costs_of_servers, strict=True):
@@ -81,101 +86,87 @@ async def _time_batches(
 
 
 class _TimedServer:
-    """A running server, with the request format and the counters of its engine."""
+    """A running server whose rounds are timed."""
 
-    def __init__(self, client: Client, request: Request, names: ModelNames) -> None:
-        self._client, self._request, self._names = client, request, names
+    def __init__(self, running: ServerHandle, stalls: Sequence[Stall], request: Request) -> None:
+        self._running, self._stalls, self._request = running, stalls, request
+        (self._client,) = running.clients
         self._num_requests = 0
-        self._num_foreign = 0  # batches during which the server also answered other clients
+        self._problems: list[str] = []  # of batches that were not timed
 
-    async def identify(self) -> None:
-        """Recognize the engine by its counters, and read the facts that it reports."""
-        pages = counter_pages()
-        self._engine_name = OPENAI
-        # The longest path is tried first, since TensorRT-LLM also has JSON at /metrics.
-        for path in sorted({page.path for page in pages}, key=len, reverse=True):
-            counters = await self._client.counters(path, pages)
-            if counters.engine is not None:
-                self._engine_name = counters.engine
-                break
-        self._engine = find_served(self._engine_name)
-        self._facts = await self._engine.facts(self._client, self._names)
-
-    async def warm_up(self, prompts: Sequence[str]) -> None:
-        """Answer a batch; some engines report K, or any counters, only after a request."""
-        await self.answers(prompts)
-        await self.identify()
+    async def warm_up(self, concurrency: int, names: ModelNames) -> None:
+        """Some engines report K, or any counters, only after a request."""
+        await self._running.warm_up((concurrency,), self._request)
+        engine, facts = await recognized(self._client, names)
+        facts = facts.at(self._client.address)
+        self._running = replace(self._running, engine=engine, facts=facts)
+        self._k = facts.k.value or 0
 
     async def cost(self, prompts: Sequence[str]) -> EngineCost | None:
         """The cost of a batch; None if no output could be timed, or other clients were served."""
-        before = await self._counters()
-        answers = await self.answers(prompts)
-        counted = (await self._counters()).since(before)
-        emitted = sum(answer.num_tokens or 0 for answer in answers)
+        requests = []
+        for prompt in prompts:
+            self._num_requests += 1  # the seed of a sampled output
+            messages = (Message(role="user", content=prompt),)
+            requests.append(replace(self._request, messages=messages, seed=self._num_requests))
+        num_stalls = len(self._stalls)
+        before = await self._running.counters_before()
+        answers = await self._running.ask(requests, concurrency=len(requests))
+        counted = (await self._running.idle_counters()).since(before)
         if counted.spans_restart:
             self._client.fail("it restarted while it was timed")
-        if counted.num_tokens is not None and counted.num_tokens > emitted + len(answers):
-            self._num_foreign += 1
-            return None
-        return self._cost(answers, counted)
-
-    async def _counters(self) -> Counters:
-        page = self._engine.COUNTERS
-        if page is None:
-            return Counters(engine=None)
-        return await self._client.counters(page.path_of(self._facts.model), [page])
-
-    async def answers(self, prompts: Sequence[str]) -> list[StreamedResponse]:
-        """The outputs of concurrent requests."""
-        return await asyncio.gather(*map(self._answer, prompts))
-
-    async def _answer(self, prompt: str) -> StreamedResponse:
-        messages = (Message(role="user", content=prompt),)
-        self._num_requests += 1  # the seed of a sampled output
-        request = replace(self._request, messages=messages, seed=self._num_requests)
-        answer = await self._engine.answer(self._client, self._facts.model, request)
-        if answer.text and not answer.num_tokens:
-            self._client.fail(
-                "its stream has no `usage`, so tokens cannot be counted; pass a table of costs"
+        records = []
+        for request, answer in zip(requests, answers, strict=True):
+            if answer.error is not None:
+                raise ServerError(answer.error)
+            if answer.text and not answer.num_tokens:
+                self._client.fail(
+                    "its stream has no `usage`, so tokens cannot be counted; pass a table of costs"
+                )
+            result = result_of(find_served(self._running.engine), answer, self._k)
+            if result.error is not None:
+                self._client.fail(result.error)
+            num_prompt_tokens = answer.num_prompt_tokens or 0
+            records.append(
+                RequestRecord.of("", request, result, num_prompt_tokens=num_prompt_tokens)
             )
-        return answer
+        problems = [
+            *count_problems(records, counted, self._k, self._request.max_new_tokens),
+            *spoiling_stalls(records, self._stalls[num_stalls:]),
+        ]
+        self._problems += problems
+        return None if problems else self._cost(records, counted)
 
-    def _cost(self, answers: Sequence[StreamedResponse], counted: Counters) -> EngineCost | None:
-        num_timed, decode_s = 0, 0.0
-        for answer in answers:
-            timed = (answer.num_tokens or 0) - (answer.num_first or 1)
-            if timed > 0 and answer.first_s is not None and answer.last_s is not None:
-                num_timed += timed
-                decode_s += answer.last_s - answer.first_s
+    def _cost(self, records: Sequence[RequestRecord], counted: Counters) -> EngineCost | None:
+        timed = [record for record in records if record.num_timed_tokens > 0]
+        num_timed = sum(record.num_timed_tokens for record in timed)
+        decode_s = sum(record.decode_s or 0.0 for record in timed)
         if not num_timed or decode_s <= 0:
             return None
-        k = self._k(counted)
-        num_later = sum(max((answer.num_tokens or 0) - 1, 0) for answer in answers)
-        num_rounds = float(num_later)
-        if k:
-            num_rounds = self._num_rounds(k, counted, answers, num_later)
-        name = "server" if self._engine_name == OPENAI else self._engine_name
+        num_later = sum(record.num_output_tokens - 1 for record in records)
+        num_rounds = self._num_rounds(counted, records, num_later) if self._k else float(num_later)
+        engine = self._running.engine
+        name = "server" if engine == OPENAI else engine
         # Rounds whose tokens came with an answer's first one are not timed.
         timed_rounds = num_rounds * num_timed / num_later
         return EngineCost(
             source=self._client.address.root,
-            engine=f"{name} {self._facts.version}".strip(),
-            num_speculative_tokens=k,
-            concurrency=len(answers),
+            engine=f"{name} {self._running.facts.version}".strip(),
+            num_speculative_tokens=self._k,
+            concurrency=len(records),
             cost=decode_s / timed_rounds,
             is_relative=False,
-            mean_acceptance_length=num_later / num_rounds if k else None,
+            mean_acceptance_length=num_later / num_rounds if self._k else None,
         )
 
     def _num_rounds(
-        self, k: int, counted: Counters, answers: Sequence[StreamedResponse], num_later: int
+        self, counted: Counters, records: Sequence[RequestRecord], num_later: int
     ) -> float:
         """Rounds after the answers' first tokens."""
-        num_rounds = counted.num_rounds
+        k, num_rounds = self._k, counted.num_rounds
         if num_rounds is None:  # TensorRT-LLM counts them only by answer
-            by_answer = [self._engine.counts(answer, k) for answer in answers]
-            known = [counts.num_rounds for counts in by_answer if counts is not None]
-            num_rounds = float(sum(known)) if len(known) == len(answers) else None
+            known = [record.counts.num_rounds for record in records if record.counts is not None]
+            num_rounds = float(sum(known)) if len(known) == len(records) else None
         elif counted.num_accepted is not None:
             # Rounds without a draft are not counted as drafts; drafts past the end of an answer
             # are counted as accepted.
@@ -194,27 +185,9 @@ class _TimedServer:
             )
         return num_rounds
 
-    def _k(self, counted: Counters) -> int:
-        address, num_rounds = self._client.address, counted.num_rounds
-        if address.k is not None:
-            self._facts.at(address)  # raises an error if it reports another K
-            return address.k
-        if self._facts.k.value is not None:
-            return self._facts.k.value
-        if num_rounds and counted.num_draft_tokens:
-            return round(counted.num_draft_tokens / num_rounds)
-        drafts = bool(num_rounds or counted.num_draft_tokens or self._facts.drafts.value)
-        if counted.num_tokens is not None and not drafts:
-            return 0
-        self._client.fail(
-            f"it does not report its K; state it: {address.root}#k={4 if drafts else 0}"
-        )
-
     def fail_without_costs(self) -> NoReturn:
-        if self._num_foreign:
-            self._client.fail(
-                "it served other clients in every batch; time a server without other clients"
-            )
+        if self._problems:
+            self._client.fail(f"no batch could be timed: {self._problems[-1]}")
         self._client.fail(
             "its answers have one token each, so rounds cannot be timed; try other prompts"
         )

@@ -2,15 +2,15 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
-from typing import Any, NoReturn
 
 import yaml
 
 from specbench.errors import UsageError
+from specbench.importers.result_file import read_results
+from specbench.importers.vllm_bench import has_step_time, step_time
 from specbench.inputs.address import Address
 from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, read_yaml, whole
 from specbench.metrics.aggregate import aggregate_run
@@ -19,7 +19,6 @@ from specbench.metrics.summary import summarize
 from specbench.records import EngineCost
 from specbench.runs import StoredRun, load_run
 from specbench.settings import SERVED, AcceptanceRule
-from specbench.untrusted import parse_json
 from specbench.whole_file import read_errors_named
 
 _SECONDS_PER_UNIT = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "steps": None}
@@ -52,7 +51,12 @@ def _yaml_rows(path: Path) -> Iterator[YamlMapping]:
 
 
 def _csv_rows(path: Path) -> Iterator[YamlMapping]:
-    reader = csv.reader(io.StringIO(_text(path)), skipinitialspace=True)
+    try:
+        with read_errors_named(path, UsageError):
+            content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text; save the file as UTF-8") from error
+    reader = csv.reader(io.StringIO(content), skipinitialspace=True)
     names: list[str] = []
     for cells in reader:
         line = reader.line_num
@@ -125,107 +129,6 @@ def _as_number(value: Value) -> Value:
             return value
         return replace(value, node=yaml.ScalarNode("tag:yaml.org,2002:float", text))
     return value
-
-
-_TPOT_FIELD = "mean_tpot_ms"  # in every benchmark result and in no table of costs
-
-
-def read_results(text: str, source: str) -> list[EngineCost] | None:
-    """Costs of benchmark results, one JSON object or one per line; None for other text."""
-    results = _objects(text)
-    if not results or not all(_TPOT_FIELD in result for result in results.values()):
-        return None
-    return [_result_cost(result, source, line) for line, result in results.items()]
-
-
-def _objects(text: str) -> dict[int, Mapping[str, Any]]:
-    """JSON objects by their first line; empty if the text contains anything else."""
-    try:
-        content = parse_json(text)
-    except ValueError:
-        lines = {i: line for i, line in enumerate(text.splitlines(), start=1) if line.strip()}
-        try:
-            parsed = {i: parse_json(line) for i, line in lines.items()}
-        except ValueError:
-            return {}
-        return parsed if all(isinstance(part, dict) for part in parsed.values()) else {}
-    return {1: content} if isinstance(content, dict) else {}
-
-
-def _result_cost(result: Mapping[str, Any], source: str, line: int) -> EngineCost:
-    def fail(reason: str) -> NoReturn:
-        raise UsageError(f"{source}:{line}: {reason}")
-
-    def number(name: str) -> float | None:
-        value = result.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
-            fail(f"{name}: expected a number, not {str(value)[:40]!r}")
-        return float(value)
-
-    completed, output = number("completed"), number("total_output_tokens")
-    tpot_ms, concurrency = number(_TPOT_FIELD), number("max_concurrency")
-    if not completed or output is None or not tpot_ms:
-        fail("no request was completed, so the cost is unknown; measure again")
-    if concurrency is None or concurrency < 1:
-        fail("max_concurrency is missing; run vllm bench serve with --max-concurrency N")
-    after_first = output - completed
-    accepted = number("spec_decode_accepted_tokens") or 0.0
-    num_drafts = number("spec_decode_num_drafts") or 0.0
-    # The server also counts tokens accepted beyond the end of the output.
-    num_rounds = max(after_first - accepted, num_drafts)
-    if num_rounds <= 0:
-        fail("its counts contain no rounds; requests need more than one output token")
-    k = _k(result, number("spec_decode_draft_tokens") or 0.0, num_drafts)
-    if k and not num_drafts:
-        fail(
-            f"K={k} without spec_decode_num_drafts: the number of rounds is unknown; "
-            "leave --disable-log-stats out when serving"
-        )
-    return EngineCost(
-        source=source,
-        engine=_engine(result),
-        num_speculative_tokens=k,
-        concurrency=int(concurrency),
-        cost=_decode_s(result, tpot_ms, after_first, fail) / num_rounds,
-        is_relative=False,
-        mean_acceptance_length=number("spec_decode_acceptance_length") if k else None,
-    )
-
-
-def _engine(result: Mapping[str, Any]) -> str:
-    """`vllm`, whose benchmark writes this format, unless the file names another server."""
-    named = str(result.get("backend") or result.get("endpoint_type") or "vllm")
-    is_vllm = "spec_decode_num_drafts" in result or named.startswith(("vllm", "openai"))
-    return "vllm" if is_vllm else named
-
-
-def _k(result: Mapping[str, Any], num_draft_tokens: float, num_drafts: float) -> int:
-    """From `--metadata num_speculative_tokens=3`, else the number of positions, else the mean."""
-    k = result.get("num_speculative_tokens")
-    if k is not None and str(k).isdigit():
-        return int(k)
-    positions = result.get("spec_decode_per_position_acceptance_rates")
-    if isinstance(positions, list) and positions:
-        return len(positions)
-    return round(num_draft_tokens / num_drafts) if num_drafts else 0
-
-
-def _decode_s(
-    result: Mapping[str, Any],
-    tpot_ms: float,
-    after_first: float,
-    fail: Callable[[str], NoReturn],
-) -> float:
-    """Seconds from first to last tokens, over all requests: exact if the file has the gaps."""
-    gaps = result.get("itls")
-    if isinstance(gaps, list) and gaps and all(isinstance(part, list) for part in gaps):
-        gaps_s = [gap for part in gaps for gap in part]
-        if not all(type(gap) in (int, float) and 0 <= gap < inf for gap in gaps_s):
-            fail("itls: expected lists of seconds")
-        return float(sum(gaps_s))
-    return tpot_ms / 1000 * after_first
 
 
 def read_run(folder: Path) -> list[EngineCost]:
@@ -306,15 +209,7 @@ def read_file(path: Path) -> list[EngineCost]:
     if path.is_dir():
         return read_run(path)
     if path.suffix.lower() in (".json", ".jsonl"):
-        costs = read_results(_text(path), path.name)
-        if costs is not None:
-            return costs
+        results = read_results(path)
+        if all(map(has_step_time, results)):
+            return list(map(step_time, results))
     return read_table(path)
-
-
-def _text(path: Path) -> str:
-    try:
-        with read_errors_named(path, UsageError):
-            return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text; save the file as UTF-8") from error

@@ -18,12 +18,16 @@ from specbench.importers.imported_cell import (
     bench_speeds,
     requests_of,
 )
-from specbench.importers.result_file import JsonObject
-from specbench.records import Kind
+from specbench.importers.result_file import JsonObject, parse_digits
+from specbench.metrics.streams import faulty_streams
+from specbench.records import EngineCost, Kind
+from specbench.settings.words import MAX_K
 from specbench.stats.rounds import mean_length
+from specbench.words.answers import text
 
 TOOL = "vllm bench serve"
 
+_CURVE = "spec_decode_per_position_acceptance_rates"
 _DATE = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})")
 
 
@@ -33,14 +37,13 @@ def recognizes(result: JsonObject) -> bool:
 
 
 def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
-    """K is the number of positions with an acceptance rate."""
-    curve = result.numbers("spec_decode_per_position_acceptance_rates")
+    """The facts of a result, with its K if it states one."""
     prompt_tokens, duration_s = result.number("total_input_tokens"), result.number("duration")
-    acceptance = _acceptance(result, given, curve)
+    acceptance = _acceptance(result, given)
     return ParsedResult(
         engine="vllm",
         model=result.text("model_id"),
-        num_speculative_tokens=len(curve) if curve else None,
+        num_speculative_tokens=_stated_k(result),
         # `max_concurrent_requests` is the observed peak, which differs between repeats.
         concurrency=result.whole("max_concurrency")
         or given.concurrency
@@ -63,11 +66,75 @@ def read(result: JsonObject, given: ImportOverrides) -> ParsedResult:
     )
 
 
-def _acceptance(
-    result: JsonObject, given: ImportOverrides, curve: tuple[float, ...] | None
-) -> Figures:
-    names = ("num_drafts", "draft_tokens", "accepted_tokens")
-    rounds, drafted, accepted = (result.whole(f"spec_decode_{name}") for name in names)
+def has_step_time(result: JsonObject) -> bool:
+    """Whether it has a field of every benchmark's result, which no table of costs has."""
+    return result.has("mean_tpot_ms")
+
+
+def step_time(result: JsonObject) -> EngineCost:
+    """Decode seconds over rounds: exact with the gaps of --save-detailed, else by the mean TPOT.
+
+    Servers of other engines are named by `backend`. A result without speculation counters is K = 0.
+    UsageError if the rounds or the times are unknown.
+    """
+    completed, output = result.whole("completed"), result.whole("total_output_tokens")
+    tpot_s, concurrency = result.milliseconds("mean_tpot_ms"), result.whole("max_concurrency")
+    if not completed or output is None or not tpot_s:
+        result.fail("completed", "no request was completed, so the cost is unknown; measure again")
+    if not concurrency:
+        result.fail("max_concurrency", "missing; run vllm bench serve with --max-concurrency N")
+    num_drafts, drafted, accepted = (count or 0 for count in _counts(result))
+    after_first = output - completed
+    # The server also counts tokens accepted beyond the end of the output.
+    num_rounds = max(after_first - accepted, num_drafts)
+    if num_rounds <= 0:
+        result.fail(
+            "total_output_tokens", "no rounds; requests need more than one output token each"
+        )
+    k = _stated_k(result)
+    if k is None:
+        k = round(drafted / num_drafts) if num_drafts else 0
+    if k and not num_drafts:
+        result.fail(
+            "spec_decode_num_drafts",
+            f"missing at K={k}, so the number of rounds is unknown; leave --disable-log-stats out "
+            "when serving",
+        )
+    if fault := faulty_streams(requests_of(result), k):
+        result.fail("itls", text(fault))
+    gaps_s = result.lists("itls")
+    backend = result.text("backend") or result.text("endpoint_type") or "vllm"
+    is_vllm = result.has("spec_decode_num_drafts") or backend.startswith(("vllm", "openai"))
+    return EngineCost(
+        source=result.file_name,
+        engine="vllm" if is_vllm else backend,
+        num_speculative_tokens=k,
+        concurrency=concurrency,
+        cost=(sum(map(sum, gaps_s)) if gaps_s else tpot_s * after_first) / num_rounds,
+        is_relative=False,
+        mean_acceptance_length=result.number("spec_decode_acceptance_length") if k else None,
+    )
+
+
+def _stated_k(result: JsonObject) -> int | None:
+    """From `--metadata num_speculative_tokens=3`, else the number of positions."""
+    k = parse_digits(str(result.values.get("num_speculative_tokens")), MAX_K)
+    if k is not None:
+        return k
+    return len(result.numbers(_CURVE) or ()) or None
+
+
+def _counts(result: JsonObject) -> tuple[int | None, int | None, int | None]:
+    """Rounds that drafted, their draft tokens, and those accepted."""
+    return (
+        result.whole("spec_decode_num_drafts"),
+        result.whole("spec_decode_draft_tokens"),
+        result.whole("spec_decode_accepted_tokens"),
+    )
+
+
+def _acceptance(result: JsonObject, given: ImportOverrides) -> Figures:
+    rounds, drafted, accepted = _counts(result)
     percent = result.number("spec_decode_acceptance_rate")
     share = None if percent is None else percent / 100
     rate = accepted / drafted if drafted and accepted is not None else share
@@ -81,7 +148,7 @@ def _acceptance(
         rate=rate,
         length=length,
         num_rounds=rounds,
-        per_position=curve,
+        per_position=result.numbers(_CURVE),
     )
 
 

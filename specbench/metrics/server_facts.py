@@ -30,6 +30,10 @@ _NOT_ABOUT_FIGURES = {
     "w",  # Python's
     *("num-gpu-blocks", "num-cpu-blocks", "kv-cache-size-tokens", "kv-cache-memory-bytes"),
 }
+# `auto` is the dtype of the model: for a checkpoint with a quantized KV cache, vLLM and SGLang
+# replace it by the cache's.
+_CACHE_DTYPES = {"cache-dtype", "kv-cache-dtype"}
+_DTYPES = {"float16", "bfloat16", "float32"}  # of a model, with these names in vLLM and SGLang
 _ABOUT_DRAFTS = ("spec", "draft")  # they are in the cell's key
 
 
@@ -46,9 +50,13 @@ class RunDifference(NamedTuple):
 
 
 def changes_of(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[RunDifference]:
-    """Facts that differ, or that only one side has."""
+    """Facts that differ, or that only one side has. Whether `auto` differs from another dtype of
+    the KV cache is unknown if the server does not report the model's dtype."""
     for name in dict.fromkeys((*before, *after)):
-        if before.get(name) != after.get(name):
+        values = {before.get(name), after.get(name)}
+        is_cache = _plain(name.rpartition(", ")[2]) in _CACHE_DTYPES
+        is_unknown = is_cache and "auto" in values and values <= {"auto", *_DTYPES}
+        if len(values) > 1 and not is_unknown:
             yield RunDifference(name, before.get(name, ABSENT), after.get(name, ABSENT))
 
 
@@ -84,8 +92,12 @@ def named_facts(
     yield "prefix cache", prefix_cache
     if num_gpus is not None:
         yield "GPUs", str(num_gpus)
+    dtype = settings.get("dtype") or dict(arguments(command)).get("--dtype", "auto")
+    cache_dtypes = {"auto": dtype if dtype in _DTYPES else "auto", "bf16": "bfloat16"}
     for name, value in (*settings.items(), *arguments(command)):
         is_explained = is_about_drafts(name) and (is_of_k or name in settings)
+        if _plain(name) in _CACHE_DTYPES:
+            value = cache_dtypes.get(value, value)
         if _plain(name) not in _NOT_ABOUT_FIGURES and not is_explained:
             yield name, without_folders(value)
 

@@ -5,13 +5,25 @@ from typing import Any
 
 import pytest
 
+from specbench.bench.served import running as session
 from specbench.bench.served_costs import time_servers
 from specbench.errors import UsageError
 from specbench.forecast.engine_costs import check_sources
 from specbench.records import EngineCost
+from tests.bench.served.running import is_warm_up
 from tests.servers.fake_server import POSITION, VLLM_PAGE, FakeServer, serving
 
 PROMPTS = ("Hello", "Name a colour")
+
+
+@pytest.fixture(autouse=True)
+def _fewest_warm_ups(monkeypatch):
+    monkeypatch.setattr(session, "SPIN_S", 0.0)
+    monkeypatch.setattr(session, "LONGEST_S", 0.0)
+
+
+def measured(fake: FakeServer) -> list[dict[str, Any]]:
+    return [body for body in fake.requests if not is_warm_up(body)]
 
 
 def timed(fake: FakeServer, suffix: str = "", **options: Any) -> list[EngineCost]:
@@ -31,7 +43,7 @@ def test_a_round_is_the_time_over_the_rounds_the_server_counted():
     assert {c.source for c in costs} == {url}
     assert [c.cost for c in costs] == pytest.approx([fake.round_s] * len(costs))
     assert len(costs) > 1
-    assert len(fake.requests) == len(costs) + 1  # the first one warms up
+    assert len(measured(fake)) == len(costs)
 
 
 def test_without_speculation_a_round_is_a_token():
@@ -54,19 +66,19 @@ def test_timed_requests_have_the_given_concurrency_and_settings():
     costs = timed(fake, concurrencies=(3,), temperature=0.7, max_tokens=17)
     assert {c.concurrency for c in costs} == {3}
     assert {c.mean_acceptance_length for c in costs} == {2.0}
-    assert len(fake.requests) == 3 * (len(costs) + 1)
-    body = fake.requests[0]
+    assert len(measured(fake)) == 3 * len(costs)
+    body = measured(fake)[0]
     assert (body["temperature"], body["max_tokens"], body["model"]) == (0.7, 17, "tiny")
     assert body["stream_options"] == {"include_usage": True}
     assert body["return_token_ids"]  # as the file of vLLM asks
-    assert len({body["seed"] for body in fake.requests}) == len(fake.requests)
-    assert {a["messages"][0]["content"] for a in fake.requests} == set(PROMPTS)
+    assert len({body["seed"] for body in measured(fake)}) == 3 * len(costs)
+    assert {a["messages"][0]["content"] for a in measured(fake)} == set(PROMPTS)
 
 
 def test_a_server_without_a_chat_template_gets_completion_requests():
     fake = FakeServer(has_chat=False)
     assert timed(fake, "/v1")
-    assert fake.requests[0]["prompt"] == "Hello"
+    assert fake.requests[-1]["prompt"] in PROMPTS
 
 
 def test_for_a_server_without_counters_k_0_must_be_stated():
@@ -223,7 +235,7 @@ def test_an_end_of_text_that_is_counted_is_timed(has_ids):
 
 
 def test_a_server_that_serves_others_meanwhile_is_not_timed():
-    with pytest.raises(UsageError, match="other clients"):
+    with pytest.raises(UsageError, match="another client was served"):
         timed(FakeServer(num_foreign=40))
 
 
@@ -249,7 +261,7 @@ def test_servers_are_timed_alternately_batch_by_batch():
     drafting, plain = Named(models=("one",)), Named(k=0, models=("two",))
     with serving(drafting) as first, serving(plain) as second:
         costs = time_servers([first, second], PROMPTS)
-    assert turns[:6] == ["one", "two"] * 3
+    assert turns[-12:] == ["one", "two"] * 6
     assert [c.num_speculative_tokens for c in costs] == [3] * 6 + [0] * 6
     assert [c.cost for c in costs] == pytest.approx([0.004] * 12)
 

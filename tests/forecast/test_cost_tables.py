@@ -88,8 +88,6 @@ def test_step_times_are_read_from_json(tmp_path):
         ("a.yaml", "costs:\n  - {k: 0, cost: 1\n", 3, ""),
         ("a.yaml", "", 1, "empty"),
         ("a.json", '[\n {"k": 0, "cost": 1},\n {"k": true, "cost": 2}\n]', 3, "a whole number"),
-        ("a.json", "[1, 2]", 1, "a mapping"),
-        ("a.json", "{", 1, ""),
     ],
 )
 def test_a_wrong_step_time_table_is_refused_with_its_line(tmp_path, name, text, line, reason):
@@ -98,6 +96,15 @@ def test_a_wrong_step_time_table_is_refused_with_its_line(tmp_path, name, text, 
         read_file(path)
     assert str(wrong.value).startswith(f"{path}:{line}:")
     assert reason in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("[1, 2]", "a.json[0]: "), ("{", "line 1, column 2"), ("[]", "a.json: ")]
+)
+def test_json_that_is_not_of_objects_is_refused_with_its_place(tmp_path, text, place):
+    with pytest.raises(UsageError) as wrong:
+        read_file(write(tmp_path, "a.json", text))
+    assert place in str(wrong.value)
 
 
 def test_unreadable_step_time_files_are_refused(tmp_path):

@@ -219,6 +219,25 @@ def test_dtype_and_parallelism_of_a_server_count_as_hardware(changed):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "explicit", "is_other"),
+    [
+        ("bfloat16", "bfloat16", False),
+        ("bfloat16", "bf16", False),  # SGLang has both names
+        ("bfloat16", "float16", True),
+        ("auto", "float16", False),  # unknown
+        ("auto", "fp8", True),
+    ],
+)
+def test_an_automatic_cache_dtype_is_that_of_the_model(dtype, explicit, is_other):
+    before, after = (
+        modified(served_sweep(ONE_ROW), settings={"dtype": dtype, "kv_cache_dtype": cache})
+        for cache in ("auto", explicit)
+    )
+    found = {d.name for d in differences(fingerprint(before), fingerprint(after))}
+    assert found == ({"hardware"} if is_other else set())
+
+
+@pytest.mark.parametrize(
     "added", [{"target": "other"}, {"engine": "sglang"}, {"variant": "eager"}], ids=str
 )
 def test_facts_of_a_server_on_one_side_do_not_count_unless_no_server_is_on_both(added):

@@ -72,6 +72,13 @@ def test_vllm_names_model_load_and_depth():
     assert (imported.record.num_requests, imported.record.num_failed) == (80, 0)
 
 
+def test_k_that_vllms_metadata_states_is_that_of_a_result_without_counters(tmp_path):
+    result = json.loads((FILES / "vllm_base.json").read_text()) | {"num_speculative_tokens": "4"}
+    file = tmp_path / "stated.json"
+    file.write_text(json.dumps(result))
+    assert import_files([file], GREEDY)[0].key.draft.k == 4
+
+
 def test_a_given_concurrency_takes_precedence_over_the_observed_peak(tmp_path):
     result = json.loads((FILES / "vllm_spec.json").read_text())
     result |= {"max_concurrency": None, "request_rate": 10.0, "max_concurrent_requests": 37}

@@ -30,7 +30,6 @@ from specbench.bench.served.sessions import (
 )
 from specbench.bench.units import Machine, Reporter, RunLoop
 from specbench.decide.recommend import winners
-from specbench.engines.served_engine import find_served
 from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address
 from specbench.metrics.aggregate import aggregate_cells
@@ -41,7 +40,6 @@ from specbench.metrics.summary import summarize
 from specbench.probes.gpu import Gpus
 from specbench.records import BlockPurpose, BlockRecord, ServerRecord
 from specbench.runs import RunStore, StoredRecord, StoredRun
-from specbench.servers.client import watch_for_stalls
 from specbench.servers.server_log import EngineError
 from specbench.stats.crossed import (
     FEWEST_PLANNED,
@@ -180,11 +178,7 @@ class CycleRun:
     ) -> ServerRecord:
         """Serve a session under this name and store its blocks. Returns its record; ServerError."""
         self._gpus.start()
-        stalls = watch_for_stalls(
-            running.clients,
-            find_served(session.engine).PROPERTIES.health,
-            lambda text: self._reporter.warn(f"{session.label}: {text}"),
-        )
+        stalls = running.watch(lambda text: self._reporter.warn(f"{session.label}: {text}"))
         server = OpenSession(
             self._plan, session, name, running, runner, self._answers, self._store.node
         )

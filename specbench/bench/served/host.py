@@ -98,6 +98,7 @@ class ManagedServers:
                     client, self._engine.PROPERTIES.health, self._options.start_timeout_s
                 )
                 yield ServerHandle(
+                    engine=self._name,
                     clients=(client,),
                     facts=await self._engine.facts(client, ModelNames.of(self._plan.target, None)),
                     command=tuple(start.command),

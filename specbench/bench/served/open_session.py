@@ -7,10 +7,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import reduce
-from itertools import chain, count
-from operator import add
-from time import perf_counter
+from itertools import chain
 from typing import Any, TypeVar
 
 from specbench.bench.blocks import Block, Cell, request_seed
@@ -24,7 +21,6 @@ from specbench.records import (
     BlockRecord,
     ClientLoad,
     Kind,
-    Message,
     PassRecord,
     Reason,
     Request,
@@ -32,23 +28,16 @@ from specbench.records import (
     ServerRecord,
     ids_sha256,
 )
-from specbench.servers.client import Client, Stall
+from specbench.servers.client import Stall
 from specbench.servers.metrics_page import Counters
 from specbench.servers.response import StreamedResponse
-from specbench.servers.traffic import Traffic, send_all
+from specbench.servers.traffic import Traffic
 from specbench.stats.summaries import median_of
 from specbench.words.answers import text
 
 T = TypeVar("T")
 
-WARM_UP = "Count from {first} to {last} in words, and say nothing else."  # not in any workload
-WARM_UP_TOKENS = 32
 RARE = 10.0  # times the median request: a longer silence is not normal for the server
-WARM_UPS = 2  # the fewest batches; all requests of a batch are concurrent
-STEADY_BATCHES, STEADY = 3, 1.1  # consecutive batches; their slowest over their fastest
-LONGEST_S = 3.0  # of the wait for the server to become steady
-SPIN_S = 1.5  # vLLM keeps a core of this machine busy for 1.1 s after its last answer
-IDLE_S, POLL_S = 5.0, 0.05  # for a server to finish its open requests
 
 
 @contextmanager
@@ -86,52 +75,20 @@ class OpenSession:
         self._warnings: dict[Reason, None] = {}
 
     def warm_up(self) -> None:
-        """Send batches at the measured concurrency, with texts that are not measured.
-
-        Without `--warmup`, until the server is steady.
-        """
-        began_s = perf_counter()
-        fixed = self._plan.settings.servers.num_warmups
-        shortest_s = SPIN_S if self._running.may_spin else 0.0
-        for most in sorted({cell.key.condition.concurrency for cell in self._session.cells}):
-            num = most * len(self._running.clients)
-            requests = [
-                Request(
-                    messages=(Message(role="user", content=WARM_UP.format(first=i, last=i + 40)),),
-                    max_new_tokens=WARM_UP_TOKENS,
-                    sampling=self._session.cells[0].sampling,
-                    seed=i,
-                    omitted=self._plan.settings.servers.omit_fields,
-                )
-                for i in range(num)
-            ]
-            paces: list[float] = []
-            for first in count(0, num):
-                waited_s = perf_counter() - began_s
-                if fixed is not None:
-                    if first >= fixed:
-                        break
-                elif len(paces) >= WARM_UPS and waited_s >= shortest_s + (
-                    0.0 if is_steady(paces) else LONGEST_S
-                ):
-                    break
-                batch = requests[: (fixed or first + num) - first]
-                asking = self._running.ask(self._session.engine, batch, concurrency=len(batch))
-                answers = self._run(asking)
-                errors = [answer.error for answer in answers if answer.error]
-                if len(errors) == len(answers):
-                    raise ServerError(f"the server answered no warm-up request: {errors[0]}")
-                paces.append(median_of(map(_token_s, answers)) or 0.0)
+        """Warm the server up at every concurrency of the session."""
+        settings = self._plan.settings.servers
+        concurrencies = {cell.key.condition.concurrency for cell in self._session.cells}
+        like = Request(
+            max_new_tokens=0, sampling=self._session.cells[0].sampling, omitted=settings.omit_fields
+        )
+        self._run(self._running.warm_up(sorted(concurrencies), like, settings.num_warmups))
 
     def serve(self, block: Block) -> BlockRecord:
         """Send the requests of one condition. ServerError if other clients are being served."""
         (cell,) = block.cells
         self._num_stalls = len(self.stalls)
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._before = self._run(self._idle_counters())
-        if self._before.num_in_progress:
-            at = self._running.clients[0].address.root
-            raise ServerError(f"{at}: another client keeps sending requests; stop it and retry")
+        self._before = self._run(self._running.counters_before())
         requests = requests_of(self._plan, block)
         self._traffic = self._run(self._send(block, cell, requests))
         records = request_records(self._session, cell, requests, self._traffic.answers)
@@ -145,7 +102,7 @@ class OpenSession:
         """Compare a block with the server's counters. LostError if a request was lost."""
         self._traffic.require_no_loss()
         self._is_answered |= any(request.error is None for request in record.requests)
-        counted = self._run(self._idle_counters()).since(self._before)
+        counted = self._run(self._running.idle_counters()).since(self._before)
         self._counted.append(counted)
         self._loads.append(
             replace(
@@ -156,10 +113,8 @@ class OpenSession:
             )
         )
         limit = self._plan.max_new_tokens(block.condition.workload)
-        typical_s = median_of(request.total_s for request in record.requests) or 0.0
-        stalls = self.stalls[self._num_stalls :]
-        spoiling = (str(s) for s in stalls if s.fault or s.seconds > RARE * typical_s)
         problems = count_problems(record.requests, counted, self._session.draft.k, limit)
+        spoiling = spoiling_stalls(record.requests, self.stalls[self._num_stalls :])
         self._problems |= dict.fromkeys((*problems, *spoiling))
         self._warnings |= dict.fromkeys(count_warnings(record.requests, counted))
         if delays_s := [a.delayed_s for a in self._traffic.answers if a.delayed_s]:
@@ -204,51 +159,17 @@ class OpenSession:
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
-    async def _idle_counters(self) -> Counters:
-        """The summed counters of all replicas when no request is open, or after `IDLE_S`."""
-        page = self._engine.COUNTERS
-        if page is None:
-            return Counters(engine=None)
-        ends_s = perf_counter() + IDLE_S
-        while True:
-            path = page.path_of(self._running.facts.model)
-            pages = [await client.counters(path, [page]) for client in self._running.clients]
-            counters = reduce(add, pages)
-            if not counters.num_in_progress or perf_counter() > ends_s:
-                return counters
-            await asyncio.sleep(POLL_S)
-
     async def _send(self, block: Block, cell: Cell, requests: Sequence[Request]) -> Traffic:
         condition = block.condition
-
-        async def send(
-            client: Client, request: Request, earlier: Sequence[StreamedResponse]
-        ) -> StreamedResponse:
-            texts = [answer.text for answer in earlier]
-            whole = self._answers.completed(cell, request, texts)
-            return await self._engine.answer(client, self._running.facts.model, whole)
-
-        return await send_all(
+        return await self._running.send(
             requests,
-            self._running.clients,
-            send,
             concurrency=condition.concurrency,
             request_rate=condition.request_rate,
             seed=request_seed(self._plan.settings.seed, block.prompt_id, block.repeat, 0),
-            ends_at_loss=True,
+            completed=lambda request, earlier: self._answers.completed(
+                cell, request, [answer.text for answer in earlier]
+            ),
         )
-
-
-def is_steady(paces: Sequence[float]) -> bool:
-    """Whether the last `STEADY_BATCHES` paces, in seconds per token, differ by at most `STEADY`."""
-    last = paces[-STEADY_BATCHES:]
-    return len(last) == STEADY_BATCHES and max(last) <= STEADY * min(last)
-
-
-def _token_s(answer: StreamedResponse) -> float | None:
-    if answer.last_s is None or not answer.num_tokens:
-        return None
-    return (answer.last_s - answer.sent_s) / answer.num_tokens
 
 
 def request_records(
@@ -313,6 +234,12 @@ def failed_record(session: Session, name: str, problems: Sequence[str]) -> Serve
         addresses=(),
         problems=tuple(problems),
     )
+
+
+def spoiling_stalls(requests: Sequence[RequestRecord], stalls: Sequence[Stall]) -> Iterator[str]:
+    """The stalls while these requests were served that are not normal for their server."""
+    typical_s = median_of(request.total_s for request in requests) or 0.0
+    return (str(s) for s in stalls if s.fault or s.seconds > RARE * typical_s)
 
 
 def count_problems(

@@ -1,11 +1,14 @@
-"""Running servers and the facts that they report."""
+"""A session with running servers: their engine and facts, warm-up, requests and counters."""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import reduce
+from itertools import count, pairwise
+from operator import add
+from time import perf_counter
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -20,15 +23,24 @@ from specbench.metrics.server_facts import (
     named_facts,
     without_folders,
 )
-from specbench.records import Kind, Reason, Request
-from specbench.servers.client import NOTICE_S, Client
+from specbench.records import Kind, Message, Reason, Request
+from specbench.servers.client import NOTICE_S, Client, Stall, watch_for_stalls
 from specbench.servers.facts import ModelNames, ServerFacts
+from specbench.servers.metrics_page import Counters
 from specbench.servers.process import LOOPBACK, ServerProcess
 from specbench.servers.response import StreamedResponse
-from specbench.servers.traffic import send_all
-from specbench.settings import SERVED, RunSettings
+from specbench.servers.traffic import Traffic, send_all
+from specbench.settings import OPENAI, SERVED, RunSettings
+from specbench.stats.summaries import median_of
 
 OPTION = "--base-url"
+WARM_UP = "Count from {first} to {last} in words, and say nothing else."  # not in any workload
+WARM_UP_TOKENS = 32
+WARM_UPS = 2  # the fewest batches; all requests of a batch are concurrent
+STEADY_BATCHES, STEADY = 3, 1.1  # consecutive batches; their slowest over their fastest
+LONGEST_S = 3.0  # of the wait for the server to become steady
+SPIN_S = 1.5  # vLLM keeps a core of this machine busy for 1.1 s after its last answer
+IDLE_S, POLL_S = 5.0, 0.05  # for a server to finish its open requests
 # Pages to fetch: behind a router of two servers, all come from one with probability 1/8.
 ROUTER_PAGES = 4
 
@@ -37,6 +49,7 @@ ROUTER_PAGES = 4
 class ServerHandle:
     """A session's healthy server, or its replicas: one client per address."""
 
+    engine: str
     clients: tuple[Client, ...]
     facts: ServerFacts
     command: tuple[str, ...] = ()
@@ -51,22 +64,107 @@ class ServerHandle:
         hosts = {urlsplit(client.address.root).hostname for client in self.clients}
         return self.process is None and not hosts.isdisjoint(("localhost", LOOPBACK, "::1"))
 
-    async def ask(
-        self, engine: str, requests: Sequence[Request], *, concurrency: int
-    ) -> list[StreamedResponse]:
+    def watch(self, warn: Callable[[str], None]) -> AbstractAsyncContextManager[Sequence[Stall]]:
+        """Collect the servers' stalls while the block runs, and warn of each."""
+        return watch_for_stalls(self.clients, find_served(self.engine).PROPERTIES.health, warn)
+
+    async def warm_up(
+        self, concurrencies: Iterable[int], like: Request, num: int | None = None
+    ) -> None:
+        """Send batches at these concurrencies, with the fields of `like` and texts of their own.
+
+        `num` requests at each concurrency; if None, until the servers are steady. ServerError if
+        no request of a batch is answered.
+        """
+        began_s = perf_counter()
+        shortest_s = SPIN_S if self.may_spin else 0.0
+        for concurrency in concurrencies:
+            num_together = concurrency * len(self.clients)
+            requests = [
+                replace(
+                    like,
+                    messages=(Message(role="user", content=WARM_UP.format(first=i, last=i + 40)),),
+                    max_new_tokens=WARM_UP_TOKENS,
+                    seed=i,
+                )
+                for i in range(num_together)
+            ]
+            paces: list[float] = []
+            for first in count(0, num_together):
+                waited_s = perf_counter() - began_s
+                if num is not None:
+                    if first >= num:
+                        break
+                elif len(paces) >= WARM_UPS and waited_s >= shortest_s + (
+                    0.0 if is_steady(paces) else LONGEST_S
+                ):
+                    break
+                batch = requests[: (num or first + num_together) - first]
+                answers = await self.ask(batch, concurrency=len(batch))
+                errors = [answer.error for answer in answers if answer.error]
+                if len(errors) == len(answers):
+                    raise ServerError(f"the server answered no warm-up request: {errors[0]}")
+                paces.append(median_of(map(_token_s, answers)) or 0.0)
+
+    async def idle_counters(self) -> Counters:
+        """The summed counters of all replicas when no request is open, or after `IDLE_S`."""
+        page = find_served(self.engine).COUNTERS
+        if page is None:
+            return Counters(engine=None)
+        ends_s = perf_counter() + IDLE_S
+        while True:
+            path = page.path_of(self.facts.model)
+            pages = [await client.counters(path, [page]) for client in self.clients]
+            counters = reduce(add, pages)
+            if not counters.num_in_progress or perf_counter() > ends_s:
+                return counters
+            await asyncio.sleep(POLL_S)
+
+    async def counters_before(self) -> Counters:
+        """The counters before requests. ServerError if other clients are being served."""
+        counters = await self.idle_counters()
+        if counters.num_in_progress:
+            at = self.clients[0].address.root
+            raise ServerError(f"{at}: another client keeps sending requests; stop it and retry")
+        return counters
+
+    async def send(
+        self,
+        requests: Sequence[Request],
+        *,
+        concurrency: int,
+        request_rate: float | None = None,
+        seed: int = 0,
+        completed: Callable[[Request, Sequence[StreamedResponse]], Request] | None = None,
+    ) -> Traffic:
+        """Send the requests as users would (`send_all`) until one is lost.
+
+        `completed`: a request with the answers to the earlier ones of its conversation.
+        """
+        engine = find_served(self.engine)
+
+        async def answer(
+            client: Client, request: Request, earlier: Sequence[StreamedResponse]
+        ) -> StreamedResponse:
+            whole = completed(request, earlier) if completed else request
+            return await engine.answer(client, self.facts.model, whole)
+
+        return await send_all(
+            requests,
+            self.clients,
+            answer,
+            concurrency=concurrency,
+            request_rate=request_rate,
+            seed=seed,
+            ends_at_loss=True,
+        )
+
+    async def ask(self, requests: Sequence[Request], *, concurrency: int) -> list[StreamedResponse]:
         """Send the requests and return the responses in order.
 
         Raises LostError at the first lost request.
         """
-
-        async def send(
-            client: Client, request: Request, _: Sequence[StreamedResponse]
-        ) -> StreamedResponse:
-            return await find_served(engine).answer(client, self.facts.model, request)
-
-        done = await send_all(
-            requests, self.clients, send, concurrency=concurrency, ends_at_loss=True
-        )
+        done = await self.send(requests, concurrency=concurrency)
         try:
             done.require_no_loss()
         except LostError:
@@ -78,6 +176,18 @@ class ServerHandle:
         """Raise ServerError, with the cause, if a started server has ended."""
         if self.process is not None:
             self.process.require_running()
+
+
+def is_steady(paces: Sequence[float]) -> bool:
+    """Whether the last `STEADY_BATCHES` paces, in seconds per token, differ by at most `STEADY`."""
+    last = paces[-STEADY_BATCHES:]
+    return len(last) == STEADY_BATCHES and max(last) <= STEADY * min(last)
+
+
+def _token_s(answer: StreamedResponse) -> float | None:
+    if answer.last_s is None or not answer.num_tokens:
+        return None
+    return (answer.last_s - answer.sent_s) / answer.num_tokens
 
 
 class ExternalServers:
@@ -93,29 +203,35 @@ class ExternalServers:
         addresses = [a for a in self._addresses if a.k == session.draft.k]
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(address)) for address in addresses]
-            servers = [
-                RunningServer(client.address, await _facts(client, self._engine, self._names))
-                for client in clients
-            ]
+            servers = [await _described(client, self._engine, self._names) for client in clients]
             _require_comparable(servers)
-            yield ServerHandle(clients=tuple(clients), facts=servers[0].facts)
+            yield ServerHandle(engine=self._engine, clients=tuple(clients), facts=servers[0].facts)
 
 
-async def _facts(client: Client, name: str, names: ModelNames) -> ServerFacts:
-    """The facts of a server, whose K is known; UsageError if its counters are another engine's.
+async def recognized(
+    client: Client, names: ModelNames, name: str | None = None
+) -> tuple[str, ServerFacts]:
+    """The engine of a server, by its counters if no `name` is given, and the facts it reports.
 
-    ServerError if its K is unknown, if a fact is contradicted, if it takes longer than `NOTICE_S`,
+    UsageError if its counters are another engine's. ServerError if it takes longer than `NOTICE_S`,
     or if its counter pages are of several servers. Each page is fetched on a new connection, which
     reveals a router.
     """
-    engine, pages = find_served(name), []
+    known = counter_pages()
     try:
         async with asyncio.timeout(NOTICE_S):
+            if name is None:
+                # The longest path is tried first, since TensorRT-LLM also has JSON at /metrics.
+                for path in sorted({page.path for page in known}, key=len, reverse=True):
+                    name = (await client.counters(path, known)).engine
+                    if name is not None:
+                        break
+            name = name or OPENAI
+            engine, pages = find_served(name), list[Counters]()
             if engine.COUNTERS is not None:
                 for _ in range(ROUTER_PAGES):
                     async with Client(client.address) as connection:
-                        page = await connection.counters(engine.COUNTERS.path, counter_pages())
-                        pages.append(page)
+                        pages.append(await connection.counters(engine.COUNTERS.path, known))
                 if pages[0].engine not in (None, name):
                     raise UsageError(
                         f"{OPTION} {client.address.root}: its counters belong to "
@@ -125,9 +241,9 @@ async def _facts(client: Client, name: str, names: ModelNames) -> ServerFacts:
                 if is_mixed or len(pages[0].servers) > 1:
                     client.fail(
                         f"its {engine.COUNTERS.path} pages are of several servers, as those of a "
-                        f"router; give the address of each server as {OPTION}"
+                        "router; give the address of each server"
                     )
-            return (await engine.facts(client, names)).at(client.address)
+            return name, await engine.facts(client, names)
     except TimeoutError:
         client.fail(f"did not send all of its facts within {NOTICE_S:g} s")
 
@@ -187,11 +303,15 @@ async def describe_servers(
     """
     servers = []
     for url in urls:
-        address = Address.at(url, OPTION)
-        async with Client(address) as client:
-            facts = await _facts(client, engine, names)
-        servers.append(RunningServer(replace(address, k=facts.k.value), facts))
+        async with Client(Address.at(url, OPTION)) as client:
+            servers.append(await _described(client, engine, names))
     return tuple(servers)
+
+
+async def _described(client: Client, engine: str, names: ModelNames) -> RunningServer:
+    _, facts = await recognized(client, names, engine)
+    facts = facts.at(client.address)
+    return RunningServer(replace(client.address, k=facts.k.value), facts)
 
 
 def _require_comparable(servers: Sequence[RunningServer]) -> None:

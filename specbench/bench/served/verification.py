@@ -19,11 +19,9 @@ from specbench.bench.served.host import Host, host_of, require_startable
 from specbench.bench.served.running import ServerHandle, running_servers, server_warnings
 from specbench.bench.served.sessions import UP, Answers, Session, cycle_of, request_of, served_cells
 from specbench.bench.units import Reporter
-from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError, SpecbenchError, UsageError, first_line
 from specbench.inputs.pairing import Pairing
 from specbench.records import DraftConfig, Prompt, Request, Sampling
-from specbench.servers.client import watch_for_stalls
 from specbench.servers.response import StreamedResponse
 from specbench.settings import BUILTIN, SERVED, RunSettings
 from specbench.verify.evidence import (
@@ -132,11 +130,7 @@ class OutputCollector:
     async def _ask_server(self, session: Session, temperatures: Sequence[float]) -> None:
         label = f"{session.target}: {self.engine}, {session.draft.label}"
         self.reporter.stage(f"{label}: starting")
-        health = find_served(self.engine).PROPERTIES.health
-        async with (
-            self.host.open(session) as running,
-            watch_for_stalls(running.clients, health, self.reporter.warn),
-        ):
+        async with self.host.open(session) as running, running.watch(self.reporter.warn):
             for temperature in temperatures:
                 self.reporter.stage(f"{label}: T={temperature:g}")
                 cells = [c for c in session.cells if c.key.condition.temperature == temperature]
@@ -164,7 +158,7 @@ class OutputCollector:
             if not is_baseline:
                 turns = [turn for turn in turns if turn.id in self._baseline_texts]
             requests = [self._request(turn) for turn in turns]
-            done = await running.ask(self.engine, requests, concurrency=self.concurrency)
+            done = await running.ask(requests, concurrency=self.concurrency)
             for turn, request, answer in zip(turns, requests, done, strict=True):
                 if answer.error and number and is_baseline:
                     self.reporter.warn(f"{turn.id} and after are left out: {answer.error}")
@@ -197,7 +191,7 @@ class OutputCollector:
                 sampling = replace(request.sampling, temperature=temperature)
                 short = replace(request, sampling=sampling, max_new_tokens=self.most_tokens)
                 requests.append(short)
-            done = await running.ask(self.engine, requests, concurrency=self.concurrency)
+            done = await running.ask(requests, concurrency=self.concurrency)
             texts += [_text(running, *pair) for pair in zip(batch, done, strict=True)]
         return tuple(texts)
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from specbench.bench.served import open_session
+from specbench.bench.served import running as session
 from tests.bench.served.fake_vllm import WARM_UP, Engine, Handler
 from tests.servers.http_server import serving_with
 
@@ -30,7 +30,7 @@ def is_warm_up(body: dict[str, Any]) -> bool:
 def running(*ks: int) -> Iterator[list[RunningFake]]:
     """One server per K, in this order; sessions are warmed up with the fewest batches."""
     engines = [Engine(k) for k in ks]
-    with ExitStack() as stack, patch.multiple(open_session, SPIN_S=0.0, LONGEST_S=0.0):
+    with ExitStack() as stack, patch.multiple(session, SPIN_S=0.0, LONGEST_S=0.0):
         yield [
             RunningFake(stack.enter_context(serving_with(Handler, engine=engine)), engine)
             for engine in engines

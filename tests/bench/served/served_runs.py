@@ -15,7 +15,7 @@ from specbench.bench.benchmark import run_benchmark
 from specbench.bench.cluster import Cluster
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
-from specbench.bench.served import open_session
+from specbench.bench.served import running as session
 from specbench.bench.served.running import RunningServer
 from specbench.inputs.address import Address
 from specbench.inputs.config import load_pairings
@@ -91,7 +91,7 @@ def measured(
 ) -> StoredRun:
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
     with (
-        patch.object(open_session, "LONGEST_S", longest_warm_up_s),
+        patch.object(session, "LONGEST_S", longest_warm_up_s),
         patch.object(traffic, "PAUSE_S", math.inf),  # a busy machine's leave requests out
     ):
         return run_benchmark(

@@ -94,7 +94,7 @@ def test_gpu_use_is_recorded_only_for_started_servers(tmp_path, command, expecte
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
     facts = ServerFacts(version="0.32.0", model="tiny", k=Fact.read("#k", 0))
     use = GpuUse(num_gpus=2, power_w=300.0, memory_bytes=10, throttle_reasons=("hot",))
-    running = ServerHandle(clients=(), facts=facts, command=command)
+    running = ServerHandle(engine="vllm", clients=(), facts=facts, command=command)
     with asyncio.Runner() as runner:
         server = OpenSession(plan, session, "one", running, runner, Answers(), None).record(use)
     assert (server.num_gpus, server.power_w, server.memory_bytes) == expected

@@ -13,11 +13,11 @@ import pytest
 from specbench.bench.blocks import request_seed
 from specbench.bench.planning import plan_targets
 from specbench.bench.served import running as running_servers
-from specbench.bench.served.open_session import is_steady
 from specbench.bench.served.running import (
     ExternalServers,
     ServerHandle,
     describe_servers,
+    is_steady,
     server_warnings,
 )
 from specbench.bench.served.sessions import cycle_of, served_cells
@@ -160,7 +160,7 @@ def test_a_server_is_warmed_up_until_its_speed_is_steady(tmp_path):
 )
 def test_only_local_servers_spin_during_a_session(root, may_spin):
     facts = ServerFacts(version="1", model="m", k=Fact.read("#k", 0))
-    beside = ServerHandle(clients=(Client(Address(root=root)),), facts=facts)
+    beside = ServerHandle(engine="vllm", clients=(Client(Address(root=root)),), facts=facts)
     assert beside.may_spin == may_spin
 
 

@@ -265,6 +265,9 @@ INFO = json.loads(recorded("sglang_server_info.json"))
 PLAIN = {"speculative_algorithm": None, "tp_size": 2, "kv_cache_dtype": "auto"}
 
 
+BF16 = {"dtype": "bfloat16"}
+
+
 def sglang(k, **changed):
     info = INFO | PLAIN | changed
     info |= {"speculative_algorithm": "EAGLE3", "speculative_num_steps": k} if k else {}
@@ -279,6 +282,15 @@ def sglang(k, **changed):
         ("sglang", sglang(0), sglang(4, tp_size=4), "tp_size"),
         ("sglang", sglang(0), sglang(4, kv_cache_dtype="fp8_e5m2"), "kv_cache_dtype"),
         ("sglang", sglang(0), sglang(4, quantization="fp8"), ""),  # unknown at K = 0
+        ("sglang", sglang(0, **BF16), sglang(4, **BF16, kv_cache_dtype="bfloat16"), ""),
+        (
+            "sglang",
+            sglang(0, **BF16),
+            sglang(4, **BF16, kv_cache_dtype="float16"),
+            "kv_cache_dtype",
+        ),
+        # Whether `auto` is another dtype is unknown without the model's.
+        ("vllm", page(0, cache_dtype="auto"), page(4, cache_dtype="bfloat16"), ""),
         ("vllm", page(0), page(4, cache_dtype="fp8"), ""),
         ("vllm", page(0, block_size="16"), page(4, block_size="32"), ""),  # explained
     ],
