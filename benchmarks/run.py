@@ -9,6 +9,7 @@ from typing import Any
 
 from specbench.bench.benchmark import run_benchmark
 from specbench.bench.blocks import Block
+from specbench.bench.planning import plan_run
 from specbench.inputs.config import load_pairings
 from specbench.records import BlockRecord, CellKey
 from specbench.runs import StoredRun
@@ -44,7 +45,7 @@ def run(settings: RunSettings, root: Path, pairings_file: Path | None = None) ->
     under `root`."""
     file = pairings_file or shipped("pairings.yaml")
     pairings = load_pairings(file).select(settings.workload.pairings)
-    return run_benchmark(settings, pairings, root, PlainWatch())
+    return run_benchmark(plan_run(settings, pairings), root, PlainWatch())
 
 
 def provenance(stored: StoredRun) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def served_sweep(sweep: Sweep = SMALL) -> StoredRun:
                 base_urls=("http://localhost:8000",) if sweep.is_attached else (),
             ),
             workload_sha256={"code": "ef" * 32},
-            workload_prompts={"code": 40},
+            workload_prompts={"demo": {"code": 40}},
             cells=tuple(
                 CellPlan(key=key, num_prompts=sweep.num_prompts, num_repeats=1)
                 for key in keys(sweep)

@@ -1,24 +1,22 @@
-"""A whole run: stores its provenance, then measures one target after another."""
+"""A whole run: narrows its plan, stores its provenance, then measures its targets."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from specbench.bench.blocks import interleaved
 from specbench.bench.cluster import Cluster, ClusterScheduler
-from specbench.bench.machine import CPU, ThisMachine, are_served, head_reader
+from specbench.bench.machine import CPU, ThisMachine, are_served
 from specbench.bench.plan import TargetPlan, peers_of
-from specbench.bench.planning import any_shape, fit_warnings, plan_targets
+from specbench.bench.planning import RunPlan, fit_warnings
 from specbench.bench.served.host import require_startable
-from specbench.bench.served.running import running_servers, server_warnings
+from specbench.bench.served.running import server_warnings
 from specbench.bench.served_costs import time_servers
 from specbench.bench.units import Reporter
 from specbench.errors import StoreError, UsageError
 from specbench.forecast.cost_curve import curve_from
 from specbench.forecast.engine_costs import is_address, read_file
-from specbench.inputs.pairing import Pairing
 from specbench.inputs.stored_targets import stored_targets
 from specbench.metrics.earlier import earlier_runs
 from specbench.probes import host
@@ -67,29 +65,26 @@ def engine_costs(
 
 
 def run_benchmark(
-    settings: RunSettings,
-    pairings: Sequence[Pairing],
+    plan: RunPlan,
     root: Path,
     reporter: Reporter,
     *,
     resume: str | None = None,
     cluster: Cluster | None = None,
 ) -> StoredRun:
-    """Measure the requested cells, or the rest of a resumed run; each block is stored when done.
+    """Measure the planned cells, or the rest of a resumed run; each block is stored when done.
 
     Runs on the nodes of `cluster`, or on this machine if it is None. A target or drafter that
     cannot run is stored as a failure. Raises UsageError, WorkloadError and StoreError before the
     first measurement.
     """
-    if any_shape(pairings):
-        settings = replace(settings, decoder=replace(settings.decoder, dummy_weights=True))
+    settings, running = plan.settings, plan.running
     machines = (
-        ThisMachine(settings, pairings, reporter)
+        ThisMachine(settings, plan.pairings, reporter)
         if cluster is None
-        else ClusterScheduler(cluster, settings, pairings, reporter)
+        else ClusterScheduler(cluster, plan, reporter)
     )
-    running = running_servers(settings, pairings[0].target)
-    plans = plan_targets(settings, pairings, machines.dtype_of, head_reader(settings), running)
+    plans = tuple(map(machines.narrowed, plan.targets))
     if cluster is None and not running:  # the programs of nodes are not on this machine
         require_startable(plans)
     environment, *other_nodes = machines.environments
@@ -123,11 +118,13 @@ def run_benchmark(
             cells=tuple(cell for plan in plans for cell in plan.cell_plans()),
             warnings=warnings,
             busy=busy,
-            pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
-            workload_prompts={w.name: len(w.prompts) for plan in plans for w in plan.workloads},
+            pairing_sha256={pairing.name: pairing.sha256 for pairing in plan.pairings},
+            workload_prompts={
+                plan.target.name: {w.name: len(w.prompts) for w in plan.workloads} for plan in plans
+            },
             settings_sha256=_settings_sha256(plans),
-            earlier=_earlier(root, settings, plans, pairings, environment),
-            targets=stored_targets(pairings),
+            earlier=_earlier(root, settings, plans, environment),
+            targets=stored_targets(plan.pairings),
         )
         store = create_run(root, run)
     else:
@@ -151,13 +148,12 @@ def _earlier(
     root: Path,
     settings: RunSettings,
     plans: Sequence[TargetPlan],
-    pairings: Sequence[Pairing],
     environment: Environment,
 ) -> EarlierRuns | None:
     """What earlier runs under `root` of the same models and decoder on equal hardware show about
     the machine's states."""
     keys = {cell.key for plan in plans for cell in plan.cell_plans() if cell.key.draft.k}
-    sha256 = {pairing.name: pairing.sha256 for pairing in pairings}
+    sha256 = {pairing.name: pairing.sha256 for plan in plans for pairing in plan.pairings}
 
     def equal() -> Iterator[StoredRun]:
         for run in read_runs(root):

@@ -17,20 +17,19 @@ from typing import NamedTuple, Protocol, cast
 from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.machine import ThisMachine, target_budget_s, unit_sources
 from specbench.bench.plan import TargetPlan
+from specbench.bench.planning import RunPlan
 from specbench.bench.units import RemoteReporter, Reporter, ReporterCall, Unit, UnitSource
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.inputs.address import Address
-from specbench.inputs.pairing import Pairing, Target
 from specbench.records import Environment, RunRecord, ServerRecord
 from specbench.runs import RunStore, StoredRecord, create_run
-from specbench.settings import RunSettings
 
 
 class NodeInfo(NamedTuple):
-    """The facts of a node that a plan needs: its environment, and the dtypes it would use."""
+    """The environment of a node, and the plans that it narrowed, by target."""
 
     environment: Environment
-    dtypes: Mapping[str, str]  # by target
+    plans: Mapping[str, TargetPlan]
 
 
 class LogMessage(NamedTuple):
@@ -50,20 +49,13 @@ Message = NodeInfo | LogMessage | ReporterCall | TaskRejected | StoredRecord
 SendMessage = Callable[[Message], None]
 
 
-def describe_node(
-    settings: RunSettings,
-    pairings: Sequence[Pairing],
-    command: Sequence[str],
-    node: str,
-    send: SendMessage,
-) -> None:
+def describe_node(plan: RunPlan, command: Sequence[str], node: str, send: SendMessage) -> None:
     """Send this machine's NodeInfo, or TaskRejected if it cannot take part."""
     try:
-        machine = ThisMachine(settings, pairings, _remote_reporter(send))
-        targets = {pairing.target.name: pairing.target for pairing in pairings}
+        machine = ThisMachine(plan.settings, plan.pairings, _remote_reporter(send))
         environment = replace(machine.environment(command), node=node)
-        dtypes = {name: machine.dtype_of(target) for name, target in targets.items()}
-        send(NodeInfo(environment, dtypes))
+        plans = {target.target.name: machine.narrowed(target) for target in plan.targets}
+        send(NodeInfo(environment, plans))
     except SpecbenchError as error:
         send(TaskRejected(str(error)))
 
@@ -145,13 +137,11 @@ class Cluster(Protocol):
         ...
 
 
-def select_nodes(
-    cluster: Cluster, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
-) -> Mapping[str, NodeInfo]:
+def select_nodes(cluster: Cluster, plan: RunPlan, reporter: Reporter) -> Mapping[str, NodeInfo]:
     """The nodes that take part, by id: the largest group of one kind; UsageError if there is
     none."""
     slots = cluster.slots()
-    describe = partial(describe_node, settings, tuple(pairings), tuple(sys.argv))
+    describe = partial(describe_node, plan, tuple(sys.argv))
     tasks = {cluster.start(node, partial(describe, node)): node for node in slots}
     nodes: dict[str, NodeInfo] = {}
     why = "no node of the cluster has the GPUs or cores that a cell needs"
@@ -201,16 +191,10 @@ class _Attempt:
 class ClusterScheduler:
     """Runs units on all slots of all nodes until the run is complete. The nodes share a budget."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        settings: RunSettings,
-        pairings: Sequence[Pairing],
-        reporter: Reporter,
-    ) -> None:
+    def __init__(self, cluster: Cluster, plan: RunPlan, reporter: Reporter) -> None:
         self._cluster, self._reporter = cluster, reporter
         reporter.stage("checking the nodes of the cluster")
-        self._nodes = select_nodes(cluster, settings, pairings, reporter)
+        self._nodes = select_nodes(cluster, plan, reporter)
         self._running: dict[int, tuple[str, _Attempt]] = {}
         self._waiting: list[_Attempt] = []
         self._num_done = 0
@@ -220,9 +204,9 @@ class ClusterScheduler:
         """The environments of the nodes, which are all of one kind."""
         return tuple(node.environment for node in self._nodes.values())
 
-    def dtype_of(self, target: Target) -> str:
-        """The dtype that the target will be decoded in."""
-        return next(iter(self._nodes.values())).dtypes[target.name]
+    def narrowed(self, plan: TargetPlan) -> TargetPlan:
+        """The plan with what only the nodes know, which are all of one kind."""
+        return next(iter(self._nodes.values())).plans[plan.target.name]
 
     def measure(
         self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore

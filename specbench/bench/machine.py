@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import ReadHead, headers_on_this_machine, requested_dtype
 from specbench.bench.served.cycles import ServedRun
 from specbench.bench.units import Reporter, SingleUnit, UnitSource, WholeTarget
 from specbench.inputs.address import Address
-from specbench.inputs.pairing import Pairing, Target
+from specbench.inputs.pairing import Pairing
 from specbench.probes.environment import describe_environment
 from specbench.probes.gpu import Probe, has_gpu_driver, open_probe
 from specbench.records import Environment
@@ -58,11 +57,9 @@ class ThisMachine:
         device = CPU if probe.reason and not has_gpu_driver() else GPU
         return describe_environment(device, self._settings.machine.threads, command, probe)
 
-    def dtype_of(self, target: Target) -> str:
-        """The dtype that the target will be decoded in."""
-        if self._process is not None:
-            return self._process.dtype_of(target)
-        return requested_dtype(self._settings, target)
+    def narrowed(self, plan: TargetPlan) -> TargetPlan:
+        """The plan with what only this machine knows; as it is if only servers decode."""
+        return plan if self._process is None else self._process.narrowed(plan)
 
     def measure(
         self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore
@@ -99,12 +96,3 @@ def target_budget_s(plans: Sequence[TargetPlan]) -> float | None:
     """Seconds for each target; None without a budget."""
     budget_s = plans[0].settings.effort.budget_s
     return None if budget_s is None else budget_s / len(plans)
-
-
-def head_reader(settings: RunSettings) -> ReadHead:
-    """The reader of drafter heads, without torch if only servers decode."""
-    if are_served(settings):
-        return headers_on_this_machine
-    from specbench.bench.this_process import read_shapes  # noqa: PLC0415 - imports torch
-
-    return read_shapes

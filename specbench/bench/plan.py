@@ -45,8 +45,10 @@ class TargetPlan:
     pairings: tuple[Pairing, ...]
     workloads: tuple[Workload, ...]
     settings: RunSettings
-    dtype: str
+    dtype: str  # "auto" until its device is known
     depths: Mapping[str, int] = field(default_factory=dict)  # the deepest K of a drafter
+    # The most tokens of a conversation; inf: no limit; None: the target's files are not read yet.
+    context: float | None = None
     # The K of running servers; None: servers are started.
     running_ks: tuple[int, ...] | None = None
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)  # why, by engine, drafter

@@ -1,23 +1,21 @@
-"""Makes the plans of a run, with the deepest K of each drafter, from files. No torch.
+"""Makes the plan of a run, from settings and files, and narrows it where models are loaded.
 
 Prompts that exceed the target's context, or that its chat template refuses, are left out, at every
 K and before measuring.
-
-UsageError if no engine can measure the pairings.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specbench.bench.plan import TEMPLATE_TOKENS, TargetPlan, peers_of
-from specbench.bench.rendering import prompt_tokens, rendered, rendered_elsewhere
+from specbench.bench.rendering import Candidates, Render, Rendered, rendered_elsewhere
 from specbench.bench.served.deployments import unsupported_pairings
-from specbench.engines.engine import Engine
+from specbench.bench.served.running import RunningServer, running_servers
 from specbench.engines.served_engine import unsupported_setting
 from specbench.errors import ModelError, UsageError, WorkloadError
 from specbench.files.gguf import gguf_of
@@ -26,15 +24,12 @@ from specbench.files.model import num_rows, open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.fit.compatibility import check_drafter, generation_findings
 from specbench.inputs.lengthening import fewest_tokens
-from specbench.inputs.pairing import Pairing, Target
+from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import Workload, load_workloads
 from specbench.methods import find_method
-from specbench.records import FailureRecord, Kind, Prompt, Reason
+from specbench.records import Kind, Reason
 from specbench.records.requests import TEMPLATE_SETTINGS, THINKING_ARGS
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
-
-if TYPE_CHECKING:
-    from specbench.bench.served.running import RunningServer
 
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
 
@@ -53,26 +48,38 @@ def headers_on_this_machine(spec: ModelSpec) -> HeadFiles[Any]:
         return HeadFiles(source=spec.source, config=files.config, tensors={})
 
 
-def requested_dtype(settings: RunSettings, target: Target) -> str:
-    """The dtype of the settings, or else that of pairings.yaml."""
-    return settings.machine.dtype or target.model.dtype
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """What a run measures: made once by the command, then narrowed by what loading knows."""
+
+    settings: RunSettings
+    targets: tuple[TargetPlan, ...]  # in the order of their pairings
+    running: tuple[RunningServer, ...]  # those of --base-url; (): servers are started
+
+    @property
+    def pairings(self) -> tuple[Pairing, ...]:
+        return tuple(pairing for plan in self.targets for pairing in plan.pairings)
 
 
-def plan_targets(
+def plan_run(
     settings: RunSettings,
     pairings: Sequence[Pairing],
-    dtype_of: Callable[[Target], str],
-    read_head: ReadHead = headers_on_this_machine,
-    running: Sequence["RunningServer"] = (),
-) -> tuple[TargetPlan, ...]:
-    """One plan per target, in the order of the pairings.
+    running: Sequence[RunningServer] | None = None,
+    render: Render | None = None,
+) -> RunPlan:
+    """The plan of these pairings, from the files on this machine.
 
-    `running`: servers that run already; () if servers are started. Prompts that do not fit are left
-    out. Raises WorkloadError, and UsageError for two workloads of one name, engines that cannot
-    draft with the pairings, and a K at which no server runs.
+    `running`: the servers of --base-url; None: they are asked. `render` renders the prompts of
+    engines in this process; None: the run does when it loads them. Raises WorkloadError if no
+    prompt fits, and UsageError for two workloads of one name, engines that cannot draft with the
+    pairings, and servers that do not respond or run at another K.
     """
+    if running is None:
+        running = running_servers(settings, pairings[0].target)
+    if any_shape(pairings):
+        settings = replace(settings, decoder=replace(settings.decoder, dummy_weights=True))
     running_ks = tuple(dict.fromkeys(server.address.k or 0 for server in running)) or None
-    context = min(filter(None, (server.facts.context for server in running)), default=None)
+    context = min(filter(None, (server.facts.context for server in running)), default=inf)
     by_target: dict[str, list[Pairing]] = {}
     for pairing in pairings:
         by_target.setdefault(pairing.target.name, []).append(pairing)
@@ -82,16 +89,16 @@ def plan_targets(
             f"--engine {', '.join(load.engines)} decodes one request at a time; "
             "use --concurrency 1, or add the engine builtin"
         )
+    of_targets = settings
     if settings.draft.is_default_range and set(load.engines) & set(SERVED):
         few = replace(settings.draft, num_speculative_tokens=SERVED_KS)
-        settings = replace(settings, draft=few)
+        of_targets = replace(settings, draft=few)
     _check_lossy(settings, pairings)
-    _check_peers(settings, pairings)
+    _check_peers(of_targets, pairings)
     if running_ks is not None:
-        _check_running(settings, pairings, running_ks)
-    refused = _refused(settings, pairings) if running_ks is None else {}
-    dummy = settings.decoder.dummy_weights or any_shape(pairings)
-    plans = [
+        _check_running(of_targets, pairings, running_ks)
+    refused = _refused(of_targets, pairings) if running_ks is None else {}
+    targets = [
         TargetPlan(
             target=group[0].target,
             pairings=tuple(group),
@@ -101,19 +108,52 @@ def plan_targets(
                 field=settings.workload.prompt_field,
                 without_settings=settings.workload.ignore_request_settings,
             ),
-            settings=settings,
-            dtype=dtype_of(group[0].target),
-            depths=depths(group, read_head, dummy=dummy),
+            settings=of_targets,
+            dtype=settings.machine.dtype or group[0].target.model.dtype,
             running_ks=running_ks,
             refused=refused,
         )
         for group in by_target.values()
     ]
-    for plan in plans:
+    for plan in targets:
         _check_requests(plan)
-    plans = [leave_out_long_prompts(plan, context) for plan in plans]
-    # A run in this process renders the prompts with the tokenizer that it loads.
-    return tuple(without_refused_prompts(plan) if plan.served else plan for plan in plans)
+    return RunPlan(
+        settings=settings,
+        targets=tuple(
+            narrowed(
+                plan,
+                render=rendered_elsewhere if plan.in_process is None else render,
+                context=context,
+            )
+            for plan in targets
+        ),
+        running=tuple(running),
+    )
+
+
+def narrowed(
+    plan: TargetPlan,
+    read_head: ReadHead = headers_on_this_machine,
+    render: Render | None = None,
+    context: float = inf,
+) -> TargetPlan:
+    """The plan with the deepest K of its drafters, and without the prompts that cannot be used.
+
+    It has notes on their number. What the plan knows already is not read again. `render`: None if
+    prompts are not rendered; `context`: of running servers. Raises WorkloadError if no prompt of a
+    workload can be used, except for servers, since the tokens of their chat template are an
+    estimate. UsageError if prompts cannot be lengthened, or have tools without a chat template.
+    """
+    unknown = [p for p in plan.pairings if p.drafter.name not in plan.depths]
+    limits = depths(unknown, read_head, dummy=plan.settings.decoder.dummy_weights)
+    plan = replace(plan, depths={**plan.depths, **limits})
+    if plan.context is None:
+        with suppress(ModelError):  # not on this machine, or loading raises the error again
+            plan = _without_long_prompts(plan, context)
+    if render is None:
+        return plan
+    known = render(plan.target.model, {w.name: _candidates(plan, w) for w in plan.workloads})
+    return _without_unusable(plan, known)
 
 
 def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
@@ -148,23 +188,11 @@ def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
 
 
 def _check_requests(plan: TargetPlan) -> None:
-    """Raise UsageError for settings of requests that an engine or the chat template cannot
-    apply."""
-    lacks_template = False
-    with suppress(ModelError):  # not on this machine
-        lacks_template = open_model(plan.target.model).lacks_template
+    """Raise UsageError for settings of requests that an engine cannot apply."""
     engine_args = " ".join(plan.settings.servers.engine_args)
     for workload in plan.workloads:
         for prompt in workload.prompts:
             at = f"{workload.path}, prompt {prompt.id}"
-            needing = ["tools"] if prompt.tools else []
-            needing += [name for name in TEMPLATE_SETTINGS if name in prompt.settings.given]
-            if lacks_template and needing:
-                raise UsageError(
-                    f"{at}: {needing[0]}: {plan.target.name} has no chat template, so no engine "
-                    "can apply it; leave the workload out"
-                    + ("" if needing[0] == "tools" else f", or add {IGNORING}")
-                )
             choice = prompt.settings.tool_choice
             if (
                 "vllm" in plan.served
@@ -183,6 +211,20 @@ def _check_requests(plan: TargetPlan) -> None:
                         f"{at}: {name}: the engine {engine} cannot apply it; use --engine "
                         f"{' or '.join(able)}, or add {IGNORING} to measure without such settings"
                     )
+
+
+def _check_template(plan: TargetPlan) -> None:
+    """Raise UsageError for settings of requests that need a chat template."""
+    for workload in plan.workloads:
+        for prompt in workload.prompts:
+            needing = ["tools"] if prompt.tools else []
+            needing += [name for name in TEMPLATE_SETTINGS if name in prompt.settings.given]
+            if needing:
+                raise UsageError(
+                    f"{workload.path}, prompt {prompt.id}: {needing[0]}: {plan.target.name} has "
+                    "no chat template, so no engine can apply it; leave the workload out"
+                    + ("" if needing[0] == "tools" else f", or add {IGNORING}")
+                )
 
 
 def require_verifiable(plans: Iterable[TargetPlan]) -> None:
@@ -326,157 +368,90 @@ def _head(spec: ModelSpec, read_head: ReadHead, *, dummy: bool) -> HeadFiles[Any
     return None if dummy or spec.is_shape else read_head(spec)
 
 
-_MOST_TEMPLATE_TOKENS = 1024  # the most that a chat template adds
-
-# The shortened plan, and a failure for each workload with left-out prompts.
-Shortened = tuple[TargetPlan, tuple[FailureRecord, ...]]
-
-
-def leave_out_long_prompts(plan: TargetPlan, context: int | None = None) -> TargetPlan:
-    """The plan without prompts that exceed the context, counted by tokenizer.json, and with notes
-    on their number. `context`: of running servers. WorkloadError if no prompt fits, except for
-    servers: they get all prompts, since the tokens of their chat template are an estimate."""
+def _without_long_prompts(plan: TargetPlan, context: float) -> TargetPlan:
+    """The plan with its context, and without prompts that exceed it, counted by tokenizer.json."""
+    spec = plan.target.model
+    files = gguf_of(spec) if spec.is_gguf else open_model(spec)
+    if not spec.is_gguf and open_model(spec).lacks_template:
+        _check_template(plan)
+    context = min(files.longest_context or inf, context)
+    _check_lengths(plan, context)
     margin = TEMPLATE_TOKENS if plan.served else 0
-    with suppress(ModelError):  # loading the model raises the error again
-        spec = plan.target.model
-        files = gguf_of(spec) if spec.is_gguf else open_model(spec)
+    tokens: dict[str, Rendered] = {}
+    for workload in plan.workloads:
+        answer = plan.max_new_tokens(workload.name)
+        tokens[workload.name] = {
+            prompt.id: (files.num_tokens(prompt.text) or 0) + margin
+            for prompt in workload.prompts
+            # A token has at least one byte.
+            if len(prompt.text.encode()) + margin + answer * len(prompt.turns) > context
+        }
+    return _without_unusable(replace(plan, context=context), tokens)
 
-        def count(prompt: Prompt) -> int:
-            return (files.num_tokens(prompt.text) or 0) + margin
 
-        limit = min(files.longest_context or inf, context or inf)
-        _check_contexts(plan, limit)
-        return _noted(plan, *_drop_prompts(plan, limit, count, {}))
-    return plan
-
-
-def _check_contexts(plan: TargetPlan, limit: float) -> None:
+def _check_lengths(plan: TargetPlan, context: float) -> None:
     """Raise UsageError if prompts cannot be lengthened as requested."""
     longest = max(plan.settings.load.contexts, default=0)
     for workload in plan.workloads:
-        room = limit - plan.max_new_tokens(workload.name)
+        answer = plan.max_new_tokens(workload.name)
+        room = context - answer
         if longest and fewest_tokens(longest) > room:
             raise UsageError(
-                f"--prompt-tokens {longest}: the context of {plan.target.name} has {limit:,} "
-                f"tokens, and answers of {workload.name} take up to {limit - room:,} of them; "
-                f"choose at most {max(room, 0):,}, or a smaller --max-new-tokens"
+                f"--prompt-tokens {longest}: the context of {plan.target.name} has "
+                f"{context:,} tokens, and answers of {workload.name} take up to {answer:,} "
+                f"of them; choose at most {max(room, 0):,}, or a smaller --max-new-tokens"
             )
 
 
-def without_unusable_prompts(plan: TargetPlan, engine: Engine) -> Shortened:
-    """The plan without prompts that the chat template refuses or that exceed the context. A
-    workload with only such prompts is kept, and fails with the engine's error."""
-    known = {
-        workload.name: rendered(engine.tokenizer, *_order(plan, workload))
-        for workload in plan.workloads
+def _candidates(plan: TargetPlan, workload: Workload) -> Candidates:
+    """The prompts that a run may use: as many as it measures, again as many to confirm with, and
+    those of passes with concurrent requests."""
+    in_passes = {
+        prompt.id
+        for condition in plan.conditions
+        if condition.is_stream and condition.workload == workload.name
+        for prompt in plan.pass_prompts(workload, condition)
     }
-
-    def count(prompt: Prompt) -> int:
-        try:
-            return prompt_tokens(engine.tokenizer, prompt.turns, prompt.tools, prompt.template_args)
-        except WorkloadError:  # decoding the prompt raises the error again
-            return 0
-
-    short, failures = _drop_prompts(plan, engine.context or inf, count, known)
-    unchanged = {workload.name for workload in plan.workloads if workload in short.workloads}
-    return short, tuple(f for f in failures if f.workload not in unchanged)
+    return Candidates(
+        prompts=workload.take(len(workload.prompts), plan.settings.seed),
+        wanted=max(2 * len(plan.prompts(workload)), len(in_passes)),
+        most=plan.context or inf,
+        answer=plan.max_new_tokens(workload.name),
+    )
 
 
-def without_refused_prompts(plan: TargetPlan) -> TargetPlan:
-    """The plan without prompts that the target's chat template refuses, and with notes on their
-    number; unchanged if the target is not here. WorkloadError if it refuses all."""
-    spec = plan.target.model
-    if spec.is_gguf or not (spec.is_shape or spec.folder):
-        return plan
-    work: dict[str, tuple[tuple[Prompt, ...], int]] = {}
-    with suppress(ModelError):  # loading tells why
-        raises = "raise_exception" in (open_model(spec).chat_template or "")
-        for workload in plan.workloads:
-            prompts, wanted = _order(plan, workload)
-            if raises or any(map(_has_more_than_text, prompts)):
-                work[workload.name] = prompts, wanted
-    known = rendered_elsewhere(spec, work) if work else {}
-    return _noted(plan, *_drop_prompts(plan, inf, lambda _: 0, known))
-
-
-def _has_more_than_text(prompt: Prompt) -> bool:
-    """Whether a template reads fields of the prompt that not every prompt has."""
-    messages = (message for turn in prompt.turns for message in turn)
-    return bool(prompt.tools) or any(message.extra for message in messages)
-
-
-def _order(plan: TargetPlan, workload: Workload) -> tuple[tuple[Prompt, ...], int]:
-    """The prompts in the order of their use, and how many a run may use: as many again confirm."""
-    every = workload.take(len(workload.prompts), plan.settings.seed)
-    return every, 2 * len(plan.prompts(workload))
-
-
-def _noted(plan: TargetPlan, short: TargetPlan, failures: Sequence[FailureRecord]) -> TargetPlan:
-    """The shortened plan with its failures as notes; WorkloadError for a workload without a usable
-    prompt, except for servers, which get all prompts."""
-    noted = []
-    for workload in short.workloads:
-        reasons = [failure.reason for failure in failures if failure.workload == workload.name]
-        outcome = "left out"
-        if reasons and workload in plan.workloads:
-            if not plan.served:
-                raise WorkloadError(f"{workload.name}: no prompt can be used: {'; '.join(reasons)}")
-            outcome = "sent anyway"
-        notes = (f"{workload.name}: {outcome}: {reason}" for reason in reasons)
-        noted.append(replace(workload, notes=(*workload.notes, *notes)))
-    return replace(short, workloads=tuple(noted))
-
-
-def _drop_prompts(
-    plan: TargetPlan,
-    limit: float,
-    count: Callable[[Prompt], int],
-    known: Mapping[str, Mapping[str, int | str]],
-) -> Shortened:
-    """The plan without prompts above the limit or refused, and failures for each workload that has
-    such prompts. A workload with only such prompts is kept.
-
-    `known`: by workload and prompt its tokens, or why the chat template refuses it; `count` is for
-    other prompts.
-    """
-    kept, failures = list(plan.workloads), []
-    for i, workload in enumerate(plan.workloads):
+def _without_unusable(plan: TargetPlan, known: Mapping[str, Rendered]) -> TargetPlan:
+    """The plan without prompts that are refused or too long, and with notes on their number.
+    `known`: by workload; other prompts stay. WorkloadError as in `narrowed`."""
+    usable = []
+    for workload in plan.workloads:
         answer, of_prompts = plan.max_new_tokens(workload.name), known.get(workload.name, {})
         refused = {name: why for name, why in of_prompts.items() if isinstance(why, str)}
         long: dict[str, int] = {}
         for prompt in workload.prompts:
-            num_bytes = len(prompt.text.encode())
-            answers, tokens = answer * len(prompt.turns), of_prompts.get(prompt.id)
-            # A token has at least one byte.
-            may_be_long = prompt.tools or num_bytes + _MOST_TEMPLATE_TOKENS + answers > limit
-            if isinstance(tokens, int) or (may_be_long and tokens is None):
-                long[prompt.id] = (count(prompt) if tokens is None else tokens) + answers
-        long = {prompt: tokens for prompt, tokens in long.items() if tokens > limit}
-        unusable = refused.keys() | long.keys()
-        rest = tuple(prompt for prompt in workload.prompts if prompt.id not in unusable)
-        if rest:
-            kept[i] = replace(workload, prompts=rest)
+            tokens = of_prompts.get(prompt.id)
+            if isinstance(tokens, int):
+                whole = tokens + answer * len(prompt.turns)
+                if whole > (plan.context or inf):
+                    long[prompt.id] = whole
         of_all = f"of {len(workload.prompts):,} prompts"
+        reasons = []
         if refused:
             name, why = next(iter(refused.items()))
-            reason = f"{len(refused):,} {of_all}: {workload.path}, prompt {name!r}: {why}"
-            failures.append(_left_out(plan, workload, reason, len(refused)))
+            reasons.append(f"{len(refused):,} {of_all}: {workload.path}, prompt {name!r}: {why}")
         if long:
             longest = max(long, key=lambda prompt: long[prompt])
-            reason = (
-                f"{len(long):,} {of_all}: with answers of up to "
-                f"{answer:,} tokens {longest!r} may take {long[longest]:,}, and the context "
-                f"has {limit:,}; shorten them or choose a smaller --max-new-tokens"
+            reasons.append(
+                f"{len(long):,} {of_all}: with answers of up to {answer:,} tokens {longest!r} may "
+                f"take {long[longest]:,}, and the context has {plan.context:,}; shorten them or "
+                "choose a smaller --max-new-tokens"
             )
-            failures.append(_left_out(plan, workload, reason, len(long)))
-    return replace(plan, workloads=tuple(kept)), tuple(failures)
-
-
-def _left_out(plan: TargetPlan, workload: Workload, reason: str, count: int) -> FailureRecord:
-    return FailureRecord(
-        pairing=plan.target.name,
-        workload=workload.name,
-        stage="prompts",
-        reason=reason,
-        num_prompts=count,
-    )
+        rest = tuple(p for p in workload.prompts if p.id not in refused.keys() | long.keys())
+        if not rest and not plan.served:
+            raise WorkloadError(f"{workload.name}: no prompt can be used: {'; '.join(reasons)}")
+        outcome = "left out" if rest else "sent anyway"
+        notes = (f"{workload.name}: {outcome}: {reason}" for reason in reasons)
+        usable.append(
+            replace(workload, prompts=rest or workload.prompts, notes=(*workload.notes, *notes))
+        )
+    return replace(plan, workloads=tuple(usable))

@@ -1,21 +1,40 @@
 """Prompts as the target's tokenizer and chat template make them, before anything is measured.
 
-A run renders them with the tokenizer that it has loaded, and a plan in a process of its own, since
+A run of engines in this process renders them here, and a plan in a process of its own, since
 tokenizers import torch.
 """
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from specbench.engines.engine import Tokenizer
-from specbench.errors import WorkloadError, first_line
+from specbench.errors import ModelError, WorkloadError, first_line
+from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.records import Message, Prompt
 
 MOST_S = 120.0  # for the process
+
+
+class Candidates(NamedTuple):
+    """Prompts in the order of their use, until `wanted` of them fit the context: `most` tokens with
+    answers of `answer` tokens."""
+
+    prompts: tuple[Prompt, ...]
+    wanted: int
+    most: float
+    answer: int
+
+
+# By prompt id its tokens, or why the chat template refuses it.
+Rendered = Mapping[str, int | str]
+# Renders the prompts of workloads, by name, as a model does. Empty if its tokenizer cannot be
+# loaded: loading the model tells why.
+Render = Callable[[ModelSpec, Mapping[str, Candidates]], Mapping[str, Rendered]]
 
 
 def prompt_tokens(
@@ -34,48 +53,75 @@ def prompt_tokens(
     return len(tokenizer.prompt_ids(messages, tools, template_args))
 
 
-def rendered(tokenizer: Tokenizer, prompts: Iterable[Prompt], wanted: int) -> dict[str, int | str]:
-    """Tokens by prompt id, or why the template refuses the prompt, until `wanted` prompts are
-    rendered."""
+def rendered(tokenizer: Tokenizer, candidates: Candidates) -> dict[str, int | str]:
+    """Tokens by prompt id, or why the template refuses the prompt, until enough prompts fit."""
     results: dict[str, int | str] = {}
-    for prompt in prompts:
+    wanted = candidates.wanted
+    for prompt in candidates.prompts:
         if wanted == 0:
             break
         try:
-            results[prompt.id] = prompt_tokens(
-                tokenizer, prompt.turns, prompt.tools, prompt.template_args
-            )
-            wanted -= 1
+            tokens = prompt_tokens(tokenizer, prompt.turns, prompt.tools, prompt.template_args)
         except WorkloadError as error:
             results[prompt.id] = first_line(error)
+        else:
+            results[prompt.id] = tokens
+            wanted -= tokens + candidates.answer * len(prompt.turns) <= candidates.most
     return results
 
 
+def rendered_here(spec: ModelSpec, workloads: Mapping[str, Candidates]) -> Mapping[str, Rendered]:
+    """A `Render` in this process, of all prompts."""
+    from specbench.models.tokenizer import ChatTokenizer  # noqa: PLC0415 - imports torch
+
+    try:
+        tokenizer = ChatTokenizer(
+            spec.tokenizer_location,
+            revision=spec.revision,
+            trust_remote_code=spec.trust_remote_code,
+        )
+    except ModelError:
+        return {}
+    return {name: rendered(tokenizer, candidates) for name, candidates in workloads.items()}
+
+
 def rendered_elsewhere(
-    spec: ModelSpec, workloads: Mapping[str, tuple[Iterable[Prompt], int]]
-) -> dict[str, dict[str, int | str]]:
-    """The same by workload, with the tokenizer of a model in one process of its own; empty if it
-    fails, since loading then tells why."""
+    spec: ModelSpec, workloads: Mapping[str, Candidates]
+) -> Mapping[str, Rendered]:
+    """A `Render` in a process of its own, of workloads with prompts that the template may refuse;
+    nothing is downloaded."""
+    try:
+        raises = "raise_exception" in (open_model(spec).chat_template or "")
+    except ModelError:
+        return {}
     work = {
-        "model": [spec.tokenizer_location, spec.revision, spec.trust_remote_code],
-        "workloads": {
-            name: [[_fields(prompt) for prompt in prompts], wanted]
-            for name, (prompts, wanted) in workloads.items()
-        },
+        name: [[_fields(p) for p in candidates.prompts], *candidates[1:]]
+        for name, candidates in workloads.items()
+        if raises or any(map(_has_more_than_text, candidates.prompts))
     }
+    if not work:
+        return {}
+    model = [spec.tokenizer_location, spec.revision, spec.trust_remote_code]
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
-            input=json.dumps(work),
+            input=json.dumps({"model": model, "workloads": work}),
             capture_output=True,
             text=True,
             check=True,
             timeout=MOST_S,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
         results: dict[str, dict[str, int | str]] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return {}
     return results
+
+
+def _has_more_than_text(prompt: Prompt) -> bool:
+    """Whether a template reads fields of the prompt that not every prompt has."""
+    messages = (message for turn in prompt.turns for message in turn)
+    return bool(prompt.tools) or any(message.extra for message in messages)
 
 
 def _fields(prompt: Prompt) -> dict[str, Any]:
@@ -100,16 +146,14 @@ def _prompt(known: Mapping[str, Any]) -> Prompt:
 
 
 def _main() -> None:
-    from specbench.models.tokenizer import ChatTokenizer  # noqa: PLC0415 - imports torch
-
     work = json.load(sys.stdin)
     location, revision, trusts = work["model"]
-    tokenizer = ChatTokenizer(location, revision=revision, trust_remote_code=trusts)
-    found = {
-        name: rendered(tokenizer, map(_prompt, prompts), wanted)
-        for name, (prompts, wanted) in work["workloads"].items()
+    spec = ModelSpec(source=location, revision=revision, trust_remote_code=trusts)
+    workloads = {
+        name: Candidates(tuple(map(_prompt, prompts)), *rest)
+        for name, (prompts, *rest) in work["workloads"].items()
     }
-    json.dump(found, sys.stdout)
+    json.dump(rendered_here(spec, workloads), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 from specbench.bench.blocks import Block, Cell, request_seed, work_of
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import without_unusable_prompts
 from specbench.bench.units import Reporter
 from specbench.decode.serving import text_before
 from specbench.engines.engine import Engine, Load, ServedPass
@@ -54,10 +53,7 @@ class _CellRecords(NamedTuple):
 
 
 class OpenTarget:
-    """One target's loaded engines by name; the first one decodes the references.
-
-    `plan`: without prompts that exceed the context; `left_out` has a failure for these.
-    """
+    """One target's loaded engines by name; the first one decodes the references."""
 
     def __init__(
         self,
@@ -69,10 +65,9 @@ class OpenTarget:
     ) -> None:
         self.engines = engines
         self.engine = next(iter(engines.values()))
-        self.plan, self.left_out = without_unusable_prompts(plan, self.engine)
+        self.plan = plan
         self.store, self.reporter = store, reporter
         self._probe = probe
-        self._whole = plan
         self._seed = plan.settings.seed
         self._references = References(self.engine, store, plan)
         self._lengthened: dict[tuple[str, str, int], Prompt] = {}
@@ -129,7 +124,7 @@ class OpenTarget:
             return prompt
         key = (workload, prompt.id, context)
         if key not in self._lengthened:
-            source = TextSource.starting_with(self._whole.workload(workload), seed=self._seed)
+            source = TextSource.starting_with(self.plan.workload(workload), seed=self._seed)
             self._lengthened[key] = lengthen(
                 prompt, context, source, lambda longer: len(self.first_turn(workload, longer))
             )
@@ -187,7 +182,7 @@ class OpenTarget:
                     prompt_ids=ids,
                     max_new_tokens=length
                     if is_known
-                    else self._whole.max_new_tokens(block.condition.workload),
+                    else self.plan.max_new_tokens(block.condition.workload),
                     sampling=cell.sampling,
                     stop_at_eos=not is_known,
                     settings=prompt.settings,

@@ -82,9 +82,7 @@ class TargetRun:
             self._fail(target, "load", error, self._plan.all_cells)
             return
         session = OpenTarget(engines, self._probe, self._store, self._plan, self._reporter)
-        engine, self._plan = session.engine, session.plan
-        for failure in session.left_out:
-            self._store_failure(failure, f"{failure.workload}: left out: {failure.reason}")
+        engine = session.engine
         self._store.append(engine.identity)
         self._reporter.stage(f"{target}: warming up")
         try:
@@ -360,7 +358,7 @@ class TargetRun:
     def _fail(
         self, pairing: str, stage: Stage, error: Exception, cells: Sequence[Cell], at: str = ""
     ) -> None:
-        """Store a failure and print a warning."""
+        """Print a warning, and store the failure unless an earlier session has stored it."""
         reason = at + first_line(error)
         failure = FailureRecord(
             pairing=pairing,
@@ -369,11 +367,7 @@ class TargetRun:
             reason=reason,
             cell_ids=tuple(cell.key.id for cell in cells),
         )
-        self._store_failure(failure, f"{pairing}: {reason}")
-
-    def _store_failure(self, failure: FailureRecord, warning: str) -> None:
-        """Print a warning, and store the failure unless an earlier session has stored it."""
-        self._reporter.warn(warning)
+        self._reporter.warn(f"{pairing}: {reason}")
         if failure not in self._store.stored.failures:
             self._store.append(failure)
 

@@ -17,7 +17,8 @@ from specbench.bench.budget import Deadline
 from specbench.bench.hub import download_missing
 from specbench.bench.limits import MemoryMeter
 from specbench.bench.plan import TargetPlan, peers_of
-from specbench.bench.planning import requested_dtype
+from specbench.bench.planning import narrowed
+from specbench.bench.rendering import rendered_here
 from specbench.bench.target import TargetRun
 from specbench.bench.units import Reporter
 from specbench.engines.builtin import BuiltinEngine
@@ -175,7 +176,6 @@ class ThisProcess:
     def __init__(
         self, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
     ) -> None:
-        self._settings = settings
         self._device = open_device(settings.machine.device)
         require_kernel(settings.decoder.kernels, self._device)
         self._threads = settings.machine.threads
@@ -187,12 +187,14 @@ class ThisProcess:
         download_missing(models, reporter.warn, weights=not settings.decoder.dummy_weights)
         self._probe = open_probe(str(self._device), known=cuda_facts(self._device))
 
-    def dtype_of(self, target: Target) -> str:
-        dtype = requested_dtype(self._settings, target)
+    def narrowed(self, plan: TargetPlan) -> TargetPlan:
+        """The plan with its dtype on this device, and with what files tell that were downloaded
+        since or that torch reads, the tokenizer's among them."""
         try:
-            return planned_dtype(replace(target.model, dtype=dtype), self._device)
+            dtype = planned_dtype(replace(plan.target.model, dtype=plan.dtype), self._device)
         except ModelError:
-            return "unknown"  # loading then fails with the same error, which is recorded
+            dtype = "unknown"  # loading then fails with the same error, which is recorded
+        return narrowed(replace(plan, dtype=dtype), read_shapes, rendered_here)
 
     def environment(self, command: Sequence[str]) -> Environment:
         return describe_environment(str(self._device), self._threads, command, self._probe)

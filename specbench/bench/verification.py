@@ -11,7 +11,8 @@ from specbench.bench.blocks import work_of
 from specbench.bench.budget import duration
 from specbench.bench.hub import download_missing
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import plan_targets, require_verifiable, without_unusable_prompts
+from specbench.bench.planning import RunPlan, narrowed
+from specbench.bench.rendering import rendered_here
 from specbench.bench.sharding import Shard, run_sharded
 from specbench.bench.this_process import (
     autotune_for_plan,
@@ -55,22 +56,30 @@ _SAMPLED, _READ = 1.3, 0.4  # to sample a token with drafts; to read a token
 
 
 def collect_evidence(
-    settings: RunSettings,
-    pairings: Sequence[Pairing],
+    plan: RunPlan,
     reporter: Reporter,
     *,
     num_tokens: int,
     budget_s: float | None,
     num_rows: int,
 ) -> list[Evidence]:
-    """The evidence for every pairing at every K and temperature, K = 0 of its target first.
+    """The evidence for every planned pairing, K and temperature of the engines in this process, K =
+    0 of its target first.
 
     `num_tokens` are sampled for each, by the built-in decoder in `num_rows` rows. With a budget,
     more are sampled within that time if the target's distributions need them. Raises UsageError
     and WorkloadError before a model is loaded; a model that cannot run gives FailedEvidence.
     """
-    work = partial(_collect, settings, tuple(pairings), num_tokens, budget_s, num_rows)
-    return run_sharded(work, _num_processes(settings, pairings), reporter)
+    models = [model for pairing in plan.pairings for model in pairing.models]
+    num_processes = _num_processes(plan.settings, plan.pairings)
+    download_missing(models, reporter.warn)
+    plans = tuple(
+        narrowed(part, read_shapes, rendered_here)
+        for target in plan.targets
+        if (part := target.in_process) is not None
+    )
+    work = partial(_collect, plans, num_tokens, budget_s, num_rows)
+    return run_sharded(work, num_processes, reporter)
 
 
 def _num_processes(settings: RunSettings, pairings: Sequence[Pairing]) -> int:
@@ -91,8 +100,7 @@ def _are_small(pairings: Sequence[Pairing]) -> bool:
 
 
 def _collect(
-    settings: RunSettings,
-    pairings: Sequence[Pairing],
+    plans: Sequence[TargetPlan],
     num_tokens: int,
     budget_s: float | None,
     num_rows: int,
@@ -100,12 +108,10 @@ def _collect(
     reporter: Reporter,
 ) -> dict[tuple[int, int], Evidence]:
     """The evidence of a shard of the pairings and of K = 0, by target and job."""
-    is_small = _are_small(pairings)
+    settings = plans[0].settings
+    is_small = _are_small([pairing for plan in plans for pairing in plan.pairings])
     device = prepare_device(settings.machine, threads=1 if is_small else None)
-    download_missing([model for pairing in pairings for model in pairing.models], reporter.warn)
     evidence: dict[tuple[int, int], Evidence] = {}
-    plans = list(plan_targets(settings, pairings, lambda _: "", read_shapes))
-    require_verifiable(plans)
     num_sampled = sum(job.sampling.temperature > 0 for plan in plans for job in _jobs(plan))
     for number, plan in enumerate(plans):
         for warning in (*peer_warnings(plan), *plan.left_out):
@@ -225,11 +231,8 @@ class _Conversation:
 def _prompts(
     plan: TargetPlan, engine: Engine, reporter: Reporter, num_rows: int
 ) -> Iterator[VerificationPrompt]:
-    """Every turn of every prompt that fits, after the target's answers to the turns before, each
-    with a prediction that its answer resembles."""
-    plan, left_out = without_unusable_prompts(plan, engine)
-    for unfitting in left_out:
-        reporter.warn(f"{unfitting.workload}: left out: {unfitting.reason}")
+    """Every turn of every prompt, after the target's answers to the turns before, each with a
+    prediction that its answer resembles."""
     every = [
         _Conversation(w.name, prompt, plan.max_new_tokens(w.name))
         for w in plan.workloads

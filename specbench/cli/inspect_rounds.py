@@ -13,7 +13,6 @@ from specbench.cli.preflight import preflight, require_loadable
 from specbench.errors import UsageError
 from specbench.settings import DraftSettings, MachineSettings, RunSettings
 from specbench.settings.groups import (
-    DEFAULT_K,
     DEFAULT_WORKLOADS,
     K,
     MaxNewTokens,
@@ -75,13 +74,15 @@ def inspect_rounds(
             graph="off",
         )
     )
-    pairing = _chosen(settings, pair)
-    k = _k(settings, pairing)
+    pairing, ks = _chosen(settings, pair), settings.draft.num_speculative_tokens
+    if settings.draft.adaptive or (ks is not None and len(ks) != 1):
+        raise UsageError("-k: inspect takes one fixed K, such as -k 4")
     text = sys.stdin.read() if prompt == "-" else prompt
     if not (text or "").strip():
         raise UsageError('--prompt: say what to ask, as in --prompt "Write a haiku"')
     require_loadable(settings, [pairing])
-    preflight(settings, [pairing], skip_memory_check=skip_memory_check)
+    (plan,) = preflight(settings, [pairing], skip_memory_check=skip_memory_check).targets
+    (k,) = plan.ks(pairing)
     from specbench.cli.progress import ProgressWatch
 
     with ProgressWatch(lambda _: "\ninterrupted") as progress:
@@ -101,21 +102,6 @@ def _chosen(settings: RunSettings, pair: AdhocPairing) -> "Pairing":
         several = ", ".join(pairing.name for pairing in pairings)
         raise UsageError(f"inspect shows one pairing; name one of {several}")
     return pairings[0]
-
-
-def _k(settings: RunSettings, pairing: "Pairing") -> int:
-    """The requested K, else that of a run: the file's, or the most that the drafter can draft."""
-    ks = settings.draft.num_speculative_tokens
-    if settings.draft.adaptive or (ks is not None and len(ks) != 1):
-        raise UsageError("-k: inspect takes one fixed K, such as -k 4")
-    if ks is not None:
-        return ks[0]
-    if pairing.drafter.num_speculative_tokens is not None:
-        return pairing.drafter.num_speculative_tokens
-    from specbench.bench.planning import deepest, headers_on_this_machine
-
-    most = deepest(pairing, headers_on_this_machine, dummy=False)
-    return DEFAULT_K if most is None else min(DEFAULT_K, most)
 
 
 class _RoundPrinter:

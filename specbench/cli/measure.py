@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +24,7 @@ from specbench.settings.words import parse_names
 
 if TYPE_CHECKING:
     from specbench.bench.cluster import Cluster
+    from specbench.bench.planning import RunPlan
     from specbench.inputs.pairing import Pairing
     from specbench.records import RunRecord, ServerRecord
     from specbench.report.document import Document
@@ -144,11 +144,15 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
         )
     settings = of_pairings(settings, pairings)
     if nodes is None:
-        preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
+        plan = preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
+    else:
+        from specbench.bench.planning import plan_run
+
+        plan = plan_run(settings, pairings)
     if pair.target is not None:
         typer.echo(yaml_snippet(pairings), err=True)
     began_s = time.monotonic()
-    run = run_settings(settings, pairings, runs_dir, resume, nodes=nodes, is_verbose=call.verbose)
+    run = run_planned(plan, runs_dir, resume, nodes=nodes, is_verbose=call.verbose)
     if warning := over_budget(settings.effort.budget_s, time.monotonic() - began_s):
         typer.echo(warning, err=True)
     _print_outcome(run, as_json=call.as_json, is_verbose=call.verbose)
@@ -156,14 +160,16 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
 
 def preflight_with_times(
     settings: RunSettings, pairings: "Sequence[Pairing]", runs_dir: Path, *, skip: bool
-) -> None:
-    """Checks a run, and prints the estimated time of each target, and its limits."""
+) -> "RunPlan":
+    """The checked plan; prints the estimated time of each target, and its limits."""
     from specbench.cli.plan_table import plan_outlook, time_lines
 
-    plans = preflight(settings, pairings, runs_dir, skip_memory_check=skip)
+    plan = preflight(settings, pairings, runs_dir, skip_memory_check=skip)
     is_limited = settings.effort.budget_s is not None
-    for line in time_lines(plan_outlook(plans, settings, runs_dir), is_limited=is_limited):
+    outlook = plan_outlook(plan.targets, settings, runs_dir)
+    for line in time_lines(outlook, is_limited=is_limited):
         typer.echo(line, err=True)
+    return plan
 
 
 def over_budget(budget_s: float | None, took_s: float) -> str | None:
@@ -182,9 +188,8 @@ def of_pairings(settings: RunSettings, pairings: "Sequence[Pairing]") -> RunSett
     return replace(settings, workload=replace(settings.workload, pairings=names, methods=None))
 
 
-def run_settings(
-    settings: RunSettings,
-    pairings: "Sequence[Pairing]",
+def run_planned(
+    plan: "RunPlan",
     runs_dir: Path,
     resume: str | None = None,
     command: Sequence[str] = (),
@@ -195,6 +200,8 @@ def run_settings(
     """The run, with its progress shown; exits 130 if interrupted and 4 if the device is lost.
     `command`: the words to resume it with, if they are not those of the settings."""
     from specbench.cli.progress import ProgressWatch
+
+    settings = plan.settings
 
     def last_words(run_id: str | None) -> str:
         if run_id is None:
@@ -207,9 +214,7 @@ def run_settings(
             from specbench.bench.benchmark import run_benchmark
 
             with nullcontext() if nodes is None else nodes.connected(settings) as cluster:
-                return run_benchmark(
-                    settings, pairings, runs_dir, watch, resume=resume, cluster=cluster
-                )
+                return run_benchmark(plan, runs_dir, watch, resume=resume, cluster=cluster)
         except DeviceLostError as error:
             watch.close()
             if watch.id is None:
@@ -252,7 +257,7 @@ def _print_outcome(run: "StoredRun", *, as_json: bool, is_verbose: bool) -> None
 
 def require_measured(run: "StoredRun", command: Sequence[str] = ()) -> None:
     """Exits 4 if a run ended without a figure, and 2, without keeping the run, if no model could be
-    loaded. `command`: as in `run_settings`.
+    loaded. `command`: as in `run_planned`.
     """
     if run.is_failed:
         is_unloadable = {(f.stage, f.ended_process) for f in run.failures} == {("load", False)}
@@ -275,8 +280,7 @@ def require_complete(document: "Document") -> None:
     """Exits 4 if something failed, or was not measured for another reason than the budget."""
     has_failed = any(cell.metrics.get("num_failed") for cell in document.cells)
     is_missing = any(not document.is_skipped_for_budget(key) for key in document.missing)
-    has_failed |= any(failure.stage != "prompts" for failure in document.failures)
-    if is_missing or has_failed:
+    if is_missing or has_failed or document.failures:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
@@ -295,23 +299,16 @@ def _show_plan(
     as_json: bool,
 ) -> None:
     """Prints the plan; if `is_here`, also the reasons why it cannot be measured here."""
-    from specbench.bench.planning import (
-        fit_warnings,
-        plan_targets,
-        requested_dtype,
-        without_refused_prompts,
-    )
+    from specbench.bench.planning import fit_warnings, plan_run
+    from specbench.bench.rendering import rendered_elsewhere
     from specbench.bench.served.host import require_startable
-    from specbench.bench.served.running import running_servers
     from specbench.cli.console import WIDTH, open_console
     from specbench.cli.plan_table import outlook_lines, plan_document, plan_outlook, print_plan
     from specbench.cli.preflight import shortages
     from specbench.words.answers import text
 
-    running = running_servers(settings, pairings[0].target)
-    dtype_of = partial(requested_dtype, settings)
-    plans = plan_targets(settings, pairings, dtype_of, running=running)
-    plans = tuple(p if p.served else without_refused_prompts(p) for p in plans)
+    plan = plan_run(settings, pairings, render=rendered_elsewhere)
+    plans = plan.targets
     missing = list(shortages(plans, settings)) if is_here else []
     earlier = _earlier_sessions(runs_dir) if any(plan.served for plan in plans) else ()
     outlook = plan_outlook(plans, settings, runs_dir) if is_here else []
@@ -327,7 +324,7 @@ def _show_plan(
             typer.echo(fill(line, width, subsequent_indent="  ", break_on_hyphens=False))
     for warning in (warning for plan in plans for warning in fit_warnings(plan, is_dry=True)):
         typer.echo(f"warning: {text(warning)}", err=True)
-    if is_here and not running:
+    if is_here and not plan.running:
         try:
             require_device_and_out(settings, None)
             require_startable(plans)

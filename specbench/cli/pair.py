@@ -19,7 +19,7 @@ from specbench.cli.measure import (
     require_decided,
     require_measured,
     require_same_settings,
-    run_settings,
+    run_planned,
 )
 from specbench.cli.preflight import require_device_and_out
 from specbench.errors import CompatibilityError, UsageError, WorkloadError
@@ -249,7 +249,7 @@ def pair(
 
     Exit code 3 if undecided.
     """
-    from specbench.bench.planning import plan_targets
+    from specbench.bench.planning import plan_run
     from specbench.cli.plan_table import left_out
     from specbench.files.model import open_model
     from specbench.fit.demand import shortage
@@ -297,7 +297,7 @@ def pair(
     if call.dry_run:
         pairings = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
         try:
-            notes = [*map(text, left_out(plan_targets(settings, pairings, lambda _: "")))]
+            notes = [*map(text, left_out(plan_run(settings, pairings).targets))]
         except WorkloadError as error:  # memory is planned anyway
             notes = [f"this plan cannot be measured: {error}"]
         _show(prepared, machine._replace(notes=(*machine.notes, *notes)), call)
@@ -473,6 +473,7 @@ def _measure(
     stored: "StoredRun | None",
 ) -> None:
     """Forecasts all drafters that fit, measures the best ones and ranks them."""
+    from specbench.bench.planning import plan_run
     from specbench.decide.rank import answer_of, rank
     from specbench.inputs.pairing import Pairing
     from specbench.inputs.stored_targets import pairings_of
@@ -497,12 +498,12 @@ def _measure(
             of_pairings(settings, pairings),
             forecasting=ForecastSettings(forecast=True, most_drafters=call.measure),
         )
-        preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
+        plan = preflight_with_times(settings, pairings, runs_dir, skip=call.skip_memory_check)
     else:
-        pairings = pairings_of(stored.run).select()
+        plan = plan_run(settings, pairings_of(stored.run).select())
         runs_dir, resume = stored.folder.parent, stored.folder.name
     command = _command_words(word, call)
-    run = run_settings(settings, pairings, runs_dir, resume, command)
+    run = run_planned(plan, runs_dir, resume, command)
     require_measured(run, command)
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts, aggregate_run(run))
@@ -513,7 +514,7 @@ def _measure(
         options.print_json(pair_document(prepared, machine, ranked, run.run.run_id))
     else:
         print_ranking(ranked, document, paths)
-    by_name = {pairing.drafter.name: pairing.drafter for pairing in pairings}
+    by_name = {pairing.drafter.name: pairing.drafter for pairing in plan.pairings}
     best = [
         replace(by_name[r.drafter], num_speculative_tokens=r.measured.num_speculative_tokens)
         for r in ranked

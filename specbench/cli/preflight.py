@@ -1,4 +1,4 @@
-"""Fast checks before torch is imported; the code that uses the values repeats all of them."""
+"""The plan of a run, and fast checks of it, before torch is imported."""
 
 import sys
 import tempfile
@@ -16,6 +16,7 @@ from specbench.settings import BUILTIN, SERVED, MachineSettings, RunSettings
 
 if TYPE_CHECKING:
     from specbench.bench.plan import TargetPlan
+    from specbench.bench.planning import RunPlan
     from specbench.fit.memory_plan import DeploymentSpec
     from specbench.inputs.pairing import Pairing
 
@@ -26,23 +27,15 @@ def preflight(
     runs_dir: Path | None = None,
     *,
     skip_memory_check: bool = False,
-) -> "tuple[TargetPlan, ...]":
-    """The checked plans; none with --base-url. Raises UsageError or WorkloadError for an impossible
-    device, folder, workload or plan, and for too little memory unless `skip_memory_check`."""
-    from specbench.inputs.workloads import load_workloads
-
+) -> "RunPlan":
+    """The checked plan. Raises UsageError or WorkloadError for an impossible device, folder,
+    workload or plan, and for too little memory unless `skip_memory_check`."""
     require_device_and_out(settings, runs_dir)
-    workload = settings.workload
-    for folder in {pairing.target.workloads for pairing in pairings}:
-        load_workloads(workload.workloads, folder=folder, field=workload.prompt_field)
+    from specbench.bench.planning import plan_run
 
-    from specbench.bench.planning import plan_targets, requested_dtype
-
-    if settings.servers.base_urls:
-        return ()
-    plans = plan_targets(settings, pairings, partial(requested_dtype, settings))
-    require_memory(plans, settings, skip=skip_memory_check)
-    return tuple(plans)
+    plan = plan_run(settings, pairings)
+    require_memory(plan.targets, settings, skip=skip_memory_check)
+    return plan
 
 
 def require_loadable(settings: RunSettings, pairings: "Sequence[Pairing]") -> None:

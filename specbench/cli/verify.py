@@ -18,7 +18,6 @@ from specbench.settings import (
     BUILTIN,
     SERVED,
     DraftSettings,
-    LoadSettings,
     MachineSettings,
     RunSettings,
     SamplingSettings,
@@ -38,6 +37,7 @@ from specbench.settings.groups import (
 from specbench.settings.words import MAX_CONCURRENCY, parse_seconds, parse_share
 
 if TYPE_CHECKING:
+    from specbench.bench.planning import RunPlan
     from specbench.cli.progress import ProgressWatch
     from specbench.inputs.pairing import Pairing
     from specbench.verify.evidence import Evidence
@@ -150,15 +150,18 @@ def verify(
     share = None if detect is None else parse_share(detect, "--detect")
     chosen = pair.pairings(settings, read_methods(settings.workload.methods))
     require_loadable(settings, chosen)
-    preflight(settings, chosen, skip_memory_check=skip_memory_check)
+    plan = preflight(settings, chosen, skip_memory_check=skip_memory_check)
+    from specbench.bench.planning import require_verifiable
     from specbench.cli.progress import ProgressWatch
+
+    require_verifiable(plan.targets)
 
     last_words = "interrupted: evidence is judged as a whole, so nothing was kept"
     with ProgressWatch(lambda _: last_words) as watch:
         watch.stage("starting")
         if share is not None:
             tokens = enough_tokens(share, settings, chosen)
-        evidence = _collect(settings, chosen, watch, tokens, budget_s, concurrency)
+        evidence = _collect(plan, watch, tokens, budget_s, concurrency)
     from specbench.verify.judge import judge
     from specbench.verify.report import document, exit_code, sentences
 
@@ -187,34 +190,30 @@ def enough_tokens(share: float, settings: RunSettings, chosen: "Sequence[Pairing
 
 
 def _collect(
-    settings: RunSettings,
-    chosen: "Sequence[Pairing]",
+    plan: "RunPlan",
     watch: "ProgressWatch",
     num_tokens: int | None,
     budget_s: float,
     concurrency: int | None,
 ) -> "list[Evidence]":
     """Evidence about the engines in this process, then about servers, which do not need torch."""
-    local = tuple(name for name in settings.load.engines if name not in SERVED)
+    engines = set(plan.settings.load.engines)
     evidence: list[Evidence] = []
-    if local:
+    if engines - set(SERVED):
         from specbench.bench.verification import collect_evidence
 
-        ours = replace(settings, load=LoadSettings(engines=local), servers=ServerSettings())
         evidence += collect_evidence(
-            ours,
-            chosen,
+            plan,
             watch,
-            num_tokens=num_tokens or enough_tokens(PRECISION, settings, chosen),
+            num_tokens=num_tokens or enough_tokens(PRECISION, plan.settings, plan.pairings),
             budget_s=None if num_tokens else budget_s,
             num_rows=concurrency or ROWS,
         )
-    if local != settings.load.engines:
+    if engines & set(SERVED):
         from specbench.bench.served.verification import collect_served_evidence
 
         evidence += collect_served_evidence(
-            settings,
-            chosen,
+            plan,
             watch,
             num_tokens=num_tokens or TOKENS_OF_SERVERS,
             concurrency=concurrency or ROWS_OF_SERVERS,

@@ -137,7 +137,6 @@ class BuiltinEngine(InstrumentedEngine):
         self._kernels = KernelChoices(options.kernels, self._clock, self._launchers.graphs)
         model = take(pool, target.model, options.forward, self._kernels)
         self._target, self._runner = model.loaded, model.runner
-        self.context = model.runner.max_position
         self.eos_ids = self._target.eos_ids
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._name = target.name

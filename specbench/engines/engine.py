@@ -134,11 +134,6 @@ class Engine(Protocol):
     identity: ModelIdentity  # the target's
 
     @property
-    def context(self) -> int | None:
-        """The target's longest context in tokens; None: limited only by memory."""
-        ...
-
-    @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property

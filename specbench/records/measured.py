@@ -366,13 +366,12 @@ class FailureRecord:
     pairing: Annotated[str, Doc("the pairing, or the target if the target itself failed")]
     workload: Annotated[str, Doc("the workload; empty if it is not about one")]
     stage: Annotated[
-        Literal["load", "prompts", "warm_up", "decode"],
-        Doc("`load`, `prompts`, `warm_up` or `decode`"),
+        Literal["load", "warm_up", "decode"],
+        Doc("`load`, `warm_up` or `decode`"),
     ]
     reason: Annotated[str, Doc("the first line of the error")]
     # The cells that were not measured; a later block with one of them replaces the failure.
     cell_ids: tuple[str, ...] = field(default=(), compare=False)
-    num_prompts: Annotated[int, Doc("prompts of the workload that are left out", "prompts")] = 0
     ended_process: bool = False  # the device was lost: a resumed run tries it once more
 
 

@@ -108,7 +108,8 @@ class RunRecord:
     warnings: tuple[Reason, ...] = ()
     busy: tuple[Reason, ...] = ()  # signs at its start that the machine was busy
     pairing_sha256: Mapping[str, str] = field(default_factory=dict)  # of their entries in the file
-    workload_prompts: Mapping[str, int] = field(default_factory=dict)  # in the file, used or not
+    # By target and workload: prompts that fit the target, used or not.
+    workload_prompts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # By workload with request settings: a hash of them.
     settings_sha256: Mapping[str, str] = field(default_factory=dict)
     earlier: EarlierRuns | None = None  # None: fewer than two

@@ -120,15 +120,7 @@ def is_cut_short(run: RunRecord, cell: CellSummary) -> bool:
 
 def num_usable(stored: StoredRun, condition: Condition) -> int | None:
     """How many prompts of a workload fit the target; None if the run does not record it."""
-    in_file = stored.run.workload_prompts.get(condition.workload)
-    if in_file is None:
-        return None
-    too_long = (
-        failure.num_prompts
-        for failure in stored.failures
-        if (failure.pairing, failure.workload) == (condition.target, condition.workload)
-    )
-    return in_file - sum(too_long)
+    return stored.run.workload_prompts.get(condition.target, {}).get(condition.workload)
 
 
 @no_collection()

@@ -23,7 +23,6 @@ _COUNTS: Mapping[str, Callable[[int], str]] = {
 }
 _STAGES = {
     "load": "failed while loading",
-    "prompts": "left out",
     "warm_up": "failed while warming up",
     "decode": "failed while decoding",
 }

@@ -34,7 +34,7 @@ from specbench.records import (
 )
 from specbench.untrusted import parse_json
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

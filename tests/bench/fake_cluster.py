@@ -68,7 +68,7 @@ class FakeCluster:
             left = None if left is None else left - 1
             if isinstance(message, NodeInfo) and node in self._cpus:
                 environment = replace(message.environment, cpu=self._cpus[node])
-                message = NodeInfo(environment, message.dtypes)
+                message = NodeInfo(environment, message.plans)
             self.messages.append(message)
             self._events.put(TaskEvent(number, message))
 

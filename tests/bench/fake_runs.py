@@ -11,7 +11,7 @@ from specbench.bench.benchmark import plan_warnings
 from specbench.bench.budget import Deadline
 from specbench.bench.limits import MemoryMeter
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import plan_targets
+from specbench.bench.planning import plan_run
 from specbench.bench.target import TargetRun
 from specbench.bench.traces import Trace
 from specbench.inputs.config import load_pairings
@@ -97,8 +97,8 @@ def make_plan(
         workload = write_prompts(folder / "own.jsonl", prompts)
         settings = changed(settings, workloads=(workload,))
     pairings: tuple[Pairing, ...] = load_pairings(pairings_file).select(settings.workload.pairings)
-    (plan,) = plan_targets(settings, pairings, lambda _: dtype)
-    return replace(plan, depths=depths)
+    (plan,) = plan_run(settings, pairings).targets
+    return replace(plan, depths=depths, dtype=dtype)
 
 
 def with_rule(plan: TargetPlan, drafter: str) -> TargetPlan:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specbench.bench.expected_time import earlier_run
-from specbench.bench.planning import plan_targets
+from specbench.bench.planning import plan_run
 from specbench.fit.memory_plan import DeploymentSpec
 from specbench.inputs.config import load_pairings
 from specbench.metrics import earlier
@@ -70,7 +70,7 @@ def test_a_damaged_run_does_not_keep_from_planning(tiny, two, tmp_path):
     records.write_text("\n".join((first, second[: len(second) // 2], *rest)) + "\n")
     settings = settings_for(tiny, command="run", pairings=("tiny/draft",))
     pairings = load_pairings(tiny / "pairings.yaml").select(settings.workload.pairings)
-    (plan,) = plan_targets(settings, pairings, lambda _: "float32")
+    (plan,) = plan_run(settings, pairings).targets
     found = earlier_run(plan, DeploymentSpec(device="cpu"), tmp_path / "reports")
     assert found is not None
     assert found.run.run_id == ids[-2]

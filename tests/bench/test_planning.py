@@ -7,7 +7,7 @@ import pytest
 
 from specbench.bench.benchmark import plan_warnings
 from specbench.bench.plan import DEFAULT_K, TargetPlan
-from specbench.bench.planning import plan_targets
+from specbench.bench.planning import plan_run
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from specbench.records import DraftConfig, Kind
@@ -78,6 +78,21 @@ def test_the_default_k_holds_for_drafters_with_a_larger_limit(tmp_path: Path) ->
     assert ks_of(measured(UNSAID, tmp_path, good=9, bad=9), "bad") == {DEFAULT_K}
 
 
+@pytest.mark.parametrize(
+    ("requested", "drafter", "deepest", "k"),
+    [(5, "good", 9, 5), (None, "good", 2, 3), (None, "bad", 9, DEFAULT_K), (None, "bad", 2, 2)],
+)
+def test_k_falls_back_from_the_option_to_the_pairing_to_the_drafter(
+    requested: int | None, drafter: str, deepest: int, k: int, tmp_path: Path
+) -> None:
+    ks = None if requested is None else (requested,)
+    plan = make_plan(
+        tmp_path, changed(SETTINGS, num_speculative_tokens=ks), depths={drafter: deepest}
+    )
+    (pairing,) = [p for p in plan.pairings if p.drafter.name == drafter]
+    assert plan.ks(pairing) == (k,)
+
+
 def test_a_run_that_is_resumed_keeps_the_k_it_had(tmp_path: Path) -> None:
     before = measured(UNSAID, tmp_path, good=2, bad=2)
     again = measured(UNSAID, tmp_path, good=2, bad=2)
@@ -100,7 +115,7 @@ def planned(folder: Path, *engines: str, names: tuple[str, ...]) -> TargetPlan:
     (folder / "pairings.yaml").write_text(PAIRINGS)
     pairings = load_pairings(folder / "pairings.yaml").select(names)
     settings = settings_of(command="run", pairings=names, workloads=("chat",), engines=engines)
-    (plan,) = plan_targets(settings, pairings, lambda _: "float32")
+    (plan,) = plan_run(settings, pairings).targets
     return plan
 
 

@@ -1,15 +1,12 @@
 """Anything that cannot be measured is a stored result; everything else is still measured."""
 
-import re
-
 import pytest
 import torch
 
 from specbench.errors import CompatibilityError, ModelError, UsageError
 from specbench.records import FailureRecord
 from specbench.report.document import build_document
-from specbench.report.notes import notes
-from tests.bench.fake_runs import SETTINGS, make_plan, measure, measured
+from tests.bench.fake_runs import SETTINGS, measured
 from tests.bench.fakes import REFUSED, FakeEngine, RecordingWatch
 from tests.settings.flat_settings import changed
 
@@ -126,38 +123,6 @@ def test_a_turn_that_fails_fails_its_conversation_and_no_other(tmp_path):
     assert all(seen == [0, 1, 2] for seen in turns.values())
 
 
-def test_prompts_longer_than_the_context_are_omitted_and_listed(tmp_path):
-    # "user: ...\n" and 128 new tokens at most: 535 of p0, 435 of p3.
-    plan = make_plan(tmp_path, SETTINGS, ["x" * 400, "short", "brief", "y" * 300])
-    watch = RecordingWatch()
-    run = measure(plan, FakeEngine(context=300), tmp_path, watch)
-
-    assert {block.prompt_id for block in run.blocks} == {"p1", "p2"}
-    assert failed_of(run) == []
-    assert {cell.metrics["num_failed"] for cell in build_document(run).cells} == {0}
-    (failure,) = run.failures
-    assert (failure.pairing, failure.workload, failure.stage) == ("big", "own.jsonl", "prompts")
-    assert failure.num_prompts == 2
-    for value in ("2 of 4", "128 tokens", "'p0'", "535", "300", "--max-new-tokens"):
-        assert value in failure.reason
-    assert f"own.jsonl: left out: {failure.reason}" in watch.warnings
-    assert notes(build_document(run))["Not measured"] == [
-        f"big, own.jsonl: left out: {failure.reason}"
-    ]
-    # A resumed run leaves out the same K and reports it once.
-    again = measure(plan, FakeEngine(context=300), tmp_path)
-    assert again.failures == run.failures
-    assert len(again.blocks) == len(run.blocks)
-
-
-@pytest.mark.parametrize(("context", "expected"), [(290, {"p0", "p1"}), (289, {"p0"})])
-def test_all_turns_of_a_conversation_count_with_answers_of_full_length(tmp_path, context, expected):
-    # "user: Hi\n", "assistant: \n", "user: Ho\n": 30 tokens, and two answers of 130.
-    settings = changed(SETTINGS, max_new_tokens=130)
-    run = measured(tmp_path, settings, ["Hello", ["Hi", "Ho"]], FakeEngine(context=context))
-    assert {block.prompt_id for block in run.blocks} == expected
-
-
 def test_a_context_too_short_for_every_prompt_fails_the_target_once(tmp_path):
     run = measured(tmp_path, engine=FakeEngine(context=20))
     (failure,) = run.failures
@@ -166,25 +131,9 @@ def test_a_context_too_short_for_every_prompt_fails_the_target_once(tmp_path):
     assert run.blocks == ()
 
 
-def test_a_prompt_that_the_chat_template_refuses_is_left_out_by_name(tmp_path):
-    run = measured(tmp_path, SETTINGS, [REFUSED, "Hello", "x" * 400], FakeEngine(context=300))
-    assert failed_of(run) == []
-    assert {block.prompt_id for block in run.blocks} == {"p1"}
-    refused, long = run.failures
-    assert [failure.num_prompts for failure in (refused, long)] == [1, 1]
-    assert re.search(r"1 of 3 prompts: .*own\.jsonl, prompt 'p0': .*fake .*: no", refused.reason)
-    assert "'p2'" in long.reason
-
-
 def test_a_second_turn_that_the_template_refuses_fails_by_name(tmp_path):
     run = measured(tmp_path, SETTINGS, [["Hello", REFUSED]])
     assert {request.error.split(":")[0] for request in failed_of(run)} == {"own.jsonl, prompt p0"}
-
-
-def test_a_template_that_refuses_every_prompt_is_a_single_failure(tmp_path):
-    run = measured(tmp_path, SETTINGS, [REFUSED, REFUSED + "!"])
-    assert [(f.pairing, f.stage) for f in run.failures] == [("big", "warm_up")]
-    assert run.is_failed
 
 
 def test_an_internal_error_in_the_engine_is_raised(tmp_path):

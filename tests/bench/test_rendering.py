@@ -4,13 +4,14 @@ import json
 import shutil
 import subprocess
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from specbench.bench.planning import fit_warnings, plan_targets, without_refused_prompts
-from specbench.bench.rendering import prompt_tokens, rendered
+from specbench.bench.planning import fit_warnings, narrowed, plan_run
+from specbench.bench.rendering import Candidates, prompt_tokens, rendered, rendered_elsewhere
 from specbench.engines.served_engine import conversation_fields
 from specbench.errors import WorkloadError
 from specbench.inputs.workloads import Workload
@@ -61,7 +62,7 @@ def workload_of(plan) -> Workload:
 def test_only_as_many_prompts_are_rendered_as_a_run_may_use(strict):
     tokenizer = ChatTokenizer(str(strict / "target"), revision=None, trust_remote_code=False)
     prompts = workload_of(plan_of(strict, strict / "rows.jsonl")).prompts
-    found = rendered(tokenizer, reversed(prompts), 2)
+    found = rendered(tokenizer, Candidates(prompts[::-1], wanted=2, most=inf, answer=0))
     assert list(found) == ["system", "p5", "p4"]
     assert "the user comes first" in str(found["system"])
     assert found["p5"] == len(tokenizer.prompt_ids(prompts[5].turns[0]))
@@ -82,7 +83,9 @@ def test_answers_are_empty_between_turns_unless_they_are_recorded():
 
 
 def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
-    planned = workload_of(without_refused_prompts(plan_of(strict, strict / "rows.jsonl")))
+    planned = workload_of(
+        narrowed(plan_of(strict, strict / "rows.jsonl"), render=rendered_elsewhere)
+    )
     assert [prompt.id for prompt in planned.prompts] == [f"p{i}" for i in range(6)]
     assert any("'system'" in note for note in planned.notes)
     settings = settings_for(
@@ -97,8 +100,7 @@ def test_a_plan_leaves_out_refused_prompts_as_its_run_does(strict, tmp_path):
     assert {r.prompt_id for block in stored.blocks for r in block.requests} == {
         prompt.id for prompt in planned.prompts
     }
-    (failure,) = stored.failures
-    assert (failure.stage, failure.num_prompts) == ("prompts", 1)
+    assert {Kind.NOTE(text=note) for note in planned.notes} <= {*stored.run.warnings}
 
 
 def test_prompts_that_confirm_are_rendered_too(strict, tmp_path):
@@ -110,7 +112,7 @@ def test_prompts_that_confirm_are_rendered_too(strict, tmp_path):
         for row in ROWS
     ]
     other = workload_of(plan_of(strict, write_rows(tmp_path / "rows.jsonl", rows)))
-    planned = without_refused_prompts(replace(plan, workloads=(other,)))
+    planned = narrowed(replace(plan, workloads=(other,)), render=rendered_elsewhere)
     kept = {prompt.id for prompt in workload_of(planned).prompts}
     assert {row["id"] for row in ROWS} - kept == {fifth.id}
 
@@ -121,7 +123,8 @@ def test_all_workloads_are_rendered_in_one_process(strict, monkeypatch):
     started = []
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: started.append(a) or run(*a, **k))
-    planned = without_refused_prompts(replace(plan, workloads=(*plan.workloads, second)))
+    both = replace(plan, workloads=(*plan.workloads, second))
+    planned = narrowed(both, render=rendered_elsewhere)
     assert [len(workload.prompts) for workload in planned.workloads] == [6, 6]
     assert len(started) == 1
 
@@ -130,14 +133,14 @@ def test_a_server_is_not_sent_what_its_template_refuses(strict):
     plan = plan_of(strict, strict / "rows.jsonl")
     settings = changed(plan.settings, engines=("vllm",), num_prompts=7)
     pairings = tuple(replace(pairing, target=plan.target) for pairing in plan.pairings)
-    (planned,) = plan_targets(settings, pairings, lambda _: "float32")
+    (planned,) = plan_run(settings, pairings).targets
     assert "system" not in {prompt.id for prompt in workload_of(planned).prompts}
 
 
 def test_a_workload_whose_prompts_are_all_refused_cannot_be_planned(strict, tmp_path):
     rows = write_rows(tmp_path / "all.jsonl", [ROWS[-1]])
     with pytest.raises(WorkloadError, match="the user comes first"):
-        without_refused_prompts(plan_of(strict, rows))
+        narrowed(plan_of(strict, rows), render=rendered_elsewhere)
 
 
 def test_texts_with_tokens_of_the_template_are_warned_of(strict, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from specbench.bench import cluster as cluster_run
 from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.cluster import MAX_ATTEMPTS, ClusterScheduler, select_nodes
+from specbench.bench.planning import RunPlan
 from specbench.decode.launcher import Launcher
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.records import FailureRecord, RunRecord
@@ -20,6 +21,11 @@ from tests.bench.fakes import Interrupted, RecordingWatch, stop_after
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 from tests.settings.flat_settings import changed, settings_of
 from tests.stored_work import work_of
+
+
+def no_targets(settings):
+    """A plan of no target, for nodes that only state their hardware."""
+    return RunPlan(settings=settings, targets=(), running=())
 
 
 def failure(text):
@@ -72,7 +78,7 @@ def spread_over(cluster, tmp_path, engines):
     """The stored reasons, and the watch."""
     watch = RecordingWatch()
     settings = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
-    spread = ClusterScheduler(cluster, settings, (), watch)
+    spread = ClusterScheduler(cluster, no_targets(settings), watch)
     run = RunRecord(
         schema_version=SCHEMA_VERSION,
         run_id=RUN_ID,
@@ -163,7 +169,9 @@ SERVED = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
 def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named():
     watch = RecordingWatch()
     cpus = {"a": "an old one", "b": "fast", "c": "an old one"}
-    nodes = select_nodes(FakeCluster({"a": 1, "b": 3, "c": 1}, cpus=cpus), SERVED, (), watch)
+    nodes = select_nodes(
+        FakeCluster({"a": 1, "b": 3, "c": 1}, cpus=cpus), no_targets(SERVED), watch
+    )
     assert list(nodes) == ["b"]
     assert (nodes["b"].environment.node, nodes["b"].environment.cpu) == ("b", "fast")
     (warning,) = watch.warnings
@@ -174,11 +182,11 @@ def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named
 
 def test_a_run_without_a_usable_node_is_refused():
     watch = RecordingWatch()
-    settings = settings_of(pairings=("big/good",), workloads=(), device="cuda:99")
+    plan = no_targets(settings_of(pairings=("big/good",), workloads=(), device="cuda:99"))
     with pytest.raises(UsageError, match=r"--ray.*node a.*--device cuda:99"):
-        select_nodes(FakeCluster({"a": 1}), settings, (), watch)
+        select_nodes(FakeCluster({"a": 1}), plan, watch)
     with pytest.raises(UsageError, match="no node of"):
-        select_nodes(FakeCluster({}), settings, (), watch)
+        select_nodes(FakeCluster({}), plan, watch)
 
 
 TWIN = """\
@@ -217,6 +225,8 @@ def blocks_of(stored):
 def test_a_run_on_two_nodes_resumes_to_the_result_of_one_machine(targets):
     there = targets.run(cluster=FakeCluster({"a": 1, "b": 1}))
     assert work_of(there, purpose="explore") == work_of(targets.here, purpose="explore")
+    assert there.run.cells == targets.here.run.cells  # narrowed by a node, with its dtype
+    assert {cell.key.condition.dtype for cell in there.run.cells} == {"float32"}
     assert there.is_complete
     by_target = {
         target: {b.node for b in there.blocks if target in b.order[0]}

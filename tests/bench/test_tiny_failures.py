@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import shutil
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from transformers import Mamba2Config, Mamba2ForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from specbench.bench.benchmark import run_benchmark
+from specbench.bench.planning import plan_run
 from specbench.bench.this_process import prepare_device
 from specbench.cli.measure import require_complete
 from specbench.errors import UsageError, WorkloadError
@@ -68,7 +68,7 @@ targets:
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
     for name in ("gone-target", "gone-draft"):  # after pairings.yaml was checked
         shutil.rmtree(folder / name)
-    return run_benchmark(settings, pairings, folder / "reports", RecordingWatch())
+    return run_benchmark(plan_run(settings, pairings), folder / "reports", RecordingWatch())
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_every_drafter_fails_with_a_way_out_if_triton_refuses_the_users_choice(
     assert all("--attention-backend torch" in failure.reason for failure in run.failures)
 
 
-@pytest.mark.parametrize(("characters", "is_planned"), [(249, False), (248, True)])
+@pytest.mark.parametrize("characters", [249, 248])
 def test_a_prompt_longer_than_the_context_is_omitted_without_a_failure(
-    tiny, tmp_path, monkeypatch, characters, is_planned
+    tiny, tmp_path, monkeypatch, characters
 ):
     """A token per character, 8 of the answer: 248 fit into 256 before the template is added."""
     logged = []
@@ -136,30 +136,25 @@ def test_a_prompt_longer_than_the_context_is_omitted_without_a_failure(
     run = run_on(tiny, settings, tmp_path)
     requests = [r for block in run.blocks for r in block.requests]
     assert {(r.prompt_id, r.finish_reason == "failed") for r in requests} == {("p1", False)}
-    warned = map(text, run.run.warnings)
-    (reason,) = [f.reason for f in run.failures] or [line for line in warned if "'p0'" in line]
+    (reason,) = [line for line in map(text, run.run.warnings) if "'p0'" in line]
     assert "1 of 2 prompts" in reason
     assert "256" in reason
-    assert [(f.stage, f.num_prompts) for f in run.failures] == [("prompts", 1)] * is_planned
-    assert {cell.num_prompts for cell in run.run.cells} == {1 + is_planned}
-    assert run.run.workload_prompts == {"long.jsonl": 1 + is_planned}
+    assert run.failures == ()
+    assert {cell.num_prompts for cell in run.run.cells} == {1}
+    assert run.run.workload_prompts == {"tiny": {"long.jsonl": 1}}
     require_complete(build_document(run))  # it is not an incomplete run
     assert "maximum sequence length" not in str(logged)  # transformers has nothing to add
 
 
-def test_prompts_that_are_all_longer_than_the_context_are_refused_before_a_run(tiny, tmp_path):
-    prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 300, "y" * 301])
+@pytest.mark.parametrize("characters", [300, 247], ids=["alone", "with their template"])
+def test_prompts_that_are_all_longer_than_the_context_are_refused_before_a_run(
+    tiny, tmp_path, characters
+):
+    prompts = write_prompts(tmp_path / "long.jsonl", ["x" * characters, "y" * (characters + 1)])
     settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
     with pytest.raises(WorkloadError, match=r"long\.jsonl.*2 of 2 prompts.*256"):
         run_on(tiny, settings, tmp_path / "reports")
     assert not (tmp_path / "reports").exists()
-
-
-def test_prompts_all_too_long_with_their_template_are_an_error(tiny, tmp_path):
-    prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 248, "y" * 247])
-    settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
-    (failure,) = run_on(tiny, settings, tmp_path).failures
-    assert re.search("context .*256; .*shorter prompts", failure.reason)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:99", "mps", ""])

@@ -39,7 +39,7 @@ def requests_of(run, temperature: float):
 
 @pytest.mark.slow
 def test_a_run_keeps_how_many_prompts_its_workloads_have(run):
-    assert run.run.workload_prompts == {"talk.jsonl": 2}
+    assert run.run.workload_prompts == {"tiny": {"talk.jsonl": 2}}
 
 
 @pytest.mark.slow

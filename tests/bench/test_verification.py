@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specbench.bench import verification
+from specbench.bench.planning import plan_run
 from specbench.bench.sharding import ALL, Shard, run_sharded
 from specbench.bench.verification import _collect, _num_processes
 from specbench.errors import DeviceError, ModelError
@@ -45,11 +46,9 @@ def test_verification_shards_together_equal_a_single_process(
     pairings: tuple[Pairing, ...], tmp_path: Path
 ) -> None:
     watch = RecordingWatch()
-    whole = _collect(settings(tmp_path), pairings, 100, None, 4, ALL, watch)
-    shares = [
-        _collect(settings(tmp_path), pairings, 100, None, 4, Shard(first, 2), watch)
-        for first in (0, 1)
-    ]
+    plans = plan_run(settings(tmp_path), pairings).targets
+    whole = _collect(plans, 100, None, 4, ALL, watch)
+    shares = [_collect(plans, 100, None, 4, Shard(first, 2), watch) for first in (0, 1)]
 
     assert [each.subject.pairing for each in whole.values()] == [
         name for name in ("tiny", *(p.name for p in pairings)) for _ in (0.0, 0.7)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specbench.bench.benchmark import run_benchmark
+from specbench.bench.planning import plan_run
 from specbench.inputs.config import load_pairings
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import write_prompts
@@ -36,6 +37,5 @@ def settings_for(folder: Path, **changes) -> RunSettings:
 
 def run_on(folder: Path, settings: RunSettings, root: Path, watch=None, resume=None, cluster=None):
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
-    return run_benchmark(
-        settings, pairings, root, watch or RecordingWatch(), resume=resume, cluster=cluster
-    )
+    plan = plan_run(settings, pairings)
+    return run_benchmark(plan, root, watch or RecordingWatch(), resume=resume, cluster=cluster)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specbench.bench.planning import plan_targets
 from specbench.errors import UsageError
 from specbench.inputs.stored_targets import pairings_of
 from specbench.runs import load_run
@@ -111,13 +110,12 @@ def test_pair_measures_the_prompts_that_run_measures(
 ):
     planned = []
 
-    def plan_only(settings, pairings, *_: object, **__: object) -> None:
-        plans = plan_targets(settings, pairings, lambda _: "float32")
-        planned.append({(w.name, w.sha256) for plan in plans for w in plan.workloads})
+    def plan_only(plan, *_: object, **__: object) -> None:
+        planned.append({(w.name, w.sha256) for target in plan.targets for w in target.workloads})
         raise UsageError("planned")
 
     for module in ("measure", "pair"):  # the package has functions of these names
-        monkeypatch.setattr(sys.modules[f"specbench.cli.{module}"], "run_settings", plan_only)
+        monkeypatch.setattr(sys.modules[f"specbench.cli.{module}"], "run_planned", plan_only)
     options = ("--draft", "ngram", "-w", "code", "--max-new-tokens", "16", "--device", "cpu")
     for words in (("run", "--target", target), ("pair", target)):
         assert specbench(*words, *options, cwd=tiny).code == 2

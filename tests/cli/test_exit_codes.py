@@ -55,7 +55,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Stor
         measured = replace(load_run("made", tmp_path / "reports"), failures=stored.failures)
         for name in ("measure", "pair"):  # the package has functions of these names
             module = sys.modules[f"specbench.cli.{name}"]
-            monkeypatch.setattr(module, "run_settings", lambda *_, **__: measured)
+            monkeypatch.setattr(module, "run_planned", lambda *_, **__: measured)
         words = (
             (*MEASURING[command], "--device", "cpu") if command in MEASURING else READING[command]
         )

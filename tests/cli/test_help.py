@@ -6,7 +6,7 @@ from importlib.metadata import version
 import pytest
 from typer.main import get_command
 
-from specbench.bench.planning import plan_targets
+from specbench.bench.planning import plan_run
 from specbench.cli import app, prepare_arguments
 from specbench.cli.measure import over_budget
 from specbench.gate.check import default_tolerances
@@ -101,7 +101,7 @@ def test_options_of_servers_are_in_the_help_of_a_server(command, words, has_them
 @pytest.mark.parametrize(("command", "forecast"), [("pair", True), ("run", True), ("run", False)])
 def test_help_states_how_many_prompts_are_measured(command, forecast, tmp_path):
     settings = replace(RunSettings.unset(), forecasting=ForecastSettings(forecast=forecast))
-    (plan,) = plan_targets(settings, load_pairings().select(["demo/draft"]), lambda _: "float32")
+    (plan,) = plan_run(settings, load_pairings().select(["demo/draft"])).targets
     num_measured = len(plan.measured(plan.workloads[0]))
     text = " ".join(specbench(command, "--help", cwd=tmp_path).out.split())
     (default,) = re.findall("--num-prompts N .*? Default: (.*?);", text)

@@ -4,17 +4,14 @@ import re
 from contextlib import chdir, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from specbench.bench.generation import Generation, WatchedRound
-from specbench.cli.inspect_rounds import _k, _RoundPrinter, summary
+from specbench.cli.inspect_rounds import _RoundPrinter, summary
 from specbench.inputs.config import load_pairings
 from specbench.settings import (
     DecoderSettings,
-    DraftSettings,
     MachineSettings,
     RunSettings,
     SamplingSettings,
@@ -87,24 +84,6 @@ def test_a_part_of_a_character_is_shown_as_its_token(monkeypatch: pytest.MonkeyP
         show(WatchedRound(0, (), (), 7), in_halves)
         show(WatchedRound(1, (8,), (), None), in_halves)
     assert out.getvalue().splitlines()[1:] == ["prefill: ='<7>'", "round 1, 1 of 1 accepted: +'é'"]
-
-
-@pytest.mark.parametrize(
-    ("requested_k", "pairing_k", "deepest", "k"),
-    [(3, 5, 9, 3), (None, 5, 3, 5), (None, None, None, 4), (None, None, 9, 4), (None, None, 2, 2)],
-)
-def test_k_falls_back_from_the_option_to_the_pairing_to_the_drafter(
-    requested_k: int | None,
-    pairing_k: int | None,
-    deepest: int | None,
-    k: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("specbench.bench.planning.deepest", lambda *_, **__: deepest)
-    ks = None if requested_k is None else (requested_k,)
-    settings: Any = SimpleNamespace(draft=DraftSettings(num_speculative_tokens=ks))
-    pairing: Any = SimpleNamespace(drafter=SimpleNamespace(num_speculative_tokens=pairing_k))
-    assert _k(settings, pairing) == k
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_skipped_rows_are_reported_in_the_plan_the_run_and_its_record(tiny, tmp_
     assert NOTE in ran.err
     stored = load_run("latest", tmp_path / "reports").run
     assert stored.warnings == (Kind.NOTE(text=warning["text"]),)
-    assert stored.workload_prompts == {"ShareGPT.json": 2}
+    assert stored.workload_prompts == {"tiny": {"ShareGPT.json": 2}}
 
 
 def test_a_resumed_run_keeps_its_prompt_field(tiny, tmp_path):

@@ -66,7 +66,7 @@ def stored_run(wish: Wish) -> StoredRun:
                 seed=7,
             ),
             workload_sha256={name: "ef" * 32 for name in wish.workloads},
-            workload_prompts=dict.fromkeys(wish.workloads, 40),
+            workload_prompts={wish.target: dict.fromkeys(wish.workloads, 40)},
             cells=tuple(
                 CellPlan(key=key, num_prompts=wish.num_prompts, num_repeats=1)
                 for workload in wish.workloads

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from specbench.cli.measure import require_complete
-from specbench.records import FailureRecord, Kind, RunRecord
+from specbench.records import Kind, RunRecord
 from specbench.report.document import Document, build_document, num_usable
 from specbench.report.notes import run_warnings
 from specbench.runs import StoredRun
@@ -210,20 +210,11 @@ def test_the_longest_context_is_prompt_and_output_together(cpu_document: Documen
     assert cpu_document.longest_context == {"demo": 40 + NUM_TOKENS}
 
 
-def test_prompts_too_long_for_the_context_do_not_count_as_available() -> None:
+def test_prompts_that_another_target_can_use_do_not_count_as_available() -> None:
     stored = stored_run(SMALL)
     condition = stored.run.cells[0].key.condition
-    number = {condition.workload: 10}
+    number = {"another": {condition.workload: 10}, condition.target: {condition.workload: 6}}
     stored = replace(stored, run=replace(stored.run, workload_prompts=number))
-    long = FailureRecord(
-        pairing=condition.target,
-        workload=condition.workload,
-        stage="prompts",
-        reason="too long",
-        num_prompts=4,
-    )
-    foreign = replace(long, pairing="another", num_prompts=3)
-    assert num_usable(stored, condition) == 10
-    assert num_usable(replace(stored, failures=(long, foreign)), condition) == 6
+    assert num_usable(stored, condition) == 6
     unsaid = replace(stored, run=replace(stored.run, workload_prompts={}))
     assert num_usable(unsaid, condition) is None

@@ -6,7 +6,7 @@ Torch is imported only after the last server has stopped, and only if the target
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from specbench.bench.blocks import Cell, interleaved, request_seed
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import plan_targets, requested_dtype, require_verifiable
+from specbench.bench.planning import RunPlan
 from specbench.bench.served.host import Host, host_of, require_startable
-from specbench.bench.served.running import ServerHandle, running_servers, server_warnings
+from specbench.bench.served.running import ServerHandle, server_warnings
 from specbench.bench.served.sessions import UP, Answers, Session, cycle_of, request_of, served_cells
 from specbench.bench.units import Reporter
 from specbench.errors import ServerError, SpecbenchError, UsageError, first_line
-from specbench.inputs.pairing import Pairing
 from specbench.records import DraftConfig, Prompt, Request, Sampling
 from specbench.servers.response import StreamedResponse
-from specbench.settings import BUILTIN, SERVED, RunSettings
 from specbench.verify.evidence import (
     CONTROL,
     BaselineSample,
@@ -223,50 +221,46 @@ def _text(running: ServerHandle, turn: _TurnRef, answer: StreamedResponse) -> Se
 
 
 def collect_served_evidence(
-    settings: RunSettings,
-    pairings: Sequence[Pairing],
-    reporter: Reporter,
-    *,
-    num_tokens: int,
-    concurrency: int,
+    plan: RunPlan, reporter: Reporter, *, num_tokens: int, concurrency: int
 ) -> list[Evidence]:
-    """Evidence for every pairing at every K and temperature of each serving engine, K = 0 first.
+    """Evidence for every planned pairing, K and temperature of each serving engine, K = 0 first.
 
-    Raises UsageError and WorkloadError before a server is started; a server that fails gives
-    FailedEvidence.
+    Raises UsageError before a server is started; a server that fails gives FailedEvidence.
     """
-    load = settings.load
-    served = tuple(engine for engine in load.engines if engine in SERVED)
-    lossy = [pairing.name for pairing in pairings if pairing.drafter.lossy]
-    if lossy and BUILTIN in load.engines:
-        reporter.warn(f"{', '.join(lossy)}: only the built-in decoder has the lossy rule")
-        pairings = [pairing for pairing in pairings if not pairing.drafter.lossy]
-    settings = replace(settings, load=replace(load, engines=served, concurrency=(concurrency,)))
-    running = running_servers(settings, pairings[0].target)
+    running = plan.running
     if running and all(server.address.k for server in running):
         raise UsageError(
             "verify compares servers with one without speculation; add it with --base-url, such "
             "as --base-url http://localhost:8000#k=0"
         )
-    dtype_of = partial(requested_dtype, settings)
-    plans = plan_targets(settings, pairings, dtype_of, running=running)
-    require_verifiable(plans)
+    if lossy := [pairing.name for pairing in plan.pairings if pairing.drafter.lossy]:
+        reporter.warn(f"{', '.join(lossy)}: only the built-in decoder has the lossy rule")
+    plans = list(_served_parts(plan, concurrency))
     if not running:
         require_startable(plans)
-    for warning in server_warnings(running, settings.load.engines[0], plans[0].target):
+    for warning in server_warnings(running, plans[0].served[0], plans[0].target):
         reporter.warn(text(warning))
     evidence: list[Evidence] = []
-    for plan in plans:
-        for note in plan.left_out:
+    for part in plans:
+        for note in part.left_out:
             reporter.warn(text(note))
-        for engine in plan.served:
+        for engine in part.served:
             with TemporaryDirectory(prefix="specbench-") as folder:
                 addresses = [server.address for server in running]
-                host = host_of(plan, engine, addresses, Path(folder))
-                collector = OutputCollector(plan, engine, host, reporter, num_tokens, concurrency)
+                host = host_of(part, engine, addresses, Path(folder))
+                collector = OutputCollector(part, engine, host, reporter, num_tokens, concurrency)
                 outputs = collector.run()
             evidence += _OutputScoring(collector, outputs).evidence()
     return evidence
+
+
+def _served_parts(plan: RunPlan, concurrency: int) -> Iterator[TargetPlan]:
+    """The plans of the serving engines, without the lossy rules of the built-in decoder."""
+    for target in plan.targets:
+        load = replace(target.settings.load, engines=target.served, concurrency=(concurrency,))
+        if lossless := tuple(p for p in target.pairings if not p.drafter.lossy):
+            settings = replace(target.settings, load=load)
+            yield replace(target, pairings=lossless, settings=settings)
 
 
 class _OutputScoring:

@@ -5,6 +5,7 @@ import math
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +15,7 @@ import psutil
 from specbench.bench.benchmark import run_benchmark
 from specbench.bench.cluster import Cluster
 from specbench.bench.plan import TargetPlan
-from specbench.bench.planning import plan_targets
+from specbench.bench.planning import plan_run
 from specbench.bench.served import running as session
 from specbench.bench.served.running import RunningServer
 from specbench.inputs.address import Address
@@ -77,8 +78,8 @@ def plan_of(folder: Path, running_ks: tuple[int, ...] = (), **changes: Any) -> T
     settings = settings_for(folder, **changes)
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
     running = [server_at(k) for k in running_ks]
-    (plan,) = plan_targets(settings, pairings, lambda _: "float32", running=running)
-    return plan
+    (plan,) = plan_run(settings, pairings, running).targets
+    return replace(plan, dtype="float32")
 
 
 def measured(
@@ -95,8 +96,7 @@ def measured(
         patch.object(traffic, "PAUSE_S", math.inf),  # a busy machine's leave requests out
     ):
         return run_benchmark(
-            settings,
-            pairings,
+            plan_run(settings, pairings),
             folder / "runs",
             watch or RecordingWatch(),
             resume=resume,

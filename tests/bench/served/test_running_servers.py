@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from specbench.bench.blocks import request_seed
-from specbench.bench.planning import plan_targets
+from specbench.bench.planning import plan_run
 from specbench.bench.served import running as running_servers
 from specbench.bench.served.running import (
     ExternalServers,
@@ -57,7 +57,7 @@ def test_prompts_beyond_the_servers_context_are_skipped_at_every_k(tmp_path):
 
     def planned(context):
         running = [server_at(0, 10**6), server_at(2, context), server_at(4)]
-        (plan,) = plan_targets(settings, pairings, lambda _: "", running=running)
+        (plan,) = plan_run(settings, pairings, running).targets
         return {cell.num_prompts for cell in plan.cell_plans()}, [*plan.left_out]
 
     for context, num, expected in ((None, 2, "1 of 3"), (10**6, 2, "1 of 3"), (300, 1, "2 of 3")):

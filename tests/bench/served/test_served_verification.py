@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from specbench.bench.planning import plan_run
 from specbench.bench.served.verification import collect_served_evidence
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
@@ -131,7 +132,9 @@ def findings_of(
         file = tiny.folder / changes.pop("pairings_file", "pairings.yaml")
         pairings = load_pairings(file).select(("tiny/ngram",))
         return judge(
-            collect_served_evidence(settings, pairings, watch, num_tokens=NUM_TOKENS, concurrency=4)
+            collect_served_evidence(
+                plan_run(settings, pairings), watch, num_tokens=NUM_TOKENS, concurrency=4
+            )
         )
 
 
@@ -287,7 +290,7 @@ def test_verify_of_servers_needs_one_without_speculation(tiny: Tiny) -> None:
         pairings = load_pairings(tiny.folder / "pairings.yaml").select(("tiny/ngram",))
         with pytest.raises(UsageError, match="one without speculation"):
             collect_served_evidence(
-                settings, pairings, RecordingWatch(), num_tokens=100, concurrency=1
+                plan_run(settings, pairings), RecordingWatch(), num_tokens=100, concurrency=1
             )
 
 
