@@ -1,11 +1,13 @@
 """`specbench pair`: ranks the drafters of a target, each at its best K."""
 
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +24,7 @@ from specbench.cli.measure import (
     require_same_settings,
     run_settings,
 )
-from specbench.cli.preflight import require_device_and_out
+from specbench.cli.preflight import preflight, require_device_and_out
 from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
 from specbench.settings import (
     BUILTIN,
@@ -40,6 +42,7 @@ from specbench.settings.groups import (
     EngineArgs,
     EngineCommand,
     EnginePython,
+    EngineVariants,
     IgnoreRequestSettings,
     K,
     MaxNewTokens,
@@ -55,6 +58,7 @@ from specbench.settings.words import MAX_CONCURRENCY, parse_context
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from specbench.bench.plan import TargetPlan
     from specbench.cli.hardware import MachineSummary
     from specbench.files.model import ModelFiles
     from specbench.fit.candidates import CandidateList, DraftCandidate
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 2048
 LLAMA_CPP = "llama_cpp"
+GGUF_BUDGET_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +130,7 @@ class PairOptions:
     launch: EngineCommand = None
     engine_python: EnginePython = None
     engine_args: EngineArgs = ()
+    variants: EngineVariants = None
     context: Annotated[
         str,
         typer.Option("--plan-context", help="Tokens per request to plan memory for.", metavar="N"),
@@ -341,7 +347,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     named = [_gguf_drafter(word) for word in split(call.drafts or ())]
     places = {drafter.model.place for drafter in named if drafter.model}
     drafters = [d for d in found.drafters if d.model is None or d.model.place not in places]
-    types = spec_types(_llama_server(settings))
+    types = spec_types(_llama_server(settings, "--help"))
     lookups = [
         SkippedModel(source=f"--spec-type {name}", reason="specbench has no such method")
         for name in other_lookups(types)
@@ -359,15 +365,100 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     )
     candidates = tuple(_with_types(candidate, types) for candidate in prepared.candidates)
     prepared = replace(prepared, candidates=candidates)
-    if call.as_json:
-        facts = {name: gguf_json(file) for name, file in files.items()}
-        document = pair_document(prepared, machine) | {"files": facts}
-        options.print_json(document)
-    else:
+    facts = {name: gguf_json(file) for name, file in files.items()}
+    document = pair_document(prepared, machine) | {"files": facts}
+    if not call.as_json:
         print_gguf(files)
         print_prepared(prepared, machine)
     if not prepared.fitting:
+        if call.as_json:
+            options.print_json(document)
         raise CompatibilityError(f"no drafter fits {chosen.name}; see the reasons above")
+    if not call.dry_run:
+        _measure_gguf(prepared, settings, call, document)
+    elif call.as_json:
+        options.print_json(document)
+
+
+def _measure_gguf(
+    prepared: "CandidateList", settings: RunSettings, call: PairOptions, document: dict[str, Any]
+) -> None:
+    """Measures the drafters that fit on llama-server within the budget, and prints the command of
+    the winner."""
+    from specbench.bench.served.host import require_startable
+    from specbench.cli.export import measured_deployment
+    from specbench.cli.pair_tables import print_ranking, ranking_json
+    from specbench.decide.rank import rank
+    from specbench.engines.deployment import find_exporter
+    from specbench.export.winner import Selection, export_as_measured
+    from specbench.inputs.pairing import Pairing
+    from specbench.metrics.aggregate import aggregate_run
+    from specbench.report.document import build_document
+    from specbench.report.write import TEXTS, write_report
+    from specbench.words.answers import joined
+
+    pairings = tuple(Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting)
+    settings = of_pairings(settings, pairings)
+    plans = preflight(settings, pairings, call.runs_dir)
+    require_startable(plans)
+    settings = _fitted(settings, plans[0])
+    run = run_settings(settings, pairings, call.runs_dir)
+    require_measured(run)
+    measured = build_document(run)
+    ranked = rank(measured.decisions, measured.cells, (), aggregate_run(run))
+    paths = write_report([run], [measured], TEXTS, run.folder)
+    deployment, version = measured_deployment(
+        pairings, Selection(engine=LLAMA_CPP), str(run.folder), call.runs_dir
+    )
+    made = export_as_measured(find_exporter(LLAMA_CPP), deployment, version, "")
+    arguments = (*made.command[1:], *settings.servers.engine_args)
+    command = shlex.join(_llama_server(settings, *arguments))
+    is_undecided = deployment.is_undecided
+    if call.as_json:
+        more = {"run_id": run.run.run_id, "ranking": ranking_json(ranked)}
+        options.print_json(document | more | {"command": None if is_undecided else command})
+    else:
+        print_ranking(ranked, measured, paths)
+        if is_undecided:
+            typer.echo(f"undecided: {joined(made.basis)}; a longer --time-budget may decide")
+        else:
+            said = deployment.pairing.drafter.name if deployment.k else "do not speculate"
+            typer.echo(f"{said}: {joined(made.basis)}")
+            typer.echo(f"\n{command}")
+    require_complete(measured)
+    require_decided(is_undecided)
+
+
+def _fitted(settings: RunSettings, plan: "TargetPlan") -> RunSettings:
+    """The settings with the prompts that fit the budget, by a session that is timed first; prints
+    the minutes that this takes."""
+    from specbench.bench.served.sessions import cycle_of, served_cells
+    from specbench.bench.served.trial import try_session
+
+    budget_s = settings.effort.budget_s
+    if budget_s is None:
+        return settings
+    times = try_session(plan, LLAMA_CPP)
+    num = settings.effort.num_prompts
+    sessions = len([*cycle_of(served_cells(plan, LLAMA_CPP), 0)])
+    if num is None:
+        most = min(len(workload.prompts) // 2 for workload in plan.workloads)
+        num = times.num_prompts(budget_s, sessions, most)
+        settings = replace(settings, effort=replace(settings.effort, num_prompts=num))
+    least_s = times.least_s(num, sessions)
+    longest_s = times.longest_s(num, sessions)
+    typer.echo(
+        f"{plan.target.name}: a start takes {times.start_s:.1f} s, {num} prompts of each workload "
+        f"{num * times.prompt_s:.1f} s; about {min(longest_s, budget_s) / 60:.1f} minutes",
+        err=True,
+    )
+    if least_s > budget_s:
+        typer.echo(
+            f"too little time to decide: use --time-budget {ceil(least_s / 60)}m, or fewer -k, "
+            "--draft, -w or --max-new-tokens",
+            err=True,
+        )
+    return settings
 
 
 def _gguf_drafter(word: str) -> "DrafterSpec":
@@ -391,13 +482,13 @@ def _gguf_drafter(word: str) -> "DrafterSpec":
     return DrafterSpec(name=plain_name(word), method=method, model=spec)
 
 
-def _llama_server(settings: RunSettings) -> list[str]:
-    """The words that start llama-server, before its flags."""
+def _llama_server(settings: RunSettings, *arguments: str) -> list[str]:
+    """The command that starts llama-server with these arguments, at its default port."""
     from specbench.bench.served.host import command_line
 
     servers = settings.servers
     program = str(servers.engine_python or "llama-server")
-    return command_line(servers.launch, [program], [], port=0)
+    return command_line(servers.launch, [program], arguments, port=8080)
 
 
 def _with_types(candidate: "DraftCandidate", types: "Collection[str]") -> "DraftCandidate":
@@ -416,14 +507,20 @@ def _settings(call: PairOptions, engine: str) -> RunSettings:
     """The checked settings of the sweep."""
     if call.draft.adaptive or not any(call.draft.num_speculative_tokens or ()):
         raise UsageError("-k: ranking needs fixed K above 0, such as 1..8")
-    if engine == BUILTIN and (call.launch or call.engine_python or call.engine_args):
+    given = call.launch, call.engine_python, call.engine_args, call.variants
+    if engine == BUILTIN and any(given):
         raise UsageError(
-            "--engine-command, --engine-python and --engine-args start llama-server, for a TARGET "
-            "that is a GGUF file; leave them out, or measure a server with sweep-k --engine NAME"
+            "--engine-command, --engine-python, --engine-args and --variant start llama-server, "
+            "for a TARGET that is a GGUF file; leave them out, or measure a server with sweep-k "
+            "--engine NAME"
         )
+    budget_s = call.budget_s
+    if engine == LLAMA_CPP and budget_s is None:
+        budget_s = GGUF_BUDGET_S
     return checked(
         RunSettings.with_options(
             call,
+            budget_s=budget_s,
             command="sweep-k",
             pairings=(),
             concurrency=(call.concurrency,),

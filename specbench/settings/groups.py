@@ -186,6 +186,19 @@ EngineArgs = Annotated[
         placeholder="ARGS",
     ),
 ]
+EngineVariants = Annotated[  # by name: arguments added to `engine_args`; None: only those
+    Mapping[str, tuple[str, ...]] | None,
+    Option(
+        names=("--variant",),
+        is_repeated=True,
+        is_rare=True,
+        read=parse_variants,
+        help="A named set of further engine arguments, such as eager='--enforce-eager'. "
+        "Repeatable. Every K is measured with each; a single set is compared with none.",
+        shown=False,
+        placeholder="NAME=ARGS",
+    ),
+]
 Seed = Annotated[int, Option(is_rare=True, min=0, help="Seed for prompts, order and sampling.")]
 
 
@@ -510,19 +523,7 @@ class ServerSettings:
     launch: EngineCommand = None
     engine_python: EnginePython = None
     engine_args: EngineArgs = ()
-    variants: Annotated[  # by name: arguments added to `engine_args`; None: only those
-        Mapping[str, tuple[str, ...]] | None,
-        Option(
-            names=("--variant",),
-            is_repeated=True,
-            is_rare=True,
-            read=parse_variants,
-            help="A named set of further engine arguments, such as eager='--enforce-eager'. "
-            "Repeatable. Every K is measured with each; a single set is compared with none.",
-            shown=False,
-            placeholder="NAME=ARGS",
-        ),
-    ] = None
+    variants: EngineVariants = None
     engine_version: Annotated[
         str | None,
         Option(

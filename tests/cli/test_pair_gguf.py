@@ -254,8 +254,8 @@ def test_a_server_that_lists_no_types_refuses_no_method(tmp_path: Path) -> None:
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     blocks = [example for example in examples(ROOT / "docs" / "pair.md") if ".gguf" in example.text]
     commands = [words for block in blocks for words in block.commands]
-    assert {words[1] for words in commands} == {"pair", "sweep-k"}
+    assert {words[1] for words in commands} == {"pair"}
     for words in commands:
         for word in (word for word in words if word.endswith(".gguf")):
             write_gguf(tmp_path / word)
-        assert specbench(*words[1:], cwd=tmp_path).code == 0
+        assert specbench(*words[1:], "--dry-run", cwd=tmp_path).code == 0

@@ -14,19 +14,21 @@ def dropped(
     cells: Sequence[Cell], measured: Mapping[str, CellData], most_sessions: float
 ) -> frozenset[str]:
     """Ids of the cells to drop so that a cycle has at most `most_sessions`: the slowest starts, by
-    the mean log speedup of their cells. The fastest start with drafts always remains."""
+    the mean log speedup of their cells, and the K = 0 of a variant without others. The fastest
+    start with drafts always remains."""
     starts: dict[Start, list[Cell]] = {}
     for cell in cells:
         if cell.key.draft.k:
             starts.setdefault((cell.key.draft, cell.key.condition.variant), []).append(cell)
     slowest_first = sorted(starts.values(), key=lambda group: _mean_log_speedup(group, measured))
-    lost: set[str] = set()
+    left = list(cells)
     for group in slowest_first[:-1]:
-        left = [cell for cell in cells if cell.key.id not in lost]
         if len([*cycle_of(left, 0)]) <= most_sessions:
             break
-        lost |= {cell.key.id for cell in group}
-    return frozenset(lost)
+        left = [cell for cell in left if cell not in group]
+        variants = {cell.key.condition.variant for cell in left if cell.key.draft.k}
+        left = [cell for cell in left if cell.key.condition.variant in variants]
+    return frozenset(cell.key.id for cell in cells if cell not in left)
 
 
 def _mean_log_speedup(group: Sequence[Cell], measured: Mapping[str, CellData]) -> float:

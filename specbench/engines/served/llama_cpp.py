@@ -307,10 +307,10 @@ _HYBRIDS = (
 )
 
 
-def spec_types(program: Sequence[str]) -> frozenset[str]:
-    """The values of --spec-type in a llama-server's own help; empty if it prints none."""
+def spec_types(command: Sequence[str]) -> frozenset[str]:
+    """The values of --spec-type in the help that `llama-server --help` prints; empty if none."""
     try:
-        done = subprocess.run([*program, "--help"], capture_output=True, text=True, timeout=HELP_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HELP_S)
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
         return frozenset()
     listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", done.stdout)
