@@ -420,7 +420,7 @@ def _measure_gguf(
     else:
         print_ranking(ranked, measured, paths)
         if is_undecided:
-            typer.echo(f"undecided: {joined(made.basis)}; a longer --time-budget may decide")
+            typer.echo(f"{joined(made.basis)}; a longer --time-budget may decide")
         else:
             said = deployment.pairing.drafter.name if deployment.k else "do not speculate"
             typer.echo(f"{said}: {joined(made.basis)}")
