@@ -80,7 +80,8 @@ def prepare_gguf(
     plain = plan_gguf(file, None, TARGET_ONLY, setup)
     files, candidates = {target.name: file}, []
     for drafter in drafters:
-        plan = draft = None
+        plan: MemoryPlan | None = None
+        draft: GgufFile | None = None
         findings: list[FitFinding] = []
         try:
             if drafter.model is not None:
