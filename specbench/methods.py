@@ -261,7 +261,14 @@ class Kind(NamedTuple):
 
 def gguf_method(file: GgufFile) -> str:
     """The method that drafts with a GGUF file; llama.cpp and specbench use the same names."""
+    if file.is_mtp_head:
+        return "mtp"
     return file.architecture if file.architecture in METHODS else MODEL_METHOD
+
+
+def gguf_draftless(file: GgufFile) -> tuple[str, ...]:
+    """The methods by which llama.cpp drafts for a GGUF file without another file."""
+    return ("mtp", "ngram") if file.mtp_layers else ("ngram",)
 
 
 def kind_of(files: ModelFiles) -> Kind:

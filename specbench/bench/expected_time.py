@@ -13,7 +13,9 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.sessions import Session, cycle_of, requests_of, served_cells
 from specbench.engines.served_engine import find_served
 from specbench.errors import ModelError, StoreError
+from specbench.files.gguf import gguf_of
 from specbench.files.model import open_model
+from specbench.files.model_spec import ModelSpec
 from specbench.fit.memory_plan import DeploymentSpec, plan_target
 from specbench.records import Condition, ServerRecord
 from specbench.runs import StoredRun, load_run, runs_of
@@ -144,6 +146,7 @@ class SessionsEstimate:
     cycles: int
     is_open_ended: bool  # whether more cycles follow if the first ones are noisy
     session_s: float
+    budget_s: float | None
     is_measured: bool  # whether `session_s` is from earlier sessions
     detectable: float | None  # relative effect that 80% of such sweeps would detect
 
@@ -154,8 +157,10 @@ class SessionsEstimate:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the exploration; the confirmation of winners has as many cycles."""
-        return self.cycles * len(self.sessions) * self.session_s
+        """Seconds of the exploration; the confirmation of winners has as many cycles. A budget ends
+        both."""
+        explored_s = self.cycles * len(self.sessions) * self.session_s
+        return explored_s if self.budget_s is None else min(explored_s, self.budget_s)
 
 
 def estimate_sessions(
@@ -180,6 +185,7 @@ def estimate_sessions(
             cycles=plan.cycles,
             is_open_ended=plan.settings.servers.cycles is None,
             session_s=took_s or _guessed_s(plan, engine, sessions[0]),
+            budget_s=plan.settings.effort.budget_s,
             is_measured=took_s is not None,
             detectable=noise.detectable_effect(plan.cycles) if noise else None,
         )
@@ -190,10 +196,19 @@ def _guessed_s(plan: TargetPlan, engine: str, session: Session) -> float:
     return find_served(engine).PROPERTIES.start_s * (plan.running_ks is None) + requests_s
 
 
+def _served_token_s(model: ModelSpec) -> float:
+    """Seconds of a token: fewer for a GGUF file so small that a CPU reads it faster."""
+    if not model.is_gguf:
+        return 1 / TOKENS_PER_S
+    file = gguf_of(model)  # llama.cpp runs no Python between layers, as a CUDA graph does not
+    token_s = file.read_bytes / HOST_BYTES_PER_S + file.num_layers * _LAYER_S["cuda"]
+    return min(token_s, 1 / TOKENS_PER_S)
+
+
 def _requests_s(plan: TargetPlan, block: Block) -> float:
     """Seconds of the requests of a block, by its concurrency or its request rate."""
     at, num = block.condition, len(requests_of(plan, block))
-    each_s = plan.max_new_tokens(at.workload) / TOKENS_PER_S
+    each_s = plan.max_new_tokens(at.workload) * _served_token_s(plan.target.model)
     if at.request_rate is not None:
         return num / at.request_rate + each_s
     return num * each_s / at.concurrency

@@ -9,8 +9,9 @@ import torch
 
 from specbench.bench.blocks import Block, Cell, interleaved, with_baselines
 from specbench.bench.budget import Deadline, block_seconds
+from specbench.bench.extensions import Extensions
 from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
-from specbench.bench.pruning import BudgetPruner, Extensions
+from specbench.bench.pruning import BudgetPruner
 from specbench.bench.session import OpenTarget
 from specbench.bench.units import RunLoop
 from specbench.decide.recommend import by_question, choose, winners

@@ -6,7 +6,7 @@ Source: Karnin, Koren and Somekh 2013, Almost optimal exploration in multi-armed
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
 from statistics import fmean
@@ -15,62 +15,15 @@ import numpy as np
 
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import EXPLORE_SHARE, Deadline, block_seconds
+from specbench.bench.extensions import Extensions
 from specbench.bench.session import OpenTarget
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode
 from specbench.models.library_errors import EXPECTED_ERRORS
-from specbench.records import NO_DRAFTER, BlockRecord, Condition, ExtensionRecord, lengths
-from specbench.records.provenance import ExtensionKind
-from specbench.runs import RunStore
+from specbench.records import NO_DRAFTER, BlockRecord, Condition, lengths
 from specbench.stats.intervals import interval, speedup_ratio
 from specbench.stats.spread import MIN_UNITS
-
-
-class Extensions:
-    """Decisions about the cells of drafters that are loaded together."""
-
-    def __init__(self, store: RunStore, drafters: frozenset[str]) -> None:
-        self._store = store
-        self._drafters = tuple(sorted(drafters))
-        stored = (e for e in store.stored.extensions if e.drafters == self._drafters)
-        self._taken = {(e.kind, e.question, e.num_prompts): e.cell_ids for e in stored}
-
-    def is_taken(
-        self, kind: ExtensionKind, question: Cell | None = None, num_prompts: int = 0
-    ) -> bool:
-        return (kind, _id_of(question), num_prompts) in self._taken
-
-    def take(
-        self,
-        kind: ExtensionKind,
-        decide: Callable[[], frozenset[str] | None],
-        question: Cell | None = None,
-        num_prompts: int = 0,
-    ) -> frozenset[str]:
-        """The cells of a recorded decision, or else those of `decide`, which are then recorded.
-
-        If `decide` returns None, it is too early to decide, and nothing is recorded.
-        """
-        key = kind, _id_of(question), num_prompts
-        if key not in self._taken:
-            decided = decide()
-            if decided is None:
-                return frozenset()
-            record = ExtensionRecord(
-                kind=kind,
-                question=_id_of(question),
-                drafters=self._drafters,
-                num_prompts=num_prompts,
-                cell_ids=tuple(sorted(decided)),
-            )
-            self._store.append(record)
-            self._taken[key] = record.cell_ids
-        return frozenset(self._taken[key])
-
-
-def _id_of(question: Cell | None) -> str:
-    return question.key.id if question else ""
 
 
 class BudgetPruner:

@@ -203,7 +203,7 @@ def export(
             basis=(Kind.BY_HAND(),),
         )
     else:
-        deployment, measured_version = _measured(chosen, selection, run, runs_dir)
+        deployment, measured_version = measured_deployment(chosen, selection, run, runs_dir)
     if simulate_acceptance is not None:
         acceptance = read_acceptance(parse_acceptance(simulate_acceptance)).rates
         if deployment.is_tiered and isinstance(acceptance, Mapping):
@@ -296,7 +296,7 @@ def _print_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
     raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 
-def _measured(
+def measured_deployment(
     chosen: "tuple[Pairing, ...]", selection: "Selection", run: str | None, runs_dir: Path
 ) -> "tuple[Deployment, str | None]":
     """The winner, and the version of the exported engine if the run measured it."""

@@ -1,10 +1,13 @@
 """`specbench pair`: ranks the drafters of a target, each at its best K."""
 
 import os
+import shlex
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,9 +24,10 @@ from specbench.cli.measure import (
     require_same_settings,
     run_planned,
 )
-from specbench.cli.preflight import require_device_and_out
-from specbench.errors import CompatibilityError, UsageError, WorkloadError
+from specbench.cli.preflight import preflight, require_device_and_out
+from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
 from specbench.settings import (
+    BUILTIN,
     EXPORTED,
     DraftSettings,
     ForecastSettings,
@@ -35,6 +39,10 @@ from specbench.settings.groups import (
     ENOUGH_PROMPTS,
     PROMPTS,
     BudgetS,
+    EngineArgs,
+    EngineCommand,
+    EnginePython,
+    EngineVariants,
     IgnoreRequestSettings,
     K,
     MaxNewTokens,
@@ -48,8 +56,9 @@ from specbench.settings.groups import (
 from specbench.settings.words import MAX_CONCURRENCY, parse_context
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from specbench.bench.plan import TargetPlan
     from specbench.cli.hardware import MachineSummary
     from specbench.files.model import ModelFiles
     from specbench.fit.candidates import CandidateList, DraftCandidate
@@ -59,6 +68,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_CONTEXT = 2048
+LLAMA_CPP = "llama_cpp"
+GGUF_BUDGET_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +127,10 @@ class PairOptions:
     concurrency: Annotated[
         int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")
     ] = 1
+    launch: EngineCommand = None
+    engine_python: EnginePython = None
+    engine_args: EngineArgs = ()
+    variants: EngineVariants = None
     context: Annotated[
         str,
         typer.Option("--plan-context", help="Tokens per request to plan memory for.", metavar="N"),
@@ -261,11 +276,12 @@ def pair(
     target = word or named
     if target is None or (word and named):
         raise UsageError("pair: name one target, as in `specbench pair ./models/target`")
-    settings = _settings(call)
+    is_gguf = target.lower().endswith(".gguf")
+    settings = _settings(call, LLAMA_CPP if is_gguf else BUILTIN)
     if call.write is not None and not os.access(call.write.absolute().parent, os.W_OK | os.X_OK):
         raise UsageError(f"--output {call.write}: directory does not exist or is not writable")
     require_new(call.write)
-    if target.lower().endswith(".gguf"):
+    if is_gguf:
         _pair_gguf(target, settings, call)
         return
     stored = _interrupted_run(call, settings)
@@ -307,46 +323,208 @@ def pair(
 
 
 def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
-    """Verdicts and memory of GGUF files by their headers; nothing is measured."""
+    """Lists what can draft for a GGUF file by headers, with its memory."""
     from specbench.cli.pair_tables import gguf_json, pair_document, print_gguf, print_prepared
+    from specbench.engines.served.llama_cpp import other_lookups, spec_types
     from specbench.files.gguf import read_gguf
     from specbench.files.model_spec import ModelSpec
-    from specbench.fit.candidates import plain_name, with_unique_names
-    from specbench.fit.gguf import prepare_gguf
-    from specbench.inputs.model_spec import gguf_complaint
-    from specbench.inputs.pairing import DrafterSpec, Target
+    from specbench.fit.candidates import Discovery, SkippedModel, plain_name, with_unique_names
+    from specbench.fit.gguf import discover_gguf, prepare_gguf
+    from specbench.inputs.pairing import Target
 
-    words = split(call.drafts or ())
-    are_files = bool(words) and all(word.lower().endswith(".gguf") for word in words)
-    if not are_files or call.discover or call.published or call.resume or call.write:
-        advice = f"compare with --draft FILE.gguf, or measure: {gguf_complaint(target)}"
-        raise UsageError(f"{target}: {advice}")
-    chosen = Target(name=plain_name(target), model=ModelSpec(source=target), drafters=())
-    drafters = with_unique_names(
-        DrafterSpec(name=plain_name(word), method="draft_model", model=ModelSpec(source=word))
-        for word in words
-    )
-    file = read_gguf(Path(target).expanduser())
+    if call.discover or call.published or call.resume or call.write:
+        raise UsageError(
+            f"{target}: the files of its folder and of each --search-dir are always searched; "
+            "leave out --discover, --published, --resume and --output"
+        )
+    path = Path(target).expanduser()
+    file = read_gguf(path)
+    spec = ModelSpec(source=target, folder=path.absolute())
+    chosen = Target(name=plain_name(target), model=spec, drafters=())
+    found = Discovery(drafters=(), left_out=())
+    if not call.drafts or call.folders:
+        found = discover_gguf(file, call.folders or ())
+    named = [_gguf_drafter(word) for word in split(call.drafts or ())]
+    places = {drafter.model.place for drafter in named if drafter.model}
+    drafters = [d for d in found.drafters if d.model is None or d.model.place not in places]
+    types = spec_types(_llama_server(settings, "--help"))
+    lookups = [
+        SkippedModel(source=f"--spec-type {name}", reason="specbench has no such method")
+        for name in other_lookups(types)
+    ]
     machine = _machine(call, settings, file.longest_context)
-    prepared, files = prepare_gguf(chosen, file, drafters, machine.setup)
-    if call.as_json:
-        facts = {name: gguf_json(file) for name, file in files.items()}
-        document = pair_document(prepared, machine) | {"files": facts}
-        options.print_json(document)
-    else:
+    if not types:
+        note = "what this llama-server can draft with is unknown: its --help was not readable"
+        machine = machine._replace(notes=(*machine.notes, note))
+    prepared, files = prepare_gguf(
+        chosen,
+        file,
+        with_unique_names([*named, *drafters]),
+        machine.setup,
+        left_out=(*found.left_out, *lookups),
+    )
+    candidates = tuple(_with_types(candidate, types) for candidate in prepared.candidates)
+    prepared = replace(prepared, candidates=candidates)
+    facts = {name: gguf_json(file) for name, file in files.items()}
+    document = pair_document(prepared, machine) | {"files": facts}
+    if not call.as_json:
         print_gguf(files)
         print_prepared(prepared, machine)
     if not prepared.fitting:
+        if call.as_json:
+            options.print_json(document)
         raise CompatibilityError(f"no drafter fits {chosen.name}; see the reasons above")
+    if not call.dry_run:
+        _measure_gguf(prepared, settings, call, document)
+    elif call.as_json:
+        options.print_json(document)
 
 
-def _settings(call: PairOptions) -> RunSettings:
+def _measure_gguf(
+    prepared: "CandidateList", settings: RunSettings, call: PairOptions, document: dict[str, Any]
+) -> None:
+    """Measures the drafters that fit on llama-server within the budget, and prints the command of
+    the winner."""
+    from specbench.bench.served.host import require_startable
+    from specbench.cli.export import measured_deployment
+    from specbench.cli.pair_tables import print_ranking, ranking_json
+    from specbench.decide.rank import rank
+    from specbench.engines.deployment import find_exporter
+    from specbench.export.winner import Selection, export_as_measured
+    from specbench.inputs.pairing import Pairing
+    from specbench.metrics.aggregate import aggregate_run
+    from specbench.report.document import build_document
+    from specbench.report.write import TEXTS, write_report
+    from specbench.words.answers import joined
+
+    pairings = tuple(Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting)
+    settings = of_pairings(settings, pairings)
+    plans = preflight(settings, pairings, call.runs_dir)
+    require_startable(plans)
+    settings = _fitted(settings, plans[0])
+    run = run_settings(settings, pairings, call.runs_dir)
+    require_measured(run)
+    measured = build_document(run)
+    ranked = rank(measured.decisions, measured.cells, (), aggregate_run(run))
+    paths = write_report([run], [measured], TEXTS, run.folder)
+    deployment, version = measured_deployment(
+        pairings, Selection(engine=LLAMA_CPP), str(run.folder), call.runs_dir
+    )
+    made = export_as_measured(find_exporter(LLAMA_CPP), deployment, version, "")
+    arguments = (*made.command[1:], *settings.servers.engine_args)
+    command = shlex.join(_llama_server(settings, *arguments))
+    is_undecided = deployment.is_undecided
+    if call.as_json:
+        more = {"run_id": run.run.run_id, "ranking": ranking_json(ranked)}
+        options.print_json(document | more | {"command": None if is_undecided else command})
+    else:
+        print_ranking(ranked, measured, paths)
+        if is_undecided:
+            typer.echo(f"{joined(made.basis)}; a longer --time-budget may decide")
+        else:
+            said = deployment.pairing.drafter.name if deployment.k else "do not speculate"
+            typer.echo(f"{said}: {joined(made.basis)}")
+            typer.echo(f"\n{command}")
+    require_complete(measured)
+    require_decided(is_undecided)
+
+
+def _fitted(settings: RunSettings, plan: "TargetPlan") -> RunSettings:
+    """The settings with the prompts that fit the budget, by a session that is timed first; prints
+    the minutes that this takes."""
+    from specbench.bench.served.sessions import cycle_of, served_cells
+    from specbench.bench.served.trial import try_session
+
+    budget_s = settings.effort.budget_s
+    if budget_s is None:
+        return settings
+    times = try_session(plan, LLAMA_CPP)
+    num = settings.effort.num_prompts
+    sessions = len([*cycle_of(served_cells(plan, LLAMA_CPP), 0)])
+    if num is None:
+        most = min(len(workload.prompts) // 2 for workload in plan.workloads)
+        num = times.num_prompts(budget_s, sessions, most)
+        settings = replace(settings, effort=replace(settings.effort, num_prompts=num))
+    least_s = times.least_s(num, sessions)
+    longest_s = times.longest_s(num, sessions)
+    typer.echo(
+        f"{plan.target.name}: a start takes {times.start_s:.1f} s, {num} prompts of each workload "
+        f"{num * times.prompt_s:.1f} s; about {min(longest_s, budget_s) / 60:.1f} minutes",
+        err=True,
+    )
+    if least_s > budget_s:
+        typer.echo(
+            f"too little time to decide: use --time-budget {ceil(least_s / 60)}m, or fewer -k, "
+            "--draft, -w or --max-new-tokens",
+            err=True,
+        )
+    return settings
+
+
+def _gguf_drafter(word: str) -> "DrafterSpec":
+    """The drafter of a --draft word; the file of a draft model may be missing or broken."""
+    from specbench.files.gguf import gguf_of
+    from specbench.files.model_spec import ModelSpec
+    from specbench.fit.candidates import drafter_of, plain_name
+    from specbench.inputs.pairing import DrafterSpec
+    from specbench.methods import MODEL_METHOD, gguf_method
+
+    if not word.lower().endswith(".gguf"):
+        if (drafter := drafter_of(word)).model is not None:
+            raise UsageError(
+                f"--draft {word} is not a GGUF file, as the target is; name one, or a method such "
+                "as ngram"
+            )
+        return drafter
+    spec, method = ModelSpec(source=word, folder=Path(word).expanduser().absolute()), MODEL_METHOD
+    with suppress(ModelError):  # the list has the reason
+        method = gguf_method(gguf_of(spec))
+    return DrafterSpec(name=plain_name(word), method=method, model=spec)
+
+
+def _llama_server(settings: RunSettings, *arguments: str) -> list[str]:
+    """The command that starts llama-server with these arguments, at its default port."""
+    from specbench.bench.served.host import command_line
+
+    servers = settings.servers
+    program = str(servers.engine_python or "llama-server")
+    return command_line(servers.launch, [program], arguments, port=8080)
+
+
+def _with_types(candidate: "DraftCandidate", types: "Collection[str]") -> "DraftCandidate":
+    """The candidate, refused if a llama-server with these types of drafts lacks its method."""
+    from specbench.engines.served.llama_cpp import why_missing
+    from specbench.fit.compatibility import finding
+
+    if (reason := why_missing(candidate.drafter.method, types)) is None:
+        return candidate
+    checked = candidate.compatibility
+    findings = (*checked.findings, finding("method", "refused", reason=reason))
+    return replace(candidate, compatibility=replace(checked, findings=findings))
+
+
+def _settings(call: PairOptions, engine: str) -> RunSettings:
     """The checked settings of the sweep."""
     if call.draft.adaptive or not any(call.draft.num_speculative_tokens or ()):
         raise UsageError("-k: ranking needs fixed K above 0, such as 1..8")
+    given = call.launch, call.engine_python, call.engine_args, call.variants
+    if engine == BUILTIN and any(given):
+        raise UsageError(
+            "--engine-command, --engine-python, --engine-args and --variant start llama-server, "
+            "for a TARGET that is a GGUF file; leave them out, or measure a server with sweep-k "
+            "--engine NAME"
+        )
+    budget_s = call.budget_s
+    if engine == LLAMA_CPP and budget_s is None:
+        budget_s = GGUF_BUDGET_S
     return checked(
         RunSettings.with_options(
-            call, command="sweep-k", pairings=(), concurrency=(call.concurrency,)
+            call,
+            budget_s=budget_s,
+            command="sweep-k",
+            pairings=(),
+            concurrency=(call.concurrency,),
+            engines=(engine,),
         )
     )
 

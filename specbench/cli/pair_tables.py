@@ -138,23 +138,27 @@ def pair_document(
             for candidate in prepared.candidates
         ],
         "left_out": [asdict(skipped) for skipped in prepared.left_out],
-        "ranking": [
-            {
-                "drafter": entry.drafter,
-                "method": entry.method,
-                "speedup": entry.speedup,
-                "num_speculative_tokens": entry.best.num_speculative_tokens,
-                "is_measured": entry.is_measured,
-                "behind": asdict(entry.behind) if entry.behind else None,
-                "gains": [{**at.flat, **_gain_json(gain)} for at, gain in entry.gains.items()],
-            }
-            for entry in ranked
-        ],
+        "ranking": ranking_json(ranked),
         "run_id": run_id,
         "verdict": verdict,
         "reasons": [*map(REASON.of, reasons)],
         "text": answer_text(verdict, reasons) if verdict else None,
     }
+
+
+def ranking_json(ranked: Sequence[RankedDrafter]) -> list[dict[str, Any]]:
+    return [
+        {
+            "drafter": entry.drafter,
+            "method": entry.method,
+            "speedup": entry.speedup,
+            "num_speculative_tokens": entry.best.num_speculative_tokens,
+            "is_measured": entry.is_measured,
+            "behind": asdict(entry.behind) if entry.behind else None,
+            "gains": [{**at.flat, **_gain_json(gain)} for at, gain in entry.gains.items()],
+        }
+        for entry in ranked
+    ]
 
 
 def _experts_json(experts: Experts | None, k: int) -> dict[str, Any] | None:

@@ -32,7 +32,10 @@ _STRING, _ARRAY = 8, 9
 _REQUIRED = ("context_length", "embedding_length", "block_count", "attention.head_count")
 _FFN_UP = "blk.0.ffn_up.weight"
 _EPSILONS = (".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon")
-_SHARD = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_ASSISTANT = "-assistant"
+# Values of general.type. Source: gguf-py/gguf/constants.py.
+_OTHER_KINDS = {"adapter": "a LoRA adapter", "mmproj": "a projector of images or sound (mmproj)"}
 _REDOWNLOAD = "download or convert it again"
 
 # Name, elements per block, and bytes per block.
@@ -137,6 +140,22 @@ class GgufFile:
         return max(counts, key=counts.__getitem__, default="none")
 
     @property
+    def mtp_layers(self) -> int:
+        """How many of its layers are for multi-token prediction, which llama.cpp calls nextn."""
+        is_there = any(".nextn." in name for name in self.tensors)
+        return self.number("nextn_predict_layers", 0) if is_there else 0
+
+    @property
+    def is_mtp_head(self) -> bool:
+        """Whether it has only such layers: an assistant, or a file converted with --mtp."""
+        has_first = any(name.startswith("blk.0.") for name in self.tensors)
+        return self.architecture.endswith(_ASSISTANT) or (self.mtp_layers > 0 and not has_first)
+
+    @property
+    def num_elements(self) -> int:
+        return sum(tensor.num_elements for tensor in self.tensors.values())
+
+    @property
     def read_bytes(self) -> int:
         """Bytes that a forward pass reads, without an embedding that only serves for lookups."""
         is_looked_up = {"token_embd.weight", "output.weight"} <= self.tensors.keys()
@@ -165,7 +184,12 @@ class GgufFile:
         )
 
     def require_keys(self) -> None:
-        """Raise ModelError if the file lacks a key that llama.cpp needs to load it."""
+        """Raise ModelError if the file is no language model, or if it lacks a key that llama.cpp
+        needs to load it."""
+        kind = str(self.keys.get("general.type", "model"))
+        if self.architecture == "clip" or kind not in ("model", ""):
+            kind = _OTHER_KINDS.get("mmproj" if self.architecture == "clip" else kind, kind)
+            raise ModelError(f"{self.path} is {kind}, not a model that drafts or writes text")
         names = [*_REQUIRED, *(["feed_forward_length"] if _FFN_UP in self.tensors else [])]
         keys = [f"{self.architecture}.{name}" for name in names]
         keys += ["tokenizer.ggml.merges"] if self.vocabulary.tokenizer == "BPE" else []
@@ -205,8 +229,14 @@ class GgufDifference(NamedTuple):
     reason: str
 
 
+_Rule = tuple[str, object, object, bool, str]  # as in GgufDifference; the fourth: is it refused
+
+
 def differences(target: GgufFile, draft: GgufFile) -> Iterator[GgufDifference]:
-    """The differences that llama.cpp checks for, and those in special ids; ModelError."""
+    """The differences that llama.cpp checks for, and those in special ids; ModelError.
+
+    A head's shapes are compared, and its tokens: those of a head are copied from its target.
+    """
     ours, theirs = target.vocabulary, draft.vocabulary
     sizes = len(ours.tokens), len(theirs.tokens)
     is_too_far = abs(sizes[0] - sizes[1]) > MAX_VOCAB_DIFFERENCE
@@ -214,7 +244,7 @@ def differences(target: GgufFile, draft: GgufFile) -> Iterator[GgufDifference]:
     different = [i for i in compared if ours.tokens[i] != theirs.tokens[i]]
     first = different[0] if different else 0
     tokens = (repr(ours.tokens[first]), repr(theirs.tokens[first])) if different else ("", "")
-    rules: tuple[tuple[str, object, object, bool, str], ...] = (
+    rules: tuple[_Rule, ...] = (
         ("tokenizer", ours.tokenizer, theirs.tokenizer, True, "another kind"),
         ("add_bos_token", ours.add_bos, theirs.add_bos, True, "only one adds it to prompts"),
         ("add_eos_token", ours.add_eos, theirs.add_eos, True, "only one adds it to prompts"),
@@ -223,9 +253,37 @@ def differences(target: GgufFile, draft: GgufFile) -> Iterator[GgufDifference]:
         ("vocab_size", *sizes, is_too_far, f"may differ by {MAX_VOCAB_DIFFERENCE} tokens"),
         ("tokens", *tokens, True, f"ids with other tokens: {len(different):,}, first {first}"),
     )
+    if heads := tuple(_head_rules(target, draft)):
+        rules = (
+            *heads,
+            *(rule for rule in rules if rule[0] in ("tokenizer", "vocab_size", "tokens")),
+        )
     for rule in rules:
         if rule[1] != rule[2]:
             yield GgufDifference(*rule)
+
+
+def _head_rules(target: GgufFile, draft: GgufFile) -> Iterator[_Rule]:
+    """What a head must share with its target; empty for a draft model.
+
+    Source: src/models/eagle3.cpp, dflash.cpp and gemma4-assistant.cpp; common/speculative.cpp.
+    """
+    kind, made_for, width = draft.architecture, target.architecture, "embedding_length"
+    if draft.is_mtp_head:
+        made_for = kind.removesuffix(_ASSISTANT)
+        width += "_out" if made_for != kind else ""
+    elif kind == "eagle3":
+        width = "target_hidden_size"
+    elif kind != "dflash":
+        return
+    yield ("architecture", target.architecture, made_for, True, "a head for another model")
+    size = target.number("embedding_length"), draft.number(width)
+    yield ("hidden_size", *size, True, "a head for another model")
+    layers = draft.keys.get(f"{kind}.target_layers") or (0,)
+    if not isinstance(layers, tuple) or not all(type(layer) is int for layer in layers):
+        draft._fail(f"its {kind}.target_layers is not a list of layers")
+    most = min(max(layers), target.num_layers)
+    yield ("target_layers", most, max(layers), True, "it reads layers that the target lacks")
 
 
 def gguf_of(spec: ModelSpec) -> GgufFile:
@@ -245,11 +303,15 @@ def _cached_gguf(path: Path, size: int, mtime_ns: int) -> GgufFile:  # noqa: ARG
 
 def read_gguf(path: Path) -> GgufFile:
     """The header of a file, or of all shards if it is the first of several. ModelError if a file
-    cannot be read, or if llama.cpp would not load it."""
+    cannot be read, or if llama.cpp would not load it as a language model."""
     files = [_read_file(path)]
     if match := _SHARD.fullmatch(path.name):
-        names = (f"{match[1]}-{i:05}-of-{match[2]}.gguf" for i in range(2, int(match[2]) + 1))
-        files += [_read_file(path.with_name(name)) for name in names]
+        names = [f"{match[1]}-{i:05}-of-{match[3]}.gguf" for i in range(1, int(match[3]) + 1)]
+        if int(match[2]) != 1:
+            raise ModelError(
+                f"{path} is part {int(match[2])} of several; name the first, {names[0]}"
+            )
+        files += [_read_file(path.with_name(name)) for name in names[1:]]
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
     file = replace(files[0], tensors=tensors, nbytes=sum(file.nbytes for file in files))
     file.require_keys()

@@ -6,40 +6,95 @@ Source: common/speculative.cpp of llama.cpp, October 2026.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from specbench.errors import ModelError
-from specbench.files.gguf import GgufFile, differences, read_gguf
-from specbench.fit.candidates import CandidateList, DraftCandidate
+from specbench.errors import ModelError, UsageError
+from specbench.files.gguf import GgufFile, differences, gguf_of
+from specbench.files.model_spec import ModelSpec
+from specbench.fit.candidates import (
+    CandidateList,
+    Discovery,
+    DraftCandidate,
+    SkippedModel,
+    plain_name,
+    with_unique_names,
+)
 from specbench.fit.compatibility import Compatibility, FitFinding, Level, finding
 from specbench.fit.memory_plan import DeploymentSpec, MemoryPlan, Peak, longest_that_fits
 from specbench.fit.weights import Weights
 from specbench.inputs.pairing import TARGET_ONLY, DrafterSpec, Target
-from specbench.methods import MODEL_METHOD, gguf_method
+from specbench.methods import MODEL_METHOD, gguf_draftless, gguf_method
 from specbench.stats.rounds import bytes_per_forward, roofline_s
 
 _BATCH = 512  # prompt tokens per forward pass: llama.cpp's default
 _SERVES = "llama-server starts, but drafts nothing; builds before 2026-05-16 translate the drafts"
+_MISFIT = "llama-server does not start, or accepts next to nothing"
 _NOTES = (
     "KV cache in f16 for the whole context in every layer; weights as stored, on one device",
     f"peak: with the logits of a batch of {_BATCH} tokens, an estimate of llama.cpp's buffers",
 )
 
 
+def discover_gguf(file: GgufFile, folders: Sequence[Path]) -> Discovery:
+    """What can draft for a GGUF file: methods that need no file, its own MTP layers among them, and
+    the files next to it and below `folders`; and files that cannot. UsageError for a missing
+    folder."""
+    drafters = [DrafterSpec(name=method, method=method) for method in gguf_draftless(file)]
+    left_out = []
+    for path in _paths(file, folders):
+        spec = ModelSpec(source=str(path), folder=path.absolute())
+        try:
+            draft = gguf_of(spec)
+            method = gguf_method(draft)
+            if method == MODEL_METHOD and draft.num_elements >= file.num_elements:
+                counts = f"{draft.num_elements:,} parameters against {file.num_elements:,}"
+                raise ModelError(f"not smaller than the target: {counts}")
+        except ModelError as error:
+            left_out.append(SkippedModel(source=str(path), reason=str(error)))
+        else:
+            drafters.append(DrafterSpec(name=plain_name(path.stem), method=method, model=spec))
+    return Discovery(drafters=with_unique_names(drafters), left_out=tuple(left_out))
+
+
+def _paths(target: GgufFile, folders: Sequence[Path]) -> Iterator[Path]:
+    """The GGUF files next to the target and below the folders, without those of the target."""
+    found = sorted(target.path.parent.glob("*.gguf"))
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"--search-dir {folder}: folder not found")
+        found += sorted(folder.rglob("*.gguf"))
+    places = {tensor.file.resolve() for tensor in target.tensors.values()}
+    for path in found:
+        if (place := path.resolve()) not in places:
+            places.add(place)
+            yield path
+
+
 def prepare_gguf(
-    target: Target, file: GgufFile, drafters: Sequence[DrafterSpec], setup: DeploymentSpec
+    target: Target,
+    file: GgufFile,
+    drafters: Sequence[DrafterSpec],
+    setup: DeploymentSpec,
+    *,
+    left_out: Sequence[SkippedModel] = (),
 ) -> tuple[CandidateList, dict[str, GgufFile]]:
     """The candidates, and the readable files by name; ModelError for the target's file."""
     plain = plan_gguf(file, None, TARGET_ONLY, setup)
     files, candidates = {target.name: file}, []
     for drafter in drafters:
-        assert drafter.model is not None
-        plan = None
+        plan: MemoryPlan | None = None
+        draft: GgufFile | None = None
+        findings: list[FitFinding] = []
         try:
-            draft = read_gguf(Path(drafter.model.source).expanduser())
+            if drafter.model is not None:
+                draft = gguf_of(drafter.model)
+                findings += gguf_findings(file, draft)
+            elif drafter.method not in gguf_draftless(file):
+                reason = "llama.cpp does not have it, or this file lacks its layers"
+                findings.append(finding("method", "refused", reason=reason))
             plan = plan_gguf(file, draft, drafter, setup)
-            findings, files[drafter.name] = tuple(gguf_findings(file, draft)), draft
+            files |= {drafter.name: draft} if draft else {}
         except ModelError as error:
-            findings = (finding("files", "refused", reason=str(error)),)
-        checked = Compatibility(drafter=drafter, findings=findings)
+            findings = [finding("files", "refused", reason=str(error))]
+        checked = Compatibility(drafter=drafter, findings=tuple(findings))
         plan = None if checked.level == "refused" else plan
         candidates.append(DraftCandidate(compatibility=checked, plan=plan))
     prepared = CandidateList(
@@ -48,18 +103,17 @@ def prepare_gguf(
         target_plan=plain,
         candidates=tuple(candidates),
         experts=file.experts,
+        left_out=tuple(left_out),
     )
     return prepared, files
 
 
 def gguf_findings(target: GgufFile, draft: GgufFile) -> Iterator[FitFinding]:
     """Findings on the differences, most of which llama.cpp refuses; ModelError."""
-    if gguf_method(draft) != MODEL_METHOD:
-        reason = "heads are not compared here; measure it with --engine llama_cpp"
-        yield finding("kind", "refused", "draft model", "head", reason)
+    is_model = gguf_method(draft) == MODEL_METHOD
     for field, of_target, of_draft, is_refused, reason in differences(target, draft):
         level: Level = "refused" if is_refused else "warning"
-        effect = _SERVES if is_refused else "it is accepted"
+        effect = (_SERVES if is_model else _MISFIT) if is_refused else "it is accepted"
         yield finding(field, level, of_target, of_draft, f"{reason}: {effect}")
 
 

@@ -159,6 +159,46 @@ Engines = Annotated[
         help=f"builtin, transformers, or a server: {', '.join(SERVED)}. Several: builtin,vllm.",
     ),
 ]
+EngineCommand = Annotated[
+    str | None,
+    Option(
+        names=("--engine-command",),
+        help="Command that starts the engine, with {args} and {port}, such as "
+        "'docker run --network host IMAGE {args}'.",
+        shown="the engine's",
+        placeholder="COMMAND",
+    ),
+]
+EnginePython = Annotated[
+    Path | None,
+    Option(
+        help="Python of the engine's environment, or the server's program.",
+        shown="the engine on the PATH",
+    ),
+]
+EngineArgs = Annotated[
+    tuple[str, ...],
+    Option(
+        is_repeated=True,
+        read=parse_engine_args,
+        help="Arguments for the engine, such as '--tensor-parallel-size 2'. Repeatable.",
+        shown=False,
+        placeholder="ARGS",
+    ),
+]
+EngineVariants = Annotated[  # by name: arguments added to `engine_args`; None: only those
+    Mapping[str, tuple[str, ...]] | None,
+    Option(
+        names=("--variant",),
+        is_repeated=True,
+        is_rare=True,
+        read=parse_variants,
+        help="A named set of further engine arguments, such as eager='--enforce-eager'. "
+        "Repeatable. Every K is measured with each; a single set is compared with none.",
+        shown=False,
+        placeholder="NAME=ARGS",
+    ),
+]
 Seed = Annotated[int, Option(is_rare=True, min=0, help="Seed for prompts, order and sampling.")]
 
 
@@ -480,43 +520,10 @@ class ServerSettings:
             placeholder="NAMES",
         ),
     ] = ()
-    launch: Annotated[
-        str | None,
-        Option(
-            names=("--engine-command",),
-            help="Command that starts the engine, with {args} and {port}, such as "
-            "'docker run --network host IMAGE {args}'.",
-            shown="the engine's",
-            placeholder="COMMAND",
-        ),
-    ] = None
-    engine_python: Annotated[
-        Path | None,
-        Option(help="Python of the engine's environment.", shown="the engine on the PATH"),
-    ] = None
-    engine_args: Annotated[
-        tuple[str, ...],
-        Option(
-            is_repeated=True,
-            read=parse_engine_args,
-            help="Arguments for the engine, such as '--tensor-parallel-size 2'. Repeatable.",
-            shown=False,
-            placeholder="ARGS",
-        ),
-    ] = ()
-    variants: Annotated[  # by name: arguments added to `engine_args`; None: only those
-        Mapping[str, tuple[str, ...]] | None,
-        Option(
-            names=("--variant",),
-            is_repeated=True,
-            is_rare=True,
-            read=parse_variants,
-            help="A named set of further engine arguments, such as eager='--enforce-eager'. "
-            "Repeatable. Every K is measured with each; a single set is compared with none.",
-            shown=False,
-            placeholder="NAME=ARGS",
-        ),
-    ] = None
+    launch: EngineCommand = None
+    engine_python: EnginePython = None
+    engine_args: EngineArgs = ()
+    variants: EngineVariants = None
     engine_version: Annotated[
         str | None,
         Option(

@@ -20,13 +20,22 @@ def swap_token(token_id: int) -> tuple[str, ...]:
 
 
 def pair(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    ran = specbench("pair t.gguf --draft d.gguf", *arguments, "--json", cwd=folder)
+    ran = specbench("pair t.gguf --draft d.gguf --dry-run --json", *arguments, cwd=folder)
     return ran.code, json.loads(ran.out)
 
 
 LLAMA_CPP = ("--engine", "llama_cpp")
 SPM, ADDED = {"tokenizer__ggml__model": "llama"}, {"tokenizer__ggml__add_eos_token": True}
 BOS, EOS = "tokenizer__ggml__bos_token_id", "tokenizer__ggml__eos_token_id"
+EAGLE3: dict[str, Any] = {
+    "general__architecture": "eagle3",
+    "eagle3__target_hidden_size": HIDDEN,
+    "eagle3__target_layers": [0, 1, 1],
+}
+ASSISTANT: dict[str, Any] = {
+    "general__architecture": "gemma4-assistant",
+    "gemma4-assistant__embedding_length_out": HIDDEN,
+}
 PAIRS: dict[str, tuple[Any, Any, Any, Any]] = {
     "the same": (TOKENS, {}, {}, None),
     "id 4 differs": (swap_token(4), {}, {}, None),
@@ -40,7 +49,20 @@ PAIRS: dict[str, tuple[Any, Any, Any, Any]] = {
     "eos added by one": (TOKENS, {}, ADDED, ("add_eos_token", "refused")),
     "other bos that is added": (TOKENS, SPM, {**SPM, BOS: 3}, ("bos_token_id", "refused")),
     "other tokenizer": (TOKENS, {}, SPM, ("tokenizer", "refused")),
-    "a head": (TOKENS, {}, {"general__architecture": "eagle3"}, ("kind", "refused")),
+    "a head": (TOKENS, {}, EAGLE3, None),
+    "a head of another width": (
+        *(TOKENS, {}, {**EAGLE3, "eagle3__target_hidden_size": 64}),
+        ("hidden_size", "refused"),
+    ),
+    "a head of a deeper model": (
+        *(TOKENS, {}, {**EAGLE3, "eagle3__target_layers": [1, 2, 3]}),
+        ("target_layers", "refused"),
+    ),
+    "a head with other tokens": (swap_token(9), {}, EAGLE3, ("tokens", "refused")),
+    "an assistant": (TOKENS, {"general__architecture": "gemma4"}, ASSISTANT, None),
+    "an assistant of another family": (TOKENS, {}, ASSISTANT, ("architecture", "refused")),
+    "a projector": (TOKENS, {}, {"general__type": "mmproj"}, ("files", "refused")),
+    "an adapter": (TOKENS, {}, {"general__type": "adapter"}, ("files", "refused")),
 }
 
 
@@ -59,8 +81,7 @@ def test_a_gguf_pair_is_refused_by_the_rules_of_llama_cpp(
     assert (drafter["memory"] is None) == is_refused
     words = ("--target", "t.gguf", "--draft", "d.gguf", "--engine", "llama_cpp", "--dry-run")
     ran = specbench("run", *words, cwd=tmp_path)
-    # A head drafts by its own method.
-    assert ran.code == (2 if is_refused and "kind" not in expected else 0)
+    assert ran.code == (2 if is_refused else 0)
 
 
 PAIRINGS = """
@@ -146,33 +167,95 @@ def test_the_facts_of_readable_files_are_printed(tmp_path: Path) -> None:
     write_gguf(tmp_path / "d.gguf")
     (tmp_path / "cut.gguf").write_bytes((tmp_path / "d.gguf").read_bytes()[:-1])
     drafts = ("--draft", "d.gguf", "--draft", "cut.gguf,absent.gguf")
-    ran = specbench("pair", "t.gguf", *drafts, cwd=tmp_path)
+    ran = specbench("pair t.gguf --dry-run", *drafts, cwd=tmp_path)
     for part in ("BPE", "Q8_0", "refused  cut.gguf", "refused  absent.gguf"):
         assert part in ran.out
-    document = json.loads(specbench("pair", "t.gguf", *drafts, "--json", cwd=tmp_path).out)
+    document = json.loads(specbench("pair t.gguf --dry-run --json", *drafts, cwd=tmp_path).out)
     assert list(document["files"]) == ["t.gguf", "d.gguf"]
     facts = document["files"]["d.gguf"]
     assert {"eos": 2, "add_bos": False, "kv_bytes_per_token": KV_BYTES}.items() <= facts.items()
 
 
-OTHER_WORDS: tuple[str, ...] = ("absent.gguf --draft d.gguf", "cut.gguf --draft d.gguf", "d.gguf")
-OTHER_WORDS += tuple(f"d.gguf --draft {more}" for more in ("ngram", "d.gguf --discover"))
+WRONG_WORDS = {  # and the word that the error names
+    "absent.gguf --draft d.gguf": "absent.gguf",
+    "cut.gguf --draft d.gguf": "cut.gguf",
+    "d.gguf --draft demo:draft": "demo:draft",
+    "d.gguf --discover": "--discover",
+    "d.gguf --search-dir absent": "absent",
+    "d.gguf --output new.yaml": "--output",
+    "demo:target --engine-python llama-server": "GGUF",
+}
 
 
-@pytest.mark.parametrize("words", [*OTHER_WORDS, "d.gguf --draft d.gguf --output new.yaml"])
-def test_pair_exits_2_for_gguf_files_that_cannot_be_compared(tmp_path: Path, words: str) -> None:
+@pytest.mark.parametrize(("words", "wrong"), WRONG_WORDS.items())
+def test_pair_exits_2_for_words_that_do_not_go_with_a_gguf_file(
+    tmp_path: Path, words: str, wrong: str
+) -> None:
     content = write_gguf(tmp_path / "d.gguf").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(content[:100])
     ran = specbench("pair", *words.split(), cwd=tmp_path)
     assert (ran.code, ran.out) == (2, "")
-    assert words.split()[0] in ran.err
+    assert wrong in ran.err
+
+
+def folder_of_files(folder: Path) -> None:
+    """A target with MTP layers, and files that do and do not draft for it."""
+    large, small = {"token_embd.weight": (HIDDEN, NUM_TOKENS)}, {"token_embd.weight": (32, 32)}
+    mtp = {"llama__nextn_predict_layers": 1}
+    write_gguf(folder / "t.gguf", tensors={**large, "blk.0.nextn.eh_proj.weight": (32, 2)}, **mtp)
+    write_gguf(folder / "small.gguf", tensors=small)
+    write_gguf(folder / "head.gguf", tensors=small, **EAGLE3)
+    write_gguf(folder / "layers.gguf", tensors={"blk.1.nextn.eh_proj.weight": (32, 2)}, **mtp)
+    write_gguf(folder / "as-large.gguf", tensors={"token_embd.weight": (HIDDEN, 2 * NUM_TOKENS)})
+    write_gguf(folder / "eyes.gguf", general__architecture="clip", general__type="mmproj")
+    write_gguf(folder / "lora.gguf", general__type="adapter")
+    write_gguf(folder / "split-00002-of-00002.gguf")
+    write_gguf(folder / "half-00001-of-00002.gguf", tensors=small)
+
+
+SERVER_HELP = """#!/bin/sh
+echo "--spec-type none,draft-simple,draft-mtp,ngram-simple,ngram-mod"
+echo "    comma-separated list of types of speculative decoding to use"
+"""
+
+
+def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path: Path) -> None:
+    folder_of_files(tmp_path)
+    (server := tmp_path / "server").write_text(SERVER_HELP)
+    server.chmod(0o755)
+    words = ("pair t.gguf --dry-run --json --engine-python", str(server))
+    ran = specbench(*words, cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    document = json.loads(ran.out)
+    found = {d["drafter"]: (d["method"], d["level"]) for d in document["drafters"]}
+    assert found == {
+        "mtp": ("mtp", "ok"),
+        "ngram": ("ngram", "ok"),
+        "small": ("draft_model", "ok"),
+        "layers": ("mtp", "ok"),
+        "head": ("eagle3", "refused"),  # this server has no draft-eagle3
+    }
+    assert all(d["memory"] for d in document["drafters"] if d["level"] == "ok")
+    left_out = {Path(skipped["source"]).name for skipped in document["left_out"]}
+    assert left_out == {
+        *("as-large.gguf", "eyes.gguf", "lora.gguf", "half-00001-of-00002.gguf"),
+        *("split-00002-of-00002.gguf", "--spec-type ngram-mod"),
+    }
+
+
+def test_a_server_that_lists_no_types_refuses_no_method(tmp_path: Path) -> None:
+    folder_of_files(tmp_path)
+    words = ("pair t.gguf --dry-run --json --engine-python", str(tmp_path / "absent"))
+    document = json.loads(specbench(*words, cwd=tmp_path).out)
+    assert {d["level"] for d in document["drafters"]} == {"ok"}
+    assert any("unknown" in note for note in document["machine"]["notes"])
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     blocks = [example for example in examples(ROOT / "docs" / "pair.md") if ".gguf" in example.text]
     commands = [words for block in blocks for words in block.commands]
-    assert {words[1] for words in commands} == {"pair", "sweep-k"}
+    assert {words[1] for words in commands} == {"pair"}
     for words in commands:
         for word in (word for word in words if word.endswith(".gguf")):
             write_gguf(tmp_path / word)
-        assert specbench(*words[1:], cwd=tmp_path).code == 0
+        assert specbench(*words[1:], "--dry-run", cwd=tmp_path).code == 0

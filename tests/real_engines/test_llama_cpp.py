@@ -1,6 +1,7 @@
 """llama.cpp's own server, compared with our decoder on the same prompts."""
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from specbench.shipped import DEMO_WORKLOADS
 from tests.padded_pair import write_padded_pair
 from tests.real_engines import make_gguf
 from tests.real_engines.environments import GGUF, LLAMA_CPP, LLAMA_SERVER
@@ -229,8 +231,23 @@ def test_gguf_files_are_measured_as_their_checkpoints_are(drafting, tmp_path):
         assert float(lengths.pop()) > 1
 
 
+def test_pair_prints_a_command_that_starts_a_server_that_drafts(tmp_path):
+    """All that can draft is in the folder of the target: a draft model, a head and lookup."""
+    words = ("target.gguf", *STARTED[2:], "--engine-args", " ".join(EXACT), "--time-budget", "3m")
+    workload = ("-w", DEMO_WORKLOADS / "code.jsonl", "--runs-dir", tmp_path)
+    began_s = time.monotonic()
+    ran = specbench("pair", *words, *workload, cwd=GGUF)
+    assert (ran.code, time.monotonic() - began_s < 1.5 * 180) == (0, True), ran.err
+    assert "fits     eagle3" in ran.out
+    command = shlex.split(ran.out.splitlines()[-1])
+    assert command[0] == str(LLAMA_SERVER)
+    with _server(tmp_path / "log", *command[1:]) as root:
+        _, timings = _greedy(root)
+    assert timings["draft_n_accepted"] > 0
+
+
 def _is_accepted(target: Path, draft: Path) -> bool:
-    ran = specbench("pair", target, "--draft", draft, cwd=draft.parent)
+    ran = specbench("pair", target, "--draft", draft, "--dry-run", cwd=draft.parent)
     assert ran.code in (0, 2), ran
     return ran.code == 0
 

@@ -5,18 +5,20 @@ decides which cycle of a target and engine comes next, including the confirmatio
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
 from specbench.bench.blocks import Cell, with_baselines
 from specbench.bench.budget import Deadline, mean_session_s
+from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.host import Host, host_of
 from specbench.bench.served.open_session import OpenSession, entered, failed_record, server_record
+from specbench.bench.served.race import dropped
 from specbench.bench.served.running import ServerHandle
 from specbench.bench.served.sessions import (
     Answers,
@@ -263,6 +265,8 @@ class ServedRun:
         self._first = len(store.stored.servers)  # earlier failures are tried again
         self._num_begun: Counter[BlockPurpose] = Counter()
         self._winners: tuple[Cell, ...] | None = None  # None: not known yet
+        drafters = (cell.drafter for cell in self._cells if cell.key.draft.k)
+        self._extensions = Extensions(store, frozenset(drafters))
 
     def next_unit(self, num_running: int) -> Cycle | None:
         """The next cycle of the exploration, or of the confirmation once all of it is stored.
@@ -270,15 +274,42 @@ class ServedRun:
         None if no cycle can start until one of `num_running` ends; if this is 0, all are done.
         """
         if self._winners is None:
-            cycle = self._next_of("explore", self._cells, self._num_cycles(), num_running)
+            cycle = self._next_of("explore", self._racing, self._num_cycles(), num_running)
             if cycle is not None or num_running:
                 return cycle
             self._winners = self._find_winners()
-        as_often = self._num_begun["explore"] if self._winners else 0
-        return self._next_of("confirm", self._winners, as_often, num_running)
+        as_often, to_confirm = self._num_begun["explore"] if self._winners else 0, self._winners
+        return self._next_of("confirm", lambda _: to_confirm, as_often, num_running)
+
+    def _racing(self, num_cycles: int) -> tuple[Cell, ...]:
+        """The cells of the exploration after so many cycles. Under a budget starts are dropped
+        after 1, 2 and 4 cycles if the time left is too short for all; a resumed run follows."""
+        cells = self._cells
+        explored = {s.cycle for s in self._servers() if s.cycle < FIRST_CONFIRMING}
+        num_known = min(num_cycles, len(explored))  # another machine may still measure one
+        for num in (1, 2, 4) if self.plan.settings.effort.budget_s is not None else ():
+            if num <= num_known:
+                decide = partial(self._dropped, cells, max(self.plan.cycles - num, 1), "explore")
+                lost = self._extensions.take("drop", decide, cells[0], num)
+                cells = tuple(cell for cell in cells if cell.key.id not in lost)
+        return cells
+
+    def _dropped(
+        self, cells: Sequence[Cell], num_cycles: int, purpose: BlockPurpose
+    ) -> frozenset[str]:
+        """The cells without which so many cycles fit the time left."""
+        left_s, session_s = self.deadline.seconds_left(purpose), self._session_s()
+        if left_s is None or not session_s:
+            return frozenset()
+        measured = {cell.key.id: cell for cell in self._gathered()}
+        return dropped(cells, measured, left_s / (session_s * num_cycles))
 
     def _next_of(
-        self, purpose: BlockPurpose, cells: Sequence[Cell], num_cycles: int, num_running: int
+        self,
+        purpose: BlockPurpose,
+        cells_of: Callable[[int], Sequence[Cell]],
+        num_cycles: int,
+        num_running: int,
     ) -> Cycle | None:
         """The next cycle with missing sessions; None if all are complete, or no time is left."""
         while self._num_begun[purpose] < num_cycles:
@@ -287,7 +318,7 @@ class ServedRun:
                 plan=self.plan,
                 engine=self._engine,
                 running=self._running,
-                cells=tuple(cells),
+                cells=tuple(cells_of(self._num_begun[purpose])),
                 number=first + self._num_begun[purpose],
                 purpose=purpose,
                 failures=self._failures(),
@@ -307,8 +338,13 @@ class ServedRun:
 
     def _has_time(self, num_sessions: int, purpose: BlockPurpose) -> bool:
         left_s = self.deadline.seconds_left(purpose)
-        session_s = mean_session_s(self._servers()) or 0.0
-        return left_s is None or (left_s > 0 and left_s >= session_s * num_sessions)
+        return left_s is None or (left_s > 0 and left_s >= self._session_s() * num_sessions)
+
+    def _session_s(self) -> float:
+        """Seconds of a session so far, with its warm-up and stop; 0 without one."""
+        servers = self._servers()
+        spent_s = self.deadline.spent_s / len(servers) if servers else 0.0
+        return max(mean_session_s(servers) or 0.0, spent_s)
 
     def _failures(self) -> Failures:
         """The consecutive failures of each start since this run was resumed."""
@@ -345,8 +381,11 @@ class ServedRun:
         return min((cycles_needed(noises, EFFECT) or MOST_PLANNED) + num_bound, MOST_PLANNED)
 
     def _find_winners(self) -> tuple[Cell, ...]:
-        """The cells to confirm, and their K = 0; empty if no winner was chosen."""
-        return with_baselines(self._cells, set(winners(summarize(self._gathered()))))
+        """The cells to confirm, and their K = 0; empty if no winner was chosen. Under a budget the
+        slower winners of several drafters remain unconfirmed if there is no time for all."""
+        won = with_baselines(self._cells, set(winners(summarize(self._gathered()))))
+        lost = self._dropped(won, self.plan.cycles, "confirm")
+        return tuple(cell for cell in won if cell.key.id not in lost)
 
     def _gathered(self) -> tuple[CellData, ...]:
         stored = self._store.stored

@@ -10,7 +10,8 @@ another vocabulary were translated; later builds refuse them.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -285,6 +286,7 @@ _NEW_BUILD, _OLD_BUILD = 9235, 9000  # builds known to be after and before it
 _SIMULATING, _SIMULATING_BUILD = date(2026, 9, 1), 10919
 MODEL_FLAGS = ("--model", "--model-draft")
 _MODEL, _LOOKUP = "draft-simple", "ngram-simple"
+HELP_S = 30.0
 _KINDS = {
     "draft_model": _MODEL,
     "eagle3": "draft-eagle3",
@@ -303,6 +305,28 @@ _HYBRIDS = (
     "llama.cpp turned speculation off for it before pull request 19493 (April 2026), and "
     "copies the whole state in every round since then, which may cost more than drafts bring"
 )
+
+
+def spec_types(command: Sequence[str]) -> frozenset[str]:
+    """The values of --spec-type in the help that `llama-server --help` prints; empty if none."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HELP_S)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return frozenset()
+    listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", done.stdout)
+    return frozenset(re.split(r"[|,]", listed[1])) - {"none"} if listed else frozenset()
+
+
+def why_missing(method: str, types: Collection[str]) -> str | None:
+    """Why a llama-server with these `spec_types` cannot draft by a method; None if it can, or if
+    they are unknown."""
+    kind = _KINDS.get(method)
+    return f"this llama-server has no --spec-type {kind}" if types and kind not in types else None
+
+
+def other_lookups(types: Collection[str]) -> list[str]:
+    """The types of a llama-server that look n-grams up in a way that no method here has."""
+    return sorted(name for name in types if name.startswith("ngram-") and name != _LOOKUP)
 
 
 class _Dialect(NamedTuple):
@@ -328,8 +352,8 @@ def vocabulary_notes(deployment: Deployment) -> list[str]:
 
 
 def _require_gguf_pair(deployment: Deployment) -> None:
-    """UsageError if llama.cpp would serve without drafts, since a draft model's file has another
-    vocabulary or kind than the target's; ModelError for a broken file."""
+    """UsageError if llama.cpp would serve without drafts, since a drafter's file has another
+    vocabulary, kind or shape than the target needs; ModelError for a broken file."""
     name, target, draft = deployment.pairing.name, deployment.target, deployment.drafter
     of_target = gguf_of(target) if target.is_gguf else None
     if draft is None or not (target.is_gguf or draft.is_gguf):
@@ -344,10 +368,11 @@ def _require_gguf_pair(deployment: Deployment) -> None:
         raise UsageError(
             f"{name}: {draft.source} is for the method {method}, not for {deployment.method}"
         )
-    for rule in differences(of_target, of_draft) if method == MODEL_METHOD else ():
+    effect = "serves without drafts" if method == MODEL_METHOD else "cannot draft with it"
+    for rule in differences(of_target, of_draft):
         if rule.is_refused:
             raise UsageError(
-                f"{name}: llama.cpp serves without drafts: {rule.field} is {rule.of_target} in "
+                f"{name}: llama.cpp {effect}: {rule.field} is {rule.of_target} in "
                 f"{target.source} and {rule.of_draft} in {draft.source} ({rule.reason})"
             )
 

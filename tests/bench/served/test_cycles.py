@@ -213,21 +213,42 @@ def test_the_noise_sets_the_number_of_cycles_by_default(tmp_path, wobble, cycles
     assert held in cycles  # servers without noise need those that the assumed deviation needs
 
 
-def test_no_cycle_starts_that_would_exceed_the_budget(tmp_path):
-    """80% of the budget is for exploring: 160 s, cycles of six sessions of 10 s."""
+def ks_of(unit):
+    return sorted({session.draft.k for session in unit.sessions})
+
+
+def test_a_budget_drops_the_slowest_k_and_starts_no_cycle_that_would_exceed_it(tmp_path):
+    """80% of the budget is for exploring: 160 s, sessions of 10 s; a larger K is faster."""
     budget = StoredCycle(tmp_path, budget_s=200.0, cycles=None)
     with budget.store:
-        assert [budget.hold_cycle().number for _ in range(2)] == [0, 1]
-        # 40 s are left to explore in, 80 s in all: enough for one cycle of K = 0 and the winner.
+        # Three more cycles of all K would take 180 s, and 100 s are left.
+        assert [ks_of(budget.hold_cycle()) for _ in range(3)] == [[0, 2, 4], [0, 4], [0, 4]]
+        # 20 s are left to explore in, 60 s in all: enough for one cycle of K = 0 and the winner.
         again = budget.hold_cycle()
         assert (again.number, again.purpose) == (100, "confirm")
         budget.clock.now_s += 1.0
         assert budget.run.next_unit(0) is None
 
 
-def test_a_budget_counts_cycles_that_run_in_parallel(tmp_path):
-    """160 s to explore in, of which 60 are spent: one more cycle, not two."""
+def test_a_budget_with_time_for_all_k_drops_none(tmp_path):
+    ample = StoredCycle(tmp_path, budget_s=1000.0, cycles=None)
+    with ample.store:
+        assert {tuple(ks_of(ample.hold_cycle())) for _ in range(4)} == {(0, 2, 4)}
+
+
+def test_a_resumed_run_follows_a_dropped_k_even_with_more_time(tmp_path):
     budget = StoredCycle(tmp_path, budget_s=200.0, cycles=None)
+    with budget.store:
+        budget.hold_cycle()
+        assert ks_of(budget.run.next_unit(0)) == [0, 4]
+        longer = Deadline(10_000.0, budget.clock)
+        resumed = ServedRun(budget.plan, "vllm", (), budget.store, longer)
+        assert ks_of(resumed.next_unit(0)) == [0, 4]
+
+
+def test_a_budget_counts_cycles_that_run_in_parallel(tmp_path):
+    """120 s to explore in, of which 60 are spent: one more cycle of K = 0 and one K, not two."""
+    budget = StoredCycle(tmp_path, budget_s=150.0, cycles=None)
     with budget.store:
         budget.hold_cycle()
         assert budget.run.next_unit(1) is None
