@@ -146,7 +146,7 @@ class Kind(StrEnum):
     )
     ADAPTIVE_BOUND = (
         "adaptive_bound",
-        "no adaptive K gains more than {hindsight:gain} here over {k:K}",
+        "no adaptive K gains more than {hindsight:gain} over {k:K} here",
     )
     ADAPTIVE_PAST = (
         "adaptive_past",

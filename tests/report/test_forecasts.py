@@ -226,7 +226,7 @@ def test_a_k_is_to_be_kept_only_where_hindsight_gains_little(measured_here):
             Kind.ADAPTIVE_PAST(past=bound.past),
             *keeps,
         ]
-    assert "more than 9% [7, 12] here over K=4" in forecast_text(check)
+    assert "9% [7, 12] over K=4" in forecast_text(check)
     assert "reaches 0% [-1, 1]" in forecast_text(check)
 
 
