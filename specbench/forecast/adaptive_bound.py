@@ -12,7 +12,7 @@ No policy knows the text. How much the past tells is shown by a policy that is f
 prompts. It is the best of those tried, so another one may gain more, up to the bound.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench.forecast.cost_curve import CostCurve
-from specbench.forecast.forecast import Floats, Steps, replayed, serves, steps
+from specbench.forecast.forecast import Floats, Steps, serves, steps
 from specbench.records import AdaptiveBound, ForecastRecord, TraceRecord
 from specbench.stats.intervals import LogRatio, interval, log_ratio, product
 from specbench.stats.summaries import Interval
@@ -33,15 +33,13 @@ def with_bound(
 ) -> ForecastRecord:
     """The forecast with the bound of adaptive K over its best K; without one if replays are
     approximate, because then a round depends on the K of earlier rounds."""
-    if not record.is_exact:
-        return record
     ks = [point.num_speculative_tokens for point in record.points]
-    cost_K = curve.rising(ks)
     texts = _texts(traces, ks)
-    rounds_NK = _by_prompt(texts, lambda text: cheapest(text.steps, cost_K).rounds_K)
-    fixed = replayed(traces, record.best)
-    assert fixed is not None, "the forecast has this K"
-    fixed_NK = np.outer(fixed.num_rounds, np.array(ks) == record.best)
+    if not record.is_exact or not texts:
+        return record
+    cost_K, best = curve.rising(ks), ks.index(record.best)
+    fixed_NK = np.zeros((len({text.prompt_id for text in texts}), len(ks)))
+    fixed_NK[:, [best]] = _by_prompt(texts, [best], cost_K)
     past_NK = _held_out(texts, cost_K)
 
     def gain(rounds_NK: Floats) -> Interval:
@@ -50,7 +48,8 @@ def with_bound(
     return replace(
         record,
         adaptive=AdaptiveBound(
-            hindsight=gain(rounds_NK), past=None if past_NK is None else gain(past_NK)
+            hindsight=gain(_by_prompt(texts, [*range(len(ks))], cost_K)),
+            past=None if past_NK is None else gain(past_NK),
         ),
     )
 
@@ -83,14 +82,19 @@ def _texts(traces: Sequence[TraceRecord], ks: Sequence[int]) -> list[_Text]:
         if len(trace.output_ids) > 1:
             known = by_text.setdefault((trace.prompt_id, trace.turn, trace.repeat), {})
             known |= {k: steps(trace, k) for k in ks if k not in known and serves(trace, k)}
-    return [_Text(prompt, tuple(known[k] for k in ks)) for (prompt, *_), known in by_text.items()]
+    return [
+        _Text(prompt, tuple(known[k] for k in ks))
+        for (prompt, *_), known in by_text.items()
+        if len(known) == len(ks)  # a killed run may lack some depths
+    ]
 
 
-def _by_prompt(texts: Sequence[_Text], rounds: Callable[[_Text], Floats]) -> Floats:
-    """Rounds of each prompt at each K [N, K], its texts summed."""
+def _by_prompt(texts: Sequence[_Text], choices: Sequence[int], cost_K: Floats) -> Floats:
+    """The cheapest rounds of each prompt among some K [N, K], its texts summed."""
     sums: dict[str, Floats] = {}
     for text in texts:
-        sums[text.prompt_id] = sums.get(text.prompt_id, 0.0) + rounds(text)
+        schedule = cheapest([text.steps[i] for i in choices], cost_K[choices])
+        sums[text.prompt_id] = sums.get(text.prompt_id, 0.0) + schedule.rounds_K
     return np.array([*sums.values()])
 
 

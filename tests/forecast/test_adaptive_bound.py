@@ -152,6 +152,12 @@ def test_a_tree_is_bounded_by_its_depths():
     assert record.adaptive.hindsight.estimate >= 1
 
 
+def test_a_text_that_lacks_a_depth_is_left_out():
+    traces = [right(p, depth=d, is_chain=False) for p in PROMPTS for d in (2, 3)]
+    wrong_2 = wrong("w", depth=2, is_chain=False)
+    assert bound_of([*traces, wrong_2], curve(COSTS)) == bound_of(traces, curve(COSTS))
+
+
 def test_an_approximate_replay_has_no_bound():
     assert forecast_of([right(p, is_exact=False) for p in PROMPTS], curve(COSTS)).adaptive is None
 
