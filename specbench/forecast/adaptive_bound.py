@@ -45,10 +45,13 @@ def with_bound(
     def gain(rounds_NK: Floats) -> Interval:
         return interval(_gain(fixed_NK, rounds_NK, cost_K, ks, curve))
 
+    hindsight = gain(_by_prompt(texts, [*range(len(ks))], cost_K))
+    if hindsight.low is not None:  # the best choice of K includes the fixed one
+        hindsight = replace(hindsight, low=max(hindsight.low, 1.0))
     return replace(
         record,
         adaptive=AdaptiveBound(
-            hindsight=gain(_by_prompt(texts, [*range(len(ks))], cost_K)),
+            hindsight=hindsight,
             past=None if past_NK is None else gain(past_NK),
         ),
     )

@@ -145,7 +145,8 @@ def _adaptive(check: CheckedForecast) -> Iterator[Reason]:
         yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.NO_TRACES(),))
     if auto is not None and auto.valid:
         share = None
-        if bound is not None and auto.decode.estimate > 1 and bound.hindsight.estimate > 1:
+        is_faster = auto.decode.low is not None and auto.decode.low > 1
+        if bound is not None and is_faster and bound.hindsight.estimate > 1:
             share = (auto.decode.estimate - 1) / (bound.hindsight.estimate - 1)
         yield Kind.AUTO_REACHES(speedup=auto.decode, k=auto.best_fixed.draft.k, share=share)
 

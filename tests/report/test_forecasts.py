@@ -243,11 +243,11 @@ def test_the_share_of_k_auto_is_that_of_the_gain_in_hindsight(measured_here):
     (good, _) = measured_here.forecasts
     bound = AdaptiveBound(hindsight=Interval(estimate=1.2, low=1.1, high=1.3), past=None)
     forecast = replace(good.forecast, adaptive=bound)
-    for speed, share in ((1.05, 0.25), (0.98, None)):
+    for speed, low, share in ((1.05, 1.01, 0.25), (1.05, 0.95, None), (0.98, 0.97, None)):
         auto = AdaptiveComparison(
             adaptive=replace(forecast.key, draft=replace(forecast.key.draft, length=Auto(4))),
             best_fixed=forecast.key,
-            decode=Interval(estimate=speed, low=None, high=None),
+            decode=Interval(estimate=speed, low=low, high=1.1),
             minimum_detectable_effect=None,
             mean_num_speculative_tokens=None,
             end_to_end=None,
