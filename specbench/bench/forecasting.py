@@ -15,6 +15,7 @@ from specbench.bench.session import OpenTarget
 from specbench.bench.traces import Trace, Tracer
 from specbench.decide.rank import shortlist
 from specbench.errors import UsageError, first_line
+from specbench.forecast.adaptive_bound import with_bound
 from specbench.forecast.cost_curve import CostCurve, curve_from, describe, left_out, measured_here
 from specbench.forecast.engine_costs import forecast_acceptance_rule
 from specbench.forecast.forecast import Effort, forecast, middle_context, replayed
@@ -229,7 +230,7 @@ class TargetForecaster:
             trace_s = self._tracer.seconds(drafted.traces, drafted.condition)
             shared_s = costs_s / len(group)
             try:
-                yield forecast(
+                record = forecast(
                     drafted.key,
                     drafted.traces,
                     curve,
@@ -237,6 +238,7 @@ class TargetForecaster:
                     rule=self._rule(drafted.condition.temperature),
                     effort=effort_of(self._plan, drafted, trace_s=trace_s, costs_s=shared_s),
                 )
+                yield with_bound(record, drafted.traces, curve)
             except ValueError as error:
                 name = f"{drafted.pairing.name} on {drafted.condition.workload}"
                 self._reporter.warn(f"{name}: not forecast, {first_line(error)}")

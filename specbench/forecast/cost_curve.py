@@ -3,11 +3,16 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specbench.errors import UsageError
 from specbench.records import EngineCost, RoundCost
-from specbench.stats.intervals import LogRatio, paired_log_ratio, product
+from specbench.stats.intervals import LogRatio, paired_log_ratio
+from specbench.stats.spread import combined
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,10 +32,56 @@ class CostCurve:
 
     def ratio(self, k: int, other: int) -> LogRatio:
         """cost(k) / cost(other), by repetition if paired; without a spread if they are few."""
+        return self.ratio_of({k: 1.0}, {other: 1.0})
+
+    def ratio_of(self, rounds: Mapping[int, float], others: Mapping[int, float]) -> LogRatio:
+        """The cost of rounds / that of other rounds, as `ratio`; both are numbers of rounds by K.
+
+        Costs that are not paired have independent errors, in proportion to their shares (delta
+        method); one that only `others` have counts as exact without a spread.
+        """
         if self.source is None:
-            return paired_log_ratio(self.costs[k], self.costs[other])
-        base = paired_log_ratio(self.costs[other], 1.0)
-        return product(paired_log_ratio(self.costs[k], 1.0), replace(base, log=-base.log))
+            return paired_log_ratio(*map(self._by_repetition, (rounds, others)))
+        means = {k: paired_log_ratio(self.costs[k], 1.0) for k in {*rounds, *others}}
+        totals = [
+            sum(n * math.exp(means[k].log) for k, n in each.items()) for each in (rounds, others)
+        ]
+        errors = []
+        for k, mean in means.items():
+            shares = [
+                each.get(k, 0.0) * math.exp(mean.log) / total
+                for each, total in zip((rounds, others), totals, strict=True)
+            ]
+            if mean.prompts is not None:
+                error = abs(shares[0] - shares[1]) * mean.prompts.standard_error
+                errors.append(replace(mean.prompts, standard_error=error))
+        is_known = bool(errors) and all(means[k].prompts for k in rounds)
+        return LogRatio(
+            log=math.log(totals[0] / totals[1]),
+            prompts=reduce(combined, errors) if is_known else None,
+            num_prompts=max(means[k].num_prompts for k in rounds),
+        )
+
+    def rising(self, ks: Iterable[int]) -> NDArray[np.float64]:
+        """The costs of ascending `ks` in steps, where no K costs less than a smaller one.
+
+        Costs that fall are replaced by their mean: the least-squares fit of logs that do not fall.
+        Source: Ayer et al. 1955, An empirical distribution function for sampling with incomplete
+        information, as the largest over smaller K of the least over larger K of means.
+        """
+        logs = np.array([self.ratio(k, 0).log if k else 0.0 for k in ks])
+        size = len(logs)
+        fitted = [
+            max(min(logs[i : j + 1].mean() for j in range(at, size)) for i in range(at + 1))
+            for at in range(size)
+        ]
+        costs: NDArray[np.float64] = np.exp(np.array(fitted))
+        return costs
+
+    def _by_repetition(self, rounds: Mapping[int, float]) -> NDArray[np.float64]:
+        costs = [n * np.array(self.costs[k]) for k, n in rounds.items()]
+        total: NDArray[np.float64] = np.sum(costs, axis=0)
+        return total
 
     def round_s(self, k: int) -> float | None:
         """Mean seconds of a round."""

@@ -34,8 +34,8 @@ from specbench.stats.spread import CONFIDENCE, Uncertainty
 Floats = NDArray[np.float64]
 
 
-class _StepCosts(NamedTuple):
-    """A trace cut to one K, by start s and number of drafts accepted a; S starts."""
+class Steps(NamedTuple):
+    """A trace cut to one K, by start s and number of drafts accepted a; S starts, A = K + 1."""
 
     accepted_SA: Floats  # P(a round that starts at s accepts a)
     drafted_S: NDArray[np.int64]
@@ -50,27 +50,28 @@ def serves(trace: TraceRecord, k: int) -> bool:
 
 def replay_one(trace: TraceRecord, k: int) -> RoundCounts:
     """The rounds of one text at K = k."""
-    steps = _steps(trace, k)
-    starting_S = _starting(steps)
-    rounds_SA = starting_S[:, None] * steps.accepted_SA
+    at_k = steps(trace, k)
+    starting_S = _starting(at_k)
+    rounds_SA = starting_S[:, None] * at_k.accepted_SA
     num_accepted_A = np.arange(k + 1)
     histogram_A = rounds_SA.sum(0)
     num_accepted = float(histogram_A @ num_accepted_A)
-    emitted_SA = steps.next_SA - np.arange(len(starting_S))[:, None]
+    emitted_SA = at_k.next_SA - np.arange(len(starting_S))[:, None]
     # A round that the end of the text cuts short emits all that it accepts, and rejects nothing.
-    is_rejecting_SA = (num_accepted_A < steps.drafted_S[:, None]) & (emitted_SA > num_accepted_A)
+    is_rejecting_SA = (num_accepted_A < at_k.drafted_S[:, None]) & (emitted_SA > num_accepted_A)
     return RoundCounts(
         num_rounds=float(starting_S.sum()),
-        num_drafted=float(starting_S @ steps.drafted_S),
+        num_drafted=float(starting_S @ at_k.drafted_S),
         num_accepted=num_accepted,
         num_emitted=float((rounds_SA * emitted_SA).sum()),
-        num_drafting=float(starting_S[steps.drafted_S > 0].sum()),
+        num_drafting=float(starting_S[at_k.drafted_S > 0].sum()),
         num_rejecting=float(rounds_SA[is_rejecting_SA].sum()),
         reached=tuple(histogram_A[::-1].cumsum()[::-1].tolist()),
     )
 
 
-def _steps(trace: TraceRecord, k: int) -> _StepCosts:
+def steps(trace: TraceRecord, k: int) -> Steps:
+    """The rounds at K = k that could start in the text of a trace that serves it."""
     num_starts = len(trace.num_drafted)
     accepted_SA = np.zeros((num_starts, k + 1))
     for start, chances in enumerate(trace.chances):
@@ -80,7 +81,7 @@ def _steps(trace: TraceRecord, k: int) -> _StepCosts:
     starts_S1 = np.arange(num_starts)[:, None]
     # The text ends with its last token, also within the accepted draft tokens.
     next_SA = np.minimum(starts_S1 + 1 + np.arange(k + 1), num_starts)
-    return _StepCosts(accepted_SA, drafted_S, next_SA)
+    return Steps(accepted_SA, drafted_S, next_SA)
 
 
 def _accepted(chances: Sequence[float], k: int) -> list[float]:
@@ -90,14 +91,14 @@ def _accepted(chances: Sequence[float], k: int) -> list[float]:
     return [*stopped, *[0.0] * (k + 1 - len(stopped))]
 
 
-def _starting(steps: _StepCosts) -> Floats:
+def _starting(at_k: Steps) -> Floats:
     """Expected number of rounds, 0 to 1, that begin at each start."""
-    num_starts = len(steps.drafted_S)
+    num_starts = len(at_k.drafted_S)
     starting = np.zeros(num_starts + 1)  # the last entry is the end of the text
     starting[0] = 1.0
     for start in range(num_starts):
         if starting[start]:
-            np.add.at(starting, steps.next_SA[start], starting[start] * steps.accepted_SA[start])
+            np.add.at(starting, at_k.next_SA[start], starting[start] * at_k.accepted_SA[start])
     return starting[:-1]
 
 

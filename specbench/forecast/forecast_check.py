@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from specbench.decide.comparisons import AdaptiveComparison
 from specbench.doc import Doc
 from specbench.forecast.forecast import replayed
 from specbench.metrics.cell import CellData
@@ -51,6 +52,7 @@ class CheckedForecast:
 
     forecast: ForecastRecord
     measured: Mapping[int, MeasuredPoint]
+    auto: AdaptiveComparison | None = None  # with K = auto, if it was measured
 
     def point(self, k: int) -> ForecastPoint:
         """The forecast of one K; StopIteration for a K without one."""
@@ -74,6 +76,7 @@ def check_forecasts(
     traces: Sequence[TraceRecord],
     cells: Sequence[CellData],
     summaries: Sequence[CellSummary],
+    adaptive: Sequence[AdaptiveComparison] = (),
 ) -> tuple[CheckedForecast, ...]:
     """Every forecast with the measurements of its K; of repeated forecasts only the last."""
     data = {cell.key: cell for cell in cells}
@@ -88,7 +91,8 @@ def check_forecasts(
             key = record.key.at(Fixed(k))
             if k and key in known:
                 measured[k] = _measured(point, known[key], data[key], its_traces)
-        checked.append(CheckedForecast(forecast=record, measured=measured))
+        auto = next((c for c in adaptive if c.adaptive.question == record.key.question), None)
+        checked.append(CheckedForecast(forecast=record, measured=measured, auto=auto))
     return tuple(checked)
 
 

@@ -15,6 +15,7 @@ from specbench.records.decisions import (
     SpeedupVerdict,
 )
 from specbench.records.forecasts import (
+    AdaptiveBound,
     EngineCost,
     ForecastPoint,
     ForecastRecord,

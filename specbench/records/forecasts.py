@@ -162,6 +162,35 @@ class ForecastPoint:
     ] = None
 
 
+SMALL_GAIN = 1.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptiveBound:
+    """What choosing K for every round could gain over the K that a forecast chose, which may be 0.
+
+    Ratios of decode seconds, by traces and round costs, over the traced prompts.
+    """
+
+    hindsight: Annotated[
+        Interval,
+        Doc("the fixed K / the best K of every round, which only the finished text shows", "x"),
+    ]
+    past: Annotated[
+        Interval | None,
+        Doc(
+            "the fixed K / a policy that knows only which draft tokens were accepted before, "
+            "fitted on other prompts; absent for a single prompt",
+            "x",
+        ),
+    ]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether no adaptive K is worth a try: even hindsight gains at most 5%, for certain."""
+        return self.hindsight.high is not None and self.hindsight.high <= SMALL_GAIN
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastRecord:
     """A speedup curve over K from traces and costs, stored before its K are measured."""
@@ -212,6 +241,10 @@ class ForecastRecord:
         ),
     ] = None
     measure_s: Annotated[float | None, Doc("the same for K = 0 and `to_measure`", "s")] = None
+    adaptive: Annotated[
+        AdaptiveBound | None,
+        Doc("what another K for every round could gain over `best`; absent if unknown"),
+    ] = None
 
     @property
     def share_saved(self) -> float | None:

@@ -144,6 +144,29 @@ class Kind(StrEnum):
         "step_times_of_greedy",
         "with the step times of {origin}, which drafts greedily",
     )
+    ADAPTIVE_BOUND = (
+        "adaptive_bound",
+        "no adaptive K gains more than {hindsight:gain} over {k:K} here",
+    )
+    ADAPTIVE_PAST = (
+        "adaptive_past",
+        "the best policy found that knows only the past {past:reaches}",
+    )
+    KEEP_K = "keep_k", "keep {k:K}"
+    ADAPTIVE_UNKNOWN = (
+        "adaptive_unknown",
+        "what an adaptive K could gain is unknown: {because:all}",
+    )
+    DRAFTS_BY_ROUNDS = (
+        "drafts_by_rounds",
+        "what this method drafts depends on earlier rounds or other requests; add auto to -k to "
+        "measure it",
+    )
+    NO_TRACES = "no_traces", "it needs traces of the draft tokens; measure with --forecast"
+    AUTO_REACHES = (
+        "auto_reaches",
+        "-k auto is {speedup:x} as fast as the best measured {k:K}{speedup:bounds}{share:of_bound}",
+    )
     FORECAST_LOWER = "forecast_lower", "skipped: the forecast of another drafter is higher"
     CHOSE_TO_MEASURE = "chose_to_measure", "of K={ks:ks} chose to measure {chosen:ks}"
     MEASURED_CHOSEN = "measured_chosen", "of K={ks:ks} measured {chosen:ks}"

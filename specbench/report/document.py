@@ -151,6 +151,7 @@ def build_document(stored: StoredRun) -> Document:
         for choice in map(choose, by_question((*cells, *(c for c in imported if c.speedup))))
     ]
     curves = context_curves(cells)
+    adaptive = compare_adaptive(explored, confirmation)
     return Document(
         folder=stored.folder,
         run=replace(stored.run, environment=environment),
@@ -161,12 +162,12 @@ def build_document(stored: StoredRun) -> Document:
         shared_k=tuple(_shared_k(cells, decisions, explored)),
         side_by_side=side_by_side(explored),
         variants=compare_variants(explored),
-        adaptive=compare_adaptive(explored, confirmation),
+        adaptive=adaptive,
         crossovers=crossovers(cells),
         context_curves=curves,
         by_context=by_context(decisions, curves),
         best_of=compare_best_of(explored),
-        forecasts=check_forecasts(stored.forecasts, stored.traces, explored, cells),
+        forecasts=check_forecasts(stored.forecasts, stored.traces, explored, cells, adaptive),
         prompts=_speedups_of_prompts(decisions, explored, confirmation),
         generations=_generations(decisions, explored, stored.references),
         engines=tuple(

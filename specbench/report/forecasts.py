@@ -116,6 +116,7 @@ def forecast_reasons(check: CheckedForecast) -> Iterator[Reason]:
     yield finding(leader.speedup, leader.num_speculative_tokens)
     if not record.is_exact:
         yield Kind.APPROXIMATE()
+    yield from _adaptive(check)
     if record.costs_of is not None:
         yield _step_times(record)
         return
@@ -128,6 +129,26 @@ def forecast_reasons(check: CheckedForecast) -> Iterator[Reason]:
     yield (Kind.MEASURED_CHOSEN if done == chosen else kind)(ks=ks, chosen=tuple(sorted(chosen)))
     if (saved := record.share_saved) is not None:  # by its own estimate; less in short sweeps
         yield Kind.TIME_LOST(share=-saved) if saved < 0 else Kind.TIME_SAVED(share=saved)
+
+
+def _adaptive(check: CheckedForecast) -> Iterator[Reason]:
+    """What an adaptive K could gain over the K that the forecast chose, and what K = auto does."""
+    record, bound, auto = check.forecast, check.forecast.adaptive, check.auto
+    if bound is not None:
+        yield Kind.ADAPTIVE_BOUND(hindsight=bound.hindsight, k=record.best)
+        yield Kind.ADAPTIVE_PAST(past=bound.past)
+        if bound.is_small:
+            yield Kind.KEEP_K(k=record.best)
+    elif not record.is_exact:
+        yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.DRAFTS_BY_ROUNDS(),))
+    elif not record.num_prompts:
+        yield Kind.ADAPTIVE_UNKNOWN(because=(Kind.NO_TRACES(),))
+    if auto is not None and auto.valid:
+        share = None
+        is_faster = auto.decode.low is not None and auto.decode.low > 1
+        if bound is not None and is_faster and bound.hindsight.estimate > 1:
+            share = (auto.decode.estimate - 1) / (bound.hindsight.estimate - 1)
+        yield Kind.AUTO_REACHES(speedup=auto.decode, k=auto.best_fixed.draft.k, share=share)
 
 
 def _step_times(record: ForecastRecord) -> Reason:

@@ -10,6 +10,7 @@ from specbench.records import Decision, Kind, Reason, SpeedupVerdict, ranges
 from specbench.words.numbers import (
     break_even_text,
     effect_text,
+    gain_text,
     interval_bounds,
     listed,
     measured,
@@ -102,6 +103,11 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "x": lambda speedup: f"{speedup.estimate:.2f}x",
     "bounds": interval_bounds,
     "range": range_text,
+    "gain": gain_text,
+    "reaches": lambda gain: (
+        "is not known from one prompt" if gain is None else f"reaches {gain_text(gain)}"
+    ),
+    "of_bound": lambda share: "" if share is None else f", {share:.0%} of that gain",
     "amount": lambda amount: plural(*amount),
     "speed": lambda speed: "" if speed is None else f" ({measured(speed, 'tokens/s')})",
     "effect": effect_text,

@@ -81,6 +81,16 @@ def speedup_text(speedup: Interval, word: str = "") -> str:
     return f"{speedup.estimate:.2f}x{word}{interval_bounds(speedup)}"
 
 
+def gain_text(speedup: Interval) -> str:
+    """A gain such as `9% [7, 12]`; without bounds only the estimate."""
+    percents = [
+        None if value is None else round(100 * (value - 1)) + 0  # no -0
+        for value in (speedup.estimate, speedup.low, speedup.high)
+    ]
+    gain, low, high = percents
+    return f"{gain}%" if low is None or high is None else f"{gain}% [{low}, {high}]"
+
+
 def range_text(speedup: Interval | None) -> str:
     """The range of an undecided speedup, such as `0.60x to 6.60x`."""
     if speedup is None or speedup.low is None or speedup.high is None:

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.records import EngineCost, Interval, Kind, SpeedupVerdict
+from specbench.decide.comparisons import AdaptiveComparison
+from specbench.forecast.forecast_check import CheckedForecast
+from specbench.records import (
+    AdaptiveBound,
+    Auto,
+    EngineCost,
+    Interval,
+    Kind,
+    Reason,
+    SpeedupVerdict,
+)
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
@@ -16,6 +26,7 @@ from specbench.report.forecasts import (
     forecast_legend,
     forecast_lines,
     forecast_reasons,
+    forecast_text,
     forecast_verdict,
 )
 from specbench.report.html import to_html
@@ -42,6 +53,14 @@ VLLM = [
     )
     for k, seconds in ((0, 1.0), (2, 1.1))
 ]
+
+ADAPTIVE = (
+    Kind.ADAPTIVE_BOUND,
+    Kind.ADAPTIVE_PAST,
+    Kind.KEEP_K,
+    Kind.ADAPTIVE_UNKNOWN,
+    Kind.AUTO_REACHES,
+)
 
 
 def document_of(folder, imported=(), **changes) -> Document:
@@ -108,7 +127,7 @@ def test_a_forecast_line_states_the_chosen_k_and_the_time_saved(measured_here):
     assert good.startswith("big/good on own.jsonl: forecast: K=4, 3.57x")
     assert bad.startswith("big/bad on own.jsonl: forecast: no speedup: K=1 measured 0.")
     (check, lost) = measured_here.forecasts
-    found, measured, saved = forecast_reasons(check)
+    found, *_, measured, saved = forecast_reasons(check)
     assert (found.kind, found.figures["k"]) == (Kind.FASTER, 4)
     assert measured == Kind.MEASURED_CHOSEN(ks=(1, 2, 4), chosen=(4,))
     assert (saved.kind, saved.figures["share"]) == (Kind.TIME_SAVED, check.forecast.share_saved)
@@ -142,7 +161,7 @@ def test_the_json_report_contains_every_forecast_point(measured_here, measured_t
     assert by_k[1]["measured"] is None
     assert 0 < forecast["share_saved"] < 1
     assert forecast["verdict"] == "faster"
-    kinds = ["faster", "measured_chosen", "time_saved"]
+    kinds = ["faster", "adaptive_bound", "adaptive_past", "keep_k", "measured_chosen", "time_saved"]
     assert [reason["kind"] for reason in forecast["reasons"]] == kinds
 
 
@@ -186,6 +205,60 @@ def test_a_forecast_that_saves_nothing_states_the_extra_time(measured_here):
     *_, lost = forecast_reasons(costly)
     assert lost.kind is Kind.TIME_LOST
     assert lost.figures["share"] > 0
+
+
+def adaptive_reasons(check: CheckedForecast) -> list[Reason]:
+    return [r for r in forecast_reasons(check) if r.kind in ADAPTIVE]
+
+
+def test_a_k_is_to_be_kept_only_where_hindsight_gains_little(measured_here):
+    (good, _) = measured_here.forecasts
+    gains = (
+        Interval(estimate=1.03, low=1.01, high=1.05),
+        Interval(estimate=1.09, low=1.07, high=1.12),
+    )
+    for hindsight in gains:
+        bound = AdaptiveBound(hindsight=hindsight, past=Interval(estimate=1.0, low=0.99, high=1.01))
+        check = replace(good, forecast=replace(good.forecast, adaptive=bound))
+        keeps = [Kind.KEEP_K(k=4)] if hindsight.high <= 1.05 else []
+        assert adaptive_reasons(check) == [
+            Kind.ADAPTIVE_BOUND(hindsight=hindsight, k=4),
+            Kind.ADAPTIVE_PAST(past=bound.past),
+            *keeps,
+        ]
+    assert "9% [7, 12] over K=4" in forecast_text(check)
+    assert "reaches 0% [-1, 1]" in forecast_text(check)
+
+
+def test_a_gain_that_cannot_be_bounded_is_unknown(measured_here):
+    (good, _) = measured_here.forecasts
+    without = replace(good.forecast, adaptive=None)
+    rough = replace(good, forecast=replace(without, is_exact=False))
+    assert adaptive_reasons(rough) == [Kind.ADAPTIVE_UNKNOWN(because=(Kind.DRAFTS_BY_ROUNDS(),))]
+    imported = replace(good, forecast=replace(without, num_prompts=0))
+    assert adaptive_reasons(imported) == [Kind.ADAPTIVE_UNKNOWN(because=(Kind.NO_TRACES(),))]
+
+
+def test_the_share_of_k_auto_is_that_of_the_gain_in_hindsight(measured_here):
+    (good, _) = measured_here.forecasts
+    bound = AdaptiveBound(hindsight=Interval(estimate=1.2, low=1.1, high=1.3), past=None)
+    forecast = replace(good.forecast, adaptive=bound)
+    for speed, low, share in ((1.05, 1.01, 0.25), (1.05, 0.95, None), (0.98, 0.97, None)):
+        auto = AdaptiveComparison(
+            adaptive=replace(forecast.key, draft=replace(forecast.key.draft, length=Auto(4))),
+            best_fixed=forecast.key,
+            decode=Interval(estimate=speed, low=low, high=1.1),
+            minimum_detectable_effect=None,
+            mean_num_speculative_tokens=None,
+            end_to_end=None,
+            num_units=3,
+            is_confirmed=True,
+            valid=True,
+        )
+        *_, reason = adaptive_reasons(replace(good, forecast=forecast, auto=auto))
+        assert reason.kind is Kind.AUTO_REACHES
+        assert reason.figures["k"] == 4
+        assert reason.figures["share"] == (share and pytest.approx(share))
 
 
 def test_unmeasured_cells_are_not_reported_as_measured(measured_here):

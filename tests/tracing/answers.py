@@ -92,21 +92,25 @@ def conversations(
     return [decode(engine, workload, prompt, options) for prompt in prompts]
 
 
+def request_of(text: TargetText, conversation: str | None = None) -> Request:
+    """A request that decodes the text again."""
+    return Request(
+        prompt_ids=text.prompt_ids,
+        max_new_tokens=text.max_new_tokens,
+        sampling=text.sampling,
+        seed=text.seed,
+        stop_at_eos=text.sampling.temperature > 0,
+        conversation=conversation,
+        prediction_ids=text.prediction_ids,
+    )
+
+
 def decode_with_drafts(
     engine: BuiltinEngine, drafter: str, texts: Sequence[TargetText], k: int
 ) -> list[tuple[tuple[int, ...], RoundLog]]:
     """The same turns decoded with drafts: their output and rounds."""
     requests = [
-        Request(
-            prompt_ids=text.prompt_ids,
-            max_new_tokens=text.max_new_tokens,
-            sampling=text.sampling,
-            seed=text.seed,
-            stop_at_eos=text.sampling.temperature > 0,
-            conversation=text.prompt_id if len(texts) > 1 else None,
-            prediction_ids=text.prediction_ids,
-        )
-        for text in texts
+        request_of(text, conversation=text.prompt_id if len(texts) > 1 else None) for text in texts
     ]
     work = Work(drafter=drafter, method=method_of(drafter), k=k)
     results = []
