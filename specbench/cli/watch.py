@@ -1,6 +1,5 @@
 """`specbench watch`: what a running server's own traffic shows about its drafts."""
 
-import asyncio
 import json
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -60,6 +59,8 @@ def watch(
     seconds, every_s = parse_seconds(duration, "--for"), parse_seconds(every, "--every")
     if every_s > seconds:
         raise UsageError(f"--every {every}: longer than --for {duration}")
+    import asyncio
+
     from specbench.forecast.engine_costs import read_file
 
     costs = [cost for file in step_times or () for cost in read_file(Path(file))]
@@ -86,6 +87,8 @@ async def _watch(
     as_json: bool,
 ) -> "Watched":
     """Print each interval, then the summary; also if the user interrupts it."""
+    from asyncio import CancelledError
+
     from specbench.servers.client import Client
     from specbench.servers.facts import ModelNames
     from specbench.watch.k_forecast import curve_near
@@ -108,7 +111,7 @@ async def _watch(
     async with Client(address) as client:
         server = await find_server(client, ModelNames(served=model))
         k = server.facts.k.value if address.k is None else address.k
-        with suppress(asyncio.CancelledError):
+        with suppress(CancelledError):
             async with aclosing(windows(server, seconds=seconds, every_s=every_s)) as seen:
                 async for window in seen:
                     if isinstance(window, str):

@@ -467,7 +467,7 @@ class Kind(StrEnum):
     NO_TRAFFIC = "no_traffic", "no tokens in {seconds:.0f} s"
     LENGTH_WATCHED = (
         "length_watched",
-        "{length.estimate:.2f} tokens per round{length:bounds}{rates:rates}",
+        "{length:lengths} tokens per round{length:bounds}{rates:rates}",
     )
     SMALLER_K = (
         "smaller_k",
