@@ -60,8 +60,9 @@ MAY_IMPORT = {
     "demo": set(),
     "verify": {*DRIVING, "words"},
     "tracing": DRIVING,
+    "watch": {*DRIVING, *ANALYZING, "servers"} - {"gate"},
     "bench": {*DRIVING, *ANALYZING, "probes", "servers", "verify", "tracing"} - {"gate"},
-    "cli": {*DRIVING, *ANALYZING, "report", "probes", "verify", "bench"},
+    "cli": {*DRIVING, *ANALYZING, "report", "probes", "verify", "bench", "watch"},
     "__main__": {"cli"},
 }
 LOOP = {f"specbench.decode.{name}" for name in ("serving", "scheduler", "decoder")}

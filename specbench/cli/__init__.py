@@ -30,6 +30,7 @@ from specbench.cli.recommend import recommend
 from specbench.cli.report import report
 from specbench.cli.schema import schema
 from specbench.cli.verify import verify
+from specbench.cli.watch import watch
 from specbench.errors import DeviceLostError, ExitCode, SpecbenchError, UsageError, first_line
 from specbench.models import library_output
 from specbench.untrusted import plain
@@ -65,6 +66,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "pair": with_option_per_field(pair),
         "verify": with_option_per_field(verify),
         "inspect": with_option_per_field(inspect_rounds),
+        "watch": with_option_per_field(watch),
     },
     "Read results": {
         "report": with_option_per_field(report),

@@ -16,6 +16,7 @@ EXAMPLES = {
     "pair": "specbench pair ./models/target --draft ./models/draft --draft ngram",
     "verify": "specbench verify demo/draft",
     "inspect": 'specbench inspect demo/draft --prompt "Write a function that adds two numbers"',
+    "watch": "specbench watch --base-url http://localhost:8000 --for 10m",
     "report": "specbench report latest",
     "recommend": "specbench recommend latest",
     "schema": "specbench schema run",
@@ -103,12 +104,6 @@ class Commands(TyperGroup):
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Suggests the new name of a command that was renamed."""
-        if args[0] == "watch":
-            ctx.fail("No such command 'watch'. Did you mean 'inspect'?")
-        return super().resolve_command(ctx, args)
 
 
 class GroupedCommand(TyperCommand):

@@ -12,7 +12,7 @@ from specbench.settings.words import one_of
 if TYPE_CHECKING:
     from specbench.doc import JsonObject
 
-_COMMANDS = ("run", "sweep-k", "report", "verify", "check", "history", "recommend")
+_COMMANDS = ("run", "sweep-k", "report", "verify", "check", "history", "recommend", "watch")
 
 
 def schema(
@@ -55,6 +55,8 @@ def _document(command: str) -> "JsonObject":
             from specbench.report.history import DOCUMENT
         case "recommend":
             from specbench.report.recommendation import DOCUMENT
+        case "watch":
+            from specbench.watch.report import DOCUMENT
         case _:
             from specbench.report.document_json import DOCUMENT
     return DOCUMENT

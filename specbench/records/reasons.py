@@ -465,6 +465,49 @@ class Kind(StrEnum):
     ROUNDING = "rounding", "a near-tie"
     NOT_ROUNDING = "not_rounding", "rounding does not explain it"
 
+    # What the traffic of a server shows.
+    COLLAPSED = (
+        "collapsed",
+        "acceptance collapsed at {at}: {before:.2f} -> {after:.2f} tokens per round; since then "
+        "{accepted:,.0f} of {drafted:,.0f} draft tokens were accepted",
+    )
+    ACCEPTANCE_MOVED = (
+        "acceptance_moved",
+        "acceptance changed at {at}: {before:.2f} -> {after:.2f} tokens per round, as with other "
+        "traffic",
+    )
+    NONE_ACCEPTED = (
+        "none_accepted",
+        "none of {drafted:,.0f} draft tokens was accepted: probably a fault, such as the draft of "
+        "another model",
+    )
+    ALL_ACCEPTED = (
+        "all_accepted",
+        "all {drafted:,.0f} draft tokens were accepted, at every position: probably a fault of the "
+        "counters, or one text again and again",
+    )
+    NO_DRAFTS = "no_drafts", "no drafts in {tokens:,.0f} tokens"
+    NO_TRAFFIC = "no_traffic", "no tokens in {seconds:.0f} s"
+    LENGTH_WATCHED = (
+        "length_watched",
+        "{length:lengths} tokens per round{length:bounds}{rates:rates}",
+    )
+    SMALLER_K = (
+        "smaller_k",
+        "{k:K} would emit {tokens:.2f} tokens per round instead of {now:.2f} and draft {fewer:.0%} "
+        "less",
+    )
+    K_FORECAST = (
+        "k_forecast",
+        "forecast: {k:K}, {speed:x} the speed of {now_k:K}{speed:bounds}, with {costs}",
+    )
+    KEEP_K = "keep_k", "forecast: no smaller K is faster than {k:K}, with {costs}"
+    NEEDS_STEP_TIMES = (
+        "needs_step_times",
+        "no K can be named without the seconds of a round: add --step-times with a run of this "
+        "server at K=0 and {k:K}, or a table",
+    )
+
     # Signs that a machine was busy. Fewer threads are advised once.
     OTHER_PROCESSES = (
         "other_processes",

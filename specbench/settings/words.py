@@ -247,15 +247,15 @@ def parse_variants(items: list[str]) -> dict[str, tuple[str, ...]] | None:
     return {PLAIN: (), **variants} if len(variants) == 1 else variants or None
 
 
-def parse_seconds(text: str) -> float:
+def parse_seconds(text: str, option: str = "--time-budget") -> float:
     """Seconds of `90s`, `3m` or `1.5h`; an error for a number without a unit."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) == 0:
-        raise UsageError(f"--time-budget {text!r}: expected a time such as 90s, 3m or 1h")
+        raise UsageError(f"{option} {text!r}: expected a time such as 90s, 3m or 1h")
     if not match[2]:
         raise UsageError(
-            f"--time-budget {text!r} has no unit: type --time-budget {match[1]}m for minutes or "
-            f"--time-budget {match[1]}s for seconds"
+            f"{option} {text!r} has no unit: type {option} {match[1]}m for minutes or "
+            f"{option} {match[1]}s for seconds"
         )
     return float(match[1]) * _SECONDS[match[2]]
 

@@ -149,6 +149,12 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "tied": lambda names: f"; undecided whether faster than {listed(names)}" if names else "",
     "than": lambda context: "" if context is None else f" than {context:,}",
     "basis": _basis,
+    "lengths": lambda length: f"{length.estimate:.2f}",
+    "rates": lambda rates: (
+        f"; accepted at positions 1 to {len(rates)}: {', '.join(f'{rate:.0%}' for rate in rates)}"
+        if rates
+        else ""
+    ),
     "open_on": lambda names: (
         f"; its loss on {listed(names)} is unknown, because undecided" if names else ""
     ),

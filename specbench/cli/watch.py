@@ -1,0 +1,130 @@
+"""`specbench watch`: what a running server's own traffic shows about its drafts."""
+
+import json
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench.errors import ExitCode, ServerError, UsageError
+from specbench.settings.words import parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specbench.inputs.address import Address
+    from specbench.records import EngineCost, Reason
+    from specbench.watch.report import Watched
+
+
+def watch(
+    base_url: Annotated[
+        str,
+        typer.Option(
+            "--base-url",
+            help="Server to watch, such as http://localhost:8000, with #k=4 if it does not "
+            "report its K.",
+            metavar="URL",
+        ),
+    ],
+    duration: Annotated[
+        str, typer.Option("--for", help="How long: 90s, 10m, 8h.", metavar="TIME")
+    ] = "10m",
+    every: Annotated[
+        str, typer.Option("--every", help="Time between readings.", metavar="TIME")
+    ] = "5s",
+    step_times: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--step-times",
+            help="Forecast K with the step times of this run of the server, or of a table. "
+            "Repeatable.",
+            metavar="FILE",
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option("--served-model-name", help="Its model, if it has several.", metavar="NAME"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each interval.")
+    ] = False,
+) -> None:
+    """Watch the acceptance of a running server, without sending it requests.
+
+    Reads its counters, names a collapse of acceptance and faults, and forecasts K. Ctrl-C ends it
+    with its summary. Exit code 1: acceptance has collapsed.
+    """
+    seconds, every_s = parse_seconds(duration, "--for"), parse_seconds(every, "--every")
+    if every_s > seconds:
+        raise UsageError(f"--every {every}: longer than --for {duration}")
+    import asyncio
+
+    from specbench.forecast.engine_costs import read_file
+
+    costs = [cost for file in step_times or () for cost in read_file(Path(file))]
+    from specbench.watch.report import has_fault
+    from specbench.watch.server import address_of
+
+    with asyncio.Runner() as runner:
+        try:
+            summary = runner.run(
+                _watch(address_of(base_url), served_model_name, seconds, every_s, costs, as_json)
+            )
+        except ServerError as error:
+            raise UsageError(f"--base-url {error}") from error
+    if has_fault(summary.reasons):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+async def _watch(
+    address: "Address",
+    model: str | None,
+    seconds: float,
+    every_s: float,
+    costs: "Sequence[EngineCost]",
+    as_json: bool,
+) -> "Watched":
+    """Print each interval, then the summary; also if the user interrupts it."""
+    from asyncio import CancelledError
+
+    from specbench.servers.client import Client
+    from specbench.servers.facts import ModelNames
+    from specbench.watch.k_forecast import curve_near
+    from specbench.watch.report import DOCUMENT, line_of, of_window, summary_of
+    from specbench.watch.server import find_server, windows
+    from specbench.watch.traffic import Traffic
+    from specbench.words.answers import text
+
+    traffic = Traffic()
+    found: list[Reason] = []
+
+    def show(watched: "Watched") -> None:
+        if as_json:
+            typer.echo(json.dumps(DOCUMENT.of(watched), allow_nan=False))
+        elif watched.part == "interval":
+            typer.echo(line_of(watched))
+        for reason in () if as_json else watched.reasons:
+            typer.echo(text(reason))
+
+    async with Client(address) as client:
+        server = await find_server(client, ModelNames(served=model))
+        k = server.facts.k.value if address.k is None else address.k
+        with suppress(CancelledError):
+            async with aclosing(windows(server, seconds=seconds, every_s=every_s)) as seen:
+                async for window in seen:
+                    if isinstance(window, str):
+                        typer.echo(window, err=True)
+                        continue
+                    new = traffic.add(window)
+                    found += new
+                    show(of_window(window, new))
+    k = k or traffic.total.num_positions
+    engine = f"{server.name} {server.facts.version}".strip()
+    curve = curve_near(costs, engine, traffic.mean_in_progress, k) if costs and k else None
+    summary = summary_of(traffic, found, k, curve)
+    if not as_json:
+        typer.echo(f"\n{engine}, K={'unknown' if k is None else k}:")
+    show(summary)
+    return summary

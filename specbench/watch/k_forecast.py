@@ -1,0 +1,95 @@
+"""What a smaller K would do with a server's traffic, by the positions at which drafts are accepted.
+
+The draft of a chain does not depend on how long it gets, so K = k accepts what K accepts at the
+first k positions. A larger K, and a tree of another size, are unknown.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from specbench.decide.recommend import near_best
+from specbench.doc import Doc
+from specbench.errors import UsageError
+from specbench.forecast.cost_curve import CostCurve, curve_from
+from specbench.records import EngineCost
+from specbench.servers.metrics_page import Counters
+from specbench.stats.intervals import interval, log_ratio, product
+from specbench.stats.summaries import Interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KForecast:
+    """A K with the traffic that was watched."""
+
+    num_speculative_tokens: Annotated[int, Doc("K", "tokens/round")]
+    tokens_per_round: Annotated[float, Doc("emitted per round", "tokens/round", low=1)]
+    speed: Annotated[
+        Interval | None,
+        Doc("its forecast speed over that of the server's K; absent: no step times", "x"),
+    ]
+
+
+def forecasts(batches: Sequence[Counters], k: int, curve: CostCurve | None) -> list[KForecast]:
+    """K = 0 .. k with the traffic of a server at K = k; none where its drafts are no chains."""
+    drafted = sum(batch.num_draft_tokens or 0 for batch in batches)
+    rounds = np.array([batch.num_rounds or 0 for batch in batches], dtype=np.float64)
+    at = [batch.num_accepted_at for batch in batches]
+    if not batches or any(len(of) != k for of in at) or drafted > k * rounds.sum():
+        return []
+    reached = rounds[:, None] + np.cumsum([(0.0, *of) for of in at], axis=1)
+    return [
+        KForecast(
+            num_speculative_tokens=j,
+            tokens_per_round=float(reached[:, j].sum() / rounds.sum()),
+            speed=_speed(reached[:, j], reached[:, k], curve, j, k),
+        )
+        for j in range(k + 1)
+    ]
+
+
+def _speed(
+    emitted: np.ndarray, now: np.ndarray, curve: CostCurve | None, j: int, k: int
+) -> Interval | None:
+    if curve is None or not {j, k} <= curve.costs.keys():
+        return None
+    return interval(product(log_ratio([emitted], [now]), curve.ratio(k, j)))
+
+
+def best_of(choices: Sequence[KForecast]) -> KForecast | None:
+    """The fastest by forecast, of those within 1% the smallest K; None without step times."""
+    speeds = {each: each.speed.estimate for each in choices if each.speed is not None}
+    if not speeds:
+        return None
+    return min(near_best(speeds, speeds.__getitem__), key=lambda c: c.num_speculative_tokens)
+
+
+def curve_near(
+    costs: Sequence[EngineCost], engine: str, num_in_progress: float, k: int
+) -> CostCurve:
+    """The costs with the number of concurrent requests that is nearest to that in progress.
+
+    UsageError without K = 0 or K, for several drafters, and for a run of another `engine` than
+    that of the server, such as "vllm 0.32.0".
+    """
+    if others := sorted({c.engine for c in costs if c.target is not None} - {engine}):
+        raise UsageError(
+            f"--step-times: these are of {' and '.join(others)}, and the server is {engine}; give "
+            "a run of this server"
+        )
+    if len(drafters := sorted({c.drafter for c in costs if c.drafter is not None})) > 1:
+        raise UsageError(
+            f"--step-times: these are of several drafters, {', '.join(drafters)}; give a run of "
+            "the one that the server uses"
+        )
+    nearest = min(
+        (cost.concurrency for cost in costs), key=lambda n: abs(n - max(num_in_progress, 1.0))
+    )
+    curve = curve_from(costs, concurrency=nearest, ks=range(k + 1))
+    if k not in curve.costs:
+        raise UsageError(
+            f"--step-times: {curve.source} has no cost of K={k}, which the server runs; add it"
+        )
+    return curve

@@ -1,0 +1,80 @@
+"""Reads the counters of a running server again and again."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from specbench.engines.served_engine import ServedEngine, counter_pages, find_served
+from specbench.errors import ServerError, UsageError
+from specbench.inputs.address import Address
+from specbench.servers.client import Client
+from specbench.servers.facts import ModelNames, ServerFacts
+from specbench.servers.metrics_page import Counters
+from specbench.watch.traffic import Window
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchedServer:
+    """A server with the engine that its counters belong to."""
+
+    client: Client
+    name: str
+    engine: ServedEngine
+    facts: ServerFacts
+
+    async def counters(self) -> Counters:
+        page = self.engine.COUNTERS
+        assert page is not None
+        return await self.client.counters(page.path_of(self.facts.model), [page])
+
+
+async def find_server(client: Client, names: ModelNames) -> WatchedServer:
+    """The server's engine, by its counters, and its facts; UsageError without counters."""
+    pages = counter_pages()
+    # The longest path is tried first, since TensorRT-LLM also has JSON at /metrics.
+    for path in sorted({page.path for page in pages}, key=len, reverse=True):
+        counted = await client.counters(path, pages)
+        if counted.engine is not None:
+            engine = find_served(counted.engine)
+            facts = await engine.facts(client, names)
+            return WatchedServer(client=client, name=counted.engine, engine=engine, facts=facts)
+    raise UsageError(
+        f"--base-url {client.address.root}: it has no page of counters that is known, such as "
+        "/metrics of vLLM; start it with one (llama.cpp: --metrics, SGLang: --enable-metrics)"
+    )
+
+
+async def windows(
+    server: WatchedServer, *, seconds: float, every_s: float
+) -> AsyncGenerator[Window | str, None]:
+    """The counts of each interval, or in words why it has none: it restarted, or cannot be
+    reached."""
+    began, ends = _now(), time.monotonic() + seconds
+    last: Counters | None = await server.counters()
+    read_at = time.monotonic()
+    while (left_s := ends - time.monotonic()) > 0:
+        await asyncio.sleep(min(every_s, left_s))
+        at, began_before, began = time.monotonic(), began, _now()
+        try:
+            counted = await server.counters()
+        except ServerError as error:
+            last = None
+            yield str(error)
+            continue
+        since = None if last is None else counted.since(last)
+        if since is None or since.spans_restart:
+            yield f"{server.client.address.root} restarted" if since else "it answers again"
+        else:
+            yield Window(began_at=began_before, seconds=at - read_at, counters=since)
+        last, read_at = counted, at
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def address_of(url: str) -> Address:
+    """The address of --base-url; UsageError for one that is none."""
+    return Address.at(url, "--base-url")

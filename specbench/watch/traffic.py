@@ -1,0 +1,147 @@
+"""Acceptance in the traffic of a server, by its counters: its mean, its changes and its faults.
+
+Rounds of one request are correlated, so intervals and alarms are over batches of requests.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from statistics import fmean
+from typing import Annotated
+
+import numpy as np
+
+from specbench.doc import Doc
+from specbench.records import Kind, Reason
+from specbench.servers.metrics_page import Counters
+from specbench.stats.drift import DriftDetector
+from specbench.stats.intervals import interval, log_ratio, with_half_count
+from specbench.stats.summaries import Interval
+
+FEWEST_ROUNDS, FEWEST_REQUESTS = 32, 2  # of a batch; requests only where they are counted
+ENOUGH_DRAFTS = 200  # tokens: if none or all of them were accepted, a fault is likely
+COLLAPSE = 0.02  # share of accepted draft tokens below which acceptance has collapsed
+FAULTS = (Kind.COLLAPSED, Kind.NONE_ACCEPTED, Kind.ALL_ACCEPTED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """The counts between two readings of a server."""
+
+    began_at: Annotated[str, Doc("when it began, in UTC")]
+    seconds: Annotated[float, Doc("its length", "s")]
+    counters: Counters
+
+    @property
+    def length(self) -> float | None:
+        return mean_length(self.counters)
+
+
+def mean_length(counted: Counters) -> float | None:
+    """Tokens per round: 1 + accepted / rounds. A server that does not count accepted tokens, but
+    all rounds, emits its tokens in them, except for the first of each request."""
+    if not counted.num_rounds:
+        return None
+    if counted.num_accepted is not None:
+        return 1 + counted.num_accepted / counted.num_rounds
+    if counted.counts_all_rounds and counted.num_tokens is not None:
+        return (counted.num_tokens - (counted.num_requests or 0.0)) / counted.num_rounds
+    return None
+
+
+def rates(counted: Counters) -> tuple[float, ...]:
+    """The share of rounds in which the draft token at position 1, 2 .. K is accepted."""
+    rounds = counted.num_rounds
+    return tuple(n / rounds for n in counted.num_accepted_at) if rounds else ()
+
+
+class Traffic:
+    """Collects windows, and judges each batch of requests as it is complete."""
+
+    def __init__(self) -> None:
+        self.windows: list[Window] = []
+        self.batches: list[Counters] = []
+        self._begun_at: list[str] = []  # the batches, in UTC
+        self._open: list[Window] = []
+        self._detector = DriftDetector()
+        self._is_suspect = False
+
+    @property
+    def total(self) -> Counters:
+        """The counts of all windows."""
+        if not self.windows:
+            return Counters(engine=None)
+        return reduce(Counters.__add__, (window.counters for window in self.windows))
+
+    @property
+    def mean_in_progress(self) -> float:
+        """Requests in progress at the end of the windows; 1 where that is not counted."""
+        known = [window.counters.num_in_progress for window in self.windows]
+        return fmean([n for n in known if n is not None] or [1.0])
+
+    def add(self, window: Window) -> list[Reason]:
+        """What this window shows that earlier ones did not."""
+        self.windows.append(window)
+        self._open.append(window)
+        batch = reduce(Counters.__add__, (each.counters for each in self._open))
+        requests = batch.num_requests
+        if (batch.num_rounds or 0) < FEWEST_ROUNDS or (
+            requests is not None and requests < FEWEST_REQUESTS
+        ):
+            return []
+        self.batches.append(batch)
+        self._begun_at.append(self._open[0].began_at)
+        self._open = []
+        return [*self._drift(batch), *self._suspect()]
+
+    def _drift(self, batch: Counters) -> Iterator[Reason]:
+        length = mean_length(batch)
+        drift = None if length is None else self._detector.add(length)
+        if drift is None:
+            return
+        since = reduce(Counters.__add__, self.batches[drift.index :])
+        moved = Kind.ACCEPTANCE_MOVED(
+            at=self._begun_at[drift.index], before=drift.before, after=drift.after
+        )
+        drafted, accepted = since.num_draft_tokens, since.num_accepted
+        if drafted and accepted is not None and accepted / drafted < COLLAPSE:
+            yield Kind.COLLAPSED(**moved.figures, accepted=accepted, drafted=drafted)
+        else:
+            yield moved
+
+    def _suspect(self) -> Iterator[Reason]:
+        """A fault that shows without any change, once."""
+        total = self.total
+        drafted, accepted = total.num_draft_tokens, total.num_accepted
+        if self._is_suspect or drafted is None or accepted is None or drafted < ENOUGH_DRAFTS:
+            return
+        self._is_suspect = accepted in (0, drafted)
+        if accepted == 0:
+            yield Kind.NONE_ACCEPTED(drafted=drafted)
+        elif accepted == drafted:
+            yield Kind.ALL_ACCEPTED(drafted=drafted)
+
+    @property
+    def length(self) -> Interval | None:
+        """The mean acceptance length, with an interval from five batches on."""
+        mean = mean_length(self.total)
+        if mean is None or not self.batches:
+            return None if mean is None else Interval(estimate=mean, low=None, high=None)
+        rounds = [batch.num_rounds or 0.0 for batch in self.batches]
+        emitted = [(mean_length(b) or 1.0) * n for b, n in zip(self.batches, rounds, strict=True)]
+        return interval(log_ratio([emitted], [rounds]))
+
+    @property
+    def rates(self) -> tuple[Interval, ...]:
+        """The acceptance rate by position, each with an interval from five batches on."""
+        deepest = max((len(batch.num_accepted_at) for batch in self.batches), default=0)
+        rounds = [batch.num_rounds or 0.0 for batch in self.batches]
+        return tuple(
+            interval(log_ratio([with_half_count(accepted)], [rounds]))
+            for accepted in self._accepted_at(deepest)
+        )
+
+    def _accepted_at(self, deepest: int) -> Iterator[np.ndarray]:
+        for i in range(deepest):
+            at = [b.num_accepted_at[i] if i < len(b.num_accepted_at) else 0 for b in self.batches]
+            yield np.array(at, dtype=np.float64)

@@ -1,0 +1,247 @@
+"""Watching a server: acceptance of its traffic, alarms, and the K that its step times favor.
+
+The traffic is simulated from the rounds of recorded requests (tests/stats/test_recorded_sweep.py).
+"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from specbench.forecast.cost_curve import curve_from
+from specbench.records import EngineCost, Kind
+from specbench.servers.metrics_page import Counters
+from specbench.watch.k_forecast import best_of, curve_near, forecasts
+from specbench.watch.report import DOCUMENT, has_fault, summary_of
+from specbench.watch.traffic import Traffic, Window
+from tests.servers.http_server import Handler, serving_with
+
+K = 4
+# Chance that a position is accepted if all before were: of texts that differ by request.
+CODE, PROSE = (0.85, 0.8, 0.78, 0.75), (0.6, 0.5, 0.45, 0.4)
+
+
+def request(rng, chances, tokens=96):
+    """Rounds and accepted tokens by position of one request, whose text is easier or harder."""
+    easier = np.clip(np.array(chances) + rng.normal(0, 0.08), 0.0, 0.98)
+    rounds, emitted, at = 0, 0, np.zeros(K)
+    while emitted < tokens:
+        accepted = int((rng.random(K) < easier).cumprod().sum())
+        at[:accepted] += 1
+        rounds, emitted = rounds + 1, emitted + accepted + 1
+    return rounds, at, emitted
+
+
+def window(rng, chances, num_requests=2):
+    parts = [request(rng, chances) for _ in range(num_requests)]
+    rounds, at, tokens = (sum(column) for column in zip(*parts, strict=True))
+    return Window(
+        began_at="2026-01-01T00:00:00+00:00",
+        seconds=5.0,
+        counters=Counters(
+            engine="vllm",
+            num_rounds=float(rounds),
+            num_draft_tokens=float(K * rounds),
+            num_accepted=float(at.sum()),
+            num_accepted_at=tuple(at),
+            num_positions=K,
+            num_tokens=float(tokens),
+            num_requests=float(num_requests),
+        ),
+    )
+
+
+def watched(windows):
+    """The traffic, and what it showed, by the number of its window."""
+    traffic = Traffic()
+    return traffic, [(i, reason) for i, w in enumerate(windows) for reason in traffic.add(w)]
+
+
+def test_steady_traffic_gives_no_alarm():
+    """2,000 windows; at the stated rate an alarm is seen in 1 of 50 seeds."""
+    for seed, chances in ((1, CODE), (2, PROSE)):
+        rng = np.random.default_rng(seed)
+        traffic, found = watched(window(rng, chances) for _ in range(1_000))
+        assert found == []
+        length = traffic.length
+        assert length.low < length.estimate < length.high < 1.03 * length.estimate
+
+
+def test_intervals_contain_the_mean_of_all_traffic():
+    """At 95%, fewer than 82 of 100 in 1 of 100,000 seeds."""
+    rng = np.random.default_rng(4)
+    truth = watched(window(rng, PROSE) for _ in range(2_000))[0].length.estimate
+    lengths = [watched(window(rng, PROSE) for _ in range(12))[0].length for _ in range(100)]
+    assert sum(length.low <= truth <= length.high for length in lengths) >= 82
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"),
+    [(PROSE, Kind.ACCEPTANCE_MOVED), ((0.01, 0.01, 0.01, 0.01), Kind.COLLAPSED)],
+)
+def test_a_change_is_named_within_twenty_requests(after, kind):
+    delays = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        _, found = watched(window(rng, CODE if i < 40 else after) for i in range(60))
+        assert [reason.kind for _, reason in found] == [kind]
+        delays.append(found[0][0] - 39)
+        assert has_fault([found[0][1]]) == (kind is Kind.COLLAPSED)
+    print(f"{kind}: after {2 * np.median(delays):.0f} requests, {2 * max(delays)} at most")
+    assert 2 * max(delays) <= 20
+
+
+@pytest.mark.parametrize(
+    ("chances", "kind"), [((0.0,) * K, Kind.NONE_ACCEPTED), ((1.0,) * K, Kind.ALL_ACCEPTED)]
+)
+def test_none_or_all_accepted_is_probably_a_fault(chances, kind):
+    rng = np.random.default_rng(0)
+    windows = [window(rng, CODE) for _ in range(20)]
+    for i, each in enumerate(windows):
+        rounds = each.counters.num_rounds
+        at = tuple(rounds * chance for chance in chances)
+        counted = Counters(
+            engine="vllm",
+            num_rounds=rounds,
+            num_draft_tokens=K * rounds,
+            num_accepted=sum(at),
+            num_accepted_at=at,
+            num_positions=K,
+        )
+        windows[i] = Window(began_at="", seconds=5.0, counters=counted)
+    _, found = watched(windows)
+    assert [reason.kind for _, reason in found] == [kind]
+
+
+def costs(*, draft, verify, concurrency=1, **of_run):
+    """Step times of a round: a step and, for each draft token, a draft and its check."""
+    return [
+        EngineCost(
+            source="run 1",
+            engine="vllm 0.32.0",
+            num_speculative_tokens=k,
+            concurrency=concurrency,
+            cost=0.02 * (1 + k * (draft + verify)),
+            is_relative=False,
+            **of_run,
+        )
+        for k in range(K + 1)
+    ]
+
+
+@pytest.mark.parametrize(("draft", "verify"), [(0.02, 0.01), (0.1, 0.05), (0.25, 0.1), (0.9, 0.3)])
+def test_the_named_k_is_that_of_a_sweep(draft, verify):
+    """A sweep measures every K with the same costs; its best is near the named one's speed."""
+    curve = curve_from(costs(draft=draft, verify=verify), concurrency=1, ks=range(K + 1))
+    hits = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        traffic, _ = watched(window(rng, PROSE) for _ in range(40))
+        named = best_of(forecasts(traffic.batches, K, curve)).num_speculative_tokens
+        others = [request(rng, PROSE) for _ in range(200)]
+        rounds = sum(r for r, _, _ in others)
+        reached = np.cumsum([rounds, *sum(at for _, at, _ in others)])
+        speeds = [reached[k] / curve.costs[k][0] for k in range(K + 1)]
+        hits += speeds[named] >= 0.99 * max(speeds)
+    assert hits >= 16
+
+
+def test_without_step_times_no_k_is_named_and_no_speed():
+    traffic, found = watched(window(np.random.default_rng(2), PROSE) for _ in range(10))
+    summary = summary_of(traffic, [reason for _, reason in found], K, None)
+    kinds = [reason.kind for reason in summary.reasons]
+    assert kinds[-1] is Kind.NEEDS_STEP_TIMES
+    assert Kind.K_FORECAST not in kinds
+    assert all(choice.speed is None for choice in summary.forecasts)
+
+
+def test_drafts_of_a_tree_and_of_an_unknown_k_are_not_forecast():
+    traffic, _ = watched(window(np.random.default_rng(2), PROSE) for _ in range(10))
+    assert forecasts(traffic.batches, K + 1, None) == []
+    wide = [
+        Counters(
+            engine="vllm",
+            num_rounds=10.0,
+            num_draft_tokens=100.0,
+            num_accepted=20.0,
+            num_accepted_at=(8.0, 6.0, 4.0, 2.0),
+        )
+    ]
+    assert forecasts(wide, K, None) == []
+
+
+def test_step_times_are_of_this_server_and_of_the_nearest_number_of_requests():
+    near, far = (costs(draft=0.1, verify=0.1, concurrency=n, target="t") for n in (4, 16))
+    for other in far:
+        object.__setattr__(other, "cost", 9.0)
+    assert curve_near([*near, *far], "vllm 0.32.0", 5.2, K).costs[0] == (0.02,)
+    with pytest.raises(Exception, match=r"vllm 0\.32\.0.*vllm 0\.33\.0"):
+        curve_near(near, "vllm 0.33.0", 1.0, K)
+
+
+class FakeVllm(Handler):
+    """Counters that grow with every reading."""
+
+    drafts = True
+
+    def do_GET(self):
+        known = type(self)
+        if self.path == "/version":
+            return self.send(json.dumps({"version": "0.32.0"}))
+        if self.path == "/v1/models":
+            return self.send(json.dumps({"data": [{"id": "m", "root": "m"}]}))
+        if self.path != "/metrics":
+            return self.send("", status=404)
+        known.readings = getattr(known, "readings", 0) + 1
+        rounds = 100 * known.readings
+        lines = [
+            f"vllm:generation_tokens_total {300 * known.readings}",
+            f"vllm:request_success_total {4 * known.readings}",
+        ]
+        if self.drafts:
+            lines += [
+                f"vllm:spec_decode_num_drafts_total {rounds}",
+                f"vllm:spec_decode_num_draft_tokens_total {2 * rounds}",
+                f"vllm:spec_decode_num_accepted_tokens_total {int(1.2 * rounds)}",
+            ]
+            lines += [
+                f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}} {int(n)}'
+                for i, n in enumerate((0.8 * rounds, 0.4 * rounds))
+            ]
+        return self.send("\n".join(lines) + "\n")
+
+
+def run(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "specbench", "watch", *words], capture_output=True, text=True
+    )
+
+
+def test_a_server_is_watched_and_the_lines_are_those_of_the_schema(tmp_path):
+    table = tmp_path / "costs.csv"
+    table.write_text("k,cost\n0,1\n1,1.1\n2,2.0\n")
+    with serving_with(FakeVllm) as url:
+        done = run("--base-url", url, "--for", "2s", "--every", "0.2s", "--json")
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        assert done.returncode == 0, done.stderr
+        assert {frozenset(line) for line in lines} == {frozenset(DOCUMENT.keys)}
+        assert [line["part"] for line in lines[-2:]] == ["interval", "summary"]
+        summary = lines[-1]
+        assert summary["mean_acceptance_length"]["estimate"] == pytest.approx(2.2)
+        rates = [rate["estimate"] for rate in summary["acceptance_rate_per_position"]]
+        assert rates == pytest.approx([0.8, 0.4], abs=0.01)
+        shown = run("--base-url", url, "--for", "2s", "--every", "0.2s", "--step-times", str(table))
+        assert "forecast: K=1" in shown.stdout
+
+
+def test_a_server_without_drafts_or_without_counters_is_told():
+    with serving_with(FakeVllm, drafts=False) as url:
+        done = run("--base-url", url, "--for", "1s", "--every", "0.2s")
+        assert "no drafts in" in done.stdout
+    with serving_with(Handler, do_GET=lambda self: self.send("", status=404)) as url:
+        done = run("--base-url", url, "--for", "1s", "--every", "0.2s")
+        assert (done.returncode, "no page of counters" in done.stderr) == (2, True)
+    done = run("--base-url", "http://localhost:1", "--for", "1s", "--every", "5s")
+    assert (done.returncode, "--every" in done.stderr) == (2, True)
