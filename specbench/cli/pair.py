@@ -58,7 +58,7 @@ from specbench.settings.words import MAX_CONCURRENCY, parse_context
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from specbench.bench.plan import TargetPlan
+    from specbench.bench.planning import RunPlan
     from specbench.cli.hardware import MachineSummary
     from specbench.files.model import ModelFiles
     from specbench.fit.candidates import CandidateList, DraftCandidate
@@ -399,10 +399,9 @@ def _measure_gguf(
 
     pairings = tuple(Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting)
     settings = of_pairings(settings, pairings)
-    plans = preflight(settings, pairings, call.runs_dir)
-    require_startable(plans)
-    settings = _fitted(settings, plans[0])
-    run = run_settings(settings, pairings, call.runs_dir)
+    plan = preflight(settings, pairings, call.runs_dir)
+    require_startable(plan.targets)
+    run = run_planned(_fitted(plan), call.runs_dir)
     require_measured(run)
     measured = build_document(run)
     ranked = rank(measured.decisions, measured.cells, (), aggregate_run(run))
@@ -429,27 +428,29 @@ def _measure_gguf(
     require_decided(is_undecided)
 
 
-def _fitted(settings: RunSettings, plan: "TargetPlan") -> RunSettings:
-    """The settings with the prompts that fit the budget, by a session that is timed first; prints
+def _fitted(plan: "RunPlan") -> "RunPlan":
+    """The plan with the prompts that fit the budget, by a session that is timed first; prints
     the minutes that this takes."""
     from specbench.bench.served.sessions import cycle_of, served_cells
     from specbench.bench.served.trial import try_session
 
-    budget_s = settings.effort.budget_s
+    effort, (target,) = plan.settings.effort, plan.targets
+    budget_s, num = effort.budget_s, effort.num_prompts
     if budget_s is None:
-        return settings
-    times = try_session(plan, LLAMA_CPP)
-    num = settings.effort.num_prompts
-    sessions = len([*cycle_of(served_cells(plan, LLAMA_CPP), 0)])
+        return plan
+    times = try_session(target, LLAMA_CPP)
+    sessions = len([*cycle_of(served_cells(target, LLAMA_CPP), 0)])
     if num is None:
-        most = min(len(workload.prompts) // 2 for workload in plan.workloads)
+        most = min(len(workload.prompts) // 2 for workload in target.workloads)
         num = times.num_prompts(budget_s, sessions, most)
-        settings = replace(settings, effort=replace(settings.effort, num_prompts=num))
+        effort = replace(effort, num_prompts=num)
+        target = replace(target, settings=replace(target.settings, effort=effort))
+        plan = replace(plan, settings=replace(plan.settings, effort=effort), targets=(target,))
     least_s = times.least_s(num, sessions)
     longest_s = times.longest_s(num, sessions)
     typer.echo(
-        f"{plan.target.name}: a start takes {times.start_s:.1f} s, {num} prompts of each workload "
-        f"{num * times.prompt_s:.1f} s; about {min(longest_s, budget_s) / 60:.1f} minutes",
+        f"{target.target.name}: a start takes {times.start_s:.1f} s, {num} prompts of each "
+        f"workload {num * times.prompt_s:.1f} s; about {min(longest_s, budget_s) / 60:.1f} minutes",
         err=True,
     )
     if least_s > budget_s:
@@ -458,7 +459,7 @@ def _fitted(settings: RunSettings, plan: "TargetPlan") -> RunSettings:
             "--draft, -w or --max-new-tokens",
             err=True,
         )
-    return settings
+    return plan
 
 
 def _gguf_drafter(word: str) -> "DrafterSpec":

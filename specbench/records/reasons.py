@@ -501,7 +501,7 @@ class Kind(StrEnum):
         "k_forecast",
         "forecast: {k:K}, {speed:x} the speed of {now_k:K}{speed:bounds}, with {costs}",
     )
-    KEEP_K = "keep_k", "forecast: no smaller K is faster than {k:K}, with {costs}"
+    NO_SMALLER_K = "no_smaller_k", "forecast: no smaller K is faster than {k:K}, with {costs}"
     NEEDS_STEP_TIMES = (
         "needs_step_times",
         "no K can be named without the seconds of a round: add --step-times with a run of this "

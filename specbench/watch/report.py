@@ -132,7 +132,7 @@ def _answers(
             yield _smaller(fewest, now)
         yield Kind.NEEDS_STEP_TIMES(k=k)
     elif best is now:
-        yield Kind.KEEP_K(k=k, costs=costs)
+        yield Kind.NO_SMALLER_K(k=k, costs=costs)
     else:
         yield _smaller(best, now)
         yield Kind.K_FORECAST(k=best.num_speculative_tokens, now_k=k, speed=best.speed, costs=costs)
