@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, Protocol, cast
 
 from specbench.bench.budget import Deadline, spent_s
-from specbench.bench.machine import ThisMachine, target_budget_s, unit_sources
+from specbench.bench.machine import NextUnit, ThisMachine, Unit, target_budget_s, unit_sources
 from specbench.bench.plan import TargetPlan
-from specbench.bench.units import RemoteReporter, Reporter, ReporterCall, Unit, UnitSource
+from specbench.bench.units import RemoteReporter, Reporter, ReporterCall
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing, Target
@@ -94,7 +94,8 @@ def measure_unit(
             with create_run(folder, run, known, send_record) as store:
                 machine = ThisMachine(run.settings, unit.plan.pairings, _remote_reporter(send))
                 spent = spent_s(store.stored, unit.plan.target.name)
-                unit.measure(machine, store, Deadline(budget_s, time.monotonic, spent_s=spent))
+                deadline = Deadline(budget_s, time.monotonic, spent_s=spent)
+                machine.measure_unit(unit, store, deadline)
         except DeviceLostError:
             raise
         except SpecbenchError as error:
@@ -194,7 +195,7 @@ class _Attempt:
     """An attempt at a unit."""
 
     unit: Unit
-    source: UnitSource
+    source: NextUnit
     number: int = 1
 
 
@@ -228,7 +229,7 @@ class ClusterScheduler:
         self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore
     ) -> None:
         """Measure the planned units that are not stored yet. SpecbenchError if no node is left."""
-        sources: list[UnitSource] = []
+        sources: list[NextUnit] = []
         for plan in plans:
             clock = partial(_stored_s, store, plan.target.name)
             deadline = Deadline(target_budget_s(plans), clock, spent_s=clock())
@@ -236,7 +237,7 @@ class ClusterScheduler:
         self.keep_busy(sources, store, target_budget_s(plans))
 
     def keep_busy(
-        self, sources: Sequence[UnitSource], store: RunStore, budget_s: float | None
+        self, sources: Sequence[NextUnit], store: RunStore, budget_s: float | None
     ) -> None:
         """Measure all units, several concurrently. SpecbenchError if no node is left."""
         while True:
@@ -250,7 +251,7 @@ class ClusterScheduler:
             self._handle(node, attempt, event.message, store)
 
     def _start_all(
-        self, sources: Sequence[UnitSource], store: RunStore, budget_s: float | None
+        self, sources: Sequence[NextUnit], store: RunStore, budget_s: float | None
     ) -> None:
         """Start units on all free slots."""
         while True:
@@ -278,12 +279,12 @@ class ClusterScheduler:
         node = max(free, key=lambda name: free[name])
         return node if free[node] > 0 else None
 
-    def _next(self, sources: Sequence[UnitSource]) -> _Attempt | None:
+    def _next(self, sources: Sequence[NextUnit]) -> _Attempt | None:
         if self._waiting:
             return self._waiting.pop(0)
         for source in sources:
             num_running = sum(attempt.source is source for _, attempt in self._running.values())
-            unit = source.next_unit(num_running)
+            unit = source(num_running)
             if unit is not None:
                 return _Attempt(unit=unit, source=source)
         return None

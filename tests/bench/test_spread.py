@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -36,9 +37,9 @@ class Words:
         default_factory=lambda: SimpleNamespace(target=SimpleNamespace(name=""), pairings=())
     )
 
-    def measure(self, machine, store, deadline):  # noqa: ARG002
+    def measure(self, store, reporter):
         stored = {failure.reason for failure in store.stored.failures}
-        machine.reporter.stage(f"{self.label} at {store.node}")
+        reporter.stage(f"{self.label} at {store.node}")
         for word in self.words:
             if word not in stored:
                 store.append(failure(word))
@@ -48,6 +49,16 @@ class Words:
 
     def failure_records(self, stored, reason):  # noqa: ARG002
         yield failure(f"{self.label}: {reason}")
+
+
+class WordsMachine:
+    """The machine of a node that measures words."""
+
+    def __init__(self, settings, pairings, reporter):  # noqa: ARG002
+        self.reporter = reporter
+
+    def measure_unit(self, unit, store, deadline):  # noqa: ARG002
+        unit.measure(store, self.reporter)
 
 
 class InTwoPasses:
@@ -81,10 +92,13 @@ def spread_over(cluster, tmp_path, engines):
         workload_sha256={},
         cells=(),
     )
-    with create_run(tmp_path, run) as store:
+    with (
+        create_run(tmp_path, run) as store,
+        patch.object(cluster_run, "ThisMachine", WordsMachine),
+    ):
         for engine in engines:
             engine.store = store
-        spread.keep_busy(engines, store, None)
+        spread.keep_busy([engine.next_unit for engine in engines], store, None)
         return [record.reason for record in store.records], watch
 
 
@@ -148,7 +162,7 @@ def test_a_run_that_lost_every_node_ends_with_the_resume_command(tmp_path):
 
 @dataclass(frozen=True)
 class Rejecting(Words):
-    def measure(self, machine, store, deadline):  # noqa: ARG002
+    def measure(self, store, reporter):  # noqa: ARG002
         raise UsageError(f"no {self.label} here")
 
 
@@ -215,9 +229,11 @@ def blocks_of(stored):
 
 
 def test_a_run_on_two_nodes_resumes_to_the_result_of_one_machine(targets):
-    there = targets.run(cluster=FakeCluster({"a": 1, "b": 1}))
+    watch = RecordingWatch()
+    there = targets.run(watch, cluster=FakeCluster({"a": 1, "b": 1}))
     assert work_of(there, purpose="explore") == work_of(targets.here, purpose="explore")
     assert there.is_complete
+    assert {"tiny: loading (node a)", "twin: loading (node b)"} <= set(watch.stages)
     by_target = {
         target: {b.node for b in there.blocks if target in b.order[0]}
         for target in ("tiny", "twin")
