@@ -27,9 +27,7 @@ GPU, CPU, SERVER = "cuda:0", "cpu", "server"
 # Cells that are compared with each other, K = 0 among them, and therefore measured on one machine;
 # pickled for another one.
 Unit = WholeTarget | Cycle
-# The next unit of a target and engine, given how many of its units are running. None if none can
-# start until one of them ends, or, without a running one, if all are done.
-NextUnit = Callable[[int], Unit | None]
+NextUnit = Callable[[int], Unit | None]  # such as ServedRun.next_unit
 
 
 class ThisMachine:

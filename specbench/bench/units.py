@@ -1,5 +1,5 @@
-"""The loop of a run: its blocks run one after another, and each is stored and reported before the
-next one starts.
+"""The reporter of a run, the unit of engines in one process, and the loop: blocks run one after
+another, and each is stored and reported before the next one starts.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
