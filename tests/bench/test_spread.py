@@ -9,11 +9,13 @@ from unittest.mock import patch
 import pytest
 
 from specbench.bench import cluster as cluster_run
+from specbench.bench import machine
 from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.cluster import MAX_ATTEMPTS, ClusterScheduler, select_nodes
+from specbench.bench.units import WholeTarget
 from specbench.decode.launcher import Launcher
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
-from specbench.records import FailureRecord, RunRecord
+from specbench.records import BlockRecord, FailureRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
 from tests.bench.fake_cluster import FakeCluster
 from tests.bench.fake_runs import RUN_ID
@@ -171,6 +173,18 @@ def test_a_unit_that_a_node_rejects_ends_the_run_with_the_nodes_name(tmp_path):
         spread_over(FakeCluster({"a": 1}), tmp_path, [InTwoPasses([Rejecting("u0", ())], [])])
 
 
+@dataclass(frozen=True)
+class Slow(Words):
+    def measure(self, store, reporter):  # noqa: ARG002
+        reporter.warn(f"{self.label} is slow")
+
+
+def test_a_warning_of_a_unit_has_the_nodes_name(tmp_path):
+    job = InTwoPasses([Slow("u0", ())], [])
+    _, watch = spread_over(FakeCluster({"a": 1}), tmp_path, [job])
+    assert watch.warnings == ["node a: u0 is slow"]
+
+
 SERVED = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
 
 
@@ -278,7 +292,24 @@ def test_a_run_interrupted_on_a_cluster_completes_on_one_machine(targets):
     assert {block.node for block in whole.blocks} == {"a", None}
 
 
-def test_a_retried_unit_gets_the_remaining_budget(targets, monkeypatch):
+def test_a_unit_resumes_with_the_blocks_of_its_target_and_without_other_environments(targets):
+    there = targets.run(cluster=FakeCluster({"a": 1, "b": 1}))
+    (tiny, twin) = (
+        WholeTarget(plan=SimpleNamespace(all_cells=cells))
+        for name in ("tiny", "twin")
+        for cells in [[c for c in there.run.cells if c.key.condition.target == name]]
+    )
+    kept = [*tiny.records_to_resume((*there.blocks, *there.sessions, *there.references))]
+    own = {record.block_id for record in kept if isinstance(record, BlockRecord)}
+    assert own == {block.block_id for block in there.blocks if "tiny" in block.order[0]}
+    assert len(there.sessions) == 1
+    assert kept[len(own) :] == list(there.references)
+    assert own.isdisjoint(b.block_id for b in twin.records_to_resume(there.blocks))
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The budget of every deadline, and how much of it was spent when it began."""
     begun = []
 
     def deadline(budget_s, clock, *, spent_s):
@@ -286,6 +317,28 @@ def test_a_retried_unit_gets_the_remaining_budget(targets, monkeypatch):
         return Deadline(budget_s, clock, spent_s=spent_s)
 
     monkeypatch.setattr(cluster_run, "Deadline", deadline)
+    monkeypatch.setattr(machine, "Deadline", deadline)
+    return begun
+
+
+def test_targets_on_this_machine_share_the_budget(targets, begun):
+    watch = stop_after()  # when the first target is done
+    with pytest.raises(Interrupted):
+        targets.run(watch, budget_s=200.0)
+    assert begun == [(100.0, 0.0)]
+    stored = targets.run(resume=watch.ids[0], budget_s=200.0)
+    (tiny, twin) = begun[1:]
+    before = [b for b in stored.blocks if "tiny" in b.order[0]]
+    assert tiny[0] == twin[0] == 100.0
+    assert 0 < tiny[1] <= sum(sum(block_seconds(block).values()) for block in before)
+    assert twin[1] == 0.0
+
+
+def test_a_target_without_time_left_is_not_measured(targets):
+    assert targets.run(budget_s=1e-6).blocks == ()
+
+
+def test_a_retried_unit_gets_the_remaining_budget(targets, begun):
     watch, cluster = RecordingWatch(), FakeCluster({"a": 1}, deaths=(14,))
     stored = targets.run(watch, cluster=cluster, budget_s=200.0)
     again = [text for text in watch.warnings if "is resumed from" in text]
