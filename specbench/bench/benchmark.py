@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from specbench.bench.blocks import interleaved
-from specbench.bench.cluster import Cluster, ClusterScheduler
+from specbench.bench.cluster import ClusterScheduler, RayCluster
 from specbench.bench.machine import CPU, ThisMachine, are_served
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.planning import RunPlan, fit_warnings
@@ -70,7 +70,7 @@ def run_benchmark(
     reporter: Reporter,
     *,
     resume: str | None = None,
-    cluster: Cluster | None = None,
+    cluster: RayCluster | None = None,
 ) -> StoredRun:
     """Measure the planned cells, or the rest of a resumed run; each block is stored when done.
 

@@ -1,28 +1,40 @@
-"""A run on the nodes of a cluster. Its only store is here, and gets each record immediately.
+"""A run on the nodes of a Ray cluster. Its only store is here, and gets each record immediately.
 
 Nodes have the same hardware, because the cells of a run are compared. A unit of work stays on one
 node, which measures it like a local run and sends all records. If that node is lost, the unit
-resumes on another one.
+resumes on another one. Only `ray_cluster` imports Ray.
 """
 
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from specbench.bench.budget import Deadline, spent_s
-from specbench.bench.machine import ThisMachine, target_budget_s, unit_sources
+from specbench.bench.machine import NextUnit, ThisMachine, Unit, target_budget_s, unit_sources
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import RunPlan
-from specbench.bench.units import RemoteReporter, Reporter, ReporterCall, Unit, UnitSource
-from specbench.errors import DeviceLostError, SpecbenchError, UsageError
+from specbench.bench.units import RemoteReporter, Reporter, ReporterCall
+from specbench.errors import DeviceLostError, SpecbenchError, UsageError, first_line
 from specbench.inputs.address import Address
 from specbench.records import Environment, RunRecord, ServerRecord
 from specbench.runs import RunStore, StoredRecord, create_run
+from specbench.settings import MachineSettings
+
+LOCAL = "local"
+LOCAL_CPUS = 2
+LOCAL_STORE_BYTES = 100 * 2**20  # messages are small
+NUM_ID = 8  # digits of a short node id
+THREADS = "OMP_NUM_THREADS"  # Ray sets it for its workers, but servers must start without it
 
 
 class NodeInfo(NamedTuple):
@@ -86,11 +98,34 @@ def measure_unit(
             with create_run(folder, run, known, send_record) as store:
                 machine = ThisMachine(run.settings, unit.plan.pairings, _remote_reporter(send))
                 spent = spent_s(store.stored, unit.plan.target.name)
-                unit.measure(machine, store, Deadline(budget_s, time.monotonic, spent_s=spent))
+                deadline = Deadline(budget_s, time.monotonic, spent_s=spent)
+                machine.measure_unit(unit, store, deadline)
         except DeviceLostError:
             raise
         except SpecbenchError as error:
             send(TaskRejected(str(error)))
+
+
+def _messages(
+    task: Callable[[SendMessage], None], folder: Path, num_threads: str | None
+) -> Iterator[Message]:
+    """Run the task on the node and yield its messages; a lost device ends the process."""
+    with suppress(OSError):  # so that relative paths are valid if the disk is shared
+        os.chdir(folder)
+    os.environ.pop(THREADS, None)
+    if num_threads is not None:
+        os.environ[THREADS] = num_threads
+    messages: SimpleQueue[Message | None] = SimpleQueue()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(task, messages.put)
+        done.add_done_callback(lambda _: messages.put(None))
+        while (message := messages.get()) is not None:
+            yield message
+        try:
+            done.result()
+        except DeviceLostError as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)  # Ray reuses its workers, and this one has lost its device
 
 
 def _remote_reporter(send: SendMessage) -> Reporter:
@@ -118,26 +153,125 @@ class TaskEvent(NamedTuple):
     message: Message | TaskEnded | WorkerLost
 
 
-class Cluster(Protocol):
-    """Machines that run tasks; on_ray.py implements it."""
+@contextmanager
+def ray_cluster(
+    address: str, gpus_per_task: int | None, machine: MachineSettings
+) -> Iterator["RayCluster"]:
+    """The cluster at an address; `local` starts one on this machine. UsageError without Ray, or
+    without a cluster.
+
+    Its running tasks are ended when the block is left.
+    """
+    try:
+        import ray  # noqa: PLC0415 - not installed for most runs
+        import ray.util.scheduling_strategies  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UsageError("--ray needs Ray: python -m pip install ray") from error
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # only the cluster is contacted
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    try:
+        if address == LOCAL:
+            size = {"num_cpus": LOCAL_CPUS, "object_store_memory": LOCAL_STORE_BYTES}
+            ray.init(address=LOCAL, include_dashboard=False, **size, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"--ray {address}: {first_line(error)}; start a cluster with `ray start --head`, or "
+            f"use --ray {LOCAL}"
+        ) from error
+    try:
+        cluster = RayCluster(ray, address == LOCAL, gpus_per_task, machine)
+        try:
+            yield cluster
+        finally:
+            cluster.cancel()
+    finally:
+        ray.shutdown()
+
+
+class RayCluster:
+    """Tasks on Ray nodes: each has `gpus_per_task` GPUs, `--threads` cores, or a whole node."""
+
+    def __init__(
+        self, ray: Any, is_local: bool, gpus_per_task: int | None, machine: MachineSettings
+    ) -> None:
+        """`ray`: the module, connected to the cluster."""
+        self._ray, self._is_local, self._threads = ray, is_local, machine.threads
+        most = max(_size(node, "GPU") for node in ray.nodes())
+        self._num_gpus = (
+            min(most, machine.device != "cpu") if gpus_per_task is None else gpus_per_task
+        )
+        if self._num_gpus > most:
+            raise UsageError(
+                f"--gpus-per-task {gpus_per_task}: no node of the cluster has more than {most} GPUs"
+            )
+        self._remote = ray.remote(num_returns="streaming", max_retries=0)(_messages)
+        self._numbers = count()
+        self._tasks: dict[Any, int] = {}  # stream -> number
 
     def slots(self) -> Mapping[str, int]:
-        """The number of concurrent tasks per node, by the short id of each live node."""
-        ...
+        """The number of concurrent tasks per node, by the short id of each live node that has
+        enough GPUs."""
+        slots = {}
+        for short, node in self._alive().items():
+            size = (
+                _size(node, "GPU") // self._num_gpus if self._num_gpus else self._num_by_cpu(node)
+            )
+            if size:
+                slots[short] = size
+        return slots
 
     def start(self, node: str, task: Callable[[SendMessage], None]) -> int:
         """Start a task; returns the number that its events have.
 
         If a task raises DeviceLostError, its process ends, and its last event is WorkerLost.
         """
-        ...
+        alive = self._alive()[node]
+        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        stream = self._remote.options(
+            num_gpus=self._num_gpus,
+            num_cpus=1 if self._num_gpus else _size(alive, "CPU") // self._num_by_cpu(alive),
+            scheduling_strategy=strategy(alive["NodeID"], soft=False),
+        ).remote(task, Path.cwd(), os.environ.get(THREADS))
+        self._tasks[stream] = next(self._numbers)
+        return self._tasks[stream]
 
     def next_event(self) -> TaskEvent:
         """Wait for an event. Those of a task are in order; its last is TaskEnded or WorkerLost."""
-        ...
+        errors = self._ray.exceptions
+        (stream, *_), _ = self._ray.wait([*self._tasks], num_returns=1)
+        number = self._tasks[stream]
+        try:
+            return TaskEvent(number, self._ray.get(next(stream)))
+        except errors.RayTaskError:
+            raise  # a bug, with its traceback
+        except (StopIteration, errors.RayError) as error:
+            del self._tasks[stream]
+            is_over = isinstance(error, StopIteration)
+            return TaskEvent(number, TaskEnded() if is_over else WorkerLost(first_line(error)))
+
+    def cancel(self) -> None:
+        """End all tasks; supervisors end the servers of a worker that is killed."""
+        for stream in self._tasks:
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.cancel(stream, force=True)
+
+    def _alive(self) -> dict[str, Any]:
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        return {LOCAL if self._is_local else node["NodeID"][:NUM_ID]: node for node in nodes}
+
+    def _num_by_cpu(self, node: Any) -> int:
+        return _size(node, "CPU") // self._threads if self._threads else 1
 
 
-def select_nodes(cluster: Cluster, plan: RunPlan, reporter: Reporter) -> Mapping[str, NodeInfo]:
+def _size(node: Any, resource: str) -> int:
+    return int(node["Resources"].get(resource, 0))
+
+
+def select_nodes(cluster: RayCluster, plan: RunPlan, reporter: Reporter) -> Mapping[str, NodeInfo]:
     """The nodes that take part, by id: the largest group of one kind; UsageError if there is
     none."""
     slots = cluster.slots()
@@ -184,14 +318,14 @@ class _Attempt:
     """An attempt at a unit."""
 
     unit: Unit
-    source: UnitSource
+    source: NextUnit
     number: int = 1
 
 
 class ClusterScheduler:
     """Runs units on all slots of all nodes until the run is complete. The nodes share a budget."""
 
-    def __init__(self, cluster: Cluster, plan: RunPlan, reporter: Reporter) -> None:
+    def __init__(self, cluster: RayCluster, plan: RunPlan, reporter: Reporter) -> None:
         self._cluster, self._reporter = cluster, reporter
         reporter.stage("checking the nodes of the cluster")
         self._nodes = select_nodes(cluster, plan, reporter)
@@ -212,7 +346,7 @@ class ClusterScheduler:
         self, plans: Sequence[TargetPlan], running: Sequence[Address], store: RunStore
     ) -> None:
         """Measure the planned units that are not stored yet. SpecbenchError if no node is left."""
-        sources: list[UnitSource] = []
+        sources: list[NextUnit] = []
         for plan in plans:
             clock = partial(_stored_s, store, plan.target.name)
             deadline = Deadline(target_budget_s(plans), clock, spent_s=clock())
@@ -220,7 +354,7 @@ class ClusterScheduler:
         self.keep_busy(sources, store, target_budget_s(plans))
 
     def keep_busy(
-        self, sources: Sequence[UnitSource], store: RunStore, budget_s: float | None
+        self, sources: Sequence[NextUnit], store: RunStore, budget_s: float | None
     ) -> None:
         """Measure all units, several concurrently. SpecbenchError if no node is left."""
         while True:
@@ -234,7 +368,7 @@ class ClusterScheduler:
             self._handle(node, attempt, event.message, store)
 
     def _start_all(
-        self, sources: Sequence[UnitSource], store: RunStore, budget_s: float | None
+        self, sources: Sequence[NextUnit], store: RunStore, budget_s: float | None
     ) -> None:
         """Start units on all free slots."""
         while True:
@@ -262,12 +396,12 @@ class ClusterScheduler:
         node = max(free, key=lambda name: free[name])
         return node if free[node] > 0 else None
 
-    def _next(self, sources: Sequence[UnitSource]) -> _Attempt | None:
+    def _next(self, sources: Sequence[NextUnit]) -> _Attempt | None:
         if self._waiting:
             return self._waiting.pop(0)
         for source in sources:
             num_running = sum(attempt.source is source for _, attempt in self._running.values())
-            unit = source.next_unit(num_running)
+            unit = source(num_running)
             if unit is not None:
                 return _Attempt(unit=unit, source=source)
         return None

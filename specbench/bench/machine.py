@@ -2,14 +2,15 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from specbench.bench.budget import Deadline, spent_s
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.cycles import ServedRun
-from specbench.bench.units import Reporter, SingleUnit, UnitSource, WholeTarget
+from specbench.bench.served.cycles import Cycle, CycleRun, ServedRun
+from specbench.bench.served.host import host_of
+from specbench.bench.units import Reporter, WholeTarget
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Pairing
 from specbench.probes.environment import describe_environment
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from specbench.bench.this_process import ThisProcess
 
 GPU, CPU, SERVER = "cuda:0", "cpu", "server"
+# Cells that are compared with each other, K = 0 among them, and therefore measured on one machine;
+# pickled for another one.
+Unit = WholeTarget | Cycle
+NextUnit = Callable[[int], Unit | None]  # such as ServedRun.next_unit
 
 
 class ThisMachine:
@@ -30,7 +35,7 @@ class ThisMachine:
     def __init__(
         self, settings: RunSettings, pairings: Sequence[Pairing], reporter: Reporter
     ) -> None:
-        self._settings, self._pairings, self.reporter = settings, pairings, reporter
+        self._settings, self._pairings, self._reporter = settings, pairings, reporter
 
     @cached_property
     def _process(self) -> "ThisProcess | None":
@@ -39,7 +44,7 @@ class ThisMachine:
             return None
         from specbench.bench.this_process import ThisProcess  # noqa: PLC0415 - imports torch
 
-        return ThisProcess(self._settings, self._pairings, self.reporter)
+        return ThisProcess(self._settings, self._pairings, self._reporter)
 
     @property
     def environments(self) -> Sequence[Environment]:
@@ -68,23 +73,29 @@ class ThisMachine:
         for plan in plans:  # a target's deadline begins when the previous target has ended
             spent = spent_s(store.stored, plan.target.name)
             deadline = Deadline(target_budget_s(plans), time.monotonic, spent_s=spent)
-            for source in unit_sources(plan, running, store, deadline):
-                while (unit := source.next_unit(0)) is not None:
-                    unit.measure(self, store, deadline)
+            for next_unit in unit_sources(plan, running, store, deadline):
+                while (unit := next_unit(0)) is not None:
+                    self.measure_unit(unit, store, deadline)
 
-    def measure_target(self, plan: TargetPlan, store: RunStore, deadline: Deadline) -> None:
-        assert self._process is not None, "an engine is in this process"
-        self._process.measure(plan, store, self.reporter, deadline)
+    def measure_unit(self, unit: Unit, store: RunStore, deadline: Deadline) -> None:
+        """Measure the cells that are not stored yet, until the deadline, and store each result."""
+        if isinstance(unit, Cycle):
+            host = host_of(unit.plan, unit.engine, unit.running, store.folder)
+            CycleRun(unit, host, store, self._reporter, deadline).measure()
+        else:
+            assert self._process is not None, "an engine is in this process"
+            self._process.measure(unit.plan, store, self._reporter, deadline)
 
 
 def unit_sources(
     plan: TargetPlan, running: Sequence[Address], store: RunStore, deadline: Deadline
-) -> Iterator[UnitSource]:
+) -> Iterator[NextUnit]:
     """The sources of a target's units: the engines in one process, and each serving engine."""
     if plan.in_process is not None:
-        yield SingleUnit(WholeTarget(plan=plan.in_process))
+        whole = iter([WholeTarget(plan=plan.in_process)])
+        yield lambda _: next(whole, None)
     for engine in plan.served:
-        yield ServedRun(plan, engine, running, store, deadline)
+        yield ServedRun(plan, engine, running, store, deadline).next_unit
 
 
 def are_served(settings: RunSettings) -> bool:

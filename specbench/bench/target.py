@@ -1,6 +1,6 @@
-"""Measures one target with all its pairings: load, warm up, explore, confirm."""
+"""Measures one loaded target with all its pairings: warm up, explore, confirm."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from specbench.inputs.pairing import DrafterSpec, Pairing
 from specbench.metrics.aggregate import aggregate_cells
 from specbench.metrics.cell import have_same_text
 from specbench.metrics.validity import HALF_PRECISION
-from specbench.models.library_errors import EXPECTED_ERRORS, errors_translated, raise_if_device_lost
+from specbench.models.library_errors import EXPECTED_ERRORS, raise_if_device_lost
 from specbench.probes.gpu import Probe
 from specbench.records import (
     NO_DRAFTER,
@@ -44,9 +44,6 @@ Stage = Literal["load", "warm_up"]
 WARM_UP_TOKENS = 12
 MAX_EXAMINED = 3  # outputs per cell that differ from K = 0
 NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
-# Loads a target in the engines of a run; returns them by name, in order, and the choice of their
-# threads, if any. Raises ModelError.
-OpenEngines = Callable[[], tuple[Mapping[str, Engine], KernelChoice | None]]
 
 
 class TargetRun:
@@ -71,16 +68,13 @@ class TargetRun:
         self._trace = trace
         self._left_out: set[tuple[str, str]] = set()  # an engine and a drafter that it cannot load
 
-    def measure(self, open_engines: OpenEngines) -> None:
-        """Measure the blocks of this target that are not stored yet, until the deadline."""
-        target = self._plan.target.name
-        self._reporter.stage(f"{target}: loading")
-        try:
-            with errors_translated():
-                engines, self._threads = open_engines()
-        except EXPECTED_ERRORS as error:
-            self._fail(target, "load", error, self._plan.all_cells)
-            return
+    def measure(self, engines: Mapping[str, Engine], threads: KernelChoice | None) -> None:
+        """Measure the blocks of this target that are not stored yet, until the deadline.
+
+        `engines`: by name, in order, with the target loaded; `threads`: the choice of their number,
+        if it was chosen by timing.
+        """
+        target, self._threads = self._plan.target.name, threads
         session = OpenTarget(engines, self._probe, self._store, self._plan, self._reporter)
         engine = session.engine
         self._store.append(engine.identity)
@@ -113,7 +107,7 @@ class TargetRun:
             for loaded, usable in unprofiled:
                 self._count_launches(engine, prompt_ids, usable, reload=loaded)
         except EXPECTED_ERRORS as error:
-            self._fail(target, "warm_up", error, self._plan.all_cells)
+            self.fail(target, "warm_up", error, self._plan.all_cells)
 
     def _sample_prompt(self, engine: Engine, session: OpenTarget) -> tuple[int, ...]:
         """Token ids of the first prompt that the target can answer; raises an error without one."""
@@ -166,7 +160,7 @@ class TargetRun:
                 if loaded and isinstance(error, NO_MEMORY):
                     waiting.append(pairing)
                 else:
-                    self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
+                    self.fail(pairing.name, "load", error, self._cells_of(drafter.name))
             else:
                 self._store_memory(memory)
                 loaded.append(drafter.name)
@@ -189,7 +183,7 @@ class TargetRun:
                 self._left_out.add((name, drafter.name))
                 cells = [c for c in self._cells_of(drafter.name) if c.key.condition.engine == name]
                 pairing = f"{self._plan.target.name}/{drafter.name}"
-                self._fail(pairing, "load", error, cells, at=f"{name}: ")
+                self.fail(pairing, "load", error, cells, at=f"{name}: ")
                 continue
             if not has_run:
                 has_run = True
@@ -255,7 +249,7 @@ class TargetRun:
                 if is_first and work_of(cell) == engine.baseline and load.concurrency == 1:
                     raise
                 at = f"{cell.key.draft.method} K={k}: "
-                self._fail(cell.key.pairing, "warm_up", error, [cell, *same_shape], at=at)
+                self.fail(cell.key.pairing, "warm_up", error, [cell, *same_shape], at=at)
             else:
                 usable += [cell, *same_shape]
         return frozenset(cell.key.id for cell in usable)
@@ -355,7 +349,7 @@ class TargetRun:
     def _cells_of(self, drafter: str) -> list[Cell]:
         return [cell for cell in self._plan.all_cells if cell.drafter == drafter]
 
-    def _fail(
+    def fail(
         self, pairing: str, stage: Stage, error: Exception, cells: Sequence[Cell], at: str = ""
     ) -> None:
         """Print a warning, and store the failure unless an earlier session has stored it."""

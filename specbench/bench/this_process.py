@@ -39,7 +39,7 @@ from specbench.forward.autotune import (
 )
 from specbench.inputs.pairing import Pairing, Target
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
-from specbench.models.library_errors import EXPECTED_ERRORS
+from specbench.models.library_errors import EXPECTED_ERRORS, errors_translated
 from specbench.models.loading import planned_dtype
 from specbench.probes import host
 from specbench.probes.device import cuda_facts, open_device
@@ -202,11 +202,18 @@ class ThisProcess:
     def measure(
         self, plan: TargetPlan, store: RunStore, reporter: Reporter, deadline: Deadline
     ) -> None:
-        """Load the target, and measure all its pairings."""
+        """Load the target, and measure all its pairings; store a failure if it does not load."""
         remember_choices(choice for engine in store.stored.engines for choice in engine.kernels)
         meter = MemoryMeter(plan.target.name, str(self._device), self._probe)
         target_run = TargetRun(plan, store, self._probe, meter, reporter, deadline)
-        target_run.measure(partial(self._open, plan, store, reporter))
+        reporter.stage(f"{plan.target.name}: loading")
+        try:
+            with errors_translated():
+                engines, threads = self._open(plan, store, reporter)
+        except EXPECTED_ERRORS as error:
+            target_run.fail(plan.target.name, "load", error, plan.all_cells)
+        else:
+            target_run.measure(engines, threads)
 
     def _open(
         self, plan: TargetPlan, store: RunStore, reporter: Reporter

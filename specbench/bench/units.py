@@ -1,5 +1,5 @@
-"""The units of a run: groups of cells that are compared with each other, and therefore measured on
-one machine. Blocks run one after another; each is stored and reported before the next one starts.
+"""The reporter of a run, the unit of engines in one process, and the loop: blocks run one after
+another, and each is stored and reported before the next one starts.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -61,49 +61,9 @@ class RemoteReporter:
         return call
 
 
-class Machine(Protocol):
-    """A machine that measures units."""
-
-    @property
-    def reporter(self) -> Reporter: ...
-
-    def measure_target(self, plan: TargetPlan, store: RunStore, deadline: Deadline) -> None:
-        """Measure a target with engines in a process of the machine."""
-
-
-class Unit(Protocol):
-    """Cells that are compared with each other, K = 0 among them. Units are pickled."""
-
-    @property
-    def plan(self) -> TargetPlan: ...
-
-    @property
-    def label(self) -> str: ...
-
-    def measure(self, machine: Machine, store: RunStore, deadline: Deadline) -> None:
-        """Measure the cells that are not stored yet, until the deadline, and store each result."""
-
-    def records_to_resume(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
-        """The records that another machine needs to resume this unit."""
-        ...
-
-    def failure_records(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
-        """Failure records, with the reason, for the parts of the unit that are not stored."""
-        ...
-
-
-class UnitSource(Protocol):
-    """The remaining units of an engine, which may depend on the results so far."""
-
-    def next_unit(self, num_running: int) -> Unit | None:
-        """The next unit. None if no unit can start until one of the `num_running` units ends; with
-        `num_running` 0, None if all units are done."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeTarget:
-    """All cells of a target that engines in one process measure."""
+    """A unit: all cells of a target that engines in one process measure."""
 
     plan: TargetPlan
 
@@ -111,11 +71,9 @@ class WholeTarget:
     def label(self) -> str:
         return self.plan.target.name
 
-    def measure(self, machine: Machine, store: RunStore, deadline: Deadline) -> None:
-        machine.measure_target(self.plan, store, deadline)
-
     def records_to_resume(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
-        """All records except blocks of other targets and environments of other machines."""
+        """The records that another machine needs to resume the unit: all except blocks of other
+        targets and environments of other machines."""
         cell_ids = {cell.key.id for cell in self.plan.all_cells}
         for record in records:
             is_foreign = isinstance(record, BlockRecord) and record.order[0] not in cell_ids
@@ -123,6 +81,7 @@ class WholeTarget:
                 yield record
 
     def failure_records(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:  # noqa: ARG002
+        """Failure records, with the reason, for the parts of the unit that are not stored."""
         yield FailureRecord(
             pairing=self.plan.target.name,
             workload="",
@@ -130,16 +89,6 @@ class WholeTarget:
             reason=reason,
             cell_ids=tuple(cell.key.id for cell in self.plan.all_cells),
         )
-
-
-class SingleUnit:
-    """The source of a single unit."""
-
-    def __init__(self, unit: Unit) -> None:
-        self._units = [unit]
-
-    def next_unit(self, num_running: int) -> Unit | None:  # noqa: ARG002
-        return self._units.pop() if self._units else None
 
 
 class BlockServer(Protocol):

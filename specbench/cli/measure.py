@@ -23,7 +23,7 @@ from specbench.settings.option import choices_of, leaves
 from specbench.settings.words import parse_names
 
 if TYPE_CHECKING:
-    from specbench.bench.cluster import Cluster
+    from specbench.bench.cluster import RayCluster
     from specbench.bench.planning import RunPlan
     from specbench.inputs.pairing import Pairing
     from specbench.records import RunRecord, ServerRecord
@@ -59,14 +59,10 @@ class Nodes(NamedTuple):
         shared = () if self.gpus_per_task is None else ("--gpus-per-task", str(self.gpus_per_task))
         return ("--ray", self.address, *shared)
 
-    def connected(self, settings: RunSettings) -> "AbstractContextManager[Cluster]":
+    def connected(self, settings: RunSettings) -> "AbstractContextManager[RayCluster]":
         """The cluster; UsageError without Ray, or if it cannot be reached."""
-        try:
-            from specbench.bench.on_ray import ray_cluster
-        except ModuleNotFoundError as error:
-            if error.name != "ray":
-                raise
-            raise UsageError("--ray needs Ray: python -m pip install ray") from error
+        from specbench.bench.cluster import ray_cluster
+
         return ray_cluster(self.address, self.gpus_per_task, settings.machine)
 
 

@@ -1,4 +1,4 @@
-"""A cluster of threads, some of whose workers die."""
+"""A cluster of threads with the methods of RayCluster, some of whose workers die."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

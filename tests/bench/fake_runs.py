@@ -183,9 +183,10 @@ def measure(
     with writer:
         for cost in costs:
             writer.append(cost)
-        TargetRun(plan, writer, probe, meter, watch or RecordingWatch(), deadline, trace).measure(
-            lambda: ({engine.name: engine}, None)
+        target_run = TargetRun(
+            plan, writer, probe, meter, watch or RecordingWatch(), deadline, trace
         )
+        target_run.measure({engine.name: engine}, None)
         writer.finish()
     return load_run(RUN_ID, root, also_empty=True)
 

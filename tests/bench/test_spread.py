@@ -4,16 +4,19 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
 from specbench.bench import cluster as cluster_run
+from specbench.bench import machine
 from specbench.bench.budget import Deadline, block_seconds
 from specbench.bench.cluster import MAX_ATTEMPTS, ClusterScheduler, select_nodes
 from specbench.bench.planning import RunPlan
+from specbench.bench.units import WholeTarget
 from specbench.decode.launcher import Launcher
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
-from specbench.records import FailureRecord, RunRecord
+from specbench.records import BlockRecord, FailureRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
 from tests.bench.fake_cluster import FakeCluster
 from tests.bench.fake_runs import RUN_ID
@@ -42,9 +45,9 @@ class Words:
         default_factory=lambda: SimpleNamespace(target=SimpleNamespace(name=""), pairings=())
     )
 
-    def measure(self, machine, store, deadline):  # noqa: ARG002
+    def measure(self, store, reporter):
         stored = {failure.reason for failure in store.stored.failures}
-        machine.reporter.stage(f"{self.label} at {store.node}")
+        reporter.stage(f"{self.label} at {store.node}")
         for word in self.words:
             if word not in stored:
                 store.append(failure(word))
@@ -54,6 +57,16 @@ class Words:
 
     def failure_records(self, stored, reason):  # noqa: ARG002
         yield failure(f"{self.label}: {reason}")
+
+
+class WordsMachine:
+    """The machine of a node that measures words."""
+
+    def __init__(self, settings, pairings, reporter):  # noqa: ARG002
+        self.reporter = reporter
+
+    def measure_unit(self, unit, store, deadline):  # noqa: ARG002
+        unit.measure(store, self.reporter)
 
 
 class InTwoPasses:
@@ -87,10 +100,13 @@ def spread_over(cluster, tmp_path, engines):
         workload_sha256={},
         cells=(),
     )
-    with create_run(tmp_path, run) as store:
+    with (
+        create_run(tmp_path, run) as store,
+        patch.object(cluster_run, "ThisMachine", WordsMachine),
+    ):
         for engine in engines:
             engine.store = store
-        spread.keep_busy(engines, store, None)
+        spread.keep_busy([engine.next_unit for engine in engines], store, None)
         return [record.reason for record in store.records], watch
 
 
@@ -154,13 +170,25 @@ def test_a_run_that_lost_every_node_ends_with_the_resume_command(tmp_path):
 
 @dataclass(frozen=True)
 class Rejecting(Words):
-    def measure(self, machine, store, deadline):  # noqa: ARG002
+    def measure(self, store, reporter):  # noqa: ARG002
         raise UsageError(f"no {self.label} here")
 
 
 def test_a_unit_that_a_node_rejects_ends_the_run_with_the_nodes_name(tmp_path):
     with pytest.raises(SpecbenchError, match="node a: no u0 here"):
         spread_over(FakeCluster({"a": 1}), tmp_path, [InTwoPasses([Rejecting("u0", ())], [])])
+
+
+@dataclass(frozen=True)
+class Slow(Words):
+    def measure(self, store, reporter):  # noqa: ARG002
+        reporter.warn(f"{self.label} is slow")
+
+
+def test_a_warning_of_a_unit_has_the_nodes_name(tmp_path):
+    job = InTwoPasses([Slow("u0", ())], [])
+    _, watch = spread_over(FakeCluster({"a": 1}), tmp_path, [job])
+    assert watch.warnings == ["node a: u0 is slow"]
 
 
 SERVED = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
@@ -223,11 +251,13 @@ def blocks_of(stored):
 
 
 def test_a_run_on_two_nodes_resumes_to_the_result_of_one_machine(targets):
-    there = targets.run(cluster=FakeCluster({"a": 1, "b": 1}))
+    watch = RecordingWatch()
+    there = targets.run(watch, cluster=FakeCluster({"a": 1, "b": 1}))
     assert work_of(there, purpose="explore") == work_of(targets.here, purpose="explore")
     assert there.run.cells == targets.here.run.cells  # narrowed by a node, with its dtype
     assert {cell.key.condition.dtype for cell in there.run.cells} == {"float32"}
     assert there.is_complete
+    assert {"tiny: loading (node a)", "twin: loading (node b)"} <= set(watch.stages)
     by_target = {
         target: {b.node for b in there.blocks if target in b.order[0]}
         for target in ("tiny", "twin")
@@ -272,7 +302,24 @@ def test_a_run_interrupted_on_a_cluster_completes_on_one_machine(targets):
     assert {block.node for block in whole.blocks} == {"a", None}
 
 
-def test_a_retried_unit_gets_the_remaining_budget(targets, monkeypatch):
+def test_a_unit_resumes_with_the_blocks_of_its_target_and_without_other_environments(targets):
+    there = targets.run(cluster=FakeCluster({"a": 1, "b": 1}))
+    (tiny, twin) = (
+        WholeTarget(plan=SimpleNamespace(all_cells=cells))
+        for name in ("tiny", "twin")
+        for cells in [[c for c in there.run.cells if c.key.condition.target == name]]
+    )
+    kept = [*tiny.records_to_resume((*there.blocks, *there.sessions, *there.references))]
+    own = {record.block_id for record in kept if isinstance(record, BlockRecord)}
+    assert own == {block.block_id for block in there.blocks if "tiny" in block.order[0]}
+    assert len(there.sessions) == 1
+    assert kept[len(own) :] == list(there.references)
+    assert own.isdisjoint(b.block_id for b in twin.records_to_resume(there.blocks))
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The budget of every deadline, and how much of it was spent when it began."""
     begun = []
 
     def deadline(budget_s, clock, *, spent_s):
@@ -280,6 +327,28 @@ def test_a_retried_unit_gets_the_remaining_budget(targets, monkeypatch):
         return Deadline(budget_s, clock, spent_s=spent_s)
 
     monkeypatch.setattr(cluster_run, "Deadline", deadline)
+    monkeypatch.setattr(machine, "Deadline", deadline)
+    return begun
+
+
+def test_targets_on_this_machine_share_the_budget(targets, begun):
+    watch = stop_after()  # when the first target is done
+    with pytest.raises(Interrupted):
+        targets.run(watch, budget_s=200.0)
+    assert begun == [(100.0, 0.0)]
+    stored = targets.run(resume=watch.ids[0], budget_s=200.0)
+    (tiny, twin) = begun[1:]
+    before = [b for b in stored.blocks if "tiny" in b.order[0]]
+    assert tiny[0] == twin[0] == 100.0
+    assert 0 < tiny[1] <= sum(sum(block_seconds(block).values()) for block in before)
+    assert twin[1] == 0.0
+
+
+def test_a_target_without_time_left_is_not_measured(targets):
+    assert targets.run(budget_s=1e-6).blocks == ()
+
+
+def test_a_retried_unit_gets_the_remaining_budget(targets, begun):
     watch, cluster = RecordingWatch(), FakeCluster({"a": 1}, deaths=(14,))
     stored = targets.run(watch, cluster=cluster, budget_s=200.0)
     again = [text for text in watch.warnings if "is resumed from" in text]

@@ -13,10 +13,9 @@ from tests.settings.flat_settings import settings_of
 
 def test_the_ray_option_without_ray_gives_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "specbench.bench.on_ray", raising=False)
     nodes = Nodes.parsed("auto", None)
     with pytest.raises(UsageError, match=r"pip install ray"):
-        nodes.connected(settings_of(pairings=(), workloads=()))
+        nodes.connected(settings_of(pairings=(), workloads=())).__enter__()
 
 
 @pytest.fixture
@@ -26,7 +25,6 @@ def ray(monkeypatch):
     fake = MagicMock(nodes=lambda: [node])
     for name in ("ray", "ray.exceptions", "ray.util", "ray.util.scheduling_strategies"):
         monkeypatch.setitem(sys.modules, name, fake)
-    monkeypatch.delitem(sys.modules, "specbench.bench.on_ray", raising=False)
     return fake
 
 

@@ -10,8 +10,7 @@ import signal
 import psutil
 import pytest
 
-from specbench.bench.cluster import TaskEnded, WorkerLost
-from specbench.bench.on_ray import ray_cluster
+from specbench.bench.cluster import TaskEnded, WorkerLost, ray_cluster
 from specbench.bench.units import ReporterCall
 from specbench.errors import DeviceLostError
 from specbench.settings import MachineSettings

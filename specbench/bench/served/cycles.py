@@ -16,7 +16,7 @@ from specbench.bench.blocks import Cell, with_baselines
 from specbench.bench.budget import Deadline, mean_session_s
 from specbench.bench.extensions import Extensions
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.host import Host, host_of
+from specbench.bench.served.host import Host
 from specbench.bench.served.open_session import OpenSession, entered, failed_record, server_record
 from specbench.bench.served.race import dropped
 from specbench.bench.served.running import ServerHandle
@@ -30,7 +30,7 @@ from specbench.bench.served.sessions import (
     sessions_missing,
     was_completed,
 )
-from specbench.bench.units import Machine, Reporter, RunLoop
+from specbench.bench.units import Reporter, RunLoop
 from specbench.decide.recommend import winners
 from specbench.errors import LostError, ModelError, SpecbenchError
 from specbench.inputs.address import Address
@@ -63,7 +63,7 @@ _NUMBER = re.compile(r"[\d.]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cycle:
-    """A unit of work: all sessions of a cycle, since K = 0 and every K need the same machine."""
+    """A unit: all sessions of a cycle, since K = 0 and every K need the same machine."""
 
     plan: TargetPlan
     engine: str
@@ -81,12 +81,9 @@ class Cycle:
     def label(self) -> str:
         return f"{self.plan.target.name}: {self.engine}, cycle {self.number + 1}"
 
-    def measure(self, machine: Machine, store: RunStore, deadline: Deadline) -> None:
-        host = host_of(self.plan, self.engine, self.running, store.folder)
-        CycleRun(self, host, store, machine.reporter, deadline).measure()
-
     def records_to_resume(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
-        """All sessions, the blocks of this cycle, and the answers at K = 0."""
+        """The records that another machine needs to resume the unit: all sessions, the blocks of
+        this cycle, and the answers at K = 0."""
         ks = {cell.key.id: cell.key.draft.k for cell in served_cells(self.plan, self.engine)}
         for record in records:
             if isinstance(record, ServerRecord) or (
@@ -97,6 +94,7 @@ class Cycle:
                 yield record
 
     def failure_records(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
+        """Failure records, with the reason, for the sessions that are not stored."""
         for session in sessions_missing(self.sessions, stored.servers):
             yield failed_record(session, next_name(session, stored), (reason,))
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import psutil
 
 from specbench.bench.benchmark import run_benchmark
-from specbench.bench.cluster import Cluster
+from specbench.bench.cluster import RayCluster
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_run
 from specbench.bench.served import running as session
@@ -87,7 +87,7 @@ def measured(
     settings: RunSettings,
     watch: RecordingWatch | None = None,
     resume: str | None = None,
-    cluster: Cluster | None = None,
+    cluster: RayCluster | None = None,
     longest_warm_up_s: float = 0.0,
 ) -> StoredRun:
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
