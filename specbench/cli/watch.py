@@ -89,11 +89,9 @@ async def _watch(
     """Print each interval, then the summary; also if the user interrupts it."""
     from asyncio import CancelledError
 
-    from specbench.servers.client import Client
-    from specbench.servers.facts import ModelNames
     from specbench.watch.k_forecast import curve_near
     from specbench.watch.report import DOCUMENT, line_of, of_window, summary_of
-    from specbench.watch.server import find_server, windows
+    from specbench.watch.server import watched_server, windows
     from specbench.watch.traffic import Traffic
     from specbench.words.answers import text
 
@@ -108,8 +106,7 @@ async def _watch(
         for reason in () if as_json else watched.reasons:
             typer.echo(text(reason))
 
-    async with Client(address) as client:
-        server = await find_server(client, ModelNames(served=model))
+    async with watched_server(address, model) as server:
         k = server.facts.k.value if address.k is None else address.k
         with suppress(CancelledError):
             async with aclosing(windows(server, seconds=seconds, every_s=every_s)) as seen:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -30,8 +31,15 @@ class WatchedServer:
         return await self.client.counters(page.path_of(self.facts.model), [page])
 
 
-async def find_server(client: Client, names: ModelNames) -> WatchedServer:
-    """The server's engine, by its counters, and its facts; UsageError without counters."""
+@asynccontextmanager
+async def watched_server(address: Address, model: str | None) -> AsyncIterator[WatchedServer]:
+    """The server at an address, with the name of its model if it has several; UsageError without
+    counters."""
+    async with Client(address) as client:
+        yield await _find_server(client, ModelNames(served=model))
+
+
+async def _find_server(client: Client, names: ModelNames) -> WatchedServer:
     pages = counter_pages()
     # The longest path is tried first, since TensorRT-LLM also has JSON at /metrics.
     for path in sorted({page.path for page in pages}, key=len, reverse=True):
