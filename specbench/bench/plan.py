@@ -10,6 +10,7 @@ from specbench.engines.deployment import vocabulary_notes
 from specbench.engines.transformers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS
 from specbench.inputs.pairing import DrafterSpec, Pairing, Target
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS, Workload
+from specbench.methods import find_method
 from specbench.records import (
     ASSISTED_DEFAULT,
     SESSIONS_PER_K,
@@ -155,13 +156,17 @@ class TargetPlan:
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
         """The requested K, or else the K of the default range that the drafter can draft."""
         drafter, requested = pairing.drafter, self.settings.draft.num_speculative_tokens
+        row = find_method(drafter.method)
         if self.running_ks is not None:
             return self.running_ks
         if requested is None:
             default = drafter.num_speculative_tokens
-            return (default or self.within_reach(drafter.name, DEFAULT_K),)
-        if self.settings.draft.is_default_range:
-            return tuple(k for k in requested if k <= self.within_reach(drafter.name, k))
+            requested = (default or self.within_reach(drafter.name, DEFAULT_K),)
+        elif self.settings.draft.is_default_range:
+            usual = (0, *row.usual_ks) if row.usual_ks else requested
+            requested = tuple(k for k in usual if k <= self.within_reach(drafter.name, k))
+        if row.only_k is not None:
+            return tuple(dict.fromkeys(row.only_k if k else 0 for k in requested))
         return requested
 
     def within_reach(self, drafter: str, k: int) -> int:

@@ -68,13 +68,13 @@ class Nodes(NamedTuple):
 
 def read_methods(methods: str | None) -> tuple[str, ...]:
     """The named methods; empty for all. UsageError for an unknown one."""
-    from specbench.methods import all_methods
+    from specbench.methods import listed_methods
 
     if methods is None or methods.strip() == "all":
         return ()
     if "all" in (word.strip() for word in methods.split(",")):
         raise UsageError(f"--method {methods!r}: all excludes other names; use only one of them")
-    return parse_names("--method", methods, tuple(method.name for method in all_methods()))
+    return parse_names("--method", methods, tuple(method.name for method in listed_methods()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -325,12 +325,13 @@ def pair(
 def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     """Lists what can draft for a GGUF file by headers, with its memory."""
     from specbench.cli.pair_tables import gguf_json, pair_document, print_gguf, print_prepared
-    from specbench.engines.served.llama_cpp import other_lookups, spec_types
+    from specbench.engines.served.llama_cpp import other_types, spec_types, why_missing
     from specbench.files.gguf import read_gguf
     from specbench.files.model_spec import ModelSpec
     from specbench.fit.candidates import Discovery, SkippedModel, plain_name, with_unique_names
     from specbench.fit.gguf import discover_gguf, prepare_gguf
     from specbench.inputs.pairing import Target
+    from specbench.methods import LOOKUPS
 
     if call.discover or call.published or call.resume or call.write:
         raise UsageError(
@@ -341,16 +342,17 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
     file = read_gguf(path)
     spec = ModelSpec(source=target, folder=path.absolute())
     chosen = Target(name=plain_name(target), model=spec, drafters=())
+    types = spec_types(_llama_server(settings, "--help"))
     found = Discovery(drafters=(), left_out=())
     if not call.drafts or call.folders:
-        found = discover_gguf(file, call.folders or ())
+        known = [name for name in LOOKUPS if types and not why_missing(name, types)]
+        found = discover_gguf(file, call.folders or (), known or LOOKUPS[:1])
     named = [_gguf_drafter(word) for word in split(call.drafts or ())]
     places = {drafter.model.place for drafter in named if drafter.model}
     drafters = [d for d in found.drafters if d.model is None or d.model.place not in places]
-    types = spec_types(_llama_server(settings, "--help"))
-    lookups = [
+    others = [
         SkippedModel(source=f"--spec-type {name}", reason="specbench has no such method")
-        for name in other_lookups(types)
+        for name in other_types(types)
     ]
     machine = _machine(call, settings, file.longest_context)
     if not types:
@@ -361,7 +363,7 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
         file,
         with_unique_names([*named, *drafters]),
         machine.setup,
-        left_out=(*found.left_out, *lookups),
+        left_out=(*found.left_out, *others),
     )
     candidates = tuple(_with_types(candidate, types) for candidate in prepared.candidates)
     prepared = replace(prepared, candidates=candidates)
@@ -466,10 +468,13 @@ def _gguf_drafter(word: str) -> "DrafterSpec":
     """The drafter of a --draft word; the file of a draft model may be missing or broken."""
     from specbench.files.gguf import gguf_of
     from specbench.files.model_spec import ModelSpec
-    from specbench.fit.candidates import drafter_of, plain_name
+    from specbench.fit.candidates import drafter_of, plain_name, with_lookup
     from specbench.inputs.pairing import DrafterSpec
-    from specbench.methods import MODEL_METHOD, gguf_method
+    from specbench.methods import MODEL_METHOD, gguf_method, split_set
 
+    first, lookup = split_set(word)
+    if lookup:
+        return with_lookup(_gguf_drafter(first), lookup)
     if not word.lower().endswith(".gguf"):
         if (drafter := drafter_of(word)).model is not None:
             raise UsageError(

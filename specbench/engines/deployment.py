@@ -192,7 +192,9 @@ class Deployment:
         if self.method in names:
             return names[self.method]
         row, usual = self.row, LOOKUP
-        if row.is_head:
+        if len(row.parts) > 1:
+            usual = f"{row.parts[0]} without a lookup"
+        elif row.is_head:
             usual = head
         elif row.model != "refused" or row.num_target_layers:
             usual = SMALL_MODEL

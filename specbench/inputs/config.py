@@ -10,7 +10,7 @@
         workloads: demo            # a folder of this target's own prompts, or `demo`
         drafters:
           NAME:
-            method: draft_model    # one of `specbench list methods`
+            method: draft_model    # one of `specbench list methods`, or a set: mtp+ngram_mod
             model: demo:draft      # if the method has one, with the target's model keys
             parameters: {}         # the method's own
             lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
@@ -40,7 +40,7 @@ from specbench.inputs.model_spec import (
 )
 from specbench.inputs.pairing import DrafterSpec, Origin, Pairings, Target
 from specbench.inputs.strict_yaml import Value, YamlMapping, number, one_of, read_yaml, whole
-from specbench.methods import Method, Setting, all_methods
+from specbench.methods import Method, Setting, find_method
 from specbench.records import NO_DRAFTER, LossyRule
 from specbench.records.lossy import RULES
 from specbench.settings.words import MAX_K
@@ -134,8 +134,7 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
     if name == NO_DRAFTER:
         value.fail(f"{NO_DRAFTER!r} is the name of the K=0 baseline; choose another")
     keys = value.section(allowed=DRAFTER_KEYS)
-    methods = {method.name: method for method in all_methods()}
-    method = methods[keys.must("method", one_of(tuple(methods)))]
+    method = keys.must("method", _method)
     given = [key for key in MODEL_KEYS if key in keys.entries]
     if method.model == "refused" and given:
         keys.entries[given[0]].fail(f"the method {method.name} takes no model; leave this key out")
@@ -165,6 +164,13 @@ def _named(value: Value) -> list[tuple[str, Value]]:
 def _workloads(value: Value) -> Path:
     is_demo = value.text() == "demo"
     return DEMO_WORKLOADS if is_demo else read_folder(value)
+
+
+def _method(value: Value) -> Method:
+    try:
+        return find_method(value.text())
+    except UsageError as wrong:
+        value.fail(str(wrong))
 
 
 def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:

@@ -214,7 +214,7 @@ def folder_of_files(folder: Path) -> None:
 
 
 SERVER_HELP = """#!/bin/sh
-echo "--spec-type none,draft-simple,draft-mtp,ngram-simple,ngram-mod"
+echo "--spec-type none,draft-simple,draft-mtp,draft-new,ngram-simple,ngram-mod"
 echo "    comma-separated list of types of speculative decoding to use"
 """
 
@@ -234,12 +234,29 @@ def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path:
         "small": ("draft_model", "ok"),
         "layers": ("mtp", "ok"),
         "head": ("eagle3", "refused"),  # this server has no draft-eagle3
+        "ngram_mod": ("ngram_mod", "ok"),
+        "mtp-ngram_mod": ("mtp+ngram_mod", "ok"),
+        "small-ngram_mod": ("draft_model+ngram_mod", "ok"),
+        "layers-ngram_mod": ("mtp+ngram_mod", "ok"),
+        "head-ngram_mod": ("eagle3+ngram_mod", "refused"),
     }
     assert all(d["memory"] for d in document["drafters"] if d["level"] == "ok")
     left_out = {Path(skipped["source"]).name for skipped in document["left_out"]}
     assert left_out == {
         *("as-large.gguf", "eyes.gguf", "lora.gguf", "half-00001-of-00002.gguf"),
         *("split-00002-of-00002.gguf", "--spec-type ngram-mod"),
+    }
+
+
+def test_a_set_of_a_file_and_a_lookup_can_be_named(tmp_path: Path) -> None:
+    folder_of_files(tmp_path)
+    words = "pair t.gguf --draft small.gguf+ngram,mtp+ngram_map_k,ngram_cache --dry-run --json"
+    document = json.loads(specbench(words, cwd=tmp_path).out)
+    found = {d["drafter"]: (d["method"], bool(d["model"])) for d in document["drafters"]}
+    assert found == {
+        "small.gguf-ngram": ("draft_model+ngram", True),
+        "mtp-ngram_map_k": ("mtp+ngram_map_k", False),
+        "ngram_cache": ("ngram_cache", False),
     }
 
 
