@@ -847,7 +847,7 @@ _ROWS = (
     ),
 )
 
-_LONG = (4, 16, 48)  # the K of lookups of long matches; llama.cpp's own default is 48 or 64
+_LONG = (16, 48)  # the K of lookups of long matches; llama.cpp's own default is 48 or 64
 _lookup = partial(Method, is_builtin=False, usual_ks=_LONG)
 _KEY_SIZE = Parameter("key_size", 12, range(1, 129), "The tokens that are looked up.")
 _MIN_HITS = Parameter("min_hits", 1, range(1, 129), "How often they must have occurred.")
@@ -884,15 +884,22 @@ LOOKUPS = ("ngram", *(method.name for method in _SERVED_LOOKUPS))
 SET_LOOKUP = "ngram_mod"  # the one that people combine with a model
 
 
+_MODEL_DRAFTS = Parameter(
+    "model_drafts", 3, range(1, 65), "The most tokens that the model drafts per round, at most K."
+)
+
+
 def _set(first: Method, lookup: Method) -> Method:
-    """The lookup drafts if it finds something, else the first method; K limits both."""
+    """The lookup drafts if it finds something, else the first method."""
     return replace(
         first,
         name=set_name(first.name, lookup.name),
         summary=f"{lookup.name} if it finds something, else {first.name}.",
-        parameters=(*first.parameters, *lookup.parameters),
+        parameters=(*first.parameters, *lookup.parameters, _MODEL_DRAFTS),
         learns=lookup.learns,
         is_builtin=False,
+        usual_ks=lookup.usual_ks,
+        only_k=lookup.only_k,
     )
 
 

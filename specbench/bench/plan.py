@@ -163,7 +163,7 @@ class TargetPlan:
             default = drafter.num_speculative_tokens
             requested = (default or self.within_reach(drafter.name, DEFAULT_K),)
         elif self.settings.draft.is_default_range:
-            usual = (0, *row.usual_ks) if row.usual_ks else requested
+            usual = (0, *row.usual_ks[: len(requested) - 1]) if row.usual_ks else requested
             requested = tuple(k for k in usual if k <= self.within_reach(drafter.name, k))
         if row.only_k is not None:
             return tuple(dict.fromkeys(row.only_k if k else 0 for k in requested))

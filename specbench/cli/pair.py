@@ -5,6 +5,7 @@ import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,6 +59,7 @@ from specbench.settings.words import MAX_CONCURRENCY, parse_context
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from specbench.bench.plan import TargetPlan
     from specbench.bench.planning import RunPlan
     from specbench.cli.hardware import MachineSummary
     from specbench.files.model import ModelFiles
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 2048
 LLAMA_CPP = "llama_cpp"
 GGUF_BUDGET_S = 600.0
+FEWEST_KS = (0, 3)  # of a GGUF file's drafters, if a budget does not fit the default range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +357,8 @@ def _pair_gguf(target: str, settings: RunSettings, call: PairOptions) -> None:
         SkippedModel(source=f"--spec-type {name}", reason="specbench has no such method")
         for name in other_types(types)
     ]
-    machine = _machine(call, settings, file.longest_context)
+    context = call.context if (size := _ctx_size(call)) is None else str(size // call.concurrency)
+    machine = _machine(replace(call, context=context), settings, file.longest_context)
     if not types:
         note = "what this llama-server can draft with is unknown: its --help was not readable"
         machine = machine._replace(notes=(*machine.notes, note))
@@ -412,7 +416,9 @@ def _measure_gguf(
         pairings, Selection(engine=LLAMA_CPP), str(run.folder), call.runs_dir
     )
     made = export_as_measured(find_exporter(LLAMA_CPP), deployment, version, "")
-    arguments = (*made.command[1:], *settings.servers.engine_args)
+    arguments = [*made.command[1:], *settings.servers.engine_args]
+    if call.context != PairOptions.context and _ctx_size(call) is None:  # slots share it evenly
+        arguments += ["--ctx-size", str(document["machine"]["context"] * call.concurrency)]
     command = shlex.join(_llama_server(settings, *arguments))
     is_undecided = deployment.is_undecided
     if call.as_json:
@@ -430,6 +436,13 @@ def _measure_gguf(
     require_decided(is_undecided)
 
 
+def _ctx_size(call: PairOptions) -> int | None:
+    """The tokens of all slots in --engine-args; None if they are not given, or the model's (0)."""
+    flags = ("-c", "--ctx-size")
+    sizes = [size for flag, size in pairwise(call.engine_args) if flag in flags and size.isdigit()]
+    return int(sizes[-1]) or None if sizes else None
+
+
 def _fitted(plan: "RunPlan") -> "RunPlan":
     """The plan with the prompts that fit the budget, by a session that is timed first; prints
     the minutes that this takes."""
@@ -441,13 +454,20 @@ def _fitted(plan: "RunPlan") -> "RunPlan":
     if budget_s is None:
         return plan
     times = try_session(target, LLAMA_CPP)
-    sessions = len([*cycle_of(served_cells(target, LLAMA_CPP), 0)])
-    if num is None:
-        most = min(len(workload.prompts) // 2 for workload in target.workloads)
-        num = times.num_prompts(budget_s, sessions, most)
-        effort = replace(effort, num_prompts=num)
-        target = replace(target, settings=replace(target.settings, effort=effort))
-        plan = replace(plan, settings=replace(plan.settings, effort=effort), targets=(target,))
+    most = min(len(workload.prompts) // 2 for workload in target.workloads)
+
+    def size(plan: "TargetPlan") -> tuple[int, int]:
+        sessions = len([*cycle_of(served_cells(plan, LLAMA_CPP), 0)])
+        return num or times.num_prompts(budget_s, sessions, most), sessions
+
+    draft = target.settings.draft
+    if draft.is_default_range and times.least_s(*size(target)) > budget_s:
+        few = replace(draft, num_speculative_tokens=FEWEST_KS)
+        target = replace(target, settings=replace(target.settings, draft=few))
+    num, sessions = size(target)
+    effort = replace(effort, num_prompts=num)
+    target = replace(target, settings=replace(target.settings, effort=effort))
+    plan = replace(plan, settings=replace(plan.settings, effort=effort), targets=(target,))
     least_s = times.least_s(num, sessions)
     longest_s = times.longest_s(num, sessions)
     typer.echo(

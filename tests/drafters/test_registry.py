@@ -75,7 +75,8 @@ def test_a_row_has_a_summary_and_allows_its_own_defaults(method: Method) -> None
 def test_a_set_drafts_with_the_model_of_one_method_and_has_the_parameters_of_both() -> None:
     made, first = find_method("mtp+ngram_mod"), find_method("mtp")
     assert (made.parts, made.model, made.head) == (("mtp", "ngram_mod"), first.model, first.head)
-    assert made.settings({"min_drafts": 5}) == {"match_length": 24, "min_drafts": 5}
+    given = made.settings({"min_drafts": 5})
+    assert given == {"match_length": 24, "min_drafts": 5, "model_drafts": 3}
     assert made.shape({}, 3) == first.shape({}, 3)
     assert made not in (*all_methods(), *listed_methods())
 

@@ -487,7 +487,9 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
     if deployment.drafter is not None:
         flags += [MODEL_FLAGS[1], _gguf_name(model_name(deployment.drafter))]
     if dialect.is_new:
-        flags += ["--spec-type", kind, "--spec-draft-n-max", k]
+        is_set = len(deployment.row.parts) > 1
+        of_model = min(deployment.k, deployment.whole("model_drafts")) if is_set else k
+        flags += ["--spec-type", kind, "--spec-draft-n-max", str(of_model)]
         if set(deployment.row.parts) & {*_MODEL_KINDS}:
             # Every round drafts K tokens, as in the measurement: unlikely drafts are also kept.
             flags += ["--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
