@@ -243,6 +243,11 @@ class Method:
         """The shape of a round that drafts up to k tokens deep, with these parameters."""
         return self.round_shape(self.settings(given), k) if k else RoundShape(0, 0)
 
+    def takes_p_min(self, given: Mapping[str, Setting], *, is_gguf: bool = False) -> bool:
+        """Whether it drafts a chain of tokens with probabilities, with these parameters; llama.cpp,
+        the only engine for GGUF files, drafts nothing but chains."""
+        return self.draws and (is_gguf or self.tree(self.settings(given)) is None)
+
     def draws_with(self, given: Mapping[str, Setting]) -> bool:
         """Whether drafts are sampled above temperature 0, with these parameters."""
         return self.draws and self.tree(self.settings(given)) != "dynamic"

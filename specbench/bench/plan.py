@@ -310,9 +310,16 @@ class TargetPlan:
 
 def _draft(drafter: DrafterSpec, length: Length) -> DraftConfig:
     lossy = str(drafter.lossy) if drafter.lossy else None
-    return DraftConfig(drafter=drafter.name, method=drafter.method, length=length, lossy=lossy)
+    return DraftConfig(
+        drafter=drafter.name,
+        method=drafter.method,
+        length=length,
+        lossy=lossy,
+        p_min=drafter.p_min,
+    )
 
 
 def peers_of(drafter: DrafterSpec) -> tuple[str, ...]:
-    """The methods of transformers that match the drafter's; empty if it has a lossy rule."""
-    return () if drafter.lossy else COUNTERPARTS.get(drafter.method, ())
+    """The methods of transformers that match the drafter's; empty if it has a lossy rule or p_min,
+    of which transformers' own differ."""
+    return () if drafter.lossy or drafter.p_min else COUNTERPARTS.get(drafter.method, ())

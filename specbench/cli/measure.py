@@ -114,8 +114,10 @@ def measure(settings: RunSettings, pair: AdhocPairing, call: RunOptions) -> None
     nodes, runs_dir, resume = Nodes.parsed(call.ray, call.gpus_per_task), call.runs_dir, call.resume
     methods = read_methods(settings.workload.methods)
     if resume is not None:
-        if pair.target is not None or pair.drafts:
-            raise UsageError("--resume keeps the pair of its run; leave out --target and --draft")
+        if pair.target is not None or pair.drafts or pair.p_min:
+            raise UsageError(
+                "--resume keeps the pair of its run; leave out --target, --draft and --draft-p-min"
+            )
         from specbench.runs import load_run
 
         stored = load_run(resume, runs_dir, also_empty=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench.cli import options
-from specbench.cli.adhoc_pairing import find_target, named_drafters, split
+from specbench.cli.adhoc_pairing import at_p_mins, find_target, named_drafters, split
 from specbench.cli.checks import checked
 from specbench.cli.measure import (
     DEFAULT_KS,
@@ -112,6 +112,16 @@ class PairOptions:
     workloads: Workloads
     prompt_field: PromptField = None
     ignore_request_settings: IgnoreRequestSettings = False
+    p_min: Annotated[
+        str | None,
+        typer.Option(
+            "--draft-p-min",
+            metavar="P",
+            help="Rank each drafter also with chains that end where the draft has no token of this "
+            "probability: 0,0.6,0.8.",
+            show_default="0: K tokens",
+        ),
+    ] = None
     draft: Annotated[
         DraftSettings, replace(K, help="K to rank at: 4, 1..8 or 1,2,4.", shown="0..8")
     ] = DEFAULT_KS
@@ -196,9 +206,10 @@ def _interrupted_run(call: PairOptions, settings: RunSettings) -> "StoredRun | N
 
     if call.resume is None:
         return None
-    if call.drafts or call.discover or call.dry_run:
+    if call.drafts or call.discover or call.dry_run or call.p_min:
         raise UsageError(
-            "--resume uses the drafters of its run; leave out --draft, --discover and --dry-run"
+            "--resume uses the drafters of its run; leave out --draft, --draft-p-min, --discover "
+            "and --dry-run"
         )
     stored = load_run(call.resume, call.runs_dir, also_empty=True)
     was = stored.run.settings
@@ -314,7 +325,8 @@ def pair(
             )
         raise CompatibilityError(f"{reason}; see the reasons above")
     if call.dry_run:
-        pairings = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
+        fitting = [Pairing(target=chosen, drafter=c.drafter) for c in prepared.fitting]
+        pairings = at_p_mins(fitting, call.p_min)
         try:
             notes = [*map(text, left_out(plan_run(settings, pairings).targets))]
         except WorkloadError as error:  # memory is planned anyway
@@ -403,7 +415,8 @@ def _measure_gguf(
     from specbench.report.write import TEXTS, write_report
     from specbench.words.answers import joined
 
-    pairings = tuple(Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting)
+    fitting = [Pairing(target=prepared.target, drafter=c.drafter) for c in prepared.fitting]
+    pairings = at_p_mins(fitting, call.p_min)
     settings = of_pairings(settings, pairings)
     plan = preflight(settings, pairings, call.runs_dir)
     require_startable(plan.targets)
@@ -696,7 +709,8 @@ def _measure(
             "here; download them, or plan with --dry-run"
         )
     if stored is None:
-        pairings = tuple(Pairing(target=prepared.target, drafter=d) for d in drafters)
+        fitting = [Pairing(target=prepared.target, drafter=d) for d in drafters]
+        pairings = at_p_mins(fitting, call.p_min)
         runs_dir, resume = call.runs_dir, None
         settings = replace(
             of_pairings(settings, pairings),

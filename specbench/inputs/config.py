@@ -14,6 +14,7 @@
             model: demo:draft      # if the method has one, with the target's model keys
             parameters: {}         # the method's own
             lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
+            p_min: 0.6             # a chain ends where the draft is less sure
             num_speculative_tokens, note
             source, checked, license, figure  # of an entry that was published
 
@@ -84,7 +85,7 @@ ORIGIN_KEYS = ("source", "checked", "license", "figure")
 FILE_KEYS = ("default", "defaults", "targets")
 DEFAULTS_KEYS = ("dtype", "device_map", _K)
 TARGET_KEYS = (*MODEL_KEYS, "workloads", "note", "drafters")
-DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "lossy", "note", *ORIGIN_KEYS)
+DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "p_min", "lossy", "note", *ORIGIN_KEYS)
 
 _ADDRESS = re.compile(r"https?://[^\s/]+(/\S*)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -139,13 +140,20 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
     if method.model == "refused" and given:
         keys.entries[given[0]].fail(f"the method {method.name} takes no model; leave this key out")
     takes_model = method.model == "required" or bool(given)
+    parameters = keys.may("parameters", partial(_parameters, method=method), {})
+    if "p_min" in keys.entries and not method.takes_p_min(parameters):
+        keys.entries["p_min"].fail(
+            f"{method.name} drafts no chain of tokens with probabilities; leave this key out, or "
+            "set `parameters: {tree: chain}` if the method has it"
+        )
     return DrafterSpec(
         name=name,
         method=method.name,
         model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
-        parameters=keys.may("parameters", partial(_parameters, method=method), {}),
+        parameters=parameters,
         num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
         lossy=keys.may("lossy", _lossy, None),
+        p_min=keys.may("p_min", number(above=0, most=1), None),
         note=keys.may("note", Value.text, ""),
         origin=_origin(keys),
     )

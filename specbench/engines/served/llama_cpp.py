@@ -491,8 +491,8 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
         of_model = min(deployment.k, deployment.whole("model_drafts")) if is_set else k
         flags += ["--spec-type", kind, "--spec-draft-n-max", str(of_model)]
         if set(deployment.row.parts) & {*_MODEL_KINDS}:
-            # Every round drafts K tokens, as in the measurement: unlikely drafts are also kept.
-            flags += ["--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+            # As in the measurement: its own defaults would also drop short drafts.
+            flags += ["--spec-draft-n-min", "0", "--spec-draft-p-min", f"{deployment.p_min:g}"]
         for lookup in filter(None, map(_LOOKUPS.get, deployment.row.parts)):
             for flag, parameter in lookup.parameters.items():
                 flags += [flag, str(deployment.setting(parameter))]
@@ -508,7 +508,7 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
             f"llama.cpp before {_CHANGED} has no {deployment.method}; nearest: draft_model, or a "
             "newer build"
         )
-    return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", "0"]
+    return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", f"{deployment.p_min:g}"]
 
 
 def _gguf_name(source: str) -> str:
