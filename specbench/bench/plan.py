@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.budget import EXPLORE_SHARE
@@ -178,9 +179,11 @@ class TargetPlan:
         """Notes on lines of files, K and drafters that are left out, and of servers on a draft
         model's vocabulary."""
         yield from (Kind.NOTE(text=note) for w in self.workloads for note in w.notes)
+        draft = self.settings.draft
         for pairing in self.pairings if self.running_ks is None else ():
-            ks = set(self.settings.draft.num_speculative_tokens or ())
-            if deeper := ks.difference(self.ks(pairing)):
+            ks = draft.num_speculative_tokens or () if draft.is_default_range else ()
+            reach = partial(self.within_reach, pairing.drafter.name)
+            if deeper := [k for k in ks if k > reach(k)]:
                 yield Kind.K_TOO_DEEP(pairing=pairing.name, k=min(deeper))
             hottest = max(self.settings.sampling.temperatures)
             for engine in self.served:

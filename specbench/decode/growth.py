@@ -49,15 +49,14 @@ def grow_chain(
     logits_B1V = logits_BV[:, None]
     drafts: list[Tensor] = []
     probs: list[Tensor] = []
-    num_drafted_B = torch.zeros_like(state.budget_B)
-    is_sure_B1 = torch.ones_like(next_BK[:, :1], dtype=torch.bool)
+    sure: list[Tensor] = []
     for i in range(k):
         positions_B1 = next_BK[:, i : i + 1]
         probs_B1V = None if sampler.is_greedy else sampler.probs(logits_B1V)
-        is_sure_B1 = is_sure_B1 & _are_sure(logits_B1V, probs_B1V, p_min)
-        if drafts and p_min and is_sure_B1.device.type == "cpu" and not is_sure_B1.any():
-            break
-        num_drafted_B = num_drafted_B + is_sure_B1[:, 0]
+        if p_min:
+            sure.append(_are_sure(logits_B1V, probs_B1V, p_min))
+            if drafts and sure[0].device.type == "cpu" and not torch.cat(sure, 1).all(1).any():
+                break
         if probs_B1V is None:
             tokens_B1 = logits_B1V.argmax(-1)
         else:
@@ -66,7 +65,9 @@ def grow_chain(
         drafts.append(tokens_B1)
         if i + 1 < k:
             logits_B1V = follow(tokens_B1, positions_B1)
-    return Proposal(torch.cat(drafts, 1), num_drafted_B, torch.cat(probs, 1) if probs else None)
+    tokens_BK = torch.cat(drafts, 1)
+    num_drafted_B = _num_sure(state, tokens_BK, torch.cat(sure, 1) if sure else None)
+    return Proposal(tokens_BK, num_drafted_B, torch.cat(probs, 1) if probs else None)
 
 
 def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler, p_min: float = 0.0) -> Proposal:
@@ -75,16 +76,14 @@ def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler, p_min: float 
 
     Above temperature 0, each is sampled from the distribution at its position.
     """
-    K = logits_BKV.shape[1]
     probs_BKV = None if sampler.is_greedy else sampler.probs(logits_BKV)
-    num_drafted_B = _are_sure(logits_BKV, probs_BKV, p_min).cumprod(1).sum(1)
-    if p_min and num_drafted_B.device.type == "cpu":
-        K = max(int(num_drafted_B.max()), 1)
-        logits_BKV, probs_BKV = logits_BKV[:, :K], None if probs_BKV is None else probs_BKV[:, :K]
+    sure_BK = _are_sure(logits_BKV, probs_BKV, p_min) if p_min else None
     if probs_BKV is None:
-        return Proposal(logits_BKV.argmax(-1), num_drafted_B)
-    tokens_BK = sampler.guess(probs_BKV, state.seed_B, state.positions(1, K))
-    return Proposal(tokens_BK, num_drafted_B, probs_BKV)
+        tokens_BK = logits_BKV.argmax(-1)
+    else:
+        places_BK = state.positions(1, logits_BKV.shape[1])
+        tokens_BK = sampler.guess(probs_BKV, state.seed_B, places_BK)
+    return Proposal(tokens_BK, _num_sure(state, tokens_BK, sure_BK), probs_BKV)
 
 
 def _are_sure(logits_BTV: Tensor, probs_BTV: Tensor | None, p_min: float) -> Tensor:
@@ -93,10 +92,15 @@ def _are_sure(logits_BTV: Tensor, probs_BTV: Tensor | None, p_min: float) -> Ten
     The token that is drawn must not decide: the output would lack the unlikely ones that are
     dropped, since the verifier assumes drafts from the whole distribution.
     """
-    if not p_min:
-        return torch.ones_like(logits_BTV[..., 0], dtype=torch.bool)
     probs_BTV = logits_BTV.float().softmax(-1) if probs_BTV is None else probs_BTV
     return probs_BTV.amax(-1) >= p_min
+
+
+def _num_sure(state: State, tokens_BK: Tensor, sure_BT: Tensor | None) -> Tensor:
+    """The number [B] of drafts before the first unsure one; None: all are drafted."""
+    if sure_BT is None:
+        return torch.full_like(state.budget_B, tokens_BK.shape[1])
+    return sure_BT.cumprod(1).sum(1)
 
 
 def grow_static(

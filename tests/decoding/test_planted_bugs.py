@@ -236,9 +236,7 @@ UNLIKELY_DROPPED = (
     growth.grow_chain,
     "drafts.append(tokens_B1)",
     "drafts.append(tokens_B1); "
-    "is_kept_B1 = probs_B1V.gather(-1, tokens_B1[..., None])[..., 0] >= p_min; "
-    "num_drafted_B = num_drafted_B - (is_sure_B1 & ~is_kept_B1)[:, 0].long(); "
-    "is_sure_B1 = is_sure_B1 & is_kept_B1",
+    "sure[-1] = sure[-1] & (probs_B1V.gather(-1, tokens_B1[..., None])[..., 0] >= p_min)",
 )
 
 
