@@ -115,7 +115,13 @@ class TargetPlan:
         engines = tuple(name for name in load.engines if name not in SERVED)
         if not engines:
             return None
-        return replace(self, settings=replace(self.settings, load=replace(load, engines=engines)))
+        settings = replace(self.settings, load=replace(load, engines=engines))
+        return replace(self, pairings=self.builtin_pairings, settings=settings)
+
+    @property
+    def builtin_pairings(self) -> tuple[Pairing, ...]:
+        """The pairings whose method the built-in decoder has."""
+        return tuple(p for p in self.pairings if find_method(p.drafter.method).is_builtin)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -212,7 +218,7 @@ class TargetPlan:
     def _builtin_cells(self, condition: Condition) -> Iterator[Cell]:
         condition = replace(condition, engine=BUILTIN)
         yield self._cell(condition, DraftConfig.none)
-        for pairing in self.pairings:
+        for pairing in self.builtin_pairings:
             lengths: list[Length] = [Fixed(k) for k in self.ks(pairing) if k > 0]
             if self.settings.draft.adaptive:
                 lengths.append(Auto(self.largest_k(pairing)))

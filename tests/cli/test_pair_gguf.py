@@ -232,8 +232,7 @@ def test_the_files_of_the_folder_are_listed_with_why_they_draft_or_not(tmp_path:
     folder_of_files(tmp_path)
     (server := tmp_path / "server").write_text(SERVER_HELP)
     server.chmod(0o755)
-    words = ("pair t.gguf --dry-run --json --engine-python", str(server))
-    ran = specbench(*words, cwd=tmp_path)
+    ran = specbench("pair t.gguf --dry-run --json --engine-python ./server", cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     document = json.loads(ran.out)
     found = {d["drafter"]: (d["method"], d["level"]) for d in document["drafters"]}
