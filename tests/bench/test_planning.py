@@ -138,6 +138,7 @@ def test_a_set_is_measured_by_the_engine_that_has_it_at_its_own_usual_k(tmp_path
     )
     settings = settings_of(
         pairings=("big",),
+        workloads=("chat",),
         engines=("builtin", "llama_cpp"),
         num_speculative_tokens=(0, 1, 2),
         is_default_range=True,
