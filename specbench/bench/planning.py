@@ -13,7 +13,13 @@ from math import inf
 from typing import Any
 
 from specbench.bench.plan import TEMPLATE_TOKENS, TargetPlan, peers_of
-from specbench.bench.rendering import Candidates, Render, Rendered, rendered_elsewhere
+from specbench.bench.rendering import (
+    MOST_S,
+    Candidates,
+    Render,
+    Rendered,
+    rendered_elsewhere,
+)
 from specbench.bench.served.deployments import unsupported_pairings, with_adaptive
 from specbench.bench.served.running import RunningServer, running_servers
 from specbench.engines.served_engine import unsupported_setting
@@ -157,8 +163,26 @@ def narrowed(
             plan = _without_long_prompts(plan, context)
     if render is None:
         return plan
-    known = render(plan.target.model, {w.name: _candidates(plan, w) for w in plan.workloads})
-    return _without_unusable(plan, known)
+    candidates = {w.name: _candidates(plan, w) for w in plan.workloads}
+    known = render(plan.target.model, candidates)
+    plan = _without_unusable(plan, known)
+    workloads = (_rendered_part(w, candidates[w.name], known.get(w.name)) for w in plan.workloads)
+    return replace(plan, workloads=tuple(workloads))
+
+
+def _rendered_part(workload: Workload, candidates: Candidates, known: Rendered | None) -> Workload:
+    """A usable workload without prompts that were not rendered, if others of it cannot be used:
+    one of them would take the place of a prompt that was left out. With a note if time ran out."""
+    if known is None or len(known) == len(candidates.prompts):
+        return workload
+    fit = tuple(prompt for prompt in workload.prompts if prompt.id in known)
+    if len(fit) < candidates.wanted:
+        seen = f"{len(known):,} of {len(candidates.prompts):,} prompts"
+        note = (
+            f"{workload.name}: in {MOST_S:g} s, only {seen} were rendered; the others are unknown"
+        )
+        return replace(workload, notes=(*workload.notes, note))
+    return workload if len(fit) == len(known) else replace(workload, prompts=fit)
 
 
 def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:

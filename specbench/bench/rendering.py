@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from specbench.engines.engine import Tokenizer
@@ -17,7 +19,8 @@ from specbench.files.model import open_model
 from specbench.files.model_spec import ModelSpec
 from specbench.records import Message, Prompt
 
-MOST_S = 120.0  # for the process
+MOST_S = 120.0  # of rendering in the process
+START_S = 60.0  # of its start at most
 
 
 class Candidates(NamedTuple):
@@ -53,12 +56,15 @@ def prompt_tokens(
     return len(tokenizer.prompt_ids(messages, tools, template_args))
 
 
-def rendered(tokenizer: Tokenizer, candidates: Candidates) -> dict[str, int | str]:
-    """Tokens by prompt id, or why the template refuses the prompt, until enough prompts fit."""
+def rendered(
+    tokenizer: Tokenizer, candidates: Candidates, until: float = inf
+) -> dict[str, int | str]:
+    """Tokens by prompt id, or why the template refuses the prompt, until enough prompts fit or
+    `perf_counter` reaches `until`."""
     results: dict[str, int | str] = {}
     wanted = candidates.wanted
     for prompt in candidates.prompts:
-        if wanted == 0:
+        if wanted == 0 or perf_counter() > until:
             break
         try:
             tokens = prompt_tokens(tokenizer, prompt.turns, prompt.tools, prompt.template_args)
@@ -70,8 +76,10 @@ def rendered(tokenizer: Tokenizer, candidates: Candidates) -> dict[str, int | st
     return results
 
 
-def rendered_here(spec: ModelSpec, workloads: Mapping[str, Candidates]) -> Mapping[str, Rendered]:
-    """A `Render` in this process, of all prompts."""
+def rendered_here(
+    spec: ModelSpec, workloads: Mapping[str, Candidates], most_s: float = inf
+) -> Mapping[str, Rendered]:
+    """A `Render` in this process, of all prompts, or of those that `most_s` seconds suffice for."""
     from specbench.models.tokenizer import ChatTokenizer  # noqa: PLC0415 - imports torch
 
     try:
@@ -82,7 +90,8 @@ def rendered_here(spec: ModelSpec, workloads: Mapping[str, Candidates]) -> Mappi
         )
     except ModelError:
         return {}
-    return {name: rendered(tokenizer, candidates) for name, candidates in workloads.items()}
+    until = perf_counter() + most_s
+    return {name: rendered(tokenizer, candidates, until) for name, candidates in workloads.items()}
 
 
 def rendered_elsewhere(
@@ -109,7 +118,7 @@ def rendered_elsewhere(
             capture_output=True,
             text=True,
             check=True,
-            timeout=MOST_S,
+            timeout=START_S + MOST_S,
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
         results: dict[str, dict[str, int | str]] = json.loads(done.stdout)
@@ -153,7 +162,7 @@ def _main() -> None:
         name: Candidates(tuple(map(_prompt, prompts)), *rest)
         for name, (prompts, *rest) in work["workloads"].items()
     }
-    json.dump(rendered_here(spec, workloads), sys.stdout)
+    json.dump(rendered_here(spec, workloads, MOST_S), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import NoReturn
 
 from specbench.bench.served.open_session import count_problems, spoiling_stalls
-from specbench.bench.served.running import ServerHandle, recognized
+from specbench.bench.served.running import ServerHandle
+from specbench.engines.recognition import recognized
 from specbench.engines.served_engine import find_served, result_of
 from specbench.errors import ServerError, UsageError
 from specbench.inputs.address import Address

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from statistics import fmean
 
+import numpy as np
 from scipy.special import ndtri, stdtr
 
 # Of streams of 1,000 independent values without a change, 1% have an alarm: 0% of normal and of
@@ -66,15 +67,13 @@ class DriftDetector:
     def _alarm(self) -> Drift:
         """The change, at the split of the values whose means explain most of their variance."""
         level = self._level
-        at = max(range(1, len(level)), key=lambda i: _explained(level[:i], level[i:]))
+        before = np.arange(1, len(level))
+        sums = np.cumsum(level)
+        # The sum of squares that two means explain more than one.
+        apart = sums[:-1] / before - (sums[-1] - sums[:-1]) / (len(level) - before)
+        at = 1 + int(np.argmax(before * (len(level) - before) * apart**2))
         self._num_past, self._level = self._num_past + at, []
         self._mean = self._squares = self._up = self._down = 0.0
         for value in level[at:]:
             self._learn(value)
         return Drift(index=self._num_past, before=fmean(level[:at]), after=fmean(level[at:]))
-
-
-def _explained(before: list[float], after: list[float]) -> float:
-    """The sum of squares that two means explain more than one."""
-    share = len(before) * len(after) / (len(before) + len(after))
-    return share * (fmean(after) - fmean(before)) ** 2

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from specbench.engines.served_engine import ServedEngine, counter_pages, find_served
+from specbench.engines.recognition import OPTION, counting_engine, recognized
+from specbench.engines.served_engine import ServedEngine, find_served
 from specbench.errors import ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.servers.client import Client
@@ -34,24 +35,17 @@ class WatchedServer:
 @asynccontextmanager
 async def watched_server(address: Address, model: str | None) -> AsyncIterator[WatchedServer]:
     """The server at an address, with the name of its model if it has several; UsageError without
-    counters."""
+    counters, ServerError for a router."""
     async with Client(address) as client:
-        yield await _find_server(client, ModelNames(served=model))
-
-
-async def _find_server(client: Client, names: ModelNames) -> WatchedServer:
-    pages = counter_pages()
-    # The longest path is tried first, since TensorRT-LLM also has JSON at /metrics.
-    for path in sorted({page.path for page in pages}, key=len, reverse=True):
-        counted = await client.counters(path, pages)
-        if counted.engine is not None:
-            engine = find_served(counted.engine)
-            facts = await engine.facts(client, names)
-            return WatchedServer(client=client, name=counted.engine, engine=engine, facts=facts)
-    raise UsageError(
-        f"--base-url {client.address.root}: it has no page of counters that is known, such as "
-        "/metrics of vLLM; start it with one (llama.cpp: --metrics, SGLang: --enable-metrics)"
-    )
+        name = await counting_engine(client)
+        if name is None:
+            raise UsageError(
+                f"{OPTION} {address.root}: it has no page of counters that is known, such as "
+                "/metrics of vLLM; start it with one (llama.cpp: --metrics, SGLang: "
+                "--enable-metrics)"
+            )
+        _, facts = await recognized(client, ModelNames(served=model), name)
+        yield WatchedServer(client=client, name=name, engine=find_served(name), facts=facts)
 
 
 async def windows(
@@ -85,4 +79,4 @@ def _now() -> str:
 
 def address_of(url: str) -> Address:
     """The address of --base-url; UsageError for one that is none."""
-    return Address.at(url, "--base-url")
+    return Address.at(url, OPTION)

@@ -60,18 +60,12 @@ class Traffic:
 
     def __init__(self) -> None:
         self.windows: list[Window] = []
+        self.total = Counters(engine=None)  # the counts of all windows
         self.batches: list[Counters] = []
         self._begun_at: list[str] = []  # the batches, in UTC
         self._open: list[Window] = []
         self._detector = DriftDetector()
         self._is_suspect = False
-
-    @property
-    def total(self) -> Counters:
-        """The counts of all windows."""
-        if not self.windows:
-            return Counters(engine=None)
-        return reduce(Counters.__add__, (window.counters for window in self.windows))
 
     @property
     def mean_in_progress(self) -> float:
@@ -81,6 +75,7 @@ class Traffic:
 
     def add(self, window: Window) -> list[Reason]:
         """What this window shows that earlier ones did not."""
+        self.total = self.total + window.counters if self.windows else window.counters
         self.windows.append(window)
         self._open.append(window)
         batch = reduce(Counters.__add__, (each.counters for each in self._open))
@@ -111,8 +106,7 @@ class Traffic:
 
     def _suspect(self) -> Iterator[Reason]:
         """A fault that shows without any change, once."""
-        total = self.total
-        drafted, accepted = total.num_draft_tokens, total.num_accepted
+        drafted, accepted = self.total.num_draft_tokens, self.total.num_accepted
         if self._is_suspect or drafted is None or accepted is None or drafted < ENOUGH_DRAFTS:
             return
         self._is_suspect = accepted in (0, drafted)

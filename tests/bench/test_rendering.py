@@ -11,7 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from specbench.bench.planning import fit_warnings, narrowed, plan_run
-from specbench.bench.rendering import Candidates, prompt_tokens, rendered, rendered_elsewhere
+from specbench.bench.rendering import (
+    Candidates,
+    prompt_tokens,
+    rendered,
+    rendered_elsewhere,
+    rendered_here,
+)
 from specbench.engines.served_engine import conversation_fields
 from specbench.errors import WorkloadError
 from specbench.inputs.workloads import Workload
@@ -115,6 +121,40 @@ def test_prompts_that_confirm_are_rendered_too(strict, tmp_path):
     planned = narrowed(replace(plan, workloads=(other,)), render=rendered_elsewhere)
     kept = {prompt.id for prompt in workload_of(planned).prompts}
     assert {row["id"] for row in ROWS} - kept == {fifth.id}
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_no_prompt_that_was_not_rendered_replaces_a_refused_one(strict, refused):
+    plan = plan_of(strict, strict / "rows.jsonl")
+    plan = replace(plan, settings=changed(plan.settings, num_prompts=2))
+    given: list[Candidates] = []
+
+    def render(_, workloads):
+        given.extend(workloads.values())
+        ids = [prompt.id for prompt in given[0].prompts[: 4 + refused]]
+        return {
+            name: dict.fromkeys(ids, 9) | dict.fromkeys(ids[:refused], "no") for name in workloads
+        }
+
+    planned = workload_of(narrowed(plan, render=render))
+    rendered_ids = {prompt.id for prompt in given[0].prompts[refused : 4 + refused]}
+    kept = {prompt.id for prompt in planned.prompts}
+    assert kept == (rendered_ids if refused else {row["id"] for row in ROWS})
+    assert not any("unknown" in note for note in planned.notes)
+
+
+def test_prompts_that_time_did_not_suffice_for_stay_and_are_counted(strict):
+    plan = plan_of(strict, strict / "rows.jsonl")
+    spec = plan.target.model
+    part = rendered_here(spec, {"rows": Candidates(workload_of(plan).prompts, 7, inf, 0)}, -1.0)
+    assert part == {"rows": {}}
+
+    def render(_, workloads):
+        return {name: {prompt.id: 9 for prompt in c.prompts[:3]} for name, c in workloads.items()}
+
+    planned = workload_of(narrowed(plan, render=render))
+    assert len(planned.prompts) == len(ROWS)
+    assert any("3 of 7 prompts" in note for note in planned.notes)
 
 
 def test_all_workloads_are_rendered_in_one_process(strict, monkeypatch):

@@ -58,6 +58,12 @@ def _pieces(screen):
         return
 
 
+@pytest.fixture(scope="session")
+def wide(long_name: Path) -> list[str]:
+    """The memory table on a wide terminal."""
+    return table(on_a_terminal(200, *DRY, LONG, cwd=long_name))
+
+
 def table(text: str) -> list[str]:
     """The lines of the memory table."""
     lines = text.splitlines()
@@ -67,10 +73,9 @@ def table(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_wide_terminal_is_used_in_full(long_name):
-    lines = table(on_a_terminal(200, *DRY, LONG, cwd=long_name))
-    assert len(lines) == 3  # header, target, draft: nothing is folded
-    assert WIDTH < max(map(len, lines)) <= 200
+def test_a_wide_terminal_is_used_in_full(wide):
+    assert len(wide) == 3  # header, target, draft: nothing is folded
+    assert WIDTH < max(map(len, wide)) <= 200
 
 
 FIGURE = re.compile(r"(?<!\S)[\d,.]+(?: [KMG]iB)?(?!\S)")
@@ -78,15 +83,14 @@ FIGURE = re.compile(r"(?<!\S)[\d,.]+(?: [KMG]iB)?(?!\S)")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [40, 60, 80])
-def test_in_a_narrow_terminal_no_figure_is_cut(long_name, columns):
-    wide = [FIGURE.findall(line) for line in table(on_a_terminal(200, *DRY, LONG, cwd=long_name))]
+def test_in_a_narrow_terminal_no_figure_is_cut(long_name, wide, columns):
     lines = table(on_a_terminal(columns, *DRY, LONG, cwd=long_name))
     parts = [i for i, line in enumerate(lines) if line.startswith("memory  ")]
     shown = [
         [figure for first in parts for figure in FIGURE.findall(lines[first + row])]
         for row in (1, 2)
     ]
-    assert shown == wide[1:]
+    assert shown == [FIGURE.findall(line) for line in wide[1:]]
     assert len(shown[0]) >= 5
     assert max(map(len, lines)) <= columns
 

@@ -862,7 +862,6 @@ def test_gguf_models_are_refused_with_a_hint_by_every_command(
         write_gguf(folder / name)
     word = source if "/" in source else f"./{source}"
     commands = [
-        ("pair", word, "--draft", "./x", "--dry-run"),
         ("pair", "./target", "--draft", word, "--dry-run"),
         ("run", "--target", word, "--draft", "ngram", *RUN),
         ("run", "--target", "./target", "--draft", word, *RUN, "--dry-run"),

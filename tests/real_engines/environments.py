@@ -21,6 +21,7 @@ VLLM = ENGINES / "vllm" / "bin" / "python"
 LLAMA_CPP = ENGINES / "llama_cpp" / "vendor" / "llama.cpp"
 LLAMA_SERVER = LLAMA_CPP / "build" / "bin" / "llama-server"
 GGUF = ENGINES / "gguf"
+POOR = ENGINES / "gguf-poor" / "poor.gguf"  # elsewhere, so that `pair target.gguf` does not list it
 
 MODELS = Path(__file__).parents[2] / "specbench" / "demo" / "models"
 VLLM_VERSION = "0.32.0"
@@ -46,6 +47,7 @@ def make_all() -> None:
     target = MODELS / "target"
     for model, of_target in ((target, None), (MODELS / "draft", None), (MODELS / "eagle3", target)):
         _make_gguf(model, of_target)
+    _make_gguf(MODELS / POOR.stem, None, POOR.parent)
 
 
 def _make_vllm() -> None:
@@ -89,15 +91,15 @@ def _unpack(archive: Path, folder: Path) -> None:
     aside.rmdir()
 
 
-def _make_gguf(model: Path, target: Path | None) -> None:
+def _make_gguf(model: Path, target: Path | None, folder: Path = GGUF) -> None:
     """A GGUF file is identified by its source files: their times mean nothing in a new clone."""
-    out, made_of = GGUF / f"{model.name}.gguf", GGUF / f"{model.name}.sha256"
+    out, made_of = folder / f"{model.name}.gguf", folder / f"{model.name}.sha256"
     folders = [model, *([target] if target else [])]
     files = [path for folder in folders for path in sorted(folder.iterdir())]
     digest = sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
     if out.exists() and made_of.exists() and made_of.read_text() == digest:
         return
-    GGUF.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     maker = Path(__file__).with_name("make_gguf.py")
     _run(sys.executable, maker, LLAMA_CPP, model, out, *folders[1:])
     made_of.write_text(digest)

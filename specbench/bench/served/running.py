@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import count, pairwise
+from itertools import count
 from operator import add
 from time import perf_counter
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from specbench.bench.served.sessions import Session
-from specbench.engines.served_engine import counter_pages, find_served
+from specbench.engines.recognition import OPTION, recognized
+from specbench.engines.served_engine import find_served
 from specbench.errors import LostError, ServerError, UsageError
 from specbench.inputs.address import Address
 from specbench.inputs.pairing import Target
@@ -24,16 +25,15 @@ from specbench.metrics.server_facts import (
     without_folders,
 )
 from specbench.records import Kind, Message, Reason, Request
-from specbench.servers.client import NOTICE_S, Client, Stall, watch_for_stalls
+from specbench.servers.client import Client, Stall, watch_for_stalls
 from specbench.servers.facts import ModelNames, ServerFacts
 from specbench.servers.metrics_page import Counters
 from specbench.servers.process import LOOPBACK, ServerProcess
 from specbench.servers.response import StreamedResponse
 from specbench.servers.traffic import Traffic, send_all
-from specbench.settings import OPENAI, SERVED, RunSettings
+from specbench.settings import SERVED, RunSettings
 from specbench.stats.summaries import median_of
 
-OPTION = "--base-url"
 WARM_UP = "Count from {first} to {last} in words, and say nothing else."  # not in any workload
 WARM_UP_TOKENS = 32
 WARM_UPS = 2  # the fewest batches; all requests of a batch are concurrent
@@ -41,8 +41,6 @@ STEADY_BATCHES, STEADY = 3, 1.1  # consecutive batches; their slowest over their
 LONGEST_S = 3.0  # of the wait for the server to become steady
 SPIN_S = 1.5  # vLLM keeps a core of this machine busy for 1.1 s after its last answer
 IDLE_S, POLL_S = 5.0, 0.05  # for a server to finish its open requests
-# Pages to fetch: behind a router of two servers, all come from one with probability 1/8.
-ROUTER_PAGES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,46 +204,6 @@ class ExternalServers:
             servers = [await _described(client, self._engine, self._names) for client in clients]
             _require_comparable(servers)
             yield ServerHandle(engine=self._engine, clients=tuple(clients), facts=servers[0].facts)
-
-
-async def recognized(
-    client: Client, names: ModelNames, name: str | None = None
-) -> tuple[str, ServerFacts]:
-    """The engine of a server, by its counters if no `name` is given, and the facts it reports.
-
-    UsageError if its counters are another engine's. ServerError if it takes longer than `NOTICE_S`,
-    or if its counter pages are of several servers. Each page is fetched on a new connection, which
-    reveals a router.
-    """
-    known = counter_pages()
-    try:
-        async with asyncio.timeout(NOTICE_S):
-            if name is None:
-                # The longest path is tried first, since TensorRT-LLM also has JSON at /metrics.
-                for path in sorted({page.path for page in known}, key=len, reverse=True):
-                    name = (await client.counters(path, known)).engine
-                    if name is not None:
-                        break
-            name = name or OPENAI
-            engine, pages = find_served(name), list[Counters]()
-            if engine.COUNTERS is not None:
-                for _ in range(ROUTER_PAGES):
-                    async with Client(client.address) as connection:
-                        pages.append(await connection.counters(engine.COUNTERS.path, known))
-                if pages[0].engine not in (None, name):
-                    raise UsageError(
-                        f"{OPTION} {client.address.root}: its counters belong to "
-                        f"{pages[0].engine}; measure it with --engine {pages[0].engine}"
-                    )
-                is_mixed = any(new.since(old).spans_restart for old, new in pairwise(pages))
-                if is_mixed or len(pages[0].servers) > 1:
-                    client.fail(
-                        f"its {engine.COUNTERS.path} pages are of several servers, as those of a "
-                        "router; give the address of each server"
-                    )
-            return name, await engine.facts(client, names)
-    except TimeoutError:
-        client.fail(f"did not send all of its facts within {NOTICE_S:g} s")
 
 
 class RunningServer(NamedTuple):

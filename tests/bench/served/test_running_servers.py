@@ -12,7 +12,6 @@ import pytest
 
 from specbench.bench.blocks import request_seed
 from specbench.bench.planning import plan_run
-from specbench.bench.served import running as running_servers
 from specbench.bench.served.running import (
     ExternalServers,
     ServerHandle,
@@ -21,6 +20,7 @@ from specbench.bench.served.running import (
     server_warnings,
 )
 from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.engines import recognition
 from specbench.engines.served_engine import find_served
 from specbench.errors import ServerError, UsageError
 from specbench.files.model_spec import ModelSpec
@@ -385,7 +385,7 @@ def test_a_server_that_does_not_send_its_facts_is_refused(monkeypatch):
         await asyncio.sleep(60.0)
 
     monkeypatch.setattr(find_served("openai"), "facts", hang)
-    monkeypatch.setattr(running_servers, "NOTICE_S", 0.01)
+    monkeypatch.setattr(recognition, "NOTICE_S", 0.01)
     with pytest.raises(ServerError, match=r"http://a: .*0\.01 s") as wrong:
         describe("http://a", engine="openai")
     assert "/v1/models" not in str(wrong.value)

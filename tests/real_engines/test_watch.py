@@ -1,0 +1,126 @@
+"""Real servers that are watched while their traffic changes, or their draft at a restart."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from specbench.servers.process import free_port
+from specbench.shipped import DEMO_WORKLOADS
+from tests.real_engines.environments import MODELS, POOR, VLLM
+from tests.real_engines.sweeps import DRAFTING_K, EXACT, PLAIN, K, process
+from tests.real_engines.test_vllm import EAGER, ENVIRONMENT
+
+pytestmark = pytest.mark.engines
+
+REQUESTS = 40  # before the change, and after it
+
+
+def _llama_cpp(draft: str) -> tuple[Sequence[str | Path], dict[str, str]]:
+    files = [POOR if draft == POOR.stem and word == "draft.gguf" else word for word in DRAFTING_K]
+    return [*PLAIN, "--parallel", "1", *EXACT, *files], {}
+
+
+def _vllm(draft: str) -> tuple[Sequence[str | Path], dict[str, str]]:
+    drafting = {"model": str(MODELS / draft), "num_speculative_tokens": K, "method": "draft_model"}
+    words = ["--speculative-config", json.dumps(drafting), *EAGER.split(), "--dtype", "float32"]
+    serve = [VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", MODELS / "target"]
+    return [*serve, "--served-model-name", "m", *words], ENVIRONMENT
+
+
+ENGINES = {"llama_cpp": _llama_cpp, "vllm": _vllm}
+
+
+@pytest.fixture(params=ENGINES.values(), ids=ENGINES)
+def started(request) -> Callable[[str], tuple[Sequence[str | Path], dict[str, str]]]:
+    return request.param
+
+
+@pytest.mark.parametrize("trial", [1, 2])
+def test_a_shift_of_traffic_is_named_within_twenty_requests(started, trial, tmp_path):
+    command, environment = started("draft")
+    with process(command, tmp_path / "log", **environment) as (root, _):
+        _send(root, "code", 2, trial)
+        with _watching(root) as lines:
+            _send(root, "code", REQUESTS, trial)
+            answered = _send(root, "chat", REQUESTS, trial)
+    assert _requests_until_named(lines(), answered) <= 20
+
+
+@pytest.mark.parametrize("trial", [1, 2])
+def test_a_draft_that_was_swapped_at_a_restart_is_named(started, trial, tmp_path):
+    port = free_port()
+    command, environment = started("draft")
+    with process(command, tmp_path / "log", port, **environment) as (root, _):
+        _send(root, "code", 2, trial)
+        watching = _watching(root)
+        lines = watching.__enter__()
+        _send(root, "code", REQUESTS, trial)
+    command, environment = started(POOR.stem)
+    with process(command, tmp_path / "log", port, **environment) as (root, _):
+        _send(root, "code", 2, trial)
+        answered = _send(root, "code", REQUESTS, trial)
+        watching.__exit__(None, None, None)
+    assert _requests_until_named(lines(), answered) <= 20
+
+
+@contextmanager
+def _watching(root: str) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """While it is open, the server is watched; afterwards the lines are there."""
+    words = [sys.executable, "-m", "specbench", "watch", "--base-url", root, "--json"]
+    watch = subprocess.Popen(
+        [*words, "--every", "1s", "--for", "30m"], stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(5)  # the first reading
+    found: list[dict[str, Any]] = []
+    yield lambda: found
+    time.sleep(2)  # the last one
+    watch.send_signal(2)
+    out, _ = watch.communicate(timeout=60)
+    found += map(json.loads, out.splitlines())
+    assert found[-1]["part"] == "summary"
+
+
+def _requests_until_named(lines: Sequence[dict[str, Any]], answered: Sequence[float]) -> int:
+    """Requests that were answered from the change on until a line named it; no line before may."""
+    named = [line for line in lines if line["part"] == "interval" and line["reasons"]]
+    assert named
+    print([reason["text"] for line in named for reason in line["reasons"]])
+    ends = datetime.fromisoformat(named[0]["began_at"]).timestamp() + named[0]["seconds"]
+    assert ends > answered[0]
+    return sum(at <= ends for at in answered)
+
+
+def _send(root: str, workload: str, count: int, trial: int) -> list[float]:
+    """Send so many prompts of a workload, one after the other; returns when each was answered."""
+    rows = (DEMO_WORKLOADS / f"{workload}.jsonl").read_text().splitlines()
+    prompts = [json.loads(row)["turns"][0] for row in rows]
+    answered = []
+    for prompt in islice(cycle(prompts), 7 * trial, 7 * trial + count):
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": "m", "messages": messages, "max_tokens": 96, "temperature": 0}
+        request = Request(
+            f"{root}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        for i in range(240):
+            try:
+                urlopen(request).read()
+                break
+            except (URLError, ConnectionError):  # not up yet
+                if i == 239:
+                    raise
+                time.sleep(1)
+        answered.append(time.time())
+    return answered
