@@ -6,6 +6,7 @@ transformers_engine.py runs it.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from specbench.engines.deployment import (
@@ -117,6 +118,15 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         lost,
         program,
     )
+
+
+def adaptive(
+    deployment: Deployment,  # noqa: ARG001
+    version: str | None,  # noqa: ARG001
+    program: Path | None,  # noqa: ARG001
+) -> dict[str, tuple[str, ...]]:
+    """None: K by its own rule is the method assisted_default, which is always measured."""
+    return {}
 
 
 def _refuse_states(target: ModelSpec) -> None:

@@ -117,8 +117,8 @@ def facts_of(server: ServerRecord, *, is_of_k: bool = True) -> Iterator[tuple[st
 def session_differences(
     baseline: Iterable[ServerRecord], sessions: Iterable[ServerRecord]
 ) -> tuple[RunDifference, ...]:
-    """Facts besides K in which the sessions of a cell differ from those of its baseline; none if
-    one of them has no session."""
+    """Facts besides K in which the sessions of a cell differ from those of its baseline; none for
+    K = 0, which has no baseline."""
     sides = []
     for servers in (baseline, sessions):
         values: dict[str, set[str]] = {}

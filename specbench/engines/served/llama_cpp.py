@@ -309,12 +309,44 @@ _HYBRIDS = (
 
 def spec_types(command: Sequence[str]) -> frozenset[str]:
     """The values of --spec-type in the help that `llama-server --help` prints; empty if none."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HELP_S)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return frozenset()
-    listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", done.stdout)
+    listed = re.search(r"--spec-type\s+\[?([\w|,-]+)", _help(command))
     return frozenset(re.split(r"[|,]", listed[1])) - {"none"} if listed else frozenset()
+
+
+def _help(command: Sequence[str]) -> str:
+    """What the command prints; empty if it does not run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=HELP_S).stdout
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+
+
+# A draft ends at a token that the drafter finds less likely: the default of builds until 2026-05,
+# and what pull request 27210 of August 2026 compares its adaptive depth with.
+_P_MIN = "0.75"
+_AUTOTUNE = "--spec-autotune"
+
+
+def adaptive(
+    deployment: Deployment, version: str | None, program: Path | None
+) -> dict[str, tuple[str, ...]]:
+    """The drafter's confidence ends a draft (common/speculative.cpp); lookups have none.
+
+    ik_llama.cpp, which tunes its drafts while it serves (pull request 1595; common/spec-tuner.cpp
+    of 2026-08-15), has other flags, and streams no token ids.
+    """
+    flag = "--spec-draft-p-min" if _dialect(version).is_new else "--draft-p-min"
+    server = str(program or "llama-server")
+    options = _help((server, "--help"))
+    if options and flag not in options:
+        remedy = f"it needs a build that has {flag}"
+        if _AUTOTUNE in options:
+            remedy = (
+                f"ik_llama.cpp's own {_AUTOTUNE} needs flags that specbench does not write: start "
+                "it with and without, and measure each with --engine openai --base-url"
+            )
+        raise UsageError(f"{server} has no {flag}, by which llama.cpp's drafts adapt; {remedy}")
+    return {} if deployment.method == "ngram" else {"p_min": (flag, _P_MIN)}
 
 
 def why_missing(method: str, types: Collection[str]) -> str | None:

@@ -10,6 +10,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -280,6 +281,32 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     return exported(
         deployment, "sglang", dotted(release), command, lost, config, environment=environment
     )
+
+
+_ADAPTIVE = (0, 5, 12)
+
+
+def adaptive(
+    deployment: Deployment,
+    version: str | None,
+    program: Path | None,  # noqa: ARG001
+) -> dict[str, tuple[str, ...]]:
+    """Steps by a moving average of acceptance, also by batch size, for chains of EAGLE heads; other
+    drafts stay static (srt/speculative/adaptive_spec_params.py of 0.5.11, 0.5.12 and 0.5.23)."""
+    release = read_release("SGLang", version, oldest=_OLDEST, newest=_NEWEST)
+    if not _is_adaptive(deployment):
+        return {}
+    if release < _ADAPTIVE:
+        raise UsageError(
+            "--speculative-adaptive works with SGLang's usual scheduler since "
+            f"{dotted(_ADAPTIVE)}, and this is {dotted(release)}: use a newer SGLang"
+        )
+    if _is_tree(deployment):
+        raise UsageError(
+            f"SGLang adapts chains, and {deployment.pairing.name} drafts a tree: add `tree: chain` "
+            "to its parameters in pairings.yaml"
+        )
+    return {"adaptive": ("--speculative-adaptive",)}
 
 
 def _simulation(deployment: Deployment) -> dict[str, str]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
@@ -276,6 +277,15 @@ def _has_schedule(deployment: Deployment, release: Release) -> bool:
 def _grows_tree(deployment: Deployment, release: Release) -> bool:
     """Whether TensorRT-LLM grows the same tree; other trees are exported as a chain."""
     return deployment.tree == "dynamic" and release >= _REVERSED
+
+
+def adaptive(
+    deployment: Deployment,  # noqa: ARG001
+    version: str | None,  # noqa: ARG001
+    program: Path | None,  # noqa: ARG001
+) -> dict[str, tuple[str, ...]]:
+    """None: K by batch size (draft_len_schedule) is no argument, but an entry of its config."""
+    return {}
 
 
 def _lost(deployment: Deployment, release: Release) -> list[str]:
