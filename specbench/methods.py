@@ -1,12 +1,13 @@
 """The drafting methods: one row each, with all facts that do not need torch.
 
 Plans, memory, help, `list`, the YAML reference, exporters and importers read the row. The class
-that drafts is in `drafters/<name>.py`, an engine's name of a method in that engine's file.
+that drafts is in `drafters/<name>.py`, an engine's name of a method in that engine's file. A set of
+two methods, such as `mtp+ngram_mod`, is a row made of both.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -47,6 +48,7 @@ from specbench.footprint import (
     num_static_drafts,
     spare_slots,
 )
+from specbench.settings.words import nearest
 from specbench.topology import EAGLE_STATIC, RANK_PROBS, recycling_tree
 
 Setting = int | float | str | bool | tuple[int, ...]
@@ -181,6 +183,9 @@ class Method:
     of a dynamic tree, which are the likeliest. `learns`: it drafts from the answers of other
     requests. `retokenizes`: its model may have a different tokenizer than the target.
     `always_drafts`: every round drafts, so that a count of drafting rounds counts all rounds.
+    `is_builtin`: the built-in decoder has it; other methods are those of serving engines.
+    `usual_ks`: the K of a default range, if it has others than most; `only_k`: the K of a method
+    whose engine has no option for it.
     """
 
     name: str
@@ -191,6 +196,9 @@ class Method:
     learns: bool = False
     retokenizes: bool = False
     always_drafts: bool = False
+    is_builtin: bool = True
+    usual_ks: tuple[int, ...] = ()
+    only_k: int | None = None
     parameters: tuple[Parameter, ...] = ()
     tree: Callable[[Settings], str | None] = _no_answer  # kind; None: a chain
     round_shape: Callable[[Settings, int], RoundShape] = _chain  # for a K above 0
@@ -204,6 +212,11 @@ class Method:
     @property
     def module(self) -> str:
         return f"specbench.drafters.{self.name}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The methods of a set, the one with a model first; of others only their own name."""
+        return tuple(self.name.split(_AND))
 
     @property
     def is_head(self) -> bool:
@@ -230,21 +243,52 @@ class Method:
         """The shape of a round that drafts up to k tokens deep, with these parameters."""
         return self.round_shape(self.settings(given), k) if k else RoundShape(0, 0)
 
+    def takes_p_min(self, given: Mapping[str, Setting], *, is_gguf: bool = False) -> bool:
+        """Whether it drafts a chain of tokens with probabilities, with these parameters; llama.cpp,
+        the only engine for GGUF files, drafts nothing but chains."""
+        return self.draws and (is_gguf or self.tree(self.settings(given)) is None)
+
     def draws_with(self, given: Mapping[str, Setting]) -> bool:
         """Whether drafts are sampled above temperature 0, with these parameters."""
         return self.draws and self.tree(self.settings(given)) != "dynamic"
 
 
 def all_methods() -> tuple[Method, ...]:
-    """Every method, by name."""
-    return tuple(METHODS.values())
+    """Every method of the built-in decoder, by name."""
+    return tuple(method for method in METHODS.values() if method.is_builtin)
+
+
+def listed_methods() -> tuple[Method, ...]:
+    """Every method by name, without sets of two."""
+    return tuple(method for method in METHODS.values() if len(method.parts) == 1)
 
 
 def find_method(name: str) -> Method:
-    """The method of this name; UsageError lists the existing ones."""
+    """The method of this name, or the set of two; UsageError lists the existing ones."""
     if name not in METHODS:
-        raise UsageError(f"unknown method {name!r}; allowed: {', '.join(METHODS)}")
+        allowed = ", ".join(method.name for method in listed_methods())
+        raise UsageError(
+            f"unknown method {name!r}{nearest(name, METHODS)}; allowed: {allowed}; or a method "
+            f"with a model and a lookup ({', '.join(LOOKUPS)}): {MODEL_METHOD}{_AND}{LOOKUPS[0]}"
+        )
     return METHODS[name]
+
+
+def require_builtin(method: Method) -> None:
+    """Raise UsageError for a method that the built-in decoder lacks."""
+    if not method.is_builtin:
+        raise UsageError(f"{method.name}: {ONLY_SERVED}")
+
+
+def set_name(method: str, lookup: str) -> str:
+    """The name of the set in which the lookup drafts if it finds something, else the method."""
+    return f"{method}{_AND}{lookup}"
+
+
+def split_set(word: str) -> tuple[str, str]:
+    """`draft.gguf+ngram_mod` without the lookup, and the lookup; empty for other words."""
+    first, _, lookup = word.rpartition(_AND)
+    return (first, lookup) if first and lookup in LOOKUPS else (word, "")
 
 
 class Kind(NamedTuple):
@@ -268,7 +312,7 @@ def gguf_method(file: GgufFile) -> str:
 
 def gguf_draftless(file: GgufFile) -> tuple[str, ...]:
     """The methods by which llama.cpp drafts for a GGUF file without another file."""
-    return ("mtp", "ngram") if file.mtp_layers else ("ngram",)
+    return (*(["mtp"] if file.mtp_layers else []), *LOOKUPS)
 
 
 def kind_of(files: ModelFiles) -> Kind:
@@ -313,6 +357,10 @@ def _reads_from_target(files: ModelFiles) -> str | None:
 
 
 MODEL_METHOD = "draft_model"  # the default for a complete model
+_AND = "+"  # of the names in a set
+ONLY_SERVED = (
+    "only serving engines draft with it, and the built-in decoder does not; add --engine llama_cpp"
+)
 _CAUSAL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
 _MEDUSA_NAME = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 
@@ -803,4 +851,68 @@ _ROWS = (
         buffer_bytes=_reference_bytes,
     ),
 )
-METHODS: Mapping[str, Method] = {m.name: m for m in sorted(_ROWS, key=lambda m: m.name)}
+
+_LONG = (16, 48)  # the K of lookups of long matches; llama.cpp's own default is 48 or 64
+_lookup = partial(Method, is_builtin=False, usual_ks=_LONG)
+_KEY_SIZE = Parameter("key_size", 12, range(1, 129), "The tokens that are looked up.")
+_MIN_HITS = Parameter("min_hits", 1, range(1, 129), "How often they must have occurred.")
+# Source: docs/speculative.md and common/speculative.cpp of llama.cpp, 2026-11.
+_SERVED_LOOKUPS = (
+    _lookup(
+        name="ngram_map_k",
+        summary="Lookup of llama.cpp that remembers how many tokens of each match were accepted.",
+        parameters=(_KEY_SIZE, _MIN_HITS),
+    ),
+    _lookup(
+        name="ngram_map_k4v",
+        summary="Lookup of llama.cpp that keeps up to four continuations of a key and drafts one "
+        "that clearly came most often.",
+        parameters=(_KEY_SIZE, _MIN_HITS),
+    ),
+    _lookup(
+        name="ngram_mod",
+        summary="Lookup of llama.cpp in a hash table that all requests share.",
+        learns=True,
+        parameters=(
+            Parameter("match_length", 24, range(1, 129), "The tokens that are looked up."),
+            Parameter("min_drafts", 1, range(129), "The fewest tokens that are drafted."),
+        ),
+    ),
+    _lookup(
+        name="ngram_cache",
+        summary="Lookup of llama.cpp by counts of short n-grams, up to 8 tokens.",
+        usual_ks=(),
+        only_k=8,
+    ),
+)
+LOOKUPS = ("ngram", *(method.name for method in _SERVED_LOOKUPS))
+SET_LOOKUP = "ngram_mod"  # the one that people combine with a model
+
+
+_MODEL_DRAFTS = Parameter(
+    "model_drafts", 3, range(1, 65), "The most tokens that the model drafts per round, at most K."
+)
+
+
+def _set(first: Method, lookup: Method) -> Method:
+    """The lookup drafts if it finds something, else the first method."""
+    return replace(
+        first,
+        name=set_name(first.name, lookup.name),
+        summary=f"{lookup.name} if it finds something, else {first.name}.",
+        parameters=(*first.parameters, *lookup.parameters, _MODEL_DRAFTS),
+        learns=lookup.learns,
+        is_builtin=False,
+        usual_ks=lookup.usual_ks,
+        only_k=lookup.only_k,
+    )
+
+
+_SINGLE = {m.name: m for m in sorted((*_ROWS, *_SERVED_LOOKUPS), key=lambda m: m.name)}
+_SETS = [
+    _set(method, _SINGLE[lookup])
+    for method in _SINGLE.values()
+    if method.model != "refused"
+    for lookup in LOOKUPS
+]
+METHODS: Mapping[str, Method] = {**_SINGLE, **{method.name: method for method in _SETS}}

@@ -203,6 +203,7 @@ class Drafter:
     """
 
     capabilities: Capabilities = Capabilities()
+    p_min: float = 0.0  # a chain ends before a draft whose distribution has no likelier token
 
     @cached_property
     def resources(self) -> Resources:

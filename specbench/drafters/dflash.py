@@ -271,4 +271,4 @@ class DFlash(Drafter):
         current_B1 = state.tokens_at(state.length_B1)
         places_BN = state.positions(0, self.head.block_length(k))
         logits_BKV = self.head.logits(current_B1, places_BN, span, state.first_row)
-        return grow_block(state, logits_BKV, sampler)
+        return grow_block(state, logits_BKV, sampler, self.p_min)

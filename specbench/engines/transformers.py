@@ -146,7 +146,7 @@ def _program(deployment: Deployment) -> str:
     drafting: dict[str, Any] = {
         "num_assistant_tokens": deployment.k,
         "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,  # unlikely drafts are also kept
+        "assistant_confidence_threshold": deployment.p_min,
     }
     assistant, arguments = "", ""
     argument = deployment.named("transformers", _ARGUMENTS) if deployment.k else None

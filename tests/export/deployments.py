@@ -35,7 +35,7 @@ def deployment(
     target: Target = TARGET,
     **parameters: Setting,
 ) -> Deployment:
-    source = MODELS.get(method)
+    source = MODELS.get(method.partition("+")[0])  # of a set of two: that of the first
     drafter = DrafterSpec(
         name="drafter",
         method=method,

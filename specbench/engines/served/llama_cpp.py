@@ -45,7 +45,7 @@ from specbench.engines.served_engine import (
 from specbench.errors import RefusedError, UsageError
 from specbench.files.gguf import FIRST_COMPARED_ID, MAX_VOCAB_DIFFERENCE, differences, gguf_of
 from specbench.inputs.model_spec import without_owner
-from specbench.methods import MODEL_METHOD, gguf_method
+from specbench.methods import MODEL_METHOD, gguf_method, set_name
 from specbench.records import Request, RequestCounts, RequestSettings
 from specbench.servers.facts import Fact, ModelNames, ServerFacts
 from specbench.servers.metrics_page import DRAFT_COUNTERS, CounterPage, count_of
@@ -287,16 +287,60 @@ _SIMULATING, _SIMULATING_BUILD = date(2026, 9, 1), 10919
 MODEL_FLAGS = ("--model", "--model-draft")
 _MODEL, _LOOKUP = "draft-simple", "ngram-simple"
 HELP_S = 30.0
-_KINDS = {
+_MODEL_KINDS = {
     "draft_model": _MODEL,
     "eagle3": "draft-eagle3",
     "mtp": "draft-mtp",
     "dflash": "draft-dflash",
-    "ngram": _LOOKUP,
+}
+
+
+class _Lookup(NamedTuple):
+    """A lookup: its kind, the flag for K, and the parameters of other flags."""
+
+    kind: str
+    k: str | None
+    parameters: Mapping[str, str]
+
+
+_LOOKUPS = {
+    "ngram": _Lookup(
+        _LOOKUP,
+        "--spec-ngram-simple-size-m",
+        {"--spec-ngram-simple-size-n": "max_ngram"},
+    ),
+    **{
+        f"ngram_{name}": _Lookup(
+            f"ngram-{kind}",
+            f"--spec-ngram-{kind}-size-m",
+            {
+                f"--spec-ngram-{kind}-size-n": "key_size",
+                f"--spec-ngram-{kind}-min-hits": "min_hits",
+            },
+        )
+        for name, kind in (("map_k", "map-k"), ("map_k4v", "map-k4v"))
+    },
+    "ngram_mod": _Lookup(
+        "ngram-mod",
+        "--spec-ngram-mod-n-max",
+        {"--spec-ngram-mod-n-match": "match_length", "--spec-ngram-mod-n-min": "min_drafts"},
+    ),
+    "ngram_cache": _Lookup("ngram-cache", None, {}),
+}
+# The values of --spec-type, also of a set: its lookup drafts if it finds something, whatever their
+# order (common_speculative_init in common/speculative.cpp).
+_KINDS = {
+    **_MODEL_KINDS,
+    **{method: lookup.kind for method, lookup in _LOOKUPS.items()},
+    **{
+        set_name(method, name): f"{kind},{lookup.kind}"
+        for method, kind in _MODEL_KINDS.items()
+        for name, lookup in _LOOKUPS.items()
+    },
 }
 _NEAREST = {
-    "suffix": "ngram; ngram-map-k4v also weighs continuations by how often they came",
-    "previous_turn": "ngram; ngram-mod also remembers earlier answers",
+    "suffix": "ngram; ngram_map_k4v also weighs continuations by how often they came",
+    "previous_turn": "ngram; ngram_mod also remembers earlier answers",
     "string_match": (
         f"{SMALL_MODEL}, or a build that translates drafts (--engine-version 2026-04)"
     ),
@@ -352,13 +396,14 @@ def adaptive(
 def why_missing(method: str, types: Collection[str]) -> str | None:
     """Why a llama-server with these `spec_types` cannot draft by a method; None if it can, or if
     they are unknown."""
-    kind = _KINDS.get(method)
-    return f"this llama-server has no --spec-type {kind}" if types and kind not in types else None
+    kinds = _KINDS.get(method, method).split(",")
+    lacking = [kind for kind in kinds if types and kind not in types]
+    return f"this llama-server has no --spec-type {lacking[0]}" if lacking else None
 
 
-def other_lookups(types: Collection[str]) -> list[str]:
-    """The types of a llama-server that look n-grams up in a way that no method here has."""
-    return sorted(name for name in types if name.startswith("ngram-") and name != _LOOKUP)
+def other_types(types: Collection[str]) -> list[str]:
+    """The types of a llama-server by which no method here drafts."""
+    return sorted(set(types).difference(_KINDS.values()))
 
 
 class _Dialect(NamedTuple):
@@ -396,7 +441,7 @@ def _require_gguf_pair(deployment: Deployment) -> None:
             "them, or two checkpoints"
         )
     of_draft = gguf_of(draft)
-    if (method := gguf_method(of_draft)) != deployment.method:
+    if (method := gguf_method(of_draft)) != deployment.row.parts[0]:
         raise UsageError(
             f"{name}: {draft.source} is for the method {method}, not for {deployment.method}"
         )
@@ -473,14 +518,19 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
     flags = []
     if deployment.drafter is not None:
         flags += [MODEL_FLAGS[1], _gguf_name(model_name(deployment.drafter))]
-    # Every round drafts K tokens, as in the measurement: unlikely drafts are also kept.
     if dialect.is_new:
-        flags += ["--spec-type", kind, "--spec-draft-n-max", k]
-        if kind == _LOOKUP:
-            size = str(deployment.setting("max_ngram"))
-            flags += ["--spec-ngram-simple-size-n", size, "--spec-ngram-simple-size-m", k]
-            return [*flags, "--spec-ngram-simple-min-hits", "1"]
-        return [*flags, "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+        is_set = len(deployment.row.parts) > 1
+        of_model = min(deployment.k, deployment.whole("model_drafts")) if is_set else k
+        flags += ["--spec-type", kind, "--spec-draft-n-max", str(of_model)]
+        if set(deployment.row.parts) & {*_MODEL_KINDS}:
+            # As in the measurement: its own defaults would also drop short drafts.
+            flags += ["--spec-draft-n-min", "0", "--spec-draft-p-min", f"{deployment.p_min:g}"]
+        for lookup in filter(None, map(_LOOKUPS.get, deployment.row.parts)):
+            for flag, parameter in lookup.parameters.items():
+                flags += [flag, str(deployment.setting(parameter))]
+            flags += [lookup.k, k] if lookup.k else []
+            flags += ["--spec-ngram-simple-min-hits", "1"] if lookup.kind == _LOOKUP else []
+        return flags
     if kind == _LOOKUP:
         size = str(deployment.setting("max_ngram"))
         flags += ["--spec-type", kind, "--draft-max", k]
@@ -490,7 +540,7 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
             f"llama.cpp before {_CHANGED} has no {deployment.method}; nearest: draft_model, or a "
             "newer build"
         )
-    return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", "0"]
+    return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", f"{deployment.p_min:g}"]
 
 
 def _gguf_name(source: str) -> str:
@@ -503,7 +553,7 @@ def _lost(deployment: Deployment) -> list[str]:
     if deployment.drafter is not None and deployment.drafter.revision:
         lost.append(f"revision {deployment.drafter.revision} of the drafter: convert that one")
     lost += deployment.tree_lost
-    if deployment.method == "ngram":
+    if "ngram" in deployment.row.parts:
         lost.append(
             f"min_ngram {deployment.setting('min_ngram')}: {_LOOKUP} looks up suffixes of "
             f"exactly {deployment.setting('max_ngram')} tokens"
