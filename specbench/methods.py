@@ -13,11 +13,18 @@ from typing import Any, Literal, NamedTuple
 from specbench.errors import ModelError, UsageError
 from specbench.files.dflash import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
 from specbench.files.eagle import EAGLE3_NAMES, EAGLE_NAMES, Style, eagle3_fit, eagle_fit
+from specbench.files.gemma4_mtp import (
+    AssistantStyle,
+    assistant_reason,
+    assistant_shapes,
+    gemma4_mtp_fit,
+)
 from specbench.files.gguf import GgufFile
 from specbench.files.head_files import (
     DFLASH_LAYOUTS,
     EAGLE3_LAYOUTS,
     EAGLE_LAYOUTS,
+    GEMMA4_LAYOUTS,
     MEDUSA_LAYOUTS,
     MTP_LAYOUTS,
     PEAGLE_LAYOUTS,
@@ -154,6 +161,8 @@ class HeadFacts:
     report_layers: Callable[[Files, int], LayerReport | None] = lambda *_: None
     # Shapes by name of the tensors that it runs with, if they differ from those of its files.
     kept_shapes: Callable[[Files, HeadTarget], Mapping[str, tuple[int, ...]]] | None = None
+    # Numbers in these tensors that a forward does not read.
+    num_unread: Callable[[Files], int] = lambda _: 0
     # For layers that may be in a model's own files: their number, a function that selects their
     # tensors, and whether a target has them.
     num_model_layers: Callable[[Files], int] | None = None
@@ -260,7 +269,9 @@ class Kind(NamedTuple):
 
 
 def gguf_method(file: GgufFile) -> str:
-    """The method that drafts with a GGUF file; llama.cpp and specbench use the same names."""
+    """The method that drafts with a GGUF file; most have the architecture's name in llama.cpp."""
+    if file.is_assistant:
+        return "gemma4_mtp"
     if file.is_mtp_head:
         return "mtp"
     return file.architecture if file.architecture in METHODS else MODEL_METHOD
@@ -302,8 +313,8 @@ def kind_of(files: ModelFiles) -> Kind:
 
 
 def _reads_from_target(files: ModelFiles) -> str | None:
-    """What a drafter cannot compute by itself, as Google's assistants of Gemma 4: hidden states, or
-    the keys and values of all its layers. None: nothing."""
+    """What a drafter of no known method cannot compute by itself: hidden states, or the keys and
+    values of all its layers. None: nothing."""
     if files.config.get("backbone_hidden_size"):
         return "hidden states and KV cache (backbone_hidden_size)"
     num_shared, num_layers = (files.field(f"num_{part}_layers") for part in ("kv_shared", "hidden"))
@@ -538,6 +549,26 @@ _ROWS = (
             num_model_layers=num_mtp_layers,
             select=layer_tensors,
             is_in_target=_has_mtp_layers,
+        ),
+    ),
+    Method(
+        name="gemma4_mtp",
+        summary=(
+            "Google's assistants of Gemma 4 (MTP drafters), which attend to the target's own keys "
+            "and values."
+        ),
+        model="required",
+        draws=True,
+        always_drafts=True,
+        round_shape=_model_chain,
+        buffer_bytes=_last_states,
+        head=HeadFacts(
+            layouts=GEMMA4_LAYOUTS,
+            fit=gemma4_mtp_fit,
+            by_config=lambda files: assistant_reason(files.architecture),
+            is_speculators_type=False,
+            kept_shapes=assistant_shapes,
+            num_unread=lambda files: AssistantStyle.of(files).num_unread,
         ),
     ),
     Method(

@@ -107,7 +107,9 @@ def test_generation_configs_are_built_by_transformers_itself(method, temperature
         for node in ast.walk(ast.parse(made.config.text))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GenerationConfig"
     ]
-    assert len(calls) == (2 if method in ("draft_model", "dflash", *BETWEEN_TOKENIZERS) else 1)
+    assert len(calls) == (
+        2 if method in ("draft_model", "dflash", "gemma4_mtp", *BETWEEN_TOKENIZERS) else 1
+    )
     options: dict[str, object] = {}
     for call in calls:
         keywords = {kw.arg: ast.literal_eval(kw.value) for kw in call.keywords}

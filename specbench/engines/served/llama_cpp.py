@@ -291,6 +291,7 @@ _KINDS = {
     "draft_model": _MODEL,
     "eagle3": "draft-eagle3",
     "mtp": "draft-mtp",
+    "gemma4_mtp": "draft-mtp",  # pull request 23398
     "dflash": "draft-dflash",
     "ngram": _LOOKUP,
 }

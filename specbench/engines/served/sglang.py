@@ -19,6 +19,7 @@ from specbench.engines.deployment import (
     ConfigFile,
     Deployment,
     Export,
+    Release,
     dotted,
     exported,
     model_name,
@@ -220,6 +221,7 @@ class _Algorithm(NamedTuple):
     name: str
     has_steps: bool = True
     is_adaptive: bool = False  # K by batch size, and dynamic trees
+    since: Release = ()  # the first release with it
 
 
 _ALGORITHMS = {
@@ -227,11 +229,14 @@ _ALGORITHMS = {
     "eagle": _Algorithm("EAGLE", is_adaptive=True),
     "eagle3": _Algorithm("EAGLE3", is_adaptive=True),
     "mtp": _Algorithm("NEXTN"),
+    # Its files turn this into FROZEN_KV_MTP: pull request 24436.
+    "gemma4_mtp": _Algorithm("NEXTN", since=(0, 5, 12)),
     "dflash": _Algorithm("DFLASH", has_steps=False),
     "ngram": _Algorithm("NGRAM", has_steps=False),
 }
 _NONE = _Algorithm("", has_steps=False)
 _NEAREST = {
+    "gemma4_mtp": "a later release (--engine-version 0.5.12)",
     "peagle": "an eagle3 head",
     "suffix": "ngram, whose trie also remembers earlier answers",
     "previous_turn": "ngram, whose trie also remembers earlier answers",
@@ -266,7 +271,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         lost += tiers_lost
     config, environment = None, _simulation(deployment)
     if deployment.k:
-        known = deployment.named("sglang", _ALGORITHMS, _NEAREST, head="an eagle or eagle3 head")
+        names = {n: a for n, a in _ALGORITHMS.items() if release >= a.since}
+        known = deployment.named("sglang", names, _NEAREST, head="an eagle or eagle3 head")
         command += ["--speculative-algorithm", known.name]
         command += _draft_flags(deployment)
         if _has_tiers(deployment):
