@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from specbench.errors import ModelError, UsageError
-from specbench.files.dflash import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
+from specbench.files.dflash import DFlashStyle, dflash_fit
 from specbench.files.eagle import EAGLE3_NAMES, EAGLE_NAMES, Style, eagle3_fit, eagle_fit
 from specbench.files.gemma4_mtp import (
     AssistantStyle,
@@ -22,6 +22,7 @@ from specbench.files.gemma4_mtp import (
 from specbench.files.gguf import GgufFile
 from specbench.files.head_files import (
     DFLASH_LAYOUTS,
+    DSPARK_LAYOUTS,
     EAGLE3_LAYOUTS,
     EAGLE_LAYOUTS,
     GEMMA4_LAYOUTS,
@@ -272,6 +273,8 @@ def gguf_method(file: GgufFile) -> str:
     """The method that drafts with a GGUF file; most have the architecture's name in llama.cpp."""
     if file.is_assistant:
         return "gemma4_mtp"
+    if file.is_dspark:
+        return "dspark"
     if file.is_mtp_head:
         return "mtp"
     return file.architecture if file.architecture in METHODS else MODEL_METHOD
@@ -353,9 +356,9 @@ def _peagle_config(files: ModelFiles) -> str | None:
     return architecture if "peagle" in architecture.lower() else None
 
 
-def _dflash_config(files: ModelFiles) -> str | None:
-    is_dflash = files.architecture == DFLASH_ARCHITECTURE
-    return f"architecture {DFLASH_ARCHITECTURE}" if is_dflash else None
+def _dflash_config(files: ModelFiles, method: str) -> str | None:
+    architecture = files.architecture or ""
+    return f"architecture {architecture}" if method in architecture.lower() else None
 
 
 def _eagle3_config(files: ModelFiles) -> str | None:
@@ -451,6 +454,10 @@ def _medusa_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> 
 def _dflash_depth(settings: Settings, head: OpenHead, vocab_size: VocabSize) -> int:  # noqa: ARG001
     files = head()
     return DFlashStyle.of(files).depth if files else NEW_BLOCK_SIZE - 1
+
+
+def _dflash_layers(files: Files, num_layers: int) -> LayerReport:  # noqa: ARG001
+    return LayerReport("layer_ids", list(DFlashStyle.of(files).layer_ids), "all are there")
 
 
 def num_first_layers(requested: int, most: int) -> int:
@@ -603,11 +610,28 @@ _ROWS = (
         head=HeadFacts(
             layouts=DFLASH_LAYOUTS,
             fit=dflash_fit,
-            by_config=_dflash_config,
+            by_config=partial(_dflash_config, method="dflash"),
             reads_target_head=True,
-            report_layers=lambda files, _: LayerReport(
-                "layer_ids", list(DFlashStyle.of(files).layer_ids), "all are there"
-            ),
+            report_layers=_dflash_layers,
+        ),
+    ),
+    Method(
+        name="dspark",
+        summary=(
+            "DFlash's block, drafted token by token with a bias by the token before "
+            "(DeepSeek-AI 2026, arXiv:2607.05147)."
+        ),
+        model="required",
+        draws=True,
+        always_drafts=True,
+        round_shape=lambda _, k: RoundShape(k, 2, num_small=1),
+        deepest=_dflash_depth,
+        head=HeadFacts(
+            layouts=DSPARK_LAYOUTS,
+            fit=partial(dflash_fit, method="dspark"),
+            by_config=partial(_dflash_config, method="dspark"),
+            reads_target_head=True,
+            report_layers=_dflash_layers,
         ),
     ),
     _eagle(

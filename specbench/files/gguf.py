@@ -154,6 +154,11 @@ class GgufFile:
         return self.architecture.endswith(_ASSISTANT)
 
     @property
+    def is_dspark(self) -> bool:
+        """Whether it is a DSpark head, which llama.cpp tells from DFlash by this tensor."""
+        return self.architecture == "dflash" and "markov_w1.weight" in self.tensors
+
+    @property
     def is_mtp_head(self) -> bool:
         """Whether it has only such layers: a file converted with --mtp."""
         has_first = any(name.startswith("blk.0.") for name in self.tensors)

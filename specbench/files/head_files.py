@@ -365,6 +365,13 @@ DFLASH_LAYOUTS: Layouts = (
     (_has_field("num_target_layers"), _SPECFORGE),
     (_is_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
 )
+DSPARK_LAYOUTS: Layouts = (
+    (
+        _has_field(SPECULATORS),
+        Layout("speculators", f"{_VLLM} at 0302ff4, models/qwen3_dspark.py"),
+    ),
+    (_is_any, Layout("DeepSeek", f"{_VLLM} at 0302ff4, models/qwen3_dspark.py")),
+)
 MEDUSA_LAYOUTS: Layouts = (
     (_holds("medusa_heads."), _MODELOPT),
     (_holds("blocks."), Layout("vLLM", _MEDUSA)),

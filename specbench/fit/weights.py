@@ -278,9 +278,8 @@ def head_weights(
         per_layer = (kv_elements_per_token(head) or 0) // head.num_layers
         kv_elements = per_layer * facts.num_model_layers(files)
         return _weights(_floats(kept), size, kv_elements=kv_elements)
-    embedding = {
-        name: header for name, header in kept.items() if name.endswith("embed_tokens.weight")
-    }
+    tables = ("embed_tokens.weight", "markov_w1.weight")
+    embedding = {name: header for name, header in kept.items() if name.endswith(tables)}
     return _weights(
         _floats(kept), size, kv_elements=_layers_kv(files), looked_up=_floats(embedding)
     )

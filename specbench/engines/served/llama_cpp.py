@@ -282,6 +282,8 @@ CONFIG_NAME = ""
 
 _CHANGED = date(2026, 5, 16)  # pull request 22673 merged
 _NEW_BUILD, _OLD_BUILD = 9235, 9000  # builds known to be after and before it
+# Methods that came later: the day, and a build that has it. Pull requests 23398 and 25173.
+_LATER = {"gemma4_mtp": (date(2026, 6, 8), 9568), "dspark": (date(2026, 7, 28), 10236)}
 # Simulated acceptance came with pull request 27711 of August 2026; this build has it.
 _SIMULATING, _SIMULATING_BUILD = date(2026, 9, 1), 10919
 MODEL_FLAGS = ("--model", "--model-draft")
@@ -291,8 +293,9 @@ _KINDS = {
     "draft_model": _MODEL,
     "eagle3": "draft-eagle3",
     "mtp": "draft-mtp",
-    "gemma4_mtp": "draft-mtp",  # pull request 23398
+    "gemma4_mtp": "draft-mtp",
     "dflash": "draft-dflash",
+    "dspark": "draft-dspark",
     "ngram": _LOOKUP,
 }
 _NEAREST = {
@@ -334,6 +337,7 @@ class _Dialect(NamedTuple):
     name: str
     is_new: bool
     simulates: bool = True  # acceptance: --spec-synth-rates
+    has_method: bool = True  # if it is one of _LATER
 
 
 def vocabulary_notes(deployment: Deployment) -> list[str]:
@@ -380,7 +384,7 @@ def _require_gguf_pair(deployment: Deployment) -> None:
 
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
     """The command names GGUF files after the models, which must be converted first."""
-    dialect = _dialect(version)
+    dialect = _dialect(version, deployment.method)
     target = deployment.target
     command = ["llama-server", MODEL_FLAGS[0], _gguf_name(model_name(target))]
     lost = settings_lost(deployment)
@@ -411,9 +415,10 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     return exported(deployment, "llama_cpp", dialect.name, command, lost, hybrids=_HYBRIDS)
 
 
-def _dialect(version: str | None) -> _Dialect:
+def _dialect(version: str | None, method: str) -> _Dialect:
+    first_day, first_build = _LATER.get(method, (_CHANGED, 0))
     if version is None:
-        return _Dialect("builds since 2026-05-16", is_new=True)
+        return _Dialect(f"builds since {first_day}", is_new=True)
     if match := re.fullmatch(r"b?(\d{4,6})", version.strip()):
         build = int(match[1])
         if _OLD_BUILD < build < _NEW_BUILD:
@@ -421,7 +426,8 @@ def _dialect(version: str | None) -> _Dialect:
                 f"--engine-version {version!r}: the flags changed between b{_OLD_BUILD} and "
                 f"b{_NEW_BUILD}; give the build's date, such as 2026-05-16"
             )
-        return _Dialect(f"b{build}", build >= _NEW_BUILD, build >= _SIMULATING_BUILD)
+        is_new, simulates = build >= _NEW_BUILD, build >= _SIMULATING_BUILD
+        return _Dialect(f"b{build}", is_new, simulates, build >= first_build)
     match = re.fullmatch(r"(\d{4})-(\d{2})(?:-(\d{2}))?", version.strip())
     try:
         built = date(*(int(part or 1) for part in match.groups())) if match else None
@@ -432,13 +438,17 @@ def _dialect(version: str | None) -> _Dialect:
             f"--engine-version {version!r}: expected a date such as 2026-04 or a build such as "
             f"b{_NEW_BUILD} (llama-server --version)"
         )
-    return _Dialect(f"builds of {version.strip()}", built >= _CHANGED, built >= _SIMULATING)
+    is_new, simulates = built >= _CHANGED, built >= _SIMULATING
+    return _Dialect(f"builds of {version.strip()}", is_new, simulates, built >= first_day)
 
 
 def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
     k = str(deployment.k)
     names = _KINDS if dialect.is_new else {**_KINDS, "string_match": _MODEL}
     kind = deployment.named("llama_cpp", names, _NEAREST, head="an eagle3 head")
+    if dialect.is_new and not dialect.has_method:
+        first_day, first_build = _LATER[deployment.method]
+        deployment.refuse("llama_cpp", f"a build since {first_day}, such as b{first_build}")
     flags = []
     if deployment.drafter is not None:
         flags += [MODEL_FLAGS[1], _gguf_name(model_name(deployment.drafter))]

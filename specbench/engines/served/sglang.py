@@ -232,6 +232,7 @@ _ALGORITHMS = {
     # Its files turn this into FROZEN_KV_MTP: pull request 24436.
     "gemma4_mtp": _Algorithm("NEXTN", since=(0, 5, 12)),
     "dflash": _Algorithm("DFLASH", has_steps=False),
+    "dspark": _Algorithm("DSPARK", has_steps=False),
     "ngram": _Algorithm("NGRAM", has_steps=False),
 }
 _NONE = _Algorithm("", has_steps=False)
@@ -311,6 +312,8 @@ def _draft_flags(deployment: Deployment) -> list[str]:
     k = deployment.k
     if deployment.method == "dflash":
         return [*flags, "--speculative-dflash-block-size", str(k + 1)]  # the current token and K
+    if deployment.method == "dspark":
+        return [*flags, "--speculative-dspark-block-size", str(k)]
     if deployment.method == "ngram":
         # A trie of breadth 1 drafts a chain.
         chain = ["--speculative-ngram-max-bfs-breadth", "1"]

@@ -407,6 +407,7 @@ _METHODS = {
     "mtp": _VllmMethod("mtp"),
     "gemma4_mtp": _VllmMethod("mtp"),
     "dflash": _VllmMethod("dflash"),
+    "dspark": _VllmMethod("dspark"),
     "ngram": _VllmMethod(
         "ngram", (("prompt_lookup_max", "max_ngram"), ("prompt_lookup_min", "min_ngram"))
     ),
